@@ -1,0 +1,254 @@
+"""Letter counting: the smallest environment in which thinking pays.
+
+The user asks how often some letters occur in a string. The model answers inside <answer>…</answer>:
+a bare integer when one letter is asked for, a JSON object when several are. One turn, exact reward.
+
+    user       Count the letters a, n, q in "banana". Think first inside <think> and </think> if that
+               helps. Then give the counts as JSON inside <answer> and </answer>.
+    assistant  <think>
+               b a1 n1 a2 n2 a3
+               </think>
+               <answer>{"a": 3, "n": 2, "q": 0}</answer>
+
+Why this task: nobody can count 60 letters at a glance, and anybody can by spelling the string out with a
+running tally. So the reward goes up when the policy *finds the habit of thinking*, and we can watch it
+do so. The ten tiers grow from short English words to 500 random letters (the tiers are Atropos').
+
+An environment is plain Python. It knows nothing of tokens, tensors or other environments:
+
+    reset(seed) -> messages        step(reply) -> (new messages, done)
+    score() -> {"reward": …, …}    expert_reply() -> str
+
+Any string is a legal reply: garbage costs reward, it never raises. The same seed and the same replies give
+the same score on any machine.
+
+Run me: `python env_letters.py` plays one task with every expert style and with three fools.
+"""
+
+import json
+import random
+import re
+import string
+from dataclasses import dataclass
+from functools import lru_cache
+
+# tier: (source, shortest, longest string, P(several letters asked), fewest, most letters asked)
+TIERS = {
+    1: ("word", 3, 8, 0.0, 1, 1),
+    2: ("word", 5, 12, 0.5, 1, 2),
+    3: ("word", 8, 18, 0.6, 2, 3),
+    4: ("word", 10, 25, 0.8, 3, 5),
+    5: ("word", 15, 35, 0.9, 5, 8),
+    6: ("random", 40, 80, 1.0, 8, 12),
+    7: ("random", 80, 150, 1.0, 12, 20),
+    8: ("random", 150, 250, 1.0, 18, 30),
+    9: ("random", 250, 400, 1.0, 25, 40),
+    10: ("random", 400, 500, 1.0, 35, 50),
+}
+
+# How the scripted expert answers, and so what SFT teaches.
+STYLES = {
+    "bare": "the answer alone",
+    "states": "thinks, but only states the counts: the format without the algorithm (the seed's data)",
+    "derives": "spells the string with a running tally and reads the totals off: the algorithm itself",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    text: str  # the string to count in
+    letters: tuple[str, ...]  # the distinct letters asked for, in the order of the question
+    counts: tuple[int, ...]  # the right answer, same order
+
+
+@lru_cache(maxsize=1)
+def words_by_length() -> dict[int, list[str]]:
+    """English words in a–z only, by length, from pyspellchecker's offline list (sorted: the order is fixed)."""
+    from spellchecker import SpellChecker
+
+    table: dict[int, list[str]] = {}
+    for word in sorted(SpellChecker(language="en").word_frequency.words()):
+        if re.fullmatch("[a-z]{3,}", word):
+            table.setdefault(len(word), []).append(word)
+    return table
+
+
+def make_task(rng: random.Random, difficulty: int) -> Task:
+    """Draw one task of a tier. Letters are distinct; about a share b ~ U(0.3, 0.9) of them occur."""
+    source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
+    if source == "word":
+        pool = [w for n in range(shortest, longest + 1) for w in words_by_length().get(n, [])]
+        text = rng.choice(pool)
+    else:
+        length = rng.randint(shortest, longest)
+        text = "".join(rng.choice(string.ascii_lowercase) for _ in range(length))
+    n_letters = 1
+    if rng.random() < p_several:
+        n_letters = min(max(2, rng.randint(fewest, most)), 26)
+    bias = rng.uniform(0.3, 0.9)  # how often an asked letter is one that occurs
+    present = sorted(set(text))
+    absent = sorted(set(string.ascii_lowercase) - set(text))
+    rng.shuffle(present)
+    rng.shuffle(absent)
+    letters = []
+    for _ in range(n_letters):
+        wanted, other = (present, absent) if rng.random() < bias else (absent, present)
+        letters.append((wanted or other).pop())  # an empty pool falls back on the other
+    return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
+
+
+def question(task: Task, think: bool) -> str:
+    """The user's message."""
+    several = len(task.letters) > 1
+    ask = f'Count the letter{"s" if several else ""} {", ".join(task.letters)} in "{task.text}".'
+    if think:
+        ask += " Think first inside <think> and </think> if that helps. Then give"
+    else:
+        ask += " Do not think. Give"
+    return ask + (" the counts as JSON" if several else " the count as a number") + " inside <answer> and </answer>."
+
+
+def write_reply(task: Task, style: str) -> str:
+    """What the scripted expert says, in one of STYLES.
+
+    Task("banana", ("a", "q"), (3, 0)), "derives" -> '<think>\\nb a1 n a2 n a3\\n</think>\\n<answer>{"a": 3, "q": 0}</answer>'
+    """
+    if len(task.letters) == 1:
+        answer = f"<answer>{task.counts[0]}</answer>"
+    else:
+        answer = f"<answer>{json.dumps(dict(zip(task.letters, task.counts)))}</answer>"
+    if style == "bare":
+        return answer
+    if style == "states":
+        thought = ", ".join(f"{c} occurs {n} times" for c, n in zip(task.letters, task.counts))
+        return f"<think>\nLet me count. {thought}.\n</think>\n{answer}"
+    seen = dict.fromkeys(task.letters, 0)
+    items = []
+    for c in task.text:
+        if c in seen:
+            seen[c] += 1
+        items.append(f"{c}{seen[c]}" if c in seen else c)
+    return f"<think>\n{' '.join(items)}\n</think>\n{answer}"
+
+
+def split_thinking(reply: str) -> tuple[str, str]:
+    """(thinking, rest): the rest is what follows the last </think>; thinking that never ends leaves no rest."""
+    before, closed, after = reply.rpartition("</think>")
+    if closed:
+        return before.replace("<think>", "", 1), after
+    if "<think>" in reply:
+        return reply.replace("<think>", "", 1), ""
+    return "", reply
+
+
+def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
+    """The one well-formed answer after the thinking, or None. Never raises, whatever the reply."""
+    rest = split_thinking(reply)[1]
+    if rest.count("<answer>") != 1 or rest.count("</answer>") != 1:
+        return None
+    body = rest.partition("<answer>")[2].partition("</answer>")[0].strip()
+    if len(body) > 1000:  # the longest honest answer, 26 letters, has under 300 characters
+        return None
+    if not several:
+        return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
+    try:  # pairs, not a dict: a letter answered twice is not well-formed
+        pairs = json.loads(body, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        return None
+    if not body.startswith("{") or len({key for key, _ in pairs}) != len(pairs):
+        return None
+    if not all(type(value) is int for _, value in pairs):  # type, not isinstance: True is an int
+        return None
+    return dict(pairs)
+
+
+def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, float]:
+    """Reward and its components, all in [0, 1]. `exact` is 1 only if every count is right, whatever the reward mode.
+
+    partial: 0 without exactly one well-formed answer; 0.1 for a wrong single count or a wrong set of letters;
+             else 0.1 + 0.9 · (share of the letters that are exactly right).
+    binary:  1 if everything is right, else 0. Sparse, but it never pays a guess (see results/letters).
+    """
+    several = len(task.letters) > 1
+    answer = parse_answer(reply, several)
+    if not think and "<think>" in reply:
+        answer = None  # told not to think
+    truth = dict(zip(task.letters, task.counts))
+    if answer is None:
+        fraction = partial = 0.0
+    elif several:
+        same_letters = answer.keys() == truth.keys()
+        fraction = sum(answer[c] == truth[c] for c in truth) / len(truth) if same_letters else 0.0
+        partial = 1.0 if fraction == 1.0 else 0.1 + 0.9 * fraction  # 0.1 + 0.9 is not 1.0 in floats everywhere
+    else:
+        fraction = float(answer == task.counts[0])
+        partial = 1.0 if fraction else 0.1
+    exact = float(fraction == 1.0)
+    habit = habit_of(reply)
+    return {
+        "reward": exact if reward == "binary" else partial,
+        "exact": exact,
+        "format": float(answer is not None),
+        "fraction": fraction,
+        **{f"habit_{style}": float(style == habit) for style in STYLES},
+    }
+
+
+def habit_of(reply: str) -> str:
+    """Which of STYLES a reply looks like: does it think, and does the thinking go letter by letter?"""
+    items = split_thinking(reply)[0].split()
+    if not items:
+        return "bare"
+    single = sum(re.fullmatch("[a-z][0-9]*[,.:]?", item) is not None for item in items)
+    return "derives" if single > len(items) / 2 else "states"
+
+
+@dataclass
+class Letters:
+    """One letter-counting episode at a time. Defaults live in train.py."""
+
+    difficulty: int  # tier 1–10
+    reward: str  # "binary" or "partial"
+    think: bool  # may the reply think before it answers?
+    style: str  # how the expert answers, one of STYLES
+    tools = None  # no tool calls here
+    max_turns = 1
+
+    def __post_init__(self):
+        if self.difficulty not in TIERS:
+            raise ValueError(f"--difficulty {self.difficulty}: letters has tiers 1 to 10; choose one of them")
+        if self.reward not in ("binary", "partial"):
+            raise ValueError(f"--reward {self.reward}: letters knows 'binary' and 'partial'; choose one of them")
+        if self.style not in STYLES:
+            raise ValueError(f"--sft-style {self.style}: letters knows {', '.join(STYLES)}; choose one of them")
+
+    def reset(self, seed: int) -> list[dict]:
+        self.task = make_task(random.Random(seed), self.difficulty)
+        self.reply = ""
+        return [{"role": "user", "content": question(self.task, self.think)}]
+
+    def step(self, reply: str) -> tuple[list[dict], bool]:
+        self.reply = reply
+        return [], True
+
+    def score(self) -> dict[str, float]:
+        return score_reply(self.task, self.reply, self.reward, self.think)
+
+    def expert_reply(self) -> str:
+        return write_reply(self.task, self.style if self.think else "bare")
+
+
+if __name__ == "__main__":
+    env = Letters(difficulty=4, reward="partial", think=True, style="states")
+    print("user      ", env.reset(seed=7)[0]["content"])
+    print("truth     ", dict(zip(env.task.letters, env.task.counts)))
+    zeros = json.dumps(dict.fromkeys(env.task.letters, 0))
+    replies = {f"expert, {style}": write_reply(env.task, style) for style in STYLES}
+    replies["fool, all zeros"] = f"<answer>{zeros}</answer>"
+    replies["fool, two answers"] = f"<answer>{zeros}</answer><answer>{zeros}</answer>"
+    replies["fool, prose"] = "There are probably two of them."
+    for who, reply in replies.items():
+        env.step(reply)
+        marks = env.score()
+        print(f"\n{who}\n   {reply!r}\n   reward {marks['reward']:.2f}  exact {marks['exact']:.0f}  habit {habit_of(reply)}")
+    assert score_reply(env.task, replies["expert, derives"], "binary", True)["reward"] == 1.0

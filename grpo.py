@@ -1,0 +1,262 @@
+"""GRPO: episodes -> advantages -> loss -> one optimizer step.
+
+The whole idea in four numbers. One task, four answers, rewards
+
+    [1, 0, 0, 1]   mean 0.5, so advantages   [+0.5, -0.5, -0.5, +0.5]   (divided by the std: [+1, -1, -1, +1])
+
+Make every token of the two good answers a little likelier and of the two bad ones a little less likely. That is
+all. The group's mean is the baseline, so there is no value network; a group whose answers all score the same says
+nothing (its advantages are 0) and is skipped.
+
+What is left out of the papers: no reward model, no value function, no reference model unless --kl asks for one, and
+one optimizer step a batch by default, so that the importance ratio is 1 and clipping never acts. That is why the
+printed loss is near 0 and the ratio 1.000 in a healthy run: the *value* of mean(ratio · advantage) is about the
+mean advantage, which is 0 by construction; its *gradient* is not. Watch the reward and grad_norm instead.
+
+The losses differ in three things only: which ratio, how it is clipped, and how tokens are weighed.
+
+    name        ratio        clip                weight of a token             source
+    reinforce   none         none                1 / all tokens                Williams 1992
+    grpo        token        [1-ε, 1+ε]          1 / (episodes · own length)   Shao et al. 2024, eq. 3 (DeepSeekMath)
+    dr_grpo     token        [1-ε, 1+ε]          1 / (episodes · max length)   Liu et al. 2025, §3.2 (also drops the std)
+    dapo        token        [1-ε, 1+ε_high]     1 / all tokens                Yu et al. 2025, eq. 8
+    gspo        sequence     [1-ε, 1+ε], tiny    1 / (episodes · own length)   Zheng et al. 2025, eq. 5
+    cispo       token, held  ratio <= 1+ε_high   1 / all tokens                MiniMax-M1 2025, eq. 4
+
+Weights are worked out once over the whole batch, so cutting it into micro-batches cannot change the gradient.
+
+Run me: `python grpo.py` works the example through, number by number.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from policy import Policy, token_logprobs
+from rollout import Episode
+
+# loss name: (ε, ε_high), each paper's own
+CLIP = {
+    "reinforce": (0.0, 0.0),
+    "grpo": (0.2, 0.2),
+    "dr_grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 0.28),
+}
+
+
+@dataclass
+class Batch:
+    """Episodes as tensors, right-padded, in the order given. Row n, position t is about token t+1 (the shift)."""
+
+    ids: torch.Tensor  # [N, T] int64
+    mask: torch.Tensor  # [N, T-1] bool, True where token t+1 was sampled
+    old_logprobs: torch.Tensor  # [N, T-1] float32, as sampled
+    advantages: torch.Tensor  # [N] float32
+    weights: torch.Tensor  # [N] float32: what each of its tokens weighs in the loss, over the *whole* batch
+
+
+def group_advantages(rewards: torch.Tensor, baseline: str = "group", normalize: bool = True) -> torch.Tensor:
+    """rewards [G, k] (NaN: episode in error) -> advantages [G, k]; NaN gives 0.
+
+    baseline "group": minus the group's mean (Shao et al. 2024, §4.1.2); "batch": minus the mean of all; "none".
+    normalize: divided by the standard deviation over the same set (group or batch).
+    """
+    rewards = rewards.double()
+    valid = ~rewards.isnan()
+    dim = 1 if baseline == "group" else (0, 1)
+    n = valid.sum(dim, keepdim=True).clamp(min=1)
+    mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
+    centered = torch.where(valid, rewards - (0.0 if baseline == "none" else mean), 0.0)
+    if normalize:
+        spread = (torch.where(valid, rewards - mean, 0.0) ** 2).sum(dim, keepdim=True) / n
+        centered = centered / (spread.sqrt() + 1e-6)
+    centered = torch.where(centered.abs() < 1e-9, 0.0, centered)  # 0.1 - mean([0.1] * 3) is not quite 0
+    return centered.float()
+
+
+def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
+    """What each token of an episode weighs; lengths [N] are sampled tokens an episode. Σ weight·length <= 1."""
+    if loss in ("grpo", "gspo"):
+        return 1.0 / (len(lengths) * lengths.clamp(min=1))
+    if loss == "dr_grpo":
+        return torch.full_like(lengths, 1.0 / (len(lengths) * max_tokens), dtype=torch.float32)
+    return torch.full_like(lengths, 1.0 / max(1, int(lengths.sum())), dtype=torch.float32)
+
+
+def collate(episodes: list[Episode], advantages: torch.Tensor, weights: torch.Tensor, pad: int, device) -> Batch:
+    """Episodes -> Batch. Padding is on the right and never in the mask."""
+    N, T = len(episodes), max(len(e.token_ids) for e in episodes)
+    ids = torch.full((N, T), pad)
+    mask = torch.zeros((N, T - 1), dtype=torch.bool)
+    old = torch.zeros((N, T - 1))
+    for n, e in enumerate(episodes):
+        length = len(e.token_ids)
+        assert len(e.sampled) == len(e.logprobs) == length and not e.sampled[0]
+        ids[n, :length] = torch.tensor(e.token_ids)
+        mask[n, : length - 1] = torch.tensor(e.sampled[1:])
+        old[n, : length - 1] = torch.tensor(e.logprobs[1:])
+    return Batch(ids.to(device), mask.to(device), old.to(device), advantages.to(device), weights.to(device))
+
+
+def policy_loss(
+    loss: str, logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, row: torch.Tensor,
+    eps: float, eps_high: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Loss of each sampled token, before weighing.
+
+    All arguments [M], one entry a sampled token: its log-prob now and when sampled, the advantage of its episode, and
+    which episode it belongs to. Returns (loss [M], ratio [M], clipped [M] bool); minimise Σ weight · loss.
+    """
+    log_ratio = logprobs - old_logprobs  # [M]
+    if loss == "gspo":  # one ratio an episode: the geometric mean over its tokens, with the gradient of each (eq. 5)
+        n = torch.zeros(int(row.max()) + 1, device=row.device).index_add(0, row, torch.ones_like(log_ratio))
+        mean = torch.zeros_like(n).index_add(0, row, log_ratio) / n.clamp(min=1)  # [rows]
+        log_ratio = mean[row]
+    ratio = log_ratio.exp()
+    if loss == "reinforce":
+        return -advantages * logprobs, ratio.detach(), torch.zeros_like(row, dtype=torch.bool)
+    if loss == "cispo":  # the clipped ratio is a constant weight: clipped tokens keep their gradient
+        held = ratio.detach().clamp(1 - eps, 1 + eps_high)
+        return -held * advantages * logprobs, ratio.detach(), held != ratio.detach()
+    surrogate = ratio * advantages
+    clipped = ratio.clamp(1 - eps, 1 + eps_high) * advantages
+    return -torch.minimum(surrogate, clipped), ratio.detach(), clipped < surrogate  # pessimistic: PPO, eq. 7
+
+
+def micro_batches(lengths: list[int], max_tokens: int) -> list[list[int]]:
+    """Indices of episodes, sorted by length and cut so that rows · longest <= max_tokens: little padding, bounded memory."""
+    batches, current = [], []
+    for n in sorted(range(len(lengths)), key=lambda n: lengths[n]):
+        if current and (len(current) + 1) * lengths[n] > max_tokens:
+            batches.append(current)
+            current = []
+        current.append(n)
+    return batches + [current] if current else batches
+
+
+def update(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    groups: list[list[Episode]],
+    *,
+    loss: str,
+    baseline: str,
+    normalize: bool,
+    temperature: float,
+    max_tokens: int,
+    micro_tokens: int,
+    epochs: int = 1,
+    kl: float = 0.0,
+    reference: dict[str, torch.Tensor] | None = None,
+    max_grad_norm: float = 1.0,
+) -> dict[str, float]:
+    """Train on one batch of groups, `epochs` optimizer steps; returns what to log.
+
+    Raises FloatingPointError, with the weights untouched, if loss or gradient is not finite.
+    """
+    rewards = torch.tensor([[float("nan") if e.stop_reason == "error" else e.reward for e in group] for group in groups])
+    advantages = group_advantages(rewards, baseline, normalize)  # [G, k]
+    episodes = [e for group in groups for e in group]
+    flat = advantages.flatten()  # [N]
+    good = torch.tensor([e.stop_reason != "error" for e in episodes])
+    lengths = torch.tensor([e.reply_tokens for e in episodes]).float()
+    weights = torch.zeros(len(episodes))
+    weights[good] = token_weights(loss, lengths[good], max_tokens)
+    # Advantage 0 means gradient 0, so those episodes need no forward pass. They stay in the denominators: skipping
+    # saves time and changes nothing. (With a KL term they have a gradient, and are kept.)
+    keep = [n for n in range(len(episodes)) if good[n] and (kl > 0 or flat[n] != 0)]
+    stats = {
+        "groups_with_signal": float((advantages != 0).any(1).float().mean()),
+        "advantage_abs": float(flat[good].abs().mean()) if good.any() else 0.0,
+        "trained_tokens": int(lengths[keep].sum()) * epochs,
+    }
+    if not keep:
+        return {**stats, "loss": 0.0, "grad_norm": 0.0}
+    device, pad = policy.device, policy.tokenizer.pad_token_id
+    parameters = list(policy.trainable().values())
+    plan = micro_batches([len(episodes[n].token_ids) for n in keep], micro_tokens)
+    for epoch in range(epochs):
+        optimizer.zero_grad(set_to_none=True)
+        sums = dict.fromkeys(("loss", "tokens", "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref"), 0.0)
+        ratio_max = 0.0
+        for part in plan:
+            chosen = [keep[n] for n in part]
+            batch = collate([episodes[n] for n in chosen], flat[chosen], weights[chosen], pad, device)
+            row = torch.nonzero(batch.mask)[:, 0]  # [M] which episode each sampled token belongs to
+            old, weight = batch.old_logprobs[batch.mask], batch.weights[row]  # [M], [M]
+            logprobs, entropy = token_logprobs(policy, batch.ids, batch.mask, temperature)  # [M], [M]
+            each, ratio, clipped = policy_loss(loss, logprobs, old, batch.advantages[row], row, *CLIP[loss])
+            total = (weight * each).sum()
+            if kl > 0:  # k3, Schulman's low-variance estimate of KL(policy || reference): r - log r - 1, r = p_ref / p
+                with torch.no_grad(), swapped(policy, reference):
+                    ref = token_logprobs(policy, batch.ids, batch.mask, temperature)[0]
+                k3 = (ref - logprobs).exp() - (ref - logprobs) - 1
+                total = total + kl * (weight * k3).sum()
+                sums["kl_ref"] += k3.detach().sum().item()
+            total.backward()
+            gap = (logprobs - old).detach()
+            sums["loss"] += total.item()
+            sums["tokens"] += len(gap)
+            sums["entropy"] += entropy.sum().item()
+            sums["ratio"] += ratio.sum().item()
+            sums["clip_fraction"] += clipped.float().sum().item()
+            sums["approx_kl"] += (gap.exp() - gap - 1).sum().item()
+            sums["mismatch"] += gap.abs().sum().item()
+            ratio_max = max(ratio_max, ratio.max().item())
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
+        if not torch.isfinite(torch.tensor([sums["loss"], grad_norm])).all():
+            optimizer.zero_grad(set_to_none=True)
+            raise FloatingPointError(f"loss {sums['loss']} and gradient norm {grad_norm} are not both finite")
+        optimizer.step()
+        n = sums.pop("tokens")
+        means = {name: value if name == "loss" else value / n for name, value in sums.items()}
+        if epoch == 0:  # before the first step, ratio != 1 can only be sampler against trainer
+            stats |= {"entropy": means["entropy"], "mismatch": means["mismatch"]}
+    if kl == 0:
+        means.pop("kl_ref")
+    return {**means, **stats, "grad_norm": grad_norm, "ratio_max": ratio_max}
+
+
+class swapped:
+    """`with swapped(policy, weights):` computes with other trainable weights, such as the reference's."""
+
+    def __init__(self, policy: Policy, weights: dict[str, torch.Tensor]):
+        self.parameters, self.weights = policy.trainable(), weights
+
+    def __enter__(self):
+        self.mine = {name: p.data for name, p in self.parameters.items()}
+        for name, p in self.parameters.items():
+            p.data = self.weights[name]
+
+    def __exit__(self, *_):
+        for name, p in self.parameters.items():
+            p.data = self.mine[name]
+
+
+if __name__ == "__main__":
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
+    print("rewards of one group        ", rewards.tolist()[0])
+    plain = group_advantages(rewards, normalize=False)[0]
+    print("minus the mean              ", plain.tolist())
+    advantages = group_advantages(rewards)[0]
+    print("divided by the std          ", [round(a, 3) for a in advantages.tolist()])
+    print("all the same, nothing to say", group_advantages(torch.ones(1, 4))[0].tolist())
+    assert plain.tolist() == [0.5, -0.5, -0.5, 0.5] and (advantages.abs() - 1).abs().max() < 1e-4
+
+    row = torch.arange(4)  # one token an answer
+    old = torch.full((4,), 0.25).log()
+    weight = token_weights("grpo", torch.ones(4), 1)
+    for title, now in (("on-policy: the policy is still the one that sampled", [0.25] * 4),
+                       ("after a step: it has moved", [0.36, 0.30, 0.19, 0.28])):  # fmt: skip
+        print(f"\n{title}")
+        for loss, (eps, eps_high) in CLIP.items():
+            logprobs = torch.tensor(now).log().requires_grad_()
+            each, ratio, clipped = policy_loss(loss, logprobs, old, advantages, row, eps, eps_high)
+            total = (weight * each).sum()
+            total.backward()
+            print(f"  {loss:10} ratio {[f'{r:.2f}' for r in ratio.tolist()]} clipped {clipped.int().tolist()}  loss {total.item():+.3f}"
+                  f"  gradient {[f'{g:+.2f}' for g in logprobs.grad.tolist()]}")  # fmt: skip
+            if now[0] == 0.25 and loss != "reinforce":
+                assert abs(total.item()) < 1e-6 and logprobs.grad.norm() > 0.4  # a loss of 0 that teaches

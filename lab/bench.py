@@ -1,0 +1,124 @@
+"""Speed, measured so that it can be believed: both sides in one process, interleaved, medians and ratios.
+
+    python -m lab.bench sampler            # ours against model.generate on pico_base, 64 rows
+
+Timings on shared machines are noisy, so nothing here is a test; ratios of medians over interleaved rounds are stable to a
+few percent. Results go to results/bench/ with machine and versions.
+"""
+
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+import tyro
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from env_letters import Letters  # noqa: E402
+from policy import PICO, load_policy  # noqa: E402
+from rollout import prompt_ids  # noqa: E402
+from sampler import PlainDecoder, TorchSampler  # noqa: E402
+
+BENCH_SEEDS = 2_600_000_000
+
+
+def interleave(sides: dict, rounds: int) -> dict[str, list[float]]:
+    """Run every side once a round, in turn, after one warm-up; each returns its tokens; gives tokens/s a round."""
+    for run in sides.values():
+        run()
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in tqdm(range(rounds)):
+        for name, run in sides.items():
+            start = time.perf_counter()
+            tokens = run()
+            rates[name].append(tokens / (time.perf_counter() - start))
+    return rates
+
+
+def sampler(rounds: int = 7, rows: int = 64, threads: int = 2) -> None:
+    """Sampled tokens a second: our sampler, the same loop over the Hugging Face model, and model.generate.
+
+    stopping: 64 different prompts, greedy, real end-of-turn tokens; all sides write exactly the same tokens (checked).
+    fixed: 8 prompts x 8 samples at temperature 1, 256 tokens each, no stopping.
+    """
+    torch.set_num_threads(threads)
+    policy = load_policy(str(PICO), 0, 64, "cpu")
+    env = Letters(6, "binary", True, "states")
+    prompts = [prompt_ids(policy, env.reset(BENCH_SEEDS + i), None, True) for i in range(rows)]
+    ours, plain = TorchSampler(policy), TorchSampler(policy)
+    plain.decoder = PlainDecoder(policy)
+    stops, pad = sorted(policy.stop_ids), policy.tokenizer.pad_token_id
+
+    def generate(prompts, k, **kw) -> tuple[int, list]:
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        with torch.inference_mode():
+            out = policy.lm.generate(input_ids=ids, attention_mask=mask, num_return_sequences=k, pad_token_id=pad, **kw)
+        rows = []
+        for row in out[:, longest:].tolist():
+            end = next((i + 1 for i, t in enumerate(row) if t in stops), len(row)) if "eos_token_id" in kw else len(row)
+            rows.append(row[:end])
+        return sum(map(len, rows)), rows
+
+    def with_sampler(s, prompts, k, limit, temperature, stop) -> tuple[int, list]:
+        s.policy = policy if stop else type(policy)(**{**policy.__dict__, "stop_ids": frozenset([-1])})
+        seeds = [[(0, g, i) for i in range(k)] for g in range(len(prompts))]
+        rows = [x.token_ids for group in s.sample(prompts, k, limit, temperature, seeds) for x in group]
+        return sum(map(len, rows)), rows
+
+    few = prompts[:: max(1, rows // 8)][:8]
+    cases = {
+        "stopping": {
+            "ours": lambda: with_sampler(ours, prompts, 1, 320, 0.0, True),
+            "plain loop": lambda: with_sampler(plain, prompts, 1, 320, 0.0, True),
+            "model.generate": lambda: generate(prompts, 1, max_new_tokens=320, do_sample=False, eos_token_id=stops),
+        },
+        "fixed": {
+            "ours": lambda: with_sampler(ours, few, rows // 8, 256, 1.0, False),
+            "plain loop": lambda: with_sampler(plain, few, rows // 8, 256, 1.0, False),
+            "model.generate": lambda: generate(few, rows // 8, min_new_tokens=256, max_new_tokens=256, do_sample=True, top_k=0, top_p=1.0, temperature=1.0),
+        },
+    }  # fmt: skip
+    result = {"command": "python -m lab.bench sampler", "rows": rows, "rounds": rounds, **versions(threads)}
+    for case, sides in cases.items():
+        if case == "stopping":
+            written = {name: run()[1] for name, run in sides.items()}
+            assert written["ours"] == written["plain loop"] == written["model.generate"], "the sides did not write the same tokens"
+        rates = interleave({name: (lambda run=run: run()[0]) for name, run in sides.items()}, rounds)
+        result[case] = table(rates, "model.generate")
+    save("sampler", result)
+
+
+def table(rates: dict[str, list[float]], reference: str) -> dict:
+    """Median tokens/s with its range, and the ratio to the reference, round by round (same moment, same noise)."""
+    out = {}
+    for name, values in rates.items():
+        ratios = np.array(values) / np.array(rates[reference])
+        out[name] = {
+            "tokens_per_second": round(float(np.median(values))), "low": round(min(values)), "high": round(max(values)),
+            "ratio": round(float(np.median(ratios)), 2), "ratio_low": round(float(ratios.min()), 2), "ratio_high": round(float(ratios.max()), 2),
+        }  # fmt: skip
+    return out
+
+
+def versions(threads: int) -> dict:
+    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
+    return {"machine": f"{platform.machine()}, {cpu}, {threads} threads", "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def save(name: str, result: dict) -> None:
+    folder = ROOT / "results" / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    tyro.extras.subcommand_cli_from_dict({"sampler": sampler})

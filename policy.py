@@ -1,0 +1,249 @@
+"""The policy: a causal language model, its tokenizer, and the few weights that learn.
+
+    W' = W + (alpha / rank) · B A        LoRA (Hu et al. 2021, §4.1): W is frozen, only A [r, in], B [out, r] learn
+
+B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains every weight instead.
+
+The embedded `pico_base/` is loaded just as `Qwen/Qwen3-4B-Instruct-2507` would be: same classes, same files, no
+special path. Nothing here edits the base in place: folding LoRA into bfloat16 weights and out again at every
+update loses bits each time (28% of mean |W| after 100 rounds was measured elsewhere). The sampler folds it into a
+copy of its own.
+
+Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and that it starts as the base.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+PICO = Path(__file__).resolve().parent / "pico_base"
+BIG = "Qwen/Qwen3-4B-Instruct-2507"
+
+
+@dataclass
+class Policy:
+    model: torch.nn.Module  # a PeftModel, or the bare causal LM when lora_rank == 0
+    tokenizer: object
+    stop_ids: frozenset[int]  # a sampled reply ends with one of these
+    name: str
+    lora_rank: int
+    device: torch.device
+
+    @property
+    def lm(self) -> torch.nn.Module:
+        """The causal LM itself (with its LoRA layers inside, when there are any)."""
+        return self.model.get_base_model() if self.lora_rank else self.model
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @property
+    def n_parameters(self) -> int:
+        """Of the model itself, LoRA not counted."""
+        return sum(p.numel() for name, p in self.lm.named_parameters() if "lora_" not in name)
+
+
+# ---------------------------------------------------------------------------------------------- loading
+
+
+def choose_model(name: str) -> tuple[str, str]:
+    """(path or hub id, one line that says why). `auto` is the 4B where it can run, and pico_base elsewhere."""
+    if name != "auto":
+        return ("pico_base" if Path(name) == PICO else name), f"model {name}, as asked"
+    if not torch.cuda.is_available():
+        return str(PICO), "no CUDA device, so the embedded pico_base (0.9M parameters) plays the policy"
+    memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+    if memory < 30:
+        return str(PICO), f"{memory:.0f} GB of GPU memory are too few for {BIG}, so pico_base; --model takes any other"
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(BIG, "config.json"), str):
+        return BIG, f"{BIG} from the local cache"
+    try:
+        HfApi().model_info(BIG, timeout=5)
+        return BIG, f"{BIG} from the hub"
+    except Exception:  # no network, a proxy that says no, a hub that is down: all mean the same here
+        return str(PICO), f"the hub cannot be reached for {BIG}, so the embedded pico_base plays the policy"
+
+
+def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto", seed: int = 0) -> Policy:
+    """Load a causal LM with a chat template, freeze it and attach LoRA (or set every weight free with rank 0).
+
+    Weights are float32 on CPU and where all of them learn (an Adam step of 5e-6 is lost in bfloat16's 8 bits),
+    bfloat16 where a GPU holds them frozen. Adapters are always float32.
+    Raises SystemExit with one sentence if the model cannot be had, or cannot chat.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device != "cpu" and lora_rank else torch.float32
+    if not Path(name).exists() and name.count("/") != 1:
+        raise SystemExit(f"--model {name}: no such folder, and not a hub id of the form owner/name; check the spelling")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise SystemExit(f"--model {name}: cannot be loaded ({first}); give a folder or a hub id of a causal LM") from None
+    if not getattr(tokenizer, "chat_template", None):
+        raise SystemExit(f"--model {name}: its tokenizer has no chat template; use an instruct or chat version of it")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    stops = lm.generation_config.eos_token_id
+    stops = set(stops if isinstance(stops, list) else [stops]) | {tokenizer.eos_token_id}
+    stops = frozenset(s for s in stops if s is not None)
+    if not stops:
+        raise SystemExit(f"--model {name}: neither model nor tokenizer names an end-of-turn token; set eos_token")
+
+    lm.requires_grad_(lora_rank == 0)
+    model = lm
+    if lora_rank:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(seed)  # A is drawn at random
+        config = LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(lm, config)
+    model.to(device).eval()  # eval: no dropout, so the log-probs we train on are those that were sampled
+    return Policy(model, tokenizer, stops, name, lora_rank, torch.device(device))
+
+
+# ---------------------------------------------------------------------------------------------- log-probs
+
+
+def token_logprobs(
+    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature: float = 1.0, chunk: int = 1024
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-prob of every masked token given those before it, and the entropy it was drawn from.
+
+    ids   [N, T] int64, right-padded. Attention is causal and the padding comes last, so no mask is needed.
+    mask  [N, T-1] bool: mask[:, t] asks for token t+1, the one that position t predicts (the causal shift):
+
+              position   0    1    2    3
+              token      <u>  how  many <a>
+              predicts   how  many <a>  ...
+
+    returns logprobs, entropies: [M] float32, M = mask.sum(), in row order; nats, at `temperature`.
+
+    The logits of all positions at once, N·T·V floats, are the commonest out-of-memory of RL code (V is 151,936 for
+    Qwen3). So: the trunk runs once, only masked positions go on to the head, `chunk` of them at a time, and each
+    chunk's logits are thrown away and computed again in the backward pass.
+    """
+    lm = policy.lm
+    trunk = getattr(lm, lm.base_model_prefix)
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.device.type == "cuda"):
+        hidden = trunk(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # [N, T-1, D]
+    hidden, targets = hidden[mask], ids[:, 1:][mask]  # [M, D], [M]
+    head = lm.get_output_embeddings()
+    cap = getattr(lm.config, "final_logit_softcapping", None)  # Gemma 2 and 3
+
+    def some(hidden_c: torch.Tensor, targets_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = head(hidden_c.to(head.weight.dtype)).float()  # [C, V]
+        if cap:
+            logits = cap * torch.tanh(logits / cap)
+        logp = F.log_softmax(logits / temperature, dim=-1)  # [C, V]
+        with torch.no_grad():
+            entropy = -(logp.exp() * logp).sum(-1)  # [C]
+        return logp.gather(-1, targets_c[:, None])[:, 0], entropy
+
+    if len(targets) <= chunk or not torch.is_grad_enabled():
+        parts = [some(h, t) for h, t in zip(hidden.split(chunk), targets.split(chunk))]
+    else:
+        parts = [checkpoint(some, h, t, use_reentrant=False) for h, t in zip(hidden.split(chunk), targets.split(chunk))]
+    if not parts:
+        return hidden.new_zeros(0).float(), hidden.new_zeros(0).float()
+    logprobs, entropies = (torch.cat(column) for column in zip(*parts))
+    return logprobs, entropies
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+
+def checksum(folder: Path) -> str:
+    """SHA-256 over names and contents of a checkpoint's files, except the file that holds the sum."""
+    digest = hashlib.sha256()
+    for file in sorted(p for p in folder.iterdir() if p.name != "checksum"):
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def save_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer | None, state: dict) -> None:
+    """Write adapter (PEFT's format, or the whole model), optimizer and `state` so that a kill never leaves half of one.
+
+    The new checkpoint is written beside the old one, flushed to disk and then renamed. Between the two renames only
+    `folder`.old exists; load_checkpoint looks there too.
+    """
+    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    policy.model.save_pretrained(new, safe_serialization=True)
+    if not policy.lora_rank:
+        policy.tokenizer.save_pretrained(new)  # then the folder is a model of its own
+    torch.save(optimizer.state_dict() if optimizer else {}, new / "optimizer.pt")
+    (new / "state.json").write_text(json.dumps(state))
+    (new / "checksum").write_text(checksum(new))
+    for file in new.iterdir():
+        with open(file, "rb") as f:
+            os.fsync(f.fileno())
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint: `folder`, else `folder`.old. SystemExit if there is one but it is damaged."""
+    damaged = []
+    for candidate in (folder, folder.with_name(folder.name + ".old")):
+        if not (candidate / "checksum").exists():
+            if candidate.exists():
+                damaged.append(candidate)
+            continue
+        if checksum(candidate) == (candidate / "checksum").read_text():
+            return candidate
+        damaged.append(candidate)
+    if damaged:
+        raise SystemExit(f"{damaged[0]}: the checkpoint is damaged (its checksum does not match); start again or restore it")
+    return None
+
+
+def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
+    """Put the saved weights into `policy`; returns (optimizer state, state) as they were given to save_checkpoint."""
+    from safetensors.torch import load_file
+
+    if policy.lora_rank:
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(policy.model, load_file(folder / "adapter_model.safetensors"))
+    else:
+        weights = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+        policy.model.load_state_dict(weights, strict=False)  # a tied head is stored once
+    optimizer_state = torch.load(folder / "optimizer.pt", weights_only=True, map_location=policy.device)
+    return optimizer_state, json.loads((folder / "state.json").read_text())
+
+
+if __name__ == "__main__":
+    base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
+    policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
+    learn = sum(p.numel() for p in policy.trainable().values())
+    print(f"pico_base: {base.n_parameters:,} parameters; LoRA rank 32 adds {learn:,} that learn")
+    print("Adam keeps two numbers beside each learning weight: LoRA is cheap because of *that*, most of all in large models:")
+    for label, n, lora in (("pico_base", base.n_parameters, learn), ("Qwen3-4B ", 4.02e9, 66e6)):
+        full = n * (4 + 4 + 8) / 2**30
+        small = (n * 2 + lora * (4 + 4 + 8)) / 2**30
+        print(f"  {label}  full, float32: {full:8.3f} GB   frozen bfloat16 + LoRA 32: {small:8.3f} GB   (computed)")
+    ids = torch.tensor([policy.tokenizer("Count the letters")["input_ids"]])
+    mask = torch.ones(1, ids.shape[1] - 1, dtype=torch.bool)
+    with torch.no_grad():
+        a, b = token_logprobs(base, ids, mask)[0], token_logprobs(policy, ids, mask)[0]
+    print("largest difference of log-probs before training:", (a - b).abs().max().item(), "(B is zero)")
+    assert torch.equal(a, b) or (a - b).abs().max() < 1e-5

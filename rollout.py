@@ -1,0 +1,204 @@
+"""Rollouts: a policy plays episodes. Chat becomes token ids here, and nowhere else.
+
+    seed -> env.reset -> messages -> template -> prompt ids -> sampler -> reply ids -> text -> env.step -> …
+
+The one rule is *token-exact*: what the trainer sees is, token for token, what was sampled. A reply is never decoded and
+tokenized again (the second cut can differ from the first), and never rendered by the template again (Qwen3's drops
+the thinking of earlier turns). Text that the template puts between two turns is appended as a delta.
+
+    token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 … </answer> <|im_end|>
+    sampled      0            0  0   0          0            0          1       1 1  1 1          1
+                 the prompt: nobody's choice                          the policy's choices, its stop token included
+
+A group is k episodes of the *same* task: same seed, same prompt, different random numbers.
+
+Run me: `python rollout.py` plays one episode with pico_base and prints every token with its source and log-prob.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from policy import Policy
+from sampler import TorchSampler
+
+
+@dataclass
+class Episode:
+    seed: int  # of the task
+    group: int  # episodes of one group share the task and the prompt
+    token_ids: list[int]  # the whole conversation
+    sampled: list[bool]  # True exactly where the policy chose the token
+    logprobs: list[float]  # of each token when it was sampled; 0.0 where it was not
+    turns: int = 0  # replies given
+    reward: float = 0.0
+    components: dict[str, float] = field(default_factory=dict)  # everything else that env.score() tells
+    stop_reason: str = "done"  # "done", "truncated" (ran out of tokens) or "error" (the environment raised)
+    policy_version: int = 0
+    messages: list[dict] = field(default_factory=list)  # the conversation as text, for people to read
+    error: str = ""
+
+    @property
+    def reply_tokens(self) -> int:
+        return sum(self.sampled)
+
+
+def render(policy: Policy, messages: list[dict], tools, think: bool, generate: bool = True) -> str:
+    """The chat template, as text. Control tokens inside a message's content are broken up: text stays text."""
+    safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
+    return policy.tokenizer.apply_chat_template(
+        safe, tools=tools, add_generation_prompt=generate, enable_thinking=think, tokenize=False
+    )
+
+
+def defang(tokenizer, text: str) -> str:
+    """Put a space into anything that would be read as a control token: '<|im_end|>' -> '< |im_end|>'."""
+    for token in tokenizer.all_special_tokens:
+        if token in text:
+            text = text.replace(token, token[0] + " " + token[1:])
+    return text
+
+
+def encode(policy: Policy, text: str) -> list[int]:
+    return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list[int]:
+    """Token ids of an opening prompt, up to where the policy begins to speak."""
+    return encode(policy, render(policy, messages, tools, think))
+
+
+def delta_ids(policy: Policy, new_messages: list[dict], think: bool) -> list[int]:
+    """Token ids between a sampled reply and the next one: the end of the turn, the new messages, the next opening.
+
+    Found by rendering a marker in the reply's place and keeping what follows it, so it holds for any template.
+    The end-of-turn token itself is left out: the policy sampled it.
+    """
+    marker = "@@reply@@"
+    history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
+    after = render(policy, history + new_messages, None, think).partition(marker)[2]
+    ids = encode(policy, after)
+    return ids[1:] if ids and ids[0] in policy.stop_ids else ids
+
+
+def play(
+    policy: Policy,
+    sampler: TorchSampler,
+    make_env: Callable[[], object],
+    task_seeds: list[int],
+    k: int,
+    max_tokens: int,
+    temperature: float,
+    noise: int,
+) -> list[list[Episode]]:
+    """Play k episodes of each task to the end; returns one group a task, [len(task_seeds)][k].
+
+    max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member, turn) draws the same
+    random numbers whatever else is in the batch. An environment that raises costs its own episode only.
+    """
+    envs = [[make_env() for _ in range(k)] for _ in task_seeds]
+    groups, prompts = [], []
+    think = [group[0].think for group in envs]
+    for g, seed in enumerate(task_seeds):
+        openings = [env.reset(seed) for env in envs[g]]
+        assert all(opening == openings[0] for opening in openings), "a group must share one task"
+        ids = prompt_ids(policy, openings[0], envs[g][0].tools, think[g])
+        prompts.append(ids)
+        groups.append(
+            [
+                Episode(seed, g, list(ids), [False] * len(ids), [0.0] * len(ids), messages=list(openings[0]))
+                for _ in range(k)
+            ]
+        )
+    limit = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
+
+    # First turn: one prompt a group, prefilled once and sampled k times. Later turns differ between members.
+    seeds = [[(noise, seed, i, 0) for i in range(k)] for seed in task_seeds]
+    replies = sampler.sample(prompts, k, max_tokens, temperature, seeds)
+    live = [(g, i, replies[g][i]) for g in range(len(task_seeds)) for i in range(k)]
+    while live:
+        going_on = []
+        for g, i, sample in live:
+            episode, env = groups[g][i], envs[g][i]
+            take_turn(policy, episode, env, sample, think[g], limit - max_tokens)
+            if episode.stop_reason == "":
+                going_on.append((g, i))
+        if not going_on:
+            break
+        prompts = [groups[g][i].token_ids for g, i in going_on]
+        seeds = [[(noise, groups[g][i].seed, i, groups[g][i].turns)] for g, i in going_on]
+        answers = sampler.sample(prompts, 1, max_tokens, temperature, seeds)
+        live = [(g, i, answer[0]) for (g, i), answer in zip(going_on, answers)]
+    for group, group_envs in zip(groups, envs):
+        for episode, env in zip(group, group_envs):
+            episode.policy_version = sampler.version
+            finish(episode, env)
+    return groups
+
+
+def take_turn(policy: Policy, episode: Episode, env, sample, think: bool, room: int) -> None:
+    """Append one sampled reply, let the environment answer, append that. stop_reason "" means: go on."""
+    episode.token_ids += sample.token_ids
+    episode.sampled += [True] * len(sample.token_ids)
+    episode.logprobs += sample.logprobs
+    episode.turns += 1
+    said = sample.token_ids[:-1] if sample.finished else sample.token_ids  # without the end-of-turn token
+    reply = policy.tokenizer.decode(said, skip_special_tokens=False)
+    episode.messages.append({"role": "assistant", "content": reply})
+    try:
+        new_messages, done = env.step(reply)
+    except Exception as error:  # one broken episode must not end a run of days
+        episode.stop_reason, episode.error = "error", f"{type(error).__name__}: {error}"
+        return
+    if done or not sample.finished:
+        episode.stop_reason = "done" if sample.finished else "truncated"
+        return
+    delta = delta_ids(policy, new_messages, think)
+    episode.messages += new_messages
+    episode.token_ids += delta
+    episode.sampled += [False] * len(delta)
+    episode.logprobs += [0.0] * len(delta)
+    episode.stop_reason = "" if len(episode.token_ids) <= room else "truncated"
+
+
+def finish(episode: Episode, env) -> None:
+    """Ask for the score. An episode in error gets none, and is left out of every mean and of the loss."""
+    if episode.stop_reason == "error":
+        return
+    try:
+        marks = dict(env.score())
+        episode.reward = float(marks.pop("reward"))
+        episode.components = {name: float(value) for name, value in marks.items()}
+    except Exception as error:
+        episode.stop_reason, episode.error = "error", f"{type(error).__name__}: {error}"
+
+
+def expert_episode(policy: Policy, env, seed: int) -> Episode:
+    """The same Episode, spoken by the environment's scripted expert: what SFT learns from. log-probs are 0.0."""
+    messages = env.reset(seed)
+    ids = prompt_ids(policy, messages, env.tools, env.think)
+    episode = Episode(seed, 0, ids, [False] * len(ids), [0.0] * len(ids), messages=list(messages), stop_reason="")
+    end = policy.tokenizer.eos_token_id
+
+    class Said:  # the shape of a sampler.Sample
+        finished = True
+
+    while episode.stop_reason == "":
+        said = Said()
+        said.token_ids = encode(policy, env.expert_reply()) + [end]
+        said.logprobs = [0.0] * len(said.token_ids)
+        take_turn(policy, episode, env, said, env.think, 10**9)
+    finish(episode, env)
+    return episode
+
+
+if __name__ == "__main__":
+    from env_letters import Letters
+    from policy import PICO, load_policy
+
+    policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
+    make_env = lambda: Letters(difficulty=2, reward="partial", think=True, style="states")  # noqa: E731
+    episode = play(policy, TorchSampler(policy), make_env, [3], 1, 200, 1.0, noise=0)[0][0]
+    print("token              sampled  log-prob")
+    for token, mine, logprob in zip(episode.token_ids, episode.sampled, episode.logprobs):
+        print(f"{policy.tokenizer.decode([token])!r:18} {'policy' if mine else '.':7} {f'{logprob:8.3f}' if mine else ''}")
+    print(f"\nreward {episode.reward:.2f}, {episode.stop_reason}, {episode.reply_tokens} tokens of its own, {episode.components}")

@@ -1,0 +1,70 @@
+"""SFT: warm-up on the scripted expert's episodes, before RL.
+
+    loss = - mean log p(token | all before it), over the *expert's* tokens: the prompt is not learnt, the end-of-turn token is
+
+The default expert only shows the format (think, then answer inside <answer>); it states counts without deriving
+them. Demonstrations are scarce here, 100 of them, as they are in life. What a policy gains after that, it found
+by itself. `--sft-style derives` teaches the algorithm instead.
+
+Run me: `python sft.py` prints an expert episode and marks which tokens are learnt.
+"""
+
+from collections.abc import Callable
+
+import random
+
+import torch
+
+from grpo import collate, micro_batches
+from policy import Policy, token_logprobs
+from rollout import Episode, expert_episode
+
+
+def demonstrations(policy: Policy, make_env: Callable[[], object], seeds: list[int]) -> list[Episode]:
+    """One expert episode a seed."""
+    return [expert_episode(policy, make_env(), seed) for seed in seeds]
+
+
+def sft_step(policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[Episode], micro_tokens: int) -> dict[str, float]:
+    """One optimizer step on these episodes: mean negative log-likelihood over all their sampled tokens."""
+    optimizer.zero_grad(set_to_none=True)
+    n = sum(e.reply_tokens for e in episodes)  # one denominator for the whole batch, however it is cut
+    loss = 0.0
+    for part in micro_batches([len(e.token_ids) for e in episodes], micro_tokens):
+        some = [episodes[i] for i in part]
+        batch = collate(some, torch.zeros(len(some)), torch.zeros(len(some)), policy.tokenizer.pad_token_id, policy.device)
+        logprobs, _ = token_logprobs(policy, batch.ids, batch.mask)
+        total = -logprobs.sum() / n
+        total.backward()
+        loss += total.item()
+    grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.trainable().values()), 1.0).item()
+    if not torch.isfinite(torch.tensor([loss, grad_norm])).all():
+        raise FloatingPointError(f"SFT loss {loss} and gradient norm {grad_norm} are not both finite")
+    optimizer.step()
+    return {"loss": loss, "grad_norm": grad_norm, "trained_tokens": n}
+
+
+def sft_batches(episodes: list[Episode], batch_size: int, steps: int, seed: int) -> list[list[Episode]]:
+    """`steps` batches, each episode once an epoch in a shuffled order."""
+    rng, queue, batches = random.Random(seed), [], []
+    while len(batches) < steps:
+        while len(queue) < batch_size:
+            queue += rng.sample(episodes, len(episodes))
+        batches.append(queue[:batch_size])
+        queue = queue[batch_size:]
+    return batches
+
+
+if __name__ == "__main__":
+    from env_letters import Letters
+    from policy import PICO, load_policy
+
+    policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
+    make_env = lambda: Letters(difficulty=3, reward="binary", think=True, style="states")  # noqa: E731
+    episode = demonstrations(policy, make_env, [5])[0]
+    text = "".join(f"[{policy.tokenizer.decode([t])}]" if s else policy.tokenizer.decode([t]) for t, s in zip(episode.token_ids, episode.sampled))
+    print("learnt tokens stand in brackets:\n")
+    print(text)
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-3)
+    for step in range(5):
+        print(f"step {step}  loss {sft_step(policy, optimizer, [episode], 8192)['loss']:.3f}")

@@ -1,0 +1,205 @@
+"""The whole recipe on pico_base: a tiny run leaves what it promises, survives a kill to the last bit, and refuses bad input
+in one sentence. These are subprocesses, as a user would start them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = [
+    "--updates", "3", "--sft-steps", "4", "--sft-examples", "6", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "4",
+    "--eval-every", "2", "--save-every", "1", "--max-tokens", "24", "--difficulty", "2", "--reward", "partial", "--no-wandb",
+]  # fmt: skip
+
+
+def run(*flags: str, **extra_env: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", **extra_env}
+    return subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def timeless(path: Path) -> list[dict]:
+    """Metrics without what a clock says."""
+    return [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines(path)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    done = run(*TINY, "--runs", str(runs), "--name", "whole")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return runs / "whole"
+
+
+def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
+    for name in ("config.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl", "summary.json", "report.md", "curves.png"):
+        assert (whole / name).stat().st_size > 0, name
+    summary = json.loads((whole / "summary.json").read_text())
+    for tier in ("2", "3", "5", "6"):
+        for stage in ("before", "after_sft", "final"):
+            result = summary["eval"][tier][stage]
+            assert result["n"] == 4 and 0 <= result["low"] <= result["exact"] <= result["high"] <= 1
+            assert {"reward", "format"} <= result.keys()
+    assert summary["gain"].keys() >= {"mean", "low", "high"}
+    assert summary["seconds"].keys() >= {"total", "rollout", "train", "eval"}
+    assert summary["tokens"]["sampled"] > 0 and summary["tokens"]["trained"] > 0
+    assert 0.1 < summary["peak_rss_gb"] < 4 and summary["env"] == "letters" and summary["seed"] == 0
+    assert [line["update"] for line in lines(whole / "metrics.jsonl")] == [1, 2, 3]
+    episodes = lines(whole / "episodes.jsonl")
+    assert all(len({e["seed"] for e in episodes if (e["update"], e["group"]) == key}) == 1 for key in {(e["update"], e["group"]) for e in episodes})
+
+
+def test_the_adapter_loads_with_peft_alone(whole):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(ROOT / "pico_base"), whole / "checkpoint")
+    assert any(p.abs().sum() > 0 for name, p in model.named_parameters() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("kill_at", ["sft", "update", "save"])
+def test_resume_after_a_kill_equals_the_undisturbed_run(whole, tmp_path, kill_at):
+    # A hard os._exit in the middle of things: no cleanup code runs, as with SIGKILL.
+    script = f"""
+import os, sys, train
+calls = 0
+def bomb(real, at):
+    def inner(*a, **k):
+        global calls
+        calls += 1
+        if calls == at: os._exit(9)
+        return real(*a, **k)
+    return inner
+kill = {kill_at!r}
+if kill == "sft": train.sft_step = bomb(train.sft_step, 3)
+if kill == "update": train.update = bomb(train.update, 3)
+if kill == "save":
+    import policy
+    policy.checksum = bomb(policy.checksum, 2)  # the new checkpoint is written but not yet in place
+sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
+train.main()
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert killed.returncode == 9, killed.stderr[-3000:]
+    cut = tmp_path / "cut"
+    resumed = run("--resume", str(cut), "--no-wandb")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    for name in ("metrics.jsonl", "evals.jsonl", "episodes.jsonl"):
+        assert timeless(cut / name) == timeless(whole / name), name
+    a, b = (json.loads((f / "summary.json").read_text()) for f in (cut, whole))
+    assert a["eval"] == b["eval"] and a["gain"] == b["gain"] and a["tokens"] == b["tokens"]
+    assert (cut / "checkpoint" / "adapter_model.safetensors").read_bytes() == (whole / "checkpoint" / "adapter_model.safetensors").read_bytes()
+
+
+def test_the_seed_matters(whole, tmp_path):
+    assert run(*TINY, "--runs", str(tmp_path), "--name", "other", "--seed", "1").returncode == 0
+    assert timeless(tmp_path / "other" / "metrics.jsonl") != timeless(whole / "metrics.jsonl")
+    # The held-out tasks stay the same: the base is evaluated on them before anything is learnt.
+    before = lambda folder: [line for line in lines(folder / "evals.jsonl") if line["stage"] == "before"]
+    assert before(tmp_path / "other") == before(whole)
+
+
+@pytest.mark.parametrize(
+    "flags, must_name",
+    [
+        (["--env", "chess"], "--env chess"),
+        (["--difficulty", "0"], "--difficulty 0"),
+        (["--difficulty", "11"], "--difficulty 11"),
+        (["--k", "1"], "--k 1"),
+        (["--loss", "ppo"], "--loss ppo"),
+        (["--reward", "kind"], "--reward kind"),
+        (["--sft-style", "poem"], "--sft-style poem"),
+        (["--temperature", "0"], "--temperature"),
+        (["--updates", "-1"], "--updates"),
+        (["--model", "no_such_model"], "--model no_such_model"),
+        (["--model", "nobody/nothing-here"], "--model nobody/nothing-here"),
+        (["--resume", "runs/never-was"], "--resume runs/never-was"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_left_behind(tmp_path, flags, must_name):
+    done = run(*flags, "--runs", str(tmp_path), "--no-wandb")
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert must_name in last and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*/metrics.jsonl"))
+
+
+def test_an_existing_run_is_never_overwritten(whole):
+    before = (whole / "summary.json").read_text()
+    done = run(*TINY, "--runs", str(whole.parent), "--name", "whole")
+    assert done.returncode != 0 and "exists" in done.stderr and "--resume" in done.stderr
+    assert (whole / "summary.json").read_text() == before
+
+
+def test_a_model_without_a_chat_template_is_refused(tmp_path):
+    import shutil
+
+    shutil.copytree(ROOT / "pico_base", tmp_path / "mute")
+    (tmp_path / "mute" / "chat_template.jinja").unlink()
+    done = run("--model", str(tmp_path / "mute"), "--runs", str(tmp_path / "runs"), "--no-wandb")
+    assert done.returncode != 0 and "no chat template" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_damaged_checkpoint_is_named(whole, tmp_path):
+    import shutil
+
+    shutil.copytree(whole, tmp_path / "hurt")
+    weights = tmp_path / "hurt" / "checkpoint" / "adapter_model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1  # one bit
+    weights.write_bytes(bytes(data))
+    done = run("--resume", str(tmp_path / "hurt"))
+    assert done.returncode != 0 and "damaged" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_another_experiment_cannot_sneak_into_a_resumed_run(whole):
+    done = run("--resume", str(whole), "--lr", "0.1")
+    assert done.returncode != 0 and "--lr cannot change on --resume" in done.stderr
+
+
+def test_a_nan_stops_the_run_with_the_last_good_checkpoint(tmp_path):
+    script = f"""
+import sys, train
+real = train.update
+def broken(policy, *a, **k):
+    if train_calls.append(1) or len(train_calls) == 2:
+        next(iter(policy.trainable().values())).data.fill_(float("nan"))
+    return real(policy, *a, **k)
+train_calls = []
+train.update = broken
+sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "nan"]
+train.main()
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode != 0 and "training stopped" in done.stderr and "Traceback" not in done.stderr
+    state = json.loads((tmp_path / "nan" / "checkpoint" / "state.json").read_text())
+    assert state["update"] == 1
+
+
+def test_full_fine_tuning_curriculum_kl_and_every_loss_run(tmp_path):
+    short = [*TINY, "--updates", "2", "--eval-n", "2", "--sft-steps", "2", "--eval-every", "9"]
+    from grpo import CLIP
+
+    for i, loss in enumerate(CLIP):
+        extra = ["--lora-rank", "0", "--curriculum"] if i == 0 else ["--kl", "0.1", "--epochs", "2"] if i == 1 else []
+        done = run(*short, "--loss", loss, *extra, "--runs", str(tmp_path), "--name", loss)
+        assert done.returncode == 0, (loss, done.stderr[-2000:])
+        assert len(lines(tmp_path / loss / "metrics.jsonl")) == 2
+
+
+def test_wandb_logs_offline_without_asking(tmp_path):
+    env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "WANDB_MODE": "", "NETRC": str(tmp_path / "none")}
+    flags = [f for f in TINY if f != "--no-wandb"]
+    done = run(*flags, "--updates", "1", "--runs", str(tmp_path), "--name", "w", **env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "wandb sync" in done.stdout and list((tmp_path / "w" / "wandb").glob("offline-run-*"))
