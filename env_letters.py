@@ -133,12 +133,10 @@ def write_reply(task: Task, style: str) -> str:
 
 def split_thinking(reply: str) -> tuple[str, str]:
     """(thinking, rest): the rest is what follows the last </think>; thinking that never ends leaves no rest."""
-    before, closed, after = reply.rpartition("</think>")
-    if closed:
-        return before.replace("<think>", "", 1), after
-    if "<think>" in reply:
-        return reply.replace("<think>", "", 1), ""
-    return "", reply
+    before, _, after = reply.rpartition("</think>")
+    if "<think>" in after:
+        before, after = reply, ""
+    return before.replace("<think>", "", 1), after
 
 
 def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
@@ -146,8 +144,9 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
     rest = split_thinking(reply)[1]
     if rest.count("<answer>") != 1 or rest.count("</answer>") != 1:
         return None
-    body = rest.partition("<answer>")[2].partition("</answer>")[0].strip()
-    if len(body) > 1000:  # the longest honest answer, 26 letters, has under 300 characters
+    body, closed, _ = rest.partition("<answer>")[2].partition("</answer>")
+    body = body.strip()
+    if not closed or len(body) > 1000:  # the longest honest answer, 26 letters, has under 300 characters
         return None
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
@@ -171,15 +170,15 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
     """
     several = len(task.letters) > 1
     answer = parse_answer(reply, several)
-    if not think and "<think>" in reply:
-        answer = None  # told not to think
+    if not think and not re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply):
+        answer = None  # told not to think: the answer and nothing else, or the tally would be written as prose
     truth = dict(zip(task.letters, task.counts))
     if answer is None:
         fraction = partial = 0.0
     elif several:
         same_letters = answer.keys() == truth.keys()
         fraction = sum(answer[c] == truth[c] for c in truth) / len(truth) if same_letters else 0.0
-        partial = 1.0 if fraction == 1.0 else 0.1 + 0.9 * fraction  # 0.1 + 0.9 is not 1.0 in floats everywhere
+        partial = 0.1 + 0.9 * fraction
     else:
         fraction = float(answer == task.counts[0])
         partial = 1.0 if fraction else 0.1

@@ -107,11 +107,15 @@ def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
     if lines:
         habits = [key for key in lines[0] if key.startswith("habit_")]
         out += ["Means over blocks of updates; reward with a 95% bootstrap interval over updates.", ""]
-        out += ["| updates | reward | exact | format | reply tokens | " + " | ".join(h[6:] for h in habits) + " | groups with signal | entropy | grad norm |"]
+        out += [
+            "| updates | reward | exact | format | reply tokens | "
+            + " | ".join(h[6:] for h in habits)
+            + " | groups with signal | entropy | grad norm |"
+        ]
         out += ["|---|" + "---|" * (7 + len(habits))]
         size = max(1, len(lines) // 10)
         for block in (lines[i : i + size] for i in range(0, len(lines), size)):
-            average = lambda key: float(np.mean([line.get(key, 0.0) for line in block]))  # noqa: E731
+            average = lambda key, block=block: mean_of(block, key)
             r = metrics.mean([line["reward"] for line in block])
             cells = [f"{r.mean:.2f} [{r.low:.2f}, {r.high:.2f}]", *(f"{average(key):.2f}" for key in ("exact", "format")),
                      f"{average('reply_tokens'):.0f}", *(f"{100 * average(h):.0f}%" for h in habits),
@@ -126,7 +130,9 @@ def observations(summary: dict, lines: list[dict]) -> list[str]:
     tier, out = str(summary["difficulty"]), []
     gain = metrics.Interval(**summary["gain"])
     verdict = "gained" if gain.low > 0 else "lost" if gain.high < 0 else "neither gained nor lost measurably"
-    out.append(f"GRPO {verdict} on tier {tier}: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}], n={gain.n}, paired.")
+    out.append(
+        f"GRPO {verdict} on tier {tier}: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}], n={gain.n}, paired."
+    )
     for other, stages in summary["eval"].items():
         if other != tier:
             out.append(f"Tier {other}, which was not trained: {cell(stages['after_sft'])} → {cell(stages['final'])}.")
@@ -138,21 +144,32 @@ def observations(summary: dict, lines: list[dict]) -> list[str]:
                f"the highest single update ({rewards[best]:.2f} at {lines[best]['update']}) is a peak, not a result.")  # fmt: skip
     lengths = [line["reply_tokens"] for line in lines]
     tenth = max(1, len(lines) // 10)
-    out.append(f"Replies went from {np.mean(lengths[:tenth]):.0f} to {np.mean(lengths[-tenth:]):.0f} tokens (first and last tenth of the updates).")
-    start = thinking_starts(lines)
-    if start:
-        out.append(f"It begins to think at update {start}: from there on, most replies derive the answer letter by letter.")
-    elif "habit_derives" in lines[0]:
-        share = np.mean([line["habit_derives"] for line in lines[-tenth:]])
-        out.append(f"It never came to derive its answers in most replies (last tenth: {100 * share:.0f}%).")
+    out.append(
+        f"Replies went from {np.mean(lengths[:tenth]):.0f} to {np.mean(lengths[-tenth:]):.0f} tokens (first and last tenth of the updates)."
+    )
+    if "habit_derives" in lines[0]:
+        share = 100 * np.mean([line["habit_derives"] for line in lines[-tenth:]])
+        if start := thinking_starts(lines):
+            out.append(f"It begins to think at update {start}: in that update and the next four, most replies derive the answer letter by letter; "
+                       f"in the last tenth of the updates {share:.0f}% do.")  # fmt: skip
+        else:
+            out.append(
+                f"No five updates in a row had a majority of replies that derive the answer (last tenth of the updates: {share:.0f}%)."
+            )
     silent = float(np.mean([1 - line["groups_with_signal"] for line in lines]))
-    out.append(f"{100 * silent:.0f}% of the groups had no signal: all k rewards were the same, so their advantages were 0.")
-    out.append(f"Sampler and trainer disagree by {np.mean([line.get('mismatch', 0) for line in lines]):.1e} nats a token on average.")
+    out.append(f"{100 * silent:.0f}% of the groups had no signal: every advantage in them was 0.")
+    out.append(f"Sampler and trainer disagree by {mean_of(lines, 'mismatch'):.1e} nats a token on average.")
     out.append("COLLAPSE at " + summary["collapse"] if summary["collapse"] else "No collapse was noticed.")
     seconds = summary["seconds"]
     parts = ", ".join(f"{name} {100 * seconds[name] / max(seconds['total'], 1e-9):.0f}%" for name in ("rollout", "train", "eval", "sft"))
     out.append(f"Time: {parts}; the rest is loading and writing.")
     return out
+
+
+def mean_of(lines: list[dict], key: str) -> float:
+    """Mean over the updates that have the number: entropy, say, is not measured in an update without signal."""
+    values = [line[key] for line in lines if key in line]
+    return float(np.mean(values)) if values else float("nan")
 
 
 def thinking_starts(lines: list[dict]) -> int | None:
@@ -176,7 +193,11 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
     fig.suptitle(f"{summary['env']}, trained on tier {tier}, {Path(summary['model']).name}, seed {summary['seed']}")
     ax = axes[0, 0]
     for t in sorted({e["tier"] for e in evals}):
-        points = [(max(e["update"], 0), metrics.proportion(sum(e["exact"]), len(e["exact"]))) for e in evals if e["tier"] == t and e["stage"] != "before"]
+        points = [
+            (max(e["update"], 0), metrics.proportion(sum(e["exact"]), len(e["exact"])))
+            for e in evals
+            if e["tier"] == t and e["stage"] != "before"
+        ]
         x, p = [a for a, _ in points], [b for _, b in points]
         (line,) = ax.plot(x, [100 * i.mean for i in p], marker="o", ms=3, lw=2.2 if t == tier else 1, label=f"tier {t}")
         ax.fill_between(x, [100 * i.low for i in p], [100 * i.high for i in p], alpha=0.18, color=line.get_color())

@@ -45,9 +45,7 @@ class Episode:
 def render(policy: Policy, messages: list[dict], tools, think: bool, generate: bool = True) -> str:
     """The chat template, as text. Control tokens inside a message's content are broken up: text stays text."""
     safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
-    return policy.tokenizer.apply_chat_template(
-        safe, tools=tools, add_generation_prompt=generate, enable_thinking=think, tokenize=False
-    )
+    return policy.tokenizer.apply_chat_template(safe, tools=tools, add_generation_prompt=generate, enable_thinking=think, tokenize=False)
 
 
 def defang(tokenizer, text: str) -> str:
@@ -103,12 +101,7 @@ def play(
         assert all(opening == openings[0] for opening in openings), "a group must share one task"
         ids = prompt_ids(policy, openings[0], envs[g][0].tools, think[g])
         prompts.append(ids)
-        groups.append(
-            [
-                Episode(seed, g, list(ids), [False] * len(ids), [0.0] * len(ids), messages=list(openings[0]))
-                for _ in range(k)
-            ]
-        )
+        groups.append([Episode(seed, g, list(ids), [False] * len(ids), [0.0] * len(ids), messages=list(openings[0])) for _ in range(k)])
     limit = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
 
     # First turn: one prompt a group, prefilled once and sampled k times. Later turns differ between members.
@@ -196,7 +189,7 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    make_env = lambda: Letters(difficulty=2, reward="partial", think=True, style="states")  # noqa: E731
+    make_env = lambda: Letters(difficulty=2, reward="partial", think=True, style="states")
     episode = play(policy, TorchSampler(policy), make_env, [3], 1, 200, 1.0, noise=0)[0][0]
     print("token              sampled  log-prob")
     for token, mine, logprob in zip(episode.token_ids, episode.sampled, episode.logprobs):

@@ -9,9 +9,8 @@ by itself. `--sft-style derives` teaches the algorithm instead.
 Run me: `python sft.py` prints an expert episode and marks which tokens are learnt.
 """
 
-from collections.abc import Callable
-
 import random
+from collections.abc import Callable
 
 import torch
 
@@ -60,9 +59,11 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
-    make_env = lambda: Letters(difficulty=3, reward="binary", think=True, style="states")  # noqa: E731
+    make_env = lambda: Letters(difficulty=3, reward="binary", think=True, style="states")
     episode = demonstrations(policy, make_env, [5])[0]
-    text = "".join(f"[{policy.tokenizer.decode([t])}]" if s else policy.tokenizer.decode([t]) for t, s in zip(episode.token_ids, episode.sampled))
+    text = "".join(
+        f"[{policy.tokenizer.decode([t])}]" if s else policy.tokenizer.decode([t]) for t, s in zip(episode.token_ids, episode.sampled)
+    )
     print("learnt tokens stand in brackets:\n")
     print(text)
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-3)

@@ -72,7 +72,7 @@ class Config:
     k: int = 8  # samples a group: more find a rare good answer more often
     loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo; grpo.py has them side by side
     baseline: str = "group"  # what a reward is compared with: group, batch or none
-    normalize: bool = True  # divide advantages by the group's standard deviation
+    normalize: bool = True  # divide advantages by the group's standard deviation (dr_grpo never does)
     lr: float | None = None  # None: by model size
     warmup: int = 5  # updates over which the learning rate rises; Adam's first steps are its largest
     kl: float = 0.0  # weight of the KL to the policy after SFT; 0 needs no reference at all
@@ -97,7 +97,7 @@ def by_size(n_parameters: int) -> dict:
     """Defaults that depend on the model. Large: the seed's run. Small: what was stable on pico_base (results/letters)."""
     if n_parameters > 50e6:
         return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": 2048}
-    return {"lr": 5e-4, "sft_lr": 1e-3, "updates": 150, "max_tokens": 320}
+    return {"lr": 5e-4, "sft_lr": 1e-4, "updates": 150, "max_tokens": 320}
 
 
 def make_env(cfg: Config, difficulty: int):
@@ -177,7 +177,7 @@ def train(cfg: Config) -> Path:
         tiers = sorted({*EVAL_TIERS, cfg.difficulty})
         for tier in tqdm(tiers, desc=f"eval {stage}", leave=False):
             seeds = [EVAL_SEEDS + i for i in range(cfg.eval_n)]
-            groups = play(policy, sampler, lambda: make_env(cfg, tier), seeds, 1, cfg.max_tokens, 0.0, 0)
+            groups = play(policy, sampler, lambda tier=tier: make_env(cfg, tier), seeds, 1, cfg.max_tokens, 0.0, 0)
             episodes = [g[0] for g in groups]
             append(folder / "evals.jsonl", {
                 "update": done, "stage": stage, "tier": tier, "reward": [e.reward for e in episodes],
@@ -227,13 +227,13 @@ def train(cfg: Config) -> Path:
         sampler.sync()
         first = TRAIN_SEEDS + (cfg.seed * 100_000 + step) * cfg.num_tasks
         level = state["level"]
-        groups = play(policy, sampler, lambda: make_env(cfg, level), [first + i for i in range(cfg.num_tasks)],
+        groups = play(policy, sampler, lambda level=level: make_env(cfg, level), [first + i for i in range(cfg.num_tasks)],
                       cfg.k, cfg.max_tokens, cfg.temperature, noise=cfg.seed)  # fmt: skip
         t1 = time.time()
         for group in optimizer.param_groups:
             group["lr"] = cfg.lr * min(1.0, (step + 1) / max(1, cfg.warmup))
         stats = update(
-            policy, optimizer, groups, loss=cfg.loss, baseline=cfg.baseline, normalize=cfg.normalize, temperature=cfg.temperature,
+            policy, optimizer, groups, loss=cfg.loss, baseline=cfg.baseline, normalize=cfg.normalize and cfg.loss != "dr_grpo", temperature=cfg.temperature,
             max_tokens=cfg.max_tokens, micro_tokens=cfg.micro_tokens, epochs=cfg.epochs, kl=cfg.kl, reference=reference,
         )  # fmt: skip
         t2 = time.time()
@@ -256,8 +256,7 @@ def train(cfg: Config) -> Path:
         if (fallen := metrics.collapsed(state["rewards"])) and not state["collapse"]:
             state["collapse"] = f"update {step + 1}: {fallen}"
             tqdm.write("COLLAPSE " + state["collapse"])
-            if (folder / "checkpoint").exists():
-                shutil.copytree(folder / "checkpoint", folder / "checkpoint-before-collapse", dirs_exist_ok=True)
+            shutil.copytree(folder / "checkpoint", folder / "checkpoint-at-collapse", dirs_exist_ok=True)  # the last one saved
         state["recent"] = (state["recent"] + [line["exact"]])[-5:]
         if cfg.curriculum and level < cfg.difficulty and len(state["recent"]) == 5 and sum(state["recent"]) / 5 >= 0.75:
             state["level"], state["recent"] = level + 1, []
@@ -394,7 +393,7 @@ class StopSignal:
 def open_wandb(cfg: Config, folder: Path):
     """A function that logs a dict. wandb is online when logged in, else offline, and never asks."""
     if not cfg.wandb:
-        log = lambda line: None  # noqa: E731
+        log = lambda line: None
         log.finish = lambda: None
         return log
     import wandb
@@ -408,7 +407,7 @@ def open_wandb(cfg: Config, folder: Path):
         return open_wandb(Config(wandb=False), folder)
     if mode == "offline":
         print(f"wandb: not logged in, so logging offline; later: wandb sync {folder}/wandb/offline-run-*")
-    log = lambda line: run.log(line)  # noqa: E731
+    log = lambda line: run.log(line)
     log.finish = run.finish
     return log
 

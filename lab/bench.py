@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from env_letters import Letters  # noqa: E402
-from policy import PICO, load_policy  # noqa: E402
-from rollout import prompt_ids  # noqa: E402
-from sampler import PlainDecoder, TorchSampler  # noqa: E402
+from env_letters import Letters
+from policy import PICO, load_policy
+from rollout import prompt_ids
+from sampler import PlainDecoder, TorchSampler
 
 BENCH_SEEDS = 2_600_000_000
 
@@ -110,7 +110,11 @@ def table(rates: dict[str, list[float]], reference: str) -> dict:
 
 def versions(threads: int) -> dict:
     cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
-    return {"machine": f"{platform.machine()}, {cpu}, {threads} threads", "torch": torch.__version__, "transformers": transformers.__version__}
+    return {
+        "machine": f"{platform.machine()}, {cpu}, {threads} threads",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 def save(name: str, result: dict) -> None:

@@ -15,11 +15,11 @@ import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from env_letters import STYLES, Letters  # noqa: E402
-from metrics import proportion  # noqa: E402
-from policy import PICO, load_policy  # noqa: E402
-from rollout import play  # noqa: E402
-from sampler import TorchSampler  # noqa: E402
+from env_letters import STYLES, Letters
+from metrics import proportion
+from policy import PICO, load_policy
+from rollout import play
+from sampler import TorchSampler
 
 CARD_SEEDS = 2_500_000_000  # neither trained nor evaluated on by train.py
 
@@ -51,8 +51,16 @@ def main(model: str = str(PICO), tasks: int = 256, k: int = 8) -> None:
             if h["n"]:
                 right = proportion(h["right"], h["n"]).percent()
                 how = "sampled" if temperature else "greedy"
-                rows.append(f"| {tier} | {'yes' if think else 'no'} | {how} | {habit} | {100 * h['share']:.1f}% | {right} | {h['n']} | {h['tokens']:.0f} |")
-    table = "\n".join(["| tier | may think | decoding | habit | how often | how right (exact) [95%] | n | tokens a reply |", "|---|---|---|---|---|---|---|---|", *rows])
+                rows.append(
+                    f"| {tier} | {'yes' if think else 'no'} | {how} | {habit} | {100 * h['share']:.1f}% | {right} | {h['n']} | {h['tokens']:.0f} |"
+                )
+    table = "\n".join(
+        [
+            "| tier | may think | decoding | habit | how often | how right (exact) [95%] | n | tokens a reply |",
+            "|---|---|---|---|---|---|---|---|",
+            *rows,
+        ]
+    )
     print(table)
     config = json.loads((Path(model) / "config.json").read_text())
     (Path(model) / "README.md").write_text(CARD.format(table=table, vocab=config["vocab_size"], layers=config["num_hidden_layers"],

@@ -1,12 +1,12 @@
 """The evidence behind the README: four arms from the same base, several seeds each, into results/letters/.
 
-    python -m lab.letters --seeds 3        # about 40 minutes on two cores; finished runs are kept and not run again
-    python -m lab.letters --table          # only rebuild the table and the plot from the committed summaries
+python -m lab.letters --seeds 3        # about 40 minutes on two cores; finished runs are kept and not run again
+python -m lab.letters --table          # only rebuild the table and the plot from the committed summaries
 
-    grpo      the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
-    no_think  the same, thinking not allowed: the plateau of the run this project grew out of
-    more_sft  the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
-    cot_sft   demonstrations that derive the counts, then GRPO: the algorithm is shown, not found
+grpo      the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
+no_think  the same, thinking not allowed: the plateau of the run this project grew out of
+more_sft  the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
+cot_sft   demonstrations that derive the counts, then GRPO: the algorithm is shown, not found
 """
 
 import json
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import metrics  # noqa: E402
+import metrics
 
 OUT, RUNS = ROOT / "results" / "letters", ROOT / "runs" / "letters-arms"
 ARMS = {
@@ -105,7 +105,13 @@ def write_table() -> None:
             f"* grpo against {arm}: {100 * ours.mean():.1f}% against {100 * other.mean():.1f}%, difference {100 * d.mean:+.1f} points "
             f"[{100 * d.low:+.1f}, {100 * d.high:+.1f}] over {d.n} tasks x {len(seeds)} seeds: **{verdict}**."
         )
-    lines += ["", "![four arms](arms.png)", "", "Each folder here holds a run's report.md, curves.png, summary.json, metrics.jsonl and evals.jsonl.", ""]
+    lines += [
+        "",
+        "![four arms](arms.png)",
+        "",
+        "Each folder here holds a run's report.md, curves.png, summary.json, metrics.jsonl and evals.jsonl.",
+        "",
+    ]
     (OUT / "README.md").write_text("\n".join(lines))
     draw(rows)
     print("\n".join(lines))

@@ -54,7 +54,9 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     assert 0.1 < summary["peak_rss_gb"] < 4 and summary["env"] == "letters" and summary["seed"] == 0
     assert [line["update"] for line in lines(whole / "metrics.jsonl")] == [1, 2, 3]
     episodes = lines(whole / "episodes.jsonl")
-    assert all(len({e["seed"] for e in episodes if (e["update"], e["group"]) == key}) == 1 for key in {(e["update"], e["group"]) for e in episodes})
+    assert all(
+        len({e["seed"] for e in episodes if (e["update"], e["group"]) == key}) == 1 for key in {(e["update"], e["group"]) for e in episodes}
+    )
 
 
 def test_the_adapter_loads_with_peft_alone(whole):
@@ -97,7 +99,9 @@ train.main()
         assert timeless(cut / name) == timeless(whole / name), name
     a, b = (json.loads((f / "summary.json").read_text()) for f in (cut, whole))
     assert a["eval"] == b["eval"] and a["gain"] == b["gain"] and a["tokens"] == b["tokens"]
-    assert (cut / "checkpoint" / "adapter_model.safetensors").read_bytes() == (whole / "checkpoint" / "adapter_model.safetensors").read_bytes()
+    assert (cut / "checkpoint" / "adapter_model.safetensors").read_bytes() == (
+        whole / "checkpoint" / "adapter_model.safetensors"
+    ).read_bytes()
 
 
 def test_the_seed_matters(whole, tmp_path):

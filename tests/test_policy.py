@@ -1,0 +1,387 @@
+"""Protects the policy: LoRA that starts as the base and leaves it alone, log-probs that are the model's, checkpoints
+that survive a kill and refuse damage, and errors in one sentence.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import policy as policy_module
+from policy import PICO, choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint, token_logprobs
+
+ROOT = Path(policy_module.__file__).resolve().parent
+
+
+def assert_one_sentence(error: pytest.ExceptionInfo) -> None:
+    text = str(error.value)
+    assert "\n" not in text and 20 < len(text) < 400, text
+
+
+def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(11, 1024, (n, length), generator=torch.Generator().manual_seed(seed))  # [n, length]
+
+
+def train_a_little(policy, steps: int = 3) -> torch.optim.Optimizer:
+    """A few AdamW steps on random tokens; returns the optimizer, whose state is then not empty."""
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-2)
+    for step in range(steps):
+        one_step(policy, optimizer, step)
+    return optimizer
+
+
+def one_step(policy, optimizer, seed: int) -> None:
+    ids = random_rows(2, 10, seed)  # [2, 10]
+    loss = -token_logprobs(policy, ids, torch.ones(2, 9, dtype=torch.bool))[0].mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+# ---------------------------------------------------------------------------------------------- LoRA
+
+
+@pytest.mark.parametrize("kind", ["pico", "llama_bias", "gpt2"])
+def test_lora_starts_exactly_as_the_base(load, kind):
+    base, with_lora = load(kind), load(kind, lora_rank=4)
+    ids = random_rows(2, 20)
+    with torch.no_grad():
+        assert torch.equal(base.model(input_ids=ids).logits, with_lora.model(input_ids=ids).logits)
+
+
+def test_only_lora_weights_learn_and_they_sit_on_every_linear_layer(load):
+    policy = load("qwen3", lora_rank=4)
+    names = policy.trainable()
+    assert all("lora_" in name for name in names)
+    assert len(names) == 2 * 2 * 7  # A and B, two layers, q k v o gate up down; none on the head
+    assert not any("lm_head" in name or "embed" in name for name in names)
+    assert all(p.dtype == torch.float32 for p in names.values())
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_with_rank_0_every_weight_learns(load, kind):
+    policy = load(kind)
+    assert policy.trainable().keys() == dict(policy.model.named_parameters()).keys()
+    assert not any("lora_" in name for name in policy.trainable())
+
+
+def test_training_with_lora_leaves_the_base_bit_identical(load, snapshot):
+    policy = load("qwen3", lora_rank=4)
+    before = snapshot(policy)
+    train_a_little(policy)
+    learnt = policy.trainable()
+    for name, p in policy.model.named_parameters():
+        assert torch.equal(p, before[name]) != (name in learnt), name  # every LoRA weight moved, no other did
+
+
+def test_the_adapters_start_depends_on_the_seed_only(load):
+    a, b, c = (load("qwen3", lora_rank=4, seed=seed).trainable() for seed in (1, 1, 2))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not all(torch.equal(a[name], c[name]) for name in a)
+
+
+def test_the_stop_tokens_are_those_of_tokenizer_and_model(tiny):
+    assert tiny.stop_ids == {tiny.tokenizer.convert_tokens_to_ids("<|im_end|>")}
+
+
+# ---------------------------------------------------------------------------------------------- log-probs
+
+
+def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
+    if kind == "all":
+        return torch.ones(n, t, dtype=torch.bool)
+    if kind == "one":
+        return torch.arange(n * t).view(n, t) == n * t - 1
+    return torch.rand(n, t, generator=torch.Generator().manual_seed(3)) < 0.4  # "some"
+
+
+@pytest.mark.parametrize(
+    "kind, lora_rank, chunk, temperature, which",
+    [
+        ("qwen3", 4, 1024, 1.0, "all"),
+        ("qwen3", 4, 1, 0.7, "some"),
+        ("qwen3", 0, 3, 1.0, "some"),
+        ("qwen3", 0, 7, 1.5, "all"),
+        ("qwen3", 4, 3, 0.7, "one"),
+        ("pico", 4, 5, 0.7, "some"),
+        ("llama", 0, 4, 0.7, "some"),  # untied head
+        ("qwen2", 4, 4, 1.0, "some"),
+        ("gemma2", 4, 4, 0.7, "some"),  # soft-capped logits
+        ("gpt2", 0, 4, 0.7, "some"),  # another trunk's name
+    ],
+)
+def test_token_logprobs_are_those_of_a_naive_forward(
+    load, naive_logprobs, gradients, assert_close, kind, lora_rank, chunk, temperature, which
+):
+    policy = load(kind, lora_rank, awake=True)
+    ids = random_rows(3, 12)  # [3, 12]
+    mask = mask_of(which, 3, 11)  # [3, 11]
+    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M] a different weight a token
+
+    logprobs, entropies = token_logprobs(policy, ids, mask, temperature, chunk)
+    (pull * logprobs).sum().backward()
+    ours = gradients(policy)
+    policy.model.zero_grad()
+
+    rows = [naive_logprobs(policy, row.tolist(), temperature) for row in ids]
+    expected = torch.cat([row[m] for row, m in zip(rows, mask)])  # [M], in row order
+    (pull * expected).sum().backward()
+    assert logprobs.dtype == torch.float32 and logprobs.shape == pull.shape == entropies.shape
+    assert (logprobs - expected).abs().max() < 1e-4
+    assert_close(ours, gradients(policy))
+
+    with torch.no_grad():
+        full = torch.log_softmax(policy.model(input_ids=ids).logits[:, :-1].float() / temperature, -1)  # [3, 11, V]
+    assert torch.allclose(entropies, -(full.exp() * full).sum(-1)[mask], atol=1e-3)
+    assert not entropies.requires_grad
+
+
+def test_an_empty_mask_gives_no_logprobs(tiny):
+    ids = random_rows(2, 6)
+    for tensor in token_logprobs(tiny, ids, torch.zeros(2, 5, dtype=torch.bool)):
+        assert tensor.shape == (0,) and tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["pico", "gpt2"])
+def test_right_padding_does_not_change_a_row(load, kind):
+    policy = load(kind)
+    row = random_rows(1, 9)[0]  # [9]
+    alone = token_logprobs(policy, row[None], torch.ones(1, 8, dtype=torch.bool))[0]  # [8]
+    for pad in (0, 77):
+        ids = torch.full((2, 30), pad)
+        ids[0, :9], ids[1] = row, random_rows(1, 30, seed=1)[0]
+        mask = torch.zeros(2, 29, dtype=torch.bool)
+        mask[0, :8] = mask[1] = True
+        assert torch.allclose(token_logprobs(policy, ids, mask)[0][:8], alone, atol=1e-5)
+
+
+def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load):
+    policy = load("qwen3", lora_rank=4)
+    seen = []
+    hook = policy.lm.get_output_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0]))
+    mask = mask_of("some", 4, 39)
+    token_logprobs(policy, random_rows(4, 40), mask, chunk=8)[0].sum().backward()
+    hook.remove()
+    assert max(seen) == 8 and sum(seen) == 2 * int(mask.sum())  # once forward, once again in the backward pass
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+STATE = {"update": 7, "lr": 0.1 + 0.2, "tier": None, "seen": [1, 2.5, "é"], "nested": {"done": False}}
+
+
+def equal(a, b) -> bool:
+    """Deep equality that compares tensors bit by bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("qwen3", 0), ("llama", 0), ("gpt2", 4), ("gpt2", 0)])
+def test_a_checkpoint_round_trip_is_bit_exact(load, snapshot, tmp_path, kind, lora_rank):
+    policy = load(kind, lora_rank)
+    optimizer = train_a_little(policy)
+    save_checkpoint(tmp_path / "c", policy, optimizer, STATE)
+
+    other = load(kind, lora_rank, awake=True, seed=5)  # everything that can differ does
+    optimizer_state, state = load_checkpoint(find_checkpoint(tmp_path / "c"), other)
+    assert equal(snapshot(other), snapshot(policy))
+    assert equal(optimizer_state, optimizer.state_dict()) and state == STATE
+
+    # The proof of the pudding: one more step from either leads to the same bits.
+    resumed = torch.optim.AdamW(other.trainable().values(), lr=1.0)
+    resumed.load_state_dict(optimizer_state)
+    one_step(policy, optimizer, 9)
+    one_step(other, resumed, 9)
+    assert equal(snapshot(other), snapshot(policy))
+
+
+def test_the_adapter_is_one_that_peft_can_load(load, model_folder, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    policy = load("qwen3", lora_rank=4, awake=True)
+    save_checkpoint(tmp_path / "c", policy, None, {})
+    base = AutoModelForCausalLM.from_pretrained(model_folder("qwen3"))
+    ids = random_rows(2, 15)
+    with torch.no_grad():
+        plain = base(input_ids=ids).logits
+        theirs = PeftModel.from_pretrained(base, tmp_path / "c").eval()(input_ids=ids).logits
+        ours = policy.model(input_ids=ids).logits
+    assert torch.equal(theirs, ours) and not torch.allclose(plain, ours, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_a_checkpoint_of_all_weights_is_a_model_folder_of_its_own(load, snapshot, tmp_path, kind):
+    policy = load(kind)
+    train_a_little(policy)
+    save_checkpoint(tmp_path / "c", policy, None, {})
+    again = load_policy(str(tmp_path / "c"), lora_rank=0, lora_alpha=1, device="cpu")
+    assert equal(snapshot(again), snapshot(policy)) and again.stop_ids == policy.stop_ids
+
+
+@pytest.fixture(scope="module")
+def saved(load, tmp_path_factory) -> dict[str, bytes]:
+    """The files of one good checkpoint, by name."""
+    folder = tmp_path_factory.mktemp("saved") / "c"
+    policy = load("qwen3", lora_rank=2)
+    save_checkpoint(folder, policy, train_a_little(policy, 1), STATE)
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+FILES = ["adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "state.json", "checksum"]
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "empty", "remove", "rename"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint_is_refused_in_one_sentence(saved, tmp_path, name, harm):
+    folder = write(tmp_path / "c", saved)
+    assert find_checkpoint(folder) == folder
+    content = saved[name]
+    if harm == "remove":
+        (folder / name).unlink()
+    elif harm == "rename":
+        (folder / name).rename(folder / f"{name}~")
+    else:
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        (folder / name).write_bytes({"flip": flipped, "truncate": content[:-1], "empty": b""}[harm])
+    with pytest.raises(SystemExit) as error:
+        find_checkpoint(folder)
+    assert_one_sentence(error)
+
+
+def test_a_checksum_that_is_no_text_is_refused_in_one_sentence(saved, tmp_path):
+    # KNOWN BUG (fails until it is mended): read_text() raises UnicodeDecodeError where the highest bit of a byte flipped.
+    folder = write(tmp_path / "c", saved)
+    (folder / "checksum").write_bytes(bytes([saved["checksum"][0] ^ 0x80]) + saved["checksum"][1:])
+    with pytest.raises(SystemExit) as error:
+        find_checkpoint(folder)
+    assert_one_sentence(error)
+
+
+def test_no_checkpoint_is_no_error(saved, tmp_path):
+    assert find_checkpoint(tmp_path / "c") is None
+    write(tmp_path / "c.new", dict(list(saved.items())[:2]))  # killed while the very first one was written
+    assert find_checkpoint(tmp_path / "c") is None
+
+
+@pytest.mark.parametrize("half_written_new", [False, True])
+def test_between_the_two_renames_the_old_checkpoint_is_found(saved, tmp_path, half_written_new):
+    old = write(tmp_path / "c.old", saved)
+    if half_written_new:
+        write(tmp_path / "c.new", {"state.json": b"{"})
+    assert find_checkpoint(tmp_path / "c") == old
+
+
+def test_a_damaged_checkpoint_falls_back_on_a_whole_old_one(saved, tmp_path):
+    old = write(tmp_path / "c.old", saved)
+    write(tmp_path / "c", {**saved, "state.json": b"{}"})
+    assert find_checkpoint(tmp_path / "c") == old
+
+
+class Killed(BaseException):
+    """As a kill would: nothing in the code may catch it."""
+
+
+@pytest.mark.parametrize("moment, expected", [("write", 1), ("rename 1", 1), ("rename 2", 1), ("cleanup", 2)])
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(load, tmp_path, monkeypatch, moment, expected):
+    policy, folder = load("qwen3", lora_rank=2), tmp_path / "c"
+    save_checkpoint(folder, policy, None, {"update": 1})
+    calls = {"rename": 0}
+    rename, rmtree = Path.rename, policy_module.shutil.rmtree
+
+    def kill(*_, **__):
+        raise Killed
+
+    def killing_rename(self, target):
+        calls["rename"] += 1
+        return kill() if moment == f"rename {calls['rename']}" else rename(self, target)
+
+    def killing_rmtree(path, **kwargs):
+        return kill() if moment == "cleanup" and calls["rename"] == 2 else rmtree(path, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killing_rename)
+        patch.setattr(policy_module.shutil, "rmtree", killing_rmtree)
+        if moment == "write":
+            patch.setattr(policy_module.torch, "save", kill)
+        with pytest.raises(Killed):
+            save_checkpoint(folder, policy, None, {"update": 2})
+    assert load_checkpoint(find_checkpoint(folder), policy)[1] == {"update": expected}
+
+    save_checkpoint(folder, policy, None, {"update": 3})  # and the next one clears up what was left
+    assert load_checkpoint(find_checkpoint(folder), policy)[1] == {"update": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+# ---------------------------------------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize("name", ["no_such_model", "/no/such/folder", "owner/no-such-model"])
+def test_a_model_that_does_not_exist_is_told_in_one_sentence(name):
+    with pytest.raises(SystemExit) as error:
+        load_policy(name, 4, 8, device="cpu")
+    assert_one_sentence(error)
+    assert name in str(error.value)
+
+
+@pytest.mark.parametrize("missing", ["chat_template.jinja", "config.json", "model.safetensors"])
+def test_a_folder_that_lacks_something_is_told_in_one_sentence(model_folder, tmp_path, missing):
+    source = Path(model_folder("qwen3"))
+    folder = write(tmp_path / "m", {file.name: file.read_bytes() for file in source.iterdir() if file.name != missing})
+    with pytest.raises(SystemExit) as error:
+        load_policy(str(folder), 4, 8, device="cpu")
+    assert_one_sentence(error)
+    assert str(folder) in str(error.value)
+    if missing == "chat_template.jinja":
+        assert "chat template" in str(error.value)
+
+
+def test_truncated_weights_are_told_in_one_sentence(model_folder, tmp_path):
+    # KNOWN BUG (fails until it is mended): SafetensorError is no OSError, ValueError or KeyError, so it comes out as a traceback.
+    files = {file.name: file.read_bytes() for file in Path(model_folder("qwen3")).iterdir()}
+    files["model.safetensors"] = files["model.safetensors"][:-100]  # a download that broke off
+    folder = write(tmp_path / "m", files)
+    with pytest.raises(SystemExit) as error:
+        load_policy(str(folder), 4, 8, device="cpu")
+    assert_one_sentence(error)
+
+
+def test_without_a_gpu_auto_means_pico_base(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path, why = choose_model("auto")
+    assert Path(path) == PICO and "pico_base" in why
+
+
+def test_a_model_named_by_folder_is_that_folder_from_wherever_we_start(model_folder, tmp_path, monkeypatch):
+    # KNOWN BUG (fails until it is mended): the full path of pico_base is cut to "pico_base", which exists in the repository's root only.
+    monkeypatch.chdir(tmp_path)
+    for folder in (model_folder("qwen3"), str(PICO)):
+        assert Path(choose_model(folder)[0]).samefile(folder)
+
+
+# ---------------------------------------------------------------------------------------------- scripts
+
+
+@pytest.mark.parametrize("script", ["policy.py", "sampler.py", "rollout.py", "grpo.py", "sft.py"])
+def test_each_room_runs_alone_as_a_script(script):
+    done = subprocess.run(
+        [sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONUTF8": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout) > 200  # each of them shows something

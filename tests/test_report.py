@@ -1,0 +1,426 @@
+"""Protects what a run leaves for a person: every number in summary.json and report.md must follow from the run folder.
+
+A fake run folder is built here, line by line as train.py writes one, with random results whose statistics are worked out again.
+"""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import report
+
+ROOT = Path(__file__).resolve().parent.parent
+N = 64  # tasks a tier
+TIERS = (3, 5, 6)
+STAGES = ("before", "after_sft", "final")
+SHARES = {"before": 0.0, "after_sft": 0.3, "final": 0.75}  # exact answers on the trained tier
+HABITS = ("bare", "states", "derives")
+
+
+def make_config(**changes) -> dict:
+    config = {
+        "env": "letters", "difficulty": 6, "reward": "binary", "think": True, "curriculum": False, "model": "auto", "lora_rank": 32,
+        "lora_alpha": 64, "device": "auto", "threads": 0, "sft_style": "states", "sft_examples": 100, "sft_steps": 50, "sft_batch": 8,
+        "sft_lr": 1e-3, "updates": 30, "num_tasks": 8, "k": 8, "loss": "grpo", "baseline": "group", "normalize": True, "lr": 5e-4,
+        "warmup": 5, "kl": 0.0, "epochs": 1, "temperature": 1.0, "max_tokens": 320, "micro_tokens": 16384,
+        "gradient_checkpointing": False, "eval_n": N, "eval_every": 20, "seed": 5, "name": "", "runs": "runs", "resume": "",
+        "save_every": 10, "wandb": False,
+    }  # fmt: skip
+    return config | changes
+
+
+def make_state(updates: int, **changes) -> dict:
+    state = {
+        "update": updates, "level": 6, "recent": [], "rewards": [], "sft": {"loss_first": 3.25, "loss_last": 0.5}, "collapse": "",
+        "seconds": {"total": 600.006, "rollout": 240.0, "train": 180.0, "eval": 90.0, "sft": 60.0},
+        "tokens": {"sampled": 1234567, "trained": 765432, "sft": 4321},
+    }  # fmt: skip
+    return state | changes
+
+
+MACHINE = {
+    "device": "x86_64 CPU, 2 threads", "python": "3.11.0", "torch": "2.0", "transformers": "4.0", "peft": "0.1", "model": "pico_base",
+    "parameters": 5_000_000, "trainable": 400_000, "peak_rss_gb": 1.234,
+}  # fmt: skip
+
+
+def eval_line(update: int, stage: str, tier: int, exact: list[float], seed: int = 0) -> dict:
+    rng = np.random.default_rng((seed, tier, update + 1))
+    return {
+        "update": update, "stage": stage, "tier": tier, "reward": [max(e, 0.1 * int(rng.integers(0, 5))) for e in exact],
+        "exact": exact, "format": [max(e, float(rng.random() < 0.5)) for e in exact],
+        "reply_tokens": [int(x) for x in rng.integers(5, 320, len(exact))], "truncated": [bool(x) for x in rng.random(len(exact)) < 0.1],
+    }  # fmt: skip
+
+
+def metric_line(update: int, reward: float = 0.5, derives: float = 0.0, silent: bool = False, **changes) -> dict:
+    line = {
+        "update": update, "level": 6, "reward": reward, "reward_low": reward - 0.05, "reward_high": reward + 0.05, "n": 64,
+        "exact": reward, "format": 0.9, "fraction": reward, "habit_bare": 0.0, "habit_states": 1.0 - derives, "habit_derives": derives,
+        "reply_tokens": 100.0 + update, "truncated": 0.0, "errors": 0,
+    }  # fmt: skip
+    if silent:  # no group had a signal, so nothing was trained: grpo.update has no more than this to say
+        line |= {"groups_with_signal": 0.0, "advantage_abs": 0.0, "trained_tokens": 0, "loss": 0.0, "grad_norm": 0.0}
+    else:
+        line |= {
+            "loss": 0.001, "entropy": 0.4, "ratio": 1.0, "clip_fraction": 0.0, "approx_kl": 1e-9, "mismatch": 2e-6,
+            "groups_with_signal": 0.75, "advantage_abs": 0.6, "trained_tokens": 6000, "grad_norm": 0.8, "ratio_max": 1.0,
+        }  # fmt: skip
+    return line | {"seconds_rollout": 2.0, "seconds_train": 1.5} | changes
+
+
+def write_lines(path: Path, records: list[dict]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def make_run(folder: Path, lines: list[dict], config: dict | None = None, state: dict | None = None, shares: dict = SHARES) -> dict:
+    """A finished run folder; returns its summary."""
+    folder.mkdir()
+    updates = len(lines)
+    config, state = config or make_config(updates=updates), state or make_state(updates)
+    rng = np.random.default_rng(config["seed"])
+    hard = {tier: rng.random(N) for tier in TIERS}  # the same tasks every time
+    evals = []
+    for update, stage in [(-1, "before"), (0, "after_sft"), *([(20, "train")] if updates > 20 else []), (updates, "final")]:
+        for tier in TIERS:
+            share = shares.get(stage, 0.5) * (1.0 if tier == config["difficulty"] else 0.5)
+            noisy = hard[tier] + rng.normal(0, 0.05, N)
+            evals.append(eval_line(update, stage, tier, [float(h < share) if share else 0.0 for h in noisy], config["seed"]))
+    write_lines(folder / "evals.jsonl", evals)
+    if lines:
+        write_lines(folder / "metrics.jsonl", lines)
+    (folder / "config.json").write_text(json.dumps(config))
+    summary = report.summarize_run(folder, config, state, MACHINE)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+    return json.loads((folder / "summary.json").read_text())
+
+
+def growing_lines(updates: int = 30, starts: int = 12) -> list[dict]:
+    """Reward rises, and from update `starts` on most replies derive; every sixth update has no signal."""
+    rng = np.random.default_rng(8)
+    return [
+        metric_line(i, float(0.1 + 0.02 * i + rng.normal(0, 0.02)), 0.2 if i < starts else 0.9, silent=i % 6 == 0)
+        for i in range(1, updates + 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "grown"
+    make_run(folder, growing_lines())
+    report.write(folder)
+    return folder
+
+
+def load(folder: Path) -> tuple[dict, list[dict], list[dict], str]:
+    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    lines = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if (folder / "metrics.jsonl").exists() else []
+    )
+    return json.loads((folder / "summary.json").read_text()), lines, evals, (folder / "report.md").read_text()
+
+
+def wilson(successes: float, n: int) -> tuple[float, float]:
+    z, p = 1.959963984540054, successes / n
+    middle, reach = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    return (middle - reach) / (1 + z**2 / n), (middle + reach) / (1 + z**2 / n)
+
+
+def percent(successes: float, n: int) -> str:
+    low, high = wilson(successes, n)
+    return f"{100 * successes / n:.1f}% [{100 * low:.1f}, {100 * abs(high):.1f}]"
+
+
+def section(text: str, title: str) -> list[str]:
+    return text.split(f"## {title}\n")[1].split("\n## ")[0].strip().splitlines()
+
+
+def table_rows(text: str, title: str) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section(text, title) if line.startswith("|")]
+    return rows[:1] + rows[2:]  # without the dashes
+
+
+# ------------------------------------------------------------------------------------------------ summary.json
+
+
+def test_summary_has_every_evaluation_with_its_wilson_interval(run):
+    summary, _, evals, _ = load(run)
+    assert set(summary["eval"]) == {str(tier) for tier in TIERS}
+    for tier in TIERS:
+        assert set(summary["eval"][str(tier)]) == set(STAGES), "evaluations during training are no result"
+        for stage in STAGES:
+            (line,) = (e for e in evals if e["tier"] == tier and e["stage"] == stage)
+            result, right = summary["eval"][str(tier)][stage], sum(line["exact"])
+            low, high = wilson(right, N)
+            assert result["n"] == N
+            assert result["exact"] == right / N
+            assert (result["low"], result["high"]) == pytest.approx((low, high), abs=1e-9)
+            assert result["reward"] == pytest.approx(sum(line["reward"]) / N)
+            assert result["format"] == pytest.approx(sum(line["format"]) / N)
+            assert result["truncated"] == pytest.approx(sum(line["truncated"]) / N)
+            assert result["reply_tokens"] == pytest.approx(sum(line["reply_tokens"]) / N)
+
+
+def test_summary_s_gain_is_final_minus_sft_on_the_trained_tier_task_by_task(run):
+    summary, _, evals, _ = load(run)
+    after_sft, final = (np.array(next(e["exact"] for e in evals if e["stage"] == stage and e["tier"] == 6)) for stage in STAGES[1:])
+    difference = final - after_sft
+    gain = summary["gain"]
+    assert gain["n"] == N
+    assert gain["mean"] == pytest.approx(difference.mean())
+    draws = np.random.default_rng(123).integers(0, N, (20_000, N))  # another bootstrap, with other random numbers
+    low, high = np.quantile(difference[draws].mean(1), [0.025, 0.975])
+    assert (gain["low"], gain["high"]) == pytest.approx((low, high), abs=1.01 / N)  # means move in steps of 1/N
+    assert gain["low"] < gain["mean"] < gain["high"]
+
+
+def test_summary_keeps_what_identifies_and_what_it_cost(run):
+    summary, *_ = load(run)
+    assert (summary["env"], summary["seed"], summary["difficulty"], summary["updates"]) == ("letters", 5, 6, 30)
+    assert summary["model"] == "pico_base", "auto is not a model: say which one it was"
+    assert summary["seconds"] == {"total": 600.01, "rollout": 240.0, "train": 180.0, "eval": 90.0, "sft": 60.0}
+    assert summary["tokens"]["sampled"] == 1234567 and summary["tokens"]["trained"] == 765432
+    assert summary["peak_rss_gb"] == 1.234
+    assert summary["sft"] == {"loss_first": 3.25, "loss_last": 0.5}
+    assert summary["config"] == make_config() and summary["collapse"] == ""
+
+
+def test_a_named_model_stays_named(tmp_path):
+    assert make_run(tmp_path / "named", [], make_config(updates=0, model="some/model"))["model"] == "some/model"
+
+
+def test_the_gain_is_that_of_the_trained_tier_whichever_it_is(tmp_path):
+    folder = tmp_path / "five"
+    summary = make_run(folder, [], make_config(updates=0, difficulty=5))
+    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    after_sft, final = (next(np.mean(e["exact"]) for e in evals if e["stage"] == stage and e["tier"] == 5) for stage in STAGES[1:])
+    assert summary["gain"]["mean"] == pytest.approx(final - after_sft)
+
+
+# ------------------------------------------------------------------------------------------------ report.md and curves.png
+
+
+def test_write_makes_a_report_and_a_picture(run):
+    png = (run / "curves.png").read_bytes()
+    assert png.startswith(b"\x89PNG\r\n\x1a\n") and len(png) > 20_000
+    text = (run / "report.md").read_text()
+    assert text.startswith("# grown\n") and "![curves](curves.png)" in text
+    for title in ("Config", "SFT warm-up", "Evaluation", "Trajectory", "Observations (computed)"):
+        assert f"## {title}\n" in text
+    assert "nan" not in text.lower()
+
+
+def test_the_head_of_the_report_gives_the_three_results_and_the_gain(run):
+    summary, _, evals, text = load(run)
+    right = {stage: next(sum(e["exact"]) for e in evals if e["stage"] == stage and e["tier"] == 6) for stage in STAGES}
+    head = text.split("## Config")[0]
+    assert " → ".join(percent(right[stage], N) for stage in STAGES) in head
+    assert f"{N} held-out tasks" in head and "30 updates" in head
+    assert f"{100 * (right['final'] - right['after_sft']) / N:+.1f} points" in head
+    assert "10.0 minutes" in head and "1.23 GB" in head and "1,234,567 tokens sampled, 765,432 trained" in head
+
+
+def test_the_evaluation_table_has_a_row_for_every_evaluation(run):
+    _, _, evals, text = load(run)
+    title, *rows = table_rows(text, "Evaluation")
+    assert title == ["update", "tier 3", "tier 5", "tier 6"]
+    assert [row[0] for row in rows] == ["before SFT", "after SFT (0)", "20", "30 (final)"]
+    for row, stage in zip(rows, ("before", "after_sft", "train", "final")):
+        assert row[1:] == [percent(sum(e["exact"]), N) for tier in TIERS for e in evals if (e["stage"], e["tier"]) == (stage, tier)]
+
+
+def test_the_trajectory_averages_blocks_that_cover_every_update_once(run):
+    _, lines, _, text = load(run)
+    title, *rows = table_rows(text, "Trajectory")
+    assert title[:5] == ["updates", "reward", "exact", "format", "reply tokens"]
+    spans = [tuple(int(x) for x in row[0].split("–")) for row in rows]
+    assert [i for first, last in spans for i in range(first, last + 1)] == list(range(1, 31))
+    for (first, last), row in zip(spans, rows):
+        block = lines[first - 1 : last]
+        cells = dict(zip(title, row))
+        average = {key: sum(line[key] for line in block) / len(block) for key in ("reward", "exact", "reply_tokens", "habit_derives")}
+        assert cells["reward"].startswith(f"{average['reward']:.2f} [")
+        assert cells["exact"] == f"{average['exact']:.2f}"
+        assert cells["reply tokens"] == f"{average['reply_tokens']:.0f}"
+        assert cells["derives"] == f"{100 * average['habit_derives']:.0f}%"
+
+
+def test_the_report_tells_format_and_reward_after_sft(run):
+    _, _, evals, text = load(run)
+    after = next(e for e in evals if e["stage"] == "after_sft" and e["tier"] == 6)
+    cells = dict(row for row in table_rows(text, "SFT warm-up"))
+    assert cells["SFT loss"] == "3.25 → 0.50 (50 steps)"
+    assert cells["format compliance after SFT"] == f"{percent(sum(after['format']), N)}, n={N}"
+    assert cells["mean reward after SFT"].startswith(f"{np.mean(after['reward']):.3f} [")
+
+
+def test_the_config_table_lists_what_was_set(run):
+    cells = dict(table_rows((run / "report.md").read_text(), "Config"))
+    assert cells["difficulty"] == "6" and cells["k"] == "8" and cells["curriculum"] == "False" and cells["kl"] == "0.0"
+    assert "resume" not in cells, "an empty value says nothing"
+    assert cells["trainable parameters"] == "400,000 of 5,000,000"
+
+
+def test_a_run_without_grpo_reports_too(tmp_path):
+    folder = tmp_path / "sft-only"
+    summary = make_run(folder, [], make_config(updates=0), shares={"before": 0.0, "after_sft": 0.3, "final": 0.3})
+    report.write(folder)
+    text = (folder / "report.md").read_text()
+    assert summary["updates"] == 0
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "No GRPO updates in this run." in text and "Training reward" not in text
+    assert [row[0] for row in table_rows(text, "Evaluation")[1:]] == ["before SFT", "after SFT (0)", "0 (final)"]
+
+
+def test_a_run_without_sft_or_with_one_update_reports_too(tmp_path):
+    folder = tmp_path / "one"
+    lines = [metric_line(1, silent=True)]
+    make_run(folder, lines, make_config(updates=1, sft_steps=0), make_state(1, sft={}))
+    report.write(folder)
+    text = (folder / "report.md").read_text()
+    assert "SFT loss" not in text and (folder / "curves.png").exists()
+    assert len(table_rows(text, "Trajectory")) == 2
+
+
+def test_a_report_can_be_written_again_from_the_folder_alone(run):
+    before = (run / "report.md").read_text()
+    (run / "report.md").write_text("lost")
+    done = subprocess.run([sys.executable, str(ROOT / "report.py"), str(run)], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert (run / "report.md").read_text() == before
+    assert before in done.stdout
+
+
+def test_the_script_refuses_a_folder_that_is_no_finished_run(tmp_path):
+    done = subprocess.run([sys.executable, str(ROOT / "report.py"), str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0 and "summary.json" in done.stderr and "Traceback" not in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ when thinking starts
+
+
+def shares(*values: float) -> list[dict]:
+    return [{"update": i + 1, "habit_derives": v} for i, v in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    "values,expected",
+    [
+        ([0.0] * 7 + [0.9] * 5, 8),
+        ([0.0] * 7 + [0.9] * 20, 8),
+        ([0.9] * 5, 1),
+        ([0.9] * 4 + [0.1] + [0.6] * 5, 6),  # four are not yet a habit
+        ([0.1, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9], 4),
+        ([0.0] * 20, None),
+        ([0.5] * 20, None),  # half is no majority
+        ([0.9] * 4, None),
+        ([0.0] * 10 + [0.9] * 4, None),
+        ([0.9, 0.9, 0.4] * 10, None),
+        ([], None),
+    ],
+)
+def test_thinking_starts_at_the_first_of_five_updates_with_a_majority(values, expected):
+    assert report.thinking_starts(shares(*values)) == expected
+
+
+def test_thinking_starts_tells_the_update_and_not_the_line():
+    lines = [{"update": i, "habit_derives": 0.9 if i >= 43 else 0.1} for i in range(41, 60)]
+    assert report.thinking_starts(lines) == 43
+
+
+def test_an_environment_without_habits_never_starts_to_think():
+    assert report.thinking_starts([{"update": i} for i in range(1, 20)]) is None
+
+
+# ------------------------------------------------------------------------------------------------ observations
+
+
+def observed(tmp_path: Path, lines: list[dict], **state) -> str:
+    summary = make_run(tmp_path / "run", lines, state=make_state(len(lines), **state))
+    return "\n".join(report.observations(summary, lines))
+
+
+@pytest.mark.parametrize(
+    "before,after,verdict",
+    [(0.3, 0.8, "GRPO gained on"), (0.8, 0.3, "GRPO lost on"), (0.5, 0.5, "GRPO neither gained nor lost measurably on")],
+)
+def test_the_verdict_follows_the_interval(tmp_path, before, after, verdict):
+    summary = make_run(tmp_path / "run", [], shares={"before": 0.1, "after_sft": before, "final": after})
+    low, high = summary["gain"]["low"], summary["gain"]["high"]
+    assert {"gained": low > 0, "lost": high < 0, "neither": low <= 0 <= high}[verdict.split()[1]], "the fake data must fit the verdict"
+    first = report.observations(summary, [])[0]
+    assert first.startswith(verdict + " tier 6: ") and f"{100 * summary['gain']['mean']:+.1f} points" in first and f"n={N}" in first
+
+
+def test_a_gain_of_exactly_nothing_is_not_a_gain(tmp_path):
+    summary = make_run(tmp_path / "run", [])
+    for low, high, word in ((0.0, 0.2, "neither"), (-0.2, 0.0, "neither"), (0.001, 0.2, "gained"), (-0.2, -0.001, "lost")):
+        summary["gain"] = {"mean": (low + high) / 2, "low": low, "high": high, "n": N}
+        assert report.observations(summary, [])[0].split()[1] == word
+
+
+def test_tiers_that_were_not_trained_are_told_apart(run):
+    summary, lines, evals, _ = load(run)
+    text = "\n".join(report.observations(summary, lines))
+    for tier in (3, 5):
+        sft, final = (next(sum(e["exact"]) for e in evals if (e["stage"], e["tier"]) == (stage, tier)) for stage in STAGES[1:])
+        assert f"Tier {tier}, which was not trained: {percent(sft, N)} → {percent(final, N)}." in text
+    assert "Tier 6, which" not in text
+
+
+def test_observations_about_reward_length_and_signal(run):
+    summary, lines, _, _ = load(run)
+    text = "\n".join(report.observations(summary, lines))
+    rewards = [line["reward"] for line in lines]
+    best = max(range(30), key=rewards.__getitem__)
+    assert f"mean {sum(rewards) / 30:.2f}, last tenth {sum(rewards[-3:]) / 3:.2f}" in text
+    assert f"({rewards[best]:.2f} at {best + 1})" in text
+    assert "from 102 to 129 tokens" in text  # 100 + update: means over updates 1-3 and 28-30
+    assert "38% of the groups had no signal" in text  # 5 updates of 30 without, the others with 3 of 4 groups: 1 - 25/30 * 3/4
+    assert "rollout 40%, train 30%, eval 15%, sft 10%" in text
+
+
+def test_observations_say_when_thinking_began_or_that_it_did_not(tmp_path):
+    assert "begins to think at update 12:" in observed(tmp_path, growing_lines(30, starts=12))
+    never = "\n".join(report.observations(json.loads((tmp_path / "run/summary.json").read_text()), growing_lines(30, starts=99)))
+    assert "begins to think" not in never
+    assert "derive" in never and "(last tenth: 20%)" in never
+
+
+def test_a_collapse_is_told_and_its_absence_too(tmp_path):
+    lines = growing_lines(12)
+    text = observed(tmp_path, lines, collapse="update 9: the mean reward fell")
+    assert "COLLAPSE at update 9: the mean reward fell" in text and "No collapse" not in text
+    summary = json.loads((tmp_path / "run/summary.json").read_text()) | {"collapse": ""}
+    text = "\n".join(report.observations(summary, lines))
+    assert "No collapse was noticed." in text and "COLLAPSE" not in text
+
+
+def test_a_habit_that_was_lost_again_is_not_said_to_last(tmp_path):
+    lines = [metric_line(i, derives=0.9 if 5 <= i < 12 else 0.0) for i in range(1, 61)]  # derives for 7 updates of 60
+    text = observed(tmp_path, lines)
+    assert "begins to think at update 5: in that update and the next four" in text and "in the last tenth of the updates 0% do" in text
+
+
+def test_a_habit_too_young_to_date_is_not_said_to_be_absent(tmp_path):
+    lines = [metric_line(i, derives=0.9 if i > 27 else 0.1) for i in range(1, 31)]  # the last three of thirty
+    text = observed(tmp_path, lines)
+    assert "No five updates in a row had a majority of replies that derive the answer (last tenth of the updates: 90%)" in text
+
+
+def test_mismatch_is_averaged_over_the_updates_that_measured_it(tmp_path):
+    lines = [metric_line(i, silent=i % 2 == 0) for i in range(1, 21)]
+    assert "disagree by 2.0e-06 nats" in observed(tmp_path, lines)
+
+
+def test_entropy_is_averaged_over_the_updates_that_measured_it(tmp_path):
+    lines = [metric_line(i, silent=i % 2 == 0) for i in range(1, 21)]
+    summary = make_run(tmp_path / "run", lines)
+    evals = [json.loads(line) for line in (tmp_path / "run/evals.jsonl").read_text().splitlines()]
+    title, *rows = table_rows(report.text("run", summary, lines, evals), "Trajectory")
+    assert {row[title.index("entropy")] for row in rows} == {"0.40"}

@@ -1,0 +1,354 @@
+"""Protects rollouts: an episode holds, token for token, what the policy was shown and what it chose; a group shares one
+task; a broken environment costs its own episode only; and the same seeds give the same episodes.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from env_letters import STYLES, Letters
+from rollout import delta_ids, encode, expert_episode, play, prompt_ids, render
+from sampler import Sample, TorchSampler
+
+
+class Chat:
+    """A tiny environment: a question, an echo after every reply, the end after `turns` replies."""
+
+    tools = None
+    think = True
+
+    def __init__(self, turns: int = 2):
+        self.turns, self.replies = turns, []
+
+    def reset(self, seed):
+        self.seed, self.replies = seed, []
+        return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What comes after {seed}?"}]
+
+    def step(self, reply):
+        self.replies.append(reply)
+        if len(self.replies) == self.turns:
+            return [], True
+        return [{"role": "user", "content": f"And after that, number {len(self.replies)}?"}], False
+
+    def score(self):
+        return {"reward": 0.5, "letters": sum(map(len, self.replies))}
+
+
+class Scripted:
+    """Stands in for a sampler: member i of a group says replies[turn], whatever the prompt. Keeps what it was asked."""
+
+    version = 7
+
+    def __init__(self, *replies: Sample):
+        self.replies, self.calls = replies, []
+
+    def sample(self, prompts, k, max_tokens, temperature, seeds):
+        reply = self.replies[len(self.calls)]
+        self.calls.append([list(p) for p in prompts])
+        return [[reply] * k for _ in prompts]
+
+
+class Recorder:
+    """A sampler that keeps every call: (prompts, k, seeds, answer)."""
+
+    def __init__(self, sampler):
+        self.sampler, self.calls = sampler, []
+
+    @property
+    def version(self):
+        return self.sampler.version
+
+    def sample(self, prompts, k, max_tokens, temperature, seeds):
+        answer = self.sampler.sample(prompts, k, max_tokens, temperature, seeds)
+        self.calls.append(([list(p) for p in prompts], k, seeds, answer))
+        return answer
+
+
+def spelled(policy, text: str) -> list[int]:
+    """The text one character a token: legal, but not how the tokenizer would cut it."""
+    return [token for character in text for token in encode(policy, character)]
+
+
+def said(token_ids: list[int], finished: bool = True) -> Sample:
+    return Sample(token_ids, [-0.1 * (n + 1) for n in range(len(token_ids))], finished)
+
+
+@pytest.fixture(scope="module")
+def chatty(tiny):
+    """A random policy whose replies are short: half of all tokens end one, the real end of turn among them."""
+    return replace(tiny, stop_ids=frozenset(range(0, 1024, 2)))
+
+
+@pytest.fixture(scope="module")
+def end(tiny) -> int:
+    return tiny.tokenizer.eos_token_id
+
+
+# ---------------------------------------------------------------------------------------------- groups
+
+
+def test_a_group_shares_task_seed_and_prompt_and_is_prefilled_once(chatty):
+    recorder = Recorder(TorchSampler(chatty))
+    seeds = [4, 11, 300]
+    groups = play(chatty, recorder, Chat, seeds, 4, 8, 1.0, noise=0)
+    prompts, k, _, _ = recorder.calls[0]
+    assert len(prompts) == 3 and k == 4  # one prompt a group, not one a member
+    for g, (group, seed, prompt) in enumerate(zip(groups, seeds, prompts)):
+        assert len(group) == 4
+        assert prompt == prompt_ids(chatty, Chat().reset(seed), None, True)
+        for episode in group:
+            assert (episode.seed, episode.group) == (seed, g)
+            assert episode.token_ids[: len(prompt)] == prompt and not any(episode.sampled[: len(prompt)])
+            assert episode.messages[:2] == Chat().reset(seed)
+    assert len({tuple(p) for p in prompts}) == 3
+
+
+def test_members_of_a_group_with_different_tasks_are_refused(tiny):
+    made = []
+
+    def make_env():
+        env, n = Chat(), len(made)
+        env.reset = lambda seed: [{"role": "user", "content": f"task {seed} of member {n}"}]
+        made.append(env)
+        return env
+
+    with pytest.raises(AssertionError, match="one task"):
+        play(tiny, Scripted(), make_env, [1], 2, 8, 1.0, noise=0)
+
+
+def test_members_differ_in_what_they_sample(chatty):
+    (group,) = play(chatty, TorchSampler(chatty), Chat, [4], 6, 8, 1.0, noise=0)
+    assert len({tuple(e.token_ids) for e in group}) > 1
+
+
+# ---------------------------------------------------------------------------------------------- token-exact
+
+
+def test_an_episode_is_prompt_sampled_delta_sampled_and_never_rendered_again(tiny, end):
+    think = [*encode(tiny, "<think>"), *spelled(tiny, "\ncounting on\n"), *encode(tiny, "</think>")]
+    first = [*think, *spelled(tiny, "the number five"), end]
+    second = [*think, *spelled(tiny, "the number six"), end]
+    sampler = Scripted(said(first), said(second))
+    ((episode, twin),) = play(tiny, sampler, Chat, [4], 2, 100, 1.0, noise=0)
+
+    opening = Chat().reset(4)
+    prompt = prompt_ids(tiny, opening, None, True)
+    question = {"role": "user", "content": "And after that, number 1?"}
+    delta = delta_ids(tiny, [question], True)
+    assert episode.token_ids == prompt + first + delta + second
+    assert episode.sampled == [False] * len(prompt) + [True] * len(first) + [False] * len(delta) + [True] * len(second)
+    assert episode.logprobs == [0.0] * len(prompt) + said(first).logprobs + [0.0] * len(delta) + said(second).logprobs
+    assert sampler.calls == [[prompt], [prompt + first + delta] * 2]  # the second turn was shown the same tokens
+
+    # Premises: both ways of doing it again would have given other tokens.
+    reply = tiny.tokenizer.decode(first[:-1])
+    assert encode(tiny, reply) != first[:-1]
+    again = render(tiny, [*opening, {"role": "assistant", "content": reply}, question], None, True)
+    assert "counting on" not in again and "the number five" in again
+
+    assert episode.messages == [
+        *opening, {"role": "assistant", "content": reply}, question,
+        {"role": "assistant", "content": tiny.tokenizer.decode(second[:-1])},
+    ]  # fmt: skip
+    assert "<|im_end|>" not in episode.messages[-1]["content"]
+    assert (episode.turns, episode.stop_reason, episode.reward, episode.policy_version) == (2, "done", 0.5, 7)
+    assert episode.components == {"letters": len(reply) + len(episode.messages[-1]["content"])}
+    assert episode.reply_tokens == len(first) + len(second)
+    assert twin.token_ids == episode.token_ids
+
+
+def test_the_mask_is_true_exactly_on_what_a_real_sampler_sampled(chatty):
+    recorder = Recorder(TorchSampler(chatty))
+    groups = play(chatty, recorder, lambda: Chat(3), [4, 9], 3, 8, 1.0, noise=5)
+    parts = {}  # (group, member) -> the samples of its turns, in order
+    for prompts, k, seeds, answer in recorder.calls:
+        for prompt, row_seeds, samples in zip(prompts, seeds, answer):
+            assert len(samples) == k
+            for (noise, seed, i, turn), sample in zip(row_seeds, samples):
+                assert noise == 5
+                parts.setdefault(([4, 9].index(seed), i), []).append((prompt, sample))
+                assert len(parts[[4, 9].index(seed), i]) == turn + 1
+    turns = set()
+    for g, group in enumerate(groups):
+        for i, episode in enumerate(group):
+            turns.add(episode.turns)
+            samples = [sample for _, sample in parts[g, i]]
+            assert episode.turns == len(samples)
+            assert len(episode.token_ids) == len(episode.sampled) == len(episode.logprobs)
+            mine = [n for n, s in enumerate(episode.sampled) if s]
+            assert [episode.token_ids[n] for n in mine] == sum((s.token_ids for s in samples), [])
+            assert [episode.logprobs[n] for n in mine] == sum((s.logprobs for s in samples), [])
+            assert all(episode.logprobs[n] == 0.0 for n, s in enumerate(episode.sampled) if not s)
+            for prompt, sample in parts[g, i]:  # every reply follows exactly what the sampler was shown
+                at = len(prompt)
+                assert episode.token_ids[:at] == prompt
+                assert episode.sampled[at : at + len(sample.token_ids)] == [True] * len(sample.token_ids)
+    assert max(turns) == 3  # premise: some went all the way
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        [{"role": "user", "content": "And then?"}],
+        [{"role": "user", "content": "\n\n  spaces first"}],
+        [{"role": "tool", "content": '{"n": 5}'}],
+        [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}],
+        [{"role": "tool", "content": "1"}, {"role": "user", "content": "And then?"}],
+    ],
+)
+def test_the_delta_is_what_the_template_puts_between_two_turns(tiny, end, new):
+    opening = [{"role": "user", "content": "What comes after 4?"}]
+    reply = "It is five."  # no thinking, so that the template drops nothing
+    whole = encode(tiny, render(tiny, [*opening, {"role": "assistant", "content": reply}, *new], None, True))
+    parts = [*prompt_ids(tiny, opening, None, True), *encode(tiny, reply), end, *delta_ids(tiny, new, True)]
+    assert parts == whole
+
+
+def test_without_thinking_prompt_and_delta_end_with_the_empty_thinking_block(tiny, end):
+    opening, new = [{"role": "user", "content": "What comes after 4?"}], [{"role": "user", "content": "And then?"}]
+    block = encode(tiny, "<think>\n\n</think>\n\n")
+    assert prompt_ids(tiny, opening, None, False) == prompt_ids(tiny, opening, None, True) + block
+    assert delta_ids(tiny, new, False) == delta_ids(tiny, new, True) + block
+    whole = encode(tiny, render(tiny, [*opening, {"role": "assistant", "content": "Five."}, *new], None, False))
+    tail = [end, *delta_ids(tiny, new, False)]
+    assert whole[-len(tail) :] == tail
+
+
+def test_tools_are_shown_in_the_prompt(tiny):
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+    opening = [{"role": "user", "content": "Go."}]
+    text = tiny.tokenizer.decode(prompt_ids(tiny, opening, [tool], True))
+    assert "look_up" in text and "look_up" not in tiny.tokenizer.decode(prompt_ids(tiny, opening, None, True))
+
+
+# KNOWN BUG (fails for <|im_start|> until it is mended): defang knows tokenizer.all_special_tokens only, and <|im_start|> is not
+# among them; it is a special *added* token (tokenizer.added_tokens_decoder). A user's text can open a turn of its own.
+@pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>", "<|im_start|>"])
+def test_control_tokens_in_a_message_stay_text(tiny, token):
+    control = tiny.tokenizer.convert_tokens_to_ids(token)
+    for template in ("x{}y", "{}", "{0}{0}\n{0}", "x{0}assistant\nfive"):
+        tame, wild = ([{"role": "user", "content": template.format(word)}] for word in ("word", token))
+        assert prompt_ids(tiny, wild, None, True).count(control) == prompt_ids(tiny, tame, None, True).count(control)
+        assert delta_ids(tiny, wild, True).count(control) == delta_ids(tiny, tame, True).count(control)
+        system = [{"role": "system", "content": wild[0]["content"]}, *tame]
+        plain = [{"role": "system", "content": "word"}, *tame]
+        assert prompt_ids(tiny, system, None, True).count(control) == prompt_ids(tiny, plain, None, True).count(control)
+
+
+# ---------------------------------------------------------------------------------------------- how episodes end
+
+
+class Broken(Chat):
+    """Raises where it is told to."""
+
+    def __init__(self, where: str):
+        super().__init__()
+        self.where = where
+
+    def step(self, reply):
+        if self.where == f"step {len(self.replies)}":
+            raise RuntimeError("no such luck")
+        return super().step(reply)
+
+    def score(self):
+        if self.where == "score":
+            raise ZeroDivisionError("nothing to divide by")
+        return {"length": 1.0} if self.where == "no reward" else super().score()
+
+
+@pytest.mark.parametrize("where, turns", [("step 0", 1), ("step 1", 2), ("score", 2), ("no reward", 2)])
+def test_an_environment_that_raises_costs_its_own_episode_only(chatty, where, turns):
+    def run(broken: int):
+        made = []
+
+        def make_env():
+            made.append(Broken(where if len(made) == broken else "nowhere"))
+            return made[-1]
+
+        return sum(play(chatty, TorchSampler(chatty), make_env, [4, 9], 3, 30, 1.0, noise=0), [])
+
+    whole = run(broken=-1)
+    assert all(e.stop_reason == "done" and e.turns == 2 for e in whole)  # premise: all would have ended well
+    for n, (a, b) in enumerate(zip(whole, run(broken=1))):
+        if n == 1:
+            assert b.stop_reason == "error" and b.error and b.reward == 0.0 and b.turns == turns
+            assert len(b.token_ids) == len(b.sampled) == len(b.logprobs)
+        else:
+            assert (b.token_ids, b.sampled, b.reward, b.stop_reason) == (a.token_ids, a.sampled, a.reward, "done")
+            assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+def test_a_reply_that_runs_out_of_tokens_is_truncated_and_scored(tiny):
+    policy = replace(tiny, stop_ids=frozenset({-1}))  # nothing ends a reply
+    ((episode,),) = play(policy, TorchSampler(policy), lambda: Chat(2), [4], 1, 6, 1.0, noise=0)
+    assert (episode.stop_reason, episode.turns, episode.reply_tokens) == ("truncated", 1, 6)
+    assert episode.sampled[-6:] == [True] * 6 and episode.reward == 0.5
+    assert episode.messages[-1]["content"] == policy.tokenizer.decode(episode.token_ids[-6:])  # no token of it is cut off
+
+
+@pytest.fixture(scope="module")
+def long_talk(tiny, end):
+    """(episode, prompts shown to the sampler, context window): replies of 151 tokens until the window is full."""
+    sampler = Scripted(*[said([*spelled(tiny, "a" * 150), end])] * 10)
+    ((episode,),) = play(tiny, sampler, lambda: Chat(10), [4], 1, 151, 1.0, noise=0)
+    return episode, [prompt for prompts in sampler.calls for prompt in prompts], tiny.lm.config.max_position_embeddings
+
+
+def test_an_episode_that_would_leave_the_context_window_is_truncated(long_talk):
+    episode, prompts, limit = long_talk
+    assert episode.stop_reason == "truncated" and 1 < episode.turns < 10 and episode.reward == 0.5
+    assert all(len(prompt) + 151 <= limit for prompt in prompts)  # there was room for every reply
+
+
+def test_what_the_trainer_gets_fits_into_the_context_window(long_talk):
+    # KNOWN BUG (fails until it is mended): the delta is appended before its length is looked at, so an episode can end with a delta
+    # that nobody answers and that passes the window: a waste with rotary positions, an IndexError in training with learned ones.
+    episode, _, limit = long_talk
+    assert len(episode.token_ids) <= limit
+
+
+# ---------------------------------------------------------------------------------------------- same seeds, same episodes
+
+
+def test_an_episode_does_not_depend_on_the_rest_of_the_batch(chatty):
+    sampler = TorchSampler(chatty)
+    run = lambda seeds, k, noise=3: play(chatty, sampler, lambda: Chat(3), seeds, k, 8, 1.0, noise)
+    batch = run([4, 9, 123], 3)
+    for g, seed in enumerate([4, 9, 123]):
+        for other in (run([seed], 3)[0], run([123, 9, 4], 3)[2 - g], run([seed], 5)[0]):
+            for a, b in zip(batch[g], other):
+                assert (a.token_ids, a.sampled, a.stop_reason) == (b.token_ids, b.sampled, b.stop_reason)
+                assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+    assert max(e.turns for group in batch for e in group) > 1  # premise: later turns are tested too
+    assert [e.token_ids for e in run([4], 3, noise=4)[0]] != [e.token_ids for e in batch[0]]
+
+
+# ---------------------------------------------------------------------------------------------- the expert
+
+
+@pytest.mark.parametrize("think", [True, False])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("difficulty", [1, 4, 6])
+def test_the_expert_scores_1_and_its_mask_covers_exactly_its_reply_and_the_stop_token(tiny, end, difficulty, style, think):
+    env = Letters(difficulty=difficulty, reward="binary", think=think, style=style)
+    episode = expert_episode(tiny, env, seed=difficulty)
+    assert episode.reward == episode.components["exact"] == 1.0 and episode.stop_reason == "done"
+    assert len(episode.token_ids) == len(episode.sampled) == len(episode.logprobs)
+    mine = [token for token, s in zip(episode.token_ids, episode.sampled) if s]
+    assert mine[-1] == end and mine.count(end) == 1
+    assert tiny.tokenizer.decode(mine[:-1]) == env.expert_reply()
+    prompt = prompt_ids(tiny, env.reset(difficulty), None, think)
+    assert episode.token_ids == prompt + mine and episode.sampled == [False] * len(prompt) + [True] * len(mine)
+
+
+def test_an_expert_of_two_turns_learns_both_replies_and_not_what_stands_between(tiny, end):
+    class Counting(Chat):
+        def expert_reply(self):
+            return f"<think>\nplus one\n</think>\n{self.seed + len(self.replies) + 1}"
+
+    episode = expert_episode(tiny, Counting(), 4)
+    mine = [token for token, s in zip(episode.token_ids, episode.sampled) if s]
+    text = "<think>\nplus one\n</think>\n{}<|im_end|>"
+    assert tiny.tokenizer.decode(mine) == text.format(5) + text.format(6)
+    assert episode.turns == 2 and mine.count(end) == 2 and episode.reward == 0.5

@@ -1,0 +1,302 @@
+"""Protects the sampler: what it says it sampled is what the model would have said, for every architecture, whatever the
+batch; it stops where it must; it samples from the weights of the last sync and never edits them.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sampler import FastDecoder, PlainDecoder, TorchSampler, draw, folded, make_decoder
+
+FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
+PLAIN = ["gpt2", "gemma2", "qwen2_window"]
+
+
+def random_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(11, 1024, n).tolist() for n in lengths]
+
+
+def grid(groups: int, k: int, noise: int = 0) -> list[list[tuple[int, ...]]]:
+    return [[(noise, g, i, 0) for i in range(k)] for g in range(groups)]
+
+
+def with_stops(policy, stop_ids):
+    return replace(policy, stop_ids=frozenset(stop_ids))
+
+
+def endless(policy):
+    """The same policy, but no token ends its reply."""
+    return with_stops(policy, {-1})
+
+
+def assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temperature) -> None:
+    for prompt, samples in zip(prompts, groups):
+        for s in samples:
+            with torch.no_grad():
+                logprobs = naive_logprobs(policy, prompt + s.token_ids, temperature)[len(prompt) - 1 :]  # [sampled]
+            assert len(s.logprobs) == len(s.token_ids) == len(logprobs)
+            assert (logprobs - torch.tensor(s.logprobs)).abs().max() < 1e-4
+
+
+# ---------------------------------------------------------------------------------------------- log-probs
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("kind", FAST + PLAIN)
+def test_logprobs_equal_a_plain_forward_pass(load, naive_logprobs, kind, temperature):
+    policy = endless(load(kind, lora_rank=4, awake=True))
+    prompts = random_prompts(3, 31, 12)
+    groups = TorchSampler(policy).sample(prompts, 2, 16, temperature, grid(3, 2))
+    assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temperature)
+
+
+def test_logprobs_still_equal_the_models_when_training_went_on_and_sync_was_called(load, naive_logprobs, stir):
+    policy = endless(load("pico", lora_rank=4))
+    sampler = TorchSampler(policy)
+    prompts = random_prompts(5, 20)
+    for step in range(2):
+        stir(policy, 0.1, seed=step)
+        sampler.sync()
+        groups = sampler.sample(prompts, 2, 10, 1.0, grid(2, 2, noise=step))
+        assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, 1.0)
+
+
+def test_greedy_logprobs_are_those_of_temperature_1(tiny, naive_logprobs):
+    prompts = random_prompts(4, 9)
+    groups = TorchSampler(endless(tiny)).sample(prompts, 1, 8, 0, grid(2, 1))
+    assert_logprobs_are_the_models(tiny, naive_logprobs, prompts, groups, 1.0)
+
+
+# ---------------------------------------------------------------------------------------------- decoders
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_llama_and_qwen_models_get_the_fast_decoder_and_it_agrees_with_the_plain_one(load, kind):
+    policy = endless(load(kind, lora_rank=4, awake=True))
+    sampler = TorchSampler(policy)
+    assert isinstance(sampler.decoder, FastDecoder)
+    prompts = random_prompts(1, 25, 8)
+    fast = sampler.sample(prompts, 2, 20, 0, grid(3, 2))
+    sampler.decoder = PlainDecoder(policy)
+    plain = sampler.sample(prompts, 2, 20, 0, grid(3, 2))
+    for a, b in zip(sum(fast, []), sum(plain, [])):
+        assert a.token_ids == b.token_ids
+        assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_other_architectures_fall_back_on_the_plain_decoder(load, kind):
+    assert isinstance(make_decoder(load(kind)), PlainDecoder)
+
+
+def test_a_window_longer_than_the_test_prompt_is_not_overlooked(load, naive_logprobs):
+    # KNOWN BUG (fails until it is mended): Mistral's config has a sliding_window and neither use_sliding_window nor layer_types,
+    # so FastDecoder is chosen; it attends to everything, and is wrong as soon as the text is longer than the window.
+    policy = endless(load("mistral_window"))
+    prompts = random_prompts(40)
+    groups = TorchSampler(policy).sample(prompts, 1, 8, 1.0, grid(1, 1))
+    assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["pico", "qwen2", "llama", "gpt2"])
+def test_greedy_is_what_generate_gives(load, kind):
+    policy = load(kind)
+    prompts = random_prompts(2, 30, 11, 17)
+    ours = TorchSampler(policy).sample(prompts, 1, 24, 0, grid(4, 1))
+    for prompt, (sample,) in zip(prompts, ours):
+        ids = torch.tensor([prompt])
+        theirs = policy.lm.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+        assert sample.token_ids == theirs[0, len(prompt) :].tolist()
+
+
+def test_a_prompt_is_prefilled_once_however_many_samples_it_gets(tiny):
+    sampler = TorchSampler(endless(tiny))
+    prefill, shapes = sampler.decoder.prefill, []
+
+    def spy(ids, *rest):
+        shapes.append(tuple(ids.shape))
+        return prefill(ids, *rest)
+
+    sampler.decoder.prefill = spy
+    sampler.sample(random_prompts(7, 7), 8, 3, 1.0, grid(2, 8))
+    assert shapes == [(2, 7)]
+
+
+# ---------------------------------------------------------------------------------------------- same seed, same sample
+
+
+@pytest.mark.parametrize("decoder", [FastDecoder, PlainDecoder])
+def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder):
+    policy = with_stops(tiny, range(0, 1024, 16))  # rows end early and late, so that places are refilled
+    prompts, k, n = random_prompts(4, 23, 9, 9, 15), 3, 30
+    seeds = grid(5, k)
+
+    def sample(prompts, k, seeds, max_rows=256):
+        sampler = TorchSampler(policy, max_rows)
+        sampler.decoder = decoder(policy)
+        return [[s.token_ids for s in samples] for samples in sampler.sample(prompts, k, n, 1.0, seeds)]
+
+    batch = sample(prompts, k, seeds)
+    lengths = [len(tokens) for group in batch for tokens in group]
+    assert min(lengths) < 8 and max(lengths) > 20  # else this would test little
+    for g, prompt in enumerate(prompts):
+        assert sample([prompt], k, [seeds[g]]) == [batch[g]]
+    for g, i in ((0, 2), (1, 0), (4, 1)):
+        assert sample([prompts[g]], 1, [[seeds[g][i]]]) == [[batch[g][i]]]
+    assert sample(prompts[::-1], k, seeds[::-1]) == batch[::-1]
+    for max_rows in (1, 4, 6):
+        assert sample(prompts, k, seeds, max_rows) == batch
+
+
+def test_another_seed_gives_another_sample(tiny):
+    sampler = TorchSampler(endless(tiny))
+    prompts = random_prompts(6)
+    a, b, c = (sampler.sample(prompts, 1, 10, 1.0, grid(1, 1, noise))[0][0].token_ids for noise in (1, 1, 2))
+    assert a == b != c
+
+
+def test_the_members_of_a_group_are_not_copies(tiny):
+    (group,) = TorchSampler(endless(tiny)).sample(random_prompts(6), 6, 10, 1.0, grid(1, 6))
+    assert len({tuple(s.token_ids) for s in group}) == 6
+
+
+# ---------------------------------------------------------------------------------------------- where it stops
+
+
+@pytest.mark.parametrize("decoder", [FastDecoder, PlainDecoder])
+@pytest.mark.parametrize("temperature", [1.0, 0])
+def test_a_reply_ends_with_the_first_stop_token_and_includes_it(tiny, decoder, temperature):
+    prompts, k, n = random_prompts(5, 14, 8, 21), 4, 12
+    seeds = grid(4, k)
+
+    def sample(policy):
+        sampler = TorchSampler(policy)
+        sampler.decoder = decoder(policy)
+        return sum(sampler.sample(prompts, k, n, temperature, seeds), [])
+
+    free = sample(endless(tiny))
+    assert all(len(s.token_ids) == n and not s.finished for s in free)  # max_tokens, exactly
+    # Stop tokens that do come: at the first place of one row, amid two others, and at the last place of one.
+    stops = {free[0].token_ids[0], free[5].token_ids[4], free[9].token_ids[7], free[15].token_ids[-1]}
+    ended = sample(with_stops(tiny, stops))
+    for a, b in zip(free, ended):
+        first = next((t for t, token in enumerate(a.token_ids) if token in stops), None)
+        length = n if first is None else first + 1
+        assert b.token_ids == a.token_ids[:length]
+        assert len(b.logprobs) == length and np.allclose(b.logprobs, a.logprobs[:length], atol=1e-4)
+        assert b.finished == (first is not None)
+    assert {s.finished for s in ended} == {True, False} or temperature == 0
+    assert min(len(s.token_ids) for s in ended) == 1
+
+
+def test_one_token_at_most_means_one_token(tiny):
+    samples = TorchSampler(endless(tiny)).sample(random_prompts(5, 2), 2, 1, 1.0, grid(2, 2))
+    assert [len(s.token_ids) for group in samples for s in group] == [1] * 4
+
+
+# ---------------------------------------------------------------------------------------------- draw
+
+
+def chi_square_excess(tokens: np.ndarray, probabilities: np.ndarray) -> float:
+    """How many standard deviations the chi-square statistic of the counts lies above its mean. Rare tokens are pooled."""
+    expected = probabilities * len(tokens)  # [V]
+    counts = np.bincount(tokens, minlength=len(expected))  # [V]
+    common = expected >= 10
+    expected = np.append(expected[common], expected[~common].sum())
+    counts = np.append(counts[common], counts[~common].sum())
+    assert len(expected) > 15  # premise: there is a distribution to compare
+    freedom = len(expected) - 1
+    return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_draw_follows_the_models_distribution(tiny, temperature):
+    with torch.no_grad():
+        logits = tiny.model(input_ids=torch.tensor(random_prompts(10))).logits[0, -1]  # [V]
+    n = 5000
+    uniform = torch.tensor([np.random.default_rng((0, seed)).random() for seed in range(n)]).float()  # [n]
+    tokens, logprobs = draw(logits.expand(n, -1), uniform, temperature)  # [n], [n]
+    p = (logits.double() / temperature).softmax(-1)  # [V]
+    assert torch.allclose(logprobs, p[tokens].log().float(), atol=1e-4)
+    assert abs(chi_square_excess(tokens.numpy(), p.numpy())) < 4
+    wrong = (logits.double() / (1.5 * temperature)).softmax(-1)
+    assert chi_square_excess(tokens.numpy(), wrong.numpy()) > 20  # the test has teeth
+
+
+def test_the_first_sampled_token_follows_the_models_distribution(tiny):
+    (prompt,), n = random_prompts(10), 5000
+    samples = TorchSampler(endless(tiny), max_rows=n).sample([prompt], n, 1, 1.0, grid(1, n))[0]
+    with torch.no_grad():
+        p = tiny.model(input_ids=torch.tensor([prompt])).logits[0, -1].double().softmax(-1)  # [V]
+    assert abs(chi_square_excess(np.array([s.token_ids[0] for s in samples]), p.numpy())) < 4
+
+
+def test_draw_at_temperature_0_is_the_likeliest_token():
+    logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(0))
+    tokens, logprobs = draw(logits, torch.rand(50), 0)
+    assert torch.equal(tokens, logits.argmax(-1))
+    assert torch.allclose(logprobs, logits.log_softmax(-1).max(-1).values)
+
+
+def test_draw_is_the_inverse_cdf():
+    logits = torch.tensor([0.2, 0.5, 0.0, 0.3]).log()  # cdf 0.2 0.7 0.7 1.0
+    uniform = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 1 - 2**-24])
+    tokens, logprobs = draw(logits.expand(6, -1), uniform, 1.0)
+    assert tokens.tolist() == [0, 0, 1, 1, 3, 3]
+    assert torch.allclose(logprobs.exp(), torch.tensor([0.2, 0.2, 0.5, 0.5, 0.3, 0.3]))
+
+
+def test_a_token_without_probability_is_never_drawn():
+    # KNOWN BUG (fails until it is mended): the largest doubles below 1 become 1.0 in float32, as in TorchSampler._batch; draw then
+    # passes the end of the CDF and is clamped to the last token of the vocabulary, likely or not (about 3 of 10^8 tokens).
+    logits = torch.tensor([0.0, 0.0, -float("inf")])
+    uniform = torch.tensor([np.nextafter(1.0, 0.0)], dtype=torch.float32)
+    token, logprob = draw(logits[None], uniform, 1.0)
+    assert token.item() == 1 and torch.isfinite(logprob).all()
+
+
+# ---------------------------------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("qwen3", 0), ("llama", 4), ("gpt2", 4)])
+def test_sampling_never_edits_the_policys_weights(load, snapshot, kind, lora_rank):
+    policy = endless(load(kind, lora_rank, awake=True))
+    before = snapshot(policy)
+    sampler = TorchSampler(policy)
+    for noise in range(3):
+        sampler.sync()
+        sampler.sample(random_prompts(6, 3), 2, 5, 1.0, grid(2, 2, noise))
+    after = snapshot(policy)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not any(p.grad is not None for p in policy.model.parameters())
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_old_weights_until_sync_and_new_ones_after(load, naive_logprobs, stir, lora_rank):
+    policy = endless(load("qwen3", lora_rank))
+    sampler = TorchSampler(policy)
+    prompts, seeds = random_prompts(6, 13), grid(2, 2)
+    assert sampler.version == 0
+    old = sampler.sample(prompts, 2, 12, 1.0, seeds)
+    stir(policy, 0.2)  # all trainable weights: embeddings, norms and head too with rank 0
+    assert sampler.sample(prompts, 2, 12, 1.0, seeds) == old
+    sampler.sync()
+    new = sampler.sample(prompts, 2, 12, 1.0, seeds)
+    assert new != old and sampler.version == 1
+    assert_logprobs_are_the_models(policy, naive_logprobs, prompts, new, 1.0)
+
+
+def test_folding_again_and_again_does_not_drift(load):
+    policy = load("qwen3", lora_rank=4, awake=True)
+    layer = policy.lm.model.layers[0].self_attn.q_proj
+    decoder = FastDecoder(policy)
+    once = decoder.layers[0]["qkv"][0].clone()
+    for _ in range(30):
+        decoder.sync()
+    assert torch.equal(decoder.layers[0]["qkv"][0], once)
+    x = torch.randn(3, layer.in_features)  # [3, in]
+    assert torch.allclose(x @ folded(layer).T, layer(x), atol=1e-5)
+    assert not torch.allclose(folded(layer), layer.base_layer.weight, atol=1e-3)
