@@ -75,6 +75,7 @@ class Config:
     normalize: bool = True  # divide advantages by the group's standard deviation (dr_grpo never does)
     lr: float | None = None  # None: by model size
     warmup: int = 5  # updates over which the learning rate rises; Adam's first steps are its largest
+    lr_end: float = 0.1  # from there it falls linearly to this share of lr at the last update; 1 keeps it constant
     kl: float = 0.0  # weight of the KL to the policy after SFT; 0 needs no reference at all
     epochs: int = 1  # optimizer steps a batch; above 1 the ratio leaves 1 and clipping acts
     temperature: float = 1.0  # of sampling *and* of the trained log-probs: they must be the same distribution
@@ -97,7 +98,7 @@ def by_size(n_parameters: int) -> dict:
     """Defaults that depend on the model. Large: the seed's run. Small: what was stable on pico_base (results/letters)."""
     if n_parameters > 50e6:
         return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": 2048}
-    return {"lr": 5e-4, "sft_lr": 1e-4, "updates": 150, "max_tokens": 320}
+    return {"lr": 3e-4, "sft_lr": 1e-4, "updates": 150, "max_tokens": 320}
 
 
 def make_env(cfg: Config, difficulty: int):
@@ -119,8 +120,8 @@ def check(cfg: Config) -> None:
     for name in ("num_tasks", "k", "epochs", "eval_n", "eval_every", "save_every", "sft_examples", "sft_batch", "micro_tokens"):
         if getattr(cfg, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 1")
-    for name in ("temperature", "lr", "sft_lr", "max_tokens", "updates", "sft_steps", "lora_rank", "lora_alpha", "kl"):
-        value, least = getattr(cfg, name), 0 if name in ("updates", "sft_steps", "lora_rank", "kl") else 1e-12
+    for name in ("temperature", "lr", "sft_lr", "max_tokens", "updates", "sft_steps", "lora_rank", "lora_alpha", "kl", "lr_end"):
+        value, least = getattr(cfg, name), 0 if name in ("updates", "sft_steps", "lora_rank", "kl", "lr_end") else 1e-12
         if value is not None and not value >= least:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be {'positive' if least else 'at least 0'}")
 
@@ -231,7 +232,7 @@ def train(cfg: Config) -> Path:
                       cfg.k, cfg.max_tokens, cfg.temperature, noise=cfg.seed)  # fmt: skip
         t1 = time.time()
         for group in optimizer.param_groups:
-            group["lr"] = cfg.lr * min(1.0, (step + 1) / max(1, cfg.warmup))
+            group["lr"] = cfg.lr * min((step + 1) / max(1, cfg.warmup), 1 - (1 - cfg.lr_end) * step / cfg.updates)
         stats = update(
             policy, optimizer, groups, loss=cfg.loss, baseline=cfg.baseline, normalize=cfg.normalize and cfg.loss != "dr_grpo", temperature=cfg.temperature,
             max_tokens=cfg.max_tokens, micro_tokens=cfg.micro_tokens, epochs=cfg.epochs, kl=cfg.kl, reference=reference,
