@@ -61,7 +61,7 @@ def group_advantages(rewards: torch.Tensor, baseline: str = "group", normalize: 
     """rewards [G, k] (NaN: episode in error) -> advantages [G, k]; NaN gives 0.
 
     baseline "group": minus the group's mean (Shao et al. 2024, §4.1.2); "batch": minus the mean of all; "none".
-    normalize: divided by the standard deviation over the same set (group or batch).
+    normalize: divided by the standard deviation over the same set (group or batch; not with "none").
     """
     rewards = rewards.double()
     valid = ~rewards.isnan()
@@ -69,7 +69,7 @@ def group_advantages(rewards: torch.Tensor, baseline: str = "group", normalize: 
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     centered = torch.where(valid, rewards - (0.0 if baseline == "none" else mean), 0.0)
-    if normalize:
+    if normalize and baseline != "none":  # without a baseline there is no spread to measure against
         spread = (torch.where(valid, rewards - mean, 0.0) ** 2).sum(dim, keepdim=True) / n
         centered = centered / (spread.sqrt() + 1e-6)
     centered = torch.where(centered.abs() < 1e-9, 0.0, centered)  # 0.1 - mean([0.1] * 3) is not quite 0
@@ -154,7 +154,7 @@ def update(
 ) -> dict[str, float]:
     """Train on one batch of groups, `epochs` optimizer steps; returns what to log.
 
-    Raises FloatingPointError, with the weights untouched, if loss or gradient is not finite.
+    Raises FloatingPointError if loss or gradient is not finite, before the optimizer step that would have used them.
     """
     rewards = torch.tensor([[float("nan") if e.stop_reason == "error" else e.reward for e in group] for group in groups])
     advantages = group_advantages(rewards, baseline, normalize)  # [G, k]
@@ -163,7 +163,8 @@ def update(
     good = torch.tensor([e.stop_reason != "error" for e in episodes])
     lengths = torch.tensor([e.reply_tokens for e in episodes]).float()
     weights = torch.zeros(len(episodes))
-    weights[good] = token_weights(loss, lengths[good], max_tokens)
+    if good.any():
+        weights[good] = token_weights(loss, lengths[good], max_tokens)
     # Advantage 0 means gradient 0, so those episodes need no forward pass. They stay in the denominators: skipping
     # saves time and changes nothing. (With a KL term they have a gradient, and are kept.)
     keep = [n for n in range(len(episodes)) if good[n] and (kl > 0 or flat[n] != 0)]

@@ -56,7 +56,7 @@ class Policy:
 def choose_model(name: str) -> tuple[str, str]:
     """(path or hub id, one line that says why). `auto` is the 4B where it can run, and pico_base elsewhere."""
     if name != "auto":
-        return ("pico_base" if Path(name) == PICO else name), f"model {name}, as asked"
+        return name, f"model {name}, as asked"
     if not torch.cuda.is_available():
         return str(PICO), "no CUDA device, so the embedded pico_base (0.9M parameters) plays the policy"
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
@@ -80,6 +80,7 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto"
     bfloat16 where a GPU holds them frozen. Adapters are always float32.
     Raises SystemExit with one sentence if the model cannot be had, or cannot chat.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if device == "auto":
@@ -90,7 +91,7 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto"
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False, use_safetensors=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0]
         raise SystemExit(f"--model {name}: cannot be loaded ({first}); give a folder or a hub id of a causal LM") from None
     if not getattr(tokenizer, "chat_template", None):
@@ -112,7 +113,8 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto"
         config = LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(lm, config)
     model.to(device).eval()  # eval: no dropout, so the log-probs we train on are those that were sampled
-    return Policy(model, tokenizer, stops, name, lora_rank, torch.device(device))
+    shown = Path(name).resolve().name if Path(name).exists() else name
+    return Policy(model, tokenizer, stops, shown, lora_rank, torch.device(device))
 
 
 # ---------------------------------------------------------------------------------------------- log-probs
@@ -208,7 +210,7 @@ def find_checkpoint(folder: Path) -> Path | None:
             if candidate.exists():
                 damaged.append(candidate)
             continue
-        if checksum(candidate) == (candidate / "checksum").read_text():
+        if checksum(candidate).encode() == (candidate / "checksum").read_bytes():
             return candidate
         damaged.append(candidate)
     if damaged:

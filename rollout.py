@@ -15,6 +15,7 @@ A group is k episodes of the *same* task: same seed, same prompt, different rand
 Run me: `python rollout.py` plays one episode with pico_base and prints every token with its source and log-prob.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -50,7 +51,7 @@ def render(policy: Policy, messages: list[dict], tools, think: bool, generate: b
 
 def defang(tokenizer, text: str) -> str:
     """Put a space into anything that would be read as a control token: '<|im_end|>' -> '< |im_end|>'."""
-    for token in tokenizer.all_special_tokens:
+    for token in {t.content for t in tokenizer.added_tokens_decoder.values() if t.special} | set(tokenizer.all_special_tokens):
         if token in text:
             text = text.replace(token, token[0] + " " + token[1:])
     return text
@@ -96,14 +97,17 @@ def play(
     envs = [[make_env() for _ in range(k)] for _ in task_seeds]
     groups, prompts = [], []
     think = [group[0].think for group in envs]
+    limit = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
     for g, seed in enumerate(task_seeds):
         openings = [env.reset(seed) for env in envs[g]]
         assert all(opening == openings[0] for opening in openings), "a group must share one task"
         ids = prompt_ids(policy, openings[0], envs[g][0].tools, think[g])
+        if len(ids) + max_tokens > limit:
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens and --max-tokens {max_tokens} exceed the model's context of {limit}; lower --max-tokens"
+            )
         prompts.append(ids)
         groups.append([Episode(seed, g, list(ids), [False] * len(ids), [0.0] * len(ids), messages=list(openings[0])) for _ in range(k)])
-    limit = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
-
     # First turn: one prompt a group, prefilled once and sampled k times. Later turns differ between members.
     seeds = [[(noise, seed, i, 0) for i in range(k)] for seed in task_seeds]
     replies = sampler.sample(prompts, k, max_tokens, temperature, seeds)
@@ -139,18 +143,21 @@ def take_turn(policy: Policy, episode: Episode, env, sample, think: bool, room: 
     episode.messages.append({"role": "assistant", "content": reply})
     try:
         new_messages, done = env.step(reply)
+        delta = [] if done or not sample.finished else delta_ids(policy, new_messages, think)
     except Exception as error:  # one broken episode must not end a run of days
         episode.stop_reason, episode.error = "error", f"{type(error).__name__}: {error}"
         return
     if done or not sample.finished:
         episode.stop_reason = "done" if sample.finished else "truncated"
         return
-    delta = delta_ids(policy, new_messages, think)
+    if len(episode.token_ids) + len(delta) > room:  # the next reply would not fit into the model's context
+        episode.stop_reason = "truncated"
+        return
+    episode.stop_reason = ""
     episode.messages += new_messages
     episode.token_ids += delta
     episode.sampled += [False] * len(delta)
     episode.logprobs += [0.0] * len(delta)
-    episode.stop_reason = "" if len(episode.token_ids) <= room else "truncated"
 
 
 def finish(episode: Episode, env) -> None:
@@ -160,6 +167,8 @@ def finish(episode: Episode, env) -> None:
     try:
         marks = dict(env.score())
         episode.reward = float(marks.pop("reward"))
+        if not math.isfinite(episode.reward):
+            raise ValueError(f"the reward is {episode.reward}")
         episode.components = {name: float(value) for name, value in marks.items()}
     except Exception as error:
         episode.stop_reason, episode.error = "error", f"{type(error).__name__}: {error}"

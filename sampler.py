@@ -210,7 +210,12 @@ def make_decoder(policy: Policy):
             a = torch.cat([fast.prefill(ids, pad, 1, 1), fast.step(ids[:, 0])]).log_softmax(-1)
             b = torch.cat([plain.prefill(ids, pad, 1, 1), plain.step(ids[:, 0])]).log_softmax(-1)
         tolerance = 1e-4 if fast.embed.dtype == torch.float32 else 0.1
-        windowed = getattr(config, "use_sliding_window", False) or "sliding_attention" in (getattr(config, "layer_types", None) or [])
+        kinds = getattr(config, "layer_types", None)  # FastDecoder attends to everything: no sliding windows
+        windowed = (
+            any(kind != "full_attention" for kind in kinds)
+            if kinds
+            else bool(getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
+        )
         if (a - b).abs().max() < tolerance and not windowed:
             return fast
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
@@ -229,8 +234,8 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float) -> tup
     else:
         logp = (logits / temperature).log_softmax(-1)  # [B, V]
         cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 but for rounding
-        tokens = torch.searchsorted(cdf, (uniform[:, None] * cdf[:, -1:]), right=True)[:, 0]
-        tokens = tokens.clamp(max=logits.shape[1] - 1)
+        below = torch.nextafter(cdf[:, -1:], torch.zeros_like(cdf[:, -1:]))  # a uniform that rounds to 1 must not fall off the end
+        tokens = torch.searchsorted(cdf, torch.minimum(uniform[:, None] * cdf[:, -1:], below), right=True)[:, 0]
     return tokens, logp.gather(-1, tokens[:, None])[:, 0]
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import metrics
 
-OUT, RUNS = ROOT / "results" / "letters", ROOT / "runs" / "letters-arms"
+OUT, RUNS = ROOT / "results" / "letters", Path("runs/letters-arms")  # RUNS relative: configs are committed
 ARMS = {
     "grpo": [],
     "no_think": ["--no-think"],
@@ -37,7 +37,7 @@ KEPT = ("summary.json", "report.md", "curves.png", "metrics.jsonl", "evals.jsonl
 
 def run(arm: str, seed: int, threads: int) -> None:
     """One run of one arm, unless it has finished before; resumed if it was cut."""
-    folder = RUNS / f"{arm}-{seed}"
+    folder = ROOT / RUNS / f"{arm}-{seed}"
     if (OUT / f"{arm}-{seed}" / "summary.json").exists():
         return
     flags = list(ARMS[arm])
@@ -46,11 +46,11 @@ def run(arm: str, seed: int, threads: int) -> None:
         per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
         flags += ["--sft-steps", str(g["config"]["sft_steps"] + round((g["seconds"]["rollout"] + g["seconds"]["train"]) / per_step))]
     if (folder / "config.json").exists():
-        command = ["--resume", str(folder)]
+        command = ["--resume", str(RUNS / f"{arm}-{seed}")]
     else:
         command = ["--env", "letters", "--difficulty", "6", *flags, "--seed", str(seed), "--threads", str(threads),
                    "--runs", str(RUNS), "--name", f"{arm}-{seed}", "--no-wandb"]  # fmt: skip
-    log = RUNS / f"{arm}-{seed}.log"
+    log = ROOT / RUNS / f"{arm}-{seed}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a") as f:
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}

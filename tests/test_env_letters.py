@@ -252,6 +252,8 @@ SEVERAL = [
 @pytest.mark.parametrize("think", [True, False])
 @pytest.mark.parametrize("task,reply,partial,binary", [(ONE, *row) for row in SINGLE] + [(THREE, *row) for row in SEVERAL])
 def test_reward_worked_out_by_hand(task, reply, partial, binary, think):
+    if not think and reply.startswith("There are"):
+        partial = binary = 0.0  # told not to think: the answer and nothing else, or a tally could be written as prose
     assert reward_of(task, reply, "partial", think) == pytest.approx(partial, abs=1e-12)
     assert reward_of(task, reply, "binary", think) == binary
 

@@ -266,7 +266,6 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(saved, tmp_path, name, 
 
 
 def test_a_checksum_that_is_no_text_is_refused_in_one_sentence(saved, tmp_path):
-    # KNOWN BUG (fails until it is mended): read_text() raises UnicodeDecodeError where the highest bit of a byte flipped.
     folder = write(tmp_path / "c", saved)
     (folder / "checksum").write_bytes(bytes([saved["checksum"][0] ^ 0x80]) + saved["checksum"][1:])
     with pytest.raises(SystemExit) as error:
@@ -353,7 +352,6 @@ def test_a_folder_that_lacks_something_is_told_in_one_sentence(model_folder, tmp
 
 
 def test_truncated_weights_are_told_in_one_sentence(model_folder, tmp_path):
-    # KNOWN BUG (fails until it is mended): SafetensorError is no OSError, ValueError or KeyError, so it comes out as a traceback.
     files = {file.name: file.read_bytes() for file in Path(model_folder("qwen3")).iterdir()}
     files["model.safetensors"] = files["model.safetensors"][:-100]  # a download that broke off
     folder = write(tmp_path / "m", files)
@@ -369,7 +367,6 @@ def test_without_a_gpu_auto_means_pico_base(monkeypatch):
 
 
 def test_a_model_named_by_folder_is_that_folder_from_wherever_we_start(model_folder, tmp_path, monkeypatch):
-    # KNOWN BUG (fails until it is mended): the full path of pico_base is cut to "pico_base", which exists in the repository's root only.
     monkeypatch.chdir(tmp_path)
     for folder in (model_folder("qwen3"), str(PICO)):
         assert Path(choose_model(folder)[0]).samefile(folder)

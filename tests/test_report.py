@@ -389,7 +389,7 @@ def test_observations_say_when_thinking_began_or_that_it_did_not(tmp_path):
     assert "begins to think at update 12:" in observed(tmp_path, growing_lines(30, starts=12))
     never = "\n".join(report.observations(json.loads((tmp_path / "run/summary.json").read_text()), growing_lines(30, starts=99)))
     assert "begins to think" not in never
-    assert "derive" in never and "(last tenth: 20%)" in never
+    assert "derive" in never and "(last tenth of the updates: 20%)" in never
 
 
 def test_a_collapse_is_told_and_its_absence_too(tmp_path):

@@ -222,7 +222,6 @@ def test_tools_are_shown_in_the_prompt(tiny):
     assert "look_up" in text and "look_up" not in tiny.tokenizer.decode(prompt_ids(tiny, opening, None, True))
 
 
-# KNOWN BUG (fails for <|im_start|> until it is mended): defang knows tokenizer.all_special_tokens only, and <|im_start|> is not
 # among them; it is a special *added* token (tokenizer.added_tokens_decoder). A user's text can open a turn of its own.
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|endoftext|>", "<|im_start|>"])
 def test_control_tokens_in_a_message_stay_text(tiny, token):
@@ -302,7 +301,6 @@ def test_an_episode_that_would_leave_the_context_window_is_truncated(long_talk):
 
 
 def test_what_the_trainer_gets_fits_into_the_context_window(long_talk):
-    # KNOWN BUG (fails until it is mended): the delta is appended before its length is looked at, so an episode can end with a delta
     # that nobody answers and that passes the window: a waste with rotary positions, an IndexError in training with learned ones.
     episode, _, limit = long_talk
     assert len(episode.token_ids) <= limit

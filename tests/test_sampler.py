@@ -93,7 +93,6 @@ def test_other_architectures_fall_back_on_the_plain_decoder(load, kind):
 
 
 def test_a_window_longer_than_the_test_prompt_is_not_overlooked(load, naive_logprobs):
-    # KNOWN BUG (fails until it is mended): Mistral's config has a sliding_window and neither use_sliding_window nor layer_types,
     # so FastDecoder is chosen; it attends to everything, and is wrong as soon as the text is longer than the window.
     policy = endless(load("mistral_window"))
     prompts = random_prompts(40)
@@ -250,7 +249,6 @@ def test_draw_is_the_inverse_cdf():
 
 
 def test_a_token_without_probability_is_never_drawn():
-    # KNOWN BUG (fails until it is mended): the largest doubles below 1 become 1.0 in float32, as in TorchSampler._batch; draw then
     # passes the end of the CDF and is clamped to the last token of the vocabulary, likely or not (about 3 of 10^8 tokens).
     logits = torch.tensor([0.0, 0.0, -float("inf")])
     uniform = torch.tensor([np.nextafter(1.0, 0.0)], dtype=torch.float32)
