@@ -246,11 +246,11 @@ class TorchSampler:
         self.policy = policy
         self.max_rows = max_rows  # rows decoded at once; more need more cache memory
         self.decoder = make_decoder(policy)
-        self.version = 0  # how often sync was called: the policy version that samples carry
+        self.version = 0  # which policy it samples from: how many updates that one has seen
 
-    def sync(self) -> None:
+    def sync(self, version: int = 0) -> None:
         self.decoder.sync()
-        self.version += 1
+        self.version = version
 
     @torch.inference_mode()
     def sample(

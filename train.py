@@ -174,7 +174,7 @@ def train(cfg: Config) -> Path:
     def evaluate(stage: str, done: int) -> None:
         """Greedy, on the same held-out tasks every time; each task's result goes to evals.jsonl."""
         t = time.time()
-        sampler.sync()
+        sampler.sync(max(done, 0))
         tiers = sorted({*EVAL_TIERS, cfg.difficulty})
         for tier in tqdm(tiers, desc=f"eval {stage}", leave=False):
             seeds = [EVAL_SEEDS + i for i in range(cfg.eval_n)]
@@ -225,7 +225,7 @@ def train(cfg: Config) -> Path:
     bar = tqdm(range(state["update"], cfg.updates), initial=state["update"], total=cfg.updates, desc="GRPO")
     for step in bar:
         t0 = time.time()
-        sampler.sync()
+        sampler.sync(step)
         first = TRAIN_SEEDS + (cfg.seed * 100_000 + step) * cfg.num_tasks
         level = state["level"]
         groups = play(policy, sampler, lambda level=level: make_env(cfg, level), [first + i for i in range(cfg.num_tasks)],
@@ -399,8 +399,8 @@ def open_wandb(cfg: Config, folder: Path):
         return log
     import wandb
 
-    mode = os.environ.get("WANDB_MODE") or ("online" if wandb.api.api_key else "offline")
     try:
+        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
         run = wandb.init(project="picoswarm", name=folder.name, dir=str(folder), config=asdict(cfg), mode=mode,
                          settings=wandb.Settings(silent=True, console="off"))  # fmt: skip
     except Exception as error:  # logging must not decide whether a run runs

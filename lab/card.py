@@ -2,8 +2,8 @@
 
     python -m lab.card                     # about two minutes on two cores
 
-Per habit: how often (share of sampled replies) and how right (exact answers among them). Intervals are bootstraps over
-tasks, because the samples of one task are not independent.
+Per habit: how often (share of sampled replies) and how right (exact answers among them), with Wilson intervals over
+replies. Samples of one task are not quite independent, so these intervals are a little too narrow.
 """
 
 import json
@@ -74,7 +74,7 @@ library_name: transformers
 # pico_base
 
 A Qwen3-architecture chat model of 0.9M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
-embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores). It counts letters, in three habits of
+embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores, about 40 minutes). It counts letters, in three habits of
 different worth, and is meant as a place for RL to start from: the habit that is right is the one it rarely uses.
 
 {table}

@@ -59,7 +59,7 @@ def test_logprobs_still_equal_the_models_when_training_went_on_and_sync_was_call
     prompts = random_prompts(5, 20)
     for step in range(2):
         stir(policy, 0.1, seed=step)
-        sampler.sync()
+        sampler.sync(1)
         groups = sampler.sample(prompts, 2, 10, 1.0, grid(2, 2, noise=step))
         assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, 1.0)
 
@@ -265,7 +265,7 @@ def test_sampling_never_edits_the_policys_weights(load, snapshot, kind, lora_ran
     before = snapshot(policy)
     sampler = TorchSampler(policy)
     for noise in range(3):
-        sampler.sync()
+        sampler.sync(1)
         sampler.sample(random_prompts(6, 3), 2, 5, 1.0, grid(2, 2, noise))
     after = snapshot(policy)
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -281,7 +281,7 @@ def test_old_weights_until_sync_and_new_ones_after(load, naive_logprobs, stir, l
     old = sampler.sample(prompts, 2, 12, 1.0, seeds)
     stir(policy, 0.2)  # all trainable weights: embeddings, norms and head too with rank 0
     assert sampler.sample(prompts, 2, 12, 1.0, seeds) == old
-    sampler.sync()
+    sampler.sync(1)
     new = sampler.sample(prompts, 2, 12, 1.0, seeds)
     assert new != old and sampler.version == 1
     assert_logprobs_are_the_models(policy, naive_logprobs, prompts, new, 1.0)

@@ -202,8 +202,9 @@ def test_full_fine_tuning_curriculum_kl_and_every_loss_run(tmp_path):
 
 
 def test_wandb_logs_offline_without_asking(tmp_path):
-    env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "WANDB_MODE": "", "NETRC": str(tmp_path / "none")}
-    flags = [f for f in TINY if f != "--no-wandb"]
-    done = run(*flags, "--updates", "1", "--runs", str(tmp_path), "--name", "w", **env)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    env |= {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
+    flags = [f for f in TINY if f != "--no-wandb"] + ["--updates", "1", "--runs", str(tmp_path), "--name", "w"]
+    done = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "wandb sync" in done.stdout and list((tmp_path / "w" / "wandb").glob("offline-run-*"))
