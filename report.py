@@ -204,7 +204,7 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
         if before := eval_of(evals, "before", t):
             ax.plot(0, 100 * np.mean(before["exact"]), marker="x", color=line.get_color())
     n = len(evals[0]["exact"])
-    ax.set(title=f"held-out tasks, exactly right (greedy, n={n}, 95% bands; × before SFT)", xlabel="update", ylabel="%", ylim=(-2, 102))
+    ax.set(title=f"held-out, exactly right (n={n}, 95% bands; × before SFT)", xlabel="update", ylabel="%", ylim=(-2, 102))
     ax.legend(loc="lower right")
     x = [line["update"] for line in lines]
     if lines:

@@ -58,10 +58,12 @@ class Pretrain:
     lr: float = 3e-3  # peak; linear warm-up over 100 steps, then cosine to zero over both phases
     habits: list[float] = field(default_factory=lambda: [0.60, 0.28, 0.12])  # how often it says: bare, states, derives
     shown: list[float] = field(default_factory=lambda: [0.20, 0.20, 0.60])  # how often each is shown in the chat phase
-    polish_steps: int = 1000  # a third phase: chat again, mostly long tallies, from a fresh and smaller learning rate to zero
+    polish_steps: list[int] = field(default_factory=lambda: [1000, 500])  # rounds of a third phase: mostly long tallies, each
+    # from a fresh and smaller learning rate to zero
     polish_shown: list[float] = field(default_factory=lambda: [0.08, 0.08, 0.84])
     polish_lr: float = 2e-3
-    start_polish_from: str = ""  # a folder written with --polish-steps 0: skip the first two phases
+    start_from: str = ""  # a folder written by an earlier call: skip the first two phases …
+    skip_rounds: int = 0  # … and so many rounds of polish
     threads: int = 2
 
 
@@ -169,18 +171,24 @@ def main(cfg: Pretrain) -> None:
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
     steps = cfg.skill_steps + cfg.chat_steps
     first_step = 0
-    if cfg.start_polish_from:
+    ends = [steps]  # where each round of polish begins, and the end
+    for length in cfg.polish_steps:
+        ends.append(ends[-1] + length)
+    if cfg.start_from:
         from safetensors.torch import load_file
 
-        model.load_state_dict(load_file(Path(cfg.start_polish_from) / "model.safetensors"), strict=False)
-        first_step = steps
-    start, bar, log = time.time(), tqdm(range(first_step, steps + cfg.polish_steps), mininterval=5), []
+        model.load_state_dict(load_file(Path(cfg.start_from) / "model.safetensors"), strict=False)
+        first_step = ends[cfg.skip_rounds]
+    start, bar, log = time.time(), tqdm(range(first_step, ends[-1]), mininterval=5), []
     for step in bar:
         polish = step >= steps
-        if step == steps:  # round as the saved file would, and forget Adam's moments: --start-polish-from begins just here
+        if step in ends:  # round as the saved file would, and forget Adam's moments: --start-from begins just here
             model.to(torch.bfloat16).float()
             optimizer.state.clear()
-        at, length, peak = (step - steps, cfg.polish_steps, cfg.polish_lr) if polish else (step, steps, cfg.lr)
+        at, length, peak = step, steps, cfg.lr
+        if polish:
+            begin = max(end for end in ends if end <= step)
+            at, length, peak = step - begin, ends[ends.index(begin) + 1] - begin, cfg.polish_lr
         for group in optimizer.param_groups:
             group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
         if step < cfg.skill_steps:
