@@ -74,7 +74,7 @@ library_name: transformers
 # pico_base
 
 A Qwen3-architecture chat model of 0.9M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
-embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores, about 40 minutes). It counts letters, in three habits of
+embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores, about 50 minutes). It counts letters, in three habits of
 different worth, and is meant as a place for RL to start from: the habit that is right is the one it rarely uses.
 
 {table}

@@ -1,6 +1,6 @@
 """How pico_base/ was made: a 0.9M-parameter Qwen3 from nothing, on two CPU cores, seeded.
 
-    python -m lab.pretrain                # about 35 minutes; writes pico_base/
+    python -m lab.pretrain                # about 50 minutes; writes pico_base/
 
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has something
 to find. It is trained on replies in three habits of different worth (env_letters.STYLES):
