@@ -70,12 +70,12 @@ def write_table() -> None:
     rows = {arm: [json.loads(p.read_text()) for p in paths] for arm, paths in found.items() if paths}
     m = next(iter(rows.values()))[0]["machine"]
     lines = [
-        "# Letters, tier 6: four arms from the same base", "",
-        f"`python -m lab.letters --seeds {max(map(len, rows.values()))}`; {m['device']} a run, torch {m['torch']}, "
+        "# Letters, tier 6: arms from the same base", "",
+        f"`python -m lab.letters --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
         f"transformers {m['transformers']}, peft {m['peft']}. Exact answers, greedy, the same held-out tasks for all; 95% Wilson "
         "intervals a run; the gain is GRPO (or more SFT) over the 50-step SFT, paired by task.", "",
-        "| arm | seed | n | before | after SFT | final | gain over SFT | reply tokens | updates | SFT steps | rollout + train, s | sft, s | total, min | peak GB |",
-        "|---" * 14 + "|",
+        "| arm | seed | machine | n | before | after SFT | final | gain over SFT | reply tokens | updates | SFT steps | rollout + train, s | sft, s | total, min | peak GB |",
+        "|---" * 15 + "|",
     ]  # fmt: skip
     cell = lambda r: f"{100 * r['exact']:.1f}% [{100 * r['low']:.1f}, {100 * r['high']:.1f}]"
     for arm, summaries in rows.items():
@@ -88,7 +88,7 @@ def write_table() -> None:
                 sft, final = (exact_by_task(a, s["seed"], stage) for a, stage in (("grpo", "after_sft"), ("more_sft", "final")))
                 g = metrics.gain(sft, final).dict()
             lines.append(
-                f"| {arm} | {s['seed']} | {e['final']['n']} | {cell(e['before'])} | {after} | **{cell(e['final'])}** | "
+                f"| {arm} | {s['seed']} | {s['machine']['device']} | {e['final']['n']} | {cell(e['before'])} | {after} | **{cell(e['final'])}** | "
                 f"{100 * g['mean']:+.1f} [{100 * g['low']:+.1f}, {100 * g['high']:+.1f}] | {e['after_sft']['reply_tokens']:.0f} → "
                 f"{e['final']['reply_tokens']:.0f} | {s['updates']} | {s['config']['sft_steps']} | {t['rollout'] + t['train']:.0f} | {t['sft']:.0f} | "
                 f"{t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
@@ -109,7 +109,7 @@ def write_table() -> None:
         "",
         "![four arms](arms.png)",
         "",
-        "Each folder here holds a run's report.md, curves.png, summary.json, metrics.jsonl and evals.jsonl.",
+        "An arm of lab/letters.py that is missing here has not been run with this base yet. `more_sft` has the seconds that GRPO took on the same number of threads; for two threads that is the run in make-train/. Each folder here holds a run's report.md, curves.png, summary.json, metrics.jsonl and evals.jsonl.",
         "",
     ]
     (OUT / "README.md").write_text("\n".join(lines))
