@@ -110,7 +110,8 @@ def play(
         groups.append([Episode(seed, g, list(ids), [False] * len(ids), [0.0] * len(ids), messages=list(openings[0])) for _ in range(k)])
     # First turn: one prompt a group, prefilled once and sampled k times. Later turns differ between members.
     seeds = [[(noise, seed, i, 0) for i in range(k)] for seed in task_seeds]
-    replies = sampler.sample(prompts, k, max_tokens, temperature, seeds)
+    one_turn = getattr(envs[0][0], "max_turns", None) == 1
+    replies = sampler.sample(prompts, k, max_tokens, temperature, seeds, keep=not one_turn)
     live = [(g, i, replies[g][i]) for g in range(len(task_seeds)) for i in range(k)]
     while live:
         going_on = []
@@ -118,13 +119,13 @@ def play(
             episode, env = groups[g][i], envs[g][i]
             take_turn(policy, episode, env, sample, think[g], limit - max_tokens)
             if episode.stop_reason == "":
-                going_on.append((g, i))
+                going_on.append((g, i, sample.cache))  # what has been read is not read again
         if not going_on:
             break
-        prompts = [groups[g][i].token_ids for g, i in going_on]
-        seeds = [[(noise, groups[g][i].seed, i, groups[g][i].turns)] for g, i in going_on]
-        answers = sampler.sample(prompts, 1, max_tokens, temperature, seeds)
-        live = [(g, i, answer[0]) for (g, i), answer in zip(going_on, answers)]
+        prompts = [groups[g][i].token_ids for g, i, _ in going_on]
+        seeds = [[(noise, groups[g][i].seed, i, groups[g][i].turns)] for g, i, _ in going_on]
+        answers = sampler.sample(prompts, 1, max_tokens, temperature, seeds, caches=[c for _, _, c in going_on], keep=True)
+        live = [(g, i, answer[0]) for (g, i, _), answer in zip(going_on, answers)]
     for group, group_envs in zip(groups, envs):
         for episode, env in zip(group, group_envs):
             episode.policy_version = sampler.version

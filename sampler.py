@@ -7,6 +7,7 @@ it at every token; this does one thing. The whole of it:
     expand    copy a prompt's cache to its k samples: one prefill a group, not k
     step      one token for every row: attend to the cache, append to it
     leave     a row that ends is overwritten by the last live row, so no step is spent on finished rows
+    resume    in a conversation, a row's cache is kept for its next turn, and only what is new is read
 
 Prompts are padded on the left, so that all rows write their next key into the same cache slot.
 
@@ -35,6 +36,7 @@ class Sample:
     token_ids: list[int]  # the end-of-turn token included, if it came
     logprobs: list[float]  # of each token, under the distribution it was drawn from (temperature included)
     finished: bool  # False: max_tokens came before the end-of-turn token
+    cache: torch.Tensor | None = None  # if asked for: keys and values [2L, Hkv, n, d] of the conversation's first n tokens
 
 
 class FastDecoder:
@@ -135,6 +137,30 @@ class FastDecoder:
         self.keys, self.values = [grow(c) for c in self.keys], [grow(c) for c in self.values]
         self.pad = pad.repeat_interleave(copies)
         return logits.repeat_interleave(copies, 0)
+
+    def resume(self, ids: torch.Tensor, pad: torch.Tensor, caches: list[torch.Tensor], room: int) -> torch.Tensor:
+        """As prefill with one copy, but a row's first tokens are in its cache: ids [B, P] -> logits [B, V].
+
+        Every row runs the last D tokens, D being what the row with the most news needs. Rows with less news run some old tokens again:
+        the same tokens at the same places give the same keys, so that is a little work and no harm.
+        """
+        B, P = ids.shape
+        known = torch.tensor([c.shape[2] for c in caches], device=ids.device)
+        D = int((P - pad - known).max())
+        self.pad, self.any_pad, self.slot = pad, bool(pad.any()), P
+        shape = (B, self.n_kv, P + room, self.head_dim)
+        self.keys = [torch.empty(shape, dtype=self.embed.dtype, device=ids.device) for _ in self.layers]
+        self.values = [torch.empty_like(k) for k in self.keys]
+        for row, (cache, start) in enumerate(zip(caches, pad.tolist())):
+            n = cache.shape[2]
+            for layer, wide in enumerate(self.keys + self.values):
+                wide[row, :, :start] = 0  # masked; but 0 · garbage may be NaN
+                wide[row, :, start : start + n] = cache[layer]
+        return self.forward(ids[:, P - D :], P - D)
+
+    def take(self, places: torch.Tensor) -> list[torch.Tensor]:
+        """The caches of these rows, [2L, Hkv, n, d] each, for a later resume."""
+        return [torch.stack([c[i, :, self.pad[i] : self.slot] for c in self.keys + self.values]) for i in places.tolist()]
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [B], the tokens just sampled; returns the logits of the next ones [B, V]."""
@@ -254,19 +280,25 @@ class TorchSampler:
 
     @torch.inference_mode()
     def sample(
-        self, prompts: list[list[int]], k: int, max_tokens: int, temperature: float, seeds: list[list[tuple[int, ...]]]
-    ) -> list[list[Sample]]:
-        """k samples of each prompt. seeds[g][i]: what sample i of prompt g draws its random numbers from."""
+        self, prompts: list[list[int]], k: int, max_tokens: int, temperature: float, seeds: list[list[tuple[int, ...]]],
+        caches: list[torch.Tensor | None] | None = None, keep: bool = False,
+    ) -> list[list[Sample]]:  # fmt: skip
+        """k samples of each prompt. seeds[g][i]: what sample i of prompt g draws its random numbers from.
+
+        keep: give each sample its cache, for the conversation's next turn; caches[g] is what an earlier call gave for the beginning of
+        prompt g (k is 1 then). Both change the time only. An engine that cannot do it may ignore them.
+        """
         out = []
         groups = max(1, self.max_rows // k)
         # Prompts of similar length share a batch: less padding. The order does not change what is sampled.
         order = sorted(range(len(prompts)), key=lambda g: len(prompts[g]))
         for i in range(0, len(order), groups):
             some = order[i : i + groups]
-            out += self._batch([prompts[g] for g in some], k, max_tokens, temperature, [seeds[g] for g in some])
+            known = [caches[g] for g in some] if caches and k == 1 else [None]
+            out += self._batch([prompts[g] for g in some], k, max_tokens, temperature, [seeds[g] for g in some], known, keep)
         return [samples for _, samples in sorted(zip(order, out), key=lambda pair: pair[0])]
 
-    def _batch(self, prompts, k, max_tokens, temperature, seeds) -> list[list[Sample]]:
+    def _batch(self, prompts, k, max_tokens, temperature, seeds, known, keep) -> list[list[Sample]]:
         G, B, device = len(prompts), len(prompts) * k, self.policy.device
         P = max(map(len, prompts))
         ids = torch.tensor([[0] * (P - len(p)) + p for p in prompts], device=device)  # [G, P]
@@ -283,13 +315,22 @@ class TorchSampler:
         lengths = torch.full((B,), max_tokens, device=device)
         finished = torch.zeros(B, dtype=torch.bool, device=device)
         row = torch.arange(B, device=device)  # [n] which original row sits in each live place
-        logits = self.decoder.prefill(ids, pad, k, max_tokens)  # [B, V]
+        keep = keep and isinstance(self.decoder, FastDecoder)
+        kept: list[torch.Tensor | None] = [None] * B
+        if all(cache is not None for cache in known):
+            logits = self.decoder.resume(ids, pad, known, max_tokens)  # [B, V]
+        else:
+            logits = self.decoder.prefill(ids, pad, k, max_tokens)  # [B, V]
         for t in range(max_tokens):
             new, logp = draw(logits, uniforms[row, t], temperature)  # [n], [n]
             tokens[row, t], logps[row, t] = new, logp
             ended = torch.isin(new, stops)  # [n]
             if ended.any():  # one host sync a token; on CPU it is free
                 lengths[row[ended]], finished[row[ended]] = t + 1, True
+                if keep:
+                    places = torch.nonzero(ended)[:, 0]
+                    for b, cache in zip(row[places].tolist(), self.decoder.take(places)):
+                        kept[b] = cache
                 n = int((~ended).sum())
                 if n == 0:
                     break
@@ -302,7 +343,7 @@ class TorchSampler:
                 logits = self.decoder.step(new)
         tokens, logps = tokens.cpu().numpy(), logps.cpu().numpy()
         lengths, finished = lengths.cpu().numpy(), finished.cpu().numpy()
-        rows = [Sample(tokens[b, :n].tolist(), logps[b, :n].tolist(), bool(finished[b])) for b, n in enumerate(lengths)]
+        rows = [Sample(tokens[b, :n].tolist(), logps[b, :n].tolist(), bool(finished[b]), kept[b]) for b, n in enumerate(lengths)]
         return [rows[g * k : (g + 1) * k] for g in range(G)]
 
 

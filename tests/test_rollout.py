@@ -43,7 +43,7 @@ class Scripted:
     def __init__(self, *replies: Sample):
         self.replies, self.calls = replies, []
 
-    def sample(self, prompts, k, max_tokens, temperature, seeds):
+    def sample(self, prompts, k, max_tokens, temperature, seeds, **_):
         reply = self.replies[len(self.calls)]
         self.calls.append([list(p) for p in prompts])
         return [[reply] * k for _ in prompts]
@@ -59,7 +59,7 @@ class Recorder:
     def version(self):
         return self.sampler.version
 
-    def sample(self, prompts, k, max_tokens, temperature, seeds):
+    def sample(self, prompts, k, max_tokens, temperature, seeds, **_):
         answer = self.sampler.sample(prompts, k, max_tokens, temperature, seeds)
         self.calls.append(([list(p) for p in prompts], k, seeds, answer))
         return answer

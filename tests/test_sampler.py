@@ -298,3 +298,40 @@ def test_folding_again_and_again_does_not_drift(load):
     x = torch.randn(3, layer.in_features)  # [3, in]
     assert torch.allclose(x @ folded(layer).T, layer(x), atol=1e-5)
     assert not torch.allclose(folded(layer), layer.base_layer.weight, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_a_conversation_resumed_from_its_cache_gives_the_logits_of_reading_it_whole(load, kind):
+    """Rows of very different lengths, some with one new token and some with many, some new part longer than another row's whole."""
+    policy = load(kind, lora_rank=4, awake=True)
+    decoder, rng = FastDecoder(policy), np.random.default_rng(3)
+    prompts = [rng.integers(1, 1000, n).tolist() for n in (9, 30, 31, 80, 64)]
+    known = [4, 29, 10, 30, 63]  # tokens of each that have been read before
+
+    def padded(rows):
+        P = max(map(len, rows))
+        return torch.tensor([[0] * (P - len(r)) + r for r in rows]), torch.tensor([P - len(r) for r in rows])
+
+    with torch.inference_mode():
+        ids, pad = padded(prompts)
+        whole = decoder.prefill(ids, pad, 1, 3)
+        whole = torch.cat([whole, decoder.step(whole.argmax(-1))])
+        decoder.prefill(*padded([p[:n] for p, n in zip(prompts, known)]), 1, 3)
+        caches = decoder.take(torch.arange(5))
+        assert [c.shape[2] for c in caches] == known
+        part = decoder.resume(ids, pad, caches, 3)
+        part = torch.cat([part, decoder.step(part.argmax(-1))])
+    assert (whole - part).abs().max() < 1e-4 and whole.abs().max() > 1
+
+
+def test_caches_are_given_only_when_asked_for_and_cover_all_but_the_last_token(load):
+    base = load("pico", lora_rank=4)
+    sampler = TorchSampler(with_stops(base, set(range(0, 1024, 20))))  # one token in twenty ends a reply
+    prompt = list(range(5, 25))
+    seeds = [[(0, i) for i in range(6)]]
+    assert all(s.cache is None for s in sampler.sample([prompt], 6, 12, 1.0, seeds)[0])
+    kept = sampler.sample([prompt], 6, 12, 1.0, seeds, keep=True)[0]
+    assert {s.finished for s in kept} == {True, False}, "choose another prompt"
+    for s in kept:
+        assert (s.cache is not None) == s.finished
+        assert s.cache is None or s.cache.shape[2] == len(prompt) + len(s.token_ids) - 1
