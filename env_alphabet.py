@@ -1,0 +1,280 @@
+"""Alphabet sort: a list to keep sorted while a user adds names to it. The first environment of several turns.
+
+A scripted user gives some names and wants them sorted, by first or by last name (fixed for the episode). Each later turn adds
+names and wants the whole list so far, the new ones marked. Names are written without a space: EnginDurgun, whose
+last name starts at the first capital after position 0.
+
+    user       Sort these names by last name:
+               MariaSilva
+               EnginDurgun
+               … inside <alphabetical_sorted> and </alphabetical_sorted> …
+    assistant  <think>
+               Sil MariaSilva            cut out the key: three letters of the name that counts …
+               Dur EnginDurgun
+
+               Dur EnginDurgun           … then sort by it …
+               Sil MariaSilva
+               </think>
+               <alphabetical_sorted>     … then copy the names
+               EnginDurgun
+               MariaSilva
+               </alphabetical_sorted>
+    user       Sort all names so far with these more names by last name:
+               ChenWei …
+    assistant  … <combined_alphabetical_sorted>
+               EnginDurgun
+               MariaSilva
+               ChenWei // new name!
+               </combined_alphabetical_sorted>
+
+The reward is smooth: the similarity of two texts, raised to a power. A list in the wrong order still shares most of its
+characters with the right one, so raw similarity is around 0.6 for nothing; the power (8 in the public recipe) pushes that
+down to 0.02 and leaves 1.0 where it is. With `power_per_turn` each turn is powered and then averaged, so one good turn pays;
+without it the similarities are averaged first, and only a good *episode* pays.
+
+The tasks and the scoring are those of Prime Intellect's alphabet-sort; the words of the prompts and the names are ours.
+
+Where the rules leave a choice: names of one episode differ in their first *and* last names, so the order is never open. A turn that
+was never played scores 0. Blocks inside <think> are thoughts, not attempts. Empty lines in a block are dropped.
+
+Run me: `python env_alphabet.py` plays one episode with the expert, then scores three fools on it.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from env_letters import split_thinking
+
+# A varied pool: 219 x 271 = 59,349 combinations. At most two names of a list share their first two letters and none shares three, so a
+# key of three letters decides; first letters alone tie in 70% of the lists of eight.
+FIRST = """
+Aaron Abena Adila Aiko Akira Alba Alejo Amara Amit Anika Antti Arash Arjun Asha Astrid Ayumi Azra Bahar Bao Beatriz Benny Bianca Bilal
+Bjorn Boris Brigid Bruna Callum Camila Cecile Chiara Clara Cosmin Cyrus Dalia Daria Deepak Diego Dilara Dmitri Doris Duncan Dylan Ebele
+Edith Efua Eirik Elif Emeka Engin Erika Esra Ethan Eun Ewa Ezra Fabio Fatou Felix Fiona Florin Franz Freya Fumiko Gareth Georgi Gita
+Gloria Goran Grace Gudrun Gwen Hadiya Hana Hektor Hiro Hoang Huda Hyun Ibrahim Idris Ifeoma Igor Ilse Imani Ines Irina Isamu Itzel Ivana
+Jack Jamila Jelena Jing Joana Jorge Juan Jutta Kaito Kamala Kemal Khalid Kiran Kofi Kwame Kyle Laila Lars Leonie Liang Linh Lorenz Lucia
+Luz Lydia Maarten Magda Meera Mei Miguel Mina Mona Mumin Myles Nadia Naoko Nesrin Ngozi Nia Nikhil Nora Nuria Obi Oduya Oksana Olga Omar
+Orla Oskar Otto Pablo Paulo Pedro Petra Phuong Pilar Piotr Pooja Priya Qasim Quentin Quinn Rafael Ravi Renata Rhys Ricardo Rin Rosa Roy
+Ruth Ryota Sabine Sanjay Selma Sergei Shirin Sibel Simon Sofia Soren Stella Sunil Svea Sylvie Tadeo Tamar Teresa Thabo Tian Tomas Tove
+Tuan Tyra Uche Ulla Umar Ursula Usha Vadim Valeria Vera Victor Vikram Vlad Wanda Wei Wendy Wiktor Wojtek Xavier Xenia Ximena Xiu Yael
+Yan Yetunde Ying Yolanda Yuki Yusuf Yvonne Zainab Zara Zeynep Zhen Zita Zoe Zuzana
+""".split()
+LAST = """
+Abbott Abe Acosta Adeyemi Afonso Aguilar Ahmed Aiyar Akin Alonso Alvarez Amado Andrade Aoki Araujo Arslan Asante Atkins Aydin Azevedo
+Badawi Banerjee Becker Benitez Bhatt Biondi Blanco Blum Boateng Bose Brandt Brown Bui Burke Byrne Cabral Castro Celik Cerny Chavez Chen
+Cisse Clarke Conti Costa Cruz Cui Curie Dahl Das Demir Desai Diallo Dlamini Dobbs Dong Drake Duarte Durgun Dvorak Eaton Ebert Ecevit
+Edwards Egede Eklund Eliasson Elmas Endo Eriksen Esposito Evans Eze Fagan Farah Fekete Ferrari Fischer Flores Foster Franco Fuchs Fujita
+Gallo Garcia Genc Gill Glass Gomez Gordon Grant Greco Guo Gupta Hadid Hansen Hernan Hill Hoang Holm Huang Hughes Ibarra Ichiro Idowu
+Iglesias Ikeda Iliev Imai Inoue Ionescu Iqbal Ivanov Iyer Jackson Jansen Jensen Jimenez Johnson Joshi Juarez Jung Kaplan Katz Kebede
+Keller Khan Kim Klein Kone Kovac Kruger Kumar Kuznets Kwon Lam Lange Lee Lehto Lima Liu Lopez Luna Lynch Madsen Malik Mbeki Mehta Meyer
+Mills Mishra Molina Moreau Muller Murphy Mwangi Nagy Nair Ndiaye Nel Nguyen Nikolov Nilsen Novak Nowak Nunez Nyong Obi Ochoa Odhiambo
+Ogawa Okafor Oliveira Olsen Omondi Onuoha Ortiz Osei Otieno Owen Ozturk Pak Park Pereira Petrov Pham Pinto Pires Pohl Popov Prasad Price
+Puig Quispe Qureshi Rahman Raman Reddy Reyes Rhodes Ricci Rivera Romero Rossi Ruiz Russo Ryan Saito Santos Schmidt Sen Serra Shah Silva
+Singh Smith Soares Sousa Stein Suzuki Svensson Szabo Tanaka Tapia Teixeira Thapa Tiwari Torres Toth Tran Turner Tutu Ueda Ugarte Ulrich
+Umarov Unger Uribe Usman Vance Vargas Vega Vidal Vieira Vogel Vuong Wagner Walker Weber Werner White Wilson Wolf Wright Xavier Ximenes
+Yadav Yamada Yeo Yilmaz Yoon Young Yusuf Zaman Zapata Zhao Zhou Ziegler Zimmer Zola Zubair
+""".split()
+
+NEW = " // new name!"
+FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
+
+# How the scripted expert answers, and so what SFT teaches. All three give the right list.
+STYLES = {
+    "bare": "the list alone",
+    "states": "thinks, but only says what it is about to do: the format without the algorithm",
+    "derives": "cuts out the key of each name, sorts by key, then copies the names: the algorithm itself",
+}
+HABITS = ("given", "string", "derives", "other")  # what a reply's order looks like, see habit_of
+
+
+@dataclass(frozen=True)
+class Task:
+    by: str  # "first" or "last"
+    turns: tuple[tuple[str, ...], ...]  # the names that each turn gives, in the order given
+
+
+def key_of(name: str, by: str) -> str:
+    """What a name is sorted by: 'EnginDurgun' -> 'Engin' (first) or 'Durgun' (last)."""
+    cut = next((i for i in range(1, len(name)) if name[i].isupper()), len(name))
+    return name[:cut] if by == "first" else name[cut:]
+
+
+def make_task(rng: random.Random, turns: tuple[int, int], names: tuple[int, int]) -> Task:
+    """Draw one task: how many turns, how many names each, and by what to sort."""
+    counts = [rng.randint(*names) for _ in range(rng.randint(*turns))]
+    total = sum(counts)
+    people = [first + last for first, last in zip(rng.sample(FIRST, total), rng.sample(LAST, total))]
+    by = rng.choice(["first", "last"])
+    starts = [sum(counts[:t]) for t in range(len(counts))]
+    return Task(by, tuple(tuple(people[s : s + n]) for s, n in zip(starts, counts)))
+
+
+def right_list(task: Task, turn: int) -> list[str]:
+    """The lines expected in turn 0, 1, …: all names so far, sorted, those of this turn marked (not in turn 0)."""
+    names = sorted((name for part in task.turns[: turn + 1] for name in part), key=lambda name: key_of(name, task.by).lower())
+    return [name + NEW if turn and name in task.turns[turn] else name for name in names]
+
+
+def question(task: Task, turn: int, think: bool) -> str:
+    """The user's message of a turn. The format of each tag is shown once."""
+    names = "\n".join(task.turns[turn])
+    if turn == 0:
+        ask = f"Sort these names by {task.by} name:\n{names}\n\nGive the sorted list, one name a line, inside <{FIRST_TAG}> and </{FIRST_TAG}>, like this:"
+        shape = f"\n<{FIRST_TAG}>\nNameOne\nNameTwo\n</{FIRST_TAG}>"
+    elif turn == 1:
+        ask = (
+            f"Sort all names so far with these more names by {task.by} name:\n{names}\n\nGive the whole list, one name a line, inside "
+            f"<{LATER_TAG}> and </{LATER_TAG}>, with{NEW} after each name that is new in this turn, like this:"
+        )
+        shape = f"\n<{LATER_TAG}>\nNameOne\nNameTwo{NEW}\n</{LATER_TAG}>"
+    else:
+        ask, shape = f"Sort all names so far with these more names by {task.by} name:\n{names}\n\nSame format.", ""
+    return ask + shape + ("\nThink first inside <think> and </think> if that helps." if think else "\nDo not think.")
+
+
+def write_block(lines: list[str], turn: int) -> str:
+    tag = LATER_TAG if turn else FIRST_TAG
+    return f"<{tag}>\n" + "".join(line + "\n" for line in lines) + f"</{tag}>"
+
+
+def write_reply(task: Task, turn: int, style: str) -> str:
+    """What the scripted expert says in turn 0, 1, …, in one of STYLES."""
+    lines = right_list(task, turn)
+    answer = write_block(lines, turn)
+    if style == "bare":
+        return answer
+    if style == "states":
+        return f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{answer}"
+    keyed = lambda name: f"{key_of(name, task.by)[:3]} {name}\n"
+    cut = "".join(map(keyed, task.turns[turn]))  # only the new names: earlier keys stand in the thoughts of earlier turns
+    ordered = "".join(keyed(line.removesuffix(NEW)) for line in lines)
+    return f"<think>\n{cut}\n{ordered}</think>\n{answer}"
+
+
+def similarity(predicted: list[str], expected: list[str]) -> float:
+    """difflib's ratio of the two lists, stripped, lower-cased and joined by newlines; in [0, 1].
+
+    It compares characters, and its `autojunk` is left on, as in the original: from 200 characters on, letters that are frequent in the
+    expected text no longer start a match. That makes long wrong lists score lower, and never touches a right one.
+    """
+    a, b = ("\n".join(line.strip().lower() for line in lines) for lines in (predicted, expected))
+    return 1.0 if a == b else SequenceMatcher(None, a, b).ratio()
+
+
+def score_turn(reply: str, expected: list[str], turn: int, power: float) -> tuple[float, bool]:
+    """(similarity ** power of one reply, was there a block?).
+
+    Several blocks count only if each is strictly better than the one before; then the last one's score counts, else 0.
+    Never raises, whatever the reply.
+    """
+    tag = LATER_TAG if turn else FIRST_TAG
+    blocks = re.findall(f"<{tag}>(.*?)</{tag}>", split_thinking(reply)[1], re.DOTALL)
+    scores = []
+    for block in blocks:
+        lines = [line for line in block.split("\n") if line.strip()]
+        score = similarity(lines, expected) ** power if lines else 0.0
+        if scores and score <= scores[-1]:
+            return 0.0, True  # worse or no better: a list of guesses is not an answer
+        scores.append(score)
+    return (scores[-1], True) if scores else (0.0, False)
+
+
+def habit_of(task: Task, replies: list[str]) -> str:
+    """Which of HABITS the replies look like, judged by the last one that holds a list: keys in its thinking? else what order?"""
+    for turn, reply in reversed(list(enumerate(replies))):
+        tag = LATER_TAG if turn else FIRST_TAG
+        thinking, rest = split_thinking(reply)
+        found = re.findall(f"<{tag}>(.*?)</{tag}>", rest, re.DOTALL)
+        if found:
+            if len(re.findall(r"^[A-Z][a-z]{2} [A-Z]", thinking, re.MULTILINE)) >= len(task.turns[turn]):
+                return "derives"
+            names = [line.strip().removesuffix(NEW) for line in found[-1].strip().split("\n")]
+            given = [name for part in task.turns[: turn + 1] for name in part]
+            return "given" if names == given else "string" if names == sorted(given) else "other"
+    return "other"
+
+
+@dataclass
+class Alphabet:
+    """One alphabet-sort episode at a time. Defaults live in train.py."""
+
+    min_turns: int
+    max_turns: int
+    min_names: int  # per turn
+    max_names: int
+    similarity_power: float
+    power_per_turn: bool  # True: power each turn, then average; False: average, then power once
+    think: bool  # may the replies think before they answer?
+    style: str  # how the expert answers, one of STYLES
+    tools = None  # no tool calls here
+
+    def __post_init__(self):
+        if not 1 <= self.min_turns <= self.max_turns:
+            raise ValueError(f"--min-turns {self.min_turns} --max-turns {self.max_turns}: need 1 <= min <= max")
+        if not 1 <= self.min_names <= self.max_names:
+            raise ValueError(f"--min-names {self.min_names} --max-names {self.max_names}: need 1 <= min <= max")
+        if self.max_turns * self.max_names > min(len(FIRST), len(LAST)):
+            raise ValueError(
+                f"--max-turns {self.max_turns} times --max-names {self.max_names}: an episode can hold {min(len(FIRST), len(LAST))} names"
+            )
+        if not self.similarity_power > 0:
+            raise ValueError(f"--similarity-power {self.similarity_power}: must be positive")
+        if self.style not in STYLES:
+            raise ValueError(f"--sft-style {self.style}: alphabet knows {', '.join(STYLES)}; choose one of them")
+
+    def reset(self, seed: int) -> list[dict]:
+        self.task = make_task(random.Random(seed), (self.min_turns, self.max_turns), (self.min_names, self.max_names))
+        self.replies: list[str] = []
+        return [{"role": "user", "content": question(self.task, 0, self.think)}]
+
+    def step(self, reply: str) -> tuple[list[dict], bool]:
+        self.replies.append(reply)
+        turn = len(self.replies)
+        if turn >= len(self.task.turns):
+            return [], True
+        return [{"role": "user", "content": question(self.task, turn, self.think)}], False
+
+    def score(self) -> dict[str, float]:
+        """reward in [0, 1]; similarity: mean raw similarity over the turns; exact: every turn is perfect; format: share of turns with
+        a block; turn_1, turn_2, …: each turn's raw similarity; habit_*."""
+        n = len(self.task.turns)
+        raw, blocks = [0.0] * n, [False] * n  # a turn that was never played scores 0
+        for turn, reply in enumerate(self.replies[:n]):
+            raw[turn], blocks[turn] = score_turn(reply, right_list(self.task, turn), turn, 1.0)
+        p = self.similarity_power
+        habit = habit_of(self.task, self.replies)
+        return {
+            "reward": sum(r**p for r in raw) / n if self.power_per_turn else (sum(raw) / n) ** p,
+            "exact": float(min(raw) == 1.0),
+            "similarity": sum(raw) / n,
+            "format": sum(blocks) / n,
+            **{f"habit_{name}": float(name == habit) for name in HABITS},
+            **{f"turn_{turn + 1}": r for turn, r in enumerate(raw)},
+        }
+
+    def expert_reply(self) -> str:
+        return write_reply(self.task, len(self.replies), self.style if self.think else "bare")
+
+
+if __name__ == "__main__":
+    env = Alphabet(3, 3, 1, 4, similarity_power=8, power_per_turn=False, think=True, style="derives")
+    messages = env.reset(seed=11)
+    done = False
+    while not done:
+        print("user      ", messages[-1]["content"].replace("\n", "\n           "))
+        reply = env.expert_reply()
+        print("assistant ", reply.replace("\n", "\n           "), "\n")
+        messages, done = env.step(reply)
+    print("expert              ", {name: round(value, 2) for name, value in env.score().items() if "habit" not in name})
+    assert env.score()["reward"] == 1.0
+    given = lambda turn: [n for part in env.task.turns[: turn + 1] for n in part]
+    fools = {
+        "as given": lambda turn: write_block(given(turn), turn),
+        "sorted as strings": lambda turn: write_block(sorted(given(turn)), turn),
+        "right, but no marks": lambda turn: write_block([line.removesuffix(NEW) for line in right_list(env.task, turn)], turn),
+    }
+    for who, fool in fools.items():
+        env.replies = [fool(turn) for turn in range(len(env.task.turns))]
+        print(f"fool, {who:20}", {name: round(value, 2) for name, value in env.score().items() if "habit" not in name})
