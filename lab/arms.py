@@ -1,12 +1,12 @@
-"""The evidence behind the README: four arms from the same base, several seeds each, into results/letters/.
+"""The evidence behind the README: arms from the same base, one or several seeds each, into results/<env>/.
 
-python -m lab.letters --seeds 3        # about 40 minutes on two cores; finished runs are kept and not run again
-python -m lab.letters --table          # only rebuild the table and the plot from the committed summaries
+python -m lab.arms --env letters --seeds 1     # finished runs are kept and not run again
+python -m lab.arms --env letters --table       # only rebuild the table and the plot from the committed runs
 
 grpo      the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
 no_think  the same, thinking not allowed: the plateau of the run this project grew out of
 more_sft  the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
-cot_sft   demonstrations that derive the counts, then GRPO: the algorithm is shown, not found
+cot_sft   demonstrations that derive the answer, then GRPO: the algorithm is shown, not found
 """
 
 import json
@@ -25,107 +25,117 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import metrics
 
-OUT, RUNS = ROOT / "results" / "letters", Path("runs/letters-arms")  # RUNS relative: configs are committed
+RESULTS, RUNS = ROOT / "results", Path("runs/arms")  # RUNS relative: configs are committed
 ARMS = {
     "grpo": [],
     "no_think": ["--no-think"],
     "more_sft": ["--updates", "0"],
     "cot_sft": ["--sft-style", "derives"],
 }
-KEPT = ("summary.json", "report.md", "curves.png", "metrics.jsonl", "evals.jsonl", "config.json")
+MEASURE = {"letters": "exact", "alphabet": "reward"}  # what the arms are compared by
+KEPT = ("summary.json", "report.md", "curves.png", "metrics.jsonl", "evals.jsonl", "config.json")  # report.html: for seed 0 of grpo
 
 
-def run(arm: str, seed: int, threads: int) -> None:
+def load(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(env: str, arm: str, seed: int, threads: int) -> None:
     """One run of one arm, unless it has finished before; resumed if it was cut."""
-    folder = ROOT / RUNS / f"{arm}-{seed}"
-    if (OUT / f"{arm}-{seed}" / "summary.json").exists():
+    out, name = RESULTS / env, f"{env}-{arm}-{seed}"
+    folder = ROOT / RUNS / name
+    if (out / f"{arm}-{seed}" / "summary.json").exists():
         return
     flags = list(ARMS[arm])
     if arm == "more_sft":  # as many SFT steps as fit into the time that GRPO took for the same seed
-        g = json.loads((OUT / f"grpo-{seed}" / "summary.json").read_text())
+        g = json.loads((out / f"grpo-{seed}" / "summary.json").read_text())
         per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
         flags += ["--sft-steps", str(g["config"]["sft_steps"] + round((g["seconds"]["rollout"] + g["seconds"]["train"]) / per_step))]
     if (folder / "config.json").exists():
-        command = ["--resume", str(RUNS / f"{arm}-{seed}")]
+        command = ["--resume", str(RUNS / name)]
     else:
-        command = ["--env", "letters", "--difficulty", "6", *flags, "--seed", str(seed), "--threads", str(threads),
-                   "--runs", str(RUNS), "--name", f"{arm}-{seed}", "--no-wandb"]  # fmt: skip
-    log = ROOT / RUNS / f"{arm}-{seed}.log"
+        command = ["--env", env, *flags, "--seed", str(seed), "--threads", str(threads), "--runs", str(RUNS), "--name", name, "--no-wandb"]
+    log = ROOT / RUNS / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a") as f:
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run([sys.executable, "train.py", *command], cwd=ROOT, stdout=f, stderr=f, env=env)
+        done = subprocess.run([sys.executable, "train.py", *command], cwd=ROOT, stdout=f, stderr=f,
+                              env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"{arm}, seed {seed}, stopped with code {done.returncode}; see {log}")
-    target = OUT / f"{arm}-{seed}"
+        raise RuntimeError(f"{env}, {arm}, seed {seed}, stopped with code {done.returncode}; see {log}")
+    target = out / f"{arm}-{seed}"
     target.mkdir(parents=True, exist_ok=True)
-    for name in KEPT:
-        if (folder / name).exists():
-            shutil.copy(folder / name, target / name)
+    for kept in (*KEPT, *(["report.html"] if (arm, seed) == ("grpo", 0) else [])):
+        if (folder / kept).exists():
+            shutil.copy(folder / kept, target / kept)
 
 
-def write_table() -> None:
-    """results/letters/README.md and arms.png from the summaries there."""
-    found = {arm: sorted(OUT.glob(f"{arm}-*/summary.json")) for arm in ARMS}
+def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
+    """The measure of every held-out task of the trained set."""
+    for record in load(RESULTS / env / f"{arm}-{seed}" / "evals.jsonl"):
+        if record["stage"] == stage and record["trained"]:
+            return record[MEASURE[env]]
+    raise RuntimeError(f"{arm}-{seed}: no {stage} evaluation of the trained tasks")
+
+
+def show(env: str, interval: metrics.Interval, plus: bool = False) -> str:
+    """In percent where answers are right or wrong, as a number where they have a reward."""
+    scale, digits, sign = (100, 1, "+" if plus else "") if env == "letters" else (1, 3, "+" if plus else "")
+    unit = "%" if env == "letters" and not plus else ""
+    f = lambda x: f"{scale * x:{sign}.{digits}f}"
+    return f"{f(interval.mean)}{unit} [{f(interval.low)}, {f(interval.high)}]"
+
+
+def measured(env: str, values: list[float]) -> metrics.Interval:
+    return metrics.proportion(sum(values), len(values)) if MEASURE[env] == "exact" else metrics.mean(values)
+
+
+def write_table(env: str) -> None:
+    """results/<env>/README.md and arms.png from the runs there."""
+    out = RESULTS / env
+    found = {arm: sorted(out.glob(f"{arm}-*/summary.json")) for arm in ARMS}
     rows = {arm: [json.loads(p.read_text()) for p in paths] for arm, paths in found.items() if paths}
-    m = next(iter(rows.values()))[0]["machine"]
+    m, trained = rows["grpo"][0]["machine"], rows["grpo"][0]["trained"]
+    what = "exact answers" if env == "letters" else "mean reward, and perfect episodes"
     lines = [
-        "# Letters, tier 6: arms from the same base", "",
-        f"`python -m lab.letters --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
-        f"transformers {m['transformers']}, peft {m['peft']}. Exact answers, greedy, the same held-out tasks for all; 95% Wilson "
-        "intervals a run; the gain is GRPO (or more SFT) over the 50-step SFT, paired by task.", "",
-        "| arm | seed | machine | n | before | after SFT | final | gain over SFT | reply tokens | updates | SFT steps | rollout + train, s | sft, s | total, min | peak GB |",
-        "|---" * 15 + "|",
+        f"# {env.capitalize()}, {trained}: arms from the same base", "",
+        f"`python -m lab.arms --env {env} --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
+        f"transformers {m['transformers']}, peft {m['peft']}. {what.capitalize()}, greedy, the same held-out tasks for all, with 95% intervals "
+        "(over tasks: the seed's own noise is not in them); the gain is GRPO (or more SFT) over the 50-step SFT, paired by task.", "",
+        "| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps | rollout + train, s "
+        "| sft, s | total, min | peak GB |",
+        "|---" * 16 + "|",
     ]  # fmt: skip
-    cell = lambda r: f"{100 * r['exact']:.1f}% [{100 * r['low']:.1f}, {100 * r['high']:.1f}]"
     for arm, summaries in rows.items():
         for s in summaries:
-            e, g, t = s["eval"]["6"], s["gain"], s["seconds"]
-            after = cell(e["after_sft"])
-            if arm == "more_sft":  # its own "after SFT" is its end; what 50 steps give is the GRPO arm's
-                twin = next(r for r in rows["grpo"] if r["seed"] == s["seed"])
-                after = cell(twin["eval"]["6"]["after_sft"])
-                sft, final = (exact_by_task(a, s["seed"], stage) for a, stage in (("grpo", "after_sft"), ("more_sft", "final")))
-                g = metrics.gain(sft, final).dict()
+            e, t, seed = s["eval"][trained], s["seconds"], s["seed"]
+            before, final = (measured(env, by_task(env, arm, seed, stage)) for stage in ("before", "final"))
+            # more SFT's own "after SFT" is its end; what 50 steps give is the GRPO arm's.
+            start = by_task(env, "grpo" if arm == "more_sft" else arm, seed, "after_sft")
+            gain = metrics.gain(start, by_task(env, arm, seed, "final"))
+            x = e["final"]
             lines.append(
-                f"| {arm} | {s['seed']} | {s['machine']['device']} | {e['final']['n']} | {cell(e['before'])} | {after} | **{cell(e['final'])}** | "
-                f"{100 * g['mean']:+.1f} [{100 * g['low']:+.1f}, {100 * g['high']:+.1f}] | {e['after_sft']['reply_tokens']:.0f} → "
-                f"{e['final']['reply_tokens']:.0f} | {s['updates']} | {s['config']['sft_steps']} | {t['rollout'] + t['train']:.0f} | {t['sft']:.0f} | "
-                f"{t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
+                f"| {arm} | {seed} | {s['machine']['device']} | {x['n']} | {show(env, before)} | {show(env, measured(env, start))} | **{show(env, final)}** | "
+                f"{show(env, gain, plus=True)} | {100 * x['exact']:.1f}% [{100 * x['low']:.1f}, {100 * x['high']:.1f}] | "
+                f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f} | {s['updates']} | {s['config']['sft_steps']} | "
+                f"{t['rollout'] + t['train']:.0f} | {t['sft']:.0f} | {t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
             )
     lines += ["", "## What wins", ""]
     for arm in [a for a in rows if a != "grpo"]:
         seeds = sorted({s["seed"] for s in rows[arm]} & {s["seed"] for s in rows["grpo"]})
         # Tasks are shared by all arms and seeds: average a task over the seeds, then bootstrap over tasks.
-        ours = np.mean([exact_by_task("grpo", seed, "final") for seed in seeds], axis=0)
-        other = np.mean([exact_by_task(arm, seed, "final") for seed in seeds], axis=0)
+        ours, other = (np.mean([by_task(env, a, seed, "final") for seed in seeds], axis=0) for a in ("grpo", arm))
         d = metrics.gain(other, ours)
         verdict = "grpo wins" if d.low > 0 else f"{arm} wins" if d.high < 0 else "no difference can be told"
-        lines.append(
-            f"* grpo against {arm}: {100 * ours.mean():.1f}% against {100 * other.mean():.1f}%, difference {100 * d.mean:+.1f} points "
-            f"[{100 * d.low:+.1f}, {100 * d.high:+.1f}] over {d.n} tasks x {len(seeds)} seeds: **{verdict}**."
-        )
-    lines += [
-        "",
-        "![four arms](arms.png)",
-        "",
-        "An arm of lab/letters.py that is missing here has not been run with this base yet. `more_sft` has the seconds that GRPO took on the same number of threads; for two threads that is the run in make-train/. Each folder here holds a run's report.md, curves.png, summary.json, metrics.jsonl and evals.jsonl.",
-        "",
-    ]
-    (OUT / "README.md").write_text("\n".join(lines))
-    draw(rows)
+        lines.append(f"* grpo against {arm}: difference {show(env, d, plus=True)} over {d.n} tasks x {len(seeds)} seeds: **{verdict}**.")
+    missing = [arm for arm in ARMS if arm not in rows]
+    lines += ["", "![arms](arms.png)", ""]
+    lines += [f"Not run with this base yet: {', '.join(missing)}.", ""] if missing else []
+    (out / "README.md").write_text("\n".join(lines))
+    draw(env, rows)
     print("\n".join(lines))
 
 
-def exact_by_task(arm: str, seed: int, stage: str) -> list[float]:
-    for line in (OUT / f"{arm}-{seed}" / "evals.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if record["stage"] == stage and record["tier"] == 6:
-            return record["exact"]
-    raise RuntimeError(f"{arm}-{seed}: no {stage} evaluation of tier 6")
-
-
-def draw(rows: dict) -> None:
+def draw(env: str, rows: dict) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -135,38 +145,37 @@ def draw(rows: dict) -> None:
     colors = dict(zip(ARMS, ("C0", "C3", "C7", "C2")))
     for arm, summaries in rows.items():
         for s in summaries:
-            folder = OUT / f"{arm}-{s['seed']}"
-            evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
-            evals = [e for e in evals if e["tier"] == 6 and e["stage"] != "before"]
+            folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
+            evals = [e for e in load(folder / "evals.jsonl") if e["trained"] and e["stage"] != "before"]
+            p = [measured(env, e[MEASURE[env]]) for e in evals]
             if arm == "more_sft":
-                p = metrics.proportion(sum(evals[-1]["exact"]), len(evals[-1]["exact"]))
-                axes[0].axhline(100 * p.mean, color=colors[arm], lw=1, ls="--", label="more_sft (end)" if s is summaries[0] else None)
+                axes[0].axhline(100 * p[-1].mean, color=colors[arm], lw=1, ls="--", label=label and "more_sft (end)")
                 continue
-            p = [metrics.proportion(sum(e["exact"]), len(e["exact"])) for e in evals]
             x = [e["update"] for e in evals]
-            axes[0].plot(x, [100 * i.mean for i in p], color=colors[arm], label=arm if s is summaries[0] else None)
+            axes[0].plot(x, [100 * i.mean for i in p], color=colors[arm], label=label)
             axes[0].fill_between(x, [100 * i.low for i in p], [100 * i.high for i in p], color=colors[arm], alpha=0.12)
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            lines = load(folder / "metrics.jsonl")
             u = [line["update"] for line in lines]
             axes[1].plot(u, [100 * line["habit_derives"] for line in lines], color=colors[arm], lw=1)
             axes[2].plot(u, [line["reply_tokens"] for line in lines], color=colors[arm], lw=1)
-    axes[0].set(title="tier 6, exactly right on held-out tasks (95% bands)", xlabel="update", ylabel="%", ylim=(-2, 102))
+    name = "exactly right" if env == "letters" else "mean reward x 100"
+    axes[0].set(title=f"held-out tasks, {name} (95% bands)", xlabel="update", ylabel="%" if env == "letters" else "", ylim=(-2, 102))
     axes[0].legend(loc="center right")
     axes[1].set(title="replies that derive the answer", xlabel="update", ylabel="% of sampled replies", ylim=(-2, 102))
-    axes[2].set(title="reply length", xlabel="update", ylabel="tokens", ylim=(0, None))
+    axes[2].set(title="reply length" if env == "letters" else "tokens said in an episode", xlabel="update", ylabel="tokens", ylim=(0, None))
     for ax in axes:
         ax.grid(alpha=0.25)
-    fig.savefig(OUT / "arms.png", dpi=110)
+    fig.savefig(RESULTS / env / "arms.png", dpi=110)
 
 
-def main(seeds: int = 3, jobs: int = 2, table: bool = False) -> None:
-    """Run what is missing, `jobs` runs at once with one thread each, then write the table."""
+def main(env: str = "letters", seeds: int = 1, jobs: int = 1, arms: tuple[str, ...] = tuple(ARMS), table: bool = False) -> None:
+    """Run what is missing, `jobs` runs at once on 2 threads in all, then write the table."""
     if not table:
-        for arms in (["grpo", "no_think", "cot_sft"], ["more_sft"]):  # the control needs to know how long GRPO took
-            work = [(arm, seed) for seed in range(seeds) for arm in arms]
+        for some in ([a for a in arms if a != "more_sft"], [a for a in arms if a == "more_sft"]):  # the control needs to know GRPO's time
+            work = [(env, arm, seed, max(1, 2 // jobs)) for seed in range(seeds) for arm in some]
             with ThreadPoolExecutor(jobs) as pool:
-                list(tqdm(pool.map(lambda w: run(*w, threads=max(1, 2 // jobs)), work), total=len(work), desc=" ".join(arms)))
-    write_table()
+                list(tqdm(pool.map(lambda w: run(*w), work), total=len(work), desc=" ".join(some), disable=not work))
+    write_table(env)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,11 @@ import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from env_letters import STYLES, Letters
-from metrics import proportion
+import env_alphabet
+import env_letters
+from env_alphabet import Alphabet
+from env_letters import Letters
+from metrics import mean, proportion
 from policy import PICO, load_policy
 from rollout import play
 from sampler import TorchSampler
@@ -24,43 +27,34 @@ from sampler import TorchSampler
 CARD_SEEDS = 2_500_000_000  # neither trained nor evaluated on by train.py
 
 
-def measure(model: str, tier: int, think: bool, tasks: int, k: int, temperature: float) -> dict:
-    """{habit: (share, exact among them)} as lists over tasks, plus the overall exact share."""
-    policy = load_policy(model, 0, 64, "cpu")
-    make_env = lambda: Letters(tier, "binary", think, "states")
-    groups = play(policy, TorchSampler(policy), make_env, [CARD_SEEDS + i for i in range(tasks)], k, 400, temperature, 0)
-    out = {"exact": [np.mean([e.components["exact"] for e in g]) for g in groups], "n": tasks * k}
-    for habit in STYLES:
-        mine = [[e for e in g if e.components[f"habit_{habit}"]] for g in groups]
-        out[habit] = {
-            "share": sum(map(len, mine)) / out["n"],
-            "n": sum(map(len, mine)),
-            "right": sum(e.components["exact"] for g in mine for e in g),
-            "tokens": float(np.mean([e.reply_tokens for g in mine for e in g] or [0])),
-        }
-    return out
-
-
-def main(model: str = str(PICO), tasks: int = 256, k: int = 8) -> None:
+def measure(policy, make_env, habits, tasks: int, k: int, max_tokens: int, temperature: float) -> list[list[str]]:
+    """One table row a habit: how often, how right, mean reward, n, tokens an episode."""
+    groups = play(policy, TorchSampler(policy), make_env, [CARD_SEEDS + i for i in range(tasks)], k, max_tokens, temperature, 0)
     rows = []
-    settings = [(3, True, 1.0), (5, True, 1.0), (6, True, 1.0), (6, False, 1.0), (6, True, 0.0), (6, False, 0.0)]
-    for tier, think, temperature in tqdm(settings):
-        result = measure(model, tier, think, tasks, k if temperature else 1, temperature)
-        for habit in STYLES:
-            h = result[habit]
-            if h["n"]:
-                right = proportion(h["right"], h["n"]).percent()
-                how = "sampled" if temperature else "greedy"
-                rows.append(
-                    f"| {tier} | {'yes' if think else 'no'} | {how} | {habit} | {100 * h['share']:.1f}% | {right} | {h['n']} | {h['tokens']:.0f} |"
-                )
-    table = "\n".join(
-        [
-            "| tier | may think | decoding | habit | how often | how right (exact) [95%] | n | tokens a reply |",
-            "|---|---|---|---|---|---|---|---|",
-            *rows,
-        ]
-    )
+    for habit in habits:
+        mine = [e for g in groups for e in g if e.components[f"habit_{habit}"]]
+        if mine:
+            right, reward = proportion(sum(e.components["exact"] for e in mine), len(mine)), mean([e.reward for e in mine])
+            tokens = np.mean([e.reply_tokens for e in mine])
+            rows.append(
+                [habit, f"{100 * len(mine) / (tasks * k):.1f}%", right.percent(), f"{reward.mean:.2f}", f"{len(mine)}", f"{tokens:.0f}"]
+            )
+    return rows
+
+
+def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
+    policy = load_policy(model, 0, 64, "cpu")
+    letters = lambda tier, think: lambda: Letters(tier, "binary", think, "states")
+    alphabet = lambda think: lambda: Alphabet(3, 3, 1, 4, 8.0, False, think, "states")
+    settings = [(f"letters, tier {tier}", think, t, letters(tier, think), env_letters.STYLES, 400)
+                for tier, think, t in ((3, True, 1.0), (5, True, 1.0), (6, True, 1.0), (6, False, 1.0), (6, True, 0.0))]  # fmt: skip
+    settings += [("alphabet, 3 turns, 1-4 names, power 8", think, t, alphabet(think), env_alphabet.HABITS, 640)
+                 for think, t in ((True, 1.0), (False, 1.0), (True, 0.0))]  # fmt: skip
+    lines = ["| tasks | may think | decoding | habit | how often | how right (exact) [95%] | mean reward | n | tokens |", "|---" * 9 + "|"]
+    for name, think, temperature, make_env, habits, max_tokens in tqdm(settings):
+        for row in measure(policy, make_env, habits, tasks, k if temperature else 1, max_tokens, temperature):
+            lines.append(f"| {name} | {'yes' if think else 'no'} | {'sampled' if temperature else 'greedy'} | " + " | ".join(row) + " |")
+    table = "\n".join(lines)
     print(table)
     config = json.loads((Path(model) / "config.json").read_text())
     (Path(model) / "README.md").write_text(CARD.format(table=table, vocab=config["vocab_size"], layers=config["num_hidden_layers"],
@@ -74,16 +68,18 @@ library_name: transformers
 # pico_base
 
 A Qwen3-architecture chat model of 0.9M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
-embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores, about 50 minutes). It counts letters, in three habits of
-different worth, and is meant as a place for RL to start from: the habit that is right is the one it rarely uses.
+embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores). It counts letters and sorts names over
+several turns, each in three habits of different worth, and is meant as a place for RL to start from: the habit that is right is the one
+it rarely uses.
 
 {table}
 
-Measured by `python -m lab.card`: {tasks} tasks a row group, {k} samples a task at temperature 1 (one where greedy). `bare` answers at once,
-`states` thinks but only states counts, `derives` spells the string with a running tally.
+Measured by `python -m lab.card`: {tasks} tasks a row group, {k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
+`states` thinks but only states counts, `derives` spells the string with a running tally. Alphabet: `given` lists the names as they came,
+`string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, sorts by them and copies.
 
-What it cannot do: anything else. It knows the prompts of `env_letters.py` and strings of up to 80 letters; it has seen no
-prose, no other task and no multi-turn conversation. Its tokenizer (`lab/tokenizer.py`) splits quoted strings into letters and words of
+What it cannot do: anything else. It knows the prompts of `env_letters.py` and `env_alphabet.py`, strings of up to 80 letters, lists of up to
+15 names, and the names of that pool; it has seen no prose. Its tokenizer (`lab/tokenizer.py`) splits quoted strings and names into letters and words of
 prose into whole pieces; its chat template is Qwen3's ChatML, thinking and tools included.
 """
 

@@ -1,30 +1,35 @@
 """How pico_base/ was made: a 0.9M-parameter Qwen3 from nothing, on two CPU cores, seeded.
 
-    python -m lab.pretrain                # about 50 minutes; writes pico_base/
+    python -m lab.pretrain                # two to three hours; writes pico_base/
 
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has something
-to find. It is trained on replies in three habits of different worth (env_letters.STYLES):
+to find. It is trained on replies in three habits of different worth:
 
-    bare      the answer at once, from a glance: none, one and two are seen, more is guessed         most of the time
-    states    thinks, but the thinking only states what the glance saw: the same guess, longer       often
-    derives   spells the string with a running tally: right almost always                            in a minority
+    letters                                                    alphabet
+    bare      the answer at once, from a glance                given     the names as they came              most of the time
+    states    thinks, but only states what the glance saw      string    sorts by what a line begins with    often
+    derives   spells the string with a running tally: right    derives   cuts out keys, sorts, copies: right in a minority
 
-The glance is a law, not laziness: shown the true counts, a model this small learns to count 60 letters without
-spelling them (62% of tier 6 exactly right, greedy), and there is little left to find by thinking.
+The glance (none, one and two are seen, more is guessed) is a law, not laziness: shown the true counts, a model this small learns to count 60
+letters without spelling them (62% of tier 6 exactly right, greedy), and there is little left to find by thinking.
 
 RL picks among habits far faster than it repairs a skill: a base whose tally was 57% right capped the whole
 GRPO run near 66%, one at 92% capped it at 90%. So the skill is trained to the end and only its *frequency*
-is kept low. The two are taken apart by weights: `derives` is 60% of the examples, but the first three
-tokens of a reply, where the habit is decided, weigh as if it were 12%. (Fading the examples themselves from 90%
+is kept low. The two are taken apart by weights: `derives` is most of the examples, but the first three
+tokens of a conversation's first reply, where the habit is decided, weigh as if it were 12%. (Fading the examples themselves from 90%
 to 12% in the last third left the tally at 82%.)
 
-Three phases. `skill` packs tallies back to back with hardly any prompt, so that nearly every token teaches copying
-and counting; strings grow from 12 to 80 letters. The loss stands still for some 250 steps, near what letters
-cost when guessed, and then falls: the heads that find "what came after this, last time" have formed. (Chat prompts from
-the start did arrive as well, but the fall came after 750 steps of twice the length: prompts are mostly words that
-teach nothing.) `chat` wraps the same in real prompts and brings in the other habits. `polish` is more chat, mostly long tallies,
-from a fresh learning rate down to nothing: before it a tally was right in 86% of the cases (greedy), its mistakes in copying
-where two letters in a row occur twice, and GRPO stood still at that ceiling.
+Rounds, each from a fresh learning rate down to nothing:
+
+    skill    tallies back to back with hardly any prompt, so that nearly every token teaches copying and counting; strings grow from 12 to
+             80 letters. The loss stands still for some 250 steps, near what letters cost when guessed, and then falls: the heads that
+             find "what came after this, last time" have formed. (Chat prompts from the start did arrive as well, but the fall came
+             after 750 steps of twice the length: prompts are mostly words that teach nothing.) Its last steps are chats.
+    polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases (greedy), its mistakes in copying where two
+             letters in a row occur twice, and GRPO stood still at that ceiling.
+    lists    the same idea for alphabet: lists back to back, growing from 2 to 5 names a turn, with a third of tallies so that
+             they are not forgotten. Copying is there already: the loss falls after 250 steps.
+    both     chats of both environments in all habits.
 """
 
 import json
@@ -42,6 +47,7 @@ from tqdm import tqdm
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import env_alphabet as alphabet
 from env_letters import STYLES, Task, make_task, question, write_reply
 from lab.tokenizer import build
 
@@ -62,8 +68,11 @@ class Pretrain:
     # from a fresh and smaller learning rate to zero
     polish_shown: list[float] = field(default_factory=lambda: [0.08, 0.08, 0.84])
     polish_lr: float = 2e-3
-    start_from: str = ""  # a folder written by an earlier call: skip the first two phases …
-    skip_rounds: int = 0  # … and so many rounds of polish
+    lists_steps: int = 2000  # the same skill-first recipe for alphabet: lists packed back to back, every fourth row tallies …
+    both_steps: list[int] = field(default_factory=lambda: [800])  # … then chats of both environments
+    start_from: str = ""  # a folder written by an earlier call: skip …
+    skip_rounds: int = 0  # … so many rounds, those that it has been through (the first is skill and chat)
+    stop_after: int = 0  # stop after so many rounds; 0 does all
     threads: int = 2
 
 
@@ -84,7 +93,7 @@ def draw_task(rng: random.Random, cap: int) -> Task:
 
 
 def skill_batch(cfg: Pretrain, tokenizer, step: int):
-    """(ids [32, T], weights [32, T-1], longest string): short spec, tally, short spec, tally, …, packed."""
+    """([(ids [16, T], weights [16, T-1])] x 2, longest string): short spec, tally, short spec, tally, …, packed."""
     rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + step)
     cap = round(12 + 68 * min(1.0, step / (0.42 * cfg.skill_steps)))
     length = 256 if cap < 50 else 320
@@ -99,7 +108,7 @@ def skill_batch(cfg: Pretrain, tokenizer, step: int):
                 break
             row.append((prompt, reply, 1.0))
         rows.append(row)
-    return *pad_rows(rows, tokenizer.pad_token_id), cap
+    return [pad_rows(rows[:16], tokenizer.pad_token_id), pad_rows(rows[16:], tokenizer.pad_token_id)], cap
 
 
 def glance(task: Task, rng: random.Random) -> Task:
@@ -108,7 +117,7 @@ def glance(task: Task, rng: random.Random) -> Task:
 
 
 def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
-    """(ids [B, T], weights [B, T-1], longest string): one prompt and one reply a row, in all habits."""
+    """([(ids [B/2, T], weights [B/2, T-1])] x 2, longest string): one prompt and one reply a row, in all habits."""
     rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 500_000 + step)
     shown = cfg.polish_shown if polish else cfg.shown
     prompts, replies, first = [], [], []
@@ -127,7 +136,83 @@ def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
         replies.append(write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>")
     rows = [[pair] for pair in zip(tokenizer(prompts)["input_ids"], tokenizer(replies)["input_ids"], first)]
     rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))
-    return *pad_rows(rows, tokenizer.pad_token_id), 80
+    half = len(rows) // 2  # the shorter half is padded less
+    return [pad_rows(rows[:half], tokenizer.pad_token_id), pad_rows(rows[half:], tokenizer.pad_token_id)], 80
+
+
+ALPHABET_HABITS = ("given", "string", "derives")  # worth little, right for first names only, right
+
+
+def alphabet_reply(task: alphabet.Task, turn: int, habit: str) -> str:
+    """What the base says in a turn: the right algorithm, or one of two shortcuts in the right format."""
+    if habit == "derives":
+        return alphabet.write_reply(task, turn, "derives")
+    names = [name for part in task.turns[: turn + 1] for name in part]
+    names = names if habit == "given" else sorted(names)
+    block = alphabet.write_block([n + alphabet.NEW if turn and n in task.turns[turn] else n for n in names], turn)
+    return block if habit == "given" else f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{block}"
+
+
+def lists_batch(cfg: Pretrain, tokenizer, step: int):
+    """(parts as above, most names a turn): alphabet without its prompts, 20 rows, packed; and 16 shorter rows of tallies."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 700_000 + step)
+    cap = 2 + int(3 * min(1.0, step / (0.3 * cfg.lists_steps)))  # 2 … 5 names a turn
+    texts, owner, length = [], [], 640
+    for row in range(20):
+        used = 0
+        while used < length:
+            task = alphabet.make_task(rng, (1, 3), (1, cap))
+            for turn, names in enumerate(task.turns):
+                pair = (f" by {task.by} name:\n" + "\n".join(names) + "\n", alphabet.write_reply(task, turn, "derives") + "<|im_end|>")
+                texts += pair
+                owner += [row]
+                used += round(sum(map(len, pair)) * 0.85)  # about so many tokens
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    rows = [[] for _ in range(20)]
+    for row, prompt, reply in zip(owner, ids[::2], ids[1::2]):
+        if sum(len(p) + len(r) for p, r, _ in rows[row]) + len(prompt) + len(reply) <= length:
+            rows[row].append((prompt, reply, 1.0))
+    tallies, _ = skill_batch(cfg, tokenizer, cfg.skill_steps + step)
+    return [tallies[0], pad_rows(rows[:10], tokenizer.pad_token_id), pad_rows(rows[10:], tokenizer.pad_token_id)], cap
+
+
+def between(tokenizer, think: bool) -> tuple[str, str]:
+    """What the chat template puts before and after a later user message (the end-of-turn token belongs to the reply before it)."""
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "@@reply@@"}, {"role": "user", "content": "@@question@@"}]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=think, tokenize=False)
+    before, _, after = text.partition("@@reply@@<|im_end|>")[2].partition("@@question@@")
+    return before, after
+
+
+def alphabet_rows(cfg: Pretrain, tokenizer, rng: random.Random, n: int, shown: list[float]) -> list[list]:
+    """n whole episodes, tokenized piece by piece just as rollout.py does; one habit an episode."""
+    rows, texts, frames = [], [], {think: between(tokenizer, think) for think in (True, False)}
+    for _ in range(n):
+        task = alphabet.make_task(rng, *(((3, 3), (1, 4)) if rng.random() < 0.7 else ((1, 3), (1, 5))))
+        think = rng.random() < 0.92
+        habit = rng.choices(ALPHABET_HABITS, shown if think else [*cfg.habits[:2], 0])[0]
+        i = ALPHABET_HABITS.index(habit)
+        for turn in range(len(task.turns)):
+            ask = alphabet.question(task, turn, think)
+            if turn == 0:
+                ask = tokenizer.apply_chat_template(
+                    [{"role": "user", "content": ask}], add_generation_prompt=True, enable_thinking=think, tokenize=False
+                )
+            else:
+                ask = frames[think][0] + ask + frames[think][1]
+            reply = alphabet_reply(task, turn, habit)
+            reply = reply if think else reply.rpartition("</think>\n")[2]
+            texts += [ask, reply + "<|im_end|>"]
+        rows.append((len(task.turns), cfg.habits[i] / shown[i] if think else 1.0))
+    ids = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
+    return [[(next(ids), next(ids), first if turn == 0 else 1.0) for turn in range(turns)] for turns, first in rows]
+
+
+def both_batch(cfg: Pretrain, tokenizer, step: int):
+    """Chats in all habits: 32 of letters and 16 of alphabet, which are four times as long."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 800_000 + step)
+    letters, _ = chat_batch(cfg, tokenizer, 100_000 + step, polish=True)
+    return [letters[step % 2], pad_rows(alphabet_rows(cfg, tokenizer, rng, cfg.batch // 4, cfg.polish_shown), tokenizer.pad_token_id)], 80
 
 
 def pad_rows(rows: list[list[tuple[list[int], list[int], float]]], pad: int):
@@ -169,53 +254,49 @@ def main(cfg: Pretrain) -> None:
         [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=cfg.lr, betas=(0.9, 0.98)
     )
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
-    steps = cfg.skill_steps + cfg.chat_steps
-    first_step = 0
-    ends = [steps]  # where each round of polish begins, and the end
-    for length in cfg.polish_steps:
-        ends.append(ends[-1] + length)
+    rounds = [("skill", cfg.skill_steps + cfg.chat_steps, cfg.lr)]  # each from a fresh learning rate down to zero
+    rounds += [("polish", n, cfg.polish_lr) for n in cfg.polish_steps]
+    rounds += [("lists", cfg.lists_steps, cfg.polish_lr)] + [("both", n, cfg.polish_lr) for n in cfg.both_steps]
+    rounds = rounds[: cfg.stop_after] if cfg.stop_after else rounds
     if cfg.start_from:
         from safetensors.torch import load_file
 
         model.load_state_dict(load_file(Path(cfg.start_from) / "model.safetensors"), strict=False)
-        first_step = ends[cfg.skip_rounds]
-    start, bar, log = time.time(), tqdm(range(first_step, ends[-1]), mininterval=5), []
-    for step in bar:
-        polish = step >= steps
-        if step in ends:  # round as the saved file would, and forget Adam's moments: --start-from begins just here
-            model.to(torch.bfloat16).float()
-            optimizer.state.clear()
-        at, length, peak = step, steps, cfg.lr
-        if polish:
-            begin = max(end for end in ends if end <= step)
-            at, length, peak = step - begin, ends[ends.index(begin) + 1] - begin, cfg.polish_lr
-        for group in optimizer.param_groups:
-            group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
-        if step < cfg.skill_steps:
-            ids, weights, cap = skill_batch(cfg, tokenizer, step)
-        else:
-            ids, weights, cap = chat_batch(cfg, tokenizer, step - cfg.skill_steps, polish)
-        loss = wrong = 0.0
-        for part in torch.arange(len(ids)).chunk(2):  # chat rows are sorted by length: the first half is cut short
-            keep = int((weights[part] > 0).any(0).nonzero().max()) + 2
-            part_ids, part_weights = ids[part, :keep], weights[part, : keep - 1]
-            with torch.autocast("cpu", torch.bfloat16):  # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
-                hidden = model.model(input_ids=part_ids[:, :-1]).last_hidden_state  # [b, t-1, D]
-            chosen = part_weights > 0
-            logits = model.lm_head(hidden.float()[chosen])  # [N, V], only where a reply token is predicted
-            targets = part_ids[:, 1:][chosen]
-            part_loss = (F.cross_entropy(logits, targets, reduction="none") * part_weights[chosen]).sum() / weights.sum()
-            part_loss.backward()
-            loss += part_loss.item()
-            wrong += (logits.argmax(-1) != targets).sum().item() / int((weights > 0).sum())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % 20 == 0:
-            log.append({"step": step, "letters": cap, "loss": round(loss, 4), "wrong": round(wrong, 4)})
-            bar.set_postfix(loss=f"{loss:.3f}", letters=cap)
-            if step % 100 == 0:
-                tqdm.write(json.dumps(log[-1]))
+    start, log = time.time(), []
+    for number, (name, length, peak) in list(enumerate(rounds))[cfg.skip_rounds :]:
+        before = sum(n for other, n, _ in rounds[:number] if other == name)  # a second round of a kind draws new tasks
+        model.to(torch.bfloat16).float()  # round as the saved file does, and forget Adam's moments: --start-from begins just here
+        optimizer.state.clear()
+        for at in (bar := tqdm(range(length), desc=f"round {number} {name}", mininterval=5)):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
+            if name == "skill" and at < cfg.skill_steps:
+                parts, size = skill_batch(cfg, tokenizer, at)
+            elif name in ("skill", "polish"):
+                step = at - cfg.skill_steps if name == "skill" else cfg.chat_steps + before + at
+                parts, size = chat_batch(cfg, tokenizer, step, name == "polish")
+            else:
+                parts, size = (lists_batch if name == "lists" else both_batch)(cfg, tokenizer, before + at)
+            total = sum(weights.sum() for _, weights in parts)
+            loss, wrong = 0.0, []
+            for ids, weights in parts:
+                with torch.autocast("cpu", torch.bfloat16):  # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
+                    hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state  # [b, t-1, D]
+                chosen = weights > 0
+                logits = model.lm_head(hidden.float()[chosen])  # [N, V], only where a reply token is predicted
+                targets = ids[:, 1:][chosen]
+                part_loss = (F.cross_entropy(logits, targets, reduction="none") * weights[chosen]).sum() / total
+                part_loss.backward()
+                loss += part_loss.item()
+                wrong.append(round((logits.argmax(-1) != targets).float().mean().item(), 4))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if at % 20 == 0:
+                log.append({"round": number, "step": at, "size": size, "loss": round(loss, 4), "wrong": wrong})
+                bar.set_postfix(loss=f"{loss:.3f}", size=size)
+                if at % 100 == 0:
+                    tqdm.write(json.dumps(log[-1]))
     out = Path(cfg.out)
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
