@@ -1,8 +1,9 @@
-"""What a run leaves for a person: summary.json (numbers with intervals), report.md, curves.png.
+"""What a run leaves for a person: summary.json (numbers with intervals), report.md, curves.png and report.html (viewer.py).
 
 Everything here is computed from the run folder alone, so a report can be written again at any time:
 
     python report.py runs/NAME
+    python report.py compare runs/A runs/B …     which is better? (compare.py)
 
 The shape is that of a lab's training report: config, the SFT warm-up, the trajectory, the evaluations, observations, curves.
 The observations are computed too; none is written by hand.
@@ -14,37 +15,39 @@ from pathlib import Path
 
 import numpy as np
 
+import compare
 import metrics
+import viewer
 
 
 def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def eval_of(evals: list[dict], stage: str, tier: int) -> dict | None:
-    return next((e for e in evals if e["stage"] == stage and e["tier"] == tier), None)
+def eval_of(evals: list[dict], stage: str, tasks: str) -> dict | None:
+    return next((e for e in evals if e["stage"] == stage and e["tasks"] == tasks), None)
 
 
 def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dict:
-    """summary.json: final numbers with 95% intervals. gain is GRPO over SFT on the trained tier, paired by task."""
+    """summary.json: final numbers with 95% intervals. gain is GRPO over SFT on the trained tasks, paired by task."""
     evals = read_lines(folder / "evals.jsonl")
-    tiers = sorted({e["tier"] for e in evals})
+    trained = next(e["tasks"] for e in evals if e["trained"])
     table: dict = {}
-    for tier in tiers:
-        for stage in ("before", "after_sft", "final"):
-            if e := eval_of(evals, stage, tier):
-                n = len(e["exact"])
-                exact = metrics.proportion(sum(e["exact"]), n)
-                table.setdefault(str(tier), {})[stage] = {
-                    "n": n, "exact": exact.mean, "low": exact.low, "high": exact.high,
-                    "reward": float(np.mean(e["reward"])), "format": float(np.mean(e["format"])),
-                    "reply_tokens": float(np.mean(e["reply_tokens"])), "truncated": float(np.mean(e["truncated"])),
-                }  # fmt: skip
-    sft, final = (eval_of(evals, stage, config["difficulty"]) for stage in ("after_sft", "final"))
+    for e in evals:
+        if e["stage"] in ("before", "after_sft", "final"):
+            n = len(e["exact"])
+            exact, reward = metrics.proportion(sum(e["exact"]), n), metrics.mean(e["reward"])
+            table.setdefault(e["tasks"], {})[e["stage"]] = {
+                "n": n, "exact": exact.mean, "low": exact.low, "high": exact.high,
+                "reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high, "format": float(np.mean(e["format"])),
+                "reply_tokens": float(np.mean(e["reply_tokens"])), "truncated": float(np.mean(e["truncated"])),
+            }  # fmt: skip
+    sft, final = (eval_of(evals, stage, trained) for stage in ("after_sft", "final"))
     return {
         "env": config["env"], "model": config["model"] if config["model"] != "auto" else machine["model"], "seed": config["seed"],
-        "difficulty": config["difficulty"], "updates": state["update"], "eval": table,
-        "gain": metrics.gain(sft["exact"], final["exact"]).dict(), "sft": state["sft"], "collapse": state["collapse"],
+        "trained": trained, "updates": state["update"], "eval": table,
+        "gain": metrics.gain(sft["exact"], final["exact"]).dict(), "gain_reward": metrics.gain(sft["reward"], final["reward"]).dict(),
+        "sft": state["sft"], "collapse": state["collapse"],
         "seconds": {name: round(value, 2) for name, value in state["seconds"].items()},
         "tokens": state["tokens"], "peak_rss_gb": machine["peak_rss_gb"], "machine": machine, "config": config,
     }  # fmt: skip
@@ -59,24 +62,43 @@ def write(folder: Path) -> None:
     lines, evals = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evals.jsonl")
     draw_curves(folder / "curves.png", summary, lines, evals)
     (folder / "report.md").write_text(text(folder.name, summary, lines, evals))
+    viewer.write_html(folder)
 
 
 def cell(result: dict) -> str:
     return f"{100 * result['exact']:.1f}% [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
 
 
+def reward_cell(result: dict) -> str:
+    return f"{result['reward']:.3f} [{result['reward_low']:.3f}, {result['reward_high']:.3f}]"
+
+
+def share(values: list[float]) -> metrics.Interval:
+    """A share of tasks where each is right or wrong, a mean where a task can be partly right."""
+    return metrics.proportion(sum(values), len(values)) if set(values) <= {0.0, 1.0} else metrics.mean(values)
+
+
+def binary(summary: dict) -> bool:
+    """Is the reward the exactness itself? Then one of the two is enough to show."""
+    return all(stage["reward"] == stage["exact"] for stages in summary["eval"].values() for stage in stages.values())
+
+
 def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
-    config, m, tier = summary["config"], summary["machine"], str(summary["difficulty"])
+    config, m, trained = summary["config"], summary["machine"], summary["trained"]
     stages = ("before", "after_sft", "final")
-    n = summary["eval"][tier]["final"]["n"]
-    gain = metrics.Interval(**summary["gain"])
+    result = summary["eval"][trained]
+    n = result["final"]["n"]
+    gain, gain_reward = metrics.Interval(**summary["gain"]), metrics.Interval(**summary["gain_reward"])
     out = [
         f"# {name}", "",
-        f"{config['env']}, tier {tier}: exact answers {' → '.join(cell(summary['eval'][tier][s]) for s in stages)} "
+        f"{config['env']}, {trained}: exact answers {' → '.join(cell(result[s]) for s in stages)} "
         f"(before → after SFT → after {summary['updates']} updates of GRPO; greedy, {n} held-out tasks, 95% intervals).",
-        f"Gain of GRPO over SFT on the same tasks: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}].", "",
+        *([] if binary(summary) else [f"Mean reward {' → '.join(reward_cell(result[s]) for s in stages)}.",
+          f"Gain of GRPO over SFT in reward, on the same tasks: {gain_reward.mean:+.3f} [{gain_reward.low:+.3f}, {gain_reward.high:+.3f}]."]),
+        f"Gain of GRPO over SFT in exact answers, on the same tasks: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}].", "",
         f"{summary['seconds']['total'] / 60:.1f} minutes on {m['device']}; peak memory {summary['peak_rss_gb']:.2f} GB; "
         f"{summary['tokens']['sampled']:,} tokens sampled, {summary['tokens']['trained']:,} trained.", "",
+        "Curves and episodes to click through: report.html.", "",
         "## Config", "", "| parameter | value |", "|---|---|",
         *(f"| {key} | {value} |" for key, value in config.items() if value not in ("", None)),
         f"| trainable parameters | {m['trainable']:,} of {m['parameters']:,} |",
@@ -85,22 +107,24 @@ def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
     ]  # fmt: skip
     if summary["sft"]:
         out.append(f"| SFT loss | {summary['sft']['loss_first']:.2f} → {summary['sft']['loss_last']:.2f} ({config['sft_steps']} steps) |")
-    after = eval_of(evals, "after_sft", summary["difficulty"])
-    reward, shape = metrics.mean(after["reward"]), metrics.proportion(sum(after["format"]), len(after["format"]))
+    after = eval_of(evals, "after_sft", trained)
+    reward, shape = metrics.mean(after["reward"]), share(after["format"])
     out += [
         f"| format compliance after SFT | {shape.percent()}, n={shape.n} |",
-        f"| mean reward after SFT | {reward.mean:.3f} [{reward.low:.3f}, {reward.high:.3f}], n={reward.n} |",
+        f"| mean reward after SFT | {reward} |",
         "",
         "## Evaluation",
         "",
-        f"Greedy, the same {n} held-out tasks a tier every time; share of exactly right answers with its 95% Wilson interval.",
+        f"Greedy, the same {n} held-out tasks every time; exact answers with their 95% Wilson interval, mean reward with its bootstrap interval.",
         "",
     ]
-    tiers = sorted({e["tier"] for e in evals})
-    out += ["| update | " + " | ".join(f"tier {t}" for t in tiers) + " |", "|---|" + "---|" * len(tiers)]
-    seen = list(dict.fromkeys((e["update"], e["stage"]) for e in evals))
-    for done, stage in seen:
-        row = [metrics.proportion(sum(e["exact"]), len(e["exact"])).percent() for e in evals if (e["update"], e["stage"]) == (done, stage)]
+    names = list(summary["eval"])
+    heads = [f"{name}, exact" for name in names] + ([] if binary(summary) else [f"{name}, reward" for name in names])
+    out += ["| update | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    for done, stage in dict.fromkeys((e["update"], e["stage"]) for e in evals):
+        mine = [e for e in evals if (e["update"], e["stage"]) == (done, stage)]
+        row = [metrics.proportion(sum(e["exact"]), len(e["exact"])).percent() for e in mine]
+        row += [] if binary(summary) else [str(metrics.mean(e["reward"])).partition(", n=")[0] for e in mine]
         label = {"before": "before SFT", "after_sft": "after SFT (0)", "final": f"{done} (final)"}.get(stage, str(done))
         out.append(f"| {label} | " + " | ".join(row) + " |")
     out += ["", "## Trajectory", ""]
@@ -127,21 +151,22 @@ def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
 
 def observations(summary: dict, lines: list[dict]) -> list[str]:
     """What the data says, each sentence with its numbers."""
-    tier, out = str(summary["difficulty"]), []
-    gain = metrics.Interval(**summary["gain"])
-    verdict = "gained" if gain.low > 0 else "lost" if gain.high < 0 else "neither gained nor lost measurably"
-    out.append(
-        f"GRPO {verdict} on tier {tier}: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}], n={gain.n}, paired."
-    )
+    trained, out = summary["trained"], []
+    word = lambda gain: "gained" if gain.low > 0 else "lost" if gain.high < 0 else "neither gained nor lost measurably"
+    gain, gain_reward = metrics.Interval(**summary["gain"]), metrics.Interval(**summary["gain_reward"])
+    if not binary(summary):
+        out.append(f"GRPO {word(gain_reward)} in reward: {gain_reward.mean:+.3f} [{gain_reward.low:+.3f}, {gain_reward.high:+.3f}], "
+                   f"n={gain_reward.n}, paired.")  # fmt: skip
+    out.append(f"GRPO {word(gain)} in exact answers on {trained}: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}], "
+               f"n={gain.n}, paired.")  # fmt: skip
     for other, stages in summary["eval"].items():
-        if other != tier:
-            out.append(f"Tier {other}, which was not trained: {cell(stages['after_sft'])} → {cell(stages['final'])}.")
+        if other != trained:
+            out.append(f"{other.capitalize()}, which was not trained: {cell(stages['after_sft'])} → {cell(stages['final'])}.")
     if not lines:
         return out + ["No GRPO updates in this run."]
-    rewards = np.array([line["reward"] for line in lines])
-    best = int(rewards.argmax())
-    out.append(f"Training reward over {len(lines)} updates: mean {rewards.mean():.2f}, last tenth {rewards[-max(1, len(lines) // 10):].mean():.2f}; "
-               f"the highest single update ({rewards[best]:.2f} at {lines[best]['update']}) is a peak, not a result.")  # fmt: skip
+    rewards = [line["reward"] for line in lines]
+    out.append("Training reward, update by update: " + metrics.distribution(rewards).sentence())
+    out.append("The training reward is " + metrics.trend(rewards).sentence())
     lengths = [line["reply_tokens"] for line in lines]
     tenth = max(1, len(lines) // 10)
     out.append(
@@ -189,22 +214,22 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
     import matplotlib.pyplot as plt
 
     fig, axes = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
-    tier = summary["difficulty"]
-    fig.suptitle(f"{summary['env']}, trained on tier {tier}, {Path(summary['model']).name}, seed {summary['seed']}")
+    trained = summary["trained"]
+    fig.suptitle(f"{summary['env']}, trained on {trained}, {Path(summary['model']).name}, seed {summary['seed']}")
     ax = axes[0, 0]
-    for t in sorted({e["tier"] for e in evals}):
-        points = [
-            (max(e["update"], 0), metrics.proportion(sum(e["exact"]), len(e["exact"])))
-            for e in evals
-            if e["tier"] == t and e["stage"] != "before"
-        ]
+    exact = lambda e: metrics.proportion(sum(e["exact"]), len(e["exact"]))
+    curves = [(name, name if binary(summary) else "exact", exact) for name in summary["eval"]]
+    curves += [] if binary(summary) else [(trained, "mean reward", lambda e: metrics.mean(e["reward"]))]
+    for name, label, measure in curves:
+        points = [(max(e["update"], 0), measure(e)) for e in evals if e["tasks"] == name and e["stage"] != "before"]
         x, p = [a for a, _ in points], [b for _, b in points]
-        (line,) = ax.plot(x, [100 * i.mean for i in p], marker="o", ms=3, lw=2.2 if t == tier else 1, label=f"tier {t}")
+        (line,) = ax.plot(x, [100 * i.mean for i in p], marker="o", ms=3, lw=2.2 if name == trained else 1, label=label)
         ax.fill_between(x, [100 * i.low for i in p], [100 * i.high for i in p], alpha=0.18, color=line.get_color())
-        if before := eval_of(evals, "before", t):
-            ax.plot(0, 100 * np.mean(before["exact"]), marker="x", color=line.get_color())
+        if before := eval_of(evals, "before", name):
+            ax.plot(0, 100 * measure(before).mean, marker="x", color=line.get_color())
     n = len(evals[0]["exact"])
-    ax.set(title=f"held-out, exactly right (n={n}, 95% bands; × before SFT)", xlabel="update", ylabel="%", ylim=(-2, 102))
+    ax.set(title=f"held-out tasks (n={n}, 95% bands; × before SFT)", xlabel="update", ylabel="% exact (reward x 100)" if not binary(summary) else
+           "% exactly right", ylim=(-2, 102))  # fmt: skip
     ax.legend(loc="lower right")
     x = [line["update"] for line in lines]
     if lines:
@@ -214,7 +239,7 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
         rolling = np.convolve([line["reward"] for line in lines], np.ones(window) / window, mode="valid")
         ax.plot(x[window - 1 :], rolling, lw=2, label=f"mean of {window}")
         ax.plot(x, [line["groups_with_signal"] for line in lines], lw=0.7, color="grey", label="share of groups with signal")
-        ax.set(title=f"training reward ({summary['config']['reward']})", xlabel="update", ylim=(-0.02, 1.02))
+        ax.set(title="training reward", xlabel="update", ylim=(-0.02, 1.02))
         ax.legend(loc="lower right")
         ax = axes[1, 0]
         habits = [key for key in lines[0] if key.startswith("habit_")]
@@ -241,7 +266,12 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["compare"]:
+        compare.main([Path(name) for name in sys.argv[2:]])
+        sys.exit()
     if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "summary.json").exists():
-        raise SystemExit("usage: python report.py runs/NAME   (a finished run: it has a summary.json)")
+        raise SystemExit(
+            "usage: python report.py runs/NAME   (a finished run: it has a summary.json), or: python report.py compare runs/A runs/B …"
+        )
     write(Path(sys.argv[1]))
     print((Path(sys.argv[1]) / "report.md").read_text())

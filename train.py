@@ -1,6 +1,7 @@
 """The recipe, top to bottom: a chat model, a warm-up by SFT, then GRPO, with an honest evaluation around each.
 
     python train.py --env letters --difficulty 6
+    python train.py --env alphabet
 
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (rollout: 8 tasks x 8 samples -> GRPO: one step) x updates, an eval now and then -> eval "final" -> report
@@ -10,7 +11,7 @@ On a machine without a GPU, or that cannot reach the hub, the same command train
 
 A run leaves runs/<name>/: config.json, metrics.jsonl (a line an update), evals.jsonl (every task of every
 evaluation), episodes.jsonl (samples to read), summary.json (the final numbers with intervals), report.md, curves.png,
-checkpoint/. After any kill, `python train.py --resume runs/<name>` goes on where the checkpoint stands; on CPU the
+report.html (curves and episodes to click through), checkpoint/. After any kill, `python train.py --resume runs/<name>` goes on where the checkpoint stands; on CPU the
 metrics come out the same to the last bit, because every random number is drawn from a seed and a place, never
 from what was drawn before.
 """
@@ -32,9 +33,10 @@ from tqdm import tqdm
 
 import metrics
 import report
+from env_alphabet import Alphabet
 from env_letters import Letters
-from grpo import CLIP, update
-from policy import choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint
+from grpo import CLIP, collate, group_advantages, update
+from policy import choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint, token_logprobs
 from rollout import play
 from sampler import TorchSampler
 from sft import demonstrations, sft_batches, sft_step
@@ -49,11 +51,19 @@ class Config:
     """RL post-training of a chat model: SFT warm-up on a scripted expert, then GRPO."""
 
     # task
-    env: str = "letters"  # which environment: letters
+    env: str = "letters"  # which environment: letters or alphabet
+    think: bool = True  # may the policy think before it answers? --no-think is the seed's plateau
+    # letters
     difficulty: int = 6  # tier 1 to 10; 6 is 40-80 random letters, 8-12 of them asked
     reward: str = "binary"  # binary pays exact answers only; partial pays every right letter, and so also guessing
-    think: bool = True  # may the policy think before it answers? --no-think is the seed's plateau
     curriculum: bool = False  # begin at tier 1 and go up when 75% of the last 5 updates' episodes are exact
+    # alphabet: the settings of the public single-GPU recipe
+    min_turns: int = 3
+    max_turns: int = 3
+    min_names: int = 1  # new names a turn
+    max_names: int = 4
+    similarity_power: float = 8.0  # pushes the 0.6 that a wrong order gets for nothing down to 0.02
+    power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn, then average
     # policy
     model: str = "auto"  # folder or hub id of a causal LM; auto: Qwen3-4B-Instruct-2507, or pico_base where it cannot run
     lora_rank: int = 32  # 0 trains all weights
@@ -61,13 +71,15 @@ class Config:
     device: str = "auto"  # auto: cuda if there is one
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
-    sft_style: str = "states"  # bare, states (format without algorithm, as the seed's data) or derives (the algorithm)
+    sft_style: str = "states"  # bare, states (thinks, but without the algorithm: the seed's data) or derives (the algorithm)
     sft_examples: int = 100  # demonstrations are scarce, rewards are not
     sft_steps: int = 50
     sft_batch: int = 8
     sft_lr: float | None = None  # None: by model size, see by_size
     # GRPO
     updates: int | None = None  # None: by model size
+    until_converged: bool = False  # after these, go on until the training reward has settled (metrics.trend) …
+    max_updates: int = 400  # … or so many updates are done; the learning rate stays at its end
     num_tasks: int = 8  # groups an update
     k: int = 8  # samples a group: more find a rare good answer more often
     loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo; grpo.py has them side by side
@@ -94,23 +106,39 @@ class Config:
     wandb: bool = True  # online if you are logged in, otherwise into the run folder, to sync later
 
 
-def by_size(n_parameters: int) -> dict:
-    """Defaults that depend on the model. Large: the seed's run. Small: what was stable on pico_base (results/letters)."""
+def by_size(n_parameters: int, env: str) -> dict:
+    """Defaults that depend on the model. Large: the runs this project grew out of. Small: what was stable on pico_base (results/)."""
     if n_parameters > 50e6:
-        return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": 2048}
-    return {"lr": 3e-4, "sft_lr": 1e-4, "updates": 150, "max_tokens": 320}
+        return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": {"letters": 2048, "alphabet": 768}[env]}
+    return {"lr": 3e-4, "sft_lr": 1e-4, "updates": 150, "max_tokens": {"letters": 320, "alphabet": 640}[env]}
 
 
 def make_env(cfg: Config, difficulty: int):
     """A fresh environment; the only place that knows which there are."""
     if cfg.env == "letters":
         return Letters(difficulty, cfg.reward, cfg.think, cfg.sft_style)
-    raise ValueError(f"--env {cfg.env}: there is no such environment; choose letters")
+    if cfg.env == "alphabet":
+        return Alphabet(
+            cfg.min_turns, cfg.max_turns, cfg.min_names, cfg.max_names, cfg.similarity_power, cfg.power_per_turn, cfg.think, cfg.sft_style
+        )
+    raise ValueError(f"--env {cfg.env}: there is no such environment; choose letters or alphabet")
+
+
+def eval_sets(cfg: Config) -> dict[str, tuple]:
+    """What is evaluated: {name of a set of tasks: (is it the one trained on?, make_env)}. The same name means the same tasks."""
+    if cfg.env == "letters":
+        tiers = sorted({*EVAL_TIERS, cfg.difficulty})
+        return {f"tier {tier}": (tier == cfg.difficulty, lambda tier=tier: make_env(cfg, tier)) for tier in tiers}
+    span = lambda low, high: str(low) if low == high else f"{low}-{high}"
+    name = f"{span(cfg.min_turns, cfg.max_turns)} turns, {span(cfg.min_names, cfg.max_names)} names, power {cfg.similarity_power:g}"
+    return {name + (" a turn" if cfg.power_per_turn else ""): (True, lambda: make_env(cfg, 0))}
 
 
 def check(cfg: Config) -> None:
     """Refuse what cannot work, in one sentence, before anything is loaded."""
     make_env(cfg, cfg.difficulty)
+    if cfg.curriculum and cfg.env != "letters":
+        raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")
     if cfg.loss not in CLIP:
         raise ValueError(f"--loss {cfg.loss}: choose one of {', '.join(CLIP)}")
     if cfg.baseline not in ("group", "batch", "none"):
@@ -120,6 +148,8 @@ def check(cfg: Config) -> None:
     for name in ("num_tasks", "k", "epochs", "eval_n", "eval_every", "save_every", "sft_examples", "sft_batch", "micro_tokens"):
         if getattr(cfg, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 1")
+    if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
+        raise ValueError(f"--max-updates {cfg.max_updates}: must be at least --updates {cfg.updates}")
     for name in ("temperature", "lr", "sft_lr", "max_tokens", "updates", "sft_steps", "lora_rank", "lora_alpha", "kl", "lr_end"):
         value, least = getattr(cfg, name), 0 if name in ("updates", "sft_steps", "lora_rank", "kl", "lr_end") else 1e-12
         if value is not None and not value >= least:
@@ -137,7 +167,7 @@ def train(cfg: Config) -> Path:
         torch.set_num_threads(cfg.threads)
     path, why = choose_model(cfg.model)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
-    for name, value in by_size(policy.n_parameters).items():
+    for name, value in by_size(policy.n_parameters, cfg.env).items():
         if getattr(cfg, name) is None:
             setattr(cfg, name, value)
     print(why)
@@ -172,22 +202,25 @@ def train(cfg: Config) -> Path:
     log = open_wandb(cfg, folder)
 
     def evaluate(stage: str, done: int) -> None:
-        """Greedy, on the same held-out tasks every time; each task's result goes to evals.jsonl."""
+        """Greedy, on the same held-out tasks every time; each task's result goes to evals.jsonl, a few episodes to episodes.jsonl."""
         t = time.time()
         sampler.sync(max(done, 0))
-        tiers = sorted({*EVAL_TIERS, cfg.difficulty})
-        for tier in tqdm(tiers, desc=f"eval {stage}", leave=False):
-            seeds = [EVAL_SEEDS + i for i in range(cfg.eval_n)]
-            groups = play(policy, sampler, lambda tier=tier: make_env(cfg, tier), seeds, 1, cfg.max_tokens, 0.0, 0)
+        for name, (trained, env) in tqdm(eval_sets(cfg).items(), desc=f"eval {stage}", leave=False):
+            groups = play(policy, sampler, env, [EVAL_SEEDS + i for i in range(cfg.eval_n)], 1, cfg.max_tokens, 0.0, 0)
             episodes = [g[0] for g in groups]
             append(folder / "evals.jsonl", {
-                "update": done, "stage": stage, "tier": tier, "reward": [e.reward for e in episodes],
-                **{name: [e.components.get(name, 0.0) for e in episodes] for name in ("exact", "format")},
+                "update": done, "stage": stage, "tasks": name, "trained": trained, "reward": [e.reward for e in episodes],
+                **{part: [e.components.get(part, 0.0) for e in episodes] for part in ("exact", "format")},
                 "reply_tokens": [e.reply_tokens for e in episodes], "truncated": [e.stop_reason == "truncated" for e in episodes],
             })  # fmt: skip
-            result = metrics.proportion(sum(e.components.get("exact", 0.0) for e in episodes), len(episodes))
-            tqdm.write(f"eval {stage:10} update {done:4}  tier {tier}  exact {result.percent()}  n={result.n}")
-            log({f"eval/tier{tier}_exact": result.mean, "update": done})
+            if trained:
+                save_episodes(folder, done, stage, policy, groups[:8], cfg.temperature)
+            exact, reward = (
+                metrics.proportion(sum(e.components.get("exact", 0.0) for e in episodes), len(episodes)),
+                metrics.mean([e.reward for e in episodes]),
+            )
+            tqdm.write(f"eval {stage:10} update {done:4}  {name}  exact {exact.percent()}  reward {reward}")
+            log({f"eval/{name}/exact": exact.mean, f"eval/{name}/reward": reward.mean, "update": done})
         seconds["eval"] += time.time() - t
 
     def save() -> None:
@@ -222,8 +255,9 @@ def train(cfg: Config) -> Path:
 
     # ---- GRPO: sample, score, make what scored above its group's mean likelier ----------------------------
     print("a loss near 0 and a ratio of 1.000 are what on-policy GRPO looks like when it is healthy; watch the reward")
-    bar = tqdm(range(state["update"], cfg.updates), initial=state["update"], total=cfg.updates, desc="GRPO")
-    for step in bar:
+    bar = tqdm(initial=state["update"], total=cfg.updates, desc="GRPO")
+    while not finished(cfg, state):
+        step = state["update"]
         t0 = time.time()
         sampler.sync(step)
         first = TRAIN_SEEDS + (cfg.seed * 100_000 + step) * cfg.num_tasks
@@ -232,7 +266,7 @@ def train(cfg: Config) -> Path:
                       cfg.k, cfg.max_tokens, cfg.temperature, noise=cfg.seed)  # fmt: skip
         t1 = time.time()
         for group in optimizer.param_groups:
-            group["lr"] = cfg.lr * min((step + 1) / max(1, cfg.warmup), 1 - (1 - cfg.lr_end) * step / cfg.updates)
+            group["lr"] = cfg.lr * min((step + 1) / max(1, cfg.warmup), 1 - (1 - cfg.lr_end) * min(1, step / cfg.updates))
         stats = update(
             policy, optimizer, groups, loss=cfg.loss, baseline=cfg.baseline, normalize=cfg.normalize and cfg.loss != "dr_grpo", temperature=cfg.temperature,
             max_tokens=cfg.max_tokens, micro_tokens=cfg.micro_tokens, epochs=cfg.epochs, kl=cfg.kl, reference=reference,
@@ -261,21 +295,25 @@ def train(cfg: Config) -> Path:
         state["recent"] = (state["recent"] + [line["exact"]])[-5:]
         if cfg.curriculum and level < cfg.difficulty and len(state["recent"]) == 5 and sum(state["recent"]) / 5 >= 0.75:
             state["level"], state["recent"] = level + 1, []
-        last = step + 1 == cfg.updates
+        last = finished(cfg, state)
+        bar.update()
         if (step + 1) % cfg.eval_every == 0 and not last:
             evaluate("train", step + 1)
         if (step + 1) % cfg.save_every == 0 or last or stop.asked:
-            save_examples(folder, step + 1, groups)
+            save_episodes(folder, step + 1, "", policy, groups[:2], cfg.temperature)
             save()
         stop.check(f"go on with: python train.py --resume {folder}")
 
     # ---- what a person gets ---------------------------------------------------------------------------
-    evaluate("final", cfg.updates)
+    bar.close()
+    evaluate("final", state["update"])
     seconds["total"] = spent_before + time.time() - started
     write_json(folder / "summary.json", report.summarize_run(folder, asdict(cfg), state, machine(policy)))
     report.write(folder)
     log.finish()
-    print(f"\n{(folder / 'report.md').read_text().split('## Config')[0]}\nall of it: {folder}/report.md, {folder}/curves.png")
+    print(
+        f"\n{(folder / 'report.md').read_text().split('## Config')[0]}\nall of it: {folder}/report.html, {folder}/report.md, {folder}/curves.png"
+    )
     return folder
 
 
@@ -310,7 +348,14 @@ def open_run(cfg: Config) -> tuple[Path, Path | None]:
         given = {f.name: getattr(cfg, f.name) for f in fields(cfg) if getattr(cfg, f.name) != f.default}
         for name, value in json.loads((folder / "config.json").read_text()).items():
             setattr(cfg, name, value)
-        for name in ("updates", "wandb", "threads", "device"):  # what may change without changing the experiment
+        for name in (
+            "updates",
+            "until_converged",
+            "max_updates",
+            "wandb",
+            "threads",
+            "device",
+        ):  # what may change without changing the experiment
             if name in given:
                 setattr(cfg, name, given.pop(name))
         given.pop("resume", None)
@@ -319,7 +364,9 @@ def open_run(cfg: Config) -> tuple[Path, Path | None]:
             raise SystemExit(f"--{changed[0].replace('_', '-')} cannot change on --resume; start a new run for another experiment")
         cfg.resume = ""
         return folder, find_checkpoint(folder / "checkpoint")
-    folder = Path(cfg.runs) / (cfg.name or f"{cfg.env}-{cfg.difficulty}-{time.strftime('%m%d-%H%M%S')}")
+    folder = Path(cfg.runs) / (
+        cfg.name or f"{cfg.env}{f'-{cfg.difficulty}' if cfg.env == 'letters' else ''}-{time.strftime('%m%d-%H%M%S')}"
+    )
     if folder.exists():
         raise SystemExit(f"{folder} exists; choose another --name, or continue it with --resume {folder}")
     folder.mkdir(parents=True)
@@ -341,15 +388,54 @@ def trim(folder: Path, done: int) -> None:
             (folder / name).write_text("".join(line + "\n" for line in lines))
 
 
-def save_examples(folder: Path, done: int, groups) -> None:
-    """Two groups to read, whole."""
-    for g, group in enumerate(groups[:2]):
+def finished(cfg: Config, state: dict) -> bool:
+    """Are the updates done? With --until-converged: has the training reward settled as well?"""
+    if state["update"] < cfg.updates or not cfg.until_converged:
+        return state["update"] >= cfg.updates
+    return state["update"] >= cfg.max_updates or metrics.trend(state["rewards"]).settled
+
+
+@torch.no_grad()
+def save_episodes(folder: Path, done: int, stage: str, policy, groups, temperature: float) -> None:
+    """Whole groups for a person to read: text, and each sampled token with its log-prob. Groups of a rollout (stage "") also get their
+    advantages and each token's importance ratio, how much likelier the update that followed has made it."""
+    for g, group in enumerate(groups):
+        advantages, ratios = [None] * len(group), [None] * len(group)
+        if not stage:
+            rewards = torch.tensor([[float("nan") if e.stop_reason == "error" else e.reward for e in group]])
+            advantages = [round(a, 4) for a in group_advantages(rewards)[0].tolist()]
+            batch = collate(group, torch.zeros(len(group)), torch.zeros(len(group)), policy.tokenizer.pad_token_id, policy.device)
+            now, _ = token_logprobs(policy, batch.ids, batch.mask, temperature)  # [M]
+            per_token = (now - batch.old_logprobs[batch.mask]).exp().tolist()
+            for i, e in enumerate(group):
+                ratios[i], per_token = per_token[: e.reply_tokens], per_token[e.reply_tokens :]
         for i, e in enumerate(group):
             append(folder / "episodes.jsonl", {
-                "update": done, "group": g, "member": i, "seed": e.seed, "reward": e.reward, "components": e.components,
-                "stop_reason": e.stop_reason, "policy_version": e.policy_version, "reply_tokens": e.reply_tokens,
-                "logprob": round(sum(e.logprobs), 3), "messages": e.messages,
+                "update": done, "source": "eval" if stage else "rollout", "stage": stage, "group": g, "member": i, "seed": e.seed,
+                "reward": e.reward, "advantage": advantages[i], "components": e.components, "stop_reason": e.stop_reason, "error": e.error,
+                "policy_version": e.policy_version, "reply_tokens": e.reply_tokens, "logprob": round(sum(e.logprobs), 3),
+                "messages": e.messages, "segments": segments(policy, e, ratios[i]),
             })  # fmt: skip
+
+
+def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
+    """An episode cut where the speaker changes: text that was given, and the policy's own tokens with log-probs and ratios."""
+    out, at, used = [], 0, 0
+    while at < len(episode.token_ids):
+        mine, end = episode.sampled[at], at
+        while end < len(episode.token_ids) and episode.sampled[end] == mine:
+            end += 1
+        ids = episode.token_ids[at:end]
+        if mine:
+            out.append({
+                "role": "policy", "tokens": [policy.tokenizer.decode([t]) for t in ids], "logprobs": [round(x, 4) for x in episode.logprobs[at:end]],
+                "ratios": ratios and [round(x, 4) for x in ratios[used : used + len(ids)]],
+            })  # fmt: skip
+            used += len(ids)
+        else:
+            out.append({"role": "given", "text": policy.tokenizer.decode(ids)})
+        at = end
+    return out
 
 
 def machine(policy) -> dict:

@@ -49,10 +49,10 @@ MACHINE = {
 }  # fmt: skip
 
 
-def eval_line(update: int, stage: str, tier: int, exact: list[float], seed: int = 0) -> dict:
+def eval_line(update: int, stage: str, tier: int, exact: list[float], seed: int = 0, trained: int = 6) -> dict:
     rng = np.random.default_rng((seed, tier, update + 1))
     return {
-        "update": update, "stage": stage, "tier": tier, "reward": [max(e, 0.1 * int(rng.integers(0, 5))) for e in exact],
+        "update": update, "stage": stage, "tasks": f"tier {tier}", "trained": tier == trained, "reward": [max(e, 0.1 * int(rng.integers(0, 5))) for e in exact],
         "exact": exact, "format": [max(e, float(rng.random() < 0.5)) for e in exact],
         "reply_tokens": [int(x) for x in rng.integers(5, 320, len(exact))], "truncated": [bool(x) for x in rng.random(len(exact)) < 0.1],
     }  # fmt: skip
@@ -90,7 +90,9 @@ def make_run(folder: Path, lines: list[dict], config: dict | None = None, state:
         for tier in TIERS:
             share = shares.get(stage, 0.5) * (1.0 if tier == config["difficulty"] else 0.5)
             noisy = hard[tier] + rng.normal(0, 0.05, N)
-            evals.append(eval_line(update, stage, tier, [float(h < share) if share else 0.0 for h in noisy], config["seed"]))
+            evals.append(
+                eval_line(update, stage, tier, [float(h < share) if share else 0.0 for h in noisy], config["seed"], config["difficulty"])
+            )
     write_lines(folder / "evals.jsonl", evals)
     if lines:
         write_lines(folder / "metrics.jsonl", lines)
@@ -150,12 +152,12 @@ def table_rows(text: str, title: str) -> list[list[str]]:
 
 def test_summary_has_every_evaluation_with_its_wilson_interval(run):
     summary, _, evals, _ = load(run)
-    assert set(summary["eval"]) == {str(tier) for tier in TIERS}
+    assert set(summary["eval"]) == {f"tier {tier}" for tier in TIERS}
     for tier in TIERS:
-        assert set(summary["eval"][str(tier)]) == set(STAGES), "evaluations during training are no result"
+        assert set(summary["eval"][f"tier {tier}"]) == set(STAGES), "evaluations during training are no result"
         for stage in STAGES:
-            (line,) = (e for e in evals if e["tier"] == tier and e["stage"] == stage)
-            result, right = summary["eval"][str(tier)][stage], sum(line["exact"])
+            (line,) = (e for e in evals if e["tasks"] == f"tier {tier}" and e["stage"] == stage)
+            result, right = summary["eval"][f"tier {tier}"][stage], sum(line["exact"])
             low, high = wilson(right, N)
             assert result["n"] == N
             assert result["exact"] == right / N
@@ -168,7 +170,7 @@ def test_summary_has_every_evaluation_with_its_wilson_interval(run):
 
 def test_summary_s_gain_is_final_minus_sft_on_the_trained_tier_task_by_task(run):
     summary, _, evals, _ = load(run)
-    after_sft, final = (np.array(next(e["exact"] for e in evals if e["stage"] == stage and e["tier"] == 6)) for stage in STAGES[1:])
+    after_sft, final = (np.array(next(e["exact"] for e in evals if e["stage"] == stage and e["tasks"] == "tier 6")) for stage in STAGES[1:])
     difference = final - after_sft
     gain = summary["gain"]
     assert gain["n"] == N
@@ -181,7 +183,7 @@ def test_summary_s_gain_is_final_minus_sft_on_the_trained_tier_task_by_task(run)
 
 def test_summary_keeps_what_identifies_and_what_it_cost(run):
     summary, *_ = load(run)
-    assert (summary["env"], summary["seed"], summary["difficulty"], summary["updates"]) == ("letters", 5, 6, 30)
+    assert (summary["env"], summary["seed"], summary["trained"], summary["updates"]) == ("letters", 5, "tier 6", 30)
     assert summary["model"] == "pico_base", "auto is not a model: say which one it was"
     assert summary["seconds"] == {"total": 600.01, "rollout": 240.0, "train": 180.0, "eval": 90.0, "sft": 60.0}
     assert summary["tokens"]["sampled"] == 1234567 and summary["tokens"]["trained"] == 765432
@@ -198,7 +200,7 @@ def test_the_gain_is_that_of_the_trained_tier_whichever_it_is(tmp_path):
     folder = tmp_path / "five"
     summary = make_run(folder, [], make_config(updates=0, difficulty=5))
     evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
-    after_sft, final = (next(np.mean(e["exact"]) for e in evals if e["stage"] == stage and e["tier"] == 5) for stage in STAGES[1:])
+    after_sft, final = (next(np.mean(e["exact"]) for e in evals if e["stage"] == stage and e["tasks"] == "tier 5") for stage in STAGES[1:])
     assert summary["gain"]["mean"] == pytest.approx(final - after_sft)
 
 
@@ -217,7 +219,7 @@ def test_write_makes_a_report_and_a_picture(run):
 
 def test_the_head_of_the_report_gives_the_three_results_and_the_gain(run):
     summary, _, evals, text = load(run)
-    right = {stage: next(sum(e["exact"]) for e in evals if e["stage"] == stage and e["tier"] == 6) for stage in STAGES}
+    right = {stage: next(sum(e["exact"]) for e in evals if e["stage"] == stage and e["tasks"] == "tier 6") for stage in STAGES}
     head = text.split("## Config")[0]
     assert " → ".join(percent(right[stage], N) for stage in STAGES) in head
     assert f"{N} held-out tasks" in head and "30 updates" in head
@@ -228,10 +230,35 @@ def test_the_head_of_the_report_gives_the_three_results_and_the_gain(run):
 def test_the_evaluation_table_has_a_row_for_every_evaluation(run):
     _, _, evals, text = load(run)
     title, *rows = table_rows(text, "Evaluation")
-    assert title == ["update", "tier 3", "tier 5", "tier 6"]
+    assert title == ["update", *(f"tier {tier}, {what}" for what in ("exact", "reward") for tier in TIERS)]
     assert [row[0] for row in rows] == ["before SFT", "after SFT (0)", "20", "30 (final)"]
     for row, stage in zip(rows, ("before", "after_sft", "train", "final")):
-        assert row[1:] == [percent(sum(e["exact"]), N) for tier in TIERS for e in evals if (e["stage"], e["tier"]) == (stage, tier)]
+        mine = [e for tier in TIERS for e in evals if (e["stage"], e["tasks"]) == (stage, f"tier {tier}")]
+        assert row[1:4] == [percent(sum(e["exact"]), N) for e in mine]
+        assert [cell.split(" [")[0] for cell in row[4:]] == [f"{np.mean(e['reward']):.3f}" for e in mine]
+
+
+def test_where_reward_is_exactness_it_is_shown_once(tmp_path):
+    folder = tmp_path / "binary"
+    make_run(folder, growing_lines())
+    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    write_lines(folder / "evals.jsonl", [e | {"reward": e["exact"]} for e in evals])
+    summary = report.summarize_run(folder, make_config(updates=30), make_state(30), MACHINE)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    report.write(folder)
+    text = (folder / "report.md").read_text()
+    assert table_rows(text, "Evaluation")[0] == ["update", *(f"tier {tier}, exact" for tier in TIERS)]
+    assert "in reward" not in text and summary["gain"] == summary["gain_reward"]
+
+
+def test_the_gain_in_reward_is_paired_too(run):
+    summary, _, evals, text = load(run)
+    after_sft, final = (
+        np.array(next(e["reward"] for e in evals if e["stage"] == stage and e["tasks"] == "tier 6")) for stage in STAGES[1:]
+    )
+    gain = summary["gain_reward"]
+    assert gain["mean"] == pytest.approx((final - after_sft).mean()) and gain["low"] < gain["mean"] < gain["high"]
+    assert f"in reward: {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" in text
 
 
 def test_the_trajectory_averages_blocks_that_cover_every_update_once(run):
@@ -252,7 +279,7 @@ def test_the_trajectory_averages_blocks_that_cover_every_update_once(run):
 
 def test_the_report_tells_format_and_reward_after_sft(run):
     _, _, evals, text = load(run)
-    after = next(e for e in evals if e["stage"] == "after_sft" and e["tier"] == 6)
+    after = next(e for e in evals if e["stage"] == "after_sft" and e["tasks"] == "tier 6")
     cells = dict(row for row in table_rows(text, "SFT warm-up"))
     assert cells["SFT loss"] == "3.25 → 0.50 (50 steps)"
     assert cells["format compliance after SFT"] == f"{percent(sum(after['format']), N)}, n={N}"
@@ -347,28 +374,32 @@ def observed(tmp_path: Path, lines: list[dict], **state) -> str:
 
 @pytest.mark.parametrize(
     "before,after,verdict",
-    [(0.3, 0.8, "GRPO gained on"), (0.8, 0.3, "GRPO lost on"), (0.5, 0.5, "GRPO neither gained nor lost measurably on")],
+    [(0.3, 0.8, "gained"), (0.8, 0.3, "lost"), (0.5, 0.5, "neither gained nor lost measurably")],
 )
 def test_the_verdict_follows_the_interval(tmp_path, before, after, verdict):
     summary = make_run(tmp_path / "run", [], shares={"before": 0.1, "after_sft": before, "final": after})
     low, high = summary["gain"]["low"], summary["gain"]["high"]
-    assert {"gained": low > 0, "lost": high < 0, "neither": low <= 0 <= high}[verdict.split()[1]], "the fake data must fit the verdict"
-    first = report.observations(summary, [])[0]
-    assert first.startswith(verdict + " tier 6: ") and f"{100 * summary['gain']['mean']:+.1f} points" in first and f"n={N}" in first
+    assert {"gained": low > 0, "lost": high < 0, "neither": low <= 0 <= high}[verdict.split()[0]], "the fake data must fit the verdict"
+    first = next(o for o in report.observations(summary, []) if "exact answers" in o)
+    assert (
+        first.startswith(f"GRPO {verdict} in exact answers on tier 6: ")
+        and f"{100 * summary['gain']['mean']:+.1f} points" in first
+        and f"n={N}" in first
+    )
 
 
 def test_a_gain_of_exactly_nothing_is_not_a_gain(tmp_path):
     summary = make_run(tmp_path / "run", [])
     for low, high, word in ((0.0, 0.2, "neither"), (-0.2, 0.0, "neither"), (0.001, 0.2, "gained"), (-0.2, -0.001, "lost")):
         summary["gain"] = {"mean": (low + high) / 2, "low": low, "high": high, "n": N}
-        assert report.observations(summary, [])[0].split()[1] == word
+        assert next(o for o in report.observations(summary, []) if "exact answers" in o).split()[1] == word
 
 
 def test_tiers_that_were_not_trained_are_told_apart(run):
     summary, lines, evals, _ = load(run)
     text = "\n".join(report.observations(summary, lines))
     for tier in (3, 5):
-        sft, final = (next(sum(e["exact"]) for e in evals if (e["stage"], e["tier"]) == (stage, tier)) for stage in STAGES[1:])
+        sft, final = (next(sum(e["exact"]) for e in evals if (e["stage"], e["tasks"]) == (stage, f"tier {tier}")) for stage in STAGES[1:])
         assert f"Tier {tier}, which was not trained: {percent(sft, N)} → {percent(final, N)}." in text
     assert "Tier 6, which" not in text
 
@@ -378,8 +409,8 @@ def test_observations_about_reward_length_and_signal(run):
     text = "\n".join(report.observations(summary, lines))
     rewards = [line["reward"] for line in lines]
     best = max(range(30), key=rewards.__getitem__)
-    assert f"mean {sum(rewards) / 30:.2f}, last tenth {sum(rewards[-3:]) / 3:.2f}" in text
-    assert f"({rewards[best]:.2f} at {best + 1})" in text
+    assert report.metrics.distribution(rewards).sentence() in text and f"{rewards[best]:.2f}" in text
+    assert "The training reward is " + report.metrics.trend(rewards).sentence() in text
     assert "from 102 to 129 tokens" in text  # 100 + update: means over updates 1-3 and 28-30
     assert "38% of the groups had no signal" in text  # 5 updates of 30 without, the others with 3 of 4 groups: 1 - 25/30 * 3/4
     assert "rollout 40%, train 30%, eval 15%, sft 10%" in text

@@ -40,23 +40,52 @@ def whole(tmp_path_factory) -> Path:
 
 
 def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
-    for name in ("config.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl", "summary.json", "report.md", "curves.png"):
+    for name in ("config.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl", "summary.json", "report.md", "curves.png", "report.html"):
         assert (whole / name).stat().st_size > 0, name
     summary = json.loads((whole / "summary.json").read_text())
-    for tier in ("2", "3", "5", "6"):
+    assert set(summary["eval"]) == {"tier 2", "tier 3", "tier 5", "tier 6"} and summary["trained"] == "tier 2"
+    for tasks in summary["eval"]:
         for stage in ("before", "after_sft", "final"):
-            result = summary["eval"][tier][stage]
+            result = summary["eval"][tasks][stage]
             assert result["n"] == 4 and 0 <= result["low"] <= result["exact"] <= result["high"] <= 1
+            assert 0 <= result["reward_low"] <= result["reward"] <= result["reward_high"] <= 1
             assert {"reward", "format"} <= result.keys()
     assert summary["gain"].keys() >= {"mean", "low", "high"}
     assert summary["seconds"].keys() >= {"total", "rollout", "train", "eval"}
     assert summary["tokens"]["sampled"] > 0 and summary["tokens"]["trained"] > 0
     assert 0.1 < summary["peak_rss_gb"] < 4 and summary["env"] == "letters" and summary["seed"] == 0
     assert [line["update"] for line in lines(whole / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_saved_episodes_are_whole_groups_of_one_task_with_a_number_for_every_sampled_token(whole):
     episodes = lines(whole / "episodes.jsonl")
-    assert all(
-        len({e["seed"] for e in episodes if (e["update"], e["group"]) == key}) == 1 for key in {(e["update"], e["group"]) for e in episodes}
-    )
+    assert {e["source"] for e in episodes} == {"rollout", "eval"} and {e["stage"] for e in episodes} >= {"", "before", "after_sft", "final"}
+    groups: dict = {}
+    for e in episodes:
+        groups.setdefault((e["source"], e["stage"], e["update"], e["group"]), []).append(e)
+        mine = [part for part in e["segments"] if part["role"] == "policy"]
+        assert sum(len(part["tokens"]) for part in mine) == e["reply_tokens"]
+        assert all(len(part["tokens"]) == len(part["logprobs"]) for part in mine)
+        assert sum(sum(part["logprobs"]) for part in mine) == pytest.approx(e["logprob"], abs=0.01)
+        assert "".join(mine[-1]["tokens"]).startswith(e["messages"][-1]["content"])
+        if e["source"] == "rollout":
+            assert all(len(part["ratios"]) == len(part["tokens"]) for part in mine)
+        else:
+            assert e["advantage"] is None and all(part["ratios"] is None for part in mine)
+    for (source, *_), group in groups.items():
+        assert len({e["seed"] for e in group}) == 1
+        if source == "rollout":
+            assert sorted(e["member"] for e in group) == [0, 1, 2]
+            assert sum(e["advantage"] for e in group) == pytest.approx(0, abs=1e-3)
+    moved = [
+        abs(r - 1)
+        for e in episodes
+        if e["source"] == "rollout"
+        for part in e["segments"]
+        if part["role"] == "policy"
+        for r in part["ratios"]
+    ]
+    assert 0 < max(moved) < 1  # the update that followed has moved the policy, a little
 
 
 def test_the_adapter_loads_with_peft_alone(whole):
@@ -127,6 +156,11 @@ def test_the_seed_matters(whole, tmp_path):
         (["--model", "no_such_model"], "--model no_such_model"),
         (["--model", "nobody/nothing-here"], "--model nobody/nothing-here"),
         (["--resume", "runs/never-was"], "--resume runs/never-was"),
+        (["--env", "alphabet", "--curriculum"], "--curriculum"),
+        (["--env", "alphabet", "--min-names", "5"], "--min-names 5"),
+        (["--env", "alphabet", "--max-turns", "0"], "--max-turns 0"),
+        (["--env", "alphabet", "--similarity-power", "0"], "--similarity-power 0"),
+        (["--until-converged", "--updates", "9", "--max-updates", "8"], "--max-updates 8"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_left_behind(tmp_path, flags, must_name):
@@ -208,3 +242,36 @@ def test_wandb_logs_offline_without_asking(tmp_path):
     done = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "wandb sync" in done.stdout and list((tmp_path / "w" / "wandb").glob("offline-run-*"))
+
+
+def test_alphabet_plays_several_turns_through_the_whole_recipe(tmp_path):
+    done = run("--env", "alphabet", *TINY, "--max-tokens", "60", "--max-names", "2", "--runs", str(tmp_path), "--name", "a")
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert summary["trained"] == "3 turns, 1-2 names, power 8" and set(summary["eval"]) == {summary["trained"]}
+    line = lines(tmp_path / "a" / "metrics.jsonl")[0]
+    assert {"similarity", "turn_1", "turn_3", "habit_derives"} <= line.keys() and 0 <= line["reward"] <= line["similarity"] <= 1
+    episodes = lines(tmp_path / "a" / "episodes.jsonl")
+    assert max(sum(part["role"] == "policy" for part in e["segments"]) for e in episodes) > 1, "no episode reached its second turn"
+
+
+def test_until_converged_goes_on_until_the_reward_has_settled_or_the_cap(tmp_path):
+    flags = [*TINY, "--until-converged", "--eval-n", "2", "--sft-steps", "0", "--runs", str(tmp_path)]
+    script = """
+import sys, train
+real = train.metrics.trend
+def trend(values):  # settles after the sixth update
+    result = real(values)
+    return type(result)(**{**result.__dict__, "settled": len(values) >= 6})
+train.metrics.trend = trend
+sys.argv = ["train.py"] + sys.argv[1:]
+train.main()
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name, extra, updates in (("settles", [], 6), ("cap", ["--max-updates", "5"], 5)):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *flags, *extra, "--name", name], cwd=ROOT, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert json.loads((tmp_path / name / "summary.json").read_text())["updates"] == updates
+        assert lines(tmp_path / name / "evals.jsonl")[-1]["update"] == updates

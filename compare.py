@@ -1,0 +1,331 @@
+"""Is one arm better than another? Run folders in, a table of verdicts and two pictures out.
+
+    python compare.py runs/a runs/b runs/c …        (the same as: python report.py compare runs/a runs/b …)
+
+Runs that differ only in seed, name and the like are one arm; arms are told apart by the flags in which they differ. Every pair of arms
+is compared on every task set that both were evaluated on at the end. Tasks of the same label are the same tasks in the same order, so
+the comparison is paired: what is hard is hard for both, and cancels.
+
+What the interval and the p-value hold depends on what there is:
+
+    one seed in either arm   only the tasks vary: bootstrap over tasks, p by flipping the signs of the task differences. It says which of
+                             these two *runs* is better. Whether another seed would agree is not in it, and the report says so.
+    two seeds or more each   seeds and tasks vary: Var = Var_seeds(A)/S_A + Var_seeds(B)/S_B + Var_tasks(difference)/T, Student's t
+                             with Satterthwaite's degrees of freedom (1946). Two seeds say little, so their t is wide, as it should be.
+
+Why not sign flips, or a two-way bootstrap over seeds and tasks, in the second case too? Both were tried on arms that do not differ but whose
+seeds do. With two seeds an arm, flips find a winner in 42% of the cases, the bootstrap in 16% (it cannot know how little two seeds
+are), this in 6% (tests/test_compare.py has the simulation). Noise within a run is counted twice here, which errs to the safe side.
+
+Many comparisons find a winner by luck: p-values are corrected by Holm's method (1979) over everything in the table, and the verdict
+uses only the corrected ones.
+"""
+
+import json
+import math
+import string
+import sys
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+import metrics
+from metrics import Interval
+
+SAME = {"seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every"}  # flags that do not make another arm
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    config: dict
+    final: dict  # label of a task set -> its line of evals.jsonl
+    rewards: list[float]  # mean training reward of every update
+
+
+@dataclass(frozen=True)
+class Arm:
+    letter: str
+    label: str
+    runs: list[Run]
+
+    def seeds(self) -> list[int]:
+        return sorted({run.config["seed"] for run in self.runs})
+
+    def table(self, tasks: str, what: str) -> np.ndarray:
+        """[seeds, tasks] final results. Two runs of the same seed are not independent: their mean counts as one."""
+        by_seed = [[run.final[tasks][what] for run in self.runs if run.config["seed"] == seed] for seed in self.seeds()]
+        return np.array([np.mean(runs, axis=0) for runs in by_seed], dtype=float)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first arm minus the second."""
+
+    difference: Interval  # n: tasks of the first arm
+    p: float
+    over: str  # what varies in interval and p
+    paired: bool
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def read(folder: Path) -> Run:
+    """A finished run; a sentence if it is none."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
+    if not (folder / "summary.json").exists():
+        raise ValueError(f"{folder} has no summary.json: the run has not finished; go on with python train.py --resume {folder}")
+    config, final = json.loads((folder / "config.json").read_text()), {}
+    for line in lines(folder / "evals.jsonl"):
+        if line["stage"] == "final":
+            trained = line.get("trained", line.get("tier") == config.get("difficulty"))
+            final[line.get("tasks", f"tier {line.get('tier')}")] = {**line, "trained": trained}
+    if not final:
+        raise ValueError(f"{folder}/evals.jsonl has no final evaluation; go on with python train.py --resume {folder}")
+    return Run(folder, config, final, [line["reward"] for line in lines(folder / "metrics.jsonl")])
+
+
+def lines(path: Path) -> list[dict]:
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}); mend or drop that line, or give another run") from None
+
+
+def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
+    """Runs with the same flags, apart from SAME and `ignore`, are one arm. Arms come in the order of their first run."""
+    flags = sorted({name for run in runs for name in run.config} - SAME - set(ignore))
+    if missing := [name for name in ignore if all(name not in run.config for run in runs)]:
+        raise ValueError(f"--ignore {missing[0]}: no run has such a flag; config.json lists them")
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(json.dumps([run.config.get(name, "not set") for name in flags]), []).append(run)
+    if len(arms) > 26:
+        raise ValueError(f"{len(arms)} arms are too many to read; give fewer runs, or --ignore the flag that sets them apart")
+    differ = [name for name in flags if len({json.dumps(members[0].config.get(name, "not set")) for members in arms.values()}) > 1]
+    label = lambda run: ", ".join(f"{name}={run.config.get(name, 'not set')}" for name in differ) or "all runs"
+    return [Arm(letter, label(members[0]), members) for letter, members in zip(string.ascii_uppercase, arms.values())]
+
+
+# ------------------------------------------------------------------------------------------------ comparing
+
+
+def by_variance(estimate: float, parts: list[tuple[float, float]], n: int) -> tuple[Interval, float]:
+    """An estimate whose variance is a sum of (variance, degrees of freedom): 95% interval and p that it is 0 (Satterthwaite 1946)."""
+    total = sum(v for v, _ in parts)
+    if total == 0:  # nothing varies anywhere; n tasks that all differ the same way are n equal signs
+        return Interval(estimate, estimate, estimate, n), 1.0 if estimate == 0 else 0.5 ** (n - 1)
+    freedom = total**2 / sum(v**2 / df for v, df in parts if v)
+    reach = stats.t.ppf(0.975, freedom) * math.sqrt(total)
+    return Interval(estimate, estimate - reach, estimate + reach, n), float(2 * stats.t.sf(abs(estimate) / math.sqrt(total), freedom))
+
+
+def differ(a: np.ndarray, b: np.ndarray) -> Difference:
+    """a, b [seeds, tasks] -> a - b. Paired by task if the numbers of tasks agree."""
+    paired, seeds = a.shape[1] == b.shape[1], min(len(a), len(b)) > 1
+    x, y = a.mean(axis=0), b.mean(axis=0)  # [tasks] each
+    over = ("seeds and tasks" if seeds else "tasks only") + ("" if paired else ", unpaired")
+    mean_difference = lambda x, y, axis=-1: np.mean(x, axis=axis) - np.mean(y, axis=axis)
+    estimate, variance = float(x.mean() - y.mean()), lambda v: float(np.var(v, ddof=1) / len(v)) if len(v) > 1 else 0.0
+    if seeds:
+        tasks = [(variance(x - y), len(x) - 1)] if paired else [(variance(x), len(x) - 1), (variance(y), len(y) - 1)]
+        parts = [(variance(a.mean(axis=1)), len(a) - 1), (variance(b.mean(axis=1)), len(b) - 1), *tasks]
+        return Difference(*by_variance(estimate, parts, len(x)), over, paired)
+    kind = "samples" if paired else "independent"
+    with np.errstate(all="ignore"):
+        p = stats.permutation_test((x, y), mean_difference, permutation_type=kind, vectorized=True, n_resamples=9999, batch=1000, rng=np.random.default_rng(0)).pvalue  # fmt: skip
+    if paired:
+        return Difference(metrics.gain(y, x), float(p), over, True)
+    if np.ptp(x) == np.ptp(y) == 0:
+        return Difference(Interval(estimate, estimate, estimate, len(x)), float(p), over, False)
+    ends = stats.bootstrap((x, y), mean_difference, vectorized=True, n_resamples=5000, method="percentile", rng=np.random.default_rng(0)).confidence_interval  # fmt: skip
+    return Difference(Interval(estimate, float(ends.low), float(ends.high), len(x)), float(p), over, False)
+
+
+def final_mean(arm: Arm, tasks: str, what: str) -> Interval:
+    """An arm's final mean: Wilson or bootstrap over tasks for one seed, seeds and tasks for more."""
+    table = arm.table(tasks, what)  # [seeds, tasks]
+    if len(table) > 1:
+        parts = [(float(np.var(m, ddof=1) / len(m)), len(m) - 1) for m in (table.mean(axis=1), table.mean(axis=0)) if len(m) > 1]
+        return by_variance(float(table.mean()), parts, table.shape[1])[0]
+    values = table[0]
+    return metrics.proportion(values.sum(), len(values)) if set(values) <= {0.0, 1.0} else metrics.mean(values)
+
+
+def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
+    """One row a pair of arms, task set and measure, with Holm's correction over all of them; and what was left out."""
+    rows, notes = [], []
+    for a, b in combinations(arms, 2):
+        one, other = a.runs[0], b.runs[0]
+        shared = [tasks for tasks in one.final if all(tasks in run.final for run in a.runs + b.runs)]
+        if not shared:
+            notes.append(f"{a.letter} and {b.letter} were evaluated on different task sets; nothing to compare.")
+        for tasks in shared:
+            for what in ("exact", "reward"):
+                x, y = a.table(tasks, what), b.table(tasks, what)
+                if what == "reward" and one.config.get("reward") != other.config.get("reward"):
+                    notes.append(f"{a.letter} and {b.letter} were paid by different rewards; only exact answers are compared.")
+                    continue
+                if what == "reward" and all(np.array_equal(m.table(tasks, "exact"), m.table(tasks, what)) for m in (a, b)):
+                    notes.append("Where the reward is 1 for an exact answer and 0 otherwise, it is not compared again.")
+                    continue
+                rows.append({"a": a, "b": b, "tasks": tasks, "what": what, "trained": one.final[tasks]["trained"],
+                             "x": float(x.mean()), "y": float(y.mean()), "d": differ(x, y)})  # fmt: skip
+    corrected = multipletests([row["d"].p for row in rows], method="holm")[1] if rows else []
+    for row, p in zip(rows, corrected):
+        better = row["a"] if row["d"].difference.mean > 0 else row["b"]
+        row |= {"corrected": float(p), "verdict": f"{better.letter} better" if p < 0.05 else "cannot tell"}
+    return rows, list(dict.fromkeys(notes))
+
+
+# ------------------------------------------------------------------------------------------------ what a person gets
+
+
+def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
+    small = lambda p: "<0.001" if p < 0.001 else f"{p:.3f}"
+    out = [
+        f"# {sum(len(arm.runs) for arm in arms)} runs, {len(arms)} arm{'s' if len(arms) > 1 else ''}",
+        "",
+        "| | arm | seeds | runs |",
+        "|---|---|---|---|",
+    ]
+    out += [
+        f"| **{a.letter}** | {a.label} | {', '.join(map(str, a.seeds()))} | {', '.join(run.folder.name for run in a.runs)} |" for a in arms
+    ]
+    out += ["", "## Verdicts", ""]
+    if rows:
+        out += [
+            f"First minus second, with its 95% interval; p corrected by Holm's method for {len(rows)} comparison{'s' if len(rows) > 1 else ''}, verdict at 0.05 from "
+            "the corrected p alone. \"Cannot tell\" does not mean equal: the interval says how large a difference may be hiding.", "",
+            "| tasks | measure | arms | means | difference | varies in the interval | n tasks | p | p corrected | verdict |", "|---" * 10 + "|",
+        ]  # fmt: skip
+        for row in rows:
+            a, b, d = row["a"], row["b"], row["d"]
+            scale, digits, unit = (100, 1, "%") if row["what"] == "exact" else (1, 3, "")
+            i, n = d.difference, sorted({len(arm.runs[0].final[row["tasks"]]["exact"]) for arm in (a, b)})
+            out.append(
+                f"| {row['tasks']}{' (trained)' if row['trained'] else ''} | {row['what']} | {a.letter} − {b.letter} | "
+                f"{scale * row['x']:.{digits}f}{unit}, {scale * row['y']:.{digits}f}{unit} | "
+                f"{scale * i.mean:+.{digits}f} [{scale * i.low:+.{digits}f}, {scale * i.high:+.{digits}f}] | {d.over} | {' and '.join(map(str, n))} | "
+                f"{small(d.p)} | {small(row['corrected'])} | **{row['verdict']}** |"
+            )
+        if any(row["d"].over.startswith("tasks only") for row in rows):
+            notes = [
+                "Tasks only: an arm has a single seed, so how much another seed would change is not in the interval, the p or the verdict.",
+                *notes,
+            ]
+    else:
+        out.append("All runs have the same flags: one arm, nothing to compare." if len(arms) == 1 else "No two arms can be compared.")
+    if any(len(arm.runs) > len(arm.seeds()) for arm in arms):
+        notes = [*notes, "Several runs of one seed were averaged and count as one."]
+    out += [*(["", *(f"* {note}" for note in notes)] if notes else []), "", "## Final results", ""]
+    labels = list(dict.fromkeys(tasks for arm in arms for run in arm.runs for tasks in run.final))
+    cell = lambda arm, tasks: final_mean(arm, tasks, "exact").percent() if all(tasks in run.final for run in arm.runs) else ""
+    out += ["Exactly right, with 95% intervals (over tasks; over seeds and tasks where an arm has several seeds).", "",
+            "| arm | " + " | ".join(labels) + " |", "|---" * (1 + len(labels)) + "|",
+            *(f"| {arm.letter}: {arm.label} | " + " | ".join(cell(arm, tasks) for tasks in labels) + " |" for arm in arms), "",
+            "![compare](compare.png)", "", "## Training reward", ""]  # fmt: skip
+    for arm in arms:
+        for run in arm.runs:
+            told = (
+                f"{metrics.distribution(run.rewards).sentence()}. At its end: {metrics.trend(run.rewards).sentence()}."
+                if run.rewards
+                else "no updates."
+            )
+            out.append(f"* {arm.letter}, {run.folder.name}: {told}")
+    return "\n".join(out) + "\n"
+
+
+def draw(path: Path, arms: list[Arm], window: int = 10) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    labels = list(dict.fromkeys(tasks for arm in arms for run in arm.runs for tasks in run.final))
+    height = max(4.5, 1 + 0.3 * len(labels) * (len(arms) + 1))
+    fig, (left, right) = plt.subplots(1, 2, figsize=(14, height), layout="constrained")
+    for i, arm in enumerate(arms):
+        color = f"C{i % 10}"
+        rolled = [np.convolve(run.rewards, np.ones(window) / window, mode="valid") for run in arm.runs if len(run.rewards) >= window]
+        for line in rolled:
+            left.plot(np.arange(len(line)) + window, line, lw=0.8, alpha=0.6, color=color)
+        if rolled:
+            together = np.array([line[: min(map(len, rolled))] for line in rolled])  # [runs, updates]
+            x, middle = np.arange(together.shape[1]) + window, together.mean(axis=0)
+            low, high = together.min(axis=0), together.max(axis=0)
+            if len(arm.seeds()) == 1:
+                run = next(run for run in arm.runs if len(run.rewards) >= window)
+                spread = np.lib.stride_tricks.sliding_window_view(run.rewards, window).std(axis=1, ddof=1)  # [updates]
+                low, high = (middle + sign * stats.t.ppf(0.975, window - 1) * spread / math.sqrt(window) for sign in (-1, 1))
+            left.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
+            left.plot(x, middle, lw=2.2, color=color)
+        right.plot([], [], "D-", color=color, label=f"{arm.letter}: {arm.label}")
+        for j, tasks in enumerate(labels):
+            y = -j * (len(arms) + 1) - i
+            for run in (run for run in arm.runs if tasks in run.final):
+                p = metrics.proportion(sum(run.final[tasks]["exact"]), len(run.final[tasks]["exact"]))
+                right.plot(100 * p.mean, y, "o", ms=4, color=color, alpha=0.5)
+            if all(tasks in run.final for run in arm.runs):
+                p = final_mean(arm, tasks, "exact")
+                right.plot([100 * max(0, p.low), 100 * min(1, p.high)], [y, y], lw=2.2, color=color)
+                right.plot(100 * p.mean, y, "D", ms=7, color=color)
+    left.set(
+        title=f"training reward, mean of {window} updates (band: lowest to highest seed; 95% if there is one)",
+        xlabel="update",
+        xlim=(0, None),
+    )
+    trained = {tasks for arm in arms for run in arm.runs for tasks, line in run.final.items() if line["trained"]}
+    right.set_yticks(
+        [-j * (len(arms) + 1) - (len(arms) - 1) / 2 for j in range(len(labels))], [f"{t}\n(trained)" if t in trained else t for t in labels]
+    )
+    right.set(title="final, exactly right on held-out tasks (diamond: arm, dots: runs, 95% intervals)", xlabel="%", xlim=(-2, 102))
+    for ax in (left, right):
+        ax.grid(alpha=0.25)
+        ax.title.set_fontsize(10)
+    fig.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
+    fig.savefig(path, dpi=110)
+    plt.close(fig)
+
+
+def main(folders: list[Path], out: Path | None = None, ignore: tuple[str, ...] = ()) -> Path:
+    """Write compare.md and compare.png into `out` (default: `compare` beside the first run) and return it.
+
+    ignore: further flags that do not make another arm, such as sft_steps where they were counted in seconds.
+    """
+    try:
+        folders = [Path(folder) for folder in folders if not (Path(folder) / "compare.md").exists()]  # runs/* holds those too
+        if len(folders) < 2:
+            raise ValueError("compare needs two run folders or more: python compare.py runs/a runs/b")
+        if len({folder.resolve() for folder in folders}) < len(folders):
+            raise ValueError("a run folder is given twice; a run cannot be compared with itself")
+        runs = [read(folder) for folder in folders]
+        if len({run.config.get("env") for run in runs}) > 1:  # tier 6 of one environment is not tier 6 of another
+            runs = [replace(run, final={f"{run.config.get('env')} {tasks}": line for tasks, line in run.final.items()}) for run in runs]
+        arms = group(runs, tuple(ignore))
+        rows, notes = compare(arms)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    out = Path(out) if out else folders[0].parent / "compare"
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "compare.md").write_text(text(arms, rows, notes))
+    draw(out / "compare.png", arms)
+    print((out / "compare.md").read_text() + f"\nwrote {out}/compare.md and {out}/compare.png")
+    return out
+
+
+if __name__ == "__main__":
+    if "--help" in sys.argv or len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    import tyro
+
+    def cli(folders: tyro.conf.Positional[list[Path]], out: Path | None = None, ignore: tuple[str, ...] = ()) -> None:
+        main(folders, out, ignore)
+
+    tyro.cli(cli)
