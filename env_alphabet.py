@@ -28,8 +28,8 @@ last name starts at the first capital after position 0.
                </combined_alphabetical_sorted>
 
 The reward is smooth: the similarity of two texts, raised to a power. A list in the wrong order still shares most of its
-characters with the right one, so raw similarity is around 0.6 for nothing; the power (8 in the public recipe) pushes that
-down to 0.02 and leaves 1.0 where it is. With `power_per_turn` each turn is powered and then averaged, so one good turn pays;
+characters with the right one, so names copied as they came have a similarity of 0.66; the power (8 in the public recipe) pushes that
+down to a mean reward of 0.08 and leaves 1.0 where it is. With `power_per_turn` each turn is powered and then averaged, so one good turn pays;
 without it the similarities are averaged first, and only a good *episode* pays.
 
 The tasks and the scoring are those of Prime Intellect's alphabet-sort; the words of the prompts and the names are ours.
@@ -43,7 +43,6 @@ Run me: `python env_alphabet.py` plays one episode with the expert, then scores 
 import random
 import re
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 from env_letters import split_thinking
 
@@ -160,7 +159,49 @@ def similarity(predicted: list[str], expected: list[str]) -> float:
     expected text no longer start a match. That makes long wrong lists score lower, and never touches a right one.
     """
     a, b = ("\n".join(line.strip().lower() for line in lines) for lines in (predicted, expected))
-    return 1.0 if a == b else SequenceMatcher(None, a, b).ratio()
+    return 1.0 if a == b else ratio(a, b)
+
+
+def ratio(a: str, b: str) -> float:
+    """SequenceMatcher(None, a, b).ratio(), exactly, for lower-cased texts, by str.find.
+
+    difflib walks every pair of equal letters: 16,384 letters a against a list of 190 take it 431 ms, this 2 (results/bench/scorer.json).
+    A reward that hostile replies can slow down is a way to stop a training run.
+    """
+    often = {c for c in set(b) if b.count(c) > len(b) // 100 + 1} if len(b) >= 200 else set()  # autojunk
+    core = "".join("A" if c in often else c for c in b)  # a and b are lower-cased: a capital matches nothing
+    reach, end = [], 0  # core[j : reach[j]] is the longest piece from j on that occurs in a at all
+    for j in range(len(b)):
+        end = max(end, j)
+        while end < len(b) and core[j : end + 1] in a:
+            end += 1
+        reach.append(end)
+    matched, parts = 0, [(0, len(a), 0, len(b))]
+    while parts:
+        alo, ahi, blo, bhi = parts.pop()
+        size = 0  # of the longest piece of core[blo:bhi] that occurs in a[alo:ahi]
+        for j in range(blo, bhi):
+            while j + size < min(bhi, reach[j]) and a.find(core[j : j + size + 1], alo, ahi) >= 0:
+                size += 1
+        starts = [j for j in range(blo, bhi - size + 1) if size and j + size <= reach[j]]
+        found = [(a.find(core[j : j + size], alo, ahi), j) for j in starts]
+        i, j = min((pair for pair in found if pair[0] >= 0), default=(alo, blo))  # of several, the first in a, then the first in b
+        while i > alo and j > blo and a[i - 1] == b[j - 1]:  # frequent letters may lengthen a match, on both sides
+            i, j, size = i - 1, j - 1, size + 1
+        while i + size < ahi and j + size < bhi and a[i + size] == b[j + size]:
+            size += 1
+        if size:
+            matched += size
+            parts += [(alo, i, blo, j), (i + size, ahi, j + size, bhi)]
+    return 2 * matched / (len(a) + len(b)) if a or b else 1.0
+
+
+def find_blocks(reply: str, turn: int) -> list[str]:
+    """What stands inside the tags of a turn, thoughts left out. Split, not matched by a pattern: that would read on to the end of the
+    reply for every tag that is never closed, 0.8 s for 2,048 of them."""
+    tag = LATER_TAG if turn else FIRST_TAG
+    parts = split_thinking(reply)[1].split(f"</{tag}>")[:-1]
+    return [part.partition(f"<{tag}>")[2] for part in parts if f"<{tag}>" in part]
 
 
 def score_turn(reply: str, expected: list[str], turn: int, power: float) -> tuple[float, bool]:
@@ -169,10 +210,8 @@ def score_turn(reply: str, expected: list[str], turn: int, power: float) -> tupl
     Several blocks count only if each is strictly better than the one before; then the last one's score counts, else 0.
     Never raises, whatever the reply.
     """
-    tag = LATER_TAG if turn else FIRST_TAG
-    blocks = re.findall(f"<{tag}>(.*?)</{tag}>", split_thinking(reply)[1], re.DOTALL)
     scores = []
-    for block in blocks:
+    for block in find_blocks(reply, turn):
         lines = [line for line in block.split("\n") if line.strip()]
         score = similarity(lines, expected) ** power if lines else 0.0
         if scores and score <= scores[-1]:
@@ -184,11 +223,9 @@ def score_turn(reply: str, expected: list[str], turn: int, power: float) -> tupl
 def habit_of(task: Task, replies: list[str]) -> str:
     """Which of HABITS the replies look like, judged by the last one that holds a list: keys in its thinking? else what order?"""
     for turn, reply in reversed(list(enumerate(replies))):
-        tag = LATER_TAG if turn else FIRST_TAG
-        thinking, rest = split_thinking(reply)
-        found = re.findall(f"<{tag}>(.*?)</{tag}>", rest, re.DOTALL)
+        found = find_blocks(reply, turn)
         if found:
-            if len(re.findall(r"^[A-Z][a-z]{2} [A-Z]", thinking, re.MULTILINE)) >= len(task.turns[turn]):
+            if len(re.findall(r"^[A-Z][a-z]{2} [A-Z]", split_thinking(reply)[0], re.MULTILINE)) >= len(task.turns[turn]):
                 return "derives"
             names = [line.strip().removesuffix(NEW) for line in found[-1].strip().split("\n")]
             given = [name for part in task.turns[: turn + 1] for name in part]
@@ -244,7 +281,7 @@ class Alphabet:
         for turn, reply in enumerate(self.replies[:n]):
             raw[turn], blocks[turn] = score_turn(reply, right_list(self.task, turn), turn, 1.0)
         p = self.similarity_power
-        habit = habit_of(self.task, self.replies)
+        habit = habit_of(self.task, self.replies[:n])
         return {
             "reward": sum(r**p for r in raw) / n if self.power_per_turn else (sum(raw) / n) ** p,
             "exact": float(min(raw) == 1.0),

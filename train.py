@@ -62,7 +62,7 @@ class Config:
     max_turns: int = 3
     min_names: int = 1  # new names a turn
     max_names: int = 4
-    similarity_power: float = 8.0  # pushes the 0.6 that a wrong order gets for nothing down to 0.02
+    similarity_power: float = 8.0  # pushes the 0.66 that names as given get for nothing down to 0.08
     power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn, then average
     # policy
     model: str = "auto"  # folder or hub id of a causal LM; auto: Qwen3-4B-Instruct-2507, or pico_base where it cannot run

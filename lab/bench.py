@@ -1,6 +1,7 @@
 """Speed, measured so that it can be believed: both sides in one process, interleaved, medians and ratios.
 
     python -m lab.bench sampler            # ours against model.generate on pico_base, 64 rows
+    python -m lab.bench scorer             # what a hostile reply can cost the alphabet environment
 
 Timings on shared machines are noisy, so nothing here is a test; ratios of medians over interleaved rounds are stable to a
 few percent. Results go to results/bench/ with machine and versions.
@@ -8,6 +9,8 @@ few percent. Results go to results/bench/ with machine and versions.
 
 import json
 import platform
+import random
+import string
 import sys
 import time
 from pathlib import Path
@@ -20,9 +23,10 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from env_alphabet import LATER_TAG, Alphabet, right_list
 from env_letters import Letters
 from policy import PICO, load_policy
-from rollout import prompt_ids
+from rollout import encode, prompt_ids
 from sampler import PlainDecoder, TorchSampler
 
 BENCH_SEEDS = 2_600_000_000
@@ -111,6 +115,79 @@ def table(rates: dict[str, list[float]], reference: str) -> dict:
     return out
 
 
+def hostile(kind: str, names: list[str], rng: random.Random, n: int) -> str:
+    """A reply of at least n characters before it is cut: the body of one block, or tags and blocks where the kind says so."""
+    right = "\n".join(names) + "\n"
+    common = sorted(set(right.lower()) - {"\n"}, key=right.lower().count, reverse=True)
+    tag, end = f"<{LATER_TAG}>", f"</{LATER_TAG}>"
+    times = lambda text: text * (n // len(text) + 1)
+    if kind == "shuffled names":
+        return "".join("\n".join(rng.sample(names, len(names))) + "\n" for _ in range(n // len(right) + 1))
+    if kind == "near misses":
+        return "".join("q" if rng.random() < 0.1 else c for c in times(right))
+    if kind == "ever better blocks":  # of many blocks, all are scored only while each beats the one before
+        return "".join(f"{tag}{right[: 1 + i * len(right) // 99]}{end}" for i in range(99))
+    return {
+        "one letter": lambda: times(common[0]),
+        "two letters": lambda: times(common[0] + common[1]),
+        "four letters": lambda: "".join(rng.choices(common[:4], k=n)),
+        "random letters": lambda: "".join(rng.choices(string.ascii_lowercase + "\n", k=n)),
+        "right list repeated": lambda: times(right),
+        "right list backwards": lambda: times(right[::-1]),
+        "small blocks": lambda: times(f"{tag}x{end}"),
+        "tags never closed": lambda: times(tag),
+        "tags never opened": lambda: times(end),
+    }[kind]()
+
+
+BLOCKS = ("one letter", "two letters", "four letters", "random letters", "right list repeated", "right list backwards", "near misses",
+          "shuffled names")  # fmt: skip
+MARKUP = ("small blocks", "ever better blocks", "tags never closed", "tags never opened")
+
+
+def scorer(tokens: int = 2048, rounds: int = 5) -> None:
+    """CPU milliseconds that Alphabet.score() takes where the last of three replies is hostile, `tokens` long.
+
+    A reply has 4 or 8 characters a token (what large vocabularies give), or is cut by pico_base's tokenizer, where letters are tokens of
+    their own but a tag of 30 characters is one. The right list is just below and just above 200 characters, where difflib's autojunk
+    begins. Rounds are interleaved; where chance has a part, each round draws anew.
+    """
+    policy = load_policy(str(PICO), 0, 64, "cpu")
+    envs: dict[str, Alphabet] = {}
+    for seed in range(BENCH_SEEDS, BENCH_SEEDS + 5000):
+        env = Alphabet(3, 3, 1, 5, 8.0, False, True, "derives")
+        env.reset(seed)
+        length = len("\n".join(right_list(env.task, 2)))
+        if length in (199, 200) and f"list of {length}" not in envs:
+            envs[f"list of {length}"] = env
+            for _ in range(2):
+                env.step(env.expert_reply())
+    envs = dict(sorted(envs.items()))
+    spent: dict[tuple, list[float]] = {}
+    for at in tqdm(range(rounds)):
+        for name, env in envs.items():
+            names, before = right_list(env.task, 2), env.replies[:2]
+            for size, kind in ((size, kind) for size in ("4 a token", "8 a token", "pico") for kind in BLOCKS + MARKUP):
+                n = tokens * (int(size[0]) if size != "pico" else 40)
+                text = hostile(kind, names, random.Random(at), n)
+                if size == "pico":
+                    text = policy.tokenizer.decode(encode(policy, text)[: tokens - 2])
+                text = text[:n] if kind in MARKUP else f"<{LATER_TAG}>{text[:n]}</{LATER_TAG}>"
+                env.replies = [*before, text]
+                start = time.process_time()
+                env.score()
+                spent.setdefault((name, size, kind), []).append(1000 * (time.process_time() - start))
+    result = {"command": "python -m lab.bench scorer", "tokens": tokens, "rounds": rounds}
+    result |= versions(1) | {"python": platform.python_version()}
+    print(f"{'CPU ms, median (max)':24}" + "".join(f"{f'{name}, {size}':>24}" for name in envs for size in ("4", "8", "pico")))
+    for kind in BLOCKS + MARKUP:
+        cells = {key[:2]: (float(np.median(values)), max(values)) for key, values in spent.items() if key[2] == kind}
+        print(f"{kind:24}" + "".join(f"{f'{median:.1f} ({most:.1f})':>24}" for median, most in cells.values()))
+        result[kind] = {", ".join(key): {"median_ms": round(a, 1), "max_ms": round(b, 1)} for key, (a, b) in cells.items()}
+    result["worst_ms"] = round(max(max(values) for values in spent.values()), 1)
+    save("scorer", result)
+
+
 def versions(threads: int) -> dict:
     cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
     return {
@@ -128,4 +205,4 @@ def save(name: str, result: dict) -> None:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"sampler": sampler})
+    tyro.extras.subcommand_cli_from_dict({"sampler": sampler, "scorer": scorer})

@@ -479,7 +479,7 @@ def long_text(kind: str) -> str:
         "NUL bytes": "\x00" * 1_000_000,
         "random letters": "".join(letters.choices("abcdefghijklmnopqrstuvwxyz\n", k=100_000)),
         "closing thoughts": "</think>" * 100_000,
-        "opening tags": f"<{TAGS[0]}>" * 2000,
+        "opening tags": f"<{TAGS[0]}>" * 30_000,
         "closing tags": f"</{TAGS[1]}>" * 5000,
         "small blocks": f"<{TAGS[0]}>x</{TAGS[0]}>" * 1000,
     }[kind]
