@@ -110,7 +110,8 @@ def by_size(n_parameters: int, env: str) -> dict:
     """Defaults that depend on the model. Large: the runs this project grew out of. Small: what was stable on pico_base (results/)."""
     if n_parameters > 50e6:
         return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": {"letters": 2048, "alphabet": 768}[env]}
-    return {"lr": 3e-4, "sft_lr": 1e-4, "updates": 150, "max_tokens": {"letters": 320, "alphabet": 640}[env]}
+    updates, max_tokens = {"letters": (150, 320), "alphabet": (80, 640)}[env]
+    return {"lr": 3e-4, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens}
 
 
 def make_env(cfg: Config, difficulty: int):

@@ -69,7 +69,7 @@ class Pretrain:
     polish_shown: list[float] = field(default_factory=lambda: [0.08, 0.08, 0.84])
     polish_lr: float = 2e-3
     lists_steps: int = 2000  # the same skill-first recipe for alphabet: lists packed back to back, every fourth row tallies …
-    both_steps: list[int] = field(default_factory=lambda: [800])  # … then chats of both environments
+    both_steps: list[int] = field(default_factory=lambda: [800, 600])  # … then chats of both environments
     start_from: str = ""  # a folder written by an earlier call: skip …
     skip_rounds: int = 0  # … so many rounds, those that it has been through (the first is skill and chat)
     stop_after: int = 0  # stop after so many rounds; 0 does all
