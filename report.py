@@ -165,8 +165,8 @@ def observations(summary: dict, lines: list[dict]) -> list[str]:
     if not lines:
         return out + ["No GRPO updates in this run."]
     rewards = [line["reward"] for line in lines]
-    out.append("Training reward, update by update: " + metrics.distribution(rewards).sentence())
-    out.append("The training reward is " + metrics.trend(rewards).sentence())
+    out.append("Training reward, update by update: " + metrics.distribution(rewards).sentence() + ".")
+    out.append("Has the training reward settled? " + metrics.trend(rewards).sentence().capitalize() + ".")
     lengths = [line["reply_tokens"] for line in lines]
     tenth = max(1, len(lines) // 10)
     out.append(
@@ -175,7 +175,7 @@ def observations(summary: dict, lines: list[dict]) -> list[str]:
     if "habit_derives" in lines[0]:
         share = 100 * np.mean([line["habit_derives"] for line in lines[-tenth:]])
         if start := thinking_starts(lines):
-            out.append(f"It begins to think at update {start}: in that update and the next four, most replies derive the answer letter by letter; "
+            out.append(f"It begins to think at update {start}: in that update and the next four, most replies derive the answer; "
                        f"in the last tenth of the updates {share:.0f}% do.")  # fmt: skip
         else:
             out.append(

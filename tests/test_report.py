@@ -410,7 +410,7 @@ def test_observations_about_reward_length_and_signal(run):
     rewards = [line["reward"] for line in lines]
     best = max(range(30), key=rewards.__getitem__)
     assert report.metrics.distribution(rewards).sentence() in text and f"{rewards[best]:.2f}" in text
-    assert "The training reward is " + report.metrics.trend(rewards).sentence() in text
+    assert "Has the training reward settled? " + report.metrics.trend(rewards).sentence().capitalize() in text
     assert "from 102 to 129 tokens" in text  # 100 + update: means over updates 1-3 and 28-30
     assert "38% of the groups had no signal" in text  # 5 updates of 30 without, the others with 3 of 4 groups: 1 - 25/30 * 3/4
     assert "rollout 40%, train 30%, eval 15%, sft 10%" in text

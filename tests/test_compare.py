@@ -1,0 +1,324 @@
+"""Protects the verdicts: which runs are one arm, what the interval holds, how often a winner is found where there is none."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import compare
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = {
+    "env": "letters", "difficulty": 6, "reward": "partial", "think": True, "loss": "grpo", "lr": 3e-4, "updates": 30, "seed": 0, "name": "x",
+    "runs": "runs", "resume": "", "threads": 1, "wandb": False, "device": "auto", "save_every": 10,
+}  # fmt: skip
+
+
+@pytest.fixture
+def make(tmp_path):
+    """make(name, exact, flags) -> a finished run folder. exact: {label: right answers} or a list for tier 6."""
+
+    def run(name: str, exact, old: bool = False, updates: int = 30, **flags) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**CONFIG, "name": name, "updates": updates, **flags}))
+        (folder / "summary.json").write_text("{}")
+        lines = []
+        for label, right in (exact if isinstance(exact, dict) else {"tier 6": exact}).items():
+            right = [float(r) for r in right]
+            line = {"reward": [0.2 + 0.6 * r for r in right], "exact": right, "reply_tokens": [9] * len(right)}
+            line |= {"tier": int(label.split()[-1])} if old else {"tasks": label, "trained": label == "tier 6"}
+            lines += [
+                {"update": 0, "stage": "after_sft", **line, "exact": [0.0] * len(right)},
+                {"update": updates, "stage": "final", **line},
+            ]
+        (folder / "evals.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        rewards = np.random.default_rng(len(name)).random(updates).tolist()
+        if updates:
+            (folder / "metrics.jsonl").write_text("".join(json.dumps({"update": i + 1, "reward": r}) + "\n" for i, r in enumerate(rewards)))
+        return folder
+
+    return run
+
+
+def draws(p: float, n: int = 200, seed: int = 0) -> list[float]:
+    return (np.random.default_rng(seed).random(n) < p).astype(float).tolist()
+
+
+def rows_of(folders) -> list[dict]:
+    return compare.compare(compare.group([compare.read(f) for f in folders]))[0]
+
+
+# ------------------------------------------------------------------------------------------------ arms
+
+
+def test_runs_that_differ_in_seed_and_name_are_one_arm(make):
+    a = [make(f"a{s}", draws(0.9, seed=s), seed=s, runs=f"elsewhere{s}", threads=s, device="cpu", save_every=s + 1) for s in range(3)]
+    b = [make(f"b{s}", draws(0.5, seed=9 + s), seed=s, think=False) for s in range(2)]
+    arms = compare.group([compare.read(f) for f in [a[0], b[0], a[1], b[1], a[2]]])
+    assert [(arm.letter, arm.label, arm.seeds()) for arm in arms] == [("A", "think=True", [0, 1, 2]), ("B", "think=False", [0, 1])]
+
+
+def test_an_arm_is_called_by_the_flags_in_which_the_arms_differ(make):
+    folders = [make("a", draws(0.5)), make("b", draws(0.5), loss="gspo"), make("c", draws(0.5), lr=1e-3)]
+    labels = [arm.label for arm in compare.group([compare.read(f) for f in folders])]
+    assert labels == ["loss=grpo, lr=0.0003", "loss=gspo, lr=0.0003", "loss=grpo, lr=0.001"]
+
+
+def test_a_flag_that_an_older_run_does_not_know_sets_it_apart(make):
+    folders = [make("old", draws(0.5)), make("new", draws(0.5), turns=3)]
+    assert [arm.label for arm in compare.group([compare.read(f) for f in folders])] == ["turns=not set", "turns=3"]
+    assert len(compare.group([compare.read(f) for f in folders], ("turns",))) == 1
+    with pytest.raises(ValueError, match="--ignore truns"):
+        compare.group([compare.read(f) for f in folders], ("truns",))
+
+
+def test_two_runs_of_one_seed_count_as_one(make):
+    folders = [make("a", [1, 1, 0, 0]), make("again", [1, 0, 0, 0], threads=2), make("b", [0, 0, 0, 0], seed=1)]
+    (arm,) = compare.group([compare.read(f) for f in folders])
+    assert arm.table("tier 6", "exact").tolist() == [[1, 0.5, 0, 0], [0, 0, 0, 0]]
+
+
+def test_old_and_new_evaluations_are_read_alike(make):
+    old, new = (
+        compare.read(make("old", {"tier 3": [1, 0], "tier 6": [0, 1]}, old=True)),
+        compare.read(make("new", {"tier 3": [1, 0], "tier 6": [0, 1]})),
+    )
+    assert list(old.final) == list(new.final) == ["tier 3", "tier 6"]
+    for label in old.final:
+        assert old.final[label]["exact"] == new.final[label]["exact"] and old.final[label]["trained"] == new.final[label]["trained"] == (
+            label == "tier 6"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ differences
+
+
+def test_a_large_difference_is_found_and_its_sign_is_right(make):
+    rows = rows_of([make("a", draws(0.3)), make("b", draws(0.9, seed=1), think=False)])
+    assert [(row["what"], row["verdict"]) for row in rows] == [("exact", "B better"), ("reward", "B better")]
+    exact, reward = rows[0]["d"], rows[1]["d"]
+    assert exact.difference.mean == pytest.approx(np.mean(draws(0.3)) - np.mean(draws(0.9, seed=1))) and exact.difference.high < 0
+    assert reward.difference.mean == pytest.approx(0.6 * exact.difference.mean)
+    assert exact.over == "tasks only" and exact.paired and rows[0]["trained"]
+
+
+def test_few_tasks_cannot_tell(make):
+    """13 of 32 against 18 of 32, the claim that this project began with."""
+    rows = rows_of([make("a", [1] * 13 + [0] * 19), make("b", [0] * 14 + [1] * 18, loss="gspo")])
+    assert {row["verdict"] for row in rows} == {"cannot tell"} and all(row["d"].p > 0.05 for row in rows)
+
+
+def test_pairing_finds_what_separate_means_cannot(make):
+    """Eight tasks more and none less: by sign flips p = 2/2^8; as independent samples far from significant."""
+    before = draws(0.5, 200)
+    after = list(before)
+    for i in [i for i, right in enumerate(before) if not right][:8]:
+        after[i] = 1.0
+    paired = compare.differ(np.array([after]), np.array([before]))
+    assert paired.p == pytest.approx(2 / 2**8, abs=0.004) and paired.difference.low > 0
+    unpaired = compare.differ(np.array([after]), np.array([before[:-1]]))
+    assert (
+        not unpaired.paired
+        and unpaired.over == "tasks only, unpaired"
+        and unpaired.p > 0.2
+        and unpaired.difference.low < 0 < unpaired.difference.high
+    )
+
+
+def test_the_order_of_tasks_does_not_matter_to_a_pair():
+    rng = np.random.default_rng(0)
+    a, b, order = rng.random((3, 40)), rng.random((2, 40)), rng.permutation(40)
+    one, two = compare.differ(a, b), compare.differ(a[:, order], b[:, order])
+    assert one.p == pytest.approx(two.p) and one.difference.low == pytest.approx(two.difference.low)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 4), st.integers(2, 30), st.integers(2, 30))
+def test_a_difference_turns_its_sign_when_the_arms_change_places(seed, arms_a, arms_b, tasks_a, tasks_b):
+    rng = np.random.default_rng(seed)
+    a, b = rng.random((arms_a, tasks_a)).round(1), rng.random((arms_b, tasks_b)).round(1)
+    one, two = compare.differ(a, b), compare.differ(b, a)
+    assert one.difference.mean == pytest.approx(-two.difference.mean, abs=1e-12)
+    assert one.difference.low <= one.difference.mean + 1e-12 and one.difference.mean - 1e-12 <= one.difference.high
+    assert 0 <= one.p <= 1 and one.p == pytest.approx(two.p, abs=0.03)
+    assert one.paired == (tasks_a == tasks_b) and one.over.startswith("seeds and tasks" if min(arms_a, arms_b) > 1 else "tasks only")
+
+
+def test_the_variance_of_seeds_and_tasks_against_welch():
+    """Without any difference between tasks, it is Welch's test on the means of the seeds."""
+    a, b = np.array([0.2, 0.3, 0.45]), np.array([0.6, 0.5, 0.9, 0.8])
+    d = compare.differ(np.repeat(a[:, None], 50, axis=1), np.repeat(b[:, None], 50, axis=1))
+    welch = stats.ttest_ind(a, b, equal_var=False)
+    assert d.p == pytest.approx(welch.pvalue) and d.over == "seeds and tasks"
+    low, high = welch.confidence_interval(0.95)
+    assert (d.difference.low, d.difference.high) == pytest.approx((low, high))
+
+
+def test_what_never_varies():
+    ones, zeros = np.ones((2, 30)), np.zeros((2, 30))
+    for a in (ones, ones[:1]):
+        same = compare.differ(a, a)
+        assert same.p == 1.0 and same.difference.mean == same.difference.low == same.difference.high == 0.0
+    for a, b in ((ones, zeros), (ones[:1], zeros[:1])):
+        d = compare.differ(a, b)
+        assert d.p < 0.001 and d.difference.mean == d.difference.low == 1.0
+    assert compare.differ(ones[:1], zeros[:1, :20]).p < 0.001
+
+
+def crossed(rng, seeds: int, tasks: int, sd: float) -> list[np.ndarray]:
+    """Two arms without a difference: tasks are hard or easy, arms suit some tasks, seeds are lucky or not. [seeds, tasks] each."""
+    hard = rng.normal(0, 1.5, tasks)
+    logit = lambda: hard + rng.normal(0, 0.5, tasks) + rng.normal(0, sd, (seeds, 1))
+    return [(rng.random((seeds, tasks)) < 1 / (1 + np.exp(-logit()))).astype(float) for _ in range(2)]
+
+
+def two_way_bootstrap(a: np.ndarray, b: np.ndarray, rng, resamples: int = 300) -> tuple[float, float]:
+    """Resample seeds of each arm and tasks of both (Owen 2007), take the middle 95%."""
+    pick = lambda n: rng.multinomial(n, np.full(n, 1 / n), resamples) / n
+    tasks = pick(a.shape[1])
+    return tuple(np.quantile(((pick(len(a)) @ a - pick(len(b)) @ b) * tasks).sum(axis=1), [0.025, 0.975]))
+
+
+def test_where_seeds_differ_a_winner_is_rarely_found_by_mistake():
+    """And why it is neither sign flips over tasks nor a two-way bootstrap: both were the first idea."""
+    rng, wrong = np.random.default_rng(0), dict.fromkeys(("ours", "bootstrap", "flips"), 0)
+    for _ in range(300):
+        a, b = crossed(rng, 2, 128, 0.5)
+        wrong["ours"] += compare.differ(a, b).p < 0.05
+        low, high = two_way_bootstrap(a, b, rng)
+        wrong["bootstrap"] += not low <= 0 <= high
+        d = a.mean(axis=0) - b.mean(axis=0)
+        flipped = (rng.choice([-1, 1], (300, 128)) @ d) / 128
+        wrong["flips"] += np.mean(np.abs(flipped) >= abs(d.mean()) - 1e-12) < 0.05
+    assert wrong["ours"] / 300 <= 0.08
+    assert wrong["bootstrap"] / 300 > 0.10 and wrong["flips"] / 300 > 0.30
+
+
+def test_a_difference_beyond_the_seeds_is_found():
+    rng, found = np.random.default_rng(1), 0
+    for _ in range(50):
+        a, b = crossed(rng, 3, 128, 0.1)
+        found += compare.differ(np.minimum(1, a + (rng.random(a.shape) < 0.6)), b).p < 0.05
+    assert found >= 45
+
+
+# ------------------------------------------------------------------------------------------------ many comparisons
+
+
+def test_the_verdict_comes_from_holms_correction(make):
+    """Twelve task sets without a difference and one where p is below 0.05, but not below 0.05/13."""
+    n, rng = 200, np.random.default_rng(3)
+    same = {f"tier {i}": draws(0.5, n, seed=i) for i in range(10, 22)}
+    few = [0.0] * n
+    more = list(few)
+    for i in range(8):
+        more[i] = 1.0  # eight more, none less: p = 2/2^8 = 0.008
+    shuffled = {k: rng.permutation(v).tolist() for k, v in same.items()}
+    rows = rows_of([make("a", {"tier 6": more, **same}), make("b", {"tier 6": few, **shuffled}, think=False)])
+    row = rows[0]
+    assert row["tasks"] == "tier 6" and row["d"].p < 0.012 and row["corrected"] > 0.05 and row["verdict"] == "cannot tell"
+    ps = sorted((r["d"].p, r["corrected"]) for r in rows)
+    running = 0.0
+    for i, (p, corrected) in enumerate(ps):  # Holm 1979, written out
+        running = max(running, min(1.0, (len(ps) - i) * p))
+        assert corrected == pytest.approx(running)
+    alone = rows_of([make("c", more), make("d", few, think=False)])
+    assert alone[0]["verdict"] == "A better"
+
+
+def test_different_rewards_are_not_compared_and_equal_ones_not_twice(make):
+    a, b = make("a", draws(0.5)), make("b", draws(0.5, seed=1), reward="binary")
+    rows, notes = compare.compare(compare.group([compare.read(a), compare.read(b)]))
+    assert [row["what"] for row in rows] == ["exact"] and "different rewards" in notes[0]
+    for folder in (a, b):
+        lines = [json.loads(x) for x in (folder / "evals.jsonl").read_text().splitlines()]
+        (folder / "evals.jsonl").write_text("".join(json.dumps({**x, "reward": x["exact"]}) + "\n" for x in lines))
+        (folder / "config.json").write_text(json.dumps({**CONFIG, "reward": "binary", "think": folder.name == "a"}))
+    rows, notes = compare.compare(compare.group([compare.read(a), compare.read(b)]))
+    assert [row["what"] for row in rows] == ["exact"] and "not compared again" in notes[0]
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+def test_the_report_of_three_arms(make, tmp_path, capsys):
+    folders = [make(f"grpo-{s}", {"tier 3": draws(0.9, seed=s), "tier 6": draws(0.8, seed=5 + s)}, seed=s) for s in range(2)]
+    folders += [
+        make(f"no_think-{s}", {"tier 3": draws(0.6, seed=s), "tier 6": draws(0.2, seed=5 + s)}, seed=s, think=False) for s in range(2)
+    ]
+    folders += [make("more_sft-0", {"tier 6": draws(0.5)}, loss="none", updates=0)]
+    out = compare.main(folders)
+    assert out == tmp_path / "compare" and (out / "compare.png").stat().st_size > 10_000
+    text = (out / "compare.md").read_text()
+    assert text in capsys.readouterr().out
+    assert "# 5 runs, 3 arms" in text and "| **B** | loss=grpo, think=False, updates=30 | 0, 1 | no_think-0, no_think-1 |" in text
+    table = [line for line in text.splitlines() if " − " in line]
+    assert len(table) == 8 and "corrected by Holm's method for 8 comparisons" in text  # tier 3 only for the first two arms
+    assert sum("| seeds and tasks |" in line for line in table) == 4 and "has a single seed" in text
+    trained = next(line for line in table if line.startswith("| tier 6 (trained) | exact | A − C"))
+    assert trained.endswith("**A better** |") and "tasks only" in trained
+    assert "more_sft-0: no updates." in text and "too few, 30 is the least" not in text and "the peak of" in text
+    again = compare.main([*folders, out], out=tmp_path / "second")  # runs/* holds an earlier comparison: it is passed over
+    assert (again / "compare.md").read_text() == text
+
+
+def test_one_arm_has_nothing_to_be_compared_with(make, tmp_path):
+    out = compare.main([make("a", draws(0.5)), make("b", draws(0.5, seed=1), seed=1)], tmp_path / "out")
+    assert "one arm, nothing to compare" in (out / "compare.md").read_text() and "all runs" in (out / "compare.md").read_text()
+
+
+def test_tier_6_of_two_environments_is_not_the_same(make, tmp_path):
+    out = compare.main([make("a", draws(0.5)), make("b", draws(0.9), env="alphabet")])
+    text = (out / "compare.md").read_text()
+    assert "A and B were evaluated on different task sets" in text and "letters tier 6" in text and "alphabet tier 6" in text
+
+
+def test_different_numbers_of_tasks_are_compared_unpaired(make):
+    rows = rows_of([make("a", draws(0.9, 200)), make("b", draws(0.2, 150), eval_n=150)])
+    assert [row["d"].over for row in rows] == ["tasks only, unpaired"] * 2 and {row["verdict"] for row in rows} == {"A better"}
+
+
+def test_errors_are_one_sentence(make, tmp_path):
+    good = make("good", draws(0.5))
+    broken = {name: make(name, draws(0.5), think=False) for name in ("no_config", "running", "no_final", "damaged")}
+    (broken["no_config"] / "config.json").unlink()
+    (broken["running"] / "summary.json").unlink()
+    (broken["no_final"] / "evals.jsonl").write_text('{"update": 0, "stage": "after_sft", "tasks": "tier 6"}\n')
+    (broken["damaged"] / "evals.jsonl").write_text('{"update": 0, "sta')
+    expected = {"no_config": "no run folder", "running": "has not finished", "no_final": "no final evaluation", "damaged": "is damaged"}
+    for name, folder in broken.items():
+        with pytest.raises(SystemExit, match=expected[name]) as caught:
+            compare.main([good, folder])
+        assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    for folders, words in (([good], "two run folders"), ([good, good], "given twice"), ([good, tmp_path / "nowhere"], "check the path")):
+        with pytest.raises(SystemExit, match=words):
+            compare.main(folders)
+    assert not (tmp_path / "compare").exists()
+
+
+def test_an_arm_of_one_seed_gets_wilson_and_of_two_a_wide_interval(make):
+    arms = compare.group([compare.read(make("a", [1] * 30 + [0] * 10)), compare.read(make("b", [1] * 20 + [0] * 20, think=False))])
+    assert compare.final_mean(arms[0], "tier 6", "exact") == compare.metrics.proportion(30, 40)
+    both = compare.Arm("A", "", [arms[0].runs[0], compare.read(make("c", [1] * 20 + [0] * 20, seed=1))])
+    interval = compare.final_mean(both, "tier 6", "exact")
+    assert interval.mean == pytest.approx(25 / 40) and interval.high - interval.low > 1  # 0.75 and 0.5: two seeds say little
+    assert not math.isnan(interval.low)
+
+
+def test_the_file_runs_alone(make, tmp_path):
+    a, b = make("a", draws(0.3)), make("b", draws(0.9, seed=1), think=False)
+    done = subprocess.run(
+        [sys.executable, "compare.py", str(a), str(b), "--out", str(tmp_path / "o")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "**B better**" in done.stdout and (tmp_path / "o" / "compare.png").exists()
+    bad = subprocess.run([sys.executable, "compare.py", str(a)], cwd=ROOT, capture_output=True, text=True)
+    assert bad.returncode != 0 and "two run folders" in bad.stderr and "Traceback" not in bad.stderr
