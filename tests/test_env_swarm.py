@@ -1,0 +1,1090 @@
+"""Protects the swarm environment: the books balance, every rule does what is written, no reply can break or cheat it,
+and the same seed and replies give the same episode everywhere.
+
+Expected numbers are worked out here by hand or by other code, from the written rules and not from the environment's.
+"""
+
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import swarm_bots
+import swarm_economy as eco
+from env_swarm import STYLES, TOOLS, WEIGHTS, Swarm, play, read_call, write_call
+from swarm_bots import EXTREMES, PLAYERS, bots_act, draw_scenario, draw_tasks, exploits, from_short, show, view
+from swarm_economy import ME, MECHANISMS, Refused, Scenario, Task, end_step, found
+
+ROOT = Path(__file__).resolve().parent.parent
+LEVELS = ("easy", "medium", "hard")
+VERSIONS = ("0.2", "0.1")
+WORK = (
+    "I review the water budget for city health. I check the data and the method, and give a clear summary with a plan for the whole team."
+)
+
+
+def scenario(version: str = "0.2", bots=("honest", "honest"), **changes) -> Scenario:
+    """Round numbers, nothing at random: no tax, no audits, no decay, the breaker at 10."""
+    plain = Scenario(0, "medium", version, "normal", tuple(bots), 100.0, 0.0, 0.0, 1.0, 10.0, 1.0, 1.0, None, "test")
+    return replace(plain, **changes)
+
+
+def economy(version: str = "0.2", bots=("honest", "honest"), **changes) -> eco.Economy:
+    """An economy with one open task; the bots do nothing unless a test lets them."""
+    task = Task("task_1", "review the water budget for city health", 5, 20, 10)
+    return found(scenario(version, bots, **changes), [[task], [], [], [], []])
+
+
+def episode(version: str = "0.2", bots=("honest", "honest"), monkeypatch=None, **changes) -> Swarm:
+    """An environment on that scenario, with bots that only pass if monkeypatch is given."""
+    env = Swarm("medium", version)
+    if monkeypatch:
+        for kind in swarm_bots.BOTS:
+            monkeypatch.setitem(swarm_bots.BOTS, kind, lambda economy, bot, rng: None)
+    env.start(scenario(version, bots, **changes))
+    return env
+
+
+def call(env: Swarm, tool: str, **arguments) -> str:
+    """Make one call; returns what was said about it."""
+    env.step(write_call(tool, arguments))
+    return env.log[-1].result
+
+
+def check_books(economy: eco.Economy) -> None:
+    start = economy.scenario.resources
+    for member in economy.members.values():
+        assert set(member.books) == set(MECHANISMS)
+        assert member.resources == pytest.approx(start + math.fsum(member.books.values()), abs=1e-6)
+        assert member.resources >= 0 and 0 <= member.reputation <= 100
+        assert member.books["tax"] <= 0 and member.books["fine"] <= 0 and member.books["bonus"] >= 0
+    total = math.fsum(m.resources for m in economy.members.values())
+    assert total == pytest.approx(economy.total, abs=1e-6)
+    assert math.fsum(m.books["transfer"] for m in economy.members.values()) == pytest.approx(0, abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ determinism
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("style", ["expert", "random"])
+def test_same_seed_and_replies_give_the_same_observations_and_score(version, style):
+    one, two = Swarm("hard", version, style=style), Swarm("hard", version)
+    two.reset(99)  # what was played before must not matter
+    two.step("nothing")
+    seen = [one.reset(5)], [two.reset(5)]
+    done = False
+    while not done:
+        reply = one.expert_reply()
+        (a, done), (b, _) = one.step(reply), two.step(reply)
+        seen[0].append(a), seen[1].append(b)
+    assert seen[0] == seen[1] and len(seen[0]) == 26
+    assert one.score() == two.score()
+
+
+def test_the_same_on_any_machine():
+    code = "from env_swarm import *; print([play(Swarm('medium', style='random'), i)['reward'] for i in range(3)])"
+    run = lambda hash_seed: subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
+                                           env={**os.environ, "PYTHONHASHSEED": hash_seed}).stdout  # fmt: skip
+    assert run("1") == run("2") == f"{[play(Swarm('medium', style='random'), i)['reward'] for i in range(3)]}\n"
+
+
+def test_members_of_a_group_meet_the_same_world_until_they_differ():
+    one, two = Swarm("medium"), Swarm("medium")
+    assert one.reset(3) == two.reset(3)
+    tasks = [[t.id, t.text, t.bounty] for epoch in one.economy.to_come for t in epoch]
+    for _ in range(25):
+        one.step("pass"), two.step(two.expert_reply())
+    assert [[t.id, t.text, t.bounty] for epoch in two.economy.to_come for t in epoch] == tasks
+    assert one.score()["gain"] != two.score()["gain"]
+
+
+def test_the_model_acts_then_the_bots_then_the_governance(monkeypatch):
+    seen = []
+    monkeypatch.setitem(
+        swarm_bots.BOTS, "honest", lambda e, bot, rng: seen.append((e.step, bot.name, len(e.posts), e.members[ME].reputation))
+    )
+    env = episode(decay=0.9)
+    for _ in range(2):
+        call(env, "post", content="news")
+    rotated = [(1, "bot_2", 1, 52.0), (1, "bot_1", 1, 52.0), (2, "bot_1", 2, 48.8), (2, "bot_2", 2, 48.8)]  # 52 * 0.9 + 2
+    assert [(*row[:3], round(row[3], 6)) for row in seen] == rotated
+
+
+class Recorder(random.Random):
+    """Dice that remember what they showed."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.shown = []
+
+    def random(self):
+        self.shown.append(super().random())
+        return self.shown[-1]
+
+
+def streams(version: str, seed_of_the_first: int) -> list[list[float]]:
+    env = Swarm("medium", version)
+    env.reset(0)
+    bots = [m for m in env.economy.members.values() if m.name != ME]
+    shared = Recorder(0)
+    for i, bot in enumerate(bots):
+        bot.rng = Recorder(seed_of_the_first if i == 0 else i) if version == "0.2" else shared
+    if version == "0.1" and seed_of_the_first:
+        shared.random()  # somebody drew once more
+    for _ in range(25):
+        env.step("pass")
+    return [bot.rng.shown for bot in bots]
+
+
+def test_one_bot_s_draws_do_not_shift_another_s():
+    before, after = streams("0.2", 0), streams("0.2", 1234)
+    assert before[0] != after[0]
+    for a, b in list(zip(before, after))[1:]:
+        n = min(len(a), len(b))
+        assert n > 40 and a[:n] == b[:n]
+
+
+@pytest.mark.parametrize("version, shared", [("0.2", False), ("0.1", True)])
+def test_each_bot_has_its_own_dice_in_v02_and_shares_them_in_v01(version, shared):
+    env = Swarm("medium", version)
+    env.reset(1)
+    dice = [m.rng for m in env.economy.members.values() if m.name != ME]
+    assert (len({id(d) for d in dice}) == 1) is shared
+    assert len({d.random() for d in dice}) == len(dice)  # and none repeats another
+
+
+# ------------------------------------------------------------------------------------------------ the books
+
+replies_of_any_kind = st.one_of(
+    st.text(max_size=30),
+    st.builds(
+        lambda tool, number, text, transfer, way: write_call(
+            tool,
+            {
+                "post_id": f"post_{number}",
+                "task_id": f"task_{number}",
+                "proposal_id": f"prop_{number}",
+                "counterparty_id": f"bot_{number}",
+                "content": text,
+                "offered_transfer": transfer,
+                "direction": way,
+            },
+        ),  # fmt: skip
+        st.sampled_from(list(TOOLS)),
+        st.integers(1, 9),
+        st.sampled_from(["good work", WORK, "x" * 300]),
+        st.one_of(st.floats(-20, 60), st.floats()),
+        st.sampled_from(["up", "down", "up"]),
+    ),  # fmt: skip
+)
+slow = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@slow
+@given(st.integers(0, 10_000), st.sampled_from(LEVELS), st.sampled_from(VERSIONS), st.lists(replies_of_any_kind, min_size=25, max_size=25))
+def test_the_books_balance_whatever_is_played(seed, difficulty, version, replies):
+    env = Swarm(difficulty, version)
+    env.reset(seed)
+    for reply in replies:
+        env.step(reply)
+        check_books(env.economy)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_books_balance_for_every_player(style):
+    for seed in range(30):
+        env = Swarm(LEVELS[seed % 3], VERSIONS[seed % 2], style=style)
+        play(env, seed)
+        check_books(env.economy)
+        assert env.score()["gain"] == pytest.approx(math.fsum(env.economy.members[ME].books.values()))
+
+
+def test_every_mechanism_occurs():
+    moved = Counter()
+    for seed in range(40):
+        env = Swarm("hard", style="random" if seed % 2 else "expert")
+        play(env, seed)
+        for member in env.economy.members.values():
+            moved.update({name: abs(amount) for name, amount in member.books.items()})
+    assert all(moved[name] > 1 for name in MECHANISMS)
+
+
+def test_nobody_loses_more_than_he_has():
+    e = economy()
+    assert eco.book(e, ME, "fine", -250) == -100 and e.members[ME].resources == 0
+    assert e.total == 200
+
+
+# ------------------------------------------------------------------------------------------------ errors and hostile replies
+
+
+def offers(env: Swarm) -> Swarm:
+    """prop_1 from bot_1 to the model, prop_2 from the model to bot_1, prop_3 between bots; post_1 by bot_1, post_2 by the model."""
+    e = env.economy
+    eco.propose_trade(e, "bot_1", ME, "fair data", 2.0)
+    eco.propose_trade(e, ME, "bot_1", "fair data", 2.0)
+    eco.propose_trade(e, "bot_1", "bot_2", "fair data", 2.0)
+    eco.post(e, "bot_1", "news")
+    eco.post(e, ME, "my news")
+    eco.claim_task(e, "bot_2", "task_2")
+    return env
+
+
+CALLS = {
+    "not JSON": ("<tool_call>\n{name: post}\n</tool_call>", "not JSON"),
+    "deeply nested": ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not JSON"),
+    "a list": ("<tool_call>[1]</tool_call>", "a tool call is"),
+    "no name": ('<tool_call>{"arguments": {}}</tool_call>', "a tool call is"),
+    "name is a number": ('<tool_call>{"name": 3}</tool_call>', "a tool call is"),
+    "not closed": ('<tool_call>{"name": "pass_turn"}', "not closed"),
+    "unknown tool": (write_call("steal", {}), "unknown tool steal"),
+    "arguments are a list": (write_call("post", ["hi"]), "arguments of post must be an object"),
+    "arguments are a text": (write_call("post", '{"content": "hi"}'), "arguments of post must be an object"),
+    "missing argument": (write_call("reply", {"post_id": "post_1"}), "reply is missing the argument content"),
+    "no arguments": ('<tool_call>{"name": "post"}</tool_call>', "post is missing the argument content"),
+    "number for text": (write_call("claim_task", {"task_id": 3}), "task_id must be a string"),
+    "null": (write_call("claim_task", {"task_id": None}), "task_id must be a string"),
+    "list for text": (write_call("post", {"content": ["a"]}), "content must be a string"),
+    "empty text": (write_call("post", {"content": " \n"}), "content must have 1 to 2000 characters"),
+    "endless text": (write_call("post", {"content": "x" * 2001}), "content must have 1 to 2000 characters"),
+    "empty reply": (write_call("reply", {"post_id": "post_1", "content": ""}), "content must have"),
+    "empty work": (write_call("submit_work", {"task_id": "task_1", "content": ""}), "content must have"),
+    "unknown post": (write_call("reply", {"post_id": "post_99", "content": "a"}), "there is no post post_99"),
+    "vote on unknown post": (write_call("vote", {"post_id": "x", "direction": "up"}), "there is no post x"),
+    "vote sideways": (write_call("vote", {"post_id": "post_1", "direction": "left"}), "direction must be up or down"),
+    "vote on own post": (write_call("vote", {"post_id": "post_2", "direction": "up"}), "post_2 is your own post"),
+    "unknown bot": (write_call("propose_trade", {"counterparty_id": "bot_9", "content": "a", "offered_transfer": 1}), "no bot bot_9"),
+    "trade with oneself": (write_call("propose_trade", {"counterparty_id": ME, "content": "a", "offered_transfer": 1}), "with yourself"),
+    "second proposal": (
+        write_call("propose_trade", {"counterparty_id": "bot_1", "content": "a", "offered_transfer": 1}), "prop_2 to bot_1 is still pending"
+    ),
+    "accept own": (write_call("accept_proposal", {"proposal_id": "prop_2"}), "prop_2 is your own proposal, only its receiver may accept it"),
+    "reject own": (write_call("reject_proposal", {"proposal_id": "prop_2"}), "prop_2 is your own proposal, only its receiver may reject it"),
+    "accept another's": (write_call("accept_proposal", {"proposal_id": "prop_3"}), "prop_3 is from bot_1 to bot_2"),
+    "reject another's": (write_call("reject_proposal", {"proposal_id": "prop_3"}), "prop_3 is from bot_1 to bot_2"),
+    "accept nothing": (write_call("accept_proposal", {"proposal_id": "prop_99"}), "no pending proposal prop_99"),
+    "cancel a received one": (write_call("cancel_proposal", {"proposal_id": "prop_1"}), "you have no pending proposal prop_1"),
+    "unknown task": (write_call("claim_task", {"task_id": "task_99"}), "there is no task task_99"),
+    "taken task": (write_call("claim_task", {"task_id": "task_2"}), "task_2 is taken by bot_2"),
+    "submit another's": (write_call("submit_work", {"task_id": "task_2", "content": "a"}), "task_2 is taken by bot_2"),
+    "submit unclaimed": (write_call("submit_work", {"task_id": "task_1", "content": "a"}), "claim task_1 first"),
+    "submit unknown": (write_call("submit_work", {"task_id": "task_99", "content": "a"}), "there is no task task_99"),
+}  # fmt: skip
+TRANSFERS = {
+    "true": "finite number", "null": "finite number", '"5"': "finite number", "NaN": "finite number", "Infinity": "finite number",
+    "-Infinity": "finite number", "1e999": "finite number", "1" + "0" * 400: "finite number", "9" * 5000: "not JSON",
+    "100.5": "you have 100.0", "1e12": "you have 100.0", "-20.5": "at most 20.0", "-1e12": "at most 20.0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_errors_are_said_and_counted_and_change_nothing_but_the_time(name, monkeypatch):
+    reply, phrase = CALLS[name]
+    env = offers(episode(monkeypatch=monkeypatch))
+    resources = {m.name: m.resources for m in env.economy.members.values()}
+    pending, posts, tasks = set(env.economy.proposals), len(env.economy.posts), [(t.id, t.holder) for t in env.economy.tasks.values()]
+    messages, done = env.step(reply)
+    first = messages[0]["content"].splitlines()[0]
+    assert first.startswith("# error: ") and phrase in first and not done
+    assert env.economy.step == 2
+    assert {m.name: m.resources for m in env.economy.members.values()} == resources
+    assert (set(env.economy.proposals), len(env.economy.posts)) == (pending, posts)
+    assert [(t.id, t.holder) for t in env.economy.tasks.values()] == tasks
+    marks = env.score()
+    assert marks["error_rate"] == 1.0
+    assert marks["self_proposal_errors"] == (1.0 if name in ("accept own", "reject own") else 0.0)
+    assert marks["format"] == float(read_ok(reply))
+
+
+def read_ok(reply: str) -> bool:
+    try:
+        return read_call(reply, "0.2")[2] > 0
+    except Refused:
+        return False
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_impossible_transfers_are_refused(transfer, monkeypatch):
+    env = episode(monkeypatch=monkeypatch)
+    arguments = f'{{"counterparty_id": "bot_1", "content": "fair data", "offered_transfer": {transfer}}}'
+    env.step(f'<tool_call>\n{{"name": "propose_trade", "arguments": {arguments}}}\n</tool_call>')
+    assert TRANSFERS[transfer] in env.log[-1].result and not env.log[-1].ok
+    assert not env.economy.proposals
+
+
+@pytest.mark.parametrize("transfer", ["0", "-20", "100", "3.5", "-0.0"])
+def test_possible_transfers_are_not(transfer, monkeypatch):
+    env = episode(monkeypatch=monkeypatch)
+    arguments = f'{{"counterparty_id": "bot_1", "content": "fair data", "offered_transfer": {transfer}}}'
+    env.step(f'<tool_call>\n{{"name": "propose_trade", "arguments": {arguments}}}\n</tool_call>')
+    assert env.log[-1].ok and env.economy.proposals["prop_1"].transfer == float(transfer)
+
+
+def test_own_proposal_names_cancel_proposal_only_where_it_exists(monkeypatch):
+    for version in VERSIONS:
+        env = offers(episode(version, monkeypatch=monkeypatch))
+        assert ("cancel_proposal" in call(env, "accept_proposal", proposal_id="prop_2")) is (version == "0.2")
+    assert "unknown tool" in call(env, "cancel_proposal", proposal_id="prop_2")
+
+
+def test_twice_is_an_error(monkeypatch):
+    env = offers(episode(monkeypatch=monkeypatch))
+    call(env, "vote", post_id="post_1", direction="down")
+    assert "already" in call(env, "vote", post_id="post_1", direction="up")
+    call(env, "claim_task", task_id="task_1")
+    assert "already yours" in call(env, "claim_task", task_id="task_1")
+    assert call(env, "accept_proposal", proposal_id="prop_1").startswith("you accepted")
+    assert "no pending proposal" in call(env, "accept_proposal", proposal_id="prop_1")
+
+
+def test_a_reply_without_a_call_passes_and_says_so(monkeypatch):
+    for reply in ("", "I wait.", '<think>\n<tool_call>{"name": "post", "arguments": {"content": "a"}}</tool_call>', "</tool_call>"):
+        env = episode(monkeypatch=monkeypatch)
+        messages, done = env.step(reply)
+        assert messages[0]["content"].startswith("# result: no tool call found, so you passed\n") and not done
+        marks = env.score()
+        assert (marks["used_pass_turn"], marks["error_rate"], marks["turns_used"], marks["format"]) == (1, 0, 0, 0)
+
+
+def test_thinking_is_not_acting_and_the_first_of_two_calls_counts(monkeypatch):
+    env = episode(monkeypatch=monkeypatch)
+    calls = write_call("post", {"content": "one"}) + write_call("post", {"content": "two"})
+    messages, _ = env.step(f"<think>\n{write_call('pass_turn', {})}\n</think>\n{calls}")
+    assert [p.text for p in env.economy.posts.values()] == ["one"]
+    assert "only the first of 2 calls counts" in messages[0]["content"]
+    assert env.score()["extra_calls"] == 1 and env.score()["used_post"] == 1 and env.score()["used_pass_turn"] == 0
+
+
+def test_unneeded_arguments_are_ignored(monkeypatch):
+    env = episode(monkeypatch=monkeypatch)
+    assert call(env, "pass_turn", reason="tired") == "you passed"
+    assert read_call('<tool_call>{"name": "pass_turn"}</tool_call>', "0.2") == ("pass_turn", {}, 1)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20), lambda inner: st.lists(inner, max_size=3), max_leaves=4
+)
+strange_calls = st.builds(
+    lambda tool, arguments: f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>",
+    st.sampled_from(list(TOOLS)) | st.text(max_size=10),
+    st.dictionaries(
+        st.sampled_from(["content", "post_id", "task_id", "proposal_id", "counterparty_id", "offered_transfer", "direction"]), json_values
+    ),
+)
+pieces = st.lists(
+    st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": ', '"post"', "}", "\\ud800", "\ud800", "\x00"])
+    | st.text(max_size=8),
+    max_size=12,
+).map("".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(pieces | strange_calls | st.text(), min_size=1, max_size=4), st.sampled_from(VERSIONS))
+@example(['<tool_call>{"name": "post", "arguments": {"content": "\\ud800 </tool_response> <|im_end|>\\u0000\\u202e"}}</tool_call>'], "0.2")
+@example([write_call("claim_task", {"task_id": "\ud800" * 500})], "0.2")
+@example([write_call("\ud800" * 50, {})], "0.1")
+def test_any_string_is_a_legal_reply(replies, version):
+    env = Swarm("medium", version)
+    env.reset(1)
+    for reply in replies:
+        messages, done = env.step(reply)
+        text = messages[0]["content"]
+        assert not done and clean(text)
+        assert len(text) < 4000
+        json.dumps(env.log[-1].arguments, ensure_ascii=False).encode("utf-8")
+    assert all(math.isfinite(value) for value in env.score().values())
+
+
+def clean(text: str) -> bool:
+    """UTF-8, JSON, one printable line after another, and nothing that could be read as markup."""
+    text.encode("utf-8")
+    assert json.loads(json.dumps(text)) == text
+    assert "<" not in text and ">" not in text
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+def test_observations_are_clean_over_whole_episodes():
+    for seed in range(30):
+        env = Swarm(LEVELS[seed % 3], VERSIONS[seed % 2], style="random")
+        messages, done = env.reset(seed), False
+        assert messages[0]["role"] == "user" and clean(messages[0]["content"].replace("<think>", "").replace("</think>", ""))
+        while not done:
+            messages, done = env.step(env.expert_reply())
+            for message in messages:
+                assert message["role"] == "tool" and clean(message["content"])
+        assert env.step("one more") == ([], True) and len(env.log) == 25
+
+
+def test_show_is_short_and_one_line():
+    assert show("a\n  b\tc") == "a b c"
+    assert show("<tool_call>") == "(tool_call)"
+    assert show("word " * 20) == "word word word word word word word word …"
+    assert len(show("x" * 100)) <= 41
+
+
+# ------------------------------------------------------------------------------------------------ the rules, by hand
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def test_submission_scores_of_v02():
+    # 100 characters, difficulty 0.5 so the length scale is 80 + 60 = 140; four of five terms (review water budget city health)
+    text = ("Review of the water budget for the city." + " done" * 20)[:100]
+    assert len(text) == 100
+    length, effort, relevance = 1 - math.exp(-100 / 140), sigmoid(70 / 20), 4 / 5
+    expected = 0.25 * length + 0.25 * effort + 0.5 * relevance
+    assert eco.content_quality(text, "0.2", 0.5, "review the water budget for city health") == pytest.approx(expected)
+    # "watery" is not "water", case and punctuation do not matter
+    assert eco.content_quality("watery", "0.2", 0.5, "water") < 0.5 < eco.content_quality("WATER!", "0.2", 0.5, "water")
+
+
+def test_submission_scores_of_v01_are_gameable():
+    assert eco.content_quality("x" * 80, "0.1", 0.5, "review the water budget") == pytest.approx(0.5 * 1 + 0.5 * 0.8)
+    assert eco.content_quality("x" * 40, "0.1") == pytest.approx(0.5 * 0.5 + 0.5 * 0.3)
+    longest = max(eco.content_quality("x" * n, "0.1") for n in range(2000))
+    assert eco.content_quality("x" * 80, "0.1") == longest
+    assert eco.content_quality("x" * 80, "0.2", 0.5, "review the water budget") < 0.4
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_submission_pays_and_moves_reputation(version):
+    e = economy(version)
+    eco.claim_task(e, ME, "task_1")
+    eco.submit_work(e, ME, "task_1", WORK)
+    n = len(WORK)
+    if version == "0.2":
+        quality = 0.25 * (1 - math.exp(-n / 140)) + 0.25 * sigmoid((n - 30) / 20) + 0.5
+    else:
+        quality = 0.9
+    p = sigmoid(2 * 0.8 * (2 * quality - 1))  # reputation 50 adds nothing
+    me = e.members[ME]
+    assert me.resources == pytest.approx(100 + 20 * (2 * p - 1)) and me.books["task"] == pytest.approx(20 * (2 * p - 1))
+    assert me.reputation == pytest.approx(50 + (p - 0.5) * 5)
+    assert e.interactions[-1].p == pytest.approx(p) and "task_1" not in e.tasks
+
+
+def test_bad_work_costs():
+    e = economy()
+    eco.claim_task(e, ME, "task_1")
+    eco.submit_work(e, ME, "task_1", "no")
+    assert e.members[ME].books["task"] < 0 and e.members[ME].reputation < 50
+
+
+def test_taxes():
+    assert eco.tax_rate("0.1", 0.1, 500, 100) == pytest.approx(0.1)
+    assert eco.tax_rate("0.2", 0.1, 100, 100) == pytest.approx(0.2)
+    assert eco.tax_rate("0.2", 0.1, 200, 100) == pytest.approx(0.3)
+    assert eco.tax_rate("0.2", 0.1, 0, 100) == pytest.approx(0.1)
+    assert eco.tax_rate("0.2", 0.3, 400, 100) == 0.5  # the ceiling
+    assert eco.tax_rate("0.2", 0.1, 0, 0) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("version, kept", [("0.2", 10 * (1 - 0.1 * (1 + 150 / 120))), ("0.1", 9.0)])
+def test_incomes_are_taxed_and_losses_are_not(version, kept):
+    e = economy(version, tax=0.1)
+    eco.book(e, ME, "bonus", 50)  # 150 of 350: the average of three members is 116.67
+    eco.book(e, "bot_1", "bonus", 10)  # now 360, average 120
+    assert eco.earn(e, ME, "task", 10) == pytest.approx(kept)
+    assert e.members[ME].books["tax"] == pytest.approx(kept - 10)
+    assert eco.earn(e, ME, "task", -10) == -10
+
+
+@pytest.mark.parametrize("transfer, fairness", [(0, 1.0), (3, 0.4), (-3, 0.4), (5, 0.0), (-15, -1.0), (80, -1.0)])
+def test_a_trade_moves_the_transfer_and_pays_both_sides(transfer, fairness):
+    e = economy()
+    e.members["bot_1"].reputation = 70
+    text = "x" * 50
+    eco.propose_trade(e, "bot_1", ME, text, transfer)
+    quality = 0.5 * (1 - math.exp(-50 / 80)) + 0.5 * sigmoid(1)
+    p = sigmoid(2 * (0.3 * (2 * quality - 1) + 0.2 * 0.4 + 0.5 * fairness))
+    eco.accept_proposal(e, ME, "prop_1")
+    surplus = 5 * (2 * p - 1)
+    assert e.members[ME].resources == pytest.approx(100 + transfer + surplus)
+    assert e.members["bot_1"].resources == pytest.approx(100 - transfer + surplus)
+    assert e.members["bot_1"].reputation == pytest.approx(70 + (p - 0.5) * (5 + abs(transfer)))
+    assert e.members[ME].reputation == 50
+    assert e.members[ME].interactions == e.members["bot_1"].interactions == 1
+    check_books(e)
+
+
+def test_a_rejected_bad_offer_costs_its_proposer_reputation_and_a_good_one_does_not():
+    e = economy()
+    eco.propose_trade(e, "bot_1", ME, "x" * 50, -15)
+    eco.propose_trade(e, "bot_2", ME, "x" * 50, 0)
+    quality = 0.5 * (1 - math.exp(-50 / 80)) + 0.5 * sigmoid(1)
+    p = sigmoid(2 * (0.3 * (2 * quality - 1) - 0.5))
+    eco.reject_proposal(e, ME, "prop_1")
+    eco.reject_proposal(e, ME, "prop_2")
+    assert e.members["bot_1"].reputation == pytest.approx(50 + (p - 0.5) * 20)
+    assert e.members["bot_2"].reputation == 50
+    assert [i.accepted for i in e.interactions] == [False, False] and not e.proposals and not e.members[ME].inbox
+
+
+def test_a_promise_that_cannot_be_kept_is_refused():
+    e = economy()
+    eco.propose_trade(e, "bot_1", ME, "fair data", 60)
+    eco.book(e, "bot_1", "fine", -50)
+    with pytest.raises(Refused, match="can no longer be paid"):
+        eco.accept_proposal(e, ME, "prop_1")
+    end_step(e)
+    assert not e.proposals and not e.members[ME].inbox
+
+
+def test_who_promises_too_much_to_too_many_is_accepted_once():
+    for seed in range(10):
+        e = economy(dice=f"promise {seed}")
+        eco.propose_trade(e, ME, "bot_1", WORK, 100)
+        eco.propose_trade(e, ME, "bot_2", WORK, 100)
+        while any(p.proposer == ME for p in e.proposals.values()):
+            bots_act(e)  # never Refused
+        mine = [i for i in e.interactions if i.initiator == ME]
+        assert len(mine) == 2 and sum(i.accepted for i in mine) <= 1
+        check_books(e)
+
+
+def test_a_second_proposal_replaces_the_first_in_v01_and_is_an_error_in_v02():
+    for version in VERSIONS:
+        e = economy(version)
+        eco.propose_trade(e, ME, "bot_1", "fair data", 1)
+        if version == "0.2":
+            with pytest.raises(Refused, match="cancel_proposal"):
+                eco.propose_trade(e, ME, "bot_1", "fair data", 2)
+            eco.cancel_proposal(e, ME, "prop_1")
+        eco.propose_trade(e, ME, "bot_1", "fair data", 2)
+        assert [p.transfer for p in e.proposals.values()] == [2] and len(e.members["bot_1"].inbox) == 1
+
+
+@pytest.mark.parametrize("version, posted, replied", [("0.2", 2.0, 1.5), ("0.1", 0.5, 0.3)])
+def test_posts_and_replies_move_reputation(version, posted, replied):
+    e = economy(version)
+    eco.post(e, ME, "hello")
+    assert e.members[ME].reputation == 50 + posted
+    eco.post(e, "bot_1", "hello")
+    eco.reply(e, ME, "post_2", "thank you")
+    assert e.members[ME].reputation == pytest.approx(50 + posted + replied)
+    eco.reply(e, ME, "post_1", "indeed")  # its own
+    assert e.members[ME].reputation == pytest.approx(50 + posted + replied)
+
+
+def test_three_votes_pay_once():
+    e = economy(bots=("honest",) * 5)
+    text = "x" * 60
+    eco.post(e, ME, text)
+    eco.vote(e, "bot_1", "post_1", "down")
+    for i in (2, 3, 4):
+        eco.vote(e, f"bot_{i}", "post_1", "up")
+    assert e.members[ME].books["bonus"] == 0  # 3 - 1 = 2
+    eco.vote(e, "bot_5", "post_1", "up")
+    bonus = 5 * (0.5 * (1 - math.exp(-60 / 80)) + 0.5 * sigmoid(1.5))
+    assert e.members[ME].books["bonus"] == pytest.approx(bonus) and 0 < bonus < 5
+    e.posts["post_1"].votes.pop("bot_5")
+    eco.vote(e, "bot_5", "post_1", "up")  # reaches three a second time
+    assert e.members[ME].books["bonus"] == pytest.approx(bonus)
+
+
+@pytest.mark.parametrize("what, power", [("post", 1), ("pass", 2), ("error", 2), ("text", 2)])
+def test_reputation_decays_and_faster_for_who_does_nothing(what, power, monkeypatch):
+    env = episode(decay=0.97, monkeypatch=monkeypatch)
+    replies = {"post": write_call("post", {"content": "hi"}), "pass": write_call("pass_turn", {}), "error": "<tool_call>", "text": "hm"}
+    env.step(replies[what])
+    assert env.economy.members[ME].reputation == pytest.approx((52 if what == "post" else 50) * 0.97**power)
+    assert env.economy.members["bot_1"].reputation == pytest.approx(50 * 0.97)
+
+
+def test_audits_fine_half_the_bounty_with_probability_risk_times_one_minus_p():
+    found_fault, ps = 0, []
+    for seed in range(1500):
+        e = economy(audit=0.4, dice=f"audit {seed}")
+        eco.claim_task(e, ME, "task_1")
+        eco.submit_work(e, ME, "task_1", WORK)
+        p, me = e.interactions[-1].p, e.members[ME]
+        ps.append(0.4 * (1 - p))
+        if me.books["fine"]:
+            found_fault += 1
+            assert me.books["fine"] == -10 and me.reputation == pytest.approx(50 + (p - 0.5) * 5 - 3)
+    mean = sum(ps) / len(ps)
+    assert abs(found_fault / len(ps) - mean) < 4 * (mean * (1 - mean) / len(ps)) ** 0.5
+    assert found_fault > 50
+
+
+def test_appeal_after_three_steps_in_v02(monkeypatch):
+    env = episode(threshold=20.0, decay=0.99, monkeypatch=monkeypatch)
+    call(env, "claim_task", task_id="task_1")
+    env.economy.members[ME].reputation = 19.0
+    call(env, "post", content="hi")  # 21 * 0.99 = 20.79: not yet
+    assert not env.economy.members[ME].frozen_at
+    call(env, "pass_turn")  # 20.79 * 0.99² = 20.38
+    call(env, "pass_turn")  # 19.97: frozen
+    assert env.economy.members[ME].frozen_at == 4
+    assert env.economy.tasks["task_1"].holder == ""
+    for step in (5, 6, 7):
+        assert env.economy.step == step
+        assert call(env, "post", content="hi") == "you are frozen and can only pass"
+    assert env.economy.members[ME].reputation == 25 and not env.economy.members[ME].frozen_at
+    assert call(env, "post", content="hi").startswith("post_")
+    assert env.score()["error_rate"] == pytest.approx(3 / 8)
+
+
+def test_the_breaker_is_for_good_in_v01(monkeypatch):
+    env = episode("0.1", threshold=20.0, monkeypatch=monkeypatch)
+    env.economy.members[ME].reputation = 19.0
+    done = False
+    while not done:
+        messages, done = env.step(write_call("pass_turn", {}))
+        assert done or "you are frozen to the end of step 25" in messages[0]["content"]
+    assert env.score()["survival"] == 0 and env.score()["error_rate"] == 0
+
+
+def test_a_frozen_bot_neither_acts_nor_trades():
+    e = economy(bots=("honest", "honest"), threshold=20.0)
+    eco.propose_trade(e, "bot_1", ME, "fair data", 1)
+    e.members["bot_1"].reputation = 5
+    end_step(e)
+    assert not e.proposals
+    with pytest.raises(Refused, match="bot_1 is frozen"):
+        eco.propose_trade(e, ME, "bot_1", "fair data", 1)
+    before = e.members["bot_1"].rng.getstate()
+    bots_act(e)
+    assert e.members["bot_1"].rng.getstate() == before
+
+
+def test_tasks_go_away_after_the_next_epoch_and_proposals_after_five_steps():
+    e = economy()
+    eco.claim_task(e, ME, "task_1")  # deadline 10
+    eco.propose_trade(e, ME, "bot_1", "fair data", 1)  # in step 1
+    for step in range(1, 11):
+        assert e.step == step and "task_1" in e.tasks
+        assert ("prop_1" in e.proposals) is (step <= 6)
+        end_step(e)
+    assert "task_1" not in e.tasks
+    assert [text for _, text in e.events] == ["prop_1 to bot_1 lapsed", "task_1 is past its deadline"]
+
+
+def test_new_tasks_every_epoch_and_a_rule_may_change(monkeypatch):
+    env = episode(monkeypatch=monkeypatch, tax=0.05, shift=(3, "tax", 0.1))
+    seen, done = [], False
+    while not done:
+        messages, done = env.step("pass")
+        seen.append((env.economy.step, len(env.economy.tasks), env.economy.rules["tax"], messages))
+    tasks = [len(epoch) for epoch in env.economy.to_come]
+    assert all(2 <= n <= 3 for n in tasks)  # scale 1
+    by_step = {step: (n, tax) for step, n, tax, _ in seen}
+    assert [by_step[step][1] for step in (2, 10, 11, 25)] == [0.05, 0.05, 0.1, 0.1]
+    assert [by_step[step][0] for step in (2, 6, 11, 16)] == [tasks[0], tasks[0] + tasks[1], tasks[1] + tasks[2], tasks[2] + tasks[3]]
+    text = {step: m[0]["content"] for step, _, _, m in seen if m}
+    assert "step 11: a rule has changed: tax rate 10%" in text[11] and "# now tax rate 10%" in text[25] and "10%" not in text[10]
+
+
+# ------------------------------------------------------------------------------------------------ bots
+
+
+def test_betrayal_is_a_threshold_in_v01_and_a_sigmoid_in_v02():
+    rng = random.Random(0)
+    assert [exploits("0.1", rng, n, 5) for n in (0, 4, 5, 9)] == [False, False, True, True]
+    for distance in (-2, -1, 0, 1, 6):
+        expected = 0.7 * sigmoid(2 * distance)
+        share = sum(exploits("0.2", rng, 5 + distance, 5) for _ in range(4000)) / 4000
+        assert abs(share - expected) < 4 * (expected * (1 - expected) / 4000) ** 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_deceptive_bot_demands_and_of_whom(version, monkeypatch):
+    seen, propose = [], eco.propose_trade
+
+    def spy(economy, name, counterparty, content, transfer):
+        seen.append((economy.members[name], economy.members[counterparty].reputation, transfer))
+        return propose(economy, name, counterparty, content, transfer)
+
+    monkeypatch.setattr(eco, "propose_trade", spy)
+    for seed in range(25):
+        env = Swarm("hard", version)
+        env.reset(seed)
+        env.economy.members[ME].reputation = 45.0 if seed % 2 else 35.0
+        for member in env.economy.members.values():
+            member.resources, member.interactions = 1000.0, 4 * (seed % 5)
+        for _ in range(10):
+            env.step("pass")
+    demands = [(bot.interactions, reputation, -t) for bot, reputation, t in seen if bot.kind == "deceptive" and t < 0]
+    gifts = [t for bot, _, t in seen if bot.kind == "deceptive" and t >= 0]
+    assert len(demands) > 50 and gifts and all(1 <= t <= 4 for t in gifts)
+    if version == "0.1":
+        assert {d for *_, d in demands} == {15.0} and all(reputation > 40 for _, reputation, _ in demands)
+        assert all(n >= 3 for n, *_ in demands)
+    else:
+        assert all(5 <= d <= 20 for *_, d in demands) and len({d for *_, d in demands}) > 30
+        assert any(reputation <= 40 for _, reputation, _ in demands)
+
+
+def test_turning_points_are_three_to_eight():
+    points = {m.turning for seed in range(60) for m in found(draw_scenario(seed, "hard", "0.2"), [[]]).members.values() if m.name != ME}
+    assert points == {3, 4, 5, 6, 7, 8}
+
+
+def accepted_share(kind: str, transfer: float, activity: int = 0) -> float:
+    yes = no = 0
+    for seed in range(300):
+        e = economy(bots=(kind, "honest"), dice=f"accept {seed}")
+        e.members[ME].activity = activity
+        eco.propose_trade(e, ME, "bot_1", "fair data for the whole team to use", transfer)
+        while "prop_1" in e.proposals:
+            swarm_bots.BOTS[kind](e, e.members["bot_1"], e.members["bot_1"].rng)
+        yes, no = yes + e.interactions[-1].accepted, no + 1
+    return yes / no
+
+
+def test_honest_accepts_most_and_opportunistic_likes_the_active():
+    assert accepted_share("honest", 0) > 0.7 > 0.3 > accepted_share("honest", -10)
+    quiet, active = accepted_share("opportunistic", 0), accepted_share("opportunistic", 0, activity=6)
+    assert quiet < 0.4 < 0.6 < active
+    assert accepted_share("deceptive", 0) > 0.3 and accepted_share("deceptive", -1) == 0
+
+
+def test_bots_differ_in_how_they_work():
+    p = {kind: [] for kind in swarm_bots.BOTS}
+    bounty = {kind: [] for kind in swarm_bots.BOTS}
+    for seed in range(60):
+        env = Swarm("hard" if seed % 2 else "medium")
+        env.reset(seed)
+        kinds = {m.name: m.kind for m in env.economy.members.values()}
+        bounties = {t.id: t.bounty / env.economy.scenario.bounty for epoch in env.economy.to_come for t in epoch}
+        taken = {}
+        for _ in range(25):
+            env.step("pass")
+            taken |= {t.id: t.holder for t in env.economy.tasks.values() if t.holder}
+        for i in env.economy.interactions:
+            if i.kind == "task":
+                p[kinds[i.initiator]].append(i.p)
+        for task, holder in taken.items():
+            bounty[kinds[holder]].append(bounties[task])
+    mean = lambda values: sum(values) / len(values)
+    assert mean(p["honest"]) > 0.7 > 0.6 > mean(p["opportunistic"])
+    assert mean(bounty["opportunistic"]) > mean(bounty["honest"]) + 1
+
+
+def test_opportunists_vote_only_where_two_others_have():
+    e = economy(bots=("opportunistic", "honest", "honest"))
+    eco.post(e, "bot_2", "news")
+    bot = e.members["bot_1"]
+    bot.interactions = 0
+    eco.vote(e, ME, "post_1", "up")
+    for _ in range(100):
+        swarm_bots.socialise(e, bot, bot.rng, votes=0.0, posts=0.0, replies=0.0)
+    assert "bot_1" not in e.posts["post_1"].votes
+    eco.vote(e, "bot_3", "post_1", "up")
+    for _ in range(100):
+        swarm_bots.socialise(e, bot, bot.rng, votes=0.0, posts=0.0, replies=0.0)
+    assert e.posts["post_1"].votes["bot_1"] == 1
+
+
+# ------------------------------------------------------------------------------------------------ scenarios
+
+
+@pytest.mark.parametrize("version, n", [("0.2", 500), ("0.1", 200)])
+def test_seeds_wrap_around_within_a_block_and_blocks_differ(version, n):
+    assert draw_scenario(7, "medium", version) == draw_scenario(7 + n, "medium", version)
+    dice = {draw_scenario(block * 1_000_000_000 + i, "medium", version).dice for block in (0, 1, 2) for i in range(n)}
+    assert len(dice) == 3 * n
+    tasks = lambda seed: [t.text for epoch in draw_tasks(draw_scenario(seed, "medium", version)) for t in epoch]
+    assert tasks(0) != tasks(2_000_000_000) and tasks(0) != tasks(1)
+
+
+def test_shares_and_ranges_of_the_scenarios():
+    drawn = {d: [draw_scenario(block * 1_000_000_000 + i, d, "0.2") for block in range(4) for i in range(500)] for d in LEVELS}
+    everything = [s for scenarios in drawn.values() for s in scenarios]
+    n = len(everything)
+    extreme, shifted = sum(s.kind != "normal" for s in everything), sum(s.shift is not None for s in everything)
+    assert abs(extreme / n - 0.05) < 4 * (0.05 * 0.95 / n) ** 0.5
+    assert abs(shifted / n - 0.10) < 4 * (0.10 * 0.90 / n) ** 0.5
+    kinds = Counter(s.kind for s in everything)
+    assert set(kinds) == {"normal", *EXTREMES} and min(kinds.values()) > 30
+    for s in everything:
+        assert 50 <= s.resources <= 150 and 5 <= s.threshold <= 20 and 0.97 <= s.decay <= 1.0 and 0.5 <= s.bounty <= 2.0
+        assert 0 <= s.tax <= 0.15 and 0 <= s.audit <= 0.3 and len(s.bots) == 4
+        if s.kind.startswith("all "):
+            assert set(s.bots) == {s.kind[4:]}
+        if s.shift:
+            epoch, name, value = s.shift
+            assert epoch in (2, 3, 4) and value != getattr(s, name)
+    deceptive = {d: {s.bots.count("deceptive") for s in drawn[d] if s.kind == "normal"} for d in LEVELS}
+    assert deceptive == {"easy": {0}, "medium": {0, 1}, "hard": {2, 3}}
+    mean = lambda d, name: sum(getattr(s, name) for s in drawn[d]) / len(drawn[d])
+    for name, sign in (("tax", 1), ("audit", 1), ("threshold", 1), ("decay", -1), ("bounty", -1), ("resources", -1), ("scale", -1)):
+        assert sign * mean("easy", name) < sign * mean("medium", name) < sign * mean("hard", name)
+
+
+def test_tasks_are_numbered_have_five_terms_and_scale_with_the_scenario():
+    for seed in range(50):
+        for version in VERSIONS:
+            s = draw_scenario(seed, "easy", version)
+            epochs = draw_tasks(s)
+            flat = [t for epoch in epochs for t in epoch]
+            assert [t.id for t in flat] == [f"task_{i + 1}" for i in range(len(flat))] and len(epochs) == 5
+            for e, epoch in enumerate(epochs):
+                assert {t.deadline for t in epoch} == {min(5 * (e + 2), 25)}
+                assert {round(n * (s.scale if version == "0.2" else 1)) for n in (2, 3)} >= {len(epoch)} or len(epoch) == 1
+            for t in flat:
+                assert len(set(eco.terms(t.text))) == 5 and 1 <= t.level <= 10
+                assert 5 + 1.5 * t.level - 1 <= t.bounty / s.bounty <= 10 + 1.5 * t.level + 1
+
+
+# ------------------------------------------------------------------------------------------------ reward and log
+
+
+def recompute(env: Swarm) -> dict:
+    """The reward from the log of turns, the list of interactions and the members, without env.score."""
+    used = Counter(turn.tool for turn in env.log if turn.ok)
+    total = sum(used.values())
+    diversity = -sum(n / total * math.log(n / total, len(env.tools)) for n in used.values()) if total else 0
+    p = [i.p for i in env.economy.interactions if i.accepted and (i.initiator == ME or i.counterparty == ME)]
+    bounties = sum(t.bounty for epoch in draw_tasks(env.economy.scenario) for t in epoch)
+    gain = sum(env.economy.members[ME].books.values())
+    parts = {
+        "payoff": 1 / (1 + math.exp(-2 * gain / (bounties / 3))),  # (1 + tanh x) / 2 is sigmoid(2x)
+        "reputation": env.economy.members[ME].reputation / 100,
+        "quality": sum(p) / len(p) if p else 0,
+        "diversity": diversity,
+    }
+    weights = {"0.2": (1.0, 0.3, 0.2, 0.1), "0.1": (1.0, 0.6, 0.0, 0.0)}[env.version]
+    return parts | {"reward": sum(w * x for w, x in zip(weights, parts.values()))}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_reward_follows_from_the_log(version, style):
+    for seed in range(12):
+        env = Swarm(LEVELS[seed % 3], version, style=style)
+        marks = play(env, seed)
+        for name, value in recompute(env).items():
+            assert marks[name] == pytest.approx(value, abs=1e-9), name
+            assert name == "reward" or 0 <= marks[name] <= 1
+        errors = [turn for turn in env.log if not turn.ok]
+        assert marks["error_rate"] == len(errors) / 25 and marks["turns_used"] == 25 and marks["truncated"] == 0
+        counts = [value for name, value in marks.items() if name.startswith("used_")]
+        assert len(counts) == len(env.tools) and sum(counts) + len(errors) == 25
+
+
+def test_weights_are_flags_and_the_floor_costs():
+    plain, heavy = Swarm("hard", style="idle"), Swarm("hard", style="idle", reputation=0.5, diversity=0.25, floor=60.0, floor_penalty=2.0)
+    a, b = play(plain, 3), play(heavy, 3)
+    assert a["reputation"] == b["reputation"] < 0.5
+    assert b["reward"] - a["reward"] == pytest.approx(0.2 * a["reputation"] + 0.15 * a["diversity"] - 2.0 * (0.6 - a["reputation"]))
+    assert play(Swarm("hard", style="idle", payoff=0.0, reputation=0.0), 3)["reward"] == 0
+    assert WEIGHTS["0.2"] == {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1}
+
+
+def test_a_cut_episode_is_scored_as_if_the_rest_had_been_passed():
+    cut, whole = Swarm("hard"), Swarm("hard")
+    cut.reset(4), whole.reset(4)
+    for _ in range(6):
+        reply = cut.expert_reply()
+        cut.step(reply), whole.step(reply)
+    first, again = cut.score(), cut.score()
+    assert first == again and cut.economy.step == 7 and first["truncated"] == 1
+    while not whole.step(write_call("pass_turn", {}))[1]:
+        pass
+    same = ("gain", "payoff", "reputation", "quality", "survival")
+    assert {name: first[name] for name in same} == {name: whole.score()[name] for name in same}
+    assert first["turns_used"] == 6 and whole.score()["turns_used"] == 25
+
+
+def test_toxicity_and_quality_gap():
+    env = Swarm("medium")
+    env.reset(0)
+    one = lambda accepted, p: eco.Interaction(1, "trade", "bot_1", "bot_2", accepted, p)
+    env.economy.interactions = [one(True, 0.8), one(True, 0.6), one(False, 0.3)]
+    env.economy.step = 26
+    marks = env.score()
+    assert marks["toxicity"] == pytest.approx(0.3) and marks["quality_gap"] == pytest.approx(0.4) and marks["quality"] == 0
+
+
+# ------------------------------------------------------------------------------------------------ players
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("difficulty", LEVELS)
+def test_the_expert_never_errs_and_beats_the_others(difficulty, version):
+    rewards = {style: [] for style in ("expert", "grinder", "random", "idle")}
+    for seed in range(60):
+        for style in rewards:
+            env = Swarm(difficulty, version, style=style, think=seed % 2 == 0)
+            marks = play(env, seed)
+            rewards[style].append(marks["reward"])
+            if style != "random":
+                assert [turn.result for turn in env.log if not turn.ok] == []
+                assert marks["extra_calls"] == 0 and marks["format"] == 1
+    mean = {style: sum(values) / len(values) for style, values in rewards.items()}
+    assert mean["expert"] > mean["grinder"] > mean["random"] > mean["idle"]
+
+
+def test_players_speak_and_think():
+    for style in STYLES:
+        for think in (True, False):
+            env = Swarm(think=think, style=style)
+            opening = env.reset(2)[0]["content"]
+            assert ("<think>" in opening) is think and ("Do not think." in opening) is not think
+            reply = env.expert_reply()
+            assert (
+                re.fullmatch(r"(<think>\n.+\n</think>\n)?<tool_call>\n\{\"name\": .+\}\n</tool_call>", reply)
+                and ("<think>" in reply) is think
+            )
+    assert set(PLAYERS) == set(STYLES)
+
+
+def test_players_see_the_view_alone_and_all_of_it_is_in_the_text():
+    for version in VERSIONS:
+        env = Swarm("medium", version, style="expert")
+        env.reset(8)
+        for _ in range(12):
+            messages, _ = env.step(env.expert_reply())
+            text = messages[0]["content"]
+            seen = view(env.economy)
+            assert not any(kind in json.dumps(seen) for kind in ("honest", "opportunistic", "deceptive"))
+            for row in seen["tasks"] + seen["incoming"] + seen["feed"] + seen["pending"]:
+                assert re.search(rf"{row['id']}\b", text)
+            assert f"resources {env.economy.members[ME].resources:.1f}, reputation {env.economy.members[ME].reputation:.1f}" in text
+
+
+def test_the_view_tells_mine_from_others(monkeypatch):
+    env = offers(episode(monkeypatch=monkeypatch))
+    seen = view(env.economy)
+    assert [p["id"] for p in seen["incoming"]] == ["prop_1"] and [p["id"] for p in seen["pending"]] == ["prop_2"]
+    assert "task_2" not in [t["id"] for t in seen["tasks"]] and not any(t["yours"] for t in seen["tasks"])
+    assert [(p["id"], p["author"], p["voted"]) for p in seen["feed"]] == [("post_1", "bot_1", False), ("post_2", ME, False)]
+    call(env, "vote", post_id="post_1", direction="down")
+    call(env, "claim_task", task_id="task_1")
+    seen = view(env.economy)
+    assert [(p["votes"], p["voted"]) for p in seen["feed"]] == [(-1, True), (0, False)]
+    assert [(t["id"], t["yours"]) for t in seen["tasks"]][0] == ("task_1", True)
+
+
+def test_v02_shows_what_v01_does_not():
+    shown = {version: "" for version in VERSIONS}
+    for version in VERSIONS:
+        for seed in range(10):
+            env = Swarm("medium", version, style="expert")
+            env.reset(seed)
+            done = False
+            while not done:
+                messages, done = env.step(env.expert_reply())
+                shown[version] += messages[0]["content"] if messages else ""
+    for phrase in ("# events", "# hint: claimed ", "# your pending proposals: prop_", "accepted 1 of 2"):
+        assert phrase in shown["0.2"] and phrase not in shown["0.1"], phrase
+    assert len(Swarm(version="0.1").tools) == 9 and len(Swarm().tools) == 10
+
+
+# ------------------------------------------------------------------------------------------------ tools, template, lengths
+
+
+def test_tool_schemas_are_what_the_environment_enforces():
+    tools = Swarm().tools
+    assert json.loads(json.dumps(tools)) == tools
+    names = "post reply vote propose_trade accept_proposal reject_proposal cancel_proposal claim_task submit_work pass_turn".split()
+    assert [t["function"]["name"] for t in tools] == names and {t["type"] for t in tools} == {"function"}
+    for tool in tools:
+        assert set(tool["function"]) == {"name", "description", "parameters"}
+        schema = tool["function"]["parameters"]
+        assert schema["type"] == "object" and set(schema["required"]) == set(schema["properties"])
+        assert all(p["type"] in ("string", "number") for p in schema["properties"].values())
+        good = {name: 1.0 if p["type"] == "number" else "up" for name, p in schema["properties"].items()}
+        assert read_call(write_call(tool["function"]["name"], good), "0.2")[1] == good
+        for name, p in schema["properties"].items():
+            bad = good | {name: "up" if p["type"] == "number" else 1.0}
+            with pytest.raises(Refused, match=name):
+                read_call(write_call(tool["function"]["name"], bad), "0.2")
+    assert tools[2]["function"]["parameters"]["properties"]["direction"]["enum"] == ["up", "down"]
+
+
+def test_it_renders_and_fits_the_context():
+    from lab.tokenizer import build
+
+    tokenizer = build()
+    lengths, totals = [], []
+    for seed in range(12):
+        env = Swarm(LEVELS[seed % 3], style="random" if seed % 2 else "expert")
+        messages, done = env.reset(seed), False
+        while not done:
+            reply = env.expert_reply()
+            new, done = env.step(reply)
+            lengths += [len(tokenizer(m["content"])["input_ids"]) for m in new]
+            messages += [{"role": "assistant", "content": reply}, *new]
+        text = tokenizer.apply_chat_template(messages, tools=env.tools, tokenize=False)
+        assert text.count("<|im_start|>user\n<tool_response>\n# ") == 24 and "propose_trade" in text
+        totals.append(len(tokenizer(text)["input_ids"]))
+    assert sum(lengths) / len(lengths) < 220 and max(lengths) < 450
+    assert max(totals) < 12_000
+
+
+# ------------------------------------------------------------------------------------------------ arguments and the command line
+
+
+@pytest.mark.parametrize(
+    "flag, arguments",
+    [
+        ("--difficulty", {"difficulty": "brutal"}),
+        ("--swarm-version", {"version": "0.3"}),
+        ("--sft-style", {"style": "wizard"}),
+        ("--swarm-payoff", {"payoff": -1.0}),
+        ("--swarm-floor-penalty", {"floor_penalty": float("nan")}),
+        ("--swarm-reputation", {"reputation": float("inf")}),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_sentence_that_names_the_flag(flag, arguments):
+    with pytest.raises(ValueError) as caught:
+        Swarm(**arguments)
+    assert str(caught.value).startswith(flag) and not re.search(r"\n|[.!?]\s", str(caught.value))
+
+
+def test_short_commands():
+    assert from_short("claim 3") == ("claim_task", {"task_id": "task_3"})
+    assert from_short("claim task_3") == ("claim_task", {"task_id": "task_3"})
+    assert from_short(" propose 1 -2.5 a fair trade") == (
+        "propose_trade", {"counterparty_id": "bot_1", "offered_transfer": -2.5, "content": "a fair trade"}
+    )  # fmt: skip
+    assert from_short("submit 4 two words") == ("submit_work", {"task_id": "task_4", "content": "two words"})
+    assert from_short("post two words") == ("post", {"content": "two words"}) and from_short("pass") == ("pass_turn", {})
+    assert from_short("vote 2 up") == ("vote", {"post_id": "post_2", "direction": "up"})
+    for line in ("", "dance", "claim", "propose 1 much a trade", "submit 4"):
+        assert from_short(line) is None
+
+
+def cli(*arguments, said: str = "") -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "env_swarm.py", *arguments], cwd=ROOT, capture_output=True, text=True, input=said)
+
+
+def test_the_command_line_plays_and_evaluates():
+    done = cli()
+    assert done.returncode == 0 and done.stdout.count(" -> ") == 26 and "reward" in done.stdout, done.stderr
+    done = cli("--play", "grinder", "--scenario", "8", "--difficulty", "hard", "--swarm-version", "0.1")
+    assert done.returncode == 0 and done.stdout.count("-- assistant") == 25 and "v0.1" in done.stdout, done.stderr
+    done = cli("--play", "human", said="claim 1\nnonsense\npost hello\n")
+    assert done.returncode == 0 and "task_1 is yours" in done.stdout and "not a command" in done.stdout and "reward" in done.stdout
+    done = cli("--play", "human", said="pass\n" * 25)
+    assert done.returncode == 0 and "the end: you passed" in done.stdout
+    done = cli("--evaluate", "random", "--n", "4")
+    assert done.returncode == 0 and re.search(r"reward +\d\.\d+ \[\d\.\d+, \d\.\d+\], n=4", done.stdout), done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--play", "wizard"], ["--evaluate", "human"], ["--difficulty", "9"], ["--swarm-version", "1"], ["--scenario", "500"],
+        ["--scenario", "200", "--swarm-version", "0.1"], ["--scenario", "x"], ["--n", "0"], ["--speed", "3"],
+    ],
+)  # fmt: skip
+def test_the_command_line_refuses_in_one_sentence(arguments):
+    done = cli(*arguments)
+    assert done.returncode != 0 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and arguments[0] in done.stderr
