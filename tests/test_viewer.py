@@ -253,9 +253,13 @@ def test_files_of_earlier_versions_are_read(tmp_path):
     run, bodies = load(viewer.write_html(make_run(tmp_path / "a", old=True)))
     assert {stop["source"] for stop in run["stops"]} == {"rollout"} and all(b["messages"] and "segments" not in b for b in bodies)
     assert [(row["tasks"], row["trained"]) for row in run["headline"]["rows"]] == [("tier 6", True), ("tier 3", False)]
-    folder = shutil.copytree(ROOT / "results/letters/make-train", tmp_path / "real")
+    folder = shutil.copytree(ROOT / "results/letters/grpo-0", tmp_path / "real")  # a real run, its evaluations in the old words
+    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    old = [{"tier": int(e.pop("tasks").split()[1]), **{name: value for name, value in e.items() if name != "trained"}} for e in evals]
+    (folder / "evals.jsonl").write_text("".join(json.dumps(e) + "\n" for e in old))
     run, _ = load(viewer.write_html(folder))
-    assert run["headline"]["rows"][0]["cells"]["update 150"] == [["96.9%", "[94.0, 98.4]"]]
+    final = metrics.proportion(sum(next(e["exact"] for e in old if e["stage"] == "final" and e["tier"] == 6)), 256).percent()
+    assert " ".join(run["headline"]["rows"][0]["cells"]["update 150"][0]) == final
     assert [c["title"] for c in run["charts"]][:2] == ["held-out, exactly right (= mean reward), n=256", "training reward"]
 
 
