@@ -119,7 +119,7 @@ def write_table(env: str) -> None:
                 f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f} | {s['updates']} | {s['config']['sft_steps']} | "
                 f"{t['rollout'] + t['train']:.0f} | {t['sft']:.0f} | {t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
             )
-    lines += ["", "## What wins", ""]
+    lines += ["", "## What wins", ""] if len(rows) > 1 else []
     for arm in [a for a in rows if a != "grpo"]:
         seeds = sorted({s["seed"] for s in rows[arm]} & {s["seed"] for s in rows["grpo"]})
         # Tasks are shared by all arms and seeds: average a task over the seeds, then bootstrap over tasks.
