@@ -175,6 +175,26 @@ def finish(episode: Episode, env) -> None:
         episode.stop_reason, episode.error = "error", f"{type(error).__name__}: {error}"
 
 
+def segments(policy: Policy, episode: Episode, ratios: list[float] | None) -> list[dict]:
+    """An episode cut where the speaker changes: text that was given, and the policy's own tokens with log-probs and ratios."""
+    out, at, used = [], 0, 0
+    while at < len(episode.token_ids):
+        mine, end = episode.sampled[at], at
+        while end < len(episode.token_ids) and episode.sampled[end] == mine:
+            end += 1
+        ids = episode.token_ids[at:end]
+        if mine:
+            out.append({
+                "role": "policy", "tokens": [policy.tokenizer.decode([t]) for t in ids], "logprobs": [round(x, 4) for x in episode.logprobs[at:end]],
+                "ratios": ratios and [round(x, 4) for x in ratios[used : used + len(ids)]],
+            })  # fmt: skip
+            used += len(ids)
+        else:
+            out.append({"role": "given", "text": policy.tokenizer.decode(ids)})
+        at = end
+    return out
+
+
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
     """The same Episode, spoken by the environment's scripted expert: what SFT learns from. log-probs are 0.0."""
     messages = env.reset(seed)

@@ -37,7 +37,7 @@ from env_alphabet import Alphabet
 from env_letters import Letters
 from grpo import CLIP, collate, group_advantages, update
 from policy import choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint, token_logprobs
-from rollout import play
+from rollout import play, segments
 from sampler import TorchSampler
 from sft import demonstrations, sft_batches, sft_step
 
@@ -417,26 +417,6 @@ def save_episodes(folder: Path, done: int, stage: str, policy, groups, temperatu
                 "policy_version": e.policy_version, "reply_tokens": e.reply_tokens, "logprob": round(sum(e.logprobs), 3),
                 "messages": e.messages, "segments": segments(policy, e, ratios[i]),
             })  # fmt: skip
-
-
-def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
-    """An episode cut where the speaker changes: text that was given, and the policy's own tokens with log-probs and ratios."""
-    out, at, used = [], 0, 0
-    while at < len(episode.token_ids):
-        mine, end = episode.sampled[at], at
-        while end < len(episode.token_ids) and episode.sampled[end] == mine:
-            end += 1
-        ids = episode.token_ids[at:end]
-        if mine:
-            out.append({
-                "role": "policy", "tokens": [policy.tokenizer.decode([t]) for t in ids], "logprobs": [round(x, 4) for x in episode.logprobs[at:end]],
-                "ratios": ratios and [round(x, 4) for x in ratios[used : used + len(ids)]],
-            })  # fmt: skip
-            used += len(ids)
-        else:
-            out.append({"role": "given", "text": policy.tokenizer.decode(ids)})
-        at = end
-    return out
 
 
 def machine(policy) -> dict:
