@@ -422,3 +422,17 @@ def from_short(line: str) -> tuple[str, dict] | None:
             except ValueError:
                 return None
     return (tool, arguments) if len(arguments) == len(names) else None
+
+
+if __name__ == "__main__":
+    scenario = draw_scenario(8, "hard", "0.2")
+    print(scenario)
+    economy = act.found(scenario, draw_tasks(scenario))
+    while economy.step <= economy.last_step:  # the model's part is played by nobody: it passes
+        act.pass_turn(economy, ME)
+        bots_act(economy)
+        act.end_step(economy)
+    print("\nafter 25 steps in which the model only passed:")
+    for member in economy.members.values():
+        print(f"  {member.name:6} {member.kind:14} resources {member.resources:6.1f}  reputation {member.reputation:5.1f}"
+              f"  {'frozen' if member.frozen_at else ''}")  # fmt: skip

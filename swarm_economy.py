@@ -531,3 +531,26 @@ def lapse(economy: Economy) -> None:
             close(economy, proposal)
             if proposal.proposer == ME:
                 tell(economy, f"{proposal.id} to {proposal.receiver} lapsed")
+
+
+if __name__ == "__main__":
+    task = Task("task_1", "review the supply budget for river transport", level=4, bounty=14, deadline=10)
+    print("quality of 80 characters, and p, for a member of reputation 50:")
+    for who, text in (
+        ("nonsense", "x" * 80),
+        ("work", "The supply budget for river transport: a review of what was paid and what is due."),
+    ):
+        for version in ("0.1", "0.2"):
+            quality = content_quality(text[:80], version, task.level / 10, task.text)
+            print(f"  {who:8} v{version}  quality {quality:.2f}  p {work_label(quality, 50):.2f}")
+    scenario = Scenario(0, "medium", "0.2", "normal", ("honest",), 100.0, 0.05, 0.0, 0.99, 10.0, 1.0, 1.0, None, "demo")
+    economy = found(scenario, [[task]] + [[] for _ in range(EPOCHS - 1)])
+    for call in (lambda: claim_task(economy, ME, "task_1"), lambda: claim_task(economy, "bot_1", "task_1"),
+                 lambda: submit_work(economy, ME, "task_1", "The supply budget for river transport, reviewed.")):  # fmt: skip
+        try:
+            print("\n" + call())
+        except Refused as error:
+            print("\nrefused:", error)
+    me = economy.members[ME]
+    print("\nbooks:", {name: round(amount, 2) for name, amount in me.books.items() if amount}, "resources", round(me.resources, 2))
+    assert math.isclose(me.resources, scenario.resources + sum(me.books.values()))
