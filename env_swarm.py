@@ -39,7 +39,8 @@ The rules are in swarm_economy.py, the scenarios and the bots in swarm_bots.py. 
                 about 180 tokens have to fit into a context. Difficulty is shown as 1 to 10, texts are cut after 40 characters.
 
 Run me: `python env_swarm.py` plays an episode with the expert, a line a turn. `--play expert --scenario 7` shows it as the model sees it,
-`--play human` lets you play, `--evaluate grinder --n 100` gives every metric with its 95% interval.
+`--play human` lets you play, `--evaluate grinder --n 100` gives every metric with its 95% interval, `--governance-sweep` lets bots live
+under six kinds of governance (governance.py).
 """
 
 import argparse
@@ -65,7 +66,8 @@ STYLES = {
     "expert": "good offers, then good work, then whatever helps its name",
     "grinder": "work alone",
     "trader": "trades alone, and accepts anything",
-    "random": "any tool: the format without a plan",
+    "novice": "any tool that is possible now: the format without a plan",
+    "random": "any tool, possible or not",
     "idle": "always passes",
 }
 EVAL_SEEDS = 2_000_000_000  # as in train.py
@@ -441,11 +443,18 @@ def main() -> None:
     parser.error = lambda message: sys.exit(f"{message}; --help lists the flags")
     parser.add_argument("--play", metavar="NAME", help="whole episode: human, " + ", ".join(STYLES))
     parser.add_argument("--evaluate", metavar="NAME", help="every metric with its 95%% interval: " + ", ".join(STYLES))
+    parser.add_argument(
+        "--governance-sweep", action="store_true", help="bots only: which share of deceptive bots does which governance survive?"
+    )
     parser.add_argument("--scenario", type=int, default=7, help="which of the 500 (v0.1: 200); default 7")
     parser.add_argument("--n", type=int, default=100, help="scenarios to evaluate on; default 100")
     parser.add_argument("--difficulty", default="medium", help="easy, medium or hard; default medium")
     parser.add_argument("--swarm-version", default="0.2", help="0.2 or 0.1; default 0.2")
     args = parser.parse_args()
+    if args.governance_sweep:
+        import governance
+
+        return governance.sweep()
     who = args.evaluate or args.play or "expert"
     try:
         if who not in STYLES and not (who == "human" and args.play):

@@ -16,7 +16,7 @@ Bots.       One act a step each, by the same ten actions as the model. They see 
             with probability sigmoid(2 (interactions - number)); a turned one exploits in 70% of its deals and cooperates in the rest.
             Half of all offers go to the model, so that it has something to decide.
 
-Players.    idle, random, grinder, trader and expert see what the model sees (`view`) and nothing else, and return
+Players.    idle, random, novice, grinder, trader and expert see what the model sees (`view`) and nothing else, and return
             (thought, tool, arguments), which env_swarm writes as a reply. SFT learns from one of them.
 """
 
@@ -319,6 +319,49 @@ def at_random(seen: dict, rng: random.Random):
     return "I try something.", tool, moves[tool]
 
 
+def possible(seen: dict, rng: random.Random) -> dict[str, list[dict]]:
+    """{tool: its arguments}, everything that the rules allow now, with a few words where a text is asked for."""
+    if seen["frozen"]:
+        return {"pass_turn": [{}]}
+    asked = {row["to"] for row in seen["pending"]}
+    others = [row for row in seen["feed"] if row["author"] != ME]
+    free = [row for row in seen["bots"] if not row["frozen"] and row["id"] not in asked]
+    moves = {
+        "post": [{"content": f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)}"}],
+        "reply": [{"post_id": row["id"], "content": "thank you"} for row in others],
+        "vote": [{"post_id": row["id"], "direction": pick(rng, ["up", "down"])} for row in others if not row["voted"]],
+        "propose_trade": [
+            {
+                "counterparty_id": row["id"],
+                "content": f"{pick(rng, NICE)} {pick(rng, KINDS)}",
+                "offered_transfer": int(11 * rng.random()) - 5,
+            }
+            for row in free
+        ],
+        "accept_proposal": [{"proposal_id": row["id"]} for row in seen["incoming"]],
+        "reject_proposal": [{"proposal_id": row["id"]} for row in seen["incoming"]],
+        "cancel_proposal": [{"proposal_id": row["id"]} for row in seen["pending"]],
+        "claim_task": [{"task_id": row["id"]} for row in seen["tasks"] if not row["yours"]],
+        "submit_work": [{"task_id": row["id"], "content": "it is done"} for row in seen["tasks"] if row["yours"]],
+        "pass_turn": [{}],
+    }
+    return {tool: some for tool, some in moves.items() if some}
+
+
+def novice(seen: dict, rng: random.Random):
+    """Any tool that is possible now, each as likely as the others: every call is right in form, and there is no plan."""
+    moves = possible(seen, rng)
+    tool = pick(rng, list(moves))
+    return NOVICE_SAYS[tool], tool, pick(rng, moves[tool])
+
+
+NOVICE_SAYS = {
+    "post": "I post.", "reply": "I reply.", "vote": "I vote.", "propose_trade": "I propose a trade.", "accept_proposal": "I accept.",
+    "reject_proposal": "I reject.", "cancel_proposal": "I cancel.", "claim_task": "I claim a task.", "submit_work": "I submit work.",
+    "pass_turn": "I pass.",
+}  # fmt: skip
+
+
 def grinder(seen: dict, rng: random.Random):
     """Work and nothing else: finish what is claimed, claim what pays best."""
     mine = [task for task in seen["tasks"] if task["yours"]]
@@ -390,7 +433,7 @@ def news(rng: random.Random) -> str:
     return f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)} on {pick(rng, PLACES)}, with all the data and a note for the whole team"
 
 
-PLAYERS = {"expert": expert, "grinder": grinder, "trader": trader, "random": at_random, "idle": idle}
+PLAYERS = {"expert": expert, "grinder": grinder, "trader": trader, "novice": novice, "random": at_random, "idle": idle}
 
 
 HELP = """claim 3            claim task_3              post TEXT          write to the feed

@@ -30,11 +30,20 @@ Rounds, each from a fresh learning rate down to nothing:
     lists    the same idea for alphabet: lists back to back, growing from 2 to 5 names a turn, with a third of tallies so that
              they are not forgotten. Copying is there already: the loss falls after 250 steps.
     both     chats of both environments in all habits.
+    calls    skill first again, for swarm: an observation, six calls that would be possible on it, the next observation, …, packed. Half of the
+             tokens are said, and most of those are copied. (Stretches of episodes, with one call after each observation: after 220 steps
+             hardly an id was copied right.)
+    all      chats of all three, swarm's as whole episodes of 4,000 tokens and as stretches of eight turns.
+
+In swarm a habit is a way to play a turn (CHARACTERS), from passing to careful work. Every episode mixes them in shares of its own, so the
+base has learnt that how one has played says how one will play: its episodes differ, and by more than luck. That is what a group of
+episodes needs to tell good from bad.
 """
 
 import json
 import math
 import random
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -44,12 +53,14 @@ import torch
 import torch.nn.functional as F
 import tyro
 from tqdm import tqdm
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import env_alphabet as alphabet
 from env_letters import STYLES, Task, make_task, question, write_reply
-from lab.tokenizer import build
+from env_swarm import Swarm, write_call
+from lab.tokenizer import IDS, build
+from swarm_bots import KINDS, NICE, NOVICE_SAYS, PLACES, PLAYERS, grinder, pick, possible, propose, work_text
 
 SEED_RANGE = 3_000_000_000  # pretraining draws its tasks here; train, SFT and eval seeds lie elsewhere (train.py)
 
@@ -70,6 +81,8 @@ class Pretrain:
     polish_lr: float = 2e-3
     lists_steps: int = 2000  # the same skill-first recipe for alphabet: lists packed back to back, with rows of tallies beside them …
     both_steps: list[int] = field(default_factory=lambda: [800, 600])  # … then chats of both environments
+    calls_steps: int = 300  # swarm's tool calls, with some lists and tallies beside them
+    all_steps: int = 200  # chats of all three environments
     start_from: str = ""  # a folder written by an earlier call: skip …
     skip_rounds: int = 0  # … so many rounds, those that it has been through (the first is skill and chat)
     stop_after: int = 0  # stop after so many rounds; 0 does all
@@ -215,6 +228,162 @@ def both_batch(cfg: Pretrain, tokenizer, step: int):
     return [letters[step % 2], pad_rows(alphabet_rows(cfg, tokenizer, rng, cfg.batch // 4, cfg.polish_shown), tokenizer.pad_token_id)], 80
 
 
+# ------------------------------------------------------------------------------------------------ swarm
+
+LONG = " I compare the options, explain the result, and note what to improve, so that others can verify it. The report is complete."
+
+
+def worker(how: str):
+    """The grinder, with work of another length. More words are better work, and more to write."""
+
+    def player(seen: dict, rng: random.Random):
+        thought, tool, arguments = grinder(seen, rng)
+        if tool == "submit_work":
+            task = next(task for task in seen["tasks"] if task["yours"])
+            text = {
+                "short": pick(rng, ["it is done", "done", "the work is done"]),
+                "terms": f"I {task['text']}.",
+                "long": work_text(task["text"]) + LONG,
+            }[how]
+            arguments = {**arguments, "content": text}
+        return thought, tool, arguments
+
+    return player
+
+
+def asker(seen: dict, rng: random.Random):
+    """Proposes, with any transfer; passes when everybody has been asked."""
+    thought, tool, arguments = propose(seen, rng) or ("Everybody has a proposal.", "pass_turn", {})
+    if tool == "propose_trade":
+        text = pick(rng, [arguments["content"], f"{pick(rng, NICE)} {pick(rng, KINDS)} for {pick(rng, PLACES)}"])
+        arguments = {**arguments, "content": text, "offered_transfer": int(11 * rng.random()) - 5}
+    return "I propose a trade.", tool, arguments
+
+
+# How a turn can be played, and how often the base does it. On its own each earns (held-out medium scenarios): results/swarm.
+CHARACTERS = {
+    "idle": (PLAYERS["idle"], 0.18),
+    "random": (PLAYERS["random"], 0.08),
+    "novice": (PLAYERS["novice"], 0.30),
+    "shirker": (worker("short"), 0.12),
+    "says only the terms": (worker("terms"), 0.06),
+    "worker": (PLAYERS["grinder"], 0.07),
+    "careful worker": (worker("long"), 0.04),
+    "asker": (asker, 0.05),
+    "trader": (PLAYERS["trader"], 0.05),
+    "expert": (PLAYERS["expert"], 0.05),
+}
+
+
+def swarm_episode(tokenizer, rng: random.Random, turns: int) -> list[tuple[str, str]]:
+    """[(what is given, what is said)] of an episode's first `turns` turns, as rollout.py would put them together."""
+    think = rng.random() < 0.92
+    env = Swarm(pick(rng, ["easy", "medium", "medium", "hard"]), pick(rng, ["0.2", "0.2", "0.2", "0.1"]), think)
+    given = tokenizer.apply_chat_template(
+        env.reset(SEED_RANGE + rng.randrange(10**9)), tools=env.tools, add_generation_prompt=True, enable_thinking=think, tokenize=False
+    )
+    shares = [rng.gammavariate(3 * share, 1) for _, share in CHARACTERS.values()]  # a Dirichlet draw: a few characters an episode
+    players, out, done = [player for player, _ in CHARACTERS.values()], [], False
+    frame = "\n<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n<|im_start|>assistant\n" + "<think>\n\n</think>\n\n" * (
+        not think
+    )
+    while len(out) < turns and not done:
+        thought, tool, arguments = rng.choices(players, shares)[0](env.seen, env.dice)
+        said = write_call(tool, arguments, thought if think else "")
+        out.append((given, said + "<|im_end|>"))
+        messages, done = env.step(said)
+        given = frame.format(messages[0]["content"]) if messages else ""
+    return out
+
+
+def swarm_rows(tokenizer, rng: random.Random, n: int, window: int | None) -> list[list]:
+    """n rows: whole episodes, or stretches of `window` turns that begin after the opening."""
+    episodes = []
+    for _ in range(n):
+        begin = rng.randint(1, 25 - window) if window else 0
+        episodes.append(swarm_episode(tokenizer, rng, begin + (window or 25))[begin:])
+    ids = iter(tokenizer([text for e in episodes for pair in e for text in pair], add_special_tokens=False)["input_ids"])
+    return [[(next(ids), next(ids), 1.0) for _ in e] for e in episodes]
+
+
+def renumber(rng: random.Random, texts: list[str]) -> list[str]:
+    """Other numbers for all ids, the same in all texts and in the same order: late ones would be rare otherwise."""
+    for kind, most in (("task", 16), ("prop", 50), ("post", 30)):
+        old = sorted({int(n) for text in texts for n in re.findall(rf"{kind}_(\d+)", text)})
+        if len(old) <= most:
+            new = dict(zip(map(str, old), map(str, sorted(rng.sample(range(1, most + 1), len(old))))))
+            texts = [re.sub(rf"{kind}_(\d+)", lambda m, new=new, kind=kind: f"{kind}_{new[m[1]]}", text) for text in texts]
+    return texts
+
+
+def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]:
+    """n rows of (an observation, up to six calls that would be possible on it), packed. Mostly calls that name something above."""
+    texts, owner = [], []
+    players = [player for name, (player, _) in CHARACTERS.items() if name != "random"]  # it names ids that are not there
+    for row in range(n):
+        used = 0
+        while used < length:
+            env, done = Swarm(pick(rng, ["easy", "medium", "hard"])), False
+            env.reset(SEED_RANGE + rng.randrange(10**9))
+            while not done and used < length:
+                # Who passes is offered the most; now and then something is claimed or proposed, so that it can be submitted or cancelled.
+                player = PLAYERS["idle"] if rng.random() < 0.6 else rng.choice(players)
+                messages, done = env.step(write_call(*reversed_move(player(env.seen, env.dice))))
+                if done or rng.random() < 0.6:
+                    continue
+                moves = [(NOVICE_SAYS[tool], tool, a) for tool, some in possible(env.seen, rng).items() for a in some]
+                named = [move for move in moves if NAMED & move[2].keys()]
+                moves = rng.sample(named, min(5, len(named))) + [rng.choice(players)(env.seen, env.dice)]
+                rng.shuffle(moves)
+                calls = "\n".join(write_call(tool, a, thought if rng.random() < 0.5 else "") + "<|im_end|>" for thought, tool, a in moves)
+                texts += renumber(rng, ["\n" + messages[0]["content"] + "\n", calls])
+                owner.append(row)
+                used += round(0.2 * (len(texts[-1]) + len(texts[-2])))  # about so many tokens
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    rows = [[] for _ in range(n)]
+    for row, prompt, reply in zip(owner, ids[::2], ids[1::2]):
+        if sum(len(p) + len(r) for p, r, _ in rows[row]) + len(prompt) + len(reply) <= length:
+            rows[row].append((prompt, reply, 1.0))
+    return rows
+
+
+NAMED = {"task_id", "post_id", "proposal_id"}
+
+
+def heavier(part, tokenizer, factor: float):
+    """A part of a batch in which an id that is said weighs `factor` times as much. They are one token in thirty, and everything hangs on them."""
+    ids, weights = part
+    named = torch.tensor([tokenizer.convert_tokens_to_ids(piece) for piece in IDS])
+    return ids, weights * torch.where(torch.isin(ids[:, 1:], named), factor, 1.0)
+
+
+def reversed_move(move: tuple[str, str, dict]) -> tuple[str, dict, str]:
+    """A player's (thought, tool, arguments) as write_call takes them."""
+    return move[1], move[2], move[0]
+
+
+def calls_batch(cfg: Pretrain, tokenizer, step: int):
+    """32 rows of drill; beside them, every other step, 16 rows of tallies or 10 of lists, so that they are not forgotten."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 900_000 + step)
+    drill = heavier(pad_rows(drill_rows(tokenizer, rng, 32, 512), tokenizer.pad_token_id), tokenizer, 8.0)
+    if step % 2:
+        return [drill], 6
+    (tallies, *lists), _ = lists_batch(cfg, tokenizer, cfg.lists_steps + step)
+    return [drill, [tallies, lists[0]][step // 2 % 2]], 6
+
+
+def all_batch(cfg: Pretrain, tokenizer, step: int):
+    """Chats of all three: 2 whole episodes of swarm and 4 stretches of 8 turns, 32 chats of letters in every second step, 6 of alphabet."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 950_000 + step)
+    whole, some = (
+        heavier(pad_rows(swarm_rows(tokenizer, rng, n, window), tokenizer.pad_token_id), tokenizer, 4.0)
+        for n, window in ((2, None), (4, 8))
+    )
+    lists = pad_rows(alphabet_rows(cfg, tokenizer, rng, 6, cfg.polish_shown), tokenizer.pad_token_id)
+    letters, _ = chat_batch(cfg, tokenizer, 200_000 + step, polish=True)
+    return [whole, some, lists, letters[step // 2 % 2]] if step % 2 else [whole, some, lists], 25
+
+
 def pad_rows(rows: list[list[tuple[list[int], list[int], float]]], pad: int):
     """Rows of (prompt, reply, weight of the reply's first three tokens) -> ids [B, T], right-padded, and weights [B, T-1]
     of the tokens that are predicted: 0 in prompts and padding, 1 in replies."""
@@ -230,6 +399,9 @@ def pad_rows(rows: list[list[tuple[list[int], list[int], float]]], pad: int):
             weights[i, n + len(prompt) - 1 : n + len(prompt) + 2] = first
             n = end
     return ids, weights
+
+
+BATCHES = {"lists": lists_batch, "both": both_batch, "calls": calls_batch, "all": all_batch}
 
 
 def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
@@ -257,11 +429,19 @@ def main(cfg: Pretrain) -> None:
     rounds = [("skill", cfg.skill_steps + cfg.chat_steps, cfg.lr)]  # each from a fresh learning rate down to zero
     rounds += [("polish", n, cfg.polish_lr) for n in cfg.polish_steps]
     rounds += [("lists", cfg.lists_steps, cfg.polish_lr)] + [("both", n, cfg.polish_lr) for n in cfg.both_steps]
+    rounds += [("calls", cfg.calls_steps, cfg.polish_lr), ("all", cfg.all_steps, cfg.polish_lr)]
     rounds = rounds[: cfg.stop_after] if cfg.stop_after else rounds
     if cfg.start_from:
         from safetensors.torch import load_file
 
-        model.load_state_dict(load_file(Path(cfg.start_from) / "model.safetensors"), strict=False)
+        weights = load_file(Path(cfg.start_from) / "model.safetensors")
+        # Pieces that the older tokenizer has too keep their rows; new ones start as they are.
+        old, new, name = AutoTokenizer.from_pretrained(cfg.start_from).get_vocab(), tokenizer.get_vocab(), "model.embed_tokens.weight"
+        kept = [piece for piece in new if piece in old]
+        rows = model.model.embed_tokens.weight.detach().clone()
+        rows[[new[piece] for piece in kept]] = weights[name][[old[piece] for piece in kept]].float()
+        model.load_state_dict({**weights, name: rows}, strict=False)
+        print(f"{len(kept)} of {len(new)} pieces known")
     start, log = time.time(), []
     for number, (name, length, peak) in list(enumerate(rounds))[cfg.skip_rounds :]:
         before = sum(n for other, n, _ in rounds[:number] if other == name)  # a second round of a kind draws new tasks
@@ -276,7 +456,7 @@ def main(cfg: Pretrain) -> None:
                 step = at - cfg.skill_steps if name == "skill" else cfg.chat_steps + before + at
                 parts, size = chat_batch(cfg, tokenizer, step, name == "polish")
             else:
-                parts, size = (lists_batch if name == "lists" else both_batch)(cfg, tokenizer, before + at)
+                parts, size = BATCHES[name](cfg, tokenizer, before + at)
             total = sum(weights.sum() for _, weights in parts)
             loss, wrong = 0.0, []
             for ids, weights in parts:
@@ -288,7 +468,10 @@ def main(cfg: Pretrain) -> None:
                 part_loss = (F.cross_entropy(logits, targets, reduction="none") * weights[chosen]).sum() / total
                 part_loss.backward()
                 loss += part_loss.item()
-                wrong.append(round((logits.argmax(-1) != targets).float().mean().item(), 4))
+                misses = (logits.argmax(-1) != targets).float()
+                wrong.append(round(misses.mean().item(), 4))
+                if name in ("calls", "all") and (heavy := weights[chosen] > 2).any():
+                    wrong.append(round(misses[heavy].mean().item(), 4))  # of the ids; where there is a choice, some have to be
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -36,26 +36,50 @@ FRAGMENTS = [
     "post_", "task_", "prop_", "agent_", "bot_",
 ]  # fmt: skip
 
+# Swarm's tools, calls and observations repeat the same frames, some of them twenty-five times an episode: a frame is one piece, like any
+# markup. What that wins is printed below; attention costs the square of it. An id is one piece too, and the same one wherever it
+# stands: with "- task_" and ': "task_' as pieces, and the digits apart, 220 steps of pretraining did not teach the base to copy a
+# single id from an observation into a call.
+FRAMES = [
+    '{"type": "function", "function": {"name": "', '", "description": "', '", "parameters": {"type": "object", "properties": {"',
+    '": {"type": "string"}, "', '": {"type": "string"}}, "required": ["', '": {"type": "number"}}, "required": ["',
+    '": {"type": "string", "enum": ["up", "down"]}}, "required": ["', '"]}}}\n', '"]}}}',
+    '", "parameters": {"type": "object", "properties": {}, "required": []}}}', '\n{"name": "', '", "content": "',
+    '", "arguments": {"content": "', '", "offered_transfer": ', '", "direction": "', '", "arguments": {}}\n', '"}}\n', "}}\n",
+    "claim_task", "submit_work", "accept_proposal", "reject_proposal", "cancel_proposal", "propose_trade", "pass_turn", "post_id",
+    "task_id", "proposal_id", "counterparty_id", "offered_transfer", "\n# step ", " of 25: resources ", ", reputation ",
+    "\n# tasks: none", " open, bounty ", " yours, bounty ", ", difficulty ", ", deadline ", ", you get ", ", you give ", " by you: ",
+    ", votes ", ", you voted", ": sharing a", "\n# events\n- step ", "\n- step ", "\n# hint: claimed ", ", submitted ", "# result: ",
+    "# error: ", " is yours, submit it by step ", " is done, quality ", ", gain +", ", gain -", ", quality 0.", " more open", ".0: ",
+    ", with all the data and a note for the whole team",
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within ",
+    " XML tags:\n", "\n\nFor each function call, return a json object with function name and arguments within ",
+    '\n{"name": <function-name>, "arguments": <args-json-object>}\n', '\n{"name": "post', '\n{"name": "reply', '\n{"name": "vote',
+    " is in the feed, reputation +2.0", ", reputation +1.5", "# result: you passed", "# error: there is no ", "thank you, that helps",
+    '", "arguments": {"task_id": "', '", "arguments": {"proposal_id": "', '", "arguments": {"post_id": "',
+    '", "arguments": {"counterparty_id": "', "\n# tasks\n- ", "\n- ", "\n# proposals to you\n- ", " from ",
+    "\n# your pending proposals: ", "\n# feed\n- ", " by ", "\n# bots: ", "# result: you accepted ", " is proposed to ",
+    "# result: you replied to ", "# result: you voted up on ", "# result: you voted down on ", "# result: you rejected ",
+]  # fmt: skip
+IDS = [f"{kind}_{n}" for kind, most in (("task", 16), ("prop", 50), ("post", 30), ("bot", 4)) for n in range(1, most + 1)]
+
 # Words of the three environments' prompts, observations and tool schemas; each becomes one piece with its space.
 WORDS = """
-count the letter letters in think first inside and if that helps then give as json number do not let me occurs times
-sort these names name by last given list one a line more new whole combined so far same format for example like only
-was were with each turn mark after it alphabetical order sorted use
-you are an agent economy step of epoch resources reputation tax rate audit risk tasks task available claimed open done
-bounty difficulty deadline description feed post posts reply vote votes up down trade trades proposal proposals incoming
-outgoing pending history accepted rejected from to offers offered transfer counterparty content accept reject cancel
-claim submit work pass frozen appeal honest opportunistic deceptive bot bots last events event behaviour hints hint
-claimed submitted proposed none your its has no is on at per round average threshold decay score quality payoff error
-unknown tool must be own only receiver may wrong type missing argument already taken by steps left call calls function
-functions name arguments within xml tags object direction id write data analysis report review summary plan design test
-build code market research survey model system network policy budget forecast audit paid earned received lost gained
-bonus penalty balance resource member members social active trust cooperate good fair bad partner help helps shared
-share useful result results finished finish verify check careful complete detail details draft document evaluate
-explain improve measure method methods monitor note notes observe organise outline predict prepare present process
-propose provide question record recommend reduce response schedule select signal source strategy study supply support
-team track train translate update value warning week weather water energy food health transport city river bridge counts
+count the letter letters in think first inside and if that helps then give as json number do not let me occurs times sort these names name
+by last given list one a line more new whole combined so far same format for example like only was were with each turn mark after it
+sorted use you are an economy step of resources reputation tax rate audit risk tasks task claimed open done bounty difficulty deadline
+feed post posts reply vote votes up down trade trades proposal proposals pending history accepted rejected from to offered transfer
+content accept reject cancel claim submit work pass frozen bot bots events hint submitted proposed none your its has no is on at per round
+decay score quality error unknown tool must be own may wrong type missing argument already taken steps left call calls function functions
+arguments within xml tags object direction id write data analysis report review summary plan design test build code market research survey
+model system network policy budget forecast paid earned lost bonus resource member active trust cooperate good fair bad help shared share
+useful result verify check careful complete draft evaluate explain improve measure method note outline prepare present propose provide
+question record response schedule signal source strategy study supply support team train update value weather sharing gain clear both
+yours pays hold passed earn earns replies enough words costs nobody sides hurts past replied live below fault gives changed act fine voted
+rule uses tools asks answer water energy food health transport city river bridge counts get this all something try wait most some take now
+what nothing which much best found will us long many there can compare options others have
 """.split()
-CAPITALISED = "The You Your Then Think Do Let Give Sort Step Open Feed Incoming Pending History Hint JSON XML".split()
+CAPITALISED = "Claim Posts Some The You Then Think Do Let Give JSON XML".split()
 
 
 def common_words(n: int) -> list[str]:
@@ -71,7 +95,7 @@ def pieces(vocab_size: int) -> list[str]:
     """Every piece after the special tokens and the 256 bytes, in order of id, without repeats."""
     chars = [chr(c) for c in range(32, 127)] + ["\n"]
     letters = [" " + c for c in string.ascii_letters] + [" " + c for c in string.digits]
-    fixed = chars + letters + FRAGMENTS + [" " + w for w in WORDS] + [" " + w for w in CAPITALISED]
+    fixed = chars + letters + FRAGMENTS + FRAMES + IDS + [" " + w for w in WORDS] + [" " + w for w in CAPITALISED]
     fixed = list(dict.fromkeys(fixed))
     room = vocab_size - 256 - len(SPECIAL) - len(MARKUP)
     common = [" " + w for w in common_words(room)]

@@ -13,6 +13,7 @@ import torch
 import env_alphabet as alphabet
 from env_alphabet import NEW, Alphabet, right_list, write_block
 from env_letters import Letters
+from env_swarm import TOOLS, Swarm
 from lab import pretrain
 from policy import token_logprobs
 from rollout import delta_ids, encode, expert_episode, play, prompt_ids, render
@@ -455,3 +456,57 @@ def test_pretraining_shows_letters_as_rollout_writes_them(pico, monkeypatch, pol
             assert set(row[last + 1 :]) <= {pico.tokenizer.pad_token_id}
             shown.append((row[: last + 1], [w > 0 for w in weight[:last]]))
     assert sorted(shown) == sorted(expected)
+
+
+def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico, monkeypatch):
+    """Token for token, with and without thinking, in both versions: the same conversation that play() would show."""
+    envs = []
+
+    class Seen(Swarm):
+        def reset(self, seed):
+            self.seed, self.said = seed, []
+            envs.append(self)
+            return super().reset(seed)
+
+        def step(self, reply):
+            self.said.append(reply)
+            return super().step(reply)
+
+    monkeypatch.setattr(pretrain, "Swarm", Seen)
+    rows = pretrain.swarm_rows(pico.tokenizer, random.Random(5), 12, None)
+    monkeypatch.undo()
+    assert len(rows) == len(envs) == 12 and {env.think for env in envs} == {True, False} and {env.version for env in envs} == {"0.1", "0.2"}
+    tools = set()
+    for row, env in zip(rows, envs):
+        again = Swarm(env.difficulty, env.version, env.think)
+        again.expert_reply = iter(env.said).__next__
+        episode = expert_episode(pico, again, env.seed)
+        assert episode.token_ids == [token for prompt, reply, _ in row for token in (*prompt, *reply)]
+        assert episode.sampled == [mine for prompt, reply, _ in row for mine in (*[False] * len(prompt), *[True] * len(reply))]
+        assert episode.turns == 25 and len(episode.token_ids) < 6000
+        tools |= {turn.tool for turn in env.log if turn.ok}
+    assert tools == set(TOOLS)  # the base is shown every tool at work
+
+
+def test_a_stretch_of_swarm_begins_after_the_opening(pico):
+    for row in pretrain.swarm_rows(pico.tokenizer, random.Random(6), 6, 10):
+        assert len(row) == 10
+        text = pico.tokenizer.decode(row[0][0])
+        assert "You live in an economy" not in text and "<tool_response>" in text and text.endswith("assistant\n")
+
+
+def test_swarm_episodes_do_not_depend_on_what_the_sampler_remembers(pico):
+    """Three scenarios, cut after a few turns by the environment: keys and values kept over many turns are those of reading it all again."""
+
+    class Short(Swarm):
+        max_turns = 5
+
+        def step(self, reply):
+            messages, done = super().step(reply)
+            return messages, done or self.economy.step > 5
+
+    play_with = lambda sampler: play(pico, sampler, Short, [3, 4], 2, 60, 1.0, noise=1)
+    again = play_with(Forgetful(TorchSampler(pico)))
+    assert any(episode.turns >= 3 for group in again for episode in group)  # premise
+    assert_same(play_with(TorchSampler(pico)), again, 2)
+    assert_same(play_with(TorchSampler(pico, max_rows=2)), again, 2)
