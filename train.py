@@ -2,6 +2,7 @@
 
     python train.py --env letters --difficulty 6
     python train.py --env alphabet
+    python train.py --env swarm --difficulty medium
 
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (rollout: 8 tasks x 8 samples -> GRPO: one step) x updates, an eval now and then -> eval "final" -> report
@@ -11,20 +12,17 @@ On a machine without a GPU, or that cannot reach the hub, the same command train
 
 A run leaves runs/<name>/: config.json, metrics.jsonl (a line an update), evals.jsonl (every task of every
 evaluation), episodes.jsonl (samples to read), summary.json (the final numbers with intervals), report.md, curves.png,
-report.html (curves and episodes to click through), checkpoint/. After any kill, `python train.py --resume runs/<name>` goes on where the checkpoint stands; on CPU the
-metrics come out the same to the last bit, because every random number is drawn from a seed and a place, never
-from what was drawn before.
+report.html (curves and episodes to click through), checkpoint/. After any kill, `python train.py --resume runs/<name>` goes
+on where the checkpoint stands; on CPU the metrics come out the same to the last bit, because every random number is drawn from a
+seed and a place, never from what was drawn before. `python train.py --eval-only runs/<name>` evaluates its checkpoint again, on the
+same tasks or, with --difficulty and other settings of the environment, on others.
 """
 
 import json
-import os
-import platform
-import resource
 import shutil
-import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -35,9 +33,13 @@ import metrics
 import report
 from env_alphabet import Alphabet
 from env_letters import Letters
-from grpo import CLIP, collate, group_advantages, update
-from policy import choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint, token_logprobs
-from rollout import play, segments
+from env_swarm import STYLES as PLAYERS
+from env_swarm import Swarm
+from env_swarm import evaluate as evaluate_player
+from grpo import CLIP, update
+from policy import choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint
+from rollout import play
+from runfolder import StopSignal, append, machine, open_run, open_wandb, save_episodes, trim, write_json
 from sampler import TorchSampler
 from sft import demonstrations, sft_batches, sft_step
 
@@ -51,12 +53,12 @@ class Config:
     """RL post-training of a chat model: SFT warm-up on a scripted expert, then GRPO."""
 
     # task
-    env: str = "letters"  # which environment: letters or alphabet
+    env: str = "letters"  # which environment: letters, alphabet or swarm
     think: bool = True  # may the policy think before it answers? --no-think is the seed's plateau
+    difficulty: int | str | None = None  # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 of them asked); swarm: easy, medium, hard
+    curriculum: bool = False  # begin at the easiest and go up when the last 5 updates were good enough (PROMOTE below)
     # letters
-    difficulty: int = 6  # tier 1 to 10; 6 is 40-80 random letters, 8-12 of them asked
     reward: str = "binary"  # binary pays exact answers only; partial pays every right letter, and so also guessing
-    curriculum: bool = False  # begin at tier 1 and go up when 75% of the last 5 updates' episodes are exact
     # alphabet: the settings of the public single-GPU recipe
     min_turns: int = 3
     max_turns: int = 3
@@ -64,6 +66,14 @@ class Config:
     max_names: int = 4
     similarity_power: float = 8.0  # pushes the 0.66 that names as given get for nothing down to 0.08
     power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn, then average
+    # swarm: rules, and what is paid for (None: the weights of the version, see env_swarm.py)
+    swarm_version: str = "0.2"  # 0.1 has the loopholes that the published run found
+    swarm_payoff: float | None = None
+    swarm_reputation: float | None = None
+    swarm_quality: float | None = None
+    swarm_diversity: float | None = None
+    swarm_floor: float = 50.0  # ending with a reputation below it costs …
+    swarm_floor_penalty: float = 0.0  # … this times what is missing, as a share of 100
     # policy
     model: str = "auto"  # folder or hub id of a causal LM; auto: Qwen3-4B-Instruct-2507, or pico_base where it cannot run
     lora_rank: int = 32  # 0 trains all weights
@@ -71,16 +81,16 @@ class Config:
     device: str = "auto"  # auto: cuda if there is one
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
-    sft_style: str = "states"  # bare, states (thinks, but without the algorithm: the seed's data) or derives (the algorithm)
+    sft_style: str | None = None  # whom to imitate; the default shows the format and not how to do well: states, or swarm's novice
     sft_examples: int = 100  # demonstrations are scarce, rewards are not
     sft_steps: int = 50
-    sft_batch: int = 8
+    sft_batch: int | None = None  # None: 8, and 2 in swarm, where an episode has 25 replies to learn from
     sft_lr: float | None = None  # None: by model size, see by_size
     # GRPO
     updates: int | None = None  # None: by model size
     until_converged: bool = False  # after these, go on until the training reward has settled (metrics.trend) …
     max_updates: int = 400  # … or so many updates are done; the learning rate stays at its end
-    num_tasks: int = 8  # groups an update
+    num_tasks: int | None = None  # groups an update; None: 8, and 4 in swarm, whose episodes are long
     k: int = 8  # samples a group: more find a rare good answer more often
     loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo; grpo.py has them side by side
     baseline: str = "group"  # what a reward is compared with: group, batch or none
@@ -95,34 +105,53 @@ class Config:
     micro_tokens: int = 16384  # padded tokens a forward pass; changes memory, never the gradient
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower
     # evaluation: fixed held-out tasks, greedy
-    eval_n: int = 256  # tasks a tier; 32 would give an interval 34 points wide
+    eval_n: int | None = None  # tasks a tier; 32 would give an interval 34 points wide. None: 256, and 128 in swarm
     eval_every: int = 20  # updates
     # run
     seed: int = 0
     name: str = ""  # of the run folder; empty: env, tier and time
     runs: str = "runs"  # where run folders live
     resume: str = ""  # a run folder to continue
+    eval_only: str = ""  # a run folder whose checkpoint to evaluate, and nothing else
     save_every: int = 10  # updates between checkpoints
     wandb: bool = True  # online if you are logged in, otherwise into the run folder, to sync later
+
+
+BY_ENV = {  # defaults that depend on the environment
+    "letters": {"difficulty": 6, "sft_style": "states", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
+    "alphabet": {"difficulty": 0, "sft_style": "states", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
+    "swarm": {"difficulty": "medium", "sft_style": "novice", "num_tasks": 4, "eval_n": 128, "sft_batch": 2},
+}
+LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # what a curriculum climbs …
+PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # … when the mean of the last 5 updates is so high
 
 
 def by_size(n_parameters: int, env: str) -> dict:
     """Defaults that depend on the model. Large: the runs this project grew out of. Small: what was stable on pico_base (results/)."""
     if n_parameters > 50e6:
-        return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": {"letters": 2048, "alphabet": 768}[env]}
-    updates, max_tokens = {"letters": (150, 320), "alphabet": (80, 640)}[env]
+        return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": {"letters": 2048, "alphabet": 768, "swarm": 512}[env]}
+    updates, max_tokens = {"letters": (150, 320), "alphabet": (80, 640), "swarm": (25, 160)}[env]
     return {"lr": 3e-4, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens}
 
 
-def make_env(cfg: Config, difficulty: int):
-    """A fresh environment; the only place that knows which there are."""
+def fill(cfg: Config, defaults: dict) -> None:
+    for name, value in defaults.items():
+        if getattr(cfg, name) is None:
+            setattr(cfg, name, value)
+
+
+def make_env(cfg: Config, difficulty):
+    """A fresh environment; with eval_sets and the tables above the only place that knows which there are."""
     if cfg.env == "letters":
         return Letters(difficulty, cfg.reward, cfg.think, cfg.sft_style)
     if cfg.env == "alphabet":
         return Alphabet(
             cfg.min_turns, cfg.max_turns, cfg.min_names, cfg.max_names, cfg.similarity_power, cfg.power_per_turn, cfg.think, cfg.sft_style
         )
-    raise ValueError(f"--env {cfg.env}: there is no such environment; choose letters or alphabet")
+    return Swarm(
+        difficulty, cfg.swarm_version, cfg.think, cfg.sft_style, cfg.swarm_payoff, cfg.swarm_reputation, cfg.swarm_quality,
+        cfg.swarm_diversity, cfg.swarm_floor, cfg.swarm_floor_penalty,
+    )  # fmt: skip
 
 
 def eval_sets(cfg: Config) -> dict[str, tuple]:
@@ -130,15 +159,22 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
     if cfg.env == "letters":
         tiers = sorted({*EVAL_TIERS, cfg.difficulty})
         return {f"tier {tier}": (tier == cfg.difficulty, lambda tier=tier: make_env(cfg, tier)) for tier in tiers}
+    if cfg.env == "swarm":
+        return {f"{cfg.difficulty} v{cfg.swarm_version}": (True, lambda: make_env(cfg, cfg.difficulty))}
     span = lambda low, high: str(low) if low == high else f"{low}-{high}"
     name = f"{span(cfg.min_turns, cfg.max_turns)} turns, {span(cfg.min_names, cfg.max_names)} names, power {cfg.similarity_power:g}"
     return {name + (" a turn" if cfg.power_per_turn else ""): (True, lambda: make_env(cfg, 0))}
 
 
 def check(cfg: Config) -> None:
-    """Refuse what cannot work, in one sentence, before anything is loaded."""
+    """Refuse what cannot work, in one sentence, before anything is loaded. Fills in what depends on the environment."""
+    if cfg.env not in BY_ENV:
+        raise ValueError(f"--env {cfg.env}: there is no such environment; choose {', '.join(BY_ENV)}")
+    fill(cfg, BY_ENV[cfg.env])
+    if cfg.env == "letters" and not isinstance(cfg.difficulty, int):
+        raise ValueError(f"--difficulty {cfg.difficulty}: letters has tiers 1 to 10")
     make_env(cfg, cfg.difficulty)
-    if cfg.curriculum and cfg.env != "letters":
+    if cfg.curriculum and cfg.env not in LEVELS:
         raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")
     if cfg.loss not in CLIP:
         raise ValueError(f"--loss {cfg.loss}: choose one of {', '.join(CLIP)}")
@@ -168,9 +204,8 @@ def train(cfg: Config) -> Path:
         torch.set_num_threads(cfg.threads)
     path, why = choose_model(cfg.model)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
-    for name, value in by_size(policy.n_parameters, cfg.env).items():
-        if getattr(cfg, name) is None:
-            setattr(cfg, name, value)
+    fill(cfg, by_size(policy.n_parameters, cfg.env))
+    check(cfg)
     print(why)
     print(f"chosen for {policy.n_parameters / 1e6:.1f}M parameters: lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, "
           f"updates {cfg.updates}, max_tokens {cfg.max_tokens}")  # fmt: skip
@@ -184,8 +219,8 @@ def train(cfg: Config) -> Path:
     # What a resumed run needs, besides weights and optimizer. Kept in checkpoint/state.json.
     state = {
         "update": -1,  # updates done; -1: not even SFT
-        "level": 1 if cfg.curriculum else cfg.difficulty,
-        "recent": [],  # share of exact episodes in the last updates at this level
+        "level": LEVELS[cfg.env][0] if cfg.curriculum else cfg.difficulty,
+        "recent": [],  # what a curriculum watches (PROMOTE), of the last updates at this level
         "rewards": [],  # mean reward of every update, to notice a collapse
         "sft": {},
         "seconds": dict.fromkeys(("total", "rollout", "train", "eval", "sft"), 0.0),
@@ -203,25 +238,8 @@ def train(cfg: Config) -> Path:
     log = open_wandb(cfg, folder)
 
     def evaluate(stage: str, done: int) -> None:
-        """Greedy, on the same held-out tasks every time; each task's result goes to evals.jsonl, a few episodes to episodes.jsonl."""
         t = time.time()
-        sampler.sync(max(done, 0))
-        for name, (trained, env) in tqdm(eval_sets(cfg).items(), desc=f"eval {stage}", leave=False):
-            groups = play(policy, sampler, env, [EVAL_SEEDS + i for i in range(cfg.eval_n)], 1, cfg.max_tokens, 0.0, 0)
-            episodes = [g[0] for g in groups]
-            append(folder / "evals.jsonl", {
-                "update": done, "stage": stage, "tasks": name, "trained": trained, "reward": [e.reward for e in episodes],
-                **{part: [e.components.get(part, 0.0) for e in episodes] for part in ("exact", "format")},
-                "reply_tokens": [e.reply_tokens for e in episodes], "truncated": [e.stop_reason == "truncated" for e in episodes],
-            })  # fmt: skip
-            if trained:
-                save_episodes(folder, done, stage, policy, groups[:8], cfg.temperature)
-            exact, reward = (
-                metrics.proportion(sum(e.components.get("exact", 0.0) for e in episodes), len(episodes)),
-                metrics.mean([e.reward for e in episodes]),
-            )
-            tqdm.write(f"eval {stage:10} update {done:4}  {name}  exact {exact.percent()}  reward {reward}")
-            log({f"eval/{name}/exact": exact.mean, f"eval/{name}/reward": reward.mean, "update": done})
+        evaluate_policy(cfg, policy, sampler, folder, eval_sets(cfg), stage, done, log)
         seconds["eval"] += time.time() - t
 
     def save() -> None:
@@ -282,8 +300,9 @@ def train(cfg: Config) -> Path:
         append(folder / "metrics.jsonl", line)
         log(line)
         tqdm.write(
-            f"update {step + 1:4}  reward {line['reward']:.2f} ± {(line['reward_high'] - line['reward_low']) / 2:.2f}  exact {line['exact']:.2f}"
-            f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}  entropy {line.get('entropy', 0):.3f}"
+            f"update {step + 1:4}  reward {line['reward']:.2f} ± {(line['reward_high'] - line['reward_low']) / 2:.2f}"
+            + (f"  exact {line['exact']:.2f}" if "exact" in line else f"  payoff {line['payoff']:.2f}  errors {line['error_rate']:.2f}")
+            + f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}  entropy {line.get('entropy', 0):.3f}"
             f"  grad {line['grad_norm']:.2f}  ratio {line.get('ratio', 1):.3f}  loss {line['loss']:+.4f}"
             f"  {t1 - t0:.1f}s + {t2 - t1:.1f}s"
         )
@@ -293,9 +312,11 @@ def train(cfg: Config) -> Path:
             state["collapse"] = f"update {step + 1}: {fallen}"
             tqdm.write("COLLAPSE " + state["collapse"])
             shutil.copytree(folder / "checkpoint", folder / "checkpoint-at-collapse", dirs_exist_ok=True)  # the last one saved
-        state["recent"] = (state["recent"] + [line["exact"]])[-5:]
-        if cfg.curriculum and level < cfg.difficulty and len(state["recent"]) == 5 and sum(state["recent"]) / 5 >= 0.75:
-            state["level"], state["recent"] = level + 1, []
+        if cfg.curriculum and level != cfg.difficulty:
+            measure, enough = PROMOTE[cfg.env]
+            state["recent"] = (state["recent"] + [line[measure]])[-5:]
+            if len(state["recent"]) == 5 and sum(state["recent"]) / 5 >= enough:
+                state["level"], state["recent"] = LEVELS[cfg.env][LEVELS[cfg.env].index(level) + 1], []
         last = finished(cfg, state)
         bar.update()
         if (step + 1) % cfg.eval_every == 0 and not last:
@@ -316,6 +337,90 @@ def train(cfg: Config) -> Path:
         f"\n{(folder / 'report.md').read_text().split('## Config')[0]}\nall of it: {folder}/report.html, {folder}/report.md, {folder}/curves.png"
     )
     return folder
+
+
+# ------------------------------------------------------------------------------------------------ evaluation
+
+
+def evaluate_policy(cfg: Config, policy, sampler, folder: Path, sets: dict, stage: str, done: int, log) -> dict[str, list]:
+    """Greedy, on the same held-out tasks every time. Each task's result goes to evals.jsonl, a few whole episodes to episodes.jsonl.
+
+    Returns {set of tasks: its episodes}.
+    """
+    sampler.sync(max(done, 0))
+    results = {}
+    for name, (trained, env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):
+        groups = play(policy, sampler, env, [EVAL_SEEDS + i for i in range(cfg.eval_n)], 1, cfg.max_tokens, 0.0, 0)
+        results[name] = episodes = [g[0] for g in groups]
+        parts = next((e.components for e in episodes if e.components), {})
+        append(folder / "evals.jsonl", {
+            "update": done, "stage": stage, "tasks": name, "trained": trained, "reward": [round(e.reward, 5) for e in episodes],
+            **{part: [round(e.components.get(part, 0.0), 4) for e in episodes] for part in parts},
+            "reply_tokens": [e.reply_tokens for e in episodes], "truncated": [e.stop_reason == "truncated" for e in episodes],
+        })  # fmt: skip
+        if trained:
+            shown = groups[:8]
+            best = max(groups, key=lambda g: g[0].reward)
+            if "exact" not in parts and best not in shown:  # where no episode is simply right, the best one is worth reading
+                shown = [*shown, best]
+            save_episodes(folder, done, stage, policy, shown, cfg.temperature)
+        measures = {"reward": metrics.mean([e.reward for e in episodes])}
+        if "exact" in parts:
+            measures["exact"] = metrics.proportion(sum(e.components.get("exact", 0.0) for e in episodes), len(episodes))
+        tqdm.write(f"eval {stage:10} update {done:4}  {name}  " + "  ".join(f"{key} {value}" for key, value in measures.items()))
+        log({**{f"eval/{name}/{key}": value.mean for key, value in measures.items()}, "update": done})
+    return results
+
+
+# What --eval-only may set beside the run's own config: the tasks, and how they are computed.
+FOR_EVAL = ("difficulty", "eval_n", "max_tokens", "device", "threads", "min_turns", "max_turns", "min_names", "max_names",
+            "similarity_power", "power_per_turn", "reward", "swarm_version", "swarm_payoff", "swarm_reputation", "swarm_quality",
+            "swarm_diversity", "swarm_floor", "swarm_floor_penalty")  # fmt: skip
+
+
+def evaluate_only(given: Config) -> None:
+    """Evaluate a run's checkpoint on held-out tasks of any difficulty; print every component with its interval, and keep it in the run."""
+    folder = Path(given.eval_only)
+    if not (folder / "config.json").exists():
+        raise SystemExit(f"--eval-only {folder}: there is no config.json in it, so it is no run folder; check the path")
+    saved = find_checkpoint(folder / "checkpoint")
+    if saved is None:
+        raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
+    cfg = Config(**json.loads((folder / "config.json").read_text()))
+    own = next(iter(name for name, (trained, _) in eval_sets(cfg).items() if trained))
+    for name, default in asdict(Config()).items():
+        value = getattr(given, name)
+        if value == default or name == "eval_only":
+            continue
+        if name not in FOR_EVAL and value != getattr(cfg, name):
+            raise SystemExit(
+                f"--{name.replace('_', '-')}: this run has {getattr(cfg, name)}, and --eval-only cannot change it; leave it out"
+            )
+        setattr(cfg, name, value)
+    check(cfg)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    path, why = choose_model(cfg.model)
+    policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    _, state = load_checkpoint(saved, policy)
+    sets = {name: (name == own, env) for name, (trained, env) in eval_sets(cfg).items() if trained}
+    print(f"{folder} after {state['update']} updates; {why}")
+    results = evaluate_policy(cfg, policy, TorchSampler(policy), folder, sets, "eval_only", state["update"], lambda line: None)
+    for name, episodes in results.items():
+        print(f"\n{name}: mean [95% interval], greedy, {len(episodes)} held-out tasks")
+        parts = {"reward": [e.reward for e in episodes]}
+        parts |= {part: [e.components.get(part, 0.0) for e in episodes] for part in episodes[0].components}
+        for part, values in parts.items():
+            print(f"  {part:22} {metrics.mean(values)}")
+        if cfg.env == "swarm":
+            print("\nreward of the scripted players on the same scenarios:")
+            for player in PLAYERS:
+                env = make_env(cfg, cfg.difficulty)
+                env.style = player
+                print(f"  {player:22} {evaluate_player(env, cfg.eval_n, EVAL_SEEDS)['reward']}")
+    if (folder / "summary.json").exists():
+        report.write(folder)
+    print(f"\nkept in {folder}/evals.jsonl and {folder}/report.md")
 
 
 # ------------------------------------------------------------------------------------------------ helpers
@@ -340,55 +445,6 @@ def summarize(groups) -> dict:
     }  # fmt: skip
 
 
-def open_run(cfg: Config) -> tuple[Path, Path | None]:
-    """The run folder, and the checkpoint to go on from. With --resume, cfg becomes the saved config."""
-    if cfg.resume:
-        folder = Path(cfg.resume)
-        if not (folder / "config.json").exists():
-            raise SystemExit(f"--resume {folder}: there is no config.json in it, so it is no run folder; check the path")
-        given = {f.name: getattr(cfg, f.name) for f in fields(cfg) if getattr(cfg, f.name) != f.default}
-        for name, value in json.loads((folder / "config.json").read_text()).items():
-            setattr(cfg, name, value)
-        for name in (
-            "updates",
-            "until_converged",
-            "max_updates",
-            "wandb",
-            "threads",
-            "device",
-        ):  # what may change without changing the experiment
-            if name in given:
-                setattr(cfg, name, given.pop(name))
-        given.pop("resume", None)
-        changed = [name for name, value in given.items() if getattr(cfg, name) != value]
-        if changed:
-            raise SystemExit(f"--{changed[0].replace('_', '-')} cannot change on --resume; start a new run for another experiment")
-        cfg.resume = ""
-        return folder, find_checkpoint(folder / "checkpoint")
-    folder = Path(cfg.runs) / (
-        cfg.name or f"{cfg.env}{f'-{cfg.difficulty}' if cfg.env == 'letters' else ''}-{time.strftime('%m%d-%H%M%S')}"
-    )
-    if folder.exists():
-        raise SystemExit(f"{folder} exists; choose another --name, or continue it with --resume {folder}")
-    folder.mkdir(parents=True)
-    return folder, None
-
-
-def trim(folder: Path, done: int) -> None:
-    """Drop lines that a killed run wrote after its last checkpoint: they will be written again."""
-    for name in ("metrics.jsonl", "evals.jsonl", "episodes.jsonl"):
-        if (folder / name).exists():
-            lines = []
-            for line in (folder / name).read_text().splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:  # the line the kill cut in two
-                    continue
-                if record["update"] <= done and record.get("stage") != "final" and done >= 0:
-                    lines.append(line)
-            (folder / name).write_text("".join(line + "\n" for line in lines))
-
-
 def finished(cfg: Config, state: dict) -> bool:
     """Are the updates done? With --until-converged: has the training reward settled as well?"""
     if state["update"] < cfg.updates or not cfg.until_converged:
@@ -396,107 +452,15 @@ def finished(cfg: Config, state: dict) -> bool:
     return state["update"] >= cfg.max_updates or metrics.trend(state["rewards"]).settled
 
 
-@torch.no_grad()
-def save_episodes(folder: Path, done: int, stage: str, policy, groups, temperature: float) -> None:
-    """Whole groups for a person to read: text, and each sampled token with its log-prob. Groups of a rollout (stage "") also get their
-    advantages and each token's importance ratio, how much likelier the update that followed has made it."""
-    for g, group in enumerate(groups):
-        advantages, ratios = [None] * len(group), [None] * len(group)
-        if not stage:
-            rewards = torch.tensor([[float("nan") if e.stop_reason == "error" else e.reward for e in group]])
-            advantages = [round(a, 4) for a in group_advantages(rewards)[0].tolist()]
-            batch = collate(group, torch.zeros(len(group)), torch.zeros(len(group)), policy.tokenizer.pad_token_id, policy.device)
-            now, _ = token_logprobs(policy, batch.ids, batch.mask, temperature)  # [M]
-            per_token = (now - batch.old_logprobs[batch.mask]).exp().tolist()
-            for i, e in enumerate(group):
-                ratios[i], per_token = per_token[: e.reply_tokens], per_token[e.reply_tokens :]
-        for i, e in enumerate(group):
-            append(folder / "episodes.jsonl", {
-                "update": done, "source": "eval" if stage else "rollout", "stage": stage, "group": g, "member": i, "seed": e.seed,
-                "reward": e.reward, "advantage": advantages[i], "components": e.components, "stop_reason": e.stop_reason, "error": e.error,
-                "policy_version": e.policy_version, "reply_tokens": e.reply_tokens, "logprob": round(sum(e.logprobs), 3),
-                "messages": e.messages, "segments": segments(policy, e, ratios[i]),
-            })  # fmt: skip
-
-
-def machine(policy) -> dict:
-    """Where a result was obtained."""
-    import peft
-    import transformers
-
-    gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
-    return {
-        "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
-        "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-        "peft": peft.__version__, "model": policy.name, "parameters": policy.n_parameters,
-        "trainable": sum(p.numel() for p in policy.trainable().values()),
-        "peak_rss_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
-    }  # fmt: skip
-
-
-class StopSignal:
-    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second Ctrl-C stops at once."""
-
-    def __init__(self):
-        self.asked = False
-        if not hasattr(signal, "SIGTERM"):
-            return
-        for name in (signal.SIGINT, signal.SIGTERM):
-            try:
-                signal.signal(name, self.ask)
-            except ValueError:  # not in the main thread, as in some tests
-                return
-
-    def ask(self, signum, frame):
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        tqdm.write("stopping at the next safe point (once more to stop at once)")
-
-    def check(self, hint: str) -> None:
-        if self.asked:
-            raise SystemExit(f"stopped; {hint}")
-
-
-def open_wandb(cfg: Config, folder: Path):
-    """A function that logs a dict. wandb is online when logged in, else offline, and never asks."""
-    if not cfg.wandb:
-        log = lambda line: None
-        log.finish = lambda: None
-        return log
-    import wandb
-
-    try:
-        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
-        run = wandb.init(project="picoswarm", name=folder.name, dir=str(folder), config=asdict(cfg), mode=mode,
-                         settings=wandb.Settings(silent=True, console="off"))  # fmt: skip
-    except Exception as error:  # logging must not decide whether a run runs
-        print(f"wandb could not start ({error}); going on without it")
-        return open_wandb(Config(wandb=False), folder)
-    if mode == "offline":
-        print(f"wandb: not logged in, so logging offline; later: wandb sync {folder}/wandb/offline-run-*")
-    log = lambda line: run.log(line)
-    log.finish = run.finish
-    return log
-
-
-def append(path: Path, record: dict) -> None:
-    with open(path, "a") as f:
-        f.write(json.dumps(record) + "\n")
-
-
-def write_json(path: Path, value: dict) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(value, indent=1))
-    new.replace(path)
-
-
 def main() -> None:
     cfg = tyro.cli(Config)
     try:
-        if not cfg.resume:
-            check(cfg)
-        train(cfg)
+        if cfg.eval_only:
+            evaluate_only(cfg)
+        else:
+            if not cfg.resume:
+                check(cfg)
+            train(cfg)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     except FloatingPointError as error:

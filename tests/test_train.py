@@ -161,6 +161,13 @@ def test_the_seed_matters(whole, tmp_path):
         (["--env", "alphabet", "--max-turns", "0"], "--max-turns 0"),
         (["--env", "alphabet", "--similarity-power", "0"], "--similarity-power 0"),
         (["--until-converged", "--updates", "9", "--max-updates", "8"], "--max-updates 8"),
+        (["--until-converged", "--max-updates", "8"], "--max-updates 8"),
+        (["--difficulty", "medium"], "--difficulty medium"),
+        (["--env", "swarm", "--difficulty", "6"], "--difficulty 6"),
+        (["--env", "swarm", "--swarm-version", "0.3"], "--swarm-version 0.3"),
+        (["--env", "swarm", "--swarm-reputation", "-1"], "--swarm-reputation -1"),
+        (["--env", "swarm", "--sft-style", "states"], "--sft-style states"),
+        (["--eval-only", "runs/never-was"], "--eval-only runs/never-was"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_left_behind(tmp_path, flags, must_name):
@@ -253,6 +260,69 @@ def test_alphabet_plays_several_turns_through_the_whole_recipe(tmp_path):
     assert {"similarity", "turn_1", "turn_3", "habit_derives"} <= line.keys() and 0 <= line["reward"] <= line["similarity"] <= 1
     episodes = lines(tmp_path / "a" / "episodes.jsonl")
     assert max(sum(part["role"] == "policy" for part in e["segments"]) for e in episodes) > 1, "no episode reached its second turn"
+
+
+SWARM = [
+    "--env", "swarm", "--updates", "2", "--sft-steps", "1", "--sft-examples", "2", "--num-tasks", "1", "--k", "2", "--eval-n", "2",
+    "--eval-every", "2", "--save-every", "1", "--max-tokens", "12", "--no-wandb",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def economy(tmp_path_factory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    done = run(*SWARM, "--runs", str(runs), "--name", "s")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return runs / "s"
+
+
+def test_swarm_plays_twenty_five_turns_through_the_whole_recipe(economy):
+    summary = json.loads((economy / "summary.json").read_text())
+    assert summary["trained"] == "medium v0.2" and set(summary["eval"]) == {summary["trained"]}
+    for record in lines(economy / "evals.jsonl"):
+        assert len(record["reward"]) == len(record["used_claim_task"]) == len(record["reputation"]) == 2
+        assert "exact" not in record
+    line = lines(economy / "metrics.jsonl")[0]
+    assert {"payoff", "diversity", "turns_used", "error_rate", "self_proposal_errors", "used_pass_turn"} <= line.keys()
+    for name in ("report.md", "report.html", "curves.png"):
+        assert (economy / name).stat().st_size > 0
+
+
+def test_eval_only_plays_the_checkpoint_on_other_scenarios_and_keeps_the_result(economy):
+    flags = ["--env", "swarm", "--difficulty", "hard", "--eval-n", "3", "--swarm-reputation", "0.5"]
+    done = run("--eval-only", str(economy), *flags)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = lines(economy / "evals.jsonl")[-1]
+    assert record["stage"] == "eval_only" and record["tasks"] == "hard v0.2" and not record["trained"] and len(record["reward"]) == 3
+    weights = {"payoff": 1.0, "reputation": 0.5, "quality": 0.2, "diversity": 0.1}
+    for i, reward in enumerate(record["reward"]):
+        assert reward == pytest.approx(sum(w * record[name][i] for name, w in weights.items()), abs=1e-3)
+    assert "expert" in done.stdout and "n=3" in done.stdout and "payoff" in done.stdout
+    done = run("--eval-only", str(economy), "--env", "swarm", "--lr", "0.5")
+    assert done.returncode != 0 and "--lr" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_eval_only_gives_the_final_evaluation_again(whole):
+    before = lines(whole / "evals.jsonl")
+    done = run("--eval-only", str(whole))
+    assert done.returncode == 0, done.stderr[-3000:]
+    again, final = lines(whole / "evals.jsonl")[-1], next(e for e in before if e["stage"] == "final" and e["trained"])
+    assert again["stage"] == "eval_only" and again["tasks"] == final["tasks"] and again["reward"] == final["reward"]
+
+
+def test_a_curriculum_climbs_from_easy(tmp_path):
+    script = f"""
+import sys, train
+train.PROMOTE["swarm"] = ("reward", 0.0)
+sys.argv = ["train.py", *{SWARM!r}, "--updates", "6", "--curriculum", "--difficulty", "hard", "--eval-every", "9", "--sft-steps", "0",
+            "--runs", {str(tmp_path)!r}, "--name", "c"]
+train.main()
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")] == ["easy"] * 5 + ["medium"]
+    assert {e["tasks"] for e in lines(tmp_path / "c" / "evals.jsonl")} == {"hard v0.2"}
 
 
 def test_until_converged_goes_on_until_the_reward_has_settled_or_the_cap(tmp_path):

@@ -1,0 +1,178 @@
+"""The run folder: where a run writes, how it stops and goes on, and what it notes about the machine.
+
+    runs/<name>/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json  report.*  curves.png  checkpoint/
+
+Two rules. A line is written when its number is known, and whole files are written beside the old one and renamed, so that a kill at any
+moment leaves something to read. And on --resume, lines written after the last checkpoint are dropped: they will be written again.
+
+Run me: `python runfolder.py` shows what a killed run keeps.
+"""
+
+import json
+import os
+import platform
+import resource
+import signal
+import time
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from grpo import collate, group_advantages
+from policy import find_checkpoint, token_logprobs
+from rollout import segments
+
+# On --resume these may change, because they do not change the experiment.
+MAY_CHANGE = ("updates", "until_converged", "max_updates", "wandb", "threads", "device")
+
+
+def open_run(cfg) -> tuple[Path, Path | None]:
+    """The run folder, and the checkpoint to go on from. With --resume, cfg becomes the saved config."""
+    if cfg.resume:
+        folder = Path(cfg.resume)
+        if not (folder / "config.json").exists():
+            raise SystemExit(f"--resume {folder}: there is no config.json in it, so it is no run folder; check the path")
+        given = {f.name: getattr(cfg, f.name) for f in fields(cfg) if getattr(cfg, f.name) != f.default}
+        for name, value in json.loads((folder / "config.json").read_text()).items():
+            setattr(cfg, name, value)
+        for name in MAY_CHANGE:
+            if name in given:
+                setattr(cfg, name, given.pop(name))
+        given.pop("resume", None)
+        changed = [name for name, value in given.items() if getattr(cfg, name) != value]
+        if changed:
+            raise SystemExit(f"--{changed[0].replace('_', '-')} cannot change on --resume; start a new run for another experiment")
+        cfg.resume, cfg.eval_only = "", ""
+        return folder, find_checkpoint(folder / "checkpoint")
+    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
+    folder = Path(cfg.runs) / (cfg.name or f"{cfg.env}{level}-{time.strftime('%m%d-%H%M%S')}")
+    if folder.exists():
+        raise SystemExit(f"{folder} exists; choose another --name, or continue it with --resume {folder}")
+    folder.mkdir(parents=True)
+    return folder, None
+
+
+def trim(folder: Path, done: int) -> None:
+    """Drop lines that a killed run wrote after its last checkpoint: they will be written again."""
+    for name in ("metrics.jsonl", "evals.jsonl", "episodes.jsonl"):
+        if (folder / name).exists():
+            lines = []
+            for line in (folder / name).read_text().splitlines():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:  # the line the kill cut in two
+                    continue
+                if record["update"] <= done and record.get("stage") not in ("final", "eval_only") and done >= 0:
+                    lines.append(line)
+            (folder / name).write_text("".join(line + "\n" for line in lines))
+
+
+@torch.no_grad()
+def save_episodes(folder: Path, done: int, stage: str, policy, groups, temperature: float) -> None:
+    """Whole groups for a person to read: text, and each sampled token with its log-prob. Groups of a rollout (stage "") also get their
+    advantages and each token's importance ratio, how much likelier the update that followed has made it."""
+    for g, group in enumerate(groups):
+        advantages, ratios = [None] * len(group), [None] * len(group)
+        if not stage:
+            rewards = torch.tensor([[float("nan") if e.stop_reason == "error" else e.reward for e in group]])
+            advantages = [round(a, 4) for a in group_advantages(rewards)[0].tolist()]
+            batch = collate(group, torch.zeros(len(group)), torch.zeros(len(group)), policy.tokenizer.pad_token_id, policy.device)
+            now, _ = token_logprobs(policy, batch.ids, batch.mask, temperature)  # [M]
+            per_token = (now - batch.old_logprobs[batch.mask]).exp().tolist()
+            for i, e in enumerate(group):
+                ratios[i], per_token = per_token[: e.reply_tokens], per_token[e.reply_tokens :]
+        for i, e in enumerate(group):
+            append(folder / "episodes.jsonl", {
+                "update": done, "source": "eval" if stage else "rollout", "stage": stage, "group": g, "member": i, "seed": e.seed,
+                "reward": e.reward, "advantage": advantages[i], "components": e.components, "stop_reason": e.stop_reason, "error": e.error,
+                "policy_version": e.policy_version, "reply_tokens": e.reply_tokens, "logprob": round(sum(e.logprobs), 3),
+                "messages": e.messages, "segments": segments(policy, e, ratios[i]),
+            })  # fmt: skip
+
+
+def machine(policy) -> dict:
+    """Where a result was obtained."""
+    import peft
+    import transformers
+
+    gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
+    return {
+        "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+        "peft": peft.__version__, "model": policy.name, "parameters": policy.n_parameters,
+        "trainable": sum(p.numel() for p in policy.trainable().values()),
+        "peak_rss_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
+    }  # fmt: skip
+
+
+class StopSignal:
+    """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second Ctrl-C stops at once."""
+
+    def __init__(self):
+        self.asked = False
+        if not hasattr(signal, "SIGTERM"):
+            return
+        for name in (signal.SIGINT, signal.SIGTERM):
+            try:
+                signal.signal(name, self.ask)
+            except ValueError:  # not in the main thread, as in some tests
+                return
+
+    def ask(self, signum, frame):
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        tqdm.write("stopping at the next safe point (once more to stop at once)")
+
+    def check(self, hint: str) -> None:
+        if self.asked:
+            raise SystemExit(f"stopped; {hint}")
+
+
+def open_wandb(cfg, folder: Path):
+    """A function that logs a dict. wandb is online when logged in, else offline, and never asks."""
+    silent = lambda line: None
+    silent.finish = lambda: None
+    if not cfg.wandb:
+        return silent
+    import wandb
+
+    try:
+        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+        run = wandb.init(project="picoswarm", name=folder.name, dir=str(folder), config=asdict(cfg), mode=mode,
+                         settings=wandb.Settings(silent=True, console="off"))  # fmt: skip
+    except Exception as error:  # logging must not decide whether a run runs
+        print(f"wandb could not start ({error}); going on without it")
+        return silent
+    if mode == "offline":
+        print(f"wandb: not logged in, so logging offline; later: wandb sync {folder}/wandb/offline-run-*")
+    log = lambda line: run.log(line)
+    log.finish = run.finish
+    return log
+
+
+def append(path: Path, record: dict) -> None:
+    with open(path, "a") as f:
+        f.write(json.dumps(record) + "\n")
+
+
+def write_json(path: Path, value: dict) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value, indent=1))
+    new.replace(path)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for update in (1, 2, 3):
+            append(folder / "metrics.jsonl", {"update": update, "reward": update / 10})
+        with open(folder / "metrics.jsonl", "a") as f:
+            f.write('{"update": 4, "rew')  # the kill came here; the last checkpoint was after update 2
+        print("before\n" + (folder / "metrics.jsonl").read_text())
+        trim(folder, done=2)
+        print("\nafter --resume\n" + (folder / "metrics.jsonl").read_text())
