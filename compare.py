@@ -36,6 +36,8 @@ from statsmodels.stats.multitest import multipletests
 import metrics
 from metrics import Interval
 
+# What arms are compared by, where both have it. swarm has no exact answers, but its reward has parts; they are compared on the trained tasks.
+MEASURES, PARTS = ("exact", "reward"), ("payoff", "reputation", "quality", "diversity")
 SAME = {"seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every"}  # flags that do not make another arm
 
 
@@ -148,14 +150,24 @@ def differ(a: np.ndarray, b: np.ndarray) -> Difference:
     return Difference(Interval(estimate, float(ends.low), float(ends.high), len(x)), float(p), over, False)
 
 
+def paid_by(run: Run) -> dict:
+    """The flags that decide what is paid: rewards under others are no longer the same measure."""
+    swarm = run.config.get("env") == "swarm"
+    return {name: value for name, value in run.config.items() if (name.startswith("swarm_") if swarm else name == "reward")}
+
+
+def share(values) -> Interval:
+    """Wilson's interval for a share of tasks where each is right or wrong, a bootstrap where a task can be partly right."""
+    return metrics.proportion(sum(values), len(values)) if set(values) <= {0.0, 1.0} else metrics.mean(values)
+
+
 def final_mean(arm: Arm, tasks: str, what: str) -> Interval:
     """An arm's final mean: Wilson or bootstrap over tasks for one seed, seeds and tasks for more."""
     table = arm.table(tasks, what)  # [seeds, tasks]
     if len(table) > 1:
         parts = [(float(np.var(m, ddof=1) / len(m)), len(m) - 1) for m in (table.mean(axis=1), table.mean(axis=0)) if len(m) > 1]
         return by_variance(float(table.mean()), parts, table.shape[1])[0]
-    values = table[0]
-    return metrics.proportion(values.sum(), len(values)) if set(values) <= {0.0, 1.0} else metrics.mean(values)
+    return share(table[0])
 
 
 def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
@@ -167,12 +179,18 @@ def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
         if not shared:
             notes.append(f"{a.letter} and {b.letter} were evaluated on different task sets; nothing to compare.")
         for tasks in shared:
-            for what in ("exact", "reward"):
+            has = {what for what in (*MEASURES, *PARTS) if all(what in run.final[tasks] for run in a.runs + b.runs)}
+            for what in (m for m in (*MEASURES, *(PARTS if one.final[tasks]["trained"] else ())) if m in has):
                 x, y = a.table(tasks, what), b.table(tasks, what)
-                if what == "reward" and one.config.get("reward") != other.config.get("reward"):
-                    notes.append(f"{a.letter} and {b.letter} were paid by different rewards; only exact answers are compared.")
+                if what == "reward" and paid_by(one) != paid_by(other):
+                    rest = "only exact answers are compared" if "exact" in has else "only its parts are compared, on the trained tasks"
+                    notes.append(f"{a.letter} and {b.letter} were paid by different rewards; {rest}.")
                     continue
-                if what == "reward" and all(np.array_equal(m.table(tasks, "exact"), m.table(tasks, what)) for m in (a, b)):
+                if (
+                    what == "reward"
+                    and "exact" in has
+                    and all(np.array_equal(m.table(tasks, "exact"), m.table(tasks, what)) for m in (a, b))
+                ):
                     notes.append("Where the reward is 1 for an exact answer and 0 otherwise, it is not compared again.")
                     continue
                 rows.append({"a": a, "b": b, "tasks": tasks, "what": what, "trained": one.final[tasks]["trained"],
@@ -185,6 +203,11 @@ def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
 
 
 # ------------------------------------------------------------------------------------------------ what a person gets
+
+
+def headline(arms: list[Arm]) -> str:
+    """What the arms are shown by: exact answers, or the mean reward where an environment has no such thing."""
+    return "exact" if all("exact" in line for arm in arms for run in arm.runs for line in run.final.values()) else "reward"
 
 
 def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
@@ -208,7 +231,7 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
         for row in rows:
             a, b, d = row["a"], row["b"], row["d"]
             scale, digits, unit = (100, 1, "%") if row["what"] == "exact" else (1, 3, "")
-            i, n = d.difference, sorted({len(arm.runs[0].final[row["tasks"]]["exact"]) for arm in (a, b)})
+            i, n = d.difference, sorted({len(arm.runs[0].final[row["tasks"]]["reward"]) for arm in (a, b)})
             out.append(
                 f"| {row['tasks']}{' (trained)' if row['trained'] else ''} | {row['what']} | {a.letter} − {b.letter} | "
                 f"{scale * row['x']:.{digits}f}{unit}, {scale * row['y']:.{digits}f}{unit} | "
@@ -226,8 +249,10 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
         notes = [*notes, "Several runs of one seed were averaged and count as one."]
     out += [*(["", *(f"* {note}" for note in notes)] if notes else []), "", "## Final results", ""]
     labels = list(dict.fromkeys(tasks for arm in arms for run in arm.runs for tasks in run.final))
-    cell = lambda arm, tasks: final_mean(arm, tasks, "exact").percent() if all(tasks in run.final for run in arm.runs) else ""
-    out += ["Exactly right, with 95% intervals (over tasks; over seeds and tasks where an arm has several seeds).", "",
+    what = headline(arms)
+    show = lambda i: i.percent() if what == "exact" else f"{i.mean:.3f} [{i.low:.3f}, {i.high:.3f}]"
+    cell = lambda arm, tasks: show(final_mean(arm, tasks, what)) if all(tasks in run.final for run in arm.runs) else ""
+    out += [f"{'Exactly right' if what == 'exact' else 'Mean reward'}, with 95% intervals (over tasks; over seeds and tasks where an arm has several seeds).", "",
             "| arm | " + " | ".join(labels) + " |", "|---" * (1 + len(labels)) + "|",
             *(f"| {arm.letter}: {arm.label} | " + " | ".join(cell(arm, tasks) for tasks in labels) + " |" for arm in arms), "",
             "![compare](compare.png)", "", "## Training reward", ""]  # fmt: skip
@@ -249,6 +274,8 @@ def draw(path: Path, arms: list[Arm], window: int = 10) -> None:
     import matplotlib.pyplot as plt
 
     labels = list(dict.fromkeys(tasks for arm in arms for run in arm.runs for tasks in run.final))
+    what = headline(arms)
+    scale = 100 if what == "exact" else 1
     height = max(4.5, 1 + 0.3 * len(labels) * (len(arms) + 1))
     fig, (left, right) = plt.subplots(1, 2, figsize=(14, height), layout="constrained")
     for i, arm in enumerate(arms):
@@ -270,12 +297,12 @@ def draw(path: Path, arms: list[Arm], window: int = 10) -> None:
         for j, tasks in enumerate(labels):
             y = -j * (len(arms) + 1) - i
             for run in (run for run in arm.runs if tasks in run.final):
-                p = metrics.proportion(sum(run.final[tasks]["exact"]), len(run.final[tasks]["exact"]))
-                right.plot(100 * p.mean, y, "o", ms=4, color=color, alpha=0.5)
+                right.plot(scale * np.mean(run.final[tasks][what]), y, "o", ms=4, color=color, alpha=0.5)
             if all(tasks in run.final for run in arm.runs):
-                p = final_mean(arm, tasks, "exact")
-                right.plot([100 * max(0, p.low), 100 * min(1, p.high)], [y, y], lw=2.2, color=color)
-                right.plot(100 * p.mean, y, "D", ms=7, color=color)
+                p = final_mean(arm, tasks, what)
+                ends = [max(0, p.low), min(1, p.high)] if what == "exact" else [p.low, p.high]
+                right.plot([scale * end for end in ends], [y, y], lw=2.2, color=color)
+                right.plot(scale * p.mean, y, "D", ms=7, color=color)
     left.set(
         title=f"training reward, mean of {window} updates (band: lowest to highest seed; 95% if there is one)",
         xlabel="update",
@@ -285,7 +312,12 @@ def draw(path: Path, arms: list[Arm], window: int = 10) -> None:
     right.set_yticks(
         [-j * (len(arms) + 1) - (len(arms) - 1) / 2 for j in range(len(labels))], [f"{t}\n(trained)" if t in trained else t for t in labels]
     )
-    right.set(title="final, exactly right on held-out tasks (diamond: arm, dots: runs, 95% intervals)", xlabel="%", xlim=(-2, 102))
+    shown = "exactly right" if what == "exact" else "mean reward"
+    right.set(
+        title=f"final, {shown} on held-out tasks (diamond: arm, dots: runs, 95% intervals)", xlabel="%" if what == "exact" else "reward"
+    )
+    if what == "exact":
+        right.set(xlim=(-2, 102))
     for ax in (left, right):
         ax.grid(alpha=0.25)
         ax.title.set_fontsize(10)

@@ -5,6 +5,8 @@ Everything here is computed from the run folder alone, so a report can be writte
     python report.py runs/NAME
     python report.py compare runs/A runs/B …     which is better? (compare.py)
 
+How the behaviour of a swarm run changed is told by behaviour.py, whose sections stand at the end of its report.
+
 The shape is that of a lab's training report: config, the SFT warm-up, the trajectory, the evaluations, observations, curves.
 The observations are computed too; none is written by hand.
 """
@@ -15,13 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+import behaviour
 import compare
 import metrics
 import viewer
 
-
-def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+STAGES = ("before", "after_sft", "final")  # the evaluations that are results; those in between are a curve
 
 
 def eval_of(evals: list[dict], stage: str, tasks: str) -> dict | None:
@@ -29,24 +30,29 @@ def eval_of(evals: list[dict], stage: str, tasks: str) -> dict | None:
 
 
 def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dict:
-    """summary.json: final numbers with 95% intervals. gain is GRPO over SFT on the trained tasks, paired by task."""
-    evals = read_lines(folder / "evals.jsonl")
+    """summary.json: final numbers with 95% intervals. gain is GRPO over SFT on the trained tasks, paired by task.
+
+    An environment without exact answers (swarm) has no exact, low, high and gain; every part of its reward has an interval instead.
+    """
+    evals = compare.lines(folder / "evals.jsonl")
     trained = next(e["tasks"] for e in evals if e["trained"])
     table: dict = {}
     for e in evals:
-        if e["stage"] in ("before", "after_sft", "final"):
-            n = len(e["exact"])
-            exact, reward = metrics.proportion(sum(e["exact"]), n), metrics.mean(e["reward"])
+        if e["stage"] in STAGES:
+            n, reward, result = len(e["reward"]), metrics.mean(e["reward"]), {}
+            if "exact" in e:
+                exact = metrics.proportion(sum(e["exact"]), n)
+                result = {"exact": exact.mean, "low": exact.low, "high": exact.high}
             table.setdefault(e["tasks"], {})[e["stage"]] = {
-                "n": n, "exact": exact.mean, "low": exact.low, "high": exact.high,
-                "reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high, "format": float(np.mean(e["format"])),
-                "reply_tokens": float(np.mean(e["reply_tokens"])), "truncated": float(np.mean(e["truncated"])),
+                "n": n, **result, "reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high,
+                **{name: float(np.mean(e[name])) for name in ("format", "reply_tokens", "truncated")},
+                **({} if result else {"components": {k: behaviour.mean(k, behaviour.values(e, k)).dict() for k in behaviour.measures(e)}}),
             }  # fmt: skip
     sft, final = (eval_of(evals, stage, trained) for stage in ("after_sft", "final"))
     return {
         "env": config["env"], "model": config["model"] if config["model"] != "auto" else machine["model"], "seed": config["seed"],
         "trained": trained, "updates": state["update"], "eval": table,
-        "gain": metrics.gain(sft["exact"], final["exact"]).dict(), "gain_reward": metrics.gain(sft["reward"], final["reward"]).dict(),
+        **({"gain": metrics.gain(sft["exact"], final["exact"]).dict()} if "exact" in final else {}), "gain_reward": metrics.gain(sft["reward"], final["reward"]).dict(),
         "sft": state["sft"], "collapse": state["collapse"],
         "seconds": {name: round(value, 2) for name, value in state["seconds"].items()},
         "tokens": state["tokens"], "peak_rss_gb": machine["peak_rss_gb"], "machine": machine, "config": config,
@@ -59,9 +65,13 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 def write(folder: Path) -> None:
     """report.md and curves.png from what is in the folder."""
     summary = json.loads((folder / "summary.json").read_text())
-    lines, evals = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evals.jsonl")
-    draw_curves(folder / "curves.png", summary, lines, evals)
-    (folder / "report.md").write_text(text(folder.name, summary, lines, evals))
+    lines, evals = compare.lines(folder / "metrics.jsonl"), compare.lines(folder / "evals.jsonl")
+    during = [e for e in evals if e["stage"] != "eval_only"]  # what --eval-only added later has a table of its own
+    draw_curves(folder / "curves.png", summary, lines, during)
+    more = behaviour.eval_only(evals)
+    if summary["env"] == "swarm":
+        more = behaviour.sections(summary["config"], evals, compare.lines(folder / "episodes.jsonl")) + more
+    (folder / "report.md").write_text(text(folder.name, summary, lines, during) + ("\n" + behaviour.markdown(more) if more else ""))
     viewer.write_html(folder)
 
 
@@ -73,29 +83,34 @@ def reward_cell(result: dict) -> str:
     return f"{result['reward']:.3f} [{result['reward_low']:.3f}, {result['reward_high']:.3f}]"
 
 
-def share(values: list[float]) -> metrics.Interval:
-    """A share of tasks where each is right or wrong, a mean where a task can be partly right."""
-    return metrics.proportion(sum(values), len(values)) if set(values) <= {0.0, 1.0} else metrics.mean(values)
+def points(gain: dict) -> str:
+    return f"{100 * gain['mean']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]"
 
 
-def binary(summary: dict) -> bool:
-    """Is the reward the exactness itself? Then one of the two is enough to show."""
-    return all(stage["reward"] == stage["exact"] for stages in summary["eval"].values() for stage in stages.values())
+def signed(gain: dict) -> str:
+    return f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+
+
+def shown(summary: dict) -> tuple[bool, bool]:
+    """(exact, reward): what is there to show? Where the reward is the exactness itself, one of the two is enough."""
+    stages = [stage for stages in summary["eval"].values() for stage in stages.values()]
+    exact = "gain" in summary
+    return exact, not exact or any(stage["reward"] != stage["exact"] for stage in stages)
 
 
 def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
     config, m, trained = summary["config"], summary["machine"], summary["trained"]
-    stages = ("before", "after_sft", "final")
+    exact, reward = shown(summary)
     result = summary["eval"][trained]
     n = result["final"]["n"]
-    gain, gain_reward = metrics.Interval(**summary["gain"]), metrics.Interval(**summary["gain_reward"])
+    answers, rewards = (" → ".join(form(result[s]) for s in STAGES) if has else "" for form, has in ((cell, exact), (reward_cell, reward)))
     out = [
         f"# {name}", "",
-        f"{config['env']}, {trained}: exact answers {' → '.join(cell(result[s]) for s in stages)} "
+        f"{config['env']}, {trained}: {f'exact answers {answers}' if exact else f'mean reward {rewards}'} "
         f"(before → after SFT → after {summary['updates']} updates of GRPO; greedy, {n} held-out tasks, 95% intervals).",
-        *([] if binary(summary) else [f"Mean reward {' → '.join(reward_cell(result[s]) for s in stages)}.",
-          f"Gain of GRPO over SFT in reward, on the same tasks: {gain_reward.mean:+.3f} [{gain_reward.low:+.3f}, {gain_reward.high:+.3f}]."]),
-        f"Gain of GRPO over SFT in exact answers, on the same tasks: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}].", "",
+        *([f"Mean reward {rewards}."] if exact and reward else []),
+        *([f"Gain of GRPO over SFT in reward, on the same tasks: {signed(summary['gain_reward'])}."] if reward else []),
+        *([f"Gain of GRPO over SFT in exact answers, on the same tasks: {points(summary['gain'])}."] if exact else []), "",
         f"{summary['seconds']['total'] / 60:.1f} minutes on {m['device']}; peak memory {summary['peak_rss_gb']:.2f} GB; "
         f"{summary['tokens']['sampled']:,} tokens sampled, {summary['tokens']['trained']:,} trained.", "",
         "Curves and episodes to click through: report.html.", "",
@@ -108,40 +123,37 @@ def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
     if summary["sft"]:
         out.append(f"| SFT loss | {summary['sft']['loss_first']:.2f} → {summary['sft']['loss_last']:.2f} ({config['sft_steps']} steps) |")
     after = eval_of(evals, "after_sft", trained)
-    reward, shape = metrics.mean(after["reward"]), share(after["format"])
+    shape = compare.share(after["format"])
     out += [
         f"| format compliance after SFT | {shape.percent()}, n={shape.n} |",
-        f"| mean reward after SFT | {reward} |",
+        f"| mean reward after SFT | {metrics.mean(after['reward'])} |",
         "",
         "## Evaluation",
         "",
-        f"Greedy, the same {n} held-out tasks every time; exact answers with their 95% Wilson interval, mean reward with its bootstrap interval.",
+        f"Greedy, the same {n} held-out tasks every time; {'exact answers with their 95% Wilson interval, ' * exact}mean reward with its {'' if exact else '95% '}bootstrap interval.",
         "",
     ]
     names = list(summary["eval"])
-    heads = [f"{name}, exact" for name in names] + ([] if binary(summary) else [f"{name}, reward" for name in names])
+    heads = [f"{name}, exact" for name in names if exact] + [f"{name}, reward" for name in names if reward]
     out += ["| update | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for done, stage in dict.fromkeys((e["update"], e["stage"]) for e in evals):
-        mine = [e for e in evals if (e["update"], e["stage"]) == (done, stage)]
-        row = [metrics.proportion(sum(e["exact"]), len(e["exact"])).percent() for e in mine]
-        row += [] if binary(summary) else [str(metrics.mean(e["reward"])).partition(", n=")[0] for e in mine]
+        mine = {e["tasks"]: e for e in evals if (e["update"], e["stage"]) == (done, stage)}
+        row = [metrics.proportion(sum(mine[t]["exact"]), len(mine[t]["exact"])).percent() if t in mine else "" for t in names if exact]
+        row += [str(metrics.mean(mine[t]["reward"])).partition(", n=")[0] if t in mine else "" for t in names if reward]
         label = {"before": "before SFT", "after_sft": "after SFT (0)", "final": f"{done} (final)"}.get(stage, str(done))
         out.append(f"| {label} | " + " | ".join(row) + " |")
     out += ["", "## Trajectory", ""]
     if lines:
         habits = [key for key in lines[0] if key.startswith("habit_")]
+        means = [key for key in ("exact", "payoff", "quality", "diversity", "reputation", "error_rate", "format") if key in lines[0]]
+        heads = ["reward", *means, "reply tokens", *(h[6:] for h in habits), "groups with signal", "entropy", "grad norm"]
         out += ["Means over blocks of updates; reward with a 95% bootstrap interval over updates.", ""]
-        out += [
-            "| updates | reward | exact | format | reply tokens | "
-            + " | ".join(h[6:] for h in habits)
-            + " | groups with signal | entropy | grad norm |"
-        ]
-        out += ["|---|" + "---|" * (7 + len(habits))]
+        out += ["| updates | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
         size = max(1, len(lines) // 10)
         for block in (lines[i : i + size] for i in range(0, len(lines), size)):
             average = lambda key, block=block: mean_of(block, key)
             r = metrics.mean([line["reward"] for line in block])
-            cells = [f"{r.mean:.2f} [{r.low:.2f}, {r.high:.2f}]", *(f"{average(key):.2f}" for key in ("exact", "format")),
+            cells = [f"{r.mean:.2f} [{r.low:.2f}, {r.high:.2f}]", *(f"{average(key):.2f}" for key in means),
                      f"{average('reply_tokens'):.0f}", *(f"{100 * average(h):.0f}%" for h in habits),
                      *(f"{average(key):.2f}" for key in ("groups_with_signal", "entropy", "grad_norm"))]  # fmt: skip
             out.append(f"| {block[0]['update']}–{block[-1]['update']} | " + " | ".join(cells) + " |")
@@ -152,21 +164,25 @@ def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
 def observations(summary: dict, lines: list[dict]) -> list[str]:
     """What the data says, each sentence with its numbers."""
     trained, out = summary["trained"], []
-    word = lambda gain: "gained" if gain.low > 0 else "lost" if gain.high < 0 else "neither gained nor lost measurably"
-    gain, gain_reward = metrics.Interval(**summary["gain"]), metrics.Interval(**summary["gain_reward"])
-    if not binary(summary):
-        out.append(f"GRPO {word(gain_reward)} in reward: {gain_reward.mean:+.3f} [{gain_reward.low:+.3f}, {gain_reward.high:+.3f}], "
-                   f"n={gain_reward.n}, paired.")  # fmt: skip
-    out.append(f"GRPO {word(gain)} in exact answers on {trained}: {100 * gain.mean:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}], "
-               f"n={gain.n}, paired.")  # fmt: skip
+    word = lambda gain: "gained" if gain["low"] > 0 else "lost" if gain["high"] < 0 else "neither gained nor lost measurably"
+    exact, reward = shown(summary)
+    if reward:
+        gain = summary["gain_reward"]
+        out.append(f"GRPO {word(gain)} in reward{'' if exact else f' on {trained}'}: {signed(gain)}, n={gain['n']}, paired.")
+    if exact:
+        gain = summary["gain"]
+        out.append(f"GRPO {word(gain)} in exact answers on {trained}: {points(gain)}, n={gain['n']}, paired.")
     for other, stages in summary["eval"].items():
         if other != trained:
-            out.append(f"{other.capitalize()}, which was not trained: {cell(stages['after_sft'])} → {cell(stages['final'])}.")
+            told = " → ".join((cell if exact else reward_cell)(stages[s]) for s in STAGES[1:] if s in stages)
+            out.append(f"{other.capitalize()}, which was not trained: {told}.")
     if not lines:
         return out + ["No GRPO updates in this run."]
     rewards = [line["reward"] for line in lines]
     out.append("Training reward, update by update: " + metrics.distribution(rewards).sentence() + ".")
     out.append("Has the training reward settled? " + metrics.trend(rewards).sentence().capitalize() + ".")
+    if len(levels := {line["level"]: line["update"] for line in reversed(lines) if "level" in line}) > 1 and "gain" not in summary:
+        out.append("The curriculum: " + ", ".join(f"{level} from update {update}" for level, update in reversed(levels.items())) + ".")
     lengths = [line["reply_tokens"] for line in lines]
     tenth = max(1, len(lines) // 10)
     out.append(
@@ -207,55 +223,22 @@ def thinking_starts(lines: list[dict]) -> int | None:
 
 
 def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict]) -> None:
-    """Four pictures: exact answers on held-out tasks, training reward, habits, reply length."""
+    """Four pictures: held-out tasks, training reward, then habits and reply length; for swarm what the turns are used for, and how they go."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
-    trained = summary["trained"]
-    fig.suptitle(f"{summary['env']}, trained on {trained}, {Path(summary['model']).name}, seed {summary['seed']}")
-    ax = axes[0, 0]
-    exact = lambda e: metrics.proportion(sum(e["exact"]), len(e["exact"]))
-    curves = [(name, name if binary(summary) else "exact", exact) for name in summary["eval"]]
-    curves += [] if binary(summary) else [(trained, "mean reward", lambda e: metrics.mean(e["reward"]))]
-    for name, label, measure in curves:
-        points = [(max(e["update"], 0), measure(e)) for e in evals if e["tasks"] == name and e["stage"] != "before"]
-        x, p = [a for a, _ in points], [b for _, b in points]
-        (line,) = ax.plot(x, [100 * i.mean for i in p], marker="o", ms=3, lw=2.2 if name == trained else 1, label=label)
-        ax.fill_between(x, [100 * i.low for i in p], [100 * i.high for i in p], alpha=0.18, color=line.get_color())
-        if before := eval_of(evals, "before", name):
-            ax.plot(0, 100 * measure(before).mean, marker="x", color=line.get_color())
-    n = len(evals[0]["exact"])
-    ax.set(title=f"held-out tasks (n={n}, 95% bands; × before SFT)", xlabel="update", ylabel="% exact (reward x 100)" if not binary(summary) else
-           "% exactly right", ylim=(-2, 102))  # fmt: skip
-    ax.legend(loc="lower right")
-    x = [line["update"] for line in lines]
+    fig, axes = plt.subplots(2, 2, figsize=(13 if summary["env"] == "swarm" else 11, 7.5), layout="constrained")
+    fig.suptitle(f"{summary['env']}, trained on {summary['trained']}, {Path(summary['model']).name}, seed {summary['seed']}")
+    draw_held_out(axes[0, 0], summary, evals)
     if lines:
-        ax = axes[0, 1]
-        ax.plot(x, [line["reward"] for line in lines], lw=0.7, alpha=0.5, label="each update")
-        window = min(10, len(lines))
-        rolling = np.convolve([line["reward"] for line in lines], np.ones(window) / window, mode="valid")
-        ax.plot(x[window - 1 :], rolling, lw=2, label=f"mean of {window}")
-        ax.plot(x, [line["groups_with_signal"] for line in lines], lw=0.7, color="grey", label="share of groups with signal")
-        ax.set(title="training reward", xlabel="update", ylim=(-0.02, 1.02))
-        ax.legend(loc="lower right")
-        ax = axes[1, 0]
-        habits = [key for key in lines[0] if key.startswith("habit_")]
-        if habits:
-            ax.stackplot(x, [[100 * line[h] for line in lines] for h in habits], labels=[h[6:] for h in habits], alpha=0.8)
-            ax.legend(loc="center right")
-        if start := thinking_starts(lines):
-            for a in (axes[1, 0], axes[1, 1]):
-                a.axvline(start, color="black", ls="--", lw=1)
-            axes[1, 1].annotate(f" begins to think\n (update {start})", (start, axes[1, 1].get_ylim()[0]), fontsize=9)
-        ax.set(title="habits of the sampled replies", xlabel="update", ylabel="% of replies", ylim=(0, 100))
-        ax = axes[1, 1]
-        ax.plot(x, [line["reply_tokens"] for line in lines], lw=1.2)
-        ax.set(title="reply length", xlabel="update", ylabel="tokens", ylim=(0, None))
-        if start:
-            ax.texts[0].set_position((start, 5))
+        draw_training(axes[0, 1], lines, "gain" in summary)
+        if summary["env"] == "swarm":
+            behaviour.draw_tools(axes[1, 0], lines)
+            behaviour.draw_turns(axes[1, 1], lines, min(10, len(lines)))
+        else:
+            draw_habits(axes[1, 0], axes[1, 1], lines)
     else:
         for ax in axes.flat[1:]:
             ax.text(0.5, 0.5, "no GRPO updates in this run", ha="center", transform=ax.transAxes)
@@ -263,6 +246,66 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
         ax.grid(alpha=0.25)
     fig.savefig(path, dpi=110)
     plt.close(fig)
+
+
+def draw_held_out(ax, summary: dict, evals: list[dict]) -> None:
+    """Exact answers, or the mean reward where there is no such thing, with 95% bands."""
+    (has_exact, has_reward), trained = shown(summary), summary["trained"]
+    scale = 100 if has_exact else 1
+    exact, reward = (lambda e: metrics.proportion(sum(e["exact"]), len(e["exact"]))), (lambda e: metrics.mean(e["reward"]))
+    curves = [(name, "exact" if has_reward else name, exact) for name in summary["eval"] if has_exact]
+    curves += [(trained, "mean reward", reward)] if has_exact and has_reward else []
+    if not has_exact:
+        behaviour.draw_parts(ax, summary["config"], [e for e in evals if e["tasks"] == trained and e["stage"] != "before"])
+        curves = [(name, f"reward, {name}", reward) for name in summary["eval"]]
+    for name, label, measure in curves:
+        points = [(max(e["update"], 0), measure(e)) for e in evals if e["tasks"] == name and e["stage"] != "before"]
+        x, p = [a for a, _ in points], [b for _, b in points]
+        (line,) = ax.plot(x, [scale * i.mean for i in p], marker="o", ms=3, lw=2.2 if name == trained else 1, label=label)
+        ax.fill_between(x, [scale * i.low for i in p], [scale * i.high for i in p], alpha=0.18, color=line.get_color())
+        if before := eval_of(evals, "before", name):
+            ax.plot(0, scale * measure(before).mean, marker="x", color=line.get_color())
+    title, label = (
+        f"held-out tasks (n={len(evals[0]['reward'])}, 95% bands; × before SFT)",
+        "% exact (reward x 100)" if has_reward else "% exactly right",
+    )
+    ax.set(title=title, xlabel="update", ylabel=label if has_exact else "reward, and its parts", ylim=(-2, 102) if has_exact else (0, None))
+    ax.legend(loc="lower right", fontsize=None if has_exact else 8)
+
+
+def draw_training(ax, lines: list[dict], shares: bool) -> None:
+    """The training reward. shares: it lies between 0 and 1."""
+    x, window = [line["update"] for line in lines], min(10, len(lines))
+    ax.plot(x, [line["reward"] for line in lines], lw=0.7, alpha=0.5, label="each update")
+    rolling = np.convolve([line["reward"] for line in lines], np.ones(window) / window, mode="valid")
+    ax.plot(x[window - 1 :], rolling, lw=2, label=f"mean of {window}")
+    if shares:
+        ax.plot(x, [line["groups_with_signal"] for line in lines], lw=0.7, color="grey", label="share of groups with signal")
+        ax.set(title="training reward", xlabel="update", ylim=(-0.02, 1.02))
+    else:
+        ax.set(title="training reward", xlabel="update")
+        for last, line in zip(lines, lines[1:]):  # a step of the curriculum
+            if last.get("level") != line.get("level"):
+                ax.axvline(line["update"], color="black", ls="--", lw=1)
+                ax.text(line["update"], 0.02, f" {line['level']}", transform=ax.get_xaxis_transform(), fontsize=9)
+    ax.legend(loc="lower right")
+
+
+def draw_habits(left, right, lines: list[dict]) -> None:
+    """What kind of replies there are, and how long they are."""
+    x, habits = [line["update"] for line in lines], [key for key in lines[0] if key.startswith("habit_")]
+    if habits:
+        left.stackplot(x, [[100 * line[h] for line in lines] for h in habits], labels=[h[6:] for h in habits], alpha=0.8)
+        left.legend(loc="center right")
+    if start := thinking_starts(lines):
+        for a in (left, right):
+            a.axvline(start, color="black", ls="--", lw=1)
+        right.annotate(f" begins to think\n (update {start})", (start, right.get_ylim()[0]), fontsize=9)
+    left.set(title="habits of the sampled replies", xlabel="update", ylabel="% of replies", ylim=(0, 100))
+    right.plot(x, [line["reply_tokens"] for line in lines], lw=1.2)
+    right.set(title="reply length", xlabel="update", ylabel="tokens", ylim=(0, None))
+    if start:
+        right.texts[0].set_position((start, 5))
 
 
 if __name__ == "__main__":
@@ -273,5 +316,8 @@ if __name__ == "__main__":
         raise SystemExit(
             "usage: python report.py runs/NAME   (a finished run: it has a summary.json), or: python report.py compare runs/A runs/B …"
         )
-    write(Path(sys.argv[1]))
+    try:
+        write(Path(sys.argv[1]))
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
     print((Path(sys.argv[1]) / "report.md").read_text())

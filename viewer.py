@@ -9,10 +9,12 @@ policy (the meta tag at its top) forbids it to load anything. What a model said 
 is written as `\\u003c`, so nothing in a reply can end the script it is stored in, and the page inserts text as text.
 
 The page parses an episode when it is looked at, so a run folder of tens of megabytes opens at once: `run` below holds
-a short line an episode, `bodies` the rest, a line of JSON each.
+a short line an episode, `bodies` the rest, a line of JSON each. The bodies are packed (gzip, base64), which the browser undoes: an episode of
+25 turns with the numbers of every token is 60 kB otherwise, and a run saves some two hundred.
 """
 
 import base64
+import gzip
 import hashlib
 import html
 import json
@@ -22,11 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+import behaviour
 import metrics
 
 TEMPLATE = Path(__file__).parent / "viewer.html"
 STAGES = {"before": "before SFT", "after_sft": "after SFT"}  # what the page calls the evaluations around SFT
-ORDER = ("before", "after_sft", "", "train", "final")  # in time, of what has the same update
+ORDER = ("before", "after_sft", "", "train", "final", "eval_only")  # in time, of what has the same update
 
 
 def write_html(folder: Path) -> Path:
@@ -39,7 +42,7 @@ def write_html(folder: Path) -> Path:
         "title": html.escape(f"{run['name']}: a picoswarm run"),
         "hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # the page's policy runs this script only
         "run": embed(run),
-        "episodes": "\n".join(map(embed, bodies)),
+        "episodes": pack("\n".join(json.dumps(body, allow_nan=False, separators=(",", ":")) for body in bodies)),
     }
     # One pass over the template: a reply that holds a placeholder's name is not filled in again.
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: fill[match[1]], template)
@@ -52,6 +55,11 @@ def embed(value) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
+def pack(text: str) -> str:
+    """gzip and base64, which holds no '<' at all; the same text gives the same bytes."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
 def collect(folder: Path) -> tuple[dict, list[dict]]:
     """What the page shows: the run (header, charts, an index of the episodes) and the episodes' bodies, in the index's order."""
     if not folder.is_dir():
@@ -61,12 +69,21 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
     if not (summary or lines or evals or episodes):
         raise ValueError(f"{folder} holds no summary.json, metrics.jsonl, evals.jsonl or episodes.jsonl, so it is no run folder")
     config = summary.get("config") or config
-    results = [evaluation(e, summary.get("difficulty", config.get("difficulty"))) for e in evals]
-    tasks, stops, index, bodies = index_episodes(episodes)
-    charts = [*eval_charts(results), *train_charts(lines)]
+    env, during = summary.get("env") or config.get("env"), [e for e in evals if e.get("stage") != "eval_only"]
+    results = [evaluation(e, summary.get("difficulty", config.get("difficulty"))) for e in during]
+    tasks, stops, index, bodies = index_episodes(episodes, env)
+    charts = [*eval_charts(results), *(part_charts(during) if env == "swarm" else []), *train_charts(lines)]
+    tables = [
+        *(behaviour.sections(config, evals, episodes) if env == "swarm" else []),
+        *behaviour.eval_only([e for e in evals if e not in during]),
+    ]
+    for table in tables:  # where the episode that a table is about is to be seen
+        if place := table.pop("episode", None):
+            at = next(i for i, e in enumerate(episodes) if all(e.get(k) == v for k, v in place.items()) and e.get("source") == "eval")
+            table["view"] = f"source=eval&u={place['update']}&stage={place['stage']}&task={index[at]['task']}&against="
     run = {
         "name": folder.resolve().name, "facts": facts(summary, config, lines), "settings": {k: str(v) for k, v in config.items()},
-        "headline": headline(results), "notes": notes(summary), "charts": charts, "tasks": tasks, "stops": stops, "episodes": index,
+        "headline": headline(results), "notes": notes(summary), "charts": charts, "tables": tables, "tasks": tasks, "stops": stops, "episodes": index,
         "scale": scale(episodes), "last": max([1, *(s["u"] for s in stops), *(p[0] for c in charts for s in c["series"] for p in s["points"])]),
     }  # fmt: skip
     return run, bodies
@@ -129,21 +146,28 @@ def headline(results: list[dict]) -> dict:
 
     A cell is a list of [number, interval], as text: exact answers, then the mean reward where it is another number.
     """
-    last = max((r["update"] for r in results), default=0)
+    last, exact = max((r["update"] for r in results), default=0), any(r["exact"] for r in results)
     moments = {r["name"]: None for r in results if r["stage"] in STAGES or r["update"] == last}
     rows = {r["tasks"]: {"tasks": r["tasks"], "trained": r["trained"], "cells": dict(moments)} for r in results}
     for r in results:
         if r["name"] in moments:
             cell = [[f"{100 * x:.1f}%", f"[{100 * low:.1f}, {100 * high:.1f}]"] for x, low, high, _ in filter(None, [r["exact"]])]
             if r["reward"] and (not r["exact"] or r["reward"][0] != r["exact"][0]):
-                cell.append(["reward {:.3f}".format(*r["reward"]), "[{1:.3f}, {2:.3f}]".format(*r["reward"])])
+                cell.append([("reward " * exact) + "{:.3f}".format(*r["reward"]), "[{1:.3f}, {2:.3f}]".format(*r["reward"])])
             rows[r["tasks"]]["cells"][r["name"]] = cell
-    return {"moments": list(moments), "rows": sorted(rows.values(), key=lambda row: not row["trained"])}
+    return {
+        "what": "exact" if exact else "mean reward",
+        "moments": list(moments),
+        "rows": sorted(rows.values(), key=lambda row: not row["trained"]),
+    }
 
 
 def notes(summary: dict) -> list[str]:
     """Sentences under the headline."""
     out, gain, reward = [], summary.get("gain") or {}, summary.get("gain_reward") or {}
+    if gain.get("mean") is None and reward.get("mean") is not None:  # an environment without exact answers
+        text = f"{reward['mean']:+.3f} [{reward['low']:+.3f}, {reward['high']:+.3f}] in mean reward"
+        out.append(f"GRPO over SFT on the same {reward.get('n', '')} tasks: {text}, paired by task.")
     if gain.get("mean") is not None:
         text = f"{100 * gain['mean']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}] in exact answers"
         if reward.get("mean") not in (None, gain["mean"]):
@@ -200,6 +224,27 @@ def eval_charts(results: list[dict]) -> list[dict]:
     return exact if same and exact else exact + chart(f"held-out, mean reward, n={n}", series("reward", 1, 3))
 
 
+def part_charts(evals: list[dict]) -> list[dict]:
+    """What the reward of the trained held-out tasks is made of, each part before its weight."""
+    names = ("payoff", "reputation", "quality", "diversity")
+    mine, colours = [e for e in evals if e.get("trained")], (0, 3, 2, 1)
+    point = lambda e, i: [e["update"], *(round(v, 3) for v in (i.mean, i.low, i.high))]
+    series = [
+        {"name": name, "colour": c, "points": [point(e, metrics.mean(numbers(e[name]))) for e in mine if e.get(name)]}
+        for name, c in zip(names, colours)
+    ]
+    return chart("held-out, the parts of the reward", series, "", 1.0)
+
+
+def stack(layers: list[dict]) -> list[dict]:
+    """Points whose low and high are a layer's edges."""
+    floor = dict.fromkeys((point[0] for layer in layers for point in layer["points"]), 0.0)
+    for point in (point for layer in layers for point in layer["points"]):
+        point[2:] = floor[point[0]], floor[point[0]] + (point[1] or 0.0)
+        floor[point[0]] = point[3]
+    return layers
+
+
 def train_charts(lines: list[dict]) -> list[dict]:
     """metrics.jsonl: reward, habits and length, then small ones about the health of the optimization."""
 
@@ -213,14 +258,17 @@ def train_charts(lines: list[dict]) -> list[dict]:
     reward = {**series("reward", "each update", 1.0, "reward_low", "reward_high"), "plain": True, "colour": 4}
     habits = dict.fromkeys(key for line in lines for key in line if key.startswith("habit_"))
     out = chart("training reward", [{"name": "mean of the last 10", "points": rolling}, reward])
-    layers, floor = [series(h, h[6:], 100) for h in habits], dict.fromkeys(updates, 0.0)
-    for point in (point for layer in layers for point in layer["points"]):  # stacked: low and high are a layer's edges
-        point[2:] = floor[point[0]], floor[point[0]] + (point[1] or 0.0)
-        floor[point[0]] = point[3]
-    out += chart("habits of the samples", layers, "%", 100, stacked=True)
+    out += chart("habits of the samples", stack([series(h, h[6:], 100) for h in habits]), "%", 100, stacked=True)
+    if any(key.startswith("used_") for line in lines for key in line):
+        shares, tools = [behaviour.tool_shares(line) for line in lines], list(behaviour.COLOURS)
+        colour = lambda tool: f"tool-{tool}" if tool in tools else 4
+        layers = [{"name": tool, "colour": colour(tool), "points": [[x, 100 * float(np.nan_to_num(s.get(tool, 0.0))), None, None] for x, s in zip(updates, shares)]}
+                  for tool in dict.fromkeys(tool for s in shares for tool in s)]  # fmt: skip
+        out += chart("tool use of the samples, of the turns", stack(layers), "%", 100, stacked=True)
     small = {
         "reply length": ("reply_tokens", "tokens", None), "entropy": ("entropy", "nats", None),
         "groups with signal": ("groups_with_signal", "", 1.0), "gradient norm": ("grad_norm", "", None),
+        "turns used": ("turns_used", "", None), "errors, of the turns": ("error_rate", "", None),
     }  # fmt: skip
     for title, (key, unit, top) in small.items():
         out += chart(title, [series(key)], unit, top, small=True)
@@ -230,7 +278,7 @@ def train_charts(lines: list[dict]) -> list[dict]:
 # ------------------------------------------------------------------------------------------------ episodes
 
 
-def index_episodes(episodes: list[dict]) -> tuple[list[dict], list[dict], list[dict], list[dict]]:
+def index_episodes(episodes: list[dict], env: str | None = None) -> tuple[list[dict], list[dict], list[dict], list[dict]]:
     """Tasks, stops (the moments at which episodes were saved, in order), a short line an episode, and the episodes' bodies.
 
     Two episodes are of the same task if their seed and their prompt agree: several kinds of task may share their seeds.
@@ -250,11 +298,20 @@ def index_episodes(episodes: list[dict]) -> tuple[list[dict], list[dict], list[d
         })  # fmt: skip
         body = {key: e.get(key) for key in ("components", "error", "policy_version")}
         body |= {"segments": e["segments"]} if e.get("segments") else {"messages": e.get("messages") or []}
+        body |= {"calls": behaviour.calls_of(e.get("messages") or [])} if env == "swarm" else {}
         bodies.append(body)
-    named = lambda update, stage: STAGES.get(stage, f"update {update}" + " (final)" * (stage == "final"))
-    shown = [{"label": label or "", "seed": seed, "prompt": prompt[:160]} for _, label, seed, _, prompt in tasks]
+    named = lambda update, stage: STAGES.get(
+        stage, f"update {update}" + {"final": " (final)", "eval_only": " (evaluated later)"}.get(stage, "")
+    )
+    shown = [{"label": label or "", "seed": seed, "prompt": title_of(env, seed, prompt)[:160]} for _, label, seed, _, prompt in tasks]
     moments = [{"source": source, "u": u, "stage": stage, "key": f"{u}.{stage}", "name": named(u, stage)} for source, u, stage in order]
     return shown, moments, index, bodies
+
+
+def title_of(env: str | None, seed: int | None, prompt: str) -> str:
+    """What tells a task from the others. In swarm all prompts begin with the same rules: the scenario's number and its first state do."""
+    state = prompt.partition("\n# step ")[2].partition(": ")[2]
+    return f"scenario {seed % 1_000_000_000}: {state}" if env == "swarm" and seed is not None and state else prompt
 
 
 def scale(episodes: list[dict]) -> dict:

@@ -322,3 +322,75 @@ def test_the_file_runs_alone(make, tmp_path):
     assert "**B better**" in done.stdout and (tmp_path / "o" / "compare.png").exists()
     bad = subprocess.run([sys.executable, "compare.py", str(a)], cwd=ROOT, capture_output=True, text=True)
     assert bad.returncode != 0 and "two run folders" in bad.stderr and "Traceback" not in bad.stderr
+
+
+# ------------------------------------------------------------------------------------------------ swarm
+
+
+@pytest.fixture
+def make_swarm(tmp_path):
+    """make_swarm(name, reward, flags) -> a finished run of an environment without exact answers; its parts add up to the reward."""
+
+    def run(name: str, payoff, seed: int = 0, **flags) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        config = {"env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "swarm_reputation": None, "seed": seed, "model": "auto"}
+        (folder / "config.json").write_text(json.dumps({**config, **flags}))
+        (folder / "summary.json").write_text("{}")
+        noise = np.random.default_rng(99).random(len(payoff))  # the scenarios: the same for all runs
+        line = {
+            "payoff": list(payoff),
+            "reputation": noise.tolist(),
+            "quality": [0.5] * len(payoff),
+            "diversity": noise.tolist(),
+            "used_vote": [1] * len(payoff),
+        }
+        line |= {"reward": (np.array(payoff) + 0.3 * noise).tolist(), "error_rate": [0.0] * len(payoff)}
+        evals = [{"update": 9, "stage": "final", "tasks": "medium v0.2", "trained": True, **line}]
+        evals += [{"update": 9, "stage": "final", "tasks": "hard v0.2", "trained": False, **line}]
+        evals += [{"update": 9, "stage": "eval_only", "tasks": "medium v0.2", "trained": True, **line, "reward": [9.0] * len(payoff)}]
+        (folder / "evals.jsonl").write_text("".join(json.dumps(x) + "\n" for x in evals))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps({"update": i, "reward": 1.0}) + "\n" for i in range(1, 10)))
+        return folder
+
+    return run
+
+
+def test_swarm_runs_are_compared_by_reward_and_its_parts(make_swarm, tmp_path):
+    base = np.random.default_rng(0).random(100)
+    folders = [make_swarm("pico", base), make_swarm("qwen", base + 0.05 + 0.01 * np.sin(np.arange(100)), model="Qwen/Qwen3-4B")]
+    rows = rows_of(folders)
+    assert [(row["tasks"], row["what"]) for row in rows] == [
+        *(("medium v0.2", what) for what in ("reward", "payoff", "reputation", "quality", "diversity")), ("hard v0.2", "reward"),
+    ]  # fmt: skip
+    verdicts = {(row["tasks"], row["what"]): row["verdict"] for row in rows}
+    assert verdicts["medium v0.2", "reward"] == verdicts["medium v0.2", "payoff"] == verdicts["hard v0.2", "reward"] == "B better"
+    assert verdicts["medium v0.2", "quality"] == "cannot tell" and rows[0]["d"].difference.mean == pytest.approx(-0.05, abs=0.002)
+    out = compare.main(folders)
+    text = (out / "compare.md").read_text()
+    assert "Mean reward, with 95% intervals" in text and "xactly right" not in text and "9.000" not in text
+    mean = compare.metrics.mean(json.loads((folders[0] / "evals.jsonl").read_text().splitlines()[0])["reward"])
+    assert f"| A: model=auto | {str(mean).partition(', n=')[0]} |" in text
+    assert "| medium v0.2 (trained) | payoff | A − B |" in text and (out / "compare.png").stat().st_size > 10_000
+
+
+def test_swarm_arms_that_were_paid_differently_are_compared_by_parts(make_swarm):
+    base = np.random.default_rng(0).random(50)
+    folders = [make_swarm("a", base), make_swarm("b", base + 0.1, swarm_reputation=0.5)]
+    rows, notes = compare.compare(compare.group([compare.read(f) for f in folders]))
+    assert [row["what"] for row in rows] == ["payoff", "reputation", "quality", "diversity"]
+    assert "different rewards; only its parts are compared, on the trained tasks" in notes[0]
+
+
+def test_letters_and_swarm_stand_in_one_table_and_are_not_compared(make, make_swarm):
+    out = compare.main([make("letters", draws(0.5)), make_swarm("swarm", np.random.default_rng(0).random(50))])
+    text = (out / "compare.md").read_text()
+    assert "evaluated on different task sets" in text and "Mean reward" in text and "swarm medium v0.2" in text
+
+
+def test_flags_of_swarm_do_not_part_runs_of_letters(make):
+    """An older letters run does not know them: its reward is the same all the same."""
+    rows, notes = compare.compare(
+        compare.group([compare.read(f) for f in (make("old", draws(0.5)), make("new", draws(0.9), swarm_reputation=None))])
+    )
+    assert [row["what"] for row in rows] == ["exact", "reward"] and not any("different rewards" in note for note in notes)

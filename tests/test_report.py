@@ -5,6 +5,8 @@ A fake run folder is built here, line by line as train.py writes one, with rando
 
 import json
 import math
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import behaviour
 import report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -455,3 +458,114 @@ def test_entropy_is_averaged_over_the_updates_that_measured_it(tmp_path):
     evals = [json.loads(line) for line in (tmp_path / "run/evals.jsonl").read_text().splitlines()]
     title, *rows = table_rows(report.text("run", summary, lines, evals), "Trajectory")
     assert {row[title.index("entropy")] for row in rows} == {"0.40"}
+
+
+# ------------------------------------------------------------------------------------------------ what must not change
+
+
+@pytest.mark.parametrize("kept", ["letters/grpo-0", "letters/no_think-0", "letters/more_sft-0", "alphabet/grpo-0", "alphabet/no_think-0"])
+def test_the_reports_of_committed_runs_come_out_the_same(tmp_path, kept):
+    """Written again from the committed files: the same keys and numbers in the summary, the same report to the letter."""
+    folder = shutil.copytree(ROOT / "results" / kept, tmp_path / kept.replace("/", "-"))
+    was = json.loads((folder / "summary.json").read_text())
+    again = report.summarize_run(folder, was["config"], was | {"update": was["updates"]}, was["machine"])
+    assert list(again) == list(was) and again["gain"] == pytest.approx(was["gain"])
+    for tasks, stages in was["eval"].items():
+        assert list(again["eval"][tasks]) == list(stages)
+        for stage, result in stages.items():
+            assert list(again["eval"][tasks][stage]) == list(result) and again["eval"][tasks][stage] == pytest.approx(result)
+    text = report.text(folder.name, was, report.compare.lines(folder / "metrics.jsonl"), report.compare.lines(folder / "evals.jsonl"))
+    assert text == (ROOT / "results" / kept / "report.md").read_text()
+
+
+# ------------------------------------------------------------------------------------------------ an environment without exact answers
+
+
+def make_swarm(folder: Path, updates: int = 12, later: bool = True) -> dict:
+    """A finished swarm run of scripted players; hard scenarios are looked at before and at the end only."""
+    folder.mkdir()
+    behaviour.made_up(folder, 12)
+    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    hard = [evals[i] | {"tasks": "hard v0.2", "trained": False, "reward": [r - 0.1 for r in evals[i]["reward"]]} for i in (0, 3)]
+    more = [hard[1] | {"stage": "eval_only", "reward": [5.0] * 12}] if later else []
+    write_lines(folder / "evals.jsonl", [hard[0], *evals, hard[1], *more])
+    parts = {name: float(np.mean(values)) for name, values in evals[3].items() if isinstance(values, list)}
+    lines = [metric_line(u) | parts | {"reward": 0.7 + 0.02 * u, "level": "easy" if u < 5 else "medium"} for u in range(1, updates + 1)]
+    unknown = ("habit_bare", "habit_states", "habit_derives", "exact", "fraction")
+    write_lines(folder / "metrics.jsonl", [{k: v for k, v in line.items() if k not in unknown} for line in lines])
+    config = make_config(**json.loads((folder / "config.json").read_text()), curriculum=True) if updates else make_config(env="swarm")
+    state = make_state(40)
+    (folder / "summary.json").write_text(json.dumps(report.summarize_run(folder, config, state, MACHINE)))
+    report.write(folder)
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("swarm") / "traders"
+    make_swarm(folder)
+    return folder
+
+
+def test_a_swarm_summary_has_no_exact_answers_but_its_parts(swarm):
+    summary, _, evals, _ = load(swarm)
+    assert "gain" not in summary and set(summary["eval"]) == {"medium v0.2", "hard v0.2"}
+    for tasks, stages in summary["eval"].items():
+        for stage, result in stages.items():
+            assert not {"exact", "low", "high"} & set(result)
+            (line,) = (e for e in evals if (e["tasks"], e["stage"]) == (tasks, stage))
+            assert (
+                result["reward"] == pytest.approx(np.mean(line["reward"]))
+                and result["reward_low"] <= result["reward"] <= result["reward_high"]
+            )
+            for name in ("payoff", "quality", "used_vote", "error_rate"):
+                part = result["components"][name]
+                assert (
+                    part["mean"] == pytest.approx(np.mean(line[name])) and part["n"] == 12 and part["low"] <= part["mean"] <= part["high"]
+                )
+    after, final = (next(np.array(e["reward"]) for e in evals if (e["tasks"], e["stage"]) == ("medium v0.2", s)) for s in STAGES[1:])
+    assert summary["gain_reward"] == report.metrics.gain(after, final).dict()
+
+
+def test_a_swarm_report_is_about_the_reward(swarm):
+    summary, _, evals, text = load(swarm)
+    means = [f"{np.mean(next(e['reward'] for e in evals if (e['tasks'], e['stage']) == ('medium v0.2', stage))):.3f} [" for stage in STAGES]
+    head = text.split("## Config")[0]
+    assert re.search("mean reward " + " → ".join(re.escape(mean) + "[^→]*" for mean in means), head), head
+    assert "exact" not in text and not re.search(r"\bnan\b", text.lower())
+    title, *rows = table_rows(text, "Evaluation")
+    assert title == ["update", "hard v0.2, reward", "medium v0.2, reward"]
+    assert [row[0] for row in rows] == ["before SFT", "after SFT (0)", "20", "40 (final)"], "evaluations of later are no part of the run"
+    assert rows[1][1] == "" and all(row[2] for row in rows)
+    assert "GRPO gained in reward on medium v0.2: " in text and "Hard v0.2, which was not trained: " in text
+    assert "The curriculum: easy from update 1, medium from update 5." in text
+    assert table_rows(text, "Trajectory")[0][:7] == ["updates", "reward", "payoff", "quality", "diversity", "reputation", "error_rate"]
+    assert (swarm / "curves.png").read_bytes().startswith(b"\x89PNG") and (swarm / "curves.png").stat().st_size > 40_000
+
+
+def test_a_swarm_report_has_the_behaviour_and_what_was_evaluated_later(swarm):
+    *_, text = load(swarm)
+    assert behaviour.report(swarm) in text
+    assert table_rows(text, "Behaviour: after SFT → update 40 (final)")[0][1:3] == ["after SFT", "update 40 (final)"]
+    ((_, later),) = [(head, row) for head, row in [table_rows(text, "Evaluated later")]]
+    assert later[:4] == ["hard v0.2", "40", "12", "5.000 [5.000, 5.000]"]
+    assert "## Behaviour" not in (ROOT / "results/letters/grpo-0/report.md").read_text()
+
+
+def test_a_swarm_run_without_grpo_reports_too(tmp_path):
+    summary = make_swarm(tmp_path / "still", updates=0, later=False)
+    text = (tmp_path / "still" / "report.md").read_text()
+    assert "No GRPO updates in this run." in text and "## Evaluated later" not in text and summary["env"] == "swarm"
+
+
+def test_a_letters_run_that_was_evaluated_later_tells_so(tmp_path):
+    folder = tmp_path / "later"
+    make_run(folder, growing_lines())
+    report.write(folder)
+    before = (folder / "report.md").read_text()
+    with open(folder / "evals.jsonl", "a") as f:
+        f.write(json.dumps(eval_line(30, "eval_only", 8, [1.0] * 16 + [0.0] * 48)) + "\n")
+    report.write(folder)
+    assert (folder / "report.md").read_text().startswith(before)
+    title, row = table_rows((folder / "report.md").read_text(), "Evaluated later")
+    assert title[:4] == ["tasks", "update", "n", "exact"] and row[:4] == ["tier 8", "30", "64", percent(16, 64)]

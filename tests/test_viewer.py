@@ -5,6 +5,7 @@ half opens it in Chromium and is skipped, with the reason, on a machine that has
 """
 
 import base64
+import gzip
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import behaviour
 import metrics
 import viewer
 
@@ -120,7 +122,8 @@ def load(page: Path) -> tuple[dict, list[dict]]:
         raise ValueError(f"{name} is not JSON")
 
     text = page.read_text(encoding="utf-8")
-    bodies = [json.loads(line, parse_constant=refuse) for line in script(text, "episodes").split("\n") if line]
+    packed = gzip.decompress(base64.b64decode(script(text, "episodes"), validate=True)).decode("ascii")
+    bodies = [json.loads(line, parse_constant=refuse) for line in packed.split("\n") if line]
     return json.loads(script(text, "run"), parse_constant=refuse), bodies
 
 
@@ -138,8 +141,19 @@ def test_hostile_text_cannot_leave_its_script(tmp_path):
     text, template = page.read_text(encoding="utf-8"), viewer.TEMPLATE.read_text(encoding="utf-8")
     for mark in ("<script", "</script", "<img", "<!--", "<b>"):
         assert text.lower().count(mark) == template.lower().count(mark), mark
-    assert text.count('"{{run}}"') == text.count('"{{hash}}"') > 10  # a reply that names a placeholder is kept as it is
-    assert all(len(line) > 2 for line in script(text, "episodes").split("\n"))
+    assert re.fullmatch(r"[A-Za-z0-9+/]+=*", script(text, "episodes"))  # packed: there is no character that HTML knows
+    assert viewer.write_html(page.parent).read_text(encoding="utf-8") == text  # the same run, the same bytes
+
+
+def test_hostile_prompts_cannot_leave_theirs(tmp_path):
+    """What a task is called in the list is not packed, and may name a placeholder."""
+    folder, template = make_run(tmp_path / "a"), viewer.TEMPLATE.read_text(encoding="utf-8")
+    text = (folder / "episodes.jsonl").read_text().replace("Count the letters", json.dumps("</script><img> {{run}} {{hash}}")[1:-1])
+    (folder / "episodes.jsonl").write_text(text)
+    page = viewer.write_html(folder).read_text(encoding="utf-8")
+    for mark in ("<script", "</script", "<img", "<!--", "<b>"):
+        assert page.lower().count(mark) == template.lower().count(mark), mark
+    assert page.count("{{run}}") == page.count("{{hash}}") > 5
 
 
 def test_the_data_goes_round_unchanged(tmp_path):
@@ -301,6 +315,65 @@ def test_the_command_line(tmp_path, monkeypatch):
     assert told(str(tmp_path / "nowhere")) == f"{tmp_path}/nowhere: there is no such folder; give a run folder, such as runs/NAME"
 
 
+# ------------------------------------------------------------------------------------------------ swarm: tables and calls
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory):
+    """A swarm run of scripted players, with token segments and a few updates; its page."""
+    folder = behaviour.made_up(tmp_path_factory.mktemp("swarm"), n=12)
+    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    for e in episodes:
+        e["segments"] = [{"role": "given", "text": f"<|im_start|>user\n{e['messages'][0]['content']}<|im_end|>\n<|im_start|>assistant\n"}]
+        for m in e["messages"][1:]:
+            if m["role"] == "assistant":
+                tokens = [*re.findall(r"</?\w+>|\s|[^\s<]+", m["content"]), "<|im_end|>"]
+                e["segments"].append({"role": "policy", "tokens": tokens, "logprobs": [-0.5] * len(tokens), "ratios": None})
+            else:
+                text = f"\n<|im_start|>user\n<tool_response>\n{m['content']}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+                e["segments"].append({"role": "given", "text": text})
+    write_lines(folder / "episodes.jsonl", episodes)
+    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    write_lines(folder / "evals.jsonl", [*evals, evals[-1] | {"stage": "eval_only", "tasks": "hard v0.2", "trained": False}])
+    used = {f"used_{tool}": 0.0 for tool in ("post", "vote", "pass_turn")}
+    write_lines(
+        folder / "metrics.jsonl",
+        [{"update": u, "reward": 1.0, **used, "used_claim_task": 10.0, "used_pass_turn": 10.0, "error_rate": 0.2} for u in range(1, 41)],
+    )
+    return viewer.write_html(folder)
+
+
+def test_a_run_without_exact_answers_shows_its_reward(swarm):
+    run, _ = load(swarm)
+    final = [json.loads(line) for line in (swarm.parent / "evals.jsonl").read_text().splitlines()][3]
+    assert run["headline"]["what"] == "mean reward" and [row["tasks"] for row in run["headline"]["rows"]] == ["medium v0.2"]
+    cell = run["headline"]["rows"][0]["cells"]["update 40"]
+    assert [" ".join(part) for part in cell] == [str(metrics.mean(final["reward"])).partition(", n=")[0]]
+    titles = [c["title"] for c in run["charts"]]
+    assert titles[:2] == ["held-out, mean reward, n=12", "held-out, the parts of the reward"] and not any("exact" in t for t in titles)
+    assert all("hard v0.2" != s["name"] for c in run["charts"] for s in c["series"])  # evaluated later: a table of its own
+    tables = {t["title"]: t for t in run["tables"]}
+    assert tables["Evaluated later"]["rows"][0][0] == "hard v0.2" and "Behaviour: after SFT → update 40 (final)" in tables
+
+
+def test_tool_use_is_stacked_to_all_the_turns(swarm):
+    run, _ = load(swarm)
+    tools = next(c for c in run["charts"] if c["title"].startswith("tool use"))["series"]
+    shares = {s["name"]: s["points"][0][1] for s in tools}
+    assert shares["claim_task"] == shares["pass_turn"] == pytest.approx(40) and shares["errors"] == pytest.approx(20)
+    assert tools[-1]["name"] == "pass_turn" and tools[-1]["points"][0][3] == pytest.approx(100)
+    css = viewer.TEMPLATE.read_text(encoding="utf-8")
+    assert all(f"--{s['colour']}:" in css for s in tools)
+
+
+def test_every_swarm_episode_has_its_calls_in_short_and_its_scenario_as_title(swarm):
+    run, bodies = load(swarm)
+    assert all(len(body["calls"]) == 25 for body in bodies)
+    assert [t["prompt"].partition(":")[0] for t in run["tasks"]][:8] == [f"scenario {i}" for i in range(8)]
+    assert all(t["prompt"].partition(": ")[2].startswith("resources ") for t in run["tasks"])
+    assert all("calls" not in body for body in load(viewer.write_html(make_run(swarm.parent / "letters")))[1])
+
+
 # ------------------------------------------------------------------------------------------------ the page in a browser
 
 FLAGS = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update disable-sync"
@@ -338,6 +411,7 @@ class Page:
         self.browser.get("about:blank")  # else only the fragment would change
         self.browser.get_log("browser")
         self.browser.get(path.as_uri() + "#" + fragment)
+        self.wait("return document.documentElement.dataset.theme")  # the episodes are unpacked and the first one is drawn
         return self
 
     def js(self, code: str, *arguments):
@@ -435,7 +509,7 @@ def test_a_reply_of_a_megabyte_does_not_freeze_the_page(page, tmp_path):
     replies = [iter(["thirty-four letters and no space… " * 30_000])]
     pick = lambda rng, update, member: [next(replies[0], "short")] if update == 10 else [""]
     long = viewer.write_html(make_run(tmp_path / "run", updates=10, tasks=1, replies=pick))
-    assert long.stat().st_size > 4e6
+    assert sum(len(json.dumps(body)) for body in load(long)[1]) > 4e6 > 3 * long.stat().st_size  # packed
     began = time.monotonic()
     page.open(long)
     page.keys("j", "k", "2", "w", "w")
@@ -704,3 +778,44 @@ def test_motion_is_left_out_where_it_is_not_wanted(page, plain):
         page.open(plain, prefers_reduced_motion=wish)
         seen = page.js("return [getComputedStyle(one('.token')).transitionDuration, getComputedStyle(one('#samples')).scrollBehavior]")
         assert seen == (["0.15s", "smooth"] if moves else ["0s", "auto"])
+
+
+def test_tables_and_calls_in_the_page(page, swarm):
+    page.open(swarm)
+    assert page.text("#headline th") == "held-out, mean reward"
+    assert page.js("return !one('#behaviour').hidden && all('#tables section').length") == 7
+    rows = page.texts("#tables section:first-child td:last-child")
+    assert set(rows) <= {"up", "down", "cannot tell"} and {"up", "down"} <= set(page.texts("#tables td.up, #tables td.down"))
+    assert page.js("return one('#tables details').open") is False and len(page.texts("#tables details tr")) == 26
+    assert page.js("return one('#prompt details').open") is False  # rules and tools are long: folded
+    assert len(page.texts("#samples article:last-child .calls li")) == 25
+    page.js("one('#tables a').click()")
+    page.wait("return one('#status').textContent.startsWith('update 40 (final)') && all('#samples article').length === 1")
+    best = next(t for t in load(swarm)[0]["tables"] if t["title"] == "The best episode")
+    assert best["text"][0].startswith(f"Scenario {page.text('#tasks [aria-selected=true] p').split()[1].strip(':')} earned")
+    assert page.text("#samples h3").endswith(f"reward {float(best['rows'][0][1]):.3g}")
+
+
+def test_calls_and_observations_look_different(page, swarm):
+    page.open(swarm, "against=")
+    called = page.js("return all('#samples .call').map(e => e.textContent).join('')")
+    assert called.startswith('<tool_call>\n{"name": "') and called.count("<tool_call>") == called.count("</tool_call>") > 3
+    assert "<think>" not in called and "<|im_end|>" not in called
+    blocks = page.texts("#samples .given")
+    assert blocks and all("# step " in text and "<tool_response>" in text for text in blocks)
+    assert page.js("return all('#samples .given').every(e => getComputedStyle(e).display === 'block')")
+    assert page.texts("#samples .given .answer")[0].startswith("# result: ")
+
+
+def test_a_letters_page_has_no_behaviour(page, plain):
+    page.open(plain)
+    assert page.js("return one('#behaviour').hidden && one('#prompt details').open") and page.texts("#samples .calls") == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_swarm_page_never_scrolls_sideways(page, swarm, width):
+    page.open(swarm, "", width)
+    page.js("all('details').forEach(d => d.open = true)")
+    assert page.js("return document.documentElement.scrollWidth") <= width
+    outside = "return all('body *').filter(e => !e.closest('#samples, svg, dialog, script, .wide') && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+    assert page.js(outside) == []
