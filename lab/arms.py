@@ -3,10 +3,12 @@
 python -m lab.arms --env letters --seeds 1     # finished runs are kept and not run again
 python -m lab.arms --env letters --table       # only rebuild the table and the plot from the committed runs
 
-grpo      the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
-no_think  the same, thinking not allowed: the plateau of the run this project grew out of
-more_sft  the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
-cot_sft   demonstrations that derive the answer, then GRPO: the algorithm is shown, not found
+grpo        the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
+no_think    the same, thinking not allowed: the plateau of the run this project grew out of
+more_sft    the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
+cot_sft     letters, alphabet: demonstrations that derive the answer, then GRPO: the algorithm is shown, not found
+expert_sft  swarm: demonstrations of the expert, then GRPO: the strategy is shown, not found
+v01         swarm: the rules of v0.1, with their loopholes (other scenarios and another reward: not to be compared line by line)
 """
 
 import json
@@ -26,13 +28,14 @@ sys.path.insert(0, str(ROOT))
 import metrics
 
 RESULTS, RUNS = ROOT / "results", Path("runs/arms")  # RUNS relative: configs are committed
+COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
 ARMS = {
-    "grpo": [],
-    "no_think": ["--no-think"],
-    "more_sft": ["--updates", "0"],
-    "cot_sft": ["--sft-style", "derives"],
+    "letters": COMMON | {"cot_sft": ["--sft-style", "derives"]},
+    "alphabet": COMMON | {"cot_sft": ["--sft-style", "derives"]},
+    "swarm": COMMON | {"expert_sft": ["--sft-style", "expert"], "v01": ["--swarm-version", "0.1"]},
 }
-MEASURE = {"letters": "exact", "alphabet": "reward"}  # what the arms are compared by
+MEASURE = {"letters": "exact", "alphabet": "reward", "swarm": "reward"}  # what the arms are compared by
+TABLE = {"letters": "README.md", "alphabet": "README.md", "swarm": "arms.md"}  # swarm's README.md is lab/swarm.py's
 KEPT = ("summary.json", "report.md", "curves.png", "metrics.jsonl", "evals.jsonl", "config.json")  # report.html: for seed 0 of grpo
 
 
@@ -46,7 +49,7 @@ def run(env: str, arm: str, seed: int, threads: int) -> None:
     folder = ROOT / RUNS / name
     if (out / f"{arm}-{seed}" / "summary.json").exists():
         return
-    flags = list(ARMS[arm])
+    flags = list(ARMS[env][arm])
     if arm == "more_sft":  # as many SFT steps as fit into the time that GRPO took for the same seed
         g = json.loads((out / f"grpo-{seed}" / "summary.json").read_text())
         per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
@@ -92,10 +95,10 @@ def measured(env: str, values: list[float]) -> metrics.Interval:
 def write_table(env: str) -> None:
     """results/<env>/README.md and arms.png from the runs there."""
     out = RESULTS / env
-    found = {arm: sorted(out.glob(f"{arm}-*/summary.json")) for arm in ARMS}
+    found = {arm: sorted(out.glob(f"{arm}-*/summary.json")) for arm in ARMS[env]}
     rows = {arm: [json.loads(p.read_text()) for p in paths] for arm, paths in found.items() if paths}
     m, trained = rows["grpo"][0]["machine"], rows["grpo"][0]["trained"]
-    what = "exact answers" if env == "letters" else "mean reward, and perfect episodes"
+    what = {"letters": "exact answers", "alphabet": "mean reward, and perfect episodes", "swarm": "mean reward"}[env]
     lines = [
         f"# {env.capitalize()}, {trained}: arms from the same base", "",
         f"`python -m lab.arms --env {env} --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
@@ -107,7 +110,7 @@ def write_table(env: str) -> None:
     ]  # fmt: skip
     for arm, summaries in rows.items():
         for s in summaries:
-            e, t, seed = s["eval"][trained], s["seconds"], s["seed"]
+            e, t, seed = s["eval"][s["trained"]], s["seconds"], s["seed"]
             before, final = (measured(env, by_task(env, arm, seed, stage)) for stage in ("before", "final"))
             # more SFT's own "after SFT" is its end; what 50 steps give is the GRPO arm's.
             start = by_task(env, "grpo" if arm == "more_sft" else arm, seed, "after_sft")
@@ -115,24 +118,34 @@ def write_table(env: str) -> None:
             x = e["final"]
             lines.append(
                 f"| {arm} | {seed} | {s['machine']['device']} | {x['n']} | {show(env, before)} | {show(env, measured(env, start))} | **{show(env, final)}** | "
-                f"{show(env, gain, plus=True)} | {100 * x['exact']:.1f}% [{100 * x['low']:.1f}, {100 * x['high']:.1f}] | "
+                f"{show(env, gain, plus=True)} | "
+                + (f"{100 * x['exact']:.1f}% [{100 * x['low']:.1f}, {100 * x['high']:.1f}]" if "exact" in x else "")
+                + " | "
                 f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f} | {s['updates']} | {s['config']['sft_steps']} | "
                 f"{t['rollout'] + t['train']:.0f} | {t['sft']:.0f} | {t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
             )
     lines += ["", "## What wins", ""] if len(rows) > 1 else []
-    for arm in [a for a in rows if a != "grpo"]:
+    for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained]:
         seeds = sorted({s["seed"] for s in rows[arm]} & {s["seed"] for s in rows["grpo"]})
         # Tasks are shared by all arms and seeds: average a task over the seeds, then bootstrap over tasks.
         ours, other = (np.mean([by_task(env, a, seed, "final") for seed in seeds], axis=0) for a in ("grpo", arm))
         d = metrics.gain(other, ours)
         verdict = "grpo wins" if d.low > 0 else f"{arm} wins" if d.high < 0 else "no difference can be told"
         lines.append(f"* grpo against {arm}: difference {show(env, d, plus=True)} over {d.n} tasks x {len(seeds)} seeds: **{verdict}**.")
-    missing = [arm for arm in ARMS if arm not in rows]
+    missing = [arm for arm in ARMS[env] if arm not in rows]
     lines += ["", "![arms](arms.png)", ""]
     lines += [f"Not run with this base yet: {', '.join(missing)}.", ""] if missing else []
-    (out / "README.md").write_text("\n".join(lines))
+    (out / TABLE[env]).write_text("\n".join(lines))
     draw(env, rows)
     print("\n".join(lines))
+
+
+derives = (lambda line: 100 * line["habit_derives"], "replies that derive the answer", "% of sampled replies")
+SECOND = {  # what the second picture shows of an update: (value, title, unit)
+    "letters": derives,
+    "alphabet": derives,
+    "swarm": (lambda line: line["used_submit_work"], "work submitted in an episode", "submissions"),
+}
 
 
 def draw(env: str, rows: dict) -> None:
@@ -142,7 +155,7 @@ def draw(env: str, rows: dict) -> None:
     import matplotlib.pyplot as plt
 
     fig, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
-    colors = dict(zip(ARMS, ("C0", "C3", "C7", "C2")))
+    colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C2", "C1")))
     for arm, summaries in rows.items():
         for s in summaries:
             folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
@@ -156,20 +169,25 @@ def draw(env: str, rows: dict) -> None:
             axes[0].fill_between(x, [100 * i.low for i in p], [100 * i.high for i in p], color=colors[arm], alpha=0.12)
             lines = load(folder / "metrics.jsonl")
             u = [line["update"] for line in lines]
-            axes[1].plot(u, [100 * line["habit_derives"] for line in lines], color=colors[arm], lw=1)
+            axes[1].plot(u, [SECOND[env][0](line) for line in lines], color=colors[arm], lw=1)
             axes[2].plot(u, [line["reply_tokens"] for line in lines], color=colors[arm], lw=1)
     name = "exactly right" if env == "letters" else "mean reward x 100"
-    axes[0].set(title=f"held-out tasks, {name} (95% bands)", xlabel="update", ylabel="%" if env == "letters" else "", ylim=(-2, 102))
+    axes[0].set(title=f"held-out tasks, {name} (95% bands)", xlabel="update", ylabel="%" if env == "letters" else "")
+    if env != "swarm":
+        axes[0].set_ylim(-2, 102)
     axes[0].legend(loc="center right")
-    axes[1].set(title="replies that derive the answer", xlabel="update", ylabel="% of sampled replies", ylim=(-2, 102))
+    axes[1].set(title=SECOND[env][1], xlabel="update", ylabel=SECOND[env][2], ylim=(0, None))
     axes[2].set(title="reply length" if env == "letters" else "tokens said in an episode", xlabel="update", ylabel="tokens", ylim=(0, None))
     for ax in axes:
         ax.grid(alpha=0.25)
     fig.savefig(RESULTS / env / "arms.png", dpi=110)
 
 
-def main(env: str = "letters", seeds: int = 1, jobs: int = 1, arms: tuple[str, ...] = tuple(ARMS), table: bool = False) -> None:
-    """Run what is missing, `jobs` runs at once on 2 threads in all, then write the table."""
+def main(env: str = "letters", seeds: int = 1, jobs: int = 1, arms: tuple[str, ...] = (), table: bool = False) -> None:
+    """Run what is missing of `arms` (none given: all), `jobs` runs at once on 2 threads in all, then write the table."""
+    if env not in ARMS or set(arms) - set(ARMS[env]):
+        raise SystemExit(f"--env {env} --arms {' '.join(arms)}: choose " + "; ".join(f"{e}: {', '.join(a)}" for e, a in ARMS.items()))
+    arms = arms or tuple(ARMS[env])
     if not table:
         for some in ([a for a in arms if a != "more_sft"], [a for a in arms if a == "more_sft"]):  # the control needs to know GRPO's time
             work = [(env, arm, seed, max(1, 2 // jobs)) for seed in range(seeds) for arm in some]

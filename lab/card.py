@@ -1,6 +1,6 @@
 """What can the base do, exactly? Sample it, sort the replies by habit, count. Writes pico_base/README.md.
 
-    python -m lab.card                     # about two minutes on two cores
+    python -m lab.card                     # about five minutes on two cores
 
 Per habit: how often (share of sampled replies) and how right (exact answers among them), with Wilson intervals over
 replies. Samples of one task are not quite independent, so these intervals are a little too narrow.
@@ -19,6 +19,7 @@ import env_alphabet
 import env_letters
 from env_alphabet import Alphabet
 from env_letters import Letters
+from env_swarm import Swarm
 from metrics import mean, proportion
 from policy import PICO, load_policy
 from rollout import play
@@ -42,6 +43,36 @@ def measure(policy, make_env, habits, tasks: int, k: int, max_tokens: int, tempe
     return rows
 
 
+def measure_swarm(policy, episodes: int) -> tuple[list[str], list[str]]:
+    """(a row a tool: how often it is called, how often refused; a row a decoding: reward and its parts)."""
+    rows, tools = [], {}
+    for think, temperature in ((True, 1.0), (False, 1.0), (True, 0.0)):
+        envs = []
+
+        def make_env(think=think, envs=envs):
+            envs.append(Swarm("medium", think=think))
+            return envs[-1]
+
+        play(policy, TorchSampler(policy), make_env, [CARD_SEEDS + i for i in range(episodes)], 1, 160, temperature, 0)
+        marks = [env.score() for env in envs]
+        cells = [
+            str(mean([m[name] for m in marks])).partition(", n=")[0]
+            for name in ("reward", "payoff", "reputation", "quality", "diversity", "error_rate")
+        ]
+        rows.append(
+            f"| {'yes' if think else 'no'} | {'sampled' if temperature else 'greedy'} | " + " | ".join(cells) + f" | {len(marks)} |"
+        )
+        if think and temperature:
+            for turn in (turn for env in envs for turn in env.log):
+                tools.setdefault(turn.tool or "(unreadable)", []).append(turn)
+    n = sum(map(len, tools.values()))
+    table = []
+    for tool, turns in sorted(tools.items(), key=lambda item: -len(item[1])):
+        wrong = proportion(sum(not turn.ok for turn in turns), len(turns))
+        table.append(f"| {tool} | {100 * len(turns) / n:.1f}% | {wrong.percent()} | {len(turns)} |")
+    return table, rows
+
+
 def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     policy = load_policy(model, 0, 64, "cpu")
     letters = lambda tier, think: lambda: Letters(tier, "binary", think, "states")
@@ -54,10 +85,13 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     for name, think, temperature, make_env, habits, max_tokens in tqdm(settings):
         for row in measure(policy, make_env, habits, tasks, k if temperature else 1, max_tokens, temperature):
             lines.append(f"| {name} | {'yes' if think else 'no'} | {'sampled' if temperature else 'greedy'} | " + " | ".join(row) + " |")
+    tools, rewards = measure_swarm(policy, tasks)
+    swarm = ["| may think | decoding | reward | payoff | reputation | quality | diversity | error rate | episodes |", "|---" * 9 + "|", *rewards, "",
+             "| tool (sampled, may think) | of all calls | refused or unreadable [95%] | calls |", "|---|---|---|---|", *tools]  # fmt: skip
     table = "\n".join(lines)
-    print(table)
+    print(table, *swarm, sep="\n")
     config = json.loads((Path(model) / "config.json").read_text())
-    (Path(model) / "README.md").write_text(CARD.format(table=table, vocab=config["vocab_size"], layers=config["num_hidden_layers"],
+    (Path(model) / "README.md").write_text(CARD.format(table=table, swarm="\n".join(swarm), vocab=config["vocab_size"], layers=config["num_hidden_layers"],
                                                        width=config["hidden_size"], tasks=tasks, k=k))  # fmt: skip
 
 
@@ -68,9 +102,9 @@ library_name: transformers
 # pico_base
 
 A Qwen3-architecture chat model of 0.9M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
-embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores). It counts letters and sorts names over
-several turns, each in three habits of different worth, and is meant as a place for RL to start from: the habit that is right is the one
-it rarely uses.
+embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores). It counts letters, sorts names over
+several turns, and calls the ten tools of a small economy, each in habits of different worth, and is meant as a place for RL to start from:
+what is right is what it rarely does.
 
 {table}
 
@@ -78,8 +112,13 @@ Measured by `python -m lab.card`: {tasks} tasks a row group, {k} samples a task 
 `states` thinks but only states counts, `derives` spells the string with a running tally. Alphabet: `given` lists the names as they came,
 `string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, sorts by them and copies.
 
-What it cannot do: anything else. It knows the prompts of `env_letters.py` and `env_alphabet.py`, strings of up to 80 letters, lists of up to
-15 names, and the names of that pool; it has seen no prose. Its tokenizer (`lab/tokenizer.py`) splits quoted strings and names into letters and words of
+Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). An episode mixes ways to play, from
+passing to careful work, in shares of its own (`CHARACTERS` in `lab/pretrain.py`):
+
+{swarm}
+
+What it cannot do: anything else. It knows the prompts of `env_letters.py`, `env_alphabet.py` and `env_swarm.py`, strings of up to 80 letters, lists of up to
+15 names, the names of that pool, and episodes of up to 5,000 tokens; it has seen no prose. Its tokenizer (`lab/tokenizer.py`) splits quoted strings and names into letters and words of
 prose into whole pieces; its chat template is Qwen3's ChatML, thinking and tools included.
 """
 
