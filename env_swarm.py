@@ -68,8 +68,10 @@ STYLES = {
     "trader": "trades alone, and accepts anything",
     "novice": "any tool that is possible now: the format without a plan",
     "random": "any tool, possible or not",
+    "crowd": "every episode another of expert, grinder, trader, novice and idle: demonstrations of mixed worth",
     "idle": "always passes",
 }
+CROWD = ("expert", "grinder", "trader", "novice", "idle")
 EVAL_SEEDS = 2_000_000_000  # as in train.py
 
 # ------------------------------------------------------------------------------------------------ tools and calls
@@ -264,6 +266,8 @@ class Swarm:
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
         self.dice = random.Random(scenario.dice + " player")
+        crowd = random.Random(scenario.dice + " crowd").choice(CROWD)
+        self.player = PLAYERS[crowd if self.style == "crowd" else self.style]
         self.seen = view(self.economy)
         text = opening(self.economy, self.think) + "\n\n" + observe(self.seen, "", "")
         return [{"role": "user", "content": text}]
@@ -345,7 +349,7 @@ class Swarm:
         }
 
     def expert_reply(self) -> str:
-        thought, tool, arguments = PLAYERS[self.style](self.seen, self.dice)
+        thought, tool, arguments = self.player(self.seen, self.dice)
         return write_call(tool, arguments, thought if self.think else "")
 
 

@@ -940,7 +940,7 @@ def test_players_speak_and_think():
                 re.fullmatch(r"(<think>\n.+\n</think>\n)?<tool_call>\n\{\"name\": .+\}\n</tool_call>", reply)
                 and ("<think>" in reply) is think
             )
-    assert set(PLAYERS) == set(STYLES)
+    assert {*PLAYERS, "crowd"} == set(STYLES)
 
 
 def test_players_see_the_view_alone_and_all_of_it_is_in_the_text():
