@@ -98,6 +98,7 @@ def play(
     groups, prompts = [], []
     think = [group[0].think for group in envs]
     limit = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
+    limit = min(limit, getattr(sampler, "max_len", limit))  # an engine may have room for less
     for g, seed in enumerate(task_seeds):
         openings = [env.reset(seed) for env in envs[g]]
         assert all(opening == openings[0] for opening in openings), "a group must share one task"
