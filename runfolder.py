@@ -25,7 +25,7 @@ from policy import find_checkpoint, token_logprobs
 from rollout import segments
 
 # On --resume these may change, because they do not change the experiment.
-MAY_CHANGE = ("updates", "until_converged", "max_updates", "wandb", "threads", "device")
+MAY_CHANGE = ("updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine", "vllm_memory")
 
 
 def open_run(cfg) -> tuple[Path, Path | None]:

@@ -18,10 +18,12 @@ seed and a place, never from what was drawn before. `python train.py --eval-only
 same tasks or, with --difficulty and other settings of the environment, on others.
 """
 
+import importlib.util
 import json
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -79,9 +81,13 @@ class Config:
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
     device: str = "auto"  # auto: cuda if there is one
+    engine: str = "auto"  # what samples: torch (sampler.py) or vllm (vllm_engine.py). auto: vllm where it is installed beside a GPU
+    vllm_memory: float = 0.3  # share of the card that vLLM takes, and gives back while the trainer needs it
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
-    sft_style: str | None = None  # whom to imitate; the default shows the format and not how to do well: states, or swarm's novice
+    sft_style: str | None = (
+        None  # whom to imitate; the default shows the format and not what does well: states; swarm: crowd, good and bad players
+    )
     sft_examples: int = 100  # demonstrations are scarce, rewards are not
     sft_steps: int = 50
     sft_batch: int | None = None  # None: 8, and 2 in swarm, where an episode has 25 replies to learn from
@@ -120,7 +126,7 @@ class Config:
 BY_ENV = {  # defaults that depend on the environment
     "letters": {"difficulty": 6, "sft_style": "states", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
     "alphabet": {"difficulty": 0, "sft_style": "states", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
-    "swarm": {"difficulty": "medium", "sft_style": "novice", "num_tasks": 4, "eval_n": 128, "sft_batch": 2},
+    "swarm": {"difficulty": "medium", "sft_style": "crowd", "num_tasks": 4, "eval_n": 128, "sft_batch": 2},
 }
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # what a curriculum climbs …
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # … when the mean of the last 5 updates is so high
@@ -130,7 +136,7 @@ def by_size(n_parameters: int, env: str) -> dict:
     """Defaults that depend on the model. Large: the runs this project grew out of. Small: what was stable on pico_base (results/)."""
     if n_parameters > 50e6:
         return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": {"letters": 2048, "alphabet": 768, "swarm": 512}[env]}
-    updates, max_tokens = {"letters": (150, 320), "alphabet": (80, 640), "swarm": (25, 160)}[env]
+    updates, max_tokens = {"letters": (150, 320), "alphabet": (80, 640), "swarm": (20, 160)}[env]
     return {"lr": 3e-4, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens}
 
 
@@ -152,6 +158,15 @@ def make_env(cfg: Config, difficulty):
         difficulty, cfg.swarm_version, cfg.think, cfg.sft_style, cfg.swarm_payoff, cfg.swarm_reputation, cfg.swarm_quality,
         cfg.swarm_diversity, cfg.swarm_floor, cfg.swarm_floor_penalty,
     )  # fmt: skip
+
+
+def make_sampler(cfg: Config, policy):
+    beside_a_gpu = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
+    if cfg.engine == "vllm" or (cfg.engine == "auto" and beside_a_gpu):
+        from vllm_engine import VllmSampler
+
+        return VllmSampler(policy, cfg.vllm_memory)
+    return TorchSampler(policy)
 
 
 def eval_sets(cfg: Config) -> dict[str, tuple]:
@@ -178,6 +193,8 @@ def check(cfg: Config) -> None:
         raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")
     if cfg.loss not in CLIP:
         raise ValueError(f"--loss {cfg.loss}: choose one of {', '.join(CLIP)}")
+    if cfg.engine not in ("auto", "torch", "vllm"):
+        raise ValueError(f"--engine {cfg.engine}: choose auto, torch or vllm")
     if cfg.baseline not in ("group", "batch", "none"):
         raise ValueError(f"--baseline {cfg.baseline}: choose group, batch or none")
     if cfg.k < 2 and cfg.baseline == "group":
@@ -213,7 +230,8 @@ def train(cfg: Config) -> Path:
         policy.lm.gradient_checkpointing_enable()
         policy.lm.enable_input_require_grads()
         policy.model.train()  # transformers checkpoints only in training mode; LoRA's and the base's dropout are 0
-    sampler = TorchSampler(policy)
+    sampler = make_sampler(cfg, policy)
+    asleep = getattr(sampler, "asleep", nullcontext)  # `with asleep():` vLLM lends its memory to the trainer
     write_json(folder / "config.json", asdict(cfg))
 
     # What a resumed run needs, besides weights and optimizer. Kept in checkpoint/state.json.
@@ -254,12 +272,13 @@ def train(cfg: Config) -> Path:
         sft_optimizer = torch.optim.AdamW(policy.trainable().values(), lr=cfg.sft_lr, weight_decay=0.0)
         losses = []
         batches = sft_batches(demos, cfg.sft_batch, cfg.sft_steps, cfg.seed)
-        for i, batch in enumerate(tqdm(batches, desc="SFT", disable=not batches)):
-            for group in sft_optimizer.param_groups:  # linear warm-up over a tenth, then linear to zero
-                group["lr"] = cfg.sft_lr * min((i + 1) / max(1, cfg.sft_steps / 10), (cfg.sft_steps - i) / cfg.sft_steps)
-            losses.append(sft_step(policy, sft_optimizer, batch, cfg.micro_tokens)["loss"])
-            tokens["sft"] += sum(e.reply_tokens for e in batch)
-            stop.check("SFT starts again on --resume")
+        with asleep():
+            for i, batch in enumerate(tqdm(batches, desc="SFT", disable=not batches)):
+                for group in sft_optimizer.param_groups:  # linear warm-up over a tenth, then linear to zero
+                    group["lr"] = cfg.sft_lr * min((i + 1) / max(1, cfg.sft_steps / 10), (cfg.sft_steps - i) / cfg.sft_steps)
+                losses.append(sft_step(policy, sft_optimizer, batch, cfg.micro_tokens)["loss"])
+                tokens["sft"] += sum(e.reply_tokens for e in batch)
+                stop.check("SFT starts again on --resume")
         tokens["trained"] += tokens["sft"]
         seconds["sft"] = time.time() - t
         state["sft"] = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
@@ -286,10 +305,11 @@ def train(cfg: Config) -> Path:
         t1 = time.time()
         for group in optimizer.param_groups:
             group["lr"] = cfg.lr * min((step + 1) / max(1, cfg.warmup), 1 - (1 - cfg.lr_end) * min(1, step / cfg.updates))
-        stats = update(
-            policy, optimizer, groups, loss=cfg.loss, baseline=cfg.baseline, normalize=cfg.normalize and cfg.loss != "dr_grpo", temperature=cfg.temperature,
-            max_tokens=cfg.max_tokens, micro_tokens=cfg.micro_tokens, epochs=cfg.epochs, kl=cfg.kl, reference=reference,
-        )  # fmt: skip
+        with asleep():
+            stats = update(
+                policy, optimizer, groups, loss=cfg.loss, baseline=cfg.baseline, normalize=cfg.normalize and cfg.loss != "dr_grpo", temperature=cfg.temperature,
+                max_tokens=cfg.max_tokens, micro_tokens=cfg.micro_tokens, epochs=cfg.epochs, kl=cfg.kl, reference=reference,
+            )  # fmt: skip
         t2 = time.time()
 
         episodes = [e for group in groups for e in group if e.stop_reason != "error"]
@@ -373,7 +393,7 @@ def evaluate_policy(cfg: Config, policy, sampler, folder: Path, sets: dict, stag
 
 
 # What --eval-only may set beside the run's own config: the tasks, and how they are computed.
-FOR_EVAL = ("difficulty", "eval_n", "max_tokens", "device", "threads", "min_turns", "max_turns", "min_names", "max_names",
+FOR_EVAL = ("difficulty", "eval_n", "max_tokens", "device", "threads", "engine", "vllm_memory", "min_turns", "max_turns", "min_names", "max_names",
             "similarity_power", "power_per_turn", "reward", "swarm_version", "swarm_payoff", "swarm_reputation", "swarm_quality",
             "swarm_diversity", "swarm_floor", "swarm_floor_penalty")  # fmt: skip
 
@@ -405,7 +425,7 @@ def evaluate_only(given: Config) -> None:
     _, state = load_checkpoint(saved, policy)
     sets = {name: (name == own, env) for name, (trained, env) in eval_sets(cfg).items() if trained}
     print(f"{folder} after {state['update']} updates; {why}")
-    results = evaluate_policy(cfg, policy, TorchSampler(policy), folder, sets, "eval_only", state["update"], lambda line: None)
+    results = evaluate_policy(cfg, policy, make_sampler(cfg, policy), folder, sets, "eval_only", state["update"], lambda line: None)
     for name, episodes in results.items():
         print(f"\n{name}: mean [95% interval], greedy, {len(episodes)} held-out tasks")
         parts = {"reward": [e.reward for e in episodes]}

@@ -162,6 +162,7 @@ def test_the_seed_matters(whole, tmp_path):
         (["--env", "alphabet", "--similarity-power", "0"], "--similarity-power 0"),
         (["--until-converged", "--updates", "9", "--max-updates", "8"], "--max-updates 8"),
         (["--until-converged", "--max-updates", "8"], "--max-updates 8"),
+        (["--engine", "magic"], "--engine magic"),
         (["--difficulty", "medium"], "--difficulty medium"),
         (["--env", "swarm", "--difficulty", "6"], "--difficulty 6"),
         (["--env", "swarm", "--swarm-version", "0.3"], "--swarm-version 0.3"),
