@@ -2,6 +2,7 @@
 
     python -m lab.bench sampler            # ours against model.generate on pico_base, 64 rows
     python -m lab.bench scorer             # what a hostile reply can cost the alphabet environment
+    python -m lab.bench swarm              # episodes of the economy a minute, and how that grows
 
 Timings on shared machines are noisy, so nothing here is a test; ratios of medians over interleaved rounds are stable to a
 few percent. Results go to results/bench/ with machine and versions.
@@ -188,6 +189,19 @@ def scorer(tokens: int = 2048, rounds: int = 5) -> None:
     save("scorer", result)
 
 
+def swarm(rounds: int = 5) -> None:
+    """Whole 25-turn episodes of the scripted expert a minute on one core, and how the time grows with bots and steps (lab/swarm.py)."""
+    from lab.swarm import slope, speed
+
+    rates = speed(rounds)
+    (per_bot, fit_bots), (per_step, fit_steps) = slope(rates["seconds_by_bots"]), slope(rates["seconds_by_steps"])
+    save("swarm", {
+        **versions(1), "episodes_per_minute": round(rates["episodes_per_minute"]),
+        "ms_by_bots": {bots: round(1000 * s, 2) for bots, s in rates["seconds_by_bots"].items()}, "ms_per_bot": round(1000 * per_bot, 3), "r2_bots": round(fit_bots, 4),
+        "ms_by_steps": {steps: round(1000 * s, 2) for steps, s in rates["seconds_by_steps"].items()}, "ms_per_step": round(1000 * per_step, 3), "r2_steps": round(fit_steps, 4),
+    })  # fmt: skip
+
+
 def versions(threads: int) -> dict:
     cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
     return {
@@ -205,4 +219,4 @@ def save(name: str, result: dict) -> None:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"sampler": sampler, "scorer": scorer})
+    tyro.extras.subcommand_cli_from_dict({"sampler": sampler, "scorer": scorer, "swarm": swarm})

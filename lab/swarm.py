@@ -29,7 +29,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import metrics
-from env_swarm import EVAL_SEEDS, STYLES, WEIGHTS, Swarm, play, write_call
+from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, play, write_call
 from lab.tokenizer import build
 from swarm_bots import PLAYERS, SCENARIOS, draw_scenario, work_text
 from swarm_economy import content_quality
@@ -48,7 +48,7 @@ def ranking(n: int) -> dict:
     for version in WEIGHTS:
         count = min(n, SCENARIOS[version])
         for difficulty in LEVELS:
-            for style in tqdm(STYLES, desc=f"v{version} {difficulty}", leave=False):
+            for style in tqdm(PLAYERS, desc=f"v{version} {difficulty}", leave=False):
                 marks = [play(Swarm(difficulty, version, style=style), EVAL_SEEDS + i) for i in range(count)]
                 row = {name: metrics.mean([m[name] for m in marks]) for name in SHOWN}
                 row["survival"] = metrics.proportion(sum(m["survival"] for m in marks), count)
@@ -141,7 +141,7 @@ def slope(times: dict[int, float]) -> tuple[float, float]:
 def plot(table: dict, rates: dict) -> None:
     fig, axes = plt.subplots(2, 2, figsize=(11, 8.2))
     axes = axes.flatten()
-    colours = dict(zip(STYLES, ("#1b7837", "#2166ac", "#b2182b", "#b8860b", "#777777")))
+    colours = dict(zip(PLAYERS, ("#1b7837", "#2166ac", "#b2182b", "#762a83", "#b8860b", "#777777")))
     for ax, version in zip(axes, ("0.2", "0.1")):
         for k, (style, colour) in enumerate(colours.items()):
             rows = [table[version][d][style]["reward"] for d in LEVELS]
@@ -206,6 +206,8 @@ def write(table: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
         f"{EVAL_SEEDS:,}), the same for all players; means with 95% bootstrap intervals (survival: Wilson). Machine: "
         f"{platform.machine()}, {cpu}, one core; Python {platform.python_version()}.",
         "",
+        "Policies that were trained on it: [arms.md](arms.md). Which findings of the published runs came out again: [findings.md](findings.md).",
+        "",
         "![rewards, the exploit, and the time](swarm.png)",
         "",
         "## Who earns what",
@@ -214,7 +216,8 @@ def write(table: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
     wrong = disjoint(table)
     lines += ["Expert > grinder > random > idle, with disjoint intervals, in every difficulty of both versions." if not wrong
               else "The order expert > grinder > random > idle with disjoint intervals does not hold here: " + "; ".join(wrong) + ".",
-              "The trader accepts whatever is offered: fine among honest bots, ruinous among deceptive ones.",
+              "The trader accepts whatever is offered: fine among honest bots, ruinous among deceptive ones. The novice plays any tool that is possible: with its "
+              "few words it works badly, and it trades at any price.",
               "Nobody here looks at more than the model is shown.", ""]  # fmt: skip
     for version in table:
         count = table[version]["easy"]["expert"]["reward"].n
@@ -263,7 +266,7 @@ def write(table: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
         "",
         "## Lengths",
         "",
-        f"Tokens of pico_base's tokenizer, v0.2, {LENGTH_EPISODES} episodes each. A whole episode takes about half of a context of 16,384.",
+        f"Tokens of pico_base's tokenizer, v0.2, {LENGTH_EPISODES} episodes each. A whole episode takes about a quarter of a context of 16,384.",
         "",
         "| | player | observation, mean | 95% are at most | longest | over 250 | opening with tools | reply | episode | longest |",
         "|---|---|---|---|---|---|---|---|---|---|",

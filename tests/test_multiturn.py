@@ -510,3 +510,16 @@ def test_swarm_episodes_do_not_depend_on_what_the_sampler_remembers(pico):
     assert any(episode.turns >= 3 for group in again for episode in group)  # premise
     assert_same(play_with(TorchSampler(pico)), again, 2)
     assert_same(play_with(TorchSampler(pico, max_rows=2)), again, 2)
+
+
+def test_an_id_is_one_piece_wherever_it_stands_and_text_comes_back_whole(pico):
+    """Copying an id is copying a token. In quotes, after a dash, in a sentence: the same one."""
+    tokenizer = pico.tokenizer
+    for kind, n in (("task", 16), ("prop", 50), ("post", 30), ("bot", 4)):
+        for name in (f"{kind}_1", f"{kind}_{n}"):
+            for text in (f"\n- {name} from", f'"{kind}_id": "{name}"', f"# result: you accepted {name}, quality", f"I hold {name}, so"):
+                assert name in tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]), (name, text)
+    for version in ("0.2", "0.1"):
+        episode = expert_episode(pico, Swarm("hard", version), 3)
+        text = "".join(message["content"] for message in episode.messages)
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text and len(episode.token_ids) < 5500
