@@ -1,6 +1,6 @@
 """How pico_base/ was made: a 0.9M-parameter Qwen3 from nothing, on two CPU cores, seeded.
 
-    python -m lab.pretrain                # two to three hours; writes pico_base/
+    python -m lab.pretrain                # about three hours; writes pico_base/
 
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has something
 to find. It is trained on replies in three habits of different worth:
@@ -38,6 +38,10 @@ Rounds, each from a fresh learning rate down to nothing:
 In swarm a habit is a way to play a turn (CHARACTERS), from passing to careful work. Every episode mixes them in shares of its own, so the
 base has learnt that how one has played says how one will play: its episodes differ, and by more than luck. That is what a group of
 episodes needs to tell good from bad.
+
+The committed base was not made in one go: every round was added when its environment came, with --start-from, and `calls` was run twice. In
+the first 300 steps an id weighed as much as any other token, and none was copied; in the next 300, with the eightfold weight, that
+took some 80 steps.
 """
 
 import json
