@@ -4,7 +4,7 @@
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains every weight instead.
 
-The embedded `pico_base/` is loaded just as `Qwen/Qwen3-4B-Instruct-2507` would be: same classes, same files, no
+The embedded `pico_base/` (`pico_swarm/` for swarm) is loaded just as `Qwen/Qwen3-4B-Instruct-2507` would be: same classes, same files, no
 special path. Nothing here edits the base in place: folding LoRA into bfloat16 weights and out again at every
 update loses bits each time (28% of mean |W| after 100 rounds was measured elsewhere). The sampler folds it into a
 copy of its own.
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 PICO = Path(__file__).resolve().parent / "pico_base"
+PICO_SWARM = PICO.with_name("pico_swarm")  # the same model after more pretraining, on tool calls: worse at lists, so a folder of its own
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
@@ -53,15 +54,16 @@ class Policy:
 # ---------------------------------------------------------------------------------------------- loading
 
 
-def choose_model(name: str) -> tuple[str, str]:
-    """(path or hub id, one line that says why). `auto` is the 4B where it can run, and pico_base elsewhere."""
+def choose_model(name: str, env: str = "letters") -> tuple[str, str]:
+    """(path or hub id, one line that says why). `auto` is the 4B where it can run, and elsewhere pico_base, or for swarm pico_swarm."""
     if name != "auto":
         return name, f"model {name}, as asked"
+    small = PICO_SWARM if env == "swarm" else PICO
     if not torch.cuda.is_available():
-        return str(PICO), "no CUDA device, so the embedded pico_base (0.9M parameters) plays the policy"
+        return str(small), f"no CUDA device, so the embedded {small.name} (0.9M parameters) plays the policy"
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     if memory < 30:
-        return str(PICO), f"{memory:.0f} GB of GPU memory are too few for {BIG}, so pico_base; --model takes any other"
+        return str(small), f"{memory:.0f} GB of GPU memory are too few for {BIG}, so {small.name}; --model takes any other"
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(BIG, "config.json"), str):
@@ -70,7 +72,7 @@ def choose_model(name: str) -> tuple[str, str]:
         HfApi().model_info(BIG, timeout=5)
         return BIG, f"{BIG} from the hub"
     except Exception:  # no network, a proxy that says no, a hub that is down: all mean the same here
-        return str(PICO), f"the hub cannot be reached for {BIG}, so the embedded pico_base plays the policy"
+        return str(small), f"the hub cannot be reached for {BIG}, so the embedded {small.name} plays the policy"
 
 
 def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto", seed: int = 0) -> Policy:

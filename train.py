@@ -7,7 +7,7 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (rollout: 8 tasks x 8 samples -> GRPO: one step) x updates, an eval now and then -> eval "final" -> report
 
-On a machine without a GPU, or that cannot reach the hub, the same command trains the embedded pico_base/.
+On a machine without a GPU, or that cannot reach the hub, the same command trains the embedded pico_base/, or for swarm pico_swarm/.
 `python train.py --help` lists every flag with its reason; they are declared once, just below.
 
 A run leaves runs/<name>/: config.json, metrics.jsonl (a line an update), evals.jsonl (every task of every
@@ -220,7 +220,7 @@ def train(cfg: Config) -> Path:
     folder, saved = open_run(cfg)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
-    path, why = choose_model(cfg.model)
+    path, why = choose_model(cfg.model, cfg.env)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     fill(cfg, by_size(policy.n_parameters, cfg.env))
     check(cfg)
@@ -421,7 +421,7 @@ def evaluate_only(given: Config) -> None:
     check(cfg)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
-    path, why = choose_model(cfg.model)
+    path, why = choose_model(cfg.model, cfg.env)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     _, state = load_checkpoint(saved, policy)
     sets = {name: (name == own, env) for name, (trained, env) in eval_sets(cfg).items() if trained}

@@ -1,6 +1,7 @@
-"""What can the base do, exactly? Sample it, sort the replies by habit, count. Writes pico_base/README.md.
+"""What can the base do, exactly? Sample it, sort the replies by habit, count. Writes the README.md of pico_base/ or pico_swarm/.
 
-    python -m lab.card                     # about five minutes on two cores
+    python -m lab.card                     # about two minutes on two cores
+    python -m lab.card --model pico_swarm  # about five
 
 Per habit: how often (share of sampled replies) and how right (exact answers among them), with Wilson intervals over
 replies. Samples of one task are not quite independent, so these intervals are a little too narrow.
@@ -85,26 +86,33 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     for name, think, temperature, make_env, habits, max_tokens in tqdm(settings):
         for row in measure(policy, make_env, habits, tasks, k if temperature else 1, max_tokens, temperature):
             lines.append(f"| {name} | {'yes' if think else 'no'} | {'sampled' if temperature else 'greedy'} | " + " | ".join(row) + " |")
-    tools, rewards = measure_swarm(policy, tasks)
-    swarm = ["| may think | decoding | reward | payoff | reputation | quality | diversity | error rate | episodes |", "|---" * 9 + "|", *rewards, "",
-             "| tool (sampled, may think) | of all calls | refused or unreadable [95%] | calls |", "|---|---|---|---|", *tools]  # fmt: skip
+    swarm = []
+    if Path(model).name == "pico_swarm":
+        tools, rewards = measure_swarm(policy, tasks)
+        swarm = [SWARM, "| may think | decoding | reward | payoff | reputation | quality | diversity | error rate | episodes |", "|---" * 9 + "|", *rewards, "",
+                 "| tool (sampled, may think) | of all calls | refused or unreadable [95%] | calls |", "|---|---|---|---|", *tools, ""]  # fmt: skip
     table = "\n".join(lines)
     print(table, *swarm, sep="\n")
     config = json.loads((Path(model) / "config.json").read_text())
-    (Path(model) / "README.md").write_text(CARD.format(table=table, swarm="\n".join(swarm), vocab=config["vocab_size"], layers=config["num_hidden_layers"],
+    (Path(model) / "README.md").write_text(CARD.format(name=Path(model).name, table=table, swarm="\n".join(swarm), vocab=config["vocab_size"], layers=config["num_hidden_layers"],
                                                        width=config["hidden_size"], tasks=tasks, k=k))  # fmt: skip
 
+
+SWARM = """Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). An episode mixes ways to
+play, from passing to careful work, in shares of its own (`CHARACTERS` in `lab/pretrain.py`). The rounds that taught this cost some of the lists above:
+that is why there are two folders.
+"""
 
 CARD = """---
 license: mit
 library_name: transformers
 ---
-# pico_base
+# {name}
 
 A Qwen3-architecture chat model of 0.9M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
-embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores). It counts letters, sorts names over
-several turns, and calls the ten tools of a small economy, each in habits of different worth, and is meant as a place for RL to start from:
-what is right is what it rarely does.
+embeddings, bfloat16), made from nothing by `python -m lab.pretrain` (seeded, two CPU cores). It counts letters and sorts names over
+several turns (pico_swarm, which had more rounds, also calls the ten tools of a small economy), each in habits of different worth, and is
+meant as a place for RL to start from: what is right is what it rarely does.
 
 {table}
 
@@ -112,13 +120,9 @@ Measured by `python -m lab.card`: {tasks} tasks a row group, {k} samples a task 
 `states` thinks but only states counts, `derives` spells the string with a running tally. Alphabet: `given` lists the names as they came,
 `string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, sorts by them and copies.
 
-Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). An episode mixes ways to play, from
-passing to careful work, in shares of its own (`CHARACTERS` in `lab/pretrain.py`):
-
 {swarm}
-
-What it cannot do: anything else. It knows the prompts of `env_letters.py`, `env_alphabet.py` and `env_swarm.py`, strings of up to 80 letters, lists of up to
-15 names, the names of that pool, and episodes of up to 5,000 tokens; it has seen no prose. Its tokenizer (`lab/tokenizer.py`) splits quoted strings and names into letters and words of
+What it cannot do: anything else. It knows the prompts of the environments named above, strings of up to 80 letters, lists of up to
+15 names, and the names of that pool; it has seen no prose. Its tokenizer (`lab/tokenizer.py`) splits quoted strings and names into letters and words of
 prose into whole pieces; its chat template is Qwen3's ChatML, thinking and tools included.
 """
 

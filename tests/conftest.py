@@ -11,7 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported:
 import pytest
 import torch
 
-from policy import PICO, load_policy
+from policy import PICO, PICO_SWARM, load_policy
 
 # Hidden 32, two layers, four query heads on two key heads: every reshape that can go wrong, at no cost.
 SMALL = dict(
@@ -48,7 +48,7 @@ def build_config(kind: str):
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
     """model_folder(kind) -> path of a random model of that architecture, with pico_base's tokenizer and template."""
-    made = {"pico": str(PICO)}
+    made = {"pico": str(PICO), "pico_swarm": str(PICO_SWARM)}
 
     def folder(kind: str) -> str:
         if kind not in made:
@@ -107,6 +107,12 @@ def tiny(load):
 def pico(load):
     """pico_base without LoRA. Shared: read it, never train it."""
     return load("pico")
+
+
+@pytest.fixture(scope="session")
+def pico_swarm(load):
+    """pico_swarm without LoRA. Shared: read it, never train it."""
+    return load("pico_swarm")
 
 
 @pytest.fixture(scope="session")

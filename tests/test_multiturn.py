@@ -459,7 +459,7 @@ def test_pretraining_shows_letters_as_rollout_writes_them(pico, monkeypatch, pol
     assert sorted(shown) == sorted(expected)
 
 
-def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico, monkeypatch):
+def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico_swarm, monkeypatch):
     """Token for token, with and without thinking, in both versions: the same conversation that play() would show."""
     envs = []
 
@@ -474,14 +474,14 @@ def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico, monkeypat
             return super().step(reply)
 
     monkeypatch.setattr(pretrain, "Swarm", Seen)
-    rows = pretrain.swarm_rows(pico.tokenizer, random.Random(5), 12, None)
+    rows = pretrain.swarm_rows(pico_swarm.tokenizer, random.Random(5), 12, None)
     monkeypatch.undo()
     assert len(rows) == len(envs) == 12 and {env.think for env in envs} == {True, False} and {env.version for env in envs} == {"0.1", "0.2"}
     tools = set()
     for row, env in zip(rows, envs):
         again = Swarm(env.difficulty, env.version, env.think)
         again.expert_reply = iter(env.said).__next__
-        episode = expert_episode(pico, again, env.seed)
+        episode = expert_episode(pico_swarm, again, env.seed)
         assert episode.token_ids == [token for prompt, reply, _ in row for token in (*prompt, *reply)]
         assert episode.sampled == [mine for prompt, reply, _ in row for mine in (*[False] * len(prompt), *[True] * len(reply))]
         assert episode.turns == 25 and len(episode.token_ids) < 6000
@@ -489,14 +489,14 @@ def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico, monkeypat
     assert tools == set(TOOLS)  # the base is shown every tool at work
 
 
-def test_a_stretch_of_swarm_begins_after_the_opening(pico):
-    for row in pretrain.swarm_rows(pico.tokenizer, random.Random(6), 6, 10):
+def test_a_stretch_of_swarm_begins_after_the_opening(pico_swarm):
+    for row in pretrain.swarm_rows(pico_swarm.tokenizer, random.Random(6), 6, 10):
         assert len(row) == 10
-        text = pico.tokenizer.decode(row[0][0])
+        text = pico_swarm.tokenizer.decode(row[0][0])
         assert "You live in an economy" not in text and "<tool_response>" in text and text.endswith("assistant\n")
 
 
-def test_swarm_episodes_do_not_depend_on_what_the_sampler_remembers(pico):
+def test_swarm_episodes_do_not_depend_on_what_the_sampler_remembers(pico_swarm):
     """Three scenarios, cut after a few turns by the environment: keys and values kept over many turns are those of reading it all again."""
 
     class Short(Swarm):
@@ -506,21 +506,21 @@ def test_swarm_episodes_do_not_depend_on_what_the_sampler_remembers(pico):
             messages, done = super().step(reply)
             return messages, done or self.economy.step > 5
 
-    play_with = lambda sampler: play(pico, sampler, Short, [3, 4], 2, 60, 1.0, noise=1)
-    again = play_with(Forgetful(TorchSampler(pico)))
+    play_with = lambda sampler: play(pico_swarm, sampler, Short, [3, 4], 2, 60, 1.0, noise=1)
+    again = play_with(Forgetful(TorchSampler(pico_swarm)))
     assert any(episode.turns >= 3 for group in again for episode in group)  # premise
-    assert_same(play_with(TorchSampler(pico)), again, 2)
-    assert_same(play_with(TorchSampler(pico, max_rows=2)), again, 2)
+    assert_same(play_with(TorchSampler(pico_swarm)), again, 2)
+    assert_same(play_with(TorchSampler(pico_swarm, max_rows=2)), again, 2)
 
 
-def test_an_id_is_one_piece_wherever_it_stands_and_text_comes_back_whole(pico):
+def test_an_id_is_one_piece_wherever_it_stands_and_text_comes_back_whole(pico_swarm):
     """Copying an id is copying a token. In quotes, after a dash, in a sentence: the same one."""
-    tokenizer = pico.tokenizer
+    tokenizer = pico_swarm.tokenizer
     for kind, n in (("task", 16), ("prop", 50), ("post", 30), ("bot", 4)):
         for name in (f"{kind}_1", f"{kind}_{n}"):
             for text in (f"\n- {name} from", f'"{kind}_id": "{name}"', f"# result: you accepted {name}, quality", f"I hold {name}, so"):
                 assert name in tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]), (name, text)
     for version in ("0.2", "0.1"):
-        episode = expert_episode(pico, Swarm("hard", version), 3)
+        episode = expert_episode(pico_swarm, Swarm("hard", version), 3)
         text = "".join(message["content"] for message in episode.messages)
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text and len(episode.token_ids) < 5500

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import policy as policy_module
-from policy import PICO, choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint, token_logprobs
+from policy import PICO, PICO_SWARM, choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint, token_logprobs
 
 ROOT = Path(policy_module.__file__).resolve().parent
 
@@ -364,11 +364,13 @@ def test_without_a_gpu_auto_means_pico_base(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path, why = choose_model("auto")
     assert Path(path) == PICO and "pico_base" in why
+    path, why = choose_model("auto", "swarm")
+    assert Path(path) == PICO_SWARM and "pico_swarm" in why
 
 
 def test_a_model_named_by_folder_is_that_folder_from_wherever_we_start(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in (model_folder("qwen3"), str(PICO)):
+    for folder in (model_folder("qwen3"), str(PICO), str(PICO_SWARM)):
         assert Path(choose_model(folder)[0]).samefile(folder)
 
 
