@@ -5,7 +5,7 @@
 
 ranking   every scripted player on held-out scenarios, each difficulty, both versions, with 95% intervals
 exploit   80 characters of nonsense instead of work: full quality in v0.1, none in v0.2
-lengths   tokens of the observations and of whole episodes, with pico_base's tokenizer
+lengths   tokens of the observations and of whole episodes, with pico_swarm's tokenizer
 speed     whole episodes a minute on one core, and how the time grows with bots and with steps
 
 Players are deterministic given the scenario, so a scenario is played once. The pools have 500 scenarios a difficulty (v0.1: 200).
@@ -179,7 +179,7 @@ def plot(table: dict, rates: dict) -> None:
     axes[3].legend(fontsize=9)
     axes[3].grid(alpha=0.3, which="both")
     fig.tight_layout(h_pad=4)
-    fig.legend(*axes[0].get_legend_handles_labels(), ncols=5, fontsize=10, loc="center", bbox_to_anchor=(0.5, 0.505), frameon=False)
+    fig.legend(*axes[0].get_legend_handles_labels(), ncols=6, fontsize=10, loc="center", bbox_to_anchor=(0.5, 0.505), frameon=False)
     fig.savefig(OUT / "swarm.png", dpi=110)
     plt.close(fig)
 
@@ -266,7 +266,7 @@ def write(table: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
         "",
         "## Lengths",
         "",
-        f"Tokens of pico_base's tokenizer, v0.2, {LENGTH_EPISODES} episodes each. A whole episode takes about a quarter of a context of 16,384.",
+        f"Tokens of pico_swarm's tokenizer, v0.2, {LENGTH_EPISODES} episodes each. A whole episode takes about a quarter of a context of 16,384.",
         "",
         "| | player | observation, mean | 95% are at most | longest | over 250 | opening with tools | reply | episode | longest |",
         "|---|---|---|---|---|---|---|---|---|---|",
