@@ -36,7 +36,7 @@ The rules are in swarm_economy.py, the scenarios and the bots in swarm_bots.py. 
     frozen      who is frozen can only pass; anything else is an error.
     cut short   an episode that ends early (out of tokens) is scored as if the remaining turns had been passed.
     shown       the three open tasks that pay best, the last two posts, the last three events of the last five steps: 25 observations of
-                about 180 tokens have to fit into a context. Difficulty is shown as 1 to 10, texts are cut after 40 characters.
+                about 100 tokens have to fit into a context. Difficulty is shown as 1 to 10, texts are cut after 40 characters.
 
 Run me: `python env_swarm.py` plays an episode with the expert, a line a turn. `--play expert --scenario 7` shows it as the model sees it,
 `--play human` lets you play, `--evaluate grinder --n 100` gives every metric with its 95% interval, `--governance-sweep` lets bots live

@@ -17,7 +17,7 @@ Bots.       One act a step each, by the same ten actions as the model. They see 
             Half of all offers go to the model, so that it has something to decide.
 
 Players.    idle, random, novice, grinder, trader and expert see what the model sees (`view`) and nothing else, and return
-            (thought, tool, arguments), which env_swarm writes as a reply. SFT learns from one of them.
+            (thought, tool, arguments), which env_swarm writes as a reply. SFT learns from them.
 """
 
 import random

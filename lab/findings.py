@@ -20,13 +20,13 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import metrics
+from behaviour import rank_correlation
 
 OUT = ROOT / "results" / "swarm"
 
 
 @dataclass
 class Run:
-    name: str
     before: dict  # lists by component, after SFT
     after: dict  # the same scenarios after GRPO
 
@@ -37,15 +37,17 @@ def load(arm: str, seed: int) -> Run:
         raise SystemExit(f"{folder.relative_to(ROOT)} is not there; run: python -m lab.arms --env swarm --arms {arm}")
     evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
     stage = lambda name: next(e for e in evals if e["stage"] == name and e["trained"])
-    return Run(arm, stage("after_sft"), stage("final"))
+    return Run(stage("after_sft"), stage("final"))
 
 
 def change(run: Run, name: str) -> metrics.Interval:
     return metrics.gain(run.before[name], run.after[name])
 
 
-def verdict(interval: metrics.Interval, expected: int) -> str:
+def verdict(interval: metrics.Interval | None, expected: int) -> str:
     """expected +1: the publication says more, -1: less, 0: no change (which can only be contradicted, or bounded)."""
+    if interval is None:
+        return "cannot be told"
     side = 1 if interval.low > 0 else -1 if interval.high < 0 else 0
     if expected == 0:
         return "it did change here" if side else "no change can be told here either"
@@ -53,45 +55,30 @@ def verdict(interval: metrics.Interval, expected: int) -> str:
 
 
 def waste(e: dict) -> np.ndarray:
-    """Share of claimed tasks that were not submitted, over all scenarios: [claimed, submitted] by scenario, for a bootstrap of the ratio."""
+    """[n, 2]: tasks claimed and submitted, by scenario."""
     return np.column_stack([e["used_claim_task"], e["used_submit_work"]])
 
 
-def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -> metrics.Interval:
+def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -> metrics.Interval | None:
     """Change of 1 - submitted / claimed, paired bootstrap over scenarios (a mean of ratios would drop who claimed nothing)."""
     rng, n = np.random.default_rng(0), len(before)
     if not before[:, 0].sum() or not after[:, 0].sum():  # nothing is claimed at one end: there is no such share
-        return metrics.Interval(float("nan"), float("nan"), float("nan"), n)
+        return None
     share = lambda x: 1 - x[..., 1].sum(-1) / np.maximum(x[..., 0].sum(-1), 1e-9)
     picks = rng.integers(n, size=(resamples, n))
     low, high = np.quantile(share(after[picks]) - share(before[picks]), [0.025, 0.975])
     return metrics.Interval(float(share(after) - share(before)), float(low), float(high), n)
 
 
-def correlation(x, y) -> metrics.Interval:
-    """Spearman's rank correlation with a bootstrap interval over scenarios."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    if len(set(x)) < 2 or len(set(y)) < 2:
-        return metrics.Interval(float("nan"), -1.0, 1.0, len(x))
-    rng = np.random.default_rng(0)
-    draws = []
-    for _ in range(2000):
-        i = rng.integers(len(x), size=len(x))
-        if len(set(x[i])) > 1:
-            draws.append(stats.spearmanr(x[i], y[i]).statistic)
-    low, high = np.nanquantile(draws, [0.025, 0.975])
-    return metrics.Interval(float(stats.spearmanr(x, y).statistic), float(low), float(high), len(x))
-
-
-def show(i: metrics.Interval, plus: bool = True) -> str:
-    if np.isnan(i.mean):
+def show(i: metrics.Interval | None, plus: bool = True) -> str:
+    if i is None:
         return "it never happens at one end, so there is nothing to compare"
     f = lambda x: f"{x:{'+' if plus else ''}.3f}"
     return f"{f(i.mean)} [{f(i.low)}, {f(i.high)}]"
 
 
 def within(run: Run) -> list[tuple[str, str, str, str]]:
-    """(finding, what the publication says, here, verdict) about one run of v0.2."""
+    """(finding, what the publication says of its v0.2, here, verdict) about one run."""
     rows = []
     for text, said, name, expected in (
         ("reward rises", "0.888 → 1.377", "reward", 1),
@@ -119,7 +106,10 @@ def within(run: Run) -> list[tuple[str, str, str, str]]:
     ))  # fmt: skip
     less = ratio_change(waste(run.before), waste(run.after))
     rows.append(("less of what is claimed goes unsubmitted", "41% → 28%", show(less), verdict(less, -1)))
-    accepted, proposed = (correlation(run.after[name], run.after["reward"]) for name in ("used_accept_proposal", "used_propose_trade"))
+    accepted, proposed = (
+        rank_correlation(np.array(run.after[name]), np.array(run.after["reward"]))
+        for name in ("used_accept_proposal", "used_propose_trade")
+    )
     rows.append((
         "who accepts scores higher", "the best of 8 accepted 8 and proposed 2",
         f"rank correlation with reward: accepted {show(accepted)}, proposed {show(proposed)}", verdict(accepted, 1),

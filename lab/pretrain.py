@@ -268,7 +268,7 @@ def asker(seen: dict, rng: random.Random):
     return "I propose a trade.", tool, arguments
 
 
-# How a turn can be played, and how often the base does it. On its own each earns (held-out medium scenarios): results/swarm.
+# How a turn can be played, and how often the base does it. What the players among them earn alone: results/swarm.
 CHARACTERS = {
     "idle": (PLAYERS["idle"], 0.18),
     "random": (PLAYERS["random"], 0.08),
