@@ -22,6 +22,7 @@ inverse CDF), so a row does not depend on its neighbours.
 Run me: `python sampler.py` samples four answers to one question and checks their log-probs.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,6 +160,9 @@ class FastDecoder:
                 wide[row, :, start : start + n] = cache[layer]
         return self.forward(ids[:, P - D :], P - D)
 
+    def forget(self) -> None:
+        self.keys, self.values = [], []
+
     def take(self, places: torch.Tensor) -> list[torch.Tensor]:
         """The caches of these rows, [2L, Hkv, n, d] each, for a later resume."""
         return [torch.stack([c[i, :, self.pad[i] : self.slot] for c in self.keys + self.values]) for i in places.tolist()]
@@ -208,6 +212,9 @@ class PlainDecoder:
         self.position = self.position + 1
         return out.logits[:, -1].float()
 
+    def forget(self) -> None:
+        self.cache = None
+
     def move(self, source: torch.Tensor, target: torch.Tensor, n: int) -> None:
         order = torch.arange(len(self.position), device=source.device)
         order[target] = source
@@ -245,6 +252,8 @@ def make_decoder(policy: Policy):
         )
         if (a - b).abs().max() < tolerance and not windowed:
             return fast
+    except torch.OutOfMemoryError:
+        raise  # it is a RuntimeError too, and says nothing about the architecture
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
         pass  # another architecture: no such layers, other shapes
     return plain
@@ -266,6 +275,10 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float) -> tup
     return tokens, logp.gather(-1, tokens[:, None])[:, 0]
 
 
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
 class TorchSampler:
     """`sample` is the interface that every engine shares; `sync` makes it sample from the policy's newest weights."""
 
@@ -278,6 +291,12 @@ class TorchSampler:
     def sync(self, version: int = 0) -> None:
         self.decoder.sync()
         self.version = version
+
+    @contextmanager
+    def asleep(self):
+        """`with sampler.asleep():` the trainer works, and the cache of the last batch need not stand in its way."""
+        self.decoder.forget()
+        yield
 
     @torch.inference_mode()
     def sample(
@@ -293,13 +312,24 @@ class TorchSampler:
         groups = max(1, self.max_rows // k)
         # Prompts of similar length share a batch: less padding. The order does not change what is sampled.
         order = sorted(range(len(prompts)), key=lambda g: len(prompts[g]))
-        for i in range(0, len(order), groups):
-            some = order[i : i + groups]
+        while len(out) < len(order):
+            some = order[len(out) : len(out) + groups]
             known = [caches[g] for g in some] if caches and k == 1 else [None]
-            out += self._batch([prompts[g] for g in some], k, max_tokens, temperature, [seeds[g] for g in some], known, keep)
+            try:
+                out += self._batch([prompts[g] for g in some], k, max_tokens, temperature, [seeds[g] for g in some], known, keep)
+                continue
+            except torch.OutOfMemoryError as error:
+                if len(some) == 1:
+                    raise RuntimeError(f"the card has not enough memory for {k} replies of {max_tokens} tokens to one prompt ({first_line(error)}); "
+                                       "lower --k or --max-tokens") from error  # fmt: skip
+            groups = (len(some) + 1) // 2  # from here on, in this and all later calls; nothing of the failed try is kept
+            self.max_rows = groups * k
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         return [samples for _, samples in sorted(zip(order, out), key=lambda pair: pair[0])]
 
     def _batch(self, prompts, k, max_tokens, temperature, seeds, known, keep) -> list[list[Sample]]:
+        self.decoder.forget()  # the cache of the batch before
         G, B, device = len(prompts), len(prompts) * k, self.policy.device
         P = max(map(len, prompts))
         ids = torch.tensor([[0] * (P - len(p)) + p for p in prompts], device=device)  # [G, P]

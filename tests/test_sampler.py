@@ -335,3 +335,38 @@ def test_caches_are_given_only_when_asked_for_and_cover_all_but_the_last_token(l
     for s in kept:
         assert (s.cache is not None) == s.finished
         assert s.cache is None or s.cache.shape[2] == len(prompt) + len(s.token_ids) - 1
+
+
+@pytest.mark.parametrize("k, room", [(1, 3), (4, 8), (4, 5)])
+def test_out_of_memory_is_answered_in_smaller_batches_with_the_same_samples(load, monkeypatch, k, room):
+    policy = load("pico", lora_rank=0)
+    prompts = [[1 + i] * (2 + i) for i in range(7)]
+    seeds = [[(5, g, i) for i in range(k)] for g in range(7)]
+    calm, poor = TorchSampler(policy), TorchSampler(policy)
+    expected = calm.sample(prompts, k, 6, 1.0, seeds)
+    batch, rows = poor._batch, []
+
+    def little_memory(prompts, k, *rest):
+        rows.append(len(prompts) * k)
+        if rows[-1] > room:
+            raise torch.OutOfMemoryError("pretended")
+        return batch(prompts, k, *rest)
+
+    monkeypatch.setattr(poor, "_batch", little_memory)
+    got = poor.sample(prompts, k, 6, 1.0, seeds)
+    assert [[s.token_ids for s in group] for group in got] == [[s.token_ids for s in group] for group in expected]
+    assert max(rows) > room and poor.max_rows <= room  # it has learnt how much fits
+    tried = len(rows)
+    poor.sample(prompts, k, 6, 1.0, seeds)
+    assert max(rows[tried:]) <= room
+
+
+def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
+    sampler = TorchSampler(load("pico", lora_rank=0))
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("pretended")
+
+    monkeypatch.setattr(sampler, "_batch", no_memory)
+    with pytest.raises(RuntimeError, match="lower --k or --max-tokens"):
+        sampler.sample([[1, 2], [3]], 2, 4, 1.0, [[(0, g, i) for i in range(2)] for g in range(2)])
