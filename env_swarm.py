@@ -23,7 +23,7 @@ Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each 
     payoff      (1 + tanh(gain / share)) / 2. gain: resources at the end minus at the start. share: a third of all bounties that the
                 scenario will offer. So 0.5 is for nothing gained, 0.88 for that share, and no gain is so large that more would
                 not pay (the published runs ended at a payoff of 1.0, where nothing is left to learn from).
-    reputation  at the end, out of 100. A penalty for ending below a floor can be added.
+    reputation  at the end, out of 100. A penalty for ending below a floor can be added, and one for the share of turns lost to errors.
     quality     mean p over the model's submissions and accepted trades (both directions); 0 without any.
     diversity   Shannon entropy of the tools used with success, divided by the log of their number.
 
@@ -241,6 +241,7 @@ class Swarm:
     diversity: float | None = None
     floor: float = 50.0  # of the final reputation; ending below it costs …
     floor_penalty: float = 0.0  # … this times the missing share of 100
+    error_penalty: float = 0.0  # times the share of turns lost to errors
     max_turns = 25
 
     def __post_init__(self):
@@ -253,7 +254,7 @@ class Swarm:
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
-        for name in ("payoff", "reputation", "quality", "diversity", "floor", "floor_penalty"):
+        for name in ("payoff", "reputation", "quality", "diversity", "floor", "floor_penalty", "error_penalty"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"--swarm-{name.replace('_', '-')} {getattr(self, name)}: must be a number of at least 0")
         self.tools = schemas(self.version)
@@ -330,8 +331,10 @@ class Swarm:
             "diversity": entropy(self.used.values()) / math.log(len(self.tools)),
         }
         missing = max(0.0, self.floor - me.reputation) / 100
+        errors = sum(not turn.ok for turn in self.log) / n
+        paid = sum(getattr(self, name) * value for name, value in parts.items())
         return {
-            "reward": sum(getattr(self, name) * value for name, value in parts.items()) - self.floor_penalty * missing,
+            "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,
             **parts,
             # From here on nothing is paid for.
             "floor_missing": missing,
@@ -340,7 +343,7 @@ class Swarm:
             "turns_used": sum(turn.calls > 0 for turn in self.log),
             "truncated": float(cut),
             "format": sum(turn.calls > 0 and turn.tool != "" for turn in self.log) / n,
-            "error_rate": sum(not turn.ok for turn in self.log) / n,
+            "error_rate": errors,
             "self_proposal_errors": sum(turn.own for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
             "toxicity": 1 - mean(all_done) if all_done else 0.0,  # of the whole economy: E[1 - p | accepted]
@@ -382,7 +385,8 @@ def print_score(env: Swarm) -> None:
     marks = env.score()
     weights = [("payoff", env.payoff), ("reputation", env.reputation), ("quality", env.quality), ("diversity", env.diversity)]
     print(f"\nreward {marks['reward']:.3f} = " + " + ".join(f"{w:g} x {name} {marks[name]:.3f}" for name, w in weights if w), end="")
-    print(f" - {env.floor_penalty:g} x {marks['floor_missing']:.3f}" if env.floor_penalty else "")
+    print(f" - {env.floor_penalty:g} x {marks['floor_missing']:.3f}" * bool(env.floor_penalty), end="")
+    print(f" - {env.error_penalty:g} x errors {marks['error_rate']:.3f}" * bool(env.error_penalty))
     books = {name: amount for name, amount in env.economy.members[ME].books.items() if round(amount, 1)}
     print(f"gain {marks['gain']:+.1f}: " + (", ".join(f"{name} {amount:+.1f}" for name, amount in books.items()) or "nothing moved"))
     kinds = ", ".join(f"{m.name} {m.kind}" for m in env.economy.members.values() if m.name != ME)

@@ -25,9 +25,24 @@ The losses differ in three things only: which ratio, how it is clipped, and how 
 
 Weights are worked out once over the whole batch, so cutting it into micro-batches cannot change the gradient.
 
+Samples can come from another policy than the one that is trained: an older one (--async-rollouts), or the same weights computed in another way
+(vLLM in bfloat16). `importance` says what is done about it. All four are the same on-policy, where every ratio is 1:
+
+    clip        the loss's own ratio is to the sampler, and its clip cuts off what is too far away          Schulman et al. 2017, eq. 7
+    none        look away: the samples count as the policy's own; its ratio is to the policy at the start of the update
+    token       as none, but each token weighs min(π/π_sampler, C): truncated importance sampling           Espeholt et al. 2018, §4.1
+    sequence    as token, with the ratio of the whole episode: unbiased up to the cap, and far noisier
+
+π is the policy at the start of the update, so the weight is a constant and the clip still bounds the *step* ("decoupled", Hilton et al. 2022, §3).
+On samples that were 8 updates old, `none` and `token` fell to 0 within 30 updates, `clip` and `sequence` learnt (results/offpolicy). What breaks
+the first two: replies in a habit that the policy has left still have a negative advantage, and their last tokens are those of every good reply
+(`</think>`, `<answer>`). Token by token these are as likely as ever, so `token` pushes them down at full weight; the reply as a whole is not likely any more,
+and that only `sequence` sees. Against rounding, where nothing is stale, `token` is the calmer one.
+
 Run me: `python grpo.py` works the example through, number by number.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +59,10 @@ CLIP = {
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
 }
+
+
+IMPORTANCE = ("clip", "none", "token", "sequence")
+CAP = 2.0  # C above. Too small is a bias towards the sampler, too large is noise; 2 is what most codes use
 
 
 @dataclass
@@ -125,6 +144,14 @@ def policy_loss(
     return -torch.minimum(surrogate, clipped), ratio.detach(), clipped < surrogate  # pessimistic: PPO, eq. 7
 
 
+def importance_weights(level: str, log_ratio: torch.Tensor, row: torch.Tensor, cap: float = CAP) -> torch.Tensor:
+    """min(π / π_sampler, cap) of each sampled token, [M]; log_ratio [M] is log π - log π_sampler, row [M] says whose token it is."""
+    if level == "sequence":  # the product over an episode's tokens, all its turns together
+        total = log_ratio.new_zeros(int(row.max()) + 1).index_add(0, row, log_ratio)  # [rows]
+        log_ratio = total[row]
+    return log_ratio.clamp(max=math.log(cap)).exp()  # clamped before exp: a long episode's ratio overflows
+
+
 def micro_batches(lengths: list[int], max_tokens: int) -> list[list[int]]:
     """Indices of episodes, sorted by length and cut so that rows · longest <= max_tokens: little padding, bounded memory."""
     batches, current = [], []
@@ -151,16 +178,22 @@ def update(
     kl: float = 0.0,
     reference: dict[str, torch.Tensor] | None = None,
     max_grad_norm: float = 1.0,
+    importance: str = "clip",
+    version: int = 0,
+    max_off_policy: int | None = None,
 ) -> dict[str, float]:
     """Train on one batch of groups, `epochs` optimizer steps; returns what to log.
 
+    version is how many updates the policy has seen. Episodes that a policy more than max_off_policy updates older has sampled are dropped.
     Raises FloatingPointError if loss or gradient is not finite, before the optimizer step that would have used them.
     """
-    rewards = torch.tensor([[float("nan") if e.stop_reason == "error" else e.reward for e in group] for group in groups])
-    advantages = group_advantages(rewards, baseline, normalize)  # [G, k]
     episodes = [e for group in groups for e in group]
+    age = torch.tensor([version - e.policy_version for e in episodes])  # [N], in updates
+    fresh = torch.ones_like(age, dtype=torch.bool) if max_off_policy is None else age <= max_off_policy
+    good = torch.tensor([e.stop_reason != "error" for e in episodes]) & fresh
+    rewards = torch.tensor([e.reward for e in episodes]).masked_fill(~good, float("nan"))  # [N]
+    advantages = group_advantages(rewards.view(len(groups), -1), baseline, normalize)  # [G, k]
     flat = advantages.flatten()  # [N]
-    good = torch.tensor([e.stop_reason != "error" for e in episodes])
     lengths = torch.tensor([e.reply_tokens for e in episodes]).float()
     weights = torch.zeros(len(episodes))
     if good.any():
@@ -172,22 +205,35 @@ def update(
         "groups_with_signal": float((advantages != 0).any(1).float().mean()),
         "advantage_abs": float(flat[good].abs().mean()) if good.any() else 0.0,
         "trained_tokens": int(lengths[keep].sum()) * epochs,
+        "off_policy_steps": float(age[good].float().mean()) if good.any() else 0.0,
+        "dropped": int((~fresh).sum()),
     }
     if not keep:
         return {**stats, "loss": 0.0, "grad_norm": 0.0}
     device, pad = policy.device, policy.tokenizer.pad_token_id
     parameters = list(policy.trainable().values())
     plan = micro_batches([len(episodes[n].token_ids) for n in keep], micro_tokens)
+    start: list[torch.Tensor] = []  # log-probs at the start of the update, [M] a micro-batch
     for epoch in range(epochs):
         optimizer.zero_grad(set_to_none=True)
-        sums = dict.fromkeys(("loss", "tokens", "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref"), 0.0)
+        sums = dict.fromkeys(
+            ("loss", "tokens", "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"), 0.0
+        )
         ratio_max = 0.0
-        for part in plan:
+        for i, part in enumerate(plan):
             chosen = [keep[n] for n in part]
             batch = collate([episodes[n] for n in chosen], flat[chosen], weights[chosen], pad, device)
             row = torch.nonzero(batch.mask)[:, 0]  # [M] which episode each sampled token belongs to
-            old, weight = batch.old_logprobs[batch.mask], batch.weights[row]  # [M], [M]
+            sampled, weight = batch.old_logprobs[batch.mask], batch.weights[row]  # [M], [M]
             logprobs, entropy = token_logprobs(policy, batch.ids, batch.mask, temperature)  # [M], [M]
+            if epoch == 0:
+                start.append(logprobs.detach())
+            old = sampled if importance == "clip" else start[i]
+            if importance in ("token", "sequence"):
+                factor = importance_weights(importance, start[i] - sampled, row)  # [M]
+                weight = weight * factor
+                sums["importance"] += factor.sum().item()
+                sums["capped"] += (factor >= CAP * (1 - 1e-6)).float().sum().item()
             each, ratio, clipped = policy_loss(loss, logprobs, old, batch.advantages[row], row, *CLIP[loss])
             total = (weight * each).sum()
             if kl > 0:  # k3, Schulman's low-variance estimate of KL(policy || reference): r - log r - 1, r = p_ref / p
@@ -197,7 +243,7 @@ def update(
                 total = total + kl * (weight * k3).sum()
                 sums["kl_ref"] += k3.detach().sum().item()
             total.backward()
-            gap = (logprobs - old).detach()
+            gap = (logprobs - sampled).detach()
             sums["loss"] += total.item()
             sums["tokens"] += len(gap)
             sums["entropy"] += entropy.sum().item()
@@ -217,6 +263,8 @@ def update(
             stats |= {"entropy": means["entropy"], "mismatch": means["mismatch"]}
     if kl == 0:
         means.pop("kl_ref")
+    if importance not in ("token", "sequence"):
+        means = {name: value for name, value in means.items() if name not in ("importance", "capped")}
     return {**means, **stats, "grad_norm": grad_norm, "ratio_max": ratio_max}
 
 

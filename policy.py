@@ -107,16 +107,21 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto"
         raise SystemExit(f"--model {name}: neither model nor tokenizer names an end-of-turn token; set eos_token")
 
     lm.requires_grad_(lora_rank == 0)
-    model = lm
-    if lora_rank:
-        from peft import LoraConfig, get_peft_model
-
-        torch.manual_seed(seed)  # A is drawn at random
-        config = LoraConfig(r=lora_rank, lora_alpha=lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(lm, config)
+    torch.manual_seed(seed)  # A is drawn at random
+    model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm
     model.to(device).eval()  # eval: no dropout, so the log-probs we train on are those that were sampled
     shown = Path(name).resolve().name if Path(name).exists() else name
     return Policy(model, tokenizer, stops, shown, lora_rank, torch.device(device))
+
+
+def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
+    """LoRA on every linear layer; in a mixture of experts on attention only: adapters of rank 32 on all 128 experts of a 30B would be 2 billion
+    parameters, and vLLM would have to hold them too."""
+    from peft import LoraConfig, get_peft_model
+
+    experts = getattr(lm.config, "num_experts", None) or getattr(lm.config, "num_local_experts", None)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
+    return get_peft_model(lm, LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"))
 
 
 # ---------------------------------------------------------------------------------------------- log-probs

@@ -202,9 +202,41 @@ def observations(summary: dict, lines: list[dict]) -> list[str]:
     out.append(f"Sampler and trainer disagree by {mean_of(lines, 'mismatch'):.1e} nats a token on average.")
     out.append("COLLAPSE at " + summary["collapse"] if summary["collapse"] else "No collapse was noticed.")
     seconds = summary["seconds"]
-    parts = ", ".join(f"{name} {100 * seconds[name] / max(seconds['total'], 1e-9):.0f}%" for name in ("rollout", "train", "eval", "sft"))
-    out.append(f"Time: {parts}; the rest is loading and writing.")
-    return out
+    mine = ("wait", "train") if seconds.get("wait") else ("rollout", "environment", "sync", "train")
+    parts = {"updates": sum(seconds.get(part, 0.0) for part in mine), "eval": seconds["eval"], "sft": seconds["sft"]}
+    told = ", ".join(f"{name} {100 * value / max(seconds['total'], 1e-9):.0f}%" for name, value in parts.items())
+    out.append(f"Time: {told}; the rest is loading and writing.")
+    return out + where_time_goes(lines)
+
+
+BARS = {"rollout": "tab:blue", "environment": "tab:cyan", "sync": "tab:purple", "train": "tab:orange", "wait": "lightgray"}
+
+
+def time_bars(lines: list[dict]) -> dict[str, dict[str, float]]:
+    """Mean seconds of an update by part, one bar a process: {"in turn": {...}}, or for a run ahead {"trainer": {...}, "sampler": {...}}."""
+    mean = {part: float(np.mean([line.get(f"seconds_{part}", 0.0) for line in lines])) for part in BARS}
+    if not mean["wait"]:
+        return {"in turn": {part: mean[part] for part in ("rollout", "environment", "sync", "train")}}
+    played = {part: mean[part] for part in ("rollout", "environment", "sync")}
+    rest = max(0.0, mean["wait"] + mean["train"] - sum(played.values()))
+    return {"trainer": {part: mean[part] for part in ("train", "wait")}, "sampler": played | {"wait": rest}}
+
+
+def waiting(lines: list[dict]) -> float:
+    """Share of an update's time in which the trainer has to wait for samples. In turn that is all but its own work."""
+    bar = next(iter(time_bars(lines).values()))
+    return 1 - bar["train"] / max(sum(bar.values()), 1e-9)
+
+
+def where_time_goes(lines: list[dict]) -> list[str]:
+    """One sentence for observations; none for runs older than this measurement."""
+    if "seconds_environment" not in lines[0]:
+        return []
+    told = []
+    for who, bar in time_bars(lines).items():
+        whole = max(sum(bar.values()), 1e-9)
+        told.append(f"{who} {whole:.2f} s: " + ", ".join(f"{part} {100 * s / whole:.0f}%" for part, s in bar.items()))
+    return [f"An update, on average: {'; '.join(told)}. The trainer waits for samples {100 * waiting(lines):.0f}% of the time."]
 
 
 def mean_of(lines: list[dict], key: str) -> float:
@@ -229,7 +261,13 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fig, axes = plt.subplots(2, 2, figsize=(13 if summary["env"] == "swarm" else 11, 7.5), layout="constrained")
+    timed = bool(lines) and "seconds_environment" in lines[0]
+    wide = 13 if summary["env"] == "swarm" else 11
+    fig = plt.figure(figsize=(wide, 8.6 if timed else 7.5), layout="constrained")
+    grid = fig.add_gridspec(3, 2, height_ratios=(1, 1, 0.2)) if timed else fig.add_gridspec(2, 2)
+    axes = np.array([[fig.add_subplot(grid[i, j]) for j in (0, 1)] for i in (0, 1)])
+    if timed:
+        draw_time(fig.add_subplot(grid[2, :]), lines)
     fig.suptitle(f"{summary['env']}, trained on {summary['trained']}, {Path(summary['model']).name}, seed {summary['seed']}")
     draw_held_out(axes[0, 0], summary, evals)
     if lines:
@@ -246,6 +284,25 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
         ax.grid(alpha=0.25)
     fig.savefig(path, dpi=110)
     plt.close(fig)
+
+
+def draw_time(ax, lines: list[dict]) -> None:
+    """Where the seconds of an update go, one stacked bar a process."""
+    bars = time_bars(lines)
+    for y, bar in enumerate(bars.values()):
+        left, whole = 0.0, max(sum(bar.values()), 1e-9)
+        for part, seconds in bar.items():
+            ax.barh(y, seconds, left=left, color=BARS[part], height=0.7, label=part)
+            if seconds > 0.06 * whole:
+                ax.text(left + seconds / 2, y, f"{part} {100 * seconds / whole:.0f}%", ha="center", va="center", fontsize=8)
+            left += seconds
+    ax.set_yticks(range(len(bars)), list(bars))
+    ax.set(
+        title=f"where an update's seconds go (the trainer waits for samples {100 * waiting(lines):.0f}% of the time)",
+        xlabel="s",
+        ylim=(len(bars) - 0.5, -0.5),
+    )
+    ax.margins(x=0)
 
 
 def draw_held_out(ax, summary: dict, evals: list[dict]) -> None:

@@ -16,6 +16,7 @@ Run me: `python rollout.py` plays one episode with pico_base and prints every to
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -88,12 +89,15 @@ def play(
     max_tokens: int,
     temperature: float,
     noise: int,
+    clock: dict[str, float] | None = None,
 ) -> list[list[Episode]]:
     """Play k episodes of each task to the end; returns one group a task, [len(task_seeds)][k].
 
     max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member, turn) draws the same
     random numbers whatever else is in the batch. An environment that raises costs its own episode only.
+    clock: the seconds that sampling and the environment took are added to its entries "rollout" and "environment".
     """
+    started, sampling = time.perf_counter(), 0.0
     envs = [[make_env() for _ in range(k)] for _ in task_seeds]
     groups, prompts = [], []
     think = [group[0].think for group in envs]
@@ -112,7 +116,9 @@ def play(
     # First turn: one prompt a group, prefilled once and sampled k times. Later turns differ between members.
     seeds = [[(noise, seed, i, 0) for i in range(k)] for seed in task_seeds]
     one_turn = getattr(envs[0][0], "max_turns", None) == 1
+    t = time.perf_counter()
     replies = sampler.sample(prompts, k, max_tokens, temperature, seeds, keep=not one_turn)
+    sampling += time.perf_counter() - t
     live = [(g, i, replies[g][i]) for g in range(len(task_seeds)) for i in range(k)]
     while live:
         going_on = []
@@ -125,12 +131,17 @@ def play(
             break
         prompts = [groups[g][i].token_ids for g, i, _ in going_on]
         seeds = [[(noise, groups[g][i].seed, i, groups[g][i].turns)] for g, i, _ in going_on]
+        t = time.perf_counter()
         answers = sampler.sample(prompts, 1, max_tokens, temperature, seeds, caches=[c for _, _, c in going_on], keep=True)
+        sampling += time.perf_counter() - t
         live = [(g, i, answer[0]) for (g, i, _), answer in zip(going_on, answers)]
     for group, group_envs in zip(groups, envs):
         for episode, env in zip(group, group_envs):
             episode.policy_version = sampler.version
             finish(episode, env)
+    if clock is not None:  # what is not sampling is the environment: its rules, and cutting its texts into tokens
+        clock["rollout"] += sampling
+        clock["environment"] += time.perf_counter() - started - sampling
     return groups
 
 

@@ -12,7 +12,9 @@ import json
 import os
 import platform
 import resource
+import shutil
 import signal
+import tempfile
 import time
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -25,7 +27,7 @@ from policy import find_checkpoint, token_logprobs
 from rollout import segments
 
 # On --resume these may change, because they do not change the experiment.
-MAY_CHANGE = ("updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine", "vllm_memory")
+MAY_CHANGE = ("updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine", "vllm_memory", "micro_tokens")
 
 
 def open_run(cfg) -> tuple[Path, Path | None]:
@@ -151,6 +153,24 @@ def open_wandb(cfg, folder: Path):
     log = lambda line: run.log(line)
     log.finish = run.finish
     return log
+
+
+def memory_folder(needed: int = 0) -> tempfile.TemporaryDirectory:
+    """A folder that goes when its owner goes, in memory where there are `needed` bytes free. What a killed owner has left is removed first."""
+    shm = Path("/dev/shm")
+    fits = shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > needed
+    sweep()
+    return tempfile.TemporaryDirectory(prefix=f"picoswarm-{os.getpid()}-", dir=shm if fits else None)
+
+
+def sweep() -> None:
+    """Remove the memory folders of processes that are no more: a killed one cannot clean up, and adapters of a 4B are 264 MB."""
+    if not Path("/proc/self").exists():
+        return  # then nobody knows who is alive
+    for folder in Path("/dev/shm").glob("picoswarm-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def append(path: Path, record: dict) -> None:

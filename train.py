@@ -7,6 +7,8 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (rollout: 8 tasks x 8 samples -> GRPO: one step) x updates, an eval now and then -> eval "final" -> report
 
+With --async-rollouts N a second process samples N batches ahead while this one trains; without it, one thing after the other.
+
 On a machine without a GPU, or that cannot reach the hub, the same command trains the embedded pico_base/, or for swarm pico_swarm/.
 `python train.py --help` lists every flag with its reason; they are declared once, just below.
 
@@ -19,12 +21,12 @@ same tasks or, with --difficulty and other settings of the environment, on other
 """
 
 import importlib.util
-import json
 import shutil
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,20 +35,23 @@ from tqdm import tqdm
 
 import metrics
 import report
+from ahead import Ahead, Job
 from env_alphabet import Alphabet
 from env_letters import Letters
-from env_swarm import STYLES as PLAYERS
 from env_swarm import Swarm
-from env_swarm import evaluate as evaluate_player
-from grpo import CLIP, update
-from policy import choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint
+from evaluate import evaluate_only, evaluate_policy, summarize
+from grpo import CLIP, IMPORTANCE, update
+from policy import choose_model, load_checkpoint, load_policy, save_checkpoint
 from rollout import play
 from runfolder import StopSignal, append, machine, open_run, open_wandb, save_episodes, trim, write_json
 from sampler import TorchSampler
 from sft import demonstrations, sft_batches, sft_step
 
+# Where the seconds of an update go. In turn: all but "wait", one after the other. Ahead: the other process's rollout, environment and sync run
+# beside this one's wait and train.
+PARTS = ("rollout", "environment", "sync", "wait", "train")
 # Tasks are drawn from a seed. These ranges never meet; pretraining (lab/pretrain.py) starts at 3e9.
-TRAIN_SEEDS, SFT_SEEDS, EVAL_SEEDS = 0, 1_000_000_000, 2_000_000_000
+TRAIN_SEEDS, SFT_SEEDS = 0, 1_000_000_000  # EVAL_SEEDS: 2e9
 EVAL_TIERS = (3, 5, 6)  # always evaluated, beside the tier that is trained
 
 
@@ -54,6 +59,7 @@ EVAL_TIERS = (3, 5, 6)  # always evaluated, beside the tier that is trained
 class Config:
     """RL post-training of a chat model: SFT warm-up on a scripted expert, then GRPO."""
 
+    preset: str = ""  # seed: the settings of the run this project grew out of (PRESETS below), which stood still at 44%
     # task
     env: str = "letters"  # which environment: letters, alphabet or swarm
     think: bool = True  # may the policy think before it answers? --no-think is the seed's plateau
@@ -76,6 +82,7 @@ class Config:
     swarm_diversity: float | None = None
     swarm_floor: float = 50.0  # ending with a reputation below it costs …
     swarm_floor_penalty: float = 0.0  # … this times what is missing, as a share of 100
+    swarm_error_penalty: float = 0.0  # times the share of turns lost to errors; the published runs did not charge for them
     # policy
     model: str = "auto"  # folder or hub id of a causal LM; auto: Qwen3-4B-Instruct-2507, or pico_base where it cannot run
     lora_rank: int = 32  # 0 trains all weights
@@ -85,9 +92,7 @@ class Config:
     vllm_memory: float = 0.3  # share of the card that vLLM takes, and gives back while the trainer needs it
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
-    sft_style: str | None = (
-        None  # whom to imitate; the default shows the format and not what does well: states; swarm: crowd, good and bad players
-    )
+    sft_style: str | None = None  # whom to imitate; the default shows the format and not what does well: states; swarm: crowd
     sft_examples: int = 100  # demonstrations are scarce, rewards are not
     sft_steps: int = 50
     sft_batch: int | None = None  # None: 8, and 2 in swarm, where an episode has 25 replies to learn from
@@ -108,7 +113,10 @@ class Config:
     epochs: int = 1  # optimizer steps a batch; above 1 the ratio leaves 1 and clipping acts
     temperature: float = 1.0  # of sampling *and* of the trained log-probs: they must be the same distribution
     max_tokens: int | None = None  # None: by model size; longest reply of a turn
-    micro_tokens: int = 16384  # padded tokens a forward pass; changes memory, never the gradient
+    importance: str | None = None  # of another policy's samples: clip, none, token, sequence (grpo.py). None: sequence if ahead, or by size
+    async_rollouts: int = 0  # batches sampled ahead by a second process while this one trains (ahead.py); 0 is strictly on-policy
+    max_off_policy_steps: int | None = None  # drop episodes whose sampler was more updates behind; None keeps all
+    micro_tokens: int | None = None  # padded tokens a forward pass; changes memory, never the gradient. None: by model size
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower
     # evaluation: fixed held-out tasks, greedy
     eval_n: int | None = None  # tasks a tier; 32 would give an interval 34 points wide. None: 256, and 128 in swarm
@@ -128,6 +136,12 @@ BY_ENV = {  # defaults that depend on the environment
     "alphabet": {"difficulty": 0, "sft_style": "states", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
     "swarm": {"difficulty": "medium", "sft_style": "crowd", "num_tasks": 4, "eval_n": 128, "sft_batch": 2},
 }
+PRESETS = {
+    "seed": {
+        "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200, "max_tokens": 2048, "eval_n": 32, "eval_every": 10,
+        "importance": "clip",
+    },
+}  # fmt: skip
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # what a curriculum climbs …
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # … when the mean of the last 5 updates is so high
 
@@ -135,10 +149,12 @@ PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # … when the
 def by_size(n_parameters: int, env: str) -> dict:
     """Defaults that depend on the model. Large: the runs this project grew out of. Small: what was stable on pico_base (results/)."""
     if n_parameters > 50e6:
-        return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": {"letters": 2048, "alphabet": 768, "swarm": 512}[env]}
+        max_tokens = {"letters": 2048, "alphabet": 768, "swarm": 512}[env]
+        micro_tokens = 8192  # a 4B then takes 64 of an A100's 80 GB; with 16,384 it would take 116 (computed, results/bench/memory.md)
+        return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": max_tokens, "importance": "token", "micro_tokens": micro_tokens}
     # swarm: one reward for 25 calls says little about each of them; at 3e-4, 20 updates moved the sampled reward by 0.03 to 0.05
     lr, updates, max_tokens = {"letters": (3e-4, 150, 320), "alphabet": (3e-4, 80, 640), "swarm": (1e-3, 20, 160)}[env]
-    return {"lr": lr, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens}
+    return {"lr": lr, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens, "importance": "clip", "micro_tokens": 16384}
 
 
 def fill(cfg: Config, defaults: dict) -> None:
@@ -157,11 +173,12 @@ def make_env(cfg: Config, difficulty):
         )
     return Swarm(
         difficulty, cfg.swarm_version, cfg.think, cfg.sft_style, cfg.swarm_payoff, cfg.swarm_reputation, cfg.swarm_quality,
-        cfg.swarm_diversity, cfg.swarm_floor, cfg.swarm_floor_penalty,
+        cfg.swarm_diversity, cfg.swarm_floor, cfg.swarm_floor_penalty, cfg.swarm_error_penalty,
     )  # fmt: skip
 
 
 def make_sampler(cfg: Config, policy):
+    """The engine that samples from the policy: vLLM where asked for, or beside a GPU that has it; else our own."""
     beside_a_gpu = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
     if cfg.engine == "vllm" or (cfg.engine == "auto" and beside_a_gpu):
         from vllm_engine import VllmSampler
@@ -174,18 +191,23 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
     """What is evaluated: {name of a set of tasks: (is it the one trained on?, make_env)}. The same name means the same tasks."""
     if cfg.env == "letters":
         tiers = sorted({*EVAL_TIERS, cfg.difficulty})
-        return {f"tier {tier}": (tier == cfg.difficulty, lambda tier=tier: make_env(cfg, tier)) for tier in tiers}
+        return {f"tier {tier}": (tier == cfg.difficulty, partial(make_env, cfg, tier)) for tier in tiers}
     if cfg.env == "swarm":
-        return {f"{cfg.difficulty} v{cfg.swarm_version}": (True, lambda: make_env(cfg, cfg.difficulty))}
+        return {f"{cfg.difficulty} v{cfg.swarm_version}": (True, partial(make_env, cfg, cfg.difficulty))}
     span = lambda low, high: str(low) if low == high else f"{low}-{high}"
     name = f"{span(cfg.min_turns, cfg.max_turns)} turns, {span(cfg.min_names, cfg.max_names)} names, power {cfg.similarity_power:g}"
-    return {name + (" a turn" if cfg.power_per_turn else ""): (True, lambda: make_env(cfg, 0))}
+    return {name + (" a turn" if cfg.power_per_turn else ""): (True, partial(make_env, cfg, 0))}
 
 
 def check(cfg: Config) -> None:
     """Refuse what cannot work, in one sentence, before anything is loaded. Fills in what depends on the environment."""
     if cfg.env not in BY_ENV:
         raise ValueError(f"--env {cfg.env}: there is no such environment; choose {', '.join(BY_ENV)}")
+    if cfg.preset and cfg.preset not in PRESETS:
+        raise ValueError(f"--preset {cfg.preset}: choose {', '.join(PRESETS)}, or leave it out")
+    for field in fields(Config):  # a flag that you set stays
+        if getattr(cfg, field.name) == field.default:
+            setattr(cfg, field.name, PRESETS.get(cfg.preset, {}).get(field.name, field.default))
     fill(cfg, BY_ENV[cfg.env])
     if cfg.env == "letters" and not isinstance(cfg.difficulty, int):
         raise ValueError(f"--difficulty {cfg.difficulty}: letters has tiers 1 to 10")
@@ -194,19 +216,25 @@ def check(cfg: Config) -> None:
         raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")
     if cfg.loss not in CLIP:
         raise ValueError(f"--loss {cfg.loss}: choose one of {', '.join(CLIP)}")
+    if cfg.importance not in (None, *IMPORTANCE):
+        raise ValueError(f"--importance {cfg.importance}: choose one of {', '.join(IMPORTANCE)}")
+    if cfg.max_off_policy_steps is not None and cfg.max_off_policy_steps < cfg.async_rollouts:
+        raise ValueError(f"--max-off-policy-steps {cfg.max_off_policy_steps}: with --async-rollouts {cfg.async_rollouts} every batch is that old, "
+                         "and all would be dropped; allow as many")  # fmt: skip
     if cfg.engine not in ("auto", "torch", "vllm"):
         raise ValueError(f"--engine {cfg.engine}: choose auto, torch or vllm")
     if cfg.baseline not in ("group", "batch", "none"):
         raise ValueError(f"--baseline {cfg.baseline}: choose group, batch or none")
     if cfg.k < 2 and cfg.baseline == "group":
         raise ValueError("--k 1: a group of one has no baseline, every advantage would be 0; use --k 2 or more, or --baseline batch")
-    for name in ("num_tasks", "k", "epochs", "eval_n", "eval_every", "save_every", "sft_examples", "sft_batch", "micro_tokens"):
+    for name in ("num_tasks", "k", "epochs", "eval_n", "eval_every", "save_every", "sft_examples", "sft_batch"):
         if getattr(cfg, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 1")
     if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
         raise ValueError(f"--max-updates {cfg.max_updates}: must be at least --updates {cfg.updates}")
-    for name in ("temperature", "lr", "sft_lr", "max_tokens", "updates", "sft_steps", "lora_rank", "lora_alpha", "kl", "lr_end"):
-        value, least = getattr(cfg, name), 0 if name in ("updates", "sft_steps", "lora_rank", "kl", "lr_end") else 1e-12
+    from_zero = ("updates", "sft_steps", "lora_rank", "kl", "lr_end", "async_rollouts")
+    for name in ("temperature", "lr", "sft_lr", "max_tokens", "micro_tokens", "lora_alpha", *from_zero):
+        value, least = getattr(cfg, name), 0 if name in from_zero else 1e-12
         if value is not None and not value >= least:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be {'positive' if least else 'at least 0'}")
 
@@ -218,21 +246,28 @@ def train(cfg: Config) -> Path:
     """One whole run; returns its folder."""
     started = time.time()
     folder, saved = open_run(cfg)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
+    threads = cfg.threads or torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // 2) if cfg.async_rollouts else threads)  # the other half is for the process that samples
     path, why = choose_model(cfg.model, cfg.env)
-    policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    policy = load()
+    fill(cfg, {"importance": "sequence"} if cfg.async_rollouts else {})  # the one that held on samples 8 updates old (results/offpolicy)
     fill(cfg, by_size(policy.n_parameters, cfg.env))
     check(cfg)
     print(why)
     print(f"chosen for {policy.n_parameters / 1e6:.1f}M parameters: lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, "
           f"updates {cfg.updates}, max_tokens {cfg.max_tokens}")  # fmt: skip
     if cfg.gradient_checkpointing:
+        shares = [module.p for module in policy.lm.modules() if isinstance(module, torch.nn.Dropout)]
+        if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
+            raise ValueError(
+                "--gradient-checkpointing: this model has dropout, which would come on with it; leave it out, or set its dropout to 0"
+            )
         policy.lm.gradient_checkpointing_enable()
         policy.lm.enable_input_require_grads()
-        policy.model.train()  # transformers checkpoints only in training mode; LoRA's and the base's dropout are 0
-    sampler = make_sampler(cfg, policy)
-    asleep = getattr(sampler, "asleep", nullcontext)  # `with asleep():` vLLM lends its memory to the trainer
+    ahead = Ahead(load, partial(make_sampler, cfg), max(1, threads // 2)) if cfg.async_rollouts else None
+    sampler = None if ahead else make_sampler(cfg, policy)
+    asleep = sampler.asleep if sampler else nullcontext  # `with asleep():` the sampler lends its memory to the trainer
     write_json(folder / "config.json", asdict(cfg))
 
     # What a resumed run needs, besides weights and optimizer. Kept in checkpoint/state.json.
@@ -242,11 +277,13 @@ def train(cfg: Config) -> Path:
         "recent": [],  # what a curriculum watches (PROMOTE), of the last updates at this level
         "rewards": [],  # mean reward of every update, to notice a collapse
         "sft": {},
-        "seconds": dict.fromkeys(("total", "rollout", "train", "eval", "sft"), 0.0),
+        "seconds": dict.fromkeys(("total", *PARTS, "eval", "sft"), 0.0),
         "tokens": dict.fromkeys(("sampled", "trained", "sft"), 0),
         "collapse": "",
     }
-    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=cfg.lr, weight_decay=0.0)
+    # Elsewhere torch chooses; on a GPU its choice takes 4 bytes a weight more while it steps.
+    fused = True if policy.device.type == "cuda" else None
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=cfg.lr, weight_decay=0.0, fused=fused)
     if saved:
         optimizer_state, state = load_checkpoint(saved, policy)
         optimizer.load_state_dict(optimizer_state)
@@ -258,7 +295,12 @@ def train(cfg: Config) -> Path:
 
     def evaluate(stage: str, done: int) -> None:
         t = time.time()
-        evaluate_policy(cfg, policy, sampler, folder, eval_sets(cfg), stage, done, log)
+        if ahead:
+            roll = lambda make_env, seeds: ahead.play(policy, Job(make_env, seeds, 1, cfg.max_tokens, 0.0, 0, max(done, 0)))
+        else:
+            sampler.sync(max(done, 0))
+            roll = lambda make_env, seeds: play(policy, sampler, make_env, seeds, 1, cfg.max_tokens, 0.0, 0)
+        evaluate_policy(policy, roll, folder, eval_sets(cfg), cfg.eval_n, stage, done, log)
         seconds["eval"] += time.time() - t
 
     def save() -> None:
@@ -270,16 +312,20 @@ def train(cfg: Config) -> Path:
         evaluate("before", -1)
         t = time.time()
         demos = demonstrations(policy, lambda: make_env(cfg, cfg.difficulty), [SFT_SEEDS + i for i in range(cfg.sft_examples)])
-        sft_optimizer = torch.optim.AdamW(policy.trainable().values(), lr=cfg.sft_lr, weight_decay=0.0)
+        sft_optimizer = torch.optim.AdamW(policy.trainable().values(), lr=cfg.sft_lr, weight_decay=0.0, fused=fused)
         losses = []
         batches = sft_batches(demos, cfg.sft_batch, cfg.sft_steps, cfg.seed)
         with asleep():
+            policy.model.train(cfg.gradient_checkpointing)  # transformers checkpoints in training mode only
             for i, batch in enumerate(tqdm(batches, desc="SFT", disable=not batches)):
                 for group in sft_optimizer.param_groups:  # linear warm-up over a tenth, then linear to zero
                     group["lr"] = cfg.sft_lr * min((i + 1) / max(1, cfg.sft_steps / 10), (cfg.sft_steps - i) / cfg.sft_steps)
                 losses.append(sft_step(policy, sft_optimizer, batch, cfg.micro_tokens)["loss"])
                 tokens["sft"] += sum(e.reply_tokens for e in batch)
                 stop.check("SFT starts again on --resume")
+            policy.model.eval()
+        sft_optimizer.zero_grad(set_to_none=True)
+        del sft_optimizer  # its moments are two more numbers for each weight that learns
         tokens["trained"] += tokens["sft"]
         seconds["sft"] = time.time() - t
         state["sft"] = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
@@ -295,27 +341,50 @@ def train(cfg: Config) -> Path:
     # ---- GRPO: sample, score, make what scored above its group's mean likelier ----------------------------
     print("a loss near 0 and a ratio of 1.000 are what on-policy GRPO looks like when it is healthy; watch the reward")
     bar = tqdm(initial=state["update"], total=cfg.updates, desc="GRPO")
+    asked, last_batch = state["update"], (cfg.max_updates if cfg.until_converged else cfg.updates) - 1  # ahead: the next to ask for
     while not finished(cfg, state):
-        step = state["update"]
+        step, level = state["update"], state["level"]
+        clock = dict.fromkeys(PARTS, 0.0)  # where this update's seconds go
         t0 = time.time()
-        sampler.sync(step)
-        first = TRAIN_SEEDS + (cfg.seed * 100_000 + step) * cfg.num_tasks
-        level = state["level"]
-        groups = play(policy, sampler, lambda level=level: make_env(cfg, level), [first + i for i in range(cfg.num_tasks)],
-                      cfg.k, cfg.max_tokens, cfg.temperature, noise=cfg.seed)  # fmt: skip
+        if ahead:
+            while asked <= min(step + cfg.async_rollouts, last_batch):
+                env = partial(make_env, cfg, level)
+                ahead.ask(asked, policy, Job(env, task_seeds(cfg, asked), cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed, step))
+                asked += 1
+            groups, spent = ahead.take(step)
+            clock |= {**spent, "wait": time.time() - t0}
+        else:
+            sampler.sync(step)
+            clock["sync"] = time.time() - t0
+            groups = play(
+                policy,
+                sampler,
+                partial(make_env, cfg, level),
+                task_seeds(cfg, step),
+                cfg.k,
+                cfg.max_tokens,
+                cfg.temperature,
+                cfg.seed,
+                clock,
+            )
         t1 = time.time()
         for group in optimizer.param_groups:
             group["lr"] = cfg.lr * min((step + 1) / max(1, cfg.warmup), 1 - (1 - cfg.lr_end) * min(1, step / cfg.updates))
         with asleep():
+            policy.model.train(cfg.gradient_checkpointing)
             stats = update(
                 policy, optimizer, groups, loss=cfg.loss, baseline=cfg.baseline, normalize=cfg.normalize and cfg.loss != "dr_grpo", temperature=cfg.temperature,
                 max_tokens=cfg.max_tokens, micro_tokens=cfg.micro_tokens, epochs=cfg.epochs, kl=cfg.kl, reference=reference,
+                importance=cfg.importance, version=step, max_off_policy=cfg.max_off_policy_steps,
             )  # fmt: skip
-        t2 = time.time()
+            policy.model.eval()
+            optimizer.zero_grad(set_to_none=True)  # gradients need not lie about while the sampler works
+        clock["train"] = time.time() - t1
 
         episodes = [e for group in groups for e in group if e.stop_reason != "error"]
-        line = {"update": step + 1, "level": level, **summarize(groups), **stats, "seconds_rollout": t1 - t0, "seconds_train": t2 - t1}
-        seconds["rollout"], seconds["train"] = seconds["rollout"] + t1 - t0, seconds["train"] + t2 - t1
+        line = {"update": step + 1, "level": level, **summarize(groups), **stats, **{f"seconds_{part}": clock[part] for part in PARTS}}
+        for part in PARTS:
+            seconds[part] = seconds.get(part, 0.0) + clock[part]
         tokens["sampled"] += sum(e.reply_tokens for e in episodes)
         tokens["trained"] += stats["trained_tokens"]
         append(folder / "metrics.jsonl", line)
@@ -325,7 +394,7 @@ def train(cfg: Config) -> Path:
             + (f"  exact {line['exact']:.2f}" if "exact" in line else f"  payoff {line['payoff']:.2f}  errors {line['error_rate']:.2f}")
             + f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}  entropy {line.get('entropy', 0):.3f}"
             f"  grad {line['grad_norm']:.2f}  ratio {line.get('ratio', 1):.3f}  loss {line['loss']:+.4f}"
-            f"  {t1 - t0:.1f}s + {t2 - t1:.1f}s"
+            f"  {t1 - t0:.1f}s + {clock['train']:.1f}s"
         )
         state["update"] = step + 1
         state["rewards"].append(line["reward"])
@@ -350,6 +419,8 @@ def train(cfg: Config) -> Path:
     # ---- what a person gets ---------------------------------------------------------------------------
     bar.close()
     evaluate("final", state["update"])
+    if ahead:
+        ahead.close()
     seconds["total"] = spent_before + time.time() - started
     write_json(folder / "summary.json", report.summarize_run(folder, asdict(cfg), state, machine(policy)))
     report.write(folder)
@@ -360,110 +431,13 @@ def train(cfg: Config) -> Path:
     return folder
 
 
-# ------------------------------------------------------------------------------------------------ evaluation
-
-
-def evaluate_policy(cfg: Config, policy, sampler, folder: Path, sets: dict, stage: str, done: int, log) -> dict[str, list]:
-    """Greedy, on the same held-out tasks every time. Each task's result goes to evals.jsonl, a few whole episodes to episodes.jsonl.
-
-    Returns {set of tasks: its episodes}.
-    """
-    sampler.sync(max(done, 0))
-    results = {}
-    for name, (trained, env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):
-        groups = play(policy, sampler, env, [EVAL_SEEDS + i for i in range(cfg.eval_n)], 1, cfg.max_tokens, 0.0, 0)
-        results[name] = episodes = [g[0] for g in groups]
-        parts = next((e.components for e in episodes if e.components), {})
-        append(folder / "evals.jsonl", {
-            "update": done, "stage": stage, "tasks": name, "trained": trained, "reward": [round(e.reward, 5) for e in episodes],
-            **{part: [round(e.components.get(part, 0.0), 4) for e in episodes] for part in parts},
-            "reply_tokens": [e.reply_tokens for e in episodes], "truncated": [e.stop_reason == "truncated" for e in episodes],
-        })  # fmt: skip
-        if trained:
-            shown = groups[:8]
-            best = max(groups, key=lambda g: g[0].reward)
-            if "exact" not in parts and best not in shown:  # where no episode is simply right, the best one is worth reading
-                shown = [*shown, best]
-            save_episodes(folder, done, stage, policy, shown, cfg.temperature)
-        measures = {"reward": metrics.mean([e.reward for e in episodes])}
-        if "exact" in parts:
-            measures["exact"] = metrics.proportion(sum(e.components.get("exact", 0.0) for e in episodes), len(episodes))
-        tqdm.write(f"eval {stage:10} update {done:4}  {name}  " + "  ".join(f"{key} {value}" for key, value in measures.items()))
-        log({**{f"eval/{name}/{key}": value.mean for key, value in measures.items()}, "update": done})
-    return results
-
-
-# What --eval-only may set beside the run's own config: the tasks, and how they are computed.
-FOR_EVAL = ("difficulty", "eval_n", "max_tokens", "device", "threads", "engine", "vllm_memory", "min_turns", "max_turns", "min_names", "max_names",
-            "similarity_power", "power_per_turn", "reward", "swarm_version", "swarm_payoff", "swarm_reputation", "swarm_quality",
-            "swarm_diversity", "swarm_floor", "swarm_floor_penalty")  # fmt: skip
-
-
-def evaluate_only(given: Config) -> None:
-    """Evaluate a run's checkpoint on held-out tasks of any difficulty; print every component with its interval, and keep it in the run."""
-    folder = Path(given.eval_only)
-    if not (folder / "config.json").exists():
-        raise SystemExit(f"--eval-only {folder}: there is no config.json in it, so it is no run folder; check the path")
-    saved = find_checkpoint(folder / "checkpoint")
-    if saved is None:
-        raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
-    cfg = Config(**json.loads((folder / "config.json").read_text()))
-    own = next(iter(name for name, (trained, _) in eval_sets(cfg).items() if trained))
-    for name, default in asdict(Config()).items():
-        value = getattr(given, name)
-        if value == default or name == "eval_only":
-            continue
-        if name not in FOR_EVAL and value != getattr(cfg, name):
-            raise SystemExit(
-                f"--{name.replace('_', '-')}: this run has {getattr(cfg, name)}, and --eval-only cannot change it; leave it out"
-            )
-        setattr(cfg, name, value)
-    check(cfg)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
-    path, why = choose_model(cfg.model, cfg.env)
-    policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
-    _, state = load_checkpoint(saved, policy)
-    sets = {name: (name == own, env) for name, (trained, env) in eval_sets(cfg).items() if trained}
-    print(f"{folder} after {state['update']} updates; {why}")
-    results = evaluate_policy(cfg, policy, make_sampler(cfg, policy), folder, sets, "eval_only", state["update"], lambda line: None)
-    for name, episodes in results.items():
-        print(f"\n{name}: mean [95% interval], greedy, {len(episodes)} held-out tasks")
-        parts = {"reward": [e.reward for e in episodes]}
-        parts |= {part: [e.components.get(part, 0.0) for e in episodes] for part in episodes[0].components}
-        for part, values in parts.items():
-            print(f"  {part:22} {metrics.mean(values)}")
-        if cfg.env == "swarm":
-            print("\nreward of the scripted players on the same scenarios:")
-            for player in PLAYERS:
-                env = make_env(cfg, cfg.difficulty)
-                env.style = player
-                print(f"  {player:22} {evaluate_player(env, cfg.eval_n, EVAL_SEEDS)['reward']}")
-    if (folder / "summary.json").exists():
-        report.write(folder)
-    print(f"\nkept in {folder}/evals.jsonl and {folder}/report.md")
-
-
 # ------------------------------------------------------------------------------------------------ helpers
 
 
-def summarize(groups) -> dict:
-    """A line of metrics.jsonl about one batch of groups: means over episodes, the reward with its interval."""
-    episodes = [e for group in groups for e in group if e.stop_reason != "error"]
-    if not episodes:
-        first = next(e.error for group in groups for e in group)
-        raise RuntimeError(f"every episode of this update ended in an error ({first}); mend the environment and --resume")
-    # Episodes of a group share a task and are not independent: the interval is over group means.
-    by_group = [sum(e.reward for e in g) / len(g) for g in ([e for e in g if e.stop_reason != "error"] for g in groups) if g]
-    reward = metrics.mean(by_group, resamples=500)
-    names = episodes[0].components
-    return {
-        "reward": sum(e.reward for e in episodes) / len(episodes), "reward_low": reward.low, "reward_high": reward.high, "n": len(episodes),
-        **{name: sum(e.components[name] for e in episodes) / len(episodes) for name in names},
-        "reply_tokens": sum(e.reply_tokens for e in episodes) / len(episodes),
-        "truncated": sum(e.stop_reason == "truncated" for e in episodes) / len(episodes),
-        "errors": sum(e.stop_reason == "error" for g in groups for e in g),
-    }  # fmt: skip
+def task_seeds(cfg: Config, step: int) -> list[int]:
+    """The tasks of an update: never the same twice, and others for another --seed."""
+    first = TRAIN_SEEDS + (cfg.seed * 100_000 + step) * cfg.num_tasks
+    return [first + i for i in range(cfg.num_tasks)]
 
 
 def finished(cfg: Config, state: dict) -> bool:
@@ -477,13 +451,16 @@ def main() -> None:
     cfg = tyro.cli(Config)
     try:
         if cfg.eval_only:
-            evaluate_only(cfg)
+            evaluate_only(cfg)  # evaluate.py
         else:
             if not cfg.resume:
                 check(cfg)
             train(cfg)
     except ValueError as error:
         raise SystemExit(str(error)) from None
+    except torch.OutOfMemoryError as error:
+        raise SystemExit(f"out of GPU memory ({str(error).splitlines()[0]}); the last checkpoint is kept: --resume it with a lower --micro-tokens, "
+                         "or start again with --gradient-checkpointing") from None  # fmt: skip
     except FloatingPointError as error:
         raise SystemExit(f"training stopped: {error}; the last good checkpoint is kept, try a lower --lr") from None
     except OSError as error:

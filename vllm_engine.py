@@ -33,7 +33,6 @@ Run me: `python vllm_engine.py` samples with vLLM, before and after an update, a
 import gc
 import os
 import shutil
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,7 +40,8 @@ import numpy as np
 import torch
 
 from policy import Policy
-from sampler import Sample
+from runfolder import memory_folder
+from sampler import Sample, first_line
 
 LONGEST = 32768  # tokens of a conversation; vLLM sizes its tables by it, and Qwen3-4B's 262,144 would cost gigabytes
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank of an adapter
@@ -94,14 +94,6 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int):
                          "give it another share, free the card, or take --engine torch") from error  # fmt: skip
 
 
-def adapter_home(policy: Policy) -> tempfile.TemporaryDirectory:
-    """A folder for adapters, in memory where there is room for four of them. It goes when the sampler goes."""
-    needed = 4 * sum(p.numel() * p.element_size() for p in policy.trainable().values())
-    shm = Path("/dev/shm")
-    fits = shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > needed
-    return tempfile.TemporaryDirectory(prefix="picoswarm-", dir=shm if fits else None)
-
-
 def request_seed(seed: tuple[int, ...]) -> int:
     """(noise, task seed, member, turn) -> 63 bits for vLLM's generator."""
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -116,7 +108,8 @@ class VllmSampler:
         self.llm = load_engine(policy, memory, cpu_cache)
         self.max_len = self.llm.model_config.max_model_len  # tokens of a conversation, its last reply included
         self.awake = True
-        self.syncs, self.adapter, self.home = 0, None, adapter_home(policy)
+        self.syncs, self.adapter = 0, None
+        self.home = memory_folder(4 * sum(p.numel() * p.element_size() for p in policy.trainable().values()))  # there are two at a time
         self.sync(0)  # the policy may have learnt something since its base weights were loaded
 
     def sync(self, version: int = 0) -> None:
@@ -249,10 +242,6 @@ def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
         torch.cuda.empty_cache()
     half = len(requests) // 2
     return answer(llm, requests[:half], adapter) + answer(llm, requests[half:], adapter)
-
-
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
 if __name__ == "__main__":

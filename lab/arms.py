@@ -53,7 +53,7 @@ def run(env: str, arm: str, seed: int, threads: int) -> None:
     if arm == "more_sft":  # as many SFT steps as fit into the time that GRPO took for the same seed
         g = json.loads((out / f"grpo-{seed}" / "summary.json").read_text())
         per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
-        flags += ["--sft-steps", str(g["config"]["sft_steps"] + round((g["seconds"]["rollout"] + g["seconds"]["train"]) / per_step))]
+        flags += ["--sft-steps", str(g["config"]["sft_steps"] + round(grpo_seconds(g["seconds"]) / per_step))]
     if (folder / "config.json").exists():
         command = ["--resume", str(RUNS / name)]
     else:
@@ -70,6 +70,11 @@ def run(env: str, arm: str, seed: int, threads: int) -> None:
     for kept in (*KEPT, *(["report.html"] if (arm, seed) == ("grpo", 0) else [])):
         if (folder / kept).exists():
             shutil.copy(folder / kept, target / kept)
+
+
+def grpo_seconds(seconds: dict) -> float:
+    """What the updates took. Runs before the time was split have the environment and the weight sync in their rollout."""
+    return sum(seconds.get(part, 0.0) for part in ("rollout", "environment", "sync", "train"))
 
 
 def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
@@ -122,7 +127,7 @@ def write_table(env: str) -> None:
                 + (f"{100 * x['exact']:.1f}% [{100 * x['low']:.1f}, {100 * x['high']:.1f}]" if "exact" in x else "")
                 + " | "
                 f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f} | {s['updates']} | {s['config']['sft_steps']} | "
-                f"{t['rollout'] + t['train']:.0f} | {t['sft']:.0f} | {t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
+                f"{grpo_seconds(t):.0f} | {t['sft']:.0f} | {t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
             )
     lines += ["", "## What wins", ""] if len(rows) > 1 else []
     for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained]:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import swarm_bots
 import swarm_economy as eco
-from env_swarm import STYLES, TOOLS, WEIGHTS, Swarm, play, read_call, write_call
+from env_swarm import STYLES, TOOLS, WEIGHTS, Swarm, play, print_score, read_call, write_call
 from swarm_bots import EXTREMES, PLAYERS, bots_act, draw_scenario, draw_tasks, exploits, from_short, show, view
 from swarm_economy import ME, MECHANISMS, Refused, Scenario, Task, end_step, found
 
@@ -885,6 +885,38 @@ def test_weights_are_flags_and_the_floor_costs():
     assert WEIGHTS["0.2"] == {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1}
 
 
+def with_errors(env: Swarm, turns: int = 25) -> Swarm:
+    """Every third turn claims a task that is not there."""
+    env.reset(4)
+    for i in range(turns):
+        env.step(write_call("pass_turn", {}) if i % 3 else write_call("claim_task", {"task_id": "task_99"}))
+    return env
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("penalty", [0.0, 0.75, 3.0])
+def test_errors_cost_their_share_of_the_turns_times_the_penalty_and_by_default_nothing(penalty, version):
+    plain, charged = with_errors(Swarm("hard", version)).score(), with_errors(Swarm("hard", version, error_penalty=penalty)).score()
+    assert charged == plain | {"reward": charged["reward"]} and plain["error_rate"] == 9 / 25
+    assert charged["reward"] == pytest.approx(plain["reward"] - penalty * 9 / 25, abs=1e-12)
+    assert Swarm("hard", version).error_penalty == 0.0
+
+
+def test_the_errors_of_a_cut_episode_cost_as_the_error_rate_says():
+    env = with_errors(Swarm("hard", error_penalty=2.0), turns=4)
+    marks, env.error_penalty = env.score(), 0.0
+    assert marks["truncated"] == 1 and marks["error_rate"] > 0
+    assert marks["reward"] == pytest.approx(env.score()["reward"] - 2.0 * marks["error_rate"], abs=1e-12)
+
+
+def test_what_the_score_is_made_of_is_printed_with_the_errors_where_they_cost(capsys):
+    for env, told in ((Swarm("medium", style="random", error_penalty=0.5), True), (Swarm("medium", style="random"), False)):
+        marks = play(env, 3)
+        print_score(env)
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("reward "))
+        assert (f" - 0.5 x errors {marks['error_rate']:.3f}" in line) is told and line.startswith(f"reward {marks['reward']:.3f} = ")
+
+
 def test_a_cut_episode_is_scored_as_if_the_rest_had_been_passed():
     cut, whole = Swarm("hard"), Swarm("hard")
     cut.reset(4), whole.reset(4)
@@ -1039,6 +1071,8 @@ def test_it_renders_and_fits_the_context():
         ("--swarm-payoff", {"payoff": -1.0}),
         ("--swarm-floor-penalty", {"floor_penalty": float("nan")}),
         ("--swarm-reputation", {"reputation": float("inf")}),
+        ("--swarm-error-penalty", {"error_penalty": -0.1}),
+        ("--swarm-error-penalty", {"error_penalty": float("nan")}),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_sentence_that_names_the_flag(flag, arguments):

@@ -1,17 +1,36 @@
 """Protects GRPO: advantages by hand, and for every loss the gradient of a second implementation, written from the
 formulas as plain loops over episodes and tokens, with ratios away from 1 so that clipping is at work.
+
+And samples that another policy drew: their weights one token at a time, and by a policy so small that every episode it can
+play is in the batch, as often as it is played, so that an unbiased gradient is the true one and no estimate.
 """
 
+import itertools
 import math
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grpo
-from grpo import CLIP, Batch, collate, group_advantages, micro_batches, policy_loss, swapped, token_weights, update
+from grpo import (
+    CAP,
+    CLIP,
+    IMPORTANCE,
+    Batch,
+    collate,
+    group_advantages,
+    importance_weights,
+    micro_batches,
+    policy_loss,
+    swapped,
+    token_weights,
+    update,
+)
 from rollout import Episode
 
 NAN = float("nan")
@@ -140,13 +159,17 @@ def naive_advantages(groups: list[list[Episode]]) -> list[float]:
     return out
 
 
-def naive_loss(naive_logprobs, policy, groups, loss, advantages, temperature=1.0, kl=0.0, reference=None) -> torch.Tensor:
-    """The table in grpo.py, read aloud: one episode at a time, one token at a time, over *all* episodes but errors."""
+def naive_loss(naive_logprobs, policy, groups, loss, advantages, temperature=1.0, kl=0.0, reference=None, factors=None) -> torch.Tensor:
+    """The table in grpo.py, read aloud: one episode at a time, one token at a time, over *all* episodes but errors.
+
+    factors[n][t]: what token t of episode n weighs besides, for having been drawn by another policy.
+    """
     eps, eps_high = CLIP[loss]
+    factors = factors or [[1.0] * len(e.token_ids) for e in sum(groups, [])]
     pairs = [(e, a) for e, a in zip(sum(groups, []), advantages) if e.stop_reason != "error"]
     all_tokens = sum(e.reply_tokens for e, _ in pairs)
     total = torch.zeros(())
-    for e, advantage in pairs:
+    for (e, advantage), factor in zip(pairs, [f for e, f in zip(sum(groups, []), factors) if e.stop_reason != "error"]):
         logp = naive_logprobs(policy, e.token_ids, temperature)  # [T-1]
         if kl:
             with torch.no_grad(), swapped(policy, reference):
@@ -171,6 +194,7 @@ def naive_loss(naive_logprobs, policy, groups, loss, advantages, temperature=1.0
                 weight = 1 / (len(pairs) * MAX_TOKENS)
             else:
                 weight = 1 / all_tokens
+            weight *= factor[t]
             total = total - weight * gain
             if kl:
                 r = torch.exp(ref[t - 1] - logp[t - 1])
@@ -469,3 +493,303 @@ def test_what_is_not_finite_raises_and_leaves_the_weights_untouched(load, make_g
         run(policy, groups, optimizer=optimizer, micro_tokens=30)
     assert all(torch.equal(p.nan_to_num(7), before[name].nan_to_num(7)) for name, p in snapshot(policy).items())
     assert not optimizer.state and all(p.grad is None for p in policy.trainable().values())
+
+
+# ---------------------------------------------------------------------------------------------- samples of another policy
+
+
+def put(policy, weights: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, p in policy.trainable().items():
+            p.copy_(weights[name])
+
+
+def trainable(policy) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in policy.trainable().items()}
+
+
+STEP = dict.fromkeys(CLIP, 0.3) | {"gspo": 3e-4}  # a learning rate after which some ratios are beyond the clip, and some are not
+
+
+@pytest.mark.parametrize("epochs, ways", [(1, IMPORTANCE), (2, IMPORTANCE[1:])])
+@pytest.mark.parametrize("loss", CLIP)
+def test_on_policy_every_importance_is_the_same(load, make_groups, gradients, assert_close, loss, epochs, ways):
+    policy = load("qwen3", 4, awake=True)
+    groups, before, seen = make_groups(policy, REWARDS, noise=0.0), trainable(policy), []
+    for importance in ways:
+        put(policy, before)
+        run(policy, groups, loss, torch.optim.SGD(policy.trainable().values(), lr=STEP[loss]), importance=importance, epochs=epochs)
+        step = {name: p - before[name] for name, p in trainable(policy).items()}
+        seen.append((gradients(policy), step))
+    for gradient, step in seen[1:]:
+        assert_close(gradient, seen[0][0])
+        assert_close(step, seen[0][1], 1e-3)
+
+
+def stale(policy, make_groups, stir) -> list[list[Episode]]:
+    """Groups that this policy has sampled, before it moved."""
+    groups = make_groups(policy, REWARDS, noise=0.0)
+    stir(policy, 0.05, seed=9)
+    return groups
+
+
+def naive_factors(naive_logprobs, policy, groups, importance: str) -> list[list[float]]:
+    """min(π / π_sampler, C) of every sampled token, or of its episode; π is the policy as it is now."""
+    factors = []
+    for e in sum(groups, []):
+        with torch.no_grad():
+            now = [0.0, *naive_logprobs(policy, e.token_ids).tolist()]
+        ratios = [math.exp(now[t] - e.logprobs[t]) if s else 1.0 for t, s in enumerate(e.sampled)]
+        if importance == "sequence":
+            ratios = [math.prod(ratios)] * len(ratios)
+        factors.append([1.0 if importance == "none" else min(ratio, CAP) for ratio in ratios])
+    return factors
+
+
+def as_if_sampled_now(naive_logprobs, policy, groups) -> list[list[Episode]]:
+    with torch.no_grad():
+        now = lambda e: [0.0, *naive_logprobs(policy, e.token_ids).tolist()]
+        return [[replace(e, logprobs=[p if s else 0.0 for p, s in zip(now(e), e.sampled)]) for e in group] for group in groups]
+
+
+@pytest.mark.parametrize("importance", IMPORTANCE[1:])
+@pytest.mark.parametrize("loss", CLIP)
+def test_the_gradient_of_stale_samples_is_that_of_the_formulas(
+    load, make_groups, naive_logprobs, gradients, assert_close, stir, loss, importance
+):
+    policy = load("qwen3", 4, awake=True)
+    groups = stale(policy, make_groups, stir)
+    stats = run(policy, groups, loss, importance=importance)
+    ours = gradients(policy)
+    assert stats["clip_fraction"] == 0 and stats["ratio"] == pytest.approx(1, abs=1e-5)  # of the step, which has not begun
+    assert stats["mismatch"] > 0.05 and (importance == "none" or 0 < stats["capped"] < 1)  # premise: stale, some of it too much so
+    factors = naive_factors(naive_logprobs, policy, groups, importance)
+    policy.model.zero_grad()
+    now = as_if_sampled_now(naive_logprobs, policy, groups)
+    naive_loss(naive_logprobs, policy, now, loss, naive_advantages(groups), factors=factors).backward()
+    assert_close(ours, gradients(policy))
+    if loss != "reinforce":  # which has no ratio to clip
+        run(policy, groups, loss, importance="clip")
+        assert any(not torch.allclose(g, ours[name], rtol=0.1) for name, g in gradients(policy).items())  # premise: it is not the same
+
+
+@pytest.mark.parametrize("importance", ["token", "sequence"])
+@pytest.mark.parametrize("loss", CLIP)
+def test_in_the_second_epoch_the_weights_are_still_those_of_the_start_and_the_ratio_is_to_the_start(
+    load, make_groups, naive_logprobs, gradients, assert_close, stir, loss, importance
+):
+    policy, lr = load("qwen3", 4, awake=True), STEP[loss]
+    groups = stale(policy, make_groups, stir)
+    run(policy, groups, loss, importance=importance)
+    start, first = trainable(policy), gradients(policy)
+    now = as_if_sampled_now(naive_logprobs, policy, groups)
+    factors = naive_factors(naive_logprobs, policy, groups, importance)
+    stats = run(policy, groups, loss, torch.optim.SGD(policy.trainable().values(), lr=lr), importance=importance, epochs=2)
+    second = gradients(policy)
+    assert loss == "reinforce" or 0 < stats["clip_fraction"] < 1  # premise: the first step was long enough
+    put(policy, {name: p - lr * first[name] for name, p in start.items()})
+    policy.model.zero_grad()
+    naive_loss(naive_logprobs, policy, now, loss, naive_advantages(groups), factors=factors).backward()
+    assert_close(second, gradients(policy), 1e-3)
+
+
+@pytest.mark.parametrize("importance", IMPORTANCE)
+def test_cutting_stale_samples_into_micro_batches_changes_nothing(load, make_groups, gradients, assert_close, stir, importance):
+    policy = load("qwen3", 4, awake=True)
+    groups = stale(policy, make_groups, stir)
+    reference, before = {name: torch.zeros_like(p) for name, p in policy.trainable().items()}, trainable(policy)
+    seen = []
+    for micro_tokens in (HUGE, 1, 40):
+        put(policy, before)
+        optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.01)
+        stats = run(
+            policy, groups, "grpo", optimizer, kl=0.1, reference=reference, importance=importance, epochs=2, micro_tokens=micro_tokens
+        )
+        seen.append((gradients(policy), stats))
+    for gradient, stats in seen[1:]:
+        assert_close(gradient, seen[0][0], 1e-3)
+        assert stats == pytest.approx(seen[0][1], rel=1e-3, abs=1e-5)
+
+
+def test_importance_weights_by_hand():
+    log_ratio, row = torch.tensor([0.5, 1.2, 0.0, -0.3]).log1p(), torch.tensor([0, 0, 2, 2])  # ratios 1.5, 2.2 | 1, 0.7
+    assert importance_weights("token", log_ratio, row).tolist() == pytest.approx([1.5, 2.0, 1.0, 0.7])
+    assert importance_weights("sequence", log_ratio, row).tolist() == pytest.approx([2.0, 2.0, 0.7, 0.7])  # 1.5 · 2.2 is above 2
+    assert importance_weights("sequence", log_ratio, row, cap=5.0).tolist() == pytest.approx([3.3, 3.3, 0.7, 0.7])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(-(2.0**99), 2.0**99, width=32)), min_size=1, max_size=30),
+    st.sampled_from(["token", "sequence"]),
+    st.floats(1e-3, 1e3),
+)
+def test_no_log_ratio_makes_a_weight_above_the_cap_or_not_finite(tokens, level, cap):
+    row, log_ratio = torch.tensor([r for r, _ in tokens]), torch.tensor([x for _, x in tokens])
+    weights = importance_weights(level, log_ratio, row, cap)
+    assert weights.isfinite().all() and (weights >= 0).all() and (weights <= cap * (1 + 1e-6)).all()
+    if level == "sequence":
+        assert all(len(set(weights[row == r].tolist())) == 1 for r in row.unique())
+
+
+@pytest.mark.parametrize("loss", CLIP)
+def test_how_much_was_capped_and_the_mean_weight_are_told(load, make_groups, naive_logprobs, loss):
+    policy = load("qwen3", 4, awake=True)
+    groups = as_if_sampled_now(naive_logprobs, policy, make_groups(policy, REWARDS))
+    gaps, token = [], itertools.cycle([-1.0, 0.0, 0.5, 40.0, 1.0])  # 40 and 1 are above log 2
+    for e in sum(groups, []):
+        gaps.append([next(token) if s else 0.0 for s in e.sampled])
+        e.logprobs = [p - gap for p, gap in zip(e.logprobs, gaps[-1])]
+    n = sum(e.reply_tokens for e in sum(groups, []))
+    each = {
+        "token": [min(math.exp(gap), 2) for e, row in zip(sum(groups, []), gaps) for s, gap in zip(e.sampled, row) if s],
+        "sequence": [min(math.exp(sum(row)), 2) for e, row in zip(sum(groups, []), gaps) for s in e.sampled if s],
+    }
+    for importance, weights in each.items():
+        stats = run(policy, groups, loss, importance=importance)
+        assert len(weights) == n and stats["importance"] == pytest.approx(sum(weights) / n, rel=1e-3)
+        assert stats["capped"] == pytest.approx(sum(w == 2 for w in weights) / n) and math.isfinite(stats["grad_norm"])
+    assert each["token"] != each["sequence"]
+    for importance in ("clip", "none"):
+        assert not {"importance", "capped"} & set(run(policy, groups, loss, importance=importance))
+
+
+def test_a_ratio_beyond_what_float32_can_hold_is_held_at_the_cap(load, make_groups, gradients):
+    policy = load("qwen3", 4, awake=True)
+    groups = make_groups(policy, REWARDS)
+    for e in sum(groups, []):  # the sampler found them all but impossible: ratios of e^50 a token, of e^100 and more an episode
+        e.logprobs = [-50.0 - 8 if s else 0.0 for s in e.sampled]
+    for importance in ("token", "sequence"):
+        stats = run(policy, groups, importance=importance)
+        assert stats["capped"] == 1 and stats["importance"] == pytest.approx(2) and math.isfinite(stats["grad_norm"])
+        assert all(g.isfinite().all() for g in gradients(policy).values())
+
+
+# ---------------------------------------------------------------------------------------------- too old
+
+
+@pytest.mark.parametrize("importance", IMPORTANCE)
+@pytest.mark.parametrize("oldest", [0, 1, 2, 5])
+def test_episodes_that_are_too_old_count_as_errors_and_no_others(load, make_groups, gradients, oldest, importance):
+    policy = load("qwen3", 4, awake=True)
+    groups, ages = make_groups(policy, REWARDS), [[0, 1, 3, 2], [2, 0, 1, 1]]
+    for e, age in zip(sum(groups, []), sum(ages, [])):
+        e.policy_version = 7 - age
+    stats = run(policy, groups, importance=importance, version=7, max_off_policy=oldest)
+    ours = gradients(policy)
+    fresh = [age for age in sum(ages, []) if age <= oldest]
+    assert stats["dropped"] == 8 - len(fresh) and stats["off_policy_steps"] == pytest.approx(sum(fresh) / len(fresh))
+    for e, age in zip(sum(groups, []), sum(ages, [])):
+        if age > oldest:
+            e.stop_reason, e.reward, e.logprobs = "error", 99.0, [NAN if s else 0.0 for s in e.sampled]
+    expected = run(policy, groups, importance=importance, version=7)
+    assert expected["dropped"] == 0 and stats == expected | {"dropped": stats["dropped"]}
+    assert all(torch.equal(g, ours[name]) for name, g in gradients(policy).items())
+
+
+def test_without_a_limit_the_oldest_are_kept_and_their_age_is_told(load, make_groups):
+    policy = load("qwen3", 4, awake=True)
+    groups = make_groups(policy, REWARDS)
+    groups[0][0].stop_reason, groups[0][0].policy_version = "error", -1000  # counts nowhere
+    stats = run(policy, groups, version=70)
+    assert stats["dropped"] == 0 and stats["off_policy_steps"] == 70 and stats["trained_tokens"] > 0
+
+
+def test_where_all_are_too_old_nothing_happens(load, make_groups, snapshot, rows_seen):
+    policy = load("qwen3", 4, awake=True)
+    groups, before = make_groups(policy, REWARDS), snapshot(policy)
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=0.1, weight_decay=0.1)
+    stats = run(policy, groups, optimizer=optimizer, version=3, max_off_policy=2)
+    assert stats["dropped"] == 8 and stats["loss"] == stats["grad_norm"] == stats["trained_tokens"] == stats["off_policy_steps"] == 0
+    assert rows_seen == [] and not optimizer.state
+    assert all(torch.equal(p, before[name]) for name, p in snapshot(policy).items())
+
+
+# ---------------------------------------------------------------------------------------------- the true gradient
+
+
+class Table:
+    """A policy that says two words of three: the first from three logits, the second from three that depend on the first."""
+
+    device, tokenizer = torch.device("cpu"), SimpleNamespace(pad_token_id=0)
+
+    def __init__(self, first: torch.Tensor, second: torch.Tensor):
+        self.parameters = {"first": torch.nn.Parameter(first.clone()), "second": torch.nn.Parameter(second.clone())}
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        return self.parameters
+
+    def logprobs(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [N, 3], a 0 and two words from 1 on -> [N, 2]"""
+        first, second = (p.log_softmax(-1) for p in self.parameters.values())
+        return torch.stack([first[ids[:, 1] - 1], second[ids[:, 1] - 1, ids[:, 2] - 1]], 1)
+
+
+WORDS = list(itertools.product((1, 2, 3), repeat=2))
+PAYS = dict(zip(WORDS, (1.0, 0.0, 0.3, 0.0, 0.7, 0.2, 0.5, 0.0, 0.9)))
+SAMPLER = torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]).log()
+
+
+def every_episode(sampler: Table) -> list[list[Episode]]:
+    """One group of 16: what the sampler can say, each as often as its probability."""
+    with torch.no_grad():
+        logprobs = sampler.logprobs(torch.tensor([[0, *words] for words in WORDS]))  # [9, 2]
+    group = []
+    for words, logp in zip(WORDS, logprobs.tolist()):
+        one = Episode(0, 0, [0, *words], [False, True, True], [0.0, *logp], turns=1, reward=PAYS[words])
+        group += [replace(one) for _ in range(round(16 * math.exp(sum(logp))))]
+    assert len(group) == 16
+    return [group]
+
+
+def distance_from_the_truth(monkeypatch, gradients, loss: str, moved: list[float]) -> tuple[dict[str, float], dict[str, float]]:
+    """({importance: |gradient - true gradient| / |true gradient|}, {importance: share that was capped}).
+
+    The samples are those of SAMPLER, the policy is `moved` away from it: its logits, 3 + 9 of them.
+    """
+    monkeypatch.setattr(grpo, "token_logprobs", lambda policy, ids, mask, _: (policy.logprobs(ids)[mask], torch.zeros(int(mask.sum()))))
+    away = torch.tensor(moved)
+    policy = Table(SAMPLER[0] + away[:3], SAMPLER[1] + away[3:].view(3, 3))
+    episodes = torch.tensor([[0, *words] for words in WORDS])
+    worth = (policy.logprobs(episodes).sum(1).exp() * torch.tensor([PAYS[words] for words in WORDS])).sum()  # E[reward], exactly
+    worth.backward()
+    truth = torch.cat([g.flatten() for g in gradients(policy).values()])
+    share = 1 / (16 * MAX_TOKENS) if loss == "dr_grpo" else 1 / 32  # of a token in the loss; it has 16 episodes
+    far, capped = {}, {}
+    for importance in IMPORTANCE[1:]:
+        stats = run(policy, every_episode(Table(*SAMPLER)), loss, importance=importance)
+        ours = -torch.cat([g.flatten() for g in gradients(policy).values()]) / (16 * share)
+        far[importance], capped[importance] = ((ours - truth).norm() / truth.norm()).item(), stats.get("capped", 0.0)
+    return far, capped
+
+
+@pytest.mark.parametrize("loss", CLIP)
+def test_importance_by_episode_is_unbiased_up_to_the_cap_and_by_token_better_than_looking_away(monkeypatch, gradients, loss):
+    moved = [0.2, -0.15, -0.1, 0.1, -0.2, 0.1, -0.1, 0.2, 0.0, 0.2, 0.0, -0.2]
+    far, capped = distance_from_the_truth(monkeypatch, gradients, loss, moved)
+    assert capped == {"none": 0, "token": 0, "sequence": 0}
+    assert far["sequence"] < 1e-4 < far["token"] < 0.8 * far["none"]
+
+
+@pytest.mark.parametrize("loss", CLIP)
+def test_where_only_the_last_word_counts_and_has_moved_a_token_is_an_episode(monkeypatch, gradients, loss):
+    moved = [0.0] * 3 + [0.3, -0.1, 0.1] * 3
+    far, capped = distance_from_the_truth(monkeypatch, gradients, loss, moved)
+    assert capped["token"] == 0 and far["sequence"] < 1e-4
+    assert far["token"] <= far["none"]
+
+
+@pytest.mark.parametrize("loss", CLIP)
+def test_beyond_the_cap_importance_is_biased_and_still_better_than_looking_away(monkeypatch, gradients, loss):
+    moved = [-1.2, 0.9, 0.3, -0.5, 0.2, 0.1, 0.3, 1.0, -0.8, -0.2, 0.4, 0.6]
+    far, capped = distance_from_the_truth(monkeypatch, gradients, loss, moved)
+    assert 0 < capped["token"] < 1 and 0 < capped["sequence"] < 1
+    assert 1e-2 < far["sequence"] < far["none"] and far["token"] < far["none"]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(-0.15, 0.15), min_size=12, max_size=12))
+def test_however_the_policy_moved_importance_by_episode_is_unbiased(gradients, moved):
+    with pytest.MonkeyPatch.context() as monkeypatch:  # no ratio of an episode is above e^0.6 < 2
+        far, capped = distance_from_the_truth(monkeypatch, gradients, "grpo", moved)
+    assert capped["sequence"] == 0 and far["sequence"] < 1e-3

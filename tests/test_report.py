@@ -460,6 +460,82 @@ def test_entropy_is_averaged_over_the_updates_that_measured_it(tmp_path):
     assert {row[title.index("entropy")] for row in rows} == {"0.40"}
 
 
+# ------------------------------------------------------------------------------------------------ where the seconds go
+
+
+def timed(rollout: float, environment: float, sync: float, wait: float, train: float, **line) -> dict:
+    seconds = {"rollout": rollout, "environment": environment, "sync": sync, "wait": wait, "train": train}
+    return line | {f"seconds_{part}": value for part, value in seconds.items()}
+
+
+IN_TURN = [timed(2.0, 0.5, 0.1, 0.0, 1.0), timed(4.0, 1.5, 0.3, 0.0, 2.0)]  # means 3, 1, 0.2, 1.5: 5.7 s
+AHEAD = [timed(3.0, 1.0, 0.5, 3.0, 3.0), timed(2.0, 1.0, 0.5, 1.0, 3.0)]  # sampler 2.5, 1, 0.5 and idle 1; trainer 2 and 3
+
+
+def test_in_turn_an_update_is_one_bar_and_the_trainer_waits_for_all_but_its_own_work():
+    (name, bar), *others = report.time_bars(IN_TURN).items()
+    assert name == "in turn" and not others
+    assert bar == pytest.approx({"rollout": 3.0, "environment": 1.0, "sync": 0.2, "train": 1.5})
+    assert report.waiting(IN_TURN) == pytest.approx(1 - 1.5 / 5.7)
+    assert report.where_time_goes(IN_TURN) == [
+        "An update, on average: in turn 5.70 s: rollout 53%, environment 18%, sync 4%, train 26%. The trainer waits for samples 74% of the time."
+    ]
+
+
+def test_ahead_trainer_and_sampler_have_a_bar_each_and_both_may_wait():
+    bars = report.time_bars(AHEAD)
+    assert list(bars) == ["trainer", "sampler"]
+    assert bars["trainer"] == pytest.approx({"train": 3.0, "wait": 2.0})
+    assert bars["sampler"] == pytest.approx({"rollout": 2.5, "environment": 1.0, "sync": 0.5, "wait": 1.0})
+    assert report.waiting(AHEAD) == pytest.approx(2 / 5)
+    assert report.where_time_goes(AHEAD) == [
+        "An update, on average: trainer 5.00 s: train 60%, wait 40%; sampler 5.00 s: rollout 50%, environment 20%, sync 10%, wait 20%. "
+        "The trainer waits for samples 40% of the time."
+    ]
+
+
+def test_a_sampler_that_is_the_bottleneck_never_waits_less_than_not_at_all():
+    lines = [timed(9.0, 1.0, 0.0, 0.5, 3.0)]  # it played on while something else, an evaluation, was waited for
+    assert report.time_bars(lines)["sampler"] == {"rollout": 9.0, "environment": 1.0, "sync": 0.0, "wait": 0.0}
+
+
+@pytest.mark.parametrize("lines", [IN_TURN, AHEAD])
+def test_the_drawn_bars_are_as_long_as_the_parts(lines):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots()
+    report.draw_time(ax, lines)
+    bars = report.time_bars(lines)
+    assert [p.get_width() for p in ax.patches] == pytest.approx([s for bar in bars.values() for s in bar.values()])
+    ends = [sum(list(bar.values())[:i]) for bar in bars.values() for i in range(len(bar))]
+    assert [p.get_x() for p in ax.patches] == pytest.approx(ends)
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(bars)
+    assert f"waits for samples {100 * report.waiting(lines):.0f}% of the time" in ax.get_title()
+    plt.close(fig)
+
+
+@pytest.mark.parametrize("seconds, updates", [(IN_TURN, 57), (AHEAD, 50)])
+def test_the_report_tells_the_share_of_the_updates_and_where_their_seconds_go(tmp_path, seconds, updates):
+    lines = [metric_line(i + 1, **seconds[i % 2]) for i in range(10)]
+    parts = ("rollout", "environment", "sync", "wait", "train")
+    total = {part: sum(line[f"seconds_{part}"] for line in lines) for part in parts}
+    folder = tmp_path / "timed"
+    make_run(folder, lines, state=make_state(10, seconds=total | {"total": 100.0, "eval": 20.0, "sft": 5.0}))
+    report.write(folder)
+    observed = section((folder / "report.md").read_text(), "Observations (computed)")
+    assert f"* Time: updates {updates}%, eval 20%, sft 5%; the rest is loading and writing." in observed
+    assert f"* {report.where_time_goes(lines)[0]}" in observed
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_older_than_this_measurement_say_nothing_about_an_update(run):
+    _, lines, _, text = load(run)
+    assert report.where_time_goes(lines) == [] and "An update, on average" not in text and "waits for samples" not in text
+
+
 # ------------------------------------------------------------------------------------------------ what must not change
 
 

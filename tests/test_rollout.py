@@ -3,10 +3,12 @@ task; a broken environment costs its own episode only; and the same seeds give t
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import rollout
 from env_letters import STYLES, Letters
 from rollout import delta_ids, encode, expert_episode, play, prompt_ids, render
 from sampler import Sample, TorchSampler
@@ -320,6 +322,38 @@ def test_an_episode_does_not_depend_on_the_rest_of_the_batch(chatty):
                 assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
     assert max(e.turns for group in batch for e in group) > 1  # premise: later turns are tested too
     assert [e.token_ids for e in run([4], 3, noise=4)[0]] != [e.token_ids for e in batch[0]]
+
+
+# ---------------------------------------------------------------------------------------------- where the seconds go
+
+
+def test_what_the_sampler_takes_is_rollout_and_the_rest_is_the_environment(tiny, end, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(rollout, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def takes(seconds, function):
+        def slow(*args, **named):
+            now[0] += seconds
+            return function(*args, **named)
+
+        return slow
+
+    class Slow(Chat):
+        reset, step, score = takes(1, Chat.reset), takes(10, Chat.step), takes(100, Chat.score)
+
+    reply = said([*encode(tiny, "five"), end])
+    sampler = Scripted(reply, reply, reply)
+    sampler.sample = takes(1000, sampler.sample)
+    clock = {"rollout": 0.5, "environment": 0.25, "sync": 7.0}  # is added to
+    play(tiny, sampler, lambda: Slow(3), [4, 9], 2, 8, 1.0, 0, clock)
+    assert clock == {"rollout": 0.5 + 3 * 1000, "environment": 0.25 + 4 * (1 + 3 * 10 + 100), "sync": 7.0}
+
+
+def test_the_clock_changes_no_episode(chatty):
+    clock = {"rollout": 0.0, "environment": 0.0}
+    run = lambda *clock: play(chatty, TorchSampler(chatty), lambda: Chat(3), [4, 9], 3, 8, 1.0, 5, *clock)
+    assert run(clock) == run() == run(None)
+    assert clock["rollout"] > 0 and clock["environment"] > 0
 
 
 # ---------------------------------------------------------------------------------------------- the expert

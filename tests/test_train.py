@@ -4,11 +4,18 @@ in one sentence. These are subprocesses, as a user would start them.
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+import train
+from rollout import play
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
@@ -187,8 +194,6 @@ def test_an_existing_run_is_never_overwritten(whole):
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path):
-    import shutil
-
     shutil.copytree(ROOT / "pico_base", tmp_path / "mute")
     (tmp_path / "mute" / "chat_template.jinja").unlink()
     done = run("--model", str(tmp_path / "mute"), "--runs", str(tmp_path / "runs"), "--no-wandb")
@@ -196,8 +201,6 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_named(whole, tmp_path):
-    import shutil
-
     shutil.copytree(whole, tmp_path / "hurt")
     weights = tmp_path / "hurt" / "checkpoint" / "adapter_model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -346,3 +349,343 @@ train.main()
         assert done.returncode == 0, done.stderr[-3000:]
         assert json.loads((tmp_path / name / "summary.json").read_text())["updates"] == updates
         assert lines(tmp_path / name / "evals.jsonl")[-1]["update"] == updates
+
+
+# ------------------------------------------------------------------------------------------------ flags that need no run
+
+
+def refused(monkeypatch, *flags: str) -> str:
+    """What main() says about these flags, before anything is loaded."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+    monkeypatch.setattr(train, "train", lambda cfg: pytest.fail("it was not refused"))
+    with pytest.raises(SystemExit) as caught:
+        train.main()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flags, must_name",
+    [
+        (["--async-rollouts", "-1"], "--async-rollouts -1"),
+        (["--importance", "magic"], "--importance magic"),
+        (["--max-off-policy-steps", "0", "--async-rollouts", "1"], "--max-off-policy-steps 0"),
+        (["--max-off-policy-steps", "2", "--async-rollouts", "3"], "--async-rollouts 3"),
+        (["--max-off-policy-steps", "-1"], "--max-off-policy-steps -1"),
+        (["--preset", "nothing"], "--preset nothing"),
+        (["--env", "swarm", "--swarm-error-penalty", "-1"], "--swarm-error-penalty -1"),
+    ],
+)
+def test_flags_about_old_samples_are_refused_in_one_sentence(monkeypatch, flags, must_name):
+    said = refused(monkeypatch, *flags)
+    assert must_name in said and "\n" not in said
+
+
+def configured(monkeypatch, *flags: str) -> train.Config:
+    """The Config that main() hands over for these flags."""
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+    monkeypatch.setattr(train, "train", seen.append)
+    train.main()
+    return seen[0]
+
+
+def test_as_many_updates_as_a_batch_is_old_are_allowed(monkeypatch):
+    assert configured(monkeypatch, "--max-off-policy-steps", "2", "--async-rollouts", "2").max_off_policy_steps == 2
+    assert configured(monkeypatch, "--max-off-policy-steps", "0").max_off_policy_steps == 0
+
+
+@pytest.mark.parametrize(
+    "flags, name, value",
+    [
+        ([], "think", False),
+        ([], "warmup", 0),
+        (["--lr", "1e-3"], "lr", 1e-3),
+        (["--eval-n", "64"], "eval_n", 64),
+        (["--importance", "token"], "importance", "token"),
+        (["--think"], "think", True),  # a flag that was set to what is the default elsewhere was set, too
+        (["--warmup", "5"], "warmup", 5),
+        (["--reward", "binary"], "reward", "binary"),
+    ],
+)
+def test_a_preset_gives_way_to_every_flag_that_was_set(monkeypatch, flags, name, value):
+    assert getattr(configured(monkeypatch, "--preset", "seed", *flags), name) == value
+
+
+def test_the_error_penalty_reaches_the_environment(monkeypatch):
+    cfg = configured(monkeypatch, "--env", "swarm", "--swarm-error-penalty", "0.5")
+    assert train.make_env(cfg, cfg.difficulty).error_penalty == 0.5
+    (_, (_, evaluated)), *_ = train.eval_sets(cfg).items()
+    assert evaluated().error_penalty == 0.5
+
+
+# ------------------------------------------------------------------------------------------------ ahead
+
+
+def test_in_turn_nobody_waits_and_the_summary_adds_the_seconds_up(whole):
+    metrics, seconds = lines(whole / "metrics.jsonl"), json.loads((whole / "summary.json").read_text())["seconds"]
+    for part in train.PARTS:
+        assert seconds[part] == pytest.approx(sum(line[f"seconds_{part}"] for line in metrics), abs=0.011)
+    for line in metrics:
+        assert line["seconds_wait"] == 0 and min(line[f"seconds_{part}"] for part in train.PARTS if part != "wait") > 0
+        assert line["off_policy_steps"] == line["dropped"] == 0 and line.get("mismatch", 0.0) < 1e-4
+
+
+SHORT = [
+    "--env", "alphabet", "--min-turns", "1", "--max-turns", "1", "--min-names", "2", "--max-names", "3", "--updates", "3", "--sft-steps", "0",
+    "--num-tasks", "3", "--k", "4", "--eval-n", "1", "--eval-every", "9", "--save-every", "1", "--max-tokens", "40", "--lr", "0.01",
+    "--warmup", "1", "--no-think", "--temperature", "1.5", "--no-wandb",
+]  # fmt: skip
+
+
+def python(code: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def runs_ahead(tmp_path_factory) -> Path:
+    """Runs with one and with two batches ahead; the first goes on for two updates more, and of the second there is a twin
+    whose player is killed while the first batch is trained: the two others are open then.
+    """
+    runs = tmp_path_factory.mktemp("runs")
+    done = python(f"""
+import shutil, sys, train
+from pathlib import Path
+from ahead import Ahead
+runs, opened, real_start, real_update = Path({str(runs)!r}), [], Ahead.start, train.update
+def start(self):
+    real_start(self)
+    opened.append(self)
+def run(*flags):
+    sys.argv = ["train.py", *flags]
+    train.main()
+    print(flags[-1], "is over after", len(opened), "starts", flush=True)
+    opened.clear()
+def update(*a, **k):
+    if k["version"] == 0:
+        opened[-1].process.kill()
+    return real_update(*a, **k)
+Ahead.start = start
+short = [*{SHORT!r}, "--runs", str(runs)]
+two = ["--async-rollouts", "2", "--importance", "token", "--max-off-policy-steps", "2"]
+run(*short, "--async-rollouts", "1", "--name", "one")
+run(*short, *two, "--name", "two")
+shutil.copytree(runs / "one", runs / "longer")
+run("--updates", "5", "--resume", str(runs / "longer"))
+train.update = update
+run(*short, *two, "--name", "killed")
+""")
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [line for line in done.stdout.splitlines() if "is over after" in line]
+    assert [line.split()[-2] for line in said] == ["1", "1", "1", "2"] and done.stdout.count("was killed by signal 9") == 1
+    assert "Traceback" not in done.stderr, done.stderr[-3000:]
+    return runs
+
+
+def sampled(folder: Path, done: int) -> list[tuple]:
+    """What was sampled before update `done`: who said what, and with which log-probs."""
+    kept = [e for e in lines(folder / "episodes.jsonl") if not e["stage"] and e["update"] == done]
+    assert kept
+    return [(e["seed"], e["member"], e["messages"], e["logprob"]) for e in kept]
+
+
+@pytest.mark.parametrize("name, ages, how", [("one", [0, 1, 1], "sequence"), ("two", [0, 1, 2], "token")])
+def test_a_batch_is_as_old_as_it_was_asked_ahead(runs_ahead, name, ages, how):
+    metrics = lines(runs_ahead / name / "metrics.jsonl")
+    assert [line["off_policy_steps"] for line in metrics] == ages and not any(line["dropped"] for line in metrics)
+    versions = {e["update"]: e["policy_version"] for e in lines(runs_ahead / name / "episodes.jsonl") if not e["stage"]}
+    assert versions == {step + 1: step - age for step, age in enumerate(ages)}
+    assert metrics[0]["mismatch"] < 1e-4 and metrics[1]["mismatch"] > 1e-2, "an old policy is another one"
+    assert metrics[0]["seconds_wait"] > 0 and all(line["seconds_environment"] > 0 for line in metrics)
+    assert 0 < metrics[1]["importance"] <= 2 and json.loads((runs_ahead / name / "config.json").read_text())["importance"] == how
+    assert "sampler " in (runs_ahead / name / "report.md").read_text().split("An update, on average: trainer ")[1]
+
+
+def test_what_is_done_about_old_samples_is_written_down_and_measured(runs_ahead, whole):
+    for folder, importance in ((runs_ahead / "one", "sequence"), (runs_ahead / "two", "token"), (whole, "clip")):
+        assert json.loads((folder / "config.json").read_text())["importance"] == importance
+        for line in lines(folder / "metrics.jsonl"):
+            assert {"importance", "capped"} <= line.keys() or importance == "clip" or "entropy" not in line
+            assert "importance" not in line or importance != "clip"
+
+
+def test_ahead_as_well_the_samples_depend_on_the_seed_and_the_weights_alone(runs_ahead):
+    one, two = runs_ahead / "one", runs_ahead / "two"
+    assert sampled(one, 1) == sampled(two, 1) and sampled(one, 2) == sampled(two, 2)  # by the weights after SFT, all of them
+    assert sampled(one, 3) != sampled(two, 3)  # by those after one update, and by those after none
+    assert [row[0] for row in sampled(one, 3)] == [row[0] for row in sampled(two, 3)]  # on the same tasks
+
+
+def test_a_run_whose_player_is_killed_is_the_same_to_the_last_bit(runs_ahead):
+    for name in ("metrics.jsonl", "evals.jsonl", "episodes.jsonl"):
+        assert timeless(runs_ahead / "killed" / name) == timeless(runs_ahead / "two" / name), name
+    adapter = lambda name: (runs_ahead / name / "checkpoint" / "adapter_model.safetensors").read_bytes()
+    assert adapter("killed") == adapter("two") != adapter("one")
+
+
+def test_resume_goes_on_ahead_with_tasks_that_were_not_seen_before(runs_ahead):
+    one, longer = (timeless(runs_ahead / name / "metrics.jsonl") for name in ("one", "longer"))
+    assert longer[:3] == one and [line["update"] for line in longer] == [1, 2, 3, 4, 5]
+    assert [line["off_policy_steps"] for line in longer] == [0, 1, 1, 0, 1]  # what was under way is sampled by the checkpoint
+    tasks = {done: {row[0] for row in sampled(runs_ahead / "longer", done)} for done in range(1, 6)}
+    assert len(set.union(*tasks.values())) == sum(map(len, tasks.values())) == 10
+    assert json.loads((runs_ahead / "longer" / "summary.json").read_text())["updates"] == 5
+
+
+def processes(group: int) -> list[str]:
+    """Whoever still runs in a process group."""
+    alive = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, rest = stat.read_text().rsplit(")", 1)
+        except OSError:  # it has just gone
+            continue
+        state, _, its_group = rest.split()[:3]
+        if int(its_group) == group and state != "Z":
+            alive.append(name)
+    return alive
+
+
+def test_ctrl_c_stops_a_run_ahead_cleanly_and_leaves_nobody_behind(tmp_path):
+    code = f"""
+import sys, train
+from ahead import Ahead
+real = Ahead.start
+def start(self):
+    open({str(tmp_path / "home")!r}, "w").write(self.home.name)
+    real(self)
+Ahead.start = start
+sys.argv = ["train.py", *{SHORT!r}, "--updates", "10000", "--async-rollouts", "2", "--runs", {str(tmp_path)!r}, "--name", "cut"]
+train.main()
+"""
+    env, metrics = {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path / "cut" / "metrics.jsonl"
+    with open(tmp_path / "said", "w") as said:
+        run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=said, stderr=said, start_new_session=True)
+    try:
+        while not metrics.exists() and run.poll() is None:
+            time.sleep(0.1)
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all of them
+        assert run.wait(600) == 1
+        text = (tmp_path / "said").read_text()
+        assert "stopping at the next safe point" in text and f"go on with: python train.py --resume {tmp_path}/cut" in text
+        assert "Traceback" not in text and "started again" not in text, text[-3000:]
+        patience = time.time() + 120  # multiprocessing's own helper ends when it hears that nobody is left
+        while processes(run.pid) and time.time() < patience:
+            time.sleep(0.1)
+        assert processes(run.pid) == [] and not Path((tmp_path / "home").read_text()).exists()
+        state = json.loads((tmp_path / "cut" / "checkpoint" / "state.json").read_text())
+        assert state["update"] == len(lines(metrics)) >= 1
+    finally:
+        if processes(run.pid):
+            os.killpg(run.pid, signal.SIGKILL)
+
+
+# ------------------------------------------------------------------------------------------------ out of memory
+
+
+@pytest.fixture(scope="module")
+def out_of_memory(tmp_path_factory) -> tuple[Path, dict, str]:
+    """(a run that ran out of memory in its second update and then went on with smaller pieces, its state in between, what it said)."""
+    runs = tmp_path_factory.mktemp("runs")
+    done = python(f"""
+import json, shutil, sys, torch, train
+from pathlib import Path
+folder, real = Path({str(runs)!r}) / "full", train.update
+def update(*a, **k):
+    if k["version"] == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\\nSee the documentation")
+    return real(*a, **k)
+train.update = update
+sys.argv = ["train.py", *{SHORT!r}, "--preset", "seed", "--runs", {str(runs)!r}, "--name", "full"]
+try:
+    train.main()
+except SystemExit as stop:
+    print("SAID", repr(stop.code))
+shutil.copy(folder / "checkpoint" / "state.json", folder / "state-between.json")
+train.update = real
+sys.argv = ["train.py", "--resume", str(folder), "--micro-tokens", "64"]
+train.main()
+""")
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = next(line for line in done.stdout.splitlines() if line.startswith("SAID"))
+    return runs / "full", json.loads((runs / "full" / "state-between.json").read_text()), said
+
+
+def test_out_of_memory_is_one_sentence_and_the_run_goes_on_in_smaller_pieces(out_of_memory):
+    folder, between, said = out_of_memory
+    assert "out of GPU memory (CUDA out of memory. Tried to allocate 2.00 GiB.)" in said and "\\n" not in said
+    assert "--micro-tokens" in said and "--resume" in said
+    assert between["update"] == 1
+    assert [line["update"] for line in lines(folder / "metrics.jsonl")] == [1, 2, 3]
+    assert json.loads((folder / "config.json").read_text())["micro_tokens"] == 64
+
+
+def test_a_preset_is_written_down_and_a_flag_that_was_set_stays(out_of_memory):
+    config = json.loads((out_of_memory[0] / "config.json").read_text())
+    assert config["preset"] == "seed"
+    preset = {"think": False, "reward": "partial", "lr_end": 1.0, "importance": "clip"}
+    given = {"lr": 0.01, "warmup": 1, "updates": 3, "max_tokens": 40, "eval_n": 1, "eval_every": 9}
+    assert {name: config[name] for name in preset | given} == preset | given
+    assert set(train.PRESETS["seed"]) == set(preset | given)
+
+
+@pytest.mark.parametrize("message", ["", "\n"])
+def test_out_of_memory_without_a_word_is_one_sentence_too(monkeypatch, message):
+    def full(cfg):
+        raise train.torch.OutOfMemoryError(message)
+
+    monkeypatch.setattr(train, "train", full)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytest.raises(SystemExit, match="out of GPU memory"):
+        train.main()
+
+
+# ------------------------------------------------------------------------------------------------ what must hold ahead as in turn
+
+
+def test_what_cannot_be_sampled_is_one_sentence_ahead_as_in_turn(tmp_path):
+    done = run(*SHORT, "--max-tokens", "100000", "--async-rollouts", "1", "--runs", str(tmp_path))
+    assert done.returncode != 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
+    assert "lower --max-tokens" in done.stderr.strip().splitlines()[-1]
+
+
+class NotAhead:
+    """As Ahead, without a second process: the same batches, asked for as early."""
+
+    def __init__(self, load, make_sampler, threads):
+        self.policy, self.jobs = load(), {}
+        self.sampler = make_sampler(self.policy)
+
+    def ask(self, tag, policy, job):
+        self.jobs[tag] = job
+
+    def play(self, policy, job):
+        return play(self.policy, self.sampler, job.make_env, job.seeds, job.k, job.max_tokens, job.temperature, job.noise)
+
+    def take(self, tag):
+        return self.play(self.policy, self.jobs[tag]), {"rollout": 1.0, "environment": 1.0, "sync": 1.0}
+
+    def close(self):
+        asked_levels[:] = [job.make_env.args[-1] for tag, job in sorted(self.jobs.items())]
+
+
+asked_levels: list[int] = []
+
+
+def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_alone(monkeypatch, tmp_path):
+    nothing = {"groups_with_signal": 0.0, "trained_tokens": 0, "loss": 0.0, "grad_norm": 0.0}
+    monkeypatch.setattr(train, "Ahead", NotAhead)
+    monkeypatch.setattr(train, "update", lambda *a, **k: nothing)
+    monkeypatch.setattr(train, "StopSignal", lambda: SimpleNamespace(asked=False, check=lambda hint: None))
+    monkeypatch.setattr(train.torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(train.report, "write", lambda folder: (folder / "report.md").write_text(""))
+    monkeypatch.setitem(train.PROMOTE, "letters", ("exact", 0.0))  # five batches of a level are enough, however bad
+    monkeypatch.setattr(sys, "argv", [
+        "train.py", "--curriculum", "--difficulty", "6", "--async-rollouts", "2", "--updates", "15", "--sft-steps", "0", "--num-tasks", "1",
+        "--k", "2", "--eval-n", "1", "--eval-every", "99", "--save-every", "99", "--max-tokens", "4", "--no-wandb", "--runs", str(tmp_path),
+        "--name", "c",
+    ])  # fmt: skip
+    train.main()
+    # Two batches are under way when a level is done with: they are of the old one, and do not speak for the new one.
+    assert asked_levels == [1] * 7 + [2] * 7 + [3]
+    assert [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")] == asked_levels

@@ -288,13 +288,3 @@ def test_an_engine_that_dies_mid_batch_says_when_and_how_to_go_on(sampler, faili
         "vLLM died while sampling 2 replies to each of 2 prompts at policy version 8 (RuntimeError: CUDA error: an illegal memory access); "
         "the last checkpoint is kept, go on with --resume"
     )
-
-
-def test_the_folder_of_the_adapters_goes_with_the_sampler(load):
-    import vllm_engine
-
-    home = vllm_engine.adapter_home(load("qwen3", 4))
-    path = Path(home.name)
-    assert path.is_dir()
-    del home
-    assert not path.exists()

@@ -1,0 +1,305 @@
+"""Protects sampling ahead: what the other process plays is, to the last bit, what this one would have played with the weights of the
+moment it was asked, whoever is killed on the way; and nothing of it is left behind.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ahead import RESTARTS, Ahead, Job
+from env_alphabet import Alphabet
+from policy import PICO, load_policy
+from rollout import play
+from sampler import Sample, TorchSampler
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = (2, 2, 1, 1, 8.0, False, True, "states")  # two turns, one name each
+ENV = partial(Alphabet, *RULES)
+LOAD = partial(load_policy, str(PICO), 4, 8, "cpu", 0)
+
+
+# What the other process is given has to be found there by its name, so it stands here and not in a test.
+
+
+class Mute:
+    """A tokenizer to which every text is the same token."""
+
+    added_tokens_decoder, all_special_tokens = {}, []
+
+    def __call__(self, text, **_):
+        return {"input_ids": [1]}
+
+    def apply_chat_template(self, *_, **__):
+        return "?"
+
+    def decode(self, *_, **__):
+        return "!"
+
+
+def load_nobody():
+    """A policy without weights, loaded in no time."""
+    return SimpleNamespace(trainable=dict, tokenizer=Mute(), stop_ids={2}, lm=SimpleNamespace(config=None))
+
+
+class Nod:
+    """A sampler that always says the same."""
+
+    def __init__(self, policy):
+        self.version = 0
+
+    def sync(self, version):
+        self.version = version
+
+    def sample(self, prompts, k, *_, **__):
+        return [[Sample([2], [-0.5], True)] * k for _ in prompts]
+
+
+def no_sampler(policy):
+    raise ValueError("no room for a cache")
+
+
+class Failing(Nod):
+    def sync(self, version):
+        raise KeyError(f"version {version}")
+
+
+class Endless(Nod):
+    """A sampler that says that it was asked, and then takes for ever."""
+
+    def __init__(self, begun: Path, policy):
+        self.begun = begun
+
+    def sync(self, version):
+        self.begun.touch()
+        time.sleep(3600)
+
+
+class Held(Alphabet):
+    """The environment stands still, and says so, until the file `free` is there."""
+
+    def __init__(self, folder: Path):
+        super().__init__(*RULES)
+        self.folder = folder
+
+    def step(self, reply):
+        if not (self.folder / "free").exists():
+            (self.folder / "begun").touch()
+            time.sleep(3600)
+        return super().step(reply)
+
+
+# ---------------------------------------------------------------------------------------------- helpers
+
+
+@pytest.fixture(autouse=True)
+def patience():
+    """What waits for another process could wait for ever."""
+
+    def give_up(*_):
+        raise TimeoutError("ten minutes")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(600)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def until(happened) -> None:
+    while not happened():
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """No such process, or a dead one that nobody has asked about."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
+def job(env=ENV, seeds=(3, 4), k=2, version=0, noise=5) -> Job:
+    return Job(env, list(seeds), k, 60, 1.0, noise, version)
+
+
+def here(policy, asked: Job) -> list:
+    """The same, played in this process."""
+    sampler = TorchSampler(policy)
+    sampler.sync(asked.version)
+    return play(policy, sampler, asked.make_env, asked.seeds, asked.k, asked.max_tokens, asked.temperature, asked.noise)
+
+
+@pytest.fixture(scope="module")
+def ahead():
+    one = Ahead(LOAD, TorchSampler, torch.get_num_threads())  # as many as here: other threads add up in another order
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def policy(stir):
+    one = LOAD()
+    stir(one, 0.02)
+    return one
+
+
+@pytest.fixture
+def opened():
+    """opened(load, make_sampler) -> an Ahead that is closed in the end."""
+    made = []
+
+    def make(load, make_sampler):
+        made.append(Ahead(load, make_sampler))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+# ---------------------------------------------------------------------------------------------- what is played
+
+
+def test_episodes_are_those_that_this_process_would_have_played_in_whatever_order_they_are_taken(ahead, policy):
+    jobs = {"a": job(seeds=[3, 4]), "b": job(seeds=[5], k=3), "c": job(seeds=[3, 4], noise=6)}
+    for tag, one in jobs.items():
+        ahead.ask(tag, policy, one)
+    for tag in ("c", "a", "b"):
+        groups, clock = ahead.take(tag)
+        assert groups == here(policy, jobs[tag])  # every field of every episode: tokens, log-probs, rewards, texts
+        assert set(clock) == {"rollout", "environment", "sync"} and min(clock.values()) > 0
+        assert max(e.turns for group in groups for e in group) == 2 and all(e.stop_reason != "error" for group in groups for e in group)
+    assert ahead.open == {} and not list(Path(ahead.home.name).iterdir())  # nothing is kept of what was taken
+    assert ahead.process.pid != os.getpid()
+
+
+def test_a_batch_is_played_with_the_weights_of_the_moment_it_was_asked_for(ahead, policy, stir):
+    ahead.ask("first", policy, job(seeds=range(8)))  # keeps the player busy while the weights change
+    ahead.ask("old", policy, job(version=7))
+    old = here(policy, job(version=7))
+    stir(policy, 0.05, seed=1)
+    ahead.ask("new", policy, job(version=8))
+    new = here(policy, job(version=8))
+    stir(policy, 0.05, seed=2)
+    assert ahead.take("old")[0] == old and ahead.take("new")[0] == new and ahead.take("first")
+    assert {e.policy_version for group in old for e in group} == {7} and {e.policy_version for group in new for e in group} == {8}
+    assert [e.logprobs for e in old[0]] != [e.logprobs for e in new[0]]
+
+
+def test_play_asks_and_takes_at_once_behind_what_was_asked_before(ahead, policy):
+    ahead.ask(0, policy, job())
+    assert ahead.play(policy, job(seeds=[9])) == here(policy, job(seeds=[9]))
+    assert list(ahead.open) == [0]
+    ahead.take(0)
+
+
+# ---------------------------------------------------------------------------------------------- killed
+
+
+def test_a_player_that_is_killed_in_the_middle_of_a_batch_plays_the_very_same_episodes_again(ahead, policy, stir, tmp_path, capfd):
+    before, starts = ahead.process.pid, ahead.starts
+    jobs = {"played": job(), "held": job(partial(Held, tmp_path), seeds=[7, 8], version=1), "waits": job(seeds=[9], version=2)}
+    for tag, one in jobs.items():
+        ahead.ask(tag, policy, one)
+    until((tmp_path / "begun").exists)
+    (tmp_path / "free").touch()
+    stir(policy, 0.05, seed=3)  # the trainer has gone on meanwhile
+    os.kill(before, signal.SIGKILL)
+    taken = {tag: ahead.take(tag)[0] for tag in ("waits", "held", "played")}
+    assert ahead.process.pid != before and ahead.starts == starts + 1
+    told = capfd.readouterr()
+    assert "was killed by signal 9" in told.out and "Traceback" not in told.err
+    policy = LOAD()
+    stir(policy, 0.02)
+    assert taken == {tag: here(policy, one) for tag, one in jobs.items()}
+
+
+def test_a_player_that_is_killed_while_it_has_nothing_to_do_is_noticed_at_the_next_batch(opened):
+    one = opened(load_nobody, Nod)
+    first = one.play(load_nobody(), job())
+    one.process.kill()
+    one.process.join()
+    assert one.play(load_nobody(), job()) == first and one.starts == 2
+
+
+def test_a_player_that_is_killed_again_and_again_is_given_up_in_one_sentence(opened, monkeypatch):
+    start = Ahead.start
+
+    def start_and_kill(self):
+        start(self)
+        self.process.kill()
+
+    monkeypatch.setattr(Ahead, "start", start_and_kill)
+    one = opened(load_nobody, Failing)
+    one.ask(0, load_nobody(), job())
+    with pytest.raises(RuntimeError) as caught:
+        one.take(0)
+    assert one.starts == RESTARTS + 1 and f"killed by signal 9 for the {one.starts}th time" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "load, make_sampler, reason",
+    [
+        (load_nobody, no_sampler, "ValueError: no room for a cache"),
+        (partial(load_policy, "no_such_model", 4, 8), TorchSampler, "--model no_such_model: no such folder"),
+        (load_nobody, Failing, "KeyError: 'version 4'"),
+    ],
+)
+def test_what_another_try_would_not_mend_is_told_with_its_reason(opened, load, make_sampler, reason):
+    one = opened(load, make_sampler)
+    one.ask(0, load_nobody(), job(version=4))
+    with pytest.raises(RuntimeError) as caught:
+        one.take(0)
+    assert reason in str(caught.value) and "\n" not in str(caught.value) and one.starts == 1
+
+
+# ---------------------------------------------------------------------------------------------- the end
+
+
+def test_close_ends_a_player_that_is_playing_and_removes_the_folder(opened, tmp_path):
+    one = opened(load_nobody, partial(Endless, tmp_path / "begun"))
+    home = Path(one.home.name)
+    assert home.parent == Path("/dev/shm") or not os.access("/dev/shm", os.W_OK)
+    one.ask(0, load_nobody(), job())
+    until((tmp_path / "begun").exists)
+    one.close()
+    assert not one.process.is_alive() and not home.exists()
+
+
+def test_close_says_nothing_although_there_is_still_something_to_hear(opened, capfd):
+    one = opened(load_nobody, Nod)
+    one.ask(0, load_nobody(), job())
+    until(one.open[0].with_suffix(".played").exists)
+    one.take(0)  # the file was there, so nobody listened to the pipe
+    one.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_trainer_that_is_killed_leaves_neither_process_nor_folder(tmp_path):
+    code = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from test_ahead import *
+one = Ahead(load_nobody, Nod)
+one.ask(0, load_nobody(), job())
+until(one.open[0].with_suffix(".played").exists)
+print(one.process.pid, one.home.name, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pid, home = done.stdout.split()
+    until(lambda: gone(int(pid)))
+    left = Path(home).exists()
+    shutil.rmtree(home, ignore_errors=True)
+    assert not left and "Traceback" not in done.stderr

@@ -1,0 +1,137 @@
+"""Protects how a policy is judged: every held-out task once and in order, with nothing made up where an episode broke; and that the line
+about a training batch is what its episodes say, with an interval over tasks and not over episodes.
+"""
+
+import json
+import math
+
+import pytest
+
+import metrics
+from evaluate import EVAL_SEEDS, evaluate_policy, print_components, summarize
+from rollout import Episode
+
+
+def episode(reward: float = 0.0, seed: int = 0, stop: str = "done", **parts: float) -> Episode:
+    """Two tokens given, two of the policy's."""
+    broken = stop == "error"
+    return Episode(
+        seed, 0, [20, 30, 40, 2], [False, False, True, True], [0.0, 0.0, -0.5, -0.25], turns=1, reward=0.0 if broken else reward,
+        components={} if broken else parts, stop_reason=stop, messages=[{"role": "user", "content": f"task {seed}"}], error="Lost: it" * broken,
+    )  # fmt: skip
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# ---------------------------------------------------------------------------------------------- held-out tasks
+
+
+class Roll:
+    """Stands in for playing: task i of an environment is worth what the environment's list says."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, make_env, seeds):
+        self.calls.append((make_env, list(seeds)))
+        return [[replace_seed(e, seed)] for e, seed in zip(make_env, seeds)]
+
+
+def replace_seed(e: Episode, seed: int) -> Episode:
+    e.seed = seed
+    return e
+
+
+def judged(tiny, folder, sets: dict, n: int, stage: str = "train", done: int = 20):
+    roll, logged = Roll(), []
+    results = evaluate_policy(tiny, roll, folder, sets, n, stage, done, logged.append)
+    return results, roll.calls, logged
+
+
+def test_every_set_is_played_once_on_the_same_tasks_and_kept_in_their_order(tiny, tmp_path):
+    easy = [episode(r, exact=float(r == 1), format=1.0) for r in (1.0, 0.2, 1.0)]
+    hard = [episode(0.1, exact=0.0, format=0.5), episode(stop="error"), episode(1.0, exact=1.0, format=1.0, stop="truncated")]
+    results, calls, logged = judged(tiny, tmp_path, {"easy": (False, easy), "hard": (True, hard)}, 3)
+    assert calls == [(easy, [EVAL_SEEDS + i for i in range(3)]), (hard, [EVAL_SEEDS + i for i in range(3)])]
+    assert results == {"easy": easy, "hard": hard}
+    assert lines(tmp_path / "evals.jsonl") == [
+        {"update": 20, "stage": "train", "tasks": "easy", "trained": False, "reward": [1.0, 0.2, 1.0], "exact": [1.0, 0.0, 1.0],
+         "format": [1.0, 1.0, 1.0], "reply_tokens": [2, 2, 2], "truncated": [False, False, False]},
+        {"update": 20, "stage": "train", "tasks": "hard", "trained": True, "reward": [0.1, 0.0, 1.0], "exact": [0.0, 0.0, 1.0],
+         "format": [0.5, 0.0, 1.0], "reply_tokens": [2, 2, 2], "truncated": [False, False, True]},
+    ]  # fmt: skip
+    assert logged == [
+        {"eval/easy/reward": pytest.approx(2.2 / 3), "eval/easy/exact": pytest.approx(2 / 3), "update": 20},
+        {"eval/hard/reward": pytest.approx(1.1 / 3), "eval/hard/exact": pytest.approx(1 / 3), "update": 20},
+    ]
+
+
+def test_an_evaluation_is_added_and_replaces_none(tiny, tmp_path):
+    for done, stage in ((-1, "before"), (0, "after_sft"), (3, "final")):
+        judged(tiny, tmp_path, {"tier 3": (True, [episode(1.0, exact=1.0)])}, 1, stage, done)
+    assert [(e["update"], e["stage"]) for e in lines(tmp_path / "evals.jsonl")] == [(-1, "before"), (0, "after_sft"), (3, "final")]
+
+
+def test_the_first_eight_episodes_of_the_trained_tasks_are_kept_to_read(tiny, tmp_path):
+    sets = {"other": (False, [episode(1.0, exact=1.0)] * 10), "mine": (True, [episode(i / 10, exact=0.0) for i in range(10)])}
+    judged(tiny, tmp_path, sets, 10, "final", 40)
+    kept = lines(tmp_path / "episodes.jsonl")
+    assert [e["seed"] for e in kept] == [EVAL_SEEDS + i for i in range(8)] and [e["reward"] for e in kept] == [i / 10 for i in range(8)]
+    assert {(e["update"], e["stage"], e["source"], e["advantage"]) for e in kept} == {(40, "final", "eval", None)}
+    assert kept[0]["segments"][-1]["logprobs"] == [-0.5, -0.25]
+
+
+@pytest.mark.parametrize("best, kept", [(9, [*range(8), 9]), (3, list(range(8)))])
+def test_where_nothing_is_simply_right_the_best_episode_is_kept_too(tiny, tmp_path, best, kept):
+    judged(tiny, tmp_path, {"medium": (True, [episode(float(i == best), payoff=0.5) for i in range(10)])}, 10)
+    assert [e["seed"] - EVAL_SEEDS for e in lines(tmp_path / "episodes.jsonl")] == kept
+
+
+def test_where_every_episode_broke_the_rewards_are_0_and_no_component_is_made_up(tiny, tmp_path):
+    judged(tiny, tmp_path, {"mine": (True, [episode(stop="error"), episode(stop="error")])}, 2)
+    (line,) = lines(tmp_path / "evals.jsonl")
+    assert line["reward"] == [0.0, 0.0] and set(line) == {"update", "stage", "tasks", "trained", "reward", "reply_tokens", "truncated"}
+
+
+def test_every_component_is_printed_with_its_interval(capsys):
+    print_components("tier 3", [episode(r, exact=r, format=1.0) for r in (1.0, 0.0, 1.0, 1.0)])
+    head, *rows = capsys.readouterr().out.strip().splitlines()
+    assert head == "tier 3: mean [95% interval], greedy, 4 held-out tasks"
+    assert [row.split()[0] for row in rows] == ["reward", "exact", "format"]
+    assert rows[0].split(maxsplit=1)[1] == str(metrics.mean([1.0, 0.0, 1.0, 1.0]))
+
+
+# ---------------------------------------------------------------------------------------------- a training batch
+
+
+def test_a_batch_in_one_line_by_hand():
+    groups = [
+        [episode(1.0, exact=1.0), episode(0.0, exact=0.0, stop="truncated"), episode(stop="error")],
+        [episode(0.5, exact=0.0), episode(0.5, exact=0.0), episode(0.5, exact=1.0)],
+    ]
+    groups[0][0].sampled = [False, True, True, True]
+    line = summarize(groups)
+    assert line["n"] == 5 and line["errors"] == 1 and "error" not in line
+    assert line["reward"] == pytest.approx(2.5 / 5) and line["exact"] == pytest.approx(2 / 5)
+    assert line["reply_tokens"] == pytest.approx(11 / 5) and line["truncated"] == pytest.approx(1 / 5)
+
+
+def test_the_interval_is_over_tasks_because_episodes_of_one_task_are_alike():
+    groups = [[episode(reward, exact=0.0)] * 8 for reward in (0.0, 1.0, 1.0, 0.0)]
+    line, by_task = summarize(groups), metrics.mean([0.0, 1.0, 1.0, 0.0], resamples=500)
+    assert (line["reward_low"], line["reward_high"]) == (by_task.low, by_task.high) and line["n"] == 32
+    assert by_task.high - by_task.low > 2 * (metrics.mean([0.0, 1.0] * 16).high - 0.5)  # premise: 32 episodes would look surer
+
+
+def test_a_group_that_broke_altogether_is_no_task():
+    whole = [[episode(1.0, exact=1.0)] * 2, [episode(0.2, exact=0.0)] * 2]
+    line = summarize([whole[0], [episode(stop="error")] * 2, whole[1]])
+    assert line == summarize(whole) | {"errors": 2} and all(math.isfinite(value) for value in line.values())
+
+
+def test_a_batch_of_errors_only_stops_the_run_with_the_first_of_them():
+    with pytest.raises(RuntimeError, match="every episode of this update ended in an error .Lost: it.") as caught:
+        summarize([[episode(stop="error")] * 2] * 2)
+    assert "--resume" in str(caught.value)
