@@ -86,7 +86,7 @@ def write_table() -> None:
         f"`python -m lab.offpolicy` (its docstring has the commands); letters, tier 6, pico_base, {summary['updates']} updates, greedy on the same "
         f"256 held-out tasks; {m['device'].partition(',')[0]}, torch {m['torch']}, transformers {m['transformers']}. Old: by how many updates the sampling policy is behind. Mismatch: "
         "mean |log-prob now - when sampled| of a token, nats. Capped: share of tokens whose weight is cut to 2. The trainer waits: share of the time of an update; "
-        "evaluations and writing are in the minutes only.", "",
+        "evaluations and writing are in the minutes only. Arms that ran beside other work have no times.", "",
         "| arm | seed | threads | final, exact | against in turn, same seed | old | mismatch | capped | mean grad norm | updates a minute | the trainer waits | minutes |",
         "|---" * 12 + "|",
     ]  # fmt: skip
@@ -98,10 +98,13 @@ def write_table() -> None:
             base = OUT / f"in_turn-{seed}"
             against = "" if arm == "in_turn" or not base.exists() else points(metrics.gain(final(base), exact).dict())
             capped = mean(lines, "capped")
+            timed = (
+                f"{pace(lines):.1f} | {100 * waiting(lines):.0f}% | {s['seconds']['total'] / 60:.1f}" if arm in SETS["pace"] else " | | "
+            )
             text.append(
                 f"| {arm} | {seed} | {s['config']['threads']} | **{metrics.proportion(sum(exact), len(exact)).percent()}** | {against} | "
                 f"{mean(lines, 'off_policy_steps'):.1f} | {mean(lines, 'mismatch'):.1e} | {'' if capped is None else f'{100 * capped:.1f}%'} | "
-                f"{mean(lines, 'grad_norm'):.2f} | {pace(lines):.1f} | {100 * waiting(lines):.0f}% | {s['seconds']['total'] / 60:.1f} |"
+                f"{mean(lines, 'grad_norm'):.2f} | {timed} |"
             )
     both = [seed for seed in range(100) if (OUT / f"in_turn-{seed}").exists() and (OUT / f"ahead-{seed}").exists()]
     if both:
