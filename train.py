@@ -260,9 +260,7 @@ def train(cfg: Config) -> Path:
     if cfg.gradient_checkpointing:
         shares = [module.p for module in policy.lm.modules() if isinstance(module, torch.nn.Dropout)]
         if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
-            raise ValueError(
-                "--gradient-checkpointing: this model has dropout, which would come on with it; leave it out, or set its dropout to 0"
-            )
+            raise ValueError("--gradient-checkpointing: this model has dropout, which would come on too; leave it out, or set that to 0")
         policy.lm.gradient_checkpointing_enable()
         policy.lm.enable_input_require_grads()
     ahead = Ahead(load, partial(make_sampler, cfg), max(1, threads // 2)) if cfg.async_rollouts else None
@@ -342,6 +340,7 @@ def train(cfg: Config) -> Path:
     print("a loss near 0 and a ratio of 1.000 are what on-policy GRPO looks like when it is healthy; watch the reward")
     bar = tqdm(initial=state["update"], total=cfg.updates, desc="GRPO")
     asked, last_batch = state["update"], (cfg.max_updates if cfg.until_converged else cfg.updates) - 1  # ahead: the next to ask for
+    asked_at: dict[int, object] = {}  # {batch: its level}
     while not finished(cfg, state):
         step, level = state["update"], state["level"]
         clock = dict.fromkeys(PARTS, 0.0)  # where this update's seconds go
@@ -350,23 +349,16 @@ def train(cfg: Config) -> Path:
             while asked <= min(step + cfg.async_rollouts, last_batch):
                 env = partial(make_env, cfg, level)
                 ahead.ask(asked, policy, Job(env, task_seeds(cfg, asked), cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed, step))
+                asked_at[asked] = level
                 asked += 1
             groups, spent = ahead.take(step)
+            level = asked_at.pop(step)  # a curriculum may have gone up since
             clock |= {**spent, "wait": time.time() - t0}
         else:
             sampler.sync(step)
             clock["sync"] = time.time() - t0
-            groups = play(
-                policy,
-                sampler,
-                partial(make_env, cfg, level),
-                task_seeds(cfg, step),
-                cfg.k,
-                cfg.max_tokens,
-                cfg.temperature,
-                cfg.seed,
-                clock,
-            )
+            groups = play(policy, sampler, partial(make_env, cfg, level), task_seeds(cfg, step), cfg.k,
+                          cfg.max_tokens, cfg.temperature, cfg.seed, clock)  # fmt: skip
         t1 = time.time()
         for group in optimizer.param_groups:
             group["lr"] = cfg.lr * min((step + 1) / max(1, cfg.warmup), 1 - (1 - cfg.lr_end) * min(1, step / cfg.updates))
@@ -402,7 +394,7 @@ def train(cfg: Config) -> Path:
             state["collapse"] = f"update {step + 1}: {fallen}"
             tqdm.write("COLLAPSE " + state["collapse"])
             shutil.copytree(folder / "checkpoint", folder / "checkpoint-at-collapse", dirs_exist_ok=True)  # the last one saved
-        if cfg.curriculum and level != cfg.difficulty:
+        if cfg.curriculum and level == state["level"] != cfg.difficulty:
             measure, enough = PROMOTE[cfg.env]
             state["recent"] = (state["recent"] + [line[measure]])[-5:]
             if len(state["recent"]) == 5 and sum(state["recent"]) / 5 >= enough:
