@@ -21,6 +21,7 @@ Run me: `python ahead.py` plays three batches ahead, and kills the player on the
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class Job:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)  # name: trainable weight, on the CPU
 
 
-def player(pipe, load_policy: Callable[[], Policy], make_sampler: Callable[[Policy], object], threads: int) -> None:
+def player(pipe, home: str, load_policy: Callable[[], Policy], make_sampler: Callable[[Policy], object], threads: int) -> None:
     """The other process: take the name of a job, play it, write what was played, say so. Ends when the trainer does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this one
     torch.set_num_threads(threads)
@@ -73,8 +74,8 @@ def player(pipe, load_policy: Callable[[], Policy], make_sampler: Callable[[Poli
             new.write_bytes(pickle.dumps((groups, clock)))
             new.rename(file.with_suffix(".played"))  # whole or not at all
             pipe.send(None)
-    except EOFError:
-        return  # the trainer is gone
+    except (EOFError, ConnectionError):  # the trainer is gone; if it was killed, its folder is still there
+        shutil.rmtree(home, ignore_errors=True)
     except SystemExit as error:  # the engine refuses, in a sentence of its own
         pipe.send((SystemExit, str(error)))
     except Exception as error:
@@ -95,7 +96,7 @@ class Ahead:
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")  # a forked copy of a torch with threads, or of a CUDA context, does not work
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=player, args=(theirs, *self.arguments), daemon=True)
+        self.process = context.Process(target=player, args=(theirs, self.home.name, *self.arguments), daemon=True)
         self.process.start()
         theirs.close()  # so that its death closes the pipe
         self.starts += 1
