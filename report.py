@@ -202,10 +202,9 @@ def observations(summary: dict, lines: list[dict]) -> list[str]:
     out.append(f"Sampler and trainer disagree by {mean_of(lines, 'mismatch'):.1e} nats a token on average.")
     out.append("COLLAPSE at " + summary["collapse"] if summary["collapse"] else "No collapse was noticed.")
     seconds = summary["seconds"]
-    mine = ("wait", "train") if seconds.get("wait") else ("rollout", "environment", "sync", "train")
-    parts = {"updates": sum(seconds.get(part, 0.0) for part in mine), "eval": seconds["eval"], "sft": seconds["sft"]}
-    told = ", ".join(f"{name} {100 * value / max(seconds['total'], 1e-9):.0f}%" for name, value in parts.items())
-    out.append(f"Time: {told}; the rest is loading and writing.")
+    named = ("wait" if seconds.get("wait") else "rollout", "train", "eval", "sft")
+    parts = ", ".join(f"{name} {100 * seconds[name] / max(seconds['total'], 1e-9):.0f}%" for name in named)
+    out.append(f"Time: {parts}; the rest is loading and writing.")
     return out + where_time_goes(lines)
 
 

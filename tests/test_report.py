@@ -517,8 +517,8 @@ def test_the_drawn_bars_are_as_long_as_the_parts(lines):
     plt.close(fig)
 
 
-@pytest.mark.parametrize("seconds, updates", [(IN_TURN, 57), (AHEAD, 50)])
-def test_the_report_tells_the_share_of_the_updates_and_where_their_seconds_go(tmp_path, seconds, updates):
+@pytest.mark.parametrize("seconds, part", [(IN_TURN, "rollout"), (AHEAD, "wait")])
+def test_the_report_tells_the_share_of_each_part_and_where_an_updates_seconds_go(tmp_path, seconds, part):
     lines = [metric_line(i + 1, **seconds[i % 2]) for i in range(10)]
     parts = ("rollout", "environment", "sync", "wait", "train")
     total = {part: sum(line[f"seconds_{part}"] for line in lines) for part in parts}
@@ -526,7 +526,8 @@ def test_the_report_tells_the_share_of_the_updates_and_where_their_seconds_go(tm
     make_run(folder, lines, state=make_state(10, seconds=total | {"total": 100.0, "eval": 20.0, "sft": 5.0}))
     report.write(folder)
     observed = section((folder / "report.md").read_text(), "Observations (computed)")
-    assert f"* Time: updates {updates}%, eval 20%, sft 5%; the rest is loading and writing." in observed
+    told = f"* Time: {part} {total[part]:.0f}%, train {total['train']:.0f}%, eval 20%, sft 5%; the rest is loading and writing."
+    assert told in observed
     assert f"* {report.where_time_goes(lines)[0]}" in observed
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
