@@ -76,8 +76,8 @@ def player(pipe, home: str, load_policy: Callable[[], Policy], make_sampler: Cal
             pipe.send(None)
     except (EOFError, ConnectionError):  # the trainer is gone; if it was killed, its folder is still there
         shutil.rmtree(home, ignore_errors=True)
-    except SystemExit as error:  # the engine refuses, in a sentence of its own
-        pipe.send((SystemExit, str(error)))
+    except (SystemExit, ValueError) as error:  # a model, an engine or a setting that cannot work, in a sentence of its own
+        pipe.send((ValueError if isinstance(error, ValueError) else SystemExit, str(error)))
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         pipe.send((RuntimeError, f"the sampling process cannot go on ({why}); the last checkpoint is kept, mend that and --resume"))

@@ -25,7 +25,7 @@ import shutil
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -205,9 +205,6 @@ def check(cfg: Config) -> None:
         raise ValueError(f"--env {cfg.env}: there is no such environment; choose {', '.join(BY_ENV)}")
     if cfg.preset and cfg.preset not in PRESETS:
         raise ValueError(f"--preset {cfg.preset}: choose {', '.join(PRESETS)}, or leave it out")
-    for field in fields(Config):  # a flag that you set stays
-        if getattr(cfg, field.name) == field.default:
-            setattr(cfg, field.name, PRESETS.get(cfg.preset, {}).get(field.name, field.default))
     fill(cfg, BY_ENV[cfg.env])
     if cfg.env == "letters" and not isinstance(cfg.difficulty, int):
         raise ValueError(f"--difficulty {cfg.difficulty}: letters has tiers 1 to 10")
@@ -441,6 +438,8 @@ def finished(cfg: Config, state: dict) -> bool:
 
 def main() -> None:
     cfg = tyro.cli(Config)
+    if cfg.preset in PRESETS:  # once more, with the preset's values as defaults: a flag that you set wins
+        cfg = tyro.cli(Config, default=replace(Config(), **PRESETS[cfg.preset]))
     try:
         if cfg.eval_only:
             evaluate_only(cfg)  # evaluate.py
@@ -451,7 +450,7 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(str(error)) from None
     except torch.OutOfMemoryError as error:
-        raise SystemExit(f"out of GPU memory ({str(error).splitlines()[0]}); the last checkpoint is kept: --resume it with a lower --micro-tokens, "
+        raise SystemExit(f"out of GPU memory ({(str(error).splitlines() or ['no more is known'])[0]}); the last checkpoint is kept: --resume it with a lower --micro-tokens, "
                          "or start again with --gradient-checkpointing") from None  # fmt: skip
     except FloatingPointError as error:
         raise SystemExit(f"training stopped: {error}; the last good checkpoint is kept, try a lower --lr") from None
