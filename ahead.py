@@ -34,6 +34,7 @@ import torch
 from policy import Policy
 from rollout import Episode, play
 from runfolder import memory_folder, sweep
+from sampler import first_line
 
 RESTARTS = 3  # of a player that was killed; after that something is wrong that another try does not mend
 
@@ -79,16 +80,17 @@ def player(pipe, home: str, load_policy: Callable[[], Policy], make_sampler: Cal
     except (SystemExit, ValueError) as error:  # a model, an engine or a setting that cannot work, in a sentence of its own
         pipe.send((ValueError if isinstance(error, ValueError) else SystemExit, str(error)))
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
+        why = first_line(error)
         pipe.send((RuntimeError, f"the sampling process cannot go on ({why}); the last checkpoint is kept, mend that and --resume"))
 
 
 class Ahead:
     """`ask` for a batch now, `take` it later, in the same order. `close` it when done."""
 
-    def __init__(self, load_policy: Callable[[], Policy], make_sampler: Callable[[Policy], object], threads: int = 1):
+    def __init__(self, load_policy: Callable[[], Policy], make_sampler: Callable[[Policy], object], threads: int = 1, needed: int = 0):
+        """threads: of the other process. needed: bytes that the open jobs will take; without that much memory to spare they go to disk."""
         self.arguments = (load_policy, make_sampler, threads)
-        self.home = memory_folder()
+        self.home = memory_folder(needed)
         self.open: dict[object, Path] = {}  # {tag: file of its job}, in the order asked
         self.asked, self.starts = 0, 0
         self.start()
@@ -147,8 +149,8 @@ class Ahead:
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if self.starts > RESTARTS:
-            raise RuntimeError(f"the sampling process {how} for the {self.starts}th time; is there enough memory? The last checkpoint is kept: "
-                               "take fewer --num-tasks or --async-rollouts 0, and --resume")  # fmt: skip
+            raise RuntimeError(f"the sampling process {how} for the {self.starts}th time; is there enough memory? The last checkpoint is "
+                               "kept; --resume it, or start again with fewer --num-tasks or without --async-rollouts")  # fmt: skip
         print(f"the sampling process {how}; it is started again and plays its {len(self.open)} open batches anew", flush=True)
         self.start()
 

@@ -260,7 +260,10 @@ def train(cfg: Config) -> Path:
             raise ValueError("--gradient-checkpointing: this model has dropout, which would come on too; leave it out, or set that to 0")
         policy.lm.gradient_checkpointing_enable()
         policy.lm.enable_input_require_grads()
-    ahead = Ahead(load, partial(make_sampler, cfg), max(1, threads // 2)) if cfg.async_rollouts else None
+    ahead = None
+    if cfg.async_rollouts:
+        jobs = (cfg.async_rollouts + 2) * sum(p.numel() * p.element_size() for p in policy.trainable().values())  # each carries the weights
+        ahead = Ahead(load, partial(make_sampler, cfg), max(1, threads // 2), jobs)
     sampler = None if ahead else make_sampler(cfg, policy)
     asleep = sampler.asleep if sampler else nullcontext  # `with asleep():` the sampler lends its memory to the trainer
     write_json(folder / "config.json", asdict(cfg))

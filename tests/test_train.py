@@ -653,7 +653,7 @@ def test_what_cannot_be_sampled_is_one_sentence_ahead_as_in_turn(runs_ahead):
 class NotAhead:
     """As Ahead, without a second process: the same batches, asked for as early."""
 
-    def __init__(self, load, make_sampler, threads):
+    def __init__(self, load, make_sampler, threads, needed):
         self.policy, self.jobs = load(), {}
         self.sampler = make_sampler(self.policy)
 
