@@ -249,7 +249,7 @@ def worker(how: str):
         if tool == "submit_work":
             task = next(task for task in seen["tasks"] if task["yours"])
             text = {
-                "short": pick(rng, ["it is done", "done", "the work is done"]),
+                "short": "it is done",
                 "terms": f"I {task['text']}.",
                 "long": work_text(task["text"]) + LONG,
             }[how]
@@ -270,13 +270,13 @@ def asker(seen: dict, rng: random.Random):
 
 # How a turn can be played, and how often the base does it. What the players among them earn alone: results/swarm.
 CHARACTERS = {
-    "idle": (PLAYERS["idle"], 0.18),
-    "random": (PLAYERS["random"], 0.08),
-    "novice": (PLAYERS["novice"], 0.30),
-    "shirker": (worker("short"), 0.12),
-    "says only the terms": (worker("terms"), 0.06),
-    "worker": (PLAYERS["grinder"], 0.07),
-    "careful worker": (worker("long"), 0.04),
+    "idle": (PLAYERS["idle"], 0.14),
+    "random": (PLAYERS["random"], 0.06),
+    "novice": (PLAYERS["novice"], 0.24),
+    "shirker": (worker("short"), 0.30),
+    "says only the terms": (worker("terms"), 0.03),
+    "worker": (PLAYERS["grinder"], 0.05),
+    "careful worker": (worker("long"), 0.03),
     "asker": (asker, 0.05),
     "trader": (PLAYERS["trader"], 0.05),
     "expert": (PLAYERS["expert"], 0.05),
@@ -310,8 +310,22 @@ def swarm_rows(tokenizer, rng: random.Random, n: int, window: int | None) -> lis
     for _ in range(n):
         begin = rng.randint(1, 25 - window) if window else 0
         episodes.append(swarm_episode(tokenizer, rng, begin + (window or 25))[begin:])
-    ids = iter(tokenizer([text for e in episodes for pair in e for text in pair], add_special_tokens=False)["input_ids"])
-    return [[(next(ids), next(ids), 1.0) for _ in e] for e in episodes]
+    cut = iter(cut_and_mark(tokenizer, [text for e in episodes for pair in e for text in pair]))
+    out = []
+    for e in episodes:
+        out.append([])
+        for _ in e:
+            (given, _), (said, words) = next(cut), next(cut)
+            out[-1].append((given, said, 1.0, words))
+    return out
+
+
+def cut_and_mark(tokenizer, texts: list[str]) -> list[tuple[list[int], list[bool]]]:
+    """[(token ids, is the token one of the words that submitted work takes from its task?)]: in "I check the data report." all but "I" and "."."""
+    out = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    spans = [[match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', text)] for text in texts]
+    inside = lambda start, end, some: any(a <= start and end <= b for a, b in some)
+    return [(ids, [inside(*at, some) for at in offsets]) for ids, offsets, some in zip(out["input_ids"], out["offset_mapping"], spans)]
 
 
 def renumber(rng: random.Random, texts: list[str]) -> list[str]:
@@ -335,32 +349,48 @@ def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]
             env.reset(SEED_RANGE + rng.randrange(10**9))
             while not done and used < length:
                 # Who passes is offered the most; now and then something is claimed or proposed, so that it can be submitted or cancelled.
-                player = PLAYERS["idle"] if rng.random() < 0.6 else rng.choice(players)
+                player = rng.choices([PLAYERS["idle"], hoarder, rng.choice(players)], (4, 3, 3))[0]
                 messages, done = env.step(write_call(*reversed_move(player(env.seen, env.dice))))
                 if done or rng.random() < 0.6:
                     continue
                 moves = [(NOVICE_SAYS[tool], tool, a) for tool, some in possible(env.seen, rng).items() for a in some]
                 named = [move for move in moves if NAMED & move[2].keys()]
-                moves = rng.sample(named, min(5, len(named))) + [rng.choice(players)(env.seen, env.dice)]
+                works = [
+                    (said, tool, a | {"content": work_on(env.seen, a["task_id"], rng)}) for said, tool, a in named if tool == "submit_work"
+                ]
+                moves = rng.sample(named, min(4, len(named))) + works[:2] + [rng.choice(players)(env.seen, env.dice)]
                 rng.shuffle(moves)
                 calls = "\n".join(write_call(tool, a, thought if rng.random() < 0.5 else "") + "<|im_end|>" for thought, tool, a in moves)
                 texts += renumber(rng, ["\n" + messages[0]["content"] + "\n", calls])
                 owner.append(row)
                 used += round(0.2 * (len(texts[-1]) + len(texts[-2])))  # about so many tokens
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    cut = cut_and_mark(tokenizer, texts)
     rows = [[] for _ in range(n)]
-    for row, prompt, reply in zip(owner, ids[::2], ids[1::2]):
-        if sum(len(p) + len(r) for p, r, _ in rows[row]) + len(prompt) + len(reply) <= length:
-            rows[row].append((prompt, reply, 1.0))
+    for row, (prompt, _), (reply, words) in zip(owner, cut[::2], cut[1::2]):
+        if sum(len(p) + len(r) for p, r, *_ in rows[row]) + len(prompt) + len(reply) <= length:
+            rows[row].append((prompt, reply, 1.0, words))
     return rows
+
+
+def hoarder(seen: dict, rng: random.Random):
+    """Claims what is open and never submits, so that there is work to be done on several tasks."""
+    fresh = [task for task in seen["tasks"] if not task["yours"]]
+    return ("I claim a task.", "claim_task", {"task_id": pick(rng, fresh)["id"]}) if fresh else ("I pass.", "pass_turn", {})
+
+
+def work_on(seen: dict, task_id: str, rng: random.Random) -> str:
+    """Work that uses the words of the task: the words alone, or more."""
+    text = next(task["text"] for task in seen["tasks"] if task["id"] == task_id)
+    return pick(rng, [f"I {text}.", work_text(text), work_text(text) + LONG])
 
 
 NAMED = {"task_id", "post_id", "proposal_id"}
 
 
-def heavier(part, tokenizer, factor: float):
-    """A part of a batch in which an id that is said weighs `factor` times as much. They are one token in thirty, and everything hangs on them."""
-    ids, weights = part
+def heavier(rows: list[list], tokenizer, factor: float):
+    """pad_rows, with `factor` times the weight on what has to be copied from what was given: ids, and the words of a task in the work on it.
+    They are one token in twenty, and everything hangs on them. (Without the words: 20% of them were right, which is chance, and no work paid.)"""
+    ids, weights = pad_rows(rows, tokenizer.pad_token_id, factor)
     named = torch.tensor([tokenizer.convert_tokens_to_ids(piece) for piece in IDS])
     return ids, weights * torch.where(torch.isin(ids[:, 1:], named), factor, 1.0)
 
@@ -373,7 +403,7 @@ def reversed_move(move: tuple[str, str, dict]) -> tuple[str, dict, str]:
 def calls_batch(cfg: Pretrain, tokenizer, step: int):
     """32 rows of drill; beside them, every other step, 16 rows of tallies or 10 of lists, so that they are not forgotten."""
     rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 900_000 + step)
-    drill = heavier(pad_rows(drill_rows(tokenizer, rng, 32, 512), tokenizer.pad_token_id), tokenizer, 8.0)
+    drill = heavier(drill_rows(tokenizer, rng, 32, 512), tokenizer, 8.0)
     if step % 2:
         return [drill], 6
     (tallies, *lists), _ = lists_batch(cfg, tokenizer, cfg.lists_steps + step)
@@ -383,28 +413,27 @@ def calls_batch(cfg: Pretrain, tokenizer, step: int):
 def all_batch(cfg: Pretrain, tokenizer, step: int):
     """Chats of all three: 2 whole episodes of swarm and 4 stretches of 8 turns, 32 chats of letters in every second step, 6 of alphabet."""
     rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 950_000 + step)
-    whole, some = (
-        heavier(pad_rows(swarm_rows(tokenizer, rng, n, window), tokenizer.pad_token_id), tokenizer, 4.0)
-        for n, window in ((2, None), (4, 8))
-    )
+    whole, some = (heavier(swarm_rows(tokenizer, rng, n, window), tokenizer, 4.0) for n, window in ((2, None), (4, 8)))
     lists = pad_rows(alphabet_rows(cfg, tokenizer, rng, 6, cfg.polish_shown), tokenizer.pad_token_id)
     letters, _ = chat_batch(cfg, tokenizer, 200_000 + step, polish=True)
     return [whole, some, lists, letters[step // 2 % 2]] if step % 2 else [whole, some, lists], 25
 
 
-def pad_rows(rows: list[list[tuple[list[int], list[int], float]]], pad: int):
-    """Rows of (prompt, reply, weight of the reply's first three tokens) -> ids [B, T], right-padded, and weights [B, T-1]
-    of the tokens that are predicted: 0 in prompts and padding, 1 in replies."""
-    length = max(sum(len(p) + len(r) for p, r, _ in row) for row in rows)
+def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
+    """Rows of (prompt, reply, weight of the reply's first three tokens[, which of its tokens weigh `factor`]) -> ids [B, T], right-padded, and
+    weights [B, T-1] of the tokens that are predicted: 0 in prompts and padding, 1 in replies."""
+    length = max(sum(len(p) + len(r) for p, r, *_ in row) for row in rows)
     ids = torch.full((len(rows), length), pad)
     weights = torch.zeros((len(rows), length - 1))
     for i, row in enumerate(rows):
         n = 0
-        for prompt, reply, first in row:
+        for prompt, reply, first, *words in row:
             end = n + len(prompt) + len(reply)
             ids[i, n:end] = torch.tensor(prompt + reply)
             weights[i, n + len(prompt) - 1 : end - 1] = 1.0
             weights[i, n + len(prompt) - 1 : n + len(prompt) + 2] = first
+            if words:
+                weights[i, n + len(prompt) - 1 : end - 1][torch.tensor(words[0])] = factor
             n = end
     return ids, weights
 
