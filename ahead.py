@@ -5,12 +5,12 @@
     ahead by 1    | sample 0 | sample 1 | sample 2 | sample 3 | …     batch 2 is sampled while batch 1 is trained, so by
     trainer                  | train 0  | train 1  | train 2  | …     weights that are one update old
 
-The price: every batch but the first is `--async-rollouts` updates old when it is trained (Episode.policy_version says so), and --importance
+The price: from batch N = --async-rollouts on, every batch is N updates old when it is trained (Episode.policy_version says so), and --importance
 (grpo.py) says what is done about it. The lag is always the same, because batch s + N is asked for when update s begins, whoever is faster: so an
 async run with the same seed gives the same numbers. (After --resume it does not: the batches that were under way are sampled by the weights of the
 checkpoint.)
 
-A job, and what was played, travel as files in memory; the pipe carries only their names. So a message never fills the pipe, and a process that
+A job, and what was played, travel as files, in memory where there is room; the pipe carries only their names. So a message never fills the pipe, and a process that
 is killed in the middle of one leaves nothing half read. It is started again and given its open jobs, from which it plays the very same episodes.
 
 On a GPU the second process holds weights of its own. Nothing is lent between the two, so vLLM's share of the card has to fit beside the trainer.
@@ -122,7 +122,10 @@ class Ahead:
         self.send(file)
 
     def take(self, tag) -> tuple[list[list[Episode]], dict[str, float]]:
-        """(groups, seconds by part) of a batch that was asked for; waits for it. RuntimeError if it cannot be played."""
+        """(groups, seconds by part) of a batch that was asked for; waits for it.
+
+        Raises what the player met: SystemExit or ValueError where a sentence says what cannot work, else RuntimeError.
+        """
         file = self.open[tag]
         played = file.with_suffix(".played")
         while not played.exists():

@@ -72,7 +72,7 @@ STYLES = {
     "idle": "always passes",
 }
 CROWD = ("expert", "grinder", "trader", "novice", "idle")
-EVAL_SEEDS = 2_000_000_000  # as in train.py
+EVAL_SEEDS = 2_000_000_000  # held-out tasks begin here, in every environment: evaluate.py takes it from here
 
 # ------------------------------------------------------------------------------------------------ tools and calls
 

@@ -24,7 +24,12 @@ from policy import choose_model, find_checkpoint, load_checkpoint, load_policy
 from rollout import Episode, play
 from runfolder import append, save_episodes
 
-EVAL_SEEDS = 2_000_000_000  # held-out tasks begin here; train.py draws from 0 and 1e9 on, lab/pretrain.py from 3e9
+EVAL_SEEDS = env_swarm.EVAL_SEEDS  # 2e9; train.py draws from 0 and 1e9 on, lab/pretrain.py from 3e9
+
+
+def greedy(policy, sampler, max_tokens: int) -> Callable:
+    """roll(make_env, seeds) -> groups, for evaluate_policy: one sample a task, each token the likeliest."""
+    return lambda make_env, seeds: play(policy, sampler, make_env, seeds, 1, max_tokens, 0.0, 0)
 
 
 def evaluate_policy(
@@ -50,7 +55,7 @@ def evaluate_policy(
             best = max(groups, key=lambda g: g[0].reward)
             if "exact" not in parts and best not in shown:  # where no episode is simply right, the best one is worth reading
                 shown = [*shown, best]
-            save_episodes(folder, done, stage, policy, shown, temperature=1.0)
+            save_episodes(folder, done, stage, policy, shown, temperature=1.0)  # only a rollout's ratios need it
         measures = {"reward": metrics.mean([e.reward for e in episodes])}
         if "exact" in parts:
             measures["exact"] = metrics.proportion(sum(e.components.get("exact", 0.0) for e in episodes), len(episodes))
@@ -129,8 +134,9 @@ def evaluate_only(given) -> None:
     print(f"{folder} after {state['update']} updates; {why}")
     sampler = train.make_sampler(cfg, policy)
     sampler.sync(state["update"])
-    roll = lambda make_env, seeds: play(policy, sampler, make_env, seeds, 1, cfg.max_tokens, 0.0, 0)
-    results = evaluate_policy(policy, roll, folder, sets, cfg.eval_n, "eval_only", state["update"], lambda line: None)
+    results = evaluate_policy(
+        policy, greedy(policy, sampler, cfg.max_tokens), folder, sets, cfg.eval_n, "eval_only", state["update"], lambda line: None
+    )
     for name, episodes in results.items():
         print_components(name, episodes)
         if cfg.env == "swarm":
@@ -155,8 +161,8 @@ if __name__ == "__main__":
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     sampler, env = TorchSampler(policy), partial(Letters, 3, "binary", True, "states")
     with tempfile.TemporaryDirectory() as name:
-        roll = lambda make_env, seeds: play(policy, sampler, make_env, seeds, 1, 320, 0.0, 0)
-        for tasks, episodes in evaluate_policy(policy, roll, Path(name), {"tier 3": (True, env)}, 8, "demo", 0, lambda line: None).items():
+        roll, sets = greedy(policy, sampler, 320), {"tier 3": (True, env)}
+        for tasks, episodes in evaluate_policy(policy, roll, Path(name), sets, 8, "demo", 0, lambda line: None).items():
             print_components(tasks, episodes)
     line = summarize(play(policy, sampler, env, [1, 2, 3], 4, 320, 1.0, noise=0))
     print("\n3 tasks, 4 samples each, at temperature 1:", {key: round(value, 3) for key, value in line.items()})

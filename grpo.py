@@ -63,7 +63,7 @@ CLIP = {
 
 
 IMPORTANCE = ("clip", "none", "token", "sequence")
-CAP = 2.0  # C above. Too small is a bias towards the sampler, too large is noise; 2 is what most codes use
+CAP = 2.0  # C above. Too small is a bias towards the sampler, too large is noise; not tuned here
 
 
 @dataclass

@@ -116,7 +116,7 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto"
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
     """LoRA on every linear layer; in a mixture of experts on attention only: adapters of rank 32 on all 128 experts of a 30B would be 2 billion
-    parameters, and vLLM would have to hold them too."""
+    parameters."""
     from peft import LoraConfig, get_peft_model
 
     experts = getattr(lm.config, "num_experts", None) or getattr(lm.config, "num_local_experts", None)

@@ -287,7 +287,12 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
 
 def draw_time(ax, lines: list[dict]) -> None:
     """Where the seconds of an update go, one stacked bar a process."""
-    bars = time_bars(lines)
+    draw_bars(ax, time_bars(lines))
+    ax.set(title=f"where an update's seconds go (the trainer waits for samples {100 * waiting(lines):.0f}% of the time)")
+
+
+def draw_bars(ax, bars: dict[str, dict[str, float]]) -> None:
+    """{name: {part of BARS: seconds}} as stacked bars, the first on top."""
     for y, bar in enumerate(bars.values()):
         left, whole = 0.0, max(sum(bar.values()), 1e-9)
         for part, seconds in bar.items():
@@ -296,11 +301,7 @@ def draw_time(ax, lines: list[dict]) -> None:
                 ax.text(left + seconds / 2, y, f"{part} {100 * seconds / whole:.0f}%", ha="center", va="center", fontsize=8)
             left += seconds
     ax.set_yticks(range(len(bars)), list(bars))
-    ax.set(
-        title=f"where an update's seconds go (the trainer waits for samples {100 * waiting(lines):.0f}% of the time)",
-        xlabel="s",
-        ylim=(len(bars) - 0.5, -0.5),
-    )
+    ax.set(xlabel="s", ylim=(len(bars) - 0.5, -0.5))
     ax.margins(x=0)
 
 

@@ -5,6 +5,8 @@
 Two rules. A line is written when its number is known, and whole files are written beside the old one and renamed, so that a kill at any
 moment leaves something to read. And on --resume, lines written after the last checkpoint are dropped: they will be written again.
 
+What only has to live as long as a process, adapters on their way to a sampler, goes into a folder in memory (`memory_folder`).
+
 Run me: `python runfolder.py` shows what a killed run keeps.
 """
 

@@ -7,7 +7,7 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (rollout: 8 tasks x 8 samples -> GRPO: one step) x updates, an eval now and then -> eval "final" -> report
 
-With --async-rollouts N a second process samples N batches ahead while this one trains; without it, one thing after the other.
+With --async-rollouts N a second process samples N batches ahead while this one trains (ahead.py); without it, one thing after the other.
 
 On a machine without a GPU, or that cannot reach the hub, the same command trains the embedded pico_base/, or for swarm pico_swarm/.
 `python train.py --help` lists every flag with its reason; they are declared once, just below.
@@ -16,7 +16,7 @@ A run leaves runs/<name>/: config.json, metrics.jsonl (a line an update), evals.
 evaluation), episodes.jsonl (samples to read), summary.json (the final numbers with intervals), report.md, curves.png,
 report.html (curves and episodes to click through), checkpoint/. After any kill, `python train.py --resume runs/<name>` goes
 on where the checkpoint stands; on CPU the metrics come out the same to the last bit, because every random number is drawn from a
-seed and a place, never from what was drawn before. `python train.py --eval-only runs/<name>` evaluates its checkpoint again, on the
+seed and a place, never from what was drawn before (not so ahead, where the batches under way are sampled anew). `python train.py --eval-only runs/<name>` evaluates its checkpoint again, on the
 same tasks or, with --difficulty and other settings of the environment, on others.
 """
 
@@ -39,7 +39,7 @@ from ahead import Ahead, Job
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
-from evaluate import evaluate_only, evaluate_policy, summarize
+from evaluate import evaluate_only, evaluate_policy, greedy, summarize
 from grpo import CLIP, IMPORTANCE, update
 from policy import choose_model, load_checkpoint, load_policy, save_checkpoint
 from rollout import play
@@ -49,9 +49,9 @@ from sft import demonstrations, sft_batches, sft_step
 
 # Where the seconds of an update go. In turn: all but "wait", one after the other. Ahead: the other process's rollout, environment and sync run
 # beside this one's wait and train.
-PARTS = ("rollout", "environment", "sync", "wait", "train")
+PARTS = tuple(report.BARS)
 # Tasks are drawn from a seed. These ranges never meet; pretraining (lab/pretrain.py) starts at 3e9.
-TRAIN_SEEDS, SFT_SEEDS = 0, 1_000_000_000  # EVAL_SEEDS: 2e9
+TRAIN_SEEDS, SFT_SEEDS = 0, 1_000_000_000  # held-out tasks: evaluate.py
 EVAL_TIERS = (3, 5, 6)  # always evaluated, beside the tier that is trained
 
 
@@ -297,7 +297,7 @@ def train(cfg: Config) -> Path:
             roll = lambda make_env, seeds: ahead.play(policy, Job(make_env, seeds, 1, cfg.max_tokens, 0.0, 0, max(done, 0)))
         else:
             sampler.sync(max(done, 0))
-            roll = lambda make_env, seeds: play(policy, sampler, make_env, seeds, 1, cfg.max_tokens, 0.0, 0)
+            roll = greedy(policy, sampler, cfg.max_tokens)
         evaluate_policy(policy, roll, folder, eval_sets(cfg), cfg.eval_n, stage, done, log)
         seconds["eval"] += time.time() - t
 

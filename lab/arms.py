@@ -54,22 +54,27 @@ def run(env: str, arm: str, seed: int, threads: int) -> None:
         g = json.loads((out / f"grpo-{seed}" / "summary.json").read_text())
         per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
         flags += ["--sft-steps", str(g["config"]["sft_steps"] + round(grpo_seconds(g["seconds"]) / per_step))]
-    if (folder / "config.json").exists():
-        command = ["--resume", str(RUNS / name)]
-    else:
-        command = ["--env", env, *flags, "--seed", str(seed), "--threads", str(threads), "--runs", str(RUNS), "--name", name, "--no-wandb"]
-    log = ROOT / RUNS / f"{name}.log"
+    kept = (*KEPT, *(["report.html"] if (arm, seed) == ("grpo", 0) else []))
+    flags = ["--env", env, *flags, "--seed", str(seed)]
+    launch(["--resume", str(RUNS / name)] if (folder / "config.json").exists() else flags, RUNS, name, out / f"{arm}-{seed}", kept, threads)
+
+
+def launch(
+    flags: list[str], runs: Path, name: str, target: Path, kept: tuple[str, ...], threads: int, python: str = sys.executable
+) -> None:
+    """train.py with these flags (a new run, or --resume), its output in runs/NAME.log; then copy what is `kept` to `target`."""
+    log = ROOT / runs / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    new = [] if "--resume" in flags else ["--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]
     with open(log, "a") as f:
-        done = subprocess.run([sys.executable, "train.py", *command], cwd=ROOT, stdout=f, stderr=f,
+        done = subprocess.run([python, "train.py", *flags, *new], cwd=ROOT, stdout=f, stderr=f,
                               env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"{env}, {arm}, seed {seed}, stopped with code {done.returncode}; see {log}")
-    target = out / f"{arm}-{seed}"
+        raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
     target.mkdir(parents=True, exist_ok=True)
-    for kept in (*KEPT, *(["report.html"] if (arm, seed) == ("grpo", 0) else [])):
-        if (folder / kept).exists():
-            shutil.copy(folder / kept, target / kept)
+    for file in kept:
+        if (ROOT / runs / name / file).exists():
+            shutil.copy(ROOT / runs / name / file, target / file)
 
 
 def grpo_seconds(seconds: dict) -> float:

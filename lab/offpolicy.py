@@ -1,8 +1,8 @@
 """What running ahead costs and what it buys: whole runs on letters, in turn and ahead, with old samples and new, into results/offpolicy/.
 
-    python -m lab.offpolicy --seeds 2                 # in turn against one batch ahead, alternating, on an otherwise idle machine
+    python -m lab.offpolicy                           # in turn against one batch ahead, alternating, on an otherwise idle machine
     python -m lab.offpolicy --arms stale --jobs 2     # samples that are 8 updates old, with every way to weigh them
-    python -m lab.offpolicy --arms vllm --python .venv-vllm/bin/python      # the same run, sampled by vLLM (on a CPU)
+    python -m lab.offpolicy --arms vllm --jobs 2 --python .venv-vllm/bin/python      # the same run, sampled by vLLM (on a CPU)
     python -m lab.offpolicy --table                   # only rebuild the table and the picture
 
 in_turn          the default: sample, then train, then sample …: strictly on-policy
@@ -14,9 +14,7 @@ Finished runs are kept and not run again. A run is one seed; tasks are the same 
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 import compare
 import metrics
 from grpo import IMPORTANCE
-from report import BARS, points, time_bars, waiting
+from lab.arms import launch
+from report import draw_bars, points, time_bars, waiting
 
 OUT, RUNS = ROOT / "results" / "offpolicy", Path("runs/offpolicy")
 LAG = 8
@@ -50,17 +49,8 @@ def run(arm: str, seed: int, threads: int, python: str) -> None:
     if (target / "summary.json").exists():
         return
     shutil.rmtree(ROOT / RUNS / name, ignore_errors=True)  # what was cut begins anew: a resumed run ahead is another run
-    log = ROOT / RUNS / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    command = [*ARMS[arm], "--seed", str(seed), "--threads", str(threads), "--runs", str(RUNS), "--name", name, "--no-wandb"]
-    with open(log, "w") as f:
-        done = subprocess.run([python, "train.py", "--env", "letters", "--difficulty", "6", *command], cwd=ROOT, stdout=f, stderr=f,
-                              env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
-    target.mkdir(parents=True, exist_ok=True)
-    for kept in KEPT:
-        shutil.copy(ROOT / RUNS / name / kept, target / kept)
+    flags = ["--env", "letters", "--difficulty", "6", *ARMS[arm], "--seed", str(seed)]
+    launch(flags, RUNS, name, target, KEPT, threads, python)
 
 
 def final(folder: Path) -> list[float]:
@@ -150,21 +140,12 @@ def draw(found: dict[str, list[Path]]) -> None:
     axes[0].legend(fontsize=8)
     axes[1].set(title="entropy of the samples under the trained policy, nats a token", xlabel="update")
     axes[1].set_yscale("log")
-    names = []
-    for arm in ("in_turn", "ahead"):
-        if arm in found:
-            lines = compare.lines(found[arm][0] / "metrics.jsonl")
-            for who, bar in time_bars(lines).items():
-                left = 0.0
-                for part, seconds in bar.items():
-                    axes[2].barh(len(names), seconds, left=left, color=BARS[part])
-                    if seconds > 0.08:
-                        axes[2].text(left + seconds / 2, len(names), part, ha="center", va="center", fontsize=8)
-                    left += seconds
-                names.append(arm if who == "in turn" else f"{arm}: {who}")
-    axes[2].set_yticks(range(len(names)), names)
-    axes[2].invert_yaxis()
-    axes[2].set(title="where an update's seconds go, on average", xlabel="s")
+    bars = {}
+    for arm in (arm for arm in SETS["pace"] if arm in found):
+        some = time_bars(compare.lines(found[arm][0] / "metrics.jsonl"))
+        bars |= {arm if len(some) == 1 else f"{arm}: {who}": bar for who, bar in some.items()}
+    draw_bars(axes[2], bars)
+    axes[2].set(title="where an update's seconds go, on average")
     for ax in axes[:2]:
         ax.grid(alpha=0.25)
     fig.savefig(OUT / "offpolicy.png", dpi=110)

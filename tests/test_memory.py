@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import evaluate
 import train
 from lab import memory
 from policy import PICO, Policy, load_policy, token_logprobs
@@ -227,7 +228,7 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         seen.sampler = real(cfg, policy)
         return seen.sampler
 
-    def play(policy, *args, real=train.play):
+    def spied_play(policy, *args, real=train.play):
         gradients = [name for name, p in policy.model.named_parameters() if p.grad is not None]
         seen.plays.append((gradients, len(optimizers), policy.model.training))
         groups = real(policy, *args)
@@ -247,8 +248,8 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         runs=str(folder), name="tiny", device="cpu", gradient_checkpointing=checkpointing,
     )  # fmt: skip
     train.check(cfg)
-    spies = patch.multiple(train, load_policy=load_policy, make_sampler=make_sampler, play=play, update=update)
-    with spies, patch.object(torch.optim.Optimizer, "__init__", init):
+    spies = patch.multiple(train, load_policy=load_policy, make_sampler=make_sampler, play=spied_play, update=update)
+    with spies, patch.object(evaluate, "play", spied_play), patch.object(torch.optim.Optimizer, "__init__", init):
         metrics = train.train(cfg) / "metrics.jsonl"
     seen.lines = [json.loads(text) for text in metrics.read_text().splitlines()]
     return seen
