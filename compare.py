@@ -58,9 +58,19 @@ class Arm:
     def seeds(self) -> list[int]:
         return sorted({run.config["seed"] for run in self.runs})
 
-    def table(self, tasks: str, what: str) -> np.ndarray:
-        """[seeds, tasks] final results. Two runs of the same seed are not independent: their mean counts as one."""
-        by_seed = [[run.final[tasks][what] for run in self.runs if run.config["seed"] == seed] for seed in self.seeds()]
+    def table(self, tasks: str, what: str, only: list[int] | None = None) -> np.ndarray:
+        """[seeds, tasks] final results. Two runs of the same seed are not independent: their mean counts as one.
+
+        only: numbers of the tasks to take. Without it, what all runs of the arm have an answer to, which is all but over an API (api.py).
+        """
+        gaps = any("missing" in run.final[tasks] for run in self.runs)
+        only = common(self.runs, tasks) if only is None and gaps else only
+
+        def results(run: Run) -> list[float]:
+            values = run.final[tasks][what]
+            return values if only is None else [dict(zip(answered(run.final[tasks]), values))[i] for i in only]
+
+        by_seed = [[results(run) for run in self.runs if run.config["seed"] == seed] for seed in self.seeds()]
         return np.array([np.mean(runs, axis=0) for runs in by_seed], dtype=float)
 
 
@@ -101,18 +111,36 @@ def lines(path: Path) -> list[dict]:
 
 
 def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
-    """Runs with the same flags, apart from SAME and `ignore`, are one arm. Arms come in the order of their first run."""
-    flags = sorted({name for run in runs for name in run.config} - SAME - set(ignore))
+    """Runs with the same flags, apart from SAME and `ignore`, are one arm. Arms come in the order of their first run.
+
+    An evaluation over an API trained nothing: it is called by its model, and its flags do not tell the others apart.
+    """
+    flags = sorted(name for name in {name for run in runs for name in run.config} - SAME - set(ignore) if not name.startswith("api_"))
+    over_api = lambda run: run.config.get("api_base") or ""
     if missing := [name for name in ignore if all(name not in run.config for run in runs)]:
         raise ValueError(f"--ignore {missing[0]}: no run has such a flag; config.json lists them")
     arms: dict[str, list[Run]] = {}
     for run in runs:
-        arms.setdefault(json.dumps([run.config.get(name, "not set") for name in flags]), []).append(run)
+        arms.setdefault(json.dumps([over_api(run), *(run.config.get(name, "not set") for name in flags)]), []).append(run)
     if len(arms) > 26:
         raise ValueError(f"{len(arms)} arms are too many to read; give fewer runs, or --ignore the flag that sets them apart")
-    differ = [name for name in flags if len({json.dumps(members[0].config.get(name, "not set")) for members in arms.values()}) > 1]
-    label = lambda run: ", ".join(f"{name}={run.config.get(name, 'not set')}" for name in differ) or "all runs"
+    ours = [members[0].config for members in arms.values() if not over_api(members[0])]
+    differ = [name for name in flags if len({json.dumps(config.get(name, "not set")) for config in ours}) > 1]
+    trained = lambda run: (
+        ", ".join(f"{name}={run.config.get(name, 'not set')}" for name in differ) or f"all {'other ' * (len(arms) > len(ours))}runs"
+    )
+    label = lambda run: f"{run.config['model']} over an API" if over_api(run) else trained(run)
     return [Arm(letter, label(members[0]), members) for letter, members in zip(string.ascii_uppercase, arms.values())]
+
+
+def answered(line: dict) -> list[int]:
+    """The numbers of the tasks that a line of evals.jsonl has results of. Over an API some may have failed; they are listed as missing."""
+    missing = {int(i) for i in line.get("missing", {})}
+    return [i for i in range(len(line["reward"]) + len(missing)) if i not in missing]
+
+
+def common(runs: list[Run], tasks: str) -> list[int]:
+    return sorted(set.intersection(*(set(answered(run.final[tasks])) for run in runs)))
 
 
 # ------------------------------------------------------------------------------------------------ comparing
@@ -181,7 +209,12 @@ def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
         for tasks in shared:
             has = {what for what in (*MEASURES, *PARTS) if all(what in run.final[tasks] for run in a.runs + b.runs)}
             for what in (m for m in (*MEASURES, *(PARTS if one.final[tasks]["trained"] else ())) if m in has):
-                x, y = a.table(tasks, what), b.table(tasks, what)
+                gaps = any("missing" in run.final[tasks] for run in a.runs + b.runs)
+                only = common(a.runs + b.runs, tasks) if gaps else None  # both had an answer to these
+                if only == []:
+                    notes.append(f"{a.letter} and {b.letter} have no task of {tasks} that both had an answer to; nothing to compare.")
+                    break
+                x, y = a.table(tasks, what, only), b.table(tasks, what, only)
                 if what == "reward" and paid_by(one) != paid_by(other):
                     rest = "only exact answers are compared" if "exact" in has else "only its parts are compared, on the trained tasks"
                     notes.append(f"{a.letter} and {b.letter} were paid by different rewards; {rest}.")
@@ -194,7 +227,7 @@ def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
                     notes.append("Where the reward is 1 for an exact answer and 0 otherwise, it is not compared again.")
                     continue
                 rows.append({"a": a, "b": b, "tasks": tasks, "what": what, "trained": one.final[tasks]["trained"],
-                             "x": float(x.mean()), "y": float(y.mean()), "d": differ(x, y)})  # fmt: skip
+                             "x": float(x.mean()), "y": float(y.mean()), "d": differ(x, y), "n": sorted({x.shape[1], y.shape[1]})})  # fmt: skip
     corrected = multipletests([row["d"].p for row in rows], method="holm")[1] if rows else []
     for row, p in zip(rows, corrected):
         better = row["a"] if row["d"].difference.mean > 0 else row["b"]
@@ -231,7 +264,7 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
         for row in rows:
             a, b, d = row["a"], row["b"], row["d"]
             scale, digits, unit = (100, 1, "%") if row["what"] == "exact" else (1, 3, "")
-            i, n = d.difference, sorted({len(arm.runs[0].final[row["tasks"]]["reward"]) for arm in (a, b)})
+            i, n = d.difference, row["n"]
             out.append(
                 f"| {row['tasks']}{' (trained)' if row['trained'] else ''} | {row['what']} | {a.letter} − {b.letter} | "
                 f"{scale * row['x']:.{digits}f}{unit}, {scale * row['y']:.{digits}f}{unit} | "

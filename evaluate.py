@@ -45,11 +45,7 @@ def evaluate_policy(
         groups = roll(make_env, [EVAL_SEEDS + i for i in range(n)])
         results[name] = episodes = [g[0] for g in groups]
         parts = next((e.components for e in episodes if e.components), {})
-        append(folder / "evals.jsonl", {
-            "update": done, "stage": stage, "tasks": name, "trained": trained, "reward": [round(e.reward, 5) for e in episodes],
-            **{part: [round(e.components.get(part, 0.0), 4) for e in episodes] for part in parts},
-            "reply_tokens": [e.reply_tokens for e in episodes], "truncated": [e.stop_reason == "truncated" for e in episodes],
-        })  # fmt: skip
+        append(folder / "evals.jsonl", eval_line(done, stage, name, trained, episodes))
         if trained:
             shown = groups[:8]
             best = max(groups, key=lambda g: g[0].reward)
@@ -62,6 +58,16 @@ def evaluate_policy(
         tqdm.write(f"eval {stage:10} update {done:4}  {name}  " + "  ".join(f"{key} {value}" for key, value in measures.items()))
         log({**{f"eval/{name}/{key}": value.mean for key, value in measures.items()}, "update": done})
     return results
+
+
+def eval_line(done: int, stage: str, name: str, trained: bool, episodes: list[Episode]) -> dict:
+    """A line of evals.jsonl: the result of every task, in order."""
+    parts = next((e.components for e in episodes if e.components), {})
+    return {
+        "update": done, "stage": stage, "tasks": name, "trained": trained, "reward": [round(e.reward, 5) for e in episodes],
+        **{part: [round(e.components.get(part, 0.0), 4) for e in episodes] for part in parts},
+        "reply_tokens": [e.reply_tokens for e in episodes], "truncated": [e.stop_reason == "truncated" for e in episodes],
+    }  # fmt: skip
 
 
 def print_components(name: str, episodes: list[Episode]) -> None:

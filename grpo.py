@@ -48,6 +48,7 @@ from dataclasses import dataclass
 
 import torch
 
+import parallel
 from policy import Policy, token_logprobs
 from rollout import Episode
 
@@ -213,6 +214,7 @@ def update(
         return {**stats, "loss": 0.0, "grad_norm": 0.0}
     device, pad = policy.device, policy.tokenizer.pad_token_id
     parameters = list(policy.trainable().values())
+    keep = parallel.share(sorted(keep, key=lambda n: len(episodes[n].token_ids)))  # where several processes train: this one's
     plan = micro_batches([len(episodes[n].token_ids) for n in keep], micro_tokens)
     start: list[torch.Tensor] = []  # log-probs at the start of the update, [M] a micro-batch
     for epoch in range(epochs):
@@ -253,6 +255,8 @@ def update(
             sums["approx_kl"] += (gap.exp() - gap - 1).sum().item()
             sums["mismatch"] += gap.abs().sum().item()
             ratio_max = max(ratio_max, ratio.max().item())
+        parallel.sum_gradients(parameters)
+        sums = parallel.sum_numbers(sums)
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
         if not torch.isfinite(torch.tensor([sums["loss"], grad_norm])).all():
             optimizer.zero_grad(set_to_none=True)
@@ -266,7 +270,7 @@ def update(
         means.pop("kl_ref")
     if importance not in ("token", "sequence"):
         means = {name: value for name, value in means.items() if name not in ("importance", "capped")}
-    return {**means, **stats, "grad_norm": grad_norm, "ratio_max": ratio_max}
+    return {**means, **stats, "grad_norm": grad_norm, "ratio_max": max(parallel.gather([ratio_max]))}
 
 
 class swapped:

@@ -65,6 +65,8 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 def write(folder: Path) -> None:
     """report.md and curves.png from what is in the folder."""
     summary = json.loads((folder / "summary.json").read_text())
+    if "api" in summary:  # an evaluation over an API: api.py has written its report.md, and nothing was trained
+        return viewer.write_html(folder)
     lines, evals = compare.lines(folder / "metrics.jsonl"), compare.lines(folder / "evals.jsonl")
     during = [e for e in evals if e["stage"] != "eval_only"]  # what --eval-only added later has a table of its own
     draw_curves(folder / "curves.png", summary, lines, during)

@@ -97,6 +97,8 @@ def play(
     random numbers whatever else is in the batch. An environment that raises costs its own episode only.
     clock: the seconds that sampling and the environment took are added to its entries "rollout" and "environment".
     """
+    if not task_seeds:  # there are more processes than tasks
+        return []
     started, sampling = time.perf_counter(), 0.0
     envs = [[make_env() for _ in range(k)] for _ in task_seeds]
     groups, prompts = [], []

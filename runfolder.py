@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+import parallel
 from grpo import collate, group_advantages
 from policy import find_checkpoint, token_logprobs
 from rollout import segments
@@ -107,7 +108,7 @@ def machine(policy) -> dict:
         "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
         "peft": peft.__version__, "model": policy.name, "parameters": policy.n_parameters,
         "trainable": sum(p.numel() for p in policy.trainable().values()),
-        "peak_rss_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
+        "processes": parallel.world(), "peak_rss_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
     }  # fmt: skip
 
 
@@ -125,14 +126,11 @@ class StopSignal:
                 return
 
     def ask(self, signum, frame):
-        if self.asked:
+        if self.asked and "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun passes on what the terminal has sent already
             raise KeyboardInterrupt
+        if not self.asked:
+            tqdm.write("stopping at the next safe point (once more to stop at once)")
         self.asked = True
-        tqdm.write("stopping at the next safe point (once more to stop at once)")
-
-    def check(self, hint: str) -> None:
-        if self.asked:
-            raise SystemExit(f"stopped; {hint}")
 
 
 def open_wandb(cfg, folder: Path):

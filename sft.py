@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 
+import parallel
 from grpo import collate, micro_batches
 from policy import Policy, token_logprobs
 from rollout import Episode, expert_episode
@@ -29,6 +30,7 @@ def sft_step(policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[Ep
     optimizer.zero_grad(set_to_none=True)
     n = sum(e.reply_tokens for e in episodes)  # one denominator for the whole batch, however it is cut
     loss = 0.0
+    episodes = parallel.share(sorted(episodes, key=lambda e: len(e.token_ids)))  # where several processes train: this one's
     for part in micro_batches([len(e.token_ids) for e in episodes], micro_tokens):
         some = [episodes[i] for i in part]
         batch = collate(some, torch.zeros(len(some)), torch.zeros(len(some)), policy.tokenizer.pad_token_id, policy.device)
@@ -36,6 +38,8 @@ def sft_step(policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[Ep
         total = -logprobs.sum() / n
         total.backward()
         loss += total.item()
+    parallel.sum_gradients(policy.trainable().values())
+    loss = parallel.sum_numbers({"loss": loss})["loss"]
     grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.trainable().values()), 1.0).item()
     if not torch.isfinite(torch.tensor([loss, grad_norm])).all():
         raise FloatingPointError(f"SFT loss {loss} and gradient norm {grad_norm} are not both finite")

@@ -17,7 +17,8 @@ evaluation), episodes.jsonl (samples to read), summary.json (the final numbers w
 report.html (curves and episodes to click through), checkpoint/. After any kill, `python train.py --resume runs/<name>` goes
 on where the checkpoint stands; on CPU the metrics come out the same to the last bit, because every random number is drawn from a
 seed and a place, never from what was drawn before (not so ahead, where the batches under way are sampled anew). `python train.py --eval-only runs/<name>` evaluates its checkpoint again, on the
-same tasks or, with --difficulty and other settings of the environment, on others.
+same tasks or, with --difficulty and other settings of the environment, on others. `--eval-only --api-base URL --model NAME` does it with any
+OpenAI-compatible endpoint (api.py).
 """
 
 import importlib.util
@@ -34,8 +35,10 @@ import tyro
 from tqdm import tqdm
 
 import metrics
+import parallel
 import report
 from ahead import Ahead, Job
+from api import evaluate_api
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
@@ -43,7 +46,7 @@ from evaluate import evaluate_only, evaluate_policy, greedy, summarize
 from grpo import CLIP, IMPORTANCE, update
 from policy import choose_model, load_checkpoint, load_policy, save_checkpoint
 from rollout import play
-from runfolder import StopSignal, append, machine, open_run, open_wandb, save_episodes, trim, write_json
+from runfolder import StopSignal, append, machine, memory_folder, open_run, open_wandb, save_episodes, trim, write_json
 from sampler import TorchSampler
 from sft import demonstrations, sft_batches, sft_step
 
@@ -82,7 +85,7 @@ class Config:
     swarm_diversity: float | None = None
     swarm_floor: float = 50.0  # ending with a reputation below it costs …
     swarm_floor_penalty: float = 0.0  # … this times what is missing, as a share of 100
-    swarm_error_penalty: float = 0.0  # times the share of turns lost to errors; the published runs did not charge for them
+    swarm_error_penalty: float | None = None  # times the share of turns lost to errors. None: by model size (0 as published, or 1)
     # policy
     model: str = "auto"  # folder or hub id of a causal LM; auto: Qwen3-4B-Instruct-2507, or pico_base where it cannot run
     lora_rank: int = 32  # 0 trains all weights
@@ -121,6 +124,15 @@ class Config:
     # evaluation: fixed held-out tasks, greedy
     eval_n: int | None = None  # tasks a tier; 32 would give an interval 34 points wide. None: 256, and 128 in swarm
     eval_every: int = 20  # updates
+    # evaluation over an API (api.py): any OpenAI-compatible endpoint instead of a checkpoint; --model is its name there
+    api_base: str = ""  # such as https://HOST/v1
+    api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; the key itself is given nowhere else
+    api_temperature: float | None = 0.0  # 0 is greedy, as all our evaluations; None leaves it to the endpoint
+    api_concurrency: int = 8  # episodes at a time
+    api_rpm: float = 0.0  # requests a minute, at most; 0: no limit
+    api_timeout: float = 120.0  # seconds for one request, from its start to the answer's last byte
+    api_retries: int = 5  # of a request that met 429, 5xx, a lost connection or an answer that is none
+    api_minutes: float = 60.0  # for all of it; what is not done by then counts as failed
     # run
     seed: int = 0
     name: str = ""  # of the run folder; empty: env, tier and time
@@ -151,10 +163,13 @@ def by_size(n_parameters: int, env: str) -> dict:
     if n_parameters > 50e6:
         max_tokens = {"letters": 2048, "alphabet": 768, "swarm": 512}[env]
         micro_tokens = 8192  # a 4B then takes 64 of an A100's 80 GB; with 16,384 it would take 116 (computed, results/bench/memory.md)
-        return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": max_tokens, "importance": "token", "micro_tokens": micro_tokens}
+        return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": max_tokens, "importance": "token", "micro_tokens": micro_tokens,
+                **({"swarm_error_penalty": 0.0} if env == "swarm" else {})}  # fmt: skip
     # swarm: one reward for 25 calls says little about each of them; at 3e-4, 20 updates moved the sampled reward by 0.03 to 0.05
     lr, updates, max_tokens = {"letters": (3e-4, 150, 320), "alphabet": (3e-4, 80, 640), "swarm": (1e-3, 20, 160)}[env]
-    return {"lr": lr, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens, "importance": "clip", "micro_tokens": 16384}
+    # A small model slips in one call of ten while it samples. Without a price for that, a run that posted trades ended at 36% of errors.
+    return {"lr": lr, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens, "importance": "clip", "micro_tokens": 16384,
+            **({"swarm_error_penalty": 1.0} if env == "swarm" else {})}  # fmt: skip
 
 
 def fill(cfg: Config, defaults: dict) -> None:
@@ -173,13 +188,16 @@ def make_env(cfg: Config, difficulty):
         )
     return Swarm(
         difficulty, cfg.swarm_version, cfg.think, cfg.sft_style, cfg.swarm_payoff, cfg.swarm_reputation, cfg.swarm_quality,
-        cfg.swarm_diversity, cfg.swarm_floor, cfg.swarm_floor_penalty, cfg.swarm_error_penalty,
+        cfg.swarm_diversity, cfg.swarm_floor, cfg.swarm_floor_penalty, cfg.swarm_error_penalty or 0.0,
     )  # fmt: skip
 
 
 def make_sampler(cfg: Config, policy):
     """The engine that samples from the policy: vLLM where asked for, or beside a GPU that has it; else our own."""
     beside_a_gpu = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
+    if beside_a_gpu and cfg.engine == "auto" and parallel.world() > 1:  # vLLM would take our process group for its own
+        print("our own sampler samples, because several processes train; --async-rollouts 1 gives vLLM a process of its own beside each")
+        return TorchSampler(policy)
     if cfg.engine == "vllm" or (cfg.engine == "auto" and beside_a_gpu):
         from vllm_engine import VllmSampler
 
@@ -220,6 +238,8 @@ def check(cfg: Config) -> None:
                          "and all would be dropped; allow as many")  # fmt: skip
     if cfg.engine not in ("auto", "torch", "vllm"):
         raise ValueError(f"--engine {cfg.engine}: choose auto, torch or vllm")
+    if cfg.engine == "vllm" and parallel.world() > 1 and not cfg.async_rollouts:
+        raise ValueError("--engine vllm in several processes needs one of its own beside each of them; add --async-rollouts 1")
     if cfg.baseline not in ("group", "batch", "none"):
         raise ValueError(f"--baseline {cfg.baseline}: choose group, batch or none")
     if cfg.k < 2 and cfg.baseline == "group":
@@ -242,7 +262,12 @@ def check(cfg: Config) -> None:
 def train(cfg: Config) -> Path:
     """One whole run; returns its folder."""
     started = time.time()
-    folder, saved = open_run(cfg)
+    # Where torchrun started several processes, each runs these lines. The first one's folder is the run's; the others write into one that is thrown away.
+    cfg, home, saved = parallel.from_first((cfg, *open_run(cfg)) if parallel.rank() == 0 else None)
+    if cfg.api_base:
+        raise ValueError(f"--resume {home}: it holds an evaluation over an API, there is nothing to train; start a run of its own")
+    elsewhere = memory_folder() if parallel.rank() else None
+    folder = Path(elsewhere.name) if elsewhere else home
     threads = cfg.threads or torch.get_num_threads()
     torch.set_num_threads(max(1, threads // 2) if cfg.async_rollouts else threads)  # the other half is for the process that samples
     path, why = choose_model(cfg.model, cfg.env)
@@ -289,7 +314,8 @@ def train(cfg: Config) -> Path:
     trim(folder, state["update"])
     seconds, tokens, stop = state["seconds"], state["tokens"], StopSignal()
     spent_before = seconds["total"]
-    log = open_wandb(cfg, folder)
+    parallel.same_weights(policy.trainable().values())
+    log = open_wandb(replace(cfg, wandb=cfg.wandb and not elsewhere), folder)
 
     def evaluate(stage: str, done: int) -> None:
         t = time.time()
@@ -298,12 +324,14 @@ def train(cfg: Config) -> Path:
         else:
             sampler.sync(max(done, 0))
             roll = greedy(policy, sampler, cfg.max_tokens)
-        evaluate_policy(policy, roll, folder, eval_sets(cfg), cfg.eval_n, stage, done, log)
+        shared = lambda make_env, seeds: parallel.gather(roll(make_env, parallel.share(seeds)))
+        evaluate_policy(policy, shared, folder, eval_sets(cfg), cfg.eval_n, stage, done, log)
         seconds["eval"] += time.time() - t
 
     def save() -> None:
         seconds["total"] = spent_before + time.time() - started
-        save_checkpoint(folder / "checkpoint", policy, optimizer, state)
+        if parallel.rank() == 0:
+            save_checkpoint(folder / "checkpoint", policy, optimizer, state)
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------------
     if state["update"] < 0:
@@ -320,7 +348,8 @@ def train(cfg: Config) -> Path:
                     group["lr"] = cfg.sft_lr * min((i + 1) / max(1, cfg.sft_steps / 10), (cfg.sft_steps - i) / cfg.sft_steps)
                 losses.append(sft_step(policy, sft_optimizer, batch, cfg.micro_tokens)["loss"])
                 tokens["sft"] += sum(e.reply_tokens for e in batch)
-                stop.check("SFT starts again on --resume")
+                if parallel.any_rank(stop.asked):
+                    raise SystemExit("stopped; SFT starts again on --resume")
             policy.model.eval()
         sft_optimizer.zero_grad(set_to_none=True)
         del sft_optimizer  # its moments are two more numbers for each weight that learns
@@ -332,7 +361,7 @@ def train(cfg: Config) -> Path:
         save()
     reference = {name: p.detach().clone() for name, p in policy.trainable().items()} if cfg.kl and state["update"] == 0 else None
     if cfg.kl and reference is None:
-        reference = torch.load(folder / "reference.pt", weights_only=True)
+        reference = torch.load(home / "reference.pt", weights_only=True)
     elif cfg.kl:
         torch.save(reference, folder / "reference.pt")
 
@@ -347,18 +376,22 @@ def train(cfg: Config) -> Path:
         t0 = time.time()
         if ahead:
             while asked <= min(step + cfg.async_rollouts, last_batch):
-                env = partial(make_env, cfg, level)
-                ahead.ask(asked, policy, Job(env, task_seeds(cfg, asked), cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed, step))
+                env, mine = partial(make_env, cfg, level), parallel.share(task_seeds(cfg, asked))
+                ahead.ask(asked, policy, Job(env, mine, cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed, step))
                 asked_at[asked] = level
                 asked += 1
             groups, spent = ahead.take(step)
             level = asked_at.pop(step)  # a curriculum may have gone up since
-            clock |= {**spent, "wait": time.time() - t0}
+            clock |= spent
         else:
             sampler.sync(step)
             clock["sync"] = time.time() - t0
-            groups = play(policy, sampler, partial(make_env, cfg, level), task_seeds(cfg, step), cfg.k,
+            groups = play(policy, sampler, partial(make_env, cfg, level), parallel.share(task_seeds(cfg, step)), cfg.k,
                           cfg.max_tokens, cfg.temperature, cfg.seed, clock)  # fmt: skip
+        t1 = t0 if ahead else time.time()
+        groups = parallel.gather(groups)
+        if ahead or parallel.world() > 1:
+            clock["wait"] = time.time() - t1  # for the process that plays, or for the other ranks
         t1 = time.time()
         for group in optimizer.param_groups:
             group["lr"] = cfg.lr * min((step + 1) / max(1, cfg.warmup), 1 - (1 - cfg.lr_end) * min(1, step / cfg.updates))
@@ -393,20 +426,22 @@ def train(cfg: Config) -> Path:
         if (fallen := metrics.collapsed(state["rewards"])) and not state["collapse"]:
             state["collapse"] = f"update {step + 1}: {fallen}"
             tqdm.write("COLLAPSE " + state["collapse"])
-            shutil.copytree(folder / "checkpoint", folder / "checkpoint-at-collapse", dirs_exist_ok=True)  # the last one saved
+            if not elsewhere:
+                shutil.copytree(folder / "checkpoint", folder / "checkpoint-at-collapse", dirs_exist_ok=True)  # the last one saved
         if cfg.curriculum and level == state["level"] != cfg.difficulty:
             measure, enough = PROMOTE[cfg.env]
             state["recent"] = (state["recent"] + [line[measure]])[-5:]
             if len(state["recent"]) == 5 and sum(state["recent"]) / 5 >= enough:
                 state["level"], state["recent"] = LEVELS[cfg.env][LEVELS[cfg.env].index(level) + 1], []
-        last = finished(cfg, state)
+        last, asked_to_stop = finished(cfg, state), parallel.any_rank(stop.asked)
         bar.update()
         if (step + 1) % cfg.eval_every == 0 and not last:
             evaluate("train", step + 1)
-        if (step + 1) % cfg.save_every == 0 or last or stop.asked:
+        if (step + 1) % cfg.save_every == 0 or last or asked_to_stop:
             save_episodes(folder, step + 1, "", policy, groups[:2], cfg.temperature)
             save()
-        stop.check(f"go on with: python train.py --resume {folder}")
+        if asked_to_stop:
+            raise SystemExit(f"stopped; go on with: python train.py --resume {home}")
 
     # ---- what a person gets ---------------------------------------------------------------------------
     bar.close()
@@ -414,6 +449,8 @@ def train(cfg: Config) -> Path:
     if ahead:
         ahead.close()
     seconds["total"] = spent_before + time.time() - started
+    if elsewhere:
+        return home
     write_json(folder / "summary.json", report.summarize_run(folder, asdict(cfg), state, machine(policy)))
     report.write(folder)
     log.finish()
@@ -439,17 +476,31 @@ def finished(cfg: Config, state: dict) -> bool:
     return state["update"] >= cfg.max_updates or metrics.trend(state["rewards"]).settled
 
 
+def arguments(words: list[str]) -> list[str]:
+    """The command line. Beside --api-base a bare --eval-only is dropped: there is no run folder to name, and nothing else to do."""
+    bare = lambda i: words[i] == "--eval-only" and (i + 1 == len(words) or words[i + 1].startswith("--"))
+    over_api = any(word.startswith(("--api-base", "--api_base")) for word in words)
+    return [word for i, word in enumerate(words) if not (over_api and bare(i))]
+
+
 def main() -> None:
-    cfg = tyro.cli(Config)
+    parallel.start()
+    words = arguments(sys.argv[1:])
+    cfg = tyro.cli(Config, args=words)
     if cfg.preset in PRESETS:  # once more, with the preset's values as defaults: a flag that you set wins
-        cfg = tyro.cli(Config, default=replace(Config(), **PRESETS[cfg.preset]))
+        cfg = tyro.cli(Config, args=words, default=replace(Config(), **PRESETS[cfg.preset]))
     try:
-        if cfg.eval_only:
+        if (cfg.eval_only or cfg.api_base) and parallel.world() > 1:
+            raise ValueError("--eval-only is for one process; leave torchrun out")
+        if cfg.api_base:
+            evaluate_api(cfg)
+        elif cfg.eval_only:
             evaluate_only(cfg)  # evaluate.py
         else:
-            if not cfg.resume:
+            if not cfg.resume and parallel.rank() == 0:
                 check(cfg)
             train(cfg)
+            parallel.stop()
     except ValueError as error:
         raise SystemExit(str(error)) from None
     except torch.OutOfMemoryError as error:

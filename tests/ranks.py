@@ -1,0 +1,113 @@
+"""What test_parallel.py runs under torchrun: every rank writes what it found into a folder. Also runs alone, as the one process to compare with."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import parallel
+from grpo import collate, update
+from policy import PICO, load_policy, token_logprobs
+from rollout import Episode
+from sft import sft_step
+
+CASES = {
+    "grpo": dict(loss="grpo"),
+    "dapo": dict(loss="dapo"),
+    "dr_grpo, small micro-batches": dict(loss="dr_grpo", micro_tokens=40),
+    "gspo": dict(loss="gspo"),
+    "batch baseline": dict(loss="grpo", baseline="batch"),
+    "two epochs": dict(loss="grpo", epochs=2),
+    "sequence weights": dict(loss="grpo", importance="sequence"),
+    "token weights, dropped": dict(loss="cispo", importance="token", version=3, max_off_policy=2),
+    "reference": dict(loss="grpo", kl=0.1),
+}
+
+
+def batch() -> list[list[Episode]]:
+    """3 groups of 4 episodes of different lengths and ages; one in error, one group that is all the same."""
+    generator = torch.Generator().manual_seed(0)
+    groups = []
+    for g in range(3):
+        group = []
+        for i in range(4):
+            n = 6 + 5 * i + g
+            ids = torch.randint(5, 900, (n + 8,), generator=generator).tolist()
+            sampled = [t >= 8 for t in range(n + 8)]
+            reward = 0.5 if g == 2 else float((i + g) % 3)
+            group.append(
+                Episode(
+                    g,
+                    g,
+                    ids,
+                    sampled,
+                    [0.0] * (n + 8),
+                    reward=reward,
+                    policy_version=i,
+                    stop_reason="error" if (g, i) == (0, 3) else "done",
+                )
+            )
+        groups.append(group)
+    everyone = [e for group in groups for e in group]
+    with torch.no_grad():  # sampled by almost this policy: the ratio is near 1, on either side
+        made = collate(everyone, torch.zeros(12), torch.zeros(12), 0, "cpu")
+        now = token_logprobs(fresh(), made.ids, made.mask, 0.8)[0]
+    now = (now + 0.05 * torch.randn(now.shape, generator=generator)).tolist()
+    for e in everyone:
+        mine, now = now[: e.reply_tokens], now[e.reply_tokens :]
+        e.logprobs = [0.0] * 8 + mine
+    return groups
+
+
+def fresh():
+    policy = load_policy(str(PICO), lora_rank=4, lora_alpha=8)
+    with torch.no_grad():  # B is zero at first, and then A has no gradient
+        for name, p in policy.trainable().items():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name))))
+    return policy
+
+
+def results() -> dict:
+    """{case: (what update returned, the gradient of the last step, the weights after it)}"""
+    out = {}
+    for name, settings in CASES.items():
+        policy = fresh()
+        reference = {name: p.detach() * 0.9 for name, p in policy.trainable().items()} if settings.get("kl") else None
+        kept = []
+        optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.1)
+        optimizer.register_step_pre_hook(
+            lambda *_, p=policy, kept=kept: kept.append(torch.cat([x.grad.flatten() for x in p.trainable().values()]))
+        )
+        everything = {"baseline": "group", "normalize": True, "temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}
+        stats = update(policy, optimizer, batch(), reference=reference, **everything)
+        out[name] = stats, kept[-1], torch.cat([p.detach().flatten() for p in policy.trainable().values()])
+    policy = fresh()
+    optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.1)
+    stats = sft_step(policy, optimizer, [e for group in batch() for e in group], 100)
+    weights = policy.trainable().values()
+    out["sft"] = stats, torch.cat([p.grad.flatten() for p in weights]), torch.cat([p.detach().flatten() for p in weights])
+    return out
+
+
+if __name__ == "__main__":
+    parallel.start()
+    folder = Path(sys.argv[1])
+    things = list(range(7))
+    found = {
+        "rank": parallel.rank(),
+        "world": parallel.world(),
+        "shared": parallel.share(things),
+        "gathered": parallel.gather([x * x for x in parallel.share(things)]),
+        "few": parallel.gather(parallel.share(["only one"])),
+        "first": parallel.from_first(f"of rank {parallel.rank()}"),
+        "one says yes": parallel.any_rank(parallel.rank() == parallel.world() - 1),
+        "none says yes": parallel.any_rank(False),
+        "sum": parallel.sum_numbers({"a": 1.0 + parallel.rank(), "b": 0.1}),
+    }
+    weight = torch.nn.Parameter(torch.full((3,), float(parallel.rank())))
+    parallel.same_weights([weight])
+    found["weights"] = weight.tolist()
+    torch.save((found, results()), folder / f"{parallel.world()}-{parallel.rank()}.pt")
+    parallel.stop()

@@ -1,0 +1,187 @@
+"""Several processes (parallel.py): two ranks under torchrun compute what one process computes, and a whole run of theirs is one run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import parallel
+import train
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+RUN = ["--env", "letters", "--updates", "3", "--sft-steps", "3", "--sft-examples", "6", "--eval-n", "6", "--num-tasks", "3", "--k", "4",
+       "--max-tokens", "200", "--lr", "1e-3", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--threads", "1", "--save-every", "1"]  # fmt: skip
+
+
+def call(command: list[str], **more) -> subprocess.CompletedProcess:
+    return subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=600, **more)
+
+
+def drop_seconds(line: dict) -> dict:
+    return {name: value for name, value in line.items() if not name.startswith("seconds_")}
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+# ------------------------------------------------------------------------------------------------ the pieces
+
+
+def test_one_process_has_nobody_to_talk_to():
+    assert (parallel.rank(), parallel.world()) == (0, 1)
+    assert parallel.share([1, 2, 3]) == parallel.gather([1, 2, 3]) == [1, 2, 3]
+    assert parallel.any_rank(True) and not parallel.any_rank(False)
+    assert parallel.from_first("me") == "me" and parallel.sum_numbers({"a": 2.0}) == {"a": 2.0}
+    weight = torch.nn.Parameter(torch.zeros(1))
+    parallel.sum_gradients([weight])
+    assert weight.grad is None
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """(found, results) of the one process, and of each of two ranks; see tests/ranks.py."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for start in ([sys.executable], TORCHRUN):
+        done = call([*start, "tests/ranks.py", str(folder)])
+        assert done.returncode == 0, done.stderr
+    return [torch.load(folder / name, weights_only=False) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
+
+
+def test_what_the_ranks_say_to_each_other(ranks):
+    _, (first, _), (second, _) = ranks
+    assert (first["rank"], first["world"], second["rank"], second["world"]) == (0, 2, 1, 2)
+    assert first["shared"] == [0, 2, 4, 6] and second["shared"] == [1, 3, 5]
+    for found in (first, second):
+        assert found["gathered"] == [0, 1, 4, 9, 16, 25, 36]
+        assert found["few"] == ["only one"]
+        assert found["first"] == "of rank 0"
+        assert found["one says yes"] is True and found["none says yes"] is False
+        assert found["sum"] == {"a": 3.0, "b": 0.2}
+        assert found["weights"] == [0.0, 0.0, 0.0]
+
+
+def test_two_ranks_compute_the_gradient_of_one_process(ranks):
+    (_, alone), (_, first), (_, second) = ranks
+    for case, (stats, gradient, weights) in alone.items():
+        for found in (first, second):
+            theirs, their_gradient, their_weights = found[case]
+            assert gradient.abs().max() > 1e-4, case
+            torch.testing.assert_close(their_gradient, gradient, rtol=1e-4, atol=1e-6 * float(gradient.abs().max()), msg=case)
+            torch.testing.assert_close(their_weights, weights, rtol=1e-5, atol=1e-6, msg=case)
+            assert theirs.keys() == stats.keys()
+            for name, value in stats.items():
+                assert theirs[name] == pytest.approx(value, rel=1e-4, abs=1e-6), (case, name)
+        assert torch.equal(first[case][2], second[case][2]), f"{case}: the ranks have drifted apart"
+        assert first[case][0] == second[case][0], case
+
+
+# ------------------------------------------------------------------------------------------------ whole runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same run in one process, in two, and in two that each sample ahead: {name: (folder, what was printed)}."""
+    folder = tmp_path_factory.mktemp("runs")
+    out = {}
+    for name, start, more in (("one", [sys.executable], []), ("two", TORCHRUN, []), ("ahead", TORCHRUN, ["--async-rollouts", "1"]),
+                              ("ahead alone", [sys.executable], ["--async-rollouts", "1"])):  # fmt: skip
+        done = call([*start, "train.py", *RUN, *more, "--runs", str(folder), "--name", name])
+        assert done.returncode == 0, done.stderr
+        out[name] = folder / name, done.stdout
+    return out
+
+
+@pytest.mark.parametrize(("one", "two"), [("one", "two"), ("ahead alone", "ahead")])
+def test_a_run_of_two_ranks_is_the_run_of_one(runs, one, two):
+    (one, _), (two, _) = runs[one], runs[two]
+    assert [sorted(p.name for p in folder.iterdir()) for folder in (one, two)].count(sorted(p.name for p in one.iterdir())) == 2
+    a, b = lines(one / "metrics.jsonl"), lines(two / "metrics.jsonl")
+    assert len(a) == len(b) == 3 and any(line["grad_norm"] > 0 for line in a)
+    for mine, theirs in zip(a, b):
+        assert drop_seconds(mine) == pytest.approx(drop_seconds(theirs), rel=1e-3, abs=1e-5)
+    assert [line["reward"] for line in lines(one / "evals.jsonl")] == [line["reward"] for line in lines(two / "evals.jsonl")]
+    told = [[(e["update"], e["stage"], e["seed"], e["member"], e["messages"]) for e in lines(run / "episodes.jsonl")] for run in (one, two)]
+    assert told[0] == told[1]
+    assert json.loads((two / "summary.json").read_text())["machine"]["processes"] == 2
+
+
+def test_only_one_of_them_prints_and_keeps(runs):
+    folder, printed = runs["two"]
+    assert printed.count("update    1 ") == printed.count("all of it:") == 1
+    assert not list(Path("/dev/shm").glob(f"picoswarm-*-*/{folder.name}*"))
+    assert (folder / "checkpoint" / "adapter_model.safetensors").exists()
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_and_with_more_than_there_are_tasks(runs, tmp_path):
+    import shutil
+
+    whole, _ = runs["one"]
+    for name, start in (("from one", TORCHRUN), ("from two", [sys.executable])):
+        folder = tmp_path / name
+        shutil.copytree(runs["one" if start == TORCHRUN else "two"][0], folder)
+        done = call([*start, "train.py", "--resume", str(folder), "--updates", "4"])
+        assert done.returncode == 0, done.stderr
+        assert [line["update"] for line in lines(folder / "metrics.jsonl")] == [1, 2, 3, 4]
+    a, b = (lines(tmp_path / name / "metrics.jsonl")[-1] for name in ("from one", "from two"))
+    assert drop_seconds(a) == pytest.approx(drop_seconds(b), rel=1e-3, abs=1e-5)
+    few = RUN.copy()
+    few[few.index("--num-tasks") + 1] = "1"
+    done = call([*TORCHRUN, "train.py", *few, "--runs", str(tmp_path), "--name", "few"])
+    assert done.returncode == 0, done.stderr
+    assert len(lines(tmp_path / "few" / "metrics.jsonl")) == 3
+
+
+def test_ctrl_c_stops_all_of_them_at_the_same_update(tmp_path):
+    many = RUN.copy()
+    many[many.index("--updates") + 1] = "500"
+    command = [*TORCHRUN, "train.py", *many, "--runs", str(tmp_path), "--name", "stopped"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    metrics = tmp_path / "stopped" / "metrics.jsonl"
+    until = time.time() + 300
+    while time.time() < until and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal does: every process gets it, and torchrun passes it on once more
+    said, _ = process.communicate(timeout=300)
+    assert f"go on with: python train.py --resume {tmp_path / 'stopped'}" in said
+    done = len(metrics.read_text().splitlines())
+    state = json.loads((tmp_path / "stopped" / "checkpoint" / "state.json").read_text())
+    assert state["update"] == done < 500
+
+
+def test_what_cannot_work_is_refused_once_and_in_a_sentence(tmp_path):
+    done = call([*TORCHRUN, "train.py", *RUN, "--engine", "vllm", "--runs", str(tmp_path)])
+    assert done.returncode != 0 and done.stderr.count("needs one of its own beside each of them") == 1
+    done = call([*TORCHRUN, "train.py", "--eval-only", str(tmp_path)])
+    assert done.returncode != 0 and "leave torchrun out" in done.stderr
+
+
+def test_there_is_a_card_for_every_rank_or_a_sentence(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(SystemExit, match="there are 1 cards; lower --nproc-per-node"):
+        parallel.start()
+
+
+def test_a_rank_without_tasks_plays_nothing():
+    from rollout import play
+
+    assert play(None, None, lambda: None, [], 4, 10, 1.0, 0) == []
+
+
+def test_machine_notes_how_many_processes_there_were():
+    from policy import PICO, load_policy
+    from runfolder import machine
+
+    assert machine(load_policy(str(PICO), 0, 1))["processes"] == train.parallel.world() == 1
