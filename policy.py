@@ -9,13 +9,15 @@ special path. Nothing here edits the base in place: folding LoRA into bfloat16 w
 update loses bits each time (28% of mean |W| after 100 rounds was measured elsewhere). The sampler folds it into a
 copy of its own.
 
-Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and that it starts as the base.
+Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and that it starts as the base;
+`python policy.py merge runs/NAME out/` makes a trained run a model of its own (export.py).
 """
 
 import hashlib
 import json
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -241,6 +243,10 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:  # merge or adapter: a trained run for other people's tools
+        import export
+
+        sys.exit(export.main(sys.argv[1:]))
     base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
     learn = sum(p.numel() for p in policy.trainable().values())

@@ -1,0 +1,212 @@
+"""Out again (export.py): what is exported computes what was trained, the card says what was measured, and a hub on loopback takes it."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+
+import export
+import train
+from policy import PICO, find_checkpoint, load_checkpoint, load_policy
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = dict(updates=2, num_tasks=2, k=4, eval_n=4, max_tokens=64, sft_steps=3, sft_examples=4, threads=1, wandb=False, device="cpu", lr=3e-3,
+            sft_lr=3e-3, difficulty=2, reward="partial")  # fmt: skip
+
+
+def tiny_run(folder: Path, name: str, **settings) -> Path:
+    cfg = train.Config(**{**TINY, "runs": str(folder), "name": name, **settings})
+    train.check(cfg)
+    return train.train(cfg)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, model_folder):
+    """{name: folder} of a run with LoRA, one of all weights, one over a base in bfloat16."""
+    folder = tmp_path_factory.mktemp("runs")
+    half = folder / "half"
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(model_folder("qwen3"), dtype=torch.bfloat16).save_pretrained(half)
+    AutoTokenizer.from_pretrained(model_folder("qwen3")).save_pretrained(half)
+    return {
+        "lora": tiny_run(folder, "lora"),
+        "full": tiny_run(folder, "full", lora_rank=0),
+        "half": tiny_run(folder, "half-run", model=str(half), lora_rank=4, lora_alpha=8),
+    }
+
+
+def trained(run: Path):
+    config = json.loads((run / "config.json").read_text())
+    policy = load_policy(config["model"] if config["model"] != "auto" else str(PICO), config["lora_rank"], config["lora_alpha"], "cpu")
+    load_checkpoint(find_checkpoint(run / "checkpoint"), policy)
+    return policy
+
+
+def ids_of(policy) -> torch.Tensor:
+    return torch.tensor([policy.tokenizer("Count the letters a and b in abcab. <think> a1")["input_ids"]])
+
+
+def merge(run: Path, out: Path, *more: str) -> None:
+    export.main(["merge", str(run), str(out), *more])
+
+
+@pytest.mark.parametrize("name", ["lora", "full", "half"])
+def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path, capsys):
+    merge(runs[name], tmp_path / "out", *(["--dtype", "bfloat16"] if name == "half" else []))
+    policy = trained(runs[name])
+    ids = ids_of(policy)
+    base = export.logprobs(load_policy(export.base_of(json.loads((runs[name] / "summary.json").read_text())), 0, 1, "cpu"), ids)
+    then, now = export.logprobs(policy, ids), export.logprobs(load_policy(str(tmp_path / "out"), 0, 1, "cpu"), ids)
+    moved = (then - base).abs().max()
+    assert moved > 1e-2, "the run has to have changed something"
+    rounding = 0.05 if name == "half" else 1e-4
+    torch.testing.assert_close(now, then, rtol=0, atol=rounding)
+    assert rounding < moved
+    dtype = json.loads((tmp_path / "out" / "config.json").read_text())["dtype"]
+    assert dtype == ("bfloat16" if name == "half" else "float32") and f"saved as {dtype}" in capsys.readouterr().out
+
+
+def test_a_merged_model_is_a_base_that_scores_as_the_run_did(runs, tmp_path):
+    merge(runs["lora"], tmp_path / "out")
+    again = tiny_run(tmp_path, "again", model=str(tmp_path / "out"), updates=1)
+    read = lambda run, stage: [json.loads(line) for line in (run / "evals.jsonl").read_text().splitlines() if f'"{stage}"' in line]
+    final, before = read(runs["lora"], "final"), read(again, "before")
+    assert [e["reward"] for e in final] == [e["reward"] for e in before] and sum(sum(e["reward"]) for e in final) > 0
+
+
+def test_an_exported_adapter_is_loaded_by_peft_and_names_no_path(runs, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    export.main(["adapter", str(runs["lora"]), str(tmp_path / "deep" / "out")])
+    out = tmp_path / "deep" / "out"
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(PICO, dtype=torch.float32), out).eval()
+    policy = trained(runs["lora"])
+    ids = ids_of(policy)
+    assert AutoTokenizer.from_pretrained(out)("Count the letters a and b in abcab. <think> a1")["input_ids"] == ids[0].tolist()
+    policy_too = trained(runs["lora"])
+    policy_too.model = model
+    torch.testing.assert_close(export.logprobs(policy_too, ids), export.logprobs(policy, ids), rtol=0, atol=1e-5)
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "pico_base"
+    for file in out.iterdir():
+        assert str(ROOT).encode() not in file.read_bytes(), file.name
+    assert {"optimizer.pt", "state.json", "checksum"}.isdisjoint(file.name for file in out.iterdir())
+
+
+def test_the_card_says_what_was_measured(runs, tmp_path):
+    from huggingface_hub import ModelCard
+
+    summary = json.loads((runs["lora"] / "summary.json").read_text())
+    text = export.card(summary, "adapter")
+    card = ModelCard(text)
+    assert card.data.library_name == "peft" and "grpo" in card.data.tags and card.data.base_model is None  # pico_base is no id of the hub
+    final = summary["eval"]["tier 2"]["final"]
+    assert f"{final['reward']:.3f} [{final['reward_low']:.3f}, {final['reward_high']:.3f}] | 4 |" in text
+    assert "--reward partial" in text and "--lr 0.003" in text and "100 scripted" not in text
+    full = export.card(json.loads((runs["full"] / "summary.json").read_text()), "merge", "owner/name")
+    assert 'from_pretrained("owner/name")' in full and "all weights" in full and "lora" not in ModelCard(full).data.tags
+    big = json.loads(json.dumps(summary))
+    big["config"]["model"] = "Qwen/Qwen3-0.6B"
+    assert ModelCard(export.card(big, "merge")).data.base_model == "Qwen/Qwen3-0.6B"
+    assert "collapse: update 7" in export.card({**summary, "collapse": "update 7: fell"}, "merge")
+
+
+@pytest.mark.parametrize("words", ["", "--lora-rank 0 --loss dapo --no-think", "--difficulty 3 --curriculum --kl 0.1 --seed 4", "--env swarm --swarm-version 0.1",
+                                   "--env alphabet --max-turns 5 --power-per-turn"])  # fmt: skip
+def test_the_flags_on_the_card_give_the_run_again(words):
+    cfg = tyro.cli(train.Config, args=words.split())
+    train.check(cfg)
+    train.fill(cfg, train.by_size(900_000, cfg.env))
+    again = tyro.cli(train.Config, args=export.flags(train.asdict(cfg), 900_000).split())
+    train.check(again)
+    train.fill(again, train.by_size(900_000, again.env))
+    assert again == cfg
+    assert all(word in export.flags(train.asdict(cfg), 900_000) for word in words.split())
+
+
+def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
+    cases = [
+        (["merge", str(tmp_path / "none"), str(tmp_path / "out")], "there is no summary.json"),
+        (["adapter", str(runs["full"]), str(tmp_path / "out")], "there is no adapter; use: python policy.py merge"),
+        (["merge", str(runs["lora"]), str(runs["full"])], "is there already"),
+        (["merge", str(runs["lora"]), str(tmp_path / "out"), "--push", "name"], "give owner/name"),
+    ]
+    for words, why in cases:
+        with pytest.raises(SystemExit, match=why):
+            export.main(words)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.new").exists()
+
+
+# ------------------------------------------------------------------------------------------------ a hub on loopback
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's API as an upload of small files needs."""
+
+    files: dict[str, bytes] = {}
+    refuse = False
+    protocol_version = "HTTP/1.1"
+
+    def answer(self, value, status: int = 200) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.answer({"id": "owner/name", "sha": "0" * 40, "siblings": []})
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.refuse or "Bearer test-token" not in (self.headers.get("Authorization") or ""):
+            self.answer({"error": "who are you?"}, 401)
+        elif self.path.endswith("/repos/create"):
+            self.answer({"url": f"http://{self.headers['Host']}/owner/name", "name": "owner/name"})
+        elif "/preupload/" in self.path:
+            self.answer({"files": [{**f, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for f in json.loads(body)["files"]]})
+        elif "/commit/" in self.path:
+            for line in body.splitlines():
+                item = json.loads(line)
+                if item["key"] == "file":
+                    Hub.files[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
+            self.answer({"commitUrl": f"http://{self.headers['Host']}/owner/name/commit/1", "commitOid": "1" * 40, "hookOutput": ""})
+        else:
+            self.answer({})
+
+    def log_message(self, *_):
+        pass
+
+
+def test_push_uploads_the_folder_and_a_refusal_is_a_sentence(runs, tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "test-token", "HF_HUB_OFFLINE": "0",
+           "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    call = lambda out: subprocess.run(
+        [sys.executable, "policy.py", "adapter", str(runs["lora"]), str(out), "--push", "owner/name"], cwd=ROOT, env=env, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    try:
+        done = call(tmp_path / "out")
+        assert done.returncode == 0, done.stderr
+        assert Hub.files.keys() >= {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
+        assert all(content == (tmp_path / "out" / name).read_bytes() for name, content in Hub.files.items() if name != ".gitattributes")
+        assert b'"owner/name"' in Hub.files["README.md"]
+        env["HF_TOKEN"] = "another"
+        done = call(tmp_path / "refused")
+        assert done.returncode == 1 and "the hub did not take it" in done.stderr and "Traceback" not in done.stderr
+        assert "another" not in done.stderr and (tmp_path / "refused" / "README.md").exists()
+    finally:
+        server.shutdown()
+        server.server_close()
