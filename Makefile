@@ -30,7 +30,18 @@ test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@touch .venv-vllm/installed
 
-clean:
-	rm -rf .venv .venv-vllm
+# lab/verifiers_adapter and the packaging, against the real verifiers on loopback: every path of an evaluation, and the one that prime-rl trains on.
+test-verifiers: .venv-verifiers/installed
+	OMP_NUM_THREADS=1 .venv-verifiers/bin/python -m pytest -q tests_verifiers
 
-.PHONY: train test test-vllm clean
+.venv-verifiers/installed: requirements.txt requirements-verifiers.txt pyproject.toml
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
+	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-verifiers.txt
+	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch .venv-verifiers/installed
+
+clean:
+	rm -rf .venv .venv-vllm .venv-verifiers
+
+.PHONY: train test test-vllm test-verifiers clean

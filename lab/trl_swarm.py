@@ -103,4 +103,10 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=2)
     with tempfile.TemporaryDirectory() as folder:
         for line in train(parser.parse_args().steps, folder).state.log_history[:-1]:
-            print({name: value for name, value in line.items() if name in ("reward", "loss", "grad_norm", "tools/call_frequency", "tools/failure_frequency", "step")})
+            print(
+                {
+                    name: value
+                    for name, value in line.items()
+                    if name in ("reward", "loss", "grad_norm", "tools/call_frequency", "tools/failure_frequency", "step")
+                }
+            )
