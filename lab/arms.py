@@ -8,7 +8,8 @@ no_think    the same, thinking not allowed: the plateau of the run this project 
 more_sft    the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
 cot_sft     letters, alphabet: demonstrations that derive the answer, then GRPO: the algorithm is shown, not found
 expert_sft  swarm: demonstrations of the expert, then GRPO: the strategy is shown, not found
-v01         swarm: the rules of v0.1, with their loopholes (other scenarios and another reward: not to be compared line by line)
+v02, v01    swarm: 20 updates under the rules of v0.2, and under those of v0.1 with their loopholes (other scenarios and
+            another reward: not to be compared line by line; lab/findings.py does what can be done)
 """
 
 import json
@@ -25,14 +26,16 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+import compare
 import metrics
 
 RESULTS, RUNS = ROOT / "results", Path("runs/arms")  # RUNS relative: configs are committed
 COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
+VERSIONS = ["--updates", "20", "--swarm-error-penalty", "1"]
 ARMS = {
     "letters": COMMON | {"cot_sft": ["--sft-style", "derives"]},
     "alphabet": COMMON | {"cot_sft": ["--sft-style", "derives"]},
-    "swarm": COMMON | {"expert_sft": ["--sft-style", "expert"], "v01": ["--swarm-version", "0.1"]},
+    "swarm": COMMON | {"expert_sft": ["--sft-style", "expert"], "v02": VERSIONS, "v01": [*VERSIONS, "--swarm-version", "0.1"]},
 }
 MEASURE = {"letters": "exact", "alphabet": "reward", "swarm": "reward"}  # what the arms are compared by
 TABLE = {"letters": "README.md", "alphabet": "README.md", "swarm": "arms.md"}  # swarm's README.md is lab/swarm.py's
@@ -134,8 +137,14 @@ def write_table(env: str) -> None:
                 f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f} | {s['updates']} | {s['config']['sft_steps']} | "
                 f"{grpo_seconds(t):.0f} | {t['sft']:.0f} | {t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
             )
-    lines += ["", "## What wins", ""] if len(rows) > 1 else []
-    for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained]:
+    if env == "swarm":
+        lines += [
+            "",
+            "Each arm's reward is counted as it was paid: less `swarm_error_penalty` times the share of turns lost to errors (1 in v02 and v01).",
+        ]
+    lines += ["", "## What wins", ""] if {"no_think", "more_sft", "cot_sft", "expert_sft"} & rows.keys() else []
+    paid = lambda arm: compare.paid_by(compare.read(out / f"{arm}-{rows[arm][0]['seed']}"))
+    for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained and paid(a) == paid("grpo")]:
         seeds = sorted({s["seed"] for s in rows[arm]} & {s["seed"] for s in rows["grpo"]})
         # Tasks are shared by all arms and seeds: average a task over the seeds, then bootstrap over tasks.
         ours, other = (np.mean([by_task(env, a, seed, "final") for seed in seeds], axis=0) for a in ("grpo", arm))
@@ -165,7 +174,7 @@ def draw(env: str, rows: dict) -> None:
     import matplotlib.pyplot as plt
 
     fig, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
-    colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C2", "C1")))
+    colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C2", "C1", "C4")))
     for arm, summaries in rows.items():
         for s in summaries:
             folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
