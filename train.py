@@ -270,7 +270,7 @@ def train(cfg: Config) -> Path:
     folder = Path(elsewhere.name) if elsewhere else home
     threads = cfg.threads or torch.get_num_threads()
     torch.set_num_threads(max(1, threads // 2) if cfg.async_rollouts else threads)  # the other half is for the process that samples
-    path, why = choose_model(cfg.model, cfg.env)
+    path, why = parallel.from_first(choose_model(cfg.model, cfg.env) if parallel.rank() == 0 else None)  # it may ask the hub
     load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     policy = load()
     fill(cfg, {"importance": "sequence"} if cfg.async_rollouts else {})  # the one that held on samples 8 updates old (results/offpolicy)
