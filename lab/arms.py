@@ -8,8 +8,8 @@ no_think    the same, thinking not allowed: the plateau of the run this project 
 more_sft    the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
 cot_sft     letters, alphabet: demonstrations that derive the answer, then GRPO: the algorithm is shown, not found
 expert_sft  swarm: demonstrations of the expert, then GRPO: the strategy is shown, not found
-v02, v01    swarm: 20 updates under the rules of v0.2, and under those of v0.1 with their loopholes (other scenarios and
-            another reward: not to be compared line by line; lab/findings.py does what can be done)
+v02, v01    swarm: at twice the learning rate and half the error penalty, under the rules of v0.2, and under those of v0.1 with their loopholes
+            (other scenarios and another reward: not to be compared line by line; lab/findings.py does what can be done)
 """
 
 import json
@@ -31,7 +31,7 @@ import metrics
 
 RESULTS, RUNS = ROOT / "results", Path("runs/arms")  # RUNS relative: configs are committed
 COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
-VERSIONS = ["--updates", "20", "--swarm-error-penalty", "1"]
+VERSIONS = ["--updates", "20", "--lr", "1e-3", "--swarm-error-penalty", "1"]
 ARMS = {
     "letters": COMMON | {"cot_sft": ["--sft-style", "derives"]},
     "alphabet": COMMON | {"cot_sft": ["--sft-style", "derives"]},
@@ -138,10 +138,8 @@ def write_table(env: str) -> None:
                 f"{grpo_seconds(t):.0f} | {t['sft']:.0f} | {t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
             )
     if env == "swarm":
-        lines += [
-            "",
-            "Each arm's reward is counted as it was paid: less `swarm_error_penalty` times the share of turns lost to errors (1 in v02 and v01).",
-        ]
+        price = ", ".join(f"{arm} {summaries[0]['config']['swarm_error_penalty']:g}" for arm, summaries in rows.items())
+        lines += ["", f"Each arm's reward is counted as it was paid: less a price times the share of turns lost to errors ({price})."]
     lines += ["", "## What wins", ""] if {"no_think", "more_sft", "cot_sft", "expert_sft"} & rows.keys() else []
     paid = lambda arm: compare.paid_by(compare.read(out / f"{arm}-{rows[arm][0]['seed']}"))
     for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained and paid(a) == paid("grpo")]:
