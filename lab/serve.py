@@ -272,21 +272,26 @@ def choice(
 # ------------------------------------------------------------------------------------------------ HTTP
 
 
+class JsonHandler(BaseHTTPRequestHandler):
+    """Answers in JSON, over connections that are kept. Every server of ours on loopback is one of these."""
+
+    protocol_version = "HTTP/1.1"
+
+    def reply(self, status: int, value: dict) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
 def listen(answer: Callable[[dict], dict], name: str, port: int = 0) -> ThreadingHTTPServer:
     """A server on loopback that gives answer(request) -> response; port 0 takes a free one. The caller runs serve_forever()."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # connections are kept
+    class Handler(JsonHandler):
         disable_nagle_algorithm = True
         timeout = 600  # of a connection that says nothing
-
-        def reply(self, status: int, value: dict) -> None:
-            body = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
         def refuse(self, status: int, sentence: str, code: str | None = None) -> None:
             self.reply(status, {"error": {"message": sentence, "type": "invalid_request_error", "param": None, "code": code}})

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 import train
 from env_letters import split_thinking
 from evaluate import EVAL_SEEDS
-from lab.serve import listen, scripted, serve_policy, split_calls
+from lab.serve import JsonHandler, listen, scripted, serve_policy, split_calls
 from policy import PICO, PICO_SWARM, Policy, load_policy
 from rollout import play
 from sampler import TorchSampler
@@ -139,17 +139,7 @@ def serve_tokens(policy: Policy, sampler=None) -> ThreadingHTTPServer:
     """vLLM's /inference/v1/generate as far as it is needed here: token ids in, sampled ids and their log-probs out."""
     sampler, alone = sampler or TorchSampler(policy), threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def reply(self, status: int, value: dict) -> None:
-            raw = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
+    class Handler(JsonHandler):
         def do_GET(self):
             self.reply(404, {"error": {"message": "only /inference/v1/generate is here"}})
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import tyro
 
 import export
 import train
+from lab.serve import JsonHandler
 from policy import PICO, find_checkpoint, load_checkpoint, load_policy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,40 +150,33 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
 # ------------------------------------------------------------------------------------------------ a hub on loopback
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(JsonHandler):
     """As much of the hub's API as an upload of small files needs."""
 
     files: dict[str, bytes] = {}
     refuse = False
-    protocol_version = "HTTP/1.1"
-
-    def answer(self, value, status: int = 200) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
     def do_GET(self):
-        self.answer({"id": "owner/name", "sha": "0" * 40, "siblings": []})
+        self.reply(200, {"id": "owner/name", "sha": "0" * 40, "siblings": []})
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.refuse or "Bearer test-token" not in (self.headers.get("Authorization") or ""):
-            self.answer({"error": "who are you?"}, 401)
+            self.reply(401, {"error": "who are you?"})
         elif self.path.endswith("/repos/create"):
-            self.answer({"url": f"http://{self.headers['Host']}/owner/name", "name": "owner/name"})
+            self.reply(200, {"url": f"http://{self.headers['Host']}/owner/name", "name": "owner/name"})
         elif "/preupload/" in self.path:
-            self.answer({"files": [{**f, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for f in json.loads(body)["files"]]})
+            self.reply(
+                200, {"files": [{**f, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for f in json.loads(body)["files"]]}
+            )
         elif "/commit/" in self.path:
             for line in body.splitlines():
                 item = json.loads(line)
                 if item["key"] == "file":
                     Hub.files[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
-            self.answer({"commitUrl": f"http://{self.headers['Host']}/owner/name/commit/1", "commitOid": "1" * 40, "hookOutput": ""})
+            self.reply(200, {"commitUrl": f"http://{self.headers['Host']}/owner/name/commit/1", "commitOid": "1" * 40, "hookOutput": ""})
         else:
-            self.answer({})
+            self.reply(200, {})
 
     def log_message(self, *_):
         pass

@@ -684,7 +684,7 @@ def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_al
     nothing = {"groups_with_signal": 0.0, "trained_tokens": 0, "loss": 0.0, "grad_norm": 0.0}
     monkeypatch.setattr(train, "Ahead", NotAhead)
     monkeypatch.setattr(train, "update", lambda *a, **k: nothing)
-    monkeypatch.setattr(train, "StopSignal", lambda: SimpleNamespace(asked=False, check=lambda hint: None))
+    monkeypatch.setattr(train, "StopSignal", lambda: SimpleNamespace(asked=False))
     monkeypatch.setattr(train.torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr(train.report, "write", lambda folder: (folder / "report.md").write_text(""))
     monkeypatch.setitem(train.PROMOTE, "letters", ("exact", 0.0))  # five batches of a level are enough, however bad
