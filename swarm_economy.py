@@ -216,10 +216,11 @@ def content_quality(text: str, version: str, difficulty: float = 0.0, descriptio
     n = len(text)
     if version == "0.1":
         return 0.5 * min(n / 80, 1.0) + 0.5 * (0.8 if n >= 80 else 0.3)
+    said = set(re.findall(r"\w+", text.lower()))
+    n = min(n, max(60, 2 * sum(min(len(word), 20) + 1 for word in said)))  # what repeats itself, or is no word, is not longer for it
     length, effort = 1 - math.exp(-n / (80 + 120 * difficulty)), sigmoid((n - 30) / 20)
     if not description:
         return 0.5 * length + 0.5 * effort
-    said = set(re.findall(r"\w+", text.lower()))
     wanted = terms(description)
     return 0.25 * length + 0.25 * effort + 0.5 * sum(word in said for word in wanted) / len(wanted)
 
