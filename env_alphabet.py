@@ -77,6 +77,7 @@ Yadav Yamada Yeo Yilmaz Yoon Young Yusuf Zaman Zapata Zhao Zhou Ziegler Zimmer Z
 """.split()
 
 NEW = " // new name!"
+MOST_ANSWER = 20_000  # characters after the thinking; more holds no list. The longest right one has 6,000, and a megabyte takes 90 ms a turn to compare
 FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
 
 # How the scripted expert answers, and so what SFT teaches. All three give the right list.
@@ -199,9 +200,19 @@ def ratio(a: str, b: str) -> float:
 def find_blocks(reply: str, turn: int) -> list[str]:
     """What stands inside the tags of a turn, thoughts left out. Split, not matched by a pattern: that would read on to the end of the
     reply for every tag that is never closed, 0.8 s for 2,048 of them."""
-    tag = LATER_TAG if turn else FIRST_TAG
-    parts = split_thinking(reply)[1].split(f"</{tag}>")[:-1]
+    tag, rest = LATER_TAG if turn else FIRST_TAG, split_thinking(reply)[1]
+    if len(rest) > MOST_ANSWER:
+        return []
+    parts = rest.split(f"</{tag}>")[:-1]
     return [part.partition(f"<{tag}>")[2] for part in parts if f"<{tag}>" in part]
+
+
+def is_bare(reply: str, turn: int) -> bool:
+    """Is this one block and nothing else? Who is told not to think must not think in prose around it, nor in runs of white space."""
+    tag = LATER_TAG if turn else FIRST_TAG
+    if len(reply) > MOST_ANSWER or re.search(r"\s{8}", reply):
+        return False
+    return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is not None
 
 
 def score_turn(reply: str, expected: list[str], turn: int, power: float) -> tuple[float, bool]:
@@ -279,6 +290,8 @@ class Alphabet:
         n = len(self.task.turns)
         raw, blocks = [0.0] * n, [False] * n  # a turn that was never played scores 0
         for turn, reply in enumerate(self.replies[:n]):
+            if not self.think and not is_bare(reply, turn):
+                continue
             raw[turn], blocks[turn] = score_turn(reply, right_list(self.task, turn), turn, 1.0)
         p = self.similarity_power
         habit = habit_of(self.task, self.replies[:n])

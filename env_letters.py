@@ -170,8 +170,8 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
     """
     several = len(task.letters) > 1
     answer = parse_answer(reply, several)
-    if not think and not re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply):
-        answer = None  # told not to think: the answer and nothing else, or the tally would be written as prose
+    if not think and (len(reply) > 2000 or re.search(r"\s{8}", reply) or not re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply)):
+        answer = None  # told not to think: the answer and nothing else, or the tally would be written as prose, or as runs of white space
     truth = dict(zip(task.letters, task.counts))
     if answer is None:
         fraction = partial = 0.0
@@ -195,7 +195,7 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
 
 def habit_of(reply: str) -> str:
     """Which of STYLES a reply looks like: does it think, and does the thinking go letter by letter?"""
-    items = split_thinking(reply)[0].split()
+    items = split_thinking(reply)[0][:10_000].split()  # the longest honest tally has under 3,000; a megabyte would take 160 ms
     if not items:
         return "bare"
     single = sum(re.fullmatch("[a-z][0-9]*[,.:]?", item) is not None for item in items)

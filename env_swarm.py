@@ -47,7 +47,6 @@ import argparse
 import json
 import math
 import random
-import re
 import sys
 from collections import Counter
 from copy import deepcopy
@@ -127,7 +126,8 @@ def write_call(tool: str, arguments: dict, thought: str = "") -> str:
 def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     """(tool, arguments, number of calls) of a reply. No call at all: ("", {}, 0). A bad one raises Refused, which says why."""
     rest = split_thinking(reply)[1]
-    calls = re.findall(r"<tool_call>(.*?)</tool_call>", rest, re.DOTALL)
+    # Split, not matched by a pattern: that would read on to the end of the reply for every tag that is never closed, 12 s for 176 kB of them.
+    calls = [part.partition("<tool_call>")[2] for part in rest.split("</tool_call>")[:-1] if "<tool_call>" in part]
     if not calls:
         if "<tool_call>" in rest:
             raise Refused("the tool call is not closed by </tool_call>")

@@ -27,8 +27,8 @@ The rules come from the published descriptions of the SWARM economy, v0.2 and v0
     members      four bots and the model. The bots act after the model, in an order that rotates by one each step.
     scenarios    500 (v0.1: 200) for each difficulty; seeds wrap around. Every billion of seeds has scenarios of its own, so that those
                  of training, SFT and evaluation never meet. A scenario fixes everything but what is said: tasks, bots and their dice.
-    work         quality = 0.25 length + 0.25 effort + 0.5 relevance (v0.1: half length, half effort, which is 0.8 from 80
-                 characters on and 0.3 below); v = 0.8 (2 quality - 1) + 0.2 (reputation - 50) / 50. Endless nonsense earns nothing.
+    work         quality = 0.25 length + 0.25 effort + 0.5 relevance; a text that repeats itself counts as shorter (v0.1: half
+                 length, half effort, which is 0.8 from 80 characters on and 0.3 below); v = 0.8 (2 quality - 1) + 0.2 (reputation - 50) / 50. Endless nonsense earns nothing.
     trade        v = 0.3 (2 quality - 1) + 0.2 (reputation - 50) / 50 + 0.5 fairness, with the quality of the proposal's text and the
                  reputation of its proposer. Fairness is 1 for a transfer of 0, 0 for 5, -1 from 10 on, in both directions. The
                  proposer wrote the terms, so its reputation moves by (p - 0.5) (5 + |transfer|): both ways when they are accepted,
@@ -211,15 +211,17 @@ def content_quality(text: str, version: str, difficulty: float = 0.0, descriptio
     """Quality of a text in [0, 1]; of submitted work if there is a description, else of a post or proposal.
 
     v0.2: length 1 - exp(-n / (80 + 120 difficulty)), effort sigmoid((n - 30) / 20), relevance: the share of the description's
-    terms that occur. v0.1: length min(n / 80, 1) and effort 0.8 or 0.3, so any 80 characters are as good as it gets.
+    terms that occur. n is the text's length, but at most twice that of its different words (or 60): to repeat oneself is no work.
+    v0.1: length min(n / 80, 1) and effort 0.8 or 0.3, so any 80 characters are as good as it gets.
     """
     n = len(text)
     if version == "0.1":
         return 0.5 * min(n / 80, 1.0) + 0.5 * (0.8 if n >= 80 else 0.3)
+    said = set(re.findall(r"\w+", text.lower()))
+    n = min(n, max(60, 2 * sum(min(len(word), 20) + 1 for word in said)))  # what repeats itself, or is no word, is not longer for it
     length, effort = 1 - math.exp(-n / (80 + 120 * difficulty)), sigmoid((n - 30) / 20)
     if not description:
         return 0.5 * length + 0.5 * effort
-    said = set(re.findall(r"\w+", text.lower()))
     wanted = terms(description)
     return 0.25 * length + 0.25 * effort + 0.5 * sum(word in said for word in wanted) / len(wanted)
 

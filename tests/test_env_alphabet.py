@@ -83,7 +83,7 @@ def blocks_of(reply: str, tag: str) -> list[str]:
     """What stands between each opening tag and the closing one after it, behind the last </think>."""
     answer = reply.split("</think>")[-1]
     found, at = [], 0
-    if "<think>" in answer:
+    if "<think>" in answer or len(answer) > 20_000:
         return []
     while True:
         start = answer.find(f"<{tag}>", at)

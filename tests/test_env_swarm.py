@@ -442,7 +442,7 @@ def sigmoid(x):
 
 def test_submission_scores_of_v02():
     # 100 characters, difficulty 0.5 so the length scale is 80 + 60 = 140; four of five terms (review water budget city health)
-    text = ("Review of the water budget for the city." + " done" * 20)[:100]
+    text = ("Review of the water budget for the city. It was done with care, and nobody had to wait for any single part of it.")[:100]
     assert len(text) == 100
     length, effort, relevance = 1 - math.exp(-100 / 140), sigmoid(70 / 20), 4 / 5
     expected = 0.25 * length + 0.25 * effort + 0.5 * relevance
