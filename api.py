@@ -388,10 +388,10 @@ def evaluate_api(cfg) -> Path:
     train.check(cfg)
     by_size = train.by_size(math.inf, cfg.env)
     train.fill(cfg, {name: by_size[name] for name in ("max_tokens", "swarm_error_penalty") if name in by_size})
-    end, started = endpoint(cfg), time.time()
+    end, started = endpoint(cfg), time.monotonic()
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
     cfg.name = cfg.name or f"{re.sub('[^A-Za-z0-9._-]+', '-', cfg.model)}-{cfg.env}{level}-{time.strftime('%m%d-%H%M%S')}"
-    folder, _ = open_run(cfg)
+    folder, _, lock = open_run(cfg)
     write_json(folder / "config.json", asdict(cfg))
     tasks, make_env = next((name, env) for name, (trained, env) in train.eval_sets(cfg).items() if trained)
     played, end_of_it, code = {}, "", 0
@@ -418,10 +418,9 @@ def evaluate_api(cfg) -> Path:
     missing = {i: played[i].error if i in played else end_of_it for i in range(cfg.eval_n) if i not in answered}
     episodes = [played[i] for i in sorted(answered)]
     if episodes:
-        line = eval_line(0, "final", tasks, True, episodes)
-        append(folder / "evals.jsonl", line | ({"missing": missing} if missing else {}))
+        append(folder / "evals.jsonl", eval_line(0, "final", tasks, True, episodes, missing))
     counts = {name: end.counts[name] for name in ("requests", "retries", "prompt_tokens", "completion_tokens")}
-    seconds = round(time.time() - started, 2)
+    seconds = round(time.monotonic() - started, 2)
     means = {"reward": metrics.mean([e.reward for e in episodes])} if episodes else {}
     means |= {part: compare.share([e.components[part] for e in episodes]) for part in (episodes[0].components if episodes else ())}
     write_json(folder / "summary.json", {
@@ -432,6 +431,7 @@ def evaluate_api(cfg) -> Path:
     text = tell(cfg, end, tasks, means, episodes, list(missing.values()), seconds, end_of_it)
     (folder / "report.md").write_text(text)
     viewer.write_html(folder)
+    lock.release()
     print(f"\n{text}\nkept in {folder}: report.md, report.html, episodes.jsonl; beside a run: python report.py compare {folder} runs/NAME")
     if code or not episodes:
         print(f"{cfg.model}: {end_of_it or 'every task failed; report.md lists why'}", file=sys.stderr, flush=True)

@@ -323,19 +323,17 @@ def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
 
 def sections(config: dict, evals: list[dict], episodes: list[dict], which: tuple[str, str] | None = None) -> list[dict]:
     """Everything above for two evaluations; by default after SFT (or the first) and the last. Empty while there is only one."""
-    mine = trained(evals)
+    mine = compare.same_tasks(*trained(evals))  # so scenarios are counted among those that have a result in all
     if len(mine) < 2:
         return []
-    a, b = (
-        (find(evals, name) for name in which) if which else (next((e for e in mine[:-1] if e["stage"] == "after_sft"), mine[0]), mine[-1])
-    )
+    a, b = (find(mine, name) for name in which) if which else (next((e for e in mine[:-1] if e["stage"] == "after_sft"), mine[0]), mine[-1])
     if a is b:
         raise ValueError(f"{which[0]} and {which[1]} are the same evaluation; choose two")
     if len(a["reward"]) != len(b["reward"]):
         raise ValueError(
             f"{moment(a)} has {len(a['reward'])} scenarios and {moment(b)} {len(b['reward'])}; only the same ones can be compared"
         )
-    return [averages(config, a, b), by_scenario(a, b), *over_time(evals), *best_episode(config, a, b, episodes)]
+    return [averages(config, a, b), by_scenario(a, b), *over_time(mine), *best_episode(config, a, b, episodes)]
 
 
 def report(folder: Path, which: tuple[str, str] | None = None) -> str:

@@ -61,7 +61,7 @@ class Arm:
     def table(self, tasks: str, what: str, only: list[int] | None = None) -> np.ndarray:
         """[seeds, tasks] final results. Two runs of the same seed are not independent: their mean counts as one.
 
-        only: numbers of the tasks to take. Without it, what all runs of the arm have an answer to, which is all but over an API (api.py).
+        only: numbers of the tasks to take. Without it, what all runs of the arm have an answer to.
         """
         gaps = any("missing" in run.final[tasks] for run in self.runs)
         only = common(self.runs, tasks) if only is None and gaps else only
@@ -134,9 +134,18 @@ def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
 
 
 def answered(line: dict) -> list[int]:
-    """The numbers of the tasks that a line of evals.jsonl has results of. Over an API some may have failed; they are listed as missing."""
+    """The numbers of the tasks that a line of evals.jsonl has results of. Where environment or endpoint failed, a task is listed as missing."""
     missing = {int(i) for i in line.get("missing", {})}
     return [i for i in range(len(line["reward"]) + len(missing)) if i not in missing]
+
+
+def same_tasks(*evals: dict) -> list[dict]:
+    """The lines of evals.jsonl, each with the tasks only that all of them have a result of. The same lines, where nothing is missing."""
+    if not any("missing" in e for e in evals):
+        return list(evals)
+    both = set.intersection(*(set(answered(e)) for e in evals))
+    kept = lambda e, values: [v for i, v in zip(answered(e), values) if i in both]
+    return [{key: kept(e, value) if isinstance(value, list) else value for key, value in e.items() if key != "missing"} for e in evals]
 
 
 def common(runs: list[Run], tasks: str) -> list[int]:

@@ -4,6 +4,8 @@ Two kinds of numbers come out of episodes, and they are not the same. An *evalua
 is over tasks, and two evaluations are compared task by task. A *training batch* is sampled at temperature 1 on tasks that are never seen again:
 good for watching, too noisy to conclude from.
 
+An episode in which the environment broke has no reward. It is in no mean, it is counted, and a comparison leaves its task out on both sides.
+
     evals.jsonl     {"update": 20, "stage": "train", "tasks": "tier 6", "reward": [1.0, 0.0, …], "exact": […], "reply_tokens": […], …}
     metrics.jsonl   {"update": 20, "reward": 0.41, "reward_low": 0.33, "reward_high": 0.49, "n": 64, …}
 
@@ -20,9 +22,10 @@ from tqdm import tqdm
 
 import env_swarm
 import metrics
-from policy import choose_model, find_checkpoint, load_checkpoint, load_policy
+from checkpoint import find_checkpoint, load_checkpoint
+from policy import choose_model, load_policy
 from rollout import Episode, play
-from runfolder import append, save_episodes
+from runfolder import append, claim, save_episodes
 
 EVAL_SEEDS = env_swarm.EVAL_SEEDS  # 2e9; train.py draws from 0 and 1e9 on, lab/pretrain.py from 3e9
 
@@ -38,14 +41,19 @@ def evaluate_policy(
     """Play n held-out tasks of every set. Each task's result goes to evals.jsonl, a few whole episodes to episodes.jsonl.
 
     roll(make_env, seeds) -> groups, greedy and one sample a task. sets: {name: (is it the one trained on?, make_env)}.
-    Returns {name: its episodes}.
+    Returns {name: its episodes}, without those in error. Raises ValueError if nothing else is left.
     """
     results = {}
     for name, (trained, make_env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):
         groups = roll(make_env, [EVAL_SEEDS + i for i in range(n)])
-        results[name] = episodes = [g[0] for g in groups]
-        parts = next((e.components for e in episodes if e.components), {})
-        append(folder / "evals.jsonl", eval_line(done, stage, name, trained, episodes))
+        missing = {i: g[0].error for i, g in enumerate(groups) if g[0].stop_reason == "error"}
+        results[name] = episodes = [g[0] for g in groups if g[0].stop_reason != "error"]
+        if not episodes:
+            raise ValueError(
+                f"{name}: every episode of this evaluation ended in an error ({missing[0]}); mend the environment and --resume"
+            )
+        parts = episodes[0].components
+        append(folder / "evals.jsonl", eval_line(done, stage, name, trained, episodes, missing))
         if trained:
             shown = groups[:8]
             best = max(groups, key=lambda g: g[0].reward)
@@ -55,18 +63,27 @@ def evaluate_policy(
         measures = {"reward": metrics.mean([e.reward for e in episodes])}
         if "exact" in parts:
             measures["exact"] = metrics.proportion(sum(e.components.get("exact", 0.0) for e in episodes), len(episodes))
-        tqdm.write(f"eval {stage:10} update {done:4}  {name}  " + "  ".join(f"{key} {value}" for key, value in measures.items()))
+        tqdm.write(
+            f"eval {stage:10} update {done:4}  {name}  " + "  ".join(f"{key} {value}" for key, value in measures.items()) + broken(groups)
+        )
         log({**{f"eval/{name}/{key}": value.mean for key, value in measures.items()}, "update": done})
     return results
 
 
-def eval_line(done: int, stage: str, name: str, trained: bool, episodes: list[Episode]) -> dict:
-    """A line of evals.jsonl: the result of every task, in order."""
-    parts = next((e.components for e in episodes if e.components), {})
+def broken(groups: list[list[Episode]]) -> str:
+    """What a person is told of episodes in error: how many, and the first."""
+    errors = [e.error for g in groups for e in g if e.stop_reason == "error"]
+    return f"\n  {len(errors)} of {sum(map(len, groups))} episodes ended in an error and are left out: {errors[0]}" if errors else ""
+
+
+def eval_line(done: int, stage: str, name: str, trained: bool, episodes: list[Episode], missing: dict[int, str] | None = None) -> dict:
+    """A line of evals.jsonl: the result of every task, in order; missing: {number of a task without a result: why}."""
+    parts = episodes[0].components
     return {
         "update": done, "stage": stage, "tasks": name, "trained": trained, "reward": [round(e.reward, 5) for e in episodes],
         **{part: [round(e.components.get(part, 0.0), 4) for e in episodes] for part in parts},
         "reply_tokens": [e.reply_tokens for e in episodes], "truncated": [e.stop_reason == "truncated" for e in episodes],
+        **({"missing": missing} if missing else {}),
     }  # fmt: skip
 
 
@@ -83,7 +100,7 @@ def summarize(groups: list[list[Episode]]) -> dict:
     episodes = [e for group in groups for e in group if e.stop_reason != "error"]
     if not episodes:
         first = next(e.error for group in groups for e in group)
-        raise RuntimeError(f"every episode of this update ended in an error ({first}); mend the environment and --resume")
+        raise ValueError(f"every episode of this update ended in an error ({first}); mend the environment and --resume")
     # Episodes of a group share a task and are not independent: the interval is over group means.
     by_group = [sum(e.reward for e in g) / len(g) for g in ([e for e in g if e.stop_reason != "error"] for g in groups) if g]
     reward = metrics.mean(by_group, resamples=500)
@@ -116,6 +133,7 @@ def evaluate_only(given) -> None:
     folder = Path(given.eval_only)
     if not (folder / "config.json").exists():
         raise SystemExit(f"--eval-only {folder}: there is no config.json in it, so it is no run folder; check the path")
+    lock = claim(folder)
     saved = find_checkpoint(folder / "checkpoint")
     if saved is None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
@@ -153,6 +171,7 @@ def evaluate_only(given) -> None:
                 print(f"  {player:22} {env_swarm.evaluate(env, cfg.eval_n, EVAL_SEEDS)['reward']}")
     if (folder / "summary.json").exists():
         report.write(folder)
+    lock.release()
     print(f"\nkept in {folder}/evals.jsonl and {folder}/report.md")
 
 

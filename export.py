@@ -24,7 +24,9 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from policy import BIG, PICO, PICO_SWARM, find_checkpoint, load_checkpoint, load_policy, token_logprobs
+import doctor
+from checkpoint import find_checkpoint, load_checkpoint
+from policy import BIG, PICO, PICO_SWARM, load_policy, token_logprobs
 from report import STAGES, cell, points, reward_cell, shown, signed
 
 TEXT = "RL reinforces what pays: the policy samples, the environment scores, and what scored above its group's mean becomes likelier."
@@ -91,7 +93,7 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
         "", "## Evaluation", "", "Greedy, held-out tasks, 95% intervals (Wilson for shares, bootstrap for means). One training seed.", "",
         "| tasks | before | after SFT | after GRPO | n |", "|---|---|---|---|---|", *rows, "",
         f"GRPO over SFT, on the same {n} tasks of {summary['trained']}: {gain}.",
-        *([f"The run reports a collapse: {summary['collapse']}."] if summary["collapse"] else []), "",
+        *(f"The run reports, {name}: {sentence}." for name, sentence in doctor.kept(summary).items()), "",
         "## Data", "", f"No data set. Every task is generated from a seed by picoswarm's `{config['env']}` environment; training and evaluation draw from ranges "
         f"of seeds that never meet. {summary['tokens']['sampled']:,} tokens were sampled, {summary['tokens']['trained']:,} trained on.", "",
         "## Use", "", "```python", *use, "```", "", f"```\n{serve}\n```", "",

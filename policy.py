@@ -13,10 +13,6 @@ Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, a
 `python policy.py merge runs/NAME out/` makes a trained run a model of its own (export.py).
 """
 
-import hashlib
-import json
-import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,13 +96,16 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto"
         raise SystemExit(f"--model {name}: cannot be loaded ({first}); give a folder or a hub id of a causal LM") from None
     if not getattr(tokenizer, "chat_template", None):
         raise SystemExit(f"--model {name}: its tokenizer has no chat template; use an instruct or chat version of it")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     stops = lm.generation_config.eos_token_id
     stops = set(stops if isinstance(stops, list) else [stops]) | {tokenizer.eos_token_id}
     stops = frozenset(s for s in stops if s is not None)
     if not stops:
         raise SystemExit(f"--model {name}: neither model nor tokenizer names an end-of-turn token; set eos_token")
+    if tokenizer.eos_token_id is None:  # only the model names one: SFT teaches replies to end with it
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(min(stops))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    check_tokenizer(name, tokenizer, lm)
 
     lm.requires_grad_(lora_rank == 0)
     torch.manual_seed(seed)  # A is drawn at random
@@ -114,6 +113,25 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto"
     model.to(device).eval()  # eval: no dropout, so the log-probs we train on are those that were sampled
     shown = Path(name).resolve().name if Path(name).exists() else name
     return Policy(model, tokenizer, stops, shown, lora_rank, torch.device(device))
+
+
+def check_tokenizer(name: str, tokenizer, lm: torch.nn.Module) -> None:
+    """SystemExit if the tokenizer cannot write what the environments read, or has tokens that the model does not know."""
+    probe = 'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\nMary Ann O\'Neil // new name! 456789'
+    read = tokenizer.decode(tokenizer(probe, add_special_tokens=False)["input_ids"], skip_special_tokens=False)
+    if "".join(read.split()) != "".join(probe.split()):  # how spaces are treated differs between good tokenizers
+        raise SystemExit(
+            f"--model {name}: its tokenizer cannot write {probe!r}, it comes back as {read!r}; use a model that knows these characters"
+        )
+    most, rows = max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
+    if most >= rows:
+        raise SystemExit(f"--model {name}: its tokenizer has a token {most} and the model embeds {rows}; the two do not belong together")
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template is a program, in a sandbox, and may raise whatever it likes
+        raise SystemExit(
+            f"--model {name}: its chat template fails ({str(error).splitlines()[0]}); mend chat_template.jinja or use another model"
+        ) from None
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
@@ -172,74 +190,6 @@ def token_logprobs(
         return hidden.new_zeros(0).float(), hidden.new_zeros(0).float()
     logprobs, entropies = (torch.cat(column) for column in zip(*parts))
     return logprobs, entropies
-
-
-# ---------------------------------------------------------------------------------------------- checkpoints
-
-
-def checksum(folder: Path) -> str:
-    """SHA-256 over names and contents of a checkpoint's files, except the file that holds the sum."""
-    digest = hashlib.sha256()
-    for file in sorted(p for p in folder.iterdir() if p.name != "checksum"):
-        digest.update(file.name.encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def save_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer | None, state: dict) -> None:
-    """Write adapter (PEFT's format, or the whole model), optimizer and `state` so that a kill never leaves half of one.
-
-    The new checkpoint is written beside the old one, flushed to disk and then renamed. Between the two renames only
-    `folder`.old exists; load_checkpoint looks there too.
-    """
-    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    policy.model.save_pretrained(new, safe_serialization=True)
-    if not policy.lora_rank:
-        policy.tokenizer.save_pretrained(new)  # then the folder is a model of its own
-    torch.save(optimizer.state_dict() if optimizer else {}, new / "optimizer.pt")
-    (new / "state.json").write_text(json.dumps(state))
-    (new / "checksum").write_text(checksum(new))
-    for file in new.iterdir():
-        with open(file, "rb") as f:
-            os.fsync(f.fileno())
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def find_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint: `folder`, else `folder`.old. SystemExit if there is one but it is damaged."""
-    damaged = []
-    for candidate in (folder, folder.with_name(folder.name + ".old")):
-        if not (candidate / "checksum").exists():
-            if candidate.exists():
-                damaged.append(candidate)
-            continue
-        if checksum(candidate).encode() == (candidate / "checksum").read_bytes():
-            return candidate
-        damaged.append(candidate)
-    if damaged:
-        raise SystemExit(f"{damaged[0]}: the checkpoint is damaged (its checksum does not match); start again or restore it")
-    return None
-
-
-def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
-    """Put the saved weights into `policy`; returns (optimizer state, state) as they were given to save_checkpoint."""
-    from safetensors.torch import load_file
-
-    if policy.lora_rank:
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(policy.model, load_file(folder / "adapter_model.safetensors"))
-    else:
-        weights = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
-        policy.model.load_state_dict(weights, strict=False)  # a tied head is stored once
-    optimizer_state = torch.load(folder / "optimizer.pt", weights_only=True, map_location=policy.device)
-    return optimizer_state, json.loads((folder / "state.json").read_text())
 
 
 if __name__ == "__main__":

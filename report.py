@@ -19,6 +19,7 @@ import numpy as np
 
 import behaviour
 import compare
+import doctor
 import metrics
 import viewer
 
@@ -48,12 +49,12 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
                 **{name: float(np.mean(e[name])) for name in ("format", "reply_tokens", "truncated")},
                 **({} if result else {"components": {k: behaviour.mean(k, behaviour.values(e, k)).dict() for k in behaviour.measures(e)}}),
             }  # fmt: skip
-    sft, final = (eval_of(evals, stage, trained) for stage in ("after_sft", "final"))
+    sft, final = compare.same_tasks(*(eval_of(evals, stage, trained) for stage in ("after_sft", "final")))
     return {
         "env": config["env"], "model": config["model"] if config["model"] != "auto" else machine["model"], "seed": config["seed"],
         "trained": trained, "updates": state["update"], "eval": table,
         **({"gain": metrics.gain(sft["exact"], final["exact"]).dict()} if "exact" in final else {}), "gain_reward": metrics.gain(sft["reward"], final["reward"]).dict(),
-        "sft": state["sft"], "collapse": state["collapse"],
+        "sft": state["sft"], "warnings": state["warnings"],
         "seconds": {name: round(value, 2) for name, value in state["seconds"].items()},
         "tokens": state["tokens"], "peak_rss_gb": machine["peak_rss_gb"], "machine": machine, "config": config,
     }  # fmt: skip
@@ -202,7 +203,7 @@ def observations(summary: dict, lines: list[dict]) -> list[str]:
     silent = float(np.mean([1 - line["groups_with_signal"] for line in lines]))
     out.append(f"{100 * silent:.0f}% of the groups had no signal: every advantage in them was 0.")
     out.append(f"Sampler and trainer disagree by {mean_of(lines, 'mismatch'):.1e} nats a token on average.")
-    out.append("COLLAPSE at " + summary["collapse"] if summary["collapse"] else "No collapse was noticed.")
+    out += [f"Found wrong at {told}." for told in doctor.look_at(lines)] or ["Nothing was found wrong with the run (doctor.py)."]
     seconds = summary["seconds"]
     named = ("wait" if seconds.get("wait") else "rollout", "train", "eval", "sft")
     parts = ", ".join(f"{name} {100 * seconds[name] / max(seconds['total'], 1e-9):.0f}%" for name in named)

@@ -16,12 +16,20 @@ Run me: `python rollout.py` plays one episode with pico_base and prints every to
 """
 
 import math
+import signal
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from jinja2 import TemplateError
 
 from policy import Policy
 from sampler import TorchSampler
+
+ENV_SECONDS = 60.0  # one call of an environment may take so long; an environment that needs more (a judge over the network) sets `seconds`
 
 
 @dataclass
@@ -34,7 +42,7 @@ class Episode:
     turns: int = 0  # replies given
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)  # everything else that env.score() tells
-    stop_reason: str = "done"  # "done", "truncated" (ran out of tokens) or "error" (the environment raised)
+    stop_reason: str = "done"  # "done", "truncated" (ran out of tokens) or "error" (the environment raised, or gave no answer in time)
     policy_version: int = 0
     messages: list[dict] = field(default_factory=list)  # the conversation as text, for people to read
     error: str = ""
@@ -47,7 +55,15 @@ class Episode:
 def render(policy: Policy, messages: list[dict], tools, think: bool, generate: bool = True) -> str:
     """The chat template, as text. Control tokens inside a message's content are broken up: text stays text."""
     safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
-    return policy.tokenizer.apply_chat_template(safe, tools=tools, add_generation_prompt=generate, enable_thinking=think, tokenize=False)
+    try:
+        return policy.tokenizer.apply_chat_template(
+            safe, tools=tools, add_generation_prompt=generate, enable_thinking=think, tokenize=False
+        )
+    except TemplateError as error:
+        roles = ", ".join(m["role"] for m in messages)
+        raise ValueError(
+            f"the chat template of {policy.name} refuses a conversation of {roles} ({error}); use a model that takes it"
+        ) from None
 
 
 def defang(tokenizer, text: str) -> str:
@@ -94,34 +110,39 @@ def play(
     """Play k episodes of each task to the end; returns one group a task, [len(task_seeds)][k].
 
     max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member, turn) draws the same
-    random numbers whatever else is in the batch. An environment that raises costs its own episode only.
+    random numbers whatever else is in the batch. An environment that raises or hangs costs its own episode only.
+    Raises FloatingPointError where the policy gives no probabilities any more, ValueError where a prompt does not fit.
     clock: the seconds that sampling and the environment took are added to its entries "rollout" and "environment".
     """
     if not task_seeds:  # there are more processes than tasks
         return []
     started, sampling = time.perf_counter(), 0.0
     envs = [[make_env() for _ in range(k)] for _ in task_seeds]
-    groups, prompts = [], []
     think = [group[0].think for group in envs]
     limit = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
     limit = min(limit, getattr(sampler, "max_len", limit))  # an engine may have room for less
-    for g, seed in enumerate(task_seeds):
-        openings = [env.reset(seed) for env in envs[g]]
-        assert all(opening == openings[0] for opening in openings), "a group must share one task"
-        ids = prompt_ids(policy, openings[0], envs[g][0].tools, think[g])
+    groups = [[opened(env, seed, g) for env in group] for g, (seed, group) in enumerate(zip(task_seeds, envs))]
+    able = []  # groups of which at least one member has begun
+    for g, group in enumerate(groups):
+        begun = [e for e in group if e.stop_reason != "error"]
+        if not begun:
+            continue
+        assert all(e.messages == begun[0].messages for e in begun), "a group must share one task"
+        ids = prompt_ids(policy, begun[0].messages, envs[g][0].tools, think[g])
         if len(ids) + max_tokens > limit:
             raise ValueError(
                 f"a prompt of {len(ids)} tokens and --max-tokens {max_tokens} exceed the model's context of {limit}; lower --max-tokens"
             )
-        prompts.append(ids)
-        groups.append([Episode(seed, g, list(ids), [False] * len(ids), [0.0] * len(ids), messages=list(openings[0])) for _ in range(k)])
+        for e in group:
+            e.token_ids, e.sampled, e.logprobs = list(ids), [False] * len(ids), [0.0] * len(ids)
+        able.append(g)
     # First turn: one prompt a group, prefilled once and sampled k times. Later turns differ between members.
-    seeds = [[(noise, seed, i, 0) for i in range(k)] for seed in task_seeds]
+    prompts, seeds = [groups[g][0].token_ids for g in able], [[(noise, task_seeds[g], i, 0) for i in range(k)] for g in able]
     one_turn = getattr(envs[0][0], "max_turns", None) == 1
     t = time.perf_counter()
-    replies = sampler.sample(prompts, k, max_tokens, temperature, seeds, keep=not one_turn)
+    replies = sampler.sample(prompts, k, max_tokens, temperature, seeds, keep=not one_turn) if able else []
     sampling += time.perf_counter() - t
-    live = [(g, i, replies[g][i]) for g in range(len(task_seeds)) for i in range(k)]
+    live = [(g, i, answers[i]) for g, answers in zip(able, replies) for i in range(k) if groups[g][i].stop_reason != "error"]
     while live:
         going_on = []
         for g, i, sample in live:
@@ -147,8 +168,20 @@ def play(
     return groups
 
 
+def opened(env, seed: int, group: int) -> Episode:
+    """An episode whose task has been asked for; its tokens come later."""
+    episode = Episode(seed, group, [], [], [])
+    try:
+        episode.messages = list(in_time(env, env.reset, seed))
+    except (Exception, Hung) as error:
+        fail(episode, error)
+    return episode
+
+
 def take_turn(policy: Policy, episode: Episode, env, sample, think: bool, room: int) -> None:
     """Append one sampled reply, let the environment answer, append that. stop_reason "" means: go on."""
+    if not all(map(math.isfinite, sample.logprobs)):
+        raise FloatingPointError("the policy gave a token no probability (NaN): its weights are broken")
     episode.token_ids += sample.token_ids
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
@@ -157,11 +190,10 @@ def take_turn(policy: Policy, episode: Episode, env, sample, think: bool, room: 
     reply = policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     try:
-        new_messages, done = env.step(reply)
+        new_messages, done = in_time(env, env.step, reply)
         delta = [] if done or not sample.finished else delta_ids(policy, new_messages, think)
-    except Exception as error:  # one broken episode must not end a run of days
-        episode.stop_reason, episode.error = "error", f"{type(error).__name__}: {error}"
-        return
+    except (Exception, Hung) as error:  # one broken episode must not end a run of days
+        return fail(episode, error)
     if done or not sample.finished:
         episode.stop_reason = "done" if sample.finished else "truncated"
         return
@@ -180,13 +212,56 @@ def finish(episode: Episode, env) -> None:
     if episode.stop_reason == "error":
         return
     try:
-        marks = dict(env.score())
+        marks = dict(in_time(env, env.score))
         episode.reward = float(marks.pop("reward"))
         if not math.isfinite(episode.reward):
             raise ValueError(f"the reward is {episode.reward}")
         episode.components = {name: float(value) for name, value in marks.items()}
-    except Exception as error:
-        episode.stop_reason, episode.error = "error", f"{type(error).__name__}: {error}"
+    except (Exception, Hung) as error:
+        fail(episode, error)
+
+
+class Hung(BaseException):
+    """No answer in time. Not an Exception, so that an environment's own `except Exception` does not swallow it."""
+
+
+def in_time(env, call: Callable, *given):
+    """call(*given), or Hung after env.seconds (ENV_SECONDS). Only in a main thread, as signals are, and not on Windows.
+
+    A timer signal interrupts whatever Python is doing, loops, sleeps and regular expressions included. A thread with a deadline would not do: nobody
+    can end it, and a loop in it would take every second turn of the interpreter from then on.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        return call(*given)
+    armed = True
+
+    def ring(*_):
+        if armed:
+            raise Hung(f"no answer within {seconds:g} seconds")
+
+    seconds, before = getattr(env, "seconds", ENV_SECONDS), signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and every second again, if it is swallowed after all
+        return call(*given)
+    finally:
+        while True:  # it may ring in these very lines
+            try:
+                armed = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+                break
+            except Hung:
+                pass
+
+
+def fail(episode: Episode, error: BaseException) -> None:
+    """Mark an episode as broken, with what happened and where, in one line that is safe to print (a reply may stand in it)."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = [f for f in frames if f.filename == frames[0].filename and f.name != "ring"]  # the environment's, not those of what it calls
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    text = " ".join(str(error).split())[:300]
+    episode.stop_reason = "error"
+    episode.error = f"{type(error).__name__}: {''.join(c if c.isprintable() else '?' for c in text)}{where}"
 
 
 def segments(policy: Policy, episode: Episode, ratios: list[float] | None) -> list[dict]:

@@ -1,9 +1,10 @@
 """The run folder: where a run writes, how it stops and goes on, and what it notes about the machine.
 
-    runs/<name>/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json  report.*  curves.png  checkpoint/
+    runs/<name>/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json  report.*  curves.png  checkpoint/  lock
 
-Two rules. A line is written when its number is known, and whole files are written beside the old one and renamed, so that a kill at any
-moment leaves something to read. And on --resume, lines written after the last checkpoint are dropped: they will be written again.
+Three rules. A line is written when its number is known, and whole files are written beside the old one and renamed, so that a kill at any
+moment leaves something to read. On --resume, lines written after the last checkpoint are dropped: they will be written again. And only one
+process writes into a folder: it holds a lock, which the kernel takes back however the process ends.
 
 What only has to live as long as a process, adapters on their way to a sampler, goes into a folder in memory (`memory_folder`).
 
@@ -22,23 +23,43 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 import parallel
+from checkpoint import find_checkpoint, set_aside
 from grpo import collate, group_advantages
-from policy import find_checkpoint, token_logprobs
+from policy import token_logprobs
 from rollout import segments
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = ("updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine", "vllm_memory", "micro_tokens")
 
 
-def open_run(cfg) -> tuple[Path, Path | None]:
-    """The run folder, and the checkpoint to go on from. With --resume, cfg becomes the saved config."""
+LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
+# Episodes to read may take so many bytes of a run folder: a run of days would save gigabytes that nobody reads.
+MOST_EPISODES = 64 * 2**20
+
+
+def claim(folder: Path) -> FileLock:
+    """Keep every other process out of a run folder, for as long as the returned lock lives. SystemExit if one is in it already."""
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise SystemExit(f"{folder}: another process is working in this run folder; wait until it is done, or stop it") from None
+    except NotImplementedError:  # a file system without locks: then nobody can know
+        pass
+    return lock
+
+
+def open_run(cfg) -> tuple[Path, Path | None, FileLock]:
+    """The run folder, the checkpoint to go on from, and the lock on the folder. With --resume, cfg becomes the saved config."""
     if cfg.resume:
         folder = Path(cfg.resume)
         if not (folder / "config.json").exists():
             raise SystemExit(f"--resume {folder}: there is no config.json in it, so it is no run folder; check the path")
+        lock = claim(folder)
         given = {f.name: getattr(cfg, f.name) for f in fields(cfg) if getattr(cfg, f.name) != f.default}
         for name, value in json.loads((folder / "config.json").read_text()).items():
             setattr(cfg, name, value)
@@ -50,34 +71,43 @@ def open_run(cfg) -> tuple[Path, Path | None]:
         if changed:
             raise SystemExit(f"--{changed[0].replace('_', '-')} cannot change on --resume; start a new run for another experiment")
         cfg.resume, cfg.eval_only = "", ""
-        return folder, find_checkpoint(folder / "checkpoint")
+        saved = find_checkpoint(folder / "checkpoint")
+        if saved and saved.name != "checkpoint":
+            set_aside(folder / "checkpoint")
+        return folder, saved, lock
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
     folder = Path(cfg.runs) / (cfg.name or f"{cfg.env}{level}-{time.strftime('%m%d-%H%M%S')}")
-    if folder.exists():
+    if folder.exists() and any(file.name != "lock" for file in folder.iterdir()):  # empty: killed before it had begun
         raise SystemExit(f"{folder} exists; choose another --name, or continue it with --resume {folder}")
-    folder.mkdir(parents=True)
-    return folder, None
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, None, claim(folder)
 
 
 def trim(folder: Path, done: int) -> None:
     """Drop lines that a killed run wrote after its last checkpoint: they will be written again."""
-    for name in ("metrics.jsonl", "evals.jsonl", "episodes.jsonl"):
+    for name in LOGS:
         if (folder / name).exists():
-            lines = []
-            for line in (folder / name).read_text().splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:  # the line the kill cut in two
-                    continue
-                if record["update"] <= done and record.get("stage") not in ("final", "eval_only") and done >= 0:
-                    lines.append(line)
-            (folder / name).write_text("".join(line + "\n" for line in lines))
+            new = folder / f"{name}.new"
+            with open(folder / name, errors="replace") as old, open(new, "w") as out:
+                out.writelines(line for line in old if stays(line, done))
+            new.replace(folder / name)  # at once: a kill in the middle of writing would lose what is older than the checkpoint
+
+
+def stays(line: str, done: int) -> bool:
+    try:
+        record = json.loads(line)
+        return line.endswith("\n") and 0 <= done >= record["update"] and record.get("stage") not in ("final", "eval_only")
+    except (ValueError, TypeError, KeyError, AttributeError):  # the line the kill cut in two; what is left of it may be valid JSON
+        return False
 
 
 @torch.no_grad()
 def save_episodes(folder: Path, done: int, stage: str, policy, groups, temperature: float) -> None:
     """Whole groups for a person to read: text, and each sampled token with its log-prob. Groups of a rollout (stage "") also get their
-    advantages and each token's importance ratio, how much likelier the update that followed has made it."""
+    advantages and each token's importance ratio, how much likelier the update that followed has made it.
+
+    Raises FloatingPointError where the policy's log-probs are not finite any more: such weights must not become a checkpoint.
+    """
     for g, group in enumerate(groups):
         advantages, ratios = [None] * len(group), [None] * len(group)
         if not stage:
@@ -85,6 +115,8 @@ def save_episodes(folder: Path, done: int, stage: str, policy, groups, temperatu
             advantages = [round(a, 4) for a in group_advantages(rewards)[0].tolist()]
             batch = collate(group, torch.zeros(len(group)), torch.zeros(len(group)), policy.tokenizer.pad_token_id, policy.device)
             now, _ = token_logprobs(policy, batch.ids, batch.mask, temperature)  # [M]
+            if not now.isfinite().all():
+                raise FloatingPointError(f"after update {done} the policy's log-probs are not finite")
             per_token = (now - batch.old_logprobs[batch.mask]).exp().tolist()
             for i, e in enumerate(group):
                 ratios[i], per_token = per_token[: e.reply_tokens], per_token[e.reply_tokens :]
@@ -95,6 +127,21 @@ def save_episodes(folder: Path, done: int, stage: str, policy, groups, temperatu
                 "policy_version": e.policy_version, "reply_tokens": e.reply_tokens, "logprob": round(sum(e.logprobs), 3),
                 "messages": e.messages, "segments": segments(policy, e, ratios[i]),
             })  # fmt: skip
+
+
+def thin(path: Path, most: int = MOST_EPISODES) -> None:
+    """Keep episodes.jsonl under `most` bytes: of the updates in it every second one goes, and the first and the last stay."""
+    while path.exists() and path.stat().st_size > most:
+        update_of = lambda line: json.loads(line)["update"]
+        with open(path) as f:
+            updates = sorted({update_of(line) for line in f})
+        keep = {*updates[::2], updates[-1]}
+        if len(keep) == len(updates):
+            return  # one or two updates that are so large
+        new = path.with_suffix(".new")
+        with open(path) as f, open(new, "w") as out:
+            out.writelines(line for line in f if update_of(line) in keep)
+        new.replace(path)
 
 
 def machine(policy) -> dict:

@@ -272,6 +272,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float) -> tup
         cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 but for rounding
         below = torch.nextafter(cdf[:, -1:], torch.zeros_like(cdf[:, -1:]))  # a uniform that rounds to 1 must not fall off the end
         tokens = torch.searchsorted(cdf, torch.minimum(uniform[:, None] * cdf[:, -1:], below), right=True)[:, 0]
+        tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN falls off the end all the same; its log-prob tells (rollout.take_turn)
     return tokens, logp.gather(-1, tokens[:, None])[:, 0]
 
 

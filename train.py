@@ -34,19 +34,22 @@ import torch
 import tyro
 from tqdm import tqdm
 
+import compare
+import doctor
 import metrics
 import parallel
 import report
 from ahead import Ahead, Job
 from api import evaluate_api
+from checkpoint import flush, load_checkpoint, load_tensors, save_checkpoint
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
-from evaluate import evaluate_only, evaluate_policy, greedy, summarize
+from evaluate import broken, evaluate_only, evaluate_policy, greedy, summarize
 from grpo import CLIP, IMPORTANCE, update
-from policy import choose_model, load_checkpoint, load_policy, save_checkpoint
+from policy import choose_model, load_policy
 from rollout import play
-from runfolder import StopSignal, append, machine, memory_folder, open_run, open_wandb, save_episodes, trim, write_json
+from runfolder import LOGS, StopSignal, append, machine, memory_folder, open_run, open_wandb, save_episodes, thin, trim, write_json
 from sampler import TorchSampler
 from sft import demonstrations, sft_batches, sft_step
 
@@ -261,9 +264,10 @@ def check(cfg: Config) -> None:
 
 def train(cfg: Config) -> Path:
     """One whole run; returns its folder."""
-    started = time.time()
+    started = time.monotonic()  # not time.time: that one jumps when a machine's clock is set
     # Where torchrun started several processes, each runs these lines. The first one's folder is the run's; the others write into one that is thrown away.
-    cfg, home, saved = parallel.from_first((cfg, *open_run(cfg)) if parallel.rank() == 0 else None)
+    opened = open_run(cfg) if parallel.rank() == 0 else None  # the third is the lock: the folder is ours while it lives
+    cfg, home, saved = parallel.from_first(opened and (cfg, *opened[:2]))
     if cfg.api_base:
         raise ValueError(f"--resume {home}: it holds an evaluation over an API, there is nothing to train; start a run of its own")
     elsewhere = memory_folder() if parallel.rank() else None
@@ -302,7 +306,7 @@ def train(cfg: Config) -> Path:
         "sft": {},
         "seconds": dict.fromkeys(("total", *PARTS, "eval", "sft"), 0.0),
         "tokens": dict.fromkeys(("sampled", "trained", "sft"), 0),
-        "collapse": "",
+        "warnings": {},  # symptoms that were told (doctor.py)
     }
     # Elsewhere torch chooses; on a GPU its choice takes 4 bytes a weight more while it steps.
     fused = True if policy.device.type == "cuda" else None
@@ -312,13 +316,14 @@ def train(cfg: Config) -> Path:
         optimizer.load_state_dict(optimizer_state)
         print(f"resumed {folder} after update {state['update']}")
     trim(folder, state["update"])
+    history = compare.lines(folder / "metrics.jsonl")[-doctor.LOOKS_BACK :]
     seconds, tokens, stop = state["seconds"], state["tokens"], StopSignal()
     spent_before = seconds["total"]
     parallel.same_weights(policy.trainable().values())
     log = open_wandb(replace(cfg, wandb=cfg.wandb and not elsewhere), folder)
 
     def evaluate(stage: str, done: int) -> None:
-        t = time.time()
+        t = time.monotonic()
         if ahead:
             roll = lambda make_env, seeds: ahead.play(policy, Job(make_env, seeds, 1, cfg.max_tokens, 0.0, 0, max(done, 0)))
         else:
@@ -326,17 +331,19 @@ def train(cfg: Config) -> Path:
             roll = greedy(policy, sampler, cfg.max_tokens)
         shared = lambda make_env, seeds: parallel.gather(roll(make_env, parallel.share(seeds)))
         evaluate_policy(policy, shared, folder, eval_sets(cfg), cfg.eval_n, stage, done, log)
-        seconds["eval"] += time.time() - t
+        seconds["eval"] += time.monotonic() - t
 
     def save() -> None:
-        seconds["total"] = spent_before + time.time() - started
+        seconds["total"] = spent_before + time.monotonic() - started
         if parallel.rank() == 0:
+            for name in LOGS:  # a checkpoint must not survive a power cut that the lines before it do not
+                flush(folder / name) if (folder / name).exists() else None
             save_checkpoint(folder / "checkpoint", policy, optimizer, state)
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------------
     if state["update"] < 0:
         evaluate("before", -1)
-        t = time.time()
+        t = time.monotonic()
         demos = demonstrations(policy, lambda: make_env(cfg, cfg.difficulty), [SFT_SEEDS + i for i in range(cfg.sft_examples)])
         sft_optimizer = torch.optim.AdamW(policy.trainable().values(), lr=cfg.sft_lr, weight_decay=0.0, fused=fused)
         losses = []
@@ -354,14 +361,14 @@ def train(cfg: Config) -> Path:
         sft_optimizer.zero_grad(set_to_none=True)
         del sft_optimizer  # its moments are two more numbers for each weight that learns
         tokens["trained"] += tokens["sft"]
-        seconds["sft"] = time.time() - t
+        seconds["sft"] = time.monotonic() - t
         state["sft"] = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
         evaluate("after_sft", 0)
         state["update"] = 0
         save()
     reference = {name: p.detach().clone() for name, p in policy.trainable().items()} if cfg.kl and state["update"] == 0 else None
     if cfg.kl and reference is None:
-        reference = torch.load(home / "reference.pt", weights_only=True)
+        reference = load_tensors(home / "reference.pt")
     elif cfg.kl:
         torch.save(reference, folder / "reference.pt")
 
@@ -373,7 +380,7 @@ def train(cfg: Config) -> Path:
     while not finished(cfg, state):
         step, level = state["update"], state["level"]
         clock = dict.fromkeys(PARTS, 0.0)  # where this update's seconds go
-        t0 = time.time()
+        t0 = time.monotonic()
         if ahead:
             while asked <= min(step + cfg.async_rollouts, last_batch):
                 env, mine = partial(make_env, cfg, level), parallel.share(task_seeds(cfg, asked))
@@ -385,14 +392,14 @@ def train(cfg: Config) -> Path:
             clock |= spent
         else:
             sampler.sync(step)
-            clock["sync"] = time.time() - t0
+            clock["sync"] = time.monotonic() - t0
             groups = play(policy, sampler, partial(make_env, cfg, level), parallel.share(task_seeds(cfg, step)), cfg.k,
                           cfg.max_tokens, cfg.temperature, cfg.seed, clock)  # fmt: skip
-        t1 = t0 if ahead else time.time()
+        t1 = t0 if ahead else time.monotonic()
         groups = parallel.gather(groups)
         if ahead or parallel.world() > 1:
-            clock["wait"] = time.time() - t1  # for the process that plays, or for the other ranks
-        t1 = time.time()
+            clock["wait"] = time.monotonic() - t1  # for the process that plays, or for the other ranks
+        t1 = time.monotonic()
         for group in optimizer.param_groups:
             group["lr"] = cfg.lr * min((step + 1) / max(1, cfg.warmup), 1 - (1 - cfg.lr_end) * min(1, step / cfg.updates))
         with asleep():
@@ -404,7 +411,7 @@ def train(cfg: Config) -> Path:
             )  # fmt: skip
             policy.model.eval()
             optimizer.zero_grad(set_to_none=True)  # gradients need not lie about while the sampler works
-        clock["train"] = time.time() - t1
+        clock["train"] = time.monotonic() - t1
 
         episodes = [e for group in groups for e in group if e.stop_reason != "error"]
         line = {"update": step + 1, "level": level, **summarize(groups), **stats, **{f"seconds_{part}": clock[part] for part in PARTS}}
@@ -419,14 +426,17 @@ def train(cfg: Config) -> Path:
             + (f"  exact {line['exact']:.2f}" if "exact" in line else f"  payoff {line['payoff']:.2f}  errors {line['error_rate']:.2f}")
             + f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}  entropy {line.get('entropy', 0):.3f}"
             f"  grad {line['grad_norm']:.2f}  ratio {line.get('ratio', 1):.3f}  loss {line['loss']:+.4f}"
-            f"  {t1 - t0:.1f}s + {clock['train']:.1f}s"
+            f"  {t1 - t0:.1f}s + {clock['train']:.1f}s{broken(groups)}"
         )
         state["update"] = step + 1
         state["rewards"].append(line["reward"])
-        if (fallen := metrics.collapsed(state["rewards"])) and not state["collapse"]:
-            state["collapse"] = f"update {step + 1}: {fallen}"
-            tqdm.write("COLLAPSE " + state["collapse"])
-            if not elsewhere:
+        history = [*history, line][-doctor.LOOKS_BACK :]
+        for name, sentence in doctor.symptoms(history, state["rewards"]).items():
+            if name in state["warnings"]:
+                continue
+            state["warnings"][name] = f"update {step + 1}: {sentence}"
+            tqdm.write(f"{name.upper()} at {state['warnings'][name]}")
+            if name == "collapse" and not elsewhere:
                 shutil.copytree(folder / "checkpoint", folder / "checkpoint-at-collapse", dirs_exist_ok=True)  # the last one saved
         if cfg.curriculum and level == state["level"] != cfg.difficulty:
             measure, enough = PROMOTE[cfg.env]
@@ -439,6 +449,7 @@ def train(cfg: Config) -> Path:
             evaluate("train", step + 1)
         if (step + 1) % cfg.save_every == 0 or last or asked_to_stop:
             save_episodes(folder, step + 1, "", policy, groups[:2], cfg.temperature)
+            thin(folder / "episodes.jsonl")
             save()
         if asked_to_stop:
             raise SystemExit(f"stopped; go on with: python train.py --resume {home}")
@@ -448,7 +459,7 @@ def train(cfg: Config) -> Path:
     evaluate("final", state["update"])
     if ahead:
         ahead.close()
-    seconds["total"] = spent_before + time.time() - started
+    seconds["total"] = spent_before + time.monotonic() - started
     if elsewhere:
         return home
     write_json(folder / "summary.json", report.summarize_run(folder, asdict(cfg), state, machine(policy)))
@@ -507,7 +518,9 @@ def main() -> None:
         raise SystemExit(f"out of GPU memory ({(str(error).splitlines() or ['no more is known'])[0]}); the last checkpoint is kept: --resume it with a lower --micro-tokens, "
                          "or start again with --gradient-checkpointing") from None  # fmt: skip
     except FloatingPointError as error:
-        raise SystemExit(f"training stopped: {error}; the last good checkpoint is kept, try a lower --lr") from None
+        raise SystemExit(
+            f"training stopped: {error}; the last good checkpoint is kept for --eval-only, start a run with a lower --lr"
+        ) from None
     except OSError as error:
         if error.errno is None:
             raise

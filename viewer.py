@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import behaviour
+import doctor
 import metrics
 
 TEMPLATE = Path(__file__).parent / "viewer.html"
@@ -173,9 +174,7 @@ def notes(summary: dict) -> list[str]:
         if reward.get("mean") not in (None, gain["mean"]):
             text += f", {reward['mean']:+.3f} [{reward['low']:+.3f}, {reward['high']:+.3f}] in reward"
         out.append(f"GRPO over SFT on the same {gain.get('n', '')} tasks: {text}, paired by task.")
-    if summary.get("collapse"):
-        out.append(f"COLLAPSE at {summary['collapse']}")
-    return out
+    return out + [f"{name.upper()} at {sentence}" for name, sentence in doctor.kept(summary).items()]
 
 
 # ------------------------------------------------------------------------------------------------ charts

@@ -255,9 +255,9 @@ if __name__ == "__main__":
                  "that helps. Then give the counts as JSON inside <answer> and </answer>."}]  # fmt: skip
     prompt = policy.tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
     for version in range(2):
-        started = time.time()
+        started = time.perf_counter()
         samples = sampler.sample([prompt], 32, 200, 1.0, [[(version, i) for i in range(32)]])[0]
-        seconds, gap = time.time() - started, 0.0
+        seconds, gap = time.perf_counter() - started, 0.0
         for s in samples:
             ids = torch.tensor([prompt + s.token_ids], device=policy.device)
             mask = torch.arange(ids.shape[1] - 1, device=policy.device)[None] >= len(prompt) - 1

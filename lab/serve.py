@@ -40,8 +40,9 @@ import torch
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from checkpoint import find_checkpoint, load_checkpoint
 from env_letters import split_thinking
-from policy import PICO, Policy, choose_model, find_checkpoint, load_checkpoint, load_policy
+from policy import PICO, Policy, choose_model, load_policy
 from rollout import defang, delta_ids, encode, prompt_ids
 from sampler import Sample, TorchSampler
 

@@ -54,17 +54,18 @@ def test_every_set_is_played_once_on_the_same_tasks_and_kept_in_their_order(tiny
     easy = [episode(r, exact=float(r == 1), format=1.0) for r in (1.0, 0.2, 1.0)]
     hard = [episode(0.1, exact=0.0, format=0.5), episode(stop="error"), episode(1.0, exact=1.0, format=1.0, stop="truncated")]
     results, calls, logged = judged(tiny, tmp_path, {"easy": (False, easy), "hard": (True, hard)}, 3)
-    assert calls == [(easy, [EVAL_SEEDS + i for i in range(3)]), (hard, [EVAL_SEEDS + i for i in range(3)])]
+    hard = [hard[0], hard[2]]  # an episode in error is no result
+    assert [seeds for _, seeds in calls] == [[EVAL_SEEDS + i for i in range(3)]] * 2 and calls[0][0] == easy
     assert results == {"easy": easy, "hard": hard}
     assert lines(tmp_path / "evals.jsonl") == [
         {"update": 20, "stage": "train", "tasks": "easy", "trained": False, "reward": [1.0, 0.2, 1.0], "exact": [1.0, 0.0, 1.0],
          "format": [1.0, 1.0, 1.0], "reply_tokens": [2, 2, 2], "truncated": [False, False, False]},
-        {"update": 20, "stage": "train", "tasks": "hard", "trained": True, "reward": [0.1, 0.0, 1.0], "exact": [0.0, 0.0, 1.0],
-         "format": [0.5, 0.0, 1.0], "reply_tokens": [2, 2, 2], "truncated": [False, False, True]},
+        {"update": 20, "stage": "train", "tasks": "hard", "trained": True, "reward": [0.1, 1.0], "exact": [0.0, 1.0],
+         "format": [0.5, 1.0], "reply_tokens": [2, 2], "truncated": [False, True], "missing": {"1": "Lost: it"}},
     ]  # fmt: skip
     assert logged == [
         {"eval/easy/reward": pytest.approx(2.2 / 3), "eval/easy/exact": pytest.approx(2 / 3), "update": 20},
-        {"eval/hard/reward": pytest.approx(1.1 / 3), "eval/hard/exact": pytest.approx(1 / 3), "update": 20},
+        {"eval/hard/reward": pytest.approx(1.1 / 2), "eval/hard/exact": pytest.approx(1 / 2), "update": 20},
     ]
 
 
@@ -89,10 +90,10 @@ def test_where_nothing_is_simply_right_the_best_episode_is_kept_too(tiny, tmp_pa
     assert [e["seed"] - EVAL_SEEDS for e in lines(tmp_path / "episodes.jsonl")] == kept
 
 
-def test_where_every_episode_broke_the_rewards_are_0_and_no_component_is_made_up(tiny, tmp_path):
-    judged(tiny, tmp_path, {"mine": (True, [episode(stop="error"), episode(stop="error")])}, 2)
-    (line,) = lines(tmp_path / "evals.jsonl")
-    assert line["reward"] == [0.0, 0.0] and set(line) == {"update", "stage", "tasks", "trained", "reward", "reply_tokens", "truncated"}
+def test_where_every_episode_broke_there_is_no_result_and_the_first_error_is_told(tiny, tmp_path):
+    with pytest.raises(ValueError, match="mine: every episode of this evaluation ended in an error .Lost: it."):
+        judged(tiny, tmp_path, {"mine": (True, [episode(stop="error"), episode(stop="error")])}, 2)
+    assert not (tmp_path / "evals.jsonl").exists()
 
 
 def test_every_component_is_printed_with_its_interval(capsys):
@@ -132,6 +133,6 @@ def test_a_group_that_broke_altogether_is_no_task():
 
 
 def test_a_batch_of_errors_only_stops_the_run_with_the_first_of_them():
-    with pytest.raises(RuntimeError, match="every episode of this update ended in an error .Lost: it.") as caught:
+    with pytest.raises(ValueError, match="every episode of this update ended in an error .Lost: it.") as caught:
         summarize([[episode(stop="error")] * 2] * 2)
     assert "--resume" in str(caught.value)

@@ -15,8 +15,9 @@ import tyro
 
 import export
 import train
+from checkpoint import find_checkpoint, load_checkpoint
 from lab.serve import JsonHandler
-from policy import PICO, find_checkpoint, load_checkpoint, load_policy
+from policy import PICO, load_policy
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(updates=2, num_tasks=2, k=4, eval_n=4, max_tokens=64, sft_steps=3, sft_examples=4, threads=1, wandb=False, device="cpu", lr=3e-3,
@@ -118,7 +119,7 @@ def test_the_card_says_what_was_measured(runs, tmp_path):
     big = json.loads(json.dumps(summary))
     big["config"]["model"] = "Qwen/Qwen3-0.6B"
     assert ModelCard(export.card(big, "merge")).data.base_model == "Qwen/Qwen3-0.6B"
-    assert "collapse: update 7" in export.card({**summary, "collapse": "update 7: fell"}, "merge")
+    assert "collapse: update 7" in export.card({**summary, "warnings": {"collapse": "update 7: fell"}}, "merge")
 
 
 @pytest.mark.parametrize("words", ["", "--lora-rank 0 --loss dapo --no-think", "--difficulty 3 --curriculum --kl 0.1 --seed 4", "--env swarm --swarm-version 0.1",

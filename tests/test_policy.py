@@ -1,7 +1,8 @@
-"""Protects the policy: LoRA that starts as the base and leaves it alone, log-probs that are the model's, checkpoints
-that survive a kill and refuse damage, and errors in one sentence.
+"""Protects the policy: LoRA that starts as the base and leaves it alone, log-probs that are the model's,
+and errors in one sentence.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import policy as policy_module
-from policy import PICO, PICO_SWARM, choose_model, find_checkpoint, load_checkpoint, load_policy, save_checkpoint, token_logprobs
+from policy import PICO, PICO_SWARM, choose_model, load_policy, token_logprobs
 
 ROOT = Path(policy_module.__file__).resolve().parent
 
@@ -23,22 +24,6 @@ def assert_one_sentence(error: pytest.ExceptionInfo) -> None:
 
 def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(11, 1024, (n, length), generator=torch.Generator().manual_seed(seed))  # [n, length]
-
-
-def train_a_little(policy, steps: int = 3) -> torch.optim.Optimizer:
-    """A few AdamW steps on random tokens; returns the optimizer, whose state is then not empty."""
-    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-2)
-    for step in range(steps):
-        one_step(policy, optimizer, step)
-    return optimizer
-
-
-def one_step(policy, optimizer, seed: int) -> None:
-    ids = random_rows(2, 10, seed)  # [2, 10]
-    loss = -token_logprobs(policy, ids, torch.ones(2, 9, dtype=torch.bool))[0].mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
 
 
 # ---------------------------------------------------------------------------------------------- LoRA
@@ -70,8 +55,12 @@ def test_with_rank_0_every_weight_learns(load, kind):
 
 def test_training_with_lora_leaves_the_base_bit_identical(load, snapshot):
     policy = load("qwen3", lora_rank=4)
-    before = snapshot(policy)
-    train_a_little(policy)
+    before, optimizer = snapshot(policy), torch.optim.AdamW(policy.trainable().values(), lr=1e-2)
+    for step in range(3):
+        loss = -token_logprobs(policy, random_rows(2, 10, step), torch.ones(2, 9, dtype=torch.bool))[0].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     learnt = policy.trainable()
     for name, p in policy.model.named_parameters():
         assert torch.equal(p, before[name]) != (name in learnt), name  # every LoRA weight moved, no other did
@@ -168,164 +157,11 @@ def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load):
     assert max(seen) == 8 and sum(seen) == 2 * int(mask.sum())  # once forward, once again in the backward pass
 
 
-# ---------------------------------------------------------------------------------------------- checkpoints
-
-STATE = {"update": 7, "lr": 0.1 + 0.2, "tier": None, "seen": [1, 2.5, "é"], "nested": {"done": False}}
-
-
-def equal(a, b) -> bool:
-    """Deep equality that compares tensors bit by bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b))
-    return a == b
-
-
-@pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("qwen3", 0), ("llama", 0), ("gpt2", 4), ("gpt2", 0)])
-def test_a_checkpoint_round_trip_is_bit_exact(load, snapshot, tmp_path, kind, lora_rank):
-    policy = load(kind, lora_rank)
-    optimizer = train_a_little(policy)
-    save_checkpoint(tmp_path / "c", policy, optimizer, STATE)
-
-    other = load(kind, lora_rank, awake=True, seed=5)  # everything that can differ does
-    optimizer_state, state = load_checkpoint(find_checkpoint(tmp_path / "c"), other)
-    assert equal(snapshot(other), snapshot(policy))
-    assert equal(optimizer_state, optimizer.state_dict()) and state == STATE
-
-    # The proof of the pudding: one more step from either leads to the same bits.
-    resumed = torch.optim.AdamW(other.trainable().values(), lr=1.0)
-    resumed.load_state_dict(optimizer_state)
-    one_step(policy, optimizer, 9)
-    one_step(other, resumed, 9)
-    assert equal(snapshot(other), snapshot(policy))
-
-
-def test_the_adapter_is_one_that_peft_can_load(load, model_folder, tmp_path):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    policy = load("qwen3", lora_rank=4, awake=True)
-    save_checkpoint(tmp_path / "c", policy, None, {})
-    base = AutoModelForCausalLM.from_pretrained(model_folder("qwen3"))
-    ids = random_rows(2, 15)
-    with torch.no_grad():
-        plain = base(input_ids=ids).logits
-        theirs = PeftModel.from_pretrained(base, tmp_path / "c").eval()(input_ids=ids).logits
-        ours = policy.model(input_ids=ids).logits
-    assert torch.equal(theirs, ours) and not torch.allclose(plain, ours, atol=1e-2)
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_a_checkpoint_of_all_weights_is_a_model_folder_of_its_own(load, snapshot, tmp_path, kind):
-    policy = load(kind)
-    train_a_little(policy)
-    save_checkpoint(tmp_path / "c", policy, None, {})
-    again = load_policy(str(tmp_path / "c"), lora_rank=0, lora_alpha=1, device="cpu")
-    assert equal(snapshot(again), snapshot(policy)) and again.stop_ids == policy.stop_ids
-
-
-@pytest.fixture(scope="module")
-def saved(load, tmp_path_factory) -> dict[str, bytes]:
-    """The files of one good checkpoint, by name."""
-    folder = tmp_path_factory.mktemp("saved") / "c"
-    policy = load("qwen3", lora_rank=2)
-    save_checkpoint(folder, policy, train_a_little(policy, 1), STATE)
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
 def write(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
-
-
-FILES = ["adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "state.json", "checksum"]
-
-
-@pytest.mark.parametrize("harm", ["flip", "truncate", "empty", "remove", "rename"])
-@pytest.mark.parametrize("name", FILES)
-def test_a_damaged_checkpoint_is_refused_in_one_sentence(saved, tmp_path, name, harm):
-    folder = write(tmp_path / "c", saved)
-    assert find_checkpoint(folder) == folder
-    content = saved[name]
-    if harm == "remove":
-        (folder / name).unlink()
-    elif harm == "rename":
-        (folder / name).rename(folder / f"{name}~")
-    else:
-        middle = len(content) // 2
-        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        (folder / name).write_bytes({"flip": flipped, "truncate": content[:-1], "empty": b""}[harm])
-    with pytest.raises(SystemExit) as error:
-        find_checkpoint(folder)
-    assert_one_sentence(error)
-
-
-def test_a_checksum_that_is_no_text_is_refused_in_one_sentence(saved, tmp_path):
-    folder = write(tmp_path / "c", saved)
-    (folder / "checksum").write_bytes(bytes([saved["checksum"][0] ^ 0x80]) + saved["checksum"][1:])
-    with pytest.raises(SystemExit) as error:
-        find_checkpoint(folder)
-    assert_one_sentence(error)
-
-
-def test_no_checkpoint_is_no_error(saved, tmp_path):
-    assert find_checkpoint(tmp_path / "c") is None
-    write(tmp_path / "c.new", dict(list(saved.items())[:2]))  # killed while the very first one was written
-    assert find_checkpoint(tmp_path / "c") is None
-
-
-@pytest.mark.parametrize("half_written_new", [False, True])
-def test_between_the_two_renames_the_old_checkpoint_is_found(saved, tmp_path, half_written_new):
-    old = write(tmp_path / "c.old", saved)
-    if half_written_new:
-        write(tmp_path / "c.new", {"state.json": b"{"})
-    assert find_checkpoint(tmp_path / "c") == old
-
-
-def test_a_damaged_checkpoint_falls_back_on_a_whole_old_one(saved, tmp_path):
-    old = write(tmp_path / "c.old", saved)
-    write(tmp_path / "c", {**saved, "state.json": b"{}"})
-    assert find_checkpoint(tmp_path / "c") == old
-
-
-class Killed(BaseException):
-    """As a kill would: nothing in the code may catch it."""
-
-
-@pytest.mark.parametrize("moment, expected", [("write", 1), ("rename 1", 1), ("rename 2", 1), ("cleanup", 2)])
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(load, tmp_path, monkeypatch, moment, expected):
-    policy, folder = load("qwen3", lora_rank=2), tmp_path / "c"
-    save_checkpoint(folder, policy, None, {"update": 1})
-    calls = {"rename": 0}
-    rename, rmtree = Path.rename, policy_module.shutil.rmtree
-
-    def kill(*_, **__):
-        raise Killed
-
-    def killing_rename(self, target):
-        calls["rename"] += 1
-        return kill() if moment == f"rename {calls['rename']}" else rename(self, target)
-
-    def killing_rmtree(path, **kwargs):
-        return kill() if moment == "cleanup" and calls["rename"] == 2 else rmtree(path, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", killing_rename)
-        patch.setattr(policy_module.shutil, "rmtree", killing_rmtree)
-        if moment == "write":
-            patch.setattr(policy_module.torch, "save", kill)
-        with pytest.raises(Killed):
-            save_checkpoint(folder, policy, None, {"update": 2})
-    assert load_checkpoint(find_checkpoint(folder), policy)[1] == {"update": expected}
-
-    save_checkpoint(folder, policy, None, {"update": 3})  # and the next one clears up what was left
-    assert load_checkpoint(find_checkpoint(folder), policy)[1] == {"update": 3}
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 # ---------------------------------------------------------------------------------------------- loading
@@ -358,6 +194,59 @@ def test_truncated_weights_are_told_in_one_sentence(model_folder, tmp_path):
     with pytest.raises(SystemExit) as error:
         load_policy(str(folder), 4, 8, device="cpu")
     assert_one_sentence(error)
+
+
+def changed(model_folder, tmp_path, change) -> Path:
+    """A copy of the small model's folder, its files as {name: text} gone through `change`."""
+    files = {file.name: file.read_bytes() for file in Path(model_folder("qwen3")).iterdir()}
+    change(files)
+    return write(tmp_path / "m", files)
+
+
+def no_end(files):
+    for name in ("generation_config.json", "config.json"):
+        files[name] = json.dumps({k: v for k, v in json.loads(files[name]).items() if k != "eos_token_id"}).encode()
+    files["tokenizer_config.json"] = json.dumps(
+        {k: v for k, v in json.loads(files["tokenizer_config.json"]).items() if k != "eos_token"}
+    ).encode()
+    files.pop("special_tokens_map.json", None)
+
+
+def no_digits(files):
+    tokenizer = json.loads(files["tokenizer.json"])
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"Regex": "[0-9]"}, "content": ""}
+    files["tokenizer.json"] = json.dumps(tokenizer).encode()
+
+
+def too_many_tokens(files):
+    tokenizer = json.loads(files["tokenizer.json"])
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][-1], "id": 5000, "content": "<|one more|>"})
+    files["tokenizer.json"] = json.dumps(tokenizer).encode()
+
+
+def bad_template(files):
+    files["chat_template.jinja"] = b"{{ raise_exception('not today') }}"
+
+
+@pytest.mark.parametrize(
+    "change, told", [(no_end, "end-of-turn token"), (no_digits, "cannot write"), (too_many_tokens, "embeds"), (bad_template, "not today")]
+)
+def test_a_tokenizer_that_lacks_something_is_told_in_one_sentence(model_folder, tmp_path, change, told):
+    folder = changed(model_folder, tmp_path, change)
+    with pytest.raises(SystemExit) as error:
+        load_policy(str(folder), 4, 8, device="cpu")
+    assert_one_sentence(error)
+    assert told in str(error.value) and str(folder) in str(error.value)
+
+
+def test_a_tokenizer_without_an_end_takes_the_models(model_folder, tmp_path):
+    def change(files):
+        config = json.loads(files["generation_config.json"])
+        no_end(files)
+        files["generation_config.json"] = json.dumps({**config, "eos_token_id": 2}).encode()
+
+    policy = load_policy(str(changed(model_folder, tmp_path, change)), 0, 8, device="cpu")
+    assert policy.stop_ids == {2} and policy.tokenizer.eos_token_id == 2 and policy.tokenizer.pad_token_id is not None
 
 
 def test_without_a_gpu_auto_means_pico_base(monkeypatch):

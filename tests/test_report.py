@@ -39,7 +39,7 @@ def make_config(**changes) -> dict:
 
 def make_state(updates: int, **changes) -> dict:
     state = {
-        "update": updates, "level": 6, "recent": [], "rewards": [], "sft": {"loss_first": 3.25, "loss_last": 0.5}, "collapse": "",
+        "update": updates, "level": 6, "recent": [], "rewards": [], "sft": {"loss_first": 3.25, "loss_last": 0.5}, "warnings": {},
         "seconds": {"total": 600.006, "rollout": 240.0, "train": 180.0, "eval": 90.0, "sft": 60.0},
         "tokens": {"sampled": 1234567, "trained": 765432, "sft": 4321},
     }  # fmt: skip
@@ -192,7 +192,7 @@ def test_summary_keeps_what_identifies_and_what_it_cost(run):
     assert summary["tokens"]["sampled"] == 1234567 and summary["tokens"]["trained"] == 765432
     assert summary["peak_rss_gb"] == 1.234
     assert summary["sft"] == {"loss_first": 3.25, "loss_last": 0.5}
-    assert summary["config"] == make_config() and summary["collapse"] == ""
+    assert summary["config"] == make_config() and summary["warnings"] == {}
 
 
 def test_a_named_model_stays_named(tmp_path):
@@ -426,13 +426,13 @@ def test_observations_say_when_thinking_began_or_that_it_did_not(tmp_path):
     assert "derive" in never and "(last tenth of the updates: 20%)" in never
 
 
-def test_a_collapse_is_told_and_its_absence_too(tmp_path):
+def test_what_is_wrong_is_told_and_its_absence_too(tmp_path):
     lines = growing_lines(12)
-    text = observed(tmp_path, lines, collapse="update 9: the mean reward fell")
-    assert "COLLAPSE at update 9: the mean reward fell" in text and "No collapse" not in text
-    summary = json.loads((tmp_path / "run/summary.json").read_text()) | {"collapse": ""}
-    text = "\n".join(report.observations(summary, lines))
-    assert "No collapse was noticed." in text and "COLLAPSE" not in text
+    summary = make_run(tmp_path / "run", lines)
+    assert "* Nothing was found wrong" in report.text("run", summary, lines, report.compare.lines(tmp_path / "run" / "evals.jsonl"))
+    silent = [line | {"groups_with_signal": 0.0, "reward": 0.0} for line in lines]
+    text = "\n".join(report.observations(summary, silent))
+    assert "Found wrong at update 10: no signal: " in text and "Nothing was found" not in text
 
 
 def test_a_habit_that_was_lost_again_is_not_said_to_last(tmp_path):
@@ -545,8 +545,8 @@ def test_the_reports_of_committed_runs_come_out_the_same(tmp_path, kept):
     """Written again from the committed files: the same keys and numbers in the summary, the same report to the letter."""
     folder = shutil.copytree(ROOT / "results" / kept, tmp_path / kept.replace("/", "-"))
     was = json.loads((folder / "summary.json").read_text())
-    again = report.summarize_run(folder, was["config"], was | {"update": was["updates"]}, was["machine"])
-    assert list(again) == list(was) and again["gain"] == pytest.approx(was["gain"])
+    again = report.summarize_run(folder, was["config"], was | {"update": was["updates"], "warnings": {}}, was["machine"])
+    assert list(again) == ["warnings" if name == "collapse" else name for name in was] and again["gain"] == pytest.approx(was["gain"])
     for tasks, stages in was["eval"].items():
         assert list(again["eval"][tasks]) == list(stages)
         for stage, result in stages.items():

@@ -2,6 +2,10 @@
 task; a broken environment costs its own episode only; and the same seeds give the same episodes.
 """
 
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +14,7 @@ import pytest
 
 import rollout
 from env_letters import STYLES, Letters
-from rollout import delta_ids, encode, expert_episode, play, prompt_ids, render
+from rollout import Episode, Hung, delta_ids, encode, expert_episode, fail, in_time, play, prompt_ids, render
 from sampler import Sample, TorchSampler
 
 
@@ -240,26 +244,59 @@ def test_control_tokens_in_a_message_stay_text(tiny, token):
 # ---------------------------------------------------------------------------------------------- how episodes end
 
 
+def spin() -> None:
+    """Never comes back, and swallows what it can."""
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:
+            pass
+
+
 class Broken(Chat):
-    """Raises where it is told to."""
+    """Raises or hangs where it is told to."""
+
+    seconds = 0.3  # may one of its calls take
 
     def __init__(self, where: str):
         super().__init__()
         self.where = where
 
+    def reset(self, seed):
+        if self.where == "reset":
+            raise ValueError("no task today")
+        return super().reset(seed)
+
     def step(self, reply):
+        if self.where == "loop":
+            spin()
+        if self.where == "sleep":
+            time.sleep(3600)
+        if self.where == "pattern":
+            re.fullmatch("(a+)+b", "a" * 60)  # takes 2^60 steps
         if self.where == f"step {len(self.replies)}":
             raise RuntimeError("no such luck")
         return super().step(reply)
 
     def score(self):
+        if self.where == "slow score":
+            time.sleep(3600)
         if self.where == "score":
             raise ZeroDivisionError("nothing to divide by")
         return {"length": 1.0} if self.where == "no reward" else super().score()
 
 
-@pytest.mark.parametrize("where, turns", [("step 0", 1), ("step 1", 2), ("score", 2), ("no reward", 2)])
-def test_an_environment_that_raises_costs_its_own_episode_only(chatty, where, turns):
+@pytest.mark.parametrize(
+    "where, turns, told",
+    [
+        ("reset", 0, "ValueError: no task today (test_rollout.py:"), ("step 0", 1, "RuntimeError: no such luck (test_rollout.py:"),
+        ("step 1", 2, "RuntimeError: no such luck"), ("score", 2, "ZeroDivisionError: nothing to divide by (test_rollout.py:"),
+        ("no reward", 2, "KeyError"), ("loop", 1, "Hung: no answer within 0.3 seconds (test_rollout.py:"), ("sleep", 1, "Hung: "),
+        ("pattern", 1, "Hung: "), ("slow score", 2, "Hung: "),
+    ],
+)  # fmt: skip
+def test_an_environment_that_raises_or_hangs_costs_its_own_episode_only(chatty, where, turns, told):
     def run(broken: int):
         made = []
 
@@ -273,11 +310,61 @@ def test_an_environment_that_raises_costs_its_own_episode_only(chatty, where, tu
     assert all(e.stop_reason == "done" and e.turns == 2 for e in whole)  # premise: all would have ended well
     for n, (a, b) in enumerate(zip(whole, run(broken=1))):
         if n == 1:
-            assert b.stop_reason == "error" and b.error and b.reward == 0.0 and b.turns == turns
+            assert b.stop_reason == "error" and b.error.startswith(told) and b.reward == 0.0 and b.turns == turns
             assert len(b.token_ids) == len(b.sampled) == len(b.logprobs)
         else:
             assert (b.token_ids, b.sampled, b.reward, b.stop_reason) == (a.token_ids, a.sampled, a.reward, "done")
             assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+def test_a_group_whose_task_cannot_be_had_at_all_is_left_out(chatty):
+    made = []
+
+    def make_env():
+        made.append(Broken("reset" if len(made) < 3 else "nowhere"))
+        return made[-1]
+
+    lost, played = play(chatty, TorchSampler(chatty), make_env, [4, 9], 3, 30, 1.0, noise=0)
+    assert [(e.stop_reason, e.token_ids, e.turns) for e in lost] == [("error", [], 0)] * 3
+    (alone,) = play(chatty, TorchSampler(chatty), lambda: Broken("nowhere"), [9], 3, 30, 1.0, noise=0)
+    assert [e.token_ids for e in played] == [e.token_ids for e in alone]
+    everything = play(chatty, TorchSampler(chatty), lambda: Broken("reset"), [4, 9], 2, 30, 1.0, noise=0)
+    assert {e.stop_reason for group in everything for e in group} == {"error"}
+
+
+def test_a_call_that_is_done_in_time_is_not_interrupted_later_and_other_alarms_come_back():
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    try:
+        env = Broken("nowhere")
+        assert in_time(env, lambda x: x + 1, 4) == 5
+        with pytest.raises(Hung):
+            in_time(env, spin)
+        time.sleep(1.2)  # a timer that was left behind would ring after a second
+        assert rung == []
+        signal.raise_signal(signal.SIGALRM)
+        assert rung == [1]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_in_another_thread_there_is_no_limit_and_no_error():
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(in_time, Broken("nowhere"), lambda: time.sleep(0.4) or "done").result() == "done"
+
+
+def test_an_error_is_one_line_that_is_safe_to_print():
+    episode = Episode(0, 0, [], [], [])
+    fail(episode, ValueError("bad\x1b[2J\n\u202ecall " + "x" * 1000))
+    assert episode.error.startswith("ValueError: bad?[2J ?call xxx") and len(episode.error) < 400 and episode.error.isprintable()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_policy_of_nan_is_noticed_when_it_speaks(load, temperature):
+    policy = load("qwen3", lora_rank=2)
+    next(p for name, p in policy.trainable().items() if "lora_B" in name).data.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="weights are broken"):
+        play(policy, TorchSampler(policy), Chat, [4], 2, 8, temperature, noise=0)
 
 
 def test_a_reply_that_runs_out_of_tokens_is_truncated_and_scored(tiny):

@@ -1,13 +1,18 @@
-"""Protects the folders in memory: they go with their owner, and what a killed owner has left goes when the next one comes."""
+"""Protects the run folder: one writer at a time, lines that a kill cut in two, a bound on what is kept to read; and the folders in memory,
+which go with their owner, and what a killed owner has left when the next one comes.
+"""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from runfolder import memory_folder, sweep
+import runfolder
+from runfolder import claim, memory_folder, sweep, thin, trim
 
 ROOT = Path(__file__).resolve().parent.parent
 SHM = Path("/dev/shm")
@@ -39,3 +44,87 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
         assert Path(mine.name).is_dir() and other.is_dir()
     finally:
         other.rmdir()
+
+
+# ------------------------------------------------------------------------------------------------ one writer
+
+
+def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
+    code = f"import runfolder, time; from pathlib import Path; lock = runfolder.claim(Path({str(tmp_path)!r})); print('mine', flush=True); time.sleep(600)"
+    other = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "mine\n"
+        with pytest.raises(SystemExit) as error:
+            claim(tmp_path)
+        assert "another process" in str(error.value) and str(tmp_path) in str(error.value)
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    lock = claim(tmp_path)  # no file to remove by hand
+    lock.release()
+    claim(tmp_path).release()
+
+
+# ------------------------------------------------------------------------------------------------ lines
+
+
+def record(update: int, **more) -> str:
+    return json.dumps({"update": update, **more})
+
+
+def test_lines_after_the_checkpoint_and_lines_cut_in_two_are_dropped(tmp_path):
+    whole = [record(1), record(2, stage="train")]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*whole, record(3), '{"upd']))
+    (tmp_path / "evals.jsonl").write_text(
+        "\n".join(
+            [
+                *whole,
+                record(2, stage="final"),
+                record(2, stage="eval_only"),
+                "7",
+                "[]",
+                "null",
+                "\udcff".encode("utf-8", "surrogatepass").decode("latin-1"),
+                record(1),
+            ]
+        )
+    )
+    trim(tmp_path, 2)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == whole
+    assert (
+        tmp_path / "evals.jsonl"
+    ).read_text().splitlines() == whole  # the last one had no end of line: more may have been meant to follow
+    trim(tmp_path, -1)  # killed before SFT was done
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_kill_while_lines_are_dropped_loses_none_of_the_others(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text("".join(record(u) + "\n" for u in range(100)))
+    asked = []
+
+    def killed(line, done):
+        asked.append(line)
+        if len(asked) == 50:
+            raise KeyboardInterrupt
+        return True
+
+    monkeypatch.setattr(runfolder, "stays", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trim(tmp_path, 99)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 100
+
+
+def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    for update in range(-1, 200):
+        path.open("a").write((record(update, text="x" * 1000) + "\n") * 2)
+        thin(path, 50_000)
+        assert path.stat().st_size <= 50_000
+    updates = [json.loads(line)["update"] for line in path.read_text().splitlines()]
+    assert updates == sorted(updates) and updates[0] == -1 and updates[-1] == 199 and len(set(updates)) > 10
+    assert all(updates.count(u) == 2 for u in updates)  # an update is kept whole or not at all
+    before = path.read_text()
+    thin(path, 10**6)
+    assert path.read_text() == before
+    thin(path, 10)  # the first and the last cannot go
+    assert {json.loads(line)["update"] for line in path.read_text().splitlines()} == {-1, 199}

@@ -120,8 +120,8 @@ kill = {kill_at!r}
 if kill == "sft": train.sft_step = bomb(train.sft_step, 3)
 if kill == "update": train.update = bomb(train.update, 3)
 if kill == "save":
-    import policy
-    policy.checksum = bomb(policy.checksum, 2)  # the new checkpoint is written but not yet in place
+    import checkpoint
+    checkpoint.checksum = bomb(checkpoint.checksum, 2)  # the new checkpoint is written but not yet in place
 sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
 train.main()
 """

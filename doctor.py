@@ -1,0 +1,124 @@
+"""What is wrong with this run? Symptoms read off the metrics, each with its likely cause and what to do about it.
+
+A run that learns nothing looks much like one that does: lines go by, nothing raises. After every update the newest lines of metrics.jsonl are
+looked at for the few things that usually go wrong; each is told once, when it is first seen, and kept in summary.json. Nothing here stops a run. What
+does, a loss or log-prob that is not a number, raises where it is met (grpo.py, rollout.py, runfolder.py), before it can reach a checkpoint.
+
+    symptom       seen in                    for         most often
+    collapse      reward                     5 updates   a learning rate that is too high
+    no signal     groups_with_signal         10          a task that is too hard, or solved
+    noise         entropy                    3           a learning rate that is too high
+    cut short     truncated                  5           --max-tokens too small, or a stop token that is never learnt
+    errors        errors                     3           a bug in the environment
+
+Run me: `python doctor.py runs/NAME` looks at a run update by update; without a run, at made-up ones.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import metrics
+
+LOOKS_BACK = 50  # lines are enough
+
+
+def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
+    """{symptom: sentence} after an update. lines: the newest of metrics.jsonl, in order; rewards: the mean reward of every update so far."""
+    told = {
+        "collapse": metrics.collapsed(rewards),
+        "no signal": no_signal(lines),
+        "noise": noise(lines),
+        "cut short": cut_short(lines),
+        "errors": errors(lines),
+    }
+    return {name: sentence for name, sentence in told.items() if sentence}
+
+
+def last(lines: list[dict], name: str, n: int) -> np.ndarray | None:
+    """A metric's n newest values; None if there are not so many yet."""
+    values = [line[name] for line in lines[-n:] if name in line]
+    return np.array(values, dtype=float) if len(values) == n else None
+
+
+def no_signal(lines: list[dict], n: int = 10) -> str | None:
+    """A group whose rewards are all equal has advantages of 0, and so no gradient (grpo.group_advantages). All groups, n updates: nothing moved."""
+    signal, reward = last(lines, "groups_with_signal", n), last(lines, "reward", n)
+    if signal is None or signal.any():
+        return None
+    if np.ptp(reward) < 1e-9 and reward[0] <= 0:
+        why = "the task is too hard to be right even once; lower --difficulty, train SFT longer, or pay parts (--reward partial)"
+    else:
+        why = "the task may be solved, or its reward says the same of every answer; raise --difficulty, or look at the reward"
+    return f"in the last {n} updates every group's rewards were all equal (mean {reward.mean():.2f}), so nothing was learnt: {why}"
+
+
+def noise(lines: list[dict], n: int = 3) -> str | None:
+    """Entropy per token falls while a policy learns. Thrice what it was, and above 1 nat, is a policy that has come apart."""
+    start, now = [line["entropy"] for line in lines[:5] if "entropy" in line], last(lines, "entropy", n)
+    if now is None or len(start) < 5 or now.min() < max(1.0, 3 * float(np.median(start))):
+        return None
+    return f"the entropy of a token was {np.median(start):.2f} nats and is {now[-1]:.2f}: the policy writes noise, most often because the learning rate is too high; try a third of it"
+
+
+def cut_short(lines: list[dict], n: int = 5) -> str | None:
+    share = last(lines, "truncated", n)
+    if share is None or share.min() <= 0.5:
+        return None
+    return f"in the last {n} updates {100 * share.mean():.0f}% of the episodes ran out of tokens: raise --max-tokens, or see in report.html whether replies never end"
+
+
+def errors(lines: list[dict], n: int = 3) -> str | None:
+    """Episodes in error are left out, so a mean over what is left may be one over the easy tasks."""
+    failed, played = last(lines, "errors", n), last(lines, "n", n)
+    if failed is None or failed.min() < 1 or failed.sum() < 0.1 * (failed.sum() + played.sum()):
+        return None
+    return f"in the last {n} updates {failed.sum():.0f} of {failed.sum() + played.sum():.0f} episodes ended in an error and were left out: mend the environment (episodes.jsonl names each error)"
+
+
+def look_at(lines: list[dict]) -> list[str]:
+    """All that is told of a run, in the order in which it is seen."""
+    told = {}
+    for i in range(len(lines)):
+        rewards = [line["reward"] for line in lines[: i + 1]]
+        for name, sentence in symptoms(lines[max(0, i + 1 - LOOKS_BACK) : i + 1], rewards).items():
+            told.setdefault(name, f"update {lines[i]['update']}: {name}: {sentence}")
+    return list(told.values())
+
+
+def kept(summary: dict) -> dict[str, str]:
+    """{symptom: sentence} of summary.json. Runs of before this file knew one symptom."""
+    return summary.get("warnings", {"collapse": summary["collapse"]} if summary.get("collapse") else {})
+
+
+def made_up(**values) -> list[dict]:
+    """30 updates of a healthy run, but for what is given as {metric: its values}."""
+    rng = np.random.default_rng(0)
+    healthy = {"reward": 0.4 + 0.01 * np.arange(30) + rng.normal(0, 0.02, 30), "groups_with_signal": np.full(30, 0.8), "entropy": np.linspace(0.3, 0.1, 30),
+               "truncated": np.zeros(30), "errors": np.zeros(30), "n": np.full(30, 64)}  # fmt: skip
+    columns = healthy | values
+    return [{"update": i + 1, **{name: float(column[i]) for name, column in columns.items()}} for i in range(30)]
+
+
+def demo() -> None:
+    half = lambda before, after: np.repeat([before, after], 15).astype(float)
+    runs = {
+        "healthy": {},
+        "too hard": {"reward": np.zeros(30), "groups_with_signal": np.zeros(30)},
+        "a learning rate of 1": {"reward": half(0.5, 0.0), "entropy": half(0.2, 6.0), "truncated": half(0.0, 1.0)},
+        "a bug": {"errors": half(0, 16), "n": half(64, 48)},
+    }
+    for name, values in runs.items():
+        print(f"{name}:", *(look_at(made_up(**values)) or ["nothing to tell"]), sep="\n  ")
+    assert look_at(made_up()) == [] and len(look_at(made_up(**runs["a learning rate of 1"]))) == 3
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(demo())
+    file = Path(sys.argv[1]) / "metrics.jsonl"
+    if not file.exists():
+        sys.exit(f"{file}: there is no such file, so {sys.argv[1]} is no run that has trained; check the path")
+    print("\n".join(look_at([json.loads(line) for line in file.read_text().splitlines()])) or "nothing to tell")

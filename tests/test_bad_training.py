@@ -1,0 +1,129 @@
+"""Protects a training that goes wrong: it is noticed, named, and survived, or it stops with the last good checkpoint; never a checkpoint of broken weights."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import env_letters
+import sampler
+import train
+
+SHORT = [
+    "--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "2", "--eval-every", "100",
+    "--save-every", "1", "--max-tokens", "16", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--threads", "1", "--warmup", "0",
+]  # fmt: skip
+
+
+def run(monkeypatch, runs: Path, *flags: str) -> Path:
+    monkeypatch.setattr(sys, "argv", ["train.py", *SHORT, "--runs", str(runs), "--name", "run", *flags])
+    train.main()
+    return runs / "run"
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def saved(folder: Path) -> tuple[dict, dict]:
+    """(weights, state) of the run's checkpoint."""
+    return load_file(folder / "checkpoint" / "adapter_model.safetensors"), json.loads((folder / "checkpoint" / "state.json").read_text())
+
+
+@pytest.mark.parametrize("lr", ["30", "1e30"])
+def test_a_learning_rate_that_explodes_is_named_and_no_broken_weights_are_kept(monkeypatch, capsys, tmp_path, lr):
+    try:
+        folder = run(monkeypatch, tmp_path, "--lr", lr, "--updates", "12")
+        told = capsys.readouterr().out
+        assert "NOISE at update" in told or "COLLAPSE at update" in told or "NO SIGNAL at update" in told
+    except SystemExit as stopped:
+        assert "training stopped" in str(stopped) and "lower --lr" in str(stopped)
+        folder = tmp_path / "run"
+    weights, state = saved(folder)
+    assert all(w.isfinite().all() for w in weights.values()) and state["update"] <= 12
+    policy = train.load_policy(str(train.choose_model("auto")[0]), 32, 64, "cpu")
+    train.load_checkpoint(folder / "checkpoint", policy)
+    with torch.no_grad():  # not only finite: they still give every token a probability
+        assert policy.model(input_ids=torch.arange(5, 25)[None]).logits.isfinite().all()
+
+
+def test_equal_rewards_teach_nothing_and_that_is_told_once(monkeypatch, capsys, tmp_path):
+    score = env_letters.Letters.score
+    monkeypatch.setattr(env_letters.Letters, "score", lambda self: score(self) | {"reward": 0.5})
+    folder = run(monkeypatch, tmp_path, "--updates", "50", "--save-every", "25", "--num-tasks", "1", "--max-tokens", "4")
+    told = capsys.readouterr().out
+    assert told.count("NO SIGNAL at update 10") == told.count("NO SIGNAL") == 1
+    metrics = lines(folder / "metrics.jsonl")
+    assert len(metrics) == 50 and all(line["groups_with_signal"] == line["grad_norm"] == line["loss"] == 0 for line in metrics)
+    before, after = load_file(folder / "checkpoint.old" / "adapter_model.safetensors"), saved(folder)[0]
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)  # not even a weight decay
+    assert "no signal" in json.loads((folder / "summary.json").read_text())["warnings"]
+    assert "Found wrong at update 10: no signal" in (folder / "report.md").read_text()
+
+
+def test_nan_from_a_kernel_of_the_sampler_stops_the_run_with_the_last_good_checkpoint(monkeypatch, tmp_path):
+    forward, asked = sampler.FastDecoder.forward, []
+
+    def broken(self, ids, slot):
+        asked.append(1)
+        logits = forward(self, ids, slot)
+        return logits * float("nan") if (tmp_path / "run" / "metrics.jsonl").exists() and ids.shape[1] == 1 else logits
+
+    monkeypatch.setattr(sampler.FastDecoder, "forward", broken)
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, tmp_path, "--updates", "5")
+    assert "training stopped: the policy gave a token no probability" in str(stopped.value) and "last good checkpoint" in str(stopped.value)
+    weights, state = saved(tmp_path / "run")
+    assert state["update"] == 1 and all(w.isfinite().all() for w in weights.values())
+
+
+def test_weights_that_break_in_the_last_step_before_a_checkpoint_are_not_saved(monkeypatch, tmp_path):
+    update, calls = train.update, []
+
+    def breaks(policy, *given, **more):
+        stats = update(policy, *given, **more)
+        calls.append(1)
+        if len(calls) == 3:
+            next(p for name, p in policy.trainable().items() if "lora_B" in name).data.fill_(float("nan"))
+        return stats
+
+    monkeypatch.setattr(train, "update", breaks)
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, tmp_path, "--updates", "5")
+    assert "after update 3 the policy's log-probs are not finite" in str(stopped.value)
+    assert saved(tmp_path / "run")[1]["update"] == 2
+
+
+def test_one_episode_of_64_that_hangs_is_left_out_and_the_run_goes_on(monkeypatch, capsys, tmp_path):
+    step, asked = env_letters.Letters.step, []
+
+    def hangs(self, reply):
+        asked.append(1)
+        if len(asked) == 3 * 2 + 64 + 10:  # after two evaluations (4 SFT demonstrations are steps as well): in the second update
+            while True:
+                pass
+        return step(self, reply)
+
+    monkeypatch.setattr(env_letters.Letters, "step", hangs)
+    monkeypatch.setattr(env_letters.Letters, "seconds", 0.5, raising=False)
+    folder = run(monkeypatch, tmp_path, "--updates", "3", "--num-tasks", "8", "--k", "8", "--max-tokens", "6")
+    broken = [line for line in lines(folder / "metrics.jsonl") if line["errors"]]
+    assert [(line["errors"], line["n"]) for line in broken] == [(1, 63)]
+    assert (
+        "1 of 64 episodes ended in an error and are left out: Hung: no answer within 0.5 seconds (test_bad_training.py:"
+        in capsys.readouterr().out
+    )
+    assert json.loads((folder / "summary.json").read_text())["updates"] == 3
+
+
+def test_where_every_episode_raises_the_run_stops_and_names_the_first(monkeypatch, tmp_path):
+    def raises(self, reply):
+        raise KeyError("answer")
+
+    monkeypatch.setattr(env_letters.Letters, "score", lambda self: raises(self, ""))
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, tmp_path, "--updates", "3")
+    assert "every episode of this evaluation ended in an error (KeyError: 'answer' (test_bad_training.py:" in str(stopped.value)
