@@ -6,6 +6,7 @@ does, a loss or log-prob that is not a number, raises where it is met (grpo.py, 
 
     symptom       seen in                    for         most often
     collapse      reward                     5 updates   a learning rate that is too high
+    stuck         groups_with_signal         5           one step that broke the policy: the learning rate again
     no signal     groups_with_signal         10          a task that is too hard, or solved
     noise         entropy                    3           a learning rate that is too high
     cut short     truncated                  5           --max-tokens too small, or a stop token that is never learnt
@@ -27,13 +28,9 @@ LOOKS_BACK = 50  # lines are enough
 
 def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
     """{symptom: sentence} after an update. lines: the newest of metrics.jsonl, in order; rewards: the mean reward of every update so far."""
-    told = {
-        "collapse": metrics.collapsed(rewards),
-        "no signal": no_signal(lines),
-        "noise": noise(lines),
-        "cut short": cut_short(lines),
-        "errors": errors(lines),
-    }
+    told = {"collapse": metrics.collapsed(rewards), "stuck": stuck(lines, rewards), "noise": noise(lines), "errors": errors(lines)}
+    if not told["stuck"]:  # the same run also has no signal, and its replies may never end; but that is not what to mend
+        told |= {"no signal": no_signal(lines), "cut short": cut_short(lines)}
     return {name: sentence for name, sentence in told.items() if sentence}
 
 
@@ -41,6 +38,15 @@ def last(lines: list[dict], name: str, n: int) -> np.ndarray | None:
     """A metric's n newest values; None if there are not so many yet."""
     values = [line[name] for line in lines[-n:] if name in line]
     return np.array(values, dtype=float) if len(values) == n else None
+
+
+def stuck(lines: list[dict], rewards: list[float], n: int = 5) -> str | None:
+    """A learning rate of 30 leaves a policy that repeats one token: no noise, no NaN, gradient 0. What gives it away is that it once scored."""
+    signal, start = last(lines, "groups_with_signal", n), rewards[:-n][:5]
+    if signal is None or signal.any() or not start or np.mean(start) < 0.1 or np.mean(rewards[-n:]) > 0.5 * np.mean(start):
+        return None
+    return (f"in the last {n} updates all samples of a task scored the same, {np.mean(rewards[-n:]):.2f} on average, and at the start it was {np.mean(start):.2f}: "
+            "the policy is broken and cannot recover, most often because the learning rate is too high; start again with a third of it")  # fmt: skip
 
 
 def no_signal(lines: list[dict], n: int = 10) -> str | None:

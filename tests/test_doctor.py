@@ -16,6 +16,7 @@ half = lambda before, after: np.repeat([before, after], 15).astype(float)
 # {symptom: (the values that show it, the update that tells it, what the sentence must name)}
 ILL = {
     "collapse": ({"reward": half(0.8, 0.1)}, 18, "learning rate"),
+    "stuck": ({"reward": half(0.2, 0.0), "groups_with_signal": half(0.5, 0.0), "truncated": half(0.1, 1.0)}, 20, "learning rate"),
     "no signal": ({"groups_with_signal": half(0.5, 0.0)}, 25, "equal"),
     "noise": ({"entropy": half(0.3, 4.0)}, 18, "learning rate"),
     "cut short": ({"truncated": half(0.1, 0.9)}, 20, "--max-tokens"),
@@ -26,8 +27,10 @@ ILL = {
 @pytest.mark.parametrize("symptom", ILL)
 def test_a_symptom_is_told_once_when_it_is_there(symptom):
     values, update, names = ILL[symptom]
-    (told,) = doctor.look_at(doctor.made_up(**values))
-    assert told.startswith(f"update {update}: {symptom}: ") and names in told and "\n" not in told
+    seen = doctor.look_at(doctor.made_up(**values))
+    (told,) = [sentence for sentence in seen if f": {symptom}: " in sentence]
+    assert told.startswith(f"update {update}: ") and names in told and "\n" not in told
+    assert len(seen) == 1 or symptom == "stuck" and len(seen) == 2 and ": collapse: " in seen[0]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,12 @@ def test_nothing_right_and_everything_right_have_different_remedies():
     (hard,) = doctor.look_at(doctor.made_up(reward=np.zeros(30), **equal))
     (solved,) = doctor.look_at(doctor.made_up(reward=np.ones(30), **equal))
     assert "lower --difficulty" in hard and "raise --difficulty" in solved
+
+
+def test_a_run_that_never_scored_is_not_stuck_but_has_no_signal():
+    values = {"reward": np.where(np.arange(30) == 3, 0.05, 0.0), "groups_with_signal": np.where(np.arange(30) == 3, 0.1, 0.0)}
+    (told,) = doctor.look_at(doctor.made_up(**values))
+    assert "no signal" in told and "update 14" in told
 
 
 def test_a_run_of_one_line_and_lines_without_an_entropy_are_survived():

@@ -200,13 +200,25 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path):
     assert done.returncode != 0 and "no chat template" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_damaged_checkpoint_is_named(whole, tmp_path):
-    shutil.copytree(whole, tmp_path / "hurt")
-    weights = tmp_path / "hurt" / "checkpoint" / "adapter_model.safetensors"
+def flip_a_bit(weights: Path) -> None:
     data = bytearray(weights.read_bytes())
-    data[-5] ^= 1  # one bit
+    data[-5] ^= 1
     weights.write_bytes(bytes(data))
-    done = run("--resume", str(tmp_path / "hurt"))
+
+
+def test_from_a_damaged_checkpoint_the_run_goes_back_to_the_one_before_and_ends_equal(whole, tmp_path):
+    hurt = shutil.copytree(whole, tmp_path / "hurt")
+    flip_a_bit(hurt / "checkpoint" / "adapter_model.safetensors")
+    done = run("--resume", str(hurt))
+    assert done.returncode == 0 and "damaged" in done.stdout and "after update 2" in done.stdout, done.stderr[-2000:]
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        assert timeless(hurt / name) == timeless(whole / name), name
+    weights = "checkpoint/adapter_model.safetensors"
+    assert (hurt / weights).read_bytes() == (whole / weights).read_bytes() and (hurt / "checkpoint.damaged").exists()
+
+    for folder in ("checkpoint", "checkpoint.old"):
+        flip_a_bit(hurt / folder / "adapter_model.safetensors")
+    done = run("--resume", str(hurt))
     assert done.returncode != 0 and "damaged" in done.stderr and "Traceback" not in done.stderr
 
 
