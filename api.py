@@ -43,6 +43,7 @@ from pathlib import Path
 import httpx2 as httpx
 from tqdm import tqdm
 
+import behaviour
 import compare
 import metrics
 import viewer
@@ -50,6 +51,7 @@ from env_letters import split_thinking
 from evaluate import EVAL_SEEDS, eval_line
 from rollout import Episode, finish
 from runfolder import append, open_run, save_episodes, write_json
+from sampler import first_line
 
 LARGEST = 8_000_000  # bytes of an answer
 LONGEST = 64  # characters a token of max_tokens may have; a server that ignores max_tokens is cut there
@@ -295,7 +297,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
             if not end.counts["answers"] and (failure.status in HINTS or end.counts["refused"] >= 3):
                 raise Hopeless(str(failure)) from None
     except Exception as error:  # a bug of the environment, or an answer that nobody thought of: one episode is lost, the others go on
-        episode.stop_reason, episode.error = "error", f"{type(error).__name__}: {blank(end, str(error))}"
+        episode.stop_reason, episode.error = "error", blank(end, first_line(error))
     if episode.stop_reason != "error":
         finish(episode, env)
     return episode
@@ -452,9 +454,10 @@ def tell(cfg, end: Endpoint, tasks: str, means: dict, episodes: list[Episode], f
             f"completion tokens{', not counting ' + str(c['without_usage']) + ' answers that did not say' if c['without_usage'] else ''}.",
             f"* {sum(e.stop_reason == 'truncated' for e in episodes)} of {len(episodes)} episodes were truncated: out of tokens."]  # fmt: skip
     reasons = Counter(failed).most_common()
-    out += [f"* {n} failed: {reason}" for reason, n in reasons[:12]]
+    out += [f"* {n} failed: {behaviour.quote(reason)}" for reason, n in reasons[:12]]
     out += [f"* {sum(n for _, n in reasons[12:])} failed for other reasons: episodes.jsonl has each"] * (len(reasons) > 12)
-    out += [f"* The endpoint was asked another way: {note}." for note in end.notes] + [f"* It ended early: {why}."] * bool(why)
+    out += [f"* The endpoint was asked another way: {note}." for note in end.notes]
+    out += [f"* It ended early: {behaviour.quote(why)}"] * bool(why)
     return "\n".join(out) + "\n"
 
 

@@ -128,12 +128,17 @@ def section(title: str, text: list[str], head: list[str] | None = None, rows: li
     return {"title": title, "text": text, "head": head or [], "rows": rows or [], **more}
 
 
+def quote(text: str) -> str:
+    """A text that is not ours as Markdown and a terminal may have it: one line, printable, in backticks."""
+    return "`" + "".join(c if c.isprintable() else "?" for c in " ".join(text.split())).replace("`", "'") + "`"
+
+
 def markdown(sections: list[dict]) -> str:
     """What a model said stands in backticks, where neither HTML nor a link is read."""
     out = []
     for s in sections:
-        quote = lambda i, text, s=s: "`" + " ".join(text.split()).replace("`", "'") + "`" if i in s.get("said", ()) else text
-        row = lambda cells, quote=quote: "| " + " | ".join(quote(i, text).replace("|", "\\|") for i, text in enumerate(cells)) + " |"
+        cell = lambda i, text, s=s: quote(text) if i in s.get("said", ()) else text
+        row = lambda cells, cell=cell: "| " + " | ".join(cell(i, text).replace("|", "\\|") for i, text in enumerate(cells)) + " |"
         out += [f"## {s['title']}", "", *(line for text in s["text"] for line in (text, ""))]
         if s["rows"]:
             out += ["| " + " | ".join(s["head"]) + " |", "|---" * len(s["head"]) + "|", *map(row, s["rows"]), ""]
@@ -340,10 +345,10 @@ def report(folder: Path, which: tuple[str, str] | None = None) -> str:
     """The sections of a run folder as markdown."""
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
-    config = json.loads((folder / "config.json").read_text())
+    config = compare.record(folder / "config.json")
     if config.get("env") != "swarm":
         raise ValueError(f"{folder} is a run of {config.get('env')}; behaviour is told of swarm runs only, see report.py for the others")
-    evals, episodes = (compare.lines(folder / f"{name}.jsonl") for name in ("evals", "episodes"))
+    evals, episodes = compare.clean(compare.lines(folder / "evals.jsonl")), compare.lines(folder / "episodes.jsonl")
     found = sections(config, evals, episodes, which)
     if not found:
         raise ValueError(f"{folder} has fewer than two evaluations of the trained tasks; nothing can be compared yet")
@@ -432,7 +437,7 @@ if __name__ == "__main__":
     given = sys.argv[1:]
     if len(given) == 2 or len(given) > 3 or given[:1] in (["-h"], ["--help"]):
         raise SystemExit("usage: python behaviour.py [runs/NAME [ONE OTHER]]   (ONE and OTHER: an update, before, after_sft or final)")
-    try:
+    with compare.foreign(given[0] if given else ""):
         if given:
             print(report(Path(given[0]), tuple(given[1:]) or None))
         else:
@@ -440,5 +445,3 @@ if __name__ == "__main__":
                 print(
                     "A made-up run: the checkpoints are scripted players (idle, random, grinder, expert).\n\n" + report(made_up(Path(name)))
                 )
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None

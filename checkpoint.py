@@ -21,7 +21,6 @@ import errno
 import hashlib
 import json
 import os
-import pickle
 import shutil
 from pathlib import Path
 
@@ -77,7 +76,7 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimiz
             raise
         # safetensors and torch.save tell of a full disk in words of their own, as SafetensorError and RuntimeError.
         why = errno.ENOSPC if room < 2**20 else errno.EIO
-        raise OSError(why, f"{os.strerror(why)} while the checkpoint was written ({str(error).splitlines()[0]})", str(folder)) from error
+        raise OSError(why, f"{os.strerror(why)} while the checkpoint was written ({type(error).__name__})", str(folder)) from error
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
@@ -103,9 +102,8 @@ def find_checkpoint(folder: Path) -> Path | None:
             return candidate
         damaged.append(candidate)
     if damaged:
-        raise SystemExit(
-            f"{damaged[0]}: the checkpoint is damaged (its checksum does not match), and there is no older one; start again or restore it"
-        )
+        older = "so is the one before" if len(damaged) > 1 else "there is no older one"
+        raise SystemExit(f"{damaged[0]}: the checkpoint is damaged (its checksum does not match), and {older}; start again or restore it")
     return None
 
 
@@ -119,23 +117,32 @@ def set_aside(folder: Path) -> None:
 
 def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
     """Put the saved weights into `policy`; returns (optimizer state, state) as they were given to save_checkpoint."""
+    from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    if policy.lora_rank:
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(policy.model, load_file(folder / "adapter_model.safetensors"))
-    else:
-        weights = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
-        policy.model.load_state_dict(weights, strict=False)  # a tied head is stored once
-    return load_tensors(folder / "optimizer.pt", policy.device), json.loads((folder / "state.json").read_text())
+    try:
+        if policy.lora_rank:
+            set_peft_model_state_dict(policy.model, load_file(folder / "adapter_model.safetensors"))
+        else:
+            weights = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+            policy.model.load_state_dict(weights, strict=False)  # a tied head is stored once
+        state = json.loads((folder / "state.json").read_text())
+        if not (isinstance(state, dict) and isinstance(state.get("update"), int)):
+            raise ValueError("state.json is not the state of a run")
+    except (SafetensorError, FileNotFoundError, RuntimeError, ValueError) as error:  # RuntimeError: other shapes, and JSON that is too deep
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise SystemExit(f"{folder}: not a checkpoint of this run ({str(error).splitlines()[0]}); start again or restore it") from None
+    return load_tensors(folder / "optimizer.pt", policy.device), state
 
 
 def load_tensors(file: Path, device=None):
     """torch.load of tensors and plain values. SystemExit if there is anything else in the file: a pickle can run any program."""
     try:
         return torch.load(file, weights_only=True, map_location=device)
-    except pickle.UnpicklingError:
+    except (OSError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # a pickle of something else is an UnpicklingError; bytes that are none can be any error
         raise SystemExit(
             f"{file}: it holds more than tensors and numbers, so it was not written by a run and is not loaded; delete the run"
         ) from None

@@ -25,6 +25,7 @@ import json
 import math
 import string
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -93,8 +94,8 @@ def read(folder: Path) -> Run:
         raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
     if not (folder / "summary.json").exists():
         raise ValueError(f"{folder} has no summary.json: the run has not finished; go on with python train.py --resume {folder}")
-    config, final = json.loads((folder / "config.json").read_text()), {}
-    for line in lines(folder / "evals.jsonl"):
+    config, final = record(folder / "config.json"), {}
+    for line in clean(lines(folder / "evals.jsonl")):
         if line["stage"] == "final":
             trained = line.get("trained", line.get("tier") == config.get("difficulty"))
             final[line.get("tasks", f"tier {line.get('tier')}")] = {**line, "trained": trained}
@@ -105,9 +106,44 @@ def read(folder: Path) -> Run:
 
 def lines(path: Path) -> list[dict]:
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    except json.JSONDecodeError as error:
+        return [thing(json.loads(line)) for line in path.read_text().split("\n") if line] if path.exists() else []
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); mend or drop that line, or give another run") from None
+
+
+def record(path: Path) -> dict:
+    """config.json or summary.json."""
+    try:
+        return clean(thing(json.loads(path.read_text())))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it, or give another run") from None
+
+
+def thing(found) -> dict:
+    if not isinstance(found, dict):
+        raise ValueError("an object is expected")
+    return found
+
+
+def clean(x):
+    """Text that may be anybody's, as Markdown and a terminal may have it: one line, printable, no HTML, no link, no cell. Of a list or dict: all in it."""
+    if isinstance(x, str):
+        x = "".join(c if c.isprintable() else "?" for c in x)
+        return x.replace("<", "&lt;").replace("`", "'").replace("](", "] (").replace("|", "¦")
+    return {clean(k): clean(v) for k, v in x.items()} if isinstance(x, dict) else [clean(v) for v in x] if isinstance(x, list) else x
+
+
+@contextmanager
+def foreign(folder):
+    """A run folder may come from anywhere: whatever is not as a run writes it ends the command in one sentence."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise SystemExit("".join(c if c.isprintable() else "?" for c in str(error))) from None
+    except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        raise SystemExit(
+            f"{folder} holds what no run writes ({type(error).__name__}: {ascii(str(error))[:100]}); restore it, or give another"
+        ) from None
 
 
 def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
@@ -261,7 +297,8 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
         "|---|---|---|---|",
     ]
     out += [
-        f"| **{a.letter}** | {a.label} | {', '.join(map(str, a.seeds()))} | {', '.join(run.folder.name for run in a.runs)} |" for a in arms
+        f"| **{a.letter}** | {a.label} | {', '.join(map(str, a.seeds()))} | {', '.join(clean(run.folder.name) for run in a.runs)} |"
+        for a in arms
     ]
     out += ["", "## Verdicts", ""]
     if rows:
@@ -305,7 +342,7 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
                 if run.rewards
                 else "no updates."
             )
-            out.append(f"* {arm.letter}, {run.folder.name}: {told}")
+            out.append(f"* {arm.letter}, {clean(run.folder.name)}: {told}")
     return "\n".join(out) + "\n"
 
 
@@ -313,6 +350,7 @@ def draw(path: Path, arms: list[Arm], window: int = 10) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rc("text", parse_math=False)  # a name may hold a $
     import matplotlib.pyplot as plt
 
     labels = list(dict.fromkeys(tasks for arm in arms for run in arm.runs for tasks in run.final))
@@ -373,19 +411,21 @@ def main(folders: list[Path], out: Path | None = None, ignore: tuple[str, ...] =
 
     ignore: further flags that do not make another arm, such as sft_steps where they were counted in seconds.
     """
-    try:
-        folders = [Path(folder) for folder in folders if not (Path(folder) / "compare.md").exists()]  # runs/* holds those too
-        if len(folders) < 2:
-            raise ValueError("compare needs two run folders or more: python compare.py runs/a runs/b")
-        if len({folder.resolve() for folder in folders}) < len(folders):
-            raise ValueError("a run folder is given twice; a run cannot be compared with itself")
-        runs = [read(folder) for folder in folders]
-        if len({run.config.get("env") for run in runs}) > 1:  # tier 6 of one environment is not tier 6 of another
-            runs = [replace(run, final={f"{run.config.get('env')} {tasks}": line for tasks, line in run.final.items()}) for run in runs]
-        arms = group(runs, tuple(ignore))
-        rows, notes = compare(arms)
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
+    with foreign(folders[0] if folders else ""):
+        return write([Path(folder) for folder in folders], out, ignore)
+
+
+def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Path:
+    folders = [Path(folder) for folder in folders if not (Path(folder) / "compare.md").exists()]  # runs/* holds those too
+    if len(folders) < 2:
+        raise ValueError("compare needs two run folders or more: python compare.py runs/a runs/b")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError("a run folder is given twice; a run cannot be compared with itself")
+    runs = [read(folder) for folder in folders]
+    if len({run.config.get("env") for run in runs}) > 1:  # tier 6 of one environment is not tier 6 of another
+        runs = [replace(run, final={f"{run.config.get('env')} {tasks}": line for tasks, line in run.final.items()}) for run in runs]
+    arms = group(runs, tuple(ignore))
+    rows, notes = compare(arms)
     out = Path(out) if out else folders[0].parent / "compare"
     out.mkdir(parents=True, exist_ok=True)
     (out / "compare.md").write_text(text(arms, rows, notes))

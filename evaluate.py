@@ -12,7 +12,6 @@ An episode in which the environment broke has no reward. It is in no mean, it is
 Run me: `python evaluate.py` evaluates pico_base on eight tasks and prints both.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +24,7 @@ import metrics
 from checkpoint import find_checkpoint, load_checkpoint
 from policy import choose_model, load_policy
 from rollout import Episode, play
-from runfolder import append, claim, save_episodes
+from runfolder import append, claim, mend, read_config, save_episodes
 
 EVAL_SEEDS = env_swarm.EVAL_SEEDS  # 2e9; train.py draws from 0 and 1e9 on, lab/pretrain.py from 3e9
 
@@ -127,6 +126,7 @@ def evaluate_only(given) -> None:
 
     given: the Config of the command line, whose eval_only names the run folder.
     """
+    import compare
     import report
     import train  # here, because train.py imports this file
 
@@ -134,10 +134,11 @@ def evaluate_only(given) -> None:
     if not (folder / "config.json").exists():
         raise SystemExit(f"--eval-only {folder}: there is no config.json in it, so it is no run folder; check the path")
     lock = claim(folder)
+    mend(folder)
     saved = find_checkpoint(folder / "checkpoint")
     if saved is None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
-    cfg = train.Config(**json.loads((folder / "config.json").read_text()))
+    cfg = train.Config(**read_config(folder, train.Config))
     own = next(iter(name for name, (trained, _) in train.eval_sets(cfg).items() if trained))
     for name, default in asdict(train.Config()).items():
         value = getattr(given, name)
@@ -170,7 +171,8 @@ def evaluate_only(given) -> None:
                 env.style = player
                 print(f"  {player:22} {env_swarm.evaluate(env, cfg.eval_n, EVAL_SEEDS)['reward']}")
     if (folder / "summary.json").exists():
-        report.write(folder)
+        with compare.foreign(folder):
+            report.write(folder)
     lock.release()
     print(f"\nkept in {folder}/evals.jsonl and {folder}/report.md")
 

@@ -15,6 +15,7 @@ Run me: `python export.py` prints the card of the committed letters run.
 """
 
 import json
+import shlex
 import shutil
 import sys
 from dataclasses import fields
@@ -24,6 +25,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
+import compare
 import doctor
 from checkpoint import find_checkpoint, load_checkpoint
 from policy import BIG, PICO, PICO_SWARM, load_policy, token_logprobs
@@ -52,20 +54,17 @@ def flags(config: dict, n_parameters: int) -> str:
             continue
         if value not in (default[name], by_itself.get(name)) and value is not None:
             flag = name.replace("_", "-")
-            out += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+            out += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", shlex.quote(str(value))]
     return " ".join(out)
 
 
 def card(summary: dict, kind: str, hub: str = "") -> str:
     """README.md of an exported folder, with the hub's front matter. kind: adapter or merge."""
-    config, m, base = (
-        summary["config"],
-        summary["machine"],
-        Path(base_of(summary)).name if Path(base_of(summary)).exists() else base_of(summary),
-    )
+    config, m, base = summary["config"], summary["machine"], base_of(summary)
+    base = compare.clean(Path(base).resolve().name if Path(base).exists() else base)
     exact, reward = shown(summary)
     n = next(iter(summary["eval"].values()))["final"]["n"]
-    front = ["---", *([f"base_model: {base}"] if "/" in base else []), f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
+    front = ["---", *([f"base_model: {json.dumps(base)}"] if "/" in base else []), f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
              "pipeline_tag: text-generation", f"tags: [grpo, {'lora, ' * bool(config['lora_rank'])}picoswarm]", "---", ""]  # fmt: skip
     rows = []
     for tasks, stages in summary["eval"].items():
@@ -74,13 +73,13 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
     where = hub or "THIS_FOLDER"
     use = {
         "adapter": ["from peft import PeftModel", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
-                    f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{where}")',
+                    f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dumps(base)}), "{where}")',
                     f'tokenizer = AutoTokenizer.from_pretrained("{where}")'],
         "merge": ["from transformers import AutoModelForCausalLM, AutoTokenizer", "",
                   f'model = AutoModelForCausalLM.from_pretrained("{where}")', f'tokenizer = AutoTokenizer.from_pretrained("{where}")'],
     }[kind]  # fmt: skip
     serve = (
-        f"vllm serve {base} --enable-lora --max-lora-rank {config['lora_rank']} --lora-modules trained={where}"
+        f"vllm serve {shlex.quote(base)} --enable-lora --max-lora-rank {config['lora_rank']} --lora-modules trained={where}"
         if kind == "adapter"
         else f"vllm serve {where}"
     )
@@ -97,7 +96,7 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
         "## Data", "", f"No data set. Every task is generated from a seed by picoswarm's `{config['env']}` environment; training and evaluation draw from ranges "
         f"of seeds that never meet. {summary['tokens']['sampled']:,} tokens were sampled, {summary['tokens']['trained']:,} trained on.", "",
         "## Use", "", "```python", *use, "```", "", f"```\n{serve}\n```", "",
-        "## Training", "", f"```\npython train.py {command} --model {base}\n```" if "/" in base else f"```\npython train.py {command}\n```", "",
+        "## Training", "", f"```\npython train.py {command} --model {shlex.quote(base)}\n```" if "/" in base else f"```\npython train.py {command}\n```", "",
         f"{summary['seconds']['total'] / 60:.1f} minutes on {m['device']}; python {m['python']}, torch {m['torch']}, transformers {m['transformers']}, peft {m['peft']}.", "",
         "All settings:", "", "```json", json.dumps({k: v for k, v in config.items() if v not in ("", None)}, indent=1), "```", "",
         "## Limits", "", f"It was trained for one thing, {config['env']} as set above, and measured on nothing else. It may have lost what the base could do besides.", "",
@@ -120,7 +119,9 @@ def export(
     """
     if not (run / "summary.json").exists():
         raise SystemExit(f"{run}: there is no summary.json in it, so it is no finished run; train to the end first, or check the path")
-    summary = json.loads((run / "summary.json").read_text())
+    with compare.foreign(run):
+        summary = compare.record(run / "summary.json")
+        card(summary, kind, push)  # all that the card needs is there
     rank = summary["config"]["lora_rank"]
     saved = find_checkpoint(run / "checkpoint")
     if saved is None:

@@ -13,6 +13,7 @@ Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, a
 `python policy.py merge runs/NAME out/` makes a trained run a model of its own (export.py).
 """
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,6 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto"
     bfloat16 where a GPU holds them frozen. Adapters are always float32.
     Raises SystemExit with one sentence if the model cannot be had, or cannot chat.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if device == "auto":
@@ -89,11 +89,11 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device: str = "auto"
     if not Path(name).exists() and name.count("/") != 1:
         raise SystemExit(f"--model {name}: no such folder, and not a hub id of the form owner/name; check the spelling")
     try:
+        refuse_pickles(Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False, use_safetensors=True)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise SystemExit(f"--model {name}: cannot be loaded ({first}); give a folder or a hub id of a causal LM") from None
+    except Exception as error:  # a folder may hold anything, and transformers meets it with every kind of error
+        raise SystemExit(f"--model {name}: cannot be loaded ({first_line(error)}); give a folder or a hub id of a causal LM") from None
     if not getattr(tokenizer, "chat_template", None):
         raise SystemExit(f"--model {name}: its tokenizer has no chat template; use an instruct or chat version of it")
     stops = lm.generation_config.eos_token_id
@@ -130,8 +130,25 @@ def check_tokenizer(name: str, tokenizer, lm: torch.nn.Module) -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False)
     except Exception as error:  # a template is a program, in a sandbox, and may raise whatever it likes
         raise SystemExit(
-            f"--model {name}: its chat template fails ({str(error).splitlines()[0]}); mend chat_template.jinja or use another model"
+            f"--model {name}: its chat template fails ({first_line(error)}); mend chat_template.jinja or use another model"
         ) from None
+
+
+def refuse_pickles(folder: Path) -> None:
+    """ValueError if a folder's index or config leads to weights that are not safetensors, or to code: use_safetensors looks at one file's name only."""
+    read = lambda name: json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    index, config = read("model.safetensors.index.json"), read("config.json")
+    files = {*index.get("weight_map", {}).values(), config.get("transformers_weights") or "model.safetensors"}
+    if strange := sorted(str(f) for f in files if not str(f).endswith((".safetensors", ".safetensors.index.json")) or "/" in str(f)):
+        raise ValueError(f"its weights are said to be in {strange[0]}, and only safetensors beside the config are read")
+    if "/" in str(config.get("attn_implementation")):
+        raise ValueError("its config asks for attention code from the hub")
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line. Its text may hold a reply, or a file's content: what could steer a terminal becomes a question mark."""
+    line = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+    return "".join(c if c.isprintable() else "?" for c in line[:300])
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:

@@ -11,7 +11,6 @@ The shape is that of a lab's training report: config, the SFT warm-up, the traje
 The observations are computed too; none is written by hand.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -65,16 +64,18 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 
 def write(folder: Path) -> None:
     """report.md and curves.png from what is in the folder."""
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = compare.record(folder / "summary.json")
     if "api" in summary:  # an evaluation over an API: api.py has written its report.md, and nothing was trained
         return viewer.write_html(folder)
-    lines, evals = compare.lines(folder / "metrics.jsonl"), compare.lines(folder / "evals.jsonl")
+    lines, evals = (compare.clean(compare.lines(folder / f"{name}.jsonl")) for name in ("metrics", "evals"))
     during = [e for e in evals if e["stage"] != "eval_only"]  # what --eval-only added later has a table of its own
     draw_curves(folder / "curves.png", summary, lines, during)
     more = behaviour.eval_only(evals)
     if summary["env"] == "swarm":
         more = behaviour.sections(summary["config"], evals, compare.lines(folder / "episodes.jsonl")) + more
-    (folder / "report.md").write_text(text(folder.name, summary, lines, during) + ("\n" + behaviour.markdown(more) if more else ""))
+    (folder / "report.md").write_text(
+        text(compare.clean(folder.name), summary, lines, during) + ("\n" + behaviour.markdown(more) if more else "")
+    )
     viewer.write_html(folder)
 
 
@@ -261,6 +262,7 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rc("text", parse_math=False)  # a name may hold a $
     import matplotlib.pyplot as plt
 
     timed = bool(lines) and "seconds_environment" in lines[0]
@@ -376,8 +378,6 @@ if __name__ == "__main__":
         raise SystemExit(
             "usage: python report.py runs/NAME   (a finished run: it has a summary.json), or: python report.py compare runs/A runs/B …"
         )
-    try:
+    with compare.foreign(sys.argv[1]):
         write(Path(sys.argv[1]))
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
     print((Path(sys.argv[1]) / "report.md").read_text())

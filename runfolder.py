@@ -58,10 +58,11 @@ def open_run(cfg) -> tuple[Path, Path | None, FileLock]:
     if cfg.resume:
         folder = Path(cfg.resume)
         if not (folder / "config.json").exists():
-            raise SystemExit(f"--resume {folder}: there is no config.json in it, so it is no run folder; check the path")
+            raise SystemExit(f"--resume {folder}: there is no config.json in it, so it is no run folder, or one that was stopped before it began; "
+                             "check the path, or start the same command again")  # fmt: skip
         lock = claim(folder)
         given = {f.name: getattr(cfg, f.name) for f in fields(cfg) if getattr(cfg, f.name) != f.default}
-        for name, value in json.loads((folder / "config.json").read_text()).items():
+        for name, value in read_config(folder, type(cfg)).items():
             setattr(cfg, name, value)
         for name in MAY_CHANGE:
             if name in given:
@@ -77,10 +78,28 @@ def open_run(cfg) -> tuple[Path, Path | None, FileLock]:
         return folder, saved, lock
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
     folder = Path(cfg.runs) / (cfg.name or f"{cfg.env}{level}-{time.strftime('%m%d-%H%M%S')}")
-    if folder.exists() and any(file.name != "lock" for file in folder.iterdir()):  # empty: killed before it had begun
+    if folder.exists() and any(file.name not in ("lock", "config.new") for file in folder.iterdir()):  # else: killed before it had begun
         raise SystemExit(f"{folder} exists; choose another --name, or continue it with --resume {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder, None, claim(folder)
+
+
+def read_config(folder: Path, kind: type) -> dict:
+    """config.json of a folder that may come from anywhere: flags that train.py has, with values of their types. ValueError otherwise."""
+    try:
+        saved = json.loads((folder / "config.json").read_text())
+    except (ValueError, RecursionError):
+        saved = None
+    known = {f.name: f.default for f in fields(kind)}
+    plain = lambda value, default: (
+        isinstance(value, int | float | str | None) if default is None
+        else type(value) is type(default) or (isinstance(default, float) and type(value) in (int, None.__class__))
+    )  # fmt: skip
+    if not isinstance(saved, dict):
+        raise ValueError(f"{folder}/config.json is not the config of a run; check the path, or restore it")
+    if wrong := [name for name, value in saved.items() if name not in known or not plain(value, known[name])]:
+        raise ValueError(f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; check the path, or restore it")
+    return saved
 
 
 def trim(folder: Path, done: int) -> None:
@@ -93,11 +112,19 @@ def trim(folder: Path, done: int) -> None:
             new.replace(folder / name)  # at once: a kill in the middle of writing would lose what is older than the checkpoint
 
 
+def mend(folder: Path) -> None:
+    """Drop a last line that a kill cut in two: what is appended next would be glued to it."""
+    for name in LOGS:
+        if (folder / name).exists():
+            with open(folder / name, "rb+") as f:
+                f.truncate(f.read().rfind(b"\n") + 1)
+
+
 def stays(line: str, done: int) -> bool:
     try:
         record = json.loads(line)
-        return line.endswith("\n") and 0 <= done >= record["update"] and record.get("stage") not in ("final", "eval_only")
-    except (ValueError, TypeError, KeyError, AttributeError):  # the line the kill cut in two; what is left of it may be valid JSON
+        return line.endswith("\n") and 0 <= done >= record["update"] and record.get("stage") != "final"
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # cut in two by the kill; what is left may be valid JSON
         return False
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from policy import Policy
+from policy import Policy, first_line
 
 
 @dataclass
@@ -274,10 +274,6 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float) -> tup
         tokens = torch.searchsorted(cdf, torch.minimum(uniform[:, None] * cdf[:, -1:], below), right=True)[:, 0]
         tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN falls off the end all the same; its log-prob tells (rollout.take_turn)
     return tokens, logp.gather(-1, tokens[:, None])[:, 0]
-
-
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
 class TorchSampler:

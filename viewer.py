@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import behaviour
+import compare
 import doctor
 import metrics
 
@@ -96,8 +97,11 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
 def read_json(path: Path) -> dict:
     """A JSON object, or {} where there is none (a run that is still going has no summary.json). NaN becomes None."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None) if path.exists() else {}
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None) if path.exists() else {}
+        if not isinstance(found, dict):
+            raise ValueError("an object is expected")
+        return found
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); write it again or remove it") from None
 
 
@@ -112,7 +116,7 @@ def read_lines(path: Path) -> list[dict]:
             if not isinstance(record, dict):
                 raise ValueError("an object is expected")
             records.append(record)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if i + 1 < len(texts):
                 raise ValueError(f"{path}, line {i + 1} is not JSON ({error}); remove that line") from None
     return records
@@ -328,7 +332,5 @@ def scale(episodes: list[dict]) -> dict:
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise SystemExit("usage: python viewer.py runs/NAME   (a run folder; the page is written to report.html in it)")
-    try:
+    with compare.foreign(sys.argv[1]):
         print(write_html(Path(sys.argv[1])))
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None

@@ -89,7 +89,7 @@ def train(steps: int, folder: str):
         learning_rate=1e-4, logging_steps=1, save_strategy="no", report_to="none", use_cpu=True, bf16=False, seed=0,
     )  # fmt: skip
     trainer = trl.GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(PICO_SWARM, dtype="float32"), processing_class=tokenizer, args=args, train_dataset=tasks(2),
+        model=AutoModelForCausalLM.from_pretrained(PICO_SWARM, dtype="float32", use_safetensors=True), processing_class=tokenizer, args=args, train_dataset=tasks(2),
         environment_factory=SwarmForTRL,
     )  # fmt: skip
     trainer.train()

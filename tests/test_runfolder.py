@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import runfolder
-from runfolder import claim, memory_folder, sweep, thin, trim
+from runfolder import claim, memory_folder, mend, sweep, thin, trim
 
 ROOT = Path(__file__).resolve().parent.parent
 SHM = Path("/dev/shm")
@@ -75,27 +75,35 @@ def record(update: int, **more) -> str:
 def test_lines_after_the_checkpoint_and_lines_cut_in_two_are_dropped(tmp_path):
     whole = [record(1), record(2, stage="train")]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*whole, record(3), '{"upd']))
-    (tmp_path / "evals.jsonl").write_text(
-        "\n".join(
-            [
-                *whole,
-                record(2, stage="final"),
-                record(2, stage="eval_only"),
-                "7",
-                "[]",
-                "null",
-                "\udcff".encode("utf-8", "surrogatepass").decode("latin-1"),
-                record(1),
-            ]
-        )
-    )
+    broken = [
+        "7",
+        "[]",
+        "null",
+        "\xed\xb3\xbf",
+        "[" * 100_000,
+        record(1),
+    ]  # no records; too deep; and a last one without an end: more may have been meant
+    (tmp_path / "evals.jsonl").write_text("\n".join([*whole, record(2, stage="final"), record(3, stage="eval_only"), *broken]))
     trim(tmp_path, 2)
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == whole
-    assert (
-        tmp_path / "evals.jsonl"
-    ).read_text().splitlines() == whole  # the last one had no end of line: more may have been meant to follow
+    assert (tmp_path / "evals.jsonl").read_text().splitlines() == whole
     trim(tmp_path, -1)  # killed before SFT was done
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_what_was_evaluated_later_stays_while_its_checkpoint_does(tmp_path):
+    line = record(2, stage="eval_only")
+    (tmp_path / "evals.jsonl").write_text(line + "\n" + record(2, stage="final") + "\n")
+    trim(tmp_path, 2)
+    assert (tmp_path / "evals.jsonl").read_text() == line + "\n"
+
+
+@pytest.mark.parametrize("text", ["", '{"upd', '{"update": 1}\n', '{"update": 1}\n{"update": 2, "rew'])
+def test_a_last_line_that_was_cut_is_dropped_before_more_is_written(tmp_path, text):
+    (tmp_path / "evals.jsonl").write_text(text)
+    mend(tmp_path)
+    runfolder.append(tmp_path / "evals.jsonl", {"update": 9})
+    assert [json.loads(line)["update"] for line in (tmp_path / "evals.jsonl").read_text().splitlines()] == [1, 9][text.count("\n") == 0 :]
 
 
 def test_a_kill_while_lines_are_dropped_loses_none_of_the_others(tmp_path, monkeypatch):
