@@ -3,9 +3,12 @@
 A leak of a megabyte an update is invisible in an hour of work and kills a run in its third day. So this starts train.py as a user would,
 notes its memory and CPU time every few seconds from outside, and fits a line through what it has seen after the warm-up:
 
-    memory       resident set (RSS): the median of the samples of each update
+    memory       resident set (RSS): the mean of the samples of each update, which has two phases: sampling takes little, training much
     throughput   tokens sampled and trained per second of *CPU* time: by the clock, other work on the machine would count as well
     logs         bytes of the run folder without its checkpoints
+
+A policy that learns to write more needs more memory for it, and that is no leak. So the line through the memory is fitted twice: over time alone, and over
+time and the tokens of the update.
 
 The first quarter of the updates is warm-up: an allocator takes what the longest batch needs and keeps it. Updates after an evaluation are left out of
 the throughput, because the evaluation's time would be theirs. Neighbouring updates resemble each other, so the slopes' intervals are HAC
@@ -86,7 +89,7 @@ def watch(folder: Path, hours: float, every: float) -> None:
 
 
 def by_update(samples: list[dict], lines: list[dict]) -> list[dict]:
-    """A row an update: medians of what was seen while it ran, and its tokens per CPU second."""
+    """A row an update: the mean of what was seen while it ran, and its tokens per CPU second."""
     rows = []
     for line in lines:
         u = line["update"]
@@ -95,15 +98,17 @@ def by_update(samples: list[dict], lines: list[dict]) -> list[dict]:
         if not seen or after is None:
             continue
         cpu, tokens = after["cpu"] - seen[0]["cpu"], line["reply_tokens"] * line["n"] + line["trained_tokens"]
-        rows.append({"update": u, "hours": seen[0]["seconds"] / 3600, "rss_mb": float(np.median([s["rss_mb"] for s in seen])), "tokens_per_cpu_second": tokens / cpu,
+        rows.append({"update": u, "hours": seen[0]["seconds"] / 3600, "rss_mb": float(np.mean([s["rss_mb"] for s in seen])), "tokens": tokens, "tokens_per_cpu_second": tokens / cpu,
                      "logs_mb": after["logs"] / 2**20, "after_evaluation": u == 1 or (u - 1) % EVAL_EVERY == 0})  # fmt: skip
     return rows
 
 
-def slope(x: np.ndarray, y: np.ndarray) -> dict:
-    """Of the line through y(x), with its 95% HAC interval; lags by the rule of Newey and West (1994)."""
+def slope(x: np.ndarray, y: np.ndarray, *beside: np.ndarray) -> dict:
+    """Of y over x, `beside` held equal, with its 95% HAC interval; lags by the rule of Newey and West (1994)."""
     lags = max(1, int(4 * (len(x) / 100) ** (2 / 9)))
-    fit = sm.OLS(y, sm.add_constant(x)).fit(cov_type="HAC", cov_kwds={"maxlags": lags, "use_correction": True}, use_t=True)
+    fit = sm.OLS(y, sm.add_constant(np.column_stack([x, *beside]))).fit(
+        cov_type="HAC", cov_kwds={"maxlags": lags, "use_correction": True}, use_t=True
+    )
     low, high = fit.conf_int()[1]
     return {"slope": float(fit.params[1]), "low": float(low), "high": float(high), "n": len(x), "flat": bool(low <= 0 <= high)}
 
@@ -114,13 +119,16 @@ def report(runs: Path) -> None:
     rows = by_update(samples, lines)
     settled = rows[int(len(rows) * WARM_UP) :]
     hours = np.array([r["hours"] for r in settled])
-    memory = slope(hours, np.array([r["rss_mb"] for r in settled]))
+    rss, tokens = np.array([r["rss_mb"] for r in settled]), np.array([r["tokens"] for r in settled])
+    memory, leak = slope(hours, rss), slope(hours, rss, tokens)
+    growth = slope(hours, 100 * tokens / tokens.mean())
     plain = [r for r in settled if not r["after_evaluation"]]
     speed = np.array([r["tokens_per_cpu_second"] for r in plain])
     throughput = slope(np.array([r["hours"] for r in plain]), 100 * speed / speed.mean())
     result = {
         "command": "python -m lab.longrun", "flags": FLAGS, "hours": round(samples[-1]["seconds"] / 3600, 2), "updates": len(lines), "warm_up_updates": len(rows) - len(settled),
         "rss_mb": {"median": float(np.median([r["rss_mb"] for r in settled])), "most": max(s["rss_mb"] for s in samples)}, "rss_mb_per_hour": memory,
+        "rss_mb_per_hour_at_equal_tokens": leak, "tokens_percent_per_hour": growth,
         "tokens_per_cpu_second": float(speed.mean()), "throughput_percent_per_hour": throughput,
         "log_bytes_per_update": round((samples[-1]["logs"] - next(s["logs"] for s in samples if s["update"] >= 1)) / (samples[-1]["update"] - 1)),
         "machine": f"{platform.machine()} CPU, 1 thread of {os.cpu_count()}, other work beside it", "torch": torch.__version__, "python": platform.python_version(),
@@ -130,17 +138,17 @@ def report(runs: Path) -> None:
         if runs != KEPT:
             shutil.copy(runs / name, KEPT / name)
     (KEPT / "longrun.json").write_text(json.dumps(result, indent=1))
-    draw(KEPT / "longrun.png", samples, rows, settled[0]["hours"], memory, throughput)
+    draw(KEPT / "longrun.png", samples, rows, settled[0]["hours"], memory, leak, throughput)
     told = lambda s, unit: f"{s['slope']:+.1f} [{s['low']:+.1f}, {s['high']:+.1f}] {unit} an hour over {s['n']} updates"
-    print(f"{result['hours']} hours, {result['updates']} updates\nmemory      {told(memory, 'MB')}\nthroughput  {told(throughput, '%')}\n"
+    print(f"{result['hours']} hours, {result['updates']} updates\nmemory      {told(memory, 'MB')}\n  at equal tokens {told(leak, 'MB')}\n  tokens    {told(growth, '%')}\nthroughput  {told(throughput, '%')}\n"
           f"logs        {result['log_bytes_per_update'] / 1000:.0f} kB an update; episodes.jsonl stops growing at 64 MB")  # fmt: skip
 
 
-def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory: dict, throughput: dict) -> None:
-    fig, (a, b, c) = plt.subplots(3, 1, figsize=(8, 7), sharex=True, layout="constrained")
+def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory: dict, leak: dict, throughput: dict) -> None:
+    fig, (a, d, b, c) = plt.subplots(4, 1, figsize=(8, 9), sharex=True, layout="constrained")
     hours = [r["hours"] for r in rows]
     a.plot([s["seconds"] / 3600 for s in samples], [s["rss_mb"] for s in samples], color="0.8", lw=0.8, label="every 5 seconds")
-    a.plot(hours, [r["rss_mb"] for r in rows], ".-", label="median of an update")
+    a.plot(hours, [r["rss_mb"] for r in rows], ".-", label="mean of an update")
     a.set(
         ylabel="RSS, MB",
         ylim=(0, None),
@@ -161,7 +169,7 @@ def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory:
         ylim=(0, None),
         title="bytes of the run folder without checkpoints; episodes are thinned at 64 MB",
     )
-    for axis in (a, b, c):
+    for axis in (a, b, c, d):
         axis.axvspan(0, warm, color="0.95")
     fig.savefig(path, dpi=110)
     plt.close(fig)

@@ -140,6 +140,28 @@ train.main()
     ).read_bytes()
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_asked_to_stop_a_run_saves_says_how_to_go_on_and_ends_equal(whole, tmp_path, name):
+    script = f"""
+import os, signal, sys, train
+real = train.update
+def update(*a, **k):
+    os.kill(os.getpid(), signal.{name})  # in the middle of the first update
+    return real(*a, **k)
+train.update = update
+sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
+train.main()
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    cut = tmp_path / "cut"
+    assert done.returncode == 1 and f"stopped; go on with: python train.py --resume {cut}" in done.stderr and "Traceback" not in done.stderr
+    assert json.loads((cut / "checkpoint" / "state.json").read_text())["update"] == len(lines(cut / "metrics.jsonl")) == 1
+    assert run("--resume", str(cut)).returncode == 0
+    for file in ("metrics.jsonl", "evals.jsonl", "episodes.jsonl"):
+        assert timeless(cut / file) == timeless(whole / file), file
+
+
 def test_the_seed_matters(whole, tmp_path):
     assert run(*TINY, "--runs", str(tmp_path), "--name", "other", "--seed", "1").returncode == 0
     assert timeless(tmp_path / "other" / "metrics.jsonl") != timeless(whole / "metrics.jsonl")
