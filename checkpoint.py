@@ -136,6 +136,22 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
     return load_tensors(folder / "optimizer.pt", policy.device), state
 
 
+def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, state: dict) -> dict:
+    """Weights into `policy`, moments into `optimizer`; returns the saved state. SystemExit if that is not one with the entries of `state`."""
+    moments, saved = load_checkpoint(folder, policy)
+    try:
+        optimizer.load_state_dict(moments)
+        ours = (
+            all(type(saved[name]) is type(value) for name, value in state.items() if name != "level")
+            and state["seconds"].keys() <= saved["seconds"].keys()
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        ours = False
+    if not ours:
+        raise SystemExit(f"{folder}: its optimizer.pt or state.json is not that of this run; start again or restore it")
+    return saved
+
+
 def load_tensors(file: Path, device=None):
     """torch.load of tensors and plain values. SystemExit if there is anything else in the file: a pickle can run any program."""
     try:

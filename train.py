@@ -41,7 +41,7 @@ import parallel
 import report
 from ahead import Ahead, Job
 from api import evaluate_api
-from checkpoint import flush, load_checkpoint, load_tensors, save_checkpoint
+from checkpoint import flush, load_tensors, restore, save_checkpoint
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
@@ -312,16 +312,7 @@ def train(cfg: Config) -> Path:
     fused = True if policy.device.type == "cuda" else None
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=cfg.lr, weight_decay=0.0, fused=fused)
     if saved:
-        optimizer_state, found = load_checkpoint(saved, policy)
-        try:
-            optimizer.load_state_dict(optimizer_state)
-            ours = all(type(found[name]) is type(value) for name, value in state.items() if name != "level")
-            ours = ours and {"total", "eval", "sft"} <= found["seconds"].keys()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-            ours = False
-        if not ours:
-            raise SystemExit(f"{saved}: its optimizer.pt or state.json is not that of this run; start again or restore it")
-        state = found
+        state = restore(saved, policy, optimizer, state)
         print(f"resumed {folder} after update {state['update']}")
     trim(folder, state["update"])
     history = compare.lines(folder / "metrics.jsonl")[-doctor.LOOKS_BACK :]

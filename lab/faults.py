@@ -73,7 +73,7 @@ PLACES = {
 }
 RESUMED = {  # what only a run that goes on does
     "resume: drop lines": ("os:replace", "train:trim", CALL),
-    "resume: load the checkpoint": ("train:load_checkpoint", "", CALL),
+    "resume: load the checkpoint": ("train:restore", "", CALL),
 }
 MENDED = {"set a damaged one aside": ("os:rename", "runfolder:set_aside", CALL)}  # what only a run does whose checkpoint is damaged
 EVERY = PLACES | RESUMED | MENDED

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import env_letters
 import sampler
 import train
+from checkpoint import load_checkpoint
 
 SHORT = [
     "--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "2", "--eval-every", "100",
@@ -45,7 +46,7 @@ def test_a_learning_rate_that_explodes_is_named_and_no_broken_weights_are_kept(m
     weights, state = saved(folder)
     assert all(w.isfinite().all() for w in weights.values()) and state["update"] <= 12
     policy = train.load_policy(str(train.choose_model("auto")[0]), 32, 64, "cpu")
-    train.load_checkpoint(folder / "checkpoint", policy)
+    load_checkpoint(folder / "checkpoint", policy)
     with torch.no_grad():  # not only finite: they still give every token a probability
         assert policy.model(input_ids=torch.arange(5, 25)[None]).logits.isfinite().all()
 
