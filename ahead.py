@@ -77,8 +77,12 @@ def player(pipe, home: str, load_policy: Callable[[], Policy], make_sampler: Cal
             pipe.send(None)
     except (EOFError, ConnectionError):  # the trainer is gone; if it was killed, its folder is still there
         shutil.rmtree(home, ignore_errors=True)
-    except (SystemExit, ValueError) as error:  # a model, an engine or a setting that cannot work, in a sentence of its own
-        pipe.send((ValueError if isinstance(error, ValueError) else SystemExit, str(error)))
+    except (
+        SystemExit,
+        ValueError,
+        FloatingPointError,
+    ) as error:  # a model, an engine or a setting that cannot work, or weights: a sentence of its own
+        pipe.send((next(kind for kind in (SystemExit, ValueError, FloatingPointError) if isinstance(error, kind)), str(error)))
     except Exception as error:
         why = first_line(error)
         pipe.send((RuntimeError, f"the sampling process cannot go on ({why}); the last checkpoint is kept, mend that and --resume"))
@@ -124,7 +128,7 @@ class Ahead:
     def take(self, tag) -> tuple[list[list[Episode]], dict[str, float]]:
         """(groups, seconds by part) of a batch that was asked for; waits for it.
 
-        Raises what the player met: SystemExit or ValueError where a sentence says what cannot work, else RuntimeError.
+        Raises what the player met: SystemExit, ValueError or FloatingPointError where a sentence says what is wrong, else RuntimeError.
         """
         file = self.open[tag]
         played = file.with_suffix(".played")

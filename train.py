@@ -525,6 +525,9 @@ def main() -> None:
             raise
         raise SystemExit(f"{error.strerror}: {error.filename or 'writing the run folder'}; the last checkpoint is kept, "
                          "make room or mend the path, then --resume") from None  # fmt: skip
+    finally:
+        for bar in list(tqdm._instances):  # or the sentence is glued to a bar that is still open
+            bar.close()
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ notes its memory and CPU time every few seconds from outside, and fits a line th
     logs         bytes of the run folder without its checkpoints
 
 A policy that learns to write more needs more memory for it, and that is no leak. So the line through the memory is fitted twice: over time alone, and over
-time and the tokens of the update.
+time and the tokens of the update. What the environment says is in neither, so there is a control whose policy does not move at all.
 
 The first quarter of the updates is warm-up: an allocator takes what the longest batch needs and keeps it. Updates after an evaluation are left out of
 the throughput, because the evaluation's time would be theirs. Neighbouring updates resemble each other, so the slopes' intervals are HAC
 (Newey and West 1987, statsmodels), which widen with autocorrelation. "Flat" means that the interval of the slope holds 0.
 
     python -m lab.longrun --hours 2            # train and watch, then report: results/longrun/
+    python -m lab.longrun --frozen --hours 0.4 --runs runs/frozen     # the control: a policy that does not move
     python -m lab.longrun --report             # report once more from what was kept
 """
 
@@ -44,6 +45,8 @@ KEPT = HERE / "results" / "longrun"
 # The default run's settings but for its length: a small constant learning rate, so that what is played stays alike for hours.
 FLAGS = ["--env", "swarm", "--updates", "100000", "--lr", "1e-4", "--lr-end", "1", "--eval-n", "16", "--eval-every", "20", "--save-every", "5", "--threads", "1"]  # fmt: skip
 EVAL_EVERY = 20
+# The control: a policy that does not move, so that only a leak can grow. Fewer episodes, because memory needs no speed.
+FROZEN = ["--env", "swarm", "--updates", "100000", "--lr", "1e-12", "--lr-end", "1", "--num-tasks", "1", "--eval-n", "4", "--eval-every", "100000", "--save-every", "5", "--threads", "1"]  # fmt: skip
 WARM_UP = 0.25  # of the updates
 
 # ------------------------------------------------------------------------------------------------ watching
@@ -53,11 +56,11 @@ def log_bytes(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.glob("*") if p.is_file())
 
 
-def watch(folder: Path, hours: float, every: float) -> None:
+def watch(folder: Path, flags: list[str], hours: float, every: float) -> None:
     """Train into `folder` and write samples.jsonl beside it: seconds, updates done, RSS in MB, CPU seconds, bytes of logs."""
     samples, words = (
         folder.with_name("samples.jsonl"),
-        [sys.executable, "train.py", *FLAGS, "--runs", str(folder.parent), "--name", folder.name],
+        [sys.executable, "train.py", *flags, "--runs", str(folder.parent), "--name", folder.name],
     )
     with open(folder.with_name("train.log"), "w") as log, open(samples, "w") as out:
         child, started = psutil.Popen(words, cwd=HERE, stdout=log, stderr=subprocess.STDOUT), time.monotonic()
@@ -113,9 +116,11 @@ def slope(x: np.ndarray, y: np.ndarray, *beside: np.ndarray) -> dict:
     return {"slope": float(fit.params[1]), "low": float(low), "high": float(high), "n": len(x), "flat": bool(low <= 0 <= high)}
 
 
-def report(runs: Path) -> None:
+def report(runs: Path, frozen: bool = False) -> None:
+    """longrun.json and its picture, or frozen.json, into results/longrun, beside what they are made from."""
     load = lambda path: [json.loads(line) for line in path.read_text().splitlines()]
-    samples, lines = load(runs / "samples.jsonl"), load(runs / "metrics.jsonl")
+    name = "frozen-" if frozen else ""
+    samples, lines = load(runs / f"{name}samples.jsonl"), load(runs / f"{name}metrics.jsonl")
     rows = by_update(samples, lines)
     settled = rows[int(len(rows) * WARM_UP) :]
     hours = np.array([r["hours"] for r in settled])
@@ -126,7 +131,7 @@ def report(runs: Path) -> None:
     speed = np.array([r["tokens_per_cpu_second"] for r in plain])
     throughput = slope(np.array([r["hours"] for r in plain]), 100 * speed / speed.mean())
     result = {
-        "command": "python -m lab.longrun", "flags": FLAGS, "hours": round(samples[-1]["seconds"] / 3600, 2), "updates": len(lines), "warm_up_updates": len(rows) - len(settled),
+        "command": "python -m lab.longrun" + " --frozen" * frozen, "flags": FROZEN if frozen else FLAGS, "hours": round(samples[-1]["seconds"] / 3600, 2), "updates": len(lines), "warm_up_updates": len(rows) - len(settled),
         "rss_mb": {"median": float(np.median([r["rss_mb"] for r in settled])), "most": max(s["rss_mb"] for s in samples)}, "rss_mb_per_hour": memory,
         "rss_mb_per_hour_at_equal_tokens": leak, "tokens_percent_per_hour": growth,
         "tokens_per_cpu_second": float(speed.mean()), "throughput_percent_per_hour": throughput,
@@ -134,11 +139,12 @@ def report(runs: Path) -> None:
         "machine": f"{platform.machine()} CPU, 1 thread of {os.cpu_count()}, other work beside it", "torch": torch.__version__, "python": platform.python_version(),
     }  # fmt: skip
     KEPT.mkdir(parents=True, exist_ok=True)
-    for name in ("samples.jsonl", "metrics.jsonl"):
+    for file in (f"{name}samples.jsonl", f"{name}metrics.jsonl"):
         if runs != KEPT:
-            shutil.copy(runs / name, KEPT / name)
-    (KEPT / "longrun.json").write_text(json.dumps(result, indent=1))
-    draw(KEPT / "longrun.png", samples, rows, settled[0]["hours"], memory, leak, throughput)
+            shutil.copy(runs / file, KEPT / file)
+    (KEPT / ("frozen.json" if frozen else "longrun.json")).write_text(json.dumps(result, indent=1))
+    if not frozen:
+        draw(KEPT / "longrun.png", samples, rows, settled[0]["hours"], memory, leak, throughput)
     told = lambda s, unit: f"{s['slope']:+.1f} [{s['low']:+.1f}, {s['high']:+.1f}] {unit} an hour over {s['n']} updates"
     print(f"{result['hours']} hours, {result['updates']} updates\nmemory      {told(memory, 'MB')}\n  at equal tokens {told(leak, 'MB')}\n  tokens    {told(growth, '%')}\nthroughput  {told(throughput, '%')}\n"
           f"logs        {result['log_bytes_per_update'] / 1000:.0f} kB an update; episodes.jsonl stops growing at 64 MB")  # fmt: skip
@@ -180,19 +186,22 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two samples")
     parser.add_argument("--runs", default="runs/longrun", help="where the run folder lives")
+    parser.add_argument("--frozen", action="store_true", help="the control: a policy that does not move")
     parser.add_argument("--report", action="store_true", help="report from results/longrun, without training")
     args = parser.parse_args()
+    name = "frozen-" if args.frozen else ""
     if args.report:
-        if not (KEPT / "samples.jsonl").exists():
-            raise SystemExit(f"--report: {KEPT}/samples.jsonl is not there; run python -m lab.longrun first")
-        return report(KEPT)
+        if not (KEPT / f"{name}samples.jsonl").exists():
+            raise SystemExit(f"--report: {KEPT}/{name}samples.jsonl is not there; run python -m lab.longrun first")
+        return report(KEPT, args.frozen)
     runs = Path(args.runs).resolve()
     if runs.exists():
         raise SystemExit(f"{args.runs} exists; remove it or choose another --runs")
     runs.mkdir(parents=True)
-    watch(runs / "swarm", args.hours, args.every)
-    shutil.copy(runs / "swarm" / "metrics.jsonl", runs / "metrics.jsonl")
-    report(runs)
+    watch(runs / "swarm", FROZEN if args.frozen else FLAGS, args.hours, args.every)
+    shutil.copy(runs / "swarm" / "metrics.jsonl", runs / f"{name}metrics.jsonl")
+    (runs / "samples.jsonl").rename(runs / f"{name}samples.jsonl")
+    report(runs, args.frozen)
 
 
 if __name__ == "__main__":

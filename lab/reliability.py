@@ -5,6 +5,7 @@
     python -m lab.hostile --n 1000000        # 7 minutes: replies                                   -> results/hostile/fuzz.json
     python -m lab.attack                     # 6 minutes: reward hacking                            -> results/hostile/README.md
     python -m lab.longrun --hours 2          # memory, throughput, logs                             -> results/longrun/
+    python -m lab.longrun --frozen --hours 0.4 --runs runs/frozen     # its control
     python -m lab.reliability                # this page, from those files; trains nothing
 
 The page holds no number of its own: all come from the files above, and where a test is the proof, it is named (tests/test_reliability.py checks that it
@@ -79,7 +80,7 @@ def storage(rows: list[dict]) -> list[str]:
     bad = [r for r in rows if r["ok"] is False]
     equal = [r for r in rows if r["equal"] is not None]
     table = [
-        f"| {r['case']} | {r['expected']} | {' / '.join(r['said']) or '—'} | {'' if r['equal'] is None else 'yes' if r['equal'] else 'NO'} |".replace(
+        f"| {r['case']} | {r['expected']} | {' / '.join(dict.fromkeys(r['said'])) or '—'} | {'' if r['equal'] is None else 'yes' if r['equal'] else 'NO'} |".replace(
             "\n", " "
         )
         for r in rows
@@ -117,7 +118,7 @@ def cases(title: str, rows: list[tuple]) -> list[str]:
     ]
 
 
-def long_run(r: dict) -> list[str]:
+def long_run(r: dict, frozen: dict) -> list[str]:
     slope = lambda s, digits, unit: f"{s['slope']:+.{digits}f} [{s['low']:+.{digits}f}, {s['high']:+.{digits}f}] {unit} an hour"
     word = lambda s: "the interval holds 0" if s["flat"] else "the interval does not hold 0"
     return [
@@ -126,8 +127,10 @@ def long_run(r: dict) -> list[str]:
         "| | slope after the warm-up, 95% HAC interval | |", "|---|---|---|",
         f"| memory, mean RSS of an update (median {r['rss_mb']['median']:,.0f} MB, most {r['rss_mb']['most']:,.0f} MB) | {slope(r['rss_mb_per_hour'], 0, 'MB')} | {word(r['rss_mb_per_hour'])} |",
         f"| the same, at equal tokens an update (they grew by {slope(r['tokens_percent_per_hour'], 1, '%')}) | {slope(r['rss_mb_per_hour_at_equal_tokens'], 0, 'MB')} | {word(r['rss_mb_per_hour_at_equal_tokens'])} |",
+        f"| control: a policy that does not move (`{frozen['command']}`, {frozen['hours']} hours, {frozen['updates']} updates of 8 episodes) | {slope(frozen['rss_mb_per_hour'], 0, 'MB')} | {word(frozen['rss_mb_per_hour'])} |",
         f"| throughput ({r['tokens_per_cpu_second']:,.0f} tokens a CPU second) | {slope(r['throughput_percent_per_hour'], 1, '%')} | {word(r['throughput_percent_per_hour'])} |",
-        "", *r.get("notes", []), "",
+        "", "The policy learns to write more, and longer conversations need more memory: hence the second row and the control. Throughput is by CPU time, of which a token takes less when "
+        "less other work runs on the machine, as it did towards the end.", "",
         f"Logs: {r['log_bytes_per_update'] / 1000:.0f} kB an update, nearly all of it episodes to read, which are thinned at 64 MB (tests/test_runfolder.py).", "",
         "![memory, throughput and bytes of logs over two hours](longrun/longrun.png)", "",
     ]  # fmt: skip
@@ -147,7 +150,7 @@ def page() -> str:
         + hacking(read("hostile/attack.json"))
     )
     out += cases("## 5. Bad training", TRAINING) + cases("## 6. Trust", TRUST)
-    return "\n".join(out + long_run(read("longrun/longrun.json")))
+    return "\n".join(out + long_run(read("longrun/longrun.json"), read("longrun/frozen.json")))
 
 
 if __name__ == "__main__":
