@@ -228,8 +228,8 @@ class Hung(BaseException):
 def in_time(env, call: Callable, *given):
     """call(*given), or Hung after env.seconds (ENV_SECONDS). Only in a main thread, as signals are, and not on Windows.
 
-    A timer signal interrupts whatever Python is doing, loops, sleeps and regular expressions included. A thread with a deadline would not do: nobody
-    can end it, and a loop in it would take every second turn of the interpreter from then on.
+    A timer signal interrupts whatever Python is doing, loops, sleeps and regular expressions included, but not C code that never comes back to Python.
+    A thread with a deadline would not do: nobody can end it, and a loop in it would take every second turn of the interpreter from then on.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return call(*given)
