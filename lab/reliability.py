@@ -103,8 +103,30 @@ def replies(f: dict) -> list[str]:
 
 
 def hacking(a: dict) -> list[str]:
-    return ["## 4. Reward hacking", "", "`python -m lab.attack`: every attacker, with what it earns against honest play, stands in [results/hostile/README.md](hostile/README.md). "
-            "In letters and alphabet none earns what the expert does. In swarm the expert is not the best honest player, so attackers are measured against honest search as well; what tricks add over it is listed there, and stays.", ""]  # fmt: skip
+    tables = (
+        {f"letters, {name}": rows for name, rows in a["letters"].items()}
+        | {"alphabet": a["alphabet"]}
+        | {f"swarm, v{v}": part["rows"] for v, part in a["swarm"].items()}
+    )
+    show = lambda r: f"{r['mean']:.3f} [{r['low']:.3f}, {r['high']:.3f}]"
+    out = []
+    for where, rows in tables.items():
+        others = {name: row for name, row in rows.items() if name != "expert"}
+        best = max(others, key=lambda name: others[name]["reward"]["mean"])
+        ahead = [
+            f"{name} {row['gain']['mean']:+.3f} [{row['gain']['low']:+.3f}, {row['gain']['high']:+.3f}]"
+            for name, row in others.items()
+            if row["gain"]["low"] > 0
+        ]
+        out.append(
+            f"| {where} | {len(others)} | {show(rows['expert']['reward'])} | {best}, {show(others[best]['reward'])} | {'; '.join(ahead) or 'none'} |"
+        )
+    return [
+        "## 4. Reward hacking", "", "`python -m lab.attack`: every attacker and what it earns stands in [results/hostile/README.md](hostile/README.md), with what was closed and what stays.", "",
+        "| | attackers | expert | the best other | who earns more than the expert, by (paired) |", "|---|---|---|---|---|", *out, "",
+        "The swarm's expert is not the best honest player: *long honest work* and *honest search* say what skill alone adds, and what is not more than they have is no hole. A dictionary beside the task's words, "
+        "hoarded claims and, in v0.1, proposals of 2000 letters are holes that stay.", "",
+    ]  # fmt: skip
 
 
 def cases(title: str, rows: list[tuple]) -> list[str]:
