@@ -24,7 +24,14 @@ def test_the_proof_exists(file, name):
 def test_what_failed_or_was_never_tried_cannot_hide(monkeypatch):
     results = {
         name: reliability.read(name)
-        for name in ("faults/kill.json", "faults/storage.json", "hostile/fuzz.json", "hostile/attack.json", "longrun/longrun.json")
+        for name in (
+            "faults/kill.json",
+            "faults/storage.json",
+            "hostile/fuzz.json",
+            "hostile/attack.json",
+            "longrun/longrun.json",
+            "longrun/frozen.json",
+        )
     }
     results["faults/kill.json"] |= {"equal": 48, "places_never_hit": ["backward"]}
     results["faults/storage.json"][0] |= {"ok": False, "equal": False}
