@@ -11,6 +11,7 @@ What only has to live as long as a process, adapters on their way to a sampler, 
 Run me: `python runfolder.py` shows what a killed run keeps.
 """
 
+import ctypes
 import json
 import os
 import platform
@@ -235,6 +236,19 @@ def memory_folder(needed: int = 0) -> tempfile.TemporaryDirectory:
     fits = shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > needed
     sweep()
     return tempfile.TemporaryDirectory(prefix=f"picoswarm-{os.getpid()}-", dir=shm if fits else None)
+
+
+def give_back_memory() -> bool:
+    """Have the C library return to the system what was freed; True where it can be asked (glibc).
+
+    It keeps freed memory for later, and batches of ever other lengths leave more and more holes in it: two hours of swarm grew by 138 MB an hour although no
+    object was left over. Once asked, a process that held 1,199 MB after an update of swarm holds 481, and as much after the next ones. It takes 0.08 s, so it is done with each checkpoint.
+    """
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        return True
+    except (OSError, AttributeError):
+        return False
 
 
 def sweep() -> None:

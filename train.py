@@ -49,7 +49,20 @@ from evaluate import broken, evaluate_only, evaluate_policy, greedy, summarize
 from grpo import CLIP, IMPORTANCE, update
 from policy import choose_model, load_policy
 from rollout import play
-from runfolder import LOGS, StopSignal, append, machine, memory_folder, open_run, open_wandb, save_episodes, thin, trim, write_json
+from runfolder import (
+    LOGS,
+    StopSignal,
+    append,
+    give_back_memory,
+    machine,
+    memory_folder,
+    open_run,
+    open_wandb,
+    save_episodes,
+    thin,
+    trim,
+    write_json,
+)
 from sampler import TorchSampler
 from sft import demonstrations, sft_batches, sft_step
 
@@ -338,6 +351,7 @@ def train(cfg: Config) -> Path:
             for name in LOGS:  # a checkpoint must not survive a power cut that the lines before it do not
                 flush(folder / name) if (folder / name).exists() else None
             save_checkpoint(folder / "checkpoint", policy, optimizer, state)
+        give_back_memory()
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------------
     if state["update"] < 0:

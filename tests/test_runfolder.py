@@ -136,3 +136,26 @@ def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_p
     assert path.read_text() == before
     thin(path, 10)  # the first and the last cannot go
     assert {json.loads(line)["update"] for line in path.read_text().splitlines()} == {-1, 199}
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def test_what_was_freed_goes_back_to_the_system():
+    code = """
+import psutil, torch, runfolder
+rss = lambda: psutil.Process().memory_info().rss / 2**20
+for _ in range(2):  # the first time teaches the C library to take such blocks from its heap
+    blocks = [torch.ones(100_000) for _ in range(1000)]  # 400 MB
+    pin = torch.ones(100_000)  # stands above them, so that the heap cannot shrink by itself
+    full = rss()
+    del blocks
+freed = rss()
+print(runfolder.give_back_memory(), full, freed, rss())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    asked, full, freed, after = done.stdout.split()
+    if asked == "True" and float(freed) > float(full) - 50:  # premise: it was kept
+        assert float(after) < float(full) - 300
+    elif asked == "True":
+        pytest.skip("this C library gives memory back by itself")
