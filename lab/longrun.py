@@ -156,9 +156,7 @@ def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory:
     a.plot([s["seconds"] / 3600 for s in samples], [s["rss_mb"] for s in samples], color="0.8", lw=0.8, label="every 5 seconds")
     a.plot(hours, [r["rss_mb"] for r in rows], ".-", label="mean of an update")
     told = lambda slope, digits: f"{slope['slope']:+.{digits}f} [{slope['low']:+.{digits}f}, {slope['high']:+.{digits}f}]"
-    a.set(
-        ylabel="RSS, MB", ylim=(0, None), title=f"memory: {told(memory, 0)} MB an hour after the warm-up; at equal tokens {told(leak, 0)}"
-    )
+    a.set(ylabel="RSS, MB", ylim=(0, None), title=f"memory: {told(memory, 0)} MB an hour, at equal tokens {told(leak, 0)}")
     d.plot(hours, [r["tokens"] / 1000 for r in rows], ".-")
     d.set(ylabel="thousand tokens", ylim=(0, None), title="tokens of an update, sampled and trained: replies get longer")
     a.legend(loc="lower right")
