@@ -29,6 +29,7 @@ import math
 import os
 import random
 import re
+import signal
 import socket
 import sys
 import threading
@@ -332,12 +333,33 @@ async def play_all(end: Endpoint, make_env: Callable, seeds: list[int], ended: C
             raise several.exceptions[0] from None
 
 
-async def apart(work):
-    """Wait for `work` in a task of its own: Ctrl-C ends the waiting at once, and asyncio.run then cancels every task itself. (Once, in a test, a Ctrl-C that
-    had to pass down through the groups of tasks got lost on its way.)"""
-    task = asyncio.ensure_future(work)
-    await asyncio.wait({task})
-    return task.result()
+def run(work):
+    """As asyncio.run, but for Ctrl-C. The system may give that signal to any thread, torch's included, and then the loop sleeps on until its next event: twice in a test
+    it did. A handler of the loop's own wakes it. And nobody waits for the tasks to be cancelled, because the process is over."""
+    loop, before = asyncio.new_event_loop(), signal.getsignal(signal.SIGINT)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with suppress(NotImplementedError, ValueError, RuntimeError):  # Windows, or not the main thread
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        result = loop.run_until_complete(work)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        tidy(loop, before)
+        raise
+    tidy(loop, before)
+    return result
+
+
+def tidy(loop, handler) -> None:
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    with suppress(NotImplementedError, ValueError, RuntimeError):
+        if loop.remove_signal_handler(signal.SIGINT):
+            signal.signal(signal.SIGINT, handler)
+    loop.close()
 
 
 async def lookup(*args, **kwargs):
@@ -408,7 +430,7 @@ def evaluate_api(cfg) -> Path:
         bar.update()
 
     try:
-        asyncio.run(apart(play_all(end, make_env, [EVAL_SEEDS + i for i in range(cfg.eval_n)], ended)))
+        run(play_all(end, make_env, [EVAL_SEEDS + i for i in range(cfg.eval_n)], ended))
     except TimeoutError:
         end_of_it = f"the {cfg.api_minutes:g} minutes were over (--api-minutes)"
     except Hopeless as reason:

@@ -305,6 +305,21 @@ def test_the_time_limit_ends_it_and_keeps_what_was_done(endpoint, tmp_path):
     assert "--api-minutes" in summary["api"]["ended"] and all("--api-minutes" in why for why in line["missing"].values())
 
 
+def test_a_ctrl_c_that_another_thread_receives_wakes_the_loop():
+    """The system may give the signal to any thread. Here the main one refuses it, so it goes to the other; with asyncio.run this sleeps on."""
+    code = """
+import asyncio, os, signal, threading, time, api
+threading.Thread(target=lambda: (time.sleep(0.5), os.kill(os.getpid(), signal.SIGINT), time.sleep(600)), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+try:
+    api.run(asyncio.sleep(600))
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+    os._exit(0)
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120).stdout == "stopped\n"
+
+
 def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path):
     url, seen = endpoint(lambda h, b: time.sleep(HANGS) if number(b) >= 3 else say(right(b)))
     words = ["--eval-only", "--api-base", url, "--model", "m", "--env", "letters", "--difficulty", "2", "--eval-n", "20"]
