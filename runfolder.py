@@ -30,7 +30,7 @@ from tqdm import tqdm
 import parallel
 from checkpoint import find_checkpoint, set_aside
 from grpo import collate, group_advantages
-from policy import token_logprobs
+from logprobs import token_logprobs
 from rollout import segments
 
 # On --resume these may change, because they do not change the experiment.
@@ -242,7 +242,7 @@ def give_back_memory() -> bool:
     """Have the C library return to the system what was freed; True where it can be asked (glibc).
 
     It keeps freed memory for later, and batches of ever other lengths leave more and more holes in it: two hours of swarm grew by 138 MB an hour although no
-    object was left over. Once asked, a process that held 1,199 MB after an update of swarm holds 481, and as much after the next ones. It takes 0.08 s, so it is done with each checkpoint.
+    object was left over. Once asked, a process that held 1,199 MB after an update of swarm holds 481, and as much after the next ones. It takes 0.08 s, so train.py does it after every update that takes long.
     """
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)

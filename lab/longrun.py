@@ -7,8 +7,8 @@ notes its memory and CPU time every few seconds from outside, and fits a line th
     throughput   tokens sampled and trained per second of *CPU* time: by the clock, other work on the machine would count as well
     logs         bytes of the run folder without its checkpoints
 
-A policy that learns to write more needs more memory for it, and that is no leak. So the line through the memory is fitted twice: over time alone, and over
-time and the tokens of the update. What the environment says is in neither, so there is a control whose policy does not move at all.
+A policy that learns to write more needs more memory for it, and that is no leak; and longer replies to the same prompts cost less CPU time a token. So both
+lines are fitted twice: over time alone, and over time and the tokens of the update. What the environment says is in neither, so there is a control whose policy does not move at all.
 
 The first quarter of the updates is warm-up: an allocator takes what the longest batch needs and keeps it. Updates after an evaluation are left out of
 the throughput, because the evaluation's time would be theirs. Neighbouring updates resemble each other, so the slopes' intervals are HAC
@@ -129,12 +129,14 @@ def report(runs: Path, frozen: bool = False) -> None:
     growth = slope(hours, 100 * tokens / tokens.mean())
     plain = [r for r in settled if not r["after_evaluation"]]
     speed = np.array([r["tokens_per_cpu_second"] for r in plain])
-    throughput = slope(np.array([r["hours"] for r in plain]), 100 * speed / speed.mean())
+    when, work = np.array([r["hours"] for r in plain]), np.array([r["tokens"] for r in plain])
+    throughput, pace = slope(when, 100 * speed / speed.mean()), slope(when, 100 * speed / speed.mean(), work)
     result = {
         "command": "python -m lab.longrun" + " --frozen" * frozen, "flags": FROZEN if frozen else FLAGS, "hours": round(samples[-1]["seconds"] / 3600, 2), "updates": len(lines), "warm_up_updates": len(rows) - len(settled),
         "rss_mb": {"median": float(np.median([r["rss_mb"] for r in settled])), "most": max(s["rss_mb"] for s in samples)}, "rss_mb_per_hour": memory,
         "rss_mb_per_hour_at_equal_tokens": leak, "tokens_percent_per_hour": growth,
         "tokens_per_cpu_second": float(speed.mean()), "throughput_percent_per_hour": throughput,
+        "throughput_percent_per_hour_at_equal_tokens": pace,
         "log_bytes_per_update": round((samples[-1]["logs"] - next(s["logs"] for s in samples if s["update"] >= 1)) / (samples[-1]["update"] - 1)),
         "machine": f"{platform.machine()} CPU, 1 thread of {os.cpu_count()}, other work beside it", "torch": torch.__version__, "python": platform.python_version(),
     }  # fmt: skip
@@ -144,13 +146,13 @@ def report(runs: Path, frozen: bool = False) -> None:
             shutil.copy(runs / file, KEPT / file)
     (KEPT / ("frozen.json" if frozen else "longrun.json")).write_text(json.dumps(result, indent=1))
     if not frozen:
-        draw(KEPT / "longrun.png", samples, rows, settled[0]["hours"], memory, leak, throughput)
+        draw(KEPT / "longrun.png", samples, rows, settled[0]["hours"], memory, leak, throughput, pace)
     told = lambda s, unit: f"{s['slope']:+.1f} [{s['low']:+.1f}, {s['high']:+.1f}] {unit} an hour over {s['n']} updates"
-    print(f"{result['hours']} hours, {result['updates']} updates\nmemory      {told(memory, 'MB')}\n  at equal tokens {told(leak, 'MB')}\n  tokens    {told(growth, '%')}\nthroughput  {told(throughput, '%')}\n"
+    print(f"{result['hours']} hours, {result['updates']} updates\nmemory      {told(memory, 'MB')}\n  at equal tokens {told(leak, 'MB')}\n  tokens    {told(growth, '%')}\nthroughput  {told(throughput, '%')}\n  at equal tokens {told(pace, '%')}\n"
           f"logs        {result['log_bytes_per_update'] / 1000:.0f} kB an update; episodes.jsonl stops growing at 64 MB")  # fmt: skip
 
 
-def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory: dict, leak: dict, throughput: dict) -> None:
+def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory: dict, leak: dict, throughput: dict, pace: dict) -> None:
     fig, (a, d, b, c) = plt.subplots(4, 1, figsize=(8, 9), sharex=True, layout="constrained")
     hours = [r["hours"] for r in rows]
     a.plot([s["seconds"] / 3600 for s in samples], [s["rss_mb"] for s in samples], color="0.8", lw=0.8, label="every 5 seconds")
@@ -162,7 +164,9 @@ def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory:
     a.legend(loc="lower right")
     plain = [r for r in rows if not r["after_evaluation"]]
     b.plot([r["hours"] for r in plain], [r["tokens_per_cpu_second"] for r in plain], ".-")
-    b.set(ylabel="tokens / CPU second", ylim=(0, None), title=f"throughput: {told(throughput, 1)} % an hour")
+    b.set(
+        ylabel="tokens / CPU second", ylim=(0, None), title=f"throughput: {told(throughput, 1)} % an hour, at equal tokens {told(pace, 1)}"
+    )
     c.plot(hours, [r["logs_mb"] for r in rows], ".-")
     c.set(
         ylabel="logs, MB",

@@ -83,5 +83,10 @@ def test_the_committed_report_comes_out_of_the_committed_samples(tmp_path, monke
     again = json.loads((tmp_path / "longrun.json").read_text())
     for key in ("hours", "updates", "log_bytes_per_update"):
         assert again[key] == was[key]
-    for key in ("rss_mb_per_hour", "rss_mb_per_hour_at_equal_tokens", "throughput_percent_per_hour"):
+    for key in (
+        "rss_mb_per_hour",
+        "rss_mb_per_hour_at_equal_tokens",
+        "throughput_percent_per_hour",
+        "throughput_percent_per_hour_at_equal_tokens",
+    ):
         assert again[key] == pytest.approx(was[key])
