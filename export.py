@@ -28,7 +28,8 @@ import tyro
 import compare
 import doctor
 from checkpoint import find_checkpoint, load_checkpoint
-from policy import BIG, PICO, PICO_SWARM, load_policy, token_logprobs
+from logprobs import token_logprobs
+from policy import BIG, PICO, PICO_SWARM, load_policy
 from report import STAGES, cell, points, reward_cell, shown, signed
 
 TEXT = "RL reinforces what pays: the policy samples, the environment scores, and what scored above its group's mean becomes likelier."

@@ -49,7 +49,8 @@ from dataclasses import dataclass
 import torch
 
 import parallel
-from policy import Policy, token_logprobs
+from logprobs import token_logprobs
+from policy import Policy
 from rollout import Episode
 
 # loss name: (ε, ε_high), each paper's own
@@ -154,13 +155,18 @@ def importance_weights(level: str, log_ratio: torch.Tensor, row: torch.Tensor, c
     return log_ratio.clamp(max=math.log(cap)).exp()  # clamped before exp: a long episode's ratio overflows
 
 
-def micro_batches(lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Indices of episodes, sorted by length and cut so that rows · longest <= max_tokens: little padding, bounded memory."""
-    batches, current = [], []
-    for n in sorted(range(len(lengths)), key=lambda n: lengths[n]):
-        if current and (len(current) + 1) * lengths[n] > max_tokens:
+def micro_batches(episodes: list[Episode], max_tokens: int) -> list[list[int]]:
+    """Indices of episodes, cut so that rows · longest <= max_tokens. Members of a group stay together: they share their prompt (logprobs.hidden_states),
+    and answers to one task are alike in length, so there is little padding."""
+    lengths, longest = [len(e.token_ids) for e in episodes], {}
+    for e in episodes:
+        longest[e.group] = max(longest.get(e.group, 0), len(e.token_ids))
+    batches, current, width = [], [], 0
+    for n in sorted(range(len(episodes)), key=lambda n: (longest[episodes[n].group], episodes[n].group, lengths[n])):
+        width = max(width, lengths[n])
+        if current and (len(current) + 1) * width > max_tokens:
             batches.append(current)
-            current = []
+            current, width = [], lengths[n]
         current.append(n)
     return batches + [current] if current else batches
 
@@ -215,7 +221,7 @@ def update(
     device, pad = policy.device, policy.tokenizer.pad_token_id
     parameters = list(policy.trainable().values())
     keep = parallel.share(sorted(keep, key=lambda n: len(episodes[n].token_ids)))  # where several processes train: this one's
-    plan = micro_batches([len(episodes[n].token_ids) for n in keep], micro_tokens)
+    plan = micro_batches([episodes[n] for n in keep], micro_tokens)
     start: list[torch.Tensor] = []  # log-probs at the start of the update, [M] a micro-batch
     for epoch in range(epochs):
         optimizer.zero_grad(set_to_none=True)

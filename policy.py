@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 PICO = Path(__file__).resolve().parent / "pico_base"
 PICO_SWARM = PICO.with_name("pico_swarm")  # the same model after more pretraining, on tool calls: worse at lists, so a folder of its own
@@ -161,59 +159,13 @@ def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
     return get_peft_model(lm, LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"))
 
 
-# ---------------------------------------------------------------------------------------------- log-probs
-
-
-def token_logprobs(
-    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature: float = 1.0, chunk: int = 1024
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of every masked token given those before it, and the entropy it was drawn from.
-
-    ids   [N, T] int64, right-padded. Attention is causal and the padding comes last, so no mask is needed.
-    mask  [N, T-1] bool: mask[:, t] asks for token t+1, the one that position t predicts (the causal shift):
-
-              position   0    1    2    3
-              token      <u>  how  many <a>
-              predicts   how  many <a>  ...
-
-    returns logprobs, entropies: [M] float32, M = mask.sum(), in row order; nats, at `temperature`.
-
-    The logits of all positions at once, N·T·V floats, are the commonest out-of-memory of RL code (V is 151,936 for
-    Qwen3). So: the trunk runs once, only masked positions go on to the head, `chunk` of them at a time, and each
-    chunk's logits are thrown away and computed again in the backward pass.
-    """
-    lm = policy.lm
-    trunk = getattr(lm, lm.base_model_prefix)
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.device.type == "cuda"):
-        hidden = trunk(input_ids=ids[:, :-1], use_cache=False).last_hidden_state  # [N, T-1, D]
-    hidden, targets = hidden[mask], ids[:, 1:][mask]  # [M, D], [M]
-    head = lm.get_output_embeddings()
-    cap = getattr(lm.config, "final_logit_softcapping", None)  # Gemma 2 and 3
-
-    def some(hidden_c: torch.Tensor, targets_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = head(hidden_c.to(head.weight.dtype)).float()  # [C, V]
-        if cap:
-            logits = cap * torch.tanh(logits / cap)
-        logp = F.log_softmax(logits / temperature, dim=-1)  # [C, V]
-        with torch.no_grad():
-            entropy = -(logp.exp() * logp).sum(-1)  # [C]
-        return logp.gather(-1, targets_c[:, None])[:, 0], entropy
-
-    if len(targets) <= chunk or not torch.is_grad_enabled():
-        parts = [some(h, t) for h, t in zip(hidden.split(chunk), targets.split(chunk))]
-    else:
-        parts = [checkpoint(some, h, t, use_reentrant=False) for h, t in zip(hidden.split(chunk), targets.split(chunk))]
-    if not parts:
-        return hidden.new_zeros(0).float(), hidden.new_zeros(0).float()
-    logprobs, entropies = (torch.cat(column) for column in zip(*parts))
-    return logprobs, entropies
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 1:  # merge or adapter: a trained run for other people's tools
         import export
 
         sys.exit(export.main(sys.argv[1:]))
+    from logprobs import token_logprobs
+
     base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
     learn = sum(p.numel() for p in policy.trainable().values())

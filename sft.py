@@ -16,7 +16,8 @@ import torch
 
 import parallel
 from grpo import collate, micro_batches
-from policy import Policy, token_logprobs
+from logprobs import token_logprobs
+from policy import Policy
 from rollout import Episode, expert_episode
 
 
@@ -31,7 +32,7 @@ def sft_step(policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[Ep
     n = sum(e.reply_tokens for e in episodes)  # one denominator for the whole batch, however it is cut
     loss = 0.0
     episodes = parallel.share(sorted(episodes, key=lambda e: len(e.token_ids)))  # where several processes train: this one's
-    for part in micro_batches([len(e.token_ids) for e in episodes], micro_tokens):
+    for part in micro_batches(episodes, micro_tokens):
         some = [episodes[i] for i in part]
         batch = collate(some, torch.zeros(len(some)), torch.zeros(len(some)), policy.tokenizer.pad_token_id, policy.device)
         logprobs, _ = token_logprobs(policy, batch.ids, batch.mask)

@@ -176,15 +176,15 @@ PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # … when the
 
 def by_size(n_parameters: int, env: str) -> dict:
     """Defaults that depend on the model. Large: the runs this project grew out of. Small: what was stable on pico_base (results/)."""
+    micro_tokens = 8192  # a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed, results/bench/memory.md)
     if n_parameters > 50e6:
         max_tokens = {"letters": 2048, "alphabet": 768, "swarm": 512}[env]
-        micro_tokens = 8192  # a 4B then takes 64 of an A100's 80 GB; with 16,384 it would take 116 (computed, results/bench/memory.md)
         return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": max_tokens, "importance": "token", "micro_tokens": micro_tokens,
                 **({"swarm_error_penalty": 0.0} if env == "swarm" else {})}  # fmt: skip
     # swarm: at 1e-3 (and an error penalty of 1) 20 updates end at as much reward, but what the base could copy suffers: 3.9% of errors against 0.7%
     lr, updates, max_tokens = {"letters": (3e-4, 150, 320), "alphabet": (3e-4, 80, 640), "swarm": (5e-4, 20, 160)}[env]
     # A small model slips in one call of ten while it samples. Without a price for that, a run that posted trades ended at 36% of errors.
-    return {"lr": lr, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens, "importance": "clip", "micro_tokens": 16384,
+    return {"lr": lr, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens, "importance": "clip", "micro_tokens": micro_tokens,
             **({"swarm_error_penalty": 2.0} if env == "swarm" else {})}  # fmt: skip
 
 
@@ -351,7 +351,6 @@ def train(cfg: Config) -> Path:
             for name in LOGS:  # a checkpoint must not survive a power cut that the lines before it do not
                 flush(folder / name) if (folder / name).exists() else None
             save_checkpoint(folder / "checkpoint", policy, optimizer, state)
-        give_back_memory()
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------------
     if state["update"] < 0:
@@ -425,6 +424,8 @@ def train(cfg: Config) -> Path:
             policy.model.eval()
             optimizer.zero_grad(set_to_none=True)  # gradients need not lie about while the sampler works
         clock["train"] = time.monotonic() - t1
+        if sum(clock.values()) > 10:  # seconds: it takes 0.08 of one, too much for an update of letters
+            give_back_memory()
 
         episodes = [e for group in groups for e in group if e.stop_reason != "error"]
         line = {"update": step + 1, "level": level, **summarize(groups), **stats, **{f"seconds_{part}": clock[part] for part in PARTS}}

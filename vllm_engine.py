@@ -247,7 +247,8 @@ def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
 if __name__ == "__main__":
     import time
 
-    from policy import PICO, load_policy, token_logprobs
+    from logprobs import token_logprobs
+    from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=8, lora_alpha=16)
     sampler = VllmSampler(policy)

@@ -119,7 +119,7 @@ def pico_swarm(load):
 def naive_logprobs():
     """naive_logprobs(policy, token_ids, temperature) -> [T-1] float32: log-prob of tokens 1 … T-1, each given those before it.
 
-    One unpadded row, the model's own full logits, one token after the other: nothing is shared with policy.token_logprobs.
+    One unpadded row, the model's own full logits, one token after the other: nothing is shared with logprobs.token_logprobs.
     """
 
     def compute(policy, token_ids: list[int], temperature: float = 1.0) -> torch.Tensor:

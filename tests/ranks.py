@@ -9,7 +9,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import parallel
 from grpo import collate, update
-from policy import PICO, load_policy, token_logprobs
+from logprobs import token_logprobs
+from policy import PICO, load_policy
 from rollout import Episode
 from sft import sft_step
 

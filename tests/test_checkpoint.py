@@ -10,7 +10,8 @@ import torch
 
 import checkpoint
 from checkpoint import find_checkpoint, load_checkpoint, load_tensors, save_checkpoint, set_aside
-from policy import load_policy, token_logprobs
+from logprobs import token_logprobs
+from policy import load_policy
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -100,12 +100,16 @@ def test_token_weights_by_hand():
         assert torch.allclose(token_weights(loss, lengths, 20), torch.tensor(expected)), loss
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 120))
-def test_micro_batches_hold_every_episode_once_within_the_budget(lengths, budget):
-    plan = micro_batches(lengths, budget)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), max_size=30), st.integers(1, 120))
+def test_micro_batches_hold_every_episode_once_within_the_budget(episodes, budget):
+    """episodes: (group, length)."""
+    lengths = [length for _, length in episodes]
+    plan = micro_batches([Episode(0, group, [0] * length, [], []) for group, length in episodes], budget)
     assert Counter(n for part in plan for n in part) == Counter(range(len(lengths)))
     for part in plan:
         assert len(part) == 1 or len(part) * max(lengths[n] for n in part) <= budget
+    groups = [episodes[n][0] for part in plan for n in part]
+    assert len([1 for a, b in zip(groups, groups[1:]) if a != b]) == max(0, len(set(groups)) - 1)  # a group's members follow each other
 
 
 def test_collate_shifts_by_one_and_never_marks_prompt_or_padding():

@@ -15,7 +15,7 @@ from env_alphabet import NEW, Alphabet, right_list, write_block
 from env_letters import Letters
 from env_swarm import TOOLS, Swarm
 from lab import pretrain
-from policy import token_logprobs
+from logprobs import token_logprobs
 from rollout import delta_ids, encode, expert_episode, play, prompt_ids, render
 from sampler import PlainDecoder, Sample, TorchSampler
 

@@ -1,6 +1,4 @@
-"""Protects the policy: LoRA that starts as the base and leaves it alone, log-probs that are the model's,
-and errors in one sentence.
-"""
+"""Protects the policy: LoRA that starts as the base and leaves it alone, and errors in one sentence."""
 
 import json
 import os
@@ -12,7 +10,8 @@ import pytest
 import torch
 
 import policy as policy_module
-from policy import PICO, PICO_SWARM, choose_model, load_policy, token_logprobs
+from logprobs import token_logprobs
+from policy import PICO, PICO_SWARM, choose_model, load_policy
 
 ROOT = Path(policy_module.__file__).resolve().parent
 
@@ -74,87 +73,6 @@ def test_the_adapters_start_depends_on_the_seed_only(load):
 
 def test_the_stop_tokens_are_those_of_tokenizer_and_model(tiny):
     assert tiny.stop_ids == {tiny.tokenizer.convert_tokens_to_ids("<|im_end|>")}
-
-
-# ---------------------------------------------------------------------------------------------- log-probs
-
-
-def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
-    if kind == "all":
-        return torch.ones(n, t, dtype=torch.bool)
-    if kind == "one":
-        return torch.arange(n * t).view(n, t) == n * t - 1
-    return torch.rand(n, t, generator=torch.Generator().manual_seed(3)) < 0.4  # "some"
-
-
-@pytest.mark.parametrize(
-    "kind, lora_rank, chunk, temperature, which",
-    [
-        ("qwen3", 4, 1024, 1.0, "all"),
-        ("qwen3", 4, 1, 0.7, "some"),
-        ("qwen3", 0, 3, 1.0, "some"),
-        ("qwen3", 0, 7, 1.5, "all"),
-        ("qwen3", 4, 3, 0.7, "one"),
-        ("pico", 4, 5, 0.7, "some"),
-        ("llama", 0, 4, 0.7, "some"),  # untied head
-        ("qwen2", 4, 4, 1.0, "some"),
-        ("gemma2", 4, 4, 0.7, "some"),  # soft-capped logits
-        ("gpt2", 0, 4, 0.7, "some"),  # another trunk's name
-    ],
-)
-def test_token_logprobs_are_those_of_a_naive_forward(
-    load, naive_logprobs, gradients, assert_close, kind, lora_rank, chunk, temperature, which
-):
-    policy = load(kind, lora_rank, awake=True)
-    ids = random_rows(3, 12)  # [3, 12]
-    mask = mask_of(which, 3, 11)  # [3, 11]
-    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M] a different weight a token
-
-    logprobs, entropies = token_logprobs(policy, ids, mask, temperature, chunk)
-    (pull * logprobs).sum().backward()
-    ours = gradients(policy)
-    policy.model.zero_grad()
-
-    rows = [naive_logprobs(policy, row.tolist(), temperature) for row in ids]
-    expected = torch.cat([row[m] for row, m in zip(rows, mask)])  # [M], in row order
-    (pull * expected).sum().backward()
-    assert logprobs.dtype == torch.float32 and logprobs.shape == pull.shape == entropies.shape
-    assert (logprobs - expected).abs().max() < 1e-4
-    assert_close(ours, gradients(policy))
-
-    with torch.no_grad():
-        full = torch.log_softmax(policy.model(input_ids=ids).logits[:, :-1].float() / temperature, -1)  # [3, 11, V]
-    assert torch.allclose(entropies, -(full.exp() * full).sum(-1)[mask], atol=1e-3)
-    assert not entropies.requires_grad
-
-
-def test_an_empty_mask_gives_no_logprobs(tiny):
-    ids = random_rows(2, 6)
-    for tensor in token_logprobs(tiny, ids, torch.zeros(2, 5, dtype=torch.bool)):
-        assert tensor.shape == (0,) and tensor.dtype == torch.float32
-
-
-@pytest.mark.parametrize("kind", ["pico", "gpt2"])
-def test_right_padding_does_not_change_a_row(load, kind):
-    policy = load(kind)
-    row = random_rows(1, 9)[0]  # [9]
-    alone = token_logprobs(policy, row[None], torch.ones(1, 8, dtype=torch.bool))[0]  # [8]
-    for pad in (0, 77):
-        ids = torch.full((2, 30), pad)
-        ids[0, :9], ids[1] = row, random_rows(1, 30, seed=1)[0]
-        mask = torch.zeros(2, 29, dtype=torch.bool)
-        mask[0, :8] = mask[1] = True
-        assert torch.allclose(token_logprobs(policy, ids, mask)[0][:8], alone, atol=1e-5)
-
-
-def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load):
-    policy = load("qwen3", lora_rank=4)
-    seen = []
-    hook = policy.lm.get_output_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0]))
-    mask = mask_of("some", 4, 39)
-    token_logprobs(policy, random_rows(4, 40), mask, chunk=8)[0].sum().backward()
-    hook.remove()
-    assert max(seen) == 8 and sum(seen) == 2 * int(mask.sum())  # once forward, once again in the backward pass
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -266,7 +184,7 @@ def test_a_model_named_by_folder_is_that_folder_from_wherever_we_start(model_fol
 # ---------------------------------------------------------------------------------------------- scripts
 
 
-@pytest.mark.parametrize("script", ["policy.py", "sampler.py", "rollout.py", "grpo.py", "sft.py"])
+@pytest.mark.parametrize("script", ["policy.py", "logprobs.py", "sampler.py", "rollout.py", "grpo.py", "sft.py"])
 def test_each_room_runs_alone_as_a_script(script):
     done = subprocess.run(
         [sys.executable, script], cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONUTF8": "1"}

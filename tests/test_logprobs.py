@@ -1,0 +1,152 @@
+"""Protects the log-probs of training: those of the model, one token after the other, whatever is shared, cut or thrown away on the way; and gradients alike."""
+
+import pytest
+import torch
+
+import logprobs
+from logprobs import token_logprobs
+
+
+def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(11, 1024, (n, length), generator=torch.Generator().manual_seed(seed))  # [n, length]
+
+
+def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
+    if kind == "all":
+        return torch.ones(n, t, dtype=torch.bool)
+    if kind == "one":
+        return torch.arange(n * t).view(n, t) == n * t - 1
+    return torch.rand(n, t, generator=torch.Generator().manual_seed(3)) < 0.4  # "some"
+
+
+@pytest.mark.parametrize(
+    "kind, lora_rank, chunk, temperature, which",
+    [
+        ("qwen3", 4, 1024, 1.0, "all"),
+        ("qwen3", 4, 1, 0.7, "some"),
+        ("qwen3", 0, 3, 1.0, "some"),
+        ("qwen3", 0, 7, 1.5, "all"),
+        ("qwen3", 4, 3, 0.7, "one"),
+        ("pico", 4, 5, 0.7, "some"),
+        ("llama", 0, 4, 0.7, "some"),  # untied head
+        ("qwen2", 4, 4, 1.0, "some"),
+        ("gemma2", 4, 4, 0.7, "some"),  # soft-capped logits
+        ("gpt2", 0, 4, 0.7, "some"),  # another trunk's name
+    ],
+)
+def test_token_logprobs_are_those_of_a_naive_forward(
+    load, naive_logprobs, gradients, assert_close, kind, lora_rank, chunk, temperature, which
+):
+    policy = load(kind, lora_rank, awake=True)
+    ids = random_rows(3, 12)  # [3, 12]
+    mask = mask_of(which, 3, 11)  # [3, 11]
+    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M] a different weight a token
+
+    found, entropies = token_logprobs(policy, ids, mask, temperature, chunk)
+    (pull * found).sum().backward()
+    ours = gradients(policy)
+    policy.model.zero_grad()
+
+    rows = [naive_logprobs(policy, row.tolist(), temperature) for row in ids]
+    expected = torch.cat([row[m] for row, m in zip(rows, mask)])  # [M], in row order
+    (pull * expected).sum().backward()
+    assert found.dtype == torch.float32 and found.shape == pull.shape == entropies.shape
+    assert (found - expected).abs().max() < 1e-4
+    assert_close(ours, gradients(policy))
+
+    with torch.no_grad():
+        full = torch.log_softmax(policy.model(input_ids=ids).logits[:, :-1].float() / temperature, -1)  # [3, 11, V]
+    assert torch.allclose(entropies, -(full.exp() * full).sum(-1)[mask], atol=1e-3)
+    assert not entropies.requires_grad
+
+
+def three_groups() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Seven rows: three with one prompt of 9 tokens, three with one of 14, one alone; replies of 1 to 9 tokens, of which some are nobody's choice."""
+    ids, mask, lengths = torch.zeros(7, 24, dtype=torch.long), torch.zeros(7, 23, dtype=torch.bool), []
+    for n, (prompt, reply) in enumerate([(9, 5), (14, 9), (9, 1), (14, 2), (9, 8), (5, 6), (14, 1)]):
+        ids[n, :prompt] = random_rows(1, prompt, seed=prompt)[0]
+        ids[n, prompt : prompt + reply] = random_rows(1, reply, seed=100 + n)[0]
+        mask[n, prompt - 1 : prompt + reply - 1] = True
+        if reply > 4:  # what an environment says between two turns
+            mask[n, prompt + 1 : prompt + 3] = False
+        lengths.append(prompt + reply)
+    return ids, mask, lengths
+
+
+@pytest.mark.parametrize("piece", [1, 12, 1024])
+@pytest.mark.parametrize(
+    "kind, lora_rank", [("qwen3", 4), ("pico", 4), ("pico", 0), ("llama_bias", 0), ("qwen2", 4), ("gpt2", 0), ("gemma2", 4)]
+)
+def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
+    load, naive_logprobs, gradients, assert_close, monkeypatch, kind, lora_rank, piece
+):
+    monkeypatch.setattr(logprobs, "PIECE", piece)
+    policy = load(kind, lora_rank, awake=True)
+    ids, mask, lengths = three_groups()
+    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M]
+    seen = []
+    trunk = getattr(policy.lm, policy.lm.base_model_prefix)
+    hook = trunk.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape), with_kwargs=True)
+    found = token_logprobs(policy, ids, mask, 0.7)[0]
+    hook.remove()
+    (pull * found).sum().backward()
+    ours = gradients(policy)
+    policy.model.zero_grad()
+    rows = [naive_logprobs(policy, row[:n].tolist(), 0.7) for row, n in zip(ids, lengths)]
+    expected = torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)])  # [M]
+    (pull * expected).sum().backward()
+    assert (found - expected).abs().max() < 1e-4
+    assert_close(ours, gradients(policy))
+    if kind == "gemma2":  # sliding windows: whole rows
+        assert sum(n for n, _ in seen) == 7
+    else:
+        assert seen[0] == (3, 14)  # three prompts, once
+        rows = [n for n, _ in seen[1:]]
+        assert sum(rows) == 5 if piece == 1 else 5 <= sum(rows) <= 7  # a row of one token is run only in company
+        assert len(rows) <= 5
+
+
+def test_prompts_are_not_shared_where_transformers_checkpoints_or_little_is_saved(load, monkeypatch):
+    policy = load("qwen3", 4)
+    runs = []
+    monkeypatch.setattr(logprobs, "run_prompts", lambda *_: runs.append(1) or 1 / 0)
+    ids, mask, _ = three_groups()
+    policy.lm.gradient_checkpointing_enable()
+    policy.model.train()
+    assert token_logprobs(policy, ids, mask)[0].isfinite().all()
+    policy.model.eval()
+    with pytest.raises(ZeroDivisionError):
+        token_logprobs(policy, ids, mask)
+    runs.clear()
+    token_logprobs(policy, ids[[1, 4, 5]], mask[[1, 4, 5]])  # three prompts
+    assert not runs
+
+
+def test_an_empty_mask_gives_no_logprobs(tiny):
+    ids = random_rows(2, 6)
+    for tensor in token_logprobs(tiny, ids, torch.zeros(2, 5, dtype=torch.bool)):
+        assert tensor.shape == (0,) and tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["pico", "gpt2"])
+def test_right_padding_does_not_change_a_row(load, kind):
+    policy = load(kind)
+    row = random_rows(1, 9)[0]  # [9]
+    alone = token_logprobs(policy, row[None], torch.ones(1, 8, dtype=torch.bool))[0]  # [8]
+    for pad in (0, 77):
+        ids = torch.full((2, 30), pad)
+        ids[0, :9], ids[1] = row, random_rows(1, 30, seed=1)[0]
+        mask = torch.zeros(2, 29, dtype=torch.bool)
+        mask[0, :8] = mask[1] = True
+        assert torch.allclose(token_logprobs(policy, ids, mask)[0][:8], alone, atol=1e-5)
+
+
+def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load, monkeypatch):
+    policy = load("qwen3", lora_rank=4)
+    seen, real = [], logprobs.Head.logits
+    monkeypatch.setattr(
+        logprobs.Head, "logits", lambda ctx, some, hidden, *rest: seen.append(len(hidden[some])) or real(ctx, some, hidden, *rest)
+    )
+    mask = mask_of("some", 4, 39)
+    token_logprobs(policy, random_rows(4, 40), mask, chunk=8)[0].sum().backward()
+    assert max(seen) == 8 and sum(seen) == 2 * int(mask.sum())  # once forward, once again in the backward pass
