@@ -4,16 +4,16 @@ In RL most of the time goes into sampling, so this is where speed is won. `model
 it at every token; this does one thing. The whole of it:
 
     prefill   run each *prompt* once and keep its keys and values (the KV cache)
-    expand    copy a prompt's cache to its k samples: one prefill a group, not k
-    step      one token for every row: attend to the cache, append to it
+    share     its k samples all look at the one cache of their prompt, and each has a cache of its own for what it says
+    step      one token for every row: attend to both, append to its own
     leave     a row that ends is overwritten by the last live row, so no step is spent on finished rows
     resume    in a conversation, a row's cache is kept for its next turn, and only what is new is read
 
-Prompts are padded on the left, so that all rows write their next key into the same cache slot.
+Prompts are padded on the left, so that all end at the same place.
 
 Two decoders stand behind that loop. `FastDecoder` is our own forward pass for the Llama/Qwen family: LoRA folded
-into a private copy of the weights, q, k and v in one matrix product, gate and up in another; on the pico model, 64
-rows, two cores, see results/bench/sampler.json for what it wins. `PlainDecoder` calls the Hugging Face model, so any causal LM
+into a private copy of the weights, q, k and v in one matrix product, gate and up in another (`python -m lab.bench_peers sampler` measures
+what it wins over model.generate and others). `PlainDecoder` calls the Hugging Face model, so any causal LM
 works. The fast one is chosen only if its logits equal the model's on a test prompt.
 
 Same seed, same sample, whatever the batch: each row brings its own random numbers (one uniform a token, by
@@ -29,6 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from logprobs import attends_to_all
 from policy import Policy, first_line
 
 
@@ -81,38 +82,22 @@ class FastDecoder:
         tied = self.lm.get_output_embeddings().weight is self.trunk.embed_tokens.weight
         self.head = self.embed if tied else self.lm.get_output_embeddings().weight.clone()
 
-    def forward(self, ids: torch.Tensor, slot: int) -> torch.Tensor:
-        """Run ids [B, S], whose keys go to cache slots slot … slot+S-1; returns logits of the last position [B, V]."""
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend) -> torch.Tensor:
+        """Run ids [B, S] at positions [B, S]; returns logits of the last position [B, V]. attend(layer, q [B, S, Hq, d], k, v [B, S, Hkv, d])
+        -> [B, S, Hq·d] stores the keys and values, and looks at them and at those before."""
         B, S = ids.shape
-        end = slot + S
-        positions = torch.arange(slot, end, device=ids.device) - self.pad[:B, None]  # [B, S]; a row's own count from 0
         x = F.embedding(ids, self.embed)  # [B, S, D]
         cos, sin = self.trunk.rotary_emb(x, positions.clamp(min=0))  # [B, S, d] each
         cos, sin = cos[:, :, None], sin[:, :, None]  # [B, S, 1, d]
-        mask = None
-        if S > 1 or self.any_pad:  # key j is visible to query i if j <= i and j is no padding
-            key = torch.arange(end, device=ids.device)
-            mask = (key <= torch.arange(slot, end, device=ids.device)[:, None]) & (key >= self.pad[:B, None, None])
-            mask = (mask | (key == torch.arange(slot, end, device=ids.device)[:, None]))[:, None]  # [B, 1, S, end]
-        n_qk, groups = self.n_q + self.n_kv, self.n_q // self.n_kv
-        for w, keys, values in zip(self.layers, self.keys, self.values):
+        n_qk, half = self.n_q + self.n_kv, self.head_dim // 2
+        for layer, w in enumerate(self.layers):
             h = F.rms_norm(x, x.shape[-1:], w["norm1"], self.eps)
             qkv = F.linear(h, *w["qkv"]).view(B, S, n_qk + self.n_kv, self.head_dim)
             qk = qkv[:, :, :n_qk]  # [B, S, Hq+Hkv, d]
             if w["qk_norm"]:
                 qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * w["qk_scale"]
-            half = self.head_dim // 2
             qk = qk * cos + torch.cat([-qk[..., half:], qk[..., :half]], -1) * sin  # RoPE (Su et al. 2021, §3.4)
-            keys[:B, :, slot:end] = qk[:, :, self.n_q :].transpose(1, 2)
-            values[:B, :, slot:end] = qkv[:, :, n_qk:].transpose(1, 2)
-            q = qk[:, :, : self.n_q]  # [B, S, Hq, d]
-            k, v = keys[:B, :, :end], values[:B, :, :end]  # [B, Hkv, end, d]
-            if S == 1:  # the query heads that share a key head are laid out as if they were several positions
-                out = F.scaled_dot_product_attention(q.reshape(B, self.n_kv, groups, -1), k, v, attn_mask=mask)
-                out = out.reshape(B, 1, -1)
-            else:
-                out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, enable_gqa=True)
-                out = out.transpose(1, 2).reshape(B, S, -1)
+            out = attend(layer, qk[:, :, : self.n_q], qk[:, :, self.n_q :], qkv[:, :, n_qk:])
             x = x + F.linear(out, *w["o"])
             h = F.rms_norm(x, x.shape[-1:], w["norm2"], self.eps)
             gate, up = F.linear(h, *w["gate_up"]).chunk(2, -1)
@@ -120,24 +105,27 @@ class FastDecoder:
         x = F.rms_norm(x[:, -1], x.shape[-1:], self.norm, self.eps)
         return F.linear(x, self.head).float()
 
+    def read(self, ids: torch.Tensor, slot: int) -> torch.Tensor:
+        """Run the prompts' tokens ids [G, S], whose keys go to slots slot … slot+S-1 of the prompts' cache; returns logits [G, V]."""
+        G, S = ids.shape
+        here = torch.arange(slot, slot + S, device=ids.device)  # [S]
+        key = torch.arange(slot + S, device=ids.device)
+        # Key j is visible to query i if j <= i and j is no padding. Padding sees itself: a row without any key would be NaN.
+        mask = (key <= here[:, None]) & (key >= self.pad[:, None, None]) | (key == here[:, None])  # [G, S, slot+S]
+
+        def attend(layer, q, k, v):
+            keys, values = self.keys[layer], self.values[layer]  # [G, Hkv, P, d]
+            keys[:, :, slot : slot + S], values[:, :, slot : slot + S] = k.transpose(1, 2), v.transpose(1, 2)
+            seen = keys[:, :, : slot + S], values[:, :, : slot + S]
+            out = F.scaled_dot_product_attention(q.transpose(1, 2), *seen, attn_mask=mask[:, None], enable_gqa=True)
+            return out.transpose(1, 2).reshape(G, S, -1)
+
+        return self.forward(ids, here - self.pad[:, None], attend)
+
     def prefill(self, ids: torch.Tensor, pad: torch.Tensor, copies: int, room: int) -> torch.Tensor:
-        """ids [G, P], left-padded by pad [G]; returns logits [G·copies, V], with the cache of every copy in place."""
-        G, P = ids.shape
-        self.pad, self.any_pad, self.slot = pad, bool(pad.any()), P
-        shape = (G, self.n_kv, P, self.head_dim)
-        self.keys = [torch.empty(shape, dtype=self.embed.dtype, device=ids.device) for _ in self.layers]
-        self.values = [torch.empty_like(k) for k in self.keys]
-        logits = self.forward(ids, 0)
-        shape = (G * copies, self.n_kv, P + room, self.head_dim)
-
-        def grow(cache):
-            wide = torch.empty(shape, dtype=cache.dtype, device=cache.device)
-            wide[:, :, :P] = cache.repeat_interleave(copies, 0)
-            return wide
-
-        self.keys, self.values = [grow(c) for c in self.keys], [grow(c) for c in self.values]
-        self.pad = pad.repeat_interleave(copies)
-        return logits.repeat_interleave(copies, 0)
+        """ids [G, P], left-padded by pad [G]; returns logits [G·copies, V]. The copies of a prompt will share its keys and values."""
+        self.open(ids, pad, copies, room)
+        return self.read(ids, 0).repeat_interleave(copies, 0)
 
     def resume(self, ids: torch.Tensor, pad: torch.Tensor, caches: list[torch.Tensor], room: int) -> torch.Tensor:
         """As prefill with one copy, but a row's first tokens are in its cache: ids [B, P] -> logits [B, V].
@@ -146,37 +134,96 @@ class FastDecoder:
         the same tokens at the same places give the same keys, so that is a little work and no harm.
         What it wins: 64 alphabet episodes of three turns took pico_base 2.5 s instead of 4.8 (one run, two threads, the same tokens).
         """
-        B, P = ids.shape
         known = torch.tensor([c.shape[2] for c in caches], device=ids.device)
-        D = int((P - pad - known).max())
-        self.pad, self.any_pad, self.slot = pad, bool(pad.any()), P
-        shape = (B, self.n_kv, P + room, self.head_dim)
-        self.keys = [torch.empty(shape, dtype=self.embed.dtype, device=ids.device) for _ in self.layers]
-        self.values = [torch.empty_like(k) for k in self.keys]
+        D = int((ids.shape[1] - pad - known).max())
+        self.open(ids, pad, 1, room)
         for row, (cache, start) in enumerate(zip(caches, pad.tolist())):
             n = cache.shape[2]
             for layer, wide in enumerate(self.keys + self.values):
                 wide[row, :, :start] = 0  # masked; but 0 · garbage may be NaN
                 wide[row, :, start : start + n] = cache[layer]
-        return self.forward(ids[:, P - D :], P - D)
+        return self.read(ids[:, -D:], ids.shape[1] - D)
+
+    def open(self, ids: torch.Tensor, pad: torch.Tensor, copies: int, room: int) -> None:
+        """Empty caches: one for the prompts, which copies share, and one for each row's own tokens."""
+        (G, P), device = ids.shape, ids.device
+        make = lambda n, length: [
+            torch.empty((n, self.n_kv, length, self.head_dim), dtype=self.embed.dtype, device=device) for _ in self.layers
+        ]
+        self.keys, self.values = make(G, P), make(G, P)  # of the prompts
+        self.own_keys, self.own_values = make(G * copies, room), make(G * copies, room)
+        self.pad, self.prompt, self.slot = pad, torch.arange(G, device=device).repeat_interleave(copies), 0
+        self.sort()
+
+    def sort(self) -> None:
+        """Who belongs to which prompt: self.prompt [n] -> member [G, C], the rows of every prompt (some twice, where it has fewer than C), and
+        spot [n], where a row stands in that table."""
+        n, G = len(self.prompt), int(self.prompt.max()) + 1
+        counts = torch.bincount(self.prompt, minlength=G)  # [G]
+        order = self.prompt.argsort(stable=True)  # [n]
+        column = torch.arange(n, device=order.device) - (counts.cumsum(0) - counts)[self.prompt[order]]
+        C = int(counts.max())
+        self.member = order.new_zeros(G, C)
+        self.member[self.prompt[order], column] = order
+        self.spot = torch.empty_like(order)
+        self.spot[order] = self.prompt[order] * C + column
+        padding = torch.arange(self.keys[0].shape[2], device=order.device) < self.pad[:G, None]  # [G, P]
+        self.hide = padding[:, None, None] if padding.any() else None  # [G, 1, 1, P]
+
+    def step(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [B], the tokens just sampled; returns the logits of the next ones [B, V].
+
+        A row looks at its prompt and at its own tokens. All rows of a prompt look at it in one matrix product, which reads its keys from memory once
+        and not once a row (as in Hydragen, Juravsky et al. 2024, §3): on a CPU memory is what attention waits for. One softmax over both parts.
+        64 rows of pico_base took 0.90 of the time (to their end-of-turn token, and to 256 tokens; 1 thread), and a long prompt is held once.
+        """
+        B, t, scale = len(ids), self.slot + 1, self.head_dim**-0.5
+        (G, C), Hkv, g, d = self.member.shape, self.n_kv, self.n_q // self.n_kv, self.head_dim
+        P = self.keys[0].shape[2]
+
+        def attend(layer, q, k, v):
+            keys, values = self.own_keys[layer][:B], self.own_values[layer][:B]  # [B, Hkv, room, d]
+            keys[:, :, self.slot], values[:, :, self.slot] = k[:, 0], v[:, 0]
+            q = (q * scale).view(B, Hkv, g, d)
+            by_prompt = q[self.member].transpose(1, 2).reshape(G, Hkv, C * g, d)
+            scores = by_prompt @ self.keys[layer][:G].transpose(2, 3)  # [G, Hkv, C·g, P]
+            if self.hide is not None:
+                scores.masked_fill_(self.hide, -torch.inf)
+            scores = scores.view(G, Hkv, C, g, P).transpose(1, 2).reshape(G * C, Hkv, g, P)[self.spot]  # [B, Hkv, g, P]
+            weights = torch.cat([scores, q @ keys[:, :, :t].transpose(2, 3)], -1).softmax(-1)  # [B, Hkv, g, P+t]
+            by_prompt = weights[..., :P][self.member].transpose(1, 2).reshape(G, Hkv, C * g, P)
+            out = (by_prompt @ self.values[layer][:G]).view(G, Hkv, C, g, d).transpose(1, 2).reshape(G * C, Hkv, g, d)[self.spot]
+            return (out + weights[..., P:] @ values[:, :, :t]).view(B, 1, -1)
+
+        logits = self.forward(ids[:, None], (P - self.pad[self.prompt] + self.slot)[:, None], attend)
+        self.slot = t
+        return logits
 
     def forget(self) -> None:
-        self.keys, self.values = [], []
+        self.keys, self.values, self.own_keys, self.own_values = [], [], [], []
 
     def take(self, places: torch.Tensor) -> list[torch.Tensor]:
         """The caches of these rows, [2L, Hkv, n, d] each, for a later resume."""
-        return [torch.stack([c[i, :, self.pad[i] : self.slot] for c in self.keys + self.values]) for i in places.tolist()]
-
-    def step(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [B], the tokens just sampled; returns the logits of the next ones [B, V]."""
-        self.slot += 1
-        return self.forward(ids[:, None], self.slot - 1)
+        whole = lambda i, g: [torch.cat([c[g, :, self.pad[g] :], o[i, :, : self.slot]], 1)
+                              for c, o in zip(self.keys + self.values, self.own_keys + self.own_values)]  # fmt: skip
+        return [torch.stack(whole(i, g)) for i, g in zip(places.tolist(), self.prompt[places].tolist())]
 
     def move(self, source: torch.Tensor, target: torch.Tensor, n: int) -> None:
-        """Rows `source` take the places `target` of rows that ended; n rows are left."""
-        for cache in self.keys + self.values:
+        """Rows `source` take the places `target` of rows that ended; n rows are left. The same then for prompts that nobody looks at any more."""
+        for cache in self.own_keys + self.own_values:
             cache[target, :, : self.slot] = cache[source, :, : self.slot]
-        self.pad[target] = self.pad[source]
+        self.prompt[target] = self.prompt[source]
+        self.prompt = self.prompt[:n]
+        gone = torch.bincount(self.prompt, minlength=len(self.member)) == 0  # [G]
+        if gone.any():
+            source, target, _ = holes(gone)
+            for cache in self.keys + self.values:
+                cache[target] = cache[source]
+            self.pad[target] = self.pad[source]
+            name = torch.arange(len(gone), device=gone.device)
+            name[source] = target
+            self.prompt = name[self.prompt]
+        self.sort()
 
 
 class PlainDecoder:
@@ -222,6 +269,12 @@ class PlainDecoder:
         self.seen, self.position = self.seen[order[:n]], self.position[order[:n]]
 
 
+def holes(ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """ended [n] bool -> (source, target, left): who is alive behind the first `left` places fills the holes among them."""
+    left = int((~ended).sum())
+    return torch.nonzero(~ended[left:])[:, 0] + left, torch.nonzero(ended[:left])[:, 0], left
+
+
 def folded(linear: torch.nn.Module) -> torch.Tensor:
     """The weight [out, in] that a linear layer computes with: W, or W + scale · B A where LoRA sits on it."""
     if not hasattr(linear, "lora_A"):
@@ -244,13 +297,7 @@ def make_decoder(policy: Policy):
             a = torch.cat([fast.prefill(ids, pad, 1, 1), fast.step(ids[:, 0])]).log_softmax(-1)
             b = torch.cat([plain.prefill(ids, pad, 1, 1), plain.step(ids[:, 0])]).log_softmax(-1)
         tolerance = 1e-4 if fast.embed.dtype == torch.float32 else 0.1
-        kinds = getattr(config, "layer_types", None)  # FastDecoder attends to everything: no sliding windows
-        windowed = (
-            any(kind != "full_attention" for kind in kinds)
-            if kinds
-            else bool(getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
-        )
-        if (a - b).abs().max() < tolerance and not windowed:
+        if (a - b).abs().max() < tolerance and attends_to_all(config):  # a short test prompt does not show a window
             return fast
     except torch.OutOfMemoryError:
         raise  # it is a RuntimeError too, and says nothing about the architecture
@@ -359,11 +406,9 @@ class TorchSampler:
                     places = torch.nonzero(ended)[:, 0]
                     for b, cache in zip(row[places].tolist(), self.decoder.take(places)):
                         kept[b] = cache
-                n = int((~ended).sum())
+                source, target, n = holes(ended)
                 if n == 0:
                     break
-                target = torch.nonzero(ended[:n])[:, 0]  # holes among the first n places …
-                source = torch.nonzero(~ended[n:])[:, 0] + n  # … are filled by live rows from behind
                 self.decoder.move(source, target, n)
                 row[target], new[target] = row[source], new[source]
                 row, new = row[:n], new[:n]
@@ -376,7 +421,8 @@ class TorchSampler:
 
 
 if __name__ == "__main__":
-    from policy import PICO, load_policy, token_logprobs
+    from logprobs import token_logprobs
+    from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     sampler = TorchSampler(policy)

@@ -24,7 +24,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from policy import attach_lora, token_logprobs
+from logprobs import CHUNK
+from policy import attach_lora
 from sampler import TorchSampler
 from train import BY_ENV, Config, by_size
 from vllm_engine import LONGEST
@@ -51,7 +52,6 @@ GRAPHS = 1.0 * GIB  # vLLM's CUDA graphs; they stay on the card while it sleeps
 VLLM_TOKENS = {"A100 80 GB": 8192, "16 GB": 8192, "H200 141 GB": 16384}  # its max_num_batched_tokens, for which it keeps room
 PROMPT = 192  # tokens of a letters prompt; the longest of 200 has 146 in pico_base's tokens
 
-CHUNK = inspect.signature(token_logprobs).parameters["chunk"].default
 MAX_ROWS = inspect.signature(TorchSampler).parameters["max_rows"].default
 
 
@@ -148,35 +148,38 @@ def activations(c: dict, z: Sizes, rank: int, tokens: int, checkpointing: bool, 
     """Bytes at the peak of one forward and backward pass over `tokens` tokens; gradients of the weights stand elsewhere."""
     D, F, V, k = c["hidden_size"], c["intermediate_size"], c["vocab_size"], c.get("num_experts_per_tok", 0)
     saved, layer = kept(c, z, rank, tokens, checkpointing)
-    head = 16 * min(chunk, tokens) * V  # of one chunk, whatever the length: logits, log-probs, exp and its product, float32 [chunk, V]
+    logits, end = 4 * min(chunk, tokens) * V, 0  # of one chunk, whatever the length, float32 [chunk, V]
+    head = 2 * logits  # forward they have company: their exp
     # Alive at the busiest moment and not kept, as measured by the tests.
     if k:  # at the last layer's experts, when the last norm is free: their k outputs, as weighed and as summed, and its own gradient
         busy = tokens * (6 * k + 2) * D
     elif rank:  # in the MLP: down's input, also as float32
         busy = tokens * (4 * D + 6 * F)
     else:  # at the last norm, or in an MLP when the last norm is free; all the time the gradient of the head, which is the embedding's too
-        head, busy = head + 4 * V * D, 4 * V * D + tokens * (4 * F - 12 * D if checkpointing else max(12 * D, 4 * F - 8 * D))
+        head, end = max(head, logits + 4 * V * D), 12 * V * D  # … which in the end stands beside that of the embedding and their sum
+        busy = 4 * V * D + tokens * (4 * F - 12 * D if checkpointing else max(12 * D, 4 * F - 8 * D))
     if not checkpointing:
-        return saved + max(busy, head)
+        return max(saved + max(busy, head), end)
     forward = 2 * z.linear * (rank == 0) + tokens * (4 * D + 6 * F)  # autocast keeps its copies until the forward pass ends
-    return saved + max(forward, head, layer + busy)
+    return max(saved + max(forward, head, layer + busy), end)
 
 
 # ---------------------------------------------------------------------------------------------- the plan of a run
 
 
 def own_sampler(s: Setting, token: int, free: float) -> list[tuple[float, int]]:
-    """(bytes while it samples, its copy of the weights not counted; tokens in its cache), in the evaluation and then in the rollout.
+    """(bytes while it samples, its copy of the weights not counted; tokens that its rows see, a shared prompt once a row), in the evaluation and then
+    in the rollout.
 
     token: bytes of a token's keys and values. Where it runs out of memory, TorchSampler tries half as many prompts, and stays there.
     """
     c, row, most, found = MODELS[s.model], PROMPT + s.max_tokens, MAX_ROWS, []
 
     def needed(groups: int, k: int) -> float:
-        cache = token * groups * k * row  # made whole at once, so it never doubles; but the prompts' own stand beside it
+        cache = token * groups * (PROMPT + k * s.max_tokens)  # made whole at once, so it never doubles; a prompt's own only once
         # Logits, log-probs, their exp and its sum; or, when weights are copied, one matrix folded in float32.
         draw = max(16 * groups * k * c["vocab_size"], 12 * c["intermediate_size"] * c["hidden_size"])
-        return (1 + FRAGMENTS) * (cache + max(token * groups * PROMPT, draw))
+        return (1 + FRAGMENTS) * (cache + draw)
 
     for prompts, k in ((s.eval_n, 1), (s.num_tasks, s.k)):
         groups = min(prompts, max(1, most // k))

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 import evaluate
 import train
 from lab import memory
-from policy import PICO, Policy, load_policy, token_logprobs
+from logprobs import token_logprobs
+from policy import PICO, Policy, load_policy
 from sampler import FastDecoder, TorchSampler
 
 torch.set_num_threads(1)
@@ -189,7 +190,7 @@ def test_sampler_holds_a_copy_and_while_it_is_awake_a_cache(load, kind):
         copied = sum(t.nbytes for t in copied if isinstance(t, torch.Tensor))
         assert copied == pytest.approx(4 * policy.n_parameters, rel=0.01)  # but for the norms of q and k, one a head
         kv = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim
-        assert sum(t.nbytes for t in d.keys + d.values) == 4 * kv * 6 * (10 + 20)
+        assert sum(t.nbytes for t in cached(d)) == 4 * kv * 2 * (10 + 3 * 20)  # two prompts once, six replies
     assert cached(d)
     with sampler.asleep():
         assert not cached(d)
@@ -198,7 +199,9 @@ def test_sampler_holds_a_copy_and_while_it_is_awake_a_cache(load, kind):
 
 def cached(decoder) -> list:
     """What a decoder holds of the last batch."""
-    return decoder.keys + decoder.values if isinstance(decoder, FastDecoder) else [decoder.cache] if decoder.cache else []
+    if isinstance(decoder, FastDecoder):
+        return decoder.keys + decoder.values + decoder.own_keys + decoder.own_values
+    return [decoder.cache] if decoder.cache else []
 
 
 # ---------------------------------------------------------------------------------------------- a run keeps nothing it need not
@@ -249,7 +252,8 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
     )  # fmt: skip
     train.check(cfg)
     spies = patch.multiple(train, load_policy=load_policy, make_sampler=make_sampler, play=spied_play, update=update)
-    with spies, patch.object(evaluate, "play", spied_play), patch.object(torch.optim.Optimizer, "__init__", init):
+    whole_rows = patch("logprobs.shares_prompts", lambda lm: False)  # else the plain run has another number of passes
+    with spies, whole_rows, patch.object(evaluate, "play", spied_play), patch.object(torch.optim.Optimizer, "__init__", init):
         metrics = train.train(cfg) / "metrics.jsonl"
     seen.lines = [json.loads(text) for text in metrics.read_text().splitlines()]
     return seen
