@@ -1,17 +1,21 @@
 """Speed, measured so that it can be believed: both sides in one process, interleaved, medians and ratios.
 
-    python -m lab.bench sampler            # ours against model.generate on pico_base, 64 rows
+    python -m lab.bench train              # trained tokens a second and memory, over lengths and vocabularies
     python -m lab.bench scorer             # what a hostile reply can cost the alphabet environment
     python -m lab.bench swarm              # episodes of the economy a minute, and how that grows
+
+Ours against TRL, transformers and vLLM: lab/bench_peers.py.
 
 Timings on shared machines are noisy, so nothing here is a test; ratios of medians over interleaved rounds are stable to a
 few percent. Results go to results/bench/ with machine and versions.
 """
 
 import json
+import os
 import platform
 import random
 import string
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,83 +29,84 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from env_alphabet import LATER_TAG, Alphabet, right_list
-from env_letters import Letters
 from policy import PICO, load_policy
-from rollout import encode, prompt_ids
-from sampler import PlainDecoder, TorchSampler
+from rollout import encode
 
 BENCH_SEEDS = 2_600_000_000
 
 
-def interleave(sides: dict, rounds: int) -> dict[str, list[float]]:
-    """Run every side once a round, in turn, after one warm-up; each returns its tokens; gives tokens/s a round."""
-    for run in sides.values():
-        run()
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in tqdm(range(rounds)):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            tokens = run()
-            rates[name].append(tokens / (time.perf_counter() - start))
-    return rates
+def rows_of(lengths: list[int], vocabulary: int, device="cpu"):
+    """Groups of two episodes each, without a shared prompt, every token but the first eight sampled; one is paid, one is not."""
+    from rollout import Episode
+
+    rng, groups = np.random.default_rng(0), []
+    for g, length in enumerate(lengths):
+        ids = rng.integers(0, vocabulary, (2, length)).tolist()
+        groups.append([Episode(g, g, row, [False] * 8 + [True] * (length - 8), [0.0] * 8 + [-6.0] * (length - 8), 1, float(i))
+                       for i, row in enumerate(ids)])  # fmt: skip
+    return groups
 
 
-def sampler(rounds: int = 7, rows: int = 64, threads: int = 2) -> None:
-    """Sampled tokens a second: our sampler, the same loop over the Hugging Face model, and model.generate.
+def one_train(length: int, vocabulary: int, rounds: int, threads: int) -> None:
+    """In a process of its own: the seconds of updates on 8 rows, and the most memory above what the loaded model takes. Prints one JSON line."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    group: the shape of a GRPO update, 8 prompts x 8 samples, 256 tokens each, no stopping.
-    stopping: 64 different prompts with real end-of-turn tokens. pico_base answers in 44 tokens when greedy, so here the
-    prompts, of which each side must read 64, are two thirds of the tokens.
-    Both are greedy, so that all sides write exactly the same tokens (checked).
-    """
+    from grpo import update
+    from policy import Policy, attach_lora
+
     torch.set_num_threads(threads)
-    policy = load_policy(str(PICO), 0, 64, "cpu")
-    env = Letters(6, "binary", True, "states")
-    prompts = [prompt_ids(policy, env.reset(BENCH_SEEDS + i), None, True) for i in range(rows)]
-    ours, plain = TorchSampler(policy), TorchSampler(policy)
-    plain.decoder = PlainDecoder(policy)
-    stops, pad = sorted(policy.stop_ids), policy.tokenizer.pad_token_id
+    config = AutoConfig.from_pretrained(PICO, vocab_size=vocabulary, max_position_embeddings=length)
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(config).requires_grad_(False)
+    tokenizer = type("T", (), {"pad_token_id": 0})
+    policy = Policy(attach_lora(lm, 32, 64).eval(), tokenizer, frozenset([2]), "random", 32, torch.device("cpu"))
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-12)
+    groups, peak = rows_of([length] * 4, vocabulary), lambda: status("VmHWM")
+    base, seconds = status("VmRSS"), []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        stats = update(
+            policy, optimizer, groups, loss="grpo", baseline="group", normalize=True, temperature=1.0, max_tokens=length, micro_tokens=8192
+        )
+        seconds.append(time.perf_counter() - start)
+    weights = sum(p.nbytes for p in lm.parameters()) / 2**20
+    print(json.dumps({"length": length, "vocabulary": vocabulary, "tokens": stats["trained_tokens"], "seconds": round(float(np.median(seconds[1:])), 3),
+                      "tokens_per_second": round(stats["trained_tokens"] / float(np.median(seconds[1:]))), "above_the_model_mb": round(peak() - base), "weights_mb": round(weights)}))  # fmt: skip
 
-    def generate(prompts, k, **kw) -> tuple[int, list]:
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        with torch.inference_mode():
-            out = policy.lm.generate(input_ids=ids, attention_mask=mask, num_return_sequences=k, pad_token_id=pad, **kw)
-        rows = []
-        for row in out[:, longest:].tolist():
-            end = next((i + 1 for i, t in enumerate(row) if t in stops), len(row)) if "eos_token_id" in kw else len(row)
-            rows.append(row[:end])
-        return sum(map(len, rows)), rows
 
-    def with_sampler(s, prompts, k, limit, temperature, stop) -> tuple[int, list]:
-        s.policy = policy if stop else type(policy)(**{**policy.__dict__, "stop_ids": frozenset([-1])})
-        seeds = [[(0, g, i) for i in range(k)] for g in range(len(prompts))]
-        rows = [x.token_ids for group in s.sample(prompts, k, limit, temperature, seeds) for x in group]
-        return sum(map(len, rows)), rows
+def status(name: str) -> float:
+    """MB of this process, from Linux; VmHWM is the most it ever had (getrusage's would be its parent's, if that is more)."""
+    return int(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)).split()[1]) / 1024
 
-    few = prompts[:: max(1, rows // 8)][:8]
-    many = [p for p in few for _ in range(rows // 8)]
-    policy.lm.generation_config.eos_token_id = None  # stopping is asked for below, where it is wanted
-    cases = {
-        "stopping": {
-            "ours": lambda: with_sampler(ours, prompts, 1, 320, 0.0, True),
-            "plain loop": lambda: with_sampler(plain, prompts, 1, 320, 0.0, True),
-            "model.generate": lambda: generate(prompts, 1, max_new_tokens=320, do_sample=False, eos_token_id=stops),
-        },
-        "group": {
-            "ours": lambda: with_sampler(ours, few, rows // 8, 256, 0.0, False),
-            "plain loop": lambda: with_sampler(plain, few, rows // 8, 256, 0.0, False),
-            "model.generate": lambda: generate(many, 1, max_new_tokens=256, do_sample=False),
-        },
-    }
-    result = {"command": "python -m lab.bench sampler", "rows": rows, "rounds": rounds, **versions(threads)}
-    for case, sides in cases.items():
-        written = {name: run()[1] for name, run in sides.items()}
-        assert written["ours"] == written["plain loop"] == written["model.generate"], "the sides did not write the same tokens"
-        rates = interleave({name: (lambda run=run: run()[0]) for name, run in sides.items()}, rounds)
-        result[case] = table(rates, "model.generate")
-    save("sampler", result)
+
+def train(rounds: int = 3, threads: int = 2) -> None:
+    """Trained tokens a second and memory over lengths and vocabularies: 8 rows, pico_base's shapes with random weights, LoRA 32, grpo.update.
+
+    Cost must grow linearly in tokens, but for attention, whose share grows with the length: `work` is the floating-point operations of both, computed,
+    and seconds a unit of work must stay alike. Memory must not grow with vocabulary x length.
+    """
+    cases = [(length, 512) for length in (512, 1024, 2048, 4096, 8192)] + [(2048, v) for v in (1024, 32_000, 151_936)]
+    result = {"command": f"python -m lab.bench train --rounds {rounds} --threads {threads}", "rows": 8, **versions(threads), "cases": []}
+    for length, vocabulary in tqdm(cases):
+        code = f"from lab.bench import one_train; one_train({length}, {vocabulary}, {rounds}, {threads})"
+        out = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
+        )
+        if out.returncode:
+            raise SystemExit(f"{code}: {out.stderr.strip().splitlines()[-1]}")
+        case = json.loads(out.stdout.splitlines()[-1])
+        D, layers, inner, q, kv, r = 128, 4, 384, 128, 64, 32  # pico_base
+        linear = layers * (2 * D * q + 2 * D * kv + 3 * D * inner + r * (2 * (D + q) + 2 * (D + kv) + 3 * (D + inner)))
+        # a token's multiplications: twice forward, twice for its inputs' gradient; attention to half of the length; the head three times
+        case["work"] = round(case["tokens"] * 2 * (2 * linear + 3 * layers * q * length + 3 * D * vocabulary) / 1e9, 1)
+        case["gflops_per_second"] = round(case["work"] / case["seconds"], 1)
+        result["cases"].append(case)
+        print(json.dumps(case), flush=True)
+    small, large = (next(c for c in result["cases"] if (c["length"], c["vocabulary"]) == (2048, v)) for v in (512, 151_936))
+    result["memory_ratio"] = round(
+        (large["above_the_model_mb"] + large["weights_mb"]) / (small["above_the_model_mb"] + large["weights_mb"]), 2
+    )
+    save("train", result)
 
 
 def table(rates: dict[str, list[float]], reference: str) -> dict:
@@ -219,4 +224,4 @@ def save(name: str, result: dict) -> None:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"sampler": sampler, "scorer": scorer, "swarm": swarm})
+    tyro.extras.subcommand_cli_from_dict({"train": train, "scorer": scorer, "swarm": swarm})

