@@ -1,0 +1,274 @@
+"""What the claims compute: numbers of a run, numbers of arms, and the arms that scripts play. lab/claims.py has the claims themselves.
+
+A number of a run is one float, or an array with one value a held-out task. A number of arms is a list with one of these a seed: the differences of
+two arms at the same seed, most often. What is missing gives an empty list. Units of a script (scenarios, seeds of a simulation) stand for seeds.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import comb
+from pathlib import Path
+
+import numpy as np
+
+import metrics
+
+SAMPLED, TASKS = 32, 64  # pass@k: samples a task, tasks
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is kept of one run of train.py."""
+
+    summary: dict
+    lines: list[dict]  # metrics.jsonl
+    evals: list[dict]  # evals.jsonl, the trained tasks only
+    samples: list[int]  # right answers of SAMPLED, by task; only where the claim asks for it
+
+
+@dataclass(frozen=True)
+class Script:
+    """An arm without a model: play(i) -> {name: number}, for the units 0 … n - 1 (scenarios, or seeds of a simulation)."""
+
+    play: Callable[[int], dict[str, float]]
+    n: int
+
+
+# ------------------------------------------------------------------------------------------------ numbers of a run
+
+
+def held(run: Run, stage: str | int = "final", what: str = "exact") -> np.ndarray:
+    """[tasks] of the held-out tasks it is trained for, at a stage (before, after_sft, final) or after so many updates."""
+    return next(np.array(e[what], float) for e in run.evals if stage in (e["stage"], e["update"]))
+
+
+def gained(run: Run, what: str = "exact") -> np.ndarray:
+    return held(run, "final", what) - held(run, "after_sft", what)
+
+
+def during(run: Run, what: str = "exact", first: int = 1, last: int | None = None) -> float:
+    """Mean over the updates first to last (both included), of sampled replies."""
+    values = [line[what] for line in run.lines if first <= line["update"] <= (last or len(run.lines)) and what in line]
+    return float(np.mean(values))
+
+
+def early(run: Run) -> float:
+    """How fast it learns: mean exact answers of what was sampled in the first 20 updates."""
+    return during(run, "exact", 1, 20)
+
+
+def first_ten(what: str) -> Callable:
+    """Of the first ten updates, in which most of the learning happens."""
+    return lambda run: during(run, what, 1, 10)
+
+
+def rewards(run: Run) -> list[float]:
+    return [line["reward"] for line in run.lines]
+
+
+def longer(run: Run) -> float:
+    """Reply length in the updates 6 to 15, less that of the first three."""
+    return during(run, "reply_tokens", 6, 15) - during(run, "reply_tokens", 1, 3)
+
+
+def signal_by_episode(run: Run) -> float:
+    return during(run, "groups_with_signal", 1, 10) / run.summary["config"]["k"]
+
+
+def overstated(run: Run) -> float:
+    return metrics.distribution(rewards(run)).overstates / 100
+
+
+def turned_around(run: Run) -> float:
+    return metrics.distribution(rewards(run)).flips
+
+
+def updates_needed(run: Run, gain: float = 0.05) -> float:
+    """So many updates on either side tell a gain of 5 points in four runs of five: n = 2 (2.8 sd / gain)^2, sd around a line in the second half."""
+    left = metrics.line(np.array(rewards(run)[len(run.lines) // 2 :]))[1]
+    return 2 * (2.8 * left.std(ddof=2) / gain) ** 2
+
+
+def halfway(run: Run) -> tuple[bool, bool]:
+    """(had it settled, says the detector at half-way; did the reward move by more than 0.05 afterwards)."""
+    values, half = rewards(run), len(run.lines) // 2
+    return metrics.trend(values[:half]).settled, abs(np.mean(values[-20:]) - np.mean(values[half - 10 : half])) > 0.05
+
+
+def pass_at(run: Run, k: int) -> np.ndarray:
+    """[tasks] the chance that one of k samples is right, unbiased: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    return np.array([1 - comb(SAMPLED - c, k) / comb(SAMPLED, k) for c in run.samples])
+
+
+def sft_seconds(run: Run) -> float:
+    return run.summary["seconds"]["sft"]
+
+
+def all_seconds(run: Run) -> float:
+    return sum(run.summary["seconds"].get(part, 0.0) for part in ("sft", "rollout", "environment", "sync", "train"))
+
+
+# ------------------------------------------------------------------------------------------------ numbers of arms
+
+
+def both(arms: dict, *names: str) -> list[int]:
+    """The seeds that all of these arms have."""
+    return sorted(set.intersection(*(set(arms.get(name, ())) for name in names)))
+
+
+def less(a: str, b: str, of: Callable = held) -> Callable:
+    """a less b, by seed."""
+    return lambda arms: [of(arms[a][s]) - of(arms[b][s]) for s in both(arms, a, b)]
+
+
+def own(a: str, of: Callable) -> Callable:
+    return lambda arms: [of(arms[a][s]) for s in both(arms, a)]
+
+
+def by_unit(a: str, b: str, what: str) -> Callable:
+    """The same of two scripts, by unit."""
+    return lambda arms: list(arms[a][what] - arms[b][what]) if {a, b} <= arms.keys() else []
+
+
+def alone(a: str, what: str) -> Callable:
+    return lambda arms: list(arms[a][what]) if a in arms else []
+
+
+def apart(a: str, b: str, what: str) -> Callable:
+    """Two scripts whose units are not the same."""
+    return lambda arms: (list(arms[a][what]), list(arms[b][what])) if {a, b} <= arms.keys() else []
+
+
+def at_best_rate(arms: dict, kind: str, seed: int) -> Run:
+    """The run of this seed at the learning rate that was best in the *other* seeds, by their mean over all updates: who is judged has no vote."""
+    rates = [name for name in arms if name.startswith(f"{kind}_")]
+    best = max(rates, key=lambda name: np.mean([during(run) for s, run in arms[name].items() if s != seed]))
+    return arms[best][seed]
+
+
+def at_best_rates(a: str, b: str, of: Callable = held) -> Callable:
+    def value(arms: dict) -> list:
+        names = [name for name in arms if name.startswith((f"{a}_", f"{b}_"))]
+        seeds = both(arms, *names) if any(n.startswith(a) for n in names) and any(n.startswith(b) for n in names) else []
+        return [of(at_best_rate(arms, a, s)) - of(at_best_rate(arms, b, s)) for s in seeds] if len(seeds) > 1 else []
+
+    return value
+
+
+def called_right(*names: str) -> Callable:
+    """By seed, the share of these arms in which stopping at half-way was advised exactly if nothing moved any more."""
+    right = lambda run: float(halfway(run)[0] != halfway(run)[1])
+    return lambda arms: [np.mean([right(arms[name][s]) for name in names]) for s in both(arms, *names)]
+
+
+def too_soon(*names: str) -> Callable:
+    wrong = lambda run: float(all(halfway(run)))
+    return lambda arms: [np.mean([wrong(arms[name][s]) for name in names]) for s in both(arms, *names)]
+
+
+def adaptive_less_best(arms: dict) -> list:
+    """The adaptive window's error less that of the fixed window that turned out best: chosen afterwards, which favours the fixed."""
+    if not (errors := arms.get("windows")):
+        return []
+    fixed = min((name for name in errors if name.startswith("last")), key=lambda name: errors[name].mean())
+    return list(errors["adaptive"] - errors[fixed])
+
+
+# ------------------------------------------------------------------------------------------------ scripts
+
+
+def swarm_player(version: str, style: str, i: int) -> dict[str, float]:
+    import env_swarm
+    from lab.swarm import play_nonsense
+
+    env = env_swarm.Swarm("medium", version, style="grinder" if style == "nonsense" else style)
+    marks = (play_nonsense if style == "nonsense" else env_swarm.play)(env, env_swarm.EVAL_SEEDS + i)
+    return {name: marks[name] for name in ("reward", "payoff", "quality", "gain")}
+
+
+def one_sided(unseen: str, i: int) -> dict[str, float]:
+    """The expert, blind on one side: without `incoming` it can only propose, without `bots` only accept."""
+    import env_swarm
+
+    env, done = env_swarm.Swarm("medium", style="expert"), False
+    env.reset(env_swarm.EVAL_SEEDS + i)
+    while not done:
+        _, tool, arguments = env.player(env.seen | {unseen: []}, env.dice)
+        done = env.step(env_swarm.write_call(tool, arguments))[1]
+    marks = env.score()
+    return {name: marks[name] for name in ("reward", "reputation", "quality", "used_accept_proposal", "used_propose_trade")}
+
+
+def talker(rate: float, ends: bool, i: int) -> dict[str, float]:
+    """The expert, which now and then only writes text. ends: that ends the episode, as it did in the published environment at first."""
+    import env_swarm
+
+    env, dice, calls, done = env_swarm.Swarm("medium", style="expert"), random.Random(f"text {rate} {i}"), 0, False
+    env.reset(env_swarm.EVAL_SEEDS + i)
+    while not done:
+        talks = dice.random() < rate
+        if talks and ends:
+            break
+        done = env.step("Let me look at the tasks first." if talks else env.expert_reply())[1]
+        calls += not talks
+    return {"reward": env.score()["reward"], "calls": float(calls)}
+
+
+def hidden(rate: int) -> Callable:
+    """Of the calls of an episode that goes on, the share that the stop rule cuts off."""
+    a, b = f"ends_{rate}", f"passes_{rate}"
+    return lambda arms: list(1 - arms[a]["calls"] / np.maximum(arms[b]["calls"], 1)) if {a, b} <= arms.keys() else []
+
+
+def economy(adversaries: int, seed: int, world: dict | None = None, **stack) -> dict[str, float]:
+    from governance import Stack
+    from lab.governance import World, row
+
+    numbers = row(World(adversaries=adversaries, **(world or {})), Stack(**stack), seed)
+    return {name: float(numbers[name]) for name in ("welfare", "toxicity", "thrash", "thrash_honest", "acceptance", "epochs")}
+
+
+SHAPES = {  # what a window has to cope with: the true reward of 100 updates, and how alike the answers to a task are (the noise)
+    "flat, noisy": (np.full(100, 0.5), 0.8),
+    "fell 8 updates ago": (np.where(np.arange(100) < 92, 0.8, 0.4), 0.0),
+    "fell 30 updates ago": (np.where(np.arange(100) < 70, 0.8, 0.4), 0.3),
+    "rises by 0.02 in 10 updates": (0.3 + 0.002 * np.arange(100), 0.3),
+}
+
+
+def window_errors(i: int) -> dict[str, float]:
+    """How far each window's mean is from the present, on average over SHAPES."""
+    from lab.windows import FIXED, dice, episodes
+
+    errors: dict[str, list] = {}
+    for name, (truth, icc) in SHAPES.items():
+        values = episodes(truth, icc, dice("ablate", name, i))
+        for window, n in {"adaptive": metrics.adaptive_window(values), **{f"last {n}": n for n in FIXED}}.items():
+            errors.setdefault(window, []).append(abs(values[-n:].mean() - truth[-1]))
+    return {window: float(np.mean(some)) for window, some in errors.items()}
+
+
+def sample_more(folder: Path, target: Path) -> None:
+    """SAMPLED replies at temperature 1 to each of TASKS held-out tasks, by the run's checkpoint: how many are right, into samples.json."""
+    import torch
+
+    import train
+    from checkpoint import find_checkpoint, load_checkpoint
+    from evaluate import EVAL_SEEDS
+    from policy import choose_model, load_policy
+    from rollout import play
+    from runfolder import read_config, write_json
+
+    cfg = train.Config(**read_config(folder, train.Config))
+    torch.set_num_threads(max(1, cfg.threads))  # other runs go on beside this
+    policy = load_policy(choose_model(cfg.model, cfg.env)[0], cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    load_checkpoint(find_checkpoint(folder / "checkpoint"), policy)
+    sampler, make_env, right = train.make_sampler(cfg, policy), partial(train.make_env, cfg, cfg.difficulty), []
+    sampler.sync(0)
+    for first in range(0, TASKS, 8):  # 256 replies at a time
+        seeds = [EVAL_SEEDS + i for i in range(first, first + 8)]
+        groups = play(policy, sampler, make_env, seeds, SAMPLED, cfg.max_tokens, 1.0, cfg.seed)
+        right += [round(sum(e.components["exact"] for e in group)) for group in groups]
+    write_json(target / "samples.json", {"right": right, "of": SAMPLED})
