@@ -53,6 +53,7 @@ from evaluate import EVAL_SEEDS, eval_line
 from rollout import Episode, finish
 from runfolder import append, open_run, save_episodes, write_json
 from sampler import first_line
+from settings import Config, by_size, check, eval_sets, fill, kind
 
 LARGEST = 8_000_000  # bytes of an answer
 LONGEST = 64  # characters a token of max_tokens may have; a server that ignores max_tokens is cut there
@@ -94,7 +95,7 @@ class Hopeless(Exception):
 
 @dataclass
 class Endpoint:
-    cfg: object  # train.Config: the flags
+    cfg: object  # Config: the flags
     url: str  # …/chat/completions
     key: str  # the secret itself; never printed
     options: dict  # of every request: max_tokens, temperature
@@ -407,17 +408,17 @@ def endpoint(cfg) -> Endpoint:
 
 def evaluate_api(cfg) -> Path:
     """Evaluate an endpoint on the held-out tasks that the flags describe; returns its run folder, which compare.py takes like any other."""
-    import train  # here, because train.py imports this file
-
-    train.check(cfg)
-    by_size = train.by_size(math.inf, cfg.env)
-    train.fill(cfg, {name: by_size[name] for name in ("max_tokens", "swarm_error_penalty") if name in by_size})
+    check(cfg)
+    large = by_size(math.inf, kind(cfg.env))
+    fill(cfg, {name: large[name] for name in ("max_tokens", "swarm_error_penalty") if name in large})
     end, started = endpoint(cfg), time.monotonic()
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    cfg.name = cfg.name or f"{re.sub('[^A-Za-z0-9._-]+', '-', cfg.model)}-{cfg.env}{level}-{time.strftime('%m%d-%H%M%S')}"
+    cfg.name = (
+        cfg.name or f"{re.sub('[^A-Za-z0-9._-]+', '-', cfg.model)}-{cfg.env.rpartition(':')[2]}{level}-{time.strftime('%m%d-%H%M%S')}"
+    )
     folder, _, lock = open_run(cfg)
     write_json(folder / "config.json", asdict(cfg))
-    tasks, make_env = next((name, env) for name, (trained, env) in train.eval_sets(cfg).items() if trained)
+    tasks, make_env = next((name, env) for name, (trained, env) in eval_sets(cfg).items() if trained)
     played, end_of_it, code = {}, "", 0
     print(f"{cfg.model} at {cfg.api_base}, {cfg.env}, {tasks}: {cfg.eval_n} tasks, {cfg.api_concurrency} at a time, "
           f"{cfg.api_minutes:g} minutes at most")  # fmt: skip
@@ -486,7 +487,6 @@ def tell(cfg, end: Endpoint, tasks: str, means: dict, episodes: list[Episode], f
 if __name__ == "__main__":
     import tempfile
 
-    import train
     from lab.serve import Refused, listen, scripted
 
     PAUSE, seen = 0.05, Counter()
@@ -503,5 +503,5 @@ if __name__ == "__main__":
     server = listen(scripted(say), "scripted")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as runs:
-        evaluate_api(train.Config(env="letters", difficulty=3, eval_n=24, api_retries=2, runs=runs, model="scripted",
+        evaluate_api(Config(env="letters", difficulty=3, eval_n=24, api_retries=2, runs=runs, model="scripted",
                                   api_base=f"http://127.0.0.1:{server.server_port}/v1"))  # fmt: skip

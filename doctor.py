@@ -4,13 +4,24 @@ A run that learns nothing looks much like one that does: lines go by, nothing ra
 looked at for the few things that usually go wrong; each is told once, when it is first seen, and kept in summary.json. Nothing here stops a run. What
 does, a loss or log-prob that is not a number, raises where it is met (grpo.py, rollout.py, runfolder.py), before it can reach a checkpoint.
 
-    symptom       seen in                    for         most often
-    collapse      reward                     5 updates   a learning rate that is too high
-    stuck         groups_with_signal         5           one step that broke the policy: the learning rate again
-    no signal     groups_with_signal         10          a task that is too hard, or solved
-    noise         entropy                    3           a learning rate that is too high
-    cut short     truncated                  5           --max-tokens too small, or a stop token that is never learnt
-    errors        errors                     3           a bug in the environment
+    symptom              seen in                for         most often
+    collapse             reward                 5 updates   a learning rate that is too high
+    stuck                groups_with_signal     5           one step that broke the policy: the learning rate again
+    no signal            groups_with_signal     10          a task that is too hard, or solved
+    noise                entropy                3           a learning rate that is too high
+    cut short            truncated              5           --max-tokens too small, or a stop token that is never learnt
+    errors               errors                 3           a bug in the environment
+    stop token           stop_trained           1           the end-of-turn token is masked
+    sequence ratio       stretch                2           the ratio of a reply is clipped as if it were a token's
+    not exact            exact_reward           1           "correct" is counted as reward > 0
+    pays something else  reward, exact          10          partial credit that pays a guess
+    dropout              mismatch, twice        3           model.train() in the update
+    stale                mismatch               3           the sampler has old weights
+    two distributions    mismatch               3           another temperature, top-k or top-p in the sampler
+    uncorrected          ratio, mismatch        3           --importance none on samples of old policies
+
+The last eight are mistakes in the code around a run: failures.py makes each of them on purpose. (A ninth, `template`, is seen in the prompts
+themselves: sft.other_opening.)
 
 Run me: `python doctor.py runs/NAME` looks at a run update by update; without a run, at made-up ones.
 """
@@ -28,7 +39,9 @@ LOOKS_BACK = 50  # lines are enough
 
 def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
     """{symptom: sentence} after an update. lines: the newest of metrics.jsonl, in order; rewards: the mean reward of every update so far."""
-    told = {"collapse": metrics.collapsed(rewards), "stuck": stuck(lines, rewards), "noise": noise(lines), "errors": errors(lines)}
+    told = {"collapse": metrics.collapsed(rewards), "stuck": stuck(lines, rewards), "noise": noise(lines), "errors": errors(lines),
+            "stop token": stop_token(lines), "sequence ratio": sequence_ratio(lines), "not exact": not_exact(lines),
+            "pays something else": pays_something_else(lines), "uncorrected": uncorrected(lines), **disagreement(lines)}  # fmt: skip
     if not told["stuck"]:  # the same run also has no signal, and its replies may never end; but that is not what to mend
         told |= {"no signal": no_signal(lines), "cut short": cut_short(lines)}
     return {name: sentence for name, sentence in told.items() if sentence}
@@ -82,6 +95,90 @@ def errors(lines: list[dict], n: int = 3) -> str | None:
     if failed is None or failed.min() < 1 or failed.sum() < 0.1 * (failed.sum() + played.sum()):
         return None
     return f"in the last {n} updates {failed.sum():.0f} of {failed.sum() + played.sum():.0f} episodes ended in an error and were left out: mend the environment (episodes.jsonl names each error)"
+
+
+def stop_token(lines: list[dict], n: int = 1) -> str | None:
+    trained = last(lines, "stop_trained", n)
+    if trained is None or trained.max() > 0.5:
+        return None
+    return (f"of the replies that ended by themselves, {100 * trained[-1]:.0f}% have their end-of-turn token in the loss: it is masked, most often as padding, and replies "
+            "will run on; keep it in the mask")  # fmt: skip
+
+
+def sequence_ratio(lines: list[dict], n: int = 2) -> str | None:
+    """|log ratio| that is clipped, over |log-prob now - when sampled| of a token: 1 for a token's ratio, at most 1 for gspo's mean."""
+    stretch = last(lines, "stretch", n)
+    if stretch is None or stretch.min() < 2:
+        return None
+    return (f"the ratio in the loss moves {stretch[-1]:.0f} times as far as a token's log-prob, and {100 * lines[-1].get('clip_fraction', 0):.0f}% of the tokens are clipped: it is the ratio "
+            "of a whole reply (a sum of log-ratios), clipped with a token's epsilon; take one ratio a token, or their mean as gspo does")  # fmt: skip
+
+
+def not_exact(lines: list[dict]) -> str | None:
+    """An exact answer gets all there is, a reward of 1 in letters and alphabet, whatever else is paid for."""
+    paid = last(lines, "exact_reward", 1)
+    if paid is None or paid[0] > 0.999:
+        return None
+    return (f"answers that count as exact got a reward of {paid[0]:.2f} on average, and an exact one gets 1: correct is counted as reward > 0, or the like; count what is "
+            "exactly right")  # fmt: skip
+
+
+def pays_something_else(lines: list[dict], n: int = 10) -> str | None:
+    """The reward has risen beyond its noise, and exact answers, which are what is wanted, have not."""
+    reward, exact, then = last(lines, "reward", n), last(lines, "exact", n), lines[:5]
+    if reward is None or exact is None or len(lines) < n + 5 or np.allclose(reward, exact):
+        return None
+    error = lambda some: np.sqrt(sum(((line["reward_high"] - line["reward_low"]) / 4) ** 2 for line in some)) / len(some)
+    before, before_exact = (float(np.mean([line[name] for line in then])) for name in ("reward", "exact"))
+    risen = reward.mean() - before
+    if risen < max(0.05, 4 * np.hypot(error(then), error(lines[-n:]))) or exact.mean() - before_exact > 0.2 * risen:
+        return None
+    return (f"the reward rose from {before:.2f} to {reward.mean():.2f}, and exact answers went from {100 * before_exact:.0f}% to {100 * exact.mean():.0f}%: it pays something else, most often a "
+            "guess that earns partial credit; pay exact answers, or make the parts small")  # fmt: skip
+
+
+def disagreement(lines: list[dict], n: int = 3) -> dict[str, str]:
+    """Samples that are said to be the policy's own (off_policy_steps 0), and to which it gives other log-probs than its sampler did.
+
+    Rounding is 1e-7 nats a token on a CPU and about 0.01 in bfloat16 with another engine. What is more has one of three causes, and each
+    leaves its own trace: dropout differs from itself, old weights get older, two distributions do neither.
+    """
+    gap, age = last(lines, "mismatch", n), last(lines, "off_policy_steps", n)
+    if gap is None or age is None or age.any():
+        return {}
+    first = lines[0].get("mismatch", 0.0) if lines[0]["update"] == 1 else None
+    twice = last(lines, "twice", n)
+    much = f"trainer and sampler give a token log-probs that differ by {gap[-1]:.3f} nats on average, though the samples are said to be the policy's own"
+    if gap.min() > 0.03 and twice is not None and twice.min() > 0.3 * gap.min():
+        return {
+            "dropout": f"{much}, and two passes of the trainer over the same tokens differ by {twice[-1]:.3f}: dropout is on in the update; use model.eval() there, or dropout 0"
+        }
+    if first is not None and first < 0.1 * gap.min() and gap.min() > 1e-3:
+        return {
+            "stale": f"{much}; in the first update it was {first:.0e}: the sampler still has old weights; hand it new ones after every update, under a new name"
+        }
+    if first is not None and first > 0.03 and gap.min() > 0.03:
+        return {
+            "two distributions": f"{much}, from the first update on: the sampler draws from another distribution than is trained; use one temperature, and no top-k or top-p"
+        }
+    return {}
+
+
+def uncorrected(lines: list[dict], n: int = 3) -> str | None:
+    """With --importance none the ratio is to the policy at the start of the update, so it is 1 however old the samples are."""
+    age, gap, ratio = (last(lines, name, n) for name in ("off_policy_steps", "mismatch", "ratio"))
+    if (
+        age is None
+        or gap is None
+        or ratio is None
+        or "importance" in lines[-1]
+        or age.min() < 2
+        or gap.min() < 1e-3
+        or np.abs(ratio - 1).max() > 1e-6
+    ):
+        return None
+    return (f"samples are {age.mean():.0f} updates old and their log-probs have moved by {gap[-1]:.3f} nats a token, yet the ratio is 1.000: nothing corrects for who sampled; "
+            "--importance sequence or clip, or fewer --async-rollouts")  # fmt: skip
 
 
 def look_at(lines: list[dict]) -> list[str]:

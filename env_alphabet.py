@@ -246,7 +246,7 @@ def habit_of(task: Task, replies: list[str]) -> str:
 
 @dataclass
 class Alphabet:
-    """One alphabet-sort episode at a time. Defaults live in train.py."""
+    """One alphabet-sort episode at a time. Defaults live in settings.py."""
 
     min_turns: int
     max_turns: int

@@ -204,7 +204,7 @@ def habit_of(reply: str) -> str:
 
 @dataclass
 class Letters:
-    """One letter-counting episode at a time. Defaults live in train.py."""
+    """One letter-counting episode at a time. Defaults live in settings.py."""
 
     difficulty: int  # tier 1–10
     reward: str  # "binary" or "partial"

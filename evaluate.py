@@ -24,7 +24,8 @@ import metrics
 from checkpoint import find_checkpoint, load_checkpoint
 from policy import choose_model, load_policy
 from rollout import Episode, play
-from runfolder import append, claim, mend, read_config, save_episodes
+from runfolder import append, claim, mend, read_config, refuse_code, save_episodes
+from settings import Config, check, eval_sets, make_env
 
 EVAL_SEEDS = env_swarm.EVAL_SEEDS  # 2e9; train.py draws from 0 and 1e9 on, lab/pretrain.py from 3e9
 
@@ -43,8 +44,8 @@ def evaluate_policy(
     Returns {name: its episodes}, without those in error. Raises ValueError if nothing else is left.
     """
     results = {}
-    for name, (trained, make_env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):
-        groups = roll(make_env, [EVAL_SEEDS + i for i in range(n)])
+    for name, (trained, new_env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):
+        groups = roll(new_env, [EVAL_SEEDS + i for i in range(n)])
         missing = {i: g[0].error for i, g in enumerate(groups) if g[0].stop_reason == "error"}
         results[name] = episodes = [g[0] for g in groups if g[0].stop_reason != "error"]
         if not episodes:
@@ -104,9 +105,11 @@ def summarize(groups: list[list[Episode]]) -> dict:
     by_group = [sum(e.reward for e in g) / len(g) for g in ([e for e in g if e.stop_reason != "error"] for g in groups) if g]
     reward = metrics.mean(by_group, resamples=500)
     names = episodes[0].components
+    exact = [e.reward for e in episodes if e.components.get("exact") == 1]
     return {
         "reward": sum(e.reward for e in episodes) / len(episodes), "reward_low": reward.low, "reward_high": reward.high, "n": len(episodes),
         **{name: sum(e.components[name] for e in episodes) / len(episodes) for name in names},
+        **({"exact_reward": sum(exact) / len(exact)} if exact else {}),  # what an exact answer was paid: all there is, or "exact" counts something else
         "reply_tokens": sum(e.reply_tokens for e in episodes) / len(episodes),
         "truncated": sum(e.stop_reason == "truncated" for e in episodes) / len(episodes),
         "errors": sum(e.stop_reason == "error" for g in groups for e in g),
@@ -138,9 +141,10 @@ def evaluate_only(given) -> None:
     saved = find_checkpoint(folder / "checkpoint")
     if saved is None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
-    cfg = train.Config(**read_config(folder, train.Config))
-    own = next(iter(name for name, (trained, _) in train.eval_sets(cfg).items() if trained))
-    for name, default in asdict(train.Config()).items():
+    cfg = Config(**read_config(folder, Config))
+    refuse_code(folder, cfg.env, given.env)
+    own = next(iter(name for name, (trained, _) in eval_sets(cfg).items() if trained))
+    for name, default in asdict(Config()).items():
         value = getattr(given, name)
         if value == default or name == "eval_only":
             continue
@@ -149,13 +153,13 @@ def evaluate_only(given) -> None:
                 f"--{name.replace('_', '-')}: this run has {getattr(cfg, name)}, and --eval-only cannot change it; leave it out"
             )
         setattr(cfg, name, value)
-    train.check(cfg)
+    check(cfg)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     path, why = choose_model(cfg.model, cfg.env)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     _, state = load_checkpoint(saved, policy)
-    sets = {name: (name == own, env) for name, (trained, env) in train.eval_sets(cfg).items() if trained}
+    sets = {name: (name == own, env) for name, (trained, env) in eval_sets(cfg).items() if trained}
     print(f"{folder} after {state['update']} updates; {why}")
     sampler = train.make_sampler(cfg, policy)
     sampler.sync(state["update"])
@@ -167,7 +171,7 @@ def evaluate_only(given) -> None:
         if cfg.env == "swarm":
             print("\nreward of the scripted players on the same scenarios:")
             for player in env_swarm.STYLES:
-                env = train.make_env(cfg, cfg.difficulty)
+                env = make_env(cfg, cfg.difficulty)
                 env.style = player
                 print(f"  {player:22} {env_swarm.evaluate(env, cfg.eval_n, EVAL_SEEDS)['reward']}")
     if (folder / "summary.json").exists():

@@ -45,13 +45,16 @@ def base_of(summary: dict) -> str:
 
 def flags(config: dict, n_parameters: int) -> str:
     """The command line that a config stands for: only what differs from what train.py would have chosen."""
-    from train import BY_ENV, Config, by_size  # here, because train.py need not be imported to merge
+    from settings import BY_ENV, Config, by_size, kind  # here, because train.py need not be imported to merge
 
-    default = {f.name: f.default for f in fields(Config)} | BY_ENV[config["env"]]
-    by_itself = by_size(n_parameters, config["env"])
+    default = {f.name: f.default for f in fields(Config)} | BY_ENV[kind(config["env"])]
+    by_itself = by_size(n_parameters, kind(config["env"]))
     out = ["--env", config["env"]]
     for name, value in config.items():
-        if name in ("env", "model", "name", "runs", "resume", "eval_only", "threads", "wandb", "device", "engine") or name not in default:
+        if (
+            name in ("env", "break_", "model", "name", "runs", "resume", "eval_only", "threads", "wandb", "device", "engine")
+            or name not in default
+        ):
             continue
         if value not in (default[name], by_itself.get(name)) and value is not None:
             flag = name.replace("_", "-")

@@ -226,8 +226,9 @@ def update(
     for epoch in range(epochs):
         optimizer.zero_grad(set_to_none=True)
         sums = dict.fromkeys(
-            ("loss", "tokens", "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"), 0.0
-        )
+            ("loss", "tokens", "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped",
+             "log_ratio", "moved", "ended", "stops"), 0.0
+        )  # fmt: skip
         ratio_max = 0.0
         for i, part in enumerate(plan):
             chosen = [keep[n] for n in part]
@@ -260,6 +261,16 @@ def update(
             sums["clip_fraction"] += clipped.float().sum().item()
             sums["approx_kl"] += (gap.exp() - gap - 1).sum().item()
             sums["mismatch"] += gap.abs().sum().item()
+            # What doctor.py reads off: is the loss's ratio one token's, is the end-of-turn token learnt, does the same pass give the same numbers?
+            sums["log_ratio"] += ratio.clamp(min=1e-30).log().abs().sum().item()
+            sums["moved"] += (logprobs.detach() - old).abs().sum().item()
+            ends = [(r, len(episodes[n].token_ids) - 2) for r, n in enumerate(chosen) if episodes[n].stop_reason == "done"]
+            sums["ended"] += len(ends)
+            sums["stops"] += batch.mask[tuple(zip(*ends))].sum().item() if ends else 0
+            if epoch == i == 0 and not age.any() and gap.abs().mean() > 0.02:  # an on-policy run that is well does not get here
+                with torch.no_grad():
+                    again = token_logprobs(policy, batch.ids, batch.mask, temperature)[0]
+                stats["twice"] = (again - logprobs).abs().mean().item()
             ratio_max = max(ratio_max, ratio.max().item())
         parallel.sum_gradients(parameters)
         sums = parallel.sum_numbers(sums)
@@ -268,7 +279,9 @@ def update(
             optimizer.zero_grad(set_to_none=True)
             raise FloatingPointError(f"loss {sums['loss']} and gradient norm {grad_norm} are not both finite")
         optimizer.step()
-        n = sums.pop("tokens")
+        n, moved, stops, ended = (sums.pop(name) for name in ("tokens", "moved", "stops", "ended"))
+        stats |= {"stop_trained": stops / ended} if ended else {}
+        stats["stretch"] = sums.pop("log_ratio") / moved if moved > 1e-4 * n else 1.0
         means = {name: value if name == "loss" else value / n for name, value in sums.items()}
         if epoch == 0:  # before the first step, ratio != 1 can only be sampler against trainer
             stats |= {"entropy": means["entropy"], "mismatch": means["mismatch"]}

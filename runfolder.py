@@ -65,20 +65,23 @@ def open_run(cfg) -> tuple[Path, Path | None, FileLock]:
         given = {f.name: getattr(cfg, f.name) for f in fields(cfg) if getattr(cfg, f.name) != f.default}
         for name, value in read_config(folder, type(cfg)).items():
             setattr(cfg, name, value)
+        refuse_code(folder, cfg.env, given.get("env"))
         for name in MAY_CHANGE:
             if name in given:
                 setattr(cfg, name, given.pop(name))
         given.pop("resume", None)
         changed = [name for name, value in given.items() if getattr(cfg, name) != value]
         if changed:
-            raise SystemExit(f"--{changed[0].replace('_', '-')} cannot change on --resume; start a new run for another experiment")
+            raise SystemExit(
+                f"--{changed[0].strip('_').replace('_', '-')} cannot change on --resume; start a new run for another experiment"
+            )
         cfg.resume, cfg.eval_only = "", ""
         saved = find_checkpoint(folder / "checkpoint")
         if saved and saved.name != "checkpoint":
             set_aside(folder / "checkpoint")
         return folder, saved, lock
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    folder = Path(cfg.runs) / (cfg.name or f"{cfg.env}{level}-{time.strftime('%m%d-%H%M%S')}")
+    folder = Path(cfg.runs) / (cfg.name or f"{cfg.env.rpartition(':')[2]}{level}-{time.strftime('%m%d-%H%M%S')}")
     if folder.exists() and any(file.name not in ("lock", "config.new") for file in folder.iterdir()):  # else: killed before it had begun
         raise SystemExit(f"{folder} exists; choose another --name, or continue it with --resume {folder}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,6 +104,14 @@ def read_config(folder: Path, kind: type) -> dict:
     if wrong := [name for name, value in saved.items() if name not in known or not plain(value, known[name])]:
         raise ValueError(f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; check the path, or restore it")
     return saved
+
+
+def refuse_code(folder: Path, env: str, given: str | None) -> None:
+    """SystemExit if a run's config names a file of code as its environment, and the command line does not: the folder may come from anywhere."""
+    if ".py:" in env and env != given:
+        raise SystemExit(
+            f"{folder}: this run's environment is code of somebody's, {env[:200]!a}; read it, and if you trust it add --env and that"
+        )
 
 
 def trim(folder: Path, done: int) -> None:

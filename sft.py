@@ -59,6 +59,17 @@ def sft_batches(episodes: list[Episode], batch_size: int, steps: int, seed: int)
     return batches
 
 
+def other_opening(policy: Policy, env, episode: Episode) -> str | None:
+    """One sentence if this episode's prompt is not the one that a demonstration of the same task begins with: another chat template, most often."""
+    shown = expert_episode(policy, env, episode.seed).token_ids
+    n = next((i for i, (a, b) in enumerate(zip(episode.token_ids, shown)) if a != b), len(shown))
+    if n >= episode.sampled.index(True):
+        return None
+    text = lambda ids: repr(policy.tokenizer.decode(ids[n : n + 6]))
+    return (f"the prompts that the policy samples from are not written as those of SFT: token {n} on, {text(episode.token_ids)} and not {text(shown)}; "
+            "make both with the same chat template")  # fmt: skip
+
+
 if __name__ == "__main__":
     from env_letters import Letters
     from policy import PICO, load_policy

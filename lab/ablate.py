@@ -161,9 +161,9 @@ def run(claim: Claim, arm: str, seed: int, threads: int, launch=lab_arms.launch)
 @cache
 def wanted(flags: str) -> dict:
     """What these flags ask for; what train.py fills in later is left out, and so is what makes no other run."""
-    import train  # here, because it brings torch along
+    import settings  # here, because it brings torch along
 
-    config = vars(tyro.cli(train.Config, args=flags.split()))
+    config = vars(tyro.cli(settings.Config, args=flags.split()))
     return {k: v for k, v in config.items() if v is not None and k not in compare.SAME and not k.startswith("api_")}
 
 

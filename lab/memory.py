@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from logprobs import CHUNK
 from policy import attach_lora
 from sampler import TorchSampler
-from train import BY_ENV, Config, by_size
+from settings import BY_ENV, Config, by_size
 from vllm_engine import LONGEST
 
 OUT = ROOT / "results" / "bench"

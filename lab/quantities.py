@@ -254,6 +254,7 @@ def sample_more(folder: Path, target: Path) -> None:
     """SAMPLED replies at temperature 1 to each of TASKS held-out tasks, by the run's checkpoint: how many are right, into samples.json."""
     import torch
 
+    import settings
     import train
     from checkpoint import find_checkpoint, load_checkpoint
     from evaluate import EVAL_SEEDS
@@ -261,11 +262,11 @@ def sample_more(folder: Path, target: Path) -> None:
     from rollout import play
     from runfolder import read_config, write_json
 
-    cfg = train.Config(**read_config(folder, train.Config))
+    cfg = settings.Config(**read_config(folder, settings.Config))
     torch.set_num_threads(max(1, cfg.threads))  # other runs go on beside this
     policy = load_policy(choose_model(cfg.model, cfg.env)[0], cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     load_checkpoint(find_checkpoint(folder / "checkpoint"), policy)
-    sampler, make_env, right = train.make_sampler(cfg, policy), partial(train.make_env, cfg, cfg.difficulty), []
+    sampler, make_env, right = train.make_sampler(cfg, policy), partial(settings.make_env, cfg, cfg.difficulty), []
     sampler.sync(0)
     for first in range(0, TASKS, 8):  # 256 replies at a time
         seeds = [EVAL_SEEDS + i for i in range(first, first + 8)]

@@ -370,7 +370,7 @@ def scripted(say: Callable[[list[dict]], str]) -> Callable[[dict], dict]:
 
 def load(name: str) -> Policy:
     """pico_base, pico_swarm, a folder or hub id of a model, or a run folder: then its base with the adapter of its checkpoint."""
-    import train
+    import settings
 
     folder = Path(name)
     config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {}
@@ -380,7 +380,7 @@ def load(name: str) -> Policy:
     saved = find_checkpoint(folder / "checkpoint")
     if saved is None:
         raise SystemExit(f"{folder}: it has no checkpoint yet; train first, or serve its base model")
-    cfg = train.Config(**config)
+    cfg = settings.Config(**config)
     path, _ = choose_model(cfg.model, cfg.env)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     load_checkpoint(saved, policy)

@@ -35,7 +35,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import train
+import settings
 from env_letters import split_thinking
 from evaluate import EVAL_SEEDS
 from lab.serve import JsonHandler, listen, scripted, serve_policy, split_calls
@@ -50,9 +50,9 @@ STYLE = {"letters": "derives", "alphabet": "derives", "swarm": "expert"}
 
 def make_env(environment: str):
     """The environment as train.py makes it, with its defaults; nothing of the adapter is involved."""
-    cfg = train.Config(env=environment, sft_style=STYLE[environment])
-    train.fill(cfg, train.BY_ENV[environment])
-    return train.make_env(cfg, cfg.difficulty)
+    cfg = settings.Config(env=environment, sft_style=STYLE[environment])
+    settings.fill(cfg, settings.BY_ENV[environment])
+    return settings.make_env(cfg, cfg.difficulty)
 
 
 # ------------------------------------------------------------------------------------------------ the scripted player
@@ -243,7 +243,7 @@ def check_policy(environment: str, n: int, folder: Path) -> dict[str, dict]:
     """The base model, greedy, through text and through tokens."""
     path = cut_like_qwen(PICO_SWARM, folder / "pico_swarm") if environment == "swarm" else PICO
     policy = load_policy(str(path), lora_rank=0, lora_alpha=64, device="cpu")
-    max_tokens = train.by_size(policy.n_parameters, environment)["max_tokens"]
+    max_tokens = settings.by_size(policy.n_parameters, environment)["max_tokens"]
     groups = play(policy, TorchSampler(policy), partial(make_env, environment), [EVAL_SEEDS + i for i in range(n)], 1, max_tokens, 0.0, 0)
     episodes = [group[0] for group in groups]
     spoken = lambda e: [m["content"] for m in e.messages if m["role"] == "assistant"]

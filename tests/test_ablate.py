@@ -9,7 +9,7 @@ import pytest
 import tyro
 from scipy import stats
 
-import train
+import settings
 from lab import ablate, claims
 from lab.ablate import interval, judge, minutes, owner, together, verdict
 from lab.claims import CLAIMS, Check, Claim
@@ -35,8 +35,8 @@ def test_there_are_sixteen_claims_each_with_a_source_and_a_check_that_decides():
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_every_arm_is_a_command_line_that_train_accepts(claim):
     for flags in (what for what in claim.arms.values() if isinstance(what, str)):
-        cfg = tyro.cli(train.Config, args=[*flags.split(), "--seed", "1"])
-        train.check(cfg)
+        cfg = tyro.cli(settings.Config, args=[*flags.split(), "--seed", "1"])
+        settings.check(cfg)
         assert cfg.seed == 1 and not cfg.resume and not cfg.name
         words = [word for word in flags.split() if word.startswith("--")]
         assert len(words) == len(set(words)), f"{flags}: a flag stands there twice"
@@ -152,8 +152,8 @@ def test_what_is_so_is_found():
 
 def fake_run(flags: str, seed: int, exact: float) -> Run:
     """What train.py would have left, with 16 held-out tasks."""
-    cfg = tyro.cli(train.Config, args=[*flags.split(), "--seed", str(seed)])
-    train.check(cfg)
+    cfg = tyro.cli(settings.Config, args=[*flags.split(), "--seed", str(seed)])
+    settings.check(cfg)
     rng = np.random.default_rng(seed)
     done = cfg.updates
     parts = ("payoff", "reputation", "quality", "diversity", "error_rate")
@@ -230,7 +230,10 @@ def test_every_check_can_be_computed(claim):
     arms: dict = {}
     for name, what in claim.arms.items():
         if isinstance(what, Script):
-            arms[name] = {key: np.linspace(0, 1, 30) for key in ("reward", "quality", "welfare", "toxicity", "thrash", "calls", "used_accept_proposal", "used_propose_trade")}
+            arms[name] = {
+                key: np.linspace(0, 1, 30)
+                for key in ("reward", "quality", "welfare", "toxicity", "thrash", "calls", "used_accept_proposal", "used_propose_trade")
+            }
             arms[name] |= {key: np.linspace(0, 1, 30) for key in ("adaptive", "last 5", "last 10")} if name == "windows" else {}
         else:
             arms[name] = {seed: fake_run(what, seed, 0.5) for seed in range(3)}

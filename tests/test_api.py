@@ -17,6 +17,7 @@ import pytest
 
 import api
 import compare
+import settings
 import train
 from env_letters import Letters, write_reply
 from env_swarm import Swarm, write_call
@@ -91,11 +92,11 @@ def write(handler, raw: bytes, status: int = 200, length: int | None = None, kin
     handler.wfile.write(raw)
 
 
-def config(folder, url: str, **more) -> train.Config:
+def config(folder, url: str, **more) -> settings.Config:
     given = dict(
         env="letters", difficulty=2, eval_n=4, api_retries=1, api_timeout=20.0, api_concurrency=2, api_minutes=0.5, model="m", name="run"
     )
-    return train.Config(**given | more, runs=str(folder), api_base=url)
+    return settings.Config(**given | more, runs=str(folder), api_base=url)
 
 
 def evaluate(folder, url: str, **more) -> tuple[dict, dict | None]:
@@ -423,7 +424,7 @@ def test_a_folder_of_an_api_cannot_be_trained_on(endpoint, tmp_path, capsys):
     url, _ = endpoint(lambda h, b: say(right(b)))
     evaluate(tmp_path, url, eval_n=1)
     with pytest.raises(ValueError, match="over an API"):
-        train.train(train.Config(resume=str(tmp_path / "run")))
+        train.train(settings.Config(resume=str(tmp_path / "run")))
 
 
 def test_the_folder_is_compared_like_any_other(endpoint, tmp_path, capsys):
@@ -449,7 +450,7 @@ def test_what_failed_in_one_is_left_out_of_the_pairs(endpoint, tmp_path, capsys)
 
 
 def answer(response: dict, think: bool = True, max_tokens: int = 100) -> api.Answer:
-    end = api.endpoint(train.Config(model="m", api_base="http://h/v1", max_tokens=max_tokens))
+    end = api.endpoint(settings.Config(model="m", api_base="http://h/v1", max_tokens=max_tokens))
     return api.read_answer(end, response, think)
 
 
@@ -592,7 +593,7 @@ def test_over_http_a_policy_says_and_gets_what_it_does_in_process(load, served, 
     policy = load(kind)
     cfg = config(tmp_path, served(policy), model="ours", eval_n=n, max_tokens=100, api_concurrency=4, **more)
     api.evaluate_api(cfg)
-    (make_env,) = [env for trained, env in train.eval_sets(cfg).values() if trained]
+    (make_env,) = [env for trained, env in settings.eval_sets(cfg).values() if trained]
     groups = greedy(policy, TorchSampler(policy), 100)(make_env, [EVAL_SEEDS + i for i in range(n)])
     over_http = {e["seed"]: e for e in compare.lines(tmp_path / "run" / "episodes.jsonl")}
     for (episode,) in groups:

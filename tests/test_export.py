@@ -14,6 +14,7 @@ import torch
 import tyro
 
 import export
+import settings
 import train
 from checkpoint import find_checkpoint, load_checkpoint
 from lab.serve import JsonHandler
@@ -25,8 +26,8 @@ TINY = dict(updates=2, num_tasks=2, k=4, eval_n=4, max_tokens=64, sft_steps=3, s
 
 
 def tiny_run(folder: Path, name: str, **settings) -> Path:
-    cfg = train.Config(**{**TINY, "runs": str(folder), "name": name, **settings})
-    train.check(cfg)
+    cfg = settings.Config(**{**TINY, "runs": str(folder), "name": name, **settings})
+    settings.check(cfg)
     return train.train(cfg)
 
 
@@ -125,12 +126,12 @@ def test_the_card_says_what_was_measured(runs, tmp_path):
 @pytest.mark.parametrize("words", ["", "--lora-rank 0 --loss dapo --no-think", "--difficulty 3 --curriculum --kl 0.1 --seed 4", "--env swarm --swarm-version 0.1",
                                    "--env alphabet --max-turns 5 --power-per-turn"])  # fmt: skip
 def test_the_flags_on_the_card_give_the_run_again(words):
-    cfg = tyro.cli(train.Config, args=words.split())
-    train.check(cfg)
-    train.fill(cfg, train.by_size(900_000, cfg.env))
-    again = tyro.cli(train.Config, args=export.flags(train.asdict(cfg), 900_000).split())
-    train.check(again)
-    train.fill(again, train.by_size(900_000, again.env))
+    cfg = tyro.cli(settings.Config, args=words.split())
+    settings.check(cfg)
+    settings.fill(cfg, settings.by_size(900_000, cfg.env))
+    again = tyro.cli(settings.Config, args=export.flags(train.asdict(cfg), 900_000).split())
+    settings.check(again)
+    settings.fill(again, settings.by_size(900_000, again.env))
     assert again == cfg
     assert all(word in export.flags(train.asdict(cfg), 900_000) for word in words.split())
 

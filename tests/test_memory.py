@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import evaluate
+import settings
 import train
 from lab import memory
 from logprobs import token_logprobs
@@ -246,11 +247,11 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         seen.updates.append((cache, seen.forwards - before, any(p.grad is not None for p in policy.model.parameters())))
         return stats
 
-    cfg = train.Config(
+    cfg = settings.Config(
         model=str(PICO), updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=2, sft_examples=2, threads=1, wandb=False,
         runs=str(folder), name="tiny", device="cpu", gradient_checkpointing=checkpointing,
     )  # fmt: skip
-    train.check(cfg)
+    settings.check(cfg)
     spies = patch.multiple(train, load_policy=load_policy, make_sampler=make_sampler, play=spied_play, update=update)
     whole_rows = patch("logprobs.shares_prompts", lambda lm: False)  # else the plain run has another number of passes
     with spies, whole_rows, patch.object(evaluate, "play", spied_play), patch.object(torch.optim.Optimizer, "__init__", init):

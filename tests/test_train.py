@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import settings
 import train
 from rollout import play
 
@@ -351,7 +352,7 @@ def test_eval_only_gives_the_final_evaluation_again(whole):
 def test_a_curriculum_climbs_from_easy(tmp_path):
     script = f"""
 import sys, train
-train.PROMOTE["swarm"] = ("reward", 0.0)
+settings.PROMOTE["swarm"] = ("reward", 0.0)
 sys.argv = ["train.py", *{SWARM!r}, "--updates", "6", "--curriculum", "--difficulty", "hard", "--eval-every", "9", "--sft-steps", "0",
             "--runs", {str(tmp_path)!r}, "--name", "c"]
 train.main()
@@ -414,7 +415,7 @@ def test_flags_about_old_samples_are_refused_in_one_sentence(monkeypatch, flags,
     assert must_name in said and "\n" not in said
 
 
-def configured(monkeypatch, *flags: str) -> train.Config:
+def configured(monkeypatch, *flags: str) -> settings.Config:
     """The Config that main() hands over for these flags."""
     seen = []
     monkeypatch.setattr(sys, "argv", ["train.py", *flags])
@@ -447,16 +448,16 @@ def test_a_preset_gives_way_to_every_flag_that_was_set(monkeypatch, flags, name,
 
 def test_the_error_penalty_reaches_the_environment(monkeypatch):
     cfg = configured(monkeypatch, "--env", "swarm", "--swarm-error-penalty", "0.5")
-    assert train.make_env(cfg, cfg.difficulty).error_penalty == 0.5
-    (_, (_, evaluated)), *_ = train.eval_sets(cfg).items()
+    assert settings.make_env(cfg, cfg.difficulty).error_penalty == 0.5
+    (_, (_, evaluated)), *_ = settings.eval_sets(cfg).items()
     assert evaluated().error_penalty == 0.5
     for env, n_parameters, penalty in (
         ("swarm", 1e6, 2.0),
         ("swarm", 4e9, 0.0),
     ):  # a small model pays for slips, a large one is paid as published
         cfg = configured(monkeypatch, "--env", env)
-        train.fill(cfg, train.by_size(n_parameters, env))
-        assert train.make_env(cfg, cfg.difficulty).error_penalty == penalty
+        settings.fill(cfg, settings.by_size(n_parameters, env))
+        assert settings.make_env(cfg, cfg.difficulty).error_penalty == penalty
 
 
 # ------------------------------------------------------------------------------------------------ ahead
@@ -669,7 +670,7 @@ def test_a_preset_is_written_down_and_a_flag_that_was_set_stays(out_of_memory):
     preset = {"think": False, "reward": "partial", "lr_end": 1.0, "importance": "clip"}
     given = {"lr": 0.01, "warmup": 1, "updates": 3, "max_tokens": 40, "eval_n": 1, "eval_every": 9}
     assert {name: config[name] for name in preset | given} == preset | given
-    assert set(train.PRESETS["seed"]) == set(preset | given)
+    assert set(settings.PRESETS["seed"]) == set(preset | given)
 
 
 @pytest.mark.parametrize("message", ["", "\n"])
@@ -721,7 +722,7 @@ def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_al
     monkeypatch.setattr(train, "StopSignal", lambda: SimpleNamespace(asked=False))
     monkeypatch.setattr(train.torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr(train.report, "write", lambda folder: (folder / "report.md").write_text(""))
-    monkeypatch.setitem(train.PROMOTE, "letters", ("exact", 0.0))  # five batches of a level are enough, however bad
+    monkeypatch.setitem(settings.PROMOTE, "letters", ("exact", 0.0))  # five batches of a level are enough, however bad
     monkeypatch.setattr(sys, "argv", [
         "train.py", "--curriculum", "--difficulty", "6", "--async-rollouts", "2", "--updates", "15", "--sft-steps", "0", "--num-tasks", "1",
         "--k", "2", "--eval-n", "1", "--eval-every", "99", "--save-every", "99", "--max-tokens", "4", "--no-wandb", "--runs", str(tmp_path),

@@ -22,6 +22,7 @@ import picoswarm_swarm
 import verifiers.v1 as vf
 from pydantic import ValidationError
 
+import settings
 import train
 from evaluate import EVAL_SEEDS
 from lab.serve import Refused, listen, scripted
@@ -54,15 +55,15 @@ def test_the_tasks_are_ours(environment):
 
 @pytest.mark.parametrize("environment", CONFIGS)
 def test_the_defaults_are_those_of_training(environment):
-    """They are declared twice, because train.py imports torch. Where it goes by the model's size, the adapter means the large ones."""
-    cfg = train.Config(env=environment)
-    train.fill(cfg, train.BY_ENV[environment] | train.by_size(4_000_000_000, environment))
-    known = {field.name for field in fields(train.Config)}
-    settings = config(environment).settings()
-    for name, value in settings.items():
+    """They are declared twice, because settings.py imports torch. Where it goes by the model's size, the adapter means the large ones."""
+    cfg = settings.Config(env=environment)
+    settings.fill(cfg, settings.BY_ENV[environment] | settings.by_size(4_000_000_000, environment))
+    known = {field.name for field in fields(settings.Config)}
+    given = config(environment).settings()
+    for name, value in given.items():
         flag = f"swarm_{name}" if f"swarm_{name}" in known and environment == "swarm" else name  # --swarm-floor is swarm's floor
         assert value == getattr(cfg, flag), name
-    assert {"think", "reward" if environment == "letters" else "max_turns" if environment == "alphabet" else "version"} <= set(settings)
+    assert {"think", "reward" if environment == "letters" else "max_turns" if environment == "alphabet" else "version"} <= set(given)
 
 
 def test_settings_reach_the_environment():

@@ -66,7 +66,7 @@ def marks(environment: str, settings: dict[str, Any], seed: int, replies: list[s
 
 
 class SeededConfig(vf.TasksetConfig):
-    """What all three share. Defaults are those of train.py, which is not imported here, because it imports torch; a test compares them."""
+    """What all three share. Defaults are those of settings.py, which is not imported here, because it imports torch; a test compares them."""
 
     first_seed: int = EVAL_SEEDS  # held-out tasks, as in every evaluation of ours; for training set 0
     think: bool = (

@@ -1,0 +1,85 @@
+"""Protects the failure journal: every mistake can be made, is named by the run that makes it, and FAILURES.md says what the committed runs said."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import doctor
+import failures
+import grpo
+import rollout
+import sft
+import train
+from env_letters import Letters
+from failures import FAILURES
+from lab import failures as journal
+from sampler import TorchSampler
+
+ROOT = Path(failures.__file__).resolve().parent
+TOUCHED = [(grpo, "collate"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "policy_loss"), (rollout, "prompt_ids"), (sft, "expert_episode"),
+           (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip
+SMALL = ["--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "2", "--difficulty", "2",
+         "--max-tokens", "48", "--threads", "1", "--warmup", "0", "--no-wandb"]  # fmt: skip
+MORE = {"no-variance": ["--max-tokens", "2", "--updates", "11"], "stale-adapter": ["--lr", "1e-2", "--updates", "6", "--reward", "partial"],
+        "reward-as-correct": ["--updates", "2"]}  # fmt: skip
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(monkeypatch, runs: Path, *flags: str) -> Path:
+    for place, name in TOUCHED:
+        monkeypatch.setattr(place, name, getattr(place, name))  # so that the mistake is undone after the test
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags, *SMALL, "--runs", str(runs), "--name", "run"])
+    train.main()
+    return runs / "run"
+
+
+@pytest.mark.parametrize("name", [name for name in FAILURES if name not in ("learning-rate", "generous-reward", "off-policy")])
+def test_the_run_that_makes_a_mistake_names_it(monkeypatch, capsys, tmp_path, name):
+    """In small, a few seconds each. The three that take longer are below, from their committed runs."""
+    folder = run(monkeypatch, tmp_path, "--break", name, *MORE.get(name, ["--updates", "4", "--reward", "partial"]))
+    told = json.loads((folder / "summary.json").read_text())["warnings"]
+    assert FAILURES[name].told in told
+    assert f"{FAILURES[name].told.upper()} at {told[FAILURES[name].told]}" in capsys.readouterr().out
+    assert "\n" not in told[FAILURES[name].told]
+
+
+def test_the_same_runs_without_a_mistake_are_told_nothing(monkeypatch, tmp_path):
+    folder = run(monkeypatch, tmp_path, "--updates", "4", "--reward", "partial", "--epochs", "2", "--temperature", "0.7")
+    assert json.loads((folder / "summary.json").read_text())["warnings"] == {}
+    last = lines(folder / "metrics.jsonl")[-1]
+    assert last["stop_trained"] == 1 and last["exact_reward"] == 1 and last["stretch"] == pytest.approx(1, abs=1e-3) and "twice" not in last
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_committed_run_names_it(name):
+    summary, told = json.loads((journal.OUT / name / "summary.json").read_text()), FAILURES[name].told
+    assert summary["config"]["break_"] == name and told in summary["warnings"]
+    again = doctor.look_at(lines(journal.OUT / name / "metrics.jsonl"))  # by the code as it is now
+    assert told == "template" or any(f": {told}: " in sentence for sentence in again)
+    assert any(FAILURES[name].metric in line for line in lines(journal.OUT / name / "metrics.jsonl"))
+    assert summary["seconds"]["total"] < 300
+
+
+@pytest.mark.parametrize("name", journal.HEALTHY)
+def test_the_committed_runs_without_a_mistake_are_well(name):
+    assert doctor.look_at(lines(journal.OUT / name / "metrics.jsonl")) == []
+
+
+def test_the_page_is_what_the_runs_said():
+    assert (ROOT / "FAILURES.md").read_text() == journal.page()
+
+
+def test_wrong_names_are_told_in_one_sentence():
+    done = subprocess.run([sys.executable, "train.py", "--break", "nothing"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("--break nothing: choose learning-rate, ") and done.stderr.count("\n") == 1
+
+
+def test_the_chapter_shows_itself():
+    done = subprocess.run([sys.executable, "failures.py"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and all(f"\n{name}\n" in f"\n{done.stdout}" for name in FAILURES)
