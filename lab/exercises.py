@@ -225,6 +225,7 @@ def check_loss():
         "the ratio is upside down: p_now / p_old": lambda now, old, *rest: real(2 * old - now, old, *rest),
         "the log-ratio needs its exp": lambda now, old, A, low, high: -torch.minimum((now - old) * A, (now - old).clamp(1 - low, 1 + high) * A),
         "eps stands on both sides: above it is eps_high": lambda now, old, A, low, high: real(now, old, A, low, low),
+        "this is the mean; what is asked for is the loss of each token": lambda *case: real(*case).mean(),
         "the ratio is detached: right values, and no gradient to learn from": lambda now, *rest: real(now.detach(), *rest) + 0 * now,
     }  # fmt: skip
 

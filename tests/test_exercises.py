@@ -277,6 +277,7 @@ def test_what_is_given_may_be_changed():
     ("clipped_loss", lambda *given: surrogate(*given, pick=lambda a, b: a), "there is no clip"),
     ("clipped_loss", lambda now, old, A, low, high: surrogate(now, old, A, low, low), "eps stands on both sides"),
     ("clipped_loss", lambda now, old, A, low, high: surrogate(-now, -old, A, low, high), "upside down"),
+    ("clipped_loss", lambda *given: surrogate(*given).mean(), "this is the mean"),
     ("clipped_loss", lambda now, *rest: surrogate(now.detach(), *rest), "detached"),
     ("importance_weights", lambda x, row, cap: x.exp().clamp(max=cap), "each token has its own ratio"),
     ("importance_weights", lambda x, row, cap: truncated(x, row, cap, of=torch.mean), "geometric mean"),
