@@ -155,6 +155,11 @@ def importance_weights(level: str, log_ratio: torch.Tensor, row: torch.Tensor, c
     return log_ratio.clamp(max=math.log(cap)).exp()  # clamped before exp: a long episode's ratio overflows
 
 
+def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Schulman's low-variance estimate of KL(policy || reference) at each token that the policy sampled, [M]: r - log r - 1, r = p_reference / p."""
+    return (reference - logprobs).exp() - (reference - logprobs) - 1
+
+
 def micro_batches(episodes: list[Episode], max_tokens: int) -> list[list[int]]:
     """Indices of episodes, cut so that rows · longest <= max_tokens. Members of a group stay together: they share their prompt (logprobs.hidden_states),
     and answers to one task are alike in length, so there is little padding."""
@@ -246,12 +251,12 @@ def update(
                 sums["capped"] += (factor >= CAP * (1 - 1e-6)).float().sum().item()
             each, ratio, clipped = policy_loss(loss, logprobs, old, batch.advantages[row], row, *CLIP[loss])
             total = (weight * each).sum()
-            if kl > 0:  # k3, Schulman's low-variance estimate of KL(policy || reference): r - log r - 1, r = p_ref / p
+            if kl > 0:
                 with torch.no_grad(), swapped(policy, reference):
                     ref = token_logprobs(policy, batch.ids, batch.mask, temperature)[0]
-                k3 = (ref - logprobs).exp() - (ref - logprobs) - 1
-                total = total + kl * (weight * k3).sum()
-                sums["kl_ref"] += k3.detach().sum().item()
+                away = k3(logprobs, ref)  # [M]
+                total = total + kl * (weight * away).sum()
+                sums["kl_ref"] += away.detach().sum().item()
             total.backward()
             gap = (logprobs - sampled).detach()
             sums["loss"] += total.item()
@@ -259,7 +264,7 @@ def update(
             sums["entropy"] += entropy.sum().item()
             sums["ratio"] += ratio.sum().item()
             sums["clip_fraction"] += clipped.float().sum().item()
-            sums["approx_kl"] += (gap.exp() - gap - 1).sum().item()
+            sums["approx_kl"] += k3(sampled, logprobs.detach()).sum().item()  # how far it has moved: KL(sampler || policy)
             sums["mismatch"] += gap.abs().sum().item()
             # What doctor.py reads off: is the loss's ratio one token's, is the end-of-turn token learnt, does the same pass give the same numbers?
             sums["log_ratio"] += ratio.clamp(min=1e-30).log().abs().sum().item()

@@ -47,7 +47,7 @@ COMMANDS = {
     ".venv/bin/python train.py --break stale-adapter": "tests/test_failures.py",
     ".venv/bin/python doctor.py runs/NAME": "",
     ".venv/bin/python train.py --env reverse.py:Reverse": TINY,
-    "python exercises.py": "exit 1: tests/test_exercises.py",
+    ".venv/bin/python exercises.py": "exit 1: tests/test_exercises.py",
 }  # fmt: skip
 
 
