@@ -103,6 +103,27 @@ def test_inline_commands_name_files_that_are_there():
         assert file == "FILE" or (ROOT / file).exists(), command
 
 
+# ------------------------------------------------------------------------------------------------ chapters
+
+CHAPTERS = sorted(file.name for file in ROOT.glob("*.py"))
+OTHERWISE = {"train.py": "make train", "exercises.py": "exits with 1, being unsolved", "vllm_engine.py": "make test-vllm", "report.py": "needs a run",
+             "viewer.py": "needs a run"}  # fmt: skip
+
+
+@pytest.mark.parametrize("chapter", [name for name in CHAPTERS if name not in OTHERWISE])
+def test_every_chapter_shows_itself(chapter, tmp_path):
+    """Each has asserts of its own beside what it prints."""
+    done = call([sys.executable, chapter])
+    assert done.returncode == 0, done.stderr[-800:]
+    assert len(done.stdout) > 200
+
+
+def test_the_reading_order_has_every_chapter_and_nothing_else():
+    section = README.split("## Reading order")[1].split("\n## ")[0]
+    rows = [re.findall(r"`(\w+\.py)`", line.split("|")[1]) for line in section.splitlines() if line.startswith("| ")]
+    assert sorted(name for row in rows for name in row) == CHAPTERS
+
+
 # ------------------------------------------------------------------------------------------------ numbers
 
 
