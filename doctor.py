@@ -140,24 +140,25 @@ def pays_something_else(lines: list[dict], n: int = 10) -> str | None:
 def disagreement(lines: list[dict], n: int = 3) -> dict[str, str]:
     """Samples that are said to be the policy's own (off_policy_steps 0), and to which it gives other log-probs than its sampler did.
 
-    Rounding is 1e-7 nats a token on a CPU and about 0.01 in bfloat16 with another engine. What is more has one of three causes, and each
-    leaves its own trace: dropout differs from itself, old weights get older, two distributions do neither.
+    Rounding is 1e-7 nats a token on a CPU and about 0.01 in bfloat16 with another engine. What is more (than the column `rounding` allows) has one of three
+    causes, and each leaves its own trace: dropout differs from itself, old weights get older, two distributions do neither.
     """
-    gap, age = last(lines, "mismatch", n), last(lines, "off_policy_steps", n)
+    trained = [line for line in lines if "mismatch" in line]  # an update without a signal has none
+    gap, age = last(trained, "mismatch", n), last(trained, "off_policy_steps", n)
     if gap is None or age is None or age.any():
         return {}
-    first = lines[0].get("mismatch", 0.0) if lines[0]["update"] == 1 else None
-    twice = last(lines, "twice", n)
+    first = trained[0]["mismatch"] if lines[0]["update"] == 1 else None
+    twice, most = last(trained, "twice", n), lines[-1].get("rounding", 0.03)
     much = f"trainer and sampler give a token log-probs that differ by {gap[-1]:.3f} nats on average, though the samples are said to be the policy's own"
-    if gap.min() > 0.03 and twice is not None and twice.min() > 0.3 * gap.min():
+    if gap.min() > most and twice is not None and twice.min() > 0.3 * gap.min():
         return {
             "dropout": f"{much}, and two passes of the trainer over the same tokens differ by {twice[-1]:.3f}: dropout is on in the update; use model.eval() there, or dropout 0"
         }
-    if first is not None and first < 0.1 * gap.min() and gap.min() > 1e-3:
+    if first is not None and first < 0.1 * gap.min() and gap.min() > most:
         return {
             "stale": f"{much}; in the first update it was {first:.0e}: the sampler still has old weights; hand it new ones after every update, under a new name"
         }
-    if first is not None and first > 0.03 and gap.min() > 0.03:
+    if first is not None and first > most and gap.min() > most:
         return {
             "two distributions": f"{much}, from the first update on: the sampler draws from another distribution than is trained; use one temperature, and no top-k or top-p"
         }

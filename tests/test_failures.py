@@ -23,8 +23,8 @@ TOUCHED = [(grpo, "collate"), (sft, "collate"), (grpo, "token_logprobs"), (grpo,
            (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip
 SMALL = ["--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "2", "--difficulty", "2",
          "--max-tokens", "48", "--threads", "1", "--warmup", "0", "--no-wandb"]  # fmt: skip
-MORE = {"no-variance": ["--max-tokens", "2", "--updates", "11"], "stale-adapter": ["--lr", "1e-2", "--updates", "6", "--reward", "partial"],
-        "reward-as-correct": ["--updates", "2"]}  # fmt: skip
+MORE = {"no-variance": ["--difficulty", "8", "--updates", "11"], "stale-adapter": ["--lr", "1e-2", "--updates", "6", "--reward", "partial"],
+        "reward-as-correct": ["--updates", "2"], "temperature": ["--updates", "6", "--k", "8", "--reward", "partial"]}  # fmt: skip
 
 
 def lines(path: Path) -> list[dict]:
@@ -34,7 +34,7 @@ def lines(path: Path) -> list[dict]:
 def run(monkeypatch, runs: Path, *flags: str) -> Path:
     for place, name in TOUCHED:
         monkeypatch.setattr(place, name, getattr(place, name))  # so that the mistake is undone after the test
-    monkeypatch.setattr(sys, "argv", ["train.py", *flags, *SMALL, "--runs", str(runs), "--name", "run"])
+    monkeypatch.setattr(sys, "argv", ["train.py", *SMALL, *flags, "--runs", str(runs), "--name", "run"])
     train.main()
     return runs / "run"
 
