@@ -196,14 +196,17 @@ def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
     return found
 
 
-def update(rounds: int = 7, threads: int = 2, memory: bool = True) -> None:
+def update(rounds: int = 7, paged_rounds: int = 3, threads: int = 2) -> None:
     """Seconds of a whole update, with real stopping and with 256 forced tokens. TRL sets the pace: after each of its updates comes one of ours."""
     torch.set_num_threads(threads)
-    result = {"command": f"python -m lab.bench_peers update --rounds {rounds} --threads {threads}", "episodes": TASKS * K, **peers(threads)}
+    result = {
+        "command": f"python -m lab.bench_peers update --rounds {rounds} --paged-rounds {paged_rounds} --threads {threads}",
+        "episodes": TASKS * K,
+        **peers(threads),
+    }
     for case, forced in (("stopping", False), ("forced", True)):
-        result[case] = {side: side_by_side(side, forced, rounds, threads) for side in ("trl", "trl, paged")}
-    if memory:
-        result["peak_mb"] = {f"{side}, {'forced' if forced else 'stopping'}": round(peak(side, forced, threads)) for forced in (False, True) for side in ("ours", "trl", "trl, paged")}  # fmt: skip
+        result[case] = {side: side_by_side(side, forced, n, threads) for side, n in (("trl", rounds), ("trl, paged", paged_rounds))}
+    result["peak_mb"] = {f"{side}, {'forced' if forced else 'stopping'}": round(peak(side, forced, threads)) for forced in (False, True) for side in ("ours", "trl", "trl, paged")}  # fmt: skip
     save("update", result)
 
 
