@@ -27,7 +27,7 @@ Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each 
     quality     mean p over the model's submissions and accepted trades (both directions); 0 without any.
     diversity   Shannon entropy of the tools used with success, divided by the log of their number.
 
-The rules are in swarm_economy.py, the scenarios and the bots in swarm_bots.py. What is decided here:
+The rules are in swarm_economy.py, the scenarios and the bots in swarm_bots.py, the scripted players in swarm_players.py. What is decided here:
 
     no call     a reply without a tool call counts as pass_turn, and the observation says so. So does thinking that never ends.
     two calls   the first is executed; the observation says that only it counts.
@@ -53,8 +53,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from env_letters import split_thinking
-from swarm_bots import HELP, PLAYERS, RANGES, SCENARIOS, bots_act, draw_scenario, draw_tasks, from_short, show, view
+from swarm_bots import RANGES, SCENARIOS, bots_act, draw_scenario, draw_tasks
 from swarm_economy import ACTIONS, ME, Economy, Refused, Scenario, end_step, found, pass_turn, rule
+from swarm_players import HELP, PLAYERS, from_short, show, view
 
 WEIGHTS = {
     "0.2": {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1},

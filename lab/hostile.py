@@ -355,6 +355,7 @@ def fingerprint() -> str:
         "env_swarm.py",
         "swarm_economy.py",
         "swarm_bots.py",
+        "swarm_players.py",
         "rollout.py",
         "lab/hostile.py",
         "lab/hostile_replies.py",

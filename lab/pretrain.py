@@ -68,7 +68,8 @@ import env_alphabet as alphabet
 from env_letters import STYLES, Task, make_task, question, write_reply
 from env_swarm import Swarm, write_call
 from lab.tokenizer import IDS, build
-from swarm_bots import KINDS, NICE, NOVICE_SAYS, PLACES, PLAYERS, grinder, pick, possible, propose, work_text
+from swarm_bots import KINDS, NICE, PLACES, pick, work_text
+from swarm_players import NOVICE_SAYS, PLAYERS, grinder, possible, propose
 
 SEED_RANGE = 3_000_000_000  # pretraining draws its tasks here; train, SFT and eval seeds lie elsewhere (train.py)
 

@@ -31,8 +31,9 @@ sys.path.insert(0, str(ROOT))
 import metrics
 from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, play, write_call
 from lab.tokenizer import build
-from swarm_bots import PLAYERS, SCENARIOS, draw_scenario, work_text
+from swarm_bots import SCENARIOS, draw_scenario, work_text
 from swarm_economy import content_quality
+from swarm_players import PLAYERS
 
 OUT = ROOT / "results" / "swarm"
 LEVELS = ("easy", "medium", "hard")

@@ -16,7 +16,8 @@ from env_swarm import EVAL_SEEDS, Swarm
 from lab import attack
 from lab.attack import ALPHABET, LETTERS, markdown, play_alphabet, play_letters, row, table_of, verdict
 from lab.attack_swarm import FAIR, FREE, SWARM, WORK, Way, play, player, search, value
-from swarm_bots import PLAYERS, news, work_text
+from swarm_bots import work_text
+from swarm_players import PLAYERS, news
 
 N = 25  # scenarios of the swarm
 

@@ -13,7 +13,7 @@ import tyro
 
 import settings
 import train
-from lab import book
+from lab import book, walk
 
 ROOT = book.ROOT
 README = (ROOT / "README.md").read_text()
@@ -209,3 +209,15 @@ def test_a_run_folder_cannot_bring_its_own_code(tmp_path, finished):
         done = call([sys.executable, "train.py", flag, str(folder)])
         assert done.returncode == 1 and "code of somebody's" in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("what", walk.FORKS)
+def test_each_fork_is_a_change_of_one_file_that_can_still_be_made(what, tmp_path):
+    """lab/walk.py makes and runs them; here only whether the text that they change is there, once, and is valid Python afterwards."""
+    file, changes, flags = walk.FORKS[what]
+    text = (ROOT / file).read_text() if changes else example()
+    for old, new in changes:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    compile(text, file, "exec")
+    assert f"touched: `{file}`" in (ROOT / "results" / "walk.md").read_text() and flags

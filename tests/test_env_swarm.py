@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 import swarm_bots
 import swarm_economy as eco
 from env_swarm import STYLES, TOOLS, WEIGHTS, Swarm, play, print_score, read_call, write_call
-from swarm_bots import EXTREMES, PLAYERS, bots_act, draw_scenario, draw_tasks, exploits, from_short, show, view
+from swarm_bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits
 from swarm_economy import ME, MECHANISMS, Refused, Scenario, Task, end_step, found
+from swarm_players import PLAYERS, from_short, show, view
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ("easy", "medium", "hard")
