@@ -14,11 +14,13 @@ generate are timed.
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,14 +137,14 @@ def timed(done):
 
 
 def one_side(side: str, forced: bool, updates: int, threads: int, each=None) -> list[dict]:
-    """Updates of one side: "ours", "trl" or "trl, paged". each() is called after every one, its time not counted."""
+    """Updates of one side: "ours", "trl" or "trl, paged". each(its numbers) is called after every one, its time not counted."""
     torch.set_num_threads(threads)
     seen: list[dict] = []
     if side == "ours":
         ours = Ours(forced)
         for _ in range(updates):
             seen.append(ours.update())
-            each and each()
+            each and each(seen[-1])
         return seen
 
     def reward(completions, completion_ids, **_):
@@ -151,7 +153,7 @@ def one_side(side: str, forced: bool, updates: int, threads: int, each=None) -> 
 
     def done(seconds):
         seen[-1]["seconds"] = seconds
-        each and each()
+        each and each(seen[-1])
 
     trl_trainer(forced, side == "trl, paged", updates, timed(done), reward=reward).train()
     return seen
@@ -171,19 +173,27 @@ def peak(side: str, forced: bool, threads: int) -> float:
     return float(out.stdout.split("PEAK")[1])
 
 
+def pace(side: str, forced: bool, updates: int, threads: int) -> None:
+    """One side in a process of its own: after each update a line `DONE seconds tokens`, then it waits for a line."""
+
+    def each(row: dict) -> None:
+        print("DONE", row["seconds"], row["tokens"], flush=True)
+        sys.stdin.readline()
+
+    one_side(side, forced, updates, threads, each)
+
+
 def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
-    """After every update of that side one of ours; the first of each warms up."""
-    ours, mine = Ours(forced), []
+    """After every update of that side one of ours; the first of each warms up. Who waits is stopped (Other), for TRL's continuous batching never rests."""
+    ours, mine, theirs = Ours(forced), [], []
     ours.update()
-    bar = tqdm(total=rounds + 1, desc=f"{'forced' if forced else 'stopping'}, {side}")
-
-    def each():
-        mine.append(ours.update())
-        bar.update()
-
-    theirs = one_side(side, forced, rounds + 1, threads, each)[1:]
-    mine = mine[1:]
-    bar.close()
+    with Other(f"from lab.bench_peers import pace; pace({side!r}, {forced}, {rounds + 1}, {threads})", threads) as other:
+        for _ in tqdm(range(rounds + 1), desc=f"{'forced' if forced else 'stopping'}, {side}"):
+            seconds, tokens = other.answer()
+            theirs.append({"seconds": seconds, "tokens": tokens})
+            mine.append(ours.update())
+            other.go()
+    theirs, mine = theirs[1:], mine[1:]
     per_token = lambda row: row["seconds"] / row["tokens"]
     found = {
         "theirs_seconds": spread([b["seconds"] for b in theirs]), "ours_seconds": spread([a["seconds"] for a in mine]),
@@ -192,8 +202,36 @@ def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
         "ratio_seconds": spread([b["seconds"] / a["seconds"] for a, b in zip(mine, theirs)]),
         "ratio_per_token": spread([per_token(b) / per_token(a) for a, b in zip(mine, theirs)]),
     }  # fmt: skip
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
     return found
+
+
+class Other:
+    """A process that works when it is asked, answers `DONE seconds tokens`, and is stopped (SIGSTOP) while it is not its turn: some libraries spin while they wait."""
+
+    def __init__(self, code: str, threads: int):
+        self.code = code
+        self.process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
+
+    def go(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> tuple[float, float]:
+        for line in self.process.stdout:
+            if line.startswith("DONE"):
+                self.process.send_signal(signal.SIGSTOP)
+                return float(line.split()[1]), float(line.split()[2])
+        raise SystemExit(f"a side has ended; run it alone to see why: python -c '{self.code}'")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
 
 
 def update(rounds: int = 7, paged_rounds: int = 3, threads: int = 2) -> None:
@@ -382,7 +420,7 @@ def sampling(side: str, forced: bool, threads: int):
 
 
 def serve(side: str, forced: bool, threads: int) -> None:
-    """One side in a process of its own, because vLLM takes over the threads of its process: a line in, `seconds tokens` out."""
+    """One side in a process of its own, because vLLM takes over the threads of its process: a line in, `DONE seconds tokens` out."""
     run = sampling(side, forced, threads)
     for _ in sys.stdin:
         start = time.perf_counter()
@@ -398,27 +436,17 @@ def sampler(rounds: int = 7, threads: int = 2) -> None:
         "rounds": rounds,
         **peers(threads),
     }
+    names = ("ours", "model.generate", "generate_batch", "vllm")
     for case, forced in (("stopping", False), ("forced", True)):
-        code = "import sys; from lab.bench_peers import serve; serve(sys.argv[1], sys.argv[2] == 'True', int(sys.argv[3]))"
-        sides = {side: subprocess.Popen([sys.executable, "-c", code, side, str(forced), str(threads)], cwd=ROOT, text=True, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
-                 for side in ("ours", "model.generate", "generate_batch", "vllm")}  # fmt: skip
-
-        def ask(process, code=code):
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            for line in process.stdout:
-                if line.startswith("DONE"):
-                    return float(line.split()[2]) / float(line.split()[1])
-            raise SystemExit(f"{process.args[3]} ended; run it alone to see why: python -c '{code}' {' '.join(process.args[3:])}")
-
-        rates: dict[str, list[float]] = {side: [] for side in sides}
-        for _ in tqdm(range(rounds + 1), desc=case):  # the first one warms up
-            for side, process in sides.items():
-                rates[side].append(ask(process))
-        for process in sides.values():
-            process.stdin.close()
-            process.wait()
+        rates: dict[str, list[float]] = {side: [] for side in names}
+        with ExitStack() as stack:
+            start = lambda side, forced=forced: Other(f"from lab.bench_peers import serve; serve({side!r}, {forced}, {threads})", threads)
+            sides = {side: stack.enter_context(start(side)) for side in names}
+            for _ in tqdm(range(rounds + 1), desc=case):  # the first one warms up
+                for side, other in sides.items():
+                    other.go()
+                    seconds, tokens = other.answer()
+                    rates[side].append(tokens / seconds)
         result[case] = table({side: values[1:] for side, values in rates.items()}, "model.generate")
         print(json.dumps(result[case], indent=1))
     save("sampler", result)
