@@ -7,6 +7,7 @@ does, a loss or log-prob that is not a number, raises where it is met (grpo.py, 
     symptom              seen in                for         most often
     collapse             reward                 5 updates   a learning rate that is too high
     stuck                groups_with_signal     5           one step that broke the policy: the learning rate again
+    broken               format                 3           the same, seen in replies that cannot be read any more
     no signal            groups_with_signal     10          a task that is too hard, or solved
     noise                entropy                3           a learning rate that is too high
     cut short            truncated              5           --max-tokens too small, or a stop token that is never learnt
@@ -39,10 +40,12 @@ LOOKS_BACK = 50  # lines are enough
 
 def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
     """{symptom: sentence} after an update. lines: the newest of metrics.jsonl, in order; rewards: the mean reward of every update so far."""
-    told = {"collapse": metrics.collapsed(rewards), "stuck": stuck(lines, rewards), "noise": noise(lines), "errors": errors(lines),
+    told = {"collapse": metrics.collapsed(rewards), "stuck": stuck(lines, rewards), "broken": broken(lines), "noise": noise(lines), "errors": errors(lines),
             "stop token": stop_token(lines), "sequence ratio": sequence_ratio(lines), "not exact": not_exact(lines),
             "pays something else": pays_something_else(lines), "uncorrected": uncorrected(lines), **disagreement(lines)}  # fmt: skip
-    if not told["stuck"]:  # the same run also has no signal, and its replies may never end; but that is not what to mend
+    if not (
+        told["stuck"] or told["broken"]
+    ):  # the same run also has no signal, and its replies may never end; but that is not what to mend
         told |= {"no signal": no_signal(lines), "cut short": cut_short(lines)}
     return {name: sentence for name, sentence in told.items() if sentence}
 
@@ -60,6 +63,15 @@ def stuck(lines: list[dict], rewards: list[float], n: int = 5) -> str | None:
         return None
     return (f"in the last {n} updates all samples of a task scored the same, {np.mean(rewards[-n:]):.2f} on average, and at the start it was {np.mean(start):.2f}: "
             "the policy is broken and cannot recover, most often because the learning rate is too high; start again with a third of it")  # fmt: skip
+
+
+def broken(lines: list[dict], n: int = 3) -> str | None:
+    """A step that is far too large leaves replies that no environment can read, long before a reward has anything to fall from."""
+    now, before = last(lines, "format", n), [line["format"] for line in lines[:-n] if "format" in line]
+    if now is None or not before or max(before) < 0.5 or now.max() > 0.2 * max(before):
+        return None
+    return (f"{100 * max(before):.0f}% of the replies had the right format and now {100 * now.mean():.0f}% have: a step broke the policy, most often because the learning rate is too high; "
+            "start again with a third of it")  # fmt: skip
 
 
 def no_signal(lines: list[dict], n: int = 10) -> str | None:

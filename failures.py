@@ -145,10 +145,10 @@ def close_is_paid() -> None:
 FAILURES = {
     "learning-rate": Failure(
         "the reward falls to 0 within a few updates and never comes back",
-        "entropy", "jumps, or everything stops: groups_with_signal 0",
+        "format", "falls to 0 from one update to the next: the replies cannot be read any more",
         "a learning rate that is too high",
         "a third of --lr, until the first 20 updates hold",
-        "collapse", {"lr": 0.03, "warmup": 0},
+        "broken", {"lr": 0.03, "warmup": 0, "updates": 12},
     ),
     "no-variance": Failure(
         "the reward does not move; the loss and the gradient are exactly 0",

@@ -233,7 +233,7 @@ def speed() -> str:
     body.append(
         ["memory of 8 × 2,048 trained tokens, vocabulary 151,936 against 512, weights included", "", "", "", f"{train['memory_ratio']:.2f}"]
     )
-    return rows(["", "against", "theirs", "ours", "theirs / ours [least, most]"], body)
+    return rows(["", "against", "theirs", "ours", "times as fast, or as little [least, most]"], body)
 
 
 BLOCKS = {f.__name__: f for f in (letters, letters_arms, alphabet, swarm, cost, passes, card, offpolicy, speed)}

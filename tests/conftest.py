@@ -13,6 +13,15 @@ import torch
 
 from policy import PICO, PICO_SWARM, load_policy
 
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Captured output may hold lone surrogates, from hostile files; they cannot be sent from one process of pytest-xdist to another."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "replace").decode()) for name, text in report.sections]
+    return report
+
+
 # Hidden 32, two layers, four query heads on two key heads: every reshape that can go wrong, at no cost.
 SMALL = dict(
     vocab_size=1024, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
