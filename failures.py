@@ -98,10 +98,14 @@ def another_template() -> None:
 
 
 def never_sync() -> None:
-    """The sampler keeps the weights that it began with: a LoRA adapter under a name that the engine has cached."""
+    """The sampler keeps the weights that SFT left: a LoRA adapter under a name that the engine has cached."""
     from sampler import TorchSampler
 
+    right = TorchSampler.sync
+
     def sync(self, version):
+        if version == 0:
+            right(self, version)
         self.version = version  # it says that it is new
 
     TorchSampler.sync = sync
@@ -207,11 +211,11 @@ FAILURES = {
         "not exact", {"reward": "partial", "updates": 5}, paid_is_correct,
     ),
     "generous-reward": Failure(
-        "the reward rises nicely; nobody gets better",
-        "exact", "stays or falls while the reward rises, and replies get shorter",
+        "the reward is high and rises; nobody gets better",
+        "exact", "stays where it was, far below the reward",
         "partial credit so generous that a guess is paid like an answer",
         "pay exact answers (--reward binary), or make the parts small and hard to get without the whole",
-        "pays something else", {}, close_is_paid,
+        "pays something else", {"updates": 20}, close_is_paid,
     ),
     "off-policy": Failure(
         "the format of the replies falls apart after some updates, then everything",
