@@ -141,7 +141,7 @@ def pays_something_else(lines: list[dict], n: int = 10) -> str | None:
     if reward is None or exact is None or np.allclose(reward, exact):
         return None
     cure = "it pays something else, most often a guess that earns partial credit; pay exact answers, or make the parts small"
-    if reward.mean() - exact.mean() > 0.6:
+    if reward.mean() - exact.mean() > 0.75:  # --reward partial has 0.67 between them at first, and it does learn
         return f"the reward is {reward.mean():.2f} where {100 * exact.mean():.0f}% of the answers are exact: {cure}"
     error = lambda some: np.sqrt(sum(((line["reward_high"] - line["reward_low"]) / 4) ** 2 for line in some)) / len(some)
     before, before_exact = (float(np.mean([line[name] for line in then])) for name in ("reward", "exact"))
