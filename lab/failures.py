@@ -3,7 +3,7 @@
     python -m lab.failures                # the runs that are missing (a minute or two each on a core), then the page and its picture
     python -m lab.failures --table        # the page and its picture again from what is kept; nothing is run
 
-The curve beside each is of the run without the mistake: results/letters/grpo-0, or its own settings without the patch where they differ (`healthy`).
+The grey curve beside each is of a run without the mistake (HEALTHY), with the settings that matter for it (BESIDE).
 """
 
 import json
@@ -71,10 +71,10 @@ def page() -> str:
         out += [
             f"## {name}",
             "",
-            f"**You see:** {f.symptom}.",
-            f"**Look at:** `{f.metric}`. It {f.shows}.",
-            f"**Because of:** {f.cause}.",
-            f"**Mend it:** {f.fix}.",
+            f"* **You see:** {f.symptom}.",
+            f"* **Look at:** `{f.metric}`. It {f.shows}.",
+            f"* **Because of:** {f.cause}.",
+            f"* **Mend it:** {f.fix}.",
             "",
             f"`python train.py --break {name}` ({s['seconds']['total'] / 60:.1f} minutes, {s['updates']} updates) says",
             "",
