@@ -156,13 +156,13 @@ def yours(env: str) -> type:
     file, _, name = env.rpartition(":")
     if not Path(file).is_file():
         raise ValueError(f"--env {env}: there is no file {file}; give FILE.py:CLASS")
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    spec = importlib.util.spec_from_file_location(f"yours_{Path(file).stem}", file)  # not our own metrics.py, if that is its name
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         found = getattr(module, name)
         for needed in ("think", "tools", "reset", "step", "score", "expert_reply"):
-            getattr(found, needed)
+            getattr(found(), needed)
     except Exception as error:  # it may be any code
         raise ValueError(f'--env {env}: cannot be used ({type(error).__name__}: {error}); see "Fork it" in the README') from None
     return found

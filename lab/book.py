@@ -149,7 +149,6 @@ def cost() -> str:
             "before",
             "SFT",
             "GRPO",
-            "sampled, after SFT → after GRPO",
             "",
         ],
         out,
@@ -197,7 +196,7 @@ def cells(path: str) -> list[list[str]]:
 
 
 def speed() -> str:
-    update, sampler, reward, train = (read(f"bench/{name}.json") for name in ("update", "sampler", "reward", "train"))
+    update, sampler, reward = (read(f"bench/{name}.json") for name in ("update", "sampler", "reward"))
     ratio = lambda r: f"**{r['median']:.1f}** [{r['low']:.1f}, {r['high']:.1f}]"
     body = []
     for case, what in (("stopping", "real stopping"), ("forced", "256 forced tokens")):
@@ -229,9 +228,6 @@ def speed() -> str:
             f"{peak['ours, stopping']:,} MB",
             f"{peak['trl, stopping'] / peak['ours, stopping']:.1f}",
         ]
-    )
-    body.append(
-        ["memory of 8 × 2,048 trained tokens, vocabulary 151,936 against 512, weights included", "", "", "", f"{train['memory_ratio']:.2f}"]
     )
     return rows(["", "against", "theirs", "ours", "times as fast, or as little [least, most]"], body)
 

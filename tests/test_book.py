@@ -192,7 +192,7 @@ def test_an_environment_that_cannot_be_used_is_told_in_one_sentence(tmp_path):
     (tmp_path / "bad.py").write_text("class Half:\n    think = False\nraise RuntimeError('no') if False else None\n")
     (tmp_path / "half.py").write_text("class Half:\n    think = False\n")
     for env, words in (("nowhere.py:X", "there is no file nowhere.py"), (f"{tmp_path}/bad.py:Half", "TypeError"), (f"{tmp_path}/half.py:Half", "tools"),
-                       (f"{tmp_path}/half.py:Whole", "Whole"), ("yours", "no such environment"), ("chess", "FILE.py:CLASS")):  # fmt: skip
+                       (f"{tmp_path}/half.py:Whole", "Whole"), ("env_letters.py:Letters", "missing 4 required"), ("yours", "no such environment"), ("chess", "FILE.py:CLASS")):  # fmt: skip
         with pytest.raises(ValueError, match=re.escape(words)) as told:
             settings.check(settings.Config(env=env))
         assert "\n" not in str(told.value)
