@@ -10,7 +10,7 @@ Run me: `python settings.py` prints what each environment gets.
 import importlib.util
 import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -151,6 +151,7 @@ def kind(env: str) -> str:
     return "yours" if ".py:" in env else env
 
 
+@cache  # an environment is made for every episode
 def yours(env: str) -> type:
     """The class of `--env FILE.py:CLASS`; the README's "Fork it" has a whole one. ValueError if it cannot be had."""
     file, _, name = env.rpartition(":")
