@@ -45,7 +45,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
                 result = {"exact": exact.mean, "low": exact.low, "high": exact.high}
             table.setdefault(e["tasks"], {})[e["stage"]] = {
                 "n": n, **result, "reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high,
-                **{name: float(np.mean(e[name])) for name in ("format", "reply_tokens", "truncated")},
+                **{name: float(np.mean(e[name])) for name in ("format", "reply_tokens", "truncated") if name in e},
                 **({} if result else {"components": {k: behaviour.mean(k, behaviour.values(e, k)).dict() for k in behaviour.measures(e)}}),
             }  # fmt: skip
     sft, final = compare.same_tasks(*(eval_of(evals, stage, trained) for stage in ("after_sft", "final")))
@@ -127,9 +127,10 @@ def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
     if summary["sft"]:
         out.append(f"| SFT loss | {summary['sft']['loss_first']:.2f} → {summary['sft']['loss_last']:.2f} ({config['sft_steps']} steps) |")
     after = eval_of(evals, "after_sft", trained)
-    shape = compare.share(after["format"])
+    if "format" in after:  # an environment of one's own need not tell
+        shape = compare.share(after["format"])
+        out.append(f"| format compliance after SFT | {shape.percent()}, n={shape.n} |")
     out += [
-        f"| format compliance after SFT | {shape.percent()}, n={shape.n} |",
         f"| mean reward after SFT | {metrics.mean(after['reward'])} |",
         "",
         "## Evaluation",

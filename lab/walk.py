@@ -34,7 +34,11 @@ LOSS = (
 )  # fmt: skip
 FORKS = {
     "a new reward: an answer that was not derived earns half": ("env_letters.py", (REWARD,), "--env letters"),
-    "a new environment: a word backwards, the 30 lines of the README": ("reverse.py", (), "--env reverse.py:Reverse"),
+    "a new environment: count the vowels, as it stands in the README": (
+        "vowels.py",
+        (),
+        "--env vowels.py:Vowels --sft-steps 200 --sft-lr 1e-3",
+    ),
     "a new loss: only what was good is learnt": ("grpo.py", LOSS, "--env letters --loss awr"),
 }
 
@@ -65,7 +69,7 @@ def fork(clone: Path, file: str, changes: tuple, flags: str, name: str) -> tuple
                 raise SystemExit(f"{file}: {old.strip()[:60]} is there {text.count(old)} times and not once; bring lab/walk.py up to date")
             text = text.replace(old, new)
     else:
-        text = re.search(r"```python\n(# reverse.py\n.*?)```", (clone / "README.md").read_text(), re.S)[1]
+        text = re.search(r"```python\n(# vowels.py\n.*?)```", (clone / "README.md").read_text(), re.S)[1]
     path.write_text(text)
     seconds, _ = timed([str(clone / ".venv/bin/python"), "train.py", *flags.split(), *SMALL.split(), "--name", name], clone)
     changed = timed(["git", "status", "--short"], clone)[1].split()[1::2]

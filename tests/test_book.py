@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ COMMANDS = {
     "python -m lab.ablate thinking --seeds 3": "a quarter of an hour; tests/test_ablate.py",
     ".venv/bin/python train.py --break stale-adapter": "tests/test_failures.py",
     ".venv/bin/python doctor.py runs/NAME": "",
-    ".venv/bin/python train.py --env reverse.py:Reverse": TINY,
+    ".venv/bin/python train.py --env vowels.py:Vowels --sft-steps 200 --sft-lr 1e-3": TINY,
     ".venv/bin/python exercises.py": "exit 1: tests/test_exercises.py",
 }  # fmt: skip
 
@@ -76,15 +77,14 @@ def test_every_command_is_known_here():
 
 @pytest.mark.parametrize("command", [c for c in commands() if COMMANDS.get(c, "") in ("", TINY)])
 def test_a_command_of_the_readme_runs(command, finished, tmp_path):
-    (tmp_path / "reverse.py").write_text(example())
-    places = {"runs/NAME": finished, "out/": tmp_path / "out", "runs/A": "results/letters/grpo-0", "runs/B": "results/letters/no_think-0",
-              "…": "results/letters/more_sft-0", "reverse.py:Reverse": f"{tmp_path}/reverse.py:Reverse"}  # fmt: skip
+    (tmp_path / "vowels.py").write_text(example())
+    places = {"runs/NAME": finished, "out/": tmp_path / "out", "vowels.py:Vowels": f"{tmp_path}/vowels.py:Vowels"}
+    for name, run in (("runs/A", "grpo-0"), ("runs/B", "no_think-0"), ("…", "more_sft-0")):
+        places[name] = shutil.copytree(ROOT / "results" / "letters" / run, tmp_path / run) if name in command else ""
     words = [str(places.get(word, word)) for word in shlex.split(command)]
     words[0] = sys.executable
     if "train.py" in words:
         words += [*COMMANDS[command].split(), "--runs", str(tmp_path)]
-    if "compare" in words:
-        words += ["--out", str(tmp_path)] if "--out" in (ROOT / "report.py").read_text() else []
     done = call(words)
     assert done.returncode == 0, f"{done.stdout[-300:]}\n{done.stderr[-800:]}"
 
@@ -106,7 +106,7 @@ def test_inline_commands_name_files_that_are_there():
 # ------------------------------------------------------------------------------------------------ chapters
 
 CHAPTERS = sorted(file.name for file in ROOT.glob("*.py"))
-OTHERWISE = {"train.py": "make train", "exercises.py": "exits with 1, being unsolved", "vllm_engine.py": "make test-vllm", "report.py": "needs a run",
+OTHERWISE = {"train.py": "make train", "compare.py": "needs runs", "exercises.py": "exits with 1, being unsolved", "vllm_engine.py": "make test-vllm", "report.py": "needs a run",
              "viewer.py": "needs a run"}  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def test_every_chapter_shows_itself(chapter, tmp_path):
     """Each has asserts of its own beside what it prints."""
     done = call([sys.executable, chapter])
     assert done.returncode == 0, done.stderr[-800:]
-    assert len(done.stdout) > 200
+    assert len(done.stdout) > 150
 
 
 def test_the_reading_order_has_every_chapter_and_nothing_else():
@@ -172,13 +172,13 @@ def test_links_and_pictures_are_there_and_tables_are_whole(page):
 
 
 def example() -> str:
-    return re.search(r"```python\n(# reverse.py\n.*?)```", README, re.S)[1]
+    return re.search(r"```python\n(# vowels.py\n.*?)```", README, re.S)[1]
 
 
 def test_the_environment_in_the_readme_is_short_and_takes_any_reply(tmp_path):
-    (tmp_path / "reverse.py").write_text(example())
-    assert len([line for line in example().splitlines() if line.strip()]) <= 31
-    env = settings.yours(f"{tmp_path}/reverse.py:Reverse")()
+    (tmp_path / "vowels.py").write_text(example())
+    assert len([line for line in example().splitlines() if line.strip()]) <= 30
+    env = settings.yours(f"{tmp_path}/vowels.py:Vowels")()
     for seed in range(50):
         env.reset(seed)
         env.step(env.expert_reply())
@@ -202,7 +202,7 @@ def test_a_run_folder_cannot_bring_its_own_code(tmp_path, finished):
     """--resume and --eval-only of a folder from anywhere must not run the file that its config names."""
     folder = tmp_path / "run"
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + example())
-    config = json.loads((finished / "config.json").read_text()) | {"env": f"{tmp_path}/evil.py:Reverse"}
+    config = json.loads((finished / "config.json").read_text()) | {"env": f"{tmp_path}/evil.py:Vowels"}
     subprocess.run(["cp", "-r", finished, folder], check=True)
     (folder / "config.json").write_text(json.dumps(config))
     for flag in ("--resume", "--eval-only"):

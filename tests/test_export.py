@@ -25,8 +25,8 @@ TINY = dict(updates=2, num_tasks=2, k=4, eval_n=4, max_tokens=64, sft_steps=3, s
             sft_lr=3e-3, difficulty=2, reward="partial")  # fmt: skip
 
 
-def tiny_run(folder: Path, name: str, **settings) -> Path:
-    cfg = settings.Config(**{**TINY, "runs": str(folder), "name": name, **settings})
+def tiny_run(folder: Path, name: str, **flags) -> Path:
+    cfg = settings.Config(**{**TINY, "runs": str(folder), "name": name, **flags})
     settings.check(cfg)
     return train.train(cfg)
 

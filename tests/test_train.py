@@ -351,7 +351,7 @@ def test_eval_only_gives_the_final_evaluation_again(whole):
 
 def test_a_curriculum_climbs_from_easy(tmp_path):
     script = f"""
-import sys, train
+import sys, settings, train
 settings.PROMOTE["swarm"] = ("reward", 0.0)
 sys.argv = ["train.py", *{SWARM!r}, "--updates", "6", "--curriculum", "--difficulty", "hard", "--eval-every", "9", "--sft-steps", "0",
             "--runs", {str(tmp_path)!r}, "--name", "c"]
