@@ -43,9 +43,8 @@ def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
     told = {"collapse": metrics.collapsed(rewards), "stuck": stuck(lines, rewards), "broken": broken(lines), "noise": noise(lines), "errors": errors(lines),
             "stop token": stop_token(lines), "sequence ratio": sequence_ratio(lines), "not exact": not_exact(lines),
             "pays something else": pays_something_else(lines), "uncorrected": uncorrected(lines), **disagreement(lines)}  # fmt: skip
-    if not (
-        told["stuck"] or told["broken"]
-    ):  # the same run also has no signal, and its replies may never end; but that is not what to mend
+    # A broken run also has no signal, and its replies may never end; but that is not what to mend.
+    if not (told["stuck"] or told["broken"]):
         told |= {"no signal": no_signal(lines), "cut short": cut_short(lines)}
     return {name: sentence for name, sentence in told.items() if sentence}
 

@@ -4,7 +4,8 @@
     python -m lab.failures                 # all of them, into results/failures/ and FAILURES.md
 
 None of these raises. Lines go by, the loss is near 0, the bar fills up. What differs is one column of metrics.jsonl, if you know which; doctor.py
-looks at those columns and says so. Every mistake here was made by somebody, most of them by us or by the run this project grew out of.
+looks at those columns and says so. All of them are known from runs of others; correct as reward > 0 and a generous reward from the run this
+project grew out of, off-policy without correction from one of ours (results/offpolicy).
 
 A mistake is put in where a person would make it: settings, or one function of the book exchanged for a wrong one while the run lasts. So the
 book itself has no `if broken` anywhere.

@@ -214,15 +214,15 @@ def update(
     # Advantage 0 means gradient 0, so those episodes need no forward pass. They stay in the denominators: skipping
     # saves time and changes nothing. (With a KL term they have a gradient, and are kept.)
     keep = [n for n in range(len(episodes)) if good[n] and (kl > 0 or flat[n] != 0)]
+    # What of `mismatch` number formats explain: float32 on a CPU, elsewhere bfloat16 and perhaps another engine.
+    rounding = 1e-3 if policy.device.type == "cpu" else 0.03
     stats = {
         "groups_with_signal": float((advantages != 0).any(1).float().mean()),
         "advantage_abs": float(flat[good].abs().mean()) if good.any() else 0.0,
         "trained_tokens": int(lengths[keep].sum()) * epochs,
         "off_policy_steps": float(age[good].float().mean()) if good.any() else 0.0,
         "dropped": int((~fresh).sum()),
-        "rounding": 1e-3
-        if policy.device.type == "cpu"
-        else 0.03,  # what of `mismatch` number formats explain: float32, or bfloat16 and another engine
+        "rounding": rounding,
     }
     if not keep:
         return {**stats, "loss": 0.0, "grad_norm": 0.0}
@@ -275,9 +275,8 @@ def update(
             ends = [(r, len(episodes[n].token_ids) - 2) for r, n in enumerate(chosen) if episodes[n].stop_reason == "done"]
             sums["ended"] += len(ends)
             sums["stops"] += batch.mask[tuple(zip(*ends))].sum().item() if ends else 0
-            if (
-                epoch == i == 0 and not age.any() and gap.abs().mean() > stats["rounding"]
-            ):  # an on-policy run that is well does not get here
+            # An on-policy run that is well does not get here, so the second pass costs it nothing.
+            if epoch == i == 0 and not age.any() and gap.abs().mean() > rounding:
                 with torch.no_grad():
                     again = token_logprobs(policy, batch.ids, batch.mask, temperature)[0]
                 stats["twice"] = (again - logprobs).abs().mean().item()

