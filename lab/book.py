@@ -24,8 +24,8 @@ import tyro
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import metrics
-from lab.ablate import collect, interval
 from lab.claims import CLAIMS
+from lab.ledger import collect, interval
 from lab.quantities import SAMPLED, TASKS, own, pass_at
 
 MADE = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)

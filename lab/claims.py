@@ -1,6 +1,6 @@
 """The lessons that this project grew out of, as data: each with its source, the arms that test it, and what it predicts.
 
-lab/ablate.py runs the arms and judges them; `python -m lab.ablate --list` shows what there is. To add a claim, add a few lines to CLAIMS:
+lab/ablate.py runs the arms, lab/ledger.py judges them; `python -m lab.ablate --list` shows what there is. To add a claim, add a few lines to CLAIMS:
 
     arms      {name: flags of train.py}, or a Script: players without a model, so many units of them. Arms with the same flags share their runs
     checks    each one number with an interval: how it is computed from the arms, and what is predicted of it: above or below a number, or equal to

@@ -1,4 +1,4 @@
-"""Protects lab/ablate.py and lab/claims.py: every claim can run, verdicts follow intervals and are rarely wrong, what is kept is not made again."""
+"""Protects lab/ablate.py, lab/ledger.py and lab/claims.py: every claim can run, verdicts follow intervals and are rarely wrong, what is kept is not made again."""
 
 import json
 import math
@@ -10,9 +10,10 @@ import tyro
 from scipy import stats
 
 import settings
-from lab import ablate, claims
-from lab.ablate import interval, judge, minutes, owner, together, verdict
+from lab import ablate, claims, ledger
+from lab.ablate import minutes
 from lab.claims import CLAIMS, Check, Claim
+from lab.ledger import interval, judge, owner, together, verdict
 from lab.quantities import SAMPLED, TASKS, Run, Script, at_best_rate, halfway, less, own, pass_at, talker
 from metrics import Interval
 
@@ -51,7 +52,7 @@ def test_each_claim_takes_at_most_about_an_hour_and_all_of_them_a_night():
 
 def test_the_same_flags_are_the_same_run_unless_something_is_done_after_it():
     by = {claim.name: claim for claim in CLAIMS}
-    assert ablate.home(by["larger_k"], "k8", 2) == ablate.home(by["invention"], "states", 2) == ablate.OUT / "invention" / "states-2"
+    assert ledger.home(by["larger_k"], "k8", 2) == ledger.home(by["invention"], "states", 2) == ledger.OUT / "invention" / "states-2"
     assert owner(by["sharpening"], "rl") == (by["sharpening"], "rl") and by["sharpening"].arms["rl"] == by["invention"].arms["states"]
     assert all(owner(by["single_steps"], arm)[0] is by["thinking"] for arm in by["single_steps"].arms)
 
@@ -189,9 +190,9 @@ def write_run(folder, run: Run) -> None:
 def place(tmp_path, monkeypatch):
     """An empty results/claims and runs/claims."""
     monkeypatch.setattr(ablate, "ROOT", tmp_path)
-    monkeypatch.setattr(ablate, "OUT", tmp_path / "claims")
+    monkeypatch.setattr(ledger, "OUT", tmp_path / "claims")
     monkeypatch.setattr(ablate, "RUNS", ablate.RUNS)
-    ablate.read.cache_clear()
+    ledger.read.cache_clear()
     return tmp_path
 
 
@@ -279,19 +280,19 @@ def test_a_cut_run_goes_on_and_one_ahead_begins_anew(place):
 def test_flags_that_changed_since_are_noticed(place):
     run, launch = fake_run(f"{SMALL} --no-think --lr 3e-4", 0, 0.9), Launcher(place)
     config = run.summary["config"]
-    assert ablate.agrees(config, f"{SMALL} --no-think --lr 3e-4") and ablate.agrees(config, f"{SMALL} --no-think")
+    assert ledger.agrees(config, f"{SMALL} --no-think --lr 3e-4") and ledger.agrees(config, f"{SMALL} --no-think")
     assert (
-        not ablate.agrees(config, SMALL)
-        and not ablate.agrees(config, f"{SMALL} --lr 1e-3")
-        and not ablate.agrees(config, "--updates 11")
-        and not ablate.agrees(config, "--curriculum")
+        not ledger.agrees(config, SMALL)
+        and not ledger.agrees(config, f"{SMALL} --lr 1e-3")
+        and not ledger.agrees(config, "--updates 11")
+        and not ledger.agrees(config, "--curriculum")
     )
     write_run(place / ablate.RUNS / "two-think-0", fake_run("--env letters --updates 7", 0, 0.9))
     ablate.run(TWO, "think", 0, 1, launch)
     assert [name for name, _ in launch.asked] == ["two-think-0"]  # begun anew
     write_run(place / "claims/two/no-0", fake_run(SMALL, 0, 0.9))
     with pytest.raises(SystemExit, match="other flags than two/no"):
-        ablate.collect(TWO)
+        ledger.collect(TWO)
 
 
 def test_a_run_that_finished_but_was_not_kept_is_not_run_again(place):
@@ -314,12 +315,12 @@ def test_what_is_done_after_a_run_comes_before_it_counts_as_kept(place):
         (target / "samples.json").write_text('{"right": [1, 2]}')
 
     ablate.run(replace(TWO, then=then), "think", 0, 1, Launcher(place))
-    assert ablate.read(place / "claims/two/think-0").samples == [1, 2]
+    assert ledger.read(place / "claims/two/think-0").samples == [1, 2]
 
 
 def test_claims_that_share_arms_ask_for_each_run_once():
     work = ablate.to_do([claim for claim in CLAIMS if claim.name in ("thinking", "single_steps", "too_short")], 50)
-    assert len(work) == len({ablate.home(*job) for job in work})
+    assert len(work) == len({ledger.home(*job) for job in work})
     assert [seed for *_, seed in work] == sorted(seed for *_, seed in work)  # whole seeds first
 
 
@@ -328,7 +329,7 @@ def test_claims_that_share_arms_ask_for_each_run_once():
 
 def test_a_page_tells_verdict_numbers_and_arms(place):
     ablate.run_all([TWO], 3, 1, 1, Launcher(place))
-    found, said = ablate.page(TWO)
+    found, said = ledger.page(TWO)
     assert said == "holds" and found[0][2].low > 0
     text = (place / "claims/two/README.md").read_text()
     assert "**Holds.**" in text and "thinking less none" in text and "3 seeds" in text and "+50.0" in text and f"`{SMALL}`" in text
@@ -337,7 +338,7 @@ def test_a_page_tells_verdict_numbers_and_arms(place):
 
 def test_one_seed_is_undecided(place):
     ablate.run_all([TWO], 1, 1, 1, Launcher(place))
-    assert ablate.page(TWO)[1] == "undecided"
+    assert ledger.page(TWO)[1] == "undecided"
     assert "∞" in (place / "claims/two/README.md").read_text()
 
 
@@ -345,7 +346,8 @@ def test_the_ledger_is_made_again_from_what_is_kept_without_training(place, monk
     players = {"even": Script(lambda i: {"reward": 2.0 * i}, 12), "odd": Script(lambda i: {"reward": 2.0 * i + 1}, 12)}
     checks = (Check("odd less even", claims.by_unit("odd", "even", "reward"), "above"),)
     scripted = Claim("scripted", "Even is less.", "nobody", "so", players, checks, shows=("reward", "reward"), curve="")
-    monkeypatch.setattr(ablate, "CLAIMS", (TWO, scripted))
+    for room in (ablate, ledger):
+        monkeypatch.setattr(room, "CLAIMS", (TWO, scripted))
     ablate.run_all([TWO, scripted], 2, 1, 1, Launcher(place))
     monkeypatch.setattr(ablate, "run_all", lambda *_: pytest.fail("nothing may be run"))
     ablate.main(table=True)
@@ -357,7 +359,7 @@ def test_the_ledger_is_made_again_from_what_is_kept_without_training(place, monk
 
 
 def test_claims_that_have_not_run_say_so(place):
-    ablate.ledger()
+    ledger.write()
     text = (place / "claims/README.md").read_text()
     assert text.count("**not run**") == 16 and not (place / "claims/thinking").exists()
 
