@@ -26,7 +26,8 @@ from statsmodels.stats.multitest import multipletests
 
 import compare
 import metrics
-from env_swarm import EVAL_SEEDS, WEIGHTS, Refused, Swarm, Turn, brief, read_call
+from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, Turn, brief
+from swarm_tools import Refused, read_call
 
 # The order and the names of the tables; a measure that is not listed comes last, under its own name.
 NAMES = {

@@ -27,16 +27,16 @@ Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each 
     quality     mean p over the model's submissions and accepted trades (both directions); 0 without any.
     diversity   Shannon entropy of the tools used with success, divided by the log of their number.
 
-The rules are in swarm_economy.py, the scenarios and the bots in swarm_bots.py, the scripted players in swarm_players.py. What is decided here:
+The rules and the books are in swarm_economy.py, the ten tools in swarm_tools.py, the scenarios and the bots in swarm_bots.py, the scripted
+players in swarm_players.py. What is decided here:
 
-    no call     a reply without a tool call counts as pass_turn, and the observation says so. So does thinking that never ends.
+    no call     a reply without a tool call counts as pass_turn, and the observation says so.
     two calls   the first is executed; the observation says that only it counts.
-    errors      cost the turn and change nothing: not JSON, unknown tool, a missing argument or one of a wrong type (true is not a
-                number, 1e999 is not finite), anything the rules refuse. Arguments that a tool does not have are ignored.
+    errors      cost the turn, and the reputation fades as if it had been passed. Nothing else changes.
     frozen      who is frozen can only pass; anything else is an error.
     cut short   an episode that ends early (out of tokens) is scored as if the remaining turns had been passed.
     shown       the three open tasks that pay best, the last two posts, the last three events of the last five steps: 25 observations of
-                about 100 tokens have to fit into a context. Difficulty is shown as 1 to 10, texts are cut after 40 characters.
+                about 100 tokens have to fit into a context. Difficulty is shown as 1 to 10; what others wrote is cut after 40 characters.
 
 Run me: `python env_swarm.py` plays an episode with the expert, a line a turn. `--play expert --scenario 7` shows it as the model sees it,
 `--play human` lets you play, `--evaluate grinder --n 100` gives every metric with its 95% interval, `--governance-sweep` lets bots live
@@ -44,7 +44,6 @@ under six kinds of governance (governance.py).
 """
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -52,10 +51,10 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 
-from env_letters import split_thinking
 from swarm_bots import RANGES, SCENARIOS, bots_act, draw_scenario, draw_tasks
-from swarm_economy import ACTIONS, ME, Economy, Refused, Scenario, end_step, found, pass_turn, rule
-from swarm_players import HELP, PLAYERS, from_short, show, view
+from swarm_economy import ME, Economy, Scenario, end_step, found, rule
+from swarm_players import HELP, PLAYERS, from_short, view
+from swarm_tools import ACTIONS, Refused, pass_turn, read_call, schemas, show, tool_names, write_call
 
 WEIGHTS = {
     "0.2": {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1},
@@ -73,90 +72,6 @@ STYLES = {
 }
 CROWD = ("expert", "grinder", "trader", "novice", "idle")
 EVAL_SEEDS = 2_000_000_000  # held-out tasks begin here, in every environment: evaluate.py takes it from here
-
-# ------------------------------------------------------------------------------------------------ tools and calls
-
-# tool: (what the model is told, {argument: JSON type})
-TOOLS = {
-    "post": ("write to the feed", {"content": "string"}),
-    "reply": ("reply to a post", {"post_id": "string", "content": "string"}),
-    "vote": ("vote on a post", {"post_id": "string", "direction": "string"}),
-    "propose_trade": (
-        "propose a trade to a bot, you give offered_transfer (below 0 you get it)",
-        {"counterparty_id": "string", "content": "string", "offered_transfer": "number"},
-    ),
-    "accept_proposal": ("accept a proposal to you", {"proposal_id": "string"}),
-    "reject_proposal": ("reject a proposal to you", {"proposal_id": "string"}),
-    "cancel_proposal": ("cancel your own proposal", {"proposal_id": "string"}),
-    "claim_task": ("claim an open task", {"task_id": "string"}),
-    "submit_work": ("submit work on a task of yours", {"task_id": "string", "content": "string"}),
-    "pass_turn": ("do nothing", {}),
-}
-
-
-def tool_names(version: str) -> list[str]:
-    return [name for name in TOOLS if version == "0.2" or name != "cancel_proposal"]
-
-
-def schemas(version: str) -> list[dict]:
-    """The tools as the chat template wants them."""
-    types = {"string": {"type": "string"}, "number": {"type": "number"}, "direction": {"type": "string", "enum": ["up", "down"]}}
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": TOOLS[name][0],
-                "parameters": {
-                    "type": "object",
-                    "properties": {a: types.get(a, types[kind]) for a, kind in TOOLS[name][1].items()},
-                    "required": list(TOOLS[name][1]),
-                },
-            },
-        }
-        for name in tool_names(version)
-    ]
-
-
-def write_call(tool: str, arguments: dict, thought: str = "") -> str:
-    """A reply: 'claim_task', {"task_id": "task_3"} -> '<tool_call>\\n{"name": "claim_task", …}\\n</tool_call>'."""
-    call = json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
-    return (f"<think>\n{thought}\n</think>\n" if thought else "") + f"<tool_call>\n{call}\n</tool_call>"
-
-
-def read_call(reply: str, version: str) -> tuple[str, dict, int]:
-    """(tool, arguments, number of calls) of a reply. No call at all: ("", {}, 0). A bad one raises Refused, which says why."""
-    rest = split_thinking(reply)[1]
-    # Split, not matched by a pattern: that would read on to the end of the reply for every tag that is never closed, 12 s for 176 kB of them.
-    calls = [part.partition("<tool_call>")[2] for part in rest.split("</tool_call>")[:-1] if "<tool_call>" in part]
-    if not calls:
-        if "<tool_call>" in rest:
-            raise Refused("the tool call is not closed by </tool_call>")
-        return "", {}, 0
-    try:
-        call = json.loads(calls[0])
-    except (ValueError, RecursionError):
-        raise Refused("the tool call is not JSON") from None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        raise Refused('a tool call is {"name": …, "arguments": {…}}')
-    tool, given = call["name"], call.get("arguments", {})
-    if tool not in tool_names(version):
-        raise Refused(f"unknown tool {show(tool, 30)}")
-    if not isinstance(given, dict):
-        raise Refused(f"the arguments of {tool} must be an object")
-    arguments = {}
-    for name, kind in TOOLS[tool][1].items():
-        if name not in given:
-            raise Refused(f"{tool} is missing the argument {name}")
-        value = given[name]
-        if kind == "string" and isinstance(value, str):
-            arguments[name] = value.encode("utf-8", "replace").decode()  # JSON can hold half a character: "\ud800"
-        elif kind == "number" and type(value) in (int, float) and abs(value) < 1e300:  # type: True is an int; also refuses NaN and 1e999
-            arguments[name] = float(value)
-        else:
-            raise Refused(f"{name} must be a {'finite number' if kind == 'number' else 'string'}")
-    return tool, arguments, len(calls)
-
 
 # ------------------------------------------------------------------------------------------------ what the model sees
 
@@ -255,7 +170,7 @@ class Swarm:
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
-        for name in ("payoff", "reputation", "quality", "diversity", "floor", "floor_penalty", "error_penalty"):
+        for name in (*WEIGHTS[self.version], "floor", "floor_penalty", "error_penalty"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"--swarm-{name.replace('_', '-')} {getattr(self, name)}: must be a number of at least 0")
         self.tools = schemas(self.version)
@@ -337,7 +252,7 @@ class Swarm:
         return {
             "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,
             **parts,
-            # From here on nothing is paid for.
+            # From here on nothing is paid for. floor_missing and error_rate can cost.
             "floor_missing": missing,
             "gain": gain,
             "survival": float(not me.frozen_at),
@@ -384,7 +299,7 @@ def brief(turn: Turn) -> str:
 
 def print_score(env: Swarm) -> None:
     marks = env.score()
-    weights = [("payoff", env.payoff), ("reputation", env.reputation), ("quality", env.quality), ("diversity", env.diversity)]
+    weights = [(name, getattr(env, name)) for name in WEIGHTS[env.version]]
     print(f"\nreward {marks['reward']:.3f} = " + " + ".join(f"{w:g} x {name} {marks[name]:.3f}" for name, w in weights if w), end="")
     print(f" - {env.floor_penalty:g} x {marks['floor_missing']:.3f}" * bool(env.floor_penalty), end="")
     print(f" - {env.error_penalty:g} x errors {marks['error_rate']:.3f}" * bool(env.error_penalty))

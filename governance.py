@@ -84,7 +84,7 @@ def harm(p):
 
 
 def payoff(p, theta=THETA, tau=0.0, c=0.0, rho=0.0, w=0.0, r=0.0):
-    """The initiator's theta S - tau - c - rho E + w r: its share, less what it gives, pays and answers for, plus its name.
+    """The initiator's theta S - tau - c - rho E + w r: its share, less what it gives, pays and answers for, plus what its reputation is worth.
 
     The counterparty's is payoff(p, 1 - theta, -tau, ...).
     """

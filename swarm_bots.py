@@ -4,7 +4,7 @@ Scenarios.  A seed decides how many bots of which kind, the rules (tax, audits, 
             tasks pay. Easy has no deceptive bot, medium at most one, hard two or three. One in twenty is extreme, in one of
             ten a rule changes mid-way.
 
-Bots.       One act a step each, by the same ten actions as the model. They see everything but each other's kind.
+Bots.       One tool a step each, of the same ten as the model's (swarm_tools.py). They see everything but each other's kind.
 
                 honest         accepts most offers, works diligently, votes, and asks for little
                 opportunistic  takes the best bounties, works as little as pays, votes only where others have; prefers the socially active
@@ -22,8 +22,8 @@ Run me: `python swarm_bots.py` lets 25 steps go by in which the model only passe
 import random
 from dataclasses import replace
 
-import swarm_economy as act
-from swarm_economy import ME, STAKE, STEPS, Economy, Member, Proposal, Scenario, Task, sigmoid
+import swarm_tools as act
+from swarm_economy import ME, STEPS, Economy, Member, Proposal, Scenario, Task, end_step, found, last_posts, payable, sigmoid
 
 SCENARIOS = {"0.2": 500, "0.1": 200}  # of each difficulty
 
@@ -140,7 +140,7 @@ def honest(economy: Economy, bot: Member, rng: random.Random) -> None:
 def opportunistic(economy: Economy, bot: Member, rng: random.Random) -> None:
     offer, tasks = next(iter(bot.inbox.values()), None), open_tasks(economy)
     if offer and chance(rng, 0.8):
-        gain = STAKE * (2 * offer.p - 1) + offer.transfer
+        gain = act.STAKE * (2 * offer.p - 1) + offer.transfer
         active = min(economy.members[offer.proposer].activity, 6)
         answer(economy, bot, offer, chance(rng, sigmoid(gain - 4 + 0.4 * active)))
     elif (task := held(economy, bot)) and chance(rng, 0.7):
@@ -202,7 +202,7 @@ def tenths(resources: float) -> float:
 
 def socialise(economy: Economy, bot: Member, rng: random.Random, votes: float, posts: float, replies: float) -> None:
     """Vote, post, reply or pass, with these chances. A bot that does not vote of itself still follows two others."""
-    recent = [p for p in act.last_posts(economy, 5) if p.author != bot.name]
+    recent = [p for p in last_posts(economy, 5) if p.author != bot.name]
     fresh = [p for p in recent if bot.name not in p.votes and (votes or sum(p.votes.values()) >= 2)]
     dice = rng.random()
     if fresh and dice < (votes or 0.5):
@@ -217,7 +217,7 @@ def socialise(economy: Economy, bot: Member, rng: random.Random, votes: float, p
 
 def answer(economy: Economy, bot: Member, offer: Proposal, yes: bool) -> None:
     """Accept or reject; what cannot be paid any more (the payer may have promised too much to too many) is rejected."""
-    accept = yes and act.payable(economy, offer)
+    accept = yes and payable(economy, offer)
     (act.accept_proposal if accept else act.reject_proposal)(economy, bot.name, offer.id)
 
 
@@ -237,11 +237,11 @@ def work_text(description: str) -> str:
 if __name__ == "__main__":
     scenario = draw_scenario(8, "hard", "0.2")
     print(scenario)
-    economy = act.found(scenario, draw_tasks(scenario))
+    economy = found(scenario, draw_tasks(scenario))
     while economy.step <= economy.last_step:  # the model's part is played by nobody: it passes
         act.pass_turn(economy, ME)
         bots_act(economy)
-        act.end_step(economy)
+        end_step(economy)
     print("\nafter 25 steps in which the model only passed:")
     for member in economy.members.values():
         print(f"  {member.name:6} {member.kind:14} resources {member.resources:6.1f}  reputation {member.reputation:5.1f}"

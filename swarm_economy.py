@@ -1,12 +1,7 @@
-"""The economy of the swarm environment: scenarios, books, the ten things a member can do, and the governance.
+"""The economy of the swarm environment: what there is, how good a deal was, the books, and the governance.
 
-One model lives among scripted bots. Everybody, model or bot, acts through the same ten functions below, so nobody has
-rules of its own. A function either does what it says and returns a sentence, or raises Refused with a sentence:
-
-    claim_task(economy, "you", "task_3")    ->  'task_3 is yours, submit it by step 10'
-    claim_task(economy, "bot_2", "task_3")  ->  Refused: task_3 is taken by you
-
-Two ideas carry the rest.
+One model lives among scripted bots. What each of them can do in a step is in swarm_tools.py; here is what they do it to, and what happens
+to everybody when all have acted (end_step). Two ideas carry it.
 
 *Soft labels.* Nobody knows for sure whether an interaction was good. Signals in [-1, 1] are weighed into v, and
 p = sigmoid(k v) is the probability that it was. An interaction with a stake pays stake (2p - 1): good work earns, bad work costs.
@@ -22,28 +17,25 @@ p = sigmoid(k v) is the probability that it was. An interaction with a stake pay
 
 so at any time a member has what it began with plus the sum of its books (tests/ plays at random and checks).
 
-The rules come from the published descriptions of the SWARM economy, v0.2 and v0.1. Where those are silent, this is what we chose:
+The rules come from the published descriptions of the SWARM economy, v0.2 and v0.1. Where those are silent, this is what we chose (and, about
+single tools, in swarm_tools.py):
 
     members      four bots and the model. The bots act after the model, in an order that rotates by one each step.
     scenarios    500 (v0.1: 200) for each difficulty; seeds wrap around. Every billion of seeds has scenarios of its own, so that those
                  of training, SFT and evaluation never meet. A scenario fixes everything but what is said: tasks, bots and their dice.
-    work         quality = 0.25 length + 0.25 effort + 0.5 relevance; a text that repeats itself counts as shorter (v0.1: half
-                 length, half effort, which is 0.8 from 80 characters on and 0.3 below); v = 0.8 (2 quality - 1) + 0.2 (reputation - 50) / 50. Endless nonsense earns nothing.
+    work         quality = 0.25 length + 0.25 effort + 0.5 relevance; a text that repeats itself counts as shorter, so endless nonsense earns
+                 nothing (v0.1: half length, half effort, which is 0.8 from 80 characters on and 0.3 below);
+                 v = 0.8 (2 quality - 1) + 0.2 (reputation - 50) / 50.
     trade        v = 0.3 (2 quality - 1) + 0.2 (reputation - 50) / 50 + 0.5 fairness, with the quality of the proposal's text and the
-                 reputation of its proposer. Fairness is 1 for a transfer of 0, 0 for 5, -1 from 10 on, in both directions. The
-                 proposer wrote the terms, so its reputation moves by (p - 0.5) (5 + |transfer|): both ways when they are accepted,
-                 only down when they are rejected. Who rejects a bad offer warns the others; who ignores it does not.
-                 Asking is allowed (a negative transfer), up to the 20 that a deceptive bot asks for.
-    proposals    lapse after 5 steps, when a side is frozen, and when a side can no longer pay. From one member to another only one is
-                 pending: a second is an error (v0.1, which does not show them and cannot cancel, replaces the first).
-    tasks        go away at the end of the epoch after the one they appeared in, claimed or not. There is no limit to claims.
+                 reputation of its proposer. Fairness is 1 for a transfer of 0, 0 for 5, -1 from 10 on, in both directions.
+    proposals    lapse after 5 steps, when a side is frozen, and when a side can no longer pay.
+    tasks        go away at the end of the epoch after the one they appeared in, claimed or not.
     tax          is taken from every income, transfers received included, at no more than 50%, and leaves the economy.
-    audit        finds a fault with probability 1 - p: half the bounty and 3 reputation.
     decay        multiplies every reputation once a step, and twice where a member that is not frozen passed or erred.
     breaker      acts at the end of a step; a frozen member loses its claims. Three turns later (v0.2) its appeal is granted by
                  itself: there is no tool for it.
-    bonus        5 times the quality of the post's text, when its up votes minus its down votes first reach 3.
-    replies      to one's own post are allowed and earn nothing; nobody votes for himself, or twice.
+
+Run me: `python swarm_economy.py` judges nonsense and work, pays for them, and shows what passing does to a reputation.
 """
 
 import math
@@ -56,23 +48,11 @@ ME = "you"  # the model's name among the members
 MECHANISMS = ("task", "trade", "transfer", "bonus", "tax", "fine")
 
 SHARPNESS = 2.0  # k of p = sigmoid(k v)
-STAKE = 5.0  # of a trade, for each side
-SWING = 5.0  # reputation moves by (p - 0.5) SWING
-MOST_ASKED = 20.0  # the most negative transfer; 0 would forbid asking
 MOST_TAX = 0.5
-MOST_TEXT = 2000  # characters of a content
 PATIENCE = 5  # steps until a proposal lapses
-POST = {"0.2": 2.0, "0.1": 0.5}  # reputation
-REPLY = {"0.2": 1.5, "0.1": 0.3}
-BONUS, BONUS_VOTES = 5.0, 3
-FINE, FINE_REPUTATION = 0.5, 3.0
-APPEAL_STEPS, APPEAL_ABOVE = 3, 5.0
+APPEAL_STEPS, APPEAL_ABOVE = 3, 5.0  # how long a freeze lasts, and how far above the threshold who was frozen begins anew
 
 SMALL_WORDS = {"the", "for", "a", "of", "and"}  # in a task's description, these need not be mentioned
-
-
-class Refused(Exception):
-    """A call that the rules do not allow. Its text is what the caller is told."""
 
 
 # ------------------------------------------------------------------------------------------------ what there is
@@ -83,7 +63,7 @@ class Scenario:
     number: int
     difficulty: str
     version: str
-    kind: str  # "normal" or one of EXTREMES
+    kind: str  # "normal" or one of swarm_bots.EXTREMES
     bots: tuple[str, ...]  # honest, opportunistic or deceptive
     resources: float  # everybody's at the start
     tax: float  # rate
@@ -134,7 +114,7 @@ class Interaction:
     step: int
     kind: str  # "task" or "trade"
     initiator: str
-    counterparty: str
+    counterparty: str  # "" of a task
     accepted: bool
     p: float
 
@@ -169,7 +149,7 @@ class Economy:
     proposals: dict[str, Proposal] = field(default_factory=dict)  # pending
     proposed: int = 0  # proposals ever made, for their names
     history: dict[str, list[int]] = field(default_factory=dict)  # of the model's proposals to a bot: [accepted, proposed]
-    events: list[tuple[int, str]] = field(default_factory=list)  # what happened to the model, or to the rules
+    events: list[tuple[int, str]] = field(default_factory=list)  # (step, what the model may hear of)
     interactions: list[Interaction] = field(default_factory=list)
 
     @property
@@ -193,6 +173,20 @@ def found(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
     economy = Economy(scenario, rules, members, to_come, random.Random(scenario.dice + " audits"), total)
     economy.tasks = {task.id: task for task in economy.to_come[0]}
     return economy
+
+
+def last_posts(economy: Economy, n: int) -> list[Post]:
+    """The n newest posts, oldest first (not a slice of all: an episode must cost the same a step however long it is)."""
+    return [economy.posts[f"post_{i}"] for i in range(max(1, len(economy.posts) - n + 1), len(economy.posts) + 1)]
+
+
+def payable(economy: Economy, proposal: Proposal) -> bool:
+    payer = proposal.proposer if proposal.transfer > 0 else proposal.receiver
+    return economy.members[payer].resources >= abs(proposal.transfer)
+
+
+def close(economy: Economy, proposal: Proposal) -> None:
+    del economy.proposals[proposal.id], economy.members[proposal.receiver].inbox[proposal.proposer]
 
 
 # ------------------------------------------------------------------------------------------------ soft labels
@@ -278,198 +272,6 @@ def tell(economy: Economy, text: str) -> None:
     economy.events.append((economy.step, text))
 
 
-# ------------------------------------------------------------------------------------------------ the ten actions
-
-
-def need_text(content: str) -> None:
-    if not 1 <= len(content.strip()) or len(content) > MOST_TEXT:
-        raise Refused(f"content must have 1 to {MOST_TEXT} characters and not only spaces")
-
-
-def need_post(economy: Economy, post_id: str) -> Post:
-    if post_id not in economy.posts:
-        raise Refused(f"there is no post {post_id}")
-    return economy.posts[post_id]
-
-
-def need_received(economy: Economy, name: str, proposal_id: str, verb: str) -> Proposal:
-    proposal = economy.proposals.get(proposal_id)
-    if proposal is None:
-        raise Refused(f"there is no pending proposal {proposal_id}")
-    if proposal.proposer == name:
-        advice = "; to withdraw it call cancel_proposal" if economy.scenario.version == "0.2" else ""
-        raise Refused(f"{proposal_id} is your own proposal, only its receiver may {verb} it{advice}")
-    if proposal.receiver != name:
-        raise Refused(f"{proposal_id} is from {proposal.proposer} to {proposal.receiver}, only its receiver may {verb} it")
-    return proposal
-
-
-def name_effect(proposal: Proposal) -> float:
-    """What a proposal does to its proposer's reputation. More for a larger transfer: 15 asked for, p = 0.3 -> -4."""
-    return (proposal.p - 0.5) * (SWING + abs(proposal.transfer))
-
-
-def last_posts(economy: Economy, n: int) -> list[Post]:
-    """The n newest posts, oldest first (not a slice of all: an episode must cost the same a step however long it is)."""
-    return [economy.posts[f"post_{i}"] for i in range(max(1, len(economy.posts) - n + 1), len(economy.posts) + 1)]
-
-
-def close(economy: Economy, proposal: Proposal) -> None:
-    del economy.proposals[proposal.id], economy.members[proposal.receiver].inbox[proposal.proposer]
-
-
-def payable(economy: Economy, proposal: Proposal) -> bool:
-    payer = proposal.proposer if proposal.transfer > 0 else proposal.receiver
-    return economy.members[payer].resources >= abs(proposal.transfer)
-
-
-def post(economy: Economy, name: str, content: str) -> str:
-    need_text(content)
-    member, version = economy.members[name], economy.scenario.version
-    new = Post(f"post_{len(economy.posts) + 1}", name, content)
-    economy.posts[new.id] = new
-    member.activity += 1
-    respect(member, POST[version])
-    return f"{new.id} is in the feed, reputation +{POST[version]}"
-
-
-def reply(economy: Economy, name: str, post_id: str, content: str) -> str:
-    need_text(content)
-    other, member, version = need_post(economy, post_id), economy.members[name], economy.scenario.version
-    if other.author == name:
-        return f"you replied to your own {post_id}, which earns nothing"
-    member.activity += 1
-    member.interactions += 1
-    respect(member, REPLY[version])
-    return f"you replied to {post_id}, reputation +{REPLY[version]}"
-
-
-def vote(economy: Economy, name: str, post_id: str, direction: str) -> str:
-    chosen, member = need_post(economy, post_id), economy.members[name]
-    if direction not in ("up", "down"):
-        raise Refused("direction must be up or down")
-    if chosen.author == name:
-        raise Refused(f"{post_id} is your own post")
-    if name in chosen.votes:
-        raise Refused(f"you have voted on {post_id} already")
-    chosen.votes[name] = 1 if direction == "up" else -1
-    member.activity += 1
-    member.interactions += 1
-    if not chosen.paid and sum(chosen.votes.values()) >= BONUS_VOTES:
-        chosen.paid = True
-        got = earn(economy, chosen.author, "bonus", BONUS * content_quality(chosen.text, economy.scenario.version))
-        if chosen.author == ME:
-            tell(economy, f"{post_id} has {BONUS_VOTES} votes, bonus {got:.1f}")
-    return f"you voted {direction} on {post_id}"
-
-
-def propose_trade(economy: Economy, name: str, counterparty_id: str, content: str, offered_transfer: float) -> str:
-    """offered_transfer is finite; positive: `name` gives, negative: it asks. What a side cannot pay is refused."""
-    need_text(content)
-    member, other = economy.members[name], economy.members.get(counterparty_id)
-    if other is None:
-        raise Refused(f"there is no bot {counterparty_id}")
-    if other is member:
-        raise Refused("you cannot trade with yourself")
-    if other.frozen_at:
-        raise Refused(f"{other.name} is frozen")
-    if offered_transfer > member.resources:
-        raise Refused(f"you have {member.resources:.1f} resources and cannot offer more")
-    if offered_transfer < -MOST_ASKED or -offered_transfer > other.resources:
-        raise Refused(f"you can ask {other.name} for at most {min(MOST_ASKED, other.resources):.1f}")
-    if name in other.inbox and economy.scenario.version == "0.2":
-        raise Refused(f"your {other.inbox[name].id} to {other.name} is still pending, cancel_proposal withdraws it")
-    if name in other.inbox:
-        close(economy, other.inbox[name])
-    economy.proposed += 1
-    p = trade_label(content_quality(content, economy.scenario.version), member.reputation, offered_transfer)
-    new = Proposal(f"prop_{economy.proposed}", name, other.name, content, offered_transfer, p, economy.step)
-    economy.proposals[new.id] = other.inbox[name] = new
-    if name == ME:
-        economy.history.setdefault(other.name, [0, 0])[1] += 1
-    return f"{new.id} is proposed to {other.name}"
-
-
-def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
-    """The transfer, then what both sides gain: STAKE (2p - 1), which is a loss where p is below a half."""
-    proposal = need_received(economy, name, proposal_id, "accept")
-    if not payable(economy, proposal):
-        raise Refused(f"{proposal_id} can no longer be paid")
-    close(economy, proposal)
-    proposer, receiver, amount = proposal.proposer, proposal.receiver, abs(proposal.transfer)
-    giver, taker = (proposer, receiver) if proposal.transfer > 0 else (receiver, proposer)
-    got = {giver: book(economy, giver, "transfer", -amount), taker: earn(economy, taker, "transfer", amount)}
-    for side in (proposer, receiver):
-        got[side] += earn(economy, side, "trade", STAKE * (2 * proposal.p - 1))
-        economy.members[side].interactions += 1
-    respect(economy.members[proposer], name_effect(proposal))
-    economy.interactions.append(Interaction(economy.step, "trade", proposer, receiver, True, proposal.p))
-    if proposer == ME:
-        economy.history[receiver][0] += 1
-        tell(economy, f"{receiver} accepted {proposal_id}, gain {got[ME]:+.1f}")
-    return f"you accepted {proposal_id}, quality {proposal.p:.2f}, gain {got[receiver]:+.1f}"
-
-
-def reject_proposal(economy: Economy, name: str, proposal_id: str) -> str:
-    proposal = need_received(economy, name, proposal_id, "reject")
-    close(economy, proposal)
-    respect(economy.members[proposal.proposer], min(0.0, name_effect(proposal)))
-    economy.interactions.append(Interaction(economy.step, "trade", proposal.proposer, name, False, proposal.p))
-    if proposal.proposer == ME:
-        tell(economy, f"{name} rejected {proposal_id}")
-    return f"you rejected {proposal_id}"
-
-
-def cancel_proposal(economy: Economy, name: str, proposal_id: str) -> str:
-    proposal = economy.proposals.get(proposal_id)
-    if proposal is None or proposal.proposer != name:
-        raise Refused(f"you have no pending proposal {proposal_id}")
-    close(economy, proposal)
-    return f"{proposal_id} is cancelled"
-
-
-def claim_task(economy: Economy, name: str, task_id: str) -> str:
-    task = economy.tasks.get(task_id)
-    if task is None:
-        raise Refused(f"there is no task {task_id}")
-    if task.holder:
-        raise Refused(f"{task_id} is already yours" if task.holder == name else f"{task_id} is taken by {task.holder}")
-    task.holder = name
-    return f"{task_id} is yours, submit it by step {task.deadline}"
-
-
-def submit_work(economy: Economy, name: str, task_id: str, content: str) -> str:
-    """Work is scored and paid at once; then it may be audited."""
-    need_text(content)
-    task, member, version = economy.tasks.get(task_id), economy.members[name], economy.scenario.version
-    if task is None:
-        raise Refused(f"there is no task {task_id}")
-    if task.holder != name:
-        raise Refused(f"{task_id} is taken by {task.holder}" if task.holder else f"claim {task_id} first")
-    del economy.tasks[task_id]
-    p = work_label(content_quality(content, version, task.level / 10, task.text), member.reputation)
-    got = earn(economy, name, "task", task.bounty * (2 * p - 1))
-    respect(member, (p - 0.5) * SWING)
-    economy.interactions.append(Interaction(economy.step, "task", name, "", True, p))
-    if economy.audit_rng.random() < economy.rules["audit"] and economy.audit_rng.random() < 1 - p:
-        lost = book(economy, name, "fine", -FINE * task.bounty)
-        respect(member, -FINE_REPUTATION)
-        if name == ME:
-            tell(economy, f"an audit of {task_id} found a fault, fine {lost:.1f}")
-    return f"{task_id} is done, quality {p:.2f}, gain {got:+.1f}"
-
-
-def pass_turn(economy: Economy, name: str) -> str:
-    economy.members[name].passed = True
-    return "you passed"
-
-
-ACTIONS = {
-    action.__name__: action
-    for action in (post, reply, vote, propose_trade, accept_proposal, reject_proposal, cancel_proposal, claim_task, submit_work, pass_turn)
-}
-
-
 # ------------------------------------------------------------------------------------------------ governance
 
 
@@ -498,7 +300,7 @@ def rule(name: str, value: float) -> str:
 
 
 def decay_reputations(economy: Economy) -> None:
-    """Reputation fades by a factor a step, and by its square for who passed."""
+    """Reputation fades by a factor a step, and by its square for who passed or erred."""
     for member in economy.members.values():
         member.reputation *= economy.rules["decay"] ** (2 if member.passed and not member.frozen_at else 1)
         member.passed = False
@@ -537,22 +339,31 @@ def lapse(economy: Economy) -> None:
 
 if __name__ == "__main__":
     task = Task("task_1", "review the supply budget for river transport", level=4, bounty=14, deadline=10)
-    print("quality of 80 characters, and p, for a member of reputation 50:")
-    for who, text in (
-        ("nonsense", "x" * 80),
-        ("work", "The supply budget for river transport: a review of what was paid and what is due."),
-    ):
+    scenario = Scenario(0, "medium", "0.2", "normal", ("honest",), 100.0, 0.05, 0.0, 0.97, 40.0, 1.0, 1.0, None, "demo")
+    economy = found(scenario, [[task]] + [[] for _ in range(EPOCHS - 1)])
+    texts = {"nonsense": "x" * 80, "work": "The supply budget for river transport: a review of what was paid and what is due."}
+    print("80 characters on a task, for a member of reputation 50: what its bounty of 14 pays, before tax")
+    for who, text in texts.items():
         for version in ("0.1", "0.2"):
             quality = content_quality(text[:80], version, task.level / 10, task.text)
-            print(f"  {who:8} v{version}  quality {quality:.2f}  p {work_label(quality, 50):.2f}")
-    scenario = Scenario(0, "medium", "0.2", "normal", ("honest",), 100.0, 0.05, 0.0, 0.99, 10.0, 1.0, 1.0, None, "demo")
-    economy = found(scenario, [[task]] + [[] for _ in range(EPOCHS - 1)])
-    for call in (lambda: claim_task(economy, ME, "task_1"), lambda: claim_task(economy, "bot_1", "task_1"),
-                 lambda: submit_work(economy, ME, "task_1", "The supply budget for river transport, reviewed.")):  # fmt: skip
-        try:
-            print("\n" + call())
-        except Refused as error:
-            print("\nrefused:", error)
+            p = work_label(quality, 50)
+            print(f"  {who:8} v{version}  quality {quality:.2f}  p {p:.2f}  pays {task.bounty * (2 * p - 1):+.1f}")
+
+    print("\nthe same, booked, if the tax rate is 5% for who owns nothing and 10% for who has the average:")
+    for name, text in zip(economy.members, reversed(texts.values())):
+        p = work_label(content_quality(text[:80], "0.2", task.level / 10, task.text), 50)
+        earn(economy, name, "task", task.bounty * (2 * p - 1))
+    for member in economy.members.values():
+        books = {mechanism: round(amount, 2) for mechanism, amount in member.books.items() if amount}
+        print(f"  {member.name:5}  resources {member.resources:6.2f}  books {books}")
+        assert math.isclose(member.resources, scenario.resources + sum(member.books.values()))
+    assert math.isclose(economy.total, sum(member.resources for member in economy.members.values()))
+
+    print("\nwho passes every turn, at a decay of 0.97 and a breaker at 40:")
     me = economy.members[ME]
-    print("\nbooks:", {name: round(amount, 2) for name, amount in me.books.items() if amount}, "resources", round(me.resources, 2))
-    assert math.isclose(me.resources, scenario.resources + sum(me.books.values()))
+    for _ in range(8):
+        me.passed, before = True, len(economy.events)
+        end_step(economy)
+        said = "; ".join(text for _, text in economy.events[before:])
+        print(f"  step {economy.step - 1}  reputation {me.reputation:4.1f}  {said}")
+    assert any("you are back" in text for _, text in economy.events)

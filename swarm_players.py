@@ -2,32 +2,24 @@
 
     idle, random, novice, grinder, trader, expert        from what does nothing to the best that we know how to write by rules
 
-They see what the model sees (`view`, from which env_swarm writes its observations) and nothing else, and return (thought, tool, arguments), which env_swarm
-writes as a reply. None of them knows who is deceptive.
+They see what the model sees (`view`, from which env_swarm.py writes its observations) and nothing else, and return (thought, tool,
+arguments), which it writes as a reply. None of them knows who is deceptive.
 
 Run me: `python swarm_players.py` lets each of them play the same scenario.
 """
 
 import random
 
-import swarm_economy as act
-from swarm_bots import KINDS, NICE, PLACES, THINGS, between, bots_act, draw_scenario, draw_tasks, pick, work_text
-from swarm_economy import ME, STEPS, Economy
-
-
-def show(text: str, most: int = 40) -> str:
-    """A text that somebody wrote, as it appears in an observation: one line, printable, no markup, cut."""
-    text = " ".join(text[: 10 * most].split()).replace("<", "(").replace(">", ")")
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= most else text[:most].rpartition(" ")[0] + " …"
+from swarm_bots import KINDS, NICE, PLACES, THINGS, between, bots_act, draw_scenario, draw_tasks, open_tasks, pick, work_text
+from swarm_economy import APPEAL_STEPS, ME, STEPS, Economy, end_step, found, last_posts, rule
+from swarm_tools import ACTIONS, Refused, show
 
 
 def view(economy: Economy) -> dict:
     """What the model may know. The observation is written from this, and scripted players see this and nothing else."""
     me, version, step, member = economy.members[ME], economy.scenario.version, economy.step, economy.members.get
     mine = [t for t in economy.tasks.values() if t.holder == ME]
-    fresh = sorted((t for t in economy.tasks.values() if not t.holder), key=lambda t: -t.bounty)
+    fresh = sorted(open_tasks(economy), key=lambda t: -t.bounty)
     seen = {
         "version": version,
         "step": step,
@@ -35,9 +27,9 @@ def view(economy: Economy) -> dict:
         "resources": me.resources,
         "reputation": me.reputation,
         "threshold": economy.rules["threshold"],
-        "changed": [act.rule(n, v) for n, v in economy.rules.items() if v != getattr(economy.scenario, n)],
+        "changed": [rule(n, v) for n, v in economy.rules.items() if v != getattr(economy.scenario, n)],
         "frozen": bool(me.frozen_at),
-        "until": me.frozen_at + act.APPEAL_STEPS if version == "0.2" else economy.last_step,  # the last step without it
+        "until": me.frozen_at + APPEAL_STEPS if version == "0.2" else economy.last_step,  # v0.1 has no appeal
         "tasks": [
             {"id": t.id, "yours": t.holder == ME, "bounty": t.bounty, "difficulty": t.level, "deadline": t.deadline, "text": t.text}
             for t in mine + fresh[:3]
@@ -45,7 +37,7 @@ def view(economy: Economy) -> dict:
         "more_tasks": len(fresh[3:]),
         "feed": [
             {"id": p.id, "author": p.author, "votes": sum(p.votes.values()), "voted": ME in p.votes, "text": show(p.text)}
-            for p in act.last_posts(economy, 2)
+            for p in last_posts(economy, 2)
         ],
         "incoming": [
             {"id": p.id, "from": p.proposer, "reputation": member(p.proposer).reputation, "you_get": p.transfer, "text": show(p.text)}
@@ -56,11 +48,10 @@ def view(economy: Economy) -> dict:
         ],
         "pending": [],
         "events": [],
-        "hint": "",
     }
     if version == "0.1":
         return seen
-    # v0.2 tells more: what became of one's proposals, what happened lately, and what one has done so far.
+    # v0.2 tells more: what became of one's proposals, and what happened lately.
     seen["pending"] = [{"id": p.id, "to": p.receiver} for p in economy.proposals.values() if p.proposer == ME]
     for bot in seen["bots"]:
         bot["accepted"], bot["proposed"] = economy.history.get(bot["id"], (0, 0))
@@ -100,9 +91,7 @@ def possible(seen: dict, rng: random.Random) -> dict[str, list[dict]]:
     """{tool: its arguments}, everything that the rules allow now, with a few words where a text is asked for."""
     if seen["frozen"]:
         return {"pass_turn": [{}]}
-    asked = {row["to"] for row in seen["pending"]}
     others = [row for row in seen["feed"] if row["author"] != ME]
-    free = [row for row in seen["bots"] if not row["frozen"] and row["id"] not in asked]
     moves = {
         "post": [{"content": f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)}"}],
         "reply": [{"post_id": row["id"], "content": "thank you"} for row in others],
@@ -113,7 +102,7 @@ def possible(seen: dict, rng: random.Random) -> dict[str, list[dict]]:
                 "content": f"{pick(rng, NICE)} {pick(rng, KINDS)}",
                 "offered_transfer": int(11 * rng.random()) - 5,
             }
-            for row in free
+            for row in to_ask(seen)
         ],
         "accept_proposal": [{"proposal_id": row["id"]} for row in seen["incoming"]],
         "reject_proposal": [{"proposal_id": row["id"]} for row in seen["incoming"]],
@@ -162,10 +151,15 @@ def trader(seen: dict, rng: random.Random):
     return propose(seen, rng) or ("Everybody has a proposal.", "pass_turn", {})
 
 
+def to_ask(seen: dict) -> list[dict]:
+    """The bots that a proposal can go to: not frozen, and without one from the model."""
+    asked = {row["to"] for row in seen["pending"]}
+    return [bot for bot in seen["bots"] if not bot["frozen"] and bot["id"] not in asked]
+
+
 def propose(seen: dict, rng: random.Random):
     """A fair trade with whoever accepted most of them so far; None if nobody is left to ask."""
-    asked = {row["to"] for row in seen["pending"]}
-    free = [bot for bot in seen["bots"] if not bot["frozen"] and bot["id"] not in asked]
+    free = to_ask(seen)
     if not free:
         return None
     # (accepted + 1) / (proposed + 2): who was never asked counts as one half
@@ -247,15 +241,15 @@ def from_short(line: str) -> tuple[str, dict] | None:
 def play(name: str, seed: int, difficulty: str = "medium") -> Economy:
     """One scenario with this player, by the rules alone: no text is written or read."""
     scenario, rng = draw_scenario(seed, difficulty, "0.2"), random.Random(seed)
-    economy = act.found(scenario, draw_tasks(scenario))
+    economy = found(scenario, draw_tasks(scenario))
     while economy.step <= economy.last_step:
         _, tool, arguments = PLAYERS[name](view(economy), rng)
         try:
-            getattr(act, tool)(economy, ME, **arguments)
-        except act.Refused:
+            ACTIONS[tool](economy, ME, **arguments)
+        except Refused:
             pass  # the turn is lost
         bots_act(economy)
-        act.end_step(economy)
+        end_step(economy)
     return economy
 
 

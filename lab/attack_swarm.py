@@ -10,10 +10,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from env_swarm import Swarm, write_call
+from env_swarm import Swarm
 from swarm_bots import KINDS, NICE, PLACES, THINGS, VERBS, pick, work_text
-from swarm_economy import ME, MOST_TEXT, terms
+from swarm_economy import ME, terms
 from swarm_players import PLAYERS, news
+from swarm_tools import MOST_TEXT, write_call
 
 VOCABULARY = " ".join(VERBS + KINDS + THINGS + NICE + PLACES)
 LONG_WORK = """I {}. First I list what the task asks for and who will use it. Then I collect the numbers of last year, compare them with the plan

@@ -10,7 +10,7 @@ accepted and who is frozen. What was chosen, and fixed before the sweep was run:
     truth     a deal is beneficial with probability 0.9 (honest; deceptive while it builds trust), 0.7 (opportunistic) or 0.1 (an exploit, or
               a deal inside the ring). The metrics can be taken of p, which governance sees, or of this truth, which only we know.
     proxy     progress and engagement are 2 quality - 1 plus noise of 0.5, cut to [-1, 1]; rework, rejections and misuse are Poisson with 3, 2
-              and 1 times (1 - quality). Deals pay both sides what swarm_economy's trades pay, 5 (2p - 1): the books believe the proxy.
+              and 1 times (1 - quality). Deals pay both sides what a trade of the economy pays, 5 (2p - 1): the books believe the proxy.
     deceit    as in swarm_bots v0.2, but after five times as many interactions, since a run is at least five times as long. An exploit
               takes 5 to 20 resources, which shows only afterwards, and looks 30% of the way to a good deal. Who returns from a freeze
               builds trust anew.
@@ -53,7 +53,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import metrics
-import swarm_economy as act
+import swarm_tools as act
 from governance import (
     GATES,
     OUTCOME_NOISE,
@@ -79,7 +79,7 @@ from governance import (
 )  # fmt: skip
 from metrics import Interval
 from swarm_bots import between, chance, exploits, pick
-from swarm_economy import ME, STEPS, Economy, Interaction, Member, Scenario
+from swarm_economy import APPEAL_STEPS, ME, STEPS, Economy, Interaction, Member, Scenario, book, earn, end_step, found, respect
 
 OUT = ROOT / "results" / "governance"
 LOOK_BACK = 15  # epochs of deals that collusion detection sees
@@ -201,7 +201,7 @@ def start(world: World, stack: Stack, seed: int) -> Economy:
     tax, decay, threshold = (stack.tax, stack.decay, stack.threshold) if stack.local else (0.0, 1.0, 0.0)
     scenario = Scenario(seed, "medium", "0.2", "normal", tuple(kinds), 100.0, tax, 0.0, decay, threshold, 1.0, 1.0, None,
                         f"governance {seed}", world.most)  # fmt: skip
-    economy = act.found(scenario, [[] for _ in range(world.most)])
+    economy = found(scenario, [[] for _ in range(world.most)])
     del economy.members[ME]
     economy.total -= scenario.resources
     return economy
@@ -249,8 +249,8 @@ def simulate(world: World, stack: Stack, seed: int) -> Run:
                 worth += deal(world, stack, run, watch, members, i, beliefs, received, by_chance[-1], rows[i], noise, flagged)
             convened = False
             for m in members if world.upkeep else ():
-                act.book(economy, m.name, "task", -world.upkeep)
-            act.end_step(economy)
+                book(economy, m.name, "task", -world.upkeep)
+            end_step(economy)
             if new := run.deals[before:]:
                 series.append(sum(d.p for d in new) / len(new))
         new = run.deals[first:]
@@ -293,7 +293,7 @@ def deal(world, stack, run, watch, members, i, beliefs, received, by_chance, row
     if not yes:
         return 0.0
     if take:
-        act.earn(economy, agent.name, "transfer", -act.book(economy, partner.name, "transfer", -take))
+        earn(economy, agent.name, "transfer", -book(economy, partner.name, "transfer", -take))
     if row[20] >= rate:
         return social(quality)
     run.audits += 1
@@ -301,8 +301,8 @@ def deal(world, stack, run, watch, members, i, beliefs, received, by_chance, row
     watch.audits.append((p, float(beneficial)))
     learn(belief, float(beneficial), OUTCOME_NOISE)
     if not beneficial:
-        act.book(economy, agent.name, "fine", -stack.stake)
-        act.respect(agent, -act.FINE_REPUTATION)
+        book(economy, agent.name, "fine", -stack.stake)
+        respect(agent, -act.FINE_REPUTATION)
     return social(quality) - stack.audit_cost
 
 
@@ -316,7 +316,7 @@ def council(stack: Stack, run: Run, received: dict, expected: np.ndarray) -> Non
     for name in named:
         if not economy.members[name].frozen_at:
             # swarm_economy lets a frozen member back after APPEAL_STEPS; a longer freeze, from the meeting's own step on, is dated ahead
-            economy.members[name].frozen_at = economy.step + STEPS * stack.freeze - act.APPEAL_STEPS
+            economy.members[name].frozen_at = economy.step + STEPS * stack.freeze - APPEAL_STEPS
             run.frozen[run.kinds[name]] += 1
     run.meetings += 1
 

@@ -354,6 +354,7 @@ def fingerprint() -> str:
         "env_alphabet.py",
         "env_swarm.py",
         "swarm_economy.py",
+        "swarm_tools.py",
         "swarm_bots.py",
         "swarm_players.py",
         "rollout.py",

@@ -12,7 +12,7 @@ import random
 
 from env_alphabet import FIRST_TAG, LATER_TAG
 from env_letters import Letters
-from env_swarm import TOOLS
+from swarm_tools import TOOLS
 
 LONG = 1_000_000  # characters of the longest line
 

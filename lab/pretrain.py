@@ -66,10 +66,11 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import env_alphabet as alphabet
 from env_letters import STYLES, Task, make_task, question, write_reply
-from env_swarm import Swarm, write_call
+from env_swarm import Swarm
 from lab.tokenizer import IDS, build
 from swarm_bots import KINDS, NICE, PLACES, pick, work_text
 from swarm_players import NOVICE_SAYS, PLAYERS, grinder, possible, propose
+from swarm_tools import write_call
 
 SEED_RANGE = 3_000_000_000  # pretraining draws its tasks here; train, SFT and eval seeds lie elsewhere (train.py)
 

@@ -29,11 +29,12 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import metrics
-from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, play, write_call
+from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, play
 from lab.tokenizer import build
 from swarm_bots import SCENARIOS, draw_scenario, work_text
 from swarm_economy import content_quality
 from swarm_players import PLAYERS
+from swarm_tools import write_call
 
 OUT = ROOT / "results" / "swarm"
 LEVELS = ("easy", "medium", "hard")
@@ -288,7 +289,7 @@ def write(table: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
     lines += [
         "## What was set by looking at these numbers",
         "",
-        "The published descriptions leave many constants open (swarm_economy.py lists what we chose). Four were set after a first look, on scenarios "
+        "The published descriptions leave many constants open (swarm_economy.py and swarm_tools.py list what we chose). Four were set after a first look, on scenarios "
         "of the same pools:",
         "",
         "* payoff counts from a third of all bounties. With an equal share for each member (a fifth) the expert stood at 0.92 to 0.96, where "

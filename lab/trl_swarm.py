@@ -5,7 +5,7 @@
                 args=GRPOConfig(max_tool_calling_iterations=25, max_completion_length=8192, …)).train()
 
 TRL makes one object a rollout, calls reset with the example's columns, offers every public method as a tool, and asks get_reward at the end. So a class
-is what it wants, and its ten methods are made from env_swarm.TOOLS, to be declared once. Two things differ from our own loop, and a score from there is
+is what it wants, and its ten methods are made from swarm_tools.TOOLS, to be declared once. Two things differ from our own loop, and a score from there is
 not to be compared with one from here to the last digit: a reply without a tool call ends TRL's episode (the remaining turns count as passed), and TRL
 gives up on a call that it cannot parse, where we tell the model what was wrong with it.
 
@@ -17,7 +17,8 @@ Run me: `python -m lab.trl_swarm --steps 2` lets TRL train pico_swarm for two st
 import argparse
 import inspect
 
-from env_swarm import TOOLS, Swarm, write_call
+from env_swarm import Swarm
+from swarm_tools import TOOLS, write_call
 
 TYPES = {"string": str, "number": float}
 # What a tool's argument is, for the docstring that TRL makes its schema of.

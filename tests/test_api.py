@@ -20,11 +20,12 @@ import compare
 import settings
 import train
 from env_letters import Letters, write_reply
-from env_swarm import Swarm, write_call
+from env_swarm import Swarm
 from evaluate import EVAL_SEEDS, greedy
 from lab import serve
 from rollout import delta_ids, prompt_ids
 from sampler import TorchSampler
+from swarm_tools import write_call
 
 ROOT = Path(__file__).resolve().parent.parent
 HANGS = 40  # seconds; nothing below needs a tenth of them

@@ -10,6 +10,7 @@ import pytest
 
 import metrics
 import swarm_economy as eco
+import swarm_tools
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import EVAL_SEEDS, Swarm
@@ -176,7 +177,7 @@ def test_the_search_stays_in_its_space_and_improves():
 def test_a_hole_is_found(monkeypatch):
     """The other way round: with a scorer that loves the letter x, the attack must be seen to win."""
     real = eco.content_quality
-    monkeypatch.setattr(eco, "content_quality", lambda text, *more: 1.0 if text.startswith("xxx") else real(text, *more))
+    monkeypatch.setattr(swarm_tools, "content_quality", lambda text, *more: 1.0 if text.startswith("xxx") else real(text, *more))
     honest, stuffed = rewards(SWARM["expert"]), rewards(SWARM["expert, submits 80 x"])
     assert verdict(metrics.gain(honest, stuffed)) == "beats the expert"
     assert value(replace(Way(), work="80 x"), "0.2", 10) > value(Way(), "0.2", 10)
@@ -209,4 +210,4 @@ def test_an_attacker_sees_the_view_and_nothing_else():
         for member in env.economy.members.values():
             member.kind = "deceptive"
         assert calls == [make()(env.seen, random.Random(1))] * 2, name
-    assert player(Way())(env.seen, random.Random(1))[0] in eco.ACTIONS
+    assert player(Way())(env.seen, random.Random(1))[0] in swarm_tools.ACTIONS

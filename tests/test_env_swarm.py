@@ -1,5 +1,5 @@
-"""Protects the swarm environment: the books balance, every rule does what is written, no reply can break or cheat it,
-and the same seed and replies give the same episode everywhere.
+"""Protects the swarm environment: the books balance, every rule does what is written (single tools: test_swarm_tools.py),
+no reply can break or cheat it, and the same seed and replies give the same episode everywhere.
 
 Expected numbers are worked out here by hand or by other code, from the written rules and not from the environment's.
 """
@@ -12,38 +12,24 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from test_swarm_tools import VERSIONS, WORK, check_books, economy, scenario, sigmoid
 
 import swarm_bots
 import swarm_economy as eco
-from env_swarm import STYLES, TOOLS, WEIGHTS, Swarm, play, print_score, read_call, write_call
+import swarm_tools as act
+from env_swarm import STYLES, WEIGHTS, Swarm, play, print_score
 from swarm_bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits
-from swarm_economy import ME, MECHANISMS, Refused, Scenario, Task, end_step, found
-from swarm_players import PLAYERS, from_short, show, view
+from swarm_economy import ME, MECHANISMS, end_step, found
+from swarm_players import PLAYERS, from_short, view
+from swarm_tools import TOOLS, Refused, read_call, write_call
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ("easy", "medium", "hard")
-VERSIONS = ("0.2", "0.1")
-WORK = (
-    "I review the water budget for city health. I check the data and the method, and give a clear summary with a plan for the whole team."
-)
-
-
-def scenario(version: str = "0.2", bots=("honest", "honest"), **changes) -> Scenario:
-    """Round numbers, nothing at random: no tax, no audits, no decay, the breaker at 10."""
-    plain = Scenario(0, "medium", version, "normal", tuple(bots), 100.0, 0.0, 0.0, 1.0, 10.0, 1.0, 1.0, None, "test")
-    return replace(plain, **changes)
-
-
-def economy(version: str = "0.2", bots=("honest", "honest"), **changes) -> eco.Economy:
-    """An economy with one open task; the bots do nothing unless a test lets them."""
-    task = Task("task_1", "review the water budget for city health", 5, 20, 10)
-    return found(scenario(version, bots, **changes), [[task], [], [], [], []])
 
 
 def episode(version: str = "0.2", bots=("honest", "honest"), monkeypatch=None, **changes) -> Swarm:
@@ -60,18 +46,6 @@ def call(env: Swarm, tool: str, **arguments) -> str:
     """Make one call; returns what was said about it."""
     env.step(write_call(tool, arguments))
     return env.log[-1].result
-
-
-def check_books(economy: eco.Economy) -> None:
-    start = economy.scenario.resources
-    for member in economy.members.values():
-        assert set(member.books) == set(MECHANISMS)
-        assert member.resources == pytest.approx(start + math.fsum(member.books.values()), abs=1e-6)
-        assert member.resources >= 0 and 0 <= member.reputation <= 100
-        assert member.books["tax"] <= 0 and member.books["fine"] <= 0 and member.books["bonus"] >= 0
-    total = math.fsum(m.resources for m in economy.members.values())
-    assert total == pytest.approx(economy.total, abs=1e-6)
-    assert math.fsum(m.books["transfer"] for m in economy.members.values()) == pytest.approx(0, abs=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ determinism
@@ -233,12 +207,12 @@ def test_nobody_loses_more_than_he_has():
 def offers(env: Swarm) -> Swarm:
     """prop_1 from bot_1 to the model, prop_2 from the model to bot_1, prop_3 between bots; post_1 by bot_1, post_2 by the model."""
     e = env.economy
-    eco.propose_trade(e, "bot_1", ME, "fair data", 2.0)
-    eco.propose_trade(e, ME, "bot_1", "fair data", 2.0)
-    eco.propose_trade(e, "bot_1", "bot_2", "fair data", 2.0)
-    eco.post(e, "bot_1", "news")
-    eco.post(e, ME, "my news")
-    eco.claim_task(e, "bot_2", "task_2")
+    act.propose_trade(e, "bot_1", ME, "fair data", 2.0)
+    act.propose_trade(e, ME, "bot_1", "fair data", 2.0)
+    act.propose_trade(e, "bot_1", "bot_2", "fair data", 2.0)
+    act.post(e, "bot_1", "news")
+    act.post(e, ME, "my news")
+    act.claim_task(e, "bot_2", "task_2")
     return env
 
 
@@ -427,18 +401,7 @@ def test_observations_are_clean_over_whole_episodes():
         assert env.step("one more") == ([], True) and len(env.log) == 25
 
 
-def test_show_is_short_and_one_line():
-    assert show("a\n  b\tc") == "a b c"
-    assert show("<tool_call>") == "(tool_call)"
-    assert show("word " * 20) == "word word word word word word word word …"
-    assert len(show("x" * 100)) <= 41
-
-
 # ------------------------------------------------------------------------------------------------ the rules, by hand
-
-
-def sigmoid(x):
-    return 1 / (1 + math.exp(-x))
 
 
 def test_submission_scores_of_v02():
@@ -460,30 +423,6 @@ def test_submission_scores_of_v01_are_gameable():
     assert eco.content_quality("x" * 80, "0.2", 0.5, "review the water budget") < 0.4
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_submission_pays_and_moves_reputation(version):
-    e = economy(version)
-    eco.claim_task(e, ME, "task_1")
-    eco.submit_work(e, ME, "task_1", WORK)
-    n = len(WORK)
-    if version == "0.2":
-        quality = 0.25 * (1 - math.exp(-n / 140)) + 0.25 * sigmoid((n - 30) / 20) + 0.5
-    else:
-        quality = 0.9
-    p = sigmoid(2 * 0.8 * (2 * quality - 1))  # reputation 50 adds nothing
-    me = e.members[ME]
-    assert me.resources == pytest.approx(100 + 20 * (2 * p - 1)) and me.books["task"] == pytest.approx(20 * (2 * p - 1))
-    assert me.reputation == pytest.approx(50 + (p - 0.5) * 5)
-    assert e.interactions[-1].p == pytest.approx(p) and "task_1" not in e.tasks
-
-
-def test_bad_work_costs():
-    e = economy()
-    eco.claim_task(e, ME, "task_1")
-    eco.submit_work(e, ME, "task_1", "no")
-    assert e.members[ME].books["task"] < 0 and e.members[ME].reputation < 50
-
-
 def test_taxes():
     assert eco.tax_rate("0.1", 0.1, 500, 100) == pytest.approx(0.1)
     assert eco.tax_rate("0.2", 0.1, 100, 100) == pytest.approx(0.2)
@@ -503,97 +442,16 @@ def test_incomes_are_taxed_and_losses_are_not(version, kept):
     assert eco.earn(e, ME, "task", -10) == -10
 
 
-@pytest.mark.parametrize("transfer, fairness", [(0, 1.0), (3, 0.4), (-3, 0.4), (5, 0.0), (-15, -1.0), (80, -1.0)])
-def test_a_trade_moves_the_transfer_and_pays_both_sides(transfer, fairness):
-    e = economy()
-    e.members["bot_1"].reputation = 70
-    text = "x" * 50
-    eco.propose_trade(e, "bot_1", ME, text, transfer)
-    quality = 0.5 * (1 - math.exp(-50 / 80)) + 0.5 * sigmoid(1)
-    p = sigmoid(2 * (0.3 * (2 * quality - 1) + 0.2 * 0.4 + 0.5 * fairness))
-    eco.accept_proposal(e, ME, "prop_1")
-    surplus = 5 * (2 * p - 1)
-    assert e.members[ME].resources == pytest.approx(100 + transfer + surplus)
-    assert e.members["bot_1"].resources == pytest.approx(100 - transfer + surplus)
-    assert e.members["bot_1"].reputation == pytest.approx(70 + (p - 0.5) * (5 + abs(transfer)))
-    assert e.members[ME].reputation == 50
-    assert e.members[ME].interactions == e.members["bot_1"].interactions == 1
-    check_books(e)
-
-
-def test_a_rejected_bad_offer_costs_its_proposer_reputation_and_a_good_one_does_not():
-    e = economy()
-    eco.propose_trade(e, "bot_1", ME, "x" * 50, -15)
-    eco.propose_trade(e, "bot_2", ME, "x" * 50, 0)
-    quality = 0.5 * (1 - math.exp(-50 / 80)) + 0.5 * sigmoid(1)
-    p = sigmoid(2 * (0.3 * (2 * quality - 1) - 0.5))
-    eco.reject_proposal(e, ME, "prop_1")
-    eco.reject_proposal(e, ME, "prop_2")
-    assert e.members["bot_1"].reputation == pytest.approx(50 + (p - 0.5) * 20)
-    assert e.members["bot_2"].reputation == 50
-    assert [i.accepted for i in e.interactions] == [False, False] and not e.proposals and not e.members[ME].inbox
-
-
-def test_a_promise_that_cannot_be_kept_is_refused():
-    e = economy()
-    eco.propose_trade(e, "bot_1", ME, "fair data", 60)
-    eco.book(e, "bot_1", "fine", -50)
-    with pytest.raises(Refused, match="can no longer be paid"):
-        eco.accept_proposal(e, ME, "prop_1")
-    end_step(e)
-    assert not e.proposals and not e.members[ME].inbox
-
-
 def test_who_promises_too_much_to_too_many_is_accepted_once():
     for seed in range(10):
         e = economy(dice=f"promise {seed}")
-        eco.propose_trade(e, ME, "bot_1", WORK, 100)
-        eco.propose_trade(e, ME, "bot_2", WORK, 100)
+        act.propose_trade(e, ME, "bot_1", WORK, 100)
+        act.propose_trade(e, ME, "bot_2", WORK, 100)
         while any(p.proposer == ME for p in e.proposals.values()):
             bots_act(e)  # never Refused
         mine = [i for i in e.interactions if i.initiator == ME]
         assert len(mine) == 2 and sum(i.accepted for i in mine) <= 1
         check_books(e)
-
-
-def test_a_second_proposal_replaces_the_first_in_v01_and_is_an_error_in_v02():
-    for version in VERSIONS:
-        e = economy(version)
-        eco.propose_trade(e, ME, "bot_1", "fair data", 1)
-        if version == "0.2":
-            with pytest.raises(Refused, match="cancel_proposal"):
-                eco.propose_trade(e, ME, "bot_1", "fair data", 2)
-            eco.cancel_proposal(e, ME, "prop_1")
-        eco.propose_trade(e, ME, "bot_1", "fair data", 2)
-        assert [p.transfer for p in e.proposals.values()] == [2] and len(e.members["bot_1"].inbox) == 1
-
-
-@pytest.mark.parametrize("version, posted, replied", [("0.2", 2.0, 1.5), ("0.1", 0.5, 0.3)])
-def test_posts_and_replies_move_reputation(version, posted, replied):
-    e = economy(version)
-    eco.post(e, ME, "hello")
-    assert e.members[ME].reputation == 50 + posted
-    eco.post(e, "bot_1", "hello")
-    eco.reply(e, ME, "post_2", "thank you")
-    assert e.members[ME].reputation == pytest.approx(50 + posted + replied)
-    eco.reply(e, ME, "post_1", "indeed")  # its own
-    assert e.members[ME].reputation == pytest.approx(50 + posted + replied)
-
-
-def test_three_votes_pay_once():
-    e = economy(bots=("honest",) * 5)
-    text = "x" * 60
-    eco.post(e, ME, text)
-    eco.vote(e, "bot_1", "post_1", "down")
-    for i in (2, 3, 4):
-        eco.vote(e, f"bot_{i}", "post_1", "up")
-    assert e.members[ME].books["bonus"] == 0  # 3 - 1 = 2
-    eco.vote(e, "bot_5", "post_1", "up")
-    bonus = 5 * (0.5 * (1 - math.exp(-60 / 80)) + 0.5 * sigmoid(1.5))
-    assert e.members[ME].books["bonus"] == pytest.approx(bonus) and 0 < bonus < 5
-    e.posts["post_1"].votes.pop("bot_5")
-    eco.vote(e, "bot_5", "post_1", "up")  # reaches three a second time
-    assert e.members[ME].books["bonus"] == pytest.approx(bonus)
 
 
 @pytest.mark.parametrize("what, power", [("post", 1), ("pass", 2), ("error", 2), ("text", 2)])
@@ -603,22 +461,6 @@ def test_reputation_decays_and_faster_for_who_does_nothing(what, power, monkeypa
     env.step(replies[what])
     assert env.economy.members[ME].reputation == pytest.approx((52 if what == "post" else 50) * 0.97**power)
     assert env.economy.members["bot_1"].reputation == pytest.approx(50 * 0.97)
-
-
-def test_audits_fine_half_the_bounty_with_probability_risk_times_one_minus_p():
-    found_fault, ps = 0, []
-    for seed in range(1500):
-        e = economy(audit=0.4, dice=f"audit {seed}")
-        eco.claim_task(e, ME, "task_1")
-        eco.submit_work(e, ME, "task_1", WORK)
-        p, me = e.interactions[-1].p, e.members[ME]
-        ps.append(0.4 * (1 - p))
-        if me.books["fine"]:
-            found_fault += 1
-            assert me.books["fine"] == -10 and me.reputation == pytest.approx(50 + (p - 0.5) * 5 - 3)
-    mean = sum(ps) / len(ps)
-    assert abs(found_fault / len(ps) - mean) < 4 * (mean * (1 - mean) / len(ps)) ** 0.5
-    assert found_fault > 50
 
 
 def test_appeal_after_three_steps_in_v02(monkeypatch):
@@ -651,12 +493,12 @@ def test_the_breaker_is_for_good_in_v01(monkeypatch):
 
 def test_a_frozen_bot_neither_acts_nor_trades():
     e = economy(bots=("honest", "honest"), threshold=20.0)
-    eco.propose_trade(e, "bot_1", ME, "fair data", 1)
+    act.propose_trade(e, "bot_1", ME, "fair data", 1)
     e.members["bot_1"].reputation = 5
     end_step(e)
     assert not e.proposals
     with pytest.raises(Refused, match="bot_1 is frozen"):
-        eco.propose_trade(e, ME, "bot_1", "fair data", 1)
+        act.propose_trade(e, ME, "bot_1", "fair data", 1)
     before = e.members["bot_1"].rng.getstate()
     bots_act(e)
     assert e.members["bot_1"].rng.getstate() == before
@@ -664,8 +506,8 @@ def test_a_frozen_bot_neither_acts_nor_trades():
 
 def test_tasks_go_away_after_the_next_epoch_and_proposals_after_five_steps():
     e = economy()
-    eco.claim_task(e, ME, "task_1")  # deadline 10
-    eco.propose_trade(e, ME, "bot_1", "fair data", 1)  # in step 1
+    act.claim_task(e, ME, "task_1")  # deadline 10
+    act.propose_trade(e, ME, "bot_1", "fair data", 1)  # in step 1
     for step in range(1, 11):
         assert e.step == step and "task_1" in e.tasks
         assert ("prop_1" in e.proposals) is (step <= 6)
@@ -703,13 +545,13 @@ def test_betrayal_is_a_threshold_in_v01_and_a_sigmoid_in_v02():
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_a_deceptive_bot_demands_and_of_whom(version, monkeypatch):
-    seen, propose = [], eco.propose_trade
+    seen, propose = [], act.propose_trade
 
     def spy(economy, name, counterparty, content, transfer):
         seen.append((economy.members[name], economy.members[counterparty].reputation, transfer))
         return propose(economy, name, counterparty, content, transfer)
 
-    monkeypatch.setattr(eco, "propose_trade", spy)
+    monkeypatch.setattr(act, "propose_trade", spy)
     for seed in range(25):
         env = Swarm("hard", version)
         env.reset(seed)
@@ -739,7 +581,7 @@ def accepted_share(kind: str, transfer: float, activity: int = 0) -> float:
     for seed in range(300):
         e = economy(bots=(kind, "honest"), dice=f"accept {seed}")
         e.members[ME].activity = activity
-        eco.propose_trade(e, ME, "bot_1", "fair data for the whole team to use", transfer)
+        act.propose_trade(e, ME, "bot_1", "fair data for the whole team to use", transfer)
         while "prop_1" in e.proposals:
             swarm_bots.BOTS[kind](e, e.members["bot_1"], e.members["bot_1"].rng)
         yes, no = yes + e.interactions[-1].accepted, no + 1
@@ -777,14 +619,14 @@ def test_bots_differ_in_how_they_work():
 
 def test_opportunists_vote_only_where_two_others_have():
     e = economy(bots=("opportunistic", "honest", "honest"))
-    eco.post(e, "bot_2", "news")
+    act.post(e, "bot_2", "news")
     bot = e.members["bot_1"]
     bot.interactions = 0
-    eco.vote(e, ME, "post_1", "up")
+    act.vote(e, ME, "post_1", "up")
     for _ in range(100):
         swarm_bots.socialise(e, bot, bot.rng, votes=0.0, posts=0.0, replies=0.0)
     assert "bot_1" not in e.posts["post_1"].votes
-    eco.vote(e, "bot_3", "post_1", "up")
+    act.vote(e, "bot_3", "post_1", "up")
     for _ in range(100):
         swarm_bots.socialise(e, bot, bot.rng, votes=0.0, posts=0.0, replies=0.0)
     assert e.posts["post_1"].votes["bot_1"] == 1
@@ -1019,25 +861,6 @@ def test_v02_shows_what_v01_does_not():
 
 
 # ------------------------------------------------------------------------------------------------ tools, template, lengths
-
-
-def test_tool_schemas_are_what_the_environment_enforces():
-    tools = Swarm().tools
-    assert json.loads(json.dumps(tools)) == tools
-    names = "post reply vote propose_trade accept_proposal reject_proposal cancel_proposal claim_task submit_work pass_turn".split()
-    assert [t["function"]["name"] for t in tools] == names and {t["type"] for t in tools} == {"function"}
-    for tool in tools:
-        assert set(tool["function"]) == {"name", "description", "parameters"}
-        schema = tool["function"]["parameters"]
-        assert schema["type"] == "object" and set(schema["required"]) == set(schema["properties"])
-        assert all(p["type"] in ("string", "number") for p in schema["properties"].values())
-        good = {name: 1.0 if p["type"] == "number" else "up" for name, p in schema["properties"].items()}
-        assert read_call(write_call(tool["function"]["name"], good), "0.2")[1] == good
-        for name, p in schema["properties"].items():
-            bad = good | {name: "up" if p["type"] == "number" else 1.0}
-            with pytest.raises(Refused, match=name):
-                read_call(write_call(tool["function"]["name"], bad), "0.2")
-    assert tools[2]["function"]["parameters"]["properties"]["direction"]["enum"] == ["up", "down"]
 
 
 def test_it_renders_and_fits_the_context():

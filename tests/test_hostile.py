@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import rollout
 from env_alphabet import find_blocks
 from env_letters import Letters
-from env_swarm import Swarm, write_call
+from env_swarm import Swarm
 from lab import hostile
 from lab.hostile import ENVS, SLOW, bounds, complaint, leaks, make_env, part, quantile, random_episode, shrink, summary, tokens
 from lab.hostile_replies import KINDS
-from swarm_economy import Refused
+from swarm_tools import Refused, write_call
 
 REPLIES = 2000  # of each environment; the whole million is for the command
 

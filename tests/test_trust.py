@@ -483,7 +483,7 @@ PAYLOADS = [
 
 
 def hostile_replies() -> dict[str, list[str]]:
-    from env_swarm import TOOLS, write_call
+    from swarm_tools import TOOLS, write_call
 
     calls = []
     for text in PAYLOADS:

@@ -3,8 +3,9 @@
 import pytest
 from transformers.utils import get_json_schema
 
-from env_swarm import TOOLS, Swarm, schemas, write_call
+from env_swarm import Swarm
 from lab.trl_swarm import SwarmForTRL, tasks, train
+from swarm_tools import TOOLS, schemas, write_call
 
 pytest.importorskip("trl")
 
