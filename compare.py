@@ -39,7 +39,17 @@ from metrics import Interval
 
 # What arms are compared by, where both have it. swarm has no exact answers, but its reward has parts; they are compared on the trained tasks.
 MEASURES, PARTS = ("exact", "reward"), ("payoff", "reputation", "quality", "diversity")
-SAME = {"seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every"}  # flags that do not make another arm
+SAME = {
+    "seed",
+    "name",
+    "runs",
+    "resume",
+    "threads",
+    "wandb",
+    "device",
+    "save_every",
+    "eval_other_tiers",
+}  # flags that do not make another arm
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from env_letters import Letters
 from env_swarm import Swarm
 from grpo import CLIP, IMPORTANCE
 
-EVAL_TIERS = (3, 5, 6)  # always evaluated, beside the tier that is trained
+EVAL_TIERS = (3, 5, 6)  # evaluated beside the tier that is trained
 
 
 @dataclass
@@ -92,6 +92,7 @@ class Config:
     # evaluation: fixed held-out tasks, greedy
     eval_n: int | None = None  # tasks a tier; 32 would give an interval 34 points wide. None: 256, and 128 in swarm
     eval_every: int = 20  # updates
+    eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; without them a short run is a seventh shorter
     # evaluation over an API (api.py): any OpenAI-compatible endpoint instead of a checkpoint; --model is its name there
     api_base: str = ""  # such as https://HOST/v1
     api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; the key itself is given nowhere else
@@ -196,7 +197,7 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
     if kind(cfg.env) == "yours":
         return {cfg.env.rpartition(":")[2]: (True, partial(make_env, cfg, 0))}
     if cfg.env == "letters":
-        tiers = sorted({*EVAL_TIERS, cfg.difficulty})
+        tiers = sorted({*(EVAL_TIERS if cfg.eval_other_tiers else ()), cfg.difficulty})
         return {f"tier {tier}": (tier == cfg.difficulty, partial(make_env, cfg, tier)) for tier in tiers}
     if cfg.env == "swarm":
         return {f"{cfg.difficulty} v{cfg.swarm_version}": (True, partial(make_env, cfg, cfg.difficulty))}

@@ -96,7 +96,7 @@ def minutes(flags: str) -> float:
     else:
         slow = 0.45 if "--no-think" in flags else 0.6 if "--difficulty 5" in flags else 1.0
         ahead = 1.6 if "--async-rollouts" in flags else 1.0
-        each, sft, task, load = 2.0 * slow * ahead, 0.25, 8.0 * slow * flag(flags, "--eval-n", 256) / 256, 20
+        each, sft, task, load = 2.0 * slow * ahead, 0.25, 5.0 * slow * flag(flags, "--eval-n", 256) / 256, 20
     return (updates * each + steps * sft + evals * task + load) / 60
 
 

@@ -88,7 +88,7 @@ POINTS = {"scale": 100, "unit": "points"}
 
 def letters(more: str = "", tier: int = 6, updates: int = 40) -> str:
     """40 updates: with the default settings accuracy has settled after 20 (results/letters)."""
-    return f"--env letters --difficulty {tier} --updates {updates} --eval-n 256 --eval-every 20 {more}".strip()
+    return f"--env letters --difficulty {tier} --updates {updates} --eval-n 256 --eval-every 20 --no-eval-other-tiers {more}".strip()
 
 
 def swarm(more: str = "") -> str:
