@@ -19,12 +19,15 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+import compare
 import env_swarm
 import metrics
+import report
 from checkpoint import find_checkpoint, load_checkpoint
 from policy import choose_model, load_policy
 from rollout import Episode, play
 from runfolder import append, claim, mend, read_config, refuse_code, save_episodes
+from sampler import make_sampler
 from settings import Config, check, eval_sets, make_env
 
 EVAL_SEEDS = env_swarm.EVAL_SEEDS  # 2e9; train.py draws from 0 and 1e9 on, lab/pretrain.py from 3e9
@@ -129,10 +132,6 @@ def evaluate_only(given) -> None:
 
     given: the Config of the command line, whose eval_only names the run folder.
     """
-    import compare
-    import report
-    import train  # here, because train.py imports this file
-
     folder = Path(given.eval_only)
     if not (folder / "config.json").exists():
         raise SystemExit(f"--eval-only {folder}: there is no config.json in it, so it is no run folder; check the path")
@@ -161,7 +160,7 @@ def evaluate_only(given) -> None:
     _, state = load_checkpoint(saved, policy)
     sets = {name: (name == own, env) for name, (trained, env) in eval_sets(cfg).items() if trained}
     print(f"{folder} after {state['update']} updates; {why}")
-    sampler = train.make_sampler(cfg, policy)
+    sampler = make_sampler(cfg, policy)
     sampler.sync(state["update"])
     results = evaluate_policy(
         policy, greedy(policy, sampler, cfg.max_tokens), folder, sets, cfg.eval_n, "eval_only", state["update"], lambda line: None

@@ -22,6 +22,7 @@ inverse CDF), so a row does not depend on its neighbours.
 Run me: `python sampler.py` samples four answers to one question and checks their log-probs.
 """
 
+import importlib.util
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import parallel
 from logprobs import attends_to_all
 from policy import Policy, first_line
 
@@ -418,6 +420,19 @@ class TorchSampler:
         lengths, finished = lengths.cpu().numpy(), finished.cpu().numpy()
         rows = [Sample(tokens[b, :n].tolist(), logps[b, :n].tolist(), bool(finished[b]), kept[b]) for b, n in enumerate(lengths)]
         return [rows[g * k : (g + 1) * k] for g in range(G)]
+
+
+def make_sampler(cfg, policy: Policy):
+    """The engine that samples from the policy: vLLM where asked for (cfg.engine), or beside a GPU that has it; else our own."""
+    beside_a_gpu = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
+    if beside_a_gpu and cfg.engine == "auto" and parallel.world() > 1:  # vLLM would take our process group for its own
+        print("our own sampler samples, because several processes train; --async-rollouts 1 gives vLLM a process of its own beside each")
+        return TorchSampler(policy)
+    if cfg.engine == "vllm" or (cfg.engine == "auto" and beside_a_gpu):
+        from vllm_engine import VllmSampler
+
+        return VllmSampler(policy, cfg.vllm_memory)
+    return TorchSampler(policy)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ same tasks or, with --difficulty and other settings of the environment, on other
 OpenAI-compatible endpoint (api.py).
 """
 
-import importlib.util
 import shutil
 import sys
 import time
@@ -61,7 +60,7 @@ from runfolder import (
     trim,
     write_json,
 )
-from sampler import TorchSampler
+from sampler import make_sampler
 from settings import LEVELS, PRESETS, PROMOTE, Config, by_size, check, eval_sets, fill, kind, make_env
 from sft import demonstrations, other_opening, sft_batches, sft_step
 
@@ -290,19 +289,6 @@ def train(cfg: Config) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------ helpers
-
-
-def make_sampler(cfg: Config, policy):
-    """The engine that samples from the policy: vLLM where asked for, or beside a GPU that has it; else our own."""
-    beside_a_gpu = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
-    if beside_a_gpu and cfg.engine == "auto" and parallel.world() > 1:  # vLLM would take our process group for its own
-        print("our own sampler samples, because several processes train; --async-rollouts 1 gives vLLM a process of its own beside each")
-        return TorchSampler(policy)
-    if cfg.engine == "vllm" or (cfg.engine == "auto" and beside_a_gpu):
-        from vllm_engine import VllmSampler
-
-        return VllmSampler(policy, cfg.vllm_memory)
-    return TorchSampler(policy)
 
 
 def task_seeds(cfg: Config, step: int) -> list[int]:

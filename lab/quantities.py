@@ -256,18 +256,18 @@ def sample_more(folder: Path, target: Path) -> None:
     import torch
 
     import settings
-    import train
     from checkpoint import find_checkpoint, load_checkpoint
     from evaluate import EVAL_SEEDS
     from policy import choose_model, load_policy
     from rollout import play
     from runfolder import read_config, write_json
+    from sampler import make_sampler
 
     cfg = settings.Config(**read_config(folder, settings.Config))
     torch.set_num_threads(max(1, cfg.threads))  # other runs go on beside this
     policy = load_policy(choose_model(cfg.model, cfg.env)[0], cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     load_checkpoint(find_checkpoint(folder / "checkpoint"), policy)
-    sampler, make_env, right = train.make_sampler(cfg, policy), partial(settings.make_env, cfg, cfg.difficulty), []
+    sampler, make_env, right = make_sampler(cfg, policy), partial(settings.make_env, cfg, cfg.difficulty), []
     sampler.sync(0)
     for first in range(0, TASKS, 8):  # 256 replies at a time
         seeds = [EVAL_SEEDS + i for i in range(first, first + 8)]

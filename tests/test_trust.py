@@ -21,6 +21,7 @@ import torch
 
 import api
 import behaviour
+import evaluate
 import export
 import train
 from checkpoint import checksum, find_checkpoint
@@ -247,7 +248,8 @@ def reads_only(monkeypatch):
         raise Read
 
     monkeypatch.setattr(train, "StopSignal", stop)
-    monkeypatch.setattr(train, "make_sampler", lambda *_: SimpleNamespace(asleep=None, sync=stop))
+    for room in (train, evaluate):
+        monkeypatch.setattr(room, "make_sampler", lambda *_: SimpleNamespace(asleep=None, sync=stop))
 
 
 def plant(folder: Path, what: str, marker: Path) -> None:
