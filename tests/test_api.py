@@ -1,6 +1,6 @@
-"""Protects evaluation over an API: a server that is slow, wrong, hostile or gone costs its own episodes and a bounded time, and is counted; the key
-stays in its header; what an endpoint says in fields reaches the environment as text, and back. And that lab/serve.py, our own
-endpoint, gives over HTTP exactly what rollout.play gives in process.
+"""Protects evaluation over an API (api.py, endpoint.py): a server that is slow, wrong, hostile or gone costs its own episodes and a bounded
+time, and is counted; the key stays in its header; what an endpoint says in fields reaches the environment as text, and back. And that
+lab/serve.py, our own endpoint, gives over HTTP exactly what rollout.play gives in process.
 """
 
 import json
@@ -19,6 +19,7 @@ import api
 import compare
 import settings
 import train
+from endpoint import Answer, open_endpoint, put_back, read_answer, seconds_of
 from env_letters import Letters, write_reply
 from env_swarm import Swarm
 from evaluate import EVAL_SEEDS, greedy
@@ -115,7 +116,7 @@ def evaluate(folder, url: str, **more) -> tuple[dict, dict | None]:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     """Tries again follow at once, and no key of the person who tests is used."""
-    monkeypatch.setattr(api, "PAUSE", 0.01)
+    monkeypatch.setattr("endpoint.PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -198,7 +199,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_is_tried_again_counted_and_comes_to_an_end(endpoint, tmp_path, monkeypatch, fault):
-    monkeypatch.setattr(api, "LARGEST", 300_000)
+    monkeypatch.setattr("endpoint.LARGEST", 300_000)
     url, seen = endpoint(FAULTS[fault])
     summary, line = evaluate(tmp_path, url, eval_n=2, api_timeout=0.4)
     assert line is None  # nothing was answered, so there is no mean
@@ -261,12 +262,12 @@ def test_a_wait_past_the_time_limit_is_not_begun(endpoint, tmp_path):
 
 
 def test_retry_after_is_seconds_or_a_date():
-    assert api.seconds_of("2.5") == 2.5
-    assert [api.seconds_of(x) for x in (None, "", "-3", "nan", "inf", "1e999", "soon", "Wed, 99 Foo")] == [0.0] * 8
+    assert seconds_of("2.5") == 2.5
+    assert [seconds_of(x) for x in (None, "", "-3", "nan", "inf", "1e999", "soon", "Wed, 99 Foo")] == [0.0] * 8
     from email.utils import formatdate
 
-    assert 50 < api.seconds_of(formatdate(time.time() + 60, usegmt=True)) <= 60
-    assert api.seconds_of(formatdate(time.time() - 60, usegmt=True)) == 0.0
+    assert 50 < seconds_of(formatdate(time.time() + 60, usegmt=True)) <= 60
+    assert seconds_of(formatdate(time.time() - 60, usegmt=True)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path):
 
 
 def test_a_name_server_that_does_not_answer_keeps_nobody_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr(api.socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(2 * HANGS))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *args, **kwargs: time.sleep(2 * HANGS))
     summary, line = evaluate(tmp_path, "http://some.invalid/v1", eval_n=3, api_minutes=1 / 60)
     assert line is None and summary["api"]["failed"] == 3 and "--api-minutes" in summary["api"]["ended"]
 
@@ -450,9 +451,9 @@ def test_what_failed_in_one_is_left_out_of_the_pairs(endpoint, tmp_path, capsys)
 # ---------------------------------------------------------------------------------------------- text and fields
 
 
-def answer(response: dict, think: bool = True, max_tokens: int = 100) -> api.Answer:
-    end = api.endpoint(settings.Config(model="m", api_base="http://h/v1", max_tokens=max_tokens))
-    return api.read_answer(end, response, think)
+def answer(response: dict, think: bool = True, max_tokens: int = 100) -> Answer:
+    end = open_endpoint(settings.Config(model="m", api_base="http://h/v1", max_tokens=max_tokens))
+    return read_answer(end, response, think)
 
 
 @pytest.mark.parametrize("message, think, text", [
@@ -537,7 +538,7 @@ def test_an_episode_of_tool_calls_is_the_same_in_fields_and_in_text(endpoint, tm
 
 def test_every_call_of_a_reply_is_answered():
     calls = [{"id": "a"}, {"id": "b"}]
-    told = api.put_back([{"role": "tool", "content": "done"}], calls)
+    told = put_back([{"role": "tool", "content": "done"}], calls)
     assert [(m["role"], m["tool_call_id"]) for m in told] == [("tool", "a"), ("tool", "b")] and told[0]["content"] == "done"
 
 
