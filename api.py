@@ -40,7 +40,7 @@ from evaluate import EVAL_SEEDS, eval_line
 from rollout import Episode, finish
 from runfolder import append, open_run, save_episodes, write_json
 from sampler import first_line
-from settings import Config, by_size, check, eval_sets, fill, kind
+from settings import Config, by_size, check, eval_sets, fill, kind, short
 
 
 class Hopeless(Exception):
@@ -146,9 +146,7 @@ def evaluate_api(cfg) -> Path:
     fill(cfg, {name: large[name] for name in ("max_tokens", "swarm_error_penalty") if name in large})
     end, started = open_endpoint(cfg), time.monotonic()
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    cfg.name = (
-        cfg.name or f"{re.sub('[^A-Za-z0-9._-]+', '-', cfg.model)}-{cfg.env.rpartition(':')[2]}{level}-{time.strftime('%m%d-%H%M%S')}"
-    )
+    cfg.name = cfg.name or f"{re.sub('[^A-Za-z0-9._-]+', '-', cfg.model)}-{short(cfg.env)}{level}-{time.strftime('%m%d-%H%M%S')}"
     folder, _, lock = open_run(cfg)
     write_json(folder / "config.json", asdict(cfg))
     tasks, make_env = next((name, env) for name, (trained, env) in eval_sets(cfg).items() if trained)

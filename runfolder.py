@@ -32,7 +32,7 @@ from checkpoint import find_checkpoint, set_aside
 from grpo import collate, group_advantages
 from logprobs import token_logprobs
 from rollout import segments
-from settings import kind
+from settings import kind, short
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = ("updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine", "vllm_memory", "micro_tokens")
@@ -82,7 +82,7 @@ def open_run(cfg) -> tuple[Path, Path | None, FileLock]:
             set_aside(folder / "checkpoint")
         return folder, saved, lock
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    folder = Path(cfg.runs) / (cfg.name or f"{cfg.env.rpartition(':')[2]}{level}-{time.strftime('%m%d-%H%M%S')}")
+    folder = Path(cfg.runs) / (cfg.name or f"{short(cfg.env)}{level}-{time.strftime('%m%d-%H%M%S')}")
     if folder.exists() and any(file.name not in ("lock", "config.new") for file in folder.iterdir()):  # else: killed before it had begun
         raise SystemExit(f"{folder} exists; choose another --name, or continue it with --resume {folder}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -152,6 +152,11 @@ def kind(env: str) -> str:
     return "yours" if ".py:" in env else env
 
 
+def short(env: str) -> str:
+    """Its name in a run's folder and in tables: of FILE.py:CLASS the class alone, because a path is no name."""
+    return env.rpartition(":")[2]
+
+
 @cache  # an environment is made for every episode
 def yours(env: str) -> type:
     """The class of `--env FILE.py:CLASS`; the README's "Fork it" has a whole one. ValueError if it cannot be had."""
@@ -195,7 +200,7 @@ def make_env(cfg: Config, difficulty):
 def eval_sets(cfg: Config) -> dict[str, tuple]:
     """What is evaluated: {name of a set of tasks: (is it the one trained on?, make_env)}. The same name means the same tasks."""
     if kind(cfg.env) == "yours":
-        return {cfg.env.rpartition(":")[2]: (True, partial(make_env, cfg, 0))}
+        return {short(cfg.env): (True, partial(make_env, cfg, 0))}
     if cfg.env == "letters":
         tiers = sorted({*(EVAL_TIERS if cfg.eval_other_tiers else ()), cfg.difficulty})
         return {f"tier {tier}": (tier == cfg.difficulty, partial(make_env, cfg, tier)) for tier in tiers}
