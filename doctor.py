@@ -14,7 +14,7 @@ does, a loss or log-prob that is not a number, raises where it is met (grpo.py, 
     errors               errors                 3           a bug in the environment
     stop token           stop_trained           1           the end-of-turn token is masked
     sequence ratio       stretch                2           the ratio of a reply is clipped as if it were a token's
-    not exact            exact_reward           1           "correct" is counted as reward > 0
+    not exact            exact, fraction        1           "correct" is counted as reward > 0
     pays something else  reward, exact          10          partial credit that pays a guess
     dropout              mismatch, twice        3           model.train() in the update
     stale                mismatch               3           the sampler has old weights
@@ -36,6 +36,7 @@ import numpy as np
 import metrics
 
 LOOKS_BACK = 50  # lines are enough
+PARTS = ("fraction", "similarity")  # how much of an answer is right, from 0 to 1, if the environment says so: letters', alphabet's
 
 
 def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
@@ -126,12 +127,17 @@ def sequence_ratio(lines: list[dict], n: int = 2) -> str | None:
 
 
 def not_exact(lines: list[dict]) -> str | None:
-    """An exact answer gets all there is, a reward of 1 in letters and alphabet, whatever else is paid for."""
-    paid = last(lines, "exact_reward", 1)
-    if paid is None or paid[0] > 0.999:
+    """An exact answer is right in all its parts, so on average no more answers are exact than parts are right.
+
+    What exact answers are paid tells nothing, because an environment may well pay the shorter one more, or ten for each. Where it does not say how much of
+    an answer is right, nothing is told: a reward of 0, 0.5 and 1 looks the same whether 0.5 is for half an answer or for a whole one that was not derived.
+    """
+    exact = last(lines, "exact", 1)
+    parts = next((values for values in (last(lines, name, 1) for name in PARTS) if values is not None), None)
+    if exact is None or parts is None or parts[0] > exact[0] - 1e-6:
         return None
-    return (f"answers that count as exact got a reward of {paid[0]:.2f} on average, and an exact one gets 1: correct is counted as reward > 0, or the like; count what is "
-            "exactly right")  # fmt: skip
+    return (f"{100 * exact[0]:.0f}% of the answers count as exact, and on average {100 * parts[0]:.0f}% of an answer is right: correct is counted as reward > 0, or the like; count "
+            "what is exactly right")  # fmt: skip
 
 
 def pays_something_else(lines: list[dict], n: int = 10) -> str | None:

@@ -112,7 +112,7 @@ def summarize(groups: list[list[Episode]]) -> dict:
     return {
         "reward": sum(e.reward for e in episodes) / len(episodes), "reward_low": reward.low, "reward_high": reward.high, "n": len(episodes),
         **{name: sum(e.components[name] for e in episodes) / len(episodes) for name in names},
-        **({"exact_reward": sum(exact) / len(exact)} if exact else {}),  # what an exact answer was paid: all there is, or "exact" counts something else
+        **({"exact_reward": sum(exact) / len(exact)} if exact else {}),  # what an exact answer was paid: 1 in letters and alphabet
         "reply_tokens": sum(e.reply_tokens for e in episodes) / len(episodes),
         "truncated": sum(e.stop_reason == "truncated" for e in episodes) / len(episodes),
         "errors": sum(e.stop_reason == "error" for g in groups for e in g),

@@ -206,7 +206,7 @@ FAILURES = {
     ),
     "reward-as-correct": Failure(
         "accuracy is splendid from the start, and sampled answers are wrong",
-        "exact_reward", "is below 1: answers that count as exact were not paid in full",
+        "exact_reward", "is below 1: answers that count as exact were not paid in full, and `fraction`, how much of an answer is right, is below `exact`",
         "`correct` is counted as reward > 0",
         "count what is exactly right by itself; report the reward beside it",
         "not exact", {"reward": "partial", "updates": 5}, paid_is_correct,

@@ -4,11 +4,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 import doctor
+import env_alphabet
+import env_letters
+import failures
+from evaluate import summarize
+from lab import walk
+from rollout import Episode, finish
 
 ROOT = Path(doctor.__file__).resolve().parent
 half = lambda before, after: np.repeat([before, after], 15).astype(float)
@@ -68,6 +75,100 @@ def test_a_run_of_one_line_and_lines_without_an_entropy_are_survived():
         {k: v for k, v in line.items() if k != "entropy"} for line in doctor.made_up()
     ]  # no group had a signal, so nothing was computed
     assert doctor.look_at(quiet) == []
+
+
+# ---------------------------------------------------------------------------------------------- exact, and paid
+
+
+def wrong(reply: str) -> str:
+    """The same reply with its last digit another one: one count of it is wrong."""
+    at = max(i for i, c in enumerate(reply) if c.isdigit())
+    return reply[:at] + str((int(reply[at]) + 1) % 10) + reply[at + 1 :]
+
+
+def batch(make_env, *ways) -> dict:
+    """A line of metrics.jsonl about 16 tasks, each answered in all these ways."""
+    groups = []
+    for seed in range(16):
+        groups.append([])
+        for way in ways:
+            env, episode = make_env(), Episode(seed, seed, [], [], [])
+            env.reset(seed)
+            done = False
+            while not done:
+                _, done = env.step(way(env.expert_reply()))
+            finish(episode, env)
+            groups[-1].append(episode)
+    return {"update": 1, **summarize(groups)}
+
+
+def bare(reply: str) -> str:
+    return reply.rpartition("</think>")[2].strip()
+
+
+def without_last_line(reply: str) -> str:
+    """An expert's list, but for its last name."""
+    lines = reply.split("\n")
+    return "\n".join([*lines[:-2], lines[-1]])
+
+
+def letters(module=env_letters, reward: str = "partial"):
+    return lambda: module.Letters(6, reward, True, "derives")
+
+
+def forked(monkeypatch) -> ModuleType:
+    """env_letters.py after the first fork of lab/walk.py, which pays an exact answer that was not derived half."""
+    ((old, new),) = walk.FORKS["a new reward: an answer that was not derived earns half"][1]
+    module = ModuleType("env_letters_forked")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
+    exec(Path(env_letters.__file__).read_text().replace(old, new), module.__dict__)
+    return module
+
+
+WAYS = (str, bare, wrong, lambda reply: bare(wrong(reply)), lambda reply: "no idea")
+
+
+@pytest.mark.parametrize("ways", [WAYS, (wrong,), (str, wrong)])
+def test_reward_counted_as_correct_is_named(monkeypatch, ways):
+    monkeypatch.setattr(env_letters.Letters, "score", env_letters.Letters.score)  # undone after the test
+    failures.paid_is_correct()
+    line = batch(letters(), *ways)
+    assert line["exact"] > 0 and "reward > 0" in doctor.symptoms([line], [line["reward"]])["not exact"]
+
+
+def test_so_it_is_in_an_environment_of_several_turns(monkeypatch):
+    right = env_alphabet.Alphabet.score
+    monkeypatch.setattr(env_alphabet.Alphabet, "score", lambda self: (marks := right(self)) | {"exact": float(marks["reward"] > 0)})
+    line = batch(lambda: env_alphabet.Alphabet(2, 2, 3, 3, 4, False, True, "states"), str, without_last_line)
+    assert line["exact"] == 1 and "not exact" in doctor.symptoms([line], [line["reward"]])
+
+
+@pytest.mark.parametrize("reward", ["binary", "partial"])
+def test_exact_answers_that_are_paid_in_another_way_are_left_alone(monkeypatch, reward):
+    line = batch(letters(forked(monkeypatch), reward), *WAYS)
+    assert 0.5 < line["exact_reward"] < 1  # premise: some are paid half
+    assert doctor.symptoms([line], [line["reward"]]) == {}
+
+
+class Brief:
+    """An environment of a user's: right answers earn ten, less what they ramble; it does not say how much of an answer is right."""
+
+    think, tools, max_turns = True, None, 1
+    reset = lambda self, seed: [{"role": "user", "content": "?"}]
+    expert_reply = lambda self: "yes"
+
+    def step(self, reply: str):
+        self.reply = reply
+        return [], True
+
+    def score(self) -> dict:
+        right = float(self.reply.startswith("yes"))
+        return {"reward": right * (10 - len(self.reply)), "exact": right}
+
+
+def test_an_environment_that_names_no_parts_may_pay_as_it_likes():
+    line = batch(Brief, str, lambda reply: reply + ", yes", lambda reply: "no")
+    assert line["exact_reward"] == 4.5 and doctor.symptoms([line], [line["reward"]]) == {}
 
 
 @pytest.mark.parametrize(
