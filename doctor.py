@@ -141,17 +141,25 @@ def not_exact(lines: list[dict]) -> str | None:
 
 
 def pays_something_else(lines: list[dict], n: int = 10) -> str | None:
-    """Exact answers are what is wanted. The reward has risen beyond its noise and they have not, or it is high without them."""
+    """Exact answers are what is wanted. The reward has risen beyond its noise and they have not, or it is high without them.
+
+    An environment may pay more than 1 for an exact answer: `exact_reward` is what it paid, on average, where there was one.
+    """
     reward, exact, then = last(lines, "reward", n), last(lines, "exact", n), lines[:5]
     if reward is None or exact is None or np.allclose(reward, exact):
         return None
     cure = "it pays something else, most often a guess that earns partial credit; pay exact answers, or make the parts small"
-    if reward.mean() - exact.mean() > 0.75:  # --reward partial has 0.67 between them at first, and it does learn
+    paid = max(1.0, *(line.get("exact_reward", 0.0) for line in lines[-n:]))
+    if reward.mean() / paid - exact.mean() > 0.75:  # --reward partial has 0.67 between them at first, and it does learn
         return f"the reward is {reward.mean():.2f} where {100 * exact.mean():.0f}% of the answers are exact: {cure}"
     error = lambda some: np.sqrt(sum(((line["reward_high"] - line["reward_low"]) / 4) ** 2 for line in some)) / len(some)
     before, before_exact = (float(np.mean([line[name] for line in then])) for name in ("reward", "exact"))
     risen = reward.mean() - before
-    if len(lines) < n + 5 or risen < max(0.05, 4 * np.hypot(error(then), error(lines[-n:]))) or exact.mean() - before_exact > 0.2 * risen:
+    if (
+        len(lines) < n + 5
+        or risen < max(0.05, 4 * np.hypot(error(then), error(lines[-n:])))
+        or paid * (exact.mean() - before_exact) > 0.2 * risen
+    ):
         return None
     return f"the reward rose from {before:.2f} to {reward.mean():.2f}, and exact answers went from {100 * before_exact:.0f}% to {100 * exact.mean():.0f}%: {cure}"
 

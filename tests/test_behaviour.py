@@ -8,11 +8,11 @@ import math
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from scipy import stats
 
 import behaviour
@@ -253,7 +253,7 @@ def test_a_run_that_has_only_begun_has_nothing_to_compare(run):
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "behaviour.py", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return warm.run(["behaviour.py", *arguments], ROOT)
 
 
 def test_the_file_runs_alone_and_on_a_run(run):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import tyro
+import warm
 
 import settings
 import train
@@ -68,7 +69,10 @@ def finished(tmp_path_factory):
 
 
 def call(words: list[str], cwd: Path = ROOT):
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if words[0] == sys.executable:
+        return warm.run(words[1:], cwd, env)
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=env, timeout=300)
 
 
 def test_every_command_is_known_here():

@@ -2,12 +2,11 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -362,12 +361,10 @@ def test_an_arm_of_one_seed_gets_wilson_and_of_two_a_wide_interval(make):
 
 def test_the_file_runs_alone(make, tmp_path):
     a, b = make("a", draws(0.3)), make("b", draws(0.9, seed=1), think=False)
-    done = subprocess.run(
-        [sys.executable, "compare.py", str(a), str(b), "--out", str(tmp_path / "o")], cwd=ROOT, capture_output=True, text=True
-    )
+    done = warm.run(["compare.py", str(a), str(b), "--out", str(tmp_path / "o")], ROOT)
     assert done.returncode == 0, done.stderr
     assert "**B better**" in done.stdout and (tmp_path / "o" / "compare.png").exists()
-    bad = subprocess.run([sys.executable, "compare.py", str(a)], cwd=ROOT, capture_output=True, text=True)
+    bad = warm.run(["compare.py", str(a)], ROOT)
     assert bad.returncode != 0 and "two run folders" in bad.stderr and "Traceback" not in bad.stderr
 
 

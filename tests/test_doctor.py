@@ -1,13 +1,13 @@
 """Protects the doctor: each symptom is told when it is there, once, with what to do; a healthy run is left alone, the committed ones included."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import warm
 
 import doctor
 import env_alphabet
@@ -31,6 +31,16 @@ ILL = {
 }
 
 
+RISES = np.linspace(0.2, 0.9, 30)
+TEN = {
+    "exact": RISES,
+    "reward": 10 * RISES,
+    "reward_low": 10 * RISES - 0.2,
+    "reward_high": 10 * RISES + 0.2,
+    "exact_reward": np.full(30, 10.0),
+}
+
+
 @pytest.mark.parametrize("symptom", ILL)
 def test_a_symptom_is_told_once_when_it_is_there(symptom):
     values, update, names = ILL[symptom]
@@ -50,6 +60,7 @@ def test_a_symptom_is_told_once_when_it_is_there(symptom):
         {"truncated": half(0.0, 0.5)},
         {"errors": half(0, 1)},  # 1 of 65 may happen
         {"errors": np.tile([0.0, 0.0, 32.0], 10)},
+        TEN,
     ],
 )
 def test_what_is_no_symptom_is_not_told(values):
@@ -181,7 +192,7 @@ def test_committed_runs_are_well(run):
 
 
 def test_the_command_line(tmp_path):
-    ask = lambda *words: subprocess.run([sys.executable, "doctor.py", *words], cwd=ROOT, capture_output=True, text=True)
+    ask = lambda *words: warm.run(["doctor.py", *words], ROOT)
     assert "nothing to tell" in ask().stdout
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in doctor.made_up(**ILL["noise"][0])))
     assert ask(str(tmp_path)).stdout.startswith("update 18: noise: ")

@@ -1,11 +1,11 @@
 """Protects the failure journal: every mistake can be made, is named by the run that makes it, and FAILURES.md says what the committed runs said."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 import doctor
 import failures
@@ -76,10 +76,10 @@ def test_the_page_is_what_the_runs_said():
 
 
 def test_wrong_names_are_told_in_one_sentence():
-    done = subprocess.run([sys.executable, "train.py", "--break", "nothing"], cwd=ROOT, capture_output=True, text=True)
+    done = warm.run(["train.py", "--break", "nothing"], ROOT)
     assert done.returncode == 1 and done.stderr.startswith("--break nothing: choose learning-rate, ") and done.stderr.count("\n") == 1
 
 
 def test_the_chapter_shows_itself():
-    done = subprocess.run([sys.executable, "failures.py"], cwd=ROOT, capture_output=True, text=True)
+    done = warm.run(["failures.py"], ROOT)
     assert done.returncode == 0 and all(f"\n{name}\n" in f"\n{done.stdout}" for name in FAILURES)

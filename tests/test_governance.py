@@ -4,14 +4,13 @@ simulation's books and determinism. Expected numbers are worked out by hand from
 import json
 import math
 import random
-import subprocess
-import sys
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -457,7 +456,7 @@ def test_no_population_and_no_stack_breaks_it(adversaries, name, seed):
 
 
 def test_it_shows_itself_and_refuses_in_one_sentence():
-    call = lambda *flags: subprocess.run([sys.executable, "governance.py", *flags], cwd=ROOT, capture_output=True, text=True)
+    call = lambda *flags: warm.run(["governance.py", *flags], ROOT)
     shown = call()
     assert shown.returncode == 0 and "bot_6" in shown.stdout and "thrash" in shown.stdout
     for flags, says in ((("--sweep", "--seeds", "1"), "--seeds 1"), (("--colour",), "unrecognized")):

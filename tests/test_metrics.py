@@ -5,12 +5,11 @@ Expected values come from the textbook formula written out again, from a publish
 """
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -573,7 +572,7 @@ def test_constant_pieces_are_cut_exactly():
 
 
 def test_the_module_runs_as_a_script():
-    done = subprocess.run([sys.executable, "metrics.py"], cwd=ROOT, capture_output=True, text=True)
+    done = warm.run(["metrics.py"], ROOT)
     assert done.returncode == 0, done.stderr
     low, high = wilson(13, 32)
     assert f"{100 * low:.0f}% to {100 * high:.0f}%" in done.stdout and "gain, paired" in done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 import parallel
 import train
@@ -22,6 +23,8 @@ RUN = ["--env", "letters", "--updates", "3", "--sft-steps", "3", "--sft-examples
 
 
 def call(command: list[str], **more) -> subprocess.CompletedProcess:
+    if command[1] != "-m" and not more:
+        return warm.run(command[1:], ROOT, ENV, timeout=600)
     return subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=600, **more)
 
 

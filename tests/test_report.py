@@ -7,12 +7,11 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 
 import behaviour
 import report
@@ -320,14 +319,14 @@ def test_a_run_without_sft_or_with_one_update_reports_too(tmp_path):
 def test_a_report_can_be_written_again_from_the_folder_alone(run):
     before = (run / "report.md").read_text()
     (run / "report.md").write_text("lost")
-    done = subprocess.run([sys.executable, str(ROOT / "report.py"), str(run)], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    done = warm.run([str(ROOT / "report.py"), str(run)], ROOT)
     assert done.returncode == 0, done.stderr
     assert (run / "report.md").read_text() == before
     assert before in done.stdout
 
 
 def test_the_script_refuses_a_folder_that_is_no_finished_run(tmp_path):
-    done = subprocess.run([sys.executable, str(ROOT / "report.py"), str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    done = warm.run([str(ROOT / "report.py"), str(tmp_path)], ROOT)
     assert done.returncode != 0 and "summary.json" in done.stderr and "Traceback" not in done.stderr
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import warm
 
 import settings
 import train
@@ -27,7 +28,7 @@ TINY = [
 
 def run(*flags: str, **extra_env: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", **extra_env}
-    return subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, env=env, capture_output=True, text=True)
+    return warm.run(["train.py", *flags], ROOT, env)
 
 
 def lines(path: Path) -> list[dict]:
@@ -127,7 +128,7 @@ sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
 train.main()
 """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    killed = warm.run(["-c", script], ROOT, env)
     assert killed.returncode == 9, killed.stderr[-3000:]
     cut = tmp_path / "cut"
     resumed = run("--resume", str(cut), "--no-wandb")
@@ -154,7 +155,7 @@ sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
 train.main()
 """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = warm.run(["-c", script], ROOT, env)
     cut = tmp_path / "cut"
     assert done.returncode == 1 and f"stopped; go on with: python train.py --resume {cut}" in done.stderr and "Traceback" not in done.stderr
     assert json.loads((cut / "checkpoint" / "state.json").read_text())["update"] == len(lines(cut / "metrics.jsonl")) == 1
@@ -270,7 +271,7 @@ sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "nan"]
 train.main()
 """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = warm.run(["-c", script], ROOT, env)
     assert done.returncode != 0 and "training stopped" in done.stderr and "Traceback" not in done.stderr
     state = json.loads((tmp_path / "nan" / "checkpoint" / "state.json").read_text())
     assert state["update"] == 1
@@ -364,7 +365,7 @@ sys.argv = ["train.py", *{SWARM!r}, "--updates", "6", "--curriculum", "--difficu
 train.main()
 """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = warm.run(["-c", script], ROOT, env)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")] == ["easy"] * 5 + ["medium"]
     assert {e["tasks"] for e in lines(tmp_path / "c" / "evals.jsonl")} == {"hard v0.2"}
@@ -384,9 +385,7 @@ train.main()
 """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name, extra, updates in (("settles", [], 6), ("cap", ["--max-updates", "5"], 5)):
-        done = subprocess.run(
-            [sys.executable, "-c", script, *flags, *extra, "--name", name], cwd=ROOT, env=env, capture_output=True, text=True
-        )
+        done = warm.run(["-c", script, *flags, *extra, "--name", name], ROOT, env)
         assert done.returncode == 0, done.stderr[-3000:]
         assert json.loads((tmp_path / name / "summary.json").read_text())["updates"] == updates
         assert lines(tmp_path / name / "evals.jsonl")[-1]["update"] == updates
@@ -487,7 +486,7 @@ SHORT = [
 
 def python(code: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    return warm.run(["-c", code], ROOT, env)
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ import random
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import warm
 
 import behaviour
 import metrics
@@ -301,7 +301,7 @@ def test_errors_are_one_sentence(tmp_path):
 
 def test_the_command_line(tmp_path, monkeypatch):
     folder = make_run(tmp_path / "a")
-    done = subprocess.run([sys.executable, "viewer.py", str(folder)], cwd=ROOT, capture_output=True, text=True)
+    done = warm.run(["viewer.py", str(folder)], ROOT)
     assert done.returncode == 0 and done.stdout == f"{folder}/report.html\n" and not done.stderr
 
     def told(*arguments: str) -> str:
