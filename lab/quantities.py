@@ -110,6 +110,12 @@ def all_seconds(run: Run) -> float:
     return sum(run.summary["seconds"].get(part, 0.0) for part in ("sft", "rollout", "environment", "sync", "train"))
 
 
+def work(run: Run) -> float:
+    """Tokens that were sampled or trained; a trained one counts as three, because a backward pass is two forward ones. Unlike seconds it does not depend on
+    what else the machine did."""
+    return run.summary["tokens"]["sampled"] + 3 * run.summary["tokens"]["trained"]
+
+
 # ------------------------------------------------------------------------------------------------ numbers of arms
 
 

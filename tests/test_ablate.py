@@ -174,7 +174,13 @@ def fake_run(flags: str, seed: int, exact: float) -> Run:
             evals.append({"update": update, "stage": stage, "tasks": "tier 6" if trained else "tier 3", "trained": trained, "reward": right, "exact": right,
                           "reply_tokens": [100] * 16, "noise": [0.5] * 16, **{part: list(rng.random(16)) for part in parts}})  # fmt: skip
     seconds = {"total": 90.0, "sft": 10.0, "rollout": 30.0, "environment": 1.0, "sync": 1.0, "train": 20.0, "eval": 20.0}
-    summary = {"config": vars(cfg), "seconds": seconds, "machine": {"device": "a CPU, 1 threads", "torch": "2", "transformers": "5"}}
+    tokens = {"sampled": 300_000, "trained": 200_000, "sft": 40_000}
+    summary = {
+        "config": vars(cfg),
+        "seconds": seconds,
+        "tokens": tokens,
+        "machine": {"device": "a CPU, 1 threads", "torch": "2", "transformers": "5"},
+    }
     return Run(summary, lines, evals, [int(x) for x in rng.integers(0, SAMPLED + 1, TASKS)])
 
 
