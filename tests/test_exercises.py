@@ -1,5 +1,5 @@
 """Protects the exercises: the committed file is unsolved, the functions that train the policy solve it, so does a second way of writing each, and the
-mistakes that nearly everybody makes are called by their names. Wrong and right versions here are written as a reader would, not as lab/exercises.py does."""
+mistakes that nearly everybody makes are called by their names. Wrong and right versions here are written as a reader would, not as lab/exercise_cases.py does."""
 
 import inspect
 import math
@@ -21,7 +21,8 @@ import metrics
 import rollout
 import sampler
 from env_letters import Task, parse_answer
-from lab.exercises import CHECKS, TOLD, Numbers, main, verdict
+from lab.exercise_cases import CHECKS, Numbers
+from lab.exercises import TOLD, main, verdict
 from rollout import Episode
 
 ROOT = Path(__file__).resolve().parent.parent
