@@ -375,7 +375,7 @@ def show() -> None:
 
 def sweep(seeds: int = 24) -> None:
     """Every stack at every share of adversaries; writes results/governance/."""
-    from lab.governance import sweep as everything  # here, because the laboratory imports this file
+    from lab.governance_sweep import sweep as everything  # here, because the laboratory imports this file
 
     if seeds < 2:
         raise ValueError(f"--seeds {seeds}: an interval needs at least 2 runs of each kind")

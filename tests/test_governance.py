@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 import governance as gov
 import lab.governance as lab
+import lab.governance_sweep as sweep
 import swarm_economy as eco
 from env_swarm import Swarm, play
 from governance import Belief, Signals, Stack, Watch, decide, measures, over, payoff, proxy, side_by_side, social, thrash, v_hat
-from lab.governance import STACKS, World, calmest, collapse_epoch, kink, poisson, simulate
+from lab.governance import STACKS, World, collapse_epoch, poisson, simulate
+from lab.governance_sweep import calmest, kink
 from swarm_economy import Interaction
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -429,7 +431,7 @@ def test_a_straight_line_has_no_kink_and_a_cliff_has():
 
 
 def test_the_calmest_bar_keeps_to_toxicity_and_openness():
-    bars = len(lab.BARS)
+    bars = len(sweep.BARS)
     line = lambda low, high: np.repeat(np.linspace(low, high, bars)[:, None], 3, 1)
     cell = {"toxicity": line(0.5, 0.1), "thrash": line(0.2, 0.4), "thrash_honest": line(0, 0), "acceptance_honest": line(1, 0.5)}
     seeds = np.arange(3)
@@ -440,7 +442,7 @@ def test_the_calmest_bar_keeps_to_toxicity_and_openness():
 
 
 def test_numbers_become_json_without_nan():
-    said = json.dumps(lab.numbers({"a": metrics_nan(), 3: [1, {"b": None}]}), allow_nan=False)
+    said = json.dumps(sweep.numbers({"a": metrics_nan(), 3: [1, {"b": None}]}), allow_nan=False)
     assert json.loads(said) == {"a": [0.5, None, None, 1], "3": [1, {"b": None}]}
 
 
