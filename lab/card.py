@@ -99,7 +99,7 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
 
 
 SWARM = """Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). An episode mixes ways to
-play, from passing to careful work, in shares of its own (`CHARACTERS` in `lab/pretrain.py`). The rounds that taught this cost some of the lists above:
+play, from passing to careful work, in shares of its own (`CHARACTERS` in `lab/corpus.py`). The rounds that taught this cost some of the lists above:
 that is why there are two folders.
 """
 

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from lab import pretrain
+from lab import corpus
 from lab.findings import ratio_change, verdict
 from metrics import Interval
 
@@ -28,7 +28,7 @@ def test_the_share_that_goes_unsubmitted():
 def test_renumbered_ids_keep_their_order_and_who_is_who():
     given = ["- task_3 open\n- task_9 open\n- prop_1 from bot_2", '{"task_id": "task_9"} {"proposal_id": "prop_1"}']
     for seed in range(20):
-        told, said = pretrain.renumber(random.Random(seed), given)
+        told, said = corpus.renumber(random.Random(seed), given)
         first, second = map(int, re.findall(r"task_(\d+)", told))
         assert first < second <= 16 and f'"task_{second}"' in said and "bot_2" in told
         assert re.search(r"prop_(\d+)", told)[0] in said

@@ -14,7 +14,7 @@ import env_alphabet as alphabet
 from env_alphabet import NEW, Alphabet, right_list, write_block
 from env_letters import Letters
 from env_swarm import Swarm
-from lab import pretrain
+from lab import corpus, pretrain
 from logprobs import token_logprobs
 from rollout import delta_ids, encode, expert_episode, play, prompt_ids, render
 from sampler import PlainDecoder, Sample, TorchSampler
@@ -365,7 +365,7 @@ def test_pretraining_shows_alphabet_episodes_as_rollout_writes_them(pico, monkey
     make_task, question = alphabet.make_task, alphabet.question
     monkeypatch.setattr(alphabet, "make_task", lambda *args: tasks.append(make_task(*args)) or tasks[-1])
     monkeypatch.setattr(alphabet, "question", lambda task, turn, think: thinks.append((turn, think)) or question(task, turn, think))
-    rows = pretrain.alphabet_rows(pretrain.Pretrain(), pico.tokenizer, random.Random(5), 60, [0.3, 0.3, 0.4])
+    rows = corpus.alphabet_rows(pico.tokenizer, random.Random(5), 60, [0.3, 0.3, 0.4], pretrain.Pretrain().habits)
     thinks = [think for turn, think in thinks if turn == 0]
     monkeypatch.undo()
     assert len(rows) == len(tasks) == len(thinks) == 60
@@ -379,7 +379,7 @@ def test_pretraining_shows_alphabet_episodes_as_rollout_writes_them(pico, monkey
         def expert_reply(self):
             if self.habit == "expert":
                 return super().expert_reply()
-            reply = pretrain.alphabet_reply(self.task, len(self.replies), self.habit)
+            reply = corpus.alphabet_reply(self.task, len(self.replies), self.habit)
             return reply if self.think else reply.rpartition("</think>\n")[2]
 
     seen = {}
@@ -387,7 +387,7 @@ def test_pretraining_shows_alphabet_episodes_as_rollout_writes_them(pico, monkey
         assert len(row) == len(tasks[n].turns)
         ids = [token for prompt, reply, _ in row for token in (*prompt, *reply)]
         mask = [mine for prompt, reply, _ in row for mine in (*[False] * len(prompt), *[True] * len(reply))]
-        for habit in ("expert", *pretrain.ALPHABET_HABITS):
+        for habit in ("expert", *corpus.ALPHABET_HABITS):
             env = Shown(1, 3, 1, 5, 8.0, False, think, "derives")
             env.habit = habit
             episode = expert_episode(pico, env, n)
@@ -408,13 +408,13 @@ def test_a_pretraining_reply_in_the_deriving_habit_is_the_expert_s(pico):
         env = make_env(names=(1, 4))
         env.reset(seed)
         for turn in range(3):
-            reply = pretrain.alphabet_reply(env.task, turn, "derives")
+            reply = corpus.alphabet_reply(env.task, turn, "derives")
             assert reply == env.expert_reply()
             env.step(reply)
         assert env.score()["reward"] == 1.0
         for turn in range(3):  # the shortcuts: right names and marks, in another order
             for habit in ("given", "string"):
-                block = pretrain.alphabet_reply(env.task, turn, habit).rpartition("</think>\n")[2]
+                block = corpus.alphabet_reply(env.task, turn, habit).rpartition("</think>\n")[2]
                 lines = block.split("\n")[1:-1]
                 assert sorted(lines) == sorted(right_list(env.task, turn)) and block == write_block(lines, turn)
                 names = [line.removesuffix(NEW) for line in lines]
@@ -425,9 +425,9 @@ def test_a_pretraining_reply_in_the_deriving_habit_is_the_expert_s(pico):
 @pytest.mark.parametrize("polish", [False, True])
 def test_pretraining_shows_letters_as_rollout_writes_them(pico, monkeypatch, polish):
     asked, written = [], []
-    question, write_reply = pretrain.question, pretrain.write_reply
-    monkeypatch.setattr(pretrain, "question", lambda task, think: asked.append((task, think)) or question(task, think))
-    monkeypatch.setattr(pretrain, "write_reply", lambda task, style: written.append((task, style)) or write_reply(task, style))
+    question, write_reply = corpus.question, corpus.write_reply
+    monkeypatch.setattr(corpus, "question", lambda task, think: asked.append((task, think)) or question(task, think))
+    monkeypatch.setattr(corpus, "write_reply", lambda task, style: written.append((task, style)) or write_reply(task, style))
     parts, _ = pretrain.chat_batch(pretrain.Pretrain(batch=40), pico.tokenizer, 3, polish)
     monkeypatch.undo()
     assert len(asked) == len(written) == 40
@@ -474,8 +474,8 @@ def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico_swarm, mon
             self.said.append(reply)
             return super().step(reply)
 
-    monkeypatch.setattr(pretrain, "Swarm", Seen)
-    rows = pretrain.swarm_rows(pico_swarm.tokenizer, random.Random(5), 12, None)
+    monkeypatch.setattr(corpus, "Swarm", Seen)
+    rows = corpus.swarm_rows(pico_swarm.tokenizer, random.Random(5), 12, None)
     monkeypatch.undo()
     assert len(rows) == len(envs) == 12 and {env.think for env in envs} == {True, False} and {env.version for env in envs} == {"0.1", "0.2"}
     tools = set()
@@ -490,14 +490,14 @@ def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico_swarm, mon
     assert tools >= set(TOOLS) - {"cancel_proposal"}  # who plays hardly ever has reason to cancel: that is for the drill
     drilled = [
         pico_swarm.tokenizer.decode(reply)
-        for row in pretrain.drill_rows(pico_swarm.tokenizer, random.Random(5), 24, 512)
+        for row in corpus.drill_rows(pico_swarm.tokenizer, random.Random(5), 24, 512)
         for _, reply, *_ in row
     ]
     assert all(any(f'"name": "{tool}"' in text for text in drilled) for tool in TOOLS)
 
 
 def test_a_stretch_of_swarm_begins_after_the_opening(pico_swarm):
-    for row in pretrain.swarm_rows(pico_swarm.tokenizer, random.Random(6), 6, 10):
+    for row in corpus.swarm_rows(pico_swarm.tokenizer, random.Random(6), 6, 10):
         assert len(row) == 10
         text = pico_swarm.tokenizer.decode(row[0][0])
         assert "You live in an economy" not in text and "<tool_response>" in text and text.endswith("assistant\n")
