@@ -35,13 +35,13 @@ from lab.faults import (
     finish,
     launch,
     lines,
-    make_read_only,
     refusal,
     remember,
     remembered,
     start,
     undisturbed,
 )  # fmt: skip
+from lab.places import make_read_only
 
 
 class NoDisk(Exception):

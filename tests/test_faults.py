@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab import faults, storage
+from lab import faults, places, storage
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import matplotlib.pyplot, peft
 import train
-from lab import faults
+from lab import faults, places
 
 train.load_policy("pico_base", 2, 4, "cpu")  # imports what is imported late
 
@@ -36,7 +36,7 @@ def launch(flags, plan=None, at=None):
         os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
         status = 0
         try:
-            faults.child(plan or {"do": "none"}, flags)
+            places.child(plan or {"do": "none"}, flags)
         except SystemExit as stop:
             status = 1
             print(stop, file=sys.stderr)
@@ -102,9 +102,9 @@ def test_a_kill_comes_at_its_place(killed):
 
 def test_every_place_is_called_by_a_run_and_drawn_by_50_cases(killed):
     counts = json.loads((killed / "made.json").read_text())["counts"]
-    assert set(counts) == set(faults.PLACES)
+    assert set(counts) == set(places.PLACES)
     cases = faults.schedule(50, 0, counts)
-    assert {case[0].get("place") for case in cases} == {None, *faults.PLACES}
+    assert {case[0].get("place") for case in cases} == {None, *places.PLACES}
     assert sum("share" in case[0] for case in cases) == 25 and 12 <= sum(len(case) == 2 for case in cases) <= 25
     assert all(case[0]["call"] <= counts[case[0]["place"]] for case in cases if "place" in case[0])
     assert faults.schedule(10, 0, counts) == cases[:10] != faults.schedule(10, 1, counts)
@@ -183,7 +183,7 @@ def test_what_is_said_last_is_not_a_bar():
 def test_half_of_what_a_call_has_written_is_cut(tmp_path, before, after, left):
     file = tmp_path / "file"
     file.write_bytes(bytes(before))
-    sizes = faults.written((file, "text"))
+    sizes = places.written((file, "text"))
     file.write_bytes(bytes(after))
-    faults.cut((file, "text"), sizes)
+    places.cut((file, "text"), sizes)
     assert file.stat().st_size == left

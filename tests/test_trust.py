@@ -360,7 +360,7 @@ def test_a_config_cannot_lead_a_resumed_run_out_of_its_folder(run, tmp_path, mon
 # (file, what): why it may be there
 ALLOWED = {
     ("ahead.py", "pickle.loads"): "its own files, in a folder that only its own user can open",
-    ("lab/faults.py", "importlib.import_module"): "the modules that its own table PLACES names",
+    ("lab/places.py", "importlib.import_module"): "the modules that its own table PLACES names",
     ("parallel.py", "all_gather_object"): "between the processes of one run, which torchrun has started",
     ("parallel.py", "broadcast_object_list"): "the same",
 }
