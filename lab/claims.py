@@ -194,7 +194,8 @@ CLAIMS = (
         f'{PICORL}, "What Would Improve Results": "Curriculum learning: start at easier difficulty, gradually increase"',
         "60 updates each; tier 1 first, up when the last five updates have 75% right; judged on tier 6. Its early updates are cheaper: the work "
         "stands below the table. "
-        "Once more from a weaker start (SFT that answers bare), where tier 6 says less.",
+        "Once more from a weaker start (SFT that answers bare), where tier 6 says less. The curves are "
+        "of the tier that is played at the time, and fall where a harder one begins.",
         {
             "fixed": letters(updates=60), "curriculum": letters("--curriculum", updates=60),
             "fixed_bare": letters("--sft-style bare", updates=60), "curriculum_bare": letters("--sft-style bare --curriculum", updates=60),
