@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import metrics
 from lab.claims import CLAIMS
-from lab.ledger import collect, interval
+from lab.ledger import collect, interval, judge
 from lab.quantities import SAMPLED, TASKS, own, pass_at
 
 MADE = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -236,7 +236,18 @@ def speed() -> str:
     return rows(["", "against", "theirs", "ours", "times as fast, or as little [least, most]"], body)
 
 
-BLOCKS = {f.__name__: f for f in (letters, letters_arms, alphabet, swarm, cost, passes, card, offpolicy, speed)}
+def lessons() -> str:
+    """The claims, by verdict."""
+    found: dict[str, list[str]] = {"holds": [], "fails": [], "undecided": [], "not run": []}
+    for claim in CLAIMS:
+        said = judge(claim, collect(claim))[1]
+        found[said].append(claim.sentence if said == "not run" else f"{claim.sentence} [page](results/claims/{claim.name}/README.md)")
+    return rows(
+        ["verdict", "lesson"], [[f"**{said}**" if n == 0 else "", text] for said, some in found.items() for n, text in enumerate(some)]
+    )
+
+
+BLOCKS = {f.__name__: f for f in (letters, letters_arms, alphabet, swarm, cost, passes, card, offpolicy, lessons, speed)}
 
 
 def made(text: str) -> str:
