@@ -7,8 +7,8 @@
 
 The other end may be slow, wrong, hostile or gone. endpoint.py gives every request an end; here the evaluation gets one, a time limit over all of them.
 An episode that gets no answer counts as failed: it is in no mean, and the number of failed ones stands beside n. Answers cost money, so each episode
-is written as soon as it is over: what was had before a time limit, a Ctrl-C or a kill is there afterwards. If nothing at all can be had, one sentence says
-why, and the rest is not tried.
+is written as soon as it is over: a time limit, a Ctrl-C or a kill loses none that had ended. If nothing is ever answered, one sentence says why, and
+the rest is not tried.
 
 Everything happens in one thread (asyncio): while one request waits, another is sent.
 
@@ -84,7 +84,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
 
 
 async def play_all(end: Endpoint, make_env: Callable, seeds: list[int], ended: Callable[[Episode], None]) -> None:
-    """`concurrency` episodes at a time. Raises TimeoutError when the evaluation's time is over, Hopeless when nothing can be had."""
+    """--api-concurrency episodes at a time. Raises TimeoutError when the evaluation's time is over, Hopeless when nothing is ever answered."""
     loop, todo = asyncio.get_running_loop(), iter(enumerate(seeds))
     end.deadline = loop.time() + 60 * end.cfg.api_minutes
     in_vain = 0
@@ -100,16 +100,17 @@ async def play_all(end: Endpoint, make_env: Callable, seeds: list[int], ended: C
 
     async with asyncio.timeout_at(end.deadline), connect(end) as end.client:
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as players:
                 for _ in range(min(end.cfg.api_concurrency, len(seeds))):
-                    group.create_task(player())
+                    players.create_task(player())
         except* (Hopeless, OSError) as several:  # OSError: the run folder cannot be written
             raise several.exceptions[0] from None
 
 
 def run(work):
-    """As asyncio.run, but for Ctrl-C. The system may give that signal to any thread, torch's included, and then the loop sleeps on until its next event: twice in a test
-    it did. A handler of the loop's own wakes it. And nobody waits for the tasks to be cancelled, because the process is over."""
+    """asyncio.run, apart from Ctrl-C. The system may give that signal to any thread, torch's included, and then the loop sleeps on until its
+    next event: in a test it did so twice. A handler of the loop's own wakes it. After a Ctrl-C nobody waits for the tasks to be cancelled,
+    because the process is over."""
     loop, before = asyncio.new_event_loop(), signal.getsignal(signal.SIGINT)
 
     def interrupt() -> None:
@@ -129,6 +130,7 @@ def run(work):
 
 
 def tidy(loop, handler) -> None:
+    """Close the loop, and give Ctrl-C back to the handler that was there before."""
     loop.run_until_complete(loop.shutdown_asyncgens())
     with suppress(NotImplementedError, ValueError, RuntimeError):
         if loop.remove_signal_handler(signal.SIGINT):
@@ -191,7 +193,7 @@ def evaluate_api(cfg) -> Path:
     print(f"\n{text}\nkept in {folder}: report.md, report.html, episodes.jsonl; beside a run: python report.py compare {folder} runs/NAME")
     if code or not episodes:
         print(f"{cfg.model}: {end_of_it or 'every task failed; report.md lists why'}", file=sys.stderr, flush=True)
-        if code == 130:  # all is written, and to take torch apart needs a second or two
+        if code == 130:  # all is written, and an ordinary exit, which takes torch apart, needs a second or two
             sys.stdout.flush()
             os._exit(code)
         raise SystemExit(1)

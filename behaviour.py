@@ -8,11 +8,12 @@
     sections    -> report.md and report.html, both from the same {"title", "text": [sentences], "head": [cells], "rows": [[cells]]}
 
 Why paired: every evaluation plays the same held-out scenarios, and a poor scenario is poor for both. The p of a difference comes from
-flipping the signs of the scenarios' differences: if nothing changed, each is as likely to be above zero as below. Some thirty
-measures are asked at once, so one or two would pass 0.05 by luck; p is corrected by Holm's method (1979) over the whole table.
+flipping the signs of the scenarios' differences: if nothing changed, each is as likely to be above zero as below. Some twenty
+measures are asked at once, so one would pass 0.05 by luck; p is corrected by Holm's method (1979) over the whole table.
 
-The table it grew out of compared 6 samples with 8 and printed no interval. It read a strategy off the best of the 8. The best episode
-is shown here too, but beside how far from the mean it lies, and whether what it did goes with reward in all the other episodes.
+The table that this grew out of compared 6 samples with 8 and printed no interval. It read a strategy off the best of the 8. The
+best episode is shown here too, but beside how far from the mean it lies, and whether what it did goes with reward in all the other
+episodes.
 """
 
 import json
@@ -130,8 +131,8 @@ def section(title: str, text: list[str], head: list[str] | None = None, rows: li
 
 
 def quote(text: str) -> str:
-    """A text that is not ours as Markdown and a terminal may have it: one line, printable, in backticks."""
-    return "`" + "".join(c if c.isprintable() else "?" for c in " ".join(text.split())).replace("`", "'") + "`"
+    """Anybody's text, made safe for Markdown and a terminal: one line, printable, in backticks."""
+    return "`" + compare.printable(" ".join(text.split())).replace("`", "'") + "`"
 
 
 def markdown(sections: list[dict]) -> str:
@@ -173,10 +174,9 @@ def changes(a: dict, b: dict) -> list[dict]:
 def averages(config: dict, a: dict, b: dict) -> dict:
     rows, n = changes(a, b), len(b["reward"])
     clear = lambda row: "cannot tell" if row["corrected"] >= 0.05 else "up" if row["gain"].mean > 0 else "down"
-    small = lambda p: "<0.001" if p < 0.001 else f"{p:.3f}"
     same = [label(name) for name in measures(a, b) if name not in {row["name"] for row in rows}]
     table = [[label(row["name"]), interval(row["name"], row["a"]), interval(row["name"], row["b"]),
-              interval(row["name"], row["gain"], True) + " points" * (row["name"] in PERCENT), small(row["corrected"]), clear(row)]
+              interval(row["name"], row["gain"], True) + " points" * (row["name"] in PERCENT), compare.small(row["corrected"]), clear(row)]
              for row in rows]  # fmt: skip
     text = [
         f"Means over the same {n} held-out scenarios ({b['tasks']}), greedy, with 95% intervals; the difference is paired by scenario. "

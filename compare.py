@@ -14,7 +14,7 @@ What the interval and the p-value hold depends on what there is:
                              with Satterthwaite's degrees of freedom (1946). Two seeds say little, so their t is wide, as it should be.
 
 Why not sign flips, or a two-way bootstrap over seeds and tasks, in the second case too? Both were tried on arms that do not differ but whose
-seeds do. With two seeds an arm, flips find a winner in 42% of the cases, the bootstrap in 16% (it cannot know how little two seeds
+seeds do. With two seeds an arm, flips find a winner in 43% of the cases, the bootstrap in 17% (it cannot know how little two seeds
 are), this in 6% (tests/test_compare.py has the simulation). Noise within a run is counted twice here, which errs to the safe side.
 
 Many comparisons find a winner by luck: p-values are corrected by Holm's method (1979) over everything in the table, and the verdict
@@ -72,7 +72,7 @@ class Arm:
     def table(self, tasks: str, what: str, only: list[int] | None = None) -> np.ndarray:
         """[seeds, tasks] final results. Two runs of the same seed are not independent: their mean counts as one.
 
-        only: numbers of the tasks to take. Without it, what all runs of the arm have an answer to.
+        only: numbers of the tasks to take. None: all that every run of the arm has an answer to.
         """
         gaps = any("missing" in run.final[tasks] for run in self.runs)
         only = common(self.runs, tasks) if only is None and gaps else only
@@ -115,6 +115,7 @@ def read(folder: Path) -> Run:
 
 
 def lines(path: Path) -> list[dict]:
+    """A .jsonl file of a run; empty if there is none."""
     try:
         return [thing(json.loads(line)) for line in path.read_text().split("\n") if line] if path.exists() else []
     except (ValueError, RecursionError) as error:
@@ -130,26 +131,31 @@ def record(path: Path) -> dict:
 
 
 def thing(found) -> dict:
+    """A JSON object, and nothing else that JSON can hold."""
     if not isinstance(found, dict):
         raise ValueError("an object is expected")
     return found
 
 
+def printable(text: str) -> str:
+    """On one line, without control characters: each becomes a question mark."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def clean(x):
-    """Text that may be anybody's, as Markdown and a terminal may have it: one line, printable, no HTML, no link, no cell. Of a list or dict: all in it."""
+    """Anybody's text, made safe for Markdown and a terminal: one line, printable, no HTML, no link, no table cell. Of a list or dict: all texts in it."""
     if isinstance(x, str):
-        x = "".join(c if c.isprintable() else "?" for c in x)
-        return x.replace("<", "&lt;").replace("`", "'").replace("](", "] (").replace("|", "¦")
+        return printable(x).replace("<", "&lt;").replace("`", "'").replace("](", "] (").replace("|", "¦")
     return {clean(k): clean(v) for k, v in x.items()} if isinstance(x, dict) else [clean(v) for v in x] if isinstance(x, list) else x
 
 
 @contextmanager
 def foreign(folder):
-    """A run folder may come from anywhere: whatever is not as a run writes it ends the command in one sentence."""
+    """A run folder may come from anywhere: if something in it is not what a run writes, the command ends with one sentence."""
     try:
         yield
     except (ValueError, OSError) as error:
-        raise SystemExit("".join(c if c.isprintable() else "?" for c in str(error))) from None
+        raise SystemExit(printable(str(error))) from None
     except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
         raise SystemExit(
             f"{folder} holds what no run writes ({type(error).__name__}: {ascii(str(error))[:100]}); restore it, or give another"
@@ -171,9 +177,9 @@ def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
     if len(arms) > 26:
         raise ValueError(f"{len(arms)} arms are too many to read; give fewer runs, or --ignore the flag that sets them apart")
     ours = [members[0].config for members in arms.values() if not over_api(members[0])]
-    differ = [name for name in flags if len({json.dumps(config.get(name, "not set")) for config in ours}) > 1]
+    differing = [name for name in flags if len({json.dumps(config.get(name, "not set")) for config in ours}) > 1]
     trained = lambda run: (
-        ", ".join(f"{name}={run.config.get(name, 'not set')}" for name in differ) or f"all {'other ' * (len(arms) > len(ours))}runs"
+        ", ".join(f"{name}={run.config.get(name, 'not set')}" for name in differing) or f"all {'other ' * (len(arms) > len(ours))}runs"
     )
     label = lambda run: f"{run.config['model']} over an API" if over_api(run) else trained(run)
     return [Arm(letter, label(members[0]), members) for letter, members in zip(string.ascii_uppercase, arms.values())]
@@ -186,7 +192,7 @@ def answered(line: dict) -> list[int]:
 
 
 def same_tasks(*evals: dict) -> list[dict]:
-    """The lines of evals.jsonl, each with the tasks only that all of them have a result of. The same lines, where nothing is missing."""
+    """These lines of evals.jsonl, cut to the tasks that all of them have a result of; as they are where nothing is missing."""
     if not any("missing" in e for e in evals):
         return list(evals)
     both = set.intersection(*(set(answered(e)) for e in evals))
@@ -195,6 +201,7 @@ def same_tasks(*evals: dict) -> list[dict]:
 
 
 def common(runs: list[Run], tasks: str) -> list[int]:
+    """The numbers of the tasks that every run has a result of."""
     return sorted(set.intersection(*(set(answered(run.final[tasks])) for run in runs)))
 
 
@@ -202,12 +209,12 @@ def common(runs: list[Run], tasks: str) -> list[int]:
 
 
 def by_variance(estimate: float, parts: list[tuple[float, float]], n: int) -> tuple[Interval, float]:
-    """An estimate whose variance is a sum of (variance, degrees of freedom): 95% interval and p that it is 0 (Satterthwaite 1946)."""
+    """Student's 95% interval of an estimate, and the p that it is 0. parts: (variance, degrees of freedom), which add up (Satterthwaite 1946)."""
     total = sum(v for v, _ in parts)
     if total == 0:  # nothing varies anywhere; n tasks that all differ the same way are n equal signs
         return Interval(estimate, estimate, estimate, n), 1.0 if estimate == 0 else 0.5 ** (n - 1)
     freedom = total**2 / sum(v**2 / df for v, df in parts if v)
-    reach = stats.t.ppf(0.975, freedom) * math.sqrt(total)
+    reach = float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)
     return Interval(estimate, estimate - reach, estimate + reach, n), float(2 * stats.t.sf(abs(estimate) / math.sqrt(total), freedom))
 
 
@@ -298,8 +305,13 @@ def headline(arms: list[Arm]) -> str:
     return "exact" if all("exact" in line for arm in arms for run in arm.runs for line in run.final.values()) else "reward"
 
 
+def small(p: float) -> str:
+    """A p-value as text: '0.012', or '<0.001'."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
-    small = lambda p: "<0.001" if p < 0.001 else f"{p:.3f}"
+    """compare.md."""
     out = [
         f"# {sum(len(arm.runs) for arm in arms)} runs, {len(arms)} arm{'s' if len(arms) > 1 else ''}",
         "",
@@ -357,6 +369,7 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
 
 
 def draw(path: Path, arms: list[Arm], window: int = 10) -> None:
+    """compare.png: the training reward, a mean of `window` updates, and the final results."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -3,18 +3,19 @@
     messages -> POST /chat/completions -> fields -> text, as an environment reads it
 
 The other end is not ours. So everything has an end. A request has a time limit over the whole of it (a server that drips a byte a second is cut as
-well) and a largest size. What may pass (429, 5xx, a lost connection, an answer that is none) is tried again, later each time, and not before the
-server's Retry-After; what will not pass (400, 401, 404) is not. What comes to nothing is a Failure, which says why in one line; what that costs an
-evaluation is decided in api.py.
+well) and a largest size. What may go away by itself (429, 5xx, a lost connection, an answer that cannot be read) is tried again, after a longer pause
+each time and not before the server's Retry-After; what will not (400, 401, 404) is not. A request that comes to nothing is a Failure, which says why
+in one line; what that costs an evaluation is decided in api.py.
 
     text      Environments read text, endpoints may speak in fields. `tool_calls` become <tool_call>…</tool_call>, reasoning becomes <think>…</think> where the
               task allows thinking; the server gets back what it sent, and the result as a tool message. Where the policy called in plain
               text, the result goes as <tool_response> in a user message, which is what Qwen's template makes of a tool message.
-    options   An endpoint that refuses a field of the request by name (max_tokens, temperature, tools) is asked again in another way; it is noted.
+    options   An endpoint that refuses a field of the request by name (max_tokens, temperature, tools) is asked again in another way, and a note
+              says so in the report.
     the key   comes from an environment variable, goes into one header, and is written nowhere; what a server echoes is blanked.
 
-HTTP is done by httpx2, which huggingface_hub brings along. The openai package would add its own retries, not to be counted, and no limit over a whole
-request.
+HTTP is done by httpx2, which huggingface_hub brings along. The openai package would add retries of its own, which cannot be counted, and has no limit
+over a whole request.
 
 Run me: `python endpoint.py` asks a scripted server that answers well, is busy, writes garbage, refuses a field, and refuses the key.
 """
@@ -38,8 +39,8 @@ import httpx2 as httpx
 from env_letters import split_thinking
 
 LARGEST = 8_000_000  # bytes of an answer
-LONGEST = 64  # characters a token of max_tokens may have; a server that ignores max_tokens is cut there
-PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before the first try again; doubled each time up to the second
+LONGEST = 64  # characters of an answer for each token of max_tokens; a server that ignores max_tokens is cut there
+PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before the first retry; doubled for each further one, up to the longest
 HINTS = {
     401: "; the key in {key} is missing or wrong", 403: "; the key in {key} may not do this",
     404: "; check --model, and whether --api-base should end in /v1",
@@ -64,7 +65,8 @@ To call one, write a JSON object with its name and arguments inside <tool_call><
 
 
 class Failure(Exception):
-    """A request that came to nothing. again: it may be tried again, after so many seconds at least."""
+    """A request that came to nothing. again: it may be tried again, `after` seconds at least. status: of HTTP, 0 without an answer.
+    too_long: the conversation does not fit into the model's context."""
 
     def __init__(self, why: str, again: bool = False, after: float = 0.0, status: int = 0, too_long: bool = False):
         super().__init__(why)
@@ -89,7 +91,7 @@ class Answer:
     text: str  # as the environment reads it
     message: dict  # as the server wants it back
     cut: bool  # it ran out of tokens
-    tokens: int
+    tokens: int  # of the completion, as the server counts them; 0 if it does not say
 
 
 # ------------------------------------------------------------------------------------------------ flags and connections
@@ -204,6 +206,7 @@ def blank(end: Endpoint, text: str) -> str:
 
 
 def write_request(end: Endpoint, talk: list[dict], tools) -> dict:
+    """The body of a request; the tools go into a system message where the endpoint has refused the field."""
     if tools and OTHER_WAYS["tool"][1] in end.notes:
         shown = TOOLS_AS_TEXT.format(tools="\n".join(json.dumps(tool) for tool in tools))
         talk, tools = [{"role": "system", "content": shown}, *talk], None
@@ -226,7 +229,7 @@ def adapt(end: Endpoint, body: dict, failure: Failure) -> bool:
 
 
 async def ask(end: Endpoint, talk: list[dict], env, dice: random.Random) -> Answer:
-    """The model's answer to a conversation, tried as often as is allowed."""
+    """The model's answer to a conversation, tried as often as is allowed; then the last Failure is raised."""
     loop, tries = asyncio.get_running_loop(), 0
     while True:
         body = write_request(end, talk, env.tools)

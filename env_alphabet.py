@@ -27,10 +27,10 @@ last name starts at the first capital after position 0.
                ChenWei // new name!
                </combined_alphabetical_sorted>
 
-The reward is smooth: the similarity of two texts, raised to a power. A list in the wrong order still shares most of its
-characters with the right one, so names copied as they came have a similarity of 0.66; the power (8 in the public recipe) pushes that
-down to a mean reward of 0.08 and leaves 1.0 where it is. With `power_per_turn` each turn is powered and then averaged, so one good turn pays;
-without it the similarities are averaged first, and only a good *episode* pays.
+The reward is smooth: the similarity of two texts, raised to a power. A list in the wrong order still shares most of its characters
+with the right one, so names copied as they came, the new ones marked, have a similarity of 0.66; the power (8 in the public recipe)
+pushes that down to a mean reward of 0.08 and leaves 1.0 where it is. With `power_per_turn` each turn is powered and then averaged,
+so one good turn pays; without it the similarities are averaged first, and only a good *episode* pays.
 
 The tasks and the scoring are those of Prime Intellect's alphabet-sort; the words of the prompts and the names are ours.
 
@@ -86,7 +86,7 @@ STYLES = {
     "states": "thinks, but only says what it is about to do: the format without the algorithm",
     "derives": "cuts out the key of each name, sorts by key, then copies the names: the algorithm itself",
 }
-HABITS = ("given", "string", "derives", "other")  # what a reply's order looks like, see habit_of
+HABITS = ("given", "string", "derives", "other")  # names as they came; as plain strings sort; keys in the thinking; none of these
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ def question(task: Task, turn: int, think: bool) -> str:
 
 
 def write_block(lines: list[str], turn: int) -> str:
+    """The lines inside the tag of a turn: the answer, without any thinking."""
     tag = LATER_TAG if turn else FIRST_TAG
     return f"<{tag}>\n" + "".join(line + "\n" for line in lines) + f"</{tag}>"
 
@@ -166,7 +167,8 @@ def similarity(predicted: list[str], expected: list[str]) -> float:
 def ratio(a: str, b: str) -> float:
     """SequenceMatcher(None, a, b).ratio(), exactly, for lower-cased texts, by str.find.
 
-    difflib walks every pair of equal letters: 16,384 letters a against a list of 190 take it 431 ms, this 2 (results/bench/scorer.json).
+    difflib walks every pair of equal letters: 16,384 letters a against a list of 190 characters took it 431 ms, and this 2. What hostile
+    replies take now is in results/bench/scorer.json.
     A reward that hostile replies can slow down is a way to stop a training run.
     """
     often = {c for c in set(b) if b.count(c) > len(b) // 100 + 1} if len(b) >= 200 else set()  # autojunk
@@ -208,7 +210,7 @@ def find_blocks(reply: str, turn: int) -> list[str]:
 
 
 def is_bare(reply: str, turn: int) -> bool:
-    """Is this one block and nothing else? Who is told not to think must not think in prose around it, nor in runs of white space."""
+    """Is this one block and nothing else? A policy that is told not to think must not think in prose around it, nor in runs of white space."""
     tag = LATER_TAG if turn else FIRST_TAG
     if len(reply) > MOST_ANSWER or re.search(r"\s{8}", reply):
         return False

@@ -24,7 +24,8 @@ Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each 
                 scenario will offer. So 0.5 is for nothing gained, 0.88 for that share, and no gain is so large that more would
                 not pay (the published runs ended at a payoff of 1.0, where nothing is left to learn from).
     reputation  at the end, out of 100. A penalty for ending below a floor can be added, and one for the share of turns lost to errors.
-    quality     mean p over the model's submissions and accepted trades (both directions); 0 without any.
+    quality     mean p, the probability that it was good (swarm_economy.py), over the model's submissions and accepted trades (both
+                directions); 0 without any.
     diversity   Shannon entropy of the tools used with success, divided by the log of their number.
 
 The rules and the books are in swarm_economy.py, the ten tools in swarm_tools.py, the scenarios and the bots in swarm_bots.py, the scripted
@@ -40,7 +41,7 @@ players in swarm_players.py. What is decided here:
 
 Run me: `python env_swarm.py` plays an episode with the expert, a line a turn. `--play expert --scenario 7` shows it as the model sees it,
 `--play human` lets you play, `--evaluate grinder --n 100` gives every metric with its 95% interval, `--governance-sweep` lets bots live
-under six kinds of governance (governance.py).
+under nine kinds of governance (governance.py).
 """
 
 import argparse
@@ -60,7 +61,7 @@ WEIGHTS = {
     "0.2": {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1},
     "0.1": {"payoff": 1.0, "reputation": 0.6, "quality": 0.0, "diversity": 0.0},
 }
-# How the scripted expert plays, and so what SFT teaches.
+# How the scripted player plays, and so what SFT teaches.
 STYLES = {
     "expert": "good offers, then good work, then whatever helps its name",
     "grinder": "work alone",
@@ -127,7 +128,7 @@ def opening(economy: Economy, think: bool) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------ the door
+# ------------------------------------------------------------------------------------------------ the environment
 
 
 @dataclass
@@ -150,7 +151,7 @@ class Swarm:
     difficulty: str = "medium"  # easy, medium or hard
     version: str = "0.2"
     think: bool = True  # may the replies think before they call?
-    style: str = "expert"  # how the scripted expert plays, one of STYLES
+    style: str = "expert"  # how the scripted player plays, one of STYLES
     payoff: float | None = None  # weights of the reward
     reputation: float | None = None
     quality: float | None = None
@@ -206,7 +207,7 @@ class Swarm:
         return [{"role": "tool", "content": observe(self.seen, result, hint)}], False
 
     def act(self, reply: str) -> Turn:
-        """Carry out a reply. Never raises, whatever the reply."""
+        """Carry out a reply. Never raises, whatever the reply is."""
         economy, tool, arguments, calls = self.economy, "", {}, 1
         try:
             tool, arguments, calls = read_call(reply, self.version)
@@ -220,13 +221,16 @@ class Swarm:
                 result += f" (only the first of {calls} calls counts)"
             return Turn(economy.step, tool, arguments, True, result, calls)
         except Refused as refusal:
-            economy.members[ME].passed = True  # who errs has done nothing: his reputation fades as if he had passed
+            economy.members[ME].passed = True  # an error is as good as nothing done: the reputation fades as if the turn had been passed
             proposal = economy.proposals.get(arguments.get("proposal_id"))
             own = tool in ("accept_proposal", "reject_proposal") and proposal is not None and proposal.proposer == ME
             return Turn(economy.step, tool, arguments, False, show(str(refusal), 160), calls, own)
 
     def score(self) -> dict[str, float]:
-        """An episode that was cut is scored as if the rest had been passed, so that being cut never pays."""
+        """The reward, its four parts in [0, 1], and what is only measured: counts, shares of the turns, gain in resources.
+
+        An episode that was cut is scored as if the rest had been passed, so that being cut never pays.
+        """
         cut = self.economy.step <= self.economy.last_step
         economy = deepcopy(self.economy) if cut else self.economy
         while economy.step <= economy.last_step:
@@ -370,10 +374,10 @@ def main() -> None:
     parser.add_argument(
         "--governance-sweep", action="store_true", help="bots only: which share of deceptive bots does which governance survive?"
     )
-    parser.add_argument("--scenario", type=int, default=7, help="which of the 500 (v0.1: 200); default 7")
-    parser.add_argument("--n", type=int, default=100, help="scenarios to evaluate on; default 100")
-    parser.add_argument("--difficulty", default="medium", help="easy, medium or hard; default medium")
-    parser.add_argument("--swarm-version", default="0.2", help="0.2 or 0.1; default 0.2")
+    parser.add_argument("--scenario", type=int, default=7, help="which of the 500 (v0.1: 200); default %(default)s")
+    parser.add_argument("--n", type=int, default=100, help="scenarios to evaluate on; default %(default)s")
+    parser.add_argument("--difficulty", default=Swarm.difficulty, help="easy, medium or hard; default %(default)s")
+    parser.add_argument("--swarm-version", default=Swarm.version, help="0.2 or 0.1; default %(default)s")
     args = parser.parse_args()
     if args.governance_sweep:
         import governance

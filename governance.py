@@ -116,7 +116,7 @@ def measures(deals: Iterable[Interaction], hard: bool = False) -> dict[str, floa
         "toxicity": mean(bad),
         "tail": mean(bad[len(bad) - math.ceil(0.05 * len(bad)) :]),
         "quality_gap": mean(p[yes]) - mean(p[~yes]),  # below 0: adverse selection
-        "welfare": float(social(p[yes]).sum()),
+        "welfare": float(social(p[yes]).sum()),  # summed over what was accepted
     }
 
 
@@ -200,7 +200,7 @@ OUTCOME_NOISE = 0.16  # variance of an audited outcome, 0 or 1, around a p of 0.
 
 
 def learn(belief: Belief, reading: float, noise: float | None = None) -> None:
-    """Kalman's filter for one number: 0.5 ± 0.25, then a reading of 0.9 ± 0.25 -> 0.7. Without `noise`, that of the agent's own deals."""
+    """Kalman's filter for one number: 0.5 ± 0.25, then a reading of 0.9 ± 0.25 -> 0.7. noise: the reading's variance; None: the spread."""
     if noise is None:
         belief.spread += MEMORY * ((reading - belief.mean) ** 2 - belief.spread)
     gain = belief.var / (belief.var + (belief.spread if noise is None else noise) + 1e-9)
@@ -211,13 +211,14 @@ def learn(belief: Belief, reading: float, noise: float | None = None) -> None:
 def expect(belief: Belief, p: float, noise: float) -> float:
     """E[p of this deal | its reading, what is believed of the agent], before the reading is learnt.
 
-    An agent whose deals vary no more than readings do is judged by its record; one whose deals vary more, deal by deal.
+    noise: the reading's variance. An agent whose deals vary no more than readings do is judged by its record; one whose deals vary more,
+    deal by deal.
     """
     prior = belief.var + max(0.0, belief.spread - noise)
     return belief.mean + prior / (prior + noise + 1e-9) * (p - belief.mean)
 
 
-# (belief before this reading, p, noise of a reading, bar, dice in [0, 1]) -> accept?
+# (belief before this reading, p, variance of a reading, bar for p, dice in [0, 1]) -> accept?
 # Payoffs are linear in p, so an expectation over the noise of *one* reading decides just as the reading does: soft differs from hard only
 # by what else it knows. "mean" and "latch" are hard rules that remember too, to see whether memory or softness makes the difference.
 GATES: dict[str, Callable[[Belief, float, float, float, float], bool]] = {
@@ -306,8 +307,8 @@ def colluding(counts: np.ndarray, quality: list, expected: np.ndarray | None = N
 class Stack:
     """A governance: which mechanisms are on, and their levers."""
 
-    gate: str = "soft"
-    bar: float = 0.5
+    gate: str = "soft"  # one of GATES
+    bar: float = 0.5  # of p: from here on a deal is accepted
     local: bool = False  # stakes and audits, and the tax, decay and breaker of swarm_economy
     vote: bool = False  # by the council
     pairs: bool = False  # collusion detection, by the council
@@ -321,7 +322,7 @@ class Stack:
     audit_cost: float = 0.2  # welfare: a tenth of what a good deal yields
     confidence: float = 4.0  # standard errors of the step that calls the council
     freeze: int = 3  # epochs
-    majority: float = 0.5
+    majority: float = 0.5  # of all voters: more than this share have to name somebody
 
 
 def audit_rate(stack: Stack, belief: Belief, p: float, flagged: bool) -> float:
@@ -373,7 +374,10 @@ def show() -> None:
     assert found == [(6, 7)]
 
 
-def sweep(seeds: int = 24) -> None:
+SEEDS = 24  # runs of each kind in a sweep
+
+
+def sweep(seeds: int = SEEDS) -> None:
     """Every stack at every share of adversaries; writes results/governance/."""
     from lab.governance_sweep import sweep as everything  # here, because the laboratory imports this file
 
@@ -386,7 +390,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="governance.py", description="Soft metrics and governance of a swarm of bots.")
     parser.error = lambda message: sys.exit(f"{message}; --help lists the flags")
     parser.add_argument("--sweep", action="store_true", help="the experiment: every stack at every share of adversaries")
-    parser.add_argument("--seeds", type=int, default=24, help="with --sweep: runs of each kind; default 24")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="with --sweep: runs of each kind; default %(default)s")
     args = parser.parse_args(argv)
     try:
         sweep(args.seeds) if args.sweep else show()

@@ -8,11 +8,11 @@ Bots.       One tool a step each, of the same ten as the model's (swarm_tools.py
 
                 honest         accepts most offers, works diligently, votes, and asks for little
                 opportunistic  takes the best bounties, works as little as pays, votes only where others have; prefers the socially active
-                deceptive      is generous, until it has dealt with others so often; then it asks for 5 to 20 resources and
-                               hopes that somebody accepts
+                deceptive      is generous, until it has dealt with others a number of times; then it asks for 5 to 20 resources
+                               and hopes that somebody accepts
 
             A deceptive bot has a number of interactions (drawn, 3 to 8) around which it turns. In v0.1 that is a hard threshold, the
-            demand is always 15, and only who has a reputation above 40 is asked. In v0.2 each time that it deals, it is turned
+            demand is always 15, and only members with a reputation above 40 are asked. In v0.2 each time that it deals, it is turned
             with probability sigmoid(2 (interactions - number)); a turned one exploits in 70% of its deals and cooperates in the rest.
             Half of all offers go to the model, so that it has something to decide.
 
@@ -110,6 +110,7 @@ def pick(rng: random.Random, things):
 
 
 def between(rng: random.Random, low: float, high: float) -> float:
+    """Uniform from low to high, to a tenth."""
     return round(low + (high - low) * rng.random(), 1) + 0.0  # + 0.0 turns -0.0 into 0.0
 
 
@@ -187,7 +188,7 @@ def trade(economy: Economy, bot: Member, rng: random.Random, transfer: float, lo
     other = economy.members[ME]
     if chance(rng, 0.5) and n > 1:  # any bot but itself
         other = economy.members[f"bot_{(number + int(rng.random() * (n - 1))) % n + 1}"]
-    transfer = max(min(transfer, tenths(bot.resources)), -tenths(other.resources))  # nobody can give more than he has
+    transfer = max(min(transfer, tenths(bot.resources)), -tenths(other.resources))  # nobody can give more than it has
     if other.frozen_at or bot.name in other.inbox or other.reputation <= lowest_reputation:
         act.pass_turn(economy, bot.name)
     else:
@@ -201,7 +202,7 @@ def tenths(resources: float) -> float:
 
 
 def socialise(economy: Economy, bot: Member, rng: random.Random, votes: float, posts: float, replies: float) -> None:
-    """Vote, post, reply or pass, with these chances. A bot that does not vote of itself still follows two others."""
+    """Vote, post, reply or pass, with these chances. A bot whose chance to vote is 0 still follows two others, half of the time."""
     recent = [p for p in last_posts(economy, 5) if p.author != bot.name]
     fresh = [p for p in recent if bot.name not in p.votes and (votes or sum(p.votes.values()) >= 2)]
     dice = rng.random()

@@ -32,8 +32,8 @@ single tools, in swarm_tools.py):
     tasks        go away at the end of the epoch after the one they appeared in, claimed or not.
     tax          is taken from every income, transfers received included, at no more than 50%, and leaves the economy.
     decay        multiplies every reputation once a step, and twice where a member that is not frozen passed or erred.
-    breaker      acts at the end of a step; a frozen member loses its claims. Three turns later (v0.2) its appeal is granted by
-                 itself: there is no tool for it.
+    breaker      acts at the end of a step; a frozen member loses its claims. Three steps later (v0.2) it is let back in: the
+                 published appeal is granted without asking, and there is no tool for it.
 
 Run me: `python swarm_economy.py` judges nonsense and work, pays for them, and shows what passing does to a reputation.
 """
@@ -50,7 +50,7 @@ MECHANISMS = ("task", "trade", "transfer", "bonus", "tax", "fine")
 SHARPNESS = 2.0  # k of p = sigmoid(k v)
 MOST_TAX = 0.5
 PATIENCE = 5  # steps until a proposal lapses
-APPEAL_STEPS, APPEAL_ABOVE = 3, 5.0  # how long a freeze lasts, and how far above the threshold who was frozen begins anew
+APPEAL_STEPS, APPEAL_ABOVE = 3, 5.0  # steps that a freeze lasts, and how far above the threshold a member's reputation is set after it
 
 SMALL_WORDS = {"the", "for", "a", "of", "and"}  # in a task's description, these need not be mentioned
 
@@ -69,7 +69,7 @@ class Scenario:
     tax: float  # rate
     audit: float  # probability that a submission is audited
     decay: float  # of reputation, a step
-    threshold: float  # a reputation below it is frozen
+    threshold: float  # a member with a reputation below it is frozen
     bounty: float  # multiplies all bounties
     scale: float  # multiplies the 2 or 3 tasks of an epoch
     shift: tuple[int, str, float] | None  # (epoch, "tax", new value): a rule that changes mid-way
@@ -130,7 +130,7 @@ class Member:
     passed: bool = False  # in this step
     activity: int = 0  # posts, replies and votes so far
     interactions: int = 0  # settled trades, replies and votes so far
-    turning: int = 0  # deceptive: around so many interactions it turns
+    turning: int = 0  # of a deceptive bot: the number of interactions around which it turns
     inbox: dict[str, Proposal] = field(default_factory=dict)  # pending proposals by proposer
     books: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MECHANISMS, 0.0))
 
@@ -181,11 +181,13 @@ def last_posts(economy: Economy, n: int) -> list[Post]:
 
 
 def payable(economy: Economy, proposal: Proposal) -> bool:
+    """Does the side that gives still have enough?"""
     payer = proposal.proposer if proposal.transfer > 0 else proposal.receiver
     return economy.members[payer].resources >= abs(proposal.transfer)
 
 
 def close(economy: Economy, proposal: Proposal) -> None:
+    """Take a proposal off the books, whatever became of it."""
     del economy.proposals[proposal.id], economy.members[proposal.receiver].inbox[proposal.proposer]
 
 
@@ -204,6 +206,7 @@ def terms(description: str) -> list[str]:
 def content_quality(text: str, version: str, difficulty: float = 0.0, description: str = "") -> float:
     """Quality of a text in [0, 1]; of submitted work if there is a description, else of a post or proposal.
 
+    difficulty: in [0, 1], a tenth of the task's level.
     v0.2: length 1 - exp(-n / (80 + 120 difficulty)), effort sigmoid((n - 30) / 20), relevance: the share of the description's
     terms that occur. n is the text's length, but at most twice that of its different words (or 60): to repeat oneself is no work.
     v0.1: length min(n / 80, 1) and effort 0.8 or 0.3, so any 80 characters are as good as it gets.
@@ -226,10 +229,12 @@ def soft_label(v: float) -> float:
 
 
 def work_label(quality: float, reputation: float) -> float:
+    """p of submitted work: quality in [0, 1], reputation of who submits it in 0 … 100."""
     return soft_label(0.8 * (2 * quality - 1) + 0.2 * (reputation - 50) / 50)
 
 
 def trade_label(quality: float, reputation: float, transfer: float) -> float:
+    """p of a trade: quality of the proposal's text in [0, 1], reputation of its proposer in 0 … 100, transfer in resources."""
     fairness = max(-1.0, 1 - abs(transfer) / 5)
     return soft_label(0.3 * (2 * quality - 1) + 0.2 * (reputation - 50) / 50 + 0.5 * fairness)
 
@@ -238,7 +243,7 @@ def trade_label(quality: float, reputation: float, transfer: float) -> float:
 
 
 def book(economy: Economy, name: str, mechanism: str, amount: float) -> float:
-    """The only place where resources change. Nobody can lose more than he has; returns what was really moved."""
+    """The only place where resources change. No member can lose more than it has; returns what was really moved."""
     member = economy.members[name]
     amount = max(amount, -member.resources)
     member.resources += amount
@@ -248,7 +253,7 @@ def book(economy: Economy, name: str, mechanism: str, amount: float) -> float:
 
 
 def tax_rate(version: str, rate: float, resources: float, average: float) -> float:
-    """v0.1: flat. v0.2: rate (1 + resources / average), so who has twice the average pays 1.5 times what the average pays."""
+    """v0.1: flat. v0.2: rate (1 + resources / average), so a member with twice the average pays 1.5 times the rate of one with the average."""
     if version == "0.1":
         return min(rate, MOST_TAX)
     return min(rate * (1 + (resources / average if average > 0 else 1.0)), MOST_TAX)
@@ -269,6 +274,7 @@ def respect(member: Member, change: float) -> None:
 
 
 def tell(economy: Economy, text: str) -> None:
+    """Note an event of this step, for the model's observations."""
     economy.events.append((economy.step, text))
 
 
@@ -300,14 +306,14 @@ def rule(name: str, value: float) -> str:
 
 
 def decay_reputations(economy: Economy) -> None:
-    """Reputation fades by a factor a step, and by its square for who passed or erred."""
+    """Reputation fades by a factor a step, and by its square for a member that passed or erred."""
     for member in economy.members.values():
         member.reputation *= economy.rules["decay"] ** (2 if member.passed and not member.frozen_at else 1)
         member.passed = False
 
 
 def circuit_breaker(economy: Economy) -> None:
-    """Freeze who is below the threshold. v0.1: for good. v0.2: three turns, then back at threshold + 5."""
+    """Freeze every member below the threshold. v0.1: for good. v0.2: for three steps, then it is back at threshold + 5."""
     threshold = economy.rules["threshold"]
     for member in economy.members.values():
         if not member.frozen_at and member.reputation < threshold:

@@ -1,9 +1,9 @@
 """Scripted players of the model's part: floors and ceilings for what is learnt, and whom SFT learns from.
 
-    idle, random, novice, grinder, trader, expert        from what does nothing to the best that we know how to write by rules
+    idle, novice, random, trader, grinder, expert        from the one that does nothing to the best that we know how to write by rules
 
 They see what the model sees (`view`, from which env_swarm.py writes its observations) and nothing else, and return (thought, tool,
-arguments), which it writes as a reply. None of them knows who is deceptive.
+arguments), which env_swarm.py writes as a reply. None of them knows who is deceptive.
 
 Run me: `python swarm_players.py` lets each of them play the same scenario.
 """
@@ -238,7 +238,7 @@ def from_short(line: str) -> tuple[str, dict] | None:
     return (tool, arguments) if len(arguments) == len(names) else None
 
 
-def play(name: str, seed: int, difficulty: str = "medium") -> Economy:
+def play_by_rules(name: str, seed: int, difficulty: str = "medium") -> Economy:
     """One scenario with this player, by the rules alone: no text is written or read."""
     scenario, rng = draw_scenario(seed, difficulty, "0.2"), random.Random(seed)
     economy = found(scenario, draw_tasks(scenario))
@@ -256,5 +256,5 @@ def play(name: str, seed: int, difficulty: str = "medium") -> Economy:
 if __name__ == "__main__":
     print("scenario 8, medium; what each player ends with:")
     for name in reversed(PLAYERS):
-        me = play(name, 8).members[ME]
+        me = play_by_rules(name, 8).members[ME]
         print(f"  {name:8} resources {me.resources:6.1f}  reputation {me.reputation:5.1f}  {'frozen' if me.frozen_at else ''}")

@@ -22,12 +22,12 @@ What a turn with none, two or a bad one costs is decided in env_swarm.py. Where 
 we chose (what concerns no single tool is in swarm_economy.py):
 
     trade       the proposer wrote the terms, so its reputation moves by (p - 0.5) (5 + |transfer|): both ways when they are accepted,
-                only down when they are rejected. Who rejects a bad offer warns the others; who ignores it does not.
+                only down when they are rejected. To reject a bad offer warns the others; to ignore it does not.
                 Asking is allowed (a negative transfer), up to the 20 that a deceptive bot asks for.
     proposals   from one member to another only one is pending: a second is an error (v0.1, which does not show them and cannot cancel,
                 replaces the first).
     claims      have no limit.
-    audit       finds a fault with probability 1 - p: half the bounty and 3 reputation.
+    audit       finds a fault with probability 1 - p, which costs half the bounty and 3 of reputation.
     bonus       5 times the quality of the post's text, when its up votes minus its down votes first reach 3.
     replies     to one's own post are allowed and earn nothing; nobody votes for himself, or twice.
 
@@ -56,12 +56,12 @@ from swarm_economy import (
 )
 
 MOST_TEXT = 2000  # characters of a content
-MOST_ASKED = 20.0  # the most negative transfer; 0 would forbid asking
-STAKE = 5.0  # of a trade, for each side
+MOST_ASKED = 20.0  # resources that a proposal may ask for, as a negative transfer; 0 would forbid asking
+STAKE = 5.0  # resources that a trade can bring or cost each side
 SWING = 5.0  # reputation moves by (p - 0.5) SWING
-POST = {"0.2": 2.0, "0.1": 0.5}  # reputation
-REPLY = {"0.2": 1.5, "0.1": 0.3}
-BONUS, BONUS_VOTES = 5.0, 3
+POST = {"0.2": 2.0, "0.1": 0.5}  # reputation that a post earns
+REPLY = {"0.2": 1.5, "0.1": 0.3}  # … and a reply
+BONUS, BONUS_VOTES = 5.0, 3  # resources for a post of quality 1; up votes less down votes that it takes
 FINE, FINE_REPUTATION = 0.5, 3.0  # of the bounty; points
 
 
@@ -391,4 +391,4 @@ if __name__ == "__main__":
         "\nafter that:",
         ", ".join(f"{m.name} resources {m.resources:.1f}, reputation {m.reputation:.1f}" for m in (me, economy.members["bot_2"])),
     )
-    assert economy.members["bot_2"].reputation < 50  # who asks for 15 pays with its name, even where that is accepted
+    assert economy.members["bot_2"].reputation < 50  # to ask for 15 costs reputation, even where it is accepted

@@ -4,8 +4,8 @@
 
     summary.json, metrics.jsonl, evals.jsonl, episodes.jsonl -> viewer.html with the numbers filled in -> runs/NAME/report.html
 
-All counting is done here, with the same intervals as in the report; the page only draws. It needs no network: its
-policy (the meta tag at its top) forbids it to load anything. What a model said is hostile text. It is never read as HTML: every `<`
+All counting is done here, with the same intervals as in the report; the page only draws. It needs no network: its content
+security policy (the meta tag at its top) forbids it to load anything. What a model said is hostile text. It is never read as HTML: every `<`
 is written as `\\u003c`, so nothing in a reply can end the script it is stored in, and the page inserts text as text.
 
 The page parses an episode when it is looked at, so a run folder of tens of megabytes opens at once: `run` below holds
@@ -42,7 +42,7 @@ def write_html(folder: Path) -> Path:
     script = re.search("<script>(.*?)</script>", template, re.DOTALL)[1]
     fill = {
         "title": html.escape(f"{run['name']}: a picoswarm run"),
-        "hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # the page's policy runs this script only
+        "hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # content security: this script and no other
         "run": embed(run),
         "episodes": pack("\n".join(json.dumps(body, allow_nan=False, separators=(",", ":")) for body in bodies)),
     }
@@ -229,12 +229,11 @@ def eval_charts(results: list[dict]) -> list[dict]:
 
 def part_charts(evals: list[dict]) -> list[dict]:
     """What the reward of the trained held-out tasks is made of, each part before its weight."""
-    names = ("payoff", "reputation", "quality", "diversity")
     mine, colours = [e for e in evals if e.get("trained")], (0, 3, 2, 1)
     point = lambda e, i: [e["update"], *(round(v, 3) for v in (i.mean, i.low, i.high))]
     series = [
         {"name": name, "colour": c, "points": [point(e, metrics.mean(numbers(e[name]))) for e in mine if e.get(name)]}
-        for name, c in zip(names, colours)
+        for name, c in zip(compare.PARTS, colours)
     ]
     return chart("held-out, the parts of the reward", series, "", 1.0)
 

@@ -2,12 +2,13 @@
 
 lab/ablate.py runs the arms, lab/ledger.py judges them; `python -m lab.ablate --list` shows what there is. To add a claim, add a few lines to CLAIMS:
 
-    arms      {name: flags of train.py}, or a Script: players without a model, so many units of them. Arms with the same flags share their runs
+    arms      {name: flags of train.py, or a Script}. A Script is played without a model, for a number of units (scenarios, or seeds of a
+              simulation). Arms with the same flags share their runs
     checks    each one number with an interval: how it is computed from the arms, and what is predicted of it: above or below a number, or equal to
               it within a margin (above, below: the smallest difference that would matter). Without a prediction it is only measured
     figure    what the document says this number is, where it says it
 
-The numbers are differences of the same seed (or scenario), so what the arms share cancels. A number of a run may be one a held-out task.
+Most numbers are differences at the same seed (or scenario), so what the arms share cancels. A number of a run may be an array, one for each held-out task.
 
 Three documents are quoted: the training report of picoRL (letters, Qwen3-4B, 32 tasks an evaluation), "RL Training Lessons for Multi-Agent
 Governance" (alphabet sort, one run) and "Qwen3-30B v0.2 Training" (swarm, one run); "published" is what else their authors wrote.
@@ -61,11 +62,11 @@ class Check:
     text: str  # what the number is, as a reader needs it
     value: Callable[[dict], list | tuple]  # of the arms: a number or an array [tasks] a seed; or a pair of independent samples
     expect: str = ""  # above, below, equal; empty: only measured
-    than: float = 0.0
-    margin: float = 0.0
-    figure: float | None = None  # of the document
+    than: float = 0.0  # what is predicted: above, below or equal to this
+    margin: float = 0.0  # equal: within so much; above, below: the smallest difference that would matter
+    figure: float | None = None  # what the document says the number is
     decides: bool = True  # is this the claim, or does it stand beside it?
-    scale: float = 1.0
+    scale: float = 1.0  # of the pages: they show scale times the number, in this unit
     unit: str = ""
 
 

@@ -28,7 +28,6 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from scipy import stats
 
 import compare
 from lab.claims import CLAIMS, Check, Claim
@@ -47,30 +46,22 @@ def interval(rows: list | tuple) -> Interval:
 
     n is the number of seeds (or units). One seed has no interval: from minus to plus infinity.
     """
+    part = lambda values: (values.var(ddof=1) / len(values), len(values) - 1)  # (variance of the mean, its degrees of freedom)
     if isinstance(rows, tuple):
         a, b = (np.asarray(side, float) for side in rows)
-        parts = [(side.var(ddof=1) / len(side), len(side) - 1) for side in (a, b)]
-        return student(float(a.mean() - b.mean()), parts, min(len(a), len(b)))
+        return student(float(a.mean() - b.mean()), [part(a), part(b)], min(len(a), len(b)))
     if not rows:
         return Interval(math.nan, -math.inf, math.inf, 0)
     means = np.array([np.mean(row) for row in rows], float)
     if len(means) < 2:
         return Interval(float(means[0]), -math.inf, math.inf, 1)
-    parts = [(means.var(ddof=1) / len(means), len(means) - 1)]
-    if np.ndim(rows[0]):
-        by_task = np.mean(rows, axis=0)
-        parts.append((by_task.var(ddof=1) / len(by_task), len(by_task) - 1))
-    return student(float(means.mean()), parts, len(means))
+    over_tasks = [part(np.mean(rows, axis=0))] if np.ndim(rows[0]) else []
+    return student(float(means.mean()), [part(means), *over_tasks], len(means))
 
 
 def student(mean: float, parts: list[tuple[float, int]], n: int) -> Interval:
-    """parts: (variance of the mean, its degrees of freedom), to be added up."""
-    var = sum(v for v, _ in parts)
-    if var == 0 or not math.isfinite(mean):
-        return Interval(mean, mean, mean, n) if math.isfinite(mean) else Interval(mean, -math.inf, math.inf, n)
-    df = var**2 / sum(v**2 / d for v, d in parts)
-    reach = float(stats.t.ppf(0.975, df)) * math.sqrt(var)
-    return Interval(mean, mean - reach, mean + reach, n)
+    """Student's interval (compare.by_variance); a mean that is not a finite number has none."""
+    return compare.by_variance(mean, parts, n)[0] if math.isfinite(mean) else Interval(mean, -math.inf, math.inf, n)
 
 
 def verdict(expect: str, i: Interval, than: float = 0.0, margin: float = 0.0) -> str:
@@ -88,7 +79,7 @@ def verdict(expect: str, i: Interval, than: float = 0.0, margin: float = 0.0) ->
 
 
 def together(verdicts: list[str]) -> str:
-    """Of a claim, from the verdicts of the checks that decide."""
+    """The verdict of a claim, from those of the checks that decide."""
     if not verdicts or set(verdicts) == {"not run"}:
         return "not run"
     return "fails" if "fails" in verdicts else "holds" if set(verdicts) == {"holds"} else "undecided"
@@ -123,7 +114,7 @@ def home(claim: Claim, arm: str, seed: int) -> Path:
 
 @cache
 def wanted(flags: str) -> dict:
-    """What these flags ask for; what train.py fills in later is left out, and so is what makes no other run."""
+    """The settings that these flags ask for, without those that train.py fills in later and those that do not make another run (compare.SAME)."""
     import settings  # here, because it brings torch along
 
     config = vars(tyro.cli(settings.Config, args=flags.split()))

@@ -1,7 +1,8 @@
 """What the claims compute: numbers of a run, numbers of arms, and the arms that scripts play. lab/claims.py has the claims themselves.
 
-A number of a run is one float, or an array with one value a held-out task. A number of arms is a list with one of these a seed: the differences of
-two arms at the same seed, most often. What is missing gives an empty list. Units of a script (scenarios, seeds of a simulation) stand for seeds.
+A number of a run is one float, or an array with one value for each held-out task. A number of arms is a list with one of these for each seed: most
+often the differences of two arms at the same seed. What is missing gives an empty list. Units of a script (scenarios, or seeds of a simulation) stand
+for seeds.
 """
 
 import random
@@ -45,6 +46,7 @@ def held(run: Run, stage: str | int = "final", what: str = "exact") -> np.ndarra
 
 
 def gained(run: Run, what: str = "exact") -> np.ndarray:
+    """[tasks] what GRPO added to the SFT."""
     return held(run, "final", what) - held(run, "after_sft", what)
 
 
@@ -60,7 +62,7 @@ def early(run: Run) -> float:
 
 
 def first_ten(what: str) -> Callable:
-    """Of the first ten updates, in which most of the learning happens."""
+    """A number of a run: the mean of `what` over the first ten updates, in which most of the learning happens."""
     return lambda run: during(run, what, 1, 10)
 
 
@@ -74,19 +76,23 @@ def longer(run: Run) -> float:
 
 
 def signal_by_episode(run: Run) -> float:
+    """Groups with a signal for each episode, in the first ten updates."""
     return during(run, "groups_with_signal", 1, 10) / run.summary["config"]["k"]
 
 
 def overstated(run: Run) -> float:
+    """By what share of the mean reward its peak lies above it."""
     return metrics.distribution(rewards(run)).overstates / 100
 
 
 def turned_around(run: Run) -> float:
+    """Share of the updates at which the reward turns around; 2/3 in white noise (metrics.distribution)."""
     return metrics.distribution(rewards(run)).flips
 
 
 def updates_needed(run: Run, gain: float = 0.05) -> float:
-    """So many updates on either side tell a gain of 5 points in four runs of five: n = 2 (2.8 sd / gain)^2, sd around a line in the second half."""
+    """How many updates on either side it takes to tell a gain of 5 points in four runs of five: n = 2 (2.8 sd / gain)^2, where 2.8 = 1.96 + 0.84 (95%
+    confidence, 80% power) and sd is around a line through the second half."""
     left = metrics.line(np.array(rewards(run)[len(run.lines) // 2 :]))[1]
     return 2 * (2.8 * left.std(ddof=2) / gain) ** 2
 
@@ -102,11 +108,8 @@ def pass_at(run: Run, k: int) -> np.ndarray:
     return np.array([1 - comb(SAMPLED - c, k) / comb(SAMPLED, k) for c in run.samples])
 
 
-def sft_seconds(run: Run) -> float:
-    return run.summary["seconds"]["sft"]
-
-
 def all_seconds(run: Run) -> float:
+    """Seconds of SFT, sampling and training; evaluations are left out."""
     return sum(run.summary["seconds"].get(part, 0.0) for part in ("sft", "rollout", "environment", "sync", "train"))
 
 
@@ -130,20 +133,22 @@ def less(a: str, b: str, of: Callable = held) -> Callable:
 
 
 def own(a: str, of: Callable) -> Callable:
+    """The number itself, by seed."""
     return lambda arms: [of(arms[a][s]) for s in both(arms, a)]
 
 
 def by_unit(a: str, b: str, what: str) -> Callable:
-    """The same of two scripts, by unit."""
+    """One script less another, by unit."""
     return lambda arms: list(arms[a][what] - arms[b][what]) if {a, b} <= arms.keys() else []
 
 
 def alone(a: str, what: str) -> Callable:
+    """A script's number itself, by unit."""
     return lambda arms: list(arms[a][what]) if a in arms else []
 
 
 def apart(a: str, b: str, what: str) -> Callable:
-    """Two scripts whose units are not the same."""
+    """The numbers of two scripts whose units are not the same: independent samples."""
     return lambda arms: (list(arms[a][what]), list(arms[b][what])) if {a, b} <= arms.keys() else []
 
 
@@ -155,6 +160,8 @@ def at_best_rate(arms: dict, kind: str, seed: int) -> Run:
 
 
 def at_best_rates(a: str, b: str, of: Callable = held) -> Callable:
+    """a less b, by seed, each at its best learning rate. Arms are called KIND_RATE; two seeds at least, because the others choose."""
+
     def value(arms: dict) -> list:
         names = [name for name in arms if name.startswith((f"{a}_", f"{b}_"))]
         seeds = both(arms, *names) if any(n.startswith(a) for n in names) and any(n.startswith(b) for n in names) else []
@@ -164,12 +171,13 @@ def at_best_rates(a: str, b: str, of: Callable = held) -> Callable:
 
 
 def called_right(*names: str) -> Callable:
-    """By seed, the share of these arms in which stopping at half-way was advised exactly if nothing moved any more."""
+    """By seed, the share of these arms in which the detector was right at half-way: settled if nothing moved any more, and only then."""
     right = lambda run: float(halfway(run)[0] != halfway(run)[1])
     return lambda arms: [np.mean([right(arms[name][s]) for name in names]) for s in both(arms, *names)]
 
 
 def too_soon(*names: str) -> Callable:
+    """By seed, the share of these arms in which the detector said settled and the reward moved on."""
     wrong = lambda run: float(all(halfway(run)))
     return lambda arms: [np.mean([wrong(arms[name][s]) for name in names]) for s in both(arms, *names)]
 
@@ -230,6 +238,7 @@ def hidden(rate: int) -> Callable:
 
 
 def economy(adversaries: int, seed: int, world: dict | None = None, **stack) -> dict[str, float]:
+    """One run of eight bots (lab/governance.py), `adversaries` of them deceptive; world and stack: what differs from the defaults."""
     from governance import Stack
     from lab.governance import World, row
 
@@ -237,7 +246,7 @@ def economy(adversaries: int, seed: int, world: dict | None = None, **stack) -> 
     return {name: float(numbers[name]) for name in ("welfare", "toxicity", "thrash", "thrash_honest", "acceptance", "epochs")}
 
 
-SHAPES = {  # what a window has to cope with: the true reward of 100 updates, and how alike the answers to a task are (the noise)
+SHAPES = {  # what a window has to cope with: the true reward of 100 updates, and how alike the answers to one task are (0: least noise)
     "flat, noisy": (np.full(100, 0.5), 0.8),
     "fell 8 updates ago": (np.where(np.arange(100) < 92, 0.8, 0.4), 0.0),
     "fell 30 updates ago": (np.where(np.arange(100) < 70, 0.8, 0.4), 0.3),
