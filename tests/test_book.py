@@ -110,6 +110,7 @@ def test_inline_commands_name_files_that_are_there():
 # ------------------------------------------------------------------------------------------------ chapters
 
 CHAPTERS = sorted(file.name for file in ROOT.glob("*.py"))
+LAB = sorted(file.name for file in (ROOT / "lab").glob("*.py") if file.name != "__init__.py")
 OTHERWISE = {"train.py": "make train", "compare.py": "needs runs", "exercises.py": "exits with 1, being unsolved", "vllm_engine.py": "make test-vllm", "report.py": "needs a run",
              "viewer.py": "needs a run"}  # fmt: skip
 
@@ -124,8 +125,9 @@ def test_every_chapter_shows_itself(chapter, tmp_path):
 
 def test_the_reading_order_has_every_chapter_and_nothing_else():
     section = README.split("## Reading order")[1].split("\n## ")[0]
-    rows = [re.findall(r"`(\w+\.py)`", line.split("|")[1]) for line in section.splitlines() if line.startswith("| ")]
-    assert sorted(name for row in rows for name in row) == CHAPTERS
+    for table, files in zip(section.split("### The lab"), (CHAPTERS, LAB)):
+        rows = [re.findall(r"`(\w+\.py)`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| ")]
+        assert sorted(name for row in rows for name in row) == files
 
 
 # ------------------------------------------------------------------------------------------------ numbers
