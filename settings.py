@@ -46,13 +46,13 @@ class Config:
     similarity_power: float = 8.0  # pushes the 0.66 that names as given get for nothing down to 0.08
     power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn, then average
     # swarm: rules, and what is paid for (None: the weights of the version, see env_swarm.py)
-    swarm_version: str = "0.2"  # 0.1 has the loopholes that the published run found
+    swarm_version: str = Swarm.version  # 0.1 has the loopholes that the published run found
     swarm_payoff: float | None = None
     swarm_reputation: float | None = None
     swarm_quality: float | None = None
     swarm_diversity: float | None = None
-    swarm_floor: float = 50.0  # ending with a reputation below it costs …
-    swarm_floor_penalty: float = 0.0  # … this times what is missing, as a share of 100
+    swarm_floor: float = Swarm.floor  # ending with a reputation below it costs …
+    swarm_floor_penalty: float = Swarm.floor_penalty  # … this times what is missing, as a share of 100
     swarm_error_penalty: float | None = None  # times the share of turns lost to errors. None: by model size (0 as published, or 2)
     # policy
     model: str = "auto"  # folder or hub id of a causal LM; auto: Qwen3-4B-Instruct-2507, or pico_base where it cannot run
@@ -115,7 +115,7 @@ class Config:
 BY_ENV = {  # defaults that depend on the environment
     "letters": {"difficulty": 6, "sft_style": "states", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
     "alphabet": {"difficulty": 0, "sft_style": "states", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
-    "swarm": {"difficulty": "medium", "sft_style": "crowd", "num_tasks": 4, "eval_n": 128, "sft_batch": 2},
+    "swarm": {"difficulty": Swarm.difficulty, "sft_style": "crowd", "num_tasks": 4, "eval_n": 128, "sft_batch": 2},
     "yours": {"difficulty": 0, "sft_style": "", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
 }
 PRESETS = {

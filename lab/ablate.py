@@ -28,7 +28,7 @@ import compare
 from lab import arms as lab_arms
 from lab import ledger
 from lab.claims import CLAIMS, Claim
-from lab.ledger import agrees, home, owner
+from lab.ledger import agrees, asked, home, owner
 from lab.quantities import Script
 from runfolder import write_json
 
@@ -82,22 +82,16 @@ def play_script(claim: Claim, arm: str) -> None:
     write_json(target, {"arm": arm, "n": script.n, "values": {k: [round(m[k], 6) for m in marks] for k in marks[0]}})
 
 
-def flag(flags: str, name: str, default: float) -> float:
-    words = flags.split()
-    return float(words[words.index(name) + 1]) if name in words else default
-
-
 def minutes(flags: str) -> float:
     """Of one run on one thread of the machine that the results come from, roughly; from the runs in results/letters and results/swarm."""
-    updates, steps = flag(flags, "--updates", 150), flag(flags, "--sft-steps", 50)
-    evals = 3 + max(0, math.ceil(updates / flag(flags, "--eval-every", 20)) - 1)
-    if "swarm" in flags:
-        each, sft, task, load = 2.8 * flag(flags, "--num-tasks", 4) * flag(flags, "--k", 8), 4.7, 1.6 * flag(flags, "--eval-n", 128), 20
+    cfg = asked(flags, whole=True)
+    evals = 3 + max(0, math.ceil(cfg.updates / cfg.eval_every) - 1)
+    if cfg.env == "swarm":
+        each, sft, task = 2.8 * cfg.num_tasks * cfg.k, 4.7, 1.6
     else:
-        slow = 0.45 if "--no-think" in flags else 0.6 if "--difficulty 5" in flags else 1.0
-        ahead = 1.6 if "--async-rollouts" in flags else 1.0
-        each, sft, task, load = 2.0 * slow * ahead, 0.25, 5.0 * slow * flag(flags, "--eval-n", 256) / 256, 20
-    return (updates * each + steps * sft + evals * task + load) / 60
+        slow = 1.0 if cfg.think and cfg.difficulty == 6 else 0.6 if cfg.think else 0.45
+        each, sft, task = (3.2 if cfg.async_rollouts else 2.0) * slow, 0.25, 0.02 * slow
+    return (cfg.updates * each + cfg.sft_steps * sft + evals * cfg.eval_n * task + 20) / 60
 
 
 def to_do(claims: list[Claim], seeds: int) -> list[tuple[Claim, str, int]]:
@@ -116,7 +110,7 @@ def done_so_far(claim: Claim, arm: str, seed: int) -> float:
     """Share of a run's updates that its log has; its last evaluation is always to come."""
     target = home(claim, arm, seed)
     log = ROOT / RUNS / f"{target.parent.name}-{target.name}" / "metrics.jsonl"
-    updates = flag(claim.arms[arm], "--updates", 150)
+    updates = asked(claim.arms[arm], whole=True).updates
     return min(0.95, log.read_bytes().count(b"\n") / updates) if log.exists() and updates else 0.0
 
 

@@ -113,12 +113,19 @@ def home(claim: Claim, arm: str, seed: int) -> Path:
 
 
 @cache
-def wanted(flags: str) -> dict:
-    """The settings that these flags ask for, without those that train.py fills in later and those that do not make another run (compare.SAME)."""
+def asked(flags: str, whole: bool = False):
+    """The Config of these flags; whole: with what train.py fills in for pico_base."""
     import settings  # here, because it brings torch along
 
-    config = vars(tyro.cli(settings.Config, args=flags.split()))
-    return {k: v for k, v in config.items() if v is not None and k not in compare.SAME and not k.startswith("api_")}
+    cfg = tyro.cli(settings.Config, args=flags.split())
+    if whole:
+        settings.fill(cfg, settings.BY_ENV[cfg.env] | settings.by_size(0, cfg.env))
+    return cfg
+
+
+def wanted(flags: str) -> dict:
+    """What these flags ask for; what train.py fills in later is left out, and so is what makes no other run."""
+    return {k: v for k, v in vars(asked(flags)).items() if v is not None and k not in compare.SAME and not k.startswith("api_")}
 
 
 def agrees(config: dict, flags: str) -> bool:
