@@ -10,8 +10,9 @@ The price: from batch N = --async-rollouts on, every batch is N updates old when
 async run with the same seed gives the same numbers. (After --resume it does not: the batches that were under way are sampled by the weights of the
 checkpoint.)
 
-A job, and what was played, travel as files, in memory where there is room; the pipe carries only their names. So a message never fills the pipe, and a process that
-is killed in the middle of one leaves nothing half read. It is started again and given its open jobs, from which it plays the very same episodes.
+A job, and what was played, travel as files, in memory where there is room; the pipe carries only their names. So a message never fills the
+pipe, and a process that is killed in the middle of one leaves nothing half read. It is started again and given its open jobs, from which it
+plays the very same episodes.
 
 On a GPU the second process holds weights of its own. Nothing is lent between the two, so vLLM's share of the card has to fit beside the trainer.
 
@@ -31,10 +32,9 @@ from pathlib import Path
 
 import torch
 
-from policy import Policy
+from policy import Policy, first_line
 from rollout import Episode, play
 from runfolder import memory_folder, sweep
-from sampler import first_line
 
 RESTARTS = 3  # of a player that was killed; after that something is wrong that another try does not mend
 
@@ -44,11 +44,11 @@ class Job:
     """What to play. Whatever is in it has to be picklable: functools.partial, not lambda."""
 
     make_env: Callable[[], object]
-    seeds: list[int]
+    seeds: list[int]  # of the tasks
     k: int
-    max_tokens: int
+    max_tokens: int  # of one turn
     temperature: float
-    noise: int
+    noise: int  # seeds the sampling (rollout.play)
     version: int  # how many updates the weights have seen
     weights: dict[str, torch.Tensor] = field(default_factory=dict)  # name: trainable weight, on the CPU
 
@@ -77,11 +77,7 @@ def player(pipe, home: str, load_policy: Callable[[], Policy], make_sampler: Cal
             pipe.send(None)
     except (EOFError, ConnectionError):  # the trainer is gone; if it was killed, its folder is still there
         shutil.rmtree(home, ignore_errors=True)
-    except (
-        SystemExit,
-        ValueError,
-        FloatingPointError,
-    ) as error:  # a model, an engine or a setting that cannot work, or weights: a sentence of its own
+    except (SystemExit, ValueError, FloatingPointError) as error:  # a model, an engine, a setting or weights that cannot work
         pipe.send((next(kind for kind in (SystemExit, ValueError, FloatingPointError) if isinstance(error, kind)), str(error)))
     except Exception as error:
         why = first_line(error)
@@ -117,7 +113,7 @@ class Ahead:
             pass  # it is dead; take() notices, starts another, and that one gets all open jobs
 
     def ask(self, tag, policy: Policy, job: Job) -> None:
-        """Have it played with the policy's weights as they are now."""
+        """Have the job played with the policy's weights as they are now; `tag` is its name for take."""
         job.weights = {name: p.detach().cpu() for name, p in policy.trainable().items()}
         file = Path(self.home.name) / f"{self.asked}.job"
         self.asked += 1
@@ -147,11 +143,12 @@ class Ahead:
         return groups, clock
 
     def play(self, policy: Policy, job: Job) -> list[list[Episode]]:
-        """Ask and take, for who has nothing to do meanwhile. It waits behind the batches that were asked for before."""
+        """Ask and take at once, for a caller with nothing to do meanwhile. It waits behind the batches that were asked for before."""
         self.ask("now", policy, job)
         return self.take("now")[0]
 
     def restart(self) -> None:
+        """Start another process after one that died. RuntimeError after RESTARTS of them."""
         self.process.join()
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -171,6 +168,7 @@ class Ahead:
 
 
 def demo() -> None:
+    """Three batches asked for at once, and a kill after the first."""
     from env_letters import Letters
     from policy import PICO, load_policy
     from sampler import TorchSampler

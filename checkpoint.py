@@ -1,7 +1,7 @@
 """Checkpoints: what a run needs to go on after any death, and how to never lose the last good one.
 
-    runs/<name>/checkpoint/        adapter (PEFT's format; with --lora-rank 0 the whole model), optimizer.pt, state.json, checksum
-    runs/<name>/checkpoint.old/    the one before
+    runs/NAME/checkpoint/        adapter (PEFT's format; with --lora-rank 0 the whole model), optimizer.pt, state.json, checksum
+    runs/NAME/checkpoint.old/    the one before
 
 A run dies in the middle of a write sooner or later: a kill, a full disk, a lost node. So a checkpoint is written in full beside the old one,
 flushed to the disk, and only then renamed: at every moment at least one whole checkpoint stands. A disk can also lie: a SHA-256 over all files
@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from policy import Policy
+from policy import Policy, first_line
 
 
 def checksum(folder: Path) -> str:
@@ -116,7 +116,10 @@ def set_aside(folder: Path) -> None:
 
 
 def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
-    """Put the saved weights into `policy`; returns (optimizer state, state) as they were given to save_checkpoint."""
+    """Put the saved weights into `policy`; returns (optimizer state, state) as they were given to save_checkpoint.
+
+    SystemExit with one sentence if the files are not those of such a policy.
+    """
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -132,7 +135,7 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
     except (SafetensorError, FileNotFoundError, RuntimeError, ValueError) as error:  # RuntimeError: other shapes, and JSON that is too deep
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise SystemExit(f"{folder}: not a checkpoint of this run ({str(error).splitlines()[0]}); start again or restore it") from None
+        raise SystemExit(f"{folder}: not a checkpoint of this run ({first_line(error)}); start again or restore it") from None
     return load_tensors(folder / "optimizer.pt", policy.device), state
 
 
@@ -165,6 +168,7 @@ def load_tensors(file: Path, device=None):
 
 
 def demo() -> None:
+    """Two checkpoints, one of them damaged."""
     import tempfile
 
     from policy import PICO, load_policy

@@ -1,8 +1,9 @@
 """What is wrong with this run? Symptoms read off the metrics, each with its likely cause and what to do about it.
 
-A run that learns nothing looks much like one that does: lines go by, nothing raises. After every update the newest lines of metrics.jsonl are
-looked at for the few things that usually go wrong; each is told once, when it is first seen, and kept in summary.json. Nothing here stops a run. What
-does, a loss or log-prob that is not a number, raises where it is met (grpo.py, rollout.py, runfolder.py), before it can reach a checkpoint.
+A run that learns nothing looks much like one that does: lines go by, nothing raises. After every update the newest lines of metrics.jsonl
+(grpo.update and evaluate.summarize say what is in them) are looked at for the few things that usually go wrong; each is told once, when it is
+first seen, and kept in summary.json. Nothing here stops a run. What does, a loss or log-prob that is not a number, raises where it is met
+(grpo.py, sft.py, rollout.py, runfolder.py), before it can reach a checkpoint.
 
     symptom              seen in                for         most often
     collapse             reward                 5 updates   a learning rate that is too high
@@ -95,6 +96,7 @@ def noise(lines: list[dict], n: int = 3) -> str | None:
 
 
 def cut_short(lines: list[dict], n: int = 5) -> str | None:
+    """An episode that ran out of tokens rarely has an answer, so its reward says little of what the policy knows."""
     share = last(lines, "truncated", n)
     if share is None or share.min() <= 0.5:
         return None
@@ -110,6 +112,7 @@ def errors(lines: list[dict], n: int = 3) -> str | None:
 
 
 def stop_token(lines: list[dict], n: int = 1) -> str | None:
+    """Of the replies that ended by themselves nearly all should have their last token in the loss, or the policy forgets how to end."""
     trained = last(lines, "stop_trained", n)
     if trained is None or trained.max() > 0.5:
         return None
@@ -118,7 +121,7 @@ def stop_token(lines: list[dict], n: int = 1) -> str | None:
 
 
 def sequence_ratio(lines: list[dict], n: int = 2) -> str | None:
-    """|log ratio| that is clipped, over |log-prob now - when sampled| of a token: 1 for a token's ratio, at most 1 for gspo's mean."""
+    """`stretch`: Σ |log of the loss's ratio| over Σ |log-prob now - when sampled|, of all tokens: 1 for a token's ratio, at most 1 for gspo's mean."""
     stretch = last(lines, "stretch", n)
     if stretch is None or stretch.min() < 2:
         return None
@@ -210,7 +213,7 @@ def uncorrected(lines: list[dict], n: int = 3) -> str | None:
 
 
 def look_at(lines: list[dict]) -> list[str]:
-    """All that is told of a run, in the order in which it is seen."""
+    """All that is told of a run, in the order in which it is seen: "update N: symptom: sentence"."""
     told = {}
     for i in range(len(lines)):
         rewards = [line["reward"] for line in lines[: i + 1]]
@@ -220,7 +223,7 @@ def look_at(lines: list[dict]) -> list[str]:
 
 
 def kept(summary: dict) -> dict[str, str]:
-    """{symptom: sentence} of summary.json. Runs of before this file knew one symptom."""
+    """{symptom: sentence} of summary.json. Runs from before there was a doctor know one symptom."""
     return summary.get("warnings", {"collapse": summary["collapse"]} if summary.get("collapse") else {})
 
 
@@ -234,6 +237,7 @@ def made_up(**values) -> list[dict]:
 
 
 def demo() -> None:
+    """A healthy run and three sick ones."""
     half = lambda before, after: np.repeat([before, after], 15).astype(float)
     runs = {
         "healthy": {},

@@ -12,13 +12,14 @@ a bare integer when one letter is asked for, a JSON object when several are. One
 
 Why this task: nobody can count 60 letters at a glance, and anybody can by spelling the string out with a
 running tally. So the reward goes up when the policy *finds the habit of thinking*, and we can watch it
-do so. The ten tiers grow from short English words to 500 random letters (the tiers are Atropos').
+do so. The ten tiers grow from short English words to 500 random letters (they are those of Atropos, a public collection of RL environments).
 
 An environment is plain Python. It knows nothing of tokens, tensors or other environments:
 
     reset(seed) -> messages        step(reply) -> (new messages, done)
     score() -> {"reward": …, …}    expert_reply() -> str
 
+and says three things of itself: `think` (may a reply think first?), `tools` (JSON schemas, or None) and, if there is only one, `max_turns`.
 Any string is a legal reply: garbage costs reward, it never raises. The same seed and the same replies give
 the same score on any machine.
 
@@ -49,7 +50,7 @@ TIERS = {
 # How the scripted expert answers, and so what SFT teaches.
 STYLES = {
     "bare": "the answer alone",
-    "states": "thinks, but only states the counts: the format without the algorithm (the seed's data)",
+    "states": "thinks, but only states the counts: the format without the algorithm (the default)",
     "derives": "spells the string with a running tally and reads the totals off: the algorithm itself",
 }
 
@@ -171,7 +172,7 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
     several = len(task.letters) > 1
     answer = parse_answer(reply, several)
     if not think and (len(reply) > 2000 or re.search(r"\s{8}", reply) or not re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply)):
-        answer = None  # told not to think: the answer and nothing else, or the tally would be written as prose, or as runs of white space
+        answer = None  # told not to think, it gives the answer and nothing else: no tally as prose, or hidden in white space
     truth = dict(zip(task.letters, task.counts))
     if answer is None:
         fraction = partial = 0.0
@@ -222,18 +223,22 @@ class Letters:
             raise ValueError(f"--sft-style {self.style}: letters knows {', '.join(STYLES)}; choose one of them")
 
     def reset(self, seed: int) -> list[dict]:
+        """The opening messages of the task that `seed` stands for."""
         self.task = make_task(random.Random(seed), self.difficulty)
         self.reply = ""
         return [{"role": "user", "content": question(self.task, self.think)}]
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
+        """(new messages, is the episode over?): here none, and always."""
         self.reply = reply
         return [], True
 
     def score(self) -> dict[str, float]:
+        """The reward and its components, of the reply as it stands (score_reply)."""
         return score_reply(self.task, self.reply, self.reward, self.think)
 
     def expert_reply(self) -> str:
+        """What SFT learns from. An expert that may not think gives the answer alone."""
         return write_reply(self.task, self.style if self.think else "bare")
 
 

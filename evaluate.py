@@ -44,7 +44,8 @@ def evaluate_policy(
     """Play n held-out tasks of every set. Each task's result goes to evals.jsonl, a few whole episodes to episodes.jsonl.
 
     roll(make_env, seeds) -> groups, greedy and one sample a task. sets: {name: (is it the one trained on?, make_env)}.
-    Returns {name: its episodes}, without those in error. Raises ValueError if nothing else is left.
+    stage: before, after_sft, train, final or eval_only; done: updates the policy has seen (-1: not even SFT).
+    Returns {name: its episodes}, without those in error. Raises ValueError if all of them are.
     """
     results = {}
     for name, (trained, new_env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):
@@ -91,6 +92,7 @@ def eval_line(done: int, stage: str, name: str, trained: bool, episodes: list[Ep
 
 
 def print_components(name: str, episodes: list[Episode]) -> None:
+    """Reward and components of an evaluation, each with its interval."""
     print(f"\n{name}: mean [95% interval], greedy, {len(episodes)} held-out tasks")
     parts = {"reward": [e.reward for e in episodes]}
     parts |= {part: [e.components.get(part, 0.0) for e in episodes] for part in episodes[0].components}
@@ -99,7 +101,7 @@ def print_components(name: str, episodes: list[Episode]) -> None:
 
 
 def summarize(groups: list[list[Episode]]) -> dict:
-    """A line of metrics.jsonl about one batch of groups: means over episodes, the reward with its interval."""
+    """A line of metrics.jsonl about one batch of groups: means over episodes, the reward with its interval. ValueError if all are in error."""
     episodes = [e for group in groups for e in group if e.stop_reason != "error"]
     if not episodes:
         first = next(e.error for group in groups for e in group)
@@ -130,7 +132,7 @@ FOR_EVAL = ("difficulty", "eval_n", "max_tokens", "device", "threads", "engine",
 def evaluate_only(given) -> None:
     """Evaluate a run's checkpoint on held-out tasks of any difficulty; print every component with its interval, and keep it in the run.
 
-    given: the Config of the command line, whose eval_only names the run folder.
+    given: the Config of the command line, whose eval_only names the run folder. SystemExit or ValueError with one sentence if it cannot be done.
     """
     folder = Path(given.eval_only)
     if not (folder / "config.json").exists():
@@ -142,7 +144,7 @@ def evaluate_only(given) -> None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
     cfg = Config(**read_config(folder, Config))
     refuse_code(folder, cfg.env, given.env)
-    own = next(iter(name for name, (trained, _) in eval_sets(cfg).items() if trained))
+    own = next(name for name, (trained, _) in eval_sets(cfg).items() if trained)
     for name, default in asdict(Config()).items():
         value = getattr(given, name)
         if value == default or name == "eval_only":

@@ -36,7 +36,7 @@ def partial_reward(task: Task, reply: str) -> float:
 
 
 def conversation(prompt: list[int], replies: list[list[int]], deltas: list[list[int]]) -> tuple[list[int], list[bool]]:
-    """2. (token_ids, sampled): a whole conversation, and True exactly where the policy chose the token.
+    """2. A whole conversation as (token_ids, sampled): its tokens, and True exactly where the policy chose the token.
 
     Each reply is what was sampled, its end-of-turn token (2) included. After each but the last comes a delta: what the template and the environment
     put between two turns. Only what is True is ever learnt from.
@@ -102,7 +102,7 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 
     "grpo"     each episode the mean over its tokens, then the mean over episodes; a length of 0 counts as 1   (Shao et al. 2024, eq. 3)
     "dr_grpo"  each episode the sum over its tokens, over the constant max_tokens; then the mean over episodes (Liu et al. 2025, §3.2)
-    "dapo"     the mean over all tokens of the batch, whosever they are                                       (Yu et al. 2025, eq. 8)
+    "dapo"     the mean over all tokens of the batch, whichever episode they are in                           (Yu et al. 2025, eq. 8)
 
         lengths [2, 8], max_tokens 10:   grpo [1/4, 1/16]   dr_grpo [1/20, 1/20]   dapo [1/10, 1/10]
 
@@ -113,7 +113,7 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 
 
 def clipped_loss(logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, eps: float, eps_high: float) -> torch.Tensor:
-    """7. The loss of each sampled token, to be made small: all [M], its log-prob now and when it was sampled, its episode's advantage -> [M].
+    """7. The loss of each sampled token, [M]. Given, all [M]: its log-prob now, its log-prob when it was sampled, its episode's advantage.
 
     - min(ratio · A, clip(ratio, 1 - eps, 1 + eps_high) · A), ratio = p_now / p_old (Schulman et al. 2017, eq. 7; two eps: Yu et al. 2025, §3.1).
     Checked are its values and their gradient to logprobs.
@@ -128,7 +128,7 @@ def clipped_loss(logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Te
 
 
 def importance_weights(log_ratio: torch.Tensor, row: torch.Tensor, cap: float) -> torch.Tensor:
-    """8. What tokens count that an older policy sampled: log_ratio [M] is log p - log p_sampler of each, row [M] int64 its episode -> [M].
+    """8. How much each token counts that an older policy sampled: log_ratio [M] is log p - log p_sampler of each, row [M] int64 its episode -> [M].
 
     min(p(episode) / p_sampler(episode), cap), the same for all its tokens: truncated importance sampling (Espeholt et al. 2018, §4.1). The
     probability of an episode is the product over its tokens.

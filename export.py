@@ -4,9 +4,9 @@
     python policy.py merge   runs/NAME out/                         base and adapter as one model: what transformers, vLLM and all others load
     python policy.py merge   runs/NAME out/ --push owner/name       and upload it to the hub (private, unless --public)
 
-Merging is done once, in float32, from the checkpoint: W' = W + (alpha / rank) · B A. It is saved in the type that the base had in training, float32 on a CPU
-and bfloat16 on a GPU, unless --dtype says otherwise. What rounding costs is told: the log-probs before and after are compared on a text (pico_base, saved
-as bfloat16: up to 0.2 nats). (In training nothing is ever merged in place; policy.py says why.)
+Merging is done once, in float32, from the checkpoint: W' = W + (alpha / rank) · B A. The result is saved in the type that the base had in
+training, float32 on a CPU and bfloat16 on a GPU, unless --dtype says otherwise. What rounding costs is printed: the log-probs before and
+after are compared on a text (pico_base, saved as bfloat16: up to 0.2 nats). (In training nothing is ever merged in place; policy.py says why.)
 
 The card (README.md) is written from the run's summary.json and from nothing else: the base, the data, the evaluations with their intervals, the
 flags, the machine. What was not measured is not in it.
@@ -27,9 +27,10 @@ import tyro
 
 import compare
 import doctor
+import settings
 from checkpoint import find_checkpoint, load_checkpoint
 from logprobs import token_logprobs
-from policy import BIG, PICO, PICO_SWARM, load_policy
+from policy import BIG, PICO, PICO_SWARM, first_line, load_policy
 from report import STAGES, cell, points, reward_cell, shown, signed
 
 TEXT = "RL reinforces what pays: the policy samples, the environment scores, and what scored above its group's mean becomes likelier."
@@ -44,11 +45,10 @@ def base_of(summary: dict) -> str:
 
 
 def flags(config: dict, n_parameters: int) -> str:
-    """The command line that a config stands for: only what differs from what train.py would have chosen."""
-    from settings import BY_ENV, Config, by_size, kind  # here, because train.py need not be imported to merge
-
-    default = {f.name: f.default for f in fields(Config)} | BY_ENV[kind(config["env"])]
-    by_itself = by_size(n_parameters, kind(config["env"]))
+    """The command line that a config stands for: only what differs from what train.py would have chosen for n_parameters."""
+    env = settings.kind(config["env"])
+    default = {f.name: f.default for f in fields(settings.Config)} | settings.BY_ENV[env]
+    by_itself = settings.by_size(n_parameters, env)
     out = ["--env", config["env"]]
     for name, value in config.items():
         if (
@@ -129,7 +129,7 @@ def export(
     rank = summary["config"]["lora_rank"]
     saved = find_checkpoint(run / "checkpoint")
     if saved is None:
-        raise SystemExit(f"{run}: it has no checkpoint, so there are no weights to export")
+        raise SystemExit(f"{run}: it has no checkpoint, so there are no weights to export; check the path, or train it again")
     if kind == "adapter" and not rank:
         raise SystemExit(
             f"{run}: all weights were trained (--lora-rank 0), so there is no adapter; use: python policy.py merge {run} {out}"
@@ -137,7 +137,7 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SystemExit(f"{out} is there already; choose a folder that is empty or new")
     if push and push.count("/") != 1:
-        raise SystemExit(f"--push {push}: give owner/name")
+        raise SystemExit(f"--push {push}: that is no repository of the hub; give owner/name")
     new = out.with_name(out.name + ".new")  # whole or not at all
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
@@ -157,9 +157,8 @@ def export(
             dtype = "float32" if not rank or "CPU" in summary["machine"]["device"] else "bfloat16"  # as in load_policy
         policy.model.to(getattr(torch, dtype)).save_pretrained(new)
         after = logprobs(policy, ids)
-        print(
-            f"merged in float32, saved as {dtype}: log-probs of a text of {ids.shape[1]} tokens move by at most {(after - before).abs().max():.1g} nats"
-        )
+        moved = (after - before).abs().max()
+        print(f"merged in float32, saved as {dtype}: log-probs of a text of {ids.shape[1]} tokens move by at most {moved:.1g} nats")
     policy.tokenizer.save_pretrained(new)
     (new / "README.md").write_text(card(summary, kind, push))
     if out.exists():
@@ -171,12 +170,13 @@ def export(
 
 
 def logprobs(policy, ids: torch.Tensor) -> torch.Tensor:
-    """[T-1] float32, of a text given as [1, T]."""
+    """Log-probs of every token but the first, [T-1] float32 in nats, of a text given as ids [1, T]."""
     with torch.no_grad():
         return token_logprobs(policy, ids, torch.ones(1, ids.shape[1] - 1, dtype=torch.bool))[0]
 
 
 def upload(folder: Path, hub: str, public: bool) -> None:
+    """Upload a whole folder to the repository `hub` (owner/name). SystemExit with one sentence if the hub does not take it."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
@@ -184,9 +184,8 @@ def upload(folder: Path, hub: str, public: bool) -> None:
         url = HfApi().create_repo(hub, private=not public, exist_ok=True)
         HfApi().upload_folder(repo_id=hub, folder_path=folder, commit_message="Upload from picoswarm")
     except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SystemExit(
-            f"--push {hub}: the hub did not take it ({first}); {folder} is complete, log in with `hf auth login` and try again"
+            f"--push {hub}: the hub did not take it ({first_line(error)}); {folder} is complete, log in with `hf auth login` and try again"
         ) from None
     print(f"uploaded to {url}")
 

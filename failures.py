@@ -4,8 +4,8 @@
     python -m lab.failures                 # all of them, into results/failures/ and FAILURES.md
 
 None of these raises. Lines go by, the loss is near 0, the bar fills up. What differs is one column of metrics.jsonl, if you know which; doctor.py
-looks at those columns and says so. All of them are known from runs of others; correct as reward > 0 and a generous reward from the run this
-project grew out of, off-policy without correction from one of ours (results/offpolicy).
+looks at those columns and says so. Most are known from the runs of others; `reward-as-correct` and `generous-reward` come from the run that this
+project grew out of, `off-policy` from one of ours (results/offpolicy).
 
 A mistake is put in where a person would make it: settings, or one function of the book exchanged for a wrong one while the run lasts. So the
 book itself has no `if broken` anywhere.
@@ -27,7 +27,7 @@ class Failure:
     cause: str
     fix: str
     told: str  # what doctor.py calls it
-    flags: dict = field(default_factory=dict)  # of train.py, beside those in SHORT
+    flags: dict = field(default_factory=dict)  # settings of train.py, beside those in SHORT
     patch: Callable[[], None] = lambda: None  # puts the mistake in, for the rest of the process
 
 
@@ -245,6 +245,5 @@ def put_in(name: str) -> None:
 if __name__ == "__main__":
     for name, f in FAILURES.items():
         print(f"{name}\n  you see   {f.symptom}\n  look at   {f.metric}: it {f.shows}\n  because   {f.cause}\n  mend it   {f.fix}\n")
-    assert (
-        torch.exp(torch.full((100,), 0.01).sum()) > 2
-    )  # a hundred tokens, each 1% likelier: as a sequence 2.7 times, far outside [0.8, 1.2]
+    # A hundred tokens, each 1% likelier, make a sequence 2.7 times as likely: far outside [0.8, 1.2].
+    assert torch.exp(torch.full((100,), 0.01).sum()) > 2

@@ -9,9 +9,10 @@ all. The group's mean is the baseline, so there is no value network; a group who
 nothing (its advantages are 0) and is skipped.
 
 What is left out of the papers: no reward model, no value function, no reference model unless --kl asks for one, and
-one optimizer step a batch by default, so that the importance ratio is 1 and clipping never acts. That is why the
-printed loss is near 0 and the ratio 1.000 in a healthy run: the *value* of mean(ratio · advantage) is about the
-mean advantage, which is 0 by construction; its *gradient* is not. Watch the reward and grad_norm instead.
+one optimizer step a batch by default, so that the importance ratio (how likely a token is now, over how likely it was
+when it was sampled) is 1 and clipping never acts. That is why the printed loss is near 0 and the ratio 1.000 in a healthy
+run: the *value* of mean(ratio · advantage) is about the mean advantage, which is 0 by construction; its *gradient* is not.
+Watch the reward and grad_norm instead.
 
 The losses differ in three things only: which ratio, how it is clipped, and how tokens are weighed.
 
@@ -23,13 +24,14 @@ The losses differ in three things only: which ratio, how it is clipped, and how 
     gspo        sequence     [1-ε, 1+ε], tiny    1 / (episodes · own length)   Zheng et al. 2025, eq. 5
     cispo       token, held  ratio <= 1+ε_high   1 / all tokens                MiniMax-M1 2025, eq. 4
 
+The ratio is one token's or, in gspo, one for the whole episode ("sequence"); "held" means that it counts as a constant and gets no gradient.
 Weights are worked out once over the whole batch, so cutting it into micro-batches cannot change the gradient.
 
 Samples can come from another policy than the one that is trained: an older one (--async-rollouts), or the same weights computed in another way
-(vLLM in bfloat16). `importance` says what is done about it. All four are the same on-policy, where every ratio is 1:
+(vLLM in bfloat16). `--importance` says what is done about it. On-policy, where every ratio is 1, all four are the same:
 
     clip        the loss's own ratio is to the sampler, and its clip cuts off what is too far away          Schulman et al. 2017, eq. 7
-    none        look away: the samples count as the policy's own; its ratio is to the policy at the start of the update
+    none        look away: the samples count as the policy's own; the loss's ratio is to the policy at the start of the update
     token       as none, but each token weighs min(π/π_sampler, C): truncated importance sampling           Espeholt et al. 2018, §4.1
     sequence    as token, with the ratio of the whole episode: unbiased up to the cap, and far noisier
 
@@ -53,7 +55,7 @@ from logprobs import token_logprobs
 from policy import Policy
 from rollout import Episode
 
-# loss name: (ε, ε_high), each paper's own
+# loss name: (ε, ε_high), each paper's own; cispo's ε of 1 leaves the ratio without a lower bound
 CLIP = {
     "reinforce": (0.0, 0.0),
     "grpo": (0.2, 0.2),
@@ -62,8 +64,6 @@ CLIP = {
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
 }
-
-
 IMPORTANCE = ("clip", "none", "token", "sequence")
 CAP = 2.0  # C above. Too small is a bias towards the sampler, too large is noise; not tuned here
 
@@ -99,7 +99,7 @@ def group_advantages(rewards: torch.Tensor, baseline: str = "group", normalize: 
 
 
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
-    """What each token of an episode weighs; lengths [N] are sampled tokens an episode. Σ weight·length <= 1."""
+    """What each token of an episode weighs, [N] float32; lengths [N] are the sampled tokens of each episode. Σ weight · length <= 1."""
     if loss in ("grpo", "gspo"):
         return 1.0 / (len(lengths) * lengths.clamp(min=1))
     if loss == "dr_grpo":
@@ -108,7 +108,7 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 
 
 def collate(episodes: list[Episode], advantages: torch.Tensor, weights: torch.Tensor, pad: int, device) -> Batch:
-    """Episodes -> Batch. Padding is on the right and never in the mask."""
+    """Episodes -> Batch; advantages [N], weights [N]. Padding, with the token `pad`, is on the right and never in the mask."""
     N, T = len(episodes), max(len(e.token_ids) for e in episodes)
     ids = torch.full((N, T), pad)
     mask = torch.zeros((N, T - 1), dtype=torch.bool)
@@ -128,8 +128,9 @@ def policy_loss(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Loss of each sampled token, before weighing.
 
-    All arguments [M], one entry a sampled token: its log-prob now and when sampled, the advantage of its episode, and
-    which episode it belongs to. Returns (loss [M], ratio [M], clipped [M] bool); minimise Σ weight · loss.
+    All tensors are [M], one entry a sampled token: its log-prob now and when sampled, the advantage of its episode, and
+    which episode it belongs to (row, int64). The ratio may lie in [1 - eps, 1 + eps_high] (CLIP).
+    Returns (loss [M], ratio [M], clipped [M] bool); minimise Σ weight · loss.
     """
     log_ratio = logprobs - old_logprobs  # [M]
     if loss == "gspo":  # one ratio an episode: the geometric mean over its tokens, with the gradient of each (eq. 5)
@@ -148,7 +149,10 @@ def policy_loss(
 
 
 def importance_weights(level: str, log_ratio: torch.Tensor, row: torch.Tensor, cap: float = CAP) -> torch.Tensor:
-    """min(π / π_sampler, cap) of each sampled token, [M]; log_ratio [M] is log π - log π_sampler, row [M] says whose token it is."""
+    """min(π / π_sampler, cap) of each sampled token, [M]; log_ratio [M] is log π - log π_sampler, row [M] says whose token it is.
+
+    level "token" takes the ratio of the token, "sequence" that of its whole episode (Espeholt et al. 2018, §4.1; the table above).
+    """
     if level == "sequence":  # the product over an episode's tokens, all its turns together
         total = log_ratio.new_zeros(int(row.max()) + 1).index_add(0, row, log_ratio)  # [rows]
         log_ratio = total[row]
@@ -156,13 +160,19 @@ def importance_weights(level: str, log_ratio: torch.Tensor, row: torch.Tensor, c
 
 
 def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Schulman's low-variance estimate of KL(policy || reference) at each token that the policy sampled, [M]: r - log r - 1, r = p_reference / p."""
+    """An estimate of KL(policy || reference), in nats, at each token that the policy sampled: log-probs [M], [M] -> [M].
+
+    r - log r - 1 with r = p_reference / p: of low variance and never negative (Schulman 2020, "Approximating KL divergence").
+    """
     return (reference - logprobs).exp() - (reference - logprobs) - 1
 
 
 def micro_batches(episodes: list[Episode], max_tokens: int) -> list[list[int]]:
-    """Indices of episodes, cut so that rows · longest <= max_tokens. Members of a group stay together: they share their prompt (logprobs.hidden_states),
-    and answers to one task are alike in length, so there is little padding."""
+    """Indices of episodes, cut so that rows · longest <= max_tokens (a single episode may be longer).
+
+    Members of a group stay together: they share their prompt (logprobs.hidden_states), and answers to one task are alike in length, so
+    there is little padding.
+    """
     lengths, longest = [len(e.token_ids) for e in episodes], {}
     for e in episodes:
         longest[e.group] = max(longest.get(e.group, 0), len(e.token_ids))
@@ -195,10 +205,24 @@ def update(
     version: int = 0,
     max_off_policy: int | None = None,
 ) -> dict[str, float]:
-    """Train on one batch of groups, `epochs` optimizer steps; returns what to log.
+    """Train on one batch of groups [G][k], `epochs` optimizer steps; returns what to log, the columns of metrics.jsonl below.
 
-    version is how many updates the policy has seen. Episodes that a policy more than max_off_policy updates older has sampled are dropped.
+    loss is a name in CLIP, importance one of IMPORTANCE; baseline and normalize are those of group_advantages. temperature: the one of the
+    sampling. max_tokens: the longest reply of a turn (dr_grpo's weights need it). micro_tokens: padded tokens a forward pass.
+    kl: weight of the KL to the policy whose trainable weights are in `reference`, {name: weight}. version: how many updates the policy has
+    seen; episodes that a policy more than max_off_policy updates older has sampled are dropped.
     Raises FloatingPointError if loss or gradient is not finite, before the optimizer step that would have used them.
+
+        groups_with_signal, advantage_abs   share of groups whose rewards differ; mean |advantage| of an episode
+        trained_tokens, dropped             tokens in all epochs; episodes that were too old
+        off_policy_steps                    age of the samples, in updates (mean)
+        loss, grad_norm                     of the last step; the norm before it was clipped to max_grad_norm
+        ratio, ratio_max, clip_fraction     of the loss's importance ratio: mean and largest; share of the tokens that are clipped
+        entropy, mismatch                   nats a token, before the first step: entropy; mean |log-prob now - when sampled|
+        rounding, twice                     nats: the mismatch that rounding explains; where it is larger, how far two equal passes differ
+        approx_kl, kl_ref                   nats a token: k3 of KL(sampler || policy); with kl, of KL(policy || reference)
+        importance, capped                  mean importance weight; share of the tokens whose weight is CAP
+        stop_trained, stretch               what doctor.stop_token and doctor.sequence_ratio look at
     """
     episodes = [e for group in groups for e in group]
     age = torch.tensor([version - e.policy_version for e in episodes])  # [N], in updates

@@ -28,8 +28,8 @@ PIECE = 1024  # tokens of rows that go through the layers at once on a CPU: more
 def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The last hidden state at each position that predicts a masked token: ids [N, T], mask [N, T-1] -> [M, D], in row order.
 
-    A group's rows begin with the same prompt. It is run once, and every row attends to its keys and values, through which the gradients of all
-    of them flow back:
+    A group's rows begin with the same prompt. It is run once, and every row attends to its keys and values, through which the gradients of
+    all rows flow back:
 
         prompt -> keys, values  ->  reply 1        the numbers of whole rows, for less work:
                                 ->  reply 2        of a row of letters the prompt is more than half
@@ -81,8 +81,10 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
 
 
 def run_prompts(lm: torch.nn.Module, prompts: list[tuple[int, ...]], device) -> tuple[torch.Tensor, torch.Tensor, list]:
-    """Padded on the left, so that all end at the same place. Returns what is no padding [G, P], the last hidden state [G, 1, D], and every layer's
-    keys and values [G, Hkv, P, d]."""
+    """Run each prompt once, padded on the left, so that all end at the same place.
+
+    Returns what is no padding [G, P] bool, the last hidden state [G, 1, D], and every layer's keys and values, each [G, Hkv, P, d].
+    """
     P = max(map(len, prompts))
     pad = torch.tensor([P - len(prompt) for prompt in prompts], device=device)[:, None]  # [G, 1]
     ids = torch.tensor([[0] * (P - len(prompt)) + list(prompt) for prompt in prompts], device=device)  # [G, P]
@@ -94,7 +96,7 @@ def run_prompts(lm: torch.nn.Module, prompts: list[tuple[int, ...]], device) -> 
 
 
 def cache_of(lm: torch.nn.Module, keys: list):
-    """transformers' cache, which holds these keys and values."""
+    """transformers' cache, holding these: one (keys, values) a layer, each [n, Hkv, P, d]; [] is an empty one."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=lm.config)
@@ -114,7 +116,7 @@ def pieces(widths: list[int], most: int) -> list[list[int]]:
 
 
 def shares_prompts(lm: torch.nn.Module) -> bool:
-    """Can rows attend to the keys of a prompt that was run once? Not while transformers checkpoints (it keeps no keys then), nor with sliding windows."""
+    """Can rows attend to the keys of a prompt that was run once? Not with sliding windows, nor with gradient checkpointing, which keeps no keys."""
     checkpoints = lm.training and getattr(lm, "is_gradient_checkpointing", False)
     return not checkpoints and attends_to_all(lm.config)
 
@@ -159,13 +161,14 @@ class Head(torch.autograd.Function):
     """Hidden states [M, D] -> log-probs and entropies [M] of the targets, through the logits of `chunk` tokens at a time, in one buffer.
 
     Forward keeps of a token's V logits only log Σ exp. Backward computes them again, and with p = softmax(logits / temperature)
-    the gradient of log p[target] to the logits is (1[target] - p) / temperature. Autograd with a checkpoint a chunk does the same with six such buffers,
-    which took 1.4 times as long, and 11 GB instead of 0.7 for 16,320 tokens and V = 151,936: glibc's heap does not fill the holes that they leave.
+    the gradient of log p[target] to the logits is (1[target] - p) / temperature. Autograd with a checkpoint a chunk does the same with six
+    such buffers, which took 1.4 times as long, and 11 GB instead of 0.7 for 16,320 tokens and V = 151,936: glibc's heap does not fill the
+    holes that they leave.
     """
 
     @staticmethod
     def logits(ctx, some: slice, hidden, weight, bias) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[C, V] float32 over temperature, in the buffer; and, where the logits are capped, what the cap's derivative is."""
+        """The logits of C tokens over temperature, [C, V] float32, in the buffer; and, where they are capped, the cap's derivative [C, V]."""
         z = ctx.buffer[: len(hidden[some])]
         if weight.dtype == torch.float32:
             torch.mm(hidden[some], weight.t(), out=z)

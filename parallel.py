@@ -9,8 +9,9 @@ The gradients are added, never averaged. A token's weight has the whole batch in
 what one process would have computed. The commoner way, each rank a mean over its own tokens and then the mean of the means, gives another gradient
 whenever the ranks hold different numbers of tokens, which in RL is always.
 
-And so nothing depends on how many ranks there are, but for rounding: the tasks, the samples and the gradient are those of one process, and a run may be
-resumed with another number. All ranks run the same train.py, line by line. Only the first one's folder is kept, and only it prints and logs.
+And so nothing depends on how many ranks there are, but for rounding: the tasks, the samples and the gradient are those of one process, and a
+run may be resumed with another number. All ranks run the same train.py, line by line. Only the first one's folder is kept, and only it prints
+and logs.
 
 Each rank sees one card (CUDA_VISIBLE_DEVICES), and so does what it starts. The run folder has to be on a disk that all ranks see.
 What this is not: sharding of one model over cards (FSDP, tensor parallel). Each rank holds all of it.
@@ -30,6 +31,7 @@ from tqdm import tqdm
 
 
 def rank() -> int:
+    """Which of the processes this is, from 0 on."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -68,7 +70,7 @@ def stop() -> None:
 
 
 def share(things: list) -> list:
-    """Every world-th of them, from the rank-th on: this rank's. Strided, so that a list sorted by length is shared fairly."""
+    """This rank's share: every world-th of them, from the rank-th on. Strided, so that a list sorted by length is shared fairly."""
     return things[rank() :: world()]
 
 
@@ -85,7 +87,7 @@ def gather(mine: list) -> list:
 
 
 def from_first(thing):
-    """The first rank's, for all."""
+    """The first rank's `thing`, on every rank; what the others pass in is ignored."""
     if world() == 1:
         return thing
     box = [thing]
@@ -99,7 +101,7 @@ def any_rank(flag: bool) -> bool:
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace every gradient by its sum over the ranks. Who has no episode with a gradient adds nothing."""
+    """Replace every gradient by its sum over the ranks. A rank that had nothing to train on adds zeros."""
     if world() == 1:
         return
     for p in parameters:
@@ -124,7 +126,7 @@ def same_weights(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def demo(file: str) -> None:
-    """One process keeps its gradient in `file`; two processes, who have played one task each, compare theirs with it."""
+    """One process keeps its gradient in `file`; two processes that have played one task each compare theirs with it."""
     from grpo import update
     from policy import PICO, load_policy
     from rollout import Episode

@@ -4,10 +4,9 @@
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains every weight instead.
 
-The embedded `pico_base/` (`pico_swarm/` for swarm) is loaded just as `Qwen/Qwen3-4B-Instruct-2507` would be: same classes, same files, no
-special path. Nothing here edits the base in place: folding LoRA into bfloat16 weights and out again at every
-update loses bits each time (28% of mean |W| after 100 rounds was measured elsewhere). The sampler folds it into a
-copy of its own.
+The embedded `pico_base/` (`pico_swarm/` for swarm) is loaded just as `Qwen/Qwen3-4B-Instruct-2507` would be: same classes, same files,
+no special path. Nothing here edits the base in place: folding LoRA into bfloat16 weights and out again at every update loses bits each
+time (28% of mean |W| after 100 rounds was measured elsewhere). The sampler folds it into a copy of its own.
 
 Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and that it starts as the base;
 `python policy.py merge runs/NAME out/` makes a trained run a model of its own (export.py).
@@ -30,8 +29,8 @@ class Policy:
     model: torch.nn.Module  # a PeftModel, or the bare causal LM when lora_rank == 0
     tokenizer: object
     stop_ids: frozenset[int]  # a sampled reply ends with one of these
-    name: str
-    lora_rank: int
+    name: str  # for people: the folder's name, or the hub id
+    lora_rank: int  # 0: all weights learn
     device: torch.device
 
     @property
@@ -40,6 +39,7 @@ class Policy:
         return self.model.get_base_model() if self.lora_rank else self.model
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """{name: weight} of what learns."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
@@ -133,7 +133,10 @@ def check_tokenizer(name: str, tokenizer, lm: torch.nn.Module) -> None:
 
 
 def refuse_pickles(folder: Path) -> None:
-    """ValueError if a folder's index or config leads to weights that are not safetensors, or to code: use_safetensors looks at one file's name only."""
+    """ValueError if a folder's index or config leads to weights that are not safetensors, or to code.
+
+    transformers' use_safetensors would not do: it looks at one file's name only.
+    """
     read = lambda name: json.loads((folder / name).read_text()) if (folder / name).exists() else {}
     index, config = read("model.safetensors.index.json"), read("config.json")
     files = {*index.get("weight_map", {}).values(), config.get("transformers_weights") or "model.safetensors"}
@@ -150,8 +153,10 @@ def first_line(error: Exception) -> str:
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
-    """LoRA on every linear layer; in a mixture of experts on attention only: adapters of rank 32 on all 128 experts of a 30B would be 2 billion
-    parameters."""
+    """LoRA on every linear layer; in a mixture of experts on attention only.
+
+    Adapters of rank 32 on all 128 experts of a 30B would be 2 billion parameters.
+    """
     from peft import LoraConfig, get_peft_model
 
     experts = getattr(lm.config, "num_experts", None) or getattr(lm.config, "num_local_experts", None)

@@ -27,9 +27,9 @@ from pathlib import Path
 from jinja2 import TemplateError
 
 from policy import Policy
-from sampler import TorchSampler
+from sampler import Sample, TorchSampler
 
-ENV_SECONDS = 60.0  # one call of an environment may take so long; an environment that needs more (a judge over the network) sets `seconds`
+ENV_SECONDS = 60.0  # what one call of an environment may take; one that needs more (a judge over the network) sets `seconds` on itself
 
 
 @dataclass
@@ -38,22 +38,26 @@ class Episode:
     group: int  # episodes of one group share the task and the prompt
     token_ids: list[int]  # the whole conversation
     sampled: list[bool]  # True exactly where the policy chose the token
-    logprobs: list[float]  # of each token when it was sampled; 0.0 where it was not
+    logprobs: list[float]  # of each token when it was sampled, in nats; 0.0 where it was not
     turns: int = 0  # replies given
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)  # everything else that env.score() tells
-    stop_reason: str = "done"  # "done", "truncated" (ran out of tokens) or "error" (the environment raised, or gave no answer in time)
-    policy_version: int = 0
+    stop_reason: str = "done"  # or "truncated" (out of tokens), "error" (the environment raised, or gave no answer in time), "" (goes on)
+    policy_version: int = 0  # how many updates the policy had seen that sampled it
     messages: list[dict] = field(default_factory=list)  # the conversation as text, for people to read
-    error: str = ""
+    error: str = ""  # what happened, in one line, where stop_reason is "error"
 
     @property
     def reply_tokens(self) -> int:
+        """How many tokens the policy chose, over all turns."""
         return sum(self.sampled)
 
 
 def render(policy: Policy, messages: list[dict], tools, think: bool, generate: bool = True) -> str:
-    """The chat template, as text. Control tokens inside a message's content are broken up: text stays text."""
+    """The chat template, as text. Control tokens inside a message's content are broken up: text stays text.
+
+    tools: JSON schemas, or None. generate: end where the policy begins to speak. ValueError if the template refuses the conversation.
+    """
     safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
     try:
         return policy.tokenizer.apply_chat_template(
@@ -75,6 +79,7 @@ def defang(tokenizer, text: str) -> str:
 
 
 def encode(policy: Policy, text: str) -> list[int]:
+    """Token ids of a text as it is: no token is added before or after it."""
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -178,8 +183,11 @@ def opened(env, seed: int, group: int) -> Episode:
     return episode
 
 
-def take_turn(policy: Policy, episode: Episode, env, sample, think: bool, room: int) -> None:
-    """Append one sampled reply, let the environment answer, append that. stop_reason "" means: go on."""
+def take_turn(policy: Policy, episode: Episode, env, sample: Sample, think: bool, room: int) -> None:
+    """Append one sampled reply, let the environment answer, append that. stop_reason "" means: go on.
+
+    room: the most tokens that a conversation may have before a reply. Raises FloatingPointError if a log-prob is not finite.
+    """
     if not all(map(math.isfinite, sample.logprobs)):
         raise FloatingPointError("the policy gave a token no probability (NaN): its weights are broken")
     episode.token_ids += sample.token_ids
@@ -226,10 +234,11 @@ class Hung(BaseException):
 
 
 def in_time(env, call: Callable, *given):
-    """call(*given), or Hung after env.seconds (ENV_SECONDS). Only in a main thread, as signals are, and not on Windows.
+    """call(*given), or Hung after env.seconds (ENV_SECONDS). Outside a main thread, and on Windows, there is no time limit: signals need both.
 
-    A timer signal interrupts whatever Python is doing, loops, sleeps and regular expressions included, but not C code that never comes back to Python.
-    A thread with a deadline would not do: nobody can end it, and a loop in it would take every second turn of the interpreter from then on.
+    A timer signal interrupts whatever Python is doing, loops, sleeps and regular expressions included, but not C code that never comes back
+    to Python. A thread with a deadline would not do: nobody can end it, and a loop in it would take every second turn of the interpreter
+    from then on.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return call(*given)
@@ -265,7 +274,10 @@ def fail(episode: Episode, error: BaseException) -> None:
 
 
 def segments(policy: Policy, episode: Episode, ratios: list[float] | None) -> list[dict]:
-    """An episode cut where the speaker changes: text that was given, and the policy's own tokens with log-probs and ratios."""
+    """An episode cut where the speaker changes: text that was given, and the policy's own tokens with log-probs and ratios.
+
+    ratios: the importance ratio of each sampled token, [episode.reply_tokens], or None.
+    """
     out, at, used = [], 0, 0
     while at < len(episode.token_ids):
         mine, end = episode.sampled[at], at
@@ -289,16 +301,9 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     messages = env.reset(seed)
     ids = prompt_ids(policy, messages, env.tools, env.think)
     episode = Episode(seed, 0, ids, [False] * len(ids), [0.0] * len(ids), messages=list(messages), stop_reason="")
-    end = policy.tokenizer.eos_token_id
-
-    class Said:  # the shape of a sampler.Sample
-        finished = True
-
     while episode.stop_reason == "":
-        said = Said()
-        said.token_ids = encode(policy, env.expert_reply()) + [end]
-        said.logprobs = [0.0] * len(said.token_ids)
-        take_turn(policy, episode, env, said, env.think, 10**9)
+        said = encode(policy, env.expert_reply()) + [policy.tokenizer.eos_token_id]
+        take_turn(policy, episode, env, Sample(said, [0.0] * len(said), finished=True), env.think, 10**9)
     finish(episode, env)
     return episode
 

@@ -1,6 +1,6 @@
 """The run folder: where a run writes, how it stops and goes on, and what it notes about the machine.
 
-    runs/<name>/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json  report.*  curves.png  checkpoint/  lock
+    runs/NAME/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json  report.*  curves.png  checkpoint/  lock
 
 Three rules. A line is written when its number is known, and whole files are written beside the old one and renamed, so that a kill at any
 moment leaves something to read. On --resume, lines written after the last checkpoint are dropped: they will be written again. And only one
@@ -36,8 +36,6 @@ from settings import kind, short
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = ("updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine", "vllm_memory", "micro_tokens")
-
-
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 # Episodes to read may take so many bytes of a run folder: a run of days would save gigabytes that nobody reads.
 MOST_EPISODES = 64 * 2**20
@@ -56,7 +54,10 @@ def claim(folder: Path) -> FileLock:
 
 
 def open_run(cfg) -> tuple[Path, Path | None, FileLock]:
-    """The run folder, the checkpoint to go on from, and the lock on the folder. With --resume, cfg becomes the saved config."""
+    """The run folder, the checkpoint to go on from, and the lock on the folder. With --resume, cfg becomes the saved config.
+
+    SystemExit with one sentence where there is nothing to resume, a flag cannot change, or the folder is in use or exists.
+    """
     if cfg.resume:
         folder = Path(cfg.resume)
         if not (folder / "config.json").exists():
@@ -89,13 +90,13 @@ def open_run(cfg) -> tuple[Path, Path | None, FileLock]:
     return folder, None, claim(folder)
 
 
-def read_config(folder: Path, kind: type) -> dict:
-    """config.json of a folder that may come from anywhere: flags that train.py has, with values of their types. ValueError otherwise."""
+def read_config(folder: Path, config: type) -> dict:
+    """config.json of a folder that may come from anywhere: fields of the dataclass `config`, with values of their types. ValueError otherwise."""
     try:
         saved = json.loads((folder / "config.json").read_text())
     except (ValueError, RecursionError):
         saved = None
-    known = {f.name: f.default for f in fields(kind)}
+    known = {f.name: f.default for f in fields(config)}
     plain = lambda value, default: (
         isinstance(value, int | float | str | None) if default is None
         else type(value) is type(default) or (isinstance(default, float) and type(value) in (int, None.__class__))
@@ -134,6 +135,7 @@ def mend(folder: Path) -> None:
 
 
 def stays(line: str, done: int) -> bool:
+    """Is this line of a log whole, and from before the checkpoint after update `done`?"""
     try:
         record = json.loads(line)
         return line.endswith("\n") and 0 <= done >= record["update"] and record.get("stage") != "final"
@@ -143,9 +145,10 @@ def stays(line: str, done: int) -> bool:
 
 @torch.no_grad()
 def save_episodes(folder: Path, done: int, stage: str, policy, groups, temperature: float) -> None:
-    """Whole groups for a person to read: text, and each sampled token with its log-prob. Groups of a rollout (stage "") also get their
-    advantages and each token's importance ratio, how much likelier the update that followed has made it.
+    """Whole groups for a person to read: text, and each sampled token with its log-prob in nats.
 
+    Groups of a rollout (stage "") also get their advantages and each token's importance ratio: how much likelier the update that followed
+    has made it. temperature: at which they were sampled.
     Raises FloatingPointError where the policy's log-probs are not finite any more: such weights must not become a checkpoint.
     """
     for g, group in enumerate(groups):
@@ -221,7 +224,7 @@ class StopSignal:
 
 
 def open_wandb(cfg, folder: Path):
-    """A function that logs a dict. wandb is online when logged in, else offline, and never asks."""
+    """A function that logs a dict, and its `finish`. wandb is online when logged in, else offline, and never asks."""
     silent = lambda line: None
     silent.finish = lambda: None
     if not cfg.wandb:
@@ -253,8 +256,9 @@ def memory_folder(needed: int = 0) -> tempfile.TemporaryDirectory:
 def give_back_memory() -> bool:
     """Have the C library return to the system what was freed; True where it can be asked (glibc).
 
-    It keeps freed memory for later, and batches of ever other lengths leave more and more holes in it: two hours of swarm grew by 138 MB an hour although no
-    object was left over. Once asked, a process that held 1,199 MB after an update of swarm holds 481, and as much after the next ones. It takes 0.08 s, so train.py does it after every update that takes long.
+    It keeps freed memory for later, and batches whose lengths differ each time leave more and more holes in it: two hours of swarm grew by
+    138 MB an hour although no object was left over. Once asked, a process that held 1,199 MB after an update of swarm holds 481, and as much
+    after the next ones. It takes 0.08 s, so train.py does it after every update that takes long.
     """
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -274,19 +278,19 @@ def sweep() -> None:
 
 
 def append(path: Path, record: dict) -> None:
+    """One line more of a .jsonl file."""
     with open(path, "a") as f:
         f.write(json.dumps(record) + "\n")
 
 
 def write_json(path: Path, value: dict) -> None:
+    """Write a whole file, or leave the old one as it is."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(value, indent=1))
     new.replace(path)
 
 
 if __name__ == "__main__":
-    import tempfile
-
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for update in (1, 2, 3):

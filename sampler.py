@@ -12,9 +12,9 @@ it at every token; this does one thing. The whole of it:
 Prompts are padded on the left, so that all end at the same place.
 
 Two decoders stand behind that loop. `FastDecoder` is our own forward pass for the Llama/Qwen family: LoRA folded
-into a private copy of the weights, q, k and v in one matrix product, gate and up in another (`python -m lab.bench_peers sampler` measures
-what it wins over model.generate and others). `PlainDecoder` calls the Hugging Face model, so any causal LM
-works. The fast one is chosen only if its logits equal the model's on a test prompt.
+into a private copy of the weights, q, k and v in one matrix product, gate and up in another (`python -m lab.bench_peers sampler`
+measures what it wins over model.generate and others). `PlainDecoder` calls the Hugging Face model, so any causal LM works. The fast one
+is chosen only if its log-probs are those of the model on a test prompt, but for rounding.
 
 Same seed, same sample, whatever the batch: each row brings its own random numbers (one uniform a token, by
 inverse CDF), so a row does not depend on its neighbours.
@@ -31,20 +31,24 @@ import torch
 import torch.nn.functional as F
 
 import parallel
-from logprobs import attends_to_all
+from logprobs import attends_to_all, token_logprobs
 from policy import Policy, first_line
 
 
 @dataclass
 class Sample:
     token_ids: list[int]  # the end-of-turn token included, if it came
-    logprobs: list[float]  # of each token, under the distribution it was drawn from (temperature included)
+    logprobs: list[float]  # of each token, in nats, under the distribution it was drawn from (temperature included)
     finished: bool  # False: max_tokens came before the end-of-turn token
     cache: torch.Tensor | None = None  # if asked for: keys and values [2L, Hkv, n, d] of the conversation's first n tokens
 
 
 class FastDecoder:
-    """Our forward pass for decoders of the Llama/Qwen family, on a private copy of the weights with LoRA folded in."""
+    """Our forward pass for decoders of the Llama/Qwen family, on a private copy of the weights with LoRA folded in.
+
+    In the shapes below: G prompts of P tokens, B rows (G · k samples, fewer as they end), L layers, D channels, Hq heads of queries and
+    Hkv of keys with d channels each, a vocabulary of V.
+    """
 
     def __init__(self, policy: Policy):
         self.lm = policy.lm
@@ -85,8 +89,10 @@ class FastDecoder:
         self.head = self.embed if tied else self.lm.get_output_embeddings().weight.clone()
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend) -> torch.Tensor:
-        """Run ids [B, S] at positions [B, S]; returns logits of the last position [B, V]. attend(layer, q [B, S, Hq, d], k, v [B, S, Hkv, d])
-        -> [B, S, Hq·d] stores the keys and values, and looks at them and at those before."""
+        """Run ids [B, S] at positions [B, S]; returns logits of the last position [B, V].
+
+        attend(layer, q [B, S, Hq, d], k, v [B, S, Hkv, d]) -> [B, S, Hq·d] stores the keys and values, and looks at them and at those before.
+        """
         B, S = ids.shape
         x = F.embedding(ids, self.embed)  # [B, S, D]
         cos, sin = self.trunk.rotary_emb(x, positions.clamp(min=0))  # [B, S, d] each
@@ -132,19 +138,19 @@ class FastDecoder:
     def resume(self, ids: torch.Tensor, pad: torch.Tensor, caches: list[torch.Tensor], room: int) -> torch.Tensor:
         """As prefill with one copy, but a row's first tokens are in its cache: ids [B, P] -> logits [B, V].
 
-        Every row runs the last D tokens, D being what the row with the most news needs. Rows with less news run some old tokens again:
+        Every row runs its last S tokens, as many as the row with the most new ones needs. Rows with fewer new tokens run some old ones again:
         the same tokens at the same places give the same keys, so that is a little work and no harm.
         What it wins: 64 alphabet episodes of three turns took pico_base 2.5 s instead of 4.8 (one run, two threads, the same tokens).
         """
         known = torch.tensor([c.shape[2] for c in caches], device=ids.device)
-        D = int((ids.shape[1] - pad - known).max())
+        S = int((ids.shape[1] - pad - known).max())
         self.open(ids, pad, 1, room)
         for row, (cache, start) in enumerate(zip(caches, pad.tolist())):
             n = cache.shape[2]
             for layer, wide in enumerate(self.keys + self.values):
                 wide[row, :, :start] = 0  # masked; but 0 · garbage may be NaN
                 wide[row, :, start : start + n] = cache[layer]
-        return self.read(ids[:, -D:], ids.shape[1] - D)
+        return self.read(ids[:, -S:], ids.shape[1] - S)
 
     def open(self, ids: torch.Tensor, pad: torch.Tensor, copies: int, room: int) -> None:
         """Empty caches: one for the prompts, which copies share, and one for each row's own tokens."""
@@ -158,8 +164,10 @@ class FastDecoder:
         self.sort()
 
     def sort(self) -> None:
-        """Who belongs to which prompt: self.prompt [n] -> member [G, C], the rows of every prompt (some twice, where it has fewer than C), and
-        spot [n], where a row stands in that table."""
+        """Who belongs to which prompt: self.prompt [n] -> member [G, C], the rows of every prompt, and spot [n], where a row stands in that table.
+
+        A prompt with fewer than C rows fills its line with row 0, whose results there nobody reads.
+        """
         n, G = len(self.prompt), int(self.prompt.max()) + 1
         counts = torch.bincount(self.prompt, minlength=G)  # [G]
         order = self.prompt.argsort(stable=True)  # [n]
@@ -175,9 +183,9 @@ class FastDecoder:
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [B], the tokens just sampled; returns the logits of the next ones [B, V].
 
-        A row looks at its prompt and at its own tokens. All rows of a prompt look at it in one matrix product, which reads its keys from memory once
-        and not once a row (as in Hydragen, Juravsky et al. 2024, §3): on a CPU memory is what attention waits for. One softmax over both parts.
-        64 rows of pico_base took 0.90 of the time (to their end-of-turn token, and to 256 tokens; 1 thread), and a long prompt is held once.
+        A row looks at its prompt and at its own tokens. All rows of a prompt look at it in one matrix product, which reads its keys from memory
+        once and not once a row (as in Hydragen, Juravsky et al. 2024, §3): on a CPU memory is what attention waits for. One softmax over both
+        parts. 64 rows of pico_base took 0.90 of the time (to their end-of-turn token, and to 256 tokens; 1 thread), and a long prompt is held once.
         """
         B, t, scale = len(ids), self.slot + 1, self.head_dim**-0.5
         (G, C), Hkv, g, d = self.member.shape, self.n_kv, self.n_q // self.n_kv, self.head_dim
@@ -202,6 +210,7 @@ class FastDecoder:
         return logits
 
     def forget(self) -> None:
+        """Give the memory of the caches back."""
         self.keys, self.values, self.own_keys, self.own_values = [], [], [], []
 
     def take(self, places: torch.Tensor) -> list[torch.Tensor]:
@@ -211,7 +220,7 @@ class FastDecoder:
         return [torch.stack(whole(i, g)) for i, g in zip(places.tolist(), self.prompt[places].tolist())]
 
     def move(self, source: torch.Tensor, target: torch.Tensor, n: int) -> None:
-        """Rows `source` take the places `target` of rows that ended; n rows are left. The same then for prompts that nobody looks at any more."""
+        """Rows `source` take the places `target` of rows that ended; n rows are left. Then the same for prompts that no row looks at any more."""
         for cache in self.own_keys + self.own_values:
             cache[target, :, : self.slot] = cache[source, :, : self.slot]
         self.prompt[target] = self.prompt[source]
@@ -229,7 +238,10 @@ class FastDecoder:
 
 
 class PlainDecoder:
-    """The same three verbs by the Hugging Face model itself: slower, and right for every causal LM."""
+    """sync, prefill, step, forget and move by the Hugging Face model itself: slower, and right for every causal LM.
+
+    Each row has a cache of its own here, so there is no resume: a conversation's next turn reads all of it again.
+    """
 
     def __init__(self, policy: Policy):
         self.lm = policy.lm
@@ -238,6 +250,7 @@ class PlainDecoder:
         pass  # it samples from the policy's own weights
 
     def prefill(self, ids: torch.Tensor, pad: torch.Tensor, copies: int, room: int) -> torch.Tensor:
+        """ids [G, P], left-padded by pad [G]; returns logits [G·copies, V]. transformers' cache grows by itself, whatever `room` says."""
         from transformers import DynamicCache
 
         self.seen = torch.arange(ids.shape[1], device=ids.device) >= pad[:, None]  # [G, P] attention mask
@@ -253,6 +266,7 @@ class PlainDecoder:
         return out.logits[:, -1].float().repeat_interleave(copies, 0)
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [B], the tokens just sampled; returns the logits of the next ones [B, V]."""
         self.seen = torch.cat([self.seen, torch.ones_like(self.seen[:, :1])], 1)
         out = self.lm(
             input_ids=ids[:, None], attention_mask=self.seen.long(), position_ids=self.position[:, None],
@@ -272,7 +286,7 @@ class PlainDecoder:
 
 
 def holes(ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """ended [n] bool -> (source, target, left): who is alive behind the first `left` places fills the holes among them."""
+    """ended [n] bool -> (source, target, left): `left` rows live on; those behind the first `left` places move from source to target."""
     left = int((~ended).sum())
     return torch.nonzero(~ended[left:])[:, 0] + left, torch.nonzero(ended[:left])[:, 0], left
 
@@ -309,7 +323,7 @@ def make_decoder(policy: Policy):
 
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a token a row by inverse CDF. logits [B, V], uniform [B] in [0, 1) -> tokens [B], log-probs [B].
+    """Draw a token a row by inverse CDF (Devroye 1986, §II.2). logits [B, V], uniform [B] in [0, 1) -> tokens [B], log-probs [B] in nats.
 
     temperature 0 is greedy: the likeliest token, its log-prob that of temperature 1.
     """
@@ -335,6 +349,7 @@ class TorchSampler:
         self.version = 0  # which policy it samples from: how many updates that one has seen
 
     def sync(self, version: int = 0) -> None:
+        """Sample from the policy's current weights from now on."""
         self.decoder.sync()
         self.version = version
 
@@ -349,10 +364,11 @@ class TorchSampler:
         self, prompts: list[list[int]], k: int, max_tokens: int, temperature: float, seeds: list[list[tuple[int, ...]]],
         caches: list[torch.Tensor | None] | None = None, keep: bool = False,
     ) -> list[list[Sample]]:  # fmt: skip
-        """k samples of each prompt. seeds[g][i]: what sample i of prompt g draws its random numbers from.
+        """k samples of each prompt, [len(prompts)][k]. seeds[g][i]: what sample i of prompt g draws its random numbers from.
 
         keep: give each sample its cache, for the conversation's next turn; caches[g] is what an earlier call gave for the beginning of
         prompt g (k is 1 then). Both change the time only. An engine that cannot do it may ignore them.
+        Raises RuntimeError with one sentence where not even one prompt fits into the card's memory.
         """
         out = []
         groups = max(1, self.max_rows // k)
@@ -435,22 +451,33 @@ def make_sampler(cfg, policy: Policy):
     return TorchSampler(policy)
 
 
+# ------------------------------------------------------------------------------------------------ shown by each engine's file
+
+
+def demo_prompt(policy: Policy) -> list[int]:
+    """Token ids of a question about letters."""
+    question = [{"role": "user", "content": 'Count the letters a, n in "banana". Think first inside <think> and </think> if '
+                 "that helps. Then give the counts as JSON inside <answer> and </answer>."}]  # fmt: skip
+    return policy.tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
+
+
+def largest_gap(policy: Policy, prompt: list[int], sample: Sample) -> float:
+    """How far a sample's log-probs are from those of a plain forward pass, at most, in nats."""
+    ids = torch.tensor([prompt + sample.token_ids], device=policy.device)  # [1, T]
+    mask = torch.arange(ids.shape[1] - 1, device=policy.device)[None] >= len(prompt) - 1
+    with torch.no_grad():
+        again = token_logprobs(policy, ids, mask)[0]
+    return (again.cpu() - torch.tensor(sample.logprobs)).abs().max().item()
+
+
 if __name__ == "__main__":
-    from logprobs import token_logprobs
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    sampler = TorchSampler(policy)
-    question = [{"role": "user", "content": 'Count the letters a, n in "banana". Think first inside <think> and </think> if '
-                 "that helps. Then give the counts as JSON inside <answer> and </answer>."}]  # fmt: skip
-    prompt = policy.tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
+    sampler, prompt = TorchSampler(policy), demo_prompt(policy)
     samples = sampler.sample([prompt], 4, 200, 1.0, [[(0, i) for i in range(4)]])[0]
     for s in samples:
-        ids = torch.tensor([prompt + s.token_ids])
-        mask = torch.arange(ids.shape[1] - 1)[None] >= len(prompt) - 1
-        with torch.no_grad():
-            again = token_logprobs(policy, ids, mask)[0]
-        gap = (again - torch.tensor(s.logprobs)).abs().max().item()
+        gap = largest_gap(policy, prompt, s)
         print(f"log-prob {sum(s.logprobs):7.2f}, differs from a plain forward pass by {gap:.0e}   {policy.tokenizer.decode(s.token_ids)!r}")
         assert gap < 1e-4
     print("decoder:", type(sampler.decoder).__name__)

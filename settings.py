@@ -33,7 +33,7 @@ class Config:
     break_: Annotated[str, tyro.conf.arg(name="break")] = ""  # make a mistake on purpose and see what it looks like (FAILURES.md)
     # task
     env: str = "letters"  # which environment: letters, alphabet, swarm, or a class of yours as FILE.py:CLASS
-    think: bool = True  # may the policy think before it answers? --no-think is the seed's plateau
+    think: bool = True  # may the policy think before it answers? With --no-think letters stays about where SFT left it
     difficulty: int | str | None = None  # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 of them asked); swarm: easy, medium, hard
     curriculum: bool = False  # begin at the easiest and go up when the last 5 updates were good enough (PROMOTE below)
     # letters
@@ -60,16 +60,16 @@ class Config:
     lora_alpha: int = 64  # the update is scaled by alpha / rank
     device: str = "auto"  # auto: cuda if there is one
     engine: str = "auto"  # what samples: torch (sampler.py) or vllm (vllm_engine.py). auto: vllm where it is installed beside a GPU
-    vllm_memory: float = 0.3  # share of the card that vLLM takes, and gives back while the trainer needs it
+    vllm_memory: float = 0.3  # share of the card's memory that vLLM takes, and gives back while the trainer needs it
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
     sft_style: str | None = None  # whom to imitate; the default shows the format and not what does well: states; swarm: crowd
     sft_examples: int = 100  # demonstrations are scarce, rewards are not
     sft_steps: int = 50
     sft_batch: int | None = None  # None: 8, and 2 in swarm, where an episode has 25 replies to learn from
-    sft_lr: float | None = None  # None: by model size, see by_size
+    sft_lr: float | None = None  # None: by model size (by_size below)
     # GRPO
-    updates: int | None = None  # None: by model size
+    updates: int | None = None  # batches that GRPO samples and trains on. None: by model size and environment
     until_converged: bool = False  # after these, go on until the training reward has settled (metrics.trend) …
     max_updates: int = 400  # … or so many updates are done; the learning rate stays at its end
     num_tasks: int | None = None  # groups an update; None: 8, and 4 in swarm, whose episodes are long
@@ -77,14 +77,14 @@ class Config:
     loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo; grpo.py has them side by side
     baseline: str = "group"  # what a reward is compared with: group, batch or none
     normalize: bool = True  # divide advantages by the group's standard deviation (dr_grpo never does)
-    lr: float | None = None  # None: by model size
+    lr: float | None = None  # None: by model size and environment
     warmup: int = 5  # updates over which the learning rate rises; Adam's first steps are its largest
     lr_end: float = 0.1  # from there it falls linearly to this share of lr at the last update; 1 keeps it constant
     kl: float = 0.0  # weight of the KL to the policy after SFT; 0 needs no reference at all
     epochs: int = 1  # optimizer steps a batch; above 1 the ratio leaves 1 and clipping acts
     temperature: float = 1.0  # of sampling *and* of the trained log-probs: they must be the same distribution
-    max_tokens: int | None = None  # None: by model size; longest reply of a turn
-    importance: str | None = None  # of another policy's samples: clip, none, token, sequence (grpo.py). None: sequence if ahead, or by size
+    max_tokens: int | None = None  # longest reply of a turn. None: by model size and environment
+    importance: str | None = None  # samples of another policy: clip, none, token, sequence (grpo.py). None: sequence if ahead, else by size
     async_rollouts: int = 0  # batches sampled ahead by a second process while this one trains (ahead.py); 0 is strictly on-policy
     max_off_policy_steps: int | None = None  # drop episodes whose sampler was more updates behind; None keeps all
     micro_tokens: int | None = None  # padded tokens a forward pass; changes memory, never the gradient. None: by model size
@@ -103,7 +103,7 @@ class Config:
     api_retries: int = 5  # of a request that met 429, 5xx, a lost connection or an answer that is none
     api_minutes: float = 60.0  # for all of it; what is not done by then counts as failed
     # run
-    seed: int = 0
+    seed: int = 0  # of LoRA's start, SFT's order, the training tasks and the samples; demonstrations and held-out tasks are always the same
     name: str = ""  # of the run folder; empty: env, tier and time
     runs: str = "runs"  # where run folders live
     resume: str = ""  # a run folder to continue
@@ -129,7 +129,7 @@ PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # … when the
 
 
 def by_size(n_parameters: int, env: str) -> dict:
-    """Defaults that depend on the model. Large: the runs this project grew out of. Small: what was stable on pico_base (results/)."""
+    """Defaults that depend on the model. Large: those of the runs this project grew out of. Small: what was stable on pico_base (results/)."""
     micro_tokens = 8192  # a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed, results/bench/memory.md)
     if n_parameters > 50e6:
         max_tokens = {"letters": 2048, "alphabet": 768, "swarm": 512, "yours": 512}[env]
@@ -148,7 +148,7 @@ def by_size(n_parameters: int, env: str) -> dict:
 
 
 def kind(env: str) -> str:
-    """The environment's row in the tables above."""
+    """The environment's name in the tables above: its own, or "yours" for FILE.py:CLASS."""
     return "yours" if ".py:" in env else env
 
 
@@ -176,13 +176,14 @@ def yours(env: str) -> type:
 
 
 def fill(cfg: Config, defaults: dict) -> None:
+    """Set what is still None to its default."""
     for name, value in defaults.items():
         if getattr(cfg, name) is None:
             setattr(cfg, name, value)
 
 
 def make_env(cfg: Config, difficulty):
-    """A fresh environment; with eval_sets and the tables above the only place that knows which there are."""
+    """A fresh environment. This, eval_sets and the tables above are the only places that know which environments there are."""
     if kind(cfg.env) == "yours":
         return yours(cfg.env)()
     if cfg.env == "letters":
@@ -212,7 +213,7 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
 
 
 def check(cfg: Config) -> None:
-    """Refuse what cannot work, in one sentence, before anything is loaded. Fills in what depends on the environment."""
+    """Refuse what cannot work, with a ValueError of one sentence, before anything is loaded. Fills in what depends on the environment."""
     if kind(cfg.env) not in BY_ENV or cfg.env == "yours":
         known = ", ".join(name for name in BY_ENV if name != "yours")
         raise ValueError(f"--env {cfg.env}: there is no such environment; choose {known}, or FILE.py:CLASS for one of yours")
@@ -220,7 +221,7 @@ def check(cfg: Config) -> None:
         raise ValueError(f"--preset {cfg.preset}: choose {', '.join(PRESETS)}, or leave it out")
     fill(cfg, BY_ENV[kind(cfg.env)])
     if cfg.env == "letters" and not isinstance(cfg.difficulty, int):
-        raise ValueError(f"--difficulty {cfg.difficulty}: letters has tiers 1 to 10")
+        raise ValueError(f"--difficulty {cfg.difficulty}: letters has tiers 1 to 10; choose one of them")
     make_env(cfg, cfg.difficulty)
     if cfg.curriculum and cfg.env not in LEVELS:
         raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")

@@ -27,7 +27,10 @@ def demonstrations(policy: Policy, make_env: Callable[[], object], seeds: list[i
 
 
 def sft_step(policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[Episode], micro_tokens: int) -> dict[str, float]:
-    """One optimizer step on these episodes: mean negative log-likelihood over all their sampled tokens."""
+    """One optimizer step on these episodes. Returns the loss (the mean of -log p over all their sampled tokens, in nats) and what else to log.
+
+    micro_tokens: padded tokens a forward pass. Raises FloatingPointError if loss or gradient is not finite, before the optimizer step.
+    """
     optimizer.zero_grad(set_to_none=True)
     n = sum(e.reply_tokens for e in episodes)  # one denominator for the whole batch, however it is cut
     loss = 0.0
@@ -49,7 +52,7 @@ def sft_step(policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[Ep
 
 
 def sft_batches(episodes: list[Episode], batch_size: int, steps: int, seed: int) -> list[list[Episode]]:
-    """`steps` batches, each episode once an epoch in a shuffled order."""
+    """`steps` batches of `batch_size`; in every pass over the episodes each comes once, in a new order."""
     rng, queue, batches = random.Random(seed), [], []
     while len(batches) < steps:
         while len(queue) < batch_size:
@@ -60,7 +63,10 @@ def sft_batches(episodes: list[Episode], batch_size: int, steps: int, seed: int)
 
 
 def other_opening(policy: Policy, env, episode: Episode) -> str | None:
-    """One sentence if this episode's prompt is not the one that a demonstration of the same task begins with: another chat template, most often."""
+    """One sentence if this episode's prompt is not the one that a demonstration of the same task begins with, else None.
+
+    The cause is most often another chat template.
+    """
     shown = expert_episode(policy, env, episode.seed).token_ids
     n = next((i for i, (a, b) in enumerate(zip(episode.token_ids, shown)) if a != b), len(shown))
     if n >= episode.sampled.index(True):

@@ -12,13 +12,13 @@ With --async-rollouts N a second process samples N batches ahead while this one 
 On a machine without a GPU, or that cannot reach the hub, the same command trains the embedded pico_base/, or for swarm pico_swarm/.
 `python train.py --help` lists every flag with its reason; they are declared once, in settings.py.
 
-A run leaves runs/<name>/: config.json, metrics.jsonl (a line an update), evals.jsonl (every task of every
+A run leaves runs/NAME/: config.json, metrics.jsonl (a line an update), evals.jsonl (every task of every
 evaluation), episodes.jsonl (samples to read), summary.json (the final numbers with intervals), report.md, curves.png,
-report.html (curves and episodes to click through), checkpoint/. After any kill, `python train.py --resume runs/<name>` goes
+report.html (curves and episodes to click through), checkpoint/. After any kill, `python train.py --resume runs/NAME` goes
 on where the checkpoint stands; on CPU the metrics come out the same to the last bit, because every random number is drawn from a
-seed and a place, never from what was drawn before (not so ahead, where the batches under way are sampled anew). `python train.py --eval-only runs/<name>` evaluates its checkpoint again, on the
-same tasks or, with --difficulty and other settings of the environment, on others. `--eval-only --api-base URL --model NAME` does it with any
-OpenAI-compatible endpoint (api.py).
+seed and a place, never from what was drawn before (with --async-rollouts they do not: the batches under way are sampled anew).
+`python train.py --eval-only runs/NAME` evaluates its checkpoint again, on the same tasks or, with --difficulty and other settings of
+the environment, on others. `--eval-only --api-base URL --model NAME` does it with any OpenAI-compatible endpoint (api.py).
 """
 
 import shutil
@@ -64,8 +64,8 @@ from sampler import make_sampler
 from settings import LEVELS, PRESETS, PROMOTE, Config, by_size, check, eval_sets, fill, kind, make_env
 from sft import demonstrations, other_opening, sft_batches, sft_step
 
-# Where the seconds of an update go. In turn: all but "wait", one after the other. Ahead: the other process's rollout, environment and sync run
-# beside this one's wait and train.
+# Where the seconds of an update go. Without --async-rollouts all but "wait" come one after the other; with it the other process's rollout,
+# environment and sync run beside this one's wait and train.
 PARTS = tuple(report.BARS)
 # Tasks are drawn from a seed. These ranges never meet; pretraining (lab/pretrain.py) starts at 3e9.
 TRAIN_SEEDS, SFT_SEEDS = 0, 1_000_000_000  # held-out tasks: evaluate.py
@@ -75,10 +75,14 @@ TRAIN_SEEDS, SFT_SEEDS = 0, 1_000_000_000  # held-out tasks: evaluate.py
 
 
 def train(cfg: Config) -> Path:
-    """One whole run; returns its folder."""
+    """One whole run; returns its folder.
+
+    Raises ValueError and SystemExit with one sentence where the run cannot begin or go on, FloatingPointError where the policy is broken.
+    """
     started = time.monotonic()  # not time.time: that one jumps when a machine's clock is set
-    # Where torchrun started several processes, each runs these lines. The first one's folder is the run's; the others write into one that is thrown away.
-    opened = open_run(cfg) if parallel.rank() == 0 else None  # the third is the lock: the folder is ours while it lives
+    # Where torchrun started several processes, each runs these lines. The first one's folder is the run's; the others write into one that is
+    # thrown away.
+    opened = open_run(cfg) if parallel.rank() == 0 else None  # its third entry is the lock: the folder is ours while it lives
     cfg, home, saved = parallel.from_first(opened and (cfg, *opened[:2]))
     failures.put_in(cfg.break_)
     if cfg.api_base:
@@ -90,7 +94,7 @@ def train(cfg: Config) -> Path:
     path, why = parallel.from_first(choose_model(cfg.model, cfg.env) if parallel.rank() == 0 else None)  # it may ask the hub
     load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     policy = load()
-    fill(cfg, {"importance": "sequence"} if cfg.async_rollouts else {})  # the one that held on samples 8 updates old (results/offpolicy)
+    fill(cfg, {"importance": "sequence"} if cfg.async_rollouts else {})  # on samples 8 updates old it learnt fastest (results/offpolicy)
     fill(cfg, by_size(policy.n_parameters, kind(cfg.env)))
     check(cfg)
     print(why)
@@ -217,9 +221,9 @@ def train(cfg: Config) -> Path:
         with asleep():
             policy.model.train(cfg.gradient_checkpointing)
             stats = update(
-                policy, optimizer, groups, loss=cfg.loss, baseline=cfg.baseline, normalize=cfg.normalize and cfg.loss != "dr_grpo", temperature=cfg.temperature,
-                max_tokens=cfg.max_tokens, micro_tokens=cfg.micro_tokens, epochs=cfg.epochs, kl=cfg.kl, reference=reference,
-                importance=cfg.importance, version=step, max_off_policy=cfg.max_off_policy_steps,
+                policy, optimizer, groups, loss=cfg.loss, baseline=cfg.baseline, normalize=cfg.normalize and cfg.loss != "dr_grpo",
+                temperature=cfg.temperature, max_tokens=cfg.max_tokens, micro_tokens=cfg.micro_tokens, epochs=cfg.epochs, kl=cfg.kl,
+                reference=reference, importance=cfg.importance, version=step, max_off_policy=cfg.max_off_policy_steps,
             )  # fmt: skip
             policy.model.eval()
             optimizer.zero_grad(set_to_none=True)  # gradients need not lie about while the sampler works
@@ -312,6 +316,7 @@ def arguments(words: list[str]) -> list[str]:
 
 
 def main() -> None:
+    """The command line: one run or one evaluation. Whatever is known to go wrong ends it with one sentence and no traceback."""
     parallel.start()
     words = arguments(sys.argv[1:])
     cfg = tyro.cli(Config, args=words)
@@ -333,8 +338,8 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(str(error)) from None
     except torch.OutOfMemoryError as error:
-        raise SystemExit(f"out of GPU memory ({(str(error).splitlines() or ['no more is known'])[0]}); the last checkpoint is kept: --resume it with a lower --micro-tokens, "
-                         "or start again with --gradient-checkpointing") from None  # fmt: skip
+        raise SystemExit(f"out of GPU memory ({(str(error).splitlines() or ['no more is known'])[0]}); the last checkpoint is kept: --resume it "
+                         "with a lower --micro-tokens, or start again with --gradient-checkpointing") from None  # fmt: skip
     except FloatingPointError as error:
         raise SystemExit(
             f"training stopped: {error}; the last good checkpoint is kept for --eval-only, start a run with a lower --lr"

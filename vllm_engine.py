@@ -18,8 +18,9 @@ tokenizer. What can go wrong with two programs that hold the same weights, and w
 
 A group's k samples are k requests, each with a seed of its own from seeds[g][i]. That costs nothing: vLLM itself cuts a request for n
 samples into n, and either way the prompt is read once, since the others find it in the prefix cache (all but its last block; measured, for
-a prompt of 100 tokens and k = 8: 96 of 100). And so a sample depends on its prompt and its seed, not on who else is in the batch. It is *not* the
-sample that TorchSampler draws from the same seed: the random numbers are vLLM's. Nor is the last bit promised: other neighbours, other rounding.
+a prompt of 100 tokens and k = 8: 96 of 100). And so a sample depends on its prompt and its seed, not on who else is in the batch. It is
+*not* the sample that TorchSampler draws from the same seed: the random numbers are vLLM's. Nor is the last bit promised: other neighbours,
+other rounding.
 `caches` and `keep` are ignored, because the prefix cache does the same for a conversation's next turn.
 
 In one process (VLLM_ENABLE_V1_MULTIPROCESSING=0), because then a reload is a copy, errors arrive as exceptions, and the order of events is the
@@ -39,9 +40,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from policy import Policy
+from policy import Policy, first_line
 from runfolder import memory_folder
-from sampler import Sample, first_line
+from sampler import Sample, demo_prompt, largest_gap
 
 LONGEST = 32768  # tokens of a conversation; vLLM sizes its tables by it, and Qwen3-4B's 262,144 would cost gigabytes
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank of an adapter
@@ -140,6 +141,7 @@ class VllmSampler:
             shutil.rmtree(old.lora_path, ignore_errors=True)
 
     def _check_adapter(self) -> None:
+        """RuntimeError unless vLLM holds our newest adapter and no other."""
         held = self.llm.llm_engine.list_loras()
         if held != {self.adapter.lora_int_id}:
             raise RuntimeError(f"vLLM holds the adapters {sorted(held)} where number {self.adapter.lora_int_id} ({self.adapter.lora_name}) "
@@ -160,7 +162,10 @@ class VllmSampler:
         self, prompts: list[list[int]], k: int, max_tokens: int, temperature: float, seeds: list[list[tuple[int, ...]]],
         caches=None, keep: bool = False,
     ) -> list[list[Sample]]:  # fmt: skip
-        """k samples of each prompt, [len(prompts)][k]. seeds[g][i]: what sample i of prompt g draws its random numbers from."""
+        """k samples of each prompt, [len(prompts)][k]. seeds[g][i]: what sample i of prompt g draws its random numbers from.
+
+        Raises ValueError where a prompt and its reply do not fit into max_len, RuntimeError where vLLM fails; each with one sentence.
+        """
         from vllm import SamplingParams
 
         assert self.awake, "wake the engine before sampling"
@@ -201,6 +206,7 @@ class VllmSampler:
             self.awake = False
 
     def wake(self) -> None:
+        """Take the card again. RuntimeError if too little of it is free."""
         if not self.awake:
             torch.cuda.empty_cache()  # what the backward pass used belongs to torch's cache, not yet to the card
             try:
@@ -247,24 +253,15 @@ def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
 if __name__ == "__main__":
     import time
 
-    from logprobs import token_logprobs
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=8, lora_alpha=16)
-    sampler = VllmSampler(policy)
-    question = [{"role": "user", "content": 'Count the letters a, n in "banana". Think first inside <think> and </think> if '
-                 "that helps. Then give the counts as JSON inside <answer> and </answer>."}]  # fmt: skip
-    prompt = policy.tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
+    sampler, prompt = VllmSampler(policy), demo_prompt(policy)
     for version in range(2):
         started = time.perf_counter()
         samples = sampler.sample([prompt], 32, 200, 1.0, [[(version, i) for i in range(32)]])[0]
-        seconds, gap = time.perf_counter() - started, 0.0
-        for s in samples:
-            ids = torch.tensor([prompt + s.token_ids], device=policy.device)
-            mask = torch.arange(ids.shape[1] - 1, device=policy.device)[None] >= len(prompt) - 1
-            with torch.no_grad():
-                again = token_logprobs(policy, ids, mask)[0]
-            gap = max(gap, (again.cpu() - torch.tensor(s.logprobs)).abs().max().item())
+        seconds = time.perf_counter() - started
+        gap = max(largest_gap(policy, prompt, s) for s in samples)
         n = sum(len(s.token_ids) for s in samples)
         print(f"version {version}: {n} tokens in {seconds:.1f} s, log-probs differ from a plain forward pass by {gap:.0e} at most")
         print(f"  {policy.tokenizer.decode(samples[0].token_ids)!r}")
