@@ -37,9 +37,9 @@ import metrics
 import viewer
 from endpoint import HINTS, Endpoint, Failure, ask, blank, connect, open_endpoint, put_back
 from evaluate import EVAL_SEEDS, eval_line
+from policy import first_line
 from rollout import Episode, finish
 from runfolder import append, open_run, save_episodes, write_json
-from sampler import first_line
 from settings import Config, by_size, check, eval_sets, fill, kind, short
 
 

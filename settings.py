@@ -22,6 +22,10 @@ from env_letters import Letters
 from env_swarm import Swarm
 from grpo import CLIP, IMPORTANCE
 
+# A task is drawn from a number. These ranges never meet (check sees to it): training, SFT, and from 2e9 on the held-out tasks (evaluate.py), from 3e9
+# on those of pretraining (lab/corpus.py).
+TRAIN_SEEDS, SFT_SEEDS = 0, 1_000_000_000
+MOST_UPDATES = 100_000  # of a run: where the training tasks of the next --seed begin
 EVAL_TIERS = (3, 5, 6)  # evaluated beside the tier that is trained
 
 
@@ -243,6 +247,13 @@ def check(cfg: Config) -> None:
     for name in ("num_tasks", "k", "epochs", "eval_n", "eval_every", "save_every", "sft_examples", "sft_batch"):
         if getattr(cfg, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 1")
+    seeds = (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * cfg.num_tasks)
+    if not 0 <= cfg.seed < seeds:
+        raise ValueError(
+            f"--seed {cfg.seed}: must be 0 to {seeds - 1} (with --num-tasks {cfg.num_tasks}), or it would train on the tasks of SFT or of the evaluation"
+        )
+    if max(cfg.updates or 0, cfg.max_updates * cfg.until_converged) > MOST_UPDATES:
+        raise ValueError(f"--updates {cfg.updates}: must be at most {MOST_UPDATES}, or the tasks of --seed {cfg.seed + 1} would begin")
     if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
         raise ValueError(f"--max-updates {cfg.max_updates}: must be at least --updates {cfg.updates}")
     from_zero = ("updates", "sft_steps", "lora_rank", "kl", "lr_end", "async_rollouts")

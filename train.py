@@ -61,14 +61,12 @@ from runfolder import (
     write_json,
 )
 from sampler import make_sampler
-from settings import LEVELS, PRESETS, PROMOTE, Config, by_size, check, eval_sets, fill, kind, make_env
+from settings import LEVELS, MOST_UPDATES, PRESETS, PROMOTE, SFT_SEEDS, TRAIN_SEEDS, Config, by_size, check, eval_sets, fill, kind, make_env
 from sft import demonstrations, other_opening, sft_batches, sft_step
 
 # Where the seconds of an update go. Without --async-rollouts all but "wait" come one after the other; with it the other process's rollout,
 # environment and sync run beside this one's wait and train.
 PARTS = tuple(report.BARS)
-# Tasks are drawn from a seed. These ranges never meet; pretraining (lab/pretrain.py) starts at 3e9.
-TRAIN_SEEDS, SFT_SEEDS = 0, 1_000_000_000  # held-out tasks: evaluate.py
 
 
 # ------------------------------------------------------------------------------------------------ the recipe
@@ -297,7 +295,7 @@ def train(cfg: Config) -> Path:
 
 def task_seeds(cfg: Config, step: int) -> list[int]:
     """The tasks of an update: never the same twice, and others for another --seed."""
-    first = TRAIN_SEEDS + (cfg.seed * 100_000 + step) * cfg.num_tasks
+    first = TRAIN_SEEDS + (cfg.seed * MOST_UPDATES + step) * cfg.num_tasks
     return [first + i for i in range(cfg.num_tasks)]
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import warm
 
 import settings
 import train
+from evaluate import EVAL_SEEDS
 from rollout import play
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -172,6 +174,19 @@ def test_the_seed_matters(whole, tmp_path):
     assert before(tmp_path / "other") == before(whole)
 
 
+@pytest.mark.parametrize("num_tasks", [1, 4, 7, 8, 64, 1000])
+def test_training_never_meets_the_tasks_of_sft_of_evaluation_or_of_another_seed(num_tasks):
+    last = settings.Config(
+        num_tasks=num_tasks, updates=settings.MOST_UPDATES, seed=settings.SFT_SEEDS // (settings.MOST_UPDATES * num_tasks) - 1
+    )
+    settings.check(last)
+    assert train.task_seeds(last, settings.MOST_UPDATES - 1)[-1] < settings.SFT_SEEDS < EVAL_SEEDS
+    next_one = replace(last, seed=last.seed + 1)
+    assert train.task_seeds(next_one, 0)[0] == train.task_seeds(last, settings.MOST_UPDATES - 1)[-1] + 1
+    with pytest.raises(ValueError, match=f"--seed {next_one.seed}: "):
+        settings.check(next_one)
+
+
 @pytest.mark.parametrize(
     "flags, must_name",
     [
@@ -194,6 +209,10 @@ def test_the_seed_matters(whole, tmp_path):
         (["--until-converged", "--updates", "9", "--max-updates", "8"], "--max-updates 8"),
         (["--until-converged", "--max-updates", "8"], "--max-updates 8"),
         (["--engine", "magic"], "--engine magic"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--seed", "1250"], "0 to 1249"),
+        (["--seed", "156", "--num-tasks", "64"], "0 to 155"),
+        (["--updates", "100001"], "--updates 100001"),
         (["--difficulty", "medium"], "--difficulty medium"),
         (["--env", "swarm", "--difficulty", "6"], "--difficulty 6"),
         (["--env", "swarm", "--swarm-version", "0.3"], "--swarm-version 0.3"),
