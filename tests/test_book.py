@@ -30,7 +30,7 @@ COMMANDS = {
     ".venv/bin/python train.py --env alphabet": TINY,
     ".venv/bin/python env_swarm.py": "",
     ".venv/bin/python env_swarm.py --evaluate grinder --n 100": "",
-    ".venv/bin/python train.py --env swarm": TINY,
+    ".venv/bin/python train.py --env swarm": TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1"),  # 25 turns each
     ".venv/bin/python train.py --eval-only runs/NAME --env swarm --difficulty hard": "parsed: the run is one of letters",
     ".venv/bin/python env_swarm.py --governance-sweep": "an hour; tests/test_governance.py",
     ".venv/bin/python train.py --preset seed": TINY,
@@ -79,7 +79,7 @@ def test_every_command_is_known_here():
     assert set(commands()) <= COMMANDS.keys()
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if COMMANDS.get(c, "") in ("", TINY)])
+@pytest.mark.parametrize("command", [c for c in commands() if COMMANDS.get(c, "")[:9] in ("", TINY[:9])])
 def test_a_command_of_the_readme_runs(command, finished, tmp_path):
     (tmp_path / "vowels.py").write_text(example())
     places = {"runs/NAME": finished, "out/": tmp_path / "out", "vowels.py:Vowels": f"{tmp_path}/vowels.py:Vowels"}
