@@ -151,8 +151,11 @@ def policy_loss(
 def importance_weights(level: str, log_ratio: torch.Tensor, row: torch.Tensor, cap: float = CAP) -> torch.Tensor:
     """min(π / π_sampler, cap) of each sampled token, [M]; log_ratio [M] is log π - log π_sampler, row [M] says whose token it is.
 
-    level "token" takes the ratio of the token, "sequence" that of its whole episode (Espeholt et al. 2018, §4.1; the table above).
+    level "token" takes the ratio of the token, "sequence" that of its whole episode (Espeholt et al. 2018, §4.1; the table above). "clip" and
+    "none" weigh nothing: every token counts 1.
     """
+    if level in ("clip", "none"):
+        return torch.ones_like(log_ratio)
     if level == "sequence":  # the product over an episode's tokens, all its turns together
         total = log_ratio.new_zeros(int(row.max()) + 1).index_add(0, row, log_ratio)  # [rows]
         log_ratio = total[row]
@@ -223,6 +226,7 @@ def update(
         approx_kl, kl_ref                   nats a token: k3 of KL(sampler || policy); with kl, of KL(policy || reference)
         importance, capped                  mean importance weight; share of the tokens whose weight is CAP
         stop_trained, stretch               what doctor.stop_token and doctor.sequence_ratio look at
+        log_ratio                           mean |log ratio|, where the policy has moved too little for stretch
     """
     episodes = [e for group in groups for e in group]
     age = torch.tensor([version - e.policy_version for e in episodes])  # [N], in updates
@@ -238,91 +242,60 @@ def update(
     # Advantage 0 means gradient 0, so those episodes need no forward pass. They stay in the denominators: skipping
     # saves time and changes nothing. (With a KL term they have a gradient, and are kept.)
     keep = [n for n in range(len(episodes)) if good[n] and (kl > 0 or flat[n] != 0)]
-    # What of `mismatch` number formats explain: float32 on a CPU, elsewhere bfloat16 and perhaps another engine.
-    rounding = 1e-3 if policy.device.type == "cpu" else 0.03
-    stats = {
-        "groups_with_signal": float((advantages != 0).any(1).float().mean()),
-        "advantage_abs": float(flat[good].abs().mean()) if good.any() else 0.0,
-        "trained_tokens": int(lengths[keep].sum()) * epochs,
-        "off_policy_steps": float(age[good].float().mean()) if good.any() else 0.0,
-        "dropped": int((~fresh).sum()),
-        "rounding": rounding,
-    }
+    device, pad = policy.device, policy.tokenizer.pad_token_id
+    stats = batch_columns(advantages, good, age, fresh, int(lengths[keep].sum()) * epochs, device)
     if not keep:
         return {**stats, "loss": 0.0, "grad_norm": 0.0}
-    device, pad = policy.device, policy.tokenizer.pad_token_id
-    parameters = list(policy.trainable().values())
     keep = parallel.share(sorted(keep, key=lambda n: len(episodes[n].token_ids)))  # where several processes train: this one's
-    plan = micro_batches([episodes[n] for n in keep], micro_tokens)
+    plan = [[keep[n] for n in part] for part in micro_batches([episodes[n] for n in keep], micro_tokens)]
     start: list[torch.Tensor] = []  # log-probs at the start of the update, [M] a micro-batch
     for epoch in range(epochs):
         optimizer.zero_grad(set_to_none=True)
-        sums = dict.fromkeys(
-            ("loss", "tokens", "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped",
-             "log_ratio", "moved", "ended", "stops"), 0.0
-        )  # fmt: skip
-        ratio_max = 0.0
-        for i, part in enumerate(plan):
-            chosen = [keep[n] for n in part]
-            batch = collate([episodes[n] for n in chosen], flat[chosen], weights[chosen], pad, device)
+        sums, ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
+        for i, chosen in enumerate(plan):
+            part = [episodes[n] for n in chosen]
+            batch = collate(part, flat[chosen], weights[chosen], pad, device)
             row = torch.nonzero(batch.mask)[:, 0]  # [M] which episode each sampled token belongs to
-            sampled, weight = batch.old_logprobs[batch.mask], batch.weights[row]  # [M], [M]
+            sampled = batch.old_logprobs[batch.mask]  # [M]
             logprobs, entropy = token_logprobs(policy, batch.ids, batch.mask, temperature)  # [M], [M]
             if epoch == 0:
                 start.append(logprobs.detach())
-            old = sampled if importance == "clip" else start[i]
-            if importance in ("token", "sequence"):
-                factor = importance_weights(importance, start[i] - sampled, row)  # [M]
-                weight = weight * factor
-                sums["importance"] += factor.sum().item()
-                sums["capped"] += (factor >= CAP * (1 - 1e-6)).float().sum().item()
+            old = sampled if importance == "clip" else start[i]  # [M] what the loss's ratio is to
+            factor = importance_weights(importance, start[i] - sampled, row)  # [M]
+            weight = batch.weights[row] * factor  # [M]
             each, ratio, clipped = policy_loss(loss, logprobs, old, batch.advantages[row], row, *CLIP[loss])
             total = (weight * each).sum()
+            away = torch.zeros_like(sampled)  # [M] from the reference
             if kl > 0:
                 with torch.no_grad(), swapped(policy, reference):
                     ref = token_logprobs(policy, batch.ids, batch.mask, temperature)[0]
-                away = k3(logprobs, ref)  # [M]
+                away = k3(logprobs, ref)
                 total = total + kl * (weight * away).sum()
-                sums["kl_ref"] += away.detach().sum().item()
             total.backward()
-            gap = (logprobs - sampled).detach()
-            sums["loss"] += total.item()
-            sums["tokens"] += len(gap)
-            sums["entropy"] += entropy.sum().item()
-            sums["ratio"] += ratio.sum().item()
-            sums["clip_fraction"] += clipped.float().sum().item()
-            sums["approx_kl"] += k3(sampled, logprobs.detach()).sum().item()  # how far it has moved: KL(sampler || policy)
-            sums["mismatch"] += gap.abs().sum().item()
-            # What doctor.py reads off: is the loss's ratio one token's, is the end-of-turn token learnt, does the same pass give the same numbers?
-            sums["log_ratio"] += ratio.clamp(min=1e-30).log().abs().sum().item()
-            sums["moved"] += (logprobs.detach() - old).abs().sum().item()
-            ends = [(r, len(episodes[n].token_ids) - 2) for r, n in enumerate(chosen) if episodes[n].stop_reason == "done"]
-            sums["ended"] += len(ends)
-            sums["stops"] += batch.mask[tuple(zip(*ends))].sum().item() if ends else 0
-            # An on-policy run that is well does not get here, so the second pass costs it nothing.
-            if epoch == i == 0 and not age.any() and gap.abs().mean() > rounding:
-                with torch.no_grad():
-                    again = token_logprobs(policy, batch.ids, batch.mask, temperature)[0]
-                stats["twice"] = (again - logprobs).abs().mean().item()
+            tally(sums, part, batch, total, logprobs, old, entropy, ratio, clipped, factor, away)
             ratio_max = max(ratio_max, ratio.max().item())
-        parallel.sum_gradients(parameters)
+            if epoch == i == 0 and not age.any():
+                stats |= second_look(policy, batch, logprobs, temperature, stats["rounding"])
         sums = parallel.sum_numbers(sums)
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
-        if not torch.isfinite(torch.tensor([sums["loss"], grad_norm])).all():
-            optimizer.zero_grad(set_to_none=True)
-            raise FloatingPointError(f"loss {sums['loss']} and gradient norm {grad_norm} are not both finite")
-        optimizer.step()
-        n, moved, stops, ended = (sums.pop(name) for name in ("tokens", "moved", "stops", "ended"))
-        stats |= {"stop_trained": stops / ended} if ended else {}
-        stats["stretch"] = sums.pop("log_ratio") / moved if moved > 1e-4 * n else 1.0
-        means = {name: value if name == "loss" else value / n for name, value in sums.items()}
+        grad_norm = take_step(policy, optimizer, sums["loss"], max_grad_norm)
         if epoch == 0:  # before the first step, ratio != 1 can only be sampler against trainer
-            stats |= {"entropy": means["entropy"], "mismatch": means["mismatch"]}
-    if kl == 0:
-        means.pop("kl_ref")
-    if importance not in ("token", "sequence"):
-        means = {name: value for name, value in means.items() if name not in ("importance", "capped")}
-    return {**means, **stats, "grad_norm": grad_norm, "ratio_max": max(parallel.gather([ratio_max]))}
+            stats |= {name: sums[name] / sums["tokens"] for name in ("entropy", "mismatch")}
+    return {**columns(sums, stats, kl, importance), "grad_norm": grad_norm, "ratio_max": max(parallel.gather([ratio_max]))}
+
+
+def take_step(policy: Policy, optimizer: torch.optim.Optimizer, loss: float, max_grad_norm: float, what: str = "loss") -> float:
+    """One optimizer step along the sum of all processes' gradients; returns its norm before it was clipped to max_grad_norm.
+
+    loss: that of all processes, named `what` in the FloatingPointError that is raised, before the step, if it or the norm is not finite.
+    """
+    parameters = list(policy.trainable().values())
+    parallel.sum_gradients(parameters)
+    grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
+    if not torch.isfinite(torch.tensor([loss, grad_norm])).all():
+        optimizer.zero_grad(set_to_none=True)
+        raise FloatingPointError(f"{what} {loss} and gradient norm {grad_norm} are not both finite")
+    optimizer.step()
+    return grad_norm
 
 
 class swapped:
@@ -339,6 +312,67 @@ class swapped:
     def __exit__(self, *_):
         for name, p in self.parameters.items():
             p.data = self.mine[name]
+
+
+# ------------------------------------------------------------------------------------------------ what is logged: nothing here moves a weight
+
+MEANS = ("entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped", "log_ratio")
+# All of them are there from the start: a process that had nothing to train on has to add its zeros (parallel.sum_numbers).
+SUMS = ("loss", "tokens", *MEANS, "moved", "ended", "stops")
+
+
+def batch_columns(advantages: torch.Tensor, good: torch.Tensor, age: torch.Tensor, fresh: torch.Tensor, trained: int, device) -> dict:
+    """The columns that are known before the first pass; advantages [G, k], of each episode [N]: does it count, its age, is it new enough."""
+    return {
+        "groups_with_signal": float((advantages != 0).any(1).float().mean()),
+        "advantage_abs": float(advantages.flatten()[good].abs().mean()) if good.any() else 0.0,
+        "trained_tokens": trained,
+        "off_policy_steps": float(age[good].float().mean()) if good.any() else 0.0,
+        "dropped": int((~fresh).sum()),
+        # What of `mismatch` number formats explain: float32 on a CPU, elsewhere bfloat16 and perhaps another engine.
+        "rounding": 1e-3 if device.type == "cpu" else 0.03,
+    }
+
+
+def tally(
+    sums: dict[str, float], episodes: list[Episode], batch: Batch, total: torch.Tensor, logprobs: torch.Tensor, old: torch.Tensor,
+    entropy: torch.Tensor, ratio: torch.Tensor, clipped: torch.Tensor, factor: torch.Tensor, away: torch.Tensor,
+) -> None:  # fmt: skip
+    """Add a micro-batch to the sums of its epoch. total is its loss; all that follow are [M], with the names that they have in `update`."""
+    sampled, logprobs = batch.old_logprobs[batch.mask], logprobs.detach()
+    each = {
+        "entropy": entropy, "ratio": ratio, "clip_fraction": clipped.float(), "mismatch": (logprobs - sampled).abs(), "kl_ref": away.detach(),
+        "approx_kl": k3(sampled, logprobs),  # how far it has moved: KL(sampler || policy)
+        "importance": factor, "capped": (factor >= CAP * (1 - 1e-6)).float(),
+        # What doctor.py reads off: is the loss's ratio one token's, and is the end-of-turn token learnt?
+        "log_ratio": ratio.clamp(min=1e-30).log().abs(), "moved": (logprobs - old).abs(),
+    }  # fmt: skip
+    for name, values in each.items():
+        sums[name] += values.sum().item()
+    ends = [(row, len(e.token_ids) - 2) for row, e in enumerate(episodes) if e.stop_reason == "done"]
+    sums["stops"] += batch.mask[tuple(zip(*ends))].sum().item() if ends else 0
+    sums["ended"] += len(ends)
+    sums["tokens"] += len(logprobs)
+    sums["loss"] += total.item()
+
+
+def second_look(policy: Policy, batch: Batch, logprobs: torch.Tensor, temperature: float, rounding: float) -> dict[str, float]:
+    """How far two equal passes differ, if the first one's logprobs [M] are not the sampler's; else {}, so it costs a run that is well nothing."""
+    with torch.no_grad():
+        if (logprobs - batch.old_logprobs[batch.mask]).abs().mean() > rounding:
+            again = token_logprobs(policy, batch.ids, batch.mask, temperature)[0]
+            return {"twice": (again - logprobs).abs().mean().item()}
+    return {}
+
+
+def columns(sums: dict[str, float], stats: dict[str, float], kl: float, importance: str) -> dict[str, float]:
+    """An epoch's sums, and what is known already, as columns: means over tokens (the loss is weighed already), and two quotients for doctor.py."""
+    n, ended = sums["tokens"], sums["ended"]
+    moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another, and log_ratio itself is logged
+    unasked = ("kl_ref",) * (kl == 0) + ("importance", "capped") * (importance in ("clip", "none")) + ("log_ratio",) * moved
+    means = {name: sums[name] / n for name in MEANS if name not in unasked}
+    stops = {"stop_trained": sums["stops"] / ended} if ended else {}
+    return {"loss": sums["loss"], **means, **stats, **stops, "stretch": sums["log_ratio"] / sums["moved"] if moved else 1.0}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 import parallel
-from grpo import collate, micro_batches
+from grpo import collate, micro_batches, take_step
 from logprobs import token_logprobs
 from policy import Policy
 from rollout import Episode, expert_episode
@@ -42,12 +42,8 @@ def sft_step(policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[Ep
         total = -logprobs.sum() / n
         total.backward()
         loss += total.item()
-    parallel.sum_gradients(policy.trainable().values())
     loss = parallel.sum_numbers({"loss": loss})["loss"]
-    grad_norm = torch.nn.utils.clip_grad_norm_(list(policy.trainable().values()), 1.0).item()
-    if not torch.isfinite(torch.tensor([loss, grad_norm])).all():
-        raise FloatingPointError(f"SFT loss {loss} and gradient norm {grad_norm} are not both finite")
-    optimizer.step()
+    grad_norm = take_step(policy, optimizer, loss, 1.0, "SFT loss")
     return {"loss": loss, "grad_norm": grad_norm, "trained_tokens": n}
 
 
