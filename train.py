@@ -250,18 +250,9 @@ def train(cfg: Config) -> Path:
         told = doctor.symptoms(history, state["rewards"])
         if step == 0 and (sentence := other_opening(policy, make_env(cfg, level), episodes[0])):
             told["template"] = sentence
-        for name, sentence in told.items():
-            if name in state["warnings"]:
-                continue
-            state["warnings"][name] = f"update {step + 1}: {sentence}"
-            tqdm.write(f"{name.upper()} at {state['warnings'][name]}")
-            if name == "collapse" and not elsewhere:
-                shutil.copytree(folder / "checkpoint", folder / "checkpoint-at-collapse", dirs_exist_ok=True)  # the last one saved
+        tell_symptoms(state, told, folder)
         if cfg.curriculum and level == state["level"] != cfg.difficulty:
-            measure, enough = PROMOTE[cfg.env]
-            state["recent"] = (state["recent"] + [line[measure]])[-5:]
-            if len(state["recent"]) == 5 and sum(state["recent"]) / 5 >= enough:
-                state["level"], state["recent"] = LEVELS[cfg.env][LEVELS[cfg.env].index(level) + 1], []
+            climb(cfg, state, line)
         last, asked_to_stop = finished(cfg, state), parallel.any_rank(stop.asked)
         bar.update()
         if (step + 1) % cfg.eval_every == 0 and not last:
@@ -304,6 +295,25 @@ def finished(cfg: Config, state: dict) -> bool:
     if state["update"] < cfg.updates or not cfg.until_converged:
         return state["update"] >= cfg.updates
     return state["update"] >= cfg.max_updates or metrics.trend(state["rewards"]).settled
+
+
+def tell_symptoms(state: dict, symptoms: dict[str, str], folder: Path) -> None:
+    """Print each {symptom: sentence} that was not told before, and keep it in the state. A collapse keeps the checkpoint that was saved last."""
+    for name, sentence in symptoms.items():
+        if name in state["warnings"]:
+            continue
+        state["warnings"][name] = f"update {state['update']}: {sentence}"
+        tqdm.write(f"{name.upper()} at {state['warnings'][name]}")
+        if name == "collapse" and parallel.rank() == 0:
+            shutil.copytree(folder / "checkpoint", folder / "checkpoint-at-collapse", dirs_exist_ok=True)  # the next save is worse
+
+
+def climb(cfg: Config, state: dict, line: dict) -> None:
+    """One level up if the last five updates of this one were good enough (PROMOTE); line: the newest of metrics.jsonl."""
+    measure, enough = PROMOTE[cfg.env]
+    state["recent"] = (state["recent"] + [line[measure]])[-5:]
+    if len(state["recent"]) == 5 and sum(state["recent"]) / 5 >= enough:
+        state["level"], state["recent"] = LEVELS[cfg.env][LEVELS[cfg.env].index(state["level"]) + 1], []
 
 
 def arguments(words: list[str]) -> list[str]:
