@@ -226,7 +226,6 @@ def update(
         approx_kl, kl_ref                   nats a token: k3 of KL(sampler || policy); with kl, of KL(policy || reference)
         importance, capped                  mean importance weight; share of the tokens whose weight is CAP
         stop_trained, stretch               what doctor.stop_token and doctor.sequence_ratio look at
-        log_ratio                           mean |log ratio|, where the policy has moved too little for stretch
     """
     episodes = [e for group in groups for e in group]
     age = torch.tensor([version - e.policy_version for e in episodes])  # [N], in updates
@@ -316,9 +315,9 @@ class swapped:
 
 # ------------------------------------------------------------------------------------------------ what is logged: nothing here moves a weight
 
-MEANS = ("entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped", "log_ratio")
+MEANS = ("entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped")
 # All of them are there from the start: a process that had nothing to train on has to add its zeros (parallel.sum_numbers).
-SUMS = ("loss", "tokens", *MEANS, "moved", "ended", "stops")
+SUMS = ("loss", "tokens", *MEANS, "log_ratio", "moved", "ended", "stops")
 
 
 def batch_columns(advantages: torch.Tensor, good: torch.Tensor, age: torch.Tensor, fresh: torch.Tensor, trained: int, device) -> dict:
@@ -368,8 +367,8 @@ def second_look(policy: Policy, batch: Batch, logprobs: torch.Tensor, temperatur
 def columns(sums: dict[str, float], stats: dict[str, float], kl: float, importance: str) -> dict[str, float]:
     """An epoch's sums, and what is known already, as columns: means over tokens (the loss is weighed already), and two quotients for doctor.py."""
     n, ended = sums["tokens"], sums["ended"]
-    moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another, and log_ratio itself is logged
-    unasked = ("kl_ref",) * (kl == 0) + ("importance", "capped") * (importance in ("clip", "none")) + ("log_ratio",) * moved
+    moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another
+    unasked = ("kl_ref",) * (kl == 0) + ("importance", "capped") * (importance in ("clip", "none"))
     means = {name: sums[name] / n for name in MEANS if name not in unasked}
     stops = {"stop_trained": sums["stops"] / ended} if ended else {}
     return {"loss": sums["loss"], **means, **stats, **stops, "stretch": sums["log_ratio"] / sums["moved"] if moved else 1.0}

@@ -165,6 +165,8 @@ CLAIMS = (
             Check("spread within groups: partial less binary", less("partial_raw", "binary_raw", first_ten("advantage_abs")), "below"),
             Check("gradient norm: partial less binary", less("partial", "binary", first_ten("grad_norm")), "below"),
             Check("groups with a signal: binary less partial", less("binary", "partial", first_ten("groups_with_signal")), "below", **POINTS),
+            Check("follow-up, not divided by the deviation: gradient norm: partial less binary", less("partial_raw", "binary_raw", first_ten("grad_norm")), decides=False),
+            Check("follow-up, not divided: end: binary less partial", less("binary_raw", "partial_raw"), decides=False, **POINTS),
             *(Check(f"{what}: binary less partial, start: {start}", less(f"binary{arm}", f"partial{arm}", of), decides=False, **POINTS)
               for start, arm in (("bare", "_bare"), ("states", ""), ("tier 5", "_tier5"), ("derives", "_derives"))
               for what, of in (("first 20 updates", early), ("end", held))),
