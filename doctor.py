@@ -41,7 +41,8 @@ PARTS = ("fraction", "similarity")  # how much of an answer is right, from 0 to 
 
 
 def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
-    """{symptom: sentence} after an update. lines: the newest of metrics.jsonl, in order; rewards: the mean reward of every update so far."""
+    """{symptom: sentence} after an update. lines: the newest of metrics.jsonl, in order; rewards: the mean reward of every update so far
+    (of a curriculum: at this level)."""
     told = {"collapse": metrics.collapsed(rewards), "stuck": stuck(lines, rewards), "broken": broken(lines), "noise": noise(lines), "errors": errors(lines),
             "stop token": stop_token(lines), "sequence ratio": sequence_ratio(lines), "not exact": not_exact(lines),
             "pays something else": pays_something_else(lines), "uncorrected": uncorrected(lines), **disagreement(lines)}  # fmt: skip
@@ -216,7 +217,7 @@ def look_at(lines: list[dict]) -> list[str]:
     """All that is told of a run, in the order in which it is seen: "update N: symptom: sentence"."""
     told = {}
     for i in range(len(lines)):
-        rewards = [line["reward"] for line in lines[: i + 1]]
+        rewards = [line["reward"] for line in lines[: i + 1] if line.get("level") == lines[i].get("level")]  # a curriculum never goes back
         for name, sentence in symptoms(lines[max(0, i + 1 - LOOKS_BACK) : i + 1], rewards).items():
             told.setdefault(name, f"update {lines[i]['update']}: {name}: {sentence}")
     return list(told.values())

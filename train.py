@@ -117,7 +117,7 @@ def train(cfg: Config) -> Path:
         "update": -1,  # updates done; -1: not even SFT
         "level": LEVELS[cfg.env][0] if cfg.curriculum else cfg.difficulty,
         "recent": [],  # what a curriculum watches (PROMOTE), of the last updates at this level
-        "rewards": [],  # mean reward of every update, to notice a collapse
+        "rewards": [],  # mean reward of every update at this level, to notice a collapse
         "sft": {},
         "seconds": dict.fromkeys(("total", *PARTS, "eval", "sft"), 0.0),
         "tokens": dict.fromkeys(("sampled", "trained", "sft"), 0),
@@ -245,6 +245,8 @@ def train(cfg: Config) -> Path:
             f"  {t1 - t0:.1f}s + {clock['train']:.1f}s{broken(groups)}"
         )
         state["update"] = step + 1
+        if history and history[-1]["level"] != level:
+            state["rewards"] = []  # a harder level pays less, and that is no collapse
         state["rewards"].append(line["reward"])
         history = [*history, line][-doctor.LOOKS_BACK :]
         told = doctor.symptoms(history, state["rewards"])

@@ -61,6 +61,7 @@ def test_a_symptom_is_told_once_when_it_is_there(symptom):
         {"errors": half(0, 1)},  # 1 of 65 may happen
         {"errors": np.tile([0.0, 0.0, 32.0], 10)},
         TEN,
+        {"reward": half(0.95, 0.5), "level": half(5, 6)},  # a curriculum went up
     ],
 )
 def test_what_is_no_symptom_is_not_told(values):
