@@ -187,9 +187,13 @@ def test_an_environment_that_names_no_parts_may_pay_as_it_likes():
     "run", sorted(p.parent.relative_to(ROOT).as_posix() for p in (ROOT / "results").glob("**/metrics.jsonl") if "failures" not in str(p))
 )
 def test_committed_runs_are_well(run):
-    """All were looked at by people, and none had any of this: an alarm here would be a false one."""
-    lines = [json.loads(line) for line in (ROOT / run / "metrics.jsonl").read_text().splitlines()]
-    assert doctor.look_at(lines) == [] or "stale" in run  # samples eight updates old, without correction, may well fall apart
+    """All were looked at by people, and none had any of this: an alarm here would be a false one. But samples eight updates old, without a correction,
+    fall apart, and in the ledger's runs that is what is told."""
+    told = doctor.look_at([json.loads(line) for line in (ROOT / run / "metrics.jsonl").read_text().splitlines()])
+    if "eight_blind" in run:
+        assert any(": uncorrected: " in sentence for sentence in told)
+    else:
+        assert told == [] or "stale" in run
 
 
 def test_the_command_line(tmp_path):
