@@ -24,7 +24,7 @@ PLACES = {
     "write config or summary": ("pathlib:Path.write_text", "train:write_json", WRITE),
     "rename config or summary": ("os:replace", "train:write_json", CALL),
     "sample": ("sampler:TorchSampler.sample", "", CALL),
-    "decode a token": ("sampler:FastDecoder.step", "", CALL),
+    "decode a token": ("decoder:FastDecoder.step", "", CALL),
     "SFT step": ("train:sft_step", "", CALL),
     "backward": ("torch:Tensor.backward", "", CALL),
     "optimizer step": ("torch:optim.AdamW.step", "", CALL),

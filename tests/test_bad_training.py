@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import decoder
 import env_letters
-import sampler
 import train
 from checkpoint import load_checkpoint
 
@@ -66,14 +66,14 @@ def test_equal_rewards_teach_nothing_and_that_is_told_once(monkeypatch, capsys, 
 
 
 def test_nan_from_a_kernel_of_the_sampler_stops_the_run_with_the_last_good_checkpoint(monkeypatch, tmp_path):
-    forward, asked = sampler.FastDecoder.forward, []
+    forward, asked = decoder.FastDecoder.forward, []
 
     def broken(self, ids, *rest):
         asked.append(1)
         logits = forward(self, ids, *rest)
         return logits * float("nan") if (tmp_path / "run" / "metrics.jsonl").exists() and ids.shape[1] == 1 else logits
 
-    monkeypatch.setattr(sampler.FastDecoder, "forward", broken)
+    monkeypatch.setattr(decoder.FastDecoder, "forward", broken)
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, tmp_path, "--updates", "5")
     assert "training stopped: the policy gave a token no probability" in str(stopped.value) and "last good checkpoint" in str(stopped.value)

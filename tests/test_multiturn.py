@@ -11,13 +11,14 @@ import pytest
 import torch
 
 import env_alphabet as alphabet
+from decoder import PlainDecoder
 from env_alphabet import NEW, Alphabet, right_list, write_block
 from env_letters import Letters
 from env_swarm import Swarm
 from lab import corpus, pretrain
 from logprobs import token_logprobs
 from rollout import delta_ids, encode, expert_episode, play, prompt_ids, render
-from sampler import PlainDecoder, Sample, TorchSampler
+from sampler import Sample, TorchSampler
 from swarm_tools import TOOLS
 
 END, BEGIN = "<|im_end|>", "<|im_start|>"

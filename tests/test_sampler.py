@@ -1,4 +1,4 @@
-"""Protects the sampler: what it says it sampled is what the model would have said, for every architecture, whatever the
+"""Protects the sampler and its decoders: what it says it sampled is what the model would have said, for every architecture, whatever the
 batch; it stops where it must; it samples from the weights of the last sync and never edits them.
 """
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sampler import FastDecoder, PlainDecoder, TorchSampler, draw, folded, make_decoder
+from decoder import FastDecoder, PlainDecoder, folded, make_decoder
+from sampler import TorchSampler, draw
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
 PLAIN = ["gpt2", "gemma2", "qwen2_window"]
