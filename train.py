@@ -67,6 +67,11 @@ from sft import demonstrations, other_opening, sft_batches, sft_step
 # Where the seconds of an update go. Without --async-rollouts all but "wait" come one after the other; with it the other process's rollout,
 # environment and sync run beside this one's wait and train.
 PARTS = tuple(report.BARS)
+TOLD = {
+    "exact": "exact",
+    "payoff": "payoff",
+    "error_rate": "errors",
+}  # what the line of an update tells beside the reward, if the environment has it
 
 
 # ------------------------------------------------------------------------------------------------ the recipe
@@ -239,7 +244,7 @@ def train(cfg: Config) -> Path:
         log(line)
         tqdm.write(
             f"update {step + 1:4}  reward {line['reward']:.2f} ± {(line['reward_high'] - line['reward_low']) / 2:.2f}"
-            + (f"  exact {line['exact']:.2f}" if "exact" in line else f"  payoff {line['payoff']:.2f}  errors {line['error_rate']:.2f}")
+            + "".join(f"  {title} {line[name]:.2f}" for name, title in TOLD.items() if name in line)
             + f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}  entropy {line.get('entropy', 0):.3f}"
             f"  grad {line['grad_norm']:.2f}  ratio {line.get('ratio', 1):.3f}  loss {line['loss']:+.4f}"
             f"  {t1 - t0:.1f}s + {clock['train']:.1f}s{broken(groups)}"

@@ -194,6 +194,22 @@ def test_the_environment_in_the_readme_is_short_and_takes_any_reply(tmp_path):
             assert 0 <= env.score()["reward"] < 1 and env.score()["exact"] == 0
 
 
+def test_an_environment_may_tell_nothing_but_a_reward(tmp_path):
+    (tmp_path / "plain.py").write_text("""
+class Plain:
+    think, tools = False, None
+    reset = lambda self, seed: [{"role": "user", "content": f"Say a, {seed % 9} times."}]
+    step = lambda self, reply: (setattr(self, "said", reply), ([], True))[1]
+    score = lambda self: {"reward": self.said.count("a") - 0.5}
+    expert_reply = lambda self: "a a a"
+""")
+    done = call(
+        [sys.executable, "train.py", "--env", f"{tmp_path}/plain.py:Plain", *TINY.split(), "--runs", str(tmp_path), "--name", "run"]
+    )
+    assert done.returncode == 0, done.stderr[-800:]
+    assert "update    1  reward" in done.stdout + done.stderr and "mean reward" in (tmp_path / "run" / "report.md").read_text()
+
+
 def test_an_environment_that_cannot_be_used_is_told_in_one_sentence(tmp_path):
     (tmp_path / "bad.py").write_text("class Half:\n    think = False\nraise RuntimeError('no') if False else None\n")
     (tmp_path / "half.py").write_text("class Half:\n    think = False\n")
