@@ -67,11 +67,8 @@ from sft import demonstrations, other_opening, sft_batches, sft_step
 # Where the seconds of an update go. Without --async-rollouts all but "wait" come one after the other; with it the other process's rollout,
 # environment and sync run beside this one's wait and train.
 PARTS = tuple(report.BARS)
-TOLD = {
-    "exact": "exact",
-    "payoff": "payoff",
-    "error_rate": "errors",
-}  # what the line of an update tells beside the reward, if the environment has it
+# What the line of an update tells beside the reward, where the environment has it.
+TOLD = {"exact": "exact", "payoff": "payoff", "error_rate": "errors"}
 
 
 # ------------------------------------------------------------------------------------------------ the recipe
