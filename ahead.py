@@ -26,6 +26,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -78,10 +79,19 @@ def player(pipe, home: str, load_policy: Callable[[], Policy], make_sampler: Cal
     except (EOFError, ConnectionError):  # the trainer is gone; if it was killed, its folder is still there
         shutil.rmtree(home, ignore_errors=True)
     except (SystemExit, ValueError, FloatingPointError) as error:  # a model, an engine, a setting or weights that cannot work
-        pipe.send((next(kind for kind in (SystemExit, ValueError, FloatingPointError) if isinstance(error, kind)), str(error)))
+        complain(pipe, next(kind for kind in (SystemExit, ValueError, FloatingPointError) if isinstance(error, kind)), str(error))
     except Exception as error:
-        why = first_line(error)
-        pipe.send((RuntimeError, f"the sampling process cannot go on ({why}); the last checkpoint is kept, mend that and --resume"))
+        complain(
+            pipe,
+            RuntimeError,
+            f"the sampling process cannot go on ({first_line(error)}); the last checkpoint is kept, mend that and --resume",
+        )
+
+
+def complain(pipe, kind: type, text: str) -> None:
+    """Have the trainer raise kind(text), if it is still there. As it ends its folder goes first, and what is then written in vain concerns nobody."""
+    with suppress(ConnectionError):
+        pipe.send((kind, text))
 
 
 class Ahead:

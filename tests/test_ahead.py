@@ -2,6 +2,7 @@
 moment it was asked, whoever is killed on the way; and nothing of it is left behind.
 """
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ahead import RESTARTS, Ahead, Job
+from ahead import RESTARTS, Ahead, Job, player
 from env_alphabet import Alphabet
 from policy import PICO, load_policy
 from rollout import play
@@ -289,6 +290,20 @@ def test_close_says_nothing_although_there_is_still_something_to_hear(opened, ca
     one.take(0)  # the file was there, so nobody listened to the pipe
     one.close()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def no_room():
+    raise OSError("no room")
+
+
+def test_trouble_is_not_told_to_a_trainer_that_has_gone(capfd):
+    mine, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=player, args=(theirs, "nowhere", no_room, Nod, 1))
+    process.start()
+    theirs.close()
+    mine.close()  # before the other has loaded anything
+    process.join(120)
+    assert process.exitcode == 0 and "Traceback" not in capfd.readouterr().err
 
 
 def test_a_trainer_that_is_killed_leaves_neither_process_nor_folder(tmp_path):
