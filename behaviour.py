@@ -27,6 +27,7 @@ from statsmodels.stats.multitest import multipletests
 
 import compare
 import metrics
+import records
 from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, Turn, brief
 from swarm_tools import Refused, read_call
 
@@ -132,7 +133,7 @@ def section(title: str, text: list[str], head: list[str] | None = None, rows: li
 
 def quote(text: str) -> str:
     """Anybody's text, made safe for Markdown and a terminal: one line, printable, in backticks."""
-    return "`" + compare.printable(" ".join(text.split())).replace("`", "'") + "`"
+    return "`" + records.printable(" ".join(text.split())).replace("`", "'") + "`"
 
 
 def markdown(sections: list[dict]) -> str:
@@ -346,10 +347,10 @@ def report(folder: Path, which: tuple[str, str] | None = None) -> str:
     """The sections of a run folder as markdown."""
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
-    config = compare.record(folder / "config.json")
+    config = records.record(folder / "config.json")
     if config.get("env") != "swarm":
         raise ValueError(f"{folder} is a run of {config.get('env')}; behaviour is told of swarm runs only, see report.py for the others")
-    evals, episodes = compare.clean(compare.lines(folder / "evals.jsonl")), compare.lines(folder / "episodes.jsonl")
+    evals, episodes = records.clean(records.lines(folder / "evals.jsonl")), records.lines(folder / "episodes.jsonl")
     found = sections(config, evals, episodes, which)
     if not found:
         raise ValueError(f"{folder} has fewer than two evaluations of the trained tasks; nothing can be compared yet")
@@ -438,7 +439,7 @@ if __name__ == "__main__":
     given = sys.argv[1:]
     if len(given) == 2 or len(given) > 3 or given[:1] in (["-h"], ["--help"]):
         raise SystemExit("usage: python behaviour.py [runs/NAME [ONE OTHER]]   (ONE and OTHER: an update, before, after_sft or final)")
-    with compare.foreign(given[0] if given else ""):
+    with records.foreign(given[0] if given else ""):
         if given:
             print(report(Path(given[0]), tuple(given[1:]) or None))
         else:

@@ -25,7 +25,6 @@ import json
 import math
 import string
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -36,20 +35,12 @@ from statsmodels.stats.multitest import multipletests
 
 import metrics
 from metrics import Interval
+from records import clean, foreign, lines, record
 
 # What arms are compared by, where both have it. swarm has no exact answers, but its reward has parts; they are compared on the trained tasks.
 MEASURES, PARTS = ("exact", "reward"), ("payoff", "reputation", "quality", "diversity")
-SAME = {
-    "seed",
-    "name",
-    "runs",
-    "resume",
-    "threads",
-    "wandb",
-    "device",
-    "save_every",
-    "eval_other_tiers",
-}  # flags that do not make another arm
+# Flags that do not make another arm.
+SAME = {"seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every", "eval_other_tiers"}
 
 
 @dataclass(frozen=True)
@@ -112,54 +103,6 @@ def read(folder: Path) -> Run:
     if not final:
         raise ValueError(f"{folder}/evals.jsonl has no final evaluation; go on with python train.py --resume {folder}")
     return Run(folder, config, final, [line["reward"] for line in lines(folder / "metrics.jsonl")])
-
-
-def lines(path: Path) -> list[dict]:
-    """A .jsonl file of a run; empty if there is none."""
-    try:
-        return [thing(json.loads(line)) for line in path.read_text().split("\n") if line] if path.exists() else []
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}); mend or drop that line, or give another run") from None
-
-
-def record(path: Path) -> dict:
-    """config.json or summary.json."""
-    try:
-        return clean(thing(json.loads(path.read_text())))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it, or give another run") from None
-
-
-def thing(found) -> dict:
-    """A JSON object, and nothing else that JSON can hold."""
-    if not isinstance(found, dict):
-        raise ValueError("an object is expected")
-    return found
-
-
-def printable(text: str) -> str:
-    """On one line, without control characters: each becomes a question mark."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def clean(x):
-    """Anybody's text, made safe for Markdown and a terminal: one line, printable, no HTML, no link, no table cell. Of a list or dict: all texts in it."""
-    if isinstance(x, str):
-        return printable(x).replace("<", "&lt;").replace("`", "'").replace("](", "] (").replace("|", "¦")
-    return {clean(k): clean(v) for k, v in x.items()} if isinstance(x, dict) else [clean(v) for v in x] if isinstance(x, list) else x
-
-
-@contextmanager
-def foreign(folder):
-    """A run folder may come from anywhere: if something in it is not what a run writes, the command ends with one sentence."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        raise SystemExit(printable(str(error))) from None
-    except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
-        raise SystemExit(
-            f"{folder} holds what no run writes ({type(error).__name__}: {ascii(str(error))[:100]}); restore it, or give another"
-        ) from None
 
 
 def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-import compare
 import env_swarm
 import metrics
+import records
 import report
 from checkpoint import find_checkpoint, load_checkpoint
 from policy import choose_model, load_policy
@@ -176,7 +176,7 @@ def evaluate_only(given) -> None:
                 env.style = player
                 print(f"  {player:22} {env_swarm.evaluate(env, cfg.eval_n, EVAL_SEEDS)['reward']}")
     if (folder / "summary.json").exists():
-        with compare.foreign(folder):
+        with records.foreign(folder):
             report.write(folder)
     lock.release()
     print(f"\nkept in {folder}/evals.jsonl and {folder}/report.md")

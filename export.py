@@ -25,8 +25,8 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-import compare
 import doctor
+import records
 import settings
 from checkpoint import find_checkpoint, load_checkpoint
 from logprobs import token_logprobs
@@ -65,7 +65,7 @@ def flags(config: dict, n_parameters: int) -> str:
 def card(summary: dict, kind: str, hub: str = "") -> str:
     """README.md of an exported folder, with the hub's front matter. kind: adapter or merge."""
     config, m, base = summary["config"], summary["machine"], base_of(summary)
-    base = compare.clean(Path(base).resolve().name if Path(base).exists() else base)
+    base = records.clean(Path(base).resolve().name if Path(base).exists() else base)
     exact, reward = shown(summary)
     n = next(iter(summary["eval"].values()))["final"]["n"]
     front = ["---", *([f"base_model: {json.dumps(base)}"] if "/" in base else []), f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
@@ -123,8 +123,8 @@ def export(
     """
     if not (run / "summary.json").exists():
         raise SystemExit(f"{run}: there is no summary.json in it, so it is no finished run; train to the end first, or check the path")
-    with compare.foreign(run):
-        summary = compare.record(run / "summary.json")
+    with records.foreign(run):
+        summary = records.record(run / "summary.json")
         card(summary, kind, push)  # all that the card needs is there
     rank = summary["config"]["lora_rank"]
     saved = find_checkpoint(run / "checkpoint")

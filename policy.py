@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 
+from records import printable
+
 PICO = Path(__file__).resolve().parent / "pico_base"
 PICO_SWARM = PICO.with_name("pico_swarm")  # the same model after more pretraining, on tool calls: worse at lists, so a folder of its own
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
@@ -149,7 +151,7 @@ def refuse_pickles(folder: Path) -> None:
 def first_line(error: Exception) -> str:
     """An error in one line. Its text may hold a reply, or a file's content: what could steer a terminal becomes a question mark."""
     line = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-    return "".join(c if c.isprintable() else "?" for c in line[:300])
+    return printable(line[:300])
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:

@@ -20,6 +20,7 @@ import behaviour
 import compare
 import doctor
 import metrics
+import records
 import viewer
 
 STAGES = ("before", "after_sft", "final")  # the evaluations that are results; those in between are a curve
@@ -34,7 +35,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 
     An environment without exact answers (swarm) has no exact, low, high and gain; every part of its reward has an interval instead.
     """
-    evals = compare.lines(folder / "evals.jsonl")
+    evals = records.lines(folder / "evals.jsonl")
     trained = next(e["tasks"] for e in evals if e["trained"])
     table: dict = {}
     for e in evals:
@@ -64,17 +65,17 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
 
 def write(folder: Path) -> None:
     """report.md and curves.png from what is in the folder."""
-    summary = compare.record(folder / "summary.json")
+    summary = records.record(folder / "summary.json")
     if "api" in summary:  # an evaluation over an API: api.py has written its report.md, and nothing was trained
         return viewer.write_html(folder)
-    lines, evals = (compare.clean(compare.lines(folder / f"{name}.jsonl")) for name in ("metrics", "evals"))
+    lines, evals = (records.clean(records.lines(folder / f"{name}.jsonl")) for name in ("metrics", "evals"))
     during = [e for e in evals if e["stage"] != "eval_only"]  # what --eval-only added later has a table of its own
     draw_curves(folder / "curves.png", summary, lines, during)
     more = behaviour.eval_only(evals)
     if summary["env"] == "swarm":
-        more = behaviour.sections(summary["config"], evals, compare.lines(folder / "episodes.jsonl")) + more
+        more = behaviour.sections(summary["config"], evals, records.lines(folder / "episodes.jsonl")) + more
     (folder / "report.md").write_text(
-        text(compare.clean(folder.name), summary, lines, during) + ("\n" + behaviour.markdown(more) if more else "")
+        text(records.clean(folder.name), summary, lines, during) + ("\n" + behaviour.markdown(more) if more else "")
     )
     viewer.write_html(folder)
 
@@ -379,6 +380,6 @@ if __name__ == "__main__":
         raise SystemExit(
             "usage: python report.py runs/NAME   (a finished run: it has a summary.json), or: python report.py compare runs/A runs/B …"
         )
-    with compare.foreign(sys.argv[1]):
+    with records.foreign(sys.argv[1]):
         write(Path(sys.argv[1]))
     print((Path(sys.argv[1]) / "report.md").read_text())

@@ -27,6 +27,7 @@ from pathlib import Path
 from jinja2 import TemplateError
 
 from policy import Policy
+from records import printable
 from sampler import Sample, TorchSampler
 
 ENV_SECONDS = 60.0  # what one call of an environment may take; one that needs more (a judge over the network) sets `seconds` on itself
@@ -270,7 +271,7 @@ def fail(episode: Episode, error: BaseException) -> None:
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     text = " ".join(str(error).split())[:300]
     episode.stop_reason = "error"
-    episode.error = f"{type(error).__name__}: {''.join(c if c.isprintable() else '?' for c in text)}{where}"
+    episode.error = f"{type(error).__name__}: {printable(text)}{where}"
 
 
 def segments(policy: Policy, episode: Episode, ratios: list[float] | None) -> list[dict]:

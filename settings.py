@@ -96,7 +96,7 @@ class Config:
     # evaluation: fixed held-out tasks, greedy
     eval_n: int | None = None  # tasks a tier; 32 would give an interval 34 points wide. None: 256, and 128 in swarm
     eval_every: int = 20  # updates
-    eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; without them a short run is a seventh shorter
+    eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; without them a short run is quicker
     # evaluation over an API (api.py): any OpenAI-compatible endpoint instead of a checkpoint; --model is its name there
     api_base: str = ""  # such as https://HOST/v1
     api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; the key itself is given nowhere else

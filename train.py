@@ -33,11 +33,11 @@ import torch
 import tyro
 from tqdm import tqdm
 
-import compare
 import doctor
 import failures
 import metrics
 import parallel
+import records
 import report
 from ahead import Ahead, Job
 from api import evaluate_api
@@ -132,7 +132,7 @@ def train(cfg: Config) -> Path:
         state = restore(saved, policy, optimizer, state)
         print(f"resumed {folder} after update {state['update']}")
     trim(folder, state["update"])
-    history = compare.lines(folder / "metrics.jsonl")[-doctor.LOOKS_BACK :]
+    history = records.lines(folder / "metrics.jsonl")[-doctor.LOOKS_BACK :]
     seconds, tokens, stop = state["seconds"], state["tokens"], StopSignal()
     spent_before = seconds["total"]
     parallel.same_weights(policy.trainable().values())

@@ -28,6 +28,7 @@ import behaviour
 import compare
 import doctor
 import metrics
+import records
 
 TEMPLATE = Path(__file__).parent / "viewer.html"
 STAGES = {"before": "before SFT", "after_sft": "after SFT"}  # what the page calls the evaluations around SFT
@@ -107,7 +108,7 @@ def read_json(path: Path) -> dict:
 
 def read_lines(path: Path) -> list[dict]:
     """A JSON object a line. A last line that a kill cut in two is left out; any other broken line is an error."""
-    records = []
+    found = []
     texts = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
     texts = [text for text in texts if text.strip()]
     for i, text in enumerate(texts):
@@ -115,11 +116,11 @@ def read_lines(path: Path) -> list[dict]:
             record = json.loads(text, parse_constant=lambda _: None)  # NaN and Infinity have no place in JSON
             if not isinstance(record, dict):
                 raise ValueError("an object is expected")
-            records.append(record)
+            found.append(record)
         except (ValueError, RecursionError) as error:
             if i + 1 < len(texts):
                 raise ValueError(f"{path}, line {i + 1} is not JSON ({error}); remove that line") from None
-    return records
+    return found
 
 
 def numbers(values) -> list[float]:
@@ -331,5 +332,5 @@ def scale(episodes: list[dict]) -> dict:
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise SystemExit("usage: python viewer.py runs/NAME   (a run folder; the page is written to report.html in it)")
-    with compare.foreign(sys.argv[1]):
+    with records.foreign(sys.argv[1]):
         print(write_html(Path(sys.argv[1])))

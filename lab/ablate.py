@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import compare
+import records
 from lab import arms as lab_arms
 from lab import ledger
 from lab.claims import CLAIMS, Claim
@@ -45,7 +45,7 @@ def run(claim: Claim, arm: str, seed: int, threads: int, launch=lab_arms.launch)
         return
     flags, name = claim.arms[arm].split(), f"{target.parent.name}-{target.name}"
     folder = ROOT / RUNS / name
-    if (folder / "config.json").exists() and not agrees(compare.record(folder / "config.json"), claim.arms[arm]):
+    if (folder / "config.json").exists() and not agrees(records.record(folder / "config.json"), claim.arms[arm]):
         shutil.rmtree(folder)  # begun when the claim had other flags
     if not (folder / "summary.json").exists():
         begun = (folder / "config.json").exists()
@@ -66,10 +66,10 @@ def keep(folder: Path, target: Path, then=None) -> None:
             shutil.copy(folder / name, target / name)
     whole = lambda x: int(x) if isinstance(x, float) and x.is_integer() else x
     with open(target / "evals.jsonl", "w") as f:
-        for e in (e for e in compare.lines(folder / "evals.jsonl") if e["trained"]):
+        for e in (e for e in records.lines(folder / "evals.jsonl") if e["trained"]):
             slim = {k: [whole(x) for x in v] if isinstance(v, list) else v for k, v in e.items() if k in KEPT}
             f.write(json.dumps(slim, separators=(",", ":")) + "\n")
-    write_json(target / "summary.json", compare.record(folder / "summary.json"))
+    write_json(target / "summary.json", records.record(folder / "summary.json"))
 
 
 def play_script(claim: Claim, arm: str) -> None:

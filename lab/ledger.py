@@ -30,6 +30,7 @@ import numpy as np
 import tyro
 
 import compare
+import records
 from lab.claims import CLAIMS, Check, Claim
 from lab.quantities import Run, Script, held
 from metrics import Interval
@@ -160,7 +161,7 @@ def collect(claim: Claim) -> dict:
 def read(folder: Path) -> Run:
     samples = json.loads((folder / "samples.json").read_text())["right"] if (folder / "samples.json").exists() else []
     return Run(
-        compare.record(folder / "summary.json"), compare.lines(folder / "metrics.jsonl"), compare.lines(folder / "evals.jsonl"), samples
+        records.record(folder / "summary.json"), records.lines(folder / "metrics.jsonl"), records.lines(folder / "evals.jsonl"), samples
     )
 
 

@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import compare
 import metrics
+import records
 from grpo import IMPORTANCE
 from lab.arms import launch
 from report import draw_bars, points, time_bars, waiting
@@ -55,7 +55,7 @@ def run(arm: str, seed: int, threads: int, python: str) -> None:
 
 def final(folder: Path) -> list[float]:
     """Exact or not, of every held-out task of tier 6, after the last update."""
-    return next(e["exact"] for e in compare.lines(folder / "evals.jsonl") if e["stage"] == "final" and e["trained"])
+    return next(e["exact"] for e in records.lines(folder / "evals.jsonl") if e["stage"] == "final" and e["trained"])
 
 
 def pace(lines: list[dict]) -> float:
@@ -83,7 +83,7 @@ def write_table() -> None:
     for arm, folders in found.items():
         for folder in folders:
             seed = int(folder.name.rpartition("-")[2])
-            s, lines = json.loads((folder / "summary.json").read_text()), compare.lines(folder / "metrics.jsonl")
+            s, lines = json.loads((folder / "summary.json").read_text()), records.lines(folder / "metrics.jsonl")
             exact = final(folder)
             base = OUT / f"in_turn-{seed}"
             against = "" if arm == "in_turn" or not base.exists() else points(metrics.gain(final(base), exact).dict())
@@ -99,7 +99,7 @@ def write_table() -> None:
     both = [seed for seed in range(100) if (OUT / f"in_turn-{seed}").exists() and (OUT / f"ahead-{seed}").exists()]
     if both:
         ratios = [
-            pace(compare.lines(OUT / f"ahead-{s}/metrics.jsonl")) / pace(compare.lines(OUT / f"in_turn-{s}/metrics.jsonl")) for s in both
+            pace(records.lines(OUT / f"ahead-{s}/metrics.jsonl")) / pace(records.lines(OUT / f"in_turn-{s}/metrics.jsonl")) for s in both
         ]
         text += ["", f"Ahead against in turn, pairs of runs that ran one after the other: {np.median(ratios):.2f} times the updates a minute "
                      f"(median of {len(ratios)}; {min(ratios):.2f} to {max(ratios):.2f})."]  # fmt: skip
@@ -131,7 +131,7 @@ def draw(found: dict[str, list[Path]]) -> None:
     fig, axes = plt.subplots(1, 3, figsize=(16, 4.6), layout="constrained")
     for color, (arm, folders) in enumerate(found.items()):
         for folder in folders:
-            lines = compare.lines(folder / "metrics.jsonl")
+            lines = records.lines(folder / "metrics.jsonl")
             x = [line["update"] for line in lines]
             smooth = np.convolve([line["reward"] for line in lines], np.ones(5) / 5, "same")
             axes[0].plot(x[2:-2], smooth[2:-2], color=f"C{color}", lw=1.2, label=arm if folder is folders[0] else None)
@@ -142,7 +142,7 @@ def draw(found: dict[str, list[Path]]) -> None:
     axes[1].set_yscale("log")
     bars = {}
     for arm in (arm for arm in SETS["pace"] if arm in found):
-        some = time_bars(compare.lines(found[arm][0] / "metrics.jsonl"))
+        some = time_bars(records.lines(found[arm][0] / "metrics.jsonl"))
         bars |= {arm if len(some) == 1 else f"{arm}: {who}": bar for who, bar in some.items()}
     draw_bars(axes[2], bars)
     axes[2].set(title="where an update's seconds go, on average")

@@ -17,6 +17,7 @@ import pytest
 
 import api
 import compare
+import records
 import settings
 import train
 from endpoint import Answer, open_endpoint, put_back, read_answer, seconds_of
@@ -109,7 +110,7 @@ def evaluate(folder, url: str, **more) -> tuple[dict, dict | None]:
     except SystemExit as end:
         assert end.code == 1
     assert time.monotonic() - started < HANGS
-    lines = compare.lines(folder / "run" / "evals.jsonl")
+    lines = records.lines(folder / "run" / "evals.jsonl")
     return json.loads((folder / "run" / "summary.json").read_text()), lines[0] if lines else None
 
 
@@ -207,7 +208,7 @@ def test_every_fault_is_tried_again_counted_and_comes_to_an_end(endpoint, tmp_pa
         "n": 0, "failed": 2, "requests": 4, "retries": 2, "prompt_tokens": 0, "completion_tokens": 0, "notes": 0, "ended": 0,
     }  # fmt: skip
     assert len(seen) == 4
-    saved = compare.lines(tmp_path / "run" / "episodes.jsonl")
+    saved = records.lines(tmp_path / "run" / "episodes.jsonl")
     assert [e["stop_reason"] for e in saved] == ["error", "error"] and all(e["error"] for e in saved)
 
 
@@ -336,7 +337,7 @@ def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path):
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=HANGS)
     assert run.returncode == 130 and "stopped by you" in err and "Traceback" not in err
-    (line,) = compare.lines(tmp_path / "run" / "evals.jsonl")
+    (line,) = records.lines(tmp_path / "run" / "evals.jsonl")
     assert line["reward"] == [1.0] * 3 and len(line["missing"]) == 17
     assert "n = 3 held-out tasks; 17 more failed or were not played" in out
 
@@ -597,7 +598,7 @@ def test_over_http_a_policy_says_and_gets_what_it_does_in_process(load, served, 
     api.evaluate_api(cfg)
     (make_env,) = [env for trained, env in settings.eval_sets(cfg).values() if trained]
     groups = greedy(policy, TorchSampler(policy), 100)(make_env, [EVAL_SEEDS + i for i in range(n)])
-    over_http = {e["seed"]: e for e in compare.lines(tmp_path / "run" / "episodes.jsonl")}
+    over_http = {e["seed"]: e for e in records.lines(tmp_path / "run" / "episodes.jsonl")}
     for (episode,) in groups:
         other = over_http[episode.seed]
         assert (other["messages"], other["reward"], other["components"]) == (episode.messages, episode.reward, episode.components)

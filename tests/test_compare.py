@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import compare
+import records
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = {
@@ -60,7 +61,7 @@ def rows_of(folders) -> list[dict]:
 
 def drop(folder: Path, tasks: list[int]) -> Path:
     """As api.py writes it: the results of these tasks are not there, and their numbers are."""
-    lines = compare.lines(folder / "evals.jsonl")
+    lines = records.lines(folder / "evals.jsonl")
     for line in lines:
         for name in ("reward", "exact", "reply_tokens"):
             line[name] = [v for i, v in enumerate(line[name]) if i not in tasks]

@@ -428,7 +428,7 @@ def test_observations_say_when_thinking_began_or_that_it_did_not(tmp_path):
 def test_what_is_wrong_is_told_and_its_absence_too(tmp_path):
     lines = growing_lines(12)
     summary = make_run(tmp_path / "run", lines)
-    assert "* Nothing was found wrong" in report.text("run", summary, lines, report.compare.lines(tmp_path / "run" / "evals.jsonl"))
+    assert "* Nothing was found wrong" in report.text("run", summary, lines, report.records.lines(tmp_path / "run" / "evals.jsonl"))
     silent = [line | {"groups_with_signal": 0.0, "reward": 0.0} for line in lines]
     text = "\n".join(report.observations(summary, silent))
     assert "Found wrong at update 10: no signal: " in text and "Nothing was found" not in text
@@ -550,7 +550,7 @@ def test_the_reports_of_committed_runs_come_out_the_same(tmp_path, kept):
         assert list(again["eval"][tasks]) == list(stages)
         for stage, result in stages.items():
             assert list(again["eval"][tasks][stage]) == list(result) and again["eval"][tasks][stage] == pytest.approx(result)
-    text = report.text(folder.name, was, report.compare.lines(folder / "metrics.jsonl"), report.compare.lines(folder / "evals.jsonl"))
+    text = report.text(folder.name, was, report.records.lines(folder / "metrics.jsonl"), report.records.lines(folder / "evals.jsonl"))
     assert text == (ROOT / "results" / kept / "report.md").read_text()
 
 

@@ -1,6 +1,6 @@
 """`warm.run(["train.py", …])` is `subprocess.run([sys.executable, "train.py", …])` without the seconds that its imports take.
 
-To import torch, transformers and peft takes 4 seconds of a run that trains for two, and the tests start a hundred such runs. A server (multiprocessing's
+To import torch, transformers and peft takes 4 seconds of a run that trains for two, and the tests start dozens of such runs. A server (multiprocessing's
 "forkserver") imports them once; each run is a fork of it: a process of its own, with its own files, environment and exit code, that has imported nothing of
 ours. What libraries read from the environment while they are imported is the server's, so a test that changes such a variable (HOME) starts a Python of its own.
 """
