@@ -3,13 +3,14 @@
     prefill   run each *prompt* once and keep its keys and values (the KV cache)
     share     its k samples all look at the one cache of their prompt, and each has a cache of its own for what it says
     step      one token for every row: attend to both, append to its own
-    move      a row that ended is overwritten by the last live row, so no step is spent on finished rows
+    move      the last live row takes the name of one that ended, so no step is spent on finished rows; now and then the caches are packed
     resume    in a conversation, a row's cache is kept for its next turn, and only what is new is read
 
 Prompts are padded on the left, so that all end at the same place. sampler.py is the loop around it: which token is drawn, who has ended.
 
 `FastDecoder` is our own forward pass for the Llama/Qwen family: LoRA folded into a private copy of the weights, q, k and v in one matrix
-product, gate and up in another (`python -m lab.bench_peers sampler` measures what it wins over model.generate and others). `PlainDecoder`
+product, gate and up in another, few operations, no copies (`python -m lab.bench_peers sampler` measures what it wins over model.generate and
+others). `PlainDecoder`
 calls the Hugging Face model, so any causal LM works. The fast one is chosen only if its log-probs are those of the model on a test prompt,
 but for rounding.
 
@@ -26,16 +27,18 @@ from policy import Policy
 class FastDecoder:
     """Our forward pass for decoders of the Llama/Qwen family, on a private copy of the weights with LoRA folded in.
 
+    A small model on a CPU does little arithmetic in a step. What counts are the microseconds that each operation takes to begin, and memory that is
+    read twice. So: few operations, and what can be looked at where it lies is not copied.
+
     In the shapes below: G prompts of P tokens, B rows (G · k samples, fewer as they end), L layers, D channels, Hq heads of queries and
-    Hkv of keys with d channels each, a vocabulary of V.
+    Hkv of keys with d channels each, g = Hq/Hkv, a vocabulary of V. N tokens are run at once: B in a step, and G · S where prompts are read.
     """
 
     def __init__(self, policy: Policy):
         self.lm = policy.lm
         self.trunk = getattr(self.lm, self.lm.base_model_prefix)
         self.config = self.lm.config
-        first = self.trunk.layers[0].self_attn
-        self.head_dim = first.head_dim
+        self.head_dim = self.trunk.layers[0].self_attn.head_dim
         self.n_kv = self.config.num_key_value_heads
         self.n_q = self.config.num_attention_heads
         self.eps = self.config.rms_norm_eps
@@ -43,24 +46,34 @@ class FastDecoder:
 
     @torch.no_grad()
     def sync(self) -> None:
-        """Copy the current weights. The policy's own are only read."""
+        """Copy the current weights. The policy's own are only read.
+
+        RoPE turns the channels i and i + d/2 of a head together. Here they stand side by side, so that a pair is one complex number and to turn all
+        of them is one multiplication (6% of a step). Queries and keys change places alike, so their products stay what they are.
+        """
 
         def join(*linears):  # several projections of the same input become one
             biases = [linear.bias for linear in linears]
             bias = None if biases[0] is None else torch.cat(biases).clone()
             return torch.cat([folded(linear) for linear in linears]), bias
 
+        def paired(x):  # [H·d, …]: of each head the channels 0, d/2, 1, d/2 + 1, …
+            return x.unflatten(0, (-1, 2, self.head_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+        turned = (self.n_q + self.n_kv) * self.head_dim  # channels of queries and keys
         self.layers = []
         for layer in self.trunk.layers:
             a, m = layer.self_attn, layer.mlp
-            scale = torch.ones(self.n_q + self.n_kv, self.head_dim, device=folded(a.q_proj).device)
+            qkv, qk_norm = join(a.q_proj, a.k_proj, a.v_proj), None
+            for x in qkv:
+                if x is not None:
+                    x[:turned] = paired(x[:turned])
             if hasattr(a, "q_norm"):  # Qwen3 normalises queries and keys; q's and k's heads go through it together
-                scale = torch.cat([a.q_norm.weight.expand(self.n_q, -1), a.k_norm.weight.expand(self.n_kv, -1)]).clone()
+                qk_norm = torch.cat([paired(a.q_norm.weight).expand(self.n_q, -1), paired(a.k_norm.weight).expand(self.n_kv, -1)])
             self.layers.append(
                 {
-                    "norm1": layer.input_layernorm.weight.clone(), "norm2": layer.post_attention_layernorm.weight.clone(),
-                    "qkv": join(a.q_proj, a.k_proj, a.v_proj), "o": join(a.o_proj), "qk_scale": scale,
-                    "qk_norm": hasattr(a, "q_norm"), "gate_up": join(m.gate_proj, m.up_proj), "down": join(m.down_proj),
+                    "norm1": layer.input_layernorm.weight.clone(), "norm2": layer.post_attention_layernorm.weight.clone(), "qk_norm": qk_norm,
+                    "qkv": qkv, "o": join(a.o_proj), "gate_up": join(m.gate_proj, m.up_proj), "down": join(m.down_proj),
                 }
             )  # fmt: skip
         self.embed = self.trunk.embed_tokens.weight.clone()
@@ -71,26 +84,26 @@ class FastDecoder:
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend) -> torch.Tensor:
         """Run ids [B, S] at positions [B, S]; returns logits of the last position [B, V].
 
-        attend(layer, q [B, S, Hq, d], k, v [B, S, Hkv, d]) -> [B, S, Hq·d] stores the keys and values, and looks at them and at those before.
+        attend(layer, heads [N, Hq+2Hkv, d]: queries, keys, values) -> [N, Hq·d] stores the keys and values, and looks at them and at those before.
         """
-        B, S = ids.shape
-        x = F.embedding(ids, self.embed)  # [B, S, D]
-        cos, sin = self.trunk.rotary_emb(x, positions.clamp(min=0))  # [B, S, d] each
-        cos, sin = cos[:, :, None], sin[:, :, None]  # [B, S, 1, d]
-        n_qk, half = self.n_q + self.n_kv, self.head_dim // 2
+        x = F.embedding(ids.flatten(), self.embed)  # [N, D]
+        turns = self.turns[positions.flatten()][:, None]  # [N, 1, d/2]
+        (N, D), n_qk, d = x.shape, self.n_q + self.n_kv, self.head_dim
         for layer, w in enumerate(self.layers):
-            h = F.rms_norm(x, x.shape[-1:], w["norm1"], self.eps)
-            qkv = F.linear(h, *w["qkv"]).view(B, S, n_qk + self.n_kv, self.head_dim)
-            qk = qkv[:, :, :n_qk]  # [B, S, Hq+Hkv, d]
-            if w["qk_norm"]:
-                qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * w["qk_scale"]
-            qk = qk * cos + torch.cat([-qk[..., half:], qk[..., :half]], -1) * sin  # RoPE (Su et al. 2021, §3.4)
-            out = attend(layer, qk[:, :, : self.n_q], qk[:, :, self.n_q :], qkv[:, :, n_qk:])
-            x = x + F.linear(out, *w["o"])
-            h = F.rms_norm(x, x.shape[-1:], w["norm2"], self.eps)
+            h = F.rms_norm(x, (D,), w["norm1"], self.eps)
+            heads = F.linear(h, *w["qkv"]).view(N, -1, d)  # [N, Hq+2Hkv, d]
+            qk = heads[:, :n_qk]
+            if w["qk_norm"] is not None:
+                torch.mul(F.rms_norm(qk, (d,), None, self.eps), w["qk_norm"], out=qk)
+            pairs = qk.float().view(N, n_qk, d // 2, 2)  # of float32 it is no copy
+            torch.view_as_complex(pairs).mul_(turns)  # RoPE (Su et al. 2021, §3.4), in place
+            if qk.dtype != torch.float32:
+                qk.copy_(pairs.flatten(-2))
+            x = x + F.linear(attend(layer, heads), *w["o"])
+            h = F.rms_norm(x, (D,), w["norm2"], self.eps)
             gate, up = F.linear(h, *w["gate_up"]).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, *w["down"])
-        x = F.rms_norm(x[:, -1], x.shape[-1:], self.norm, self.eps)
+        x = F.rms_norm(x.view(*ids.shape, D)[:, -1], (D,), self.norm, self.eps)
         return F.linear(x, self.head).float()
 
     def read(self, ids: torch.Tensor, slot: int) -> torch.Tensor:
@@ -101,14 +114,14 @@ class FastDecoder:
         # Key j is visible to query i if j <= i and j is no padding. Padding sees itself: a row without any key would be NaN.
         mask = (key <= here[:, None]) & (key >= self.pad[:, None, None]) | (key == here[:, None])  # [G, S, slot+S]
 
-        def attend(layer, q, k, v):
-            keys, values = self.keys[layer], self.values[layer]  # [G, Hkv, P, d]
-            keys[:, :, slot : slot + S], values[:, :, slot : slot + S] = k.transpose(1, 2), v.transpose(1, 2)
-            seen = keys[:, :, : slot + S], values[:, :, : slot + S]
-            out = F.scaled_dot_product_attention(q.transpose(1, 2), *seen, attn_mask=mask[:, None], enable_gqa=True)
-            return out.transpose(1, 2).reshape(G, S, -1)
+        def attend(layer, heads):
+            q, k, v = heads.view(G, S, -1, self.head_dim).transpose(1, 2).split([self.n_q, self.n_kv, self.n_kv], 1)  # [G, H, S, d] each
+            keys, values = self.prompts[layer][:, :, :, : slot + S]  # [G, Hkv, slot+S, d]
+            keys[:, :, slot:], values[:, :, slot:] = k, v
+            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask[:, None], enable_gqa=True)
+            return out.transpose(1, 2).reshape(G * S, -1)
 
-        return self.forward(ids, here - self.pad[:, None], attend)
+        return self.forward(ids, (here - self.pad[:, None]).clamp(min=0), attend)
 
     def prefill(self, ids: torch.Tensor, pad: torch.Tensor, copies: int, room: int) -> torch.Tensor:
         """ids [G, P], left-padded by pad [G]; returns logits [G·copies, V]. The copies of a prompt will share its keys and values."""
@@ -122,99 +135,114 @@ class FastDecoder:
         the same tokens at the same places give the same keys, so that is a little work and no harm.
         What it wins: 64 alphabet episodes of three turns took pico_base 2.5 s instead of 4.8 (one run, two threads, the same tokens).
         """
-        known = torch.tensor([c.shape[2] for c in caches], device=ids.device)
+        known = torch.tensor([c.shape[3] for c in caches], device=ids.device)
         S = int((ids.shape[1] - pad - known).max())
         self.open(ids, pad, 1, room)
         for row, (cache, start) in enumerate(zip(caches, pad.tolist())):
-            n = cache.shape[2]
-            for layer, wide in enumerate(self.keys + self.values):
-                wide[row, :, :start] = 0  # masked; but 0 · garbage may be NaN
-                wide[row, :, start : start + n] = cache[layer]
+            for prompts, kept in zip(self.prompts, cache):
+                prompts[:, row, :, :start] = 0  # masked; but 0 · garbage may be NaN
+                prompts[:, row, :, start : start + cache.shape[3]] = kept
         return self.read(ids[:, -S:], ids.shape[1] - S)
 
     def open(self, ids: torch.Tensor, pad: torch.Tensor, copies: int, room: int) -> None:
-        """Empty caches: one for the prompts, which copies share, and one for each row's own tokens."""
-        (G, P), device = ids.shape, ids.device
-        make = lambda n, length: [
-            torch.empty((n, self.n_kv, length, self.head_dim), dtype=self.embed.dtype, device=device) for _ in self.layers
-        ]
-        self.keys, self.values = make(G, P), make(G, P)  # of the prompts
-        self.own_keys, self.own_values = make(G * copies, room), make(G * copies, room)
-        self.pad, self.prompt, self.slot = pad, torch.arange(G, device=device).repeat_interleave(copies), 0
-        self.sort()
+        """Empty caches: a line for each prompt, where its keys lie once, and in it a place for the own tokens of each copy."""
+        (G, P), H, d, device = ids.shape, self.n_kv, self.head_dim, ids.device
+        empty = lambda *shape: [torch.empty(shape, dtype=self.embed.dtype, device=device) for _ in self.layers]
+        self.prompts, self.own = empty(2, G, H, P, d), empty(2, G, H, copies, room, d)  # keys and values
+        self.pad, self.slot = pad, 0
+        self.place = torch.arange(G * copies, device=device)  # [B] where a row's own tokens are: line · copies + column
+        cos, sin = self.trunk.rotary_emb(self.embed[:1], torch.arange(P + room, device=device)[None])  # [1, P+room, d] each
+        self.turns = torch.complex(cos[0].float(), sin[0].float())[:, : d // 2].contiguous()  # [P+room, d/2]: the halves were alike
+        self.columns = copies
+        self.look_up()
 
-    def sort(self) -> None:
-        """Who belongs to which prompt: self.prompt [n] -> member [G, C], the rows of every prompt, and spot [n], where a row stands in that table.
-
-        A prompt with fewer than C rows fills its line with row 0, whose results there nobody reads.
-        """
-        n, G = len(self.prompt), int(self.prompt.max()) + 1
-        counts = torch.bincount(self.prompt, minlength=G)  # [G]
-        order = self.prompt.argsort(stable=True)  # [n]
-        column = torch.arange(n, device=order.device) - (counts.cumsum(0) - counts)[self.prompt[order]]
-        C = int(counts.max())
-        self.member = order.new_zeros(G, C)
-        self.member[self.prompt[order], column] = order
-        self.spot = torch.empty_like(order)
-        self.spot[order] = self.prompt[order] * C + column
-        padding = torch.arange(self.keys[0].shape[2], device=order.device) < self.pad[:G, None]  # [G, P]
-        self.hide = padding[:, None, None] if padding.any() else None  # [G, 1, 1, P]
+    def look_up(self) -> None:
+        """The tables by which `step` brings heads [B, Hq+2Hkv, d] into the order of the caches, [lines, Hkv, columns, …], and back."""
+        lines, columns, device = len(self.pad), self.columns, self.place.device
+        H, g = self.n_kv, self.n_q // self.n_kv
+        # Who is at a place. Where nobody is, row 0 works once more, and nobody reads what it finds.
+        row = self.place.new_zeros(lines * columns)
+        row[self.place] = torch.arange(len(self.place), device=device)
+        line, column = self.place // columns, self.place % columns  # [B]
+        h, j = torch.arange(H, device=device)[:, None], torch.arange(g, device=device)
+        first = row.view(lines, 1, columns) * (self.n_q + 2 * H)  # the row's first query, of all heads in a line
+        self.q_from = (first[..., None] + h[..., None] * g + j).flatten()  # [lines·Hkv·columns·g]
+        self.kv_from = torch.stack([first + self.n_q + h, first + self.n_q + H + h]).flatten()  # [2·lines·Hkv·columns]
+        self.back = (((line[:, None, None] * H + h) * columns + column[:, None, None]) * g + j).flatten()  # [B·Hkv·g]
+        P = self.prompts[0].shape[3]
+        self.position = P - self.pad[line]  # [B] of a row's first own token
+        hide = torch.zeros(lines, 1, P, dtype=self.embed.dtype, device=device)
+        hide.masked_fill_(torch.arange(P, device=device) < self.pad[:, None, None], -torch.inf)
+        self.hide = hide.repeat_interleave(H, 0)  # [lines·Hkv, 1, P] is added to the scores
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [B], the tokens just sampled; returns the logits of the next ones [B, V].
 
-        A row looks at its prompt and at its own tokens. All rows of a prompt look at it in one matrix product, which reads its keys from memory
-        once and not once a row (as in Hydragen, Juravsky et al. 2024, §3): on a CPU memory is what attention waits for. One softmax over both
-        parts. 64 rows of pico_base took 0.90 of the time (to their end-of-turn token, and to 256 tokens; 1 thread), and a long prompt is held once.
+        A row looks at its prompt and at its own tokens. All rows of a line look at its prompt in one matrix product, which reads the keys from memory
+        once and not once a row (as in Hydragen, Juravsky et al. 2024, §3): on a CPU memory is what attention waits for. One softmax over both parts.
+        64 rows of pico_base, 8 to a prompt, each with a copy of its prompt instead: 1.15 times the time to their end-of-turn token, 1.16 to 256 tokens.
         """
-        B, t, scale = len(ids), self.slot + 1, self.head_dim**-0.5
-        (G, C), Hkv, g, d = self.member.shape, self.n_kv, self.n_q // self.n_kv, self.head_dim
-        P = self.keys[0].shape[2]
+        t, d, g = self.slot, self.head_dim, self.n_q // self.n_kv
+        lines = len(self.pad) * self.n_kv  # a head of keys in a line
+        n = lines * self.columns  # and in one of its places
+        P = self.hide.shape[-1]
 
-        def attend(layer, q, k, v):
-            keys, values = self.own_keys[layer][:B], self.own_values[layer][:B]  # [B, Hkv, room, d]
-            keys[:, :, self.slot], values[:, :, self.slot] = k[:, 0], v[:, 0]
-            q = (q * scale).view(B, Hkv, g, d)
-            by_prompt = q[self.member].transpose(1, 2).reshape(G, Hkv, C * g, d)
-            scores = by_prompt @ self.keys[layer][:G].transpose(2, 3)  # [G, Hkv, C·g, P]
-            if self.hide is not None:
-                scores.masked_fill_(self.hide, -torch.inf)
-            scores = scores.view(G, Hkv, C, g, P).transpose(1, 2).reshape(G * C, Hkv, g, P)[self.spot]  # [B, Hkv, g, P]
-            weights = torch.cat([scores, q @ keys[:, :, :t].transpose(2, 3)], -1).softmax(-1)  # [B, Hkv, g, P+t]
-            by_prompt = weights[..., :P][self.member].transpose(1, 2).reshape(G, Hkv, C * g, P)
-            out = (by_prompt @ self.values[layer][:G]).view(G, Hkv, C, g, d).transpose(1, 2).reshape(G * C, Hkv, g, d)[self.spot]
-            return (out + weights[..., P:] @ values[:, :, :t]).view(B, 1, -1)
+        def attend(layer, heads):
+            flat, own = heads.view(-1, d), self.own[layer].view(2, n, -1, d)
+            own[:, :, t] = flat.index_select(0, self.kv_from).view(2, n, d)
+            q = flat.index_select(0, self.q_from) * d**-0.5  # [n·g, d]
+            (keys, values), (far_keys, far_values) = own[:, :, : t + 1], self.prompts[layer].view(2, lines, P, d)
+            far = torch.baddbmm(self.hide, q.view(lines, -1, d), far_keys.transpose(1, 2))  # [lines, columns·g, P]
+            near = q.view(n, g, d) @ keys.transpose(1, 2)  # [n, g, t+1]
+            weights = torch.cat([far.view(n, g, P), near], -1).softmax(-1)  # [n, g, P+t+1]
+            out = weights[..., :P].view(lines, -1, P) @ far_values  # [lines, columns·g, d]
+            out = torch.baddbmm(out.view(n, g, d), weights[..., P:], values)
+            return out.view(-1, d).index_select(0, self.back).view(len(ids), -1)
 
-        logits = self.forward(ids[:, None], (P - self.pad[self.prompt] + self.slot)[:, None], attend)
-        self.slot = t
+        logits = self.forward(ids[:, None], (self.position + t)[:, None], attend)
+        self.slot = t + 1
         return logits
 
     def forget(self) -> None:
         """Give the memory of the caches back."""
-        self.keys, self.values, self.own_keys, self.own_values = [], [], [], []
+        self.prompts, self.own = [], []
 
     def take(self, places: torch.Tensor) -> list[torch.Tensor]:
-        """The caches of these rows, [2L, Hkv, n, d] each, for a later resume."""
-        whole = lambda i, g: [torch.cat([c[g, :, self.pad[g] :], o[i, :, : self.slot]], 1)
-                              for c, o in zip(self.keys + self.values, self.own_keys + self.own_values)]  # fmt: skip
-        return [torch.stack(whole(i, g)) for i, g in zip(places.tolist(), self.prompt[places].tolist())]
+        """The caches of these rows, keys and values [L, 2, Hkv, n, d] each, for a later resume."""
+        where = [divmod(place, self.columns) for place in self.place[places].tolist()]
+        return [torch.stack([torch.cat([prompts[:, line, :, self.pad[line] :], own[:, line, :, column, : self.slot]], 2)
+                             for prompts, own in zip(self.prompts, self.own)]) for line, column in where]  # fmt: skip
 
     def move(self, source: torch.Tensor, target: torch.Tensor, n: int) -> None:
-        """Rows `source` take the places `target` of rows that ended; n rows are left. Then the same for prompts that no row looks at any more."""
-        for cache in self.own_keys + self.own_values:
-            cache[target, :, : self.slot] = cache[source, :, : self.slot]
-        self.prompt[target] = self.prompt[source]
-        self.prompt = self.prompt[:n]
-        gone = torch.bincount(self.prompt, minlength=len(self.member)) == 0  # [G]
-        if gone.any():
-            source, target, _ = holes(gone)
-            for cache in self.keys + self.values:
-                cache[target] = cache[source]
-            self.pad[target] = self.pad[source]
-            name = torch.arange(len(gone), device=gone.device)
-            name[source] = target
-            self.prompt = name[self.prompt]
-        self.sort()
+        """Rows `source` take the names `target` of rows that ended; n rows are left. What they said stays where it is, until a quarter of the places
+        or more would be saved by packing: the prompts that still have rows, as many columns as one of them has rows at most.
+
+        (Packing at every chance or only at half was 3 to 6% slower, 64 rows of pico_base with real stopping. A prompt with many rows in several
+        lines, so that fewer places are empty: no gain.)
+        """
+        self.place[target] = self.place[source]
+        self.place = self.place[:n]
+        rows: dict[int, list[int]] = {}  # of each line
+        for row, line in enumerate((self.place // self.columns).tolist()):
+            rows.setdefault(line, []).append(row)
+        columns = max(map(len, rows.values()))
+        if len(rows) * columns <= 0.75 * len(self.pad) * self.columns:
+            self.pack(rows, columns)
+        self.look_up()
+
+    def pack(self, rows: dict[int, list[int]], columns: int) -> None:
+        """New caches for these lines alone, with so many columns. A place that stays free gets what the line's first row has."""
+        lines, device = torch.tensor(list(rows), device=self.place.device), self.place.device
+        seats = torch.tensor([some + some[:1] * (columns - len(some)) for some in rows.values()], device=device)  # [lines, columns] rows
+        seat = (self.place % self.columns)[seats][:, None]  # [lines, 1, columns] the old column of each
+        head = torch.arange(self.n_kv, device=device)[:, None]
+        for i, own in enumerate(self.own):
+            self.own[i] = own.new_empty(2, len(rows), self.n_kv, columns, *own.shape[4:])
+            self.own[i][..., : self.slot, :] = own[:, lines[:, None, None], head, seat, : self.slot]
+            self.prompts[i] = self.prompts[i][:, lines]
+        self.pad, self.columns = self.pad[lines], columns
+        for i, some in enumerate(rows.values()):
+            self.place[some] = torch.arange(len(some), device=device) + i * columns
 
 
 class PlainDecoder:
@@ -281,6 +309,11 @@ def folded(linear: torch.nn.Module) -> torch.Tensor:
     return weight.to(linear.base_layer.weight.dtype)
 
 
+def grows(config) -> bool:
+    """Do RoPE's angles depend on how long the text is? The table of `open` is of one length."""
+    return (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ("dynamic", "longrope")
+
+
 def make_decoder(policy: Policy):
     """The fast decoder if it computes what the model computes, else the plain one."""
     config = policy.lm.config
@@ -292,8 +325,13 @@ def make_decoder(policy: Policy):
         with torch.no_grad():
             a = torch.cat([fast.prefill(ids, pad, 1, 1), fast.step(ids[:, 0])]).log_softmax(-1)
             b = torch.cat([plain.prefill(ids, pad, 1, 1), plain.step(ids[:, 0])]).log_softmax(-1)
-        tolerance = 1e-4 if fast.embed.dtype == torch.float32 else 0.1
-        if (a - b).abs().max() < tolerance and attends_to_all(config):  # a short test prompt does not show a window
+        if fast.embed.dtype == torch.float32:
+            same = (a - b).abs().max() < 1e-4
+        else:  # bfloat16 rounds a logit of 20 by 0.06, and unlikely tokens' by as much: what counts is how far off a sampled token's log-prob is
+            same = (b.exp() * (a - b).abs()).sum(-1).max() < 0.1
+        if (
+            same and attends_to_all(config) and not grows(config)
+        ):  # a short test prompt shows neither a window nor turns that change with length
             return fast
     except torch.OutOfMemoryError:
         raise  # it is a RuntimeError too, and says nothing about the architecture

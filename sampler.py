@@ -29,7 +29,7 @@ class Sample:
     token_ids: list[int]  # the end-of-turn token included, if it came
     logprobs: list[float]  # of each token, in nats, under the distribution it was drawn from (temperature included)
     finished: bool  # False: max_tokens came before the end-of-turn token
-    cache: torch.Tensor | None = None  # if asked for: keys and values [2L, Hkv, n, d] of the conversation's first n tokens
+    cache: torch.Tensor | None = None  # if asked for: keys and values [L, 2, Hkv, n, d] of the conversation's first n tokens
 
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

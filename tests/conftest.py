@@ -59,6 +59,10 @@ def build_config(kind: str):
         return t.LlamaConfig(**SMALL, tie_word_embeddings=False)
     if kind == "llama_bias":  # biases on every linear layer
         return t.LlamaConfig(**SMALL, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+    if kind == "llama_dynamic":  # RoPE's angles change where a text gets longer than 512 tokens
+        return t.LlamaConfig(
+            **SMALL, tie_word_embeddings=False, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+        )
     if kind == "mistral_window":  # as Llama, but no token sees further back than 24
         return t.MistralConfig(**SMALL, tie_word_embeddings=False, sliding_window=24)
     if kind == "gemma2":  # Llama's names, other norms, and logits squashed by a tanh

@@ -202,7 +202,7 @@ def test_sampler_holds_a_copy_and_while_it_is_awake_a_cache(load, kind):
 def cached(decoder) -> list:
     """What a decoder holds of the last batch."""
     if isinstance(decoder, FastDecoder):
-        return decoder.keys + decoder.values + decoder.own_keys + decoder.own_values
+        return decoder.prompts + decoder.own
     return [decoder.cache] if decoder.cache else []
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from decoder import FastDecoder, PlainDecoder, folded, make_decoder
+from decoder import FastDecoder, PlainDecoder, folded, holes, make_decoder
 from sampler import TorchSampler, draw
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
-PLAIN = ["gpt2", "gemma2", "qwen2_window"]
+PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]
 
 
 def random_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
@@ -86,6 +86,41 @@ def test_llama_and_qwen_models_get_the_fast_decoder_and_it_agrees_with_the_plain
     for a, b in zip(sum(fast, []), sum(plain, [])):
         assert a.token_ids == b.token_ids
         assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_may_end_in_any_order(load, seed):
+    """Prompts of other lengths, one alone, one whose rows all end early: after every move the logits are those of the plain decoder."""
+    policy, rng = load("qwen3", lora_rank=4, awake=True), np.random.default_rng(seed)
+    prompts, copies, room = [rng.integers(1, 250, n).tolist() for n in (9, 4, 12)], 5, 24
+    ids, pad = torch.tensor([[0] * (12 - len(p)) + p for p in prompts]), torch.tensor([12 - len(p) for p in prompts])
+    fast, plain, sizes, n = FastDecoder(policy), PlainDecoder(policy), [], 15
+    with torch.inference_mode():
+        assert (fast.prefill(ids, pad, copies, room) - plain.prefill(ids, pad, copies, room)).abs().max() < 1e-4
+        for _ in range(room):
+            said = torch.tensor(rng.integers(1, 250, n))
+            gap = (fast.step(said) - plain.step(said)).abs().max()
+            assert gap < 1e-4
+            sizes.append(sum(t.nbytes for t in fast.prompts + fast.own))
+            if (ended := torch.tensor(rng.random(n) < 0.2)).any() and not ended.all():
+                source, target, n = holes(ended)
+                fast.move(source, target, n)
+                plain.move(source, target, n)
+    assert n < 5 and sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 2, "what nobody needs is given back"
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_in_bfloat16_the_fast_decoder_is_as_near_to_float32_as_the_model_is(load, kind):
+    policy, prompts = load(kind), torch.tensor(random_prompts(20, 20, 20, 20))
+    pad, said = torch.zeros(4, dtype=torch.long), torch.tensor([5, 6, 7, 8] * 2)
+    logits = lambda decoder: torch.cat([decoder.prefill(prompts, pad, 2, 2), decoder.step(said)]).log_softmax(-1)  # [16, V]
+    with torch.inference_mode():
+        exact = logits(PlainDecoder(policy))
+        policy.lm.to(torch.bfloat16)
+        assert isinstance(make_decoder(policy), FastDecoder)
+        error = lambda decoder: (exact.exp() * (logits(decoder(policy)) - exact).abs()).sum(-1).mean()
+        fast, plain = error(FastDecoder), error(PlainDecoder)
+    assert 0 < fast < 1.5 * plain
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -319,7 +354,7 @@ def test_a_conversation_resumed_from_its_cache_gives_the_logits_of_reading_it_wh
         whole = torch.cat([whole, decoder.step(whole.argmax(-1))])
         decoder.prefill(*padded([p[:n] for p, n in zip(prompts, known)]), 1, 3)
         caches = decoder.take(torch.arange(5))
-        assert [c.shape[2] for c in caches] == known
+        assert [c.shape[3] for c in caches] == known
         part = decoder.resume(ids, pad, caches, 3)
         part = torch.cat([part, decoder.step(part.argmax(-1))])
     assert (whole - part).abs().max() < 1e-4 and whole.abs().max() > 1
@@ -335,7 +370,7 @@ def test_caches_are_given_only_when_asked_for_and_cover_all_but_the_last_token(l
     assert {s.finished for s in kept} == {True, False}, "choose another prompt"
     for s in kept:
         assert (s.cache is not None) == s.finished
-        assert s.cache is None or s.cache.shape[2] == len(prompt) + len(s.token_ids) - 1
+        assert s.cache is None or s.cache.shape[3] == len(prompt) + len(s.token_ids) - 1
 
 
 @pytest.mark.parametrize("k, room", [(1, 3), (4, 8), (4, 5)])
