@@ -8,8 +8,8 @@ models built on the meta device, which have shapes and no memory. The second is 
 policy.py makes on a GPU: bfloat16 autocast, over frozen bfloat16 weights with float32 LoRA or over float32 weights that all learn.
 tests/test_memory.py counts what autograd really keeps of small models, and does not let formula and count drift apart.
 
-Nothing of this has been measured on a card yet. A row whose key stands in results/bench/memory_measured.json, as
-{"key": {"rollout": GiB, "evaluation": GiB, "update": GiB}}, is marked *measured* and shows those numbers. GiB are 2^30 bytes.
+Nothing of this has been measured on a card yet. `python -m lab.bench_gpu memory --row KEY` does, into results/bench/memory_measured.json, as
+{"key": {"rollout": GiB, "evaluation": GiB, "update": GiB}}; such a row is marked *measured* and shows those numbers. GiB are 2^30 bytes.
 """
 
 import inspect
