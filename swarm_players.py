@@ -245,7 +245,8 @@ def play_by_rules(name: str, seed: int, difficulty: str = "medium") -> Economy:
     while economy.step <= economy.last_step:
         _, tool, arguments = PLAYERS[name](view(economy), rng)
         try:
-            ACTIONS[tool](economy, ME, **arguments)
+            if not economy.members[ME].frozen_at or tool == "pass_turn":  # who is frozen can only pass, as in env_swarm.py
+                ACTIONS[tool](economy, ME, **arguments)
         except Refused:
             pass  # the turn is lost
         bots_act(economy)
