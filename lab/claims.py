@@ -103,8 +103,8 @@ def swarm(more: str = "") -> str:
 
 UPDATES_100 = {"think": letters(updates=100), "no_think": letters("--no-think", updates=100),
                "no_think_partial": letters("--no-think --reward partial", updates=100)}  # fmt: skip
-# Three for each; and a fourth where the highest of three was the best, for the best of a row's end is none.
-RATES = {"full": ("3e-5", "1e-4", "3e-4", "1e-3"), "rank1": ("3e-4", "1e-3", "3e-3", "1e-2"), "rank8": ("3e-4", "1e-3", "3e-3", "1e-2"),
+# Three for each, and more where the highest was the best: whose best is at the end of a row has not been found.
+RATES = {"full": ("3e-5", "1e-4", "3e-4", "1e-3"), "rank1": ("3e-4", "1e-3", "3e-3", "1e-2", "3e-2"), "rank8": ("3e-4", "1e-3", "3e-3", "1e-2"),
          "rank32": ("3e-4", "1e-3", "3e-3")}  # fmt: skip
 RANKS = {"full": "--lora-rank 0", **{f"rank{r}": f"--lora-rank {r} --lora-alpha {2 * r}" for r in (1, 8, 32)}}
 ALL_RATES = {f"{kind}_{rate}": letters(f"{RANKS[kind]} --lr {rate}") for kind, rates in RATES.items() for rate in rates}
@@ -123,6 +123,11 @@ CLAIMS = (
             Check("gain of GRPO over SFT, not allowed, partial reward, as the report had it", own("no_think_partial", gained), "equal",
                   margin=0.05, figure=0.032, **POINTS),
             Check("thinking less no thinking, at the end", less("think", "no_think"), "above", decides=False, **POINTS),
+            Check("follow-up, no thinking: partial less binary reward, at the end", less("no_think_partial", "no_think"), decides=False, **POINTS),
+            Check("follow-up, no thinking: groups with a signal in the first ten updates, partial less binary",
+                  less("no_think_partial", "no_think", first_ten("groups_with_signal")), decides=False, **POINTS),
+            Check("follow-up, no thinking: tokens of a reply in the last ten updates less the first ten, partial (a derivation would be longer)",
+                  own("no_think_partial", lambda run: during(run, "reply_tokens", 91, 100) - during(run, "reply_tokens", 1, 10)), decides=False, unit="tokens"),
         ),
     ),
     Claim(
@@ -219,16 +224,18 @@ CLAIMS = (
         "lora_rank",
         "LoRA of rank 1, 8 and 32 does as well as full fine-tuning, each at its own best learning rate.",
         f'{PICORL}, "Config" and "Previous Runs Summary": rank 32 because full fine-tuning did not fit; nothing is said of what that costs',
-        "The documents make no prediction, so ours is: no difference, within 5 points at the end. Three or four learning rates each, so that the best "
+        "The documents make no prediction, so ours is: no difference, within 5 points at the end. Three to five learning rates each, so that the best "
         "is not the highest; alpha twice the rank. "
         "The best rate is the one with the "
         "most exact answers over all updates in the other seeds, so a run never chooses its own. The warm-up by SFT has one rate for all.",
-        ALL_RATES,
+        ALL_RATES | {"twice": letters("--lora-rank 0 --lr 3e-4", updates=80)},
         (
             *(Check(f"{kind.replace('rank', 'rank ')} less full, end", at_best_rates(kind, "full"), "equal", margin=0.05, **POINTS)
               for kind in ("rank1", "rank8", "rank32")),
             *(Check(f"{kind.replace('rank', 'rank ')} less full, first 20 updates", at_best_rates(kind, "full", early), decides=False, **POINTS)
               for kind in ("rank1", "rank8", "rank32")),
+            Check("follow-up, is full fine-tuning only slower? After 80 updates less after 40 (3e-4)", less("twice", "full_3e-4"), decides=False, **POINTS),
+            Check("follow-up: rank 8 (1e-3, 40 updates) less full (3e-4, 80 updates), end", less("rank8_1e-3", "twice"), decides=False, **POINTS),
         ),
     ),
     Claim(
@@ -324,6 +331,15 @@ CLAIMS = (
             Check("diversity: after RL less after SFT", own("base", lambda run: gained(run, "diversity")), "below", figure=-0.10),
             Check("diversity: weight 0.25 less 0.1", less("diversity_quarter", "base", lambda run: held(run, what="diversity")), "above"),
             Check("reward: only accepts less only proposes", by_unit("accepts", "proposes", "reward"), "above"),
+            # The numbers above are of greedy replies, which after this SFT do one thing only: their diversity cannot fall. What is sampled can.
+            Check("follow-up, sampled replies: diversity in the last two updates less the first two",
+                  own("base", lambda run: during(run, "diversity", 7, 8) - during(run, "diversity", 1, 2)), figure=-0.10, decides=False),
+            Check("follow-up, sampled, last two updates: diversity, weight 0.25 less 0.1",
+                  less("diversity_quarter", "base", lambda run: during(run, "diversity", 7, 8)), decides=False),
+            Check("follow-up, sampled, last two updates: reputation, weight 0.5 less 0.3",
+                  less("reputation_half", "base", lambda run: during(run, "reputation", 7, 8)), decides=False),
+            Check("follow-up, sampled, last two updates: reputation, with a floor of 50 less without",
+                  less("floor", "base", lambda run: during(run, "reputation", 7, 8)), decides=False),
             Check("follow-up, reward: accepts as well less only proposes", by_unit("both", "proposes", "reward"), decides=False),
             Check("follow-up, reward: proposes as well less only accepts", by_unit("both", "accepts", "reward"), decides=False),
             Check("follow-up, offers accepted in an episode of who only accepts", alone("accepts", "used_accept_proposal"), decides=False),

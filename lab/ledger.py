@@ -225,7 +225,7 @@ def page(claim: Claim) -> tuple[list, str]:
         figure = "" if check.figure is None else number(check.figure, check)
         text.append(f"| {'decides' if check.decides else ''} | {check.text} | {predicted(check)} | {told(i, check)} | {many(rows, claim)} | {figure} | "
                     f"{f'**{v}**' if v else ''} |")  # fmt: skip
-    text += ["", f"| arm | flags of train.py | {claim.shows[1]} | n | minutes a run |", "|---" * 5 + "|"]
+    text += ["", f"| arm | flags of train.py | {claim.shows[1]} | n | minutes a run, beside other work |", "|---" * 5 + "|"]
     for name, what in claim.arms.items():
         if name not in arms:
             text.append(f"| {name} | {f'`{what}`' if isinstance(what, str) else 'played by scripts'} | not run | | |")
