@@ -120,13 +120,13 @@ CLAIMS = (
         (
             Check("gain of GRPO over SFT, thinking allowed", own("think", gained), "above", margin=0.2, **POINTS),
             Check("gain of GRPO over SFT, not allowed, binary reward", own("no_think", gained), "equal", margin=0.05, **POINTS),
-            Check("gain of GRPO over SFT, not allowed, partial reward, as the report had it", own("no_think_partial", gained), "equal",
+            Check("gain of GRPO over SFT, not allowed, partial reward (the report's)", own("no_think_partial", gained), "equal",
                   margin=0.05, figure=0.032, **POINTS),
             Check("thinking less no thinking, at the end", less("think", "no_think"), "above", decides=False, **POINTS),
             Check("follow-up, no thinking: partial less binary reward, at the end", less("no_think_partial", "no_think"), decides=False, **POINTS),
             Check("follow-up, no thinking: groups with a signal in the first ten updates, partial less binary",
                   less("no_think_partial", "no_think", first_ten("groups_with_signal")), decides=False, **POINTS),
-            Check("follow-up, no thinking: tokens of a reply in the last ten updates less the first ten, partial (a derivation would be longer)",
+            Check("follow-up, no thinking, partial: tokens of a reply, last ten updates less first ten",
                   own("no_think_partial", lambda run: during(run, "reply_tokens", 91, 100) - during(run, "reply_tokens", 1, 10)), decides=False, unit="tokens"),
         ),
     ),
@@ -260,9 +260,8 @@ CLAIMS = (
         "single_steps",
         "Single-step reward is noise: the peak overstates the mean.",
         f'{LESSONS}, "The reward signal is noisier than you think" and "Peak vs. average" (peak 0.70, mean 0.53: 32%)',
-        "From the training rewards of the first claim. Noise: where nothing is learnt (no thinking, partial reward: the report's run), single steps "
-        "turn around as often as "
-        "white noise does (2/3), within 0.1. Overstates: by more than 10%. Detectable: in four runs of five, from so many updates before and after; "
+        "From the training rewards of the first claim. Noise: where it learns so slowly that the report saw a plateau (no thinking, partial "
+        "reward), single steps turn around as often as white noise does (2/3), within 0.1. Overstates: by more than 10%. Detectable: in four runs of five, from so many updates before and after; "
         "64 episodes each.",
         UPDATES_100,
         (
