@@ -39,10 +39,14 @@ STUB = SimpleNamespace(pad_token_id=0)  # nothing here reads or writes text
 
 def random_policy(config: dict, rank: int, device: str) -> Policy:
     """Random weights in this shape, in the formats of policy.load_policy: bfloat16 where a card holds them frozen, adapters in float32."""
-    dtype = torch.bfloat16 if device != "cpu" and rank else torch.float32
+    dtype, before = torch.bfloat16 if device != "cpu" and rank else torch.float32, torch.get_default_dtype()
     torch.manual_seed(0)
-    with torch.device(device):
-        model = plans.build(config, rank, dtype)
+    torch.set_default_dtype(dtype)  # made in it: 30 billion float32 weights would not fit on their way to bfloat16
+    try:
+        with torch.device(device):
+            model = plans.build(config, rank, dtype)
+    finally:
+        torch.set_default_dtype(before)
     policy = Policy(model.eval(), STUB, frozenset([-1]), "random", rank, torch.device(device))
     policy.lm.generation_config.eos_token_id = None
     return policy

@@ -35,6 +35,13 @@ def test_flops_are_those_that_torch_counts(rank):
     assert ours == pytest.approx(counted, rel=0.06)  # with LoRA the first layer's inputs need no gradient, which ours counts
 
 
+def test_weights_have_the_formats_of_a_run():
+    frozen, free = bench_gpu.random_policy(TINY, 4, "meta"), bench_gpu.random_policy(TINY, 0, "meta")
+    assert {p.dtype for p in frozen.trainable().values()} == {p.dtype for p in free.trainable().values()} == {torch.float32}
+    assert {p.dtype for name, p in frozen.lm.named_parameters() if "lora_" not in name} == {torch.bfloat16}
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_a_step_reads_the_weights_once_and_a_prompt_once():
     count = sum(p.numel() for p in plans.build(TINY, 0).parameters())
     token = 2 * 4 * 2 * 16
