@@ -160,7 +160,7 @@ def fake_run(flags: str, seed: int, exact: float) -> Run:
     parts = ("payoff", "reputation", "quality", "diversity", "error_rate")
     lines = [
         {"update": u, "reward": float(rng.uniform(0.4, 0.6)), "exact": float(rng.uniform(0.4, 0.6)), "reply_tokens": 100.0, "groups_with_signal": 0.5,
-         "grad_norm": 0.1, "advantage_abs": 0.2, "habit_derives": 0.1, "n": 64}
+         "grad_norm": 0.1, "advantage_abs": 0.2, "habit_derives": 0.1, "n": 64} | dict.fromkeys(parts, 0.5)
         for u in range(1, done + 1)
     ]  # fmt: skip
     evals, stages = (
