@@ -25,6 +25,7 @@ import textwrap
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import tyro
@@ -113,12 +114,16 @@ def home(claim: Claim, arm: str, seed: int) -> Path:
     return OUT / c.name / f"{a}-{seed}"
 
 
+PARSING = Lock()  # tyro fills a cache while it reads flags and empties it when it is done: two threads at once trip over each other (seen once, as a KeyError)
+
+
 @cache
 def asked(flags: str, whole: bool = False):
     """The Config of these flags; whole: with what train.py fills in for pico_base."""
     import settings  # here, because it brings torch along
 
-    cfg = tyro.cli(settings.Config, args=flags.split())
+    with PARSING:
+        cfg = tyro.cli(settings.Config, args=flags.split())
     if whole:
         settings.fill(cfg, settings.BY_ENV[cfg.env] | settings.by_size(0, cfg.env))
     return cfg

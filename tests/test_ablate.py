@@ -153,7 +153,8 @@ def test_what_is_so_is_found():
 
 def fake_run(flags: str, seed: int, exact: float) -> Run:
     """What train.py would have left, with 16 held-out tasks."""
-    cfg = tyro.cli(settings.Config, args=[*flags.split(), "--seed", str(seed)])
+    with ledger.PARSING:
+        cfg = tyro.cli(settings.Config, args=[*flags.split(), "--seed", str(seed)])
     settings.check(cfg)
     rng = np.random.default_rng(seed)
     done = cfg.updates
