@@ -10,9 +10,8 @@ Prompts are padded on the left, so that all end at the same place. sampler.py is
 
 `FastDecoder` is our own forward pass for the Llama/Qwen family: LoRA folded into a private copy of the weights, q, k and v in one matrix
 product, gate and up in another, few operations, no copies (`python -m lab.bench_peers sampler` measures what it wins over model.generate and
-others). `PlainDecoder`
-calls the Hugging Face model, so any causal LM works. The fast one is chosen only if its log-probs are those of the model on a test prompt,
-but for rounding.
+others). `PlainDecoder` calls the Hugging Face model, so any causal LM works. The fast one is chosen only if its log-probs are those of the model
+on a test prompt, but for rounding.
 
 Dropped, each measured with 64 rows of pico_base on one thread: torch.compile of what stands before and after attention (0.8 of the tokens a second,
 and 15 s to compile), bfloat16 on a CPU (half, though it has instructions for it), a softmax for the log-prob and the draw in one (2%).

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from grpo import update
 from lab import memory as plans
 from lab.bench import rows_of, save, table, versions
-from policy import PICO, Policy
+from policy import PICO, Policy, attach_lora
 from sampler import TorchSampler
 
 STUB = SimpleNamespace(pad_token_id=0)  # nothing here reads or writes text
@@ -163,8 +163,6 @@ def on_disk(policy: Policy, folder: str) -> Policy:
     """The same policy with its base weights saved, for vLLM loads them from a folder."""
     base = policy.model.unload() if policy.lora_rank else policy.lm  # LoRA comes off, its weights stay as they are: random
     base.save_pretrained(folder)
-    from policy import attach_lora
-
     model = attach_lora(base, policy.lora_rank, 2 * policy.lora_rank) if policy.lora_rank else base
     base.name_or_path = folder
     return Policy(model.eval(), STUB, frozenset(), policy.name, policy.lora_rank, policy.device)  # vLLM knows no token -1

@@ -14,14 +14,13 @@ Three documents are quoted: the training report of picoRL (letters, Qwen3-4B, 32
 Governance" (alphabet sort, one run) and "Qwen3-30B v0.2 Training" (swarm, one run); "published" is what else their authors wrote.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from lab.quantities import (
     SAMPLED,
     TASKS,
+    Check,
+    Claim,
     Script,
     adaptive_less_best,
     all_seconds,
@@ -55,32 +54,6 @@ from lab.quantities import (
 )
 
 PICORL, LESSONS, SWARM = "picoRL Training Report", "RL Training Lessons for Multi-Agent Governance", "Qwen3-30B v0.2 Training"
-
-
-@dataclass(frozen=True)
-class Check:
-    text: str  # what the number is, as a reader needs it
-    value: Callable[[dict], list | tuple]  # of the arms: a number or an array [tasks] a seed; or a pair of independent samples
-    expect: str = ""  # above, below, equal; empty: only measured
-    than: float = 0.0  # what is predicted: above, below or equal to this
-    margin: float = 0.0  # equal: within so much; above, below: the smallest difference that would matter
-    figure: float | None = None  # what the document says the number is
-    decides: bool = True  # is this the claim, or does it stand beside it?
-    scale: float = 1.0  # of the pages: they show scale times the number, in this unit
-    unit: str = ""
-
-
-@dataclass(frozen=True, eq=False)  # a claim is equal to itself alone
-class Claim:
-    name: str
-    sentence: str
-    source: str
-    reading: str  # how the sentence became numbers, and what is ours in it
-    arms: dict[str, str | Script]
-    checks: tuple[Check, ...]
-    shows: tuple[str, str] = ("exact", "exactly right at the end, held-out tasks")  # of every arm, in the table and in the picture
-    curve: str = "exact"  # of every update; empty: no curves
-    then: Callable[[Path, Path], None] | None = None  # after a run: (its folder, where it is kept)
 
 
 # ------------------------------------------------------------------------------------------------ flags
@@ -261,7 +234,8 @@ CLAIMS = (
         "Single-step reward is noise: the peak overstates the mean.",
         f'{LESSONS}, "The reward signal is noisier than you think" and "Peak vs. average" (peak 0.70, mean 0.53: 32%)',
         "From the training rewards of the first claim. Noise: where it learns so slowly that the report saw a plateau (no thinking, partial "
-        "reward), single steps turn around as often as white noise does (2/3), within 0.1. Overstates: by more than 10%. Detectable: in four runs of five, from so many updates before and after; "
+        "reward), single steps turn around as often as white noise does (2/3), within 0.1. Overstates: by more than 10%. Detectable: in four runs of "
+        "five, from so many updates before and after; "
         "64 episodes each.",
         UPDATES_100,
         (

@@ -114,7 +114,8 @@ def home(claim: Claim, arm: str, seed: int) -> Path:
     return OUT / c.name / f"{a}-{seed}"
 
 
-PARSING = Lock()  # tyro fills a cache while it reads flags and empties it when it is done: two threads at once trip over each other (seen once, as a KeyError)
+# tyro fills a cache while it reads flags and empties it when it is done: two threads at once trip over each other (seen once, as a KeyError).
+PARSING = Lock()
 
 
 @cache

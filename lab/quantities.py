@@ -1,4 +1,4 @@
-"""What the claims compute: numbers of a run, numbers of arms, and the arms that scripts play. lab/claims.py has the claims themselves.
+"""What a claim is made of and what it computes: numbers of a run, numbers of arms, and the arms that scripts play. lab/claims.py has the claims.
 
 A number of a run is one float, or an array with one value for each held-out task. A number of arms is a list with one of these for each seed: most
 often the differences of two arms at the same seed. What is missing gives an empty list. Units of a script (scenarios, or seeds of a simulation) stand
@@ -35,6 +35,32 @@ class Script:
 
     play: Callable[[int], dict[str, float]]
     n: int
+
+
+@dataclass(frozen=True)
+class Check:
+    text: str  # what the number is, as a reader needs it
+    value: Callable[[dict], list | tuple]  # of the arms: a number or an array [tasks] a seed; or a pair of independent samples
+    expect: str = ""  # above, below, equal; empty: only measured
+    than: float = 0.0  # what is predicted: above, below or equal to this
+    margin: float = 0.0  # equal: within so much; above, below: the smallest difference that would matter
+    figure: float | None = None  # what the document says the number is
+    decides: bool = True  # is this the claim, or does it stand beside it?
+    scale: float = 1.0  # of the pages: they show scale times the number, in this unit
+    unit: str = ""
+
+
+@dataclass(frozen=True, eq=False)  # a claim is equal to itself alone
+class Claim:
+    name: str
+    sentence: str
+    source: str
+    reading: str  # how the sentence became numbers, and what is ours in it
+    arms: dict[str, str | Script]
+    checks: tuple[Check, ...]
+    shows: tuple[str, str] = ("exact", "exactly right at the end, held-out tasks")  # of every arm, in the table and in the picture
+    curve: str = "exact"  # of every update; empty: no curves
+    then: Callable[[Path, Path], None] | None = None  # after a run: (its folder, where it is kept)
 
 
 # ------------------------------------------------------------------------------------------------ numbers of a run
