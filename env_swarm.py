@@ -24,12 +24,12 @@ Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each 
                 scenario will offer. So 0.5 is for nothing gained, 0.88 for that share, and no gain is so large that more would
                 not pay (the published runs ended at a payoff of 1.0, where nothing is left to learn from).
     reputation  at the end, out of 100. A penalty for ending below a floor can be added, and one for the share of turns lost to errors.
-    quality     mean p, the probability that it was good (swarm_economy.py), over the model's submissions and accepted trades (both
+    quality     mean p, the probability that it was good (swarm/economy.py), over the model's submissions and accepted trades (both
                 directions); 0 without any.
     diversity   Shannon entropy of the tools used with success, divided by the log of their number.
 
-The rules and the books are in swarm_economy.py, the ten tools in swarm_tools.py, the scenarios and the bots in swarm_bots.py, the scripted
-players in swarm_players.py. What is decided here:
+The rules and the books are in swarm/economy.py, the ten tools in swarm/tools.py, the scenarios and the bots in swarm/bots.py, the scripted
+players in swarm/players.py. What is decided here:
 
     no call     a reply without a tool call counts as pass_turn, and the observation says so.
     two calls   the first is executed; the observation says that only it counts.
@@ -40,8 +40,8 @@ players in swarm_players.py. What is decided here:
                 about 100 tokens have to fit into a context. Difficulty is shown as 1 to 10; what others wrote is cut after 40 characters.
 
 Run me: `python env_swarm.py` plays an episode with the expert, a line a turn. `--play expert --scenario 7` shows it as the model sees it,
-`--play human` lets you play, `--evaluate grinder --n 100` gives every metric with its 95% interval, `--governance-sweep` lets bots live
-under nine kinds of governance (governance.py).
+`--play human` lets you play, `--evaluate grinder --n 100` gives every metric with its 95% interval, `python -m lab.swarm.governance_sweep` lets bots live
+under nine kinds of governance (swarm/governance.py).
 """
 
 import argparse
@@ -52,10 +52,10 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 
-from swarm_bots import RANGES, SCENARIOS, bots_act, draw_scenario, draw_tasks
-from swarm_economy import ME, Economy, Scenario, end_step, found, rule
-from swarm_players import HELP, PLAYERS, from_short, view
-from swarm_tools import ACTIONS, Refused, pass_turn, read_call, schemas, show, tool_names, write_call
+from swarm.bots import RANGES, SCENARIOS, bots_act, draw_scenario, draw_tasks
+from swarm.economy import ME, Economy, Scenario, end_step, found, rule
+from swarm.players import HELP, PLAYERS, from_short, view
+from swarm.tools import ACTIONS, Refused, pass_turn, read_call, schemas, show, tool_names, write_call
 
 WEIGHTS = {
     "0.2": {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1},
@@ -371,18 +371,11 @@ def main() -> None:
     parser.error = lambda message: sys.exit(f"{message}; --help lists the flags")
     parser.add_argument("--play", metavar="NAME", help="whole episode: human, " + ", ".join(STYLES))
     parser.add_argument("--evaluate", metavar="NAME", help="every metric with its 95%% interval: " + ", ".join(STYLES))
-    parser.add_argument(
-        "--governance-sweep", action="store_true", help="bots only: which share of deceptive bots does which governance survive?"
-    )
     parser.add_argument("--scenario", type=int, default=7, help="which of the 500 (v0.1: 200); default %(default)s")
     parser.add_argument("--n", type=int, default=100, help="scenarios to evaluate on; default %(default)s")
     parser.add_argument("--difficulty", default=Swarm.difficulty, help="easy, medium or hard; default %(default)s")
     parser.add_argument("--swarm-version", default=Swarm.version, help="0.2 or 0.1; default %(default)s")
     args = parser.parse_args()
-    if args.governance_sweep:
-        import governance
-
-        return governance.sweep()
     who = args.evaluate or args.play or "expert"
     try:
         if who not in STYLES and not (who == "human" and args.play):

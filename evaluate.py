@@ -21,16 +21,15 @@ from tqdm import tqdm
 
 import env_swarm
 import metrics
-import records
-import report
-from checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping import records, report
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping.run import append, claim, mend, read_config, refuse_code, save_episodes
+from fast.sampler import make_sampler
 from policy import choose_model, load_policy
 from rollout import Episode, play
-from runfolder import append, claim, mend, read_config, refuse_code, save_episodes
-from sampler import make_sampler
 from settings import Config, check, eval_sets, make_env
 
-EVAL_SEEDS = env_swarm.EVAL_SEEDS  # 2e9; train.py draws from 0 and 1e9 on, lab/pretrain.py from 3e9
+EVAL_SEEDS = env_swarm.EVAL_SEEDS  # 2e9; train.py draws from 0 and 1e9 on, lab/base/pretrain.py from 3e9
 
 
 def greedy(policy, sampler, max_tokens: int) -> Callable:
@@ -187,8 +186,8 @@ if __name__ == "__main__":
     from functools import partial
 
     from env_letters import Letters
+    from fast.sampler import TorchSampler
     from policy import PICO
-    from sampler import TorchSampler
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     sampler, env = TorchSampler(policy), partial(Letters, 3, "binary", True, "states")

@@ -50,8 +50,8 @@ from dataclasses import dataclass
 
 import torch
 
-import parallel
-from logprobs import token_logprobs
+from fast import parallel
+from fast.logprobs import token_logprobs
 from policy import Policy
 from rollout import Episode
 
@@ -343,7 +343,7 @@ def tally(
         "entropy": entropy, "ratio": ratio, "clip_fraction": clipped.float(), "mismatch": (logprobs - sampled).abs(), "kl_ref": away.detach(),
         "approx_kl": k3(sampled, logprobs),  # how far it has moved: KL(sampler || policy)
         "importance": factor, "capped": (factor >= CAP * (1 - 1e-6)).float(),
-        # What doctor.py reads off: is the loss's ratio one token's, and is the end-of-turn token learnt?
+        # What bookkeeping/doctor.py reads off: is the loss's ratio one token's, and is the end-of-turn token learnt?
         "log_ratio": ratio.clamp(min=1e-30).log().abs(), "moved": (logprobs - old).abs(),
     }  # fmt: skip
     for name, values in each.items():
@@ -365,7 +365,7 @@ def second_look(policy: Policy, batch: Batch, logprobs: torch.Tensor, temperatur
 
 
 def columns(sums: dict[str, float], stats: dict[str, float], kl: float, importance: str) -> dict[str, float]:
-    """An epoch's sums, and what is known already, as columns: means over tokens (the loss is weighed already), and two quotients for doctor.py."""
+    """An epoch's sums, and what is known already, as columns: means over tokens (the loss is weighed already), and two quotients for bookkeeping/doctor.py."""
     n, ended = sums["tokens"], sums["ended"]
     moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another
     unasked = ("kl_ref",) * (kl == 0) + ("importance", "capped") * (importance in ("clip", "none"))

@@ -17,7 +17,7 @@ them claims too much; a peak flatters; and a run that stopped at a round number 
     trend            has it settled, is it still moving, or can nobody tell yet? Asked after every update
     adaptive_window  how many of the last updates speak for the present; change: when did it drop or rise?
 
-How often each of these is wrong is measured by `python -m lab.windows` (results/metrics/).
+How often each of these is wrong is measured by `python -m lab.trust.windows` (results/metrics/).
 
 Run me: `python metrics.py` shows how wide an interval is at 32, 128 and 256 tasks, and asks a made-up run whether it has settled.
 """

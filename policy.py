@@ -4,24 +4,23 @@
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains every weight instead.
 
-The embedded `pico_base/` (`pico_swarm/` for swarm) is loaded just as `Qwen/Qwen3-4B-Instruct-2507` would be: same classes, same files,
+The embedded `models/pico_base/` (`models/pico_swarm/` for swarm) is loaded just as `Qwen/Qwen3-4B-Instruct-2507` would be: same classes, same files,
 no special path. Nothing here edits the base in place: folding LoRA into bfloat16 weights and out again at every update loses bits each
 time (28% of mean |W| after 100 rounds was measured elsewhere). The sampler folds it into a copy of its own.
 
-Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and that it starts as the base;
-`python policy.py merge runs/NAME out/` makes a trained run a model of its own (export.py).
+Run me: `python policy.py` shows what LoRA adds to pico_base and what that costs.
+`python -m bridges.export merge runs/NAME out/` makes a trained run a model of its own.
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from records import printable
+from bookkeeping.records import printable
 
-PICO = Path(__file__).resolve().parent / "pico_base"
+PICO = Path(__file__).resolve().parent / "models" / "pico_base"
 PICO_SWARM = PICO.with_name("pico_swarm")  # the same model after more pretraining, on tool calls: worse at lists, so a folder of its own
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
@@ -167,11 +166,7 @@ def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:  # merge or adapter: a trained run for other people's tools
-        import export
-
-        sys.exit(export.main(sys.argv[1:]))
-    from logprobs import token_logprobs
+    from fast.logprobs import token_logprobs
 
     base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)

@@ -26,9 +26,9 @@ from pathlib import Path
 
 from jinja2 import TemplateError
 
+from bookkeeping.records import printable
+from fast.sampler import Sample, TorchSampler
 from policy import Policy
-from records import printable
-from sampler import Sample, TorchSampler
 
 ENV_SECONDS = 60.0  # what one call of an environment may take; one that needs more (a judge over the network) sets `seconds` on itself
 

@@ -16,14 +16,14 @@ from typing import Annotated
 
 import tyro
 
-import parallel
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
+from fast import parallel
 from grpo import CLIP, IMPORTANCE
 
 # A task is drawn from a number. These ranges never meet (check sees to it): training, SFT, and from 2e9 on the held-out tasks (evaluate.py), from 3e9
-# on those of pretraining (lab/corpus.py).
+# on those of pretraining (lab/base/corpus.py).
 TRAIN_SEEDS, SFT_SEEDS = 0, 1_000_000_000
 MOST_UPDATES = 100_000  # of a run: where the training tasks of the next --seed begin
 EVAL_TIERS = (3, 5, 6)  # evaluated beside the tier that is trained
@@ -34,7 +34,7 @@ class Config:
     """RL post-training of a chat model: SFT warm-up on a scripted expert, then GRPO."""
 
     preset: str = ""  # seed: the settings of the run this project grew out of (PRESETS below), which stood still at 44%
-    break_: Annotated[str, tyro.conf.arg(name="break")] = ""  # make a mistake on purpose and see what it looks like (FAILURES.md)
+    break_: Annotated[str, tyro.conf.arg(name="break")] = ""  # make a mistake on purpose and see what it looks like (learn/FAILURES.md)
     # task
     env: str = "letters"  # which environment: letters, alphabet, swarm, or a class of yours as FILE.py:CLASS
     think: bool = True  # may the policy think before it answers? With --no-think letters stays about where SFT left it
@@ -63,7 +63,9 @@ class Config:
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
     device: str = "auto"  # auto: cuda if there is one
-    engine: str = "auto"  # what samples: torch (sampler.py) or vllm (vllm_engine.py). auto: vllm where it is installed beside a GPU
+    engine: str = (
+        "auto"  # what samples: torch (fast/sampler.py) or vllm (fast/vllm_engine.py). auto: vllm where it is installed beside a GPU
+    )
     vllm_memory: float = 0.3  # share of the card's memory that vLLM takes, and gives back while the trainer needs it
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
@@ -89,7 +91,7 @@ class Config:
     temperature: float = 1.0  # of sampling *and* of the trained log-probs: they must be the same distribution
     max_tokens: int | None = None  # longest reply of a turn. None: by model size and environment
     importance: str | None = None  # samples of another policy: clip, none, token, sequence (grpo.py). None: sequence if ahead, else by size
-    async_rollouts: int = 0  # batches sampled ahead by a second process while this one trains (ahead.py); 0 is strictly on-policy
+    async_rollouts: int = 0  # batches sampled ahead by a second process while this one trains (fast/ahead.py); 0 is strictly on-policy
     max_off_policy_steps: int | None = None  # drop episodes whose sampler was more updates behind; None keeps all
     micro_tokens: int | None = None  # padded tokens a forward pass; changes memory, never the gradient. None: by model size
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower
@@ -97,7 +99,7 @@ class Config:
     eval_n: int | None = None  # tasks a tier; 32 would give an interval 34 points wide. None: 256, and 128 in swarm
     eval_every: int = 20  # updates
     eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; without them a short run is quicker
-    # evaluation over an API (api.py): any OpenAI-compatible endpoint instead of a checkpoint; --model is its name there
+    # evaluation over an API (bridges/api.py): any OpenAI-compatible endpoint instead of a checkpoint; --model is its name there
     api_base: str = ""  # such as https://HOST/v1
     api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; the key itself is given nowhere else
     api_temperature: float | None = 0.0  # 0 is greedy, as all our evaluations; None leaves it to the endpoint

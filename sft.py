@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import torch
 
-import parallel
+from fast import parallel
+from fast.logprobs import token_logprobs
 from grpo import collate, micro_batches, take_step
-from logprobs import token_logprobs
 from policy import Policy
 from rollout import Episode, expert_episode
 

@@ -7,9 +7,9 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (rollout: 8 tasks x 8 samples -> GRPO: one step) x updates, an eval now and then -> eval "final" -> report
 
-With --async-rollouts N a second process samples N batches ahead while this one trains (ahead.py); without it, one thing after the other.
+With --async-rollouts N a second process samples N batches ahead while this one trains (fast/ahead.py); without it, one thing after the other.
 
-On a machine without a GPU, or that cannot reach the hub, the same command trains the embedded pico_base/, or for swarm pico_swarm/.
+On a machine without a GPU, or that cannot reach the hub, the same command trains the embedded models/pico_base/, or for swarm models/pico_swarm/.
 `python train.py --help` lists every flag with its reason; they are declared once, in settings.py.
 
 A run leaves runs/NAME/: config.json, metrics.jsonl (a line an update), evals.jsonl (every task of every
@@ -18,7 +18,7 @@ report.html (curves and episodes to click through), checkpoint/. After any kill,
 on where the checkpoint stands; on CPU the metrics come out the same to the last bit, because every random number is drawn from a
 seed and a place, never from what was drawn before (with --async-rollouts they do not: the batches under way are sampled anew).
 `python train.py --eval-only runs/NAME` evaluates its checkpoint again, on the same tasks or, with --difficulty and other settings of
-the environment, on others. `--eval-only --api-base URL --model NAME` does it with any OpenAI-compatible endpoint (api.py).
+the environment, on others. `--eval-only --api-base URL --model NAME` does it with any OpenAI-compatible endpoint (bridges/api.py).
 """
 
 import shutil
@@ -33,20 +33,10 @@ import torch
 import tyro
 from tqdm import tqdm
 
-import doctor
-import failures
 import metrics
-import parallel
-import records
-import report
-from ahead import Ahead, Job
-from api import evaluate_api
-from checkpoint import flush, load_tensors, restore, save_checkpoint
-from evaluate import broken, evaluate_only, evaluate_policy, greedy, summarize
-from grpo import update
-from policy import choose_model, load_policy
-from rollout import play
-from runfolder import (
+from bookkeeping import doctor, records, report
+from bookkeeping.checkpoint import flush, load_tensors, restore, save_checkpoint
+from bookkeeping.run import (
     LOGS,
     StopSignal,
     append,
@@ -60,7 +50,15 @@ from runfolder import (
     trim,
     write_json,
 )
-from sampler import make_sampler
+from bridges.api import evaluate_api
+from evaluate import broken, evaluate_only, evaluate_policy, greedy, summarize
+from fast import parallel
+from fast.ahead import Ahead, Job
+from fast.sampler import make_sampler
+from grpo import update
+from learn import failures
+from policy import choose_model, load_policy
+from rollout import play
 from settings import LEVELS, MOST_UPDATES, PRESETS, PROMOTE, SFT_SEEDS, TRAIN_SEEDS, Config, by_size, check, eval_sets, fill, kind, make_env
 from sft import demonstrations, other_opening, sft_batches, sft_step
 
@@ -123,7 +121,7 @@ def train(cfg: Config) -> Path:
         "sft": {},
         "seconds": dict.fromkeys(("total", *PARTS, "eval", "sft"), 0.0),
         "tokens": dict.fromkeys(("sampled", "trained", "sft"), 0),
-        "warnings": {},  # symptoms that were told (doctor.py)
+        "warnings": {},  # symptoms that were told (bookkeeping/doctor.py)
     }
     # Elsewhere torch chooses; on a GPU its choice takes 4 bytes a weight more while it steps.
     fused = True if policy.device.type == "cuda" else None

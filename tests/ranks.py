@@ -7,9 +7,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import parallel
+from fast import parallel
+from fast.logprobs import token_logprobs
 from grpo import collate, update
-from logprobs import token_logprobs
 from policy import PICO, load_policy
 from rollout import Episode
 from sft import sft_step

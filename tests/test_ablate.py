@@ -1,4 +1,4 @@
-"""Protects lab/ablate.py, lab/ledger.py and lab/claims.py: every claim can run, verdicts follow intervals and are rarely wrong, what is kept is not made again."""
+"""Protects lab/claims/ablate.py, lab/claims/ledger.py and lab/claims/claims.py: every claim can run, verdicts follow intervals and are rarely wrong, what is kept is not made again."""
 
 import json
 import math
@@ -10,11 +10,11 @@ import tyro
 from scipy import stats
 
 import settings
-from lab import ablate, claims, ledger
-from lab.ablate import minutes
-from lab.claims import CLAIMS, Check, Claim
-from lab.ledger import interval, judge, owner, together, verdict
-from lab.quantities import SAMPLED, TASKS, Run, Script, at_best_rate, halfway, less, own, pass_at, talker
+from lab.claims import ablate, claims, ledger
+from lab.claims.ablate import minutes
+from lab.claims.claims import CLAIMS, Check, Claim
+from lab.claims.ledger import interval, judge, owner, together, verdict
+from lab.claims.quantities import SAMPLED, TASKS, Run, Script, at_best_rate, halfway, less, own, pass_at, talker
 from metrics import Interval
 
 # ------------------------------------------------------------------------------------------------ the claims
@@ -204,7 +204,7 @@ def place(tmp_path, monkeypatch):
 
 
 class Launcher:
-    """Stands for lab.arms.launch: writes the run folder at once, and notes what it was asked."""
+    """Stands for lab.claims.arms.launch: writes the run folder at once, and notes what it was asked."""
 
     def __init__(self, root, fails=()):
         self.root, self.fails, self.asked = root, fails, []

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ahead import RESTARTS, Ahead, Job, player
 from env_alphabet import Alphabet
+from fast.ahead import RESTARTS, Ahead, Job, player
+from fast.sampler import Sample, TorchSampler
 from policy import PICO, load_policy
 from rollout import play
-from sampler import Sample, TorchSampler
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = (2, 2, 1, 1, 8.0, False, True, "states")  # two turns, one name each

@@ -1,6 +1,6 @@
-"""Protects evaluation over an API (api.py, endpoint.py): a server that is slow, wrong, hostile or gone costs its own episodes and a bounded
+"""Protects evaluation over an API (bridges/api.py, bridges/endpoint.py): a server that is slow, wrong, hostile or gone costs its own episodes and a bounded
 time, and is counted; the key stays in its header; what an endpoint says in fields reaches the environment as text, and back. And that
-lab/serve.py, our own endpoint, gives over HTTP exactly what rollout.play gives in process.
+bridges/serve.py, our own endpoint, gives over HTTP exactly what rollout.play gives in process.
 """
 
 import json
@@ -15,19 +15,17 @@ from pathlib import Path
 
 import pytest
 
-import api
-import compare
-import records
 import settings
 import train
-from endpoint import Answer, open_endpoint, put_back, read_answer, seconds_of
+from bookkeeping import compare, records
+from bridges import api, serve
+from bridges.endpoint import Answer, open_endpoint, put_back, read_answer, seconds_of
 from env_letters import Letters, write_reply
 from env_swarm import Swarm
 from evaluate import EVAL_SEEDS, greedy
-from lab import serve
+from fast.sampler import TorchSampler
 from rollout import delta_ids, prompt_ids
-from sampler import TorchSampler
-from swarm_tools import write_call
+from swarm.tools import write_call
 
 ROOT = Path(__file__).resolve().parent.parent
 HANGS = 40  # seconds; nothing below needs a tenth of them
@@ -570,7 +568,7 @@ def test_a_conversation_that_outgrows_the_context_is_truncated(endpoint, tmp_pat
     assert json.loads((tmp_path / "run" / "episodes.jsonl").read_text())["stop_reason"] == "truncated"
 
 
-# ---------------------------------------------------------------------------------------------- lab/serve.py
+# ---------------------------------------------------------------------------------------------- bridges/serve.py
 
 
 @pytest.fixture

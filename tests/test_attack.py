@@ -1,4 +1,4 @@
-"""Protects the environments from the tricks of lab/attack.py, and the verdicts from being kind.
+"""Protects the environments from the tricks of lab/trust/attack.py, and the verdicts from being kind.
 
 Every trick that was once found to pay, or that the rules name, has a line here. The whole tables are made by the command; here are a few tasks.
 """
@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 import metrics
-import swarm_economy as eco
-import swarm_tools
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import EVAL_SEEDS, Swarm
-from lab import attack
-from lab.attack import ALPHABET, LETTERS, markdown, play_alphabet, play_letters, row, table_of, verdict
-from lab.attack_swarm import FAIR, FREE, SWARM, WORK, Way, play, player, search, value
-from swarm_bots import work_text
-from swarm_players import PLAYERS, news
+from lab.trust import attack
+from lab.trust.attack import ALPHABET, LETTERS, markdown, play_alphabet, play_letters, row, table_of, verdict
+from lab.trust.attack_swarm import FAIR, FREE, SWARM, WORK, Way, play, player, search, value
+from swarm import economy as eco
+from swarm import tools as swarm_tools
+from swarm.bots import work_text
+from swarm.players import PLAYERS, news
 
 N = 25  # scenarios of the swarm
 

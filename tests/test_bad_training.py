@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import decoder
 import env_letters
 import train
-from checkpoint import load_checkpoint
+from bookkeeping.checkpoint import load_checkpoint
+from fast import decoder
 
 SHORT = [
     "--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "2", "--eval-every", "100",

@@ -15,8 +15,8 @@ import pytest
 import warm
 from scipy import stats
 
-import behaviour
 import metrics
+from bookkeeping import behaviour
 from env_swarm import EVAL_SEEDS, Swarm, play
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -253,7 +253,7 @@ def test_a_run_that_has_only_begun_has_nothing_to_compare(run):
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
-    return warm.run(["behaviour.py", *arguments], ROOT)
+    return warm.run(["-m", "bookkeeping.behaviour", *arguments], ROOT)
 
 
 def test_the_file_runs_alone_and_on_a_run(run):

@@ -1,4 +1,4 @@
-"""Protects lab/bench_gpu.py where there is no card: its arithmetic against what torch counts, and its commands in small."""
+"""Protects lab/speed/bench_gpu.py where there is no card: its arithmetic against what torch counts, and its commands in small."""
 
 import json
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab import bench, bench_gpu
-from lab import memory as plans
+from lab.speed import bench, bench_gpu
+from lab.speed import memory as plans
 
 TINY = dict(vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
             tie_word_embeddings=True)  # fmt: skip

@@ -15,11 +15,11 @@ import warm
 
 import settings
 import train
-from lab import book, walk
+from lab.pages import book, walk
 
 ROOT = book.ROOT
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "FAILURES.md", *sorted((ROOT / "results").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "learn/FAILURES.md", *sorted((ROOT / "results").rglob("*.md"))]
 TINY = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 --max-tokens 32 --threads 1 --no-wandb"
 
 # Every command of the README, without its comment: the words that make it small, or why it is not run here. {run}: a tiny finished run; {tmp}: a folder.
@@ -40,16 +40,16 @@ COMMANDS = {
     ".venv/bin/python policy.py merge runs/NAME out/ --push owner/name": "needs the hub; tests/test_export.py",
     "pip install -e . && pip install verifiers==0.4.0": "make test-verifiers",
     "vf-eval picoswarm-swarm -n 8 -r 2 -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push": "make test-verifiers",
-    "uv run rl @ configs/prime_rl_swarm.toml": "needs prime-rl and a GPU; tests_verifiers reads the config",
+    "uv run rl @ bridges/configs/prime_rl_swarm.toml": "needs prime-rl and a GPU; tests/verifiers reads the config",
     "make test-verifiers": "CI",
     "OPENAI_API_KEY=… .venv/bin/python train.py --eval-only --api-base https://HOST/v1 --model NAME --env letters": "parsed: needs a host; tests/test_api.py",
-    ".venv/bin/python report.py compare runs/NAME-letters-6-… runs/my-run": "the next one is the same",
-    "python report.py compare runs/A runs/B …": "",
-    "python -m lab.ablate thinking --seeds 3": "a quarter of an hour; tests/test_ablate.py",
+    ".venv/bin/python -m bookkeeping.report compare runs/NAME-letters-6-… runs/my-run": "the next one is the same",
+    "python bookkeeping/report.py compare runs/A runs/B …": "",
+    "python -m lab.claims.ablate thinking --seeds 3": "a quarter of an hour; tests/test_ablate.py",
     ".venv/bin/python train.py --break stale-adapter": "tests/test_failures.py",
-    ".venv/bin/python doctor.py runs/NAME": "",
+    ".venv/bin/python -m bookkeeping.doctor runs/NAME": "",
     ".venv/bin/python train.py --env vowels.py:Vowels --sft-steps 200 --sft-lr 1e-3": TINY,
-    ".venv/bin/python exercises.py": "exit 1: tests/test_exercises.py",
+    ".venv/bin/python -m learn.exercises": "exit 1: tests/test_exercises.py",
 }  # fmt: skip
 
 
@@ -111,8 +111,8 @@ def test_inline_commands_name_files_that_are_there():
 
 CHAPTERS = sorted(file.name for file in ROOT.glob("*.py"))
 LAB = sorted(file.name for file in (ROOT / "lab").glob("*.py") if file.name != "__init__.py")
-OTHERWISE = {"train.py": "make train", "compare.py": "needs runs", "exercises.py": "exits with 1, being unsolved", "vllm_engine.py": "make test-vllm", "report.py": "needs a run",
-             "viewer.py": "needs a run"}  # fmt: skip
+OTHERWISE = {"train.py": "make train", "bookkeeping/compare.py": "needs runs", "learn/exercises.py": "exits with 1, being unsolved", "fast/vllm_engine.py": "make test-vllm", "bookkeeping/report.py": "needs a run",
+             "bookkeeping/viewer.py": "needs a run"}  # fmt: skip
 
 
 @pytest.mark.parametrize("chapter", [name for name in CHAPTERS if name not in OTHERWISE])
@@ -235,7 +235,7 @@ def test_a_run_folder_cannot_bring_its_own_code(tmp_path, finished):
 
 @pytest.mark.parametrize("what", walk.FORKS)
 def test_each_fork_is_a_change_of_one_file_that_can_still_be_made(what, tmp_path):
-    """lab/walk.py makes and runs them; here only whether the text that they change is there, once, and is valid Python afterwards."""
+    """lab/pages/walk.py makes and runs them; here only whether the text that they change is there, once, and is valid Python afterwards."""
     file, changes, flags = walk.FORKS[what]
     text = (ROOT / file).read_text() if changes else example()
     for old, new in changes:

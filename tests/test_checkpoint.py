@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
-from checkpoint import find_checkpoint, load_checkpoint, load_tensors, save_checkpoint, set_aside
-from logprobs import token_logprobs
+from bookkeeping import checkpoint
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, load_tensors, save_checkpoint, set_aside
+from fast.logprobs import token_logprobs
 from policy import load_policy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -193,7 +193,7 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from policy import load_policy
 import torch
 policy, folder = load_policy({model_folder("qwen3")!r}, {{rank}}, 4, device="cpu"), Path({str(tmp_path)!r}) / "c"

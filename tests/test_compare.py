@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import compare
-import records
+from bookkeeping import compare, records
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = {
@@ -60,7 +59,7 @@ def rows_of(folders) -> list[dict]:
 
 
 def drop(folder: Path, tasks: list[int]) -> Path:
-    """As api.py writes it: the results of these tasks are not there, and their numbers are."""
+    """As bridges/api.py writes it: the results of these tasks are not there, and their numbers are."""
     lines = records.lines(folder / "evals.jsonl")
     for line in lines:
         for name in ("reward", "exact", "reply_tokens"):
@@ -362,10 +361,10 @@ def test_an_arm_of_one_seed_gets_wilson_and_of_two_a_wide_interval(make):
 
 def test_the_file_runs_alone(make, tmp_path):
     a, b = make("a", draws(0.3)), make("b", draws(0.9, seed=1), think=False)
-    done = warm.run(["compare.py", str(a), str(b), "--out", str(tmp_path / "o")], ROOT)
+    done = warm.run(["-m", "bookkeeping.compare", str(a), str(b), "--out", str(tmp_path / "o")], ROOT)
     assert done.returncode == 0, done.stderr
     assert "**B better**" in done.stdout and (tmp_path / "o" / "compare.png").exists()
-    bad = warm.run(["compare.py", str(a)], ROOT)
+    bad = warm.run(["-m", "bookkeeping.compare", str(a)], ROOT)
     assert bad.returncode != 0 and "two run folders" in bad.stderr and "Traceback" not in bad.stderr
 
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import warm
 
-import doctor
 import env_alphabet
 import env_letters
-import failures
+from bookkeeping import doctor
 from evaluate import summarize
-from lab import walk
+from lab.pages import walk
+from learn import failures
 from rollout import Episode, finish
 
-ROOT = Path(doctor.__file__).resolve().parent
+ROOT = Path(doctor.__file__).resolve().parents[1]
 half = lambda before, after: np.repeat([before, after], 15).astype(float)
 
 # {symptom: (the values that show it, the update that tells it, what the sentence must name)}
@@ -129,7 +129,7 @@ def letters(module=env_letters, reward: str = "partial"):
 
 
 def forked(monkeypatch) -> ModuleType:
-    """env_letters.py after the first fork of lab/walk.py, which pays an exact answer that was not derived half."""
+    """env_letters.py after the first fork of lab/pages/walk.py, which pays an exact answer that was not derived half."""
     ((old, new),) = walk.FORKS["a new reward: an answer that was not derived earns half"][1]
     module = ModuleType("env_letters_forked")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
@@ -202,7 +202,7 @@ def test_committed_runs_are_well(run):
 
 
 def test_the_command_line(tmp_path):
-    ask = lambda *words: warm.run(["doctor.py", *words], ROOT)
+    ask = lambda *words: warm.run(["-m", "bookkeeping.doctor", *words], ROOT)
     assert "nothing to tell" in ask().stdout
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in doctor.made_up(**ILL["noise"][0])))
     assert ask(str(tmp_path)).stdout.startswith("update 18: noise: ")

@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_swarm_tools import VERSIONS, WORK, check_books, economy, scenario, sigmoid
 
-import swarm_bots
-import swarm_economy as eco
-import swarm_tools as act
 from env_swarm import STYLES, WEIGHTS, Swarm, play, print_score
-from swarm_bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits
-from swarm_economy import ME, MECHANISMS, end_step, found
-from swarm_players import PLAYERS, from_short, view
-from swarm_tools import TOOLS, Refused, read_call, write_call
+from swarm import bots as swarm_bots
+from swarm import economy as eco
+from swarm import tools as act
+from swarm.bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits
+from swarm.economy import ME, MECHANISMS, end_step, found
+from swarm.players import PLAYERS, from_short, view
+from swarm.tools import TOOLS, Refused, read_call, write_call
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ("easy", "medium", "hard")
@@ -864,7 +864,7 @@ def test_v02_shows_what_v01_does_not():
 
 
 def test_it_renders_and_fits_the_context():
-    from lab.tokenizer import build
+    from lab.base.tokenizer import build
 
     tokenizer = build()
     lengths, totals = [], []

@@ -1,5 +1,5 @@
 """Protects the exercises: the committed file is unsolved, the functions that train the policy solve it, so does a second way of writing each, and the
-mistakes that nearly everybody makes are called by their names. Wrong and right versions here are written as a reader would, not as lab/exercise_cases.py does."""
+mistakes that nearly everybody makes are called by their names. Wrong and right versions here are written as a reader would, not as learn/cases.py does."""
 
 import inspect
 import math
@@ -13,17 +13,16 @@ import pytest
 import torch
 
 import env_letters
-import exercises
-import governance
 import grpo
-import logprobs
 import metrics
 import rollout
-import sampler
 from env_letters import Task, parse_answer
-from lab.exercise_cases import CHECKS, Numbers
-from lab.exercises import TOLD, main, verdict
+from fast import logprobs, sampler
+from learn import exercises
+from learn.cases import CHECKS, Numbers
+from learn.judge import TOLD, main, verdict
 from rollout import Episode
+from swarm import governance
 
 ROOT = Path(__file__).resolve().parent.parent
 NAN = float("nan")
@@ -33,16 +32,16 @@ BANANA = Task("banana", ("a", "n", "q"), (3, 2, 0))
 
 
 def test_the_committed_file_is_unsolved():
-    assert list(CHECKS) == list(TOLD) == [name for name, f in vars(exercises).items() if getattr(f, "__module__", "") == "exercises"]
+    assert list(CHECKS) == list(TOLD) == [name for name, f in vars(exercises).items() if getattr(f, "__module__", "") == "learn.exercises"]
     for name, check in CHECKS.items():
         with pytest.raises(NotImplementedError):
             getattr(exercises, name)(*check()[1][0])
 
 
 def test_the_command_says_so_and_fails(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["exercises.py"])
+    monkeypatch.setattr(sys, "argv", ["learn/exercises.py"])
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(ROOT / "exercises.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "learn/exercises.py"), run_name="__main__")
     said = capsys.readouterr().out
     assert end.value.code == 1 and said.count("not done yet") == len(CHECKS) and "0 of 11 right" in said and "--hint 1 helps" in said
 

@@ -1,4 +1,4 @@
-"""Out again (export.py): what is exported computes what was trained, the card says what was measured, and a hub on loopback takes it."""
+"""Out again (bridges/export.py): what is exported computes what was trained, the card says what was measured, and a hub on loopback takes it."""
 
 import base64
 import json
@@ -13,11 +13,11 @@ import pytest
 import torch
 import tyro
 
-import export
 import settings
 import train
-from checkpoint import find_checkpoint, load_checkpoint
-from lab.serve import JsonHandler
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bridges import export
+from bridges.serve import JsonHandler
 from policy import PICO, load_policy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,7 +139,7 @@ def test_the_flags_on_the_card_give_the_run_again(words):
 def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
     cases = [
         (["merge", str(tmp_path / "none"), str(tmp_path / "out")], "there is no summary.json"),
-        (["adapter", str(runs["full"]), str(tmp_path / "out")], "there is no adapter; use: python policy.py merge"),
+        (["adapter", str(runs["full"]), str(tmp_path / "out")], "there is no adapter; use: python -m bridges.export merge"),
         (["merge", str(runs["lora"]), str(runs["full"])], "is there already"),
         (["merge", str(runs["lora"]), str(tmp_path / "out"), "--push", "name"], "give owner/name"),
     ]
@@ -190,7 +190,7 @@ def test_push_uploads_the_folder_and_a_refusal_is_a_sentence(runs, tmp_path):
     env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "test-token", "HF_HUB_OFFLINE": "0",
            "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
     call = lambda out: subprocess.run(
-        [sys.executable, "policy.py", "adapter", str(runs["lora"]), str(out), "--push", "owner/name"], cwd=ROOT, env=env, capture_output=True, text=True,
+        [sys.executable, "-m", "bridges.export", "adapter", str(runs["lora"]), str(out), "--push", "owner/name"], cwd=ROOT, env=env, capture_output=True, text=True,
         timeout=300,
     )  # fmt: skip
     try:

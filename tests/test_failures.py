@@ -1,4 +1,4 @@
-"""Protects the failure journal: every mistake can be made, is named by the run that makes it, and FAILURES.md says what the committed runs said."""
+"""Protects the failure journal: every mistake can be made, is named by the run that makes it, and learn/FAILURES.md says what the committed runs said."""
 
 import json
 import sys
@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import warm
 
-import doctor
-import failures
 import grpo
 import rollout
 import sft
 import train
+from bookkeeping import doctor
 from env_letters import Letters
-from failures import FAILURES
-from lab import failures as journal
-from sampler import TorchSampler
+from fast.sampler import TorchSampler
+from lab.pages import failures as journal
+from learn import failures
+from learn.failures import FAILURES
 
-ROOT = Path(failures.__file__).resolve().parent
+ROOT = Path(failures.__file__).resolve().parents[1]
 TOUCHED = [(grpo, "collate"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "policy_loss"), (rollout, "prompt_ids"), (sft, "expert_episode"),
            (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip
 SMALL = ["--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "2", "--difficulty", "2",
@@ -72,7 +72,7 @@ def test_the_committed_runs_without_a_mistake_are_well(name):
 
 
 def test_the_page_is_what_the_runs_said():
-    assert (ROOT / "FAILURES.md").read_text() == journal.page()
+    assert (ROOT / "learn/FAILURES.md").read_text() == journal.page()
 
 
 def test_wrong_names_are_told_in_one_sentence():
@@ -81,5 +81,5 @@ def test_wrong_names_are_told_in_one_sentence():
 
 
 def test_the_chapter_shows_itself():
-    done = warm.run(["failures.py"], ROOT)
+    done = warm.run(["-m", "learn.failures"], ROOT)
     assert done.returncode == 0 and all(f"\n{name}\n" in f"\n{done.stdout}" for name in FAILURES)

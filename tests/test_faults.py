@@ -1,4 +1,4 @@
-"""lab/faults.py finds what is wrong, kills where it says, and a killed run ends as the undisturbed one.
+"""lab/trust/faults.py finds what is wrong, kills where it says, and a killed run ends as the undisturbed one.
 
 Whole runs here are forks of one process that has imported everything: what is killed and continued is the same code, without the
 seconds of imports.
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab import faults, places, storage
+from lab.trust import faults, places, storage
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,7 +26,8 @@ from pathlib import Path
 from types import SimpleNamespace
 import matplotlib.pyplot, peft
 import train
-from lab import faults, places
+from lab.trust import faults
+from lab.trust import places
 
 train.load_policy("pico_base", 2, 4, "cpu")  # imports what is imported late
 

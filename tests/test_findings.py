@@ -1,12 +1,12 @@
-"""The verdicts of lab/findings.py, and the drill that pretraining shows for swarm: ids stay those of the observation above."""
+"""The verdicts of lab/swarm/findings.py, and the drill that pretraining shows for swarm: ids stay those of the observation above."""
 
 import random
 import re
 
 import numpy as np
 
-from lab import corpus
-from lab.findings import ratio_change, verdict
+from lab.base import corpus
+from lab.swarm.findings import ratio_change, verdict
 from metrics import Interval
 
 

@@ -14,15 +14,15 @@ import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import governance as gov
-import lab.governance as lab
-import lab.governance_sweep as sweep
-import swarm_economy as eco
+import lab.swarm.governance as lab
+import lab.swarm.governance_sweep as sweep
 from env_swarm import Swarm, play
-from governance import Belief, Signals, Stack, Watch, decide, measures, over, payoff, proxy, side_by_side, social, thrash, v_hat
-from lab.governance import STACKS, World, collapse_epoch, poisson, simulate
-from lab.governance_sweep import calmest, kink
-from swarm_economy import Interaction
+from lab.swarm.governance import STACKS, World, collapse_epoch, poisson, simulate
+from lab.swarm.governance_sweep import calmest, kink
+from swarm import economy as eco
+from swarm import governance as gov
+from swarm.economy import Interaction
+from swarm.governance import Belief, Signals, Stack, Watch, decide, measures, over, payoff, proxy, side_by_side, social, thrash, v_hat
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -458,17 +458,11 @@ def test_no_population_and_no_stack_breaks_it(adversaries, name, seed):
 
 
 def test_it_shows_itself_and_refuses_in_one_sentence():
-    call = lambda *flags: warm.run(["governance.py", *flags], ROOT)
+    call = lambda *flags: warm.run(["-m", "swarm.governance", *flags], ROOT)
     shown = call()
     assert shown.returncode == 0 and "bot_6" in shown.stdout and "thrash" in shown.stdout
-    for flags, says in ((("--sweep", "--seeds", "1"), "--seeds 1"), (("--colour",), "unrecognized")):
-        wrong = call(*flags)
-        assert (
-            wrong.returncode != 0
-            and says in wrong.stderr
-            and "Traceback" not in wrong.stderr
-            and len(wrong.stderr.strip().splitlines()) == 1
-        )
+    wrong = warm.run(["-m", "lab.swarm.governance_sweep", "--seeds", "1"], ROOT)
+    assert wrong.returncode != 0 and wrong.stderr == "--seeds 1: an interval needs at least 2 runs of each kind\n"
 
 
 def test_the_economy_is_untouched():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import logprobs
-from logprobs import token_logprobs
+from fast import logprobs
+from fast.logprobs import token_logprobs
 
 
 def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:

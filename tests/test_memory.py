@@ -1,4 +1,4 @@
-"""lab/memory.py: is what it computes what the code takes? Formulas are compared with bytes counted on small models."""
+"""lab/speed/memory.py: is what it computes what the code takes? Formulas are compared with bytes counted on small models."""
 
 import json
 import weakref
@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_leaves
 import evaluate
 import settings
 import train
-from decoder import FastDecoder
-from lab import memory
-from logprobs import token_logprobs
+from fast.decoder import FastDecoder
+from fast.logprobs import token_logprobs
+from fast.sampler import TorchSampler
+from lab.speed import memory
 from policy import PICO, Policy, load_policy
-from sampler import TorchSampler
 
 torch.set_num_threads(1)
 TINY = dict(vocab_size=512, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True)

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import env_alphabet as alphabet
-from decoder import PlainDecoder
 from env_alphabet import NEW, Alphabet, right_list, write_block
 from env_letters import Letters
 from env_swarm import Swarm
-from lab import corpus, pretrain
-from logprobs import token_logprobs
+from fast.decoder import PlainDecoder
+from fast.logprobs import token_logprobs
+from fast.sampler import Sample, TorchSampler
+from lab.base import corpus, pretrain
 from rollout import delta_ids, encode, expert_episode, play, prompt_ids, render
-from sampler import Sample, TorchSampler
-from swarm_tools import TOOLS
+from swarm.tools import TOOLS
 
 END, BEGIN = "<|im_end|>", "<|im_start|>"
 

@@ -1,4 +1,4 @@
-"""Several processes (parallel.py): two ranks under torchrun compute what one process computes, and a whole run of theirs is one run."""
+"""Several processes (fast/parallel.py): two ranks under torchrun compute what one process computes, and a whole run of theirs is one run."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import pytest
 import torch
 import warm
 
-import parallel
 import train
+from fast import parallel
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -184,7 +184,7 @@ def test_a_rank_without_tasks_plays_nothing():
 
 
 def test_machine_notes_how_many_processes_there_were():
+    from bookkeeping.run import machine
     from policy import PICO, load_policy
-    from runfolder import machine
 
     assert machine(load_policy(str(PICO), 0, 1))["processes"] == train.parallel.world() == 1

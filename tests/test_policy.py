@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import policy as policy_module
-from logprobs import token_logprobs
+from fast.logprobs import token_logprobs
 from policy import PICO, PICO_SWARM, choose_model, load_policy
 
 ROOT = Path(policy_module.__file__).resolve().parent

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab import longrun, reliability
+from lab.trust import longrun, reliability
 
-ROOT = Path(reliability.__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_page_is_what_the_results_say():

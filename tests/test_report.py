@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import warm
 
-import behaviour
-import report
+from bookkeeping import behaviour, report
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 64  # tasks a tier
@@ -319,14 +318,14 @@ def test_a_run_without_sft_or_with_one_update_reports_too(tmp_path):
 def test_a_report_can_be_written_again_from_the_folder_alone(run):
     before = (run / "report.md").read_text()
     (run / "report.md").write_text("lost")
-    done = warm.run([str(ROOT / "report.py"), str(run)], ROOT)
+    done = warm.run(["-m", "bookkeeping.report", str(run)], ROOT)
     assert done.returncode == 0, done.stderr
     assert (run / "report.md").read_text() == before
     assert before in done.stdout
 
 
 def test_the_script_refuses_a_folder_that_is_no_finished_run(tmp_path):
-    done = warm.run([str(ROOT / "report.py"), str(tmp_path)], ROOT)
+    done = warm.run(["-m", "bookkeeping.report", str(tmp_path)], ROOT)
     assert done.returncode != 0 and "summary.json" in done.stderr and "Traceback" not in done.stderr
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import rollout
 from env_letters import STYLES, Letters
+from fast.sampler import Sample, TorchSampler
 from rollout import Episode, Hung, delta_ids, encode, expert_episode, fail, in_time, play, prompt_ids, render
-from sampler import Sample, TorchSampler
 
 
 class Chat:

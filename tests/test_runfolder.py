@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import runfolder
-from runfolder import claim, memory_folder, mend, sweep, thin, trim
+from bookkeeping import run as runfolder
+from bookkeeping.run import claim, memory_folder, mend, sweep, thin, trim
 
 ROOT = Path(__file__).resolve().parent.parent
 SHM = Path("/dev/shm")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from decoder import FastDecoder, PlainDecoder, folded, holes, make_decoder
-from sampler import TorchSampler, draw
+from fast.decoder import FastDecoder, PlainDecoder, folded, holes, make_decoder
+from fast.sampler import TorchSampler, draw
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
 PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-import swarm_economy as eco
-import swarm_tools as act
-from swarm_economy import ME, MECHANISMS, Scenario, Task, end_step, found
-from swarm_tools import ACTIONS, TOOLS, Refused, read_call, schemas, show, tool_names, write_call
+from swarm import economy as eco
+from swarm import tools as act
+from swarm.economy import ME, MECHANISMS, Scenario, Task, end_step, found
+from swarm.tools import ACTIONS, TOOLS, Refused, read_call, schemas, show, tool_names, write_call
 
 VERSIONS = ("0.2", "0.1")
 WORK = (

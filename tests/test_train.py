@@ -103,7 +103,7 @@ def test_the_adapter_loads_with_peft_alone(whole):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(ROOT / "pico_base"), whole / "checkpoint")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(ROOT / "models" / "pico_base"), whole / "checkpoint")
     assert any(p.abs().sum() > 0 for name, p in model.named_parameters() if "lora_B" in name)
 
 
@@ -124,7 +124,7 @@ kill = {kill_at!r}
 if kill == "sft": train.sft_step = bomb(train.sft_step, 3)
 if kill == "update": train.update = bomb(train.update, 3)
 if kill == "save":
-    import checkpoint
+    from bookkeeping import checkpoint
     checkpoint.checksum = bomb(checkpoint.checksum, 2)  # the new checkpoint is written but not yet in place
 sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
 train.main()
@@ -243,7 +243,7 @@ def test_an_existing_run_is_never_overwritten(whole):
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path):
-    shutil.copytree(ROOT / "pico_base", tmp_path / "mute")
+    shutil.copytree(ROOT / "models" / "pico_base", tmp_path / "mute")
     (tmp_path / "mute" / "chat_template.jinja").unlink()
     done = run("--model", str(tmp_path / "mute"), "--runs", str(tmp_path / "runs"), "--no-wandb")
     assert done.returncode != 0 and "no chat template" in done.stderr and "Traceback" not in done.stderr
@@ -517,7 +517,7 @@ def runs_ahead(tmp_path_factory) -> Path:
     done = python(f"""
 import shutil, sys, train
 from pathlib import Path
-from ahead import Ahead
+from fast.ahead import Ahead
 runs, opened, real_start, real_update = Path({str(runs)!r}), [], Ahead.start, train.update
 def start(self):
     real_start(self)
@@ -617,7 +617,7 @@ def processes(group: int) -> list[str]:
 def test_ctrl_c_stops_a_run_ahead_cleanly_and_leaves_nobody_behind(tmp_path):
     code = f"""
 import sys, train
-from ahead import Ahead
+from fast.ahead import Ahead
 real = Ahead.start
 def start(self):
     open({str(tmp_path / "home")!r}, "w").write(self.home.name)

@@ -19,15 +19,14 @@ import jinja2
 import pytest
 import torch
 
-import api
-import behaviour
 import evaluate
-import export
 import train
-from checkpoint import checksum, find_checkpoint
+from bookkeeping import behaviour
+from bookkeeping.checkpoint import checksum, find_checkpoint
+from bookkeeping.run import memory_folder, sweep
+from bridges import api, export
 from policy import PICO, load_policy
 from rollout import Episode, finish, render, take_turn
-from runfolder import memory_folder, sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parent.parent
@@ -311,14 +310,17 @@ def test_a_spoilt_run_folder_ends_every_command_in_one_sentence(played, swarm, t
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # what is drawn is not looked at, and takes long
     good = shutil.copytree(played.folder, tmp_path / "good", ignore=shutil.ignore_patterns("wandb"))
     reads = {
-        "viewer.py": ("config.json", "summary.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl"), "report.py": ("summary.json", "metrics.jsonl", "evals.jsonl"),
-        "compare.py": ("config.json", "metrics.jsonl", "evals.jsonl"), "policy.py": ("summary.json",), "behaviour.py": ("config.json", "evals.jsonl", "episodes.jsonl"),
+        "bookkeeping/viewer.py": ("config.json", "summary.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl"), "bookkeeping/report.py": ("summary.json", "metrics.jsonl", "evals.jsonl"),
+        "bookkeeping/compare.py": ("config.json", "metrics.jsonl", "evals.jsonl"), "bridges/export.py": ("summary.json",), "bookkeeping/behaviour.py": ("config.json", "evals.jsonl", "episodes.jsonl"),
     }  # fmt: skip
     failures = []
     for script, file in ((script, file) for script, files in reads.items() for file in files):
-        folder = shutil.copytree(swarm if script == "behaviour.py" else good, tmp_path / f"{script} {file}")
+        folder = shutil.copytree(swarm if script == "bookkeeping/behaviour.py" else good, tmp_path / f"{script} {file}")
         spoil(folder, file, SPOILT[kind])
-        words = {"compare.py": [folder, good, "--out", tmp_path / "out"], "policy.py": ["adapter", folder, tmp_path / "export"]}
+        words = {
+            "bookkeeping/compare.py": [folder, good, "--out", tmp_path / "out"],
+            "bridges/export.py": ["adapter", folder, tmp_path / "export"],
+        }
         try:
             python(monkeypatch, script, *words.get(script, [folder]))
         except Exception as error:
@@ -359,10 +361,10 @@ def test_a_config_cannot_lead_a_resumed_run_out_of_its_folder(run, tmp_path, mon
 
 # (file, what): why it may be there
 ALLOWED = {
-    ("ahead.py", "pickle.loads"): "its own files, in a folder that only its own user can open",
-    ("lab/places.py", "importlib.import_module"): "the modules that its own table PLACES names",
-    ("parallel.py", "all_gather_object"): "between the processes of one run, which torchrun has started",
-    ("parallel.py", "broadcast_object_list"): "the same",
+    ("fast/ahead.py", "pickle.loads"): "its own files, in a folder that only its own user can open",
+    ("lab/trust/places.py", "importlib.import_module"): "the modules that its own table PLACES names",
+    ("fast/parallel.py", "all_gather_object"): "between the processes of one run, which torchrun has started",
+    ("fast/parallel.py", "broadcast_object_list"): "the same",
 }
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 MODULES = {"marshal", "shelve", "dill", "cloudpickle", "joblib", "pty", "code", "runpy"}
@@ -433,8 +435,16 @@ def test_the_search_for_doors_leaves_the_rest_alone():
     assert not [door for text in good for door in doors(text)]
 
 
+def sources() -> list[str]:
+    """Every file of code that the repository ships, tests aside."""
+    found = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    return [name for name in found.splitlines() if not name.startswith("tests/") and (ROOT / name).exists()]
+
+
 def test_there_is_no_door_in_the_code():
-    files = [*ROOT.glob("*.py"), *(ROOT / "lab").rglob("*.py")]
+    files = [ROOT / name for name in sources()]
     assert len(files) > 30
     found = {(str(file.relative_to(ROOT)), door) for file in files for door in doors(file.read_text())}
     assert found == set(ALLOWED)
@@ -485,7 +495,7 @@ PAYLOADS = [
 
 
 def hostile_replies() -> dict[str, list[str]]:
-    from swarm_tools import TOOLS, write_call
+    from swarm.tools import TOOLS, write_call
 
     calls = []
     for text in PAYLOADS:
@@ -565,7 +575,7 @@ def poison(value, key: str = ""):
 def test_the_report_of_a_hostile_run_is_text(run, monkeypatch, capsys):
     folder = run.rename(run.with_name("<img src=x onerror=alert(1)> \x1b[2J $\\frac{$ [x](http:a)"))
     poisoned(folder)
-    assert python(monkeypatch, "report.py", folder) == ""
+    assert python(monkeypatch, "bookkeeping/report.py", folder) == ""
     check_terminal(capsys.readouterr().out)
     report = (folder / "report.md").read_text()
     check_markdown(report)
@@ -575,7 +585,7 @@ def test_the_report_of_a_hostile_run_is_text(run, monkeypatch, capsys):
 def test_a_comparison_with_a_hostile_run_is_text(run, played, monkeypatch, capsys):
     folder = run.rename(run.with_name("<b> \x1b[2J $\\frac{$ `|"))
     poisoned(folder)
-    assert python(monkeypatch, "compare.py", folder, played.folder, "--out", run.with_name("out")) == ""
+    assert python(monkeypatch, "bookkeeping/compare.py", folder, played.folder, "--out", run.with_name("out")) == ""
     check_terminal(capsys.readouterr().out)
     check_markdown((run.with_name("out") / "compare.md").read_text())
 
@@ -588,7 +598,7 @@ def test_the_behaviour_of_a_hostile_run_is_text(swarm, tmp_path, monkeypatch, ca
         for i, message in enumerate(episode["messages"][1:]):
             message["content"] = HOSTILE.partition("\r")[0] if message["role"] == "tool" else call if i % 4 else HOSTILE
     (folder / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert python(monkeypatch, "behaviour.py", folder) == ""
+    assert python(monkeypatch, "bookkeeping/behaviour.py", folder) == ""
     text = capsys.readouterr().out
     check_terminal(text)
     check_markdown(text)

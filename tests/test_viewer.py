@@ -20,9 +20,8 @@ from pathlib import Path
 import pytest
 import warm
 
-import behaviour
 import metrics
-import viewer
+from bookkeeping import behaviour, viewer
 
 ROOT = Path(__file__).resolve().parent.parent
 HOSTILE = [
@@ -301,17 +300,17 @@ def test_errors_are_one_sentence(tmp_path):
 
 def test_the_command_line(tmp_path, monkeypatch):
     folder = make_run(tmp_path / "a")
-    done = warm.run(["viewer.py", str(folder)], ROOT)
+    done = warm.run(["-m", "bookkeeping.viewer", str(folder)], ROOT)
     assert done.returncode == 0 and done.stdout == f"{folder}/report.html\n" and not done.stderr
 
     def told(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["viewer.py", *arguments])
+        monkeypatch.setattr(sys, "argv", ["bookkeeping/viewer.py", *arguments])
         with pytest.raises(SystemExit) as stopped:
-            runpy.run_path(str(ROOT / "viewer.py"), run_name="__main__")
+            runpy.run_path(str(ROOT / "bookkeeping/viewer.py"), run_name="__main__")
         return stopped.value.code  # a string: Python prints it and exits with 1
 
     for arguments in ((), ("--help",), (str(folder), "more")):
-        assert told(*arguments).startswith("usage: python viewer.py runs/NAME") and "\n" not in told(*arguments)
+        assert told(*arguments).startswith("usage: python -m bookkeeping.viewer runs/NAME") and "\n" not in told(*arguments)
     assert told(str(tmp_path / "nowhere")) == f"{tmp_path}/nowhere: there is no such folder; give a run folder, such as runs/NAME"
 
 

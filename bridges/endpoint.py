@@ -1,0 +1,366 @@
+"""One answer of an OpenAI-compatible endpoint, which may be slow, wrong, hostile or gone.
+
+    messages -> POST /chat/completions -> fields -> text, as an environment reads it
+
+The other end is not ours. So everything has an end. A request has a time limit over the whole of it (a server that drips a byte a second is cut as
+well) and a largest size. What may go away by itself (429, 5xx, a lost connection, an answer that cannot be read) is tried again, after a longer pause
+each time and not before the server's Retry-After; what will not (400, 401, 404) is not. A request that comes to nothing is a Failure, which says why
+in one line; what that costs an evaluation is decided in bridges/api.py.
+
+    text      Environments read text, endpoints may speak in fields. `tool_calls` become <tool_call>…</tool_call>, reasoning becomes <think>…</think> where the
+              task allows thinking; the server gets back what it sent, and the result as a tool message. Where the policy called in plain
+              text, the result goes as <tool_response> in a user message, which is what Qwen's template makes of a tool message.
+    options   An endpoint that refuses a field of the request by name (max_tokens, temperature, tools) is asked again in another way, and a note
+              says so in the report.
+    the key   comes from an environment variable, goes into one header, and is written nowhere; what a server echoes is blanked.
+
+HTTP is done by httpx2, which huggingface_hub brings along. The openai package would add retries of its own, which cannot be counted, and has no limit
+over a whole request.
+
+Run me: `python -m bridges.endpoint` asks a scripted server that answers well, is busy, writes garbage, refuses a field, and refuses the key.
+"""
+
+import asyncio
+import json
+import math
+import os
+import random
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+
+import httpx2 as httpx
+
+from env_letters import split_thinking
+
+LARGEST = 8_000_000  # bytes of an answer
+LONGEST = 64  # characters of an answer for each token of max_tokens; a server that ignores max_tokens is cut there
+PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before the first retry; doubled for each further one, up to the longest
+HINTS = {
+    401: "; the key in {key} is missing or wrong", 403: "; the key in {key} may not do this",
+    404: "; check --model, and whether --api-base should end in /v1",
+}  # fmt: skip
+OTHER_WAYS = {  # a word of a refusal: the field of ours that it is about, and what is done instead
+    "max_completion_tokens": ("max_tokens", "max_completion_tokens instead of max_tokens"),
+    "tool": ("tools", "the tools as text in a system message"),
+    "temperature": ("temperature", "at its own temperature"),
+    "chat_template_kwargs": ("chat_template_kwargs", "without saying that it must not think"),
+}
+TOOLS_AS_TEXT = """# Tools
+
+You may call one function a turn. Their signatures:
+<tools>
+{tools}
+</tools>
+
+To call one, write a JSON object with its name and arguments inside <tool_call></tool_call>:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+class Failure(Exception):
+    """A request that came to nothing. again: it may be tried again, `after` seconds at least. status: of HTTP, 0 without an answer.
+    too_long: the conversation does not fit into the model's context."""
+
+    def __init__(self, why: str, again: bool = False, after: float = 0.0, status: int = 0, too_long: bool = False):
+        super().__init__(why)
+        self.again, self.after, self.status, self.too_long = again, after, status, too_long
+
+
+@dataclass
+class Endpoint:
+    cfg: object  # Config: the flags
+    url: str  # …/chat/completions
+    key: str  # the secret itself; never printed
+    options: dict  # of every request: max_tokens, temperature
+    client: httpx.AsyncClient | None = None
+    deadline: float = math.inf  # on the loop's clock
+    next_slot: float = 0.0  # when the next request may be sent
+    counts: Counter = field(default_factory=Counter)  # requests, answers, retries, prompt_tokens, completion_tokens, without_usage
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Answer:
+    text: str  # as the environment reads it
+    message: dict  # as the server wants it back
+    cut: bool  # it ran out of tokens
+    tokens: int  # of the completion, as the server counts them; 0 if it does not say
+
+
+# ------------------------------------------------------------------------------------------------ flags and connections
+
+
+def open_endpoint(cfg) -> Endpoint:
+    """The Endpoint that the flags describe; ValueError in one sentence if they do not."""
+    if not re.fullmatch(
+        r"https?://(\[[\da-fA-F:]+\]|[^\s@?#/:\[\]]+)(:\d{1,5})?(/[^\s@?#]*)?", cfg.api_base
+    ):  # not repeated: it may hold a password
+        raise ValueError("--api-base: give an address such as https://HOST/v1, without a user, a question mark or a key in it")
+    if cfg.model == "auto":
+        raise ValueError("--api-base: name the model that the endpoint shall run, with --model NAME")
+    if cfg.eval_only or cfg.resume:
+        raise ValueError("--api-base evaluates an endpoint, --eval-only runs/NAME and --resume take a run folder; give one of them")
+    for name, least in (("concurrency", 1), ("timeout", 1e-3), ("minutes", 1e-3), ("retries", 0), ("rpm", 0)):
+        if not least <= getattr(cfg, f"api_{name}") < math.inf:
+            raise ValueError(f"--api-{name} {getattr(cfg, f'api_{name}')}: must be at least {least:g}")
+    key = os.environ.get(cfg.api_key_env, "").strip()
+    if not key and cfg.api_key_env != "OPENAI_API_KEY":  # again not repeated: somebody may give the key itself
+        raise ValueError("--api-key-env: no environment variable of that name is set; give the name of the one that holds the key")
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(f"the key in {cfg.api_key_env} has characters that no key has; set it again")
+    options = {"max_tokens": cfg.max_tokens} | ({} if cfg.api_temperature is None else {"temperature": cfg.api_temperature})
+    options |= {} if cfg.think else {"chat_template_kwargs": {"enable_thinking": False}}  # vLLM's way to say it to Qwen3
+    base = cfg.api_base.rstrip("/").removesuffix("/chat/completions")
+    return Endpoint(cfg, f"{base}/chat/completions", key, options)
+
+
+def connect(end: Endpoint) -> httpx.AsyncClient:
+    """The connections of an endpoint, to be kept as end.client; for the event loop that runs now."""
+    asyncio.get_running_loop().getaddrinfo = lookup
+    headers = {"Authorization": f"Bearer {end.key}"} if end.key else {}
+    local = httpx.URL(end.url).host in ("127.0.0.1", "localhost", "::1")  # no proxy leads to this machine
+    limits = httpx.Limits(max_connections=end.cfg.api_concurrency)
+    return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, trust_env=not local)
+
+
+async def lookup(*args, **kwargs):
+    """getaddrinfo in a thread that nobody waits for: a name server that does not answer must not keep Ctrl-C waiting."""
+    loop, found = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def work() -> None:
+        try:
+            tell, what = found.set_result, socket.getaddrinfo(*args, **kwargs)
+        except OSError as error:
+            tell, what = found.set_exception, error
+        with suppress(RuntimeError):  # the loop is closed, and nobody wants to know any more
+            loop.call_soon_threadsafe(lambda: found.done() or tell(what))
+
+    threading.Thread(target=work, daemon=True).start()
+    return await found
+
+
+# ------------------------------------------------------------------------------------------------ one request
+
+
+def seconds_of(header: str | None) -> float:
+    """Retry-After: seconds or a date; 0 for anything else."""
+    try:
+        after = float(header or 0)
+    except ValueError:
+        try:
+            after = parsedate_to_datetime(header).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return 0.0
+    return after if 0 < after < math.inf else 0.0
+
+
+async def post(end: Endpoint, body: dict) -> dict:
+    """One request, one JSON object; Failure otherwise."""
+    if end.cfg.api_rpm:
+        now = asyncio.get_running_loop().time()
+        slot = max(end.next_slot, now)
+        end.next_slot = slot + 60 / end.cfg.api_rpm
+        await asyncio.sleep(slot - now)
+    end.counts["requests"] += 1
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(end.cfg.api_timeout), end.client.stream("POST", end.url, json=body) as response:
+            async for piece in response.aiter_bytes():
+                raw += piece
+                if len(raw) > LARGEST:
+                    raise Failure(f"an answer of more than {LARGEST / 1e6:g} MB", again=True)
+    except TimeoutError:
+        raise Failure(f"no whole answer within {end.cfg.api_timeout:g} s", again=True) from None
+    except httpx.HTTPError as error:
+        raise Failure(f"{type(error).__name__}: {blank(end, str(error)) or 'the connection was lost'}", again=True) from None
+    try:  # twice: escaped in the JSON may be the key, or half a character that no file can hold
+        answer = json.loads(blank(end, json.dumps(json.loads(raw), ensure_ascii=False)).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        answer = None
+    status = response.status_code
+    if status == 200 and isinstance(answer, dict):
+        return answer
+    if status == 200:
+        kind = response.headers.get("content-type", "no content type")[:60]
+        raise Failure(f"an answer that is no JSON object ({kind})", again=True)
+    problem = answer.get("error") if isinstance(answer, dict) else None
+    problem = problem if isinstance(problem, dict) else {"message": problem or blank(end, raw[:1000].decode("utf-8", "replace"))}
+    told = re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", str(problem.get("message") or "no message"))[:300].strip()
+    code, again = f"{problem.get('code')} {problem.get('type')}", status in (408, 409, 425, 429) or status >= 500
+    raise Failure(
+        f"HTTP {status}: {told}" + HINTS.get(status, "").format(key=end.cfg.api_key_env), status=status, again=again and "insufficient_quota" not in code,
+        after=seconds_of(response.headers.get("retry-after")), too_long="context_length" in code or "context length" in told.lower(),
+    )  # fmt: skip
+
+
+def blank(end: Endpoint, text: str) -> str:
+    """Without the key. A short one is a stand-in ("none"), no secret, and may stand anywhere."""
+    return text.replace(end.key, "***") if len(end.key) >= 8 else text
+
+
+def write_request(end: Endpoint, talk: list[dict], tools) -> dict:
+    """The body of a request; the tools go into a system message where the endpoint has refused the field."""
+    if tools and OTHER_WAYS["tool"][1] in end.notes:
+        shown = TOOLS_AS_TEXT.format(tools="\n".join(json.dumps(tool) for tool in tools))
+        talk, tools = [{"role": "system", "content": shown}, *talk], None
+    return {"model": end.cfg.model, "messages": talk, **end.options, **({"tools": tools} if tools else {})}
+
+
+def adapt(end: Endpoint, body: dict, failure: Failure) -> bool:
+    """Was a field of this request refused by name, and is there another way? Then the requests to come go that way."""
+    for word, (name, note) in OTHER_WAYS.items():
+        refused = failure.status in (400, 422) and not failure.too_long and word in str(failure) and name in body
+        if refused and (
+            note in end.notes or name != "tools" or not end.counts["answers"]
+        ):  # who took tools once is refusing something else
+            if note not in end.notes:  # several requests may be refused at once; the first one decides
+                end.notes.append(note)
+                value = end.options.pop(name, None)
+                end.options |= {"max_completion_tokens": value} if name == "max_tokens" else {}
+            return True
+    return False
+
+
+async def ask(end: Endpoint, talk: list[dict], env, dice: random.Random) -> Answer:
+    """The model's answer to a conversation, tried as often as is allowed; then the last Failure is raised."""
+    loop, tries = asyncio.get_running_loop(), 0
+    while True:
+        body = write_request(end, talk, env.tools)
+        try:
+            answer = read_answer(end, await post(end, body), env.think)
+            end.counts["answers"] += 1
+            return answer
+        except Failure as failure:
+            if adapt(end, body, failure):
+                continue
+            pause = max(failure.after, min(PAUSE * 2**tries, LONGEST_PAUSE) * dice.uniform(0.5, 1))  # apart, or all come back at once
+            if not failure.again or tries == end.cfg.api_retries or loop.time() + pause > end.deadline:
+                raise
+            tries += 1
+            end.counts["retries"] += 1
+            await asyncio.sleep(pause)
+
+
+# ------------------------------------------------------------------------------------------------ text and fields
+
+
+def read_answer(end: Endpoint, response: dict, think: bool) -> Answer:
+    """{"choices": [{"message": …}], "usage": …} -> Answer. Whatever may be missing or of another type is a Failure, or counted."""
+    try:
+        choice = response["choices"][0]
+        message, cut = choice["message"], choice.get("finish_reason") == "length"
+        content, calls = message.get("content"), message.get("tool_calls") or []
+        if isinstance(content, list):  # parts; those that are no text are not for us
+            content = "".join(part["text"] for part in content if part.get("type") == "text")
+        content = content if content is not None else message.get("refusal")
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        calls = [read_call(i, call) for i, call in enumerate(calls)]
+        if not isinstance(content, str | None) or not isinstance(thought, str | None):
+            raise TypeError
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise Failure("an answer without a readable message in choices", again=True) from None
+    if content is None and not (calls or thought or cut):
+        raise Failure("an answer whose message is empty (content is null)", again=True)
+    usage = response.get("usage")
+    asked, spoken = (usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens"))
+    known = all(type(n) is int and 0 <= n < 10_000_000 for n in (asked, spoken))
+    end.counts["prompt_tokens"] += asked if known else 0
+    end.counts["completion_tokens"] += spoken if known else 0
+    end.counts["without_usage"] += not known
+    text = content or ""
+    if thought and think and not split_thinking(text)[0]:
+        text = f"<think>\n{thought.strip()}\n</think>\n{text}"
+    for call in calls:  # `</` is written `<\/`, the same in JSON, so that no argument can end the call
+        name, arguments = json.dumps(call["function"]["name"]), call["function"]["arguments"].replace("</", "<\\/")
+        text += "\n" * bool(text and text[-1] != "\n") + f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+    room = LONGEST * (end.options.get("max_tokens") or end.options["max_completion_tokens"])
+    back = {"role": "assistant", "content": content if calls else content or "", **({"tool_calls": calls} if calls else {})}
+    return Answer(text[:room], back, cut or len(text) > room, spoken if known else 0)
+
+
+def read_call(i: int, call: dict) -> dict:
+    """A native tool call with nothing but what the format has; arguments as text, which need not be JSON (the environment says so)."""
+    name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
+    arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": str(call.get("id") or f"call_{i}"), "type": "function", "function": {"name": str(name), "arguments": arguments}}
+
+
+def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
+    """What the environment says, as the server wants it: a tool message for every native call, <tool_response> where there was none."""
+    told = [m["content"] for m in new if m["role"] == "tool"]
+    rest = [m for m in new if m["role"] != "tool"]
+    if not calls:
+        return [{"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"} for content in told] + rest
+    told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
+    return [{"role": "tool", "tool_call_id": call["id"], "content": content} for call, content in zip(calls, told)] + rest
+
+
+if __name__ == "__main__":
+    from http.server import ThreadingHTTPServer
+    from types import SimpleNamespace
+
+    from bridges.serve import JsonHandler
+    from settings import Config
+
+    key = os.environ["A_MADE_UP_KEY"] = "sk-made-up-0123456789"
+    tokens = {"prompt_tokens": 9, "completion_tokens": 5}
+    say = lambda text, **fields: {"choices": [{"message": {"content": text, **fields}}], "usage": tokens}
+    no = lambda why: {"error": {"message": why}}
+    well = 200, say("<answer>3</answer>", reasoning="r1 r2 r3")
+    cases = {
+        "it answers, its thinking in a field": [well],
+        "it calls a tool, in a field": [(200, say(None, tool_calls=[{"function": {"name": "count", "arguments": '{"letter": "r"}'}}]))],
+        "it is busy": [(503, no("come back later")), well],
+        "it writes garbage": [(200, "<html>Please log in</html>"), well],
+        "it refuses a field": [(400, no("use 'max_completion_tokens' instead of 'max_tokens'")), well],
+        "it refuses the key": [(401, no(f"no such key: {key}"))],
+    }
+    script, printed = [], []
+
+    def show(*words) -> None:
+        print(*words, flush=True)
+        printed.append(" ".join(words))
+
+    class Handler(JsonHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, value = script.pop(0)
+            self.busy = status == 503
+            show("  asked ", ", ".join(body))
+            show("  came  ", str(status), "Retry-After: 2" * self.busy, json.dumps(value).replace(key, "(the key)"))
+            self.reply(status, value)
+
+        def end_headers(self):
+            if self.busy:
+                self.send_header("Retry-After", "2")
+            super().end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    async def demo() -> None:
+        async with connect(end) as end.client:
+            for what, answers in cases.items():
+                show(f"\n{what}")
+                script[:] = answers
+                started = time.monotonic()
+                try:
+                    answer = await ask(end, [{"role": "user", "content": 'Count the letter r in "strawberry".'}], env, random.Random(0))
+                    show("  became", repr(answer.text), f"after {time.monotonic() - started:.1f} s")
+                except Failure as failure:
+                    show("  became a failure:", str(failure))
+        show("\nin all", str(dict(end.counts)), *end.notes)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    env, url = SimpleNamespace(tools=None, think=True), f"http://127.0.0.1:{server.server_port}/v1"
+    end = open_endpoint(Config(model="scripted", api_base=url, api_key_env="A_MADE_UP_KEY", max_tokens=64))
+    asyncio.run(demo())
+    assert end.counts["requests"] == 9 and end.counts["answers"] == 5 and end.counts["retries"] == 2 and key not in "".join(printed)

@@ -1,0 +1,130 @@
+"""What can the base do, exactly? Sample it, sort the replies by habit, count. Writes the README.md of models/pico_base/ or models/pico_swarm/.
+
+    python -m lab.base.card                     # about two minutes on two cores
+    python -m lab.base.card --model pico_swarm  # about five
+
+Per habit: how often (share of sampled replies) and how right (exact answers among them), with Wilson intervals over
+replies. Samples of one task are not quite independent, so these intervals are a little too narrow.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import tyro
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import env_alphabet
+import env_letters
+from env_alphabet import Alphabet
+from env_letters import Letters
+from env_swarm import Swarm
+from fast.sampler import TorchSampler
+from metrics import mean, proportion
+from policy import PICO, load_policy
+from rollout import play
+
+CARD_SEEDS = 2_500_000_000  # neither trained nor evaluated on by train.py
+
+
+def measure(policy, make_env, habits, tasks: int, k: int, max_tokens: int, temperature: float) -> list[list[str]]:
+    """One table row a habit: how often, how right, mean reward, n, tokens an episode."""
+    groups = play(policy, TorchSampler(policy), make_env, [CARD_SEEDS + i for i in range(tasks)], k, max_tokens, temperature, 0)
+    rows = []
+    for habit in habits:
+        mine = [e for g in groups for e in g if e.components[f"habit_{habit}"]]
+        if mine:
+            right, reward = proportion(sum(e.components["exact"] for e in mine), len(mine)), mean([e.reward for e in mine])
+            tokens = np.mean([e.reply_tokens for e in mine])
+            rows.append(
+                [habit, f"{100 * len(mine) / (tasks * k):.1f}%", right.percent(), f"{reward.mean:.2f}", f"{len(mine)}", f"{tokens:.0f}"]
+            )
+    return rows
+
+
+def measure_swarm(policy, episodes: int) -> tuple[list[str], list[str]]:
+    """(a row a tool: how often it is called, how often refused; a row a decoding: reward and its parts)."""
+    rows, tools = [], {}
+    for think, temperature in ((True, 1.0), (False, 1.0), (True, 0.0)):
+        envs = []
+
+        def make_env(think=think, envs=envs):
+            envs.append(Swarm("medium", think=think))
+            return envs[-1]
+
+        play(policy, TorchSampler(policy), make_env, [CARD_SEEDS + i for i in range(episodes)], 1, 160, temperature, 0)
+        marks = [env.score() for env in envs]
+        cells = [
+            str(mean([m[name] for m in marks])).partition(", n=")[0]
+            for name in ("reward", "payoff", "reputation", "quality", "diversity", "error_rate")
+        ]
+        rows.append(
+            f"| {'yes' if think else 'no'} | {'sampled' if temperature else 'greedy'} | " + " | ".join(cells) + f" | {len(marks)} |"
+        )
+        if think and temperature:
+            for turn in (turn for env in envs for turn in env.log):
+                tools.setdefault(turn.tool or "(unreadable)", []).append(turn)
+    n = sum(map(len, tools.values()))
+    table = []
+    for tool, turns in sorted(tools.items(), key=lambda item: -len(item[1])):
+        wrong = proportion(sum(not turn.ok for turn in turns), len(turns))
+        table.append(f"| {tool} | {100 * len(turns) / n:.1f}% | {wrong.percent()} | {len(turns)} |")
+    return table, rows
+
+
+def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
+    policy = load_policy(model, 0, 64, "cpu")
+    letters = lambda tier, think: lambda: Letters(tier, "binary", think, "states")
+    alphabet = lambda think: lambda: Alphabet(3, 3, 1, 4, 8.0, False, think, "states")
+    settings = [(f"letters, tier {tier}", think, t, letters(tier, think), env_letters.STYLES, 400)
+                for tier, think, t in ((3, True, 1.0), (5, True, 1.0), (6, True, 1.0), (6, False, 1.0), (6, True, 0.0))]  # fmt: skip
+    settings += [("alphabet, 3 turns, 1-4 names, power 8", think, t, alphabet(think), env_alphabet.HABITS, 640)
+                 for think, t in ((True, 1.0), (False, 1.0), (True, 0.0))]  # fmt: skip
+    lines = ["| tasks | may think | decoding | habit | how often | how right (exact) [95%] | mean reward | n | tokens |", "|---" * 9 + "|"]
+    for name, think, temperature, make_env, habits, max_tokens in tqdm(settings):
+        for row in measure(policy, make_env, habits, tasks, k if temperature else 1, max_tokens, temperature):
+            lines.append(f"| {name} | {'yes' if think else 'no'} | {'sampled' if temperature else 'greedy'} | " + " | ".join(row) + " |")
+    swarm = []
+    if Path(model).name == "pico_swarm":
+        tools, rewards = measure_swarm(policy, tasks)
+        swarm = [SWARM, "| may think | decoding | reward | payoff | reputation | quality | diversity | error rate | episodes |", "|---" * 9 + "|", *rewards, "",
+                 "| tool (sampled, may think) | of all calls | refused or unreadable [95%] | calls |", "|---|---|---|---|", *tools, ""]  # fmt: skip
+    table = "\n".join(lines)
+    print(table, *swarm, sep="\n")
+    config = json.loads((Path(model) / "config.json").read_text())
+    (Path(model) / "README.md").write_text(CARD.format(name=Path(model).name, table=table, swarm="\n".join(swarm), vocab=config["vocab_size"], layers=config["num_hidden_layers"],
+                                                       width=config["hidden_size"], tasks=tasks, k=k))  # fmt: skip
+
+
+SWARM = """Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). An episode mixes ways to
+play, from passing to careful work, in shares of its own (`CHARACTERS` in `lab/base/corpus.py`). The rounds that taught this cost some of the lists above:
+that is why there are two folders.
+"""
+
+CARD = """---
+license: mit
+library_name: transformers
+---
+# {name}
+
+A Qwen3-architecture chat model of 0.9M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
+embeddings, bfloat16), made from nothing by `python -m lab.base.pretrain` (seeded, two CPU cores). It counts letters and sorts names over
+several turns (pico_swarm, which had more rounds, also calls the ten tools of a small economy), each in habits of different worth, and is
+meant as a place for RL to start from: what is right is what it rarely does.
+
+{table}
+
+Measured by `python -m lab.base.card`: {tasks} tasks a row group, {k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
+`states` thinks but only states counts, `derives` spells the string with a running tally. Alphabet: `given` lists the names as they came,
+`string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, sorts by them and copies.
+
+{swarm}
+What it cannot do: anything else. It knows the prompts of the environments named above, strings of up to 80 letters, lists of up to
+15 names, and the names of that pool; it has seen no prose. Its tokenizer (`lab/base/tokenizer.py`) splits quoted strings and names into letters and words of
+prose into whole pieces; its chat template is Qwen3's ChatML, thinking and tools included.
+"""
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,336 @@
+"""What pico_base and pico_swarm learn from: rows of (prompt, reply, weight), in habits of different worth. lab/base/pretrain.py mixes and trains.
+
+    letters                                                    alphabet
+    bare      the answer at once, from a glance                given     the names as they came              most of the time
+    states    thinks, but only states what the glance saw      string    sorts by what a line begins with    often
+    derives   spells the string with a running tally: right    derives   cuts out keys, sorts, copies: right in a minority
+
+The glance (none, one and two are seen, more is guessed) is a law, not laziness: shown the true counts, a model this small learns to count 60
+letters without spelling them (62% of tier 6 exactly right, greedy), and there is little left to find by thinking.
+
+How often a habit is shown and how often the base is to say it are two numbers (`shown` and `said`): the first three tokens of a conversation's
+first reply, where the habit is decided, weigh said / shown. All others weigh 1, so the skill is learnt from all that is shown; in swarm, what has
+to be copied weighs more (heavier).
+
+In swarm a habit is a way to play a turn (CHARACTERS), from passing to careful work. Every episode mixes them in shares of its own, so the
+base has learnt that how one has played says how one will play: its episodes differ, and by more than luck. That is what a group of
+episodes needs to tell good from bad.
+"""
+
+import random
+import re
+
+import torch
+
+import env_alphabet as alphabet
+from env_letters import STYLES, Task, make_task, question, write_reply
+from env_swarm import Swarm
+from lab.base.tokenizer import IDS
+from swarm.bots import KINDS, NICE, PLACES, pick, work_text
+from swarm.players import NOVICE_SAYS, PLAYERS, grinder, possible, propose
+from swarm.tools import write_call
+
+SEED_RANGE = 3_000_000_000  # pretraining draws its tasks here; train, SFT and eval seeds lie elsewhere (train.py)
+
+# ------------------------------------------------------------------------------------------------ letters
+
+
+def draw_task(rng: random.Random, cap: int) -> Task:
+    """A task with at most `cap` letters: 70% random strings, 30% of the English tiers that fit."""
+    if rng.random() < 0.7 or cap < 18:
+        length = rng.randint(max(1, cap // 3), cap)
+        text = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(length))
+        letters = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.choice([1, *range(2, 13)]))
+        present = sorted(set(text))
+        if rng.random() < 0.5:  # as in the tiers, asked letters occur more often than chance
+            letters = list(dict.fromkeys([rng.choice(present) if rng.random() < 0.5 else c for c in letters]))
+        return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
+    while True:
+        task = make_task(rng, rng.choice([1, 2, 3, 4, 5, 6]))
+        if len(task.text) <= cap:
+            return task
+
+
+def tally_rows(tokenizer, rng: random.Random, n: int, cap: int, length: int) -> list[list]:
+    """n rows of short spec, tally, short spec, tally, …, packed; strings of up to `cap` letters."""
+    rows = []
+    while len(rows) < n:
+        row = []
+        while True:
+            task = draw_task(rng, cap)
+            prompt = tokenizer(f' {", ".join(task.letters)} in "{task.text}".\n')["input_ids"]
+            reply = tokenizer(write_reply(task, "derives") + "<|im_end|>\n")["input_ids"]
+            if sum(len(p) + len(r) for p, r, _ in row) + len(prompt) + len(reply) > length:
+                break
+            row.append((prompt, reply, 1.0))
+        rows.append(row)
+    return rows
+
+
+def glance(task: Task, rng: random.Random) -> Task:
+    """The task with the counts that one look gives: 0, 1 and 2 are seen as they are, more is 3, 4 or 5 at random."""
+    return Task(task.text, task.letters, tuple(n if n < 3 else rng.choice([3, 4, 5]) for n in task.counts))
+
+
+def letters_rows(tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float], polish: bool) -> list[list]:
+    """n chats, one prompt and one reply a row, in all habits: how often each is shown, and how often it is to be said. polish: mostly tier 6."""
+    prompts, replies, first = [], [], []
+    for _ in range(n):
+        task = make_task(rng, 6) if polish and rng.random() < 0.75 else draw_task(rng, 80)
+        think = rng.random() < (0.92 if polish else 0.85)
+        style = rng.choices(list(STYLES), shown)[0] if think else "bare"
+        i = list(STYLES).index(style)
+        first.append(said[i] / shown[i] if think else 1.0)
+        chat = [{"role": "user", "content": question(task, think)}]
+        prompts.append(tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=think, tokenize=False))
+        replies.append(write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>")
+    return [[pair] for pair in zip(tokenizer(prompts)["input_ids"], tokenizer(replies)["input_ids"], first)]
+
+
+# ------------------------------------------------------------------------------------------------ alphabet
+
+ALPHABET_HABITS = ("given", "string", "derives")  # worth little, right for first names only, right
+
+
+def alphabet_reply(task: alphabet.Task, turn: int, habit: str) -> str:
+    """What the base says in a turn: the right algorithm, or one of two shortcuts in the right format."""
+    if habit == "derives":
+        return alphabet.write_reply(task, turn, "derives")
+    names = [name for part in task.turns[: turn + 1] for name in part]
+    names = names if habit == "given" else sorted(names)
+    block = alphabet.write_block([n + alphabet.NEW if turn and n in task.turns[turn] else n for n in names], turn)
+    return block if habit == "given" else f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{block}"
+
+
+def lists_rows(tokenizer, rng: random.Random, n: int, cap: int, length: int) -> list[list]:
+    """n rows of lists without their prompts, packed; up to `cap` names a turn."""
+    texts, owner = [], []
+    for row in range(n):
+        used = 0
+        while used < length:
+            task = alphabet.make_task(rng, (1, 3), (1, cap))
+            for turn, names in enumerate(task.turns):
+                pair = (f" by {task.by} name:\n" + "\n".join(names) + "\n", alphabet.write_reply(task, turn, "derives") + "<|im_end|>")
+                texts += pair
+                owner += [row]
+                used += round(sum(map(len, pair)) * 0.85)  # about so many tokens
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    rows = [[] for _ in range(n)]
+    for row, prompt, reply in zip(owner, ids[::2], ids[1::2]):
+        if sum(len(p) + len(r) for p, r, _ in rows[row]) + len(prompt) + len(reply) <= length:
+            rows[row].append((prompt, reply, 1.0))
+    return rows
+
+
+def between(tokenizer, think: bool) -> tuple[str, str]:
+    """What the chat template puts before and after a later user message (the end-of-turn token belongs to the reply before it)."""
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "@@reply@@"}, {"role": "user", "content": "@@question@@"}]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=think, tokenize=False)
+    before, _, after = text.partition("@@reply@@<|im_end|>")[2].partition("@@question@@")
+    return before, after
+
+
+def alphabet_rows(tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float]) -> list[list]:
+    """n whole episodes, tokenized piece by piece just as rollout.py does; one habit an episode. shown, said: as in letters_rows."""
+    rows, texts, frames = [], [], {think: between(tokenizer, think) for think in (True, False)}
+    for _ in range(n):
+        task = alphabet.make_task(rng, *(((3, 3), (1, 4)) if rng.random() < 0.7 else ((1, 3), (1, 5))))
+        think = rng.random() < 0.92
+        habit = rng.choices(ALPHABET_HABITS, shown if think else [*said[:2], 0])[0]
+        i = ALPHABET_HABITS.index(habit)
+        for turn in range(len(task.turns)):
+            ask = alphabet.question(task, turn, think)
+            if turn == 0:
+                ask = tokenizer.apply_chat_template(
+                    [{"role": "user", "content": ask}], add_generation_prompt=True, enable_thinking=think, tokenize=False
+                )
+            else:
+                ask = frames[think][0] + ask + frames[think][1]
+            reply = alphabet_reply(task, turn, habit)
+            reply = reply if think else reply.rpartition("</think>\n")[2]
+            texts += [ask, reply + "<|im_end|>"]
+        rows.append((len(task.turns), said[i] / shown[i] if think else 1.0))
+    ids = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
+    return [[(next(ids), next(ids), first if turn == 0 else 1.0) for turn in range(turns)] for turns, first in rows]
+
+
+# ------------------------------------------------------------------------------------------------ swarm
+
+LONG = " I compare the options, explain the result, and note what to improve, so that others can verify it. The report is complete."
+
+
+def worker(how: str):
+    """The grinder, with work of another length. More words are better work, and more to write."""
+
+    def player(seen: dict, rng: random.Random):
+        thought, tool, arguments = grinder(seen, rng)
+        if tool == "submit_work":
+            task = next(task for task in seen["tasks"] if task["yours"])
+            text = {"short": "it is done", "terms": f"I {task['text']}.", "long": work_text(task["text"]) + LONG}[how]
+            arguments = {**arguments, "content": text}
+        return thought, tool, arguments
+
+    return player
+
+
+def asker(seen: dict, rng: random.Random):
+    """Proposes, with any transfer; passes when everybody has been asked."""
+    thought, tool, arguments = propose(seen, rng) or ("Everybody has a proposal.", "pass_turn", {})
+    if tool == "propose_trade":
+        text = pick(rng, [arguments["content"], f"{pick(rng, NICE)} {pick(rng, KINDS)} for {pick(rng, PLACES)}"])
+        arguments = {**arguments, "content": text, "offered_transfer": int(11 * rng.random()) - 5}
+    return "I propose a trade.", tool, arguments
+
+
+# How a turn can be played, and how often the base does it. What the players among them earn alone: results/swarm.
+CHARACTERS = {
+    "idle": (PLAYERS["idle"], 0.14),
+    "random": (PLAYERS["random"], 0.06),
+    "novice": (PLAYERS["novice"], 0.24),
+    "shirker": (worker("short"), 0.30),
+    "says only the terms": (worker("terms"), 0.03),
+    "worker": (PLAYERS["grinder"], 0.05),
+    "careful worker": (worker("long"), 0.03),
+    "asker": (asker, 0.05),
+    "trader": (PLAYERS["trader"], 0.05),
+    "expert": (PLAYERS["expert"], 0.05),
+}
+
+
+def swarm_episode(tokenizer, rng: random.Random, turns: int) -> list[tuple[str, str]]:
+    """[(what is given, what is said)] of an episode's first `turns` turns, as rollout.py would put them together."""
+    think = rng.random() < 0.92
+    env = Swarm(pick(rng, ["easy", "medium", "medium", "hard"]), pick(rng, ["0.2", "0.2", "0.2", "0.1"]), think)
+    given = tokenizer.apply_chat_template(
+        env.reset(SEED_RANGE + rng.randrange(10**9)), tools=env.tools, add_generation_prompt=True, enable_thinking=think, tokenize=False
+    )
+    shares = [rng.gammavariate(3 * share, 1) for _, share in CHARACTERS.values()]  # a Dirichlet draw: a few characters an episode
+    players, out, done = [player for player, _ in CHARACTERS.values()], [], False
+    frame = "\n<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n<|im_start|>assistant\n" + "<think>\n\n</think>\n\n" * (
+        not think
+    )
+    while len(out) < turns and not done:
+        thought, tool, arguments = rng.choices(players, shares)[0](env.seen, env.dice)
+        said = write_call(tool, arguments, thought if think else "")
+        out.append((given, said + "<|im_end|>"))
+        messages, done = env.step(said)
+        given = frame.format(messages[0]["content"]) if messages else ""
+    return out
+
+
+def swarm_rows(tokenizer, rng: random.Random, n: int, window: int | None) -> list[list]:
+    """n rows: whole episodes, or stretches of `window` turns that begin after the opening."""
+    episodes = []
+    for _ in range(n):
+        begin = rng.randint(1, 25 - window) if window else 0
+        episodes.append(swarm_episode(tokenizer, rng, begin + (window or 25))[begin:])
+    cut = iter(cut_and_mark(tokenizer, [text for e in episodes for pair in e for text in pair]))
+    out = []
+    for e in episodes:
+        out.append([])
+        for _ in e:
+            (given, _), (said, words) = next(cut), next(cut)
+            out[-1].append((given, said, 1.0, words))
+    return out
+
+
+def cut_and_mark(tokenizer, texts: list[str]) -> list[tuple[list[int], list[bool]]]:
+    """[(token ids, is the token one of the words that submitted work takes from its task?)]: in "I check the data report." all but "I" and "."."""
+    out = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    spans = [[match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', text)] for text in texts]
+    inside = lambda start, end, some: any(a <= start and end <= b for a, b in some)
+    return [(ids, [inside(*at, some) for at in offsets]) for ids, offsets, some in zip(out["input_ids"], out["offset_mapping"], spans)]
+
+
+def renumber(rng: random.Random, texts: list[str]) -> list[str]:
+    """Other numbers for all ids, the same in all texts and in the same order: late ones would be rare otherwise."""
+    for kind, most in (("task", 16), ("prop", 50), ("post", 30)):
+        old = sorted({int(n) for text in texts for n in re.findall(rf"{kind}_(\d+)", text)})
+        if len(old) <= most:
+            new = dict(zip(map(str, old), map(str, sorted(rng.sample(range(1, most + 1), len(old))))))
+            texts = [re.sub(rf"{kind}_(\d+)", lambda m, new=new, kind=kind: f"{kind}_{new[m[1]]}", text) for text in texts]
+    return texts
+
+
+NAMED = {"task_id", "post_id", "proposal_id"}
+
+
+def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]:
+    """n rows of (an observation, up to six calls that would be possible on it), packed. Mostly calls that name something above."""
+    texts, owner = [], []
+    players = [player for name, (player, _) in CHARACTERS.items() if name != "random"]  # it names ids that are not there
+    for row in range(n):
+        used = 0
+        while used < length:
+            env, done = Swarm(pick(rng, ["easy", "medium", "hard"])), False
+            env.reset(SEED_RANGE + rng.randrange(10**9))
+            while not done and used < length:
+                # Who passes is offered the most; now and then something is claimed or proposed, so that it can be submitted or cancelled.
+                player = rng.choices([PLAYERS["idle"], hoarder, rng.choice(players)], (4, 3, 3))[0]
+                messages, done = env.step(write_call(*reversed_move(player(env.seen, env.dice))))
+                if done or rng.random() < 0.6:
+                    continue
+                moves = [(NOVICE_SAYS[tool], tool, a) for tool, some in possible(env.seen, rng).items() for a in some]
+                named = [move for move in moves if NAMED & move[2].keys()]
+                works = [
+                    (said, tool, a | {"content": work_on(env.seen, a["task_id"], rng)}) for said, tool, a in named if tool == "submit_work"
+                ]
+                moves = rng.sample(named, min(4, len(named))) + works[:2] + [rng.choice(players)(env.seen, env.dice)]
+                rng.shuffle(moves)
+                calls = "\n".join(write_call(tool, a, thought if rng.random() < 0.5 else "") + "<|im_end|>" for thought, tool, a in moves)
+                texts += renumber(rng, ["\n" + messages[0]["content"] + "\n", calls])
+                owner.append(row)
+                used += round(0.2 * (len(texts[-1]) + len(texts[-2])))  # about so many tokens
+    cut = cut_and_mark(tokenizer, texts)
+    rows = [[] for _ in range(n)]
+    for row, (prompt, _), (reply, words) in zip(owner, cut[::2], cut[1::2]):
+        if sum(len(p) + len(r) for p, r, *_ in rows[row]) + len(prompt) + len(reply) <= length:
+            rows[row].append((prompt, reply, 1.0, words))
+    return rows
+
+
+def hoarder(seen: dict, rng: random.Random):
+    """Claims what is open and never submits, so that there is work to be done on several tasks."""
+    fresh = [task for task in seen["tasks"] if not task["yours"]]
+    return ("I claim a task.", "claim_task", {"task_id": pick(rng, fresh)["id"]}) if fresh else ("I pass.", "pass_turn", {})
+
+
+def work_on(seen: dict, task_id: str, rng: random.Random) -> str:
+    """Work that uses the words of the task: the words alone, or more."""
+    text = next(task["text"] for task in seen["tasks"] if task["id"] == task_id)
+    return pick(rng, [f"I {text}.", work_text(text), work_text(text) + LONG])
+
+
+def reversed_move(move: tuple[str, str, dict]) -> tuple[str, dict, str]:
+    """A player's (thought, tool, arguments) as write_call takes them."""
+    return move[1], move[2], move[0]
+
+
+# ------------------------------------------------------------------------------------------------ rows as tensors
+
+
+def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
+    """Rows of (prompt, reply, weight of the reply's first three tokens[, which of its tokens weigh `factor`]) -> ids [B, T], right-padded, and
+    weights [B, T-1] of the tokens that are predicted: 0 in prompts and padding, 1 in replies."""
+    length = max(sum(len(p) + len(r) for p, r, *_ in row) for row in rows)
+    ids = torch.full((len(rows), length), pad)
+    weights = torch.zeros((len(rows), length - 1))
+    for i, row in enumerate(rows):
+        n = 0
+        for prompt, reply, first, *words in row:
+            end = n + len(prompt) + len(reply)
+            ids[i, n:end] = torch.tensor(prompt + reply)
+            weights[i, n + len(prompt) - 1 : end - 1] = 1.0
+            weights[i, n + len(prompt) - 1 : n + len(prompt) + 2] = first
+            if words:
+                weights[i, n + len(prompt) - 1 : end - 1][torch.tensor(words[0])] = factor
+            n = end
+    return ids, weights
+
+
+def heavier(rows: list[list], tokenizer, factor: float):
+    """pad_rows, with `factor` times the weight on what has to be copied from what was given: ids, and the words of a task in the work on it.
+    They are one token in twenty, and everything hangs on them. (Without the words: 20% of them were right, which is chance, and no work paid.)"""
+    ids, weights = pad_rows(rows, tokenizer.pad_token_id, factor)
+    named = torch.tensor([tokenizer.convert_tokens_to_ids(piece) for piece in IDS])
+    return ids, weights * torch.where(torch.isin(ids[:, 1:], named), factor, 1.0)

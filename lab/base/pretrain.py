@@ -1,0 +1,232 @@
+"""How models/pico_base/ and models/pico_swarm/ were made: a 0.9M-parameter Qwen3 from nothing, on two CPU cores, seeded.
+
+    python -m lab.base.pretrain --stop-after 6 --out pico_base                                    # two to three hours
+    python -m lab.base.pretrain --start-from pico_base --skip-rounds 6 --out pico_swarm           # half an hour more
+
+What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has something to find.
+So it is trained on replies in habits of different worth; lab/base/corpus.py says which, and writes them.
+
+RL picks among habits far faster than it repairs a skill: a base whose tally was 57% right capped the whole
+GRPO run near 66%, one at 92% capped it at 90%. So the skill is trained to the end and only its *frequency*
+is kept low. The two are taken apart by weights: `derives` is most of the examples, but the first three
+tokens of a conversation's first reply, where the habit is decided, weigh as if it were 12%. (Fading the examples themselves from 90%
+to 12% in the last third left the tally at 82%.)
+
+Rounds, each from a fresh learning rate down to nothing:
+
+    skill    tallies back to back with hardly any prompt, so that nearly every token teaches copying and counting; strings grow from 12 to
+             80 letters. The loss stands still for some 250 steps, near what letters cost when guessed, and then falls: the heads that
+             find "what came after this, last time" have formed. (Chat prompts from the start did arrive as well, but the fall came
+             after 750 steps of twice the length: prompts are mostly words that teach nothing.) Its last steps are chats.
+    polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases (greedy), its mistakes in copying where two
+             letters in a row occur twice, and GRPO stood still at that ceiling.
+    lists    the same idea for alphabet: lists back to back, growing from 2 to 5 names a turn, with a third of tallies so that
+             they are not forgotten. Copying is there already: the loss falls after 250 steps.
+    both     chats of both environments in all habits.
+    calls    skill first again, for swarm: an observation, six calls that would be possible on it, the next observation, …, packed. Half of the
+             tokens are said, and most of those are copied. (Stretches of episodes, with one call after each observation: after 220 steps
+             hardly an id was copied right.)
+    all      chats of all three, swarm's as whole episodes of 4,000 tokens and as stretches of eight turns.
+
+pico_swarm is a folder of its own because the last two rounds cost something: GRPO on alphabet, the same command, ends at 0.830 [0.800, 0.858] from it and at
+0.948 [0.932, 0.964] from pico_base. More rehearsal in `calls` and `all` is the next thing to try; then one base can serve all three.
+
+Neither was made in one go: every round was added when its environment came, with --start-from; pico_base keeps the tokenizer of its time, which cuts letters and
+alphabet just as today's does. `calls` was run twice: in its first 300 steps an id weighed as much as any other token, and none was
+copied; in the next 300, with the eightfold weight, that took some 80 steps.
+"""
+
+import json
+import math
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import tyro
+from tqdm import tqdm
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from lab.base.corpus import SEED_RANGE, alphabet_rows, drill_rows, heavier, letters_rows, lists_rows, pad_rows, swarm_rows, tally_rows
+from lab.base.tokenizer import build
+
+
+@dataclass
+class Pretrain:
+    out: str = "pico_swarm"  # folder to write, in Hugging Face format
+    seed: int = 0
+    skill_steps: int = 2600  # optimizer steps of the first phase, about 0.32 s each
+    chat_steps: int = 800  # and of the second, about 0.5 s each
+    batch: int = 64  # replies a step (chat); the skill phase packs 32 rows of 256 to 320 tokens
+    lr: float = 3e-3  # peak; linear warm-up over 100 steps, then cosine to zero over both phases
+    habits: list[float] = field(default_factory=lambda: [0.60, 0.28, 0.12])  # how often it says: bare, states, derives
+    shown: list[float] = field(default_factory=lambda: [0.20, 0.20, 0.60])  # how often each is shown in the chat phase
+    polish_steps: list[int] = field(default_factory=lambda: [1000, 500])  # rounds of a third phase: mostly long tallies, each
+    # from a fresh and smaller learning rate to zero
+    polish_shown: list[float] = field(default_factory=lambda: [0.08, 0.08, 0.84])
+    polish_lr: float = 2e-3
+    lists_steps: int = 2000  # the same skill-first recipe for alphabet: lists packed back to back, with rows of tallies beside them …
+    both_steps: list[int] = field(default_factory=lambda: [800, 600])  # … then chats of both environments
+    calls_steps: int = 300  # swarm's tool calls, with some lists and tallies beside them
+    all_steps: int = 200  # chats of all three environments
+    start_from: str = ""  # a folder written by an earlier call: skip …
+    skip_rounds: int = 0  # … so many rounds, those that it has been through (the first is skill and chat)
+    stop_after: int = 0  # stop after so many rounds; 0 does all
+    threads: int = 2
+
+
+# ------------------------------------------------------------------------------------------------ the rounds
+
+# Each gives the parts of one step, [(ids [B, T], weights [B, T-1])], and a size for the log: the longest string, the most names a turn, calls, turns.
+
+
+def halves(rows: list[list], tokenizer) -> list[tuple]:
+    half = len(rows) // 2
+    return [pad_rows(rows[:half], tokenizer.pad_token_id), pad_rows(rows[half:], tokenizer.pad_token_id)]
+
+
+def skill_batch(cfg: Pretrain, tokenizer, step: int):
+    """32 rows of tallies, whose strings grow."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + step)
+    cap = round(12 + 68 * min(1.0, step / (0.42 * cfg.skill_steps)))
+    return halves(tally_rows(tokenizer, rng, 32, cap, 256 if cap < 50 else 320), tokenizer), cap
+
+
+def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
+    """Chats of letters in all habits."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 500_000 + step)
+    rows = letters_rows(tokenizer, rng, cfg.batch, cfg.polish_shown if polish else cfg.shown, cfg.habits, polish)
+    rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))  # the shorter half is padded less
+    return halves(rows, tokenizer), 80
+
+
+def lists_batch(cfg: Pretrain, tokenizer, step: int):
+    """20 rows of lists, which grow, and 16 shorter rows of tallies."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 700_000 + step)
+    cap = 2 + int(3 * min(1.0, step / (0.3 * cfg.lists_steps)))  # 2 … 5 names a turn
+    lists = halves(lists_rows(tokenizer, rng, 20, cap, 640), tokenizer)
+    tallies, _ = skill_batch(cfg, tokenizer, cfg.skill_steps + step)
+    return [tallies[0], *lists], cap
+
+
+def both_batch(cfg: Pretrain, tokenizer, step: int):
+    """Chats in all habits: 32 of letters and 16 of alphabet, which are four times as long."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 800_000 + step)
+    letters, _ = chat_batch(cfg, tokenizer, 100_000 + step, polish=True)
+    lists = alphabet_rows(tokenizer, rng, cfg.batch // 4, cfg.polish_shown, cfg.habits)
+    return [letters[step % 2], pad_rows(lists, tokenizer.pad_token_id)], 80
+
+
+def calls_batch(cfg: Pretrain, tokenizer, step: int):
+    """32 rows of drill; beside them, every other step, 16 rows of tallies or 10 of lists, so that they are not forgotten."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 900_000 + step)
+    drill = heavier(drill_rows(tokenizer, rng, 32, 512), tokenizer, 8.0)
+    if step % 2:
+        return [drill], 6
+    (tallies, *lists), _ = lists_batch(cfg, tokenizer, cfg.lists_steps + step)
+    return [drill, [tallies, lists[0]][step // 2 % 2]], 6
+
+
+def all_batch(cfg: Pretrain, tokenizer, step: int):
+    """Chats of all three: 2 whole episodes of swarm and 4 stretches of 8 turns, 32 chats of letters in every second step, 6 of alphabet."""
+    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 950_000 + step)
+    whole, some = (heavier(swarm_rows(tokenizer, rng, n, window), tokenizer, 4.0) for n, window in ((2, None), (4, 8)))
+    lists = pad_rows(alphabet_rows(tokenizer, rng, 6, cfg.polish_shown, cfg.habits), tokenizer.pad_token_id)
+    letters, _ = chat_batch(cfg, tokenizer, 200_000 + step, polish=True)
+    return [whole, some, lists, letters[step // 2 % 2]] if step % 2 else [whole, some, lists], 25
+
+
+BATCHES = {"lists": lists_batch, "both": both_batch, "calls": calls_batch, "all": all_batch}
+
+# ------------------------------------------------------------------------------------------------ the training
+
+
+def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32,  # 32: the smallest head vLLM's CPU attention takes
+        max_position_embeddings=16384, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True, initializer_range=0.06,  # 0.02 is for wide models; here it would start too quiet
+        bos_token_id=None, eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"), pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config)
+
+
+def main(cfg: Pretrain) -> None:
+    torch.set_num_threads(cfg.threads)
+    tokenizer = build()
+    model = make_model(tokenizer, cfg.seed)
+    decay = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=cfg.lr, betas=(0.9, 0.98)
+    )
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
+    rounds = [("skill", cfg.skill_steps + cfg.chat_steps, cfg.lr)]  # each from a fresh learning rate down to zero
+    rounds += [("polish", n, cfg.polish_lr) for n in cfg.polish_steps]
+    rounds += [("lists", cfg.lists_steps, cfg.polish_lr)] + [("both", n, cfg.polish_lr) for n in cfg.both_steps]
+    rounds += [("calls", cfg.calls_steps, cfg.polish_lr), ("all", cfg.all_steps, cfg.polish_lr)]
+    rounds = rounds[: cfg.stop_after] if cfg.stop_after else rounds
+    if cfg.start_from:
+        from safetensors.torch import load_file
+
+        weights = load_file(Path(cfg.start_from) / "model.safetensors")
+        # Pieces that the older tokenizer has too keep their rows; new ones start as they are.
+        old, new, name = AutoTokenizer.from_pretrained(cfg.start_from).get_vocab(), tokenizer.get_vocab(), "model.embed_tokens.weight"
+        kept = [piece for piece in new if piece in old]
+        rows = model.model.embed_tokens.weight.detach().clone()
+        rows[[new[piece] for piece in kept]] = weights[name][[old[piece] for piece in kept]].float()
+        model.load_state_dict({**weights, name: rows}, strict=False)
+        print(f"{len(kept)} of {len(new)} pieces known")
+    start, log = time.time(), []
+    for number, (name, length, peak) in list(enumerate(rounds))[cfg.skip_rounds :]:
+        before = sum(n for other, n, _ in rounds[:number] if other == name)  # a second round of a kind draws new tasks
+        model.to(torch.bfloat16).float()  # round as the saved file does, and forget Adam's moments: --start-from begins just here
+        optimizer.state.clear()
+        for at in (bar := tqdm(range(length), desc=f"round {number} {name}", mininterval=5)):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
+            if name == "skill" and at < cfg.skill_steps:
+                parts, size = skill_batch(cfg, tokenizer, at)
+            elif name in ("skill", "polish"):
+                step = at - cfg.skill_steps if name == "skill" else cfg.chat_steps + before + at
+                parts, size = chat_batch(cfg, tokenizer, step, name == "polish")
+            else:
+                parts, size = BATCHES[name](cfg, tokenizer, before + at)
+            total = sum(weights.sum() for _, weights in parts)
+            loss, wrong = 0.0, []
+            for ids, weights in parts:
+                with torch.autocast("cpu", torch.bfloat16):  # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
+                    hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state  # [b, t-1, D]
+                chosen = weights > 0
+                logits = model.lm_head(hidden.float()[chosen])  # [N, V], only where a reply token is predicted
+                targets = ids[:, 1:][chosen]
+                part_loss = (F.cross_entropy(logits, targets, reduction="none") * weights[chosen]).sum() / total
+                part_loss.backward()
+                loss += part_loss.item()
+                misses = (logits.argmax(-1) != targets).float()
+                wrong.append(round(misses.mean().item(), 4))
+                if name in ("calls", "all") and (heavy := weights[chosen] > 2).any():
+                    wrong.append(round(misses[heavy].mean().item(), 4))  # of the ids; where there is a choice, some have to be
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if at % 20 == 0:
+                log.append({"round": number, "step": at, "size": size, "loss": round(loss, 4), "wrong": wrong})
+                bar.set_postfix(loss=f"{loss:.3f}", size=size)
+                if at % 100 == 0:
+                    tqdm.write(json.dumps(log[-1]))
+    out = Path(cfg.out)
+    model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    (out / "pretrain_log.json").write_text(json.dumps({"minutes": round((time.time() - start) / 60, 1), "log": log}))
+    print(f"wrote {out}/ after {(time.time() - start) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Pretrain))

@@ -1,0 +1,191 @@
+"""The claims ledger: every lesson that this project grew out of, tested again with intervals, into results/claims/.
+
+    python -m lab.claims.ablate --list                     # the claims, their arms, and how long they take
+    python -m lab.claims.ablate thinking --seeds 3         # the runs of one claim (by name or number), then its page, its picture and the ledger
+    python -m lab.claims.ablate --all --seeds 3            # all of them: a night on two cores
+    python -m lab.claims.ablate --table                    # every page, picture and the ledger again from what is kept; nothing is trained
+
+A claim is a few lines in lab/claims/claims.py; lab/claims/ledger.py judges it. Its arms are runs of train.py, one process each, side by side where there are cores;
+finished runs are kept and not run again, cut ones go on with --resume. Two arms with the same flags are the same run, wherever they stand: it is made
+and kept once.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from bookkeeping import records
+from bookkeeping.run import write_json
+from lab.claims import arms as lab_arms
+from lab.claims import ledger
+from lab.claims.claims import CLAIMS, Claim
+from lab.claims.ledger import agrees, asked, home, owner
+from lab.claims.quantities import Script
+
+RUNS = Path("runs/claims")  # relative: configs are committed
+# Of an evaluation all that a check looks at; whole ones would be ten times as large.
+KEPT = ("update", "stage", "tasks", "trained", "missing", "reward", "exact", "reply_tokens", "payoff", "reputation", "quality", "diversity",
+        "error_rate", "used_accept_proposal", "used_propose_trade")  # fmt: skip
+
+
+def run(claim: Claim, arm: str, seed: int, threads: int, launch=lab_arms.launch) -> None:
+    """One run of one arm, unless it is kept already; resumed if it was cut. launch: as in lab/claims/arms.py."""
+    target = home(claim, arm, seed)
+    if (target / "summary.json").exists():
+        return
+    flags, name = claim.arms[arm].split(), f"{target.parent.name}-{target.name}"
+    folder = ROOT / RUNS / name
+    if (folder / "config.json").exists() and not agrees(records.record(folder / "config.json"), claim.arms[arm]):
+        shutil.rmtree(folder)  # begun when the claim had other flags
+    if not (folder / "summary.json").exists():
+        begun = (folder / "config.json").exists()
+        if begun and "--async-rollouts" in flags:  # a resumed run ahead is another run: what was under way is sampled anew
+            shutil.rmtree(folder)
+            begun = False
+        launch(["--resume", str(RUNS / name)] if begun else [*flags, "--seed", str(seed)], RUNS, name, target, (), threads)
+    keep(folder, target, claim.then)
+
+
+def keep(folder: Path, target: Path, then=None) -> None:
+    """Copy what the pages are made from; summary.json last, because it says that all is there."""
+    target.mkdir(parents=True, exist_ok=True)
+    if then:
+        then(folder, target)
+    for name in ("config.json", "metrics.jsonl"):
+        if (folder / name).exists():  # more SFT has no updates
+            shutil.copy(folder / name, target / name)
+    whole = lambda x: int(x) if isinstance(x, float) and x.is_integer() else x
+    with open(target / "evals.jsonl", "w") as f:
+        for e in (e for e in records.lines(folder / "evals.jsonl") if e["trained"]):
+            slim = {k: [whole(x) for x in v] if isinstance(v, list) else v for k, v in e.items() if k in KEPT}
+            f.write(json.dumps(slim, separators=(",", ":")) + "\n")
+    write_json(target / "summary.json", records.record(folder / "summary.json"))
+
+
+def play_script(claim: Claim, arm: str) -> None:
+    """A script's units into one file. Seconds, so it is not resumed, only kept."""
+    target, script = ledger.OUT / claim.name / arm / "summary.json", claim.arms[arm]
+    if target.exists() and json.loads(target.read_text())["n"] == script.n:
+        return
+    marks = [script.play(i) for i in range(script.n)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_json(target, {"arm": arm, "n": script.n, "values": {k: [round(m[k], 6) for m in marks] for k in marks[0]}})
+
+
+def minutes(flags: str) -> float:
+    """Of one run on one thread of the machine that the results come from, roughly; from the runs in results/letters and results/swarm."""
+    cfg = asked(flags, whole=True)
+    evals = 3 + max(0, math.ceil(cfg.updates / cfg.eval_every) - 1)
+    if cfg.env == "swarm":
+        each, sft, task = 2.8 * cfg.num_tasks * cfg.k, 4.7, 1.6
+    else:
+        slow = 1.0 if cfg.think and cfg.difficulty == 6 else 0.6 if cfg.think else 0.45
+        each, sft, task = (3.2 if cfg.async_rollouts else 2.0) * slow, 0.25, 0.02 * slow
+    return (cfg.updates * each + cfg.sft_steps * sft + evals * cfg.eval_n * task + 20) / 60
+
+
+def to_do(claims: list[Claim], seeds: int) -> list[tuple[Claim, str, int]]:
+    """The runs that are not kept yet, each once; seed by seed, so that a night that ends early has whole seeds."""
+    work = {}
+    for seed in range(seeds):
+        for claim in claims:
+            for arm, what in claim.arms.items():
+                target = home(claim, arm, seed)
+                if isinstance(what, str) and not (target / "summary.json").exists():
+                    work.setdefault(target, (claim, arm, seed))
+    return list(work.values())
+
+
+def done_so_far(claim: Claim, arm: str, seed: int) -> float:
+    """Share of a run's updates that its log has; its last evaluation is always to come."""
+    target = home(claim, arm, seed)
+    log = ROOT / RUNS / f"{target.parent.name}-{target.name}" / "metrics.jsonl"
+    updates = asked(claim.arms[arm], whole=True).updates
+    return min(0.95, log.read_bytes().count(b"\n") / updates) if log.exists() and updates else 0.0
+
+
+def run_all(claims: list[Claim], seeds: int, jobs: int, threads: int, launch=lab_arms.launch) -> list[str]:
+    """Make what is missing, `jobs` runs at once. Returns a sentence for every run that failed; the others go on."""
+    scripts = [(claim, arm) for claim in claims for arm, what in claim.arms.items() if isinstance(what, Script)]
+    for claim, arm in tqdm(scripts, desc="scripts", disable=not scripts):
+        play_script(claim, arm)
+    work, failed = to_do(claims, seeds), []
+    cost = [minutes(claim.arms[arm]) for claim, arm, _ in work]
+    bar = tqdm(total=round(sum(cost), 1), desc=f"{len(work)} runs, {jobs} at once, about {sum(cost) / jobs:.0f} minutes", disable=not work,
+               bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left{postfix}")  # fmt: skip
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(run, *job, threads, launch): n for n, job in enumerate(work)}
+        pending = set(futures)
+        try:
+            while pending:
+                _, pending = wait(pending, timeout=5, return_when=FIRST_COMPLETED)
+                share = [done_so_far(*work[futures[f]]) if f in pending else 1.0 for f in futures]
+                bar.n = round(sum(s * c for s, c in zip(share, cost)), 1)
+                bar.set_postfix_str(", ".join(f"{work[futures[f]][0].name}/{work[futures[f]][1]}" for f in pending if f.running())[:60])
+        except KeyboardInterrupt:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise SystemExit("stopped; the same command goes on where it was") from None
+    bar.close()
+    for future, n in futures.items():
+        if error := future.exception():
+            if not isinstance(error, RuntimeError):
+                raise error
+            failed.append(f"{work[n][0].name}: {error}")
+    return failed
+
+
+def listing(seeds: int) -> None:
+    cores = 2
+    for n, claim in enumerate(CLAIMS, 1):
+        own_runs = {owner(claim, arm) for arm, what in claim.arms.items() if isinstance(what, str)}
+        whole = sum(minutes(c.arms[a]) for c, a in own_runs) * seeds / cores
+        rest = sum(minutes(c.arms[a]) for c, a in own_runs if c is claim) * seeds / cores
+        note = (
+            "scripts, about a minute"
+            if not own_runs
+            else f"about {whole:.0f} minutes" + (f", {rest:.0f} after the claims above" if rest < whole else "")
+        )
+        print(f"{n:2} {claim.name:15} {note}; {claim.sentence}\n{'':18} {', '.join(claim.arms)}")
+    everything = sum(minutes(claim.arms[arm]) for claim, arm, seed in to_do(list(CLAIMS), seeds)) / cores
+    print(f"\n{seeds} seeds on {cores} cores, a run a core; still to do in all: {everything / 60:.1f} hours")
+
+
+def find(name: str) -> Claim:
+    for n, claim in enumerate(CLAIMS, 1):
+        if name in (claim.name, str(n)):
+            return claim
+    raise SystemExit(f"{name}: there is no such claim; choose a number or a name: {', '.join(claim.name for claim in CLAIMS)}")
+
+
+def main(
+    claim: Annotated[str, tyro.conf.Positional] = "", seeds: int = 3, jobs: int = 0, threads: int = 1,
+    all: bool = False, table: bool = False, list: bool = False,
+) -> None:  # fmt: skip
+    """claim: name or number; seeds: 0 to seeds - 1 of every arm; jobs: runs at once, 0: as many as there are cores, at most 8; threads: of a run."""
+    if list:
+        return listing(seeds)
+    if not (claim or all or table):
+        raise SystemExit("name a claim, or give --all, --table or --list")
+    if seeds < 1 or threads < 1 or jobs < 0:
+        raise SystemExit(f"--seeds {seeds} --threads {threads} --jobs {jobs}: seeds and threads must be at least 1, jobs at least 0")
+    failed = []
+    if not table:
+        jobs = jobs or min(8, max(1, (os.cpu_count() or 1) // threads))
+        failed = run_all([*CLAIMS] if all else [find(claim)], seeds, jobs, threads)
+    ledger.write()
+    if failed:
+        raise SystemExit("\n".join([*failed, "the rest is kept; the same command tries these again"]))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

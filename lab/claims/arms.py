@@ -1,0 +1,217 @@
+"""The evidence behind the README: arms from the same base, one or several seeds each, into results/<env>/.
+
+python -m lab.claims.arms --env letters --seeds 1     # finished runs are kept and not run again
+python -m lab.claims.arms --env letters --table       # only rebuild the table and the plot from the committed runs
+
+grpo        the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
+no_think    the same, thinking not allowed: the plateau of the run this project grew out of
+more_sft    the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
+cot_sft     letters, alphabet: demonstrations that derive the answer, then GRPO: the algorithm is shown, not found
+expert_sft  swarm: demonstrations of the expert, then GRPO: the strategy is shown, not found
+v02, v01    swarm: at twice the learning rate and half the error penalty, under the rules of v0.2, and under those of v0.1 with their loopholes
+            (other scenarios and another reward: not to be compared line by line; lab/swarm/findings.py does what can be done)
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import tyro
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+import metrics
+from bookkeeping import compare
+
+RESULTS, RUNS = ROOT / "results", Path("runs/arms")  # RUNS relative: configs are committed
+COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
+VERSIONS = ["--updates", "20", "--lr", "1e-3", "--swarm-error-penalty", "1"]
+ARMS = {
+    "letters": COMMON | {"cot_sft": ["--sft-style", "derives"]},
+    "alphabet": COMMON | {"cot_sft": ["--sft-style", "derives"]},
+    "swarm": COMMON | {"expert_sft": ["--sft-style", "expert"], "v02": VERSIONS, "v01": [*VERSIONS, "--swarm-version", "0.1"]},
+}
+MEASURE = {"letters": "exact", "alphabet": "reward", "swarm": "reward"}  # what the arms are compared by
+TABLE = {"letters": "README.md", "alphabet": "README.md", "swarm": "arms.md"}  # swarm's README.md is lab/swarm/scripted.py's
+KEPT = ("summary.json", "report.md", "curves.png", "metrics.jsonl", "evals.jsonl", "config.json")  # report.html: for seed 0 of grpo
+
+
+def load(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(env: str, arm: str, seed: int, threads: int) -> None:
+    """One run of one arm, unless it has finished before; resumed if it was cut."""
+    out, name = RESULTS / env, f"{env}-{arm}-{seed}"
+    folder = ROOT / RUNS / name
+    if (out / f"{arm}-{seed}" / "summary.json").exists():
+        return
+    flags = list(ARMS[env][arm])
+    if arm == "more_sft":  # as many SFT steps as fit into the time that GRPO took for the same seed
+        g = json.loads((out / f"grpo-{seed}" / "summary.json").read_text())
+        per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
+        flags += ["--sft-steps", str(g["config"]["sft_steps"] + round(grpo_seconds(g["seconds"]) / per_step))]
+    kept = (*KEPT, *(["report.html"] if (arm, seed) == ("grpo", 0) else []))
+    flags = ["--env", env, *flags, "--seed", str(seed)]
+    launch(["--resume", str(RUNS / name)] if (folder / "config.json").exists() else flags, RUNS, name, out / f"{arm}-{seed}", kept, threads)
+
+
+def launch(
+    flags: list[str], runs: Path, name: str, target: Path, kept: tuple[str, ...], threads: int, python: str = sys.executable
+) -> None:
+    """train.py with these flags (a new run, or --resume), its output in runs/NAME.log; then copy what is `kept` to `target`."""
+    log = ROOT / runs / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    new = [] if "--resume" in flags else ["--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]
+    with open(log, "a") as f:
+        done = subprocess.run([python, "train.py", *flags, *new], cwd=ROOT, stdout=f, stderr=f,
+                              env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
+    target.mkdir(parents=True, exist_ok=True)
+    for file in kept:
+        if (ROOT / runs / name / file).exists():
+            shutil.copy(ROOT / runs / name / file, target / file)
+
+
+def grpo_seconds(seconds: dict) -> float:
+    """What the updates took. Runs before the time was split have the environment and the weight sync in their rollout."""
+    return sum(seconds.get(part, 0.0) for part in ("rollout", "environment", "sync", "train"))
+
+
+def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
+    """The measure of every held-out task of the trained set."""
+    for record in load(RESULTS / env / f"{arm}-{seed}" / "evals.jsonl"):
+        if record["stage"] == stage and record["trained"]:
+            return record[MEASURE[env]]
+    raise RuntimeError(f"{arm}-{seed}: no {stage} evaluation of the trained tasks")
+
+
+def show(env: str, interval: metrics.Interval, plus: bool = False) -> str:
+    """In percent where answers are right or wrong, as a number where they have a reward."""
+    scale, digits, sign = (100, 1, "+" if plus else "") if env == "letters" else (1, 3, "+" if plus else "")
+    unit = "%" if env == "letters" and not plus else ""
+    f = lambda x: f"{scale * x:{sign}.{digits}f}"
+    return f"{f(interval.mean)}{unit} [{f(interval.low)}, {f(interval.high)}]"
+
+
+def measured(env: str, values: list[float]) -> metrics.Interval:
+    return metrics.proportion(sum(values), len(values)) if MEASURE[env] == "exact" else metrics.mean(values)
+
+
+def write_table(env: str) -> None:
+    """results/<env>/README.md and arms.png from the runs there."""
+    out = RESULTS / env
+    found = {arm: sorted(out.glob(f"{arm}-*/summary.json")) for arm in ARMS[env]}
+    rows = {arm: [json.loads(p.read_text()) for p in paths] for arm, paths in found.items() if paths}
+    m, trained = rows["grpo"][0]["machine"], rows["grpo"][0]["trained"]
+    what = {"letters": "exact answers", "alphabet": "mean reward, and perfect episodes", "swarm": "mean reward"}[env]
+    lines = [
+        f"# {env.capitalize()}, {trained}: arms from the same base", "",
+        f"`python -m lab.claims.arms --env {env} --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
+        f"transformers {m['transformers']}, peft {m['peft']}. {what.capitalize()}, greedy, the same held-out tasks for all, with 95% intervals "
+        "(over tasks: the seed's own noise is not in them); the gain is GRPO (or more SFT) over the 50-step SFT, paired by task.", "",
+        "| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps | rollout + train, s "
+        "| sft, s | total, min | peak GB |",
+        "|---" * 16 + "|",
+    ]  # fmt: skip
+    for arm, summaries in rows.items():
+        for s in summaries:
+            e, t, seed = s["eval"][s["trained"]], s["seconds"], s["seed"]
+            before, final = (measured(env, by_task(env, arm, seed, stage)) for stage in ("before", "final"))
+            # more SFT's own "after SFT" is its end; what 50 steps give is the GRPO arm's.
+            start = by_task(env, "grpo" if arm == "more_sft" else arm, seed, "after_sft")
+            gain = metrics.gain(start, by_task(env, arm, seed, "final"))
+            x = e["final"]
+            lines.append(
+                f"| {arm} | {seed} | {s['machine']['device']} | {x['n']} | {show(env, before)} | {show(env, measured(env, start))} | **{show(env, final)}** | "
+                f"{show(env, gain, plus=True)} | "
+                + (f"{100 * x['exact']:.1f}% [{100 * x['low']:.1f}, {100 * x['high']:.1f}]" if "exact" in x else "")
+                + " | "
+                f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f} | {s['updates']} | {s['config']['sft_steps']} | "
+                f"{grpo_seconds(t):.0f} | {t['sft']:.0f} | {t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
+            )
+    if env == "swarm":
+        price = ", ".join(f"{arm} {summaries[0]['config']['swarm_error_penalty']:g}" for arm, summaries in rows.items())
+        lines += ["", f"Each arm's reward is counted as it was paid: less a price times the share of turns lost to errors ({price})."]
+    lines += ["", "## What wins", ""] if {"no_think", "more_sft", "cot_sft", "expert_sft"} & rows.keys() else []
+    paid = lambda arm: compare.paid_by(compare.read(out / f"{arm}-{rows[arm][0]['seed']}"))
+    for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained and paid(a) == paid("grpo")]:
+        seeds = sorted({s["seed"] for s in rows[arm]} & {s["seed"] for s in rows["grpo"]})
+        # Tasks are shared by all arms and seeds: average a task over the seeds, then bootstrap over tasks.
+        ours, other = (np.mean([by_task(env, a, seed, "final") for seed in seeds], axis=0) for a in ("grpo", arm))
+        d = metrics.gain(other, ours)
+        verdict = "grpo wins" if d.low > 0 else f"{arm} wins" if d.high < 0 else "no difference can be told"
+        lines.append(f"* grpo against {arm}: difference {show(env, d, plus=True)} over {d.n} tasks x {len(seeds)} seeds: **{verdict}**.")
+    missing = [arm for arm in ARMS[env] if arm not in rows]
+    lines += ["", "![arms](arms.png)", ""]
+    lines += [f"Not run with this base yet: {', '.join(missing)}.", ""] if missing else []
+    (out / TABLE[env]).write_text("\n".join(lines))
+    draw(env, rows)
+    print("\n".join(lines))
+
+
+derives = (lambda line: 100 * line["habit_derives"], "replies that derive the answer", "% of sampled replies")
+SECOND = {  # what the second picture shows of an update: (value, title, unit)
+    "letters": derives,
+    "alphabet": derives,
+    "swarm": (lambda line: line["used_submit_work"], "work submitted in an episode", "submissions"),
+}
+
+
+def draw(env: str, rows: dict) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    fig, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
+    colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C2", "C1", "C4")))
+    for arm, summaries in rows.items():
+        for s in summaries:
+            folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
+            evals = [e for e in load(folder / "evals.jsonl") if e["trained"] and e["stage"] != "before"]
+            p = [measured(env, e[MEASURE[env]]) for e in evals]
+            if arm == "more_sft":
+                axes[0].axhline(100 * p[-1].mean, color=colors[arm], lw=1, ls="--", label=label and "more_sft (end)")
+                continue
+            x = [e["update"] for e in evals]
+            axes[0].plot(x, [100 * i.mean for i in p], color=colors[arm], label=label)
+            axes[0].fill_between(x, [100 * i.low for i in p], [100 * i.high for i in p], color=colors[arm], alpha=0.12)
+            lines = load(folder / "metrics.jsonl")
+            u = [line["update"] for line in lines]
+            axes[1].plot(u, [SECOND[env][0](line) for line in lines], color=colors[arm], lw=1)
+            axes[2].plot(u, [line["reply_tokens"] for line in lines], color=colors[arm], lw=1)
+    name = "exactly right" if env == "letters" else "mean reward x 100"
+    axes[0].set(title=f"held-out tasks, {name} (95% bands)", xlabel="update", ylabel="%" if env == "letters" else "")
+    if env != "swarm":
+        axes[0].set_ylim(-2, 102)
+    axes[0].legend(loc="center right")
+    axes[1].set(title=SECOND[env][1], xlabel="update", ylabel=SECOND[env][2], ylim=(0, None))
+    axes[2].set(title="reply length" if env == "letters" else "tokens said in an episode", xlabel="update", ylabel="tokens", ylim=(0, None))
+    for ax in axes:
+        ax.grid(alpha=0.25)
+    fig.savefig(RESULTS / env / "arms.png", dpi=110)
+
+
+def main(env: str = "letters", seeds: int = 1, jobs: int = 1, arms: tuple[str, ...] = (), table: bool = False) -> None:
+    """Run what is missing of `arms` (none given: all), `jobs` runs at once on 2 threads in all, then write the table."""
+    if env not in ARMS or set(arms) - set(ARMS[env]):
+        raise SystemExit(f"--env {env} --arms {' '.join(arms)}: choose " + "; ".join(f"{e}: {', '.join(a)}" for e, a in ARMS.items()))
+    arms = arms or tuple(ARMS[env])
+    if not table:
+        for some in ([a for a in arms if a != "more_sft"], [a for a in arms if a == "more_sft"]):  # the control needs to know GRPO's time
+            work = [(env, arm, seed, max(1, 2 // jobs)) for seed in range(seeds) for arm in some]
+            with ThreadPoolExecutor(jobs) as pool:
+                list(tqdm(pool.map(lambda w: run(*w), work), total=len(work), desc=" ".join(some), disable=not work))
+    write_table(env)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,357 @@
+"""What the claims ledger says: intervals, verdicts, pages and pictures, from the runs that are kept in results/claims/.
+
+Nothing is trained here; lab/claims/ablate.py makes the runs. The verdict comes from the interval of a difference, never from means alone:
+
+    holds       above (below): all of the 95% interval lies above (below) the number. equal: all of it lies within the margin (as in a test of
+                equivalence, Schuirmann 1987: not to find a difference is no evidence that there is none)
+    fails       all of the interval lies on the other side; or below the smallest difference that would matter; or, for equal, outside the margin
+    undecided   anything else; more seeds make the interval narrower
+
+and a claim of several checks holds if all that decide hold, fails if one of them fails. What varies is in the interval:
+
+    runs        Var = Var_seeds(differences) / S + Var_tasks(difference averaged over seeds) / T, Student's t with Satterthwaite's degrees of freedom
+                (1946). Differences are of the same seed; the held-out tasks are the same for all seeds, so their choice is not in the first term.
+                What varies within a run is counted in both, which errs to the safe side. Three seeds leave two degrees of freedom: where seeds
+                differ, t is 4.3 and not 2, and the interval is wide. That is what three seeds can tell.
+    scripts     Student's t over scenarios, or over seeds of a simulation; Welch's where the two arms play other scenarios
+
+No correction is made for the number of checks: of forty that predict what is not so, one holds by luck.
+"""
+
+import json
+import math
+import re
+import textwrap
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import tyro
+
+from bookkeeping import compare, records
+from lab.claims.claims import CLAIMS, Check, Claim
+from lab.claims.quantities import Run, Script, held
+from metrics import Interval
+
+OUT = Path(__file__).resolve().parents[2] / "results" / "claims"
+VERDICTS = {"holds": "#1b7837", "fails": "#b2182b", "undecided": "#777777", "not run": "#777777", "": "#2166ac"}
+
+
+# ------------------------------------------------------------------------------------------------ intervals and verdicts
+
+
+def interval(rows: list | tuple) -> Interval:
+    """The mean with its 95% interval. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a pair of independent samples.
+
+    n is the number of seeds (or units). One seed has no interval: from minus to plus infinity.
+    """
+    part = lambda values: (values.var(ddof=1) / len(values), len(values) - 1)  # (variance of the mean, its degrees of freedom)
+    if isinstance(rows, tuple):
+        a, b = (np.asarray(side, float) for side in rows)
+        return student(float(a.mean() - b.mean()), [part(a), part(b)], min(len(a), len(b)))
+    if not rows:
+        return Interval(math.nan, -math.inf, math.inf, 0)
+    means = np.array([np.mean(row) for row in rows], float)
+    if len(means) < 2:
+        return Interval(float(means[0]), -math.inf, math.inf, 1)
+    over_tasks = [part(np.mean(rows, axis=0))] if np.ndim(rows[0]) else []
+    return student(float(means.mean()), [part(means), *over_tasks], len(means))
+
+
+def student(mean: float, parts: list[tuple[float, int]], n: int) -> Interval:
+    """Student's interval (compare.by_variance); a mean that is not a finite number has none."""
+    return compare.by_variance(mean, parts, n)[0] if math.isfinite(mean) else Interval(mean, -math.inf, math.inf, n)
+
+
+def verdict(expect: str, i: Interval, than: float = 0.0, margin: float = 0.0) -> str:
+    """holds, fails or undecided; "not run" without a number, "" if nothing is predicted."""
+    if i.n == 0:
+        return "not run"
+    if expect == "":
+        return ""
+    low, high = i.low - than, i.high - than
+    if expect == "equal":
+        return "holds" if -margin < low and high < margin else "fails" if low > margin or high < -margin else "undecided"
+    if expect == "below":
+        low, high = -high, -low
+    return "holds" if low > 0 else "fails" if high < max(margin, 0.0) else "undecided"
+
+
+def together(verdicts: list[str]) -> str:
+    """The verdict of a claim, from those of the checks that decide."""
+    if not verdicts or set(verdicts) == {"not run"}:
+        return "not run"
+    return "fails" if "fails" in verdicts else "holds" if set(verdicts) == {"holds"} else "undecided"
+
+
+def judge(claim: Claim, arms: dict) -> tuple[list[tuple[Check, list | tuple, Interval, str]], str]:
+    """Every check with its numbers, interval and verdict; and the verdict of all."""
+    found = []
+    for check in claim.checks:
+        rows = check.value(arms)
+        i = interval(rows)
+        found.append((check, rows, i, verdict(check.expect, i, check.than, check.margin)))
+    return found, together([v for check, _, _, v in found if check.decides])
+
+
+# ------------------------------------------------------------------------------------------------ what is kept
+
+
+def owner(claim: Claim, arm: str) -> tuple[Claim, str]:
+    """The first claim and arm with these flags: there the runs are kept. What is done after a run makes it another one."""
+    mine = claim.arms[arm]
+    same = lambda c, a: (c, a) == (claim, arm) or (isinstance(mine, str) and isinstance(c.arms[a], str) and c.then is claim.then
+                                                   and c.arms[a].split() == mine.split())  # fmt: skip
+    return next((c, a) for c in (*CLAIMS, claim) for a in c.arms if same(c, a))
+
+
+def home(claim: Claim, arm: str, seed: int) -> Path:
+    """Where a run is kept."""
+    c, a = owner(claim, arm)
+    return OUT / c.name / f"{a}-{seed}"
+
+
+# tyro fills a cache while it reads flags and empties it when it is done: two threads at once trip over each other (seen once, as a KeyError).
+PARSING = Lock()
+
+
+@cache
+def asked(flags: str, whole: bool = False):
+    """The Config of these flags; whole: with what train.py fills in for pico_base."""
+    import settings  # here, because it brings torch along
+
+    with PARSING:
+        cfg = tyro.cli(settings.Config, args=flags.split())
+    if whole:
+        settings.fill(cfg, settings.BY_ENV[cfg.env] | settings.by_size(0, cfg.env))
+    return cfg
+
+
+def wanted(flags: str) -> dict:
+    """What these flags ask for; what train.py fills in later is left out, and so is what makes no other run."""
+    return {k: v for k, v in vars(asked(flags)).items() if v is not None and k not in compare.SAME and not k.startswith("api_")}
+
+
+def agrees(config: dict, flags: str) -> bool:
+    """Was a run with this config asked for with these flags? A claim may have changed since."""
+    return all(config.get(name, value) == value for name, value in wanted(flags).items())
+
+
+def collect(claim: Claim) -> dict:
+    """{arm: {seed: Run}}, and {arm: {number: array}} of scripts: what is kept of a claim's arms."""
+    found: dict = {}
+    for arm, what in claim.arms.items():
+        if isinstance(what, Script):
+            path = OUT / claim.name / arm / "summary.json"
+            if path.exists():
+                found[arm] = {k: np.array(v, float) for k, v in json.loads(path.read_text())["values"].items()}
+            continue
+        some = home(claim, arm, 0)
+        stem, runs = some.name.rpartition("-")[0], {}
+        for path in some.parent.glob(f"{stem}-*/summary.json"):
+            if seed := re.fullmatch(re.escape(stem) + r"-(\d+)", path.parent.name):
+                runs[int(seed[1])] = read(path.parent)
+                if not agrees(runs[int(seed[1])].summary["config"], what):
+                    raise SystemExit(
+                        f"{path.parent} was run with other flags than {claim.name}/{arm} has now; remove it, then run the claim again"
+                    )
+        if runs:
+            found[arm] = dict(sorted(runs.items()))
+    return found
+
+
+@cache
+def read(folder: Path) -> Run:
+    samples = json.loads((folder / "samples.json").read_text())["right"] if (folder / "samples.json").exists() else []
+    return Run(
+        records.record(folder / "summary.json"), records.lines(folder / "metrics.jsonl"), records.lines(folder / "evals.jsonl"), samples
+    )
+
+
+# ------------------------------------------------------------------------------------------------ pages
+
+
+def number(x: float, check: Check, plus: bool | None = None) -> str:
+    """In the check's unit; with a sign where it is a difference."""
+    plus = (" less " in check.text or "gain" in check.text) if plus is None else plus
+    digits = 1 if check.scale == 100 or abs(x) >= 10 else 3
+    return (
+        f"{check.scale * x:{'+' if plus else ''}.{digits}f}" if math.isfinite(x) else "–" if math.isnan(x) else f"{'-' if x < 0 else ''}∞"
+    )
+
+
+def told(i: Interval, check: Check) -> str:
+    """'+12.5 points [+3.0, +22.0]'"""
+    if i.n == 0:
+        return ""
+    return f"{number(i.mean, check)}{' ' + check.unit if check.unit else ''} [{number(i.low, check)}, {number(i.high, check)}]"
+
+
+def predicted(check: Check) -> str:
+    if not check.expect:
+        return "(measured)"
+    if check.expect == "equal":
+        return f"equal to {number(check.than, check, False)} within {number(check.margin, check, False)}"
+    least = f"; {number(check.margin, check, False)} would matter" if check.margin else ""
+    return f"{check.expect} {number(check.than, check, False)}{least}"
+
+
+def many(rows: list | tuple, claim: Claim) -> str:
+    """'3 seeds', or '200 units' of a script."""
+    n = min(map(len, rows)) if isinstance(rows, tuple) else len(rows)
+    scripted = all(isinstance(what, Script) for what in claim.arms.values()) or n >= 24
+    return f"{n} {'units' if scripted else 'seed' if n == 1 else 'seeds'}"
+
+
+def shown(claim: Claim, arm) -> Interval:
+    """What the table and the picture show of an arm."""
+    what = claim.shows[0]
+    if any(isinstance(x, Run) for x in arm.values()):
+        i = interval([held(x, what=what) for x in arm.values()])
+        return replace(i, low=max(0.0, i.low), high=min(1.0, i.high)) if what == "exact" else i  # a share lies between 0 and 1
+    return interval(list(arm[what])) if what in arm else Interval(math.nan, -math.inf, math.inf, 0)
+
+
+def page(claim: Claim) -> tuple[list, str]:
+    """results/claims/<claim>/README.md and claim.png. Returns what judge says."""
+    arms = collect(claim)
+    found, verdict_of_all = judge(claim, arms)
+    if not arms:
+        return found, verdict_of_all
+    (OUT / claim.name).mkdir(parents=True, exist_ok=True)
+    text = [
+        f"# {claim.sentence}", "", f"**{verdict_of_all.capitalize()}.**", "", f"Source: {claim.source}.", "", f"As tested: {claim.reading}", "",
+        f"`python -m lab.claims.ablate {claim.name}` runs it, `--table` makes this page again from what is kept. 95% intervals; lab/claims/ledger.py says what is in them.",
+        "", "![claim](claim.png)", "", "| | number | predicted | measured | n | the document | verdict |", "|---" * 7 + "|",
+    ]  # fmt: skip
+    for check, rows, i, v in found:
+        figure = "" if check.figure is None else number(check.figure, check)
+        text.append(f"| {'decides' if check.decides else ''} | {check.text} | {predicted(check)} | {told(i, check)} | {many(rows, claim)} | {figure} | "
+                    f"{f'**{v}**' if v else ''} |")  # fmt: skip
+    text += ["", f"| arm | flags of train.py | {claim.shows[1]} | n | minutes a run, beside other work |", "|---" * 5 + "|"]
+    for name, what in claim.arms.items():
+        if name not in arms:
+            text.append(f"| {name} | {f'`{what}`' if isinstance(what, str) else 'played by scripts'} | not run | | |")
+            continue
+        i = shown(claim, arms[name])
+        cell = f"{i.mean:.3f} [{i.low:.3f}, {i.high:.3f}]" if i.n else ""
+        if isinstance(what, Script):
+            text.append(f"| {name} | played by scripts ([numbers]({name}/summary.json)) | {cell} | {what.n} units | |")
+            continue
+        spent = [run_.summary["seconds"]["total"] / 60 for run_ in arms[name].values()]
+        c, a = owner(claim, name)
+        where = "" if c is claim else f" (runs of [{c.name}](../{c.name}/README.md), {a})"
+        text.append(f"| {name}{where} | `{what}` | {cell} | {len(arms[name])} seeds | {np.mean(spent):.1f} |")
+    machine = next((run_.summary["machine"] for arm in arms.values() for run_ in arm.values() if isinstance(run_, Run)), None)
+    text += (
+        ["", f"Trained on {machine['device']} (a run), torch {machine['torch']}, transformers {machine['transformers']}."]
+        if machine
+        else []
+    )
+    (OUT / claim.name / "README.md").write_text("\n".join([*text, ""]))
+    draw(claim, arms, found, verdict_of_all)
+    return found, verdict_of_all
+
+
+def draw(claim: Claim, arms: dict, found: list, verdict_of_all: str) -> None:
+    """Left what the arms did, right every check: interval, seeds, what was predicted, what the document says."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    some = [(check, rows, i, v) for check, rows, i, v in found if i.n]
+    trained = [name for name in arms if isinstance(claim.arms[name], str) and any(run_.lines for run_ in arms[name].values())]
+    curves = bool(claim.curve and trained)
+    fig = plt.figure(figsize=(15, max(6.2, 1.05 * len(some) + 1.2)), layout="constrained")
+    fig.suptitle(f"{textwrap.fill(claim.sentence, 130)}\n{verdict_of_all}", color=VERDICTS[verdict_of_all], weight="bold")
+    left, right = fig.subfigures(1, 2, width_ratios=(1, 1.15))
+    axes = left.subplots(1 + curves, 1, squeeze=False)[:, 0]
+    colours = dict(zip(claim.arms, plt.get_cmap("tab20" if len(claim.arms) > 10 else "tab10").colors * 2))
+    if curves:
+        for name in trained:
+            runs = [run_ for run_ in arms[name].values() if run_.lines]
+            length = min(len(run_.lines) for run_ in runs)
+            window = min(5, length)
+            values = [[line.get(claim.curve, np.nan) for line in run_.lines[:length]] for run_ in runs]
+            smooth = np.array([np.convolve(some, np.ones(window) / window, "valid") for some in values])
+            x = np.arange(window, length + 1) - (window - 1) / 2
+            axes[0].plot(x, smooth.mean(axis=0), color=colours[name], lw=1.6)
+            axes[0].fill_between(x, smooth.min(axis=0), smooth.max(axis=0), color=colours[name], alpha=0.13, lw=0)
+        axes[0].set(title="sampled replies, mean of 5 updates (bands: all seeds)", xlabel="update", ylabel=claim.curve)
+        axes[0].grid(alpha=0.25)
+    ax, names = axes[-1], [name for name in arms if shown(claim, arms[name]).n]
+    for y, name in enumerate(names):
+        i, what = shown(claim, arms[name]), claim.arms[name]
+        bar(ax, y, i, colours[name])
+        if isinstance(what, str):
+            ax.plot(
+                [held(run_, what=claim.shows[0]).mean() for run_ in arms[name].values()],
+                [y + 0.22] * len(arms[name]),
+                ".",
+                color=colours[name],
+                ms=5,
+            )
+    ax.set_yticks(
+        range(len(names)),
+        [f"{name}, n={what.n if isinstance(what := claim.arms[name], Script) else len(arms[name])}" for name in names],
+        fontsize=8,
+    )
+    ax.set(title=f"{claim.shows[1]} (95%; dots: seeds)", ylim=(len(names) - 0.4, -0.6))
+    ax.grid(alpha=0.25, axis="x")
+    for ax, (check, rows, i, v) in zip(np.atleast_1d(right.subplots(max(1, len(some)), 1)), some):
+        one_check(ax, claim, check, rows, i, v)
+    fig.savefig(OUT / claim.name / "claim.png", dpi=90)
+    plt.close(fig)
+
+
+def one_check(ax, claim: Claim, check: Check, rows, i: Interval, v: str) -> None:
+    s = check.scale
+    if check.expect == "equal":
+        ax.axvspan(s * (check.than - check.margin), s * (check.than + check.margin), color="#dddddd", lw=0)
+    ax.axvline(s * check.than, color="black", lw=1)
+    if check.figure is not None:
+        ax.axvline(s * check.figure, color="#7b3294", ls="--", lw=1.5)
+        ax.text(s * check.figure, 0.75, f" document: {number(check.figure, check)}", color="#7b3294", fontsize=7, va="top")
+    bar(ax, 0, replace(i, mean=s * i.mean, low=s * i.low, high=s * i.high), VERDICTS[v])
+    if isinstance(rows, list) and len(rows) <= 12:
+        ax.plot([s * np.mean(row) for row in rows], [-0.45] * len(rows), ".", color=VERDICTS[v], ms=5, alpha=0.7)
+    says = f"; {predicted(check)} → {v}" if v else ""
+    ax.set_title(f"{check.text}: {told(i, check)}, {many(rows, claim)}{says}", fontsize=8, loc="left", color=VERDICTS[v],
+                 weight="bold" if check.decides else None, pad=2)  # fmt: skip
+    ax.set(yticks=[], ylim=(-1, 1))
+    ax.tick_params(labelsize=7)
+    ax.margins(x=0.15)
+
+
+def bar(ax, y: float, i: Interval, colour) -> None:
+    if math.isfinite(i.low):
+        ax.plot([i.low, i.high], [y, y], color=colour, lw=2.5, solid_capstyle="butt")
+    ax.plot(i.mean, y, "o", color=colour, ms=6)
+
+
+def write() -> None:
+    """Every page, and results/claims/README.md: one line a claim."""
+    lines, counts, checks = [], dict.fromkeys(("holds", "fails", "undecided", "not run"), 0), 0
+    for n, claim in enumerate(CLAIMS, 1):
+        found, v = page(claim)
+        counts[v] += 1
+        deciding = [(check, rows, i, w) for check, rows, i, w in found if check.decides]
+        checks += sum(w not in ("", "not run") for _, _, _, w in found)
+        evidence = "<br>".join(f"{check.text}: {told(i, check)} ({many(rows, claim)}), {w}" for check, rows, i, w in deciding if i.n)
+        name = claim.name if v == "not run" else f"[{claim.name}]({claim.name}/README.md)"
+        lines.append(f"| {n} | {name} | {claim.sentence} | **{v}** | {evidence} |")
+    text = [
+        "# The claims ledger", "",
+        "Every lesson of the documents that this project grew out of, tested again: " + ", ".join(f"{k} {v}" for k, v in counts.items() if v) + ". "
+        "`python -m lab.claims.ablate --table` makes all of this again from the numbers kept here, without training; `--all` makes the numbers. "
+        "A claim holds if all that decides it holds, and fails if one part fails: the page of each tells the parts, the arms, and how its words were read. "
+        "95% intervals over seeds and held-out tasks; three seeds leave two degrees of freedom, so undecided often means too few seeds. "
+        f"No correction for the number of checks ({checks} with a prediction): of forty predictions that are not so, one holds by luck.", "",
+        "| | claim | what is tested | verdict | what decides |", "|---|---|---|---|---|", *lines, "",
+    ]  # fmt: skip
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "README.md").write_text("\n".join(text))
+    print(f"wrote {OUT}/README.md: " + ", ".join(f"{k} {v}" for k, v in counts.items()))

@@ -1,0 +1,317 @@
+"""What a claim is made of and what it computes: numbers of a run, numbers of arms, and the arms that scripts play. lab/claims/claims.py has the claims.
+
+A number of a run is one float, or an array with one value for each held-out task. A number of arms is a list with one of these for each seed: most
+often the differences of two arms at the same seed. What is missing gives an empty list. Units of a script (scenarios, or seeds of a simulation) stand
+for seeds.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import comb
+from pathlib import Path
+
+import numpy as np
+
+import metrics
+
+SAMPLED, TASKS = 32, 64  # pass@k: samples a task, tasks
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is kept of one run of train.py."""
+
+    summary: dict
+    lines: list[dict]  # metrics.jsonl
+    evals: list[dict]  # evals.jsonl, the trained tasks only
+    samples: list[int]  # right answers of SAMPLED, by task; only where the claim asks for it
+
+
+@dataclass(frozen=True)
+class Script:
+    """An arm without a model: play(i) -> {name: number}, for the units 0 … n - 1 (scenarios, or seeds of a simulation)."""
+
+    play: Callable[[int], dict[str, float]]
+    n: int
+
+
+@dataclass(frozen=True)
+class Check:
+    text: str  # what the number is, as a reader needs it
+    value: Callable[[dict], list | tuple]  # of the arms: a number or an array [tasks] a seed; or a pair of independent samples
+    expect: str = ""  # above, below, equal; empty: only measured
+    than: float = 0.0  # what is predicted: above, below or equal to this
+    margin: float = 0.0  # equal: within so much; above, below: the smallest difference that would matter
+    figure: float | None = None  # what the document says the number is
+    decides: bool = True  # is this the claim, or does it stand beside it?
+    scale: float = 1.0  # of the pages: they show scale times the number, in this unit
+    unit: str = ""
+
+
+@dataclass(frozen=True, eq=False)  # a claim is equal to itself alone
+class Claim:
+    name: str
+    sentence: str
+    source: str
+    reading: str  # how the sentence became numbers, and what is ours in it
+    arms: dict[str, str | Script]
+    checks: tuple[Check, ...]
+    shows: tuple[str, str] = ("exact", "exactly right at the end, held-out tasks")  # of every arm, in the table and in the picture
+    curve: str = "exact"  # of every update; empty: no curves
+    then: Callable[[Path, Path], None] | None = None  # after a run: (its folder, where it is kept)
+
+
+# ------------------------------------------------------------------------------------------------ numbers of a run
+
+
+def held(run: Run, stage: str | int = "final", what: str = "exact") -> np.ndarray:
+    """[tasks] of the held-out tasks it is trained for, at a stage (before, after_sft, final) or after so many updates."""
+    return next(np.array(e[what], float) for e in run.evals if stage in (e["stage"], e["update"]))
+
+
+def gained(run: Run, what: str = "exact") -> np.ndarray:
+    """[tasks] what GRPO added to the SFT."""
+    return held(run, "final", what) - held(run, "after_sft", what)
+
+
+def during(run: Run, what: str = "exact", first: int = 1, last: int | None = None) -> float:
+    """Mean over the updates first to last (both included), of sampled replies."""
+    values = [line[what] for line in run.lines if first <= line["update"] <= (last or len(run.lines)) and what in line]
+    return float(np.mean(values))
+
+
+def early(run: Run) -> float:
+    """How fast it learns: mean exact answers of what was sampled in the first 20 updates."""
+    return during(run, "exact", 1, 20)
+
+
+def first_ten(what: str) -> Callable:
+    """A number of a run: the mean of `what` over the first ten updates, in which most of the learning happens."""
+    return lambda run: during(run, what, 1, 10)
+
+
+def rewards(run: Run) -> list[float]:
+    return [line["reward"] for line in run.lines]
+
+
+def longer(run: Run) -> float:
+    """Reply length in the updates 6 to 15, less that of the first three."""
+    return during(run, "reply_tokens", 6, 15) - during(run, "reply_tokens", 1, 3)
+
+
+def signal_by_episode(run: Run) -> float:
+    """Groups with a signal for each episode, in the first ten updates."""
+    return during(run, "groups_with_signal", 1, 10) / run.summary["config"]["k"]
+
+
+def overstated(run: Run) -> float:
+    """By what share of the mean reward its peak lies above it."""
+    return metrics.distribution(rewards(run)).overstates / 100
+
+
+def turned_around(run: Run) -> float:
+    """Share of the updates at which the reward turns around; 2/3 in white noise (metrics.distribution)."""
+    return metrics.distribution(rewards(run)).flips
+
+
+def updates_needed(run: Run, gain: float = 0.05) -> float:
+    """How many updates on either side it takes to tell a gain of 5 points in four runs of five: n = 2 (2.8 sd / gain)^2, where 2.8 = 1.96 + 0.84 (95%
+    confidence, 80% power) and sd is around a line through the second half."""
+    left = metrics.line(np.array(rewards(run)[len(run.lines) // 2 :]))[1]
+    return 2 * (2.8 * left.std(ddof=2) / gain) ** 2
+
+
+def halfway(run: Run) -> tuple[bool, bool]:
+    """(had it settled, says the detector at half-way; did the reward move by more than 0.05 afterwards)."""
+    values, half = rewards(run), len(run.lines) // 2
+    return metrics.trend(values[:half]).settled, abs(np.mean(values[-20:]) - np.mean(values[half - 10 : half])) > 0.05
+
+
+def pass_at(run: Run, k: int) -> np.ndarray:
+    """[tasks] the chance that one of k samples is right, unbiased: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    return np.array([1 - comb(SAMPLED - c, k) / comb(SAMPLED, k) for c in run.samples])
+
+
+def all_seconds(run: Run) -> float:
+    """Seconds of SFT, sampling and training; evaluations are left out."""
+    return sum(run.summary["seconds"].get(part, 0.0) for part in ("sft", "rollout", "environment", "sync", "train"))
+
+
+def work(run: Run) -> float:
+    """Tokens that were sampled or trained; a trained one counts as three, because a backward pass is two forward ones. Unlike seconds it does not depend on
+    what else the machine did."""
+    return run.summary["tokens"]["sampled"] + 3 * run.summary["tokens"]["trained"]
+
+
+# ------------------------------------------------------------------------------------------------ numbers of arms
+
+
+def both(arms: dict, *names: str) -> list[int]:
+    """The seeds that all of these arms have."""
+    return sorted(set.intersection(*(set(arms.get(name, ())) for name in names)))
+
+
+def less(a: str, b: str, of: Callable = held) -> Callable:
+    """a less b, by seed."""
+    return lambda arms: [of(arms[a][s]) - of(arms[b][s]) for s in both(arms, a, b)]
+
+
+def own(a: str, of: Callable) -> Callable:
+    """The number itself, by seed."""
+    return lambda arms: [of(arms[a][s]) for s in both(arms, a)]
+
+
+def by_unit(a: str, b: str, what: str) -> Callable:
+    """One script less another, by unit."""
+    return lambda arms: list(arms[a][what] - arms[b][what]) if {a, b} <= arms.keys() else []
+
+
+def alone(a: str, what: str) -> Callable:
+    """A script's number itself, by unit."""
+    return lambda arms: list(arms[a][what]) if a in arms else []
+
+
+def apart(a: str, b: str, what: str) -> Callable:
+    """The numbers of two scripts whose units are not the same: independent samples."""
+    return lambda arms: (list(arms[a][what]), list(arms[b][what])) if {a, b} <= arms.keys() else []
+
+
+def at_best_rate(arms: dict, kind: str, seed: int) -> Run:
+    """The run of this seed at the learning rate that was best in the *other* seeds, by their mean over all updates: who is judged has no vote."""
+    rates = [name for name in arms if name.startswith(f"{kind}_")]
+    best = max(rates, key=lambda name: np.mean([during(run) for s, run in arms[name].items() if s != seed]))
+    return arms[best][seed]
+
+
+def at_best_rates(a: str, b: str, of: Callable = held) -> Callable:
+    """a less b, by seed, each at its best learning rate. Arms are called KIND_RATE; two seeds at least, because the others choose."""
+
+    def value(arms: dict) -> list:
+        names = [name for name in arms if name.startswith((f"{a}_", f"{b}_"))]
+        seeds = both(arms, *names) if any(n.startswith(a) for n in names) and any(n.startswith(b) for n in names) else []
+        return [of(at_best_rate(arms, a, s)) - of(at_best_rate(arms, b, s)) for s in seeds] if len(seeds) > 1 else []
+
+    return value
+
+
+def called_right(*names: str) -> Callable:
+    """By seed, the share of these arms in which the detector was right at half-way: settled if nothing moved any more, and only then."""
+    right = lambda run: float(halfway(run)[0] != halfway(run)[1])
+    return lambda arms: [np.mean([right(arms[name][s]) for name in names]) for s in both(arms, *names)]
+
+
+def too_soon(*names: str) -> Callable:
+    """By seed, the share of these arms in which the detector said settled and the reward moved on."""
+    wrong = lambda run: float(all(halfway(run)))
+    return lambda arms: [np.mean([wrong(arms[name][s]) for name in names]) for s in both(arms, *names)]
+
+
+def adaptive_less_best(arms: dict) -> list:
+    """The adaptive window's error less that of the fixed window that turned out best: chosen afterwards, which favours the fixed."""
+    if not (errors := arms.get("windows")):
+        return []
+    fixed = min((name for name in errors if name.startswith("last")), key=lambda name: errors[name].mean())
+    return list(errors["adaptive"] - errors[fixed])
+
+
+# ------------------------------------------------------------------------------------------------ scripts
+
+
+def swarm_player(version: str, style: str, i: int) -> dict[str, float]:
+    import env_swarm
+    from lab.swarm.scripted import play_nonsense
+
+    env = env_swarm.Swarm("medium", version, style="grinder" if style == "nonsense" else style)
+    marks = (play_nonsense if style == "nonsense" else env_swarm.play)(env, env_swarm.EVAL_SEEDS + i)
+    return {name: marks[name] for name in ("reward", "payoff", "quality", "gain")}
+
+
+def one_sided(unseen: str, i: int) -> dict[str, float]:
+    """The expert, blind on one side: without `incoming` it can only propose, without `bots` only accept."""
+    import env_swarm
+    from swarm import tools as swarm_tools
+
+    env, done = env_swarm.Swarm("medium", style="expert"), False
+    env.reset(env_swarm.EVAL_SEEDS + i)
+    while not done:
+        _, tool, arguments = env.player(env.seen | {unseen: []}, env.dice)
+        done = env.step(swarm_tools.write_call(tool, arguments))[1]
+    marks = env.score()
+    return {name: marks[name] for name in ("reward", "reputation", "quality", "used_accept_proposal", "used_propose_trade")}
+
+
+def talker(rate: float, ends: bool, i: int) -> dict[str, float]:
+    """The expert, which now and then only writes text. ends: that ends the episode, as it did in the published environment at first."""
+    import env_swarm
+
+    env, dice, calls, done = env_swarm.Swarm("medium", style="expert"), random.Random(f"text {rate} {i}"), 0, False
+    env.reset(env_swarm.EVAL_SEEDS + i)
+    while not done:
+        talks = dice.random() < rate
+        if talks and ends:
+            break
+        done = env.step("Let me look at the tasks first." if talks else env.expert_reply())[1]
+        calls += not talks
+    return {"reward": env.score()["reward"], "calls": float(calls)}
+
+
+def hidden(rate: int) -> Callable:
+    """Of the calls of an episode that goes on, the share that the stop rule cuts off."""
+    a, b = f"ends_{rate}", f"passes_{rate}"
+    return lambda arms: list(1 - arms[a]["calls"] / np.maximum(arms[b]["calls"], 1)) if {a, b} <= arms.keys() else []
+
+
+def economy(adversaries: int, seed: int, world: dict | None = None, **stack) -> dict[str, float]:
+    """One run of eight bots (lab/swarm/governance.py), `adversaries` of them deceptive; world and stack: what differs from the defaults."""
+    from lab.swarm.governance import World, row
+    from swarm.governance import Stack
+
+    numbers = row(World(adversaries=adversaries, **(world or {})), Stack(**stack), seed)
+    return {name: float(numbers[name]) for name in ("welfare", "toxicity", "thrash", "thrash_honest", "acceptance", "epochs")}
+
+
+SHAPES = {  # what a window has to cope with: the true reward of 100 updates, and how alike the answers to one task are (0: least noise)
+    "flat, noisy": (np.full(100, 0.5), 0.8),
+    "fell 8 updates ago": (np.where(np.arange(100) < 92, 0.8, 0.4), 0.0),
+    "fell 30 updates ago": (np.where(np.arange(100) < 70, 0.8, 0.4), 0.3),
+    "rises by 0.02 in 10 updates": (0.3 + 0.002 * np.arange(100), 0.3),
+}
+
+
+def window_errors(i: int) -> dict[str, float]:
+    """How far each window's mean is from the present, on average over SHAPES."""
+    from lab.trust.detectors import FIXED, dice, episodes
+
+    errors: dict[str, list] = {}
+    for name, (truth, icc) in SHAPES.items():
+        values = episodes(truth, icc, dice("ablate", name, i))
+        for window, n in {"adaptive": metrics.adaptive_window(values), **{f"last {n}": n for n in FIXED}}.items():
+            errors.setdefault(window, []).append(abs(values[-n:].mean() - truth[-1]))
+    return {window: float(np.mean(some)) for window, some in errors.items()}
+
+
+def sample_more(folder: Path, target: Path) -> None:
+    """SAMPLED replies at temperature 1 to each of TASKS held-out tasks, by the run's checkpoint: how many are right, into samples.json."""
+    import torch
+
+    import settings
+    from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+    from bookkeeping.run import read_config, write_json
+    from evaluate import EVAL_SEEDS
+    from fast.sampler import make_sampler
+    from policy import choose_model, load_policy
+    from rollout import play
+
+    cfg = settings.Config(**read_config(folder, settings.Config))
+    torch.set_num_threads(max(1, cfg.threads))  # other runs go on beside this
+    policy = load_policy(choose_model(cfg.model, cfg.env)[0], cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    load_checkpoint(find_checkpoint(folder / "checkpoint"), policy)
+    sampler, make_env, right = make_sampler(cfg, policy), partial(settings.make_env, cfg, cfg.difficulty), []
+    sampler.sync(0)
+    for first in range(0, TASKS, 8):  # 256 replies at a time
+        seeds = [EVAL_SEEDS + i for i in range(first, first + 8)]
+        groups = play(policy, sampler, make_env, seeds, SAMPLED, cfg.max_tokens, 1.0, cfg.seed)
+        right += [round(sum(e.components["exact"] for e in group)) for group in groups]
+    write_json(target / "samples.json", {"right": right, "of": SAMPLED})

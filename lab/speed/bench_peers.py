@@ -1,0 +1,278 @@
+"""Speed against the libraries that people would use otherwise: TRL's trainer, transformers' two ways to generate, vLLM.
+
+    python -m lab.speed.bench_peers update       # one GRPO update: ours against TRL's GRPOTrainer, interleaved; seconds, and peak memory in processes of their own
+    python -m lab.speed.bench_peers sampler      # ours against model.generate, transformers' continuous batching, and vLLM on the same cores
+    python -m lab.speed.bench_peers reward       # seconds of training until a policy has 90% of held-out tasks right, from the same SFT checkpoint
+
+All in one venv: `pip install -r requirements/peers.txt`. All start from the same weights and work in turn. What is held equal, and how each is set up: lab/speed/peers.py.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import tyro
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from fast.sampler import TorchSampler
+from grpo import update as grpo_update
+from lab.speed.bench import BENCH_SEEDS, save, table
+from lab.speed.peers import LETTERS, LONGEST, TASKS, K, Ours, coin, peers, sampling, timed, trl_trainer
+from policy import Policy, load_policy
+from rollout import play
+
+# ------------------------------------------------------------------------------------------------ update
+
+
+def one_side(side: str, forced: bool, updates: int, threads: int, each=None) -> list[dict]:
+    """Updates of one side: "ours", "trl" or "trl, paged". each(its numbers) is called after every one, its time not counted."""
+    torch.set_num_threads(threads)
+    seen: list[dict] = []
+    if side == "ours":
+        ours = Ours(forced)
+        for _ in range(updates):
+            seen.append(ours.update())
+            each and each(seen[-1])
+        return seen
+
+    def reward(completions, completion_ids, **_):
+        seen.append({"tokens": sum(map(len, completion_ids))})
+        return [coin(1, 64 * len(seen) + i) for i in range(len(completions))]
+
+    def done(seconds):
+        seen[-1]["seconds"] = seconds
+        each and each(seen[-1])
+
+    trl_trainer(forced, side == "trl, paged", updates, timed(done), reward).train()
+    return seen
+
+
+def peak(side: str, forced: bool, threads: int) -> float:
+    """MB of resident memory that three updates add to a process that has imported everything and loaded nothing: its own process."""
+    code = (f"import psutil\nfrom lab.speed.bench_peers import one_side\nimport trl, datasets, peft\nfrom trl import GRPOTrainer\n"
+            f"base = psutil.Process().memory_info().rss\none_side({side!r}, {forced}, 3, {threads})\n"
+            "most = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"  # getrusage's would be the parent's, if that is more
+            "print('PEAK', int(most.split()[1]) / 1024 - base / 2**20)")  # fmt: skip
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
+    )
+    if "PEAK" not in out.stdout:
+        raise SystemExit(f"{side}: {out.stderr[-500:]}")
+    return float(out.stdout.split("PEAK")[1])
+
+
+def pace(side: str, forced: bool, updates: int, threads: int) -> None:
+    """One side in a process of its own: after each update a line `DONE seconds tokens`, then it waits for a line."""
+
+    def each(row: dict) -> None:
+        print("DONE", row["seconds"], row["tokens"], flush=True)
+        sys.stdin.readline()
+
+    one_side(side, forced, updates, threads, each)
+
+
+def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
+    """After every update of that side one of ours; the first of each warms up. Who waits is stopped (Other), for TRL's continuous batching never rests."""
+    ours, mine, theirs = Ours(forced), [], []
+    ours.update()
+    with Other(f"from lab.speed.bench_peers import pace; pace({side!r}, {forced}, {rounds + 1}, {threads})", threads) as other:
+        for _ in tqdm(range(rounds + 1), desc=f"{'forced' if forced else 'stopping'}, {side}"):
+            seconds, tokens = other.answer()
+            theirs.append({"seconds": seconds, "tokens": tokens})
+            mine.append(ours.update())
+            other.go()
+    theirs, mine = theirs[1:], mine[1:]
+    per_token = lambda row: row["seconds"] / row["tokens"]
+    found = {
+        "theirs_seconds": spread([b["seconds"] for b in theirs]), "ours_seconds": spread([a["seconds"] for a in mine]),
+        "ours_rollout": spread([a["rollout"] for a in mine]), "ours_train": spread([a["train"] for a in mine]),
+        "theirs_tokens": statistics.mean(b["tokens"] for b in theirs), "ours_tokens": statistics.mean(a["tokens"] for a in mine),
+        "ratio_seconds": spread([b["seconds"] / a["seconds"] for a, b in zip(mine, theirs)]),
+        "ratio_per_token": spread([per_token(b) / per_token(a) for a, b in zip(mine, theirs)]),
+    }  # fmt: skip
+    print(json.dumps(found), flush=True)
+    return found
+
+
+class Other:
+    """A process that works when it is asked, answers `DONE seconds tokens`, and is stopped (SIGSTOP) while it is not its turn: some libraries spin while they wait."""
+
+    def __init__(self, code: str, threads: int):
+        self.code = code
+        self.process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
+
+    def go(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> tuple[float, float]:
+        for line in self.process.stdout:
+            if line.startswith("DONE"):
+                self.process.send_signal(signal.SIGSTOP)
+                return float(line.split()[1]), float(line.split()[2])
+        raise SystemExit(f"a side has ended; run it alone to see why: python -c '{self.code}'")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+
+def update(rounds: int = 7, paged_rounds: int = 3, threads: int = 2) -> None:
+    """Seconds of a whole update, with real stopping and with 256 forced tokens. TRL sets the pace: after each of its updates comes one of ours."""
+    torch.set_num_threads(threads)
+    result = {
+        "command": f"python -m lab.speed.bench_peers update --rounds {rounds} --paged-rounds {paged_rounds} --threads {threads}",
+        "episodes": TASKS * K,
+        **peers(threads),
+    }
+    for case, forced in (("stopping", False), ("forced", True)):
+        result[case] = {side: side_by_side(side, forced, n, threads) for side, n in (("trl", rounds), ("trl, paged", paged_rounds))}
+    result["peak_mb"] = {f"{side}, {'forced' if forced else 'stopping'}": round(peak(side, forced, threads)) for forced in (False, True) for side in ("ours", "trl", "trl, paged")}  # fmt: skip
+    save("update", result)
+
+
+# ------------------------------------------------------------------------------------------------ reward
+
+HELD_OUT = [BENCH_SEEDS + 10_000_000 + i for i in range(128)]  # tasks that neither side trains on, nor any results of ours are told for
+LR, EVERY, MOST = 3e-4, 5, 150  # updates between two looks, and at most
+
+
+def start_folder() -> Path:
+    """pico_base after train.py's own SFT, as a model of its own: both sides begin here. Made once."""
+    runs = ROOT / "runs" / "bench"
+    if not (runs / "start" / "config.json").exists():
+        for words in (["train.py", "--env", "letters", "--updates", "0", "--no-wandb", "--runs", "runs/bench", "--name", "sft"],
+                      ["-m", "bridges.export", "merge", "runs/bench/sft", "runs/bench/start"]):  # fmt: skip
+            subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+    return runs / "start"
+
+
+def right(policy: Policy) -> float:
+    """Share of the held-out tasks that greedy answers get exactly right."""
+    groups = play(policy, TorchSampler(policy), LETTERS, HELD_OUT, 1, LONGEST, 0.0, 0)
+    return statistics.mean(g[0].components["exact"] for g in groups)
+
+
+def race(side: str, seed: int, target: float, threads: int) -> dict:
+    """Train until the target is reached at a look, or MOST updates. The looks' own time does not count."""
+    torch.set_num_threads(threads)
+    policy, curve, spent = load_policy(str(start_folder()), 32, 64, "cpu", seed), [], 0.0
+    tasks = [(seed * MOST + step) * TASKS + i for step in range(MOST) for i in range(TASKS)]
+
+    def look(update: int) -> bool:
+        curve.append((update, round(spent, 2), right(policy)))
+        return curve[-1][2] >= target
+
+    if side == "ours":
+        sampler, optimizer = TorchSampler(policy), torch.optim.AdamW(policy.trainable().values(), lr=LR, weight_decay=0.0)
+        for step in range(MOST):
+            began = time.perf_counter()
+            sampler.sync(step)
+            groups = play(policy, sampler, LETTERS, tasks[step * TASKS : (step + 1) * TASKS], K, LONGEST, 1.0, seed)
+            grpo_update(policy, optimizer, groups, loss="grpo", baseline="group", normalize=True, temperature=1.0,
+                        max_tokens=LONGEST, micro_tokens=8192)  # fmt: skip
+            spent += time.perf_counter() - began
+            if (step + 1) % EVERY == 0 and look(step + 1):
+                break
+    else:
+
+        def exact(completions, seed, **_):
+            scores = []
+            for completion, task in zip(completions, seed):
+                env = LETTERS()
+                env.reset(task)
+                env.step(completion[0]["content"])
+                scores.append(env.score()["reward"])
+            return scores
+
+        def done(seconds: float) -> None:
+            nonlocal spent
+            spent += seconds
+            if trainer.state.global_step % EVERY == 0 and look(trainer.state.global_step):
+                trainer.control.should_training_stop = True
+
+        prompts = [{"prompt": LETTERS().reset(task), "seed": task} for task in tasks]
+        trainer = trl_trainer(False, False, MOST, timed(done), exact, model=str(start_folder()), lr=LR, prompts=prompts, seed=seed)
+        policy = replace(policy, model=trainer.model)
+        trainer.train()
+    return {"side": side, "seed": seed, "reached": curve[-1][2] >= target, "updates": curve[-1][0], "seconds": curve[-1][1], "curve": curve}
+
+
+def reward(seeds: int = 3, target: float = 0.9, threads: int = 2) -> None:
+    """Seconds of training until 90% of 128 held-out tier-6 tasks are right, ours and TRL in turn, from the same SFT checkpoint, learning rate and tasks."""
+    result = {
+        "command": f"python -m lab.speed.bench_peers reward --seeds {seeds} --threads {threads}",
+        "target": target,
+        **peers(threads),
+        "runs": [],
+    }
+    start_folder()
+    for seed in tqdm(range(seeds)):
+        for side in ("ours", "trl"):
+            result["runs"].append(race(side, seed, target, threads))
+            print(json.dumps(result["runs"][-1]), flush=True)
+    of = lambda side: [r["seconds"] for r in result["runs"] if r["side"] == side]
+    if all(r["reached"] for r in result["runs"]):
+        result["ratio"] = spread([b / a for a, b in zip(of("ours"), of("trl"))])
+    save("reward", result)
+
+
+# ------------------------------------------------------------------------------------------------ sampler
+
+
+def serve(side: str, forced: bool, threads: int) -> None:
+    """One side in a process of its own, because vLLM takes over the threads of its process: a line in, `DONE seconds tokens` out."""
+    run = sampling(side, forced, threads)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        tokens = run()
+        print("DONE", time.perf_counter() - start, tokens, flush=True)
+
+
+def sampler(rounds: int = 7, threads: int = 2) -> None:
+    """Tokens a second, 8 prompts x 8 samples at temperature 1, sides in turn; forced: 256 tokens each, stopping: until the end-of-turn token."""
+    result = {
+        "command": f"python -m lab.speed.bench_peers sampler --rounds {rounds} --threads {threads}",
+        "rows": TASKS * K,
+        "rounds": rounds,
+        **peers(threads),
+    }
+    names = ("ours", "model.generate", "generate_batch", "vllm")
+    for case, forced in (("stopping", False), ("forced", True)):
+        rates: dict[str, list[float]] = {side: [] for side in names}
+        with ExitStack() as stack:
+            start = lambda side, forced=forced: Other(
+                f"from lab.speed.bench_peers import serve; serve({side!r}, {forced}, {threads})", threads
+            )
+            sides = {side: stack.enter_context(start(side)) for side in names}
+            for _ in tqdm(range(rounds + 1), desc=case):  # the first one warms up
+                for side, other in sides.items():
+                    other.go()
+                    seconds, tokens = other.answer()
+                    rates[side].append(tokens / seconds)
+        result[case] = table({side: values[1:] for side, values in rates.items()}, "model.generate")
+        print(json.dumps(result[case], indent=1))
+    save("sampler", result)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(values), 3), "low": round(min(values), 3), "high": round(max(values), 3)}
+
+
+if __name__ == "__main__":
+    tyro.extras.subcommand_cli_from_dict({"update": update, "sampler": sampler, "reward": reward})

@@ -1,0 +1,249 @@
+"""The failure journal, executable: what goes wrong in RL runs, what it looks like from outside, and which logged number gives it away.
+
+    python train.py --break dropout        # a run with that mistake in it, two minutes on two CPU cores
+    python -m lab.pages.failures                 # all of them, into results/failures/ and learn/FAILURES.md
+
+None of these raises. Lines go by, the loss is near 0, the bar fills up. What differs is one column of metrics.jsonl, if you know which; bookkeeping/doctor.py
+looks at those columns and says so. Most are known from the runs of others; `reward-as-correct` and `generous-reward` come from the run that this
+project grew out of, `off-policy` from one of ours (results/offpolicy).
+
+A mistake is put in where a person would make it: settings, or one function of the book exchanged for a wrong one while the run lasts. So the
+book itself has no `if broken` anywhere.
+
+Run me: `python -m learn.failures` lists them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class Failure:
+    symptom: str  # what a person sees
+    metric: str  # the column of metrics.jsonl that shows it …
+    shows: str  # … and how
+    cause: str
+    fix: str
+    told: str  # what bookkeeping/doctor.py calls it
+    flags: dict = field(default_factory=dict)  # settings of train.py, beside those in SHORT
+    patch: Callable[[], None] = lambda: None  # puts the mistake in, for the rest of the process
+
+
+# Letters, tier 6, small evaluations: what happens shows in the updates.
+SHORT = {"env": "letters", "difficulty": 6, "updates": 30, "eval_n": 32, "eval_every": 1000, "wandb": False}
+
+
+def forget_stop_token() -> None:
+    """`labels[eos == pad] = -100`: where padding and end-of-turn are one token, masking the one masks the other."""
+    import grpo
+    import sft
+
+    def collate(episodes, *rest):
+        batch = grpo_collate(episodes, *rest)
+        for row, e in enumerate(episodes):
+            if e.stop_reason == "done":
+                batch.mask[row, len(e.token_ids) - 2] = False
+        return batch
+
+    grpo_collate, grpo.collate, sft.collate = grpo.collate, collate, collate
+
+
+def drop_out_in_update() -> None:
+    """`model.train()` around the update, and a config with dropout in it: the sampler had none."""
+    import grpo
+
+    def token_logprobs(policy, *rest):
+        attentions = [layer.self_attn for layer in policy.lm.base_model.layers]
+        for attention in attentions:
+            attention.attention_dropout = 0.1
+        policy.model.train()
+        found = right(policy, *rest)
+        policy.model.eval()
+        return found
+
+    right, grpo.token_logprobs = grpo.token_logprobs, token_logprobs
+
+
+def ratio_of_sequences() -> None:
+    """Σ log-ratios of a reply, exponentiated and clipped as if it were one token's: a product of 100 ratios leaves [0.8, 1.2] at once."""
+    import grpo
+
+    def policy_loss(loss, logprobs, old, advantages, row, *eps):
+        gap = logprobs - old  # [M]
+        total = gap.new_zeros(int(row.max()) + 1).index_add(0, row, gap)  # [rows]
+        return right(loss, old + total[row], old, advantages, row, *eps)
+
+    right, grpo.policy_loss = grpo.policy_loss, policy_loss
+
+
+def another_template() -> None:
+    """SFT speaks the model's chat template, RL sends plain text: two files, each with its own way to make a prompt."""
+    import rollout
+    import sft
+
+    right, expert = rollout.prompt_ids, sft.expert_episode
+
+    def plain(policy, messages, tools, think):
+        return rollout.encode(policy, "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant: ")
+
+    def expert_episode(*given):
+        rollout.prompt_ids = right
+        try:
+            return expert(*given)
+        finally:
+            rollout.prompt_ids = plain
+
+    rollout.prompt_ids, sft.expert_episode = plain, expert_episode
+
+
+def never_sync() -> None:
+    """The sampler keeps the weights that SFT left: a LoRA adapter under a name that the engine has cached."""
+    from fast.sampler import TorchSampler
+
+    right = TorchSampler.sync
+
+    def sync(self, version):
+        if version == 0:
+            right(self, version)
+        self.version = version  # it says that it is new
+
+    TorchSampler.sync = sync
+
+
+def wrong_temperature() -> None:
+    """Sampled at one temperature, trained on the log-probs of another."""
+    import grpo
+
+    right = grpo.token_logprobs
+    grpo.token_logprobs = lambda policy, ids, mask, temperature=1.0: right(policy, ids, mask)
+
+
+def paid_is_correct() -> None:
+    """`correct = reward > 0`, where the reward pays parts."""
+    from env_letters import Letters
+
+    right = Letters.score
+
+    def score(self):
+        marks = right(self)
+        return marks | {"exact": float(marks["reward"] > 0)}
+
+    Letters.score = score
+
+
+def close_is_paid() -> None:
+    """A count that is off by two is paid as if it were right."""
+    from env_letters import Letters, parse_answer
+
+    right = Letters.score
+
+    def score(self):
+        answer, truth = parse_answer(self.reply, True), dict(zip(self.task.letters, self.task.counts))
+        near = [abs(answer.get(c, 99) - n) <= 2 for c, n in truth.items()] if answer else [False]
+        return right(self) | {"reward": sum(near) / len(near)}
+
+    Letters.score = score
+
+
+FAILURES = {
+    "learning-rate": Failure(
+        "the reward falls to 0 within a few updates and never comes back",
+        "format", "falls to 0 from one update to the next: the replies cannot be read any more",
+        "a learning rate that is too high",
+        "a third of --lr, until the first 20 updates hold",
+        "broken", {"lr": 0.03, "warmup": 0, "updates": 12},
+    ),
+    "no-variance": Failure(
+        "the reward does not move; the loss and the gradient are exactly 0",
+        "groups_with_signal", "is 0: all answers to a task score the same, so every advantage is 0",
+        "a task that is too hard (or too easy) for the policy: no group has both right and wrong answers",
+        "lower --difficulty, more SFT, or a reward that pays parts",
+        "no signal", {"difficulty": 8, "think": False, "updates": 12},
+    ),
+    "stop-token": Failure(
+        "nothing at first; in a longer run replies grow and run on after the answer",
+        "stop_trained", "is 0: no reply's end-of-turn token is in the loss",
+        "the end-of-turn token is masked, most often as padding",
+        "keep the token that ends a sampled reply in the mask (rollout.py, grpo.collate)",
+        "stop token", {"updates": 10}, forget_stop_token,
+    ),
+    "dropout": Failure(
+        "it learns more slowly, nothing else",
+        "mismatch", "is far above rounding from the first update on, and two passes over the same tokens differ (twice)",
+        "dropout is on in the update and off in the sampler: model.train() where model.eval() belongs",
+        "policy.model.eval() while log-probs are computed, or dropout 0",
+        "dropout", {"updates": 10}, drop_out_in_update,
+    ),
+    "sequence-ratio": Failure(
+        "it learns more slowly; more than half of the tokens are clipped",
+        "stretch", "is the length of a reply and not 1: the ratio that is clipped is many tokens' ratio",
+        "the ratio of a whole reply, clipped with the ε of a token",
+        "one ratio a token (grpo), or the geometric mean with an ε of 3e-4 (gspo)",
+        "sequence ratio", {"updates": 10, "epochs": 4}, ratio_of_sequences,
+    ),
+    "template": Failure(
+        "after SFT rewards are worse than before it",
+        "format", "is half of what it should be, although SFT's loss fell",
+        "the prompts of RL are not written as those of SFT: another chat template, or none",
+        "one function that makes prompts (rollout.prompt_ids), for both",
+        "template", {"updates": 10}, another_template,
+    ),
+    "stale-adapter": Failure(
+        "the reward stays where SFT left it, although the gradient is not 0",
+        "mismatch", "grows from rounding to more with every update, while off_policy_steps says 0",
+        "the sampler still has the old weights: an adapter loaded under a name that is cached, or a sync that was left out",
+        "hand the sampler new weights after every update, under a new name (fast/vllm_engine.py)",
+        "stale", {}, never_sync,
+    ),
+    "temperature": Failure(
+        "nothing at first: it learns, along a gradient that is a little wrong",
+        "mismatch", "is the same large number from the first update on, and two passes agree",
+        "sampled from one distribution, trained on another: temperature, top-k or top-p at one end only",
+        "the same --temperature at both ends, top-k and top-p off",
+        "two distributions", {"updates": 10, "temperature": 0.7}, wrong_temperature,
+    ),
+    "reward-as-correct": Failure(
+        "accuracy is splendid from the start, and sampled answers are wrong",
+        "exact_reward", "is below 1: answers that count as exact were not paid in full, and `fraction`, how much of an answer is right, is below `exact`",
+        "`correct` is counted as reward > 0",
+        "count what is exactly right by itself; report the reward beside it",
+        "not exact", {"reward": "partial", "updates": 5}, paid_is_correct,
+    ),
+    "generous-reward": Failure(
+        "the reward is high and rises; nobody gets better",
+        "exact", "stays where it was, far below the reward",
+        "partial credit so generous that a guess is paid like an answer",
+        "pay exact answers (--reward binary), or make the parts small and hard to get without the whole",
+        "pays something else", {"updates": 20}, close_is_paid,
+    ),
+    "off-policy": Failure(
+        "the format of the replies falls apart after some updates, then everything",
+        "mismatch", "grows to whole nats, off_policy_steps is 8, and yet ratio is exactly 1: nobody looks at who sampled",
+        "samples of older policies are trained on as if they were the policy's own",
+        "--importance sequence or clip, or fewer --async-rollouts",
+        "uncorrected", {"async_rollouts": 8, "importance": "none", "updates": 40},
+    ),
+}  # fmt: skip
+
+
+def settings(name: str) -> dict:
+    """The flags of `train.py --break NAME`, as defaults: a flag that is given wins. ValueError for a name that is none."""
+    if name not in FAILURES:
+        raise ValueError(f"--break {name}: choose {', '.join(FAILURES)}")
+    return SHORT | FAILURES[name].flags
+
+
+def put_in(name: str) -> None:
+    """Make the mistake, for the rest of this process; "" makes none."""
+    if name:
+        settings(name)
+        FAILURES[name].patch()
+
+
+if __name__ == "__main__":
+    for name, f in FAILURES.items():
+        print(f"{name}\n  you see   {f.symptom}\n  look at   {f.metric}: it {f.shows}\n  because   {f.cause}\n  mend it   {f.fix}\n")
+    # A hundred tokens, each 1% likelier, make a sequence 2.7 times as likely: far outside [0.8, 1.2].
+    assert torch.exp(torch.full((100,), 0.01).sum()) > 2

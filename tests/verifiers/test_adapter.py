@@ -1,0 +1,209 @@
+"""Protects the adapter's parts: tasks are our tasks with our defaults, a reply that was taken apart is put together again, an episode that is cut
+short counts as in rollout.py, a server's failure is not taken for an answer, and the environments stay free of all this.
+"""
+
+import asyncio
+import subprocess
+import sys
+import tomllib
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("verifiers", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
+
+import openai
+import picoswarm_alphabet
+import picoswarm_letters
+import picoswarm_swarm
+import verifiers.v1 as vf
+from pydantic import ValidationError
+
+import settings
+import train
+from bridges.serve import Refused, listen, scripted
+from evaluate import EVAL_SEEDS
+from lab.trust.verifiers_check import make_env, running
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = {
+    "letters": picoswarm_letters.LettersConfig,
+    "alphabet": picoswarm_alphabet.AlphabetConfig,
+    "swarm": picoswarm_swarm.SwarmConfig,
+}
+CONFIG_FILES = sorted((ROOT / "configs").glob("prime_rl_*.toml"))
+
+
+def config(environment: str, **settings):
+    return CONFIGS[environment](id=f"picoswarm-{environment}", **settings)
+
+
+@pytest.mark.parametrize("environment", CONFIGS)
+def test_the_tasks_are_ours(environment):
+    taskset = vf.load_taskset(config(environment))
+    tasks = list(islice(taskset, 3))
+    assert [task.data.seed for task in tasks] == [EVAL_SEEDS, EVAL_SEEDS + 1, EVAL_SEEDS + 2]
+    for task in tasks:
+        opening = make_env(environment).reset(task.data.seed)
+        assert [{"role": m.role, "content": m.content} for m in task.data.prompt] == opening
+    assert len({task.key for task in tasks}) == 3
+    assert not taskset.bounded
+
+
+@pytest.mark.parametrize("environment", CONFIGS)
+def test_the_defaults_are_those_of_training(environment):
+    """They are declared twice, because settings.py imports torch. Where it goes by the model's size, the adapter means the large ones."""
+    cfg = settings.Config(env=environment)
+    settings.fill(cfg, settings.BY_ENV[environment] | settings.by_size(4_000_000_000, environment))
+    known = {field.name for field in fields(settings.Config)}
+    given = config(environment).settings()
+    for name, value in given.items():
+        flag = f"swarm_{name}" if f"swarm_{name}" in known and environment == "swarm" else name  # --swarm-floor is swarm's floor
+        assert value == getattr(cfg, flag), name
+    assert {"think", "reward" if environment == "letters" else "max_turns" if environment == "alphabet" else "version"} <= set(given)
+
+
+def test_settings_reach_the_environment():
+    assert picoswarm_letters.make_env("letters", config("letters", difficulty=2, reward="partial", think=False).settings()).difficulty == 2
+    first = next(iter(vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7))))
+    assert first.data.seed == 7
+    assert first.data.prompt_text == picoswarm_swarm.Swarm("hard", "0.1").reset(7)[0]["content"]
+
+
+@pytest.mark.parametrize(
+    "environment, wrong", [("letters", {"difficulty": 11}), ("alphabet", {"min_turns": 4}), ("swarm", {"floor": -1.0})]
+)
+def test_a_wrong_setting_is_refused_in_a_sentence(environment, wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong)).replace("_", "-")):
+        config(environment, **wrong)
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        config(environment, no_such_setting=1)
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "vote", "arguments": '{"post_id": "post_1"}'}}
+
+
+@pytest.mark.parametrize(
+    "message, text",
+    [
+        ({"content": "no"}, "no"),
+        ({"content": None}, ""),
+        ({"content": "<think>\nhm\n</think>\nno"}, "<think>\nhm\n</think>\nno"),
+        ({"content": "no", "reasoning_content": "\nhm\n"}, "<think>\nhm\n</think>\nno"),
+        ({"content": "no", "reasoning": "hm"}, "<think>\nhm\n</think>\nno"),
+        ({"content": None, "tool_calls": [CALL]}, '<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>'),
+        (
+            {"content": "a", "tool_calls": [CALL, CALL]},
+            "a" + 2 * '\n<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>',
+        ),
+    ],
+)
+def test_a_reply_is_put_together_again(message, text):
+    assert picoswarm_letters.written(message) == text
+
+
+def test_arguments_that_are_not_json_stay_an_error():
+    broken = {"content": None, "tool_calls": [{**CALL, "function": {"name": "vote", "arguments": '{"post_id": '}}]}
+    score = picoswarm_swarm.marks("swarm", config("swarm").settings(), 1, [picoswarm_swarm.written(broken)])
+    assert score["error_rate"] == 1.0
+
+
+def launch(environment: str, answer):
+    """Play the first task against a server, without the rest of verifiers; (replies, what the trace was told, nodes added)."""
+    module = sys.modules[f"picoswarm_{environment}"]
+    data = next(iter(vf.load_taskset(config(environment)))).data
+    stops, nodes = [], [SimpleNamespace(token_ids=[], mask=[])]
+    trace = SimpleNamespace(info={}, nodes=nodes, stop=stops.append)
+    ctx = SimpleNamespace(model="policy", client=None)
+    with running(listen(answer, "policy")) as url:
+        asyncio.run(module.Here(vf.HarnessConfig()).launch(ctx, trace, None, url, "secret", {}, data))
+    return trace.info["replies"], stops, nodes[1:]
+
+
+def test_a_reply_that_runs_out_of_tokens_counts_and_ends_the_episode():
+    def answer(body):
+        response = scripted(lambda talk: "<alphabetical_sorted>")(body)
+        response["choices"][0]["finish_reason"] = "length"
+        return response
+
+    assert launch("alphabet", answer) == (["<alphabetical_sorted>"], [], [])
+
+
+def test_a_conversation_that_outgrows_the_context_ends_there():
+    def answer(body):
+        if len(body["messages"]) > 3:
+            raise Refused("the conversation exceeds the model's maximum context length of 100")
+        return scripted(lambda talk: "no")(body)
+
+    replies, stops, nodes = launch("swarm", answer)
+    assert (replies, stops) == (["no", "no"], ["context_length"])
+    assert nodes[0].message.content.startswith("# result: no tool call found")
+
+
+def test_a_task_that_does_not_fit_at_all_is_an_error_and_no_episode():
+    def answer(body):
+        raise Refused("the conversation exceeds the model's maximum context length of 100")
+
+    with pytest.raises(openai.BadRequestError, match="context length"):
+        launch("swarm", answer)
+
+
+def test_a_failing_server_is_an_error_and_no_reply():
+    def answer(body):
+        if len(body["messages"]) > 3:
+            raise Refused("there is no model policy here", 404)
+        return scripted(lambda talk: "no")(body)
+
+    with pytest.raises(openai.NotFoundError, match="no model policy"):
+        launch("alphabet", answer)
+
+
+def test_an_observation_names_the_call_that_it_answers():
+    asked = []
+
+    def answer(body):
+        asked.append(body)
+        response = scripted(lambda talk: "")(body)
+        response["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": f"call_{len(asked)}"}]}
+        return response
+
+    launch("swarm", answer)
+    assert len(asked) == 25
+    assert asked[0]["tools"] == make_env("swarm").tools
+    for body in asked:
+        roles = [m["role"] for m in body["messages"]]
+        assert roles == ["user", *["assistant", "tool"] * (len(roles) // 2)]
+    named = [m["tool_call_id"] for m in asked[-1]["messages"] if m["role"] == "tool"]
+    assert named == [f"call_{i}" for i in range(1, 25)]
+    assert [m["tool_calls"][0]["id"] for m in asked[-1]["messages"] if m["role"] == "assistant"] == named
+
+
+def test_the_environments_need_neither_verifiers_nor_torch():
+    program = "import sys, env_letters, env_alphabet, env_swarm; print({'verifiers', 'openai', 'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
+def test_the_configs_for_prime_rl_name_environments_that_exist(path):
+    """Their other keys were checked against prime-rl's own schema by hand (results/verifiers/README.md): no registry has it."""
+    settings = tomllib.loads(path.read_text())
+    (source,) = settings["orchestrator"]["train"]["source"]
+    (held_out,) = settings["orchestrator"]["eval"]["source"]
+    name = path.stem.removeprefix("prime_rl_")
+    for block in (source, held_out):
+        env = vf.resolve_env_config(block["env"])
+        assert env.taskset.id == f"picoswarm-{name}"
+        assert env.agent.runtime.type == "subprocess"
+        assert type(vf.load_environment(env)).__name__ == "Local"
+    training, testing = vf.resolve_env_config(source["env"]).taskset, vf.resolve_env_config(held_out["env"]).taskset
+    assert training.first_seed == train.TRAIN_SEEDS and testing.first_seed == EVAL_SEEDS
+    assert training.settings() == testing.settings()
+    assert settings["orchestrator"]["batch_size"] % settings["orchestrator"]["group_size"] == 0
+
+
+def test_there_is_a_config_for_every_environment():
+    assert [path.stem for path in CONFIG_FILES] == [f"prime_rl_{name}" for name in sorted(CONFIGS)]

@@ -1,0 +1,290 @@
+"""Protects the vLLM engine with LoRA: what it says it sampled is what the policy would have said, after every update and for prompts it has
+seen before; it keeps TorchSampler's conventions; episodes and updates run through it; and where it fails it says so in a sentence.
+
+One engine serves all tests of this file, in their order; the last one kills it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from env_alphabet import Alphabet
+from fast.sampler import TorchSampler
+from fast.vllm_engine import VllmSampler
+from grpo import update
+from rollout import play
+from tests.test_sampler import chi_square_excess, grid, random_prompts
+
+LONG = 100  # tokens: three blocks of vLLM's prefix cache, and some
+
+
+@pytest.fixture(scope="module")
+def policy(load):
+    return load("qwen3", 4)
+
+
+@pytest.fixture(scope="module")
+def sampler(policy):
+    sampler = VllmSampler(policy)
+    yield sampler
+    sampler.close()
+
+
+@pytest.fixture
+def stops(policy, monkeypatch):
+    """stops(ids): from now on these tokens end a reply."""
+    return lambda ids: monkeypatch.setattr(policy, "stop_ids", frozenset(ids))
+
+
+def tokens(groups) -> list[list[int]]:
+    return [s.token_ids for samples in groups for s in samples]
+
+
+def test_logprobs_equal_a_plain_forward_pass_for_the_base_and_after_each_of_three_updates(
+    policy, sampler, stops, stir, largest_gap, capsys
+):
+    stops([])
+    prompts = random_prompts(3, LONG, 40)
+    seen, gaps = [], []
+    for version in range(4):
+        if version:
+            stir(policy, 0.1, seed=version)
+            sampler.sync(version)
+        assert sampler.version == version
+        for temperature in (1.0, 0.7, 0):
+            groups = sampler.sample(prompts, 2, 24, temperature, grid(3, 2))
+            gaps.append(largest_gap(policy, prompts, groups, temperature or 1.0))  # greedy: the log-prob of temperature 1
+        seen.append(tokens(groups))
+        assert len(list(Path(sampler.home.name).iterdir())) == 1  # old adapters are gone
+    assert len({str(s) for s in seen}) == 4  # else the updates would have tested nothing
+    with capsys.disabled():
+        print(f"\n  LoRA: largest difference {max(gaps):.1e} nats")
+    assert max(gaps) <= 1e-4
+
+
+def test_no_stale_answer_after_an_update_even_under_the_same_version(policy, sampler, stops, stir, largest_gap, cached):
+    stops([])
+    prompts = random_prompts(LONG, seed=1)
+    sampler.sample(prompts, 1, 8, 0, grid(1, 1))
+    old = sampler.sample(prompts, 1, 8, 0, grid(1, 1))
+    assert cached == [0, LONG // 32 * 32]  # there is a cache to be stale
+    stir(policy, 0.2, seed=9)
+    assert sampler.sample(prompts, 1, 8, 0, grid(1, 1)) == old  # not synced yet
+    sampler.sync(sampler.version)  # as SFT does: other weights, the same number of updates
+    new = sampler.sample(prompts, 1, 8, 0, grid(1, 1))
+    assert cached[-1] == 0 and tokens(new) != tokens(old)
+    assert largest_gap(policy, prompts, new, 1.0) <= 1e-4
+
+
+def test_greedy_tokens_stops_and_finished_are_torchsamplers(policy, sampler, stops):
+    prompts, n = random_prompts(5, 14, 8, 21, 3), 12
+    seeds = grid(5, 1)
+    torch_sampler = TorchSampler(policy)
+    stops([])
+    free = sampler.sample(prompts, 1, n, 0, seeds)
+    assert tokens(free) == tokens(torch_sampler.sample(prompts, 1, n, 0, seeds))
+    assert all(len(t) == n for t in tokens(free)) and not any(s.finished for (s,) in free)
+    # Stop tokens that do come: the first of one reply, and one amid another.
+    stops({tokens(free)[0][0], tokens(free)[1][5]})
+    ours, theirs = sampler.sample(prompts, 1, n, 0, seeds), torch_sampler.sample(prompts, 1, n, 0, seeds)
+    for (a,), (b,) in zip(ours, theirs):
+        assert (a.token_ids, a.finished) == (b.token_ids, b.finished)
+        assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+    assert len(tokens(ours)[0]) == 1 and {s.finished for (s,) in ours} == {True, False}
+    # A stop token may be the last that max_tokens allows: then the reply is finished, and one token earlier it is not.
+    whole = max((s for (s,) in ours if s.finished), key=lambda s: len(s.token_ids))
+    prompt, length = prompts[[s for (s,) in ours].index(whole)], len(whole.token_ids)
+    assert length > 1
+    assert sampler.sample([prompt], 1, length, 0, grid(1, 1))[0][0].finished
+    assert not sampler.sample([prompt], 1, length - 1, 0, grid(1, 1))[0][0].finished
+
+
+def test_no_stop_token_but_the_policys_ends_a_reply(policy, sampler, stops):
+    eos = policy.lm.generation_config.eos_token_id
+    stops(set(range(1024)) - {eos})
+    (short,) = sampler.sample(random_prompts(6), 1, 5, 1.0, grid(1, 1))[0]
+    assert short.finished and len(short.token_ids) == 1 and short.token_ids[0] != eos
+
+
+def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(sampler, stops):
+    stops(range(0, 1024, 16))
+    prompts, k, n = random_prompts(4, 23, 90, 9, 15), 3, 30
+    seeds = grid(5, k)
+    batch = sampler.sample(prompts, k, n, 1.0, seeds)
+    assert len({tuple(s.token_ids) for s in batch[2]}) == k  # members of a group are no copies
+    for g, i in ((0, 2), (2, 0), (4, 1)):
+        assert tokens(sampler.sample([prompts[g]], 1, n, 1.0, [[seeds[g][i]]])) == [batch[g][i].token_ids]
+    assert tokens(sampler.sample(prompts, k, n, 1.0, grid(5, k, noise=1))) != tokens(batch)
+
+
+def test_one_prompt_sampled_k_times_is_read_once(sampler, stops, cached):
+    stops([])
+    sampler.sample(random_prompts(LONG, seed=2), 4, 2, 1.0, grid(1, 4))
+    assert cached == [0] + 3 * [LONG // 32 * 32]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_first_token_follows_the_policys_whole_distribution(policy, sampler, stops, temperature):
+    stops([])
+    (prompt,), n = random_prompts(10), 4000
+    first = np.array(tokens(sampler.sample([prompt], n, 1, temperature, grid(1, n))))[:, 0]
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([prompt])).logits[0, -1].double()
+    assert abs(chi_square_excess(first, (logits / temperature).softmax(-1).numpy())) < 4
+    assert chi_square_excess(first, (logits / (1.5 * temperature)).softmax(-1).numpy()) > 20  # the test has teeth
+
+
+def test_nothing_to_sample_is_nothing(sampler):
+    assert sampler.sample([], 4, 8, 1.0, []) == []
+
+
+def test_a_conversation_of_several_turns_is_token_exact(policy, sampler, stops, naive_logprobs):
+    """Random weights never say <|im_end|>, so every eighth token ends a turn here."""
+    stops({policy.tokenizer.eos_token_id, *range(16, 1024, 8)})
+    asked = []
+
+    class Recorder:
+        version = sampler.version
+
+        def sample(self, prompts, *args, **more):
+            asked.append([list(p) for p in prompts])
+            return sampler.sample(prompts, *args, **more)
+
+    make_env = lambda: Alphabet(3, 3, 1, 2, 8.0, False, True, "derives")
+    seeds, k = [3, 4], 2
+    groups = play(policy, Recorder(), make_env, seeds, k, 60, 1.0, noise=5)
+    episodes = [e for group in groups for e in group]
+    assert len(asked) == 3 and any(e.turns == 3 and e.stop_reason == "done" for e in episodes)
+    assert all(e.stop_reason in ("done", "truncated") and e.policy_version == sampler.version for e in episodes)
+    for group, prompt in zip(groups, asked[0]):  # first turn: one prompt a group
+        assert all(e.token_ids[: len(prompt)] == prompt for e in group)
+    for prompts in asked[1:]:  # later turns: everything so far, token for token
+        assert all(any(e.token_ids[: len(p)] == p and e.sampled[len(p)] for e in episodes) for p in prompts)
+    for e in episodes:
+        with torch.no_grad():
+            again = naive_logprobs(policy, e.token_ids)
+        mine = torch.tensor(e.sampled[1:])
+        assert (again - torch.tensor(e.logprobs[1:]))[mine].abs().max() <= 1e-4
+        assert not any(torch.tensor(e.logprobs[1:])[~mine])
+    # Greedy, the two engines play the same episodes.
+    ours, theirs = (play(policy, s, make_env, seeds, 1, 40, 0.0, noise=0) for s in (sampler, TorchSampler(policy)))
+    assert [g[0].token_ids for g in ours] == [g[0].token_ids for g in theirs]
+
+
+class Talkative:
+    """Pays for the share of vowels in the reply: something that random weights get a little of."""
+
+    think, tools, max_turns = True, None, 1
+
+    def reset(self, seed):
+        self.reply = ""
+        return [{"role": "user", "content": f"Say something, {seed}."}]
+
+    def step(self, reply):
+        self.reply = reply
+        return [], True
+
+    def score(self):
+        return {"reward": sum(c in "aeiou" for c in self.reply) / 50}
+
+
+def test_two_updates_of_grpo(policy, sampler, stops):
+    stops(range(0, 1024, 32))
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-2)
+    for step in range(2):
+        sampler.sync(step)
+        groups = play(policy, sampler, Talkative, [10 * step, 10 * step + 1], 6, 40, 1.0, noise=step)
+        with sampler.asleep():  # on a CPU it does nothing
+            stats = update(policy, optimizer, groups, loss="grpo", baseline="group", normalize=True, temperature=1.0, max_tokens=40,
+                           micro_tokens=2048)  # fmt: skip
+        assert stats["groups_with_signal"] == 1 and stats["grad_norm"] > 0
+        assert stats["mismatch"] <= 1e-4 and abs(stats["ratio_max"] - 1) <= 1e-3  # on-policy: what was sampled is what is trained
+        assert all(e.policy_version == step for group in groups for e in group)
+
+
+# ---------------------------------------------------------------------------------------------- what can go wrong
+
+
+def test_a_reply_longer_than_vllms_context_is_refused(sampler):
+    with pytest.raises(ValueError, match=r"reply of up to 9999 are more than the 4096 .* lower --max-tokens"):
+        sampler.sample(random_prompts(5), 1, 9999, 1.0, grid(1, 1))
+
+
+def test_an_adapter_that_is_not_the_policys_is_noticed(sampler):
+    engine = sampler.llm.llm_engine
+    engine.remove_lora(sampler.adapter.lora_int_id)
+    with pytest.raises(RuntimeError, match=r"vLLM holds the adapters \[\] where number \d+ .* should be the only one; call sync"):
+        sampler.sample(random_prompts(5), 1, 2, 1.0, grid(1, 1))
+    sampler.sync(7)
+    assert len(tokens(sampler.sample(random_prompts(5), 1, 2, 1.0, grid(1, 1)))) == 1
+
+
+def test_an_adapter_that_vllm_cannot_take_is_an_error(policy, sampler, monkeypatch):
+    def half(folder, **_):
+        Path(folder).mkdir()
+
+    monkeypatch.setattr(policy.model, "save_pretrained", half)
+    with pytest.raises(RuntimeError, match="vLLM does not take the adapter .*sync-"):
+        sampler.sync(8)
+    monkeypatch.undo()
+    sampler.sync(8)
+
+
+@pytest.fixture
+def failing(sampler):
+    """failing(error, more_than, after): vLLM's forward pass raises `error` when more than so many rows are in it, from call `after` on."""
+    handles = []
+
+    def arm(error, more_than, after=0):
+        calls = []
+
+        def hook(module, args, kwargs):
+            ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+            calls.append(len(ids))
+            if len(ids) > more_than and len(calls) > after:
+                raise error
+
+        sampler.llm.apply_model(lambda model: handles.append(model.register_forward_pre_hook(hook, with_kwargs=True)))
+        return calls
+
+    yield arm
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_batch_too_large_for_the_memory_is_asked_in_halves(policy, sampler, stops, failing, largest_gap):
+    stops([])
+    prompts, seeds = random_prompts(LONG, LONG, seed=4), grid(2, 8)
+    calls = failing(torch.OutOfMemoryError("CUDA out of memory"), more_than=7, after=3)
+    prompts = [p[:7] for p in prompts]
+    groups = sampler.sample(prompts, 8, 10, 1.0, seeds)
+    assert max(calls) > 7 and len(groups) == 2 and all(len(t) == 10 for t in tokens(groups))
+    assert largest_gap(policy, prompts, groups, 1.0) <= 1e-4
+
+
+def test_what_a_failed_batch_left_behind_is_not_answered_from(policy, sampler, stops, failing, largest_gap, cached):
+    """vLLM lists a prompt's blocks in its prefix cache before it computes them."""
+    stops([])
+    prompts = random_prompts(LONG, 50, seed=5)
+    failing(torch.OutOfMemoryError("CUDA out of memory"), more_than=LONG)
+    groups = sampler.sample(prompts, 1, 6, 1.0, grid(2, 1))
+    assert set(cached) == {0}
+    assert largest_gap(policy, prompts, groups, 1.0) <= 1e-4
+
+
+def test_one_reply_too_large_for_the_memory_says_what_to_do(sampler, failing):
+    failing(torch.OutOfMemoryError("CUDA out of memory"), more_than=0)
+    with pytest.raises(RuntimeError, match="not enough memory for one reply of 4 tokens at policy version 8; lower --max-tokens"):
+        sampler.sample(random_prompts(5, 6), 2, 4, 1.0, grid(2, 2))
+
+
+def test_an_engine_that_dies_mid_batch_says_when_and_how_to_go_on(sampler, failing):
+    failing(RuntimeError("CUDA error: an illegal memory access\nand more"), more_than=0, after=2)
+    with pytest.raises(RuntimeError) as caught:
+        sampler.sample(random_prompts(5, 6), 2, 9, 1.0, grid(2, 2))
+    assert str(caught.value) == (
+        "vLLM died while sampling 2 replies to each of 2 prompts at policy version 8 (RuntimeError: CUDA error: an illegal memory access); "
+        "the last checkpoint is kept, go on with --resume"
+    )

@@ -1,0 +1,50 @@
+"""Protects full fine-tuning through vLLM: after every reload it samples from the policy's weights, all of them, and from no old cache."""
+
+import pytest
+
+from fast.sampler import TorchSampler
+from fast.vllm_engine import VllmSampler
+from tests.test_sampler import grid, random_prompts
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])  # with a tied and with an own output matrix
+def pair(request, load, stir):
+    policy = load(request.param, 0)
+    policy.stop_ids = frozenset()
+    stir(policy, 0.05)  # learnt before the engine starts, as after --resume: the folder holds other weights
+    sampler = VllmSampler(policy)
+    yield policy, sampler
+    sampler.close()
+
+
+def test_logprobs_equal_a_plain_forward_pass_after_every_reload(pair, stir, snapshot, largest_gap, cached, capsys):
+    policy, sampler = pair
+    prompts, seeds = random_prompts(100, 7), grid(2, 2)
+    gaps, seen = [], []
+    for version in range(4):
+        if version:
+            stir(policy, 0.05, seed=version)
+            before = snapshot(policy)
+            sampler.sync(version)
+            assert all((before[name] == now).all() for name, now in snapshot(policy).items())
+        del cached[:]
+        groups = sampler.sample(prompts, 2, 16, 1.0, seeds)
+        assert cached == [0, 96, 0, 0]  # a prompt that was seen before the update is read anew, once
+        gaps.append(largest_gap(policy, prompts, groups, 1.0))
+        greedy = sampler.sample(prompts, 1, 16, 0, seeds)
+        assert [g[0].token_ids for g in greedy] == [g[0].token_ids for g in TorchSampler(policy).sample(prompts, 1, 16, 0, seeds)]
+        seen.append(str(greedy))
+    assert len(set(seen)) == 4
+    with capsys.disabled():
+        print(f"\n  full reload, {type(policy.lm).__name__}: largest difference {max(gaps):.1e} nats")
+    assert max(gaps) <= 1e-4
+
+
+def test_old_weights_until_sync(pair, stir):
+    policy, sampler = pair
+    prompts, seeds = random_prompts(20), grid(1, 2)
+    old = sampler.sample(prompts, 2, 12, 1.0, seeds)
+    stir(policy, 0.1, seed=11)
+    assert [s.token_ids for s in sampler.sample(prompts, 2, 12, 1.0, seeds)[0]] == [s.token_ids for s in old[0]]
+    sampler.sync(1)
+    assert sampler.sample(prompts, 2, 12, 1.0, seeds) != old

@@ -1,0 +1,103 @@
+"""Protects the start of the vLLM engine, and its sleep: where it cannot run it says so in one sentence, before a run has begun."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fast.vllm_engine import VllmSampler, load_engine
+
+
+def sentence(caught) -> str:
+    text = str(caught.value)
+    assert "\n" not in text and not text.endswith(".")
+    return text
+
+
+def test_without_vllm_it_says_what_to_install(load, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not there
+    with pytest.raises(SystemExit) as caught:
+        VllmSampler(load("qwen3", 4))
+    assert "vllm is not installed; pip install -r requirements/gpu.txt" in sentence(caught)
+
+
+def test_a_rank_that_vllm_has_not_is_refused(load):
+    with pytest.raises(SystemExit) as caught:
+        load_engine(replace(load("qwen3", 4), lora_rank=600), 0.3, 2**26)
+    assert "--lora-rank 600: vLLM takes adapters up to rank 512" in sentence(caught)
+
+
+def test_too_little_memory_at_the_start_is_said(load):
+    with pytest.raises(SystemExit) as caught:
+        load_engine(load("qwen3", 4), 0.3, 2**18)
+    assert "0 MB for its cache is not enough for vLLM" in sentence(caught) and "--engine torch" in sentence(caught)
+
+
+def test_a_model_that_vllm_cannot_run_is_said(load, tmp_path):
+    policy = load("llama", 4)
+    config = json.loads((Path(policy.lm.name_or_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["NobodysForCausalLM"]}))
+    policy.lm.name_or_path = str(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        load_engine(policy, 0.3, 2**26)
+    assert "vLLM cannot run" in sentence(caught) and "Nobodys" in sentence(caught) and "--engine torch" in sentence(caught)
+
+
+def test_a_model_that_is_gone_is_said(load, tmp_path):
+    policy = load("llama", 4)
+    policy.lm.name_or_path = str(tmp_path / "gone")
+    with pytest.raises(SystemExit) as caught:
+        load_engine(policy, 0.3, 2**26)
+    assert "vLLM cannot run" in sentence(caught)
+
+
+class Card:
+    """Stands in for vLLM on a card: it notes when it sleeps and wakes."""
+
+    def __init__(self):
+        self.said = []
+
+    def sleep(self, level):
+        self.said.append(f"sleep {level}")
+
+    def wake_up(self):
+        self.said.append("wake")
+
+
+def on_a_card() -> VllmSampler:
+    sampler = VllmSampler.__new__(VllmSampler)
+    sampler.policy, sampler.llm, sampler.awake = SimpleNamespace(device=torch.device("cuda")), Card(), True
+    return sampler
+
+
+def test_the_card_is_given_back_while_the_trainer_works():
+    sampler = on_a_card()
+    with sampler.asleep():
+        assert sampler.llm.said == ["sleep 1"]
+        with pytest.raises(AssertionError, match="wake the engine"):
+            sampler.sample([[1]], 1, 1, 1.0, [[(0,)]])
+    assert sampler.llm.said == ["sleep 1", "wake"] and sampler.awake
+
+
+def test_after_an_error_in_the_update_the_engine_is_not_woken():
+    sampler = on_a_card()
+    with pytest.raises(FloatingPointError), sampler.asleep():
+        raise FloatingPointError
+    assert sampler.llm.said == ["sleep 1"] and not sampler.awake
+
+
+def test_a_card_too_full_to_wake_up_is_said(monkeypatch):
+    sampler = on_a_card()
+    sampler.sleep()
+
+    def full():
+        raise RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:62")
+
+    monkeypatch.setattr(sampler.llm, "wake_up", full)
+    with pytest.raises(RuntimeError) as caught:
+        sampler.wake()
+    assert "too little of the card free to wake up" in sentence(caught) and not sampler.awake

@@ -1,0 +1,156 @@
+"""Protects whole runs with vLLM: the recipe on pico_base as `train.py --engine vllm` runs it, in one process, across --resume, and with vLLM
+in the process that samples ahead. On a CPU vLLM computes in float32, as our own sampler does, so the two can be compared number by number.
+
+These are subprocesses, as a user would start them. Starting vLLM takes a while, so every run serves as many tests as it can.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    "--updates", "3", "--sft-steps", "4", "--sft-examples", "6", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "8",
+    "--eval-every", "9", "--save-every", "1", "--max-tokens", "64", "--difficulty", "6", "--reward", "partial", "--no-wandb",
+]  # fmt: skip
+AHEAD = ["--engine", "vllm", "--async-rollouts", "1"]
+
+
+def run(*command: str) -> str:
+    """Run Python with these arguments to a good end; returns what it printed."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def vllm(runs) -> Path:
+    run("train.py", *TINY, "--engine", "vllm", "--runs", str(runs), "--name", "vllm")
+    return runs / "vllm"
+
+
+@pytest.fixture(scope="module")
+def ours(runs) -> Path:
+    run("train.py", *TINY, "--engine", "torch", "--runs", str(runs), "--name", "torch")
+    return runs / "torch"
+
+
+@pytest.fixture(scope="module")
+def ahead(runs) -> Path:
+    run("train.py", *TINY, *AHEAD, "--runs", str(runs), "--name", "ahead")
+    return runs / "ahead"
+
+
+def assert_whole(folder: Path, updates: int) -> None:
+    for name in ("config.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl", "summary.json", "report.md", "curves.png", "report.html"):
+        assert (folder / name).stat().st_size > 0, name
+    assert [line["update"] for line in lines(folder / "metrics.jsonl")] == list(range(1, updates + 1))
+    assert json.loads((folder / "summary.json").read_text())["updates"] == updates
+    assert json.loads((folder / "checkpoint" / "state.json").read_text())["update"] == updates
+
+
+def assert_on_policy(line: dict) -> None:
+    """What vLLM says it sampled is what the trainer would have said. Weights that are one update old differ by 1e-3 here (AHEAD)."""
+    assert 0 < line["mismatch"] < 1e-4 and abs(line["ratio"] - 1) < 1e-4 and abs(line["ratio_max"] - 1) < 1e-3
+    assert line["off_policy_steps"] == 0 and line["dropped"] == 0 and line["groups_with_signal"] > 0
+
+
+def evaluated(folder: Path, stage: str) -> dict[str, dict]:
+    """{set of tasks: its line of evals.jsonl}."""
+    return {e["tasks"]: e for e in lines(folder / "evals.jsonl") if e["stage"] == stage}
+
+
+def spoken(folder: Path, stage: str) -> list[tuple[list[str], list[float]]]:
+    """Tokens and log-probs of the episodes that an evaluation saves."""
+    episodes = [e for e in lines(folder / "episodes.jsonl") if e["stage"] == stage]
+    mine = [part for e in episodes for part in e["segments"] if part["role"] == "policy"]
+    return [(part["tokens"], part["logprobs"]) for part in mine]
+
+
+def test_a_run_leaves_its_folder_and_every_update_is_on_policy(vllm):
+    assert_whole(vllm, 3)
+    for line in lines(vllm / "metrics.jsonl"):
+        assert_on_policy(line)
+    rollouts = [e for e in lines(vllm / "episodes.jsonl") if e["source"] == "rollout"]
+    assert {e["policy_version"] for e in rollouts} == {0, 1, 2}
+
+
+def test_greedy_it_is_evaluated_as_by_our_own_sampler(vllm, ours):
+    for stage in ("before", "after_sft"):
+        mine, theirs = evaluated(ours, stage), evaluated(vllm, stage)
+        assert set(mine) == set(theirs) == {"tier 3", "tier 5", "tier 6"}
+        assert any(len(set(e["reward"])) > 1 for e in mine.values()), "a test of equal rewards would show little"
+        for tasks in mine:
+            for part in ("reward", "reply_tokens", "truncated"):
+                assert theirs[tasks][part] == mine[tasks][part], (stage, tasks, part)
+        for (tokens, logprobs), (same, close) in zip(spoken(vllm, stage), spoken(ours, stage), strict=True):
+            assert tokens == same and logprobs == pytest.approx(close, abs=1e-3)
+    flat = lambda stage: [x for _, logprobs in spoken(vllm, stage) for x in logprobs]
+    assert flat("before") != pytest.approx(flat("after_sft"), abs=1e-2)  # SFT has moved the log-probs, and vLLM has noticed
+
+
+def test_our_own_sampler_goes_on_with_a_run_of_vllms(vllm, runs):
+    folder = runs / "vllm_then_torch"
+    shutil.copytree(vllm, folder)
+    run("train.py", "--resume", str(folder), "--engine", "torch", "--updates", "4")
+    assert_whole(folder, 4)
+    assert json.loads((folder / "config.json").read_text())["engine"] == "torch"
+    assert lines(folder / "metrics.jsonl")[:3] == lines(vllm / "metrics.jsonl")
+    assert_on_policy(lines(folder / "metrics.jsonl")[3])
+
+
+def test_vllm_goes_on_with_a_run_of_our_own_sampler(ours, runs):
+    """The engine starts before the checkpoint is loaded: what it samples from has to be the checkpoint."""
+    folder = runs / "torch_then_vllm"
+    shutil.copytree(ours, folder)
+    run("train.py", "--resume", str(folder), "--engine", "vllm", "--updates", "4")
+    assert_whole(folder, 4)
+    assert_on_policy(lines(folder / "metrics.jsonl")[3])
+
+
+def test_ahead_of_the_trainer_every_batch_but_the_first_is_one_update_old(ahead, vllm):
+    assert_whole(ahead, 3)
+    found = lines(ahead / "metrics.jsonl")
+    assert [line["off_policy_steps"] for line in found] == [0, 1, 1]
+    assert_on_policy(found[0])
+    assert all(line["mismatch"] > 10 * found[0]["mismatch"] for line in found[1:])  # older weights, and it shows
+    for stage in ("before", "after_sft"):  # these are never ahead
+        assert evaluated(ahead, stage) == evaluated(vllm, stage)
+
+
+def test_a_sampling_process_that_is_killed_is_started_again_with_vllm(ahead, runs):
+    script = f"""
+import multiprocessing, sys, time, train
+real, calls = train.update, []
+def update(*a, **k):
+    calls.append(1)
+    if len(calls) == 2:
+        (child,) = multiprocessing.active_children()
+        time.sleep(0.5)
+        child.kill()  # SIGKILL, as a rule while it samples the third batch; that it has just done so would do as well
+    return real(*a, **k)
+train.update = update
+sys.argv = ["train.py", *{TINY!r}, *{AHEAD!r}, "--runs", {str(runs)!r}, "--name", "killed"]
+train.main()
+"""
+    assert "was killed by signal 9; it is started again" in run("-c", script)
+    assert_whole(runs / "killed", 3)
+    killed, undisturbed = (lines(folder / "metrics.jsonl") for folder in (runs / "killed", ahead))
+    assert [line["off_policy_steps"] for line in killed] == [0, 1, 1]
+    for a, b in zip(killed, undisturbed):  # its open batch is played again from the same weights and seeds
+        assert a["reward"] == pytest.approx(b["reward"], abs=1e-6) and a["mismatch"] == pytest.approx(b["mismatch"], rel=1e-2)
