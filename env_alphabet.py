@@ -86,7 +86,12 @@ STYLES = {
     "states": "thinks, but only says what it is about to do: the format without the algorithm",
     "derives": "cuts out the key of each name, sorts by key, then copies the names: the algorithm itself",
 }
-HABITS = ("given", "string", "derives", "other")  # names as they came; as plain strings sort; keys in the thinking; none of these
+HABITS = (
+    "given",
+    "string",
+    "derives",
+    "other",
+)  # names as they came; as plain strings sort; keys in the thinking; none of these
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,9 @@ def make_task(rng: random.Random, turns: tuple[int, int], names: tuple[int, int]
     """Draw one task: how many turns, how many names each, and by what to sort."""
     counts = [rng.randint(*names) for _ in range(rng.randint(*turns))]
     total = sum(counts)
-    people = [first + last for first, last in zip(rng.sample(FIRST, total), rng.sample(LAST, total))]
+    people = [
+        first + last for first, last in zip(rng.sample(FIRST, total), rng.sample(LAST, total))
+    ]
     by = rng.choice(["first", "last"])
     starts = [sum(counts[:t]) for t in range(len(counts))]
     return Task(by, tuple(tuple(people[s : s + n]) for s, n in zip(starts, counts)))
@@ -113,7 +120,10 @@ def make_task(rng: random.Random, turns: tuple[int, int], names: tuple[int, int]
 
 def right_list(task: Task, turn: int) -> list[str]:
     """The lines expected in turn 0, 1, …: all names so far, sorted, those of this turn marked (not in turn 0)."""
-    names = sorted((name for part in task.turns[: turn + 1] for name in part), key=lambda name: key_of(name, task.by).lower())
+    names = sorted(
+        (name for part in task.turns[: turn + 1] for name in part),
+        key=lambda name: key_of(name, task.by).lower(),
+    )
     return [name + NEW if turn and name in task.turns[turn] else name for name in names]
 
 
@@ -130,8 +140,19 @@ def question(task: Task, turn: int, think: bool) -> str:
         )
         shape = f"\n<{LATER_TAG}>\nNameOne\nNameTwo{NEW}\n</{LATER_TAG}>"
     else:
-        ask, shape = f"Sort all names so far with these more names by {task.by} name:\n{names}\n\nSame format.", ""
-    return ask + shape + ("\nThink first inside <think> and </think> if that helps." if think else "\nDo not think.")
+        ask, shape = (
+            f"Sort all names so far with these more names by {task.by} name:\n{names}\n\nSame format.",
+            "",
+        )
+    return (
+        ask
+        + shape
+        + (
+            "\nThink first inside <think> and </think> if that helps."
+            if think
+            else "\nDo not think."
+        )
+    )
 
 
 def write_block(lines: list[str], turn: int) -> str:
@@ -149,7 +170,9 @@ def write_reply(task: Task, turn: int, style: str) -> str:
     if style == "states":
         return f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{answer}"
     keyed = lambda name: f"{key_of(name, task.by)[:3]} {name}\n"
-    cut = "".join(map(keyed, task.turns[turn]))  # only the new names: earlier keys stand in the thoughts of earlier turns
+    cut = "".join(
+        map(keyed, task.turns[turn])
+    )  # only the new names: earlier keys stand in the thoughts of earlier turns
     ordered = "".join(keyed(line.removesuffix(NEW)) for line in lines)
     return f"<think>\n{cut}\n{ordered}</think>\n{answer}"
 
@@ -171,8 +194,12 @@ def ratio(a: str, b: str) -> float:
     replies take now is in results/bench/scorer.json.
     A reward that hostile replies can slow down is a way to stop a training run.
     """
-    often = {c for c in set(b) if b.count(c) > len(b) // 100 + 1} if len(b) >= 200 else set()  # autojunk
-    core = "".join("A" if c in often else c for c in b)  # a and b are lower-cased: a capital matches nothing
+    often = (
+        {c for c in set(b) if b.count(c) > len(b) // 100 + 1} if len(b) >= 200 else set()
+    )  # autojunk
+    core = "".join(
+        "A" if c in often else c for c in b
+    )  # a and b are lower-cased: a capital matches nothing
     reach, end = [], 0  # core[j : reach[j]] is the longest piece from j on that occurs in a at all
     for j in range(len(b)):
         end = max(end, j)
@@ -188,8 +215,12 @@ def ratio(a: str, b: str) -> float:
                 size += 1
         starts = [j for j in range(blo, bhi - size + 1) if size and j + size <= reach[j]]
         found = [(a.find(core[j : j + size], alo, ahi), j) for j in starts]
-        i, j = min((pair for pair in found if pair[0] >= 0), default=(alo, blo))  # of several, the first in a, then the first in b
-        while i > alo and j > blo and a[i - 1] == b[j - 1]:  # frequent letters may lengthen a match, on both sides
+        i, j = min(
+            (pair for pair in found if pair[0] >= 0), default=(alo, blo)
+        )  # of several, the first in a, then the first in b
+        while (
+            i > alo and j > blo and a[i - 1] == b[j - 1]
+        ):  # frequent letters may lengthen a match, on both sides
             i, j, size = i - 1, j - 1, size + 1
         while i + size < ahi and j + size < bhi and a[i + size] == b[j + size]:
             size += 1
@@ -238,7 +269,9 @@ def habit_of(task: Task, replies: list[str]) -> str:
     for turn, reply in reversed(list(enumerate(replies))):
         found = find_blocks(reply, turn)
         if found:
-            if len(re.findall(r"^[A-Z][a-z]{2} [A-Z]", split_thinking(reply)[0], re.MULTILINE)) >= len(task.turns[turn]):
+            if len(
+                re.findall(r"^[A-Z][a-z]{2} [A-Z]", split_thinking(reply)[0], re.MULTILINE)
+            ) >= len(task.turns[turn]):
                 return "derives"
             names = [line.strip().removesuffix(NEW) for line in found[-1].strip().split("\n")]
             given = [name for part in task.turns[: turn + 1] for name in part]
@@ -262,9 +295,13 @@ class Alphabet:
 
     def __post_init__(self):
         if not 1 <= self.min_turns <= self.max_turns:
-            raise ValueError(f"--min-turns {self.min_turns} --max-turns {self.max_turns}: need 1 <= min <= max")
+            raise ValueError(
+                f"--min-turns {self.min_turns} --max-turns {self.max_turns}: need 1 <= min <= max"
+            )
         if not 1 <= self.min_names <= self.max_names:
-            raise ValueError(f"--min-names {self.min_names} --max-names {self.max_names}: need 1 <= min <= max")
+            raise ValueError(
+                f"--min-names {self.min_names} --max-names {self.max_names}: need 1 <= min <= max"
+            )
         if self.max_turns * self.max_names > min(len(FIRST), len(LAST)):
             raise ValueError(
                 f"--max-turns {self.max_turns} times --max-names {self.max_names}: an episode can hold {min(len(FIRST), len(LAST))} names"
@@ -272,10 +309,14 @@ class Alphabet:
         if not self.similarity_power > 0:
             raise ValueError(f"--similarity-power {self.similarity_power}: must be positive")
         if self.style not in STYLES:
-            raise ValueError(f"--sft-style {self.style}: alphabet knows {', '.join(STYLES)}; choose one of them")
+            raise ValueError(
+                f"--sft-style {self.style}: alphabet knows {', '.join(STYLES)}; choose one of them"
+            )
 
     def reset(self, seed: int) -> list[dict]:
-        self.task = make_task(random.Random(seed), (self.min_turns, self.max_turns), (self.min_names, self.max_names))
+        self.task = make_task(
+            random.Random(seed), (self.min_turns, self.max_turns), (self.min_names, self.max_names)
+        )
         self.replies: list[str] = []
         return [{"role": "user", "content": question(self.task, 0, self.think)}]
 
@@ -311,7 +352,9 @@ class Alphabet:
 
 
 if __name__ == "__main__":
-    env = Alphabet(3, 3, 1, 4, similarity_power=8, power_per_turn=False, think=True, style="derives")
+    env = Alphabet(
+        3, 3, 1, 4, similarity_power=8, power_per_turn=False, think=True, style="derives"
+    )
     messages = env.reset(seed=11)
     done = False
     while not done:
@@ -319,14 +362,22 @@ if __name__ == "__main__":
         reply = env.expert_reply()
         print("assistant ", reply.replace("\n", "\n           "), "\n")
         messages, done = env.step(reply)
-    print("expert              ", {name: round(value, 2) for name, value in env.score().items() if "habit" not in name})
+    print(
+        "expert              ",
+        {name: round(value, 2) for name, value in env.score().items() if "habit" not in name},
+    )
     assert env.score()["reward"] == 1.0
     given = lambda turn: [n for part in env.task.turns[: turn + 1] for n in part]
     fools = {
         "as given": lambda turn: write_block(given(turn), turn),
         "sorted as strings": lambda turn: write_block(sorted(given(turn)), turn),
-        "right, but no marks": lambda turn: write_block([line.removesuffix(NEW) for line in right_list(env.task, turn)], turn),
+        "right, but no marks": lambda turn: write_block(
+            [line.removesuffix(NEW) for line in right_list(env.task, turn)], turn
+        ),
     }
     for who, fool in fools.items():
         env.replies = [fool(turn) for turn in range(len(env.task.turns))]
-        print(f"fool, {who:20}", {name: round(value, 2) for name, value in env.score().items() if "habit" not in name})
+        print(
+            f"fool, {who:20}",
+            {name: round(value, 2) for name, value in env.score().items() if "habit" not in name},
+        )

@@ -106,7 +106,11 @@ def question(task: Task, think: bool) -> str:
         ask += " Think first inside <think> and </think> if that helps. Then give"
     else:
         ask += " Do not think. Give"
-    return ask + (" the counts as JSON" if several else " the count as a number") + " inside <answer> and </answer>."
+    return (
+        ask
+        + (" the counts as JSON" if several else " the count as a number")
+        + " inside <answer> and </answer>."
+    )
 
 
 def write_reply(task: Task, style: str) -> str:
@@ -147,7 +151,9 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
         return None
     body, closed, _ = rest.partition("<answer>")[2].partition("</answer>")
     body = body.strip()
-    if not closed or len(body) > 1000:  # the longest honest answer, 26 letters, has under 300 characters
+    if (
+        not closed or len(body) > 1000
+    ):  # the longest honest answer, 26 letters, has under 300 characters
         return None
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
@@ -171,7 +177,11 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
     """
     several = len(task.letters) > 1
     answer = parse_answer(reply, several)
-    if not think and (len(reply) > 2000 or re.search(r"\s{8}", reply) or not re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply)):
+    if not think and (
+        len(reply) > 2000
+        or re.search(r"\s{8}", reply)
+        or not re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply)
+    ):
         answer = None  # told not to think, it gives the answer and nothing else: no tally as prose, or hidden in white space
     truth = dict(zip(task.letters, task.counts))
     if answer is None:
@@ -196,7 +206,9 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
 
 def habit_of(reply: str) -> str:
     """Which of STYLES a reply looks like: does it think, and does the thinking go letter by letter?"""
-    items = split_thinking(reply)[0][:10_000].split()  # the longest honest tally has under 3,000; a megabyte would take 160 ms
+    items = split_thinking(reply)[0][
+        :10_000
+    ].split()  # the longest honest tally has under 3,000; a megabyte would take 160 ms
     if not items:
         return "bare"
     single = sum(re.fullmatch("[a-z][0-9]*[,.:]?", item) is not None for item in items)
@@ -216,11 +228,17 @@ class Letters:
 
     def __post_init__(self):
         if self.difficulty not in TIERS:
-            raise ValueError(f"--difficulty {self.difficulty}: letters has tiers 1 to 10; choose one of them")
+            raise ValueError(
+                f"--difficulty {self.difficulty}: letters has tiers 1 to 10; choose one of them"
+            )
         if self.reward not in ("binary", "partial"):
-            raise ValueError(f"--reward {self.reward}: letters knows 'binary' and 'partial'; choose one of them")
+            raise ValueError(
+                f"--reward {self.reward}: letters knows 'binary' and 'partial'; choose one of them"
+            )
         if self.style not in STYLES:
-            raise ValueError(f"--sft-style {self.style}: letters knows {', '.join(STYLES)}; choose one of them")
+            raise ValueError(
+                f"--sft-style {self.style}: letters knows {', '.join(STYLES)}; choose one of them"
+            )
 
     def reset(self, seed: int) -> list[dict]:
         """The opening messages of the task that `seed` stands for."""
@@ -254,5 +272,7 @@ if __name__ == "__main__":
     for who, reply in replies.items():
         env.step(reply)
         marks = env.score()
-        print(f"\n{who}\n   {reply!r}\n   reward {marks['reward']:.2f}  exact {marks['exact']:.0f}  habit {habit_of(reply)}")
+        print(
+            f"\n{who}\n   {reply!r}\n   reward {marks['reward']:.2f}  exact {marks['exact']:.0f}  habit {habit_of(reply)}"
+        )
     assert score_reply(env.task, replies["expert, derives"], "binary", True)["reward"] == 1.0

@@ -55,7 +55,16 @@ from dataclasses import dataclass
 from swarm.bots import RANGES, SCENARIOS, bots_act, draw_scenario, draw_tasks
 from swarm.economy import ME, Economy, Scenario, end_step, found, rule
 from swarm.players import HELP, PLAYERS, from_short, view
-from swarm.tools import ACTIONS, Refused, pass_turn, read_call, schemas, show, tool_names, write_call
+from swarm.tools import (
+    ACTIONS,
+    Refused,
+    pass_turn,
+    read_call,
+    schemas,
+    show,
+    tool_names,
+    write_call,
+)
 
 WEIGHTS = {
     "0.2": {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1},
@@ -72,7 +81,9 @@ STYLES = {
     "idle": "always passes",
 }
 CROWD = ("expert", "grinder", "trader", "novice", "idle")
-EVAL_SEEDS = 2_000_000_000  # held-out tasks begin here, in every environment: evaluate.py takes it from here
+EVAL_SEEDS = (
+    2_000_000_000  # held-out tasks begin here, in every environment: evaluate.py takes it from here
+)
 
 # ------------------------------------------------------------------------------------------------ what the model sees
 
@@ -81,30 +92,44 @@ def observe(seen: dict, result: str, hint: str) -> str:
     """A view as text. Sections that are empty are left out; every word is short and common, for the sake of small tokenizers."""
     signed = lambda x: f"you get {x:.1f}" if x >= 0 else f"you give {-x:.1f}"
     lines = [f"# {result}"] if result else []
-    lines += [f"# step {seen['step']} of {seen['last_step']}: resources {seen['resources']:.1f}, reputation {seen['reputation']:.1f}"]
+    lines += [
+        f"# step {seen['step']} of {seen['last_step']}: resources {seen['resources']:.1f}, reputation {seen['reputation']:.1f}"
+    ]
     lines += [f"# now {text}" for text in seen["changed"]]
     if seen["frozen"]:
         lines.append(f"# you are frozen to the end of step {seen['until']} and can only pass")
     lines.append("# tasks" if seen["tasks"] else "# tasks: none")
     for t in seen["tasks"]:
         whose = "yours" if t["yours"] else "open"
-        lines.append(f"- {t['id']} {whose}, bounty {t['bounty']}, difficulty {t['difficulty']}, deadline {t['deadline']}: {t['text']}")
+        lines.append(
+            f"- {t['id']} {whose}, bounty {t['bounty']}, difficulty {t['difficulty']}, deadline {t['deadline']}: {t['text']}"
+        )
     if seen["more_tasks"]:
         lines.append(f"- {seen['more_tasks']} more open")
     if seen["incoming"]:
         lines.append("# proposals to you")
         lines += [
-            f"- {p['id']} from {p['from']}, reputation {p['reputation']:.0f}, {signed(p['you_get'])}: {p['text']}" for p in seen["incoming"]
+            f"- {p['id']} from {p['from']}, reputation {p['reputation']:.0f}, {signed(p['you_get'])}: {p['text']}"
+            for p in seen["incoming"]
         ]
     if seen["pending"]:
-        lines.append("# your pending proposals: " + ", ".join(f"{p['id']} to {p['to']}" for p in seen["pending"]))
+        lines.append(
+            "# your pending proposals: "
+            + ", ".join(f"{p['id']} to {p['to']}" for p in seen["pending"])
+        )
     if seen["feed"]:
         votes = lambda n: f", votes {n}" * (n != 0)
         lines.append("# feed")
-        lines += [f"- {p['id']} by {p['author']}{votes(p['votes'])}{', you voted' * p['voted']}: {p['text']}" for p in seen["feed"]]
+        lines += [
+            f"- {p['id']} by {p['author']}{votes(p['votes'])}{', you voted' * p['voted']}: {p['text']}"
+            for p in seen["feed"]
+        ]
     known = [b for b in seen["bots"] if b["frozen"] or b["proposed"]]
     if known:
-        told = lambda b: " frozen" * b["frozen"] + f" accepted {b['accepted']} of {b['proposed']}" * (b["proposed"] > 0)
+        told = lambda b: (
+            " frozen" * b["frozen"]
+            + f" accepted {b['accepted']} of {b['proposed']}" * (b["proposed"] > 0)
+        )
         lines.append("# bots: " + ", ".join(b["id"] + told(b) for b in known))
     if seen["events"]:
         lines.append("# events")
@@ -163,17 +188,25 @@ class Swarm:
 
     def __post_init__(self):
         if self.version not in WEIGHTS:
-            raise ValueError(f"--swarm-version {self.version}: swarm knows {' and '.join(WEIGHTS)}; choose one of them")
+            raise ValueError(
+                f"--swarm-version {self.version}: swarm knows {' and '.join(WEIGHTS)}; choose one of them"
+            )
         if self.difficulty not in RANGES:
-            raise ValueError(f"--difficulty {self.difficulty}: swarm knows {', '.join(RANGES)}; choose one of them")
+            raise ValueError(
+                f"--difficulty {self.difficulty}: swarm knows {', '.join(RANGES)}; choose one of them"
+            )
         if self.style not in STYLES:
-            raise ValueError(f"--sft-style {self.style}: swarm knows {', '.join(STYLES)}; choose one of them")
+            raise ValueError(
+                f"--sft-style {self.style}: swarm knows {', '.join(STYLES)}; choose one of them"
+            )
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
         for name in (*WEIGHTS[self.version], "floor", "floor_penalty", "error_penalty"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"--swarm-{name.replace('_', '-')} {getattr(self, name)}: must be a number of at least 0")
+                raise ValueError(
+                    f"--swarm-{name.replace('_', '-')} {getattr(self, name)}: must be a number of at least 0"
+                )
         self.tools = schemas(self.version)
 
     def reset(self, seed: int) -> list[dict]:
@@ -201,7 +234,11 @@ class Swarm:
         end_step(economy)
         if economy.step > economy.last_step:
             return [], True
-        hint = f"claimed {self.used['claim_task']}, submitted {self.used['submit_work']}" if self.version == "0.2" else ""
+        hint = (
+            f"claimed {self.used['claim_task']}, submitted {self.used['submit_work']}"
+            if self.version == "0.2"
+            else ""
+        )
         self.seen = view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
         return [{"role": "tool", "content": observe(self.seen, result, hint)}], False
@@ -213,7 +250,9 @@ class Swarm:
             tool, arguments, calls = read_call(reply, self.version)
             if calls == 0:
                 pass_turn(economy, ME)
-                return Turn(economy.step, "pass_turn", {}, True, "no tool call found, so you passed", 0)
+                return Turn(
+                    economy.step, "pass_turn", {}, True, "no tool call found, so you passed", 0
+                )
             if economy.members[ME].frozen_at and tool != "pass_turn":
                 raise Refused("you are frozen and can only pass")
             result = ACTIONS[tool](economy, ME, **arguments)
@@ -221,9 +260,15 @@ class Swarm:
                 result += f" (only the first of {calls} calls counts)"
             return Turn(economy.step, tool, arguments, True, result, calls)
         except Refused as refusal:
-            economy.members[ME].passed = True  # an error is as good as nothing done: the reputation fades as if the turn had been passed
+            economy.members[
+                ME
+            ].passed = True  # an error is as good as nothing done: the reputation fades as if the turn had been passed
             proposal = economy.proposals.get(arguments.get("proposal_id"))
-            own = tool in ("accept_proposal", "reject_proposal") and proposal is not None and proposal.proposer == ME
+            own = (
+                tool in ("accept_proposal", "reject_proposal")
+                and proposal is not None
+                and proposal.proposer == ME
+            )
             return Turn(economy.step, tool, arguments, False, show(str(refusal), 160), calls, own)
 
     def score(self) -> dict[str, float]:
@@ -240,7 +285,9 @@ class Swarm:
         me, n = economy.members[ME], max(1, len(self.log))
         gain = me.resources - economy.scenario.resources
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
-        done = [i.p for i in economy.interactions if i.accepted and ME in (i.initiator, i.counterparty)]
+        done = [
+            i.p for i in economy.interactions if i.accepted and ME in (i.initiator, i.counterparty)
+        ]
         all_done = [i.p for i in economy.interactions if i.accepted]
         refused = [i.p for i in economy.interactions if not i.accepted]
         mean = lambda values: sum(values) / len(values) if values else 0.0
@@ -266,8 +313,12 @@ class Swarm:
             "error_rate": errors,
             "self_proposal_errors": sum(turn.own for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
-            "toxicity": 1 - mean(all_done) if all_done else 0.0,  # of the whole economy: E[1 - p | accepted]
-            "quality_gap": mean(all_done) - mean(refused) if all_done and refused else 0.0,  # E[p | accepted] - E[p | rejected]
+            "toxicity": 1 - mean(all_done)
+            if all_done
+            else 0.0,  # of the whole economy: E[1 - p | accepted]
+            "quality_gap": mean(all_done) - mean(refused)
+            if all_done and refused
+            else 0.0,  # E[p | accepted] - E[p | rejected]
             **{f"used_{tool}": self.used[tool] for tool in tool_names(self.version)},
         }
 
@@ -296,7 +347,8 @@ def play(env: Swarm, seed: int) -> dict[str, float]:
 def brief(turn: Turn) -> str:
     """A turn in short: 'claim_task task_3'."""
     said = turn.tool + "".join(
-        f" {value:g}" if isinstance(value, float) else f" {show(str(value), 40)}" for value in turn.arguments.values()
+        f" {value:g}" if isinstance(value, float) else f" {show(str(value), 40)}"
+        for value in turn.arguments.values()
     )
     return said if turn.calls else "(no call)"
 
@@ -304,19 +356,37 @@ def brief(turn: Turn) -> str:
 def print_score(env: Swarm) -> None:
     marks = env.score()
     weights = [(name, getattr(env, name)) for name in WEIGHTS[env.version]]
-    print(f"\nreward {marks['reward']:.3f} = " + " + ".join(f"{w:g} x {name} {marks[name]:.3f}" for name, w in weights if w), end="")
-    print(f" - {env.floor_penalty:g} x {marks['floor_missing']:.3f}" * bool(env.floor_penalty), end="")
+    print(
+        f"\nreward {marks['reward']:.3f} = "
+        + " + ".join(f"{w:g} x {name} {marks[name]:.3f}" for name, w in weights if w),
+        end="",
+    )
+    print(
+        f" - {env.floor_penalty:g} x {marks['floor_missing']:.3f}" * bool(env.floor_penalty), end=""
+    )
     print(f" - {env.error_penalty:g} x errors {marks['error_rate']:.3f}" * bool(env.error_penalty))
-    books = {name: amount for name, amount in env.economy.members[ME].books.items() if round(amount, 1)}
-    print(f"gain {marks['gain']:+.1f}: " + (", ".join(f"{name} {amount:+.1f}" for name, amount in books.items()) or "nothing moved"))
+    books = {
+        name: amount for name, amount in env.economy.members[ME].books.items() if round(amount, 1)
+    }
+    print(
+        f"gain {marks['gain']:+.1f}: "
+        + (", ".join(f"{name} {amount:+.1f}" for name, amount in books.items()) or "nothing moved")
+    )
     kinds = ", ".join(f"{m.name} {m.kind}" for m in env.economy.members.values() if m.name != ME)
-    print(f"scenario {env.economy.scenario.number} ({env.difficulty}, v{env.version}, {env.economy.scenario.kind}), bots: {kinds}")
+    print(
+        f"scenario {env.economy.scenario.number} ({env.difficulty}, v{env.version}, {env.economy.scenario.kind}), bots: {kinds}"
+    )
 
 
 def show_episode(env: Swarm, seed: int, whole: bool) -> None:
     """Play with the scripted player and print: a line a turn, or every message as the model sees it."""
     messages = env.reset(seed)
-    print(messages[0]["content"].partition("\n\n")[0] if not whole else f"-- user\n{messages[0]['content']}", "\n")
+    print(
+        messages[0]["content"].partition("\n\n")[0]
+        if not whole
+        else f"-- user\n{messages[0]['content']}",
+        "\n",
+    )
     if not whole:
         print("step  resources  reputation  call -> result, and what happened since")
     done, told = False, 0
@@ -326,10 +396,14 @@ def show_episode(env: Swarm, seed: int, whole: bool) -> None:
         messages, done = env.step(reply)
         turn = env.log[-1]
         if whole:
-            print(f"-- assistant\n{reply}\n\n-- tool\n{messages[0]['content'] if messages else '(the end: ' + turn.result + ')'}\n")
+            print(
+                f"-- assistant\n{reply}\n\n-- tool\n{messages[0]['content'] if messages else '(the end: ' + turn.result + ')'}\n"
+            )
         else:
             since = [text for _, text in env.economy.events[told:]]
-            print(f"{before}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{'; '.join([turn.result, *since])}")
+            print(
+                f"{before}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{'; '.join([turn.result, *since])}"
+            )
         told = len(env.economy.events)
     print_score(env)
 
@@ -347,7 +421,13 @@ def play_human(env: Swarm, seed: int) -> None:
             break
         command = from_short(line)
         if command is None:
-            print("" if line.strip() in ("", "help") else "that is not a command, or something is missing", HELP, sep="\n")
+            print(
+                ""
+                if line.strip() in ("", "help")
+                else "that is not a command, or something is missing",
+                HELP,
+                sep="\n",
+            )
             continue
         messages, done = env.step(write_call(*command))
         print("\n" + (messages[0]["content"] if messages else f"the end: {env.log[-1].result}"))
@@ -361,20 +441,37 @@ def evaluate(env: Swarm, n: int, first_seed: int = EVAL_SEEDS) -> dict:
     marks = [play(env, first_seed + i) for i in range(n)]
     shares = ("survival", "truncated")
     return {
-        name: metrics.proportion(sum(m[name] for m in marks), n) if name in shares else metrics.mean([m[name] for m in marks])
+        name: metrics.proportion(sum(m[name] for m in marks), n)
+        if name in shares
+        else metrics.mean([m[name] for m in marks])
         for name in marks[0]
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="env_swarm.py", description="Play the swarm economy, or evaluate a scripted player on it.")
+    parser = argparse.ArgumentParser(
+        prog="env_swarm.py",
+        description="Play the swarm economy, or evaluate a scripted player on it.",
+    )
     parser.error = lambda message: sys.exit(f"{message}; --help lists the flags")
     parser.add_argument("--play", metavar="NAME", help="whole episode: human, " + ", ".join(STYLES))
-    parser.add_argument("--evaluate", metavar="NAME", help="every metric with its 95%% interval: " + ", ".join(STYLES))
-    parser.add_argument("--scenario", type=int, default=7, help="which of the 500 (v0.1: 200); default %(default)s")
-    parser.add_argument("--n", type=int, default=100, help="scenarios to evaluate on; default %(default)s")
-    parser.add_argument("--difficulty", default=Swarm.difficulty, help="easy, medium or hard; default %(default)s")
-    parser.add_argument("--swarm-version", default=Swarm.version, help="0.2 or 0.1; default %(default)s")
+    parser.add_argument(
+        "--evaluate",
+        metavar="NAME",
+        help="every metric with its 95%% interval: " + ", ".join(STYLES),
+    )
+    parser.add_argument(
+        "--scenario", type=int, default=7, help="which of the 500 (v0.1: 200); default %(default)s"
+    )
+    parser.add_argument(
+        "--n", type=int, default=100, help="scenarios to evaluate on; default %(default)s"
+    )
+    parser.add_argument(
+        "--difficulty", default=Swarm.difficulty, help="easy, medium or hard; default %(default)s"
+    )
+    parser.add_argument(
+        "--swarm-version", default=Swarm.version, help="0.2 or 0.1; default %(default)s"
+    )
     args = parser.parse_args()
     who = args.evaluate or args.play or "expert"
     try:
@@ -384,13 +481,17 @@ def main() -> None:
             )
         env = Swarm(args.difficulty, args.swarm_version, style=who if who in STYLES else "expert")
         if not 0 <= args.scenario < SCENARIOS[env.version]:
-            raise ValueError(f"--scenario {args.scenario}: v{env.version} has scenarios 0 to {SCENARIOS[env.version] - 1}")
+            raise ValueError(
+                f"--scenario {args.scenario}: v{env.version} has scenarios 0 to {SCENARIOS[env.version] - 1}"
+            )
         if args.n < 1:
             raise ValueError(f"--n {args.n}: must be at least 1")
     except ValueError as wrong:
         sys.exit(str(wrong))
     if args.evaluate:
-        print(f"{who}, {args.difficulty}, v{env.version}: mean [95% interval] over {args.n} held-out scenarios")
+        print(
+            f"{who}, {args.difficulty}, v{env.version}: mean [95% interval] over {args.n} held-out scenarios"
+        )
         for name, interval in evaluate(env, args.n).items():
             print(f"{name:22} {interval}")
     elif who == "human":

@@ -63,7 +63,9 @@ def mean(values, resamples: int = 5000) -> Interval:
         return Interval(float("nan"), float("nan"), float("nan"), 0)
     if n == 1 or np.all(values == values[0]):  # nothing varies: the bootstrap has nothing to say
         return Interval(float(values[0]), float(values[0]), float(values[0]), n)
-    result = stats.bootstrap((values,), np.mean, n_resamples=resamples, method="percentile", rng=np.random.default_rng(0))
+    result = stats.bootstrap(
+        (values,), np.mean, n_resamples=resamples, method="percentile", rng=np.random.default_rng(0)
+    )
     low, high = result.confidence_interval
     return Interval(float(values.mean()), float(low), float(high), n)
 
@@ -72,13 +74,18 @@ def gain(before, after) -> Interval:
     """Mean of after - before over the same tasks in the same order, with its paired 95% bootstrap interval."""
     before, after = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     if before.shape != after.shape:
-        raise ValueError(f"gain: before has {before.shape} values and after {after.shape}; both must be the same tasks")
+        raise ValueError(
+            f"gain: before has {before.shape} values and after {after.shape}; both must be the same tasks"
+        )
     return mean(after - before)
 
 
 # ------------------------------------------------------------------------------------------------ over the updates of a run
 
-STEP, LEAST = 4.0, 5  # a step of the level: its size in standard errors, and the fewest updates on either side (cuts says why)
+STEP, LEAST = (
+    4.0,
+    5,
+)  # a step of the level: its size in standard errors, and the fewest updates on either side (cuts says why)
 
 
 def collapsed(rewards: list[float], window: int = 5) -> str | None:
@@ -92,7 +99,9 @@ def collapsed(rewards: list[float], window: int = 5) -> str | None:
         return None
     rolling = np.convolve(rewards, np.ones(window) / window, mode="valid")
     best, last = rolling.max(), rolling[-1]
-    error = np.std(np.diff(rewards)) / np.sqrt(2 * window) * np.sqrt(2)  # noise of a difference of two window means
+    error = (
+        np.std(np.diff(rewards)) / np.sqrt(2 * window) * np.sqrt(2)
+    )  # noise of a difference of two window means
     if last < 0.6 * best and best - last > max(0.1, 5.5 * error):
         return (
             f"the mean reward of the last {window} updates is {last:.2f} and was {best:.2f} at its best: the policy has "
@@ -105,10 +114,14 @@ def series(values, who: str) -> np.ndarray:
     """The values as [n] floats. NaN and infinity are refused: every number made from them would be NaN too."""
     values = np.asarray(values, dtype=float)
     if values.ndim != 1:
-        raise ValueError(f"{who}: the values have shape {values.shape}; give one number an update, in order")
+        raise ValueError(
+            f"{who}: the values have shape {values.shape}; give one number an update, in order"
+        )
     if not np.isfinite(values).all():
         bad = int(np.argmin(np.isfinite(values)))
-        raise ValueError(f"{who}: value {bad} of {len(values)} is {values[bad]}; leave such updates out or mend what computes them")
+        raise ValueError(
+            f"{who}: value {bad} of {len(values)} is {values[bad]}; leave such updates out or mend what computes them"
+        )
     return values
 
 
@@ -161,7 +174,11 @@ class Distribution:
         return (
             f"mean {m.mean:.2f} [{m.low:.2f}, {m.high:.2f}] over {self.n} updates, median {self.median:.2f}, 5% to 95%: "
             f"{self.q05:.2f} to {self.q95:.2f}; the peak of {self.peak:.2f} (update {self.peak_index + 1}) overstates the mean by {self.overstates:.0f}%"
-            + (f"; {100 * self.flips:.0f}% of the steps turn around (67% is what pure noise does)" if self.flips == self.flips else "")
+            + (
+                f"; {100 * self.flips:.0f}% of the steps turn around (67% is what pure noise does)"
+                if self.flips == self.flips
+                else ""
+            )
         )
 
 
@@ -179,7 +196,11 @@ def distribution(values) -> Distribution:
     low, median, high = (float(q) for q in np.quantile(values, [0.05, 0.5, 0.95]))
     steps = np.diff(values)
     turns = (steps[1:] * steps[:-1])[steps[1:] * steps[:-1] != 0]  # a step of 0 has no direction
-    overstates = 100 * (peak - mean.mean) / abs(mean.mean) if mean.mean else (0.0 if peak == 0 else float("inf"))
+    overstates = (
+        100 * (peak - mean.mean) / abs(mean.mean)
+        if mean.mean
+        else (0.0 if peak == 0 else float("inf"))
+    )
     flips = float(np.mean(turns < 0)) if len(turns) else nan
     return Distribution(mean, median, low, high, peak, int(values.argmax()), overstates, flips, n)
 
@@ -225,17 +246,29 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
     """
     values = series(values, "trend")
     if not tolerance > 0 or shortest < 10:
-        raise ValueError(f"trend: tolerance {tolerance} must be positive and shortest {shortest} at least 10 updates")
+        raise ValueError(
+            f"trend: tolerance {tolerance} must be positive and shortest {shortest} at least 10 updates"
+        )
     n, window = len(values), shortest
     if n < shortest:
         none = Interval(float("nan"), float("nan"), float("nan"), n)
-        return Trend("cannot tell", none, n, level(values), 1, tolerance, f"{n} updates are too few, {shortest} is the least")
+        return Trend(
+            "cannot tell",
+            none,
+            n,
+            level(values),
+            1,
+            tolerance,
+            f"{n} updates are too few, {shortest} is the least",
+        )
     slope, residuals = line(values[-window:])
     while window < n and slope.high - slope.low > 1.2 * tolerance:
         window = min(n, round(1.25 * window))
         slope, residuals = line(values[-window:])
     precise = slope.high - slope.low <= 1.2 * tolerance
-    if not precise:  # say what the later half does: all of it would mix the rise of long ago with today
+    if (
+        not precise
+    ):  # say what the later half does: all of it would mix the rise of long ago with today
         window = max(shortest, n // 2)
         slope, residuals = line(values[-window:])
     within = -tolerance < slope.low and slope.high < tolerance
@@ -271,7 +304,9 @@ def biggest_step(values: np.ndarray, least: int = LEAST) -> tuple[float, int]:
     if len(left) == 0 or np.ptp(values) == 0:
         return 0.0, 0
     sums = np.cumsum(values - values.mean())
-    gap = np.abs(sums[left - 1] / left - (sums[-1] - sums[left - 1]) / (n - left)) / np.sqrt(1 / left + 1 / (n - left))
+    gap = np.abs(sums[left - 1] / left - (sums[-1] - sums[left - 1]) / (n - left)) / np.sqrt(
+        1 / left + 1 / (n - left)
+    )
     noise = np.std(np.diff(values)) / np.sqrt(2)
     return float(gap.max() / noise) if noise > 0 else float("inf"), int(left[gap.argmax()])
 
@@ -324,7 +359,9 @@ def change(values, threshold: float = STEP, least: int = LEAST) -> Change | None
     last = cuts(values, threshold, least)[-1]
     if last == 0:
         return None
-    earlier = cuts(values[:last], threshold, least)[-1]  # what came before may have had its own steps
+    earlier = cuts(values[:last], threshold, least)[
+        -1
+    ]  # what came before may have had its own steps
     return Change(last + 1, level(values[earlier:last]), level(values[last:]))
 
 
@@ -333,14 +370,27 @@ if __name__ == "__main__":
     for n in (32, 128, 256, 1024):
         p = proportion(round(0.41 * n), n)
         print(f"  n={n:5}  95% interval {100 * p.low:.0f}% to {100 * p.high:.0f}%")
-    print("so on 32 tasks the first run's 41% -> 56% is", proportion(13, 32), "->", proportion(18, 32), "and they overlap.")
+    print(
+        "so on 32 tasks the first run's 41% -> 56% is",
+        proportion(13, 32),
+        "->",
+        proportion(18, 32),
+        "and they overlap.",
+    )
     rng = np.random.default_rng(0)
     hard = rng.random(256)  # each task has its own difficulty, seen by both policies
     before, after = (rng.random(256) < hard * 0.6), (rng.random(256) < hard * 0.8)
-    print("\nthe same 256 tasks before and after:", proportion(before.sum(), 256), "->", proportion(after.sum(), 256))
+    print(
+        "\nthe same 256 tasks before and after:",
+        proportion(before.sum(), 256),
+        "->",
+        proportion(after.sum(), 256),
+    )
     print("gain, paired:", gain(before, after))
     assert proportion(13, 32).high > proportion(18, 32).low
-    rewards = rng.binomial(64, 0.93 - 0.78 * np.exp(-np.arange(150) / 15)) / 64  # a run that learns and then has learnt
+    rewards = (
+        rng.binomial(64, 0.93 - 0.78 * np.exp(-np.arange(150) / 15)) / 64
+    )  # a run that learns and then has learnt
     print("\na made-up run:", distribution(rewards).sentence())
     for done in (20, 60, 150):
         print(f"  after {done:3} updates:", trend(rewards[:done]).sentence())

@@ -1,40 +1,37 @@
 """Rollouts: a policy plays episodes. Chat becomes token ids here, and nowhere else.
 
-    seed -> env.reset -> messages -> template -> prompt ids -> sampler -> reply ids -> text -> env.step -> …
+    seed -> env.reset -> messages -> prompt ids -> sampler -> reply ids -> text -> env.step -> …
 
-The one rule is *token-exact*: what the trainer sees is, token for token, what was sampled. A reply is never decoded and
-tokenized again (the second cut can differ from the first), and never rendered by the template again (Qwen3's drops
-the thinking of earlier turns). Text that the template puts between two turns is appended as a delta.
+The one rule is *token-exact*: what is trained is, token for token, what was sampled, and we measure
+it. A reply is never decoded and tokenized again (the second cut can differ from the first), and
+never rendered by the template again (Qwen3's drops the thinking of earlier turns). The text between
+two turns, as the template writes it, is appended. grpo.py then compares the log-prob of every token
+with the one it was sampled at: the column `mismatch` of metrics.jsonl.
 
-    token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 … </answer> <|im_end|>
-    sampled      0            0  0   0          0            0          1       1 1  1 1          1
-                 the prompt: nobody's choice                          the policy's choices, its stop token included
+    token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 … <|im_end|>
+    sampled      0            0   0  0          0            0          1       1 1  1 1
+                 the prompt: nobody's choice           the policy's choices, its stop token included
 
 A group is k episodes of the *same* task: same seed, same prompt, different random numbers.
 
-Run me: `python rollout.py` plays one episode with pico_base and prints every token with its source and log-prob.
+Run me: `python rollout.py` plays one episode with pico_base and prints every token with its source
+and log-prob.
 """
 
 import math
-import signal
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from jinja2 import TemplateError
 
-from bookkeeping.records import printable
-from fast.sampler import Sample, TorchSampler
-from policy import Policy
-
-ENV_SECONDS = 60.0  # what one call of an environment may take; one that needs more (a judge over the network) sets `seconds` on itself
+from policy import Policy, Sample
 
 
 @dataclass
 class Episode:
+    """One play of one task: what was said, token for token, and what it earned."""
+
     seed: int  # of the task
     group: int  # episodes of one group share the task and the prompt
     token_ids: list[int]  # the whole conversation
@@ -42,11 +39,13 @@ class Episode:
     logprobs: list[float]  # of each token when it was sampled, in nats; 0.0 where it was not
     turns: int = 0  # replies given
     reward: float = 0.0
-    components: dict[str, float] = field(default_factory=dict)  # everything else that env.score() tells
-    stop_reason: str = "done"  # or "truncated" (out of tokens), "error" (the environment raised, or gave no answer in time), "" (goes on)
+    components: dict[str, float] = field(default_factory=dict)  # the rest of env.score()
+    stop_reason: str = "done"  # "truncated": out of tokens; "error": the environment failed;
+    #                            "": still playing
     policy_version: int = 0  # how many updates the policy had seen that sampled it
-    messages: list[dict] = field(default_factory=list)  # the conversation as text, for people to read
-    error: str = ""  # what happened, in one line, where stop_reason is "error"
+    age: int = 0  # how many updates the policy had gone on since, when the episode was trained on
+    messages: list[dict] = field(default_factory=list)  # the conversation as text, for people
+    error: str = ""  # with stop_reason "error": what happened, in one line
 
     @property
     def reply_tokens(self) -> int:
@@ -54,10 +53,18 @@ class Episode:
         return sum(self.sampled)
 
 
-def render(policy: Policy, messages: list[dict], tools, think: bool, generate: bool = True) -> str:
-    """The chat template, as text. Control tokens inside a message's content are broken up: text stays text.
+class EnvironmentFailed(Exception):
+    """An environment raised or gave no answer in time, told in one line (bookkeeping/guard.py)."""
 
-    tools: JSON schemas, or None. generate: end where the policy begins to speak. ValueError if the template refuses the conversation.
+
+# ------------------------------------------------------------------------------ chat <-> token ids
+
+
+def render(policy: Policy, messages: list[dict], tools, think: bool, generate: bool = True) -> str:
+    """The chat template, as text. Control tokens inside a message are broken up: text stays text.
+
+    tools: JSON schemas, or None. generate: end where the policy begins to speak. Raises ValueError
+    if the template refuses the conversation.
     """
     safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
     try:
@@ -67,13 +74,15 @@ def render(policy: Policy, messages: list[dict], tools, think: bool, generate: b
     except TemplateError as error:
         roles = ", ".join(m["role"] for m in messages)
         raise ValueError(
-            f"the chat template of {policy.name} refuses a conversation of {roles} ({error}); use a model that takes it"
+            f"the chat template of {policy.name} refuses a conversation of {roles} ({error}); "
+            "use a model that takes it"
         ) from None
 
 
 def defang(tokenizer, text: str) -> str:
-    """Put a space into anything that would be read as a control token: '<|im_end|>' -> '< |im_end|>'."""
-    for token in {t.content for t in tokenizer.added_tokens_decoder.values() if t.special} | set(tokenizer.all_special_tokens):
+    """Put a space into what would become a control token: '<|im_end|>' -> '< |im_end|>'."""
+    special = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
+    for token in special | set(tokenizer.all_special_tokens):
         if token in text:
             text = text.replace(token, token[0] + " " + token[1:])
     return text
@@ -90,10 +99,10 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 
 
 def delta_ids(policy: Policy, new_messages: list[dict], think: bool) -> list[int]:
-    """Token ids between a sampled reply and the next one: the end of the turn, the new messages, the next opening.
+    """Token ids between two replies: the end of the turn, the new messages, the next opening.
 
-    Found by rendering a marker in the reply's place and keeping what follows it, so it holds for any template.
-    The end-of-turn token itself is left out: the policy sampled it.
+    Found by rendering a marker in the reply's place and keeping what follows it, so it holds for
+    any template. The end-of-turn token itself is left out: the policy sampled it.
     """
     marker = "@@reply@@"
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
@@ -102,9 +111,22 @@ def delta_ids(policy: Policy, new_messages: list[dict], think: bool) -> list[int
     return ids[1:] if ids and ids[0] in policy.stop_ids else ids
 
 
+# --------------------------------------------------------------------------------- playing a batch
+
+
+@dataclass
+class Player:
+    """An episode under way."""
+
+    episode: Episode
+    env: object
+    member: int  # its number in the group, 0 … k-1
+    cache: object = None  # keys and values of what was read so far, if the sampler keeps them
+
+
 def play(
     policy: Policy,
-    sampler: TorchSampler,
+    sampler,
     make_env: Callable[[], object],
     task_seeds: list[int],
     k: int,
@@ -113,210 +135,176 @@ def play(
     noise: int,
     clock: dict[str, float] | None = None,
 ) -> list[list[Episode]]:
-    """Play k episodes of each task to the end; returns one group a task, [len(task_seeds)][k].
+    """Play k episodes of each task to the end; returns one group per task, [len(task_seeds)][k].
 
-    max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member, turn) draws the same
-    random numbers whatever else is in the batch. An environment that raises or hangs costs its own episode only.
-    Raises FloatingPointError where the policy gives no probabilities any more, ValueError where a prompt does not fit.
-    clock: the seconds that sampling and the environment took are added to its entries "rollout" and "environment".
+    max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member,
+    turn) draws the same random numbers, whatever else is in the batch. An environment whose
+    failures are EnvironmentFailed (bookkeeping/guard.py) costs its own episode only.
+    Raises FloatingPointError if the policy gives no probabilities any more, and ValueError if a
+    prompt does not fit. clock: the seconds that sampling and the environment took are added to its
+    entries "rollout" and "environment".
     """
     if not task_seeds:  # there are more processes than tasks
         return []
     started, sampling = time.perf_counter(), 0.0
-    envs = [[make_env() for _ in range(k)] for _ in task_seeds]
-    think = [group[0].think for group in envs]
-    limit = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
-    limit = min(limit, getattr(sampler, "max_len", limit))  # an engine may have room for less
-    groups = [[opened(env, seed, g) for env in group] for g, (seed, group) in enumerate(zip(task_seeds, envs))]
-    able = []  # groups of which at least one member has begun
-    for g, group in enumerate(groups):
-        begun = [e for e in group if e.stop_reason != "error"]
-        if not begun:
-            continue
-        assert all(e.messages == begun[0].messages for e in begun), "a group must share one task"
-        ids = prompt_ids(policy, begun[0].messages, envs[g][0].tools, think[g])
-        if len(ids) + max_tokens > limit:
-            raise ValueError(
-                f"a prompt of {len(ids)} tokens and --max-tokens {max_tokens} exceed the model's context of {limit}; lower --max-tokens"
-            )
-        for e in group:
-            e.token_ids, e.sampled, e.logprobs = list(ids), [False] * len(ids), [0.0] * len(ids)
-        able.append(g)
-    # First turn: one prompt a group, prefilled once and sampled k times. Later turns differ between members.
-    prompts, seeds = [groups[g][0].token_ids for g in able], [[(noise, task_seeds[g], i, 0) for i in range(k)] for g in able]
-    one_turn = getattr(envs[0][0], "max_turns", None) == 1
-    t = time.perf_counter()
-    replies = sampler.sample(prompts, k, max_tokens, temperature, seeds, keep=not one_turn) if able else []
-    sampling += time.perf_counter() - t
-    live = [(g, i, answers[i]) for g, answers in zip(able, replies) for i in range(k) if groups[g][i].stop_reason != "error"]
-    while live:
-        going_on = []
-        for g, i, sample in live:
-            episode, env = groups[g][i], envs[g][i]
-            take_turn(policy, episode, env, sample, think[g], limit - max_tokens)
-            if episode.stop_reason == "":
-                going_on.append((g, i, sample.cache))  # what has been read is not read again
-        if not going_on:
-            break
-        prompts = [groups[g][i].token_ids for g, i, _ in going_on]
-        seeds = [[(noise, groups[g][i].seed, i, groups[g][i].turns)] for g, i, _ in going_on]
-        t = time.perf_counter()
-        answers = sampler.sample(prompts, 1, max_tokens, temperature, seeds, caches=[c for _, _, c in going_on], keep=True)
-        sampling += time.perf_counter() - t
-        live = [(g, i, answer[0]) for (g, i, _), answer in zip(going_on, answers)]
-    for group, group_envs in zip(groups, envs):
-        for episode, env in zip(group, group_envs):
-            episode.policy_version = sampler.version
-            finish(episode, env)
-    if clock is not None:  # what is not sampling is the environment: its rules, and cutting its texts into tokens
+    room = room_for_prompt(policy, sampler, max_tokens)
+    players = []  # of all episodes, group after group
+    for g, seed in enumerate(task_seeds):
+        envs = [make_env() for _ in range(k)]
+        group = [Player(open_episode(env, seed, g), env, i) for i, env in enumerate(envs)]
+        ask_first_question(policy, group, room)
+        players += group
+    active = [p for p in players if p.episode.stop_reason == ""]
+    while active:
+        now = time.perf_counter()
+        samples = sample_replies(sampler, active, max_tokens, temperature, noise)
+        sampling += time.perf_counter() - now
+        for player, sample in zip(active, samples):
+            take_turn(policy, player.episode, player.env, sample, room)
+            player.cache = sample.cache
+        active = [p for p in active if p.episode.stop_reason == ""]
+    for player in players:
+        player.episode.policy_version = sampler.version
+        finish(player.episode, player.env)
+    if clock is not None:  # the rest of the time is spent in the environment and the tokenizer
         clock["rollout"] += sampling
         clock["environment"] += time.perf_counter() - started - sampling
-    return groups
+    episodes = [p.episode for p in players]
+    return [episodes[g * k : (g + 1) * k] for g in range(len(task_seeds))]
 
 
-def opened(env, seed: int, group: int) -> Episode:
+def room_for_prompt(policy: Policy, sampler, max_tokens: int) -> int:
+    """The most tokens a conversation may have before a reply of max_tokens."""
+    context = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
+    return min(context, getattr(sampler, "max_len", context)) - max_tokens
+
+
+def open_episode(env, seed: int, group: int) -> Episode:
     """An episode whose task has been asked for; its tokens come later."""
-    episode = Episode(seed, group, [], [], [])
+    episode = Episode(seed, group, [], [], [], stop_reason="")
     try:
-        episode.messages = list(in_time(env, env.reset, seed))
-    except (Exception, Hung) as error:
+        episode.messages = list(env.reset(seed))
+    except EnvironmentFailed as error:
         fail(episode, error)
     return episode
 
 
-def take_turn(policy: Policy, episode: Episode, env, sample: Sample, think: bool, room: int) -> None:
-    """Append one sampled reply, let the environment answer, append that. stop_reason "" means: go on.
+def ask_first_question(policy: Policy, group: list[Player], room: int) -> None:
+    """Give the members of a group their prompt: the same task, and so the same tokens."""
+    group = [p for p in group if p.episode.stop_reason == ""]
+    if not group:
+        return
+    first, env = group[0].episode, group[0].env
+    assert all(p.episode.messages == first.messages for p in group), "a group must share one task"
+    ids = prompt_ids(policy, first.messages, env.tools, env.think)
+    if len(ids) > room:
+        raise ValueError(
+            f"a prompt of {len(ids)} tokens leaves no room for a reply: the context has room for "
+            f"{max(room, 0)} before it; lower --max-tokens"
+        )
+    for p in group:
+        append_given(p.episode, ids)
 
-    room: the most tokens that a conversation may have before a reply. Raises FloatingPointError if a log-prob is not finite.
+
+def sample_replies(
+    sampler, players: list[Player], max_tokens: int, temperature: float, noise: int
+) -> list[Sample]:
+    """The next reply of every player, in order. In the first turn a group shares one prompt."""
+    shared: dict[tuple, list[Player]] = {}
+    for p in players:
+        own = () if p.episode.turns == 0 else (p.member,)  # later prompts differ between members
+        shared.setdefault((p.episode.group, *own), []).append(p)
+    keep = getattr(players[0].env, "max_turns", None) != 1  # a next turn need not read this one
+    found = {}
+    for k in sorted({len(group) for group in shared.values()}):  # one k, but for failed members
+        groups = [group for group in shared.values() if len(group) == k]
+        prompts = [group[0].episode.token_ids for group in groups]
+        seeds = [[(noise, p.episode.seed, p.member, p.episode.turns) for p in g] for g in groups]
+        caches = [group[0].cache for group in groups] if players[0].episode.turns else None
+        samples = sampler.sample(prompts, k, max_tokens, temperature, seeds, caches, keep)
+        for group, group_samples in zip(groups, samples):
+            found |= {id(p): sample for p, sample in zip(group, group_samples)}
+    return [found[id(p)] for p in players]
+
+
+def take_turn(policy: Policy, episode: Episode, env, sample: Sample, room: int) -> None:
+    """Append one sampled reply, let the environment answer, append that. stop_reason "": go on.
+
+    room: the most tokens a conversation may have before a reply. Raises FloatingPointError if a
+    log-prob is not finite.
     """
     if not all(map(math.isfinite, sample.logprobs)):
-        raise FloatingPointError("the policy gave a token no probability (NaN): its weights are broken")
+        raise FloatingPointError(
+            "the policy gave a token no probability (NaN): its weights are broken"
+        )
     episode.token_ids += sample.token_ids
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    said = sample.token_ids[:-1] if sample.finished else sample.token_ids  # without the end-of-turn token
+    said = sample.token_ids[:-1] if sample.finished else sample.token_ids  # no end-of-turn token
     reply = policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     try:
-        new_messages, done = in_time(env, env.step, reply)
-        delta = [] if done or not sample.finished else delta_ids(policy, new_messages, think)
-    except (Exception, Hung) as error:  # one broken episode must not end a run of days
+        new_messages, done = env.step(reply)
+        over = done or not sample.finished
+        delta = [] if over else delta_ids(policy, new_messages, env.think)
+    except (EnvironmentFailed, ValueError) as error:  # ValueError: the template refused a message
         return fail(episode, error)
-    if done or not sample.finished:
+    if over:
         episode.stop_reason = "done" if sample.finished else "truncated"
-        return
-    if len(episode.token_ids) + len(delta) > room:  # the next reply would not fit into the model's context
-        episode.stop_reason = "truncated"
-        return
-    episode.stop_reason = ""
-    episode.messages += new_messages
-    episode.token_ids += delta
-    episode.sampled += [False] * len(delta)
-    episode.logprobs += [0.0] * len(delta)
+    elif len(episode.token_ids) + len(delta) > room:
+        episode.stop_reason = "truncated"  # the next reply would not fit into the model's context
+    else:
+        episode.messages += new_messages
+        append_given(episode, delta)
+
+
+def append_given(episode: Episode, ids: list[int]) -> None:
+    """Append tokens that the policy did not choose: read, and never trained."""
+    episode.token_ids += ids
+    episode.sampled += [False] * len(ids)
+    episode.logprobs += [0.0] * len(ids)
 
 
 def finish(episode: Episode, env) -> None:
-    """Ask for the score. An episode in error gets none, and is left out of every mean and of the loss."""
+    """Ask for the score. A failed episode gets none: it is in no mean, and not in the loss."""
     if episode.stop_reason == "error":
         return
     try:
-        marks = dict(in_time(env, env.score))
-        episode.reward = float(marks.pop("reward"))
-        if not math.isfinite(episode.reward):
-            raise ValueError(f"the reward is {episode.reward}")
-        episode.components = {name: float(value) for name, value in marks.items()}
-    except (Exception, Hung) as error:
-        fail(episode, error)
+        marks = dict(env.score())
+    except EnvironmentFailed as error:
+        return fail(episode, error)
+    episode.reward = float(marks.pop("reward"))
+    episode.components = {name: float(value) for name, value in marks.items()}
 
 
-class Hung(BaseException):
-    """No answer in time. Not an Exception, so that an environment's own `except Exception` does not swallow it."""
-
-
-def in_time(env, call: Callable, *given):
-    """call(*given), or Hung after env.seconds (ENV_SECONDS). Outside a main thread, and on Windows, there is no time limit: signals need both.
-
-    A timer signal interrupts whatever Python is doing, loops, sleeps and regular expressions included, but not C code that never comes back
-    to Python. A thread with a deadline would not do: nobody can end it, and a loop in it would take every second turn of the interpreter
-    from then on.
-    """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        return call(*given)
-    armed = True
-
-    def ring(*_):
-        if armed:
-            raise Hung(f"no answer within {seconds:g} seconds")
-
-    seconds, before = getattr(env, "seconds", ENV_SECONDS), signal.signal(signal.SIGALRM, ring)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and every second again, if it is swallowed after all
-        return call(*given)
-    finally:
-        while True:  # it may ring in these very lines
-            try:
-                armed = False
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, before)
-                break
-            except Hung:
-                pass
-
-
-def fail(episode: Episode, error: BaseException) -> None:
-    """Mark an episode as broken, with what happened and where, in one line that is safe to print (a reply may stand in it)."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    own = [f for f in frames if f.filename == frames[0].filename and f.name != "ring"]  # the environment's, not those of what it calls
-    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    text = " ".join(str(error).split())[:300]
-    episode.stop_reason = "error"
-    episode.error = f"{type(error).__name__}: {printable(text)}{where}"
-
-
-def segments(policy: Policy, episode: Episode, ratios: list[float] | None) -> list[dict]:
-    """An episode cut where the speaker changes: text that was given, and the policy's own tokens with log-probs and ratios.
-
-    ratios: the importance ratio of each sampled token, [episode.reply_tokens], or None.
-    """
-    out, at, used = [], 0, 0
-    while at < len(episode.token_ids):
-        mine, end = episode.sampled[at], at
-        while end < len(episode.token_ids) and episode.sampled[end] == mine:
-            end += 1
-        ids = episode.token_ids[at:end]
-        if mine:
-            out.append({
-                "role": "policy", "tokens": [policy.tokenizer.decode([t]) for t in ids], "logprobs": [round(x, 4) for x in episode.logprobs[at:end]],
-                "ratios": ratios and [round(x, 4) for x in ratios[used : used + len(ids)]],
-            })  # fmt: skip
-            used += len(ids)
-        else:
-            out.append({"role": "given", "text": policy.tokenizer.decode(ids)})
-        at = end
-    return out
+def fail(episode: Episode, error: Exception) -> None:
+    """Mark an episode as failed, with what happened in one line."""
+    episode.stop_reason, episode.error = "error", str(error)
 
 
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
-    """The same Episode, spoken by the environment's scripted expert: what SFT learns from. log-probs are 0.0."""
-    messages = env.reset(seed)
-    ids = prompt_ids(policy, messages, env.tools, env.think)
-    episode = Episode(seed, 0, ids, [False] * len(ids), [0.0] * len(ids), messages=list(messages), stop_reason="")
+    """An Episode spoken by the environment's scripted expert: what SFT learns from."""
+    player = Player(open_episode(env, seed, 0), env, 0)
+    ask_first_question(policy, [player], 10**9)
+    episode = player.episode
     while episode.stop_reason == "":
         said = encode(policy, env.expert_reply()) + [policy.tokenizer.eos_token_id]
-        take_turn(policy, episode, env, Sample(said, [0.0] * len(said), finished=True), env.think, 10**9)
+        take_turn(policy, episode, env, Sample(said, [0.0] * len(said), finished=True), 10**9)
     finish(episode, env)
     return episode
 
 
 if __name__ == "__main__":
     from env_letters import Letters
+    from fast.sampler import TorchSampler
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     make_env = lambda: Letters(difficulty=2, reward="partial", think=True, style="states")
     episode = play(policy, TorchSampler(policy), make_env, [3], 1, 200, 1.0, noise=0)[0][0]
     print("token              sampled  log-prob")
-    for token, mine, logprob in zip(episode.token_ids, episode.sampled, episode.logprobs):
-        print(f"{policy.tokenizer.decode([token])!r:18} {'policy' if mine else '.':7} {f'{logprob:8.3f}' if mine else ''}")
-    print(f"\nreward {episode.reward:.2f}, {episode.stop_reason}, {episode.reply_tokens} tokens of its own, {episode.components}")
+    for token, sampled, logprob in zip(episode.token_ids, episode.sampled, episode.logprobs):
+        said = f"policy {logprob:9.3f}" if sampled else "."
+        print(f"{policy.tokenizer.decode([token])!r:18} {said}")
+    print(f"\nreward {episode.reward:.2f}, {episode.stop_reason}, {episode.components}")

@@ -1,156 +1,187 @@
-"""Every flag with its default and its reason, what of it is refused, and which environments there are.
+"""Every flag with its default and its reason, what is refused, and the command line.
 
-    python train.py --help        # the same, from the dataclass below: it *is* the command line (tyro)
+    python train.py --help        # the same, from the dataclass below: it *is* the command line
 
-Each default is declared once. Where it depends on the environment or on the model's size it is None in the dataclass, and stands in BY_ENV or by_size.
+Each default is declared once. If it depends on the environment or on the model's size, it is None
+in the dataclass and stands in BY_ENV or by_size. Only the environment that is chosen is imported.
 
 Run me: `python settings.py` prints what each environment gets.
 """
 
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from env_alphabet import Alphabet
-from env_letters import Letters
-from env_swarm import Swarm
-from fast import parallel
-from grpo import CLIP, IMPORTANCE
-
-# A task is drawn from a number. These ranges never meet (check sees to it): training, SFT, and from 2e9 on the held-out tasks (evaluate.py), from 3e9
-# on those of pretraining (lab/base/corpus.py).
-TRAIN_SEEDS, SFT_SEEDS = 0, 1_000_000_000
-MOST_UPDATES = 100_000  # of a run: where the training tasks of the next --seed begin
-EVAL_TIERS = (3, 5, 6)  # evaluated beside the tier that is trained
+# A task is drawn from a seed. These ranges never meet (check sees to it); pretraining draws from
+# 3e9 on (lab/base/corpus.py).
+TRAIN_SEEDS = 0
+SFT_SEEDS = 1_000_000_000
+EVAL_SEEDS = 2_000_000_000  # held-out tasks
+MOST_UPDATES = 100_000  # of a run: the training tasks of the next --seed begin there
+EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
 
 
 @dataclass
 class Config:
     """RL post-training of a chat model: SFT warm-up on a scripted expert, then GRPO."""
 
-    preset: str = ""  # seed: the settings of the run this project grew out of (PRESETS below), which stood still at 44%
-    break_: Annotated[str, tyro.conf.arg(name="break")] = ""  # make a mistake on purpose and see what it looks like (learn/FAILURES.md)
+    preset: str = ""  # seed: the settings of picoRL's run, which stood still at 44% (PRESETS)
+    # make a mistake on purpose and see what it looks like (learn/FAILURES.md)
+    break_: Annotated[str, tyro.conf.arg(name="break")] = ""
     # task
-    env: str = "letters"  # which environment: letters, alphabet, swarm, or a class of yours as FILE.py:CLASS
-    think: bool = True  # may the policy think before it answers? With --no-think letters stays about where SFT left it
-    difficulty: int | str | None = None  # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 of them asked); swarm: easy, medium, hard
-    curriculum: bool = False  # begin at the easiest and go up when the last 5 updates were good enough (PROMOTE below)
+    env: str = "letters"  # letters, alphabet, swarm, or a class of yours as FILE.py:CLASS
+    think: bool = True  # may the policy think before it answers?
+    # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 of them asked); swarm: easy, medium, hard
+    difficulty: int | str | None = None
+    curriculum: bool = False  # start at the easiest level, go up when it is mastered (PROMOTE)
     # letters
-    reward: str = "binary"  # binary pays exact answers only; partial pays every right letter, and so also guessing
+    reward: str = "binary"  # binary pays exact answers only; partial pays every right letter
     # alphabet: the settings of the public single-GPU recipe
     min_turns: int = 3
     max_turns: int = 3
-    min_names: int = 1  # new names a turn
+    min_names: int = 1  # new names per turn
     max_names: int = 4
-    similarity_power: float = 8.0  # pushes the 0.66 that names as given get for nothing down to 0.08
-    power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn, then average
-    # swarm: rules, and what is paid for (None: the weights of the version, see env_swarm.py)
-    swarm_version: str = Swarm.version  # 0.1 has the loopholes that the published run found
+    similarity_power: float = 8.0  # pushes the 0.66 that unsorted names get for nothing to 0.08
+    power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn
+    # swarm: rules, and what is paid for. None: the environment's own defaults (env_swarm.py)
+    swarm_version: str | None = None  # 0.1 has the loopholes that the published run found
     swarm_payoff: float | None = None
     swarm_reputation: float | None = None
     swarm_quality: float | None = None
     swarm_diversity: float | None = None
-    swarm_floor: float = Swarm.floor  # ending with a reputation below it costs …
-    swarm_floor_penalty: float = Swarm.floor_penalty  # … this times what is missing, as a share of 100
-    swarm_error_penalty: float | None = None  # times the share of turns lost to errors. None: by model size (0 as published, or 2)
+    swarm_floor: float | None = None  # ending with a reputation below it costs …
+    swarm_floor_penalty: float | None = None  # … this times what is missing, as a share of 100
+    swarm_error_penalty: float | None = None  # times the share of turns lost to errors; by size
     # policy
-    model: str = "auto"  # folder or hub id of a causal LM; auto: Qwen3-4B-Instruct-2507, or pico_base where it cannot run
+    model: str = "auto"  # folder or hub id of a causal LM; auto: Qwen3-4B, or pico_base without GPU
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
     device: str = "auto"  # auto: cuda if there is one
-    engine: str = (
-        "auto"  # what samples: torch (fast/sampler.py) or vllm (fast/vllm_engine.py). auto: vllm where it is installed beside a GPU
-    )
-    vllm_memory: float = 0.3  # share of the card's memory that vLLM takes, and gives back while the trainer needs it
+    engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it is installed on a GPU
+    plain: bool = False  # sample and compute log-probs the plain way (policy.py): to read, to fork
+    vllm_memory: float = 0.3  # share of the card that vLLM takes, and lends to the trainer
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
-    sft_style: str | None = None  # whom to imitate; the default shows the format and not what does well: states; swarm: crowd
+    sft_style: str | None = None  # whom to imitate; the default shows the format, not the algorithm
     sft_examples: int = 100  # demonstrations are scarce, rewards are not
     sft_steps: int = 50
-    sft_batch: int | None = None  # None: 8, and 2 in swarm, where an episode has 25 replies to learn from
-    sft_lr: float | None = None  # None: by model size (by_size below)
+    sft_batch: int | None = None  # by environment
+    sft_lr: float | None = None  # by model size
     # GRPO
-    updates: int | None = None  # batches that GRPO samples and trains on. None: by model size and environment
-    until_converged: bool = False  # after these, go on until the training reward has settled (metrics.trend) …
+    updates: int | None = None  # batches that GRPO samples and trains on; by size and environment
+    until_converged: bool = False  # then go on until the reward has settled (metrics.trend) …
     max_updates: int = 400  # … or so many updates are done; the learning rate stays at its end
-    num_tasks: int | None = None  # groups an update; None: 8, and 4 in swarm, whose episodes are long
-    k: int = 8  # samples a group: more find a rare good answer more often
-    loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo; grpo.py has them side by side
+    num_tasks: int | None = None  # groups per update; by environment
+    k: int = 8  # samples per group: more find a rare good answer more often
+    loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo: side by side in grpo.py
     baseline: str = "group"  # what a reward is compared with: group, batch or none
-    normalize: bool = True  # divide advantages by the group's standard deviation (dr_grpo never does)
-    lr: float | None = None  # None: by model size and environment
-    warmup: int = 5  # updates over which the learning rate rises; Adam's first steps are its largest
-    lr_end: float = 0.1  # from there it falls linearly to this share of lr at the last update; 1 keeps it constant
+    normalize: bool = True  # divide advantages by the group's deviation (dr_grpo never does)
+    lr: float | None = None  # by model size and environment
+    warmup: int = (
+        5  # updates over which the learning rate rises; Adam's first steps are its largest
+    )
+    lr_end: float = 0.1  # it then falls linearly to this share of lr; 1 keeps it constant
     kl: float = 0.0  # weight of the KL to the policy after SFT; 0 needs no reference at all
-    epochs: int = 1  # optimizer steps a batch; above 1 the ratio leaves 1 and clipping acts
-    temperature: float = 1.0  # of sampling *and* of the trained log-probs: they must be the same distribution
-    max_tokens: int | None = None  # longest reply of a turn. None: by model size and environment
-    importance: str | None = None  # samples of another policy: clip, none, token, sequence (grpo.py). None: sequence if ahead, else by size
-    async_rollouts: int = 0  # batches sampled ahead by a second process while this one trains (fast/ahead.py); 0 is strictly on-policy
-    max_off_policy_steps: int | None = None  # drop episodes whose sampler was more updates behind; None keeps all
-    micro_tokens: int | None = None  # padded tokens a forward pass; changes memory, never the gradient. None: by model size
-    gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower
+    epochs: int = 1  # optimizer steps per batch; above 1 the ratio leaves 1 and clipping acts
+    temperature: float = 1.0  # of sampling *and* of the trained log-probs: the same distribution
+    max_tokens: int | None = None  # longest reply of a turn; by model size and environment
+    importance: str | None = None  # clip, none, token, sequence (fast/off_policy.py); by size
+    async_rollouts: int = 0  # batches sampled ahead by a second process; 0 is strictly on-policy
+    max_off_policy_steps: int | None = None  # drop episodes older than so many updates; None: none
+    micro_tokens: int | None = None  # padded tokens per forward pass: memory, never the gradient
+    gradient_checkpointing: bool = False  # less memory, a third slower
     # evaluation: fixed held-out tasks, greedy
-    eval_n: int | None = None  # tasks a tier; 32 would give an interval 34 points wide. None: 256, and 128 in swarm
+    eval_n: int | None = None  # tasks per set; 32 would give an interval 34 points wide
     eval_every: int = 20  # updates
-    eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; without them a short run is quicker
-    # evaluation over an API (bridges/api.py): any OpenAI-compatible endpoint instead of a checkpoint; --model is its name there
+    eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well
+    # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its name there
     api_base: str = ""  # such as https://HOST/v1
-    api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; the key itself is given nowhere else
-    api_temperature: float | None = 0.0  # 0 is greedy, as all our evaluations; None leaves it to the endpoint
+    api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
+    api_temperature: float | None = 0.0  # 0 is greedy; None leaves it to the endpoint
     api_concurrency: int = 8  # episodes at a time
-    api_rpm: float = 0.0  # requests a minute, at most; 0: no limit
+    api_rpm: float = 0.0  # requests per minute, at most; 0: no limit
     api_timeout: float = 120.0  # seconds for one request, from its start to the answer's last byte
-    api_retries: int = 5  # of a request that met 429, 5xx, a lost connection or an answer that is none
+    api_retries: int = 5  # of a request that met 429, 5xx, a lost connection or an empty answer
     api_minutes: float = 60.0  # for all of it; what is not done by then counts as failed
     # run
-    seed: int = 0  # of LoRA's start, SFT's order, the training tasks and the samples; demonstrations and held-out tasks are always the same
+    seed: int = 0  # of LoRA's start, SFT's order, the training tasks and the samples
     name: str = ""  # of the run folder; empty: env, tier and time
     runs: str = "runs"  # where run folders live
     resume: str = ""  # a run folder to continue
     eval_only: str = ""  # a run folder whose checkpoint to evaluate, and nothing else
     save_every: int = 10  # updates between checkpoints
-    wandb: bool = True  # online if you are logged in, otherwise into the run folder, to sync later
+    wandb: bool = True  # online if you are logged in, else into the run folder, to sync later
 
 
+SMALL_MODEL = 50e6  # parameters; below it pico_base's defaults, above it those of published runs
 BY_ENV = {  # defaults that depend on the environment
-    "letters": {"difficulty": 6, "sft_style": "states", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
-    "alphabet": {"difficulty": 0, "sft_style": "states", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
-    "swarm": {"difficulty": Swarm.difficulty, "sft_style": "crowd", "num_tasks": 4, "eval_n": 128, "sft_batch": 2},
-    "yours": {"difficulty": 0, "sft_style": "", "num_tasks": 8, "eval_n": 256, "sft_batch": 8},
+    "letters": {"difficulty": 6, "sft_style": "states"},
+    "alphabet": {"difficulty": 0, "sft_style": "states"},
+    "swarm": {"difficulty": "medium", "sft_style": "crowd"},
+    "yours": {"difficulty": 0, "sft_style": ""},
+}
+BATCHES = {"num_tasks": 8, "sft_batch": 8, "eval_n": 256}
+LONG_BATCHES = {"num_tasks": 4, "sft_batch": 2, "eval_n": 128}  # an episode of swarm has 25 replies
+LONGEST = {"letters": 2048, "alphabet": 768, "swarm": 512, "yours": 512}  # replies of large models
+# Small models: (lr, updates, max_tokens), what was stable on pico_base (results/). In swarm, 1e-3
+# ends at as much reward, but what the base could copy suffers: 3.9% of errors against 0.7%.
+SMALL = {
+    "letters": (3e-4, 150, 320),
+    "alphabet": (3e-4, 80, 640),
+    "swarm": (5e-4, 20, 160),
+    "yours": (3e-4, 80, 160),
 }
 PRESETS = {
-    "seed": {
-        "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200, "max_tokens": 2048, "eval_n": 32, "eval_every": 10,
-        "importance": "clip",
+    "seed": {  # picoRL's run
+        "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200,
+        "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip",
     },
 }  # fmt: skip
-LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # what a curriculum climbs …
-PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # … when the mean of the last 5 updates is so high
+LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # of a curriculum
+PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # one level up, if the mean of …
+PROMOTE_AFTER = 5  # … so many updates at this level is so high
+
+
+def by_env(env: str) -> dict:
+    """Defaults that depend on the environment: the tables above and, for swarm, its own rules."""
+    if env != "swarm":
+        return BY_ENV[kind(env)] | BATCHES
+    from env_swarm import Swarm
+
+    own = ("version", "floor", "floor_penalty")
+    return BY_ENV[env] | LONG_BATCHES | {f"swarm_{name}": getattr(Swarm, name) for name in own}
 
 
 def by_size(n_parameters: int, env: str) -> dict:
-    """Defaults that depend on the model. Large: those of the runs this project grew out of. Small: what was stable on pico_base (results/)."""
-    micro_tokens = 8192  # a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed, results/bench/memory.md)
-    if n_parameters > 50e6:
-        max_tokens = {"letters": 2048, "alphabet": 768, "swarm": 512, "yours": 512}[env]
-        return {"lr": 5e-6, "sft_lr": 1e-5, "updates": 200, "max_tokens": max_tokens, "importance": "token", "micro_tokens": micro_tokens,
-                **({"swarm_error_penalty": 0.0} if env == "swarm" else {})}  # fmt: skip
-    # swarm: at 1e-3 (and an error penalty of 1) 20 updates end at as much reward, but what the base could copy suffers: 3.9% of errors against 0.7%
-    lr, updates, max_tokens = {
-        "letters": (3e-4, 150, 320),
-        "alphabet": (3e-4, 80, 640),
-        "swarm": (5e-4, 20, 160),
-        "yours": (3e-4, 80, 160),
-    }[env]
-    # A small model slips in one call of ten while it samples. Without a price for that, a run that posted trades ended at 36% of errors.
-    return {"lr": lr, "sft_lr": 1e-4, "updates": updates, "max_tokens": max_tokens, "importance": "clip", "micro_tokens": micro_tokens,
-            **({"swarm_error_penalty": 2.0} if env == "swarm" else {})}  # fmt: skip
+    """Defaults that depend on the model. Large: those of published runs. Small: see SMALL."""
+    small = n_parameters <= SMALL_MODEL
+    # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed,
+    # results/bench/memory.md).
+    defaults = {"sft_lr": 1e-4 if small else 1e-5, "micro_tokens": 8192}
+    defaults["importance"] = "clip" if small else "token"
+    lr, updates, max_tokens = SMALL[env] if small else (5e-6, 200, LONGEST[env])
+    defaults |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
+    if env == "swarm":  # a small model slips in one call of ten while it samples: without a price
+        #                 for that, a run that posted trades ended at 36% of errors
+        defaults["swarm_error_penalty"] = 2.0 if small else 0.0
+    return defaults
+
+
+def complete(cfg: Config, n_parameters: int, why: str) -> None:
+    """Fill in what depends on the model, refuse what cannot work with it, and say what was chosen."""
+    if cfg.async_rollouts:
+        fill(cfg, {"importance": "sequence"})  # learnt fastest on old samples (results/offpolicy)
+    fill(cfg, by_size(n_parameters, kind(cfg.env)))
+    check(cfg)
+    chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
+    print(
+        f"{why}\nchosen for {n_parameters / 1e6:.1f}M parameters: {chosen}, max_tokens {cfg.max_tokens}"
+    )
 
 
 def kind(env: str) -> str:
@@ -159,26 +190,8 @@ def kind(env: str) -> str:
 
 
 def short(env: str) -> str:
-    """Its name in a run's folder and in tables: of FILE.py:CLASS the class alone, because a path is no name."""
+    """Its name in run folders and tables: of FILE.py:CLASS the class alone."""
     return env.rpartition(":")[2]
-
-
-@cache  # an environment is made for every episode
-def yours(env: str) -> type:
-    """The class of `--env FILE.py:CLASS`; the README's "Fork it" has a whole one. ValueError if it cannot be had."""
-    file, _, name = env.rpartition(":")
-    if not Path(file).is_file():
-        raise ValueError(f"--env {env}: there is no file {file}; give FILE.py:CLASS")
-    spec = importlib.util.spec_from_file_location(f"yours_{Path(file).stem}", file)  # not our own metrics.py, if that is its name
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        found = getattr(module, name)
-        for needed in ("think", "tools", "reset", "step", "score", "expert_reply"):
-            getattr(found(), needed)
-    except Exception as error:  # it may be any code
-        raise ValueError(f'--env {env}: cannot be used ({type(error).__name__}: {error}); see "Fork it" in the README') from None
-    return found
 
 
 def fill(cfg: Config, defaults: dict) -> None:
@@ -188,86 +201,198 @@ def fill(cfg: Config, defaults: dict) -> None:
             setattr(cfg, name, value)
 
 
+def learning_rate(cfg: Config, update: int) -> float:
+    """The learning rate of an update: up over cfg.warmup, then linearly down to lr_end · lr.
+
+    lr |   /---___
+       |  /       ---___        Adam's first steps are its largest, so they are taken slowly;
+       | /              ---     the last ones let the policy settle
+     0 +--------------------
+       0 warmup       updates
+    """
+    rise = (update + 1) / max(1, cfg.warmup)
+    fall = 1 - (1 - cfg.lr_end) * min(1, update / max(1, cfg.updates))
+    return cfg.lr * min(rise, fall)
+
+
+# --------------------------------------------------------------------------- tasks and environments
+
+
+def task_seeds(cfg: Config, update: int) -> list[int]:
+    """The tasks of an update: never the same twice, and others for another --seed."""
+    first = TRAIN_SEEDS + (cfg.seed * MOST_UPDATES + update) * cfg.num_tasks
+    return [first + i for i in range(cfg.num_tasks)]
+
+
+def sft_seeds(cfg: Config) -> list[int]:
+    """The tasks of the demonstrations: the same for every --seed."""
+    return [SFT_SEEDS + i for i in range(cfg.sft_examples)]
+
+
+@cache  # an environment is made for every episode
+def yours(env: str) -> type:
+    """The class of `--env FILE.py:CLASS` (docs/fork.md has one). ValueError if it cannot be had."""
+    file, _, name = env.rpartition(":")
+    if not Path(file).is_file():
+        raise ValueError(f"--env {env}: there is no file {file}; give FILE.py:CLASS")
+    module_name = f"yours_{Path(file).stem}"  # not our own metrics.py, if that is its name
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        found = getattr(module, name)
+        for needed in ("think", "tools", "reset", "step", "score", "expert_reply"):
+            getattr(found(), needed)
+    except Exception as error:  # it may be any code
+        raise ValueError(
+            f"--env {env}: cannot be used ({type(error).__name__}: {error}); see docs/fork.md"
+        ) from None
+    return found
+
+
 def make_env(cfg: Config, difficulty):
-    """A fresh environment. This, eval_sets and the tables above are the only places that know which environments there are."""
+    """A fresh environment. This, eval_sets and the tables above know which environments exist."""
     if kind(cfg.env) == "yours":
         return yours(cfg.env)()
     if cfg.env == "letters":
+        from env_letters import Letters
+
         return Letters(difficulty, cfg.reward, cfg.think, cfg.sft_style)
     if cfg.env == "alphabet":
+        from env_alphabet import Alphabet
+
         return Alphabet(
-            cfg.min_turns, cfg.max_turns, cfg.min_names, cfg.max_names, cfg.similarity_power, cfg.power_per_turn, cfg.think, cfg.sft_style
-        )
+            cfg.min_turns, cfg.max_turns, cfg.min_names, cfg.max_names, cfg.similarity_power,
+            cfg.power_per_turn, cfg.think, cfg.sft_style,
+        )  # fmt: skip
+    from env_swarm import Swarm
+
     return Swarm(
-        difficulty, cfg.swarm_version, cfg.think, cfg.sft_style, cfg.swarm_payoff, cfg.swarm_reputation, cfg.swarm_quality,
-        cfg.swarm_diversity, cfg.swarm_floor, cfg.swarm_floor_penalty, cfg.swarm_error_penalty or 0.0,
+        difficulty, cfg.swarm_version, cfg.think, cfg.sft_style, cfg.swarm_payoff,
+        cfg.swarm_reputation, cfg.swarm_quality, cfg.swarm_diversity, cfg.swarm_floor,
+        cfg.swarm_floor_penalty, cfg.swarm_error_penalty or 0.0,
     )  # fmt: skip
 
 
 def eval_sets(cfg: Config) -> dict[str, tuple]:
-    """What is evaluated: {name of a set of tasks: (is it the one trained on?, make_env)}. The same name means the same tasks."""
+    """What is evaluated: {name of a set of tasks: (is it the one trained on?, make_env)}.
+
+    The same name means the same tasks.
+    """
     if kind(cfg.env) == "yours":
         return {short(cfg.env): (True, partial(make_env, cfg, 0))}
     if cfg.env == "letters":
         tiers = sorted({*(EVAL_TIERS if cfg.eval_other_tiers else ()), cfg.difficulty})
-        return {f"tier {tier}": (tier == cfg.difficulty, partial(make_env, cfg, tier)) for tier in tiers}
-    if cfg.env == "swarm":
-        return {f"{cfg.difficulty} v{cfg.swarm_version}": (True, partial(make_env, cfg, cfg.difficulty))}
-    span = lambda low, high: str(low) if low == high else f"{low}-{high}"
-    name = f"{span(cfg.min_turns, cfg.max_turns)} turns, {span(cfg.min_names, cfg.max_names)} names, power {cfg.similarity_power:g}"
-    return {name + (" a turn" if cfg.power_per_turn else ""): (True, partial(make_env, cfg, 0))}
+        sets = {f"tier {tier}": tier for tier in tiers}
+    elif cfg.env == "swarm":
+        sets = {f"{cfg.difficulty} v{cfg.swarm_version}": cfg.difficulty}
+    else:
+        span = lambda low, high: str(low) if low == high else f"{low}-{high}"
+        turns, names = span(cfg.min_turns, cfg.max_turns), span(cfg.min_names, cfg.max_names)
+        name = f"{turns} turns, {names} names, power {cfg.similarity_power:g}"
+        sets = {name + (" a turn" if cfg.power_per_turn else ""): 0}
+    trained = 0 if cfg.env == "alphabet" else cfg.difficulty
+    return {name: (level == trained, partial(make_env, cfg, level)) for name, level in sets.items()}
+
+
+# ----------------------------------------------------------------------------------------- refusals
 
 
 def check(cfg: Config) -> None:
-    """Refuse what cannot work, with a ValueError of one sentence, before anything is loaded. Fills in what depends on the environment."""
+    """Refuse what cannot work, with a ValueError of one sentence, before anything is loaded.
+
+    Fills in what depends on the environment.
+    """
     if kind(cfg.env) not in BY_ENV or cfg.env == "yours":
         known = ", ".join(name for name in BY_ENV if name != "yours")
-        raise ValueError(f"--env {cfg.env}: there is no such environment; choose {known}, or FILE.py:CLASS for one of yours")
+        refuse(cfg, "env", f"there is no such environment; choose {known}, or FILE.py:CLASS")
     if cfg.preset and cfg.preset not in PRESETS:
-        raise ValueError(f"--preset {cfg.preset}: choose {', '.join(PRESETS)}, or leave it out")
-    fill(cfg, BY_ENV[kind(cfg.env)])
+        refuse(cfg, "preset", f"choose {', '.join(PRESETS)}, or leave it out")
+    fill(cfg, by_env(cfg.env))
     if cfg.env == "letters" and not isinstance(cfg.difficulty, int):
-        raise ValueError(f"--difficulty {cfg.difficulty}: letters has tiers 1 to 10; choose one of them")
+        refuse(cfg, "difficulty", "letters has tiers 1 to 10; choose one of them")
     make_env(cfg, cfg.difficulty)
     if cfg.curriculum and cfg.env not in LEVELS:
         raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")
-    if cfg.loss not in CLIP:
-        raise ValueError(f"--loss {cfg.loss}: choose one of {', '.join(CLIP)}")
-    if cfg.importance not in (None, *IMPORTANCE):
-        raise ValueError(f"--importance {cfg.importance}: choose one of {', '.join(IMPORTANCE)}")
+    choices = {"engine": ("auto", "torch", "vllm"), "baseline": ("group", "batch", "none")}
+    for name, some in choices.items():
+        if getattr(cfg, name) not in some:
+            refuse(cfg, name, f"choose {', '.join(some)}")
+    if cfg.plain and cfg.engine == "vllm":
+        raise ValueError("--plain has a sampler of its own; leave --engine vllm out")
+    check_numbers(cfg)
+    check_seeds(cfg)
+
+
+def check_numbers(cfg: Config) -> None:
+    """Refuse numbers that are too small, or that contradict each other."""
+    if cfg.k == 1 and cfg.baseline == "group":
+        why = "a group of one has no baseline, every advantage would be 0"
+        refuse(cfg, "k", f"{why}; use --k 2 or more, or --baseline batch")
+    counts = "num_tasks k epochs eval_n eval_every save_every sft_examples sft_batch"
+    from_zero = "updates sft_steps lora_rank kl lr_end async_rollouts"
+    positive = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
+    for names, enough, must in (
+        (counts, lambda x: x >= 1, "must be at least 1"),
+        (from_zero, lambda x: x >= 0, "must be at least 0"),
+        (positive, lambda x: x > 0, "must be positive"),
+    ):
+        for name in names.split():
+            value = getattr(cfg, name)
+            if value is not None and not enough(value):
+                refuse(cfg, name, must)
     if cfg.max_off_policy_steps is not None and cfg.max_off_policy_steps < cfg.async_rollouts:
-        raise ValueError(f"--max-off-policy-steps {cfg.max_off_policy_steps}: with --async-rollouts {cfg.async_rollouts} every batch is that old, "
-                         "and all would be dropped; allow as many")  # fmt: skip
-    if cfg.engine not in ("auto", "torch", "vllm"):
-        raise ValueError(f"--engine {cfg.engine}: choose auto, torch or vllm")
-    if cfg.engine == "vllm" and parallel.world() > 1 and not cfg.async_rollouts:
-        raise ValueError("--engine vllm in several processes needs one of its own beside each of them; add --async-rollouts 1")
-    if cfg.baseline not in ("group", "batch", "none"):
-        raise ValueError(f"--baseline {cfg.baseline}: choose group, batch or none")
-    if cfg.k < 2 and cfg.baseline == "group":
-        raise ValueError("--k 1: a group of one has no baseline, every advantage would be 0; use --k 2 or more, or --baseline batch")
-    for name in ("num_tasks", "k", "epochs", "eval_n", "eval_every", "save_every", "sft_examples", "sft_batch"):
-        if getattr(cfg, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 1")
+        why = f"with --async-rollouts {cfg.async_rollouts} every batch is older, and all dropped"
+        refuse(cfg, "max_off_policy_steps", f"{why}; allow as many")
+    if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
+        refuse(cfg, "max_updates", f"must be at least --updates {cfg.updates}")
+
+
+def check_seeds(cfg: Config) -> None:
+    """Refuse a seed or a length whose training tasks would meet other tasks."""
     seeds = (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * cfg.num_tasks)
     if not 0 <= cfg.seed < seeds:
-        raise ValueError(
-            f"--seed {cfg.seed}: must be 0 to {seeds - 1} (with --num-tasks {cfg.num_tasks}), or it would train on the tasks of SFT or of the evaluation"
-        )
+        why = "or it would train on the tasks of SFT or of the evaluation"
+        refuse(cfg, "seed", f"must be 0 to {seeds - 1} (with --num-tasks {cfg.num_tasks}), {why}")
     if max(cfg.updates or 0, cfg.max_updates * cfg.until_converged) > MOST_UPDATES:
-        raise ValueError(f"--updates {cfg.updates}: must be at most {MOST_UPDATES}, or the tasks of --seed {cfg.seed + 1} would begin")
-    if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
-        raise ValueError(f"--max-updates {cfg.max_updates}: must be at least --updates {cfg.updates}")
-    from_zero = ("updates", "sft_steps", "lora_rank", "kl", "lr_end", "async_rollouts")
-    for name in ("temperature", "lr", "sft_lr", "max_tokens", "micro_tokens", "lora_alpha", *from_zero):
-        value, least = getattr(cfg, name), 0 if name in from_zero else 1e-12
-        if value is not None and not value >= least:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be {'positive' if least else 'at least 0'}")
+        why = f"or the tasks of --seed {cfg.seed + 1} would begin"
+        refuse(cfg, "updates", f"must be at most {MOST_UPDATES}, {why}")
+
+
+def refuse(cfg: Config, name: str, why: str) -> None:
+    raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: {why}")
+
+
+# ---------------------------------------------------------------------------------- the command line
+
+
+def command_line(words: list[str]) -> tuple[Config, set[str]]:
+    """The Config that these words ask for, and the names of the flags that were typed."""
+    words = without_bare_eval_only(words)
+    cfg = tyro.cli(Config, args=words)
+    if cfg.preset in PRESETS or cfg.break_:  # again, with these as defaults: a typed flag wins
+        defaults = PRESETS.get(cfg.preset)
+        if cfg.break_:
+            from learn import failures
+
+            defaults = failures.settings(cfg.break_)
+        cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
+    flags = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
+    typed = {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
+    return cfg, typed
+
+
+def without_bare_eval_only(words: list[str]) -> list[str]:
+    """With --api-base a bare --eval-only is dropped: there is no run folder to name."""
+    is_last = lambda i: i + 1 == len(words) or words[i + 1].startswith("--")
+    bare = lambda i: words[i] == "--eval-only" and is_last(i)
+    over_api = any(word.startswith(("--api-base", "--api_base")) for word in words)
+    return [word for i, word in enumerate(words) if not (over_api and bare(i))]
 
 
 if __name__ == "__main__":
     for name in BY_ENV:
-        shown = BY_ENV[name] | by_size(1e6, name)
+        shown = by_env(name) | by_size(1e6, name)
         print(f"--env {name}:", ", ".join(f"{key} {value}" for key, value in shown.items()))
     try:
         check(Config(k=1))

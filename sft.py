@@ -1,54 +1,90 @@
 """SFT: warm-up on the scripted expert's episodes, before RL.
 
-    loss = - mean log p(token | all before it), over the *expert's* tokens: the prompt is not learnt, the end-of-turn token is
+    loss = - mean log p(token | all before it), over the *expert's* tokens
 
-The default expert only shows the format (think, then answer inside <answer>); it states counts without deriving
-them. Demonstrations are scarce here, 100 of them, as they are in life. What a policy gains after that, it found
-by itself. `--sft-style derives` teaches the algorithm instead.
+The prompt is not learnt, the end-of-turn token is. The default expert only shows the format (think,
+then answer inside <answer>); it states counts without deriving them. Demonstrations are scarce
+here, 100 of them, as they are in life. `--sft-style derives` teaches the algorithm instead.
 
 Run me: `python sft.py` prints an expert episode and marks which tokens are learnt.
 """
 
 import random
+import time
 from collections.abc import Callable
 
 import torch
+from tqdm import tqdm
 
+import rollout
 from fast import parallel
 from fast.logprobs import token_logprobs
 from grpo import collate, micro_batches, take_step
-from policy import Policy
+from policy import Policy, adam, plain_logprobs, set_learning_rate
 from rollout import Episode, expert_episode
 
 
-def demonstrations(policy: Policy, make_env: Callable[[], object], seeds: list[int]) -> list[Episode]:
-    """One expert episode a seed."""
+def sft(policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable) -> dict:
+    """Train on one demonstration per seed, cfg.sft_steps steps; returns what to keep of it.
+
+    make_env() -> an environment; stop_here() is called after every step, and raises if somebody
+    asked the run to stop. Call it inside `with policy.learning()`.
+    """
+    started = time.monotonic()
+    episodes = demonstrations(policy, make_env, seeds)
+    optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
+    losses, tokens = [], 0
+    batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
+    for i, batch in enumerate(tqdm(batches, desc="SFT", disable=not batches)):
+        # Up over a tenth of the steps, then linearly down to zero.
+        rise, fall = (i + 1) / max(1, cfg.sft_steps / 10), (cfg.sft_steps - i) / cfg.sft_steps
+        set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
+        losses.append(sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)["loss"])
+        tokens += sum(e.reply_tokens for e in batch)
+        stop_here()
+    ends = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
+    return {"losses": ends, "tokens": tokens, "seconds": time.monotonic() - started}
+
+
+def demonstrations(policy: Policy, make_env: Callable, seeds: list[int]) -> list[Episode]:
+    """One expert episode per seed."""
     return [expert_episode(policy, make_env(), seed) for seed in seeds]
 
 
-def sft_step(policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[Episode], micro_tokens: int) -> dict[str, float]:
-    """One optimizer step on these episodes. Returns the loss (the mean of -log p over all their sampled tokens, in nats) and what else to log.
+def sft_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    episodes: list[Episode],
+    micro_tokens: int,
+    plain: bool = False,
+) -> dict[str, float]:
+    """One optimizer step. Returns the loss: the mean of -log p over all sampled tokens, in nats.
 
-    micro_tokens: padded tokens a forward pass. Raises FloatingPointError if loss or gradient is not finite, before the optimizer step.
+    micro_tokens: padded tokens per forward pass. plain: log-probs the plain way. Raises
+    FloatingPointError if loss or gradient is not finite, before the optimizer step.
     """
     optimizer.zero_grad(set_to_none=True)
-    n = sum(e.reply_tokens for e in episodes)  # one denominator for the whole batch, however it is cut
-    loss = 0.0
-    episodes = parallel.share(sorted(episodes, key=lambda e: len(e.token_ids)))  # where several processes train: this one's
+    n = sum(e.reply_tokens for e in episodes)  # one denominator for the batch, however it is cut
+    loss, pad = 0.0, policy.tokenizer.pad_token_id
+    episodes = parallel.share(sorted(episodes, key=lambda e: len(e.token_ids)))  # this process's
     for part in micro_batches(episodes, micro_tokens):
         some = [episodes[i] for i in part]
-        batch = collate(some, torch.zeros(len(some)), torch.zeros(len(some)), policy.tokenizer.pad_token_id, policy.device)
-        logprobs, _ = token_logprobs(policy, batch.ids, batch.mask)
-        total = -logprobs.sum() / n
-        total.backward()
-        loss += total.item()
+        unused = torch.zeros(len(some))  # SFT has no advantages, and no weights
+        batch = collate(some, unused, unused, pad, policy.device)
+        logprobs_of = plain_logprobs if plain else token_logprobs
+        logprobs, _ = logprobs_of(policy, batch.ids, batch.mask)  # [M]
+        part_loss = -logprobs.sum() / n
+        part_loss.backward()
+        loss += part_loss.item()
     loss = parallel.sum_numbers({"loss": loss})["loss"]
-    grad_norm = take_step(policy, optimizer, loss, 1.0, "SFT loss")
+    grad_norm = take_step(policy, optimizer, loss, "SFT loss")
     return {"loss": loss, "grad_norm": grad_norm, "trained_tokens": n}
 
 
-def sft_batches(episodes: list[Episode], batch_size: int, steps: int, seed: int) -> list[list[Episode]]:
-    """`steps` batches of `batch_size`; in every pass over the episodes each comes once, in a new order."""
+def sft_batches(
+    episodes: list[Episode], batch_size: int, steps: int, seed: int
+) -> list[list[Episode]]:
+    """`steps` batches; in every pass over the episodes each comes once, in a new order."""
     rng, queue, batches = random.Random(seed), [], []
     while len(batches) < steps:
         while len(queue) < batch_size:
@@ -58,18 +94,25 @@ def sft_batches(episodes: list[Episode], batch_size: int, steps: int, seed: int)
     return batches
 
 
-def other_opening(policy: Policy, env, episode: Episode) -> str | None:
-    """One sentence if this episode's prompt is not the one that a demonstration of the same task begins with, else None.
+def other_opening(policy: Policy, env, seed: int) -> dict[str, str]:
+    """{"template": sentence} if RL's prompt of a task is not that of its demonstration, else {}.
 
     The cause is most often another chat template.
     """
-    shown = expert_episode(policy, env, episode.seed).token_ids
-    n = next((i for i, (a, b) in enumerate(zip(episode.token_ids, shown)) if a != b), len(shown))
-    if n >= episode.sampled.index(True):
-        return None
+    try:
+        prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
+        shown = expert_episode(policy, env, seed).token_ids
+    except rollout.EnvironmentFailed:
+        return {}
+    n = next((i for i, (a, b) in enumerate(zip(prompt, shown)) if a != b), len(shown))
+    if n >= len(prompt):
+        return {}
     text = lambda ids: repr(policy.tokenizer.decode(ids[n : n + 6]))
-    return (f"the prompts that the policy samples from are not written as those of SFT: token {n} on, {text(episode.token_ids)} and not {text(shown)}; "
-            "make both with the same chat template")  # fmt: skip
+    return {
+        "template": "the prompts that the policy samples from are not written as those of SFT: "
+        f"token {n} on, {text(prompt)} and not {text(shown)}; "
+        "make both with the same chat template"
+    }
 
 
 if __name__ == "__main__":
@@ -79,11 +122,9 @@ if __name__ == "__main__":
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
     make_env = lambda: Letters(difficulty=3, reward="binary", think=True, style="states")
     episode = demonstrations(policy, make_env, [5])[0]
-    text = "".join(
-        f"[{policy.tokenizer.decode([t])}]" if s else policy.tokenizer.decode([t]) for t, s in zip(episode.token_ids, episode.sampled)
-    )
+    tokens = [policy.tokenizer.decode([t]) for t in episode.token_ids]
     print("learnt tokens stand in brackets:\n")
-    print(text)
-    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-3)
+    print("".join(f"[{t}]" if s else t for t, s in zip(tokens, episode.sampled)))
+    optimizer = adam(policy, 1e-3)
     for step in range(5):
         print(f"step {step}  loss {sft_step(policy, optimizer, [episode], 8192)['loss']:.3f}")

@@ -60,6 +60,19 @@ def foreign(folder):
         ) from None
 
 
+def append(path: Path, record: dict) -> None:
+    """Add one line to a .jsonl file."""
+    with open(path, "a") as f:
+        f.write(json.dumps(record) + "\n")
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Write a whole file, or leave the old one as it is."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value, indent=1))
+    new.replace(path)
+
+
 if __name__ == "__main__":
     import tempfile
 

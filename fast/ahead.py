@@ -1,22 +1,26 @@
-"""Rollouts that run ahead: the sampler in a process of its own, so that nobody waits.
+"""Rollouts in turn with training, or ahead of it in a process of their own.
 
-    in turn       | sample 0 | train 0 | sample 1 | train 1 | …       who trains waits for the samples, who samples for the weights
+    in turn     | sample 0 | train 0 | sample 1 | train 1 | …     the trainer waits for the samples,
+                                                                  the sampler for the weights
+    ahead by 1  | sample 0 | sample 1 | sample 2 | sample 3 | …   batch 2 is sampled while batch 1
+    trainer                | train 0  | train 1  | train 2  | …   is trained, by weights that are
+                                                                  one update old
 
-    ahead by 1    | sample 0 | sample 1 | sample 2 | sample 3 | …     batch 2 is sampled while batch 1 is trained, so by
-    trainer                  | train 0  | train 1  | train 2  | …     weights that are one update old
+`InTurn` and `Ahead` have the same four methods (batch, greedy, paused, close): train.py's loop does
+not know which of them it has. The price of running ahead: from batch N = --async-rollouts on, every
+batch is N updates old when it is trained (Episode.age), and --importance says what is done about it
+(fast/off_policy.py). The lag is always the same, because batch u + N is asked for when update u
+begins, whoever is faster: an async run with the same seed gives the same numbers. (After --resume
+it does not: the batches that were under way are sampled by the weights of the checkpoint.)
 
-The price: from batch N = --async-rollouts on, every batch is N updates old when it is trained (Episode.policy_version says so), and --importance
-(grpo.py) says what is done about it. The lag is always the same, because batch s + N is asked for when update s begins, whoever is faster: so an
-async run with the same seed gives the same numbers. (After --resume it does not: the batches that were under way are sampled by the weights of the
-checkpoint.)
+A job, and what was played, travel as files, in memory if there is room; the pipe carries only their
+names. So a message never fills the pipe, and a process that is killed in the middle of one leaves
+nothing half read. It is started again and given its open jobs, and plays the very same episodes.
 
-A job, and what was played, travel as files, in memory where there is room; the pipe carries only their names. So a message never fills the
-pipe, and a process that is killed in the middle of one leaves nothing half read. It is started again and given its open jobs, from which it
-plays the very same episodes.
+On a GPU the second process holds weights of its own. Nothing is lent between the two, so vLLM's
+share of the card has to fit beside the trainer.
 
-On a GPU the second process holds weights of its own. Nothing is lent between the two, so vLLM's share of the card has to fit beside the trainer.
-
-Run me: `python -m fast.ahead` plays three batches ahead, and kills the player on the way.
+Run me: `python -m fast.ahead` plays three batches ahead, and kills the second process on the way.
 """
 
 import multiprocessing
@@ -26,18 +30,87 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from bookkeeping.run import memory_folder, sweep
+from fast import parallel
+from fast.sampler import make_sampler
+from fast.memory import give_back_memory, memory_folder, sweep
 from policy import Policy, first_line
 from rollout import Episode, play
 
-RESTARTS = 3  # of a player that was killed; after that something is wrong that another try does not mend
+# Where the seconds of an update go. In turn, all but "wait" come one after the other.
+SECONDS = ("rollout", "environment", "sync", "wait", "train")
+RESTARTS = 3  # of a process that was killed; more, and another try does not mend what is wrong
+
+
+# ---------------------------------------------------------------------------------------- in turn
+
+
+class InTurn:
+    """Rollouts in the trainer's own process: sample, then train, then sample again.
+
+    fast/ahead.py has `Ahead` with the same four methods, for --async-rollouts. After `batch`,
+    `seconds` holds where this update's time went, and `level` the level that was played.
+    """
+
+    def __init__(self, cfg, policy: Policy, sampler, make_env: Callable, task_seeds: Callable):
+        """make_env(level) -> an environment; task_seeds(update) -> the seeds of its tasks."""
+        self.cfg, self.policy, self.sampler = cfg, policy, sampler
+        self.make_env, self.task_seeds = make_env, task_seeds
+        self.seconds = dict.fromkeys(SECONDS, 0.0)
+
+    def batch(self, update: int, level) -> list[list[Episode]]:
+        """The groups [num_tasks][k] of an update, played by the policy as it is now."""
+        self.seconds, self.level = dict.fromkeys(SECONDS, 0.0), level
+        cfg, started = self.cfg, time.monotonic()
+        self.sampler.sync(update)
+        self.seconds["sync"] = time.monotonic() - started
+        seeds = parallel.share(self.task_seeds(update))
+        groups = play(
+            self.policy, self.sampler, lambda: self.make_env(level), seeds, cfg.k,
+            cfg.max_tokens, cfg.temperature, cfg.seed, self.seconds,
+        )  # fmt: skip
+        started = time.monotonic()
+        groups = parallel.gather(groups)
+        if parallel.world() > 1:
+            self.seconds["wait"] = time.monotonic() - started
+        return groups
+
+    def greedy(self, make_env: Callable, seeds: list[int], update: int) -> list[list[Episode]]:
+        """One episode per seed by the policy as it is now, each token the likeliest."""
+        self.sampler.sync(update)
+        mine = parallel.share(seeds)
+        max_tokens = self.cfg.max_tokens
+        return parallel.gather(
+            play(self.policy, self.sampler, make_env, mine, 1, max_tokens, 0.0, noise=0)
+        )
+
+    @contextmanager
+    def paused(self):
+        """`with rollouts.paused():` the sampler lends its memory to the trainer."""
+        with self.sampler.asleep(), timed_training(self.seconds):
+            yield
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
+@contextmanager
+def timed_training(seconds: dict[str, float]):
+    """Clock the training step, and return freed memory to the system after a long update."""
+    started = time.monotonic()
+    yield
+    seconds["train"] = time.monotonic() - started
+    if sum(seconds.values()) > 10:  # it takes 0.08 s: too much for an update of letters
+        give_back_memory()
+
+
+# ------------------------------------------------------------------------------------------ ahead
 
 
 @dataclass
@@ -51,54 +124,70 @@ class Job:
     temperature: float
     noise: int  # seeds the sampling (rollout.play)
     version: int  # how many updates the weights have seen
-    weights: dict[str, torch.Tensor] = field(default_factory=dict)  # name: trainable weight, on the CPU
+    weights: dict[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # name: trainable weight, on the CPU
 
 
-def player(pipe, home: str, load_policy: Callable[[], Policy], make_sampler: Callable[[Policy], object], threads: int) -> None:
-    """The other process: take the name of a job, play it, write what was played, say so. Ends when the trainer does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends this one
+def player(pipe, home: str, load_policy: Callable, make_sampler: Callable, threads: int) -> None:
+    """The second process: receive the name of a job, play it, write the result, say so.
+
+    It ends when the trainer does.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which ends this one
     torch.set_num_threads(threads)
     try:
         policy = load_policy()
         sampler = make_sampler(policy)
         while True:
             file = Path(pipe.recv())
-            job = pickle.loads(file.read_bytes())
-            clock = {"rollout": 0.0, "environment": 0.0}
-            started = time.perf_counter()
-            with torch.no_grad():
-                for name, p in policy.trainable().items():
-                    p.copy_(job.weights[name])
-            sampler.sync(job.version)
-            clock["sync"] = time.perf_counter() - started
-            groups = play(policy, sampler, job.make_env, job.seeds, job.k, job.max_tokens, job.temperature, job.noise, clock)
+            result = play_job(policy, sampler, pickle.loads(file.read_bytes()))
             new = file.with_suffix(".new")
-            new.write_bytes(pickle.dumps((groups, clock)))
+            new.write_bytes(pickle.dumps(result))
             new.rename(file.with_suffix(".played"))  # whole or not at all
             pipe.send(None)
-    except (EOFError, ConnectionError):  # the trainer is gone; if it was killed, its folder is still there
+    except (EOFError, ConnectionError):  # the trainer is gone; a killed one has left its folder
         shutil.rmtree(home, ignore_errors=True)
-    except (SystemExit, ValueError, FloatingPointError) as error:  # a model, an engine, a setting or weights that cannot work
-        complain(pipe, next(kind for kind in (SystemExit, ValueError, FloatingPointError) if isinstance(error, kind)), str(error))
+    except (SystemExit, ValueError, FloatingPointError) as error:  # a model, setting or weights
+        kinds = (SystemExit, ValueError, FloatingPointError)  # the trainer's `except` knows these
+        complain(pipe, next(kind for kind in kinds if isinstance(error, kind)), str(error))
     except Exception as error:
-        complain(
-            pipe,
-            RuntimeError,
-            f"the sampling process cannot go on ({first_line(error)}); the last checkpoint is kept, mend that and --resume",
+        text = (
+            f"the sampling process cannot go on ({first_line(error)}); "
+            "the last checkpoint is kept, mend that and --resume"
         )
+        complain(pipe, RuntimeError, text)
+
+
+def play_job(policy: Policy, sampler, job: Job) -> tuple[list[list[Episode]], dict[str, float]]:
+    """Play a job with its own weights: (groups, seconds by part)."""
+    clock, started = {"rollout": 0.0, "environment": 0.0}, time.perf_counter()
+    with torch.no_grad():
+        for name, p in policy.trainable().items():
+            p.copy_(job.weights[name])
+    sampler.sync(job.version)
+    clock["sync"] = time.perf_counter() - started
+    groups = play(
+        policy, sampler, job.make_env, job.seeds, job.k,
+        job.max_tokens, job.temperature, job.noise, clock,
+    )  # fmt: skip
+    return groups, clock
 
 
 def complain(pipe, kind: type, text: str) -> None:
-    """Have the trainer raise kind(text), if it is still there. As it ends its folder goes first, and what is then written in vain concerns nobody."""
+    """Have the trainer raise kind(text), if it is still there."""
     with suppress(ConnectionError):
         pipe.send((kind, text))
 
 
-class Ahead:
+class SecondProcess:
     """`ask` for a batch now, `take` it later, in the same order. `close` it when done."""
 
-    def __init__(self, load_policy: Callable[[], Policy], make_sampler: Callable[[Policy], object], threads: int = 1, needed: int = 0):
-        """threads: of the other process. needed: bytes that the open jobs will take; without that much memory to spare they go to disk."""
+    def __init__(
+        self, load_policy: Callable, make_sampler: Callable, threads: int, needed: int = 0
+    ):
+        """threads: of the other process. needed: bytes that the open jobs take; they go to disk if
+        there is not so much memory to spare."""
         self.arguments = (load_policy, make_sampler, threads)
         self.home = memory_folder(needed)
         self.open: dict[object, Path] = {}  # {tag: file of its job}, in the order asked
@@ -106,9 +195,12 @@ class Ahead:
         self.start()
 
     def start(self) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked copy of a torch with threads, or of a CUDA context, does not work
+        # A forked copy of a torch with threads, or of a CUDA context, does not work.
+        context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=player, args=(theirs, self.home.name, *self.arguments), daemon=True)
+        self.process = context.Process(
+            target=player, args=(theirs, self.home.name, *self.arguments), daemon=True
+        )
         self.process.start()
         theirs.close()  # so that its death closes the pipe
         self.starts += 1
@@ -123,7 +215,7 @@ class Ahead:
             pass  # it is dead; take() notices, starts another, and that one gets all open jobs
 
     def ask(self, tag, policy: Policy, job: Job) -> None:
-        """Have the job played with the policy's weights as they are now; `tag` is its name for take."""
+        """Have the job played with the policy's weights as they are now; `tag` names it."""
         job.weights = {name: p.detach().cpu() for name, p in policy.trainable().items()}
         file = Path(self.home.name) / f"{self.asked}.job"
         self.asked += 1
@@ -134,7 +226,8 @@ class Ahead:
     def take(self, tag) -> tuple[list[list[Episode]], dict[str, float]]:
         """(groups, seconds by part) of a batch that was asked for; waits for it.
 
-        Raises what the player met: SystemExit, ValueError or FloatingPointError where a sentence says what is wrong, else RuntimeError.
+        Raises what the player met: SystemExit, ValueError or FloatingPointError with a sentence
+        that says what is wrong, else RuntimeError.
         """
         file = self.open[tag]
         played = file.with_suffix(".played")
@@ -153,7 +246,7 @@ class Ahead:
         return groups, clock
 
     def play(self, policy: Policy, job: Job) -> list[list[Episode]]:
-        """Ask and take at once, for a caller with nothing to do meanwhile. It waits behind the batches that were asked for before."""
+        """Ask and take at once; it waits behind the batches that were asked for before."""
         self.ask("now", policy, job)
         return self.take("now")[0]
 
@@ -163,9 +256,13 @@ class Ahead:
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if self.starts > RESTARTS:
-            raise RuntimeError(f"the sampling process {how} for the {self.starts}th time; is there enough memory? The last checkpoint is "
-                               "kept; --resume it, or start again with fewer --num-tasks or without --async-rollouts")  # fmt: skip
-        print(f"the sampling process {how}; it is started again and plays its {len(self.open)} open batches anew", flush=True)
+            raise RuntimeError(
+                f"the sampling process {how} for the {self.starts}th time; is there enough memory? "
+                "The last checkpoint is kept; --resume it, or start again with fewer --num-tasks "
+                "or without --async-rollouts"
+            )
+        again = f"it is started again and plays its {len(self.open)} open batches anew"
+        print(f"the sampling process {how}; {again}", flush=True)
         self.start()
 
     def close(self) -> None:
@@ -177,6 +274,75 @@ class Ahead:
         sweep()  # what the player could not
 
 
+class Ahead:
+    """Rollouts that a second process plays, cfg.async_rollouts batches ahead of the trainer."""
+
+    def __init__(
+        self, cfg, policy: Policy, second: SecondProcess, make_env: Callable, task_seeds: Callable
+    ):
+        """make_env(level) -> an environment; task_seeds(update) -> the seeds of its tasks."""
+        self.cfg, self.policy, self.second = cfg, policy, second
+        self.make_env, self.task_seeds = make_env, task_seeds
+        self.seconds = dict.fromkeys(SECONDS, 0.0)
+        self.levels: dict[int, object] = {}  # {update whose batch is under way: its level}
+        self.next_batch = None
+        most = cfg.max_updates if cfg.until_converged else cfg.updates
+        self.last_batch = most - 1
+
+    def batch(self, update: int, level) -> list[list[Episode]]:
+        """The groups [num_tasks][k] of an update; asks for the batches up to N updates ahead."""
+        cfg, started = self.cfg, time.monotonic()
+        self.next_batch = update if self.next_batch is None else self.next_batch
+        while self.next_batch <= min(update + cfg.async_rollouts, self.last_batch):
+            job = Job(
+                partial(self.make_env, level), parallel.share(self.task_seeds(self.next_batch)),
+                cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed, update,
+            )  # fmt: skip
+            self.second.ask(self.next_batch, self.policy, job)
+            self.levels[self.next_batch] = level
+            self.next_batch += 1
+        groups, spent = self.second.take(update)
+        groups = parallel.gather(groups)
+        self.level = self.levels.pop(update)  # a curriculum may have gone up since
+        self.seconds = dict.fromkeys(SECONDS, 0.0) | spent
+        self.seconds["wait"] = time.monotonic() - started
+        for group in groups:
+            for e in group:
+                e.age = update - e.policy_version
+        return groups
+
+    def greedy(self, make_env: Callable, seeds: list[int], update: int) -> list[list[Episode]]:
+        """One episode per seed by the policy as it is now, each token the likeliest."""
+        job = Job(make_env, parallel.share(seeds), 1, self.cfg.max_tokens, 0.0, 0, update)
+        return parallel.gather(self.second.play(self.policy, job))
+
+    @contextmanager
+    def paused(self):
+        """The second process goes on sampling; only the clock is kept."""
+        with timed_training(self.seconds):
+            yield
+
+    def close(self) -> None:
+        self.second.close()
+
+
+def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_seeds: Callable):
+    """Who plays the episodes: this process (InTurn) or, with --async-rollouts, a second (Ahead).
+
+    load() -> the same policy again; make_env(level) -> an environment; task_seeds(update) -> seeds.
+    Also sets torch's CPU threads: half of them are for a second process.
+    """
+    threads = cfg.threads or torch.get_num_threads()
+    half = max(1, threads // 2)
+    torch.set_num_threads(half if cfg.async_rollouts else threads)
+    if not cfg.async_rollouts:
+        return InTurn(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
+    weights = sum(p.numel() * p.element_size() for p in policy.trainable().values())
+    needed = (cfg.async_rollouts + 2) * weights  # every open job carries them
+    second = SecondProcess(load, partial(make_sampler, cfg), half, needed)
+    return Ahead(cfg, policy, second, make_env, task_seeds)
+
+
 def demo() -> None:
     """Three batches asked for at once, and a kill after the first."""
     from env_letters import Letters
@@ -185,18 +351,21 @@ def demo() -> None:
 
     load = partial(load_policy, str(PICO), 32, 64)
     policy = load()
-    ahead = Ahead(load, TorchSampler)
+    second = SecondProcess(load, TorchSampler)
     env = partial(Letters, 6, "binary", True, "states")
     for batch in range(3):
-        ahead.ask(batch, policy, Job(env, [8 * batch + i for i in range(8)], 8, 320, 1.0, 0, version=0))
+        second.ask(
+            batch, policy, Job(env, [8 * batch + i for i in range(8)], 8, 320, 1.0, 0, version=0)
+        )
     for batch in range(3):
         started = time.perf_counter()
-        groups, clock = ahead.take(batch)
-        print(f"batch {batch}: {sum(len(g) for g in groups)} episodes, waited {time.perf_counter() - started:.1f} s, "
-              + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.items()))  # fmt: skip
+        groups, clock = second.take(batch)
+        waited = f"waited {time.perf_counter() - started:.1f} s"
+        spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.items())
+        print(f"batch {batch}: {sum(map(len, groups))} episodes, {waited}, {spent}")
         if batch == 0:
-            os.kill(ahead.process.pid, signal.SIGKILL)
-    ahead.close()
+            os.kill(second.process.pid, signal.SIGKILL)
+    second.close()
 
 
 if __name__ == "__main__":

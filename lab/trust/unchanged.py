@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--updates 2 --num-tasks 2 --k 4 --eval-n 3 --sft-steps 3 --sft-examples 4 --no-wandb --eval-every 1 --save-every 1 "
-         "--no-eval-other-tiers --threads 2")  # fmt: skip
+         "--no-eval-other-tiers --threads 1")  # fmt: skip
 # name: flags of train.py. Together they pass through every branch of the loop.
 RUNS = {
     "letters": "--env letters --difficulty 3 --reward partial --max-tokens 120",
@@ -38,7 +38,7 @@ RUNS = {
 
 def play(checkout: Path, runs: Path, names: list[str]) -> None:
     """Play the runs with the code of a checkout into `runs`."""
-    env = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     for name in names:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         call = [sys.executable, *(torchrun if name == "two-ranks" else []), "train.py"]

@@ -1,0 +1,182 @@
+"""The run folder: where a run writes, how it is found again, and what a kill may cost.
+
+    runs/NAME/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json
+                report.md  report.html  curves.png  checkpoint/  lock
+
+Three rules. A line is written when its number is known, and whole files are written beside the old
+one and renamed, so that a kill at any moment leaves something to read. On --resume, lines written
+after the last checkpoint are dropped: they will be written again. And only one process writes into
+a folder: it holds a lock, which the kernel takes back however the process ends.
+
+Run me: `python -m bookkeeping.folder` shows what a killed run keeps.
+"""
+
+import json
+import time
+from dataclasses import fields
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from bookkeeping.checkpoint import find_checkpoint, set_aside
+from bookkeeping.records import append
+from settings import kind, short
+
+# On --resume these may change, because they do not change the experiment.
+MAY_CHANGE = (
+    "updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine",
+    "vllm_memory", "micro_tokens",
+)  # fmt: skip
+LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
+
+
+def claim(folder: Path) -> FileLock:
+    """Keep other processes out of a run folder, for as long as the returned lock lives.
+
+    SystemExit if one is in it already.
+    """
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise SystemExit(
+            f"{folder}: another process is working in this run folder; wait until it is done, "
+            "or stop it"
+        ) from None
+    except NotImplementedError:  # a file system without locks: then nobody can know
+        pass
+    return lock
+
+
+def open_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
+    """(the run folder, the checkpoint to go on from, the folder's lock: keep it, or it is released).
+
+    typed: the flags of the command line. With --resume, cfg becomes the saved config. SystemExit
+    with one sentence if there is nothing to resume, a flag cannot change, or the folder is in use.
+    """
+    if cfg.resume:
+        return resume_folder(cfg, typed)
+    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
+    name = cfg.name or f"{short(cfg.env)}{level}-{time.strftime('%m%d-%H%M%S')}"
+    folder = Path(cfg.runs) / name
+    leftovers = ("lock", "config.new")  # of a run that was killed before it had begun
+    if folder.exists() and any(file.name not in leftovers for file in folder.iterdir()):
+        raise SystemExit(
+            f"{folder} exists; choose another --name, or continue it with --resume {folder}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, None, claim(folder)
+
+
+def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
+    """open_folder for --resume: flags that do not change the experiment may be typed again."""
+    folder = Path(cfg.resume)
+    if not (folder / "config.json").exists():
+        raise SystemExit(
+            f"--resume {folder}: there is no config.json in it, so it is no run folder, or one "
+            "that was stopped before it began; check the path, or start the same command again"
+        )
+    lock = claim(folder)
+    given = {name: getattr(cfg, name) for name in typed if name != "resume"}
+    for name, value in read_config(folder, type(cfg)).items():
+        setattr(cfg, name, value)
+    refuse_code(folder, cfg.env, given.get("env"))
+    for name, value in sorted(given.items()):
+        if name in MAY_CHANGE:
+            setattr(cfg, name, value)
+        elif value != getattr(cfg, name):
+            raise SystemExit(
+                f"--{name.strip('_').replace('_', '-')} cannot change on --resume; "
+                "start a new run for another experiment"
+            )
+    cfg.resume, cfg.eval_only = "", ""
+    saved = find_checkpoint(folder / "checkpoint")
+    if saved and saved.name != "checkpoint":
+        set_aside(folder / "checkpoint")
+    return folder, saved, lock
+
+
+def read_config(folder: Path, config: type) -> dict:
+    """config.json of a folder that may come from anywhere: fields of the dataclass `config`.
+
+    ValueError if it has others, or values of other types.
+    """
+    try:
+        saved = json.loads((folder / "config.json").read_text())
+    except (ValueError, RecursionError):
+        saved = None
+    if not isinstance(saved, dict):
+        raise ValueError(
+            f"{folder}/config.json is not the config of a run; check the path, or restore it"
+        )
+    known = {f.name: f.default for f in fields(config)}
+    for name, value in saved.items():
+        if name not in known or not is_plain(value, known[name]):
+            raise ValueError(
+                f"{folder}/config.json: there is no flag {name[:40]!a}, or not with that value; "
+                "check the path, or restore it"
+            )
+    return saved
+
+
+def is_plain(value, default) -> bool:
+    """Has a saved value the type of its flag?"""
+    if default is None:
+        return isinstance(value, int | float | str | None)
+    if isinstance(default, float):
+        return value is None or type(value) in (int, float)
+    return type(value) is type(default)
+
+
+def refuse_code(folder: Path, env: str, typed: str | None) -> None:
+    """SystemExit if the config's environment is a file of code and the command line does not say
+    the same: the folder may come from anywhere."""
+    if kind(env) == "yours" and env != typed:
+        raise SystemExit(
+            f"{folder}: this run's environment is somebody's code, {env[:200]!a}; read it, and if "
+            "you trust it add --env and that"
+        )
+
+
+def trim(folder: Path, update: int) -> None:
+    """Drop lines that a killed run wrote after its last checkpoint: they will be written again."""
+    for name in LOGS:
+        if (folder / name).exists():
+            new = folder / f"{name}.new"
+            with open(folder / name, errors="replace") as old, open(new, "w") as out:
+                out.writelines(line for line in old if stays(line, update))
+            new.replace(folder / name)  # at once: a kill while writing would lose older lines, too
+
+
+def mend(folder: Path) -> None:
+    """Drop a last line that a kill cut in two: what is appended next would be glued to it."""
+    for name in LOGS:
+        if (folder / name).exists():
+            with open(folder / name, "rb+") as f:
+                f.truncate(f.read().rfind(b"\n") + 1)
+
+
+def stays(line: str, update: int) -> bool:
+    """Is this line of a log whole, and from before the checkpoint after that update?"""
+    try:
+        record = json.loads(line)
+        old = 0 <= record["update"] <= update and record.get("stage") != "final"
+        return old and line.endswith("\n")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False  # cut in two by the kill; what is left may be valid JSON
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for update in (1, 2, 3):
+            append(folder / "metrics.jsonl", {"update": update, "reward": update / 10})
+        with open(folder / "metrics.jsonl", "a") as f:
+            f.write(
+                '{"update": 4, "rew'
+            )  # the kill came here; the last checkpoint was after update 2
+        print("before\n" + (folder / "metrics.jsonl").read_text())
+        trim(folder, update=2)
+        print("\nafter --resume\n" + (folder / "metrics.jsonl").read_text())

@@ -1,0 +1,114 @@
+"""What an update says about itself, measured in the same pass. Nothing here moves a weight.
+
+    log = UpdateLog(advantages, episodes, trains)
+    log.add(...)              after every micro-batch: sums over its tokens
+    log.columns(...)          at the end: means per token, the columns of metrics.jsonl
+
+Run me: `python -m fast.measure` measures two tokens.
+"""
+
+import torch
+
+from fast import parallel
+from fast.off_policy import CAP
+
+MEANS = (
+    "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"
+)  # fmt: skip
+SUMS = ("loss", "tokens", *MEANS, "log_ratio", "moved", "ended", "stops")
+
+
+def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """An estimate of KL(policy || reference), in nats, at each token that the policy sampled.
+
+    log-probs [M], [M] -> [M]: r - log r - 1 with r = p_reference / p, of low variance and never
+    negative (Schulman 2020, "Approximating KL divergence").
+    """
+    return (reference - logprobs).exp() - (reference - logprobs) - 1
+
+
+class UpdateLog:
+    """Sums over the tokens of an epoch; one optimizer step is one epoch."""
+
+    def __init__(self, device):
+        # What of `mismatch` number formats explain: float32 on a CPU, elsewhere bfloat16.
+        self.rounding = 1e-3 if device.type == "cpu" else 0.03
+        self.first: dict[str, float] = {}  # measured before the first step
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        # All sums exist from the start: a process without episodes has to add its zeros.
+        self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
+
+    def add(self, loss: torch.Tensor, batch, episodes: list, **of_token: torch.Tensor) -> None:
+        """Add a micro-batch: its loss, its episodes, and of each sampled token [M] logprobs,
+        old, entropy, ratio, clipped, importance, kl_ref."""
+        t = of_token
+        sampled, logprobs = batch.old_logprobs[batch.mask], t["logprobs"].detach()
+        of_token = {
+            "entropy": t["entropy"].detach(),
+            "ratio": t["ratio"],
+            "clip_fraction": t["clipped"].float(),
+            "mismatch": (logprobs - sampled).abs(),
+            "approx_kl": k3(sampled, logprobs),  # KL(sampler || policy): how far it has moved
+            "kl_ref": t["kl_ref"].detach(),
+            "importance": t["importance"],
+            "capped": (t["importance"] >= CAP * (1 - 1e-6)).float(),
+            # For doctor.py: is the loss's ratio one token's, is the end-of-turn token trained?
+            "log_ratio": t["ratio"].clamp(min=1e-30).log().abs(),
+            "moved": (logprobs - t["old"]).abs(),
+        }
+        for name, values in of_token.items():
+            self.sums[name] += values.sum().item()
+        done = [
+            (n, len(e.token_ids) - 2) for n, e in enumerate(episodes) if e.stop_reason == "done"
+        ]
+        self.sums["stops"] += batch.mask[tuple(zip(*done))].sum().item() if done else 0
+        self.sums["ended"] += len(done)
+        self.sums["tokens"] += len(logprobs)
+        self.sums["loss"] += loss.item()
+        self.ratio_max = max(self.ratio_max, t["ratio"].max().item())
+
+    def end_epoch(self) -> float:
+        """Add up all processes' sums; returns the loss."""
+        self.sums = parallel.sum_numbers(self.sums)
+        if "mismatch" not in self.first:  # before the first step a ratio other than 1 can only
+            #                               be the sampler against the trainer
+            tokens = self.sums["tokens"]
+            self.first |= {n: self.sums[n] / tokens for n in ("entropy", "mismatch")}
+        return self.sums["loss"]
+
+    def columns(self, kl: float, importance: str) -> dict[str, float]:
+        """Means per token of the last epoch, and two quotients for doctor.py."""
+        sums, n = self.sums, self.sums["tokens"]
+        means = {name: sums[name] / n for name in MEANS}
+        if kl == 0:
+            del means["kl_ref"]
+        if importance in ("clip", "none"):
+            del means["importance"], means["capped"]
+        moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another
+        stops = {"stop_trained": sums["stops"] / sums["ended"]} if sums["ended"] else {}
+        stretch = sums["log_ratio"] / sums["moved"] if moved else 1.0
+        largest = max(parallel.gather([self.ratio_max]))
+        found = {"loss": sums["loss"], **means, **self.first, **stops, "stretch": stretch}
+        return {**found, "ratio_max": largest}
+
+
+def batch_columns(advantages: torch.Tensor, trains: torch.Tensor, episodes: list) -> dict:
+    """The columns that are known before the first pass.
+
+    advantages [G, k]; trains [N] bool: is the episode trained on (no error, not too old)?
+    """
+    trained = [e for e, yes in zip(episodes, trains.tolist()) if yes]
+    age = torch.tensor([e.age for e in trained]).float()
+    return {
+        "groups_with_signal": float((advantages != 0).any(1).float().mean()),
+        "advantage_abs": float(advantages.flatten()[trains].abs().mean()) if trained else 0.0,
+        "off_policy_steps": float(age.mean()) if trained else 0.0,
+    }
+
+
+if __name__ == "__main__":
+    print(
+        "k3 of a token that became 10% likelier:", k3(torch.tensor(0.0), torch.tensor(0.1)).item()
+    )
