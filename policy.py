@@ -57,10 +57,10 @@ class Policy:
     def learning(self):
         """`with policy.learning():` around the optimizer steps of SFT and GRPO.
 
-        The model stays in eval mode even here, without dropout: we train on the distribution that
-        we sampled from. Only gradient checkpointing needs training mode, because transformers looks
-        for it nowhere else; models with dropout are refused then (checkpoint_activations).
-        Afterwards the gradients are freed, because sampling has better uses for the memory.
+        The model stays in eval mode, without dropout, because we train on the distribution that we
+        sampled from. Only gradient checkpointing asks for training mode: transformers does it in no
+        other, and checkpoint_activations refuses models with dropout. Afterwards the gradients are
+        freed: sampling has better uses for their memory.
         """
         self.model.train(self.checkpointing)
         try:
@@ -78,7 +78,7 @@ def checkpoint_activations(policy: Policy) -> None:
         why = "this model has dropout, which would come on too; leave it out, or set that to 0"
         raise ValueError(f"--gradient-checkpointing: {why}")
     policy.lm.gradient_checkpointing_enable()
-    policy.lm.enable_input_require_grads()  # else the first layers are frozen to autograd
+    policy.lm.enable_input_require_grads()  # else a checkpoint passes no gradients on
     policy.checkpointing = True
 
 
@@ -136,9 +136,7 @@ def load_checked(name: str, dtype: torch.dtype):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not Path(name).exists() and name.count("/") != 1:
-        raise ValueError(
-            "no such folder, and not a hub id of the form owner/name; check the spelling"
-        )
+        raise ValueError("no such folder, and no hub id of the form owner/name; check the spelling")
     safe = {"trust_remote_code": False}
     try:
         refuse_pickles(Path(name))
@@ -148,9 +146,7 @@ def load_checked(name: str, dtype: torch.dtype):
         why = f"cannot be loaded ({first_line(error)})"
         raise ValueError(f"{why}; give a folder or a hub id of a causal LM") from None
     if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "its tokenizer has no chat template; use an instruct or chat version of it"
-        )
+        raise ValueError("its tokenizer has no chat template; use an instruct version of the model")
     return tokenizer, lm
 
 
@@ -183,17 +179,14 @@ def find_stops(tokenizer, lm: torch.nn.Module) -> frozenset[int]:
     return frozenset(ends)
 
 
-# What environments and replies are made of; a tokenizer has to give it back.
-PROBE = """Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>
-Mary Ann O'Neil // new name! 456789"""
-
-
 def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
-    """ValueError if it cannot write PROBE, has tokens that the model lacks, or a bad template."""
-    ids = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+    """ValueError if it cannot write replies, has tokens that the model lacks, or a bad template."""
+    probe = 'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\n'
+    probe += "Mary Ann O'Neil // new name! 456789"  # what replies in our environments are made of
+    ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=False)
-    if "".join(back.split()) != "".join(PROBE.split()):  # good tokenizers may differ in spaces
-        why = f"its tokenizer cannot write {PROBE!r}, it comes back as {back!r}"
+    if "".join(back.split()) != "".join(probe.split()):  # good tokenizers may differ in spaces
+        why = f"its tokenizer cannot write {probe!r}, it comes back as {back!r}"
         raise ValueError(f"{why}; use a model that knows these characters")
     last, rows = max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
     if last >= rows:
@@ -227,7 +220,7 @@ def first_line(error: Exception) -> str:
     return "".join(c if c.isprintable() else "?" for c in line[:300])
 
 
-# -------------------------------------------------------------------------- log-probs the plain way
+# ------------------------------------------------------------ log-probs and sampling the plain way
 
 
 def plain_logprobs(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0):
@@ -244,9 +237,6 @@ def plain_logprobs(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temper
     logprobs = all_logprobs.gather(-1, sampled[:, None])[:, 0]  # [M]
     entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)  # [M]: -Σ p log p
     return logprobs, entropies
-
-
-# --------------------------------------------------------------------------- sampling the plain way
 
 
 @dataclass
@@ -320,9 +310,7 @@ if __name__ == "__main__":
     for label, n, lora in (("pico_base", base.n_parameters, learn), ("Qwen3-4B ", 4.02e9, 66e6)):
         full, frozen = n * (4 + 4 + 8) / 2**30, (n * 2 + lora * (4 + 4 + 8)) / 2**30
         print(f"  {label}  full, float32: {full:8.3f} GB   bfloat16 + LoRA 32: {frozen:8.3f} GB")
-    prompt = policy.tokenizer(
-        "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
-    ).input_ids
+    prompt = policy.tokenizer.encode("<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n")
     sample = PlainSampler(policy).sample([prompt], 1, 100, 1.0, [[(0,)]])[0][0]
     print(f"sampled: {policy.tokenizer.decode(sample.token_ids)!r}")
     ids = torch.tensor([prompt + sample.token_ids])  # [1, T]
