@@ -41,7 +41,7 @@ class TorchSampler:
 
     @contextmanager
     def asleep(self):
-        """`with sampler.asleep():` the trainer works and has the memory of the last batch's cache."""
+        """`with sampler.asleep():` the trainer works, and may have the memory of our cache."""
         self.decoder.forget()
         yield
 
