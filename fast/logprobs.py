@@ -4,17 +4,15 @@
                   hidden_states              Head: never more than a chunk of them at once
 
 M tokens were sampled. All others (prompts, what an environment says, padding) are only read.
-policy.plain_logprobs computes the same in ten lines; these tricks are exact but for rounding:
+policy.plain_logprobs computes the same in ten lines. These tricks are exact but for rounding:
 
-    run a group's prompt once; its k replies attend to it       an update of pico_base: 0.77 of the
-                                                                time (64 episodes)
-    run rows in pieces that fit a CPU's caches                  both together: 0.37 (1 thread)
-    logits for a chunk of tokens only, forward and backward     16,320 tokens, 151,936 words: 0.6 GB
-                                                                instead of 11
+    run a group's prompt once, its replies attend to it   0.77 of the time (pico_base, 64 episodes)
+    run rows in pieces that fit a CPU's caches            both: 0.37 of the time (1 thread)
+    logits for a chunk of tokens only, computed twice     0.6 GB, not 11 (16,320 tokens, V = 151,936)
 
-`python -m lab.speed.bench train` measures them. Tried, not worth it: keeping
-pico_base's few logits instead of computing them twice (2%). Computed, not worth it: packing rows
-end to end under a block mask; on a CPU attention would cost what padding saves.
+`python -m lab.speed.bench train` measures them. Tried, not worth it: keeping pico_base's few logits
+instead of computing them twice (2%). Computed, not worth it: packing rows end to end under a block
+mask, because a CPU's attention would cost what the padding saves.
 
 Run me: `python -m fast.logprobs` compares a group with the plain way, in numbers and time.
 """
@@ -46,9 +44,7 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     trunk, (N, T), device = getattr(lm, lm.base_model_prefix), ids.shape, ids.device
     if not mask.any():
         return torch.zeros(0, lm.config.get_text_config().hidden_size, device=device)
-    begin = (
-        mask.int().argmax(1) + 1
-    )  # [N] a row's prompt is what comes before its first masked token
+    begin = mask.int().argmax(1) + 1  # [N] what comes before the first masked token is the prompt
     prompts = [tuple(row[:n]) for row, n in zip(ids.tolist(), begin.tolist())]
     place = {prompt: g for g, prompt in enumerate(dict.fromkeys(prompts))}
     saved = sum(map(len, prompts)) - sum(map(len, place))  # tokens that need not be run
