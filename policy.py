@@ -1,29 +1,31 @@
 """The policy: a causal language model, its tokenizer, and the few weights that learn.
 
-    W' = W + (alpha / rank) · B A        LoRA (Hu et al. 2021, §4.1): W is frozen, only A [r, in], B [out, r] learn
+    W' = W + (alpha / rank) · B A     LoRA (Hu et al. 2021, §4.1): only A [r, in], B [out, r] learn
 
-B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains every weight instead.
+B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains every
+weight instead. Nothing edits the base in place: folding LoRA into bfloat16 weights and out again
+at every update loses bits (28% of mean |W| after 100 rounds, measured elsewhere). The sampler folds
+it into a copy of its own. The embedded `models/pico_base/` (`models/pico_swarm/` for swarm) loads
+exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
 
-The embedded `models/pico_base/` (`models/pico_swarm/` for swarm) is loaded just as `Qwen/Qwen3-4B-Instruct-2507` would be: same classes, same files,
-no special path. Nothing here edits the base in place: folding LoRA into bfloat16 weights and out again at every update loses bits each
-time (28% of mean |W| after 100 rounds was measured elsewhere). The sampler folds it into a copy of its own.
+The last third is what one does with a policy, the plain way: ask how likely each token of a text is
+(`plain_logprobs`), and sample a text (`PlainSampler`). The files of fast/ do both much sooner, with
+the same numbers; `--plain` trains with these.
 
-Run me: `python policy.py` shows what LoRA adds to pico_base and what that costs.
+Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and one reply.
 `python -m bridges.export merge runs/NAME out/` makes a trained run a model of its own.
 """
 
 import json
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from bookkeeping.records import printable
-
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
-PICO_SWARM = PICO.with_name(
-    "pico_swarm"
-)  # the same model after more pretraining, on tool calls: worse at lists, so a folder of its own
+PICO_SWARM = PICO.with_name("pico_swarm")  # trained further on tool calls; worse at lists for it
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
@@ -35,6 +37,7 @@ class Policy:
     name: str  # for people: the folder's name, or the hub id
     lora_rank: int  # 0: all weights learn
     device: torch.device
+    checkpointing: bool = False  # recompute activations in the backward pass, to save memory
 
     @property
     def lm(self) -> torch.nn.Module:
@@ -50,25 +53,74 @@ class Policy:
         """Of the model itself, LoRA not counted."""
         return sum(p.numel() for name, p in self.lm.named_parameters() if "lora_" not in name)
 
+    @contextmanager
+    def learning(self):
+        """`with policy.learning():` around the optimizer steps of SFT and GRPO.
 
-# ---------------------------------------------------------------------------------------------- loading
+        The model stays in eval mode, without dropout, because we train on the distribution that we
+        sampled from. Only gradient checkpointing asks for training mode: transformers does it in no
+        other, and checkpoint_activations refuses models with dropout. Afterwards the gradients are
+        freed: sampling has better uses for their memory.
+        """
+        self.model.train(self.checkpointing)
+        try:
+            yield
+        finally:
+            self.model.eval()
+            for p in self.trainable().values():
+                p.grad = None
+
+
+def checkpoint_activations(policy: Policy) -> None:
+    """Keep only each layer's input for the backward pass. ValueError if the model has dropout."""
+    shares = [module.p for module in policy.lm.modules() if isinstance(module, torch.nn.Dropout)]
+    if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
+        why = "this model has dropout, which would come on too; leave it out, or set that to 0"
+        raise ValueError(f"--gradient-checkpointing: {why}")
+    policy.lm.gradient_checkpointing_enable()
+    policy.lm.enable_input_require_grads()  # else a checkpoint passes no gradients on
+    policy.checkpointing = True
+
+
+def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
+    """AdamW on what learns. Fused on a GPU: else its step takes 4 bytes per weight more."""
+    fused = True if policy.device.type == "cuda" else None
+    return torch.optim.AdamW(policy.trainable().values(), lr=lr, weight_decay=0.0, fused=fused)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+@contextmanager
+def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
+    """`with swapped(policy, weights):` computes with other trainable weights: a reference's."""
+    parameters = policy.trainable()
+    own = {name: p.data for name, p in parameters.items()}
+    try:
+        for name, p in parameters.items():
+            p.data = weights[name]
+        yield
+    finally:
+        for name, p in parameters.items():
+            p.data = own[name]
+
+
+# ------------------------------------------------------------------------------------------ loading
 
 
 def choose_model(name: str, env: str = "letters") -> tuple[str, str]:
-    """(path or hub id, one line that says why). `auto` is the 4B where it can run, and elsewhere pico_base, or for swarm pico_swarm."""
+    """(path or hub id, one line that says why). `auto` is the 4B if it can run here."""
     if name != "auto":
         return name, f"model {name}, as asked"
     small = PICO_SWARM if env == "swarm" else PICO
+    fallback = f"so the embedded {small.name} (0.9M parameters) plays the policy"
     if not torch.cuda.is_available():
-        return str(
-            small
-        ), f"no CUDA device, so the embedded {small.name} (0.9M parameters) plays the policy"
+        return str(small), f"no CUDA device, {fallback}"
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     if memory < 30:
-        return (
-            str(small),
-            f"{memory:.0f} GB of GPU memory are too few for {BIG}, so {small.name}; --model takes any other",
-        )
+        return str(small), f"{memory:.0f} GB of GPU memory are too few for {BIG}, {fallback}"
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(BIG, "config.json"), str):
@@ -76,129 +128,101 @@ def choose_model(name: str, env: str = "letters") -> tuple[str, str]:
     try:
         HfApi().model_info(BIG, timeout=5)
         return BIG, f"{BIG} from the hub"
-    except (
-        Exception
-    ):  # no network, a proxy that says no, a hub that is down: all mean the same here
-        return str(
-            small
-        ), f"the hub cannot be reached for {BIG}, so the embedded {small.name} plays the policy"
+    except Exception:  # no network, a proxy that says no, a hub that is down: all the same here
+        return str(small), f"the hub cannot be reached for {BIG}, {fallback}"
 
 
-def load_policy(
-    name: str, lora_rank: int, lora_alpha: int, device: str = "auto", seed: int = 0
-) -> Policy:
-    """Load a causal LM with a chat template, freeze it and attach LoRA (or set every weight free with rank 0).
+def load_policy(name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0) -> Policy:
+    """Load a causal LM with a chat template, freeze it and attach LoRA (rank 0: all of it learns).
 
-    Weights are float32 on CPU and where all of them learn (an Adam step of 5e-6 is lost in bfloat16's 8 bits),
-    bfloat16 where a GPU holds them frozen. Adapters are always float32.
-    Raises SystemExit with one sentence if the model cannot be had, or cannot chat.
+    Weights are bfloat16 if a GPU holds them frozen, else float32: an Adam step of 5e-6 is lost in
+    bfloat16's 8 bits. Adapters are always float32.
+    SystemExit with a one-sentence message if the model cannot be loaded, or cannot chat.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device != "cpu" and lora_rank else torch.float32
-    if not Path(name).exists() and name.count("/") != 1:
-        raise SystemExit(
-            f"--model {name}: no such folder, and not a hub id of the form owner/name; check the spelling"
-        )
     try:
-        refuse_pickles(Path(name))
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        lm = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, trust_remote_code=False, use_safetensors=True
-        )
-    except (
-        Exception
-    ) as error:  # a folder may hold anything, and transformers meets it with every kind of error
-        raise SystemExit(
-            f"--model {name}: cannot be loaded ({first_line(error)}); give a folder or a hub id of a causal LM"
-        ) from None
-    if not getattr(tokenizer, "chat_template", None):
-        raise SystemExit(
-            f"--model {name}: its tokenizer has no chat template; use an instruct or chat version of it"
-        )
-    stops = lm.generation_config.eos_token_id
-    stops = set(stops if isinstance(stops, list) else [stops]) | {tokenizer.eos_token_id}
-    stops = frozenset(s for s in stops if s is not None)
-    if not stops:
-        raise SystemExit(
-            f"--model {name}: neither model nor tokenizer names an end-of-turn token; set eos_token"
-        )
-    if (
-        tokenizer.eos_token_id is None
-    ):  # only the model names one: SFT teaches replies to end with it
-        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(min(stops))
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    check_tokenizer(name, tokenizer, lm)
-
+        dtype = torch.bfloat16 if device != "cpu" and lora_rank else torch.float32
+        tokenizer, lm = load_checked(name, dtype)
+        stop_ids = find_stops(tokenizer, lm)
+        check_tokenizer(tokenizer, lm)
+    except ValueError as error:
+        raise SystemExit(f"--model {name}: {error}") from None
     lm.requires_grad_(lora_rank == 0)
     torch.manual_seed(seed)  # A is drawn at random
     model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm
-    model.to(
-        device
-    ).eval()  # eval: no dropout, so the log-probs we train on are those that were sampled
+    model.to(device).eval()
     shown = Path(name).resolve().name if Path(name).exists() else name
-    return Policy(model, tokenizer, stops, shown, lora_rank, torch.device(device))
+    return Policy(model, tokenizer, stop_ids, shown, lora_rank, torch.device(device))
 
 
-def check_tokenizer(name: str, tokenizer, lm: torch.nn.Module) -> None:
-    """SystemExit if the tokenizer cannot write what the environments read, or has tokens that the model does not know."""
-    probe = 'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\nMary Ann O\'Neil // new name! 456789'
-    read = tokenizer.decode(
-        tokenizer(probe, add_special_tokens=False)["input_ids"], skip_special_tokens=False
-    )
-    if "".join(read.split()) != "".join(
-        probe.split()
-    ):  # how spaces are treated differs between good tokenizers
-        raise SystemExit(
-            f"--model {name}: its tokenizer cannot write {probe!r}, it comes back as {read!r}; use a model that knows these characters"
-        )
-    most, rows = max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
-    if most >= rows:
-        raise SystemExit(
-            f"--model {name}: its tokenizer has a token {most} and the model embeds {rows}; the two do not belong together"
-        )
+def load_checked(name: str, dtype: torch.dtype):
+    """(tokenizer, causal LM) of a folder or hub id. ValueError if it is no model for chatting."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not Path(name).exists() and name.count("/") != 1:
+        raise ValueError("no such folder, and no hub id of the form owner/name; check the spelling")
+    safe = {"trust_remote_code": False}
     try:
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
-        )
-    except (
-        Exception
-    ) as error:  # a template is a program, in a sandbox, and may raise whatever it likes
-        raise SystemExit(
-            f"--model {name}: its chat template fails ({first_line(error)}); mend chat_template.jinja or use another model"
-        ) from None
+        refuse_pickles(Path(name))
+        tokenizer = AutoTokenizer.from_pretrained(name, **safe)
+        lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, use_safetensors=True, **safe)
+    except Exception as error:  # a folder may hold anything, and transformers raises anything
+        why = f"cannot be loaded ({first_line(error)})"
+        raise ValueError(f"{why}; give a folder or a hub id of a causal LM") from None
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError("its tokenizer has no chat template; use an instruct version of the model")
+    return tokenizer, lm
 
 
 def refuse_pickles(folder: Path) -> None:
-    """ValueError if a folder's index or config leads to weights that are not safetensors, or to code.
+    """ValueError if a folder's index or config leads to code, or to weights in another format.
 
-    transformers' use_safetensors would not do: it looks at one file's name only.
+    transformers' use_safetensors is not enough: it looks at the name of one file only.
     """
     read = lambda name: json.loads((folder / name).read_text()) if (folder / name).exists() else {}
     index, config = read("model.safetensors.index.json"), read("config.json")
-    files = {
-        *index.get("weight_map", {}).values(),
-        config.get("transformers_weights") or "model.safetensors",
-    }
-    if strange := sorted(
-        str(f)
-        for f in files
-        if not str(f).endswith((".safetensors", ".safetensors.index.json")) or "/" in str(f)
-    ):
-        raise ValueError(
-            f"its weights are said to be in {strange[0]}, and only safetensors beside the config are read"
-        )
+    named = config.get("transformers_weights") or "model.safetensors"
+    for file in sorted({str(f) for f in (named, *index.get("weight_map", {}).values())}):
+        if "/" in file or not file.endswith((".safetensors", ".safetensors.index.json")):
+            where = f"its weights are said to be in {file}"
+            raise ValueError(f"{where}, and only safetensors beside the config are read")
     if "/" in str(config.get("attn_implementation")):
         raise ValueError("its config asks for attention code from the hub")
 
 
-def first_line(error: Exception) -> str:
-    """An error in one line. Its text may hold a reply, or a file's content: what could steer a terminal becomes a question mark."""
-    line = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-    return printable(line[:300])
+def find_stops(tokenizer, lm: torch.nn.Module) -> frozenset[int]:
+    """The tokens that end a turn. A tokenizer that lacks an end or a padding token gets one."""
+    ends = lm.generation_config.eos_token_id
+    ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
+    if not ends:
+        raise ValueError("neither model nor tokenizer names an end-of-turn token; set eos_token")
+    if tokenizer.eos_token_id is None:  # SFT teaches replies to end with it
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(min(ends))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return frozenset(ends)
+
+
+def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
+    """ValueError if it cannot write replies, has tokens that the model lacks, or a bad template."""
+    probe = 'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\n'
+    probe += "Mary Ann O'Neil // new name! 456789"  # what replies in our environments are made of
+    ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
+    back = tokenizer.decode(ids, skip_special_tokens=False)
+    if "".join(back.split()) != "".join(probe.split()):  # good tokenizers may differ in spaces
+        why = f"its tokenizer cannot write {probe!r}, it comes back as {back!r}"
+        raise ValueError(f"{why}; use a model that knows these characters")
+    last, rows = max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
+    if last >= rows:
+        why = f"its tokenizer has a token {last} and the model embeds {rows}"
+        raise ValueError(f"{why}; the two do not belong together")
+    hello = [{"role": "user", "content": "?"}]
+    try:
+        tokenizer.apply_chat_template(hello, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template is a program in a sandbox, and may raise anything
+        why = f"its chat template fails ({first_line(error)})"
+        raise ValueError(f"{why}; mend chat_template.jinja or use another model") from None
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
@@ -208,38 +232,116 @@ def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
     """
     from peft import LoraConfig, get_peft_model
 
-    experts = getattr(lm.config, "num_experts", None) or getattr(
-        lm.config, "num_local_experts", None
-    )
+    config = lm.config
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
-    return get_peft_model(
-        lm, LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
-    )
+    lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+    return get_peft_model(lm, lora)
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line. It may quote a hostile file: control characters become '?'."""
+    line = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+    return "".join(c if c.isprintable() else "?" for c in line[:300])
+
+
+# ------------------------------------------------------------ log-probs and sampling the plain way
+
+
+def plain_logprobs(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0):
+    """The log-prob of every masked token given those before it, and the entropy of its choice.
+
+    ids [N, T], right-padded. mask [N, T-1]: mask[:, t] asks for token t+1, which position t
+    predicts. Returns log-probs [M] and entropies [M] in nats, M = mask.sum(), row after row. Both
+    are differentiable, so you can build any loss from them.
+    """
+    logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits  # [N, T-1, V]
+    logits = logits[mask].float() / temperature  # [M, V]
+    all_logprobs = logits.log_softmax(-1)  # [M, V]
+    sampled = ids[:, 1:][mask]  # [M]
+    logprobs = all_logprobs.gather(-1, sampled[:, None])[:, 0]  # [M]
+    entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)  # [M]: -Σ p log p
+    return logprobs, entropies
+
+
+@dataclass
+class Sample:
+    token_ids: list[int]  # the end-of-turn token included, if it came
+    logprobs: list[float]  # of each token, in nats, as it was drawn (temperature included)
+    finished: bool  # False: max_tokens came before the end-of-turn token
+    cache: torch.Tensor | None = None  # keys and values [L, 2, Hkv, n, d] of the first n tokens
+
+
+def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
+    """Draw a token per row by inverse CDF (Devroye 1986, §II.2).
+
+    logits [B, V], uniform [B] in [0, 1) -> tokens [B], log-probs [B] in nats. temperature 0 is
+    greedy: the likeliest token, with its log-prob at temperature 1.
+    """
+    logp = (logits / (temperature or 1.0)).log_softmax(-1)  # [B, V]
+    if temperature == 0:
+        tokens = logits.argmax(-1)
+    else:
+        cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 but for rounding
+        total = cdf[:, -1:]
+        inside = torch.nextafter(total, torch.zeros_like(total))  # for a uniform that rounds to 1
+        target = torch.minimum(uniform[:, None] * total, inside)
+        tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
+        tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN; rollout.take_turn will notice it
+    return tokens, logp.gather(-1, tokens[:, None])[:, 0]
+
+
+class PlainSampler:
+    """fast/sampler.py's TorchSampler without its tricks: the same seeds give the same tokens.
+
+    One reply after the other, and the whole text again for each token.
+    """
+
+    def __init__(self, policy: Policy):
+        self.policy, self.version = policy, 0
+
+    def sync(self, version: int = 0) -> None:
+        self.version = version  # nothing to copy: it samples from the policy's own weights
+
+    def asleep(self):
+        return nullcontext()  # nothing to give back while the trainer works
+
+    def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
+        """k samples of each prompt, [len(prompts)][k]; seeds[g][i] is for sample i of prompt g."""
+        reply = lambda g, i: self.reply(prompts[g], max_tokens, temperature, seeds[g][i])
+        return [[reply(g, i) for i in range(k)] for g in range(len(prompts))]
+
+    @torch.inference_mode()
+    def reply(self, prompt: list[int], max_tokens: int, temperature: float, seed) -> Sample:
+        uniforms = torch.tensor(np.random.default_rng(seed).random(max_tokens)).float()
+        sample = Sample([], [], finished=False)
+        for uniform in uniforms.to(self.policy.device):
+            ids = torch.tensor([prompt + sample.token_ids], device=self.policy.device)  # [1, T]
+            logits = self.policy.model(input_ids=ids, use_cache=False).logits[:, -1]  # [1, V]
+            token, logprob = draw(logits.float(), uniform[None], temperature)  # [1], [1]
+            sample.token_ids.append(token.item())
+            sample.logprobs.append(logprob.item())
+            if token.item() in self.policy.stop_ids:
+                sample.finished = True
+                break
+        return sample
 
 
 if __name__ == "__main__":
-    from fast.logprobs import token_logprobs
-
-    base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
+    base, policy = (load_policy(str(PICO), rank, lora_alpha=64) for rank in (0, 32))
     learn = sum(p.numel() for p in policy.trainable().values())
     print(f"pico_base: {base.n_parameters:,} parameters; LoRA rank 32 adds {learn:,} that learn")
-    print(
-        "Adam keeps two numbers beside each learning weight: LoRA is cheap because of *that*, most of all in large models:"
-    )
+    print("Adam keeps two numbers per learning weight; that is why LoRA is cheap for large models:")
     for label, n, lora in (("pico_base", base.n_parameters, learn), ("Qwen3-4B ", 4.02e9, 66e6)):
-        full = n * (4 + 4 + 8) / 2**30
-        small = (n * 2 + lora * (4 + 4 + 8)) / 2**30
-        print(
-            f"  {label}  full, float32: {full:8.3f} GB   frozen bfloat16 + LoRA 32: {small:8.3f} GB   (computed)"
-        )
-    ids = torch.tensor([policy.tokenizer("Count the letters")["input_ids"]])
-    mask = torch.ones(1, ids.shape[1] - 1, dtype=torch.bool)
+        full, frozen = n * (4 + 4 + 8) / 2**30, (n * 2 + lora * (4 + 4 + 8)) / 2**30
+        print(f"  {label}  full, float32: {full:8.3f} GB   bfloat16 + LoRA 32: {frozen:8.3f} GB")
+    prompt = policy.tokenizer.encode("<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n")
+    sample = PlainSampler(policy).sample([prompt], 1, 100, 1.0, [[(0,)]])[0][0]
+    print(f"sampled: {policy.tokenizer.decode(sample.token_ids)!r}")
+    ids = torch.tensor([prompt + sample.token_ids])  # [1, T]
+    mask = torch.arange(ids.shape[1] - 1)[None] >= len(prompt) - 1  # [1, T-1]
     with torch.no_grad():
-        a, b = token_logprobs(base, ids, mask)[0], token_logprobs(policy, ids, mask)[0]
-    print(
-        "largest difference of log-probs before training:",
-        (a - b).abs().max().item(),
-        "(B is zero)",
-    )
-    assert torch.equal(a, b) or (a - b).abs().max() < 1e-5
+        before, after = plain_logprobs(base, ids, mask)[0], plain_logprobs(policy, ids, mask)[0]
+    gap = (before - after).abs().max().item()
+    print(f"LoRA changes log-probs by {gap} before training, because B is zero")
+    assert gap < 1e-5 and torch.allclose(after, torch.tensor(sample.logprobs), atol=1e-4)

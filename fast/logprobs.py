@@ -1,16 +1,18 @@
-"""How likely did the policy find each token that was sampled? The forward pass of training, fast and in little memory.
+"""How likely was each sampled token? The forward pass of training, fast and in little memory.
 
-    ids [N, T] -> the layers -> hidden [M, D] -> the head -> logits [M, V] -> log-probs [M]
-                  hidden_states               Head: never more than a chunk of them at once
+    ids [N, T] -> layers -> hidden [M, D] -> head -> logits [M, V] -> log-probs [M]
+                  hidden_states              Head: never more than a chunk of them at once
 
-M tokens were sampled; all others (prompts, what an environment says, padding) are read and asked nothing. Three tricks, each exact but for rounding:
+M tokens were sampled. All others (prompts, what an environment says, padding) are only read.
+policy.plain_logprobs computes the same in ten lines. These tricks are exact but for rounding:
 
-    a group's prompt is run once, and its k replies attend to it      an update on 64 episodes of pico_base takes 0.77 of the time
-    rows go through the layers in pieces that fit a CPU's caches      and with both of them 0.37 (1 thread)
-    logits exist for a chunk of tokens only, forward and backward     0.6 GB instead of 11 for 16,320 tokens and a vocabulary of 151,936
+    run a group's prompt once, its replies attend to it   0.77 of the time (pico_base, 64 episodes)
+    run rows in pieces that fit a CPU's caches            both: 0.37 of the time (1 thread)
+    logits for a chunk of tokens only, computed twice     0.6 GB, not 11 (16,320 tokens, V = 151,936)
 
-`python -m lab.speed.bench train` measures them. Dropped: keeping pico_base's few logits instead of computing them twice (2%); packing rows end to end
-under a block mask, which a CPU pays for in attention what it saves in padding (computed, not run).
+`python -m lab.speed.bench train` measures them. Tried, not worth it: keeping pico_base's few logits
+instead of computing them twice (2%). Computed, not worth it: packing rows end to end under a block
+mask, because a CPU's attention would cost what the padding saves.
 
 Run me: `python -m fast.logprobs` compares a group with the plain way, in numbers and time.
 """
@@ -20,83 +22,94 @@ import torch.nn.functional as F
 
 from policy import Policy
 
-CHUNK = 1024  # tokens whose logits exist at once, on a card; on a CPU fewer where the vocabulary is large:
-LOGITS = 2**22  # 16 MB
-PIECE = 1024  # tokens of rows that go through the layers at once on a CPU: more do not fit its caches (4,096 of them: 1.3 times as slow)
+CHUNK = 1024  # tokens whose logits exist at once
+LOGITS = 2**22  # but on a CPU no more than so many logits: 16 MB
+PIECE = 1024  # tokens in the layers at once on a CPU: 4,096 do not fit its caches, 1.3 times slower
 
 
 def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The last hidden state at each position that predicts a masked token: ids [N, T], mask [N, T-1] -> [M, D], in row order.
+    """The last hidden state at each position that predicts a masked token.
 
-    A group's rows begin with the same prompt. It is run once, and every row attends to its keys and values, through which the gradients of
-    all rows flow back:
+    ids [N, T], mask [N, T-1] -> [M, D], row after row. A group's rows begin with the same prompt.
+    It is run once, and every row attends to its keys and values, through which the gradients of all
+    rows flow back:
 
-        prompt -> keys, values  ->  reply 1        the numbers of whole rows, for less work:
-                                ->  reply 2        of a row of letters the prompt is more than half
-                                ->  …
+        prompt -> keys, values -> reply 1      the numbers of whole rows for less work: in letters
+                               -> reply 2      the prompt is more than half of a row
+                               -> …
 
-    Rows of similar length go together, so there is little padding, and tokens after a row's last masked one are not run.
+    Rows of similar length go together, which saves padding, and tokens after a row's last masked
+    one are not run.
     """
     trunk, (N, T), device = getattr(lm, lm.base_model_prefix), ids.shape, ids.device
     if not mask.any():
         return torch.zeros(0, lm.config.get_text_config().hidden_size, device=device)
-    begin = mask.int().argmax(1) + 1  # [N] a row's prompt is what comes before its first masked token
+    begin = mask.int().argmax(1) + 1  # [N] what comes before the first masked token is the prompt
     prompts = [tuple(row[:n]) for row, n in zip(ids.tolist(), begin.tolist())]
     place = {prompt: g for g, prompt in enumerate(dict.fromkeys(prompts))}
-    shared = sum(map(len, prompts)) - sum(map(len, place)) > 0.1 * N * T and shares_prompts(lm)
+    saved = sum(map(len, prompts)) - sum(map(len, place))  # tokens that need not be run
+    shared = saved > 0.1 * N * T and shares_prompts(lm)
     if shared:
         seen, first, keys = run_prompts(lm, list(place), device)
         which = torch.tensor([place[prompt] for prompt in prompts], device=device)  # [N]
     else:
         begin = torch.zeros_like(begin)  # nothing has been run yet
-    at = begin[:, None] + torch.arange(T - int(begin.min()), device=device)  # [N, R] the places that are left to run
-    wanted = (at > 0) & (at < T) & mask.gather(1, at.clamp(1, T - 1) - 1)  # [N, R] a token whose log-prob is asked for
-    number = wanted.flatten().cumsum(0).view_as(wanted)  # [N, R] how many of them there are up to here, in row order
+    rest = torch.arange(T - int(begin.min()), device=device)
+    at = begin[:, None] + rest  # [N, R] the positions that are left to run
+    # [N, R] is the log-prob of the token there asked for? And how many were, up to here?
+    wanted = (at > 0) & (at < T) & mask.gather(1, at.clamp(1, T - 1) - 1)
+    number = wanted.flatten().cumsum(0).view_as(wanted)
     widths = (wanted * torch.arange(1, wanted.shape[1] + 1, device=device)).amax(1)  # [N]
     found, numbers = [], []
     for some in pieces(widths.tolist(), PIECE if device.type == "cpu" else 10**9):
         rows, width = torch.tensor(some, device=device), int(widths[some[-1]])
         if width == 0:
             continue
-        where = at[rows, : width - 1].clamp(max=T - 1)  # [n, width-1]: the last token predicts nothing
+        where = at[rows, : width - 1].clamp(max=T - 1)  # [n, width-1]: the last predicts nothing
         if shared:
-            hidden = first[which[rows]]  # [n, 1, D] what the prompt says about the first token
+            of = which[rows]  # [n]
+            hidden = first[of]  # [n, 1, D] predicts a row's first sampled token
             if width > 1:
-                cache = cache_of(lm, [(k[which[rows]], v[which[rows]]) for k, v in keys])
-                attend = torch.cat([seen[which[rows]], torch.ones_like(where, dtype=torch.bool)], 1)  # [n, P+width-1]
-                rest = trunk(
+                known = torch.cat([seen[of], torch.ones_like(where, dtype=torch.bool)], 1)
+                reply = trunk(
                     input_ids=ids[rows].gather(1, where),
                     position_ids=where,
-                    attention_mask=attend.long(),
-                    past_key_values=cache,
+                    attention_mask=known.long(),  # [n, P+width-1]
+                    past_key_values=cache_of(lm, [(k[of], v[of]) for k, v in keys]),
                     use_cache=True,
                 )
-                hidden = torch.cat([hidden, rest.last_hidden_state], 1)  # [n, width, D]
+                hidden = torch.cat([hidden, reply.last_hidden_state], 1)  # [n, width, D]
         else:
             hidden = trunk(input_ids=ids[rows, : width - 1], use_cache=False).last_hidden_state
-            hidden = F.pad(hidden, (0, 0, 1, 0))  # [n, width, D] nothing predicts the very first token
+            hidden = F.pad(hidden, (0, 0, 1, 0))  # [n, width, D] nothing predicts the first token
         found.append(hidden[wanted[rows, :width]])
         numbers.append(number[rows, :width][wanted[rows, :width]])
     return torch.cat(found)[torch.cat(numbers).argsort()]
 
 
-def run_prompts(lm: torch.nn.Module, prompts: list[tuple[int, ...]], device) -> tuple[torch.Tensor, torch.Tensor, list]:
+def run_prompts(lm: torch.nn.Module, prompts: list[tuple[int, ...]], device):
     """Run each prompt once, padded on the left, so that all end at the same place.
 
-    Returns what is no padding [G, P] bool, the last hidden state [G, 1, D], and every layer's keys and values, each [G, Hkv, P, d].
+    Returns what is no padding [G, P] bool, the last hidden state [G, 1, D], and for every layer its
+    keys and values, each [G, Hkv, P, d].
     """
     P = max(map(len, prompts))
     pad = torch.tensor([P - len(prompt) for prompt in prompts], device=device)[:, None]  # [G, 1]
-    ids = torch.tensor([[0] * (P - len(prompt)) + list(prompt) for prompt in prompts], device=device)  # [G, P]
+    padded = [[0] * (P - len(prompt)) + list(prompt) for prompt in prompts]
     place, cache = torch.arange(P, device=device), cache_of(lm, [])
     out = getattr(lm, lm.base_model_prefix)(
-        input_ids=ids, attention_mask=(place >= pad).long(), position_ids=(place - pad).clamp(min=0), past_key_values=cache, use_cache=True
+        input_ids=torch.tensor(padded, device=device),  # [G, P]
+        attention_mask=(place >= pad).long(),
+        position_ids=(place - pad).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
     )
-    return place >= pad, out.last_hidden_state[:, -1:], [(layer.keys, layer.values) for layer in cache.layers]
+    keys = [(layer.keys, layer.values) for layer in cache.layers]
+    return place >= pad, out.last_hidden_state[:, -1:], keys
 
 
 def cache_of(lm: torch.nn.Module, keys: list):
-    """transformers' cache, holding these: one (keys, values) a layer, each [n, Hkv, P, d]; [] is an empty one."""
+    """transformers' cache with one (keys, values) per layer, each [n, Hkv, P, d]; [] is empty."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=lm.config)
@@ -116,7 +129,10 @@ def pieces(widths: list[int], most: int) -> list[list[int]]:
 
 
 def shares_prompts(lm: torch.nn.Module) -> bool:
-    """Can rows attend to the keys of a prompt that was run once? Not with sliding windows, nor with gradient checkpointing, which keeps no keys."""
+    """Can rows attend to a prompt that was run once?
+
+    Not with sliding windows, nor with gradient checkpointing, which keeps no keys.
+    """
     checkpoints = lm.training and getattr(lm, "is_gradient_checkpointing", False)
     return not checkpoints and attends_to_all(lm.config)
 
@@ -125,50 +141,57 @@ def attends_to_all(config) -> bool:
     """Does every layer attend to all that came before, without a window?"""
     if kinds := getattr(config, "layer_types", None):
         return all(kind == "full_attention" for kind in kinds)
-    return hasattr(config, "num_attention_heads") and not (
-        getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    windows = getattr(config, "sliding_window", None) and getattr(
+        config, "use_sliding_window", True
     )
+    return hasattr(config, "num_attention_heads") and not windows
 
 
-def token_logprobs(
-    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature: float = 1.0, chunk: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of every masked token given those before it, and the entropy it was drawn from.
+def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: int | None = None):
+    """Log-prob of every masked token given those before it, and the entropy of its choice.
 
-    ids   [N, T] int64, right-padded. Attention is causal and the padding comes last, so no mask is needed.
-    mask  [N, T-1] bool: mask[:, t] asks for token t+1, the one that position t predicts (the causal shift):
+    ids   [N, T] int64, right-padded. Attention is causal and padding comes last, so it needs no
+          mask.
+    mask  [N, T-1] bool: mask[:, t] asks for token t+1, which position t predicts (causal shift):
 
               position   0    1    2    3
               token      <u>  how  many <a>
               predicts   how  many <a>  ...
 
-    returns logprobs, entropies: [M] float32, M = mask.sum(), in row order; nats, at `temperature`.
+    Returns logprobs, entropies: [M] float32, M = mask.sum(), row after row; nats, at `temperature`.
+    Gradients flow through the log-probs only; policy.plain_logprobs has them for both.
 
-    The logits of all positions at once, N·T·V floats, are the commonest out-of-memory of RL code (V is 151,936 for
-    Qwen3). So: the trunk runs once, only masked positions go on to the head, `chunk` of them at a time (None: CHUNK), and each
-    chunk's logits are thrown away and computed again in the backward pass (Head).
+    The logits of all positions at once, N·T·V floats, are the commonest out-of-memory of RL code (V
+    is 151,936 for Qwen3). So the layers run once, only masked positions go on to the head, `chunk`
+    at a time (None: CHUNK), and the backward pass computes each chunk's logits again (Head).
     """
-    lm = policy.lm
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.device.type == "cuda"):
+    lm, cuda = policy.lm, ids.device.type == "cuda"
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=cuda):
         hidden, targets = hidden_states(lm, ids, mask), ids[:, 1:][mask]  # [M, D], [M]
     head = lm.get_output_embeddings()
     cap = getattr(lm.config, "final_logit_softcapping", None)  # Gemma 2 and 3
-    chunk = chunk or (CHUNK if ids.is_cuda else max(16, min(CHUNK, LOGITS // head.weight.shape[0])))
-    return Head.apply(hidden.to(head.weight.dtype), head.weight, head.bias, targets, temperature, cap, chunk)
+    if chunk is None:
+        chunk = CHUNK if cuda else max(16, min(CHUNK, LOGITS // head.weight.shape[0]))
+    hidden = hidden.to(head.weight.dtype)
+    return Head.apply(hidden, head.weight, head.bias, targets, temperature, cap, chunk)
 
 
 class Head(torch.autograd.Function):
-    """Hidden states [M, D] -> log-probs and entropies [M] of the targets, through the logits of `chunk` tokens at a time, in one buffer.
+    """Hidden states [M, D] -> log-probs and entropies [M] of the targets, `chunk` tokens at a time.
 
-    Forward keeps of a token's V logits only log Σ exp. Backward computes them again, and with p = softmax(logits / temperature)
-    the gradient of log p[target] to the logits is (1[target] - p) / temperature. Autograd with a checkpoint a chunk does the same with six
-    such buffers, which took 1.4 times as long, and 11 GB instead of 0.7 for 16,320 tokens and V = 151,936: glibc's heap does not fill the
-    holes that they leave.
+    Forward keeps only log Σ exp of a token's V logits. Backward computes them again: with
+    p = softmax(logits / temperature), the gradient of log p[target] to the logits is
+    (1[target] - p) / temperature. All happens in one buffer. Autograd with a checkpoint per chunk
+    takes six, 1.4 times as long, and 11 GB instead of 0.7 for 16,320 tokens and V = 151,936, since
+    glibc's heap does not fill the holes that they leave.
     """
 
     @staticmethod
     def logits(ctx, some: slice, hidden, weight, bias) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The logits of C tokens over temperature, [C, V] float32, in the buffer; and, where they are capped, the cap's derivative [C, V]."""
+        """The logits of C tokens over temperature, [C, V] float32, in the buffer.
+
+        If they are capped, also the cap's derivative [C, V].
+        """
         z = ctx.buffer[: len(hidden[some])]
         if weight.dtype == torch.float32:
             torch.mm(hidden[some], weight.t(), out=z)
@@ -184,7 +207,9 @@ class Head(torch.autograd.Function):
         return z.div_(ctx.temperature), slope
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, targets, temperature: float, cap: float | None, chunk: int):
+    def forward(
+        ctx, hidden, weight, bias, targets, temperature: float, cap: float | None, chunk: int
+    ):
         M, V = len(targets), len(weight)
         ctx.temperature, ctx.cap, ctx.chunk = temperature, cap, chunk
         ctx.buffer = torch.empty(min(chunk, M), V, device=hidden.device)
@@ -194,7 +219,8 @@ class Head(torch.autograd.Function):
             z, _ = Head.logits(ctx, some, hidden, weight, bias)
             totals[some] = z.logsumexp(-1)
             logprobs[some] = z.gather(-1, targets[some, None])[:, 0] - totals[some]
-            entropies[some] = totals[some] - (z - totals[some, None]).exp_().mul_(z).sum(-1)  # - Σ p log p = log Σ exp - Σ p z
+            p = (z - totals[some, None]).exp_()
+            entropies[some] = totals[some] - p.mul_(z).sum(-1)  # -Σ p log p = log Σ exp - Σ p z
         ctx.save_for_backward(hidden, weight, bias, targets, totals)
         ctx.mark_non_differentiable(entropies)
         ctx.buffer = None
@@ -230,31 +256,23 @@ class Head(torch.autograd.Function):
 if __name__ == "__main__":
     import time
 
-    from policy import PICO, load_policy
+    from policy import PICO, load_policy, plain_logprobs
 
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
     rng = torch.Generator().manual_seed(0)
-    ids = torch.randint(11, 1024, (8, 184), generator=rng)  # [k, T] a group: eight replies of 64 tokens …
+    ids = torch.randint(11, 1024, (8, 184), generator=rng)  # [k, T] eight replies of 64 tokens …
     ids[:, :120] = ids[0, :120]  # … to one prompt of 120
     mask = torch.zeros(8, 183, dtype=torch.bool)
     mask[:, 119:] = True
-    learn = list(policy.trainable().values())
-
-    def plain():
-        logits = policy.lm(input_ids=ids[:, :-1], use_cache=False).logits  # [k, T-1, V], all of them
-        return logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0][mask]  # [M]
-
-    found = {}
-    for name, how in (("plain", plain), ("shared", lambda: token_logprobs(policy, ids, mask)[0])) * 3:
+    weights, found = list(policy.trainable().values()), {}
+    for how in (plain_logprobs, token_logprobs) * 3:
         started = time.perf_counter()
-        logprobs = how()
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(logprobs.sum(), learn)])
-        found[name] = logprobs.detach(), gradient, time.perf_counter() - started
-    (a, ga, slow), (b, gb, fast) = found["plain"], found["shared"]
-    print(f"a group of {len(ids)}: {int(mask.sum())} sampled tokens of {ids.numel()}; the prompt's {8 * 120} are run as 120")
-    print(
-        f"log-probs differ by {(a - b).abs().max():.0e} at most, gradients by {((ga - gb).abs().max() / ga.abs().max()):.0e} of the largest"
-    )
-    print(f"forward and backward: {1000 * slow:.0f} ms plain, {1000 * fast:.0f} ms shared")
-    print("the first reply begins:", [f"{p:.2f}" for p in b[:6].tolist()], "nats; chance would be", f"{-torch.tensor(1024.0).log():.2f}")
-    assert (a - b).abs().max() < 1e-4 and (ga - gb).abs().max() < 1e-4 * ga.abs().max()
+        logprobs, _ = how(policy, ids, mask)
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(logprobs.sum(), weights)])
+        found[how] = logprobs.detach(), gradient, time.perf_counter() - started
+    (a, ga, slow), (b, gb, fast) = found[plain_logprobs], found[token_logprobs]
+    gap, gradient_gap = (a - b).abs().max(), (ga - gb).abs().max() / ga.abs().max()
+    print(f"{len(b)} sampled tokens of {ids.numel()}; eight prompts of 120 tokens are run as one")
+    print(f"log-probs differ by at most {gap:.0e}, gradients by {gradient_gap:.0e} of the largest")
+    print(f"forward and backward: {1000 * slow:.0f} ms plain, {1000 * fast:.0f} ms fast")
+    assert gap < 1e-4 and gradient_gap < 1e-4

