@@ -393,4 +393,6 @@ def test_each_fork_is_a_change_of_one_file_that_can_still_be_made(what, tmp_path
         assert text.count(old) == 1
         text = text.replace(old, new)
     compile(text, file, "exec")
+    added = [line for block in re.findall(r"```diff\n(.*?)```", FORK, re.S) for line in re.findall(r"^\+ *(.*)", block, re.M)]
+    assert not changes or any(line in text for line in added)
     assert f"touched: `{file}`" in (ROOT / "results" / "walk.md").read_text() and flags
