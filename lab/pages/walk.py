@@ -3,7 +3,7 @@
     python -m lab.pages.walk            # a quarter of an hour on two cores; needs a package index, as any installation does
 
 What a person does between the commands is not measured but computed, from the number of words of each file at 200 a minute, which is slow reading.
-The forks are made as the README says, as text in one file; `git status` of the clone tells whether it was one.
+The forks are made as docs/fork.md says, as text in one file; `git status` of the clone tells whether it was one.
 """
 
 import json
@@ -34,7 +34,7 @@ LOSS = (
 )  # fmt: skip
 FORKS = {
     "a new reward: an answer that was not derived earns half": ("env_letters.py", (REWARD,), "--env letters"),
-    "a new environment: count the vowels, as it stands in the README": (
+    "a new environment: count the vowels, as it stands in docs/fork.md": (
         "vowels.py",
         (),
         "--env vowels.py:Vowels --sft-steps 200 --sft-lr 1e-3",
@@ -52,11 +52,12 @@ def timed(words: list[str], cwd: Path) -> tuple[float, str]:
 
 
 def result(clone: Path, name: str) -> str:
-    """What a run measured on held-out tasks, after SFT and in the end."""
+    """What a run measured on held-out tasks, after SFT and in the end; a run that lost is named."""
     s = json.loads((clone / "runs" / name / "summary.json").read_text())
     e = s["eval"][s["trained"]]
     show = lambda x: f"{100 * x['exact']:.1f}% [{100 * x['low']:.1f}, {100 * x['high']:.1f}]"
-    return f"{show(e['after_sft'])} → {show(e['final'])} exact, n = {e['final']['n']}"
+    lost = "; **it lost**" if e["final"]["exact"] < e["after_sft"]["exact"] else ""
+    return f"{show(e['after_sft'])} → {show(e['final'])} exact, n = {e['final']['n']}{lost}"
 
 
 def fork(clone: Path, file: str, changes: tuple, flags: str, name: str) -> tuple[float, str, str]:
@@ -71,7 +72,7 @@ def fork(clone: Path, file: str, changes: tuple, flags: str, name: str) -> tuple
                 )
             text = text.replace(old, new)
     else:
-        text = re.search(r"```python\n(# vowels.py\n.*?)```", (clone / "README.md").read_text(), re.S)[1]
+        text = re.search(r"```python\n(# vowels.py\n.*?)```", (clone / "docs" / "fork.md").read_text(), re.S)[1]
     path.write_text(text)
     seconds, _ = timed([str(clone / ".venv/bin/python"), "train.py", *flags.split(), *SMALL.split(), "--name", name], clone)
     changed = timed(["git", "status", "--short"], clone)[1].split()[1::2]
