@@ -35,26 +35,18 @@ from settings import EVAL_SEEDS, Config, check, eval_sets, make_env
 
 
 def evaluate_policy(
-    policy: Policy,
-    roll: Callable,
-    cfg: Config,
-    folder: Path,
-    stage: str,
-    update: int,
-    trained_on: str | None = None,
+    policy: Policy, roll: Callable, sets: dict, n: int, folder: Path, stage: str, update: int
 ) -> dict[str, list[Episode]]:
-    """Play cfg.eval_n held-out tasks of every set (settings.eval_sets), each greedily.
+    """Play the same n held-out tasks of every set, each greedily.
 
-    roll(make_env, seeds) -> groups, one sample per task. stage: before, after_sft, train, final or
-    eval_only; update: updates the policy has seen (-1: not even SFT). Each task's result goes to
-    evals.jsonl, a few whole episodes to episodes.jsonl. trained_on: the set that the run was trained
-    on, if that is not what cfg says (--eval-only with another --difficulty). Returns {set: its episodes}, without the
+    roll(make_env, seeds) -> groups, one sample per task. sets: {name: (is it the one trained on?,
+    make_env)}. stage: before, after_sft, train, final or eval_only; update: updates the policy has
+    seen (-1: not even SFT). Each task's result goes to evals.jsonl, a few whole episodes to
+    episodes.jsonl. Returns {set: its episodes}, without the
     failed ones. Raises ValueError if all of them failed.
     """
-    results, trained_on = {}, trained_on or trained_set(cfg)
-    seeds = [EVAL_SEEDS + i for i in range(cfg.eval_n)]
-    for tasks, (_, new_env) in tqdm(eval_sets(cfg).items(), desc=f"eval {stage}", leave=False):
-        trained = tasks == trained_on
+    results, seeds = {}, [EVAL_SEEDS + i for i in range(n)]
+    for tasks, (trained, new_env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):
         groups = roll(partial(guarded, new_env), seeds)  # [n][1]
         failed = {i: g[0].error for i, g in enumerate(groups) if g[0].stop_reason == "error"}
         results[tasks] = played = [g[0] for g in groups if g[0].stop_reason != "error"]
@@ -184,7 +176,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
     cfg = Config(**run_folder.read_config(folder, Config))
     run_folder.refuse_code(folder, cfg.env, given.env)
-    trained_on = trained_set(cfg)
+    own = trained_set(cfg)
     take_typed(cfg, given, typed)
     check(cfg)
     if cfg.threads:
@@ -196,8 +188,9 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     print(f"{folder} after {update} updates; {why}")
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
     roll = partial(rollouts.greedy, update=update)
-    cfg.eval_other_tiers = False
-    results = evaluate_policy(policy, roll, cfg, folder, "eval_only", update, trained_on)
+    new = trained_set(cfg)  # of another difficulty, perhaps
+    sets = {new: (new == own, eval_sets(cfg)[new][1])}
+    results = evaluate_policy(policy, roll, sets, cfg.eval_n, folder, "eval_only", update)
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
     if cfg.env == "swarm":
@@ -251,7 +244,7 @@ if __name__ == "__main__":
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
     with tempfile.TemporaryDirectory() as name:
         roll = partial(rollouts.greedy, update=0)
-        results = evaluate_policy(policy, roll, cfg, Path(name), "demo", 0)
+        results = evaluate_policy(policy, roll, eval_sets(cfg), 8, Path(name), "demo", 0)
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
     env = partial(Letters, 3, "binary", True, "states")

@@ -221,7 +221,8 @@ def sample_replies(
         prompts = [group[0].episode.token_ids for group in groups]
         seeds = [[(noise, p.episode.seed, p.member, p.episode.turns) for p in g] for g in groups]
         caches = [group[0].cache for group in groups] if players[0].episode.turns else None
-        samples = sampler.sample(prompts, k, max_tokens, temperature, seeds, caches, keep)
+        more = {"caches": caches, "keep": keep}
+        samples = sampler.sample(prompts, k, max_tokens, temperature, seeds, **more)
         for group, group_samples in zip(groups, samples):
             found |= {id(p): sample for p, sample in zip(group, group_samples)}
     return [found[id(p)] for p in players]

@@ -25,7 +25,7 @@ from fast.ahead import open_rollouts
 from grpo import advantages_of, check_names, update
 from learn.failures import put_in
 from policy import adam, checkpoint_activations, choose_model, load_policy, set_learning_rate
-from settings import Config, learning_rate, make_env, sft_seeds, task_seeds
+from settings import Config, eval_sets, learning_rate, make_env, sft_seeds, task_seeds
 from sft import other_opening, sft
 
 
@@ -51,7 +51,9 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     def evaluate(stage: str) -> None:
         with run.clock("eval"):
             play = partial(rollouts.greedy, update=max(state.update, 0))
-            run.log_evaluation(evaluate_policy(policy, play, cfg, run.folder, stage, state.update))
+            sets, n = eval_sets(cfg), cfg.eval_n
+            found = evaluate_policy(policy, play, sets, n, run.folder, stage, state.update)
+        run.log_evaluation(found)
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------
     if state.update < 0:

@@ -160,8 +160,8 @@ def stays(line: str, update: int) -> bool:
     """Is this line of a log whole, and from before the checkpoint after that update?"""
     try:
         record = json.loads(line)
-        old = 0 <= record["update"] <= update and record.get("stage") != "final"
-        return old and line.endswith("\n")
+        before = update >= 0 and record["update"] <= update  # update -1: there is no checkpoint
+        return before and record.get("stage") != "final" and line.endswith("\n")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False  # cut in two by the kill; what is left may be valid JSON
 

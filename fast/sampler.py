@@ -134,9 +134,13 @@ def make_sampler(cfg, policy: Policy):
     """The engine: plain, or vLLM if asked for (cfg.engine) or installed beside a GPU, or ours."""
     if getattr(cfg, "plain", False):
         return PlainSampler(policy)
+    if cfg.engine == "vllm" and parallel.world() > 1:  # it would take our process group for its own
+        raise ValueError(
+            "--engine vllm in several processes needs one of its own beside each of them; "
+            "add --async-rollouts 1"
+        )
     has_vllm = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
     if has_vllm and cfg.engine == "auto" and parallel.world() > 1:
-        # vLLM would take our process group for its own.
         print("several processes train, so our own sampler samples; "
               "--async-rollouts 1 gives vLLM a process of its own beside each")  # fmt: skip
         return TorchSampler(policy)

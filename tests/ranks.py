@@ -7,9 +7,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from steps import train_on
+
 from fast import parallel
 from fast.logprobs import token_logprobs
-from grpo import collate, update
+from grpo import collate
 from policy import PICO, load_policy
 from rollout import Episode
 from sft import sft_step
@@ -22,7 +24,7 @@ CASES = {
     "batch baseline": dict(loss="grpo", baseline="batch"),
     "two epochs": dict(loss="grpo", epochs=2),
     "sequence weights": dict(loss="grpo", importance="sequence"),
-    "token weights, dropped": dict(loss="cispo", importance="token", version=3, max_off_policy=2),
+    "token weights, dropped": dict(loss="cispo", importance="token", version=3, max_off_policy_steps=2),
     "reference": dict(loss="grpo", kl=0.1),
 }
 
@@ -81,8 +83,8 @@ def results() -> dict:
         optimizer.register_step_pre_hook(
             lambda *_, p=policy, kept=kept: kept.append(torch.cat([x.grad.flatten() for x in p.trainable().values()]))
         )
-        everything = {"baseline": "group", "normalize": True, "temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}
-        stats = update(policy, optimizer, batch(), reference=reference, **everything)
+        everything = {"temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}
+        stats = train_on(policy, optimizer, batch(), reference, **everything)
         out[name] = stats, kept[-1], torch.cat([p.detach().flatten() for p in policy.trainable().values()])
     policy = fresh()
     optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.1)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steps import train_on
 
 import grpo
 from grpo import (
@@ -29,7 +30,6 @@ from grpo import (
     policy_loss,
     swapped,
     token_weights,
-    update,
 )
 from rollout import Episode
 
@@ -212,8 +212,8 @@ def frozen(policy) -> torch.optim.Optimizer:
 
 
 def run(policy, groups, loss="grpo", optimizer=None, **changes) -> dict[str, float]:
-    options = dict(baseline="group", normalize=False, temperature=1.0, max_tokens=MAX_TOKENS, micro_tokens=HUGE, max_grad_norm=1e9)
-    return update(policy, optimizer or frozen(policy), groups, loss=loss, **(options | changes))
+    options = dict(normalize=False, max_tokens=MAX_TOKENS, micro_tokens=HUGE, max_grad_norm=1e9)
+    return train_on(policy, optimizer or frozen(policy), groups, loss=loss, **(options | changes))
 
 
 REWARDS = [[1.0, 0.0, 0.3, 1.0], [0.0, 0.2, 1.0, 0.1]]
@@ -680,7 +680,7 @@ def test_episodes_that_are_too_old_count_as_errors_and_no_others(load, make_grou
     groups, ages = make_groups(policy, REWARDS), [[0, 1, 3, 2], [2, 0, 1, 1]]
     for e, age in zip(sum(groups, []), sum(ages, [])):
         e.policy_version = 7 - age
-    stats = run(policy, groups, importance=importance, version=7, max_off_policy=oldest)
+    stats = run(policy, groups, importance=importance, version=7, max_off_policy_steps=oldest)
     ours = gradients(policy)
     fresh = [age for age in sum(ages, []) if age <= oldest]
     assert stats["dropped"] == 8 - len(fresh) and stats["off_policy_steps"] == pytest.approx(sum(fresh) / len(fresh))
@@ -704,7 +704,7 @@ def test_where_all_are_too_old_nothing_happens(load, make_groups, snapshot, rows
     policy = load("qwen3", 4, awake=True)
     groups, before = make_groups(policy, REWARDS), snapshot(policy)
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=0.1, weight_decay=0.1)
-    stats = run(policy, groups, optimizer=optimizer, version=3, max_off_policy=2)
+    stats = run(policy, groups, optimizer=optimizer, version=3, max_off_policy_steps=2)
     assert stats["dropped"] == 8 and stats["loss"] == stats["grad_norm"] == stats["trained_tokens"] == stats["off_policy_steps"] == 0
     assert rows_seen == [] and not optimizer.state
     assert all(torch.equal(p, before[name]) for name, p in snapshot(policy).items())

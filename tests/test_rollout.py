@@ -7,15 +7,22 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import rollout
+from bookkeeping.guard import Hung, guarded, in_time, told
 from env_letters import STYLES, Letters
 from fast.sampler import Sample, TorchSampler
-from rollout import Episode, Hung, delta_ids, encode, expert_episode, fail, in_time, play, prompt_ids, render
+from rollout import delta_ids, encode, expert_episode, prompt_ids, render
+
+
+def play(policy, sampler, make_env, *given, **more):
+    """As train.py plays: every environment is guarded."""
+    return rollout.play(policy, sampler, partial(guarded, make_env), *given, **more)
 
 
 class Chat:
@@ -354,9 +361,8 @@ def test_in_another_thread_there_is_no_limit_and_no_error():
 
 
 def test_an_error_is_one_line_that_is_safe_to_print():
-    episode = Episode(0, 0, [], [], [])
-    fail(episode, ValueError("bad\x1b[2J\n\u202ecall " + "x" * 1000))
-    assert episode.error.startswith("ValueError: bad?[2J ?call xxx") and len(episode.error) < 400 and episode.error.isprintable()
+    error = told(ValueError("bad\x1b[2J\n\u202ecall " + "x" * 1000))
+    assert error.startswith("ValueError: bad?[2J ?call xxx") and len(error) < 400 and error.isprintable()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -14,11 +14,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import warm
 
 import settings
 import train
+from bookkeeping import report
+from bookkeeping import run as run_records
+from bookkeeping.run import SECONDS
 from evaluate import EVAL_SEEDS
+from fast import ahead as ahead_room
 from rollout import play
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,7 +116,7 @@ def test_the_adapter_loads_with_peft_alone(whole):
 def test_resume_after_a_kill_equals_the_undisturbed_run(whole, tmp_path, kill_at):
     # A hard os._exit in the middle of things: no cleanup code runs, as with SIGKILL.
     script = f"""
-import os, sys, train
+import os, sys, sft, train
 calls = 0
 def bomb(real, at):
     def inner(*a, **k):
@@ -121,7 +126,7 @@ def bomb(real, at):
         return real(*a, **k)
     return inner
 kill = {kill_at!r}
-if kill == "sft": train.sft_step = bomb(train.sft_step, 3)
+if kill == "sft": sft.sft_step = bomb(sft.sft_step, 3)
 if kill == "update": train.update = bomb(train.update, 3)
 if kill == "save":
     from bookkeeping import checkpoint
@@ -180,9 +185,9 @@ def test_training_never_meets_the_tasks_of_sft_of_evaluation_or_of_another_seed(
         num_tasks=num_tasks, updates=settings.MOST_UPDATES, seed=settings.SFT_SEEDS // (settings.MOST_UPDATES * num_tasks) - 1
     )
     settings.check(last)
-    assert train.task_seeds(last, settings.MOST_UPDATES - 1)[-1] < settings.SFT_SEEDS < EVAL_SEEDS
+    assert settings.task_seeds(last, settings.MOST_UPDATES - 1)[-1] < settings.SFT_SEEDS < EVAL_SEEDS
     next_one = replace(last, seed=last.seed + 1)
-    assert train.task_seeds(next_one, 0)[0] == train.task_seeds(last, settings.MOST_UPDATES - 1)[-1] + 1
+    assert settings.task_seeds(next_one, 0)[0] == settings.task_seeds(last, settings.MOST_UPDATES - 1)[-1] + 1
     with pytest.raises(ValueError, match=f"--seed {next_one.seed}: "):
         settings.check(next_one)
 
@@ -394,11 +399,12 @@ def test_until_converged_goes_on_until_the_reward_has_settled_or_the_cap(tmp_pat
     flags = [*TINY, "--until-converged", "--eval-n", "2", "--sft-steps", "0", "--runs", str(tmp_path)]
     script = """
 import dataclasses, sys, train
-real = train.metrics.trend
+import metrics
+real = metrics.trend
 def trend(values):  # settles after the sixth update
     result = real(values)
     return dataclasses.replace(result, verdict="settled" if len(values) >= 6 else "moving")
-train.metrics.trend = trend
+metrics.trend = trend
 sys.argv = ["train.py"] + sys.argv[1:]
 train.main()
 """
@@ -416,7 +422,7 @@ train.main()
 def refused(monkeypatch, *flags: str) -> str:
     """What main() says about these flags, before anything is loaded."""
     monkeypatch.setattr(sys, "argv", ["train.py", *flags])
-    monkeypatch.setattr(train, "train", lambda cfg: pytest.fail("it was not refused"))
+    monkeypatch.setattr(train, "train", lambda cfg, typed: pytest.fail("it was not refused"))
     with pytest.raises(SystemExit) as caught:
         train.main()
     return str(caught.value)
@@ -443,7 +449,7 @@ def configured(monkeypatch, *flags: str) -> settings.Config:
     """The Config that main() hands over for these flags."""
     seen = []
     monkeypatch.setattr(sys, "argv", ["train.py", *flags])
-    monkeypatch.setattr(train, "train", seen.append)
+    monkeypatch.setattr(train, "train", lambda cfg, typed: seen.append(cfg))
     train.main()
     return seen[0]
 
@@ -489,10 +495,10 @@ def test_the_error_penalty_reaches_the_environment(monkeypatch):
 
 def test_in_turn_nobody_waits_and_the_summary_adds_the_seconds_up(whole):
     metrics, seconds = lines(whole / "metrics.jsonl"), json.loads((whole / "summary.json").read_text())["seconds"]
-    for part in train.PARTS:
+    for part in SECONDS:
         assert seconds[part] == pytest.approx(sum(line[f"seconds_{part}"] for line in metrics), abs=0.011)
     for line in metrics:
-        assert line["seconds_wait"] == 0 and min(line[f"seconds_{part}"] for part in train.PARTS if part != "wait") > 0
+        assert line["seconds_wait"] == 0 and min(line[f"seconds_{part}"] for part in SECONDS if part != "wait") > 0
         assert line["off_policy_steps"] == line["dropped"] == 0 and line.get("mismatch", 0.0) < 1e-4
 
 
@@ -517,8 +523,9 @@ def runs_ahead(tmp_path_factory) -> Path:
     done = python(f"""
 import shutil, sys, train
 from pathlib import Path
-from fast.ahead import Ahead
-runs, opened, real_start, real_update = Path({str(runs)!r}), [], Ahead.start, train.update
+from fast.ahead import SecondProcess
+runs, opened, updates = Path({str(runs)!r}), [], []
+real_start, real_update = SecondProcess.start, train.update
 def start(self):
     real_start(self)
     opened.append(self)
@@ -528,10 +535,11 @@ def run(*flags):
     print(flags[-1], "is over after", len(opened), "starts", flush=True)
     opened.clear()
 def update(*a, **k):
-    if k["version"] == 0:
+    updates.append(1)
+    if len(updates) == 1:
         opened[-1].process.kill()
     return real_update(*a, **k)
-Ahead.start = start
+SecondProcess.start = start
 short = [*{SHORT!r}, "--runs", str(runs)]
 two = ["--async-rollouts", "2", "--importance", "token", "--max-off-policy-steps", "2"]
 try:
@@ -617,12 +625,12 @@ def processes(group: int) -> list[str]:
 def test_ctrl_c_stops_a_run_ahead_cleanly_and_leaves_nobody_behind(tmp_path):
     code = f"""
 import sys, train
-from fast.ahead import Ahead
-real = Ahead.start
+from fast.ahead import SecondProcess
+real = SecondProcess.start
 def start(self):
     open({str(tmp_path / "home")!r}, "w").write(self.home.name)
     real(self)
-Ahead.start = start
+SecondProcess.start = start
 sys.argv = ["train.py", *{SHORT!r}, "--updates", "10000", "--async-rollouts", "2", "--runs", {str(tmp_path)!r}, "--name", "cut"]
 train.main()
 """
@@ -658,9 +666,10 @@ def out_of_memory(tmp_path_factory) -> tuple[Path, dict, str]:
     done = python(f"""
 import json, shutil, sys, torch, train
 from pathlib import Path
-folder, real = Path({str(runs)!r}) / "full", train.update
+folder, real, updates = Path({str(runs)!r}) / "full", train.update, []
 def update(*a, **k):
-    if k["version"] == 1:
+    updates.append(1)
+    if len(updates) == 2:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\\nSee the documentation")
     return real(*a, **k)
 train.update = update
@@ -699,8 +708,8 @@ def test_a_preset_is_written_down_and_a_flag_that_was_set_stays(out_of_memory):
 
 @pytest.mark.parametrize("message", ["", "\n"])
 def test_out_of_memory_without_a_word_is_one_sentence_too(monkeypatch, message):
-    def full(cfg):
-        raise train.torch.OutOfMemoryError(message)
+    def full(cfg, typed):
+        raise torch.OutOfMemoryError(message)
 
     monkeypatch.setattr(train, "train", full)
     monkeypatch.setattr(sys, "argv", ["train.py"])
@@ -717,7 +726,7 @@ def test_what_cannot_be_sampled_is_one_sentence_ahead_as_in_turn(runs_ahead):
 
 
 class NotAhead:
-    """As Ahead, without a second process: the same batches, asked for as early."""
+    """As a second process, without a second process: the same batches, asked for as early."""
 
     def __init__(self, load, make_sampler, threads, needed):
         self.policy, self.jobs = load(), {}
@@ -741,11 +750,11 @@ asked_levels: list[int] = []
 
 def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_alone(monkeypatch, tmp_path):
     nothing = {"groups_with_signal": 0.0, "trained_tokens": 0, "loss": 0.0, "grad_norm": 0.0}
-    monkeypatch.setattr(train, "Ahead", NotAhead)
+    monkeypatch.setattr(ahead_room, "SecondProcess", NotAhead)
     monkeypatch.setattr(train, "update", lambda *a, **k: nothing)
-    monkeypatch.setattr(train, "StopSignal", lambda: SimpleNamespace(asked=False))
-    monkeypatch.setattr(train.torch, "set_num_threads", lambda n: None)
-    monkeypatch.setattr(train.report, "write", lambda folder: (folder / "report.md").write_text(""))
+    monkeypatch.setattr(run_records, "StopSignal", lambda: SimpleNamespace(asked=False))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    monkeypatch.setattr(report, "write", lambda folder: (folder / "report.md").write_text(""))
     monkeypatch.setitem(settings.PROMOTE, "letters", ("exact", 0.0))  # five batches of a level are enough, however bad
     monkeypatch.setattr(sys, "argv", [
         "train.py", "--curriculum", "--difficulty", "6", "--async-rollouts", "2", "--updates", "15", "--sft-steps", "0", "--num-tasks", "1",
