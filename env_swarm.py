@@ -52,7 +52,7 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 
-from swarm.bots import RANGES, SCENARIOS, bots_act, draw_scenario, draw_tasks
+from swarm.bots import DIFFICULTIES, SCENARIOS, bots_act, draw_scenario, draw_tasks
 from swarm.economy import ME, Economy, Scenario, end_step, found, rule
 from swarm.players import HELP, PLAYERS, from_short, view
 from swarm.tools import ACTIONS, Refused, pass_turn, read_call, schemas, show, tool_names, write_call
@@ -164,8 +164,8 @@ class Swarm:
     def __post_init__(self):
         if self.version not in WEIGHTS:
             raise ValueError(f"--swarm-version {self.version}: swarm knows {' and '.join(WEIGHTS)}; choose one of them")
-        if self.difficulty not in RANGES:
-            raise ValueError(f"--difficulty {self.difficulty}: swarm knows {', '.join(RANGES)}; choose one of them")
+        if self.difficulty not in DIFFICULTIES:
+            raise ValueError(f"--difficulty {self.difficulty}: swarm knows {', '.join(DIFFICULTIES)}; choose one of them")
         if self.style not in STYLES:
             raise ValueError(f"--sft-style {self.style}: swarm knows {', '.join(STYLES)}; choose one of them")
         for name, weight in WEIGHTS[self.version].items():

@@ -1,7 +1,9 @@
-"""The world that env_swarm.py plays in: an economy of bots, in five files that are read in order.
+"""The world that env_swarm.py plays in: one economy, five files, in reading order.
 
-economy (the rules and the books), tools (what a member can do), bots (scenarios, and who else plays),
-players (scripted players of the model's part), governance (who decides what is accepted, and when).
-This room is plain Python, as environments are: it imports NumPy and SciPy, metrics for intervals,
-env_letters for how a reply is split, and nothing else of ours; no torch, no trainer.
+economy     the members, the books and the rules      tools       what a member can do
+bots        the scenarios, and the scripted bots      players     scripts in the model's place
+governance  how uncertain deals are judged, and who steps in when
+
+The room is plain Python, as environments are. It may import NumPy and SciPy, env_letters (to split
+a reply) and metrics (for intervals), and nothing else of ours: no torch, no trainer.
 """

@@ -171,6 +171,11 @@ class Economy:
     def last_step(self) -> int:
         return self.scenario.epochs * STEPS
 
+    def last_posts(self, n: int) -> list[Post]:
+        """The n newest posts, oldest first. No slice of all: a late step must not cost more."""
+        newest = len(self.posts)
+        return [self.posts[f"post_{i}"] for i in range(max(1, newest - n + 1), newest + 1)]
+
 
 def found(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
     """An economy at its first step. Its tasks are drawn before, so that play cannot change them."""
@@ -186,12 +191,6 @@ def found(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
     audit_rng = random.Random(scenario.dice + " audits")
     tasks = {task.id: task for task in to_come[0]}
     return Economy(scenario, rules, members, to_come, audit_rng, total, tasks=tasks)
-
-
-def last_posts(economy: Economy, n: int) -> list[Post]:
-    """The n newest posts, oldest first. No slice of all: a late step must not cost more."""
-    newest = len(economy.posts)
-    return [economy.posts[f"post_{i}"] for i in range(max(1, newest - n + 1), newest + 1)]
 
 
 def payable(economy: Economy, proposal: Proposal) -> bool:

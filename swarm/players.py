@@ -11,7 +11,7 @@ Run me: `python -m swarm.players` lets each of them play the same scenario.
 import random
 
 from swarm.bots import KINDS, NICE, PLACES, THINGS, between, bots_act, draw_scenario, draw_tasks, open_tasks, pick, work_text
-from swarm.economy import APPEAL_STEPS, ME, STEPS, Economy, end_step, found, last_posts, rule
+from swarm.economy import APPEAL_STEPS, ME, STEPS, Economy, end_step, found, rule
 from swarm.tools import ACTIONS, Refused, show
 
 
@@ -37,7 +37,7 @@ def view(economy: Economy) -> dict:
         "more_tasks": len(fresh[3:]),
         "feed": [
             {"id": p.id, "author": p.author, "votes": sum(p.votes.values()), "voted": ME in p.votes, "text": show(p.text)}
-            for p in last_posts(economy, 2)
+            for p in economy.last_posts(2)
         ],
         "incoming": [
             {"id": p.id, "from": p.proposer, "reputation": member(p.proposer).reputation, "you_get": p.transfer, "text": show(p.text)}
