@@ -133,14 +133,20 @@ def bots_act(economy: Economy) -> None:
             BOTS[bot.kind](economy, bot, bot.rng)
 
 
+def options(economy: Economy, bot: Member) -> tuple[Proposal | None, Task | None, list[Task]]:
+    """(the oldest offer to a bot, the oldest task that it holds, all open tasks)."""
+    held = (task for task in economy.tasks.values() if task.holder == bot.name)
+    return next(iter(bot.inbox.values()), None), next(held, None), open_tasks(economy)
+
+
 def honest(economy: Economy, bot: Member, rng: random.Random) -> None:
-    offer = next(iter(bot.inbox.values()), None)
+    offer, task, tasks = options(economy, bot)
     if offer and chance(rng, 0.8):
         # Trusting: it accepts most offers that ask for little, and now and then one that asks more.
         answer(economy, bot, offer, chance(rng, 0.8 if offer.transfer >= -2 else 0.15))
-    elif (task := held(economy, bot)) and chance(rng, 0.7):
+    elif task and chance(rng, 0.7):
         act.submit_work(economy, bot.name, task.id, work_text(task.text))
-    elif (tasks := open_tasks(economy)) and not held(economy, bot) and chance(rng, 0.4):
+    elif tasks and not task and chance(rng, 0.4):
         act.claim_task(economy, bot.name, pick(rng, tasks).id)
     elif chance(rng, 0.4):
         trade(economy, bot, rng, between(rng, -1, 3))
@@ -149,15 +155,15 @@ def honest(economy: Economy, bot: Member, rng: random.Random) -> None:
 
 
 def opportunistic(economy: Economy, bot: Member, rng: random.Random) -> None:
-    offer, tasks = next(iter(bot.inbox.values()), None), open_tasks(economy)
+    offer, task, tasks = options(economy, bot)
     if offer and chance(rng, 0.8):
         gain = act.STAKE * (2 * offer.p - 1) + offer.transfer
         active = min(economy.members[offer.proposer].activity, 6)
         answer(economy, bot, offer, chance(rng, sigmoid(gain - 4 + 0.4 * active)))
-    elif (task := held(economy, bot)) and chance(rng, 0.7):
+    elif task and chance(rng, 0.7):
         short = task.text.partition(" for ")[0] + ", it is done"
         act.submit_work(economy, bot.name, task.id, short)
-    elif tasks and not held(economy, bot) and chance(rng, 0.5):
+    elif tasks and not task and chance(rng, 0.5):
         act.claim_task(economy, bot.name, max(tasks, key=lambda task: task.bounty).id)
     elif chance(rng, 0.35):
         trade(economy, bot, rng, between(rng, -4, 0))
@@ -166,7 +172,8 @@ def opportunistic(economy: Economy, bot: Member, rng: random.Random) -> None:
 
 
 def deceptive(economy: Economy, bot: Member, rng: random.Random) -> None:
-    offer, version = next(iter(bot.inbox.values()), None), economy.scenario.version
+    offer, task, tasks = options(economy, bot)
+    version = economy.scenario.version
     if chance(rng, 0.4):
         if not exploits(version, rng, bot.interactions, bot.turning):
             trade(economy, bot, rng, between(rng, 1, 4))
@@ -176,9 +183,9 @@ def deceptive(economy: Economy, bot: Member, rng: random.Random) -> None:
             trade(economy, bot, rng, -between(rng, 5, 20))
     elif offer and chance(rng, 0.8):
         answer(economy, bot, offer, offer.transfer >= 0 and chance(rng, 0.5))
-    elif task := held(economy, bot):
+    elif task:
         act.submit_work(economy, bot.name, task.id, work_text(task.text))
-    elif (tasks := open_tasks(economy)) and chance(rng, 0.2):
+    elif tasks and chance(rng, 0.2):
         act.claim_task(economy, bot.name, pick(rng, tasks).id)
     else:
         socialise(economy, bot, rng, votes=0.4, posts=0.3, replies=0.2)
@@ -241,10 +248,6 @@ def answer(economy: Economy, bot: Member, offer: Proposal, yes: bool) -> None:
         act.accept_proposal(economy, bot.name, offer.id)
     else:
         act.reject_proposal(economy, bot.name, offer.id)
-
-
-def held(economy: Economy, bot: Member) -> Task | None:
-    return next((task for task in economy.tasks.values() if task.holder == bot.name), None)
 
 
 def open_tasks(economy: Economy) -> list[Task]:
