@@ -2,72 +2,17 @@
 
     idle, novice, random, trader, grinder, expert       from doing nothing to our best set of rules
 
-They see what the model sees (`view`, from which env_swarm.py writes its observations) and nothing
-else. They return (thought, tool, arguments), which env_swarm.py writes as a reply. None of them
-knows which bots are deceptive.
+They see what the model sees (swarm/view.py) and nothing else. They return (thought, tool,
+arguments), which env_swarm.py writes as a reply. None of them knows which bots are deceptive.
 
 Run me: `python -m swarm.players` lets each of them play the same scenario.
 """
 
 import random
 
-from swarm.bots import KINDS, NICE, PLACES, THINGS, between, open_tasks, pick, work_text
-from swarm.economy import APPEAL_STEPS, ME, STEPS, Economy, rule
-from swarm.tools import TOOLS, show
-
-
-def view(economy: Economy) -> dict:
-    """Everything that the model may know, and all that the scripted players see."""
-    me, version, step = economy.members[ME], economy.scenario.version, economy.step
-    mine = [t for t in economy.tasks.values() if t.holder == ME]
-    free = sorted(open_tasks(economy), key=lambda t: -t.bounty)
-    initial = {name: getattr(economy.scenario, name) for name in economy.rules}
-    reputation = lambda name: economy.members[name].reputation
-    seen = {
-        "version": version,
-        "step": step,
-        "last_step": economy.last_step,
-        "resources": me.resources,
-        "reputation": me.reputation,
-        "threshold": economy.rules["threshold"],
-        "changed": [rule(name, x) for name, x in economy.rules.items() if x != initial[name]],
-        "frozen": bool(me.frozen_at),
-        "until": me.frozen_at + APPEAL_STEPS,
-        "tasks": [
-            {"id": t.id, "yours": t.holder == ME, "bounty": t.bounty, "difficulty": t.level}
-            | {"deadline": t.deadline, "text": t.text}
-            for t in mine + free[:3]
-        ],
-        "more_tasks": len(free[3:]),
-        "feed": [
-            {"id": p.id, "author": p.author, "votes": sum(p.votes.values())}
-            | {"voted": ME in p.votes, "text": show(p.text)}
-            for p in economy.last_posts(2)
-        ],
-        "incoming": [
-            {"id": p.id, "from": p.proposer, "reputation": reputation(p.proposer)}
-            | {"you_get": p.transfer, "text": show(p.text)}
-            for p in me.inbox.values()
-        ],
-        "bots": [
-            {"id": m.name, "frozen": bool(m.frozen_at), "proposed": 0, "accepted": 0}
-            for m in economy.members.values()
-            if m.name != ME
-        ],
-        "pending": [],
-        "events": [],
-    }
-    if version == "0.1":
-        return seen | {"until": economy.last_step}  # v0.1 has no appeal
-    # v0.2 also tells what became of the model's proposals, and what happened lately.
-    mine = [p for p in economy.proposals.values() if p.proposer == ME]
-    seen["pending"] = [{"id": p.id, "to": p.receiver} for p in mine]
-    for bot in seen["bots"]:
-        bot["accepted"], bot["proposed"] = economy.history.get(bot["id"], (0, 0))
-    lately = [(at, text) for at, text in economy.events[-3:] if step - at <= STEPS]
-    seen["events"] = [f"step {at}: {text}" for at, text in lately]
-    return seen
-
+from swarm.bots import KINDS, NICE, PLACES, THINGS, between, pick, work_text
+from swarm.economy import ME
+from swarm.tools import TOOLS
 
 # Each player takes a view and its own dice, and returns a move: (thought, tool, arguments).
 
@@ -277,6 +222,7 @@ if __name__ == "__main__":
     from swarm.bots import bots_act, draw_scenario, draw_tasks
     from swarm.economy import end_step, found
     from swarm.tools import ACTIONS, Refused
+    from swarm.view import view
 
     print("scenario 8, medium; what each player ends with:")
     for name in reversed(PLAYERS):
