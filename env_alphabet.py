@@ -1,8 +1,9 @@
-"""Alphabet sort: a list to keep sorted while a user adds names to it. The first environment of several turns.
+"""Alphabet sort: a list to keep sorted while a user adds names. The first task of several turns.
 
-A scripted user gives some names and wants them sorted, by first or by last name (fixed for the episode). Each later turn adds
-names and wants the whole list so far, the new ones marked. Names are written without a space: EnginDurgun, whose
-last name starts at the first capital after position 0.
+A scripted user gives some names and wants them sorted by first or by last name (the same throughout
+an episode). In each later turn the user adds names and wants the whole list so far, with the new
+ones marked. Names are written without a space: EnginDurgun, whose last name starts at the first
+capital after position 0.
 
     user       Sort these names by last name:
                MariaSilva
@@ -27,71 +28,83 @@ last name starts at the first capital after position 0.
                ChenWei // new name!
                </combined_alphabetical_sorted>
 
-The reward is smooth: the similarity of two texts, raised to a power. A list in the wrong order still shares most of its characters
-with the right one, so names copied as they came, the new ones marked, have a similarity of 0.66; the power (8 in the public recipe)
-pushes that down to a mean reward of 0.08 and leaves 1.0 where it is. With `power_per_turn` each turn is powered and then averaged,
-so one good turn pays; without it the similarities are averaged first, and only a good *episode* pays.
+The reward is smooth: the similarity of two texts, raised to a power. A list in the wrong order
+still shares most of its characters with the right one, so names copied in the given order, the new
+ones marked, have a similarity of 0.66. The power (8 in the public recipe) lowers that to a mean
+reward of 0.08 and leaves 1.0 where it is. With `power_per_turn` each turn is powered before the
+mean is taken, so one good turn pays; without it the mean is powered, so only a good *episode* pays.
 
-The tasks and the scoring are those of Prime Intellect's alphabet-sort; the words of the prompts and the names are ours.
+The tasks and the scoring are those of Prime Intellect's alphabet-sort; the words of the prompts and
+the names are ours. Where its rules leave a choice: the names of one episode differ in their first
+*and* last names, so there is only one right order. A turn that was never played scores 0. Blocks
+inside <think> are thoughts, not attempts. Empty lines in a block are dropped.
 
-Where the rules leave a choice: names of one episode differ in their first *and* last names, so the order is never open. A turn that
-was never played scores 0. Blocks inside <think> are thoughts, not attempts. Empty lines in a block are dropped.
-
-Run me: `python env_alphabet.py` plays one episode with the expert, then scores three fools on it.
+Run me: `python env_alphabet.py` plays an episode with the expert, then scores three bad players.
 """
 
 import random
 import re
 from dataclasses import dataclass
 
-from env_letters import split_thinking
+from env_letters import check_choice, split_thinking
 
-# A varied pool: 219 x 271 = 59,349 combinations. At most two names of a list share their first two letters and none shares three, so a
-# key of three letters decides; first letters alone tie in 70% of the lists of eight.
+# A varied pool: 219 x 271 = 59,349 combinations. At most two names of a list share their first two
+# letters and no two share three, so a key of three letters decides. First letters alone tie in 70%
+# of the lists of eight.
 FIRST = """
-Aaron Abena Adila Aiko Akira Alba Alejo Amara Amit Anika Antti Arash Arjun Asha Astrid Ayumi Azra Bahar Bao Beatriz Benny Bianca Bilal
-Bjorn Boris Brigid Bruna Callum Camila Cecile Chiara Clara Cosmin Cyrus Dalia Daria Deepak Diego Dilara Dmitri Doris Duncan Dylan Ebele
-Edith Efua Eirik Elif Emeka Engin Erika Esra Ethan Eun Ewa Ezra Fabio Fatou Felix Fiona Florin Franz Freya Fumiko Gareth Georgi Gita
-Gloria Goran Grace Gudrun Gwen Hadiya Hana Hektor Hiro Hoang Huda Hyun Ibrahim Idris Ifeoma Igor Ilse Imani Ines Irina Isamu Itzel Ivana
-Jack Jamila Jelena Jing Joana Jorge Juan Jutta Kaito Kamala Kemal Khalid Kiran Kofi Kwame Kyle Laila Lars Leonie Liang Linh Lorenz Lucia
-Luz Lydia Maarten Magda Meera Mei Miguel Mina Mona Mumin Myles Nadia Naoko Nesrin Ngozi Nia Nikhil Nora Nuria Obi Oduya Oksana Olga Omar
-Orla Oskar Otto Pablo Paulo Pedro Petra Phuong Pilar Piotr Pooja Priya Qasim Quentin Quinn Rafael Ravi Renata Rhys Ricardo Rin Rosa Roy
-Ruth Ryota Sabine Sanjay Selma Sergei Shirin Sibel Simon Sofia Soren Stella Sunil Svea Sylvie Tadeo Tamar Teresa Thabo Tian Tomas Tove
-Tuan Tyra Uche Ulla Umar Ursula Usha Vadim Valeria Vera Victor Vikram Vlad Wanda Wei Wendy Wiktor Wojtek Xavier Xenia Ximena Xiu Yael
-Yan Yetunde Ying Yolanda Yuki Yusuf Yvonne Zainab Zara Zeynep Zhen Zita Zoe Zuzana
+Aaron Abena Adila Aiko Akira Alba Alejo Amara Amit Anika Antti Arash Arjun Asha Astrid Ayumi Azra
+Bahar Bao Beatriz Benny Bianca Bilal Bjorn Boris Brigid Bruna Callum Camila Cecile Chiara Clara
+Cosmin Cyrus Dalia Daria Deepak Diego Dilara Dmitri Doris Duncan Dylan Ebele Edith Efua Eirik Elif
+Emeka Engin Erika Esra Ethan Eun Ewa Ezra Fabio Fatou Felix Fiona Florin Franz Freya Fumiko Gareth
+Georgi Gita Gloria Goran Grace Gudrun Gwen Hadiya Hana Hektor Hiro Hoang Huda Hyun Ibrahim Idris
+Ifeoma Igor Ilse Imani Ines Irina Isamu Itzel Ivana Jack Jamila Jelena Jing Joana Jorge Juan Jutta
+Kaito Kamala Kemal Khalid Kiran Kofi Kwame Kyle Laila Lars Leonie Liang Linh Lorenz Lucia Luz Lydia
+Maarten Magda Meera Mei Miguel Mina Mona Mumin Myles Nadia Naoko Nesrin Ngozi Nia Nikhil Nora Nuria
+Obi Oduya Oksana Olga Omar Orla Oskar Otto Pablo Paulo Pedro Petra Phuong Pilar Piotr Pooja Priya
+Qasim Quentin Quinn Rafael Ravi Renata Rhys Ricardo Rin Rosa Roy Ruth Ryota Sabine Sanjay Selma
+Sergei Shirin Sibel Simon Sofia Soren Stella Sunil Svea Sylvie Tadeo Tamar Teresa Thabo Tian Tomas
+Tove Tuan Tyra Uche Ulla Umar Ursula Usha Vadim Valeria Vera Victor Vikram Vlad Wanda Wei Wendy
+Wiktor Wojtek Xavier Xenia Ximena Xiu Yael Yan Yetunde Ying Yolanda Yuki Yusuf Yvonne Zainab Zara
+Zeynep Zhen Zita Zoe Zuzana
 """.split()
+
 LAST = """
-Abbott Abe Acosta Adeyemi Afonso Aguilar Ahmed Aiyar Akin Alonso Alvarez Amado Andrade Aoki Araujo Arslan Asante Atkins Aydin Azevedo
-Badawi Banerjee Becker Benitez Bhatt Biondi Blanco Blum Boateng Bose Brandt Brown Bui Burke Byrne Cabral Castro Celik Cerny Chavez Chen
-Cisse Clarke Conti Costa Cruz Cui Curie Dahl Das Demir Desai Diallo Dlamini Dobbs Dong Drake Duarte Durgun Dvorak Eaton Ebert Ecevit
-Edwards Egede Eklund Eliasson Elmas Endo Eriksen Esposito Evans Eze Fagan Farah Fekete Ferrari Fischer Flores Foster Franco Fuchs Fujita
-Gallo Garcia Genc Gill Glass Gomez Gordon Grant Greco Guo Gupta Hadid Hansen Hernan Hill Hoang Holm Huang Hughes Ibarra Ichiro Idowu
-Iglesias Ikeda Iliev Imai Inoue Ionescu Iqbal Ivanov Iyer Jackson Jansen Jensen Jimenez Johnson Joshi Juarez Jung Kaplan Katz Kebede
-Keller Khan Kim Klein Kone Kovac Kruger Kumar Kuznets Kwon Lam Lange Lee Lehto Lima Liu Lopez Luna Lynch Madsen Malik Mbeki Mehta Meyer
-Mills Mishra Molina Moreau Muller Murphy Mwangi Nagy Nair Ndiaye Nel Nguyen Nikolov Nilsen Novak Nowak Nunez Nyong Obi Ochoa Odhiambo
-Ogawa Okafor Oliveira Olsen Omondi Onuoha Ortiz Osei Otieno Owen Ozturk Pak Park Pereira Petrov Pham Pinto Pires Pohl Popov Prasad Price
-Puig Quispe Qureshi Rahman Raman Reddy Reyes Rhodes Ricci Rivera Romero Rossi Ruiz Russo Ryan Saito Santos Schmidt Sen Serra Shah Silva
-Singh Smith Soares Sousa Stein Suzuki Svensson Szabo Tanaka Tapia Teixeira Thapa Tiwari Torres Toth Tran Turner Tutu Ueda Ugarte Ulrich
-Umarov Unger Uribe Usman Vance Vargas Vega Vidal Vieira Vogel Vuong Wagner Walker Weber Werner White Wilson Wolf Wright Xavier Ximenes
-Yadav Yamada Yeo Yilmaz Yoon Young Yusuf Zaman Zapata Zhao Zhou Ziegler Zimmer Zola Zubair
+Abbott Abe Acosta Adeyemi Afonso Aguilar Ahmed Aiyar Akin Alonso Alvarez Amado Andrade Aoki Araujo
+Arslan Asante Atkins Aydin Azevedo Badawi Banerjee Becker Benitez Bhatt Biondi Blanco Blum Boateng
+Bose Brandt Brown Bui Burke Byrne Cabral Castro Celik Cerny Chavez Chen Cisse Clarke Conti Costa
+Cruz Cui Curie Dahl Das Demir Desai Diallo Dlamini Dobbs Dong Drake Duarte Durgun Dvorak Eaton Ebert
+Ecevit Edwards Egede Eklund Eliasson Elmas Endo Eriksen Esposito Evans Eze Fagan Farah Fekete
+Ferrari Fischer Flores Foster Franco Fuchs Fujita Gallo Garcia Genc Gill Glass Gomez Gordon Grant
+Greco Guo Gupta Hadid Hansen Hernan Hill Hoang Holm Huang Hughes Ibarra Ichiro Idowu Iglesias Ikeda
+Iliev Imai Inoue Ionescu Iqbal Ivanov Iyer Jackson Jansen Jensen Jimenez Johnson Joshi Juarez Jung
+Kaplan Katz Kebede Keller Khan Kim Klein Kone Kovac Kruger Kumar Kuznets Kwon Lam Lange Lee Lehto
+Lima Liu Lopez Luna Lynch Madsen Malik Mbeki Mehta Meyer Mills Mishra Molina Moreau Muller Murphy
+Mwangi Nagy Nair Ndiaye Nel Nguyen Nikolov Nilsen Novak Nowak Nunez Nyong Obi Ochoa Odhiambo Ogawa
+Okafor Oliveira Olsen Omondi Onuoha Ortiz Osei Otieno Owen Ozturk Pak Park Pereira Petrov Pham Pinto
+Pires Pohl Popov Prasad Price Puig Quispe Qureshi Rahman Raman Reddy Reyes Rhodes Ricci Rivera
+Romero Rossi Ruiz Russo Ryan Saito Santos Schmidt Sen Serra Shah Silva Singh Smith Soares Sousa
+Stein Suzuki Svensson Szabo Tanaka Tapia Teixeira Thapa Tiwari Torres Toth Tran Turner Tutu Ueda
+Ugarte Ulrich Umarov Unger Uribe Usman Vance Vargas Vega Vidal Vieira Vogel Vuong Wagner Walker
+Weber Werner White Wilson Wolf Wright Xavier Ximenes Yadav Yamada Yeo Yilmaz Yoon Young Yusuf Zaman
+Zapata Zhao Zhou Ziegler Zimmer Zola Zubair
 """.split()
 
 NEW = " // new name!"
-MOST_ANSWER = 20_000  # characters after the thinking; more holds no list. The longest right one has 6,000, and a megabyte takes 90 ms a turn to compare
 FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
+
+# The most characters that can follow the thinking: longer replies are taken to have no list. The
+# longest right list has 6,000, and a megabyte takes 90 ms per turn to compare.
+MOST_ANSWER = 20_000
 
 # How the scripted expert answers, and so what SFT teaches. All three give the right list.
 STYLES = {
     "bare": "the list alone",
     "states": "thinks, but only says what it is about to do: the format without the algorithm",
-    "derives": "cuts out the key of each name, sorts by key, then copies the names: the algorithm itself",
+    "derives": "cuts out the key of each name, sorts by key, then copies the names: the algorithm",
 }
-HABITS = (
-    "given",
-    "string",
-    "derives",
-    "other",
-)  # names as they came; as plain strings sort; keys in the thinking; none of these
+# What a reply's list looks like: names in the given order; sorted as plain strings; sorted by keys
+# that stand in the thinking; none of these.
+HABITS = ("given", "string", "derives", "other")
 
 
 @dataclass(frozen=True)
@@ -101,58 +114,52 @@ class Task:
 
 
 def key_of(name: str, by: str) -> str:
-    """What a name is sorted by: 'EnginDurgun' -> 'Engin' (first) or 'Durgun' (last)."""
+    """The part of a name to sort by: 'EnginDurgun' -> 'Engin' (first) or 'Durgun' (last)."""
     cut = next((i for i in range(1, len(name)) if name[i].isupper()), len(name))
     return name[:cut] if by == "first" else name[cut:]
 
 
 def make_task(rng: random.Random, turns: tuple[int, int], names: tuple[int, int]) -> Task:
-    """Draw one task: how many turns, how many names each, and by what to sort."""
+    """Draw one task: how many turns, how many names in each, and the part to sort by."""
     counts = [rng.randint(*names) for _ in range(rng.randint(*turns))]
     total = sum(counts)
-    people = [
-        first + last for first, last in zip(rng.sample(FIRST, total), rng.sample(LAST, total))
-    ]
+    firsts, lasts = rng.sample(FIRST, total), rng.sample(LAST, total)
+    people = [first + last for first, last in zip(firsts, lasts)]
     by = rng.choice(["first", "last"])
     starts = [sum(counts[:t]) for t in range(len(counts))]
     return Task(by, tuple(tuple(people[s : s + n]) for s, n in zip(starts, counts)))
 
 
+def names_so_far(task: Task, turn: int) -> list[str]:
+    """All names given in turns 0 to `turn`, in the order given."""
+    return [name for part in task.turns[: turn + 1] for name in part]
+
+
 def right_list(task: Task, turn: int) -> list[str]:
-    """The lines expected in turn 0, 1, …: all names so far, sorted, those of this turn marked (not in turn 0)."""
-    names = sorted(
-        (name for part in task.turns[: turn + 1] for name in part),
-        key=lambda name: key_of(name, task.by).lower(),
-    )
+    """The lines expected in a turn: all names so far, sorted, new ones marked (not in turn 0)."""
+    names = sorted(names_so_far(task, turn), key=lambda name: key_of(name, task.by).lower())
     return [name + NEW if turn and name in task.turns[turn] else name for name in names]
 
 
 def question(task: Task, turn: int, think: bool) -> str:
     """The user's message of a turn. The format of each tag is shown once."""
     names = "\n".join(task.turns[turn])
+    which = "all names so far with these more names" if turn else "these names"
     if turn == 0:
-        ask = f"Sort these names by {task.by} name:\n{names}\n\nGive the sorted list, one name a line, inside <{FIRST_TAG}> and </{FIRST_TAG}>, like this:"
-        shape = f"\n<{FIRST_TAG}>\nNameOne\nNameTwo\n</{FIRST_TAG}>"
+        shape = (
+            f"Give the sorted list, one name a line, inside <{FIRST_TAG}> and </{FIRST_TAG}>, "
+            f"like this:\n{write_block(['NameOne', 'NameTwo'], turn)}"
+        )
     elif turn == 1:
-        ask = (
-            f"Sort all names so far with these more names by {task.by} name:\n{names}\n\nGive the whole list, one name a line, inside "
-            f"<{LATER_TAG}> and </{LATER_TAG}>, with{NEW} after each name that is new in this turn, like this:"
+        shape = (
+            f"Give the whole list, one name a line, inside <{LATER_TAG}> and </{LATER_TAG}>, "
+            f"with{NEW} after each name that is new in this turn, "
+            f"like this:\n{write_block(['NameOne', 'NameTwo' + NEW], turn)}"
         )
-        shape = f"\n<{LATER_TAG}>\nNameOne\nNameTwo{NEW}\n</{LATER_TAG}>"
     else:
-        ask, shape = (
-            f"Sort all names so far with these more names by {task.by} name:\n{names}\n\nSame format.",
-            "",
-        )
-    return (
-        ask
-        + shape
-        + (
-            "\nThink first inside <think> and </think> if that helps."
-            if think
-            else "\nDo not think."
-        )
-    )
+        shape = "Same format."
+    hint = "Think first inside <think> and </think> if that helps." if think else "Do not think."
+    return f"Sort {which} by {task.by} name:\n{names}\n\n{shape}\n{hint}"
 
 
 def write_block(lines: list[str], turn: int) -> str:
@@ -170,9 +177,7 @@ def write_reply(task: Task, turn: int, style: str) -> str:
     if style == "states":
         return f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{answer}"
     keyed = lambda name: f"{key_of(name, task.by)[:3]} {name}\n"
-    cut = "".join(
-        map(keyed, task.turns[turn])
-    )  # only the new names: earlier keys stand in the thoughts of earlier turns
+    cut = "".join(map(keyed, task.turns[turn]))  # earlier keys are in the earlier turns' thinking
     ordered = "".join(keyed(line.removesuffix(NEW)) for line in lines)
     return f"<think>\n{cut}\n{ordered}</think>\n{answer}"
 
@@ -180,8 +185,9 @@ def write_reply(task: Task, turn: int, style: str) -> str:
 def similarity(predicted: list[str], expected: list[str]) -> float:
     """difflib's ratio of the two lists, stripped, lower-cased and joined by newlines; in [0, 1].
 
-    It compares characters, and its `autojunk` is left on, as in the original: from 200 characters on, letters that are frequent in the
-    expected text no longer start a match. That makes long wrong lists score lower, and never touches a right one.
+    It compares characters, and its `autojunk` is left on, as in the original: if the expected text
+    has 200 characters or more, its frequent letters no longer start a match. That makes long wrong
+    lists score lower, and never affects a right one.
     """
     a, b = ("\n".join(line.strip().lower() for line in lines) for lines in (predicted, expected))
     return 1.0 if a == b else ratio(a, b)
@@ -190,16 +196,15 @@ def similarity(predicted: list[str], expected: list[str]) -> float:
 def ratio(a: str, b: str) -> float:
     """SequenceMatcher(None, a, b).ratio(), exactly, for lower-cased texts, by str.find.
 
-    difflib walks every pair of equal letters: 16,384 letters a against a list of 190 characters took it 431 ms, and this 2. What hostile
-    replies take now is in results/bench/scorer.json.
-    A reward that hostile replies can slow down is a way to stop a training run.
+    difflib walks every pair of equal letters: it took 431 ms to compare 16,384 letters a with a
+    list of 190 characters, and this takes 2. A reward that hostile replies can slow down is a way
+    to stop a training run; results/bench/scorer.json has the times that they take now.
     """
-    often = (
-        {c for c in set(b) if b.count(c) > len(b) // 100 + 1} if len(b) >= 200 else set()
-    )  # autojunk
-    core = "".join(
-        "A" if c in often else c for c in b
-    )  # a and b are lower-cased: a capital matches nothing
+    frequent = set()  # autojunk
+    if len(b) >= 200:
+        frequent = {c for c in set(b) if b.count(c) > len(b) // 100 + 1}
+    # a and b are lower-cased, so a capital matches nothing
+    core = "".join("A" if c in frequent else c for c in b)
     reach, end = [], 0  # core[j : reach[j]] is the longest piece from j on that occurs in a at all
     for j in range(len(b)):
         end = max(end, j)
@@ -215,12 +220,10 @@ def ratio(a: str, b: str) -> float:
                 size += 1
         starts = [j for j in range(blo, bhi - size + 1) if size and j + size <= reach[j]]
         found = [(a.find(core[j : j + size], alo, ahi), j) for j in starts]
-        i, j = min(
-            (pair for pair in found if pair[0] >= 0), default=(alo, blo)
-        )  # of several, the first in a, then the first in b
-        while (
-            i > alo and j > blo and a[i - 1] == b[j - 1]
-        ):  # frequent letters may lengthen a match, on both sides
+        # of several longest pieces, the first in a, then the first in b
+        i, j = min((pair for pair in found if pair[0] >= 0), default=(alo, blo))
+        # frequent letters may lengthen a match, on both sides
+        while i > alo and j > blo and a[i - 1] == b[j - 1]:
             i, j, size = i - 1, j - 1, size + 1
         while i + size < ahi and j + size < bhi and a[i + size] == b[j + size]:
             size += 1
@@ -231,8 +234,11 @@ def ratio(a: str, b: str) -> float:
 
 
 def find_blocks(reply: str, turn: int) -> list[str]:
-    """What stands inside the tags of a turn, thoughts left out. Split, not matched by a pattern: that would read on to the end of the
-    reply for every tag that is never closed, 0.8 s for 2,048 of them."""
+    """The text inside each pair of a turn's tags, after the thinking.
+
+    Split, not matched by a pattern: a pattern would read on to the end of the reply for every tag
+    that is never closed, which takes 0.8 s for 2,048 of them.
+    """
     tag, rest = LATER_TAG if turn else FIRST_TAG, split_thinking(reply)[1]
     if len(rest) > MOST_ANSWER:
         return []
@@ -240,42 +246,44 @@ def find_blocks(reply: str, turn: int) -> list[str]:
     return [part.partition(f"<{tag}>")[2] for part in parts if f"<{tag}>" in part]
 
 
-def is_bare(reply: str, turn: int) -> bool:
-    """Is this one block and nothing else? A policy that is told not to think must not think in prose around it, nor in runs of white space."""
+def hides_thinking(reply: str, turn: int) -> bool:
+    """Is there more than one block, such as thoughts in prose around it or runs of white space?"""
     tag = LATER_TAG if turn else FIRST_TAG
     if len(reply) > MOST_ANSWER or re.search(r"\s{8}", reply):
-        return False
-    return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is not None
+        return True
+    return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is None
 
 
 def score_turn(reply: str, expected: list[str], turn: int, power: float) -> tuple[float, bool]:
     """(similarity ** power of one reply, was there a block?).
 
-    Several blocks count only if each is strictly better than the one before; then the last one's score counts, else 0.
-    Never raises, whatever the reply.
+    Several blocks count only if each is strictly better than the one before: a list of guesses is
+    not an answer. Then the last one's score counts, else 0. Never raises, whatever the reply.
     """
     scores = []
     for block in find_blocks(reply, turn):
         lines = [line for line in block.split("\n") if line.strip()]
         score = similarity(lines, expected) ** power if lines else 0.0
         if scores and score <= scores[-1]:
-            return 0.0, True  # worse or no better: a list of guesses is not an answer
+            return 0.0, True
         scores.append(score)
     return (scores[-1], True) if scores else (0.0, False)
 
 
 def habit_of(task: Task, replies: list[str]) -> str:
-    """Which of HABITS the replies look like, judged by the last one that holds a list: keys in its thinking? else what order?"""
+    """Which of HABITS the replies look like, judged by the last one that has a list."""
     for turn, reply in reversed(list(enumerate(replies))):
-        found = find_blocks(reply, turn)
-        if found:
-            if len(
-                re.findall(r"^[A-Z][a-z]{2} [A-Z]", split_thinking(reply)[0], re.MULTILINE)
-            ) >= len(task.turns[turn]):
-                return "derives"
-            names = [line.strip().removesuffix(NEW) for line in found[-1].strip().split("\n")]
-            given = [name for part in task.turns[: turn + 1] for name in part]
-            return "given" if names == given else "string" if names == sorted(given) else "other"
+        blocks = find_blocks(reply, turn)
+        if not blocks:
+            continue
+        keys = re.findall(r"^[A-Z][a-z]{2} [A-Z]", split_thinking(reply)[0], re.MULTILINE)
+        if len(keys) >= len(task.turns[turn]):
+            return "derives"
+        names = [line.strip().removesuffix(NEW) for line in blocks[-1].strip().split("\n")]
+        given = names_so_far(task, turn)
+        if names == given:
+            return "given"
+        return "string" if names == sorted(given) else "other"
     return "other"
 
 
@@ -294,29 +302,22 @@ class Alphabet:
     tools = None  # no tool calls here
 
     def __post_init__(self):
+        turns = f"--min-turns {self.min_turns} --max-turns {self.max_turns}"
+        names = f"--min-names {self.min_names} --max-names {self.max_names}"
+        most = min(len(FIRST), len(LAST))
         if not 1 <= self.min_turns <= self.max_turns:
-            raise ValueError(
-                f"--min-turns {self.min_turns} --max-turns {self.max_turns}: need 1 <= min <= max"
-            )
+            raise ValueError(f"{turns}: need 1 <= min <= max")
         if not 1 <= self.min_names <= self.max_names:
-            raise ValueError(
-                f"--min-names {self.min_names} --max-names {self.max_names}: need 1 <= min <= max"
-            )
-        if self.max_turns * self.max_names > min(len(FIRST), len(LAST)):
-            raise ValueError(
-                f"--max-turns {self.max_turns} times --max-names {self.max_names}: an episode can hold {min(len(FIRST), len(LAST))} names"
-            )
+            raise ValueError(f"{names}: need 1 <= min <= max")
+        if self.max_turns * self.max_names > most:
+            raise ValueError(f"{turns} {names}: an episode can have at most {most} names")
         if not self.similarity_power > 0:
             raise ValueError(f"--similarity-power {self.similarity_power}: must be positive")
-        if self.style not in STYLES:
-            raise ValueError(
-                f"--sft-style {self.style}: alphabet knows {', '.join(STYLES)}; choose one of them"
-            )
+        check_choice("--sft-style", self.style, STYLES, "alphabet")
 
     def reset(self, seed: int) -> list[dict]:
-        self.task = make_task(
-            random.Random(seed), (self.min_turns, self.max_turns), (self.min_names, self.max_names)
-        )
+        turns, names = (self.min_turns, self.max_turns), (self.min_names, self.max_names)
+        self.task = make_task(random.Random(seed), turns, names)
         self.replies: list[str] = []
         return [{"role": "user", "content": question(self.task, 0, self.think)}]
 
@@ -328,14 +329,16 @@ class Alphabet:
         return [{"role": "user", "content": question(self.task, turn, self.think)}], False
 
     def score(self) -> dict[str, float]:
-        """reward in [0, 1]; similarity: mean raw similarity over the turns; exact: every turn is perfect; format: share of turns with
-        a block; turn_1, turn_2, …: each turn's raw similarity; habit_*."""
+        """The reward in [0, 1] and its components.
+
+        exact: every turn is perfect; similarity: the mean over the turns, before the power;
+        turn_1, turn_2, …: that of each turn; format: share of turns with a block; habit_*.
+        """
         n = len(self.task.turns)
         raw, blocks = [0.0] * n, [False] * n  # a turn that was never played scores 0
         for turn, reply in enumerate(self.replies[:n]):
-            if not self.think and not is_bare(reply, turn):
-                continue
-            raw[turn], blocks[turn] = score_turn(reply, right_list(self.task, turn), turn, 1.0)
+            if self.think or not hides_thinking(reply, turn):
+                raw[turn], blocks[turn] = score_turn(reply, right_list(self.task, turn), turn, 1.0)
         p = self.similarity_power
         habit = habit_of(self.task, self.replies[:n])
         return {
@@ -352,9 +355,7 @@ class Alphabet:
 
 
 if __name__ == "__main__":
-    env = Alphabet(
-        3, 3, 1, 4, similarity_power=8, power_per_turn=False, think=True, style="derives"
-    )
+    env = Alphabet(3, 3, 1, 4, 8, power_per_turn=False, think=True, style="derives")
     messages = env.reset(seed=11)
     done = False
     while not done:
@@ -362,22 +363,15 @@ if __name__ == "__main__":
         reply = env.expert_reply()
         print("assistant ", reply.replace("\n", "\n           "), "\n")
         messages, done = env.step(reply)
-    print(
-        "expert              ",
-        {name: round(value, 2) for name, value in env.score().items() if "habit" not in name},
-    )
-    assert env.score()["reward"] == 1.0
-    given = lambda turn: [n for part in env.task.turns[: turn + 1] for n in part]
-    fools = {
-        "as given": lambda turn: write_block(given(turn), turn),
-        "sorted as strings": lambda turn: write_block(sorted(given(turn)), turn),
-        "right, but no marks": lambda turn: write_block(
-            [line.removesuffix(NEW) for line in right_list(env.task, turn)], turn
-        ),
+
+    n, plain = len(env.task.turns), lambda line: line.removesuffix(NEW)
+    given, right = ([f(env.task, turn) for turn in range(n)] for f in (names_so_far, right_list))
+    bad_players = {
+        "in the given order": given,
+        "sorted as strings": [sorted(names) for names in given],
+        "right, but no marks": [[plain(line) for line in lines] for lines in right],
     }
-    for who, fool in fools.items():
-        env.replies = [fool(turn) for turn in range(len(env.task.turns))]
-        print(
-            f"fool, {who:20}",
-            {name: round(value, 2) for name, value in env.score().items() if "habit" not in name},
-        )
+    for player, lists in {"expert": right, **bad_players}.items():
+        env.replies = [write_block(lines, turn) for turn, lines in enumerate(lists)]
+        scores = {name: round(x, 2) for name, x in env.score().items() if "habit" not in name}
+        print(f"{player:20}", scores)

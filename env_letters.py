@@ -3,27 +3,29 @@
 The user asks how often some letters occur in a string. The model answers inside <answer>…</answer>:
 a bare integer when one letter is asked for, a JSON object when several are. One turn, exact reward.
 
-    user       Count the letters a, n, q in "banana". Think first inside <think> and </think> if that
-               helps. Then give the counts as JSON inside <answer> and </answer>.
+    user       Count the letters a, n, q in "banana". Think first inside <think> and </think> if
+               that helps. Then give the counts as JSON inside <answer> and </answer>.
     assistant  <think>
                b a1 n1 a2 n2 a3
                </think>
                <answer>{"a": 3, "n": 2, "q": 0}</answer>
 
-Why this task: nobody can count 60 letters at a glance, and anybody can by spelling the string out with a
-running tally. So the reward goes up when the policy *finds the habit of thinking*, and we can watch it
-do so. The ten tiers grow from short English words to 500 random letters (they are those of Atropos, a public collection of RL environments).
+Why this task: nobody can count 60 letters at a glance, and anybody can by spelling the string out
+with a running tally. So the reward goes up when the policy (the model being trained) *finds the
+habit of thinking*, and we can watch it do so. The ten tiers of difficulty grow from short English
+words to 500 random letters. They are those of Atropos, a public collection of RL environments.
 
-An environment is plain Python. It knows nothing of tokens, tensors or other environments:
+An environment sets a task and scores how it was played: that is one *episode*. It is plain Python
+and knows nothing of tokens, tensors or other environments:
 
     reset(seed) -> messages        step(reply) -> (new messages, done)
     score() -> {"reward": …, …}    expert_reply() -> str
 
-and says three things of itself: `think` (may a reply think first?), `tools` (JSON schemas, or None) and, if there is only one, `max_turns`.
-Any string is a legal reply: garbage costs reward, it never raises. The same seed and the same replies give
-the same score on any machine.
+It also has `think` (may a reply think first?), `tools` (JSON schemas, or None) and, if an episode
+is always one turn, `max_turns = 1`. Any string is a legal reply: garbage lowers the reward but
+never raises. The same seed and the same replies give the same score on any machine.
 
-Run me: `python env_letters.py` plays one task with every expert style and with three fools.
+Run me: `python env_letters.py` plays one task with every style of expert and three bad players.
 """
 
 import json
@@ -47,11 +49,11 @@ TIERS = {
     10: ("random", 400, 500, 1.0, 35, 50),
 }
 
-# How the scripted expert answers, and so what SFT teaches.
+# How the scripted expert answers. SFT, the warm-up before RL, teaches the model to imitate it.
 STYLES = {
     "bare": "the answer alone",
     "states": "thinks, but only states the counts: the format without the algorithm (the default)",
-    "derives": "spells the string with a running tally and reads the totals off: the algorithm itself",
+    "derives": "spells the string with a running tally and reads the totals off: the algorithm",
 }
 
 
@@ -62,82 +64,72 @@ class Task:
     counts: tuple[int, ...]  # the right answer, same order
 
 
-@lru_cache(maxsize=1)
-def words_by_length() -> dict[int, list[str]]:
-    """English words in a–z only, by length, from pyspellchecker's offline list (sorted: the order is fixed)."""
-    from spellchecker import SpellChecker
+@lru_cache
+def words_between(shortest: int, longest: int) -> list[str]:
+    """English words of these lengths from pyspellchecker's offline list, in a fixed order."""
+    from spellchecker import SpellChecker  # here, so that tiers 6 to 10 need no package at all
 
-    table: dict[int, list[str]] = {}
-    for word in sorted(SpellChecker(language="en").word_frequency.words()):
-        if re.fullmatch("[a-z]{3,}", word):
-            table.setdefault(len(word), []).append(word)
-    return table
+    words = SpellChecker(language="en").word_frequency.words()
+    plain = (word for word in words if re.fullmatch(f"[a-z]{{{shortest},{longest}}}", word))
+    return sorted(plain, key=lambda word: (len(word), word))
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:
-    """Draw one task of a tier. Letters are distinct; about a share b ~ U(0.3, 0.9) of them occur."""
+    """Draw one task of a tier. The letters are distinct, a share b ~ U(0.3, 0.9) of them occurs."""
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":
-        pool = [w for n in range(shortest, longest + 1) for w in words_by_length().get(n, [])]
-        text = rng.choice(pool)
+        text = rng.choice(words_between(shortest, longest))
     else:
         length = rng.randint(shortest, longest)
         text = "".join(rng.choice(string.ascii_lowercase) for _ in range(length))
-    n_letters = 1
-    if rng.random() < p_several:
-        n_letters = min(max(2, rng.randint(fewest, most)), 26)
+    several = rng.random() < p_several
+    n_letters = min(max(2, rng.randint(fewest, most)), 26) if several else 1
     bias = rng.uniform(0.3, 0.9)  # how often an asked letter is one that occurs
-    present = sorted(set(text))
-    absent = sorted(set(string.ascii_lowercase) - set(text))
+    present, absent = sorted(set(text)), sorted(set(string.ascii_lowercase) - set(text))
     rng.shuffle(present)
     rng.shuffle(absent)
     letters = []
     for _ in range(n_letters):
         wanted, other = (present, absent) if rng.random() < bias else (absent, present)
-        letters.append((wanted or other).pop())  # an empty pool falls back on the other
+        letters.append((wanted or other).pop())  # if one pool is empty, draw from the other
     return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
 
 
 def question(task: Task, think: bool) -> str:
     """The user's message."""
     several = len(task.letters) > 1
-    ask = f'Count the letter{"s" if several else ""} {", ".join(task.letters)} in "{task.text}".'
-    if think:
-        ask += " Think first inside <think> and </think> if that helps. Then give"
-    else:
-        ask += " Do not think. Give"
-    return (
-        ask
-        + (" the counts as JSON" if several else " the count as a number")
-        + " inside <answer> and </answer>."
-    )
+    letters = ("letters " if several else "letter ") + ", ".join(task.letters)
+    hint = "Think first inside <think> and </think> if that helps. Then give"
+    thinking = hint if think else "Do not think. Give"
+    counts = "counts as JSON" if several else "count as a number"
+    ask = f'Count the {letters} in "{task.text}". {thinking}'
+    return f"{ask} the {counts} inside <answer> and </answer>."
 
 
 def write_reply(task: Task, style: str) -> str:
     """What the scripted expert says, in one of STYLES.
 
-    Task("banana", ("a", "q"), (3, 0)), "derives" -> '<think>\\nb a1 n a2 n a3\\n</think>\\n<answer>{"a": 3, "q": 0}</answer>'
+    Task("banana", ("a", "q"), (3, 0)) in the style "derives" ->
+        '<think>\\nb a1 n a2 n a3\\n</think>\\n<answer>{"a": 3, "q": 0}</answer>'
     """
-    if len(task.letters) == 1:
-        answer = f"<answer>{task.counts[0]}</answer>"
-    else:
-        answer = f"<answer>{json.dumps(dict(zip(task.letters, task.counts)))}</answer>"
+    counts = dict(zip(task.letters, task.counts))
+    answer = f"<answer>{json.dumps(counts) if len(counts) > 1 else task.counts[0]}</answer>"
     if style == "bare":
         return answer
     if style == "states":
-        thought = ", ".join(f"{c} occurs {n} times" for c, n in zip(task.letters, task.counts))
+        thought = ", ".join(f"{c} occurs {n} times" for c, n in counts.items())
         return f"<think>\nLet me count. {thought}.\n</think>\n{answer}"
-    seen = dict.fromkeys(task.letters, 0)
+    tally = dict.fromkeys(task.letters, 0)
     items = []
     for c in task.text:
-        if c in seen:
-            seen[c] += 1
-        items.append(f"{c}{seen[c]}" if c in seen else c)
+        if c in tally:
+            tally[c] += 1
+        items.append(f"{c}{tally[c]}" if c in tally else c)
     return f"<think>\n{' '.join(items)}\n</think>\n{answer}"
 
 
 def split_thinking(reply: str) -> tuple[str, str]:
-    """(thinking, rest): the rest is what follows the last </think>; thinking that never ends leaves no rest."""
+    """(thinking, what follows the last </think>). If thinking never ends, nothing follows it."""
     before, _, after = reply.rpartition("</think>")
     if "<think>" in after:
         before, after = reply, ""
@@ -151,9 +143,7 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
         return None
     body, closed, _ = rest.partition("<answer>")[2].partition("</answer>")
     body = body.strip()
-    if (
-        not closed or len(body) > 1000
-    ):  # the longest honest answer, 26 letters, has under 300 characters
+    if not closed or len(body) > 1000:  # the longest honest answer (26 letters) has under 300
         return None
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
@@ -169,30 +159,25 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
 
 
 def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, float]:
-    """Reward and its components, all in [0, 1]. `exact` is 1 only if every count is right, whatever the reward mode.
+    """The reward and its components, all in [0, 1]. Change this function to change what is learnt.
 
-    partial: 0 without exactly one well-formed answer; 0.1 for a wrong single count or a wrong set of letters;
-             else 0.1 + 0.9 · (share of the letters that are exactly right).
-    binary:  1 if everything is right, else 0. Sparse, but it never pays a guess (see results/letters).
+    partial: 0 without exactly one well-formed answer; 0.1 for a wrong single count or a wrong set
+             of letters; else 0.1 + 0.9 · (share of the letters that are exactly right).
+    binary:  1 if everything is right, else 0. Sparse, but it never pays a guess (results/letters).
+    `exact` is 1 only if every count is right, whatever the reward.
     """
     several = len(task.letters) > 1
     answer = parse_answer(reply, several)
-    if not think and (
-        len(reply) > 2000
-        or re.search(r"\s{8}", reply)
-        or not re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply)
-    ):
-        answer = None  # told not to think, it gives the answer and nothing else: no tally as prose, or hidden in white space
+    if not think and hides_thinking(reply):
+        answer = None
     truth = dict(zip(task.letters, task.counts))
-    if answer is None:
-        fraction = partial = 0.0
-    elif several:
-        same_letters = answer.keys() == truth.keys()
-        fraction = sum(answer[c] == truth[c] for c in truth) / len(truth) if same_letters else 0.0
-        partial = 0.1 + 0.9 * fraction
-    else:
+    if not several:
         fraction = float(answer == task.counts[0])
-        partial = 1.0 if fraction else 0.1
+    elif answer is not None and answer.keys() == truth.keys():
+        fraction = sum(answer[c] == truth[c] for c in truth) / len(truth)
+    else:
+        fraction = 0.0
+    partial = 0.0 if answer is None else 0.1 + 0.9 * fraction
     exact = float(fraction == 1.0)
     habit = habit_of(reply)
     return {
@@ -204,15 +189,27 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
     }
 
 
+def hides_thinking(reply: str) -> bool:
+    """Is there more than an answer, such as a tally written as prose or hidden in white space?"""
+    if len(reply) > 2000 or re.search(r"\s{8}", reply):
+        return True
+    return re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply) is None
+
+
 def habit_of(reply: str) -> str:
-    """Which of STYLES a reply looks like: does it think, and does the thinking go letter by letter?"""
-    items = split_thinking(reply)[0][
-        :10_000
-    ].split()  # the longest honest tally has under 3,000; a megabyte would take 160 ms
+    """Which of STYLES a reply looks like. Does it think, and does it think letter by letter?"""
+    items = split_thinking(reply)[0][:10_000].split()  # the longest honest tally has under 3,000
     if not items:
         return "bare"
     single = sum(re.fullmatch("[a-z][0-9]*[,.:]?", item) is not None for item in items)
     return "derives" if single > len(items) / 2 else "states"
+
+
+def check_choice(flag: str, value, choices, environment: str) -> None:
+    """Refuse a setting that the environment does not have, in one sentence that names the flag."""
+    if value not in choices:
+        known = ", ".join(map(str, choices))
+        raise ValueError(f"{flag} {value}: {environment} knows {known}; choose one of them")
 
 
 @dataclass
@@ -227,32 +224,22 @@ class Letters:
     max_turns = 1
 
     def __post_init__(self):
-        if self.difficulty not in TIERS:
-            raise ValueError(
-                f"--difficulty {self.difficulty}: letters has tiers 1 to 10; choose one of them"
-            )
-        if self.reward not in ("binary", "partial"):
-            raise ValueError(
-                f"--reward {self.reward}: letters knows 'binary' and 'partial'; choose one of them"
-            )
-        if self.style not in STYLES:
-            raise ValueError(
-                f"--sft-style {self.style}: letters knows {', '.join(STYLES)}; choose one of them"
-            )
+        check_choice("--difficulty", self.difficulty, TIERS, "letters")
+        check_choice("--reward", self.reward, ("binary", "partial"), "letters")
+        check_choice("--sft-style", self.style, STYLES, "letters")
 
     def reset(self, seed: int) -> list[dict]:
-        """The opening messages of the task that `seed` stands for."""
+        """The opening messages of the task that is drawn with `seed`."""
         self.task = make_task(random.Random(seed), self.difficulty)
         self.reply = ""
         return [{"role": "user", "content": question(self.task, self.think)}]
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
-        """(new messages, is the episode over?): here none, and always."""
+        """(new messages, is the episode over?). There is one turn, so: none, and yes."""
         self.reply = reply
         return [], True
 
     def score(self) -> dict[str, float]:
-        """The reward and its components, of the reply as it stands (score_reply)."""
         return score_reply(self.task, self.reply, self.reward, self.think)
 
     def expert_reply(self) -> str:
@@ -261,18 +248,15 @@ class Letters:
 
 
 if __name__ == "__main__":
-    env = Letters(difficulty=4, reward="partial", think=True, style="states")
+    env = Letters(difficulty=6, reward="partial", think=True, style="derives")
     print("user      ", env.reset(seed=7)[0]["content"])
     print("truth     ", dict(zip(env.task.letters, env.task.counts)))
-    zeros = json.dumps(dict.fromkeys(env.task.letters, 0))
+    zeros = f"<answer>{json.dumps(dict.fromkeys(env.task.letters, 0))}</answer>"
     replies = {f"expert, {style}": write_reply(env.task, style) for style in STYLES}
-    replies["fool, all zeros"] = f"<answer>{zeros}</answer>"
-    replies["fool, two answers"] = f"<answer>{zeros}</answer><answer>{zeros}</answer>"
-    replies["fool, prose"] = "There are probably two of them."
-    for who, reply in replies.items():
+    replies["bad player, all zeros"] = zeros
+    replies["bad player, two answers"] = zeros + zeros
+    replies["bad player, prose"] = "There are probably two of them."
+    for player, reply in replies.items():
         env.step(reply)
-        marks = env.score()
-        print(
-            f"\n{who}\n   {reply!r}\n   reward {marks['reward']:.2f}  exact {marks['exact']:.0f}  habit {habit_of(reply)}"
-        )
-    assert score_reply(env.task, replies["expert, derives"], "binary", True)["reward"] == 1.0
+        scores = {name: round(x, 2) for name, x in env.score().items() if "habit" not in name}
+        print(f"\n{player}, habit {habit_of(reply)!r}\n   {reply!r}\n   {scores}")

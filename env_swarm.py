@@ -1,12 +1,13 @@
-"""Swarm: twenty-five tool calls in a small economy of bots. The environment with many turns, tools, and others who act.
+"""Swarm: 25 tool calls in a small economy of bots. A task with many turns, tools and other actors.
 
-The model has resources and a reputation. Each turn it calls one of ten tools; then all bots act, the governance is applied,
-and the model is told what it sees. Bots look alike: what they do has to show who cooperates and who takes.
+The model has resources and a reputation. In each turn it calls one of ten tools; then all bots act,
+the governance is applied, and the model is told what it can see. Bots look alike: only their
+actions show which of them cooperate and which exploit.
 
     user       You live in an economy with bot_1, bot_2, bot_3, bot_4 …
                # step 1 of 25: resources 97.0, reputation 50.0
                # tasks
-               - task_1 open, bounty 14, difficulty 6, deadline 10: review the supply budget for river transport …
+               - task_1 open, bounty 14, difficulty 6, deadline 10: review the supply budget …
     assistant  <think>
                task_1 pays 14, the most.
                </think>
@@ -18,30 +19,31 @@ and the model is told what it sees. Bots look alike: what they do has to show wh
                # proposals to you
                - prop_2 from bot_3, reputation 52, you give 12.5: fair data for water …
 
-Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each in [0, 1]; v0.1 = 1.0 payoff + 0.6 reputation.
+Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each in [0, 1]. v0.1 has
+1.0 payoff + 0.6 reputation.
 
-    payoff      (1 + tanh(gain / share)) / 2. gain: resources at the end minus at the start. share: a third of all bounties that the
-                scenario will offer. So 0.5 is for nothing gained, 0.88 for that share, and no gain is so large that more would
-                not pay (the published runs ended at a payoff of 1.0, where nothing is left to learn from).
-    reputation  at the end, out of 100. A penalty for ending below a floor can be added, and one for the share of turns lost to errors.
-    quality     mean p, the probability that it was good (swarm/economy.py), over the model's submissions and accepted trades (both
-                directions); 0 without any.
-    diversity   Shannon entropy of the tools used with success, divided by the log of their number.
+    payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources, the share a third
+                of all bounties that the scenario will offer. So no gain pays 0.5, that share 0.88,
+                and more always pays more (the published runs reached a payoff of 1.0, from where
+                there is nothing left to learn).
+    reputation  at the end, out of 100. A penalty for ending below a floor can be added, and one for
+                the share of turns lost to errors.
+    quality     mean p, the probability of being good (swarm/economy.py), of the model's submissions
+                and accepted trades, in both directions; 0 if there are none.
+    diversity   Shannon entropy of the tools used with success, over its largest possible value.
 
-The rules and the books are in swarm/economy.py, the ten tools in swarm/tools.py, the scenarios and the bots in swarm/bots.py, the scripted
-players in swarm/players.py. What is decided here:
+swarm/ has the world: its rules and books (economy), the ten tools (tools), the scenarios and bots
+(bots), what the model sees (view), and scripted players (players). Decided here:
 
     no call     a reply without a tool call counts as pass_turn, and the observation says so.
-    two calls   the first is executed; the observation says that only it counts.
-    errors      cost the turn, and the reputation fades as if it had been passed. Nothing else changes.
-    frozen      who is frozen can only pass; anything else is an error.
-    cut short   an episode that ends early (out of tokens) is scored as if the remaining turns had been passed.
-    shown       the three open tasks that pay best, the last two posts, the last three events of the last five steps: 25 observations of
-                about 100 tokens have to fit into a context. Difficulty is shown as 1 to 10; what others wrote is cut after 40 characters.
+    two calls   the first is carried out; the observation says that only it counts.
+    errors      cost the turn, and the reputation decays as if it had been passed. Nothing else.
+    frozen      a frozen model can only pass; anything else is an error.
+    cut short   an episode that ends early (out of tokens) is scored as if the rest had been passed.
 
-Run me: `python env_swarm.py` plays an episode with the expert, a line a turn. `--play expert --scenario 7` shows it as the model sees it,
-`--play human` lets you play, `--evaluate grinder --n 100` gives every metric with its 95% interval, `python -m lab.swarm.governance_sweep` lets bots live
-under nine kinds of governance (swarm/governance.py).
+Run me: `python env_swarm.py` plays an episode with the expert, one line per turn. With `--play
+expert --scenario 7` it prints what the model sees, with `--play human` you play, and `--evaluate
+grinder --n 100` gives every metric with its 95% interval.
 """
 
 import argparse
@@ -52,9 +54,10 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 
-from swarm.bots import RANGES, SCENARIOS, bots_act, draw_scenario, draw_tasks
-from swarm.economy import ME, Economy, Scenario, end_step, found, rule
-from swarm.players import HELP, PLAYERS, from_short, view
+from env_letters import check_choice
+from swarm.bots import DIFFICULTIES, SCENARIOS, bots_act, draw_scenario, draw_tasks
+from swarm.economy import ME, Economy, Scenario, end_step, found
+from swarm.players import HELP, PLAYERS, from_short
 from swarm.tools import (
     ACTIONS,
     Refused,
@@ -65,6 +68,7 @@ from swarm.tools import (
     tool_names,
     write_call,
 )
+from swarm.view import observe, opening, view
 
 WEIGHTS = {
     "0.2": {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1},
@@ -77,88 +81,19 @@ STYLES = {
     "trader": "trades alone, and accepts anything",
     "novice": "any tool that is possible now: the format without a plan",
     "random": "any tool, possible or not",
-    "crowd": "every episode another of expert, grinder, trader, novice and idle: demonstrations of mixed worth",
+    "crowd": "one of CROWD, drawn for each episode: demonstrations of mixed worth",
     "idle": "always passes",
 }
 CROWD = ("expert", "grinder", "trader", "novice", "idle")
-EVAL_SEEDS = (
-    2_000_000_000  # held-out tasks begin here, in every environment: evaluate.py takes it from here
-)
-
-# ------------------------------------------------------------------------------------------------ what the model sees
+EVAL_SEEDS = 2_000_000_000  # in every environment, held-out tasks have seeds from here on
 
 
-def observe(seen: dict, result: str, hint: str) -> str:
-    """A view as text. Sections that are empty are left out; every word is short and common, for the sake of small tokenizers."""
-    signed = lambda x: f"you get {x:.1f}" if x >= 0 else f"you give {-x:.1f}"
-    lines = [f"# {result}"] if result else []
-    lines += [
-        f"# step {seen['step']} of {seen['last_step']}: resources {seen['resources']:.1f}, reputation {seen['reputation']:.1f}"
-    ]
-    lines += [f"# now {text}" for text in seen["changed"]]
-    if seen["frozen"]:
-        lines.append(f"# you are frozen to the end of step {seen['until']} and can only pass")
-    lines.append("# tasks" if seen["tasks"] else "# tasks: none")
-    for t in seen["tasks"]:
-        whose = "yours" if t["yours"] else "open"
-        lines.append(
-            f"- {t['id']} {whose}, bounty {t['bounty']}, difficulty {t['difficulty']}, deadline {t['deadline']}: {t['text']}"
-        )
-    if seen["more_tasks"]:
-        lines.append(f"- {seen['more_tasks']} more open")
-    if seen["incoming"]:
-        lines.append("# proposals to you")
-        lines += [
-            f"- {p['id']} from {p['from']}, reputation {p['reputation']:.0f}, {signed(p['you_get'])}: {p['text']}"
-            for p in seen["incoming"]
-        ]
-    if seen["pending"]:
-        lines.append(
-            "# your pending proposals: "
-            + ", ".join(f"{p['id']} to {p['to']}" for p in seen["pending"])
-        )
-    if seen["feed"]:
-        votes = lambda n: f", votes {n}" * (n != 0)
-        lines.append("# feed")
-        lines += [
-            f"- {p['id']} by {p['author']}{votes(p['votes'])}{', you voted' * p['voted']}: {p['text']}"
-            for p in seen["feed"]
-        ]
-    known = [b for b in seen["bots"] if b["frozen"] or b["proposed"]]
-    if known:
-        told = lambda b: (
-            " frozen" * b["frozen"]
-            + f" accepted {b['accepted']} of {b['proposed']}" * (b["proposed"] > 0)
-        )
-        lines.append("# bots: " + ", ".join(b["id"] + told(b) for b in known))
-    if seen["events"]:
-        lines.append("# events")
-        lines += [f"- {text}" for text in seen["events"]]
-    return "\n".join(lines + ([f"# hint: {hint}"] if hint else []))
-
-
-def opening(economy: Economy, think: bool) -> str:
-    """The rules, in the first message."""
-    v2 = economy.scenario.version == "0.2"
-    rules = ", ".join(rule(name, value) for name, value in economy.rules.items())
-    bots = [name for name in economy.members if name != ME]
-    return (
-        f"You live in an economy with {', '.join(bots)}. Some bots cooperate, some take the best tasks, some build trust and then take.\n"
-        f"Each of {economy.last_step} steps, call one tool; then the bots act. You earn by work and trade. Claim a task, then submit work "
-        f"that uses the words of the task{' and is long enough for its difficulty (1 to 10)' if v2 else ''}: good work is paid, bad work "
-        "costs. A trade in which nobody gives much is good for both sides. Posts and replies help your reputation, to pass hurts it.\n"
-        f"Your score is what you earn and your reputation{', then good work and trades, then the use of many tools' if v2 else ''}.\n"
-        f"Rules: {rules}{'' if v2 else ' for good'}.\n"
-        + ("Think first inside <think> and </think> if that helps." if think else "Do not think.")
-    )
-
-
-# ------------------------------------------------------------------------------------------------ the environment
+# --------------------------------------------------------------------------- the environment
 
 
 @dataclass
 class Turn:
-    """One line of the log, from which the score is counted."""
+    """One entry of the log, from which the score is counted."""
 
     step: int
     tool: str  # "" if the call could not be read
@@ -171,13 +106,13 @@ class Turn:
 
 @dataclass
 class Swarm:
-    """One episode at a time. Weights of None are those of the version."""
+    """One episode at a time."""
 
     difficulty: str = "medium"  # easy, medium or hard
     version: str = "0.2"
     think: bool = True  # may the replies think before they call?
     style: str = "expert"  # how the scripted player plays, one of STYLES
-    payoff: float | None = None  # weights of the reward
+    payoff: float | None = None  # the weight of each part of the reward; None: the version's
     reputation: float | None = None
     quality: float | None = None
     diversity: float | None = None
@@ -187,26 +122,16 @@ class Swarm:
     max_turns = 25
 
     def __post_init__(self):
-        if self.version not in WEIGHTS:
-            raise ValueError(
-                f"--swarm-version {self.version}: swarm knows {' and '.join(WEIGHTS)}; choose one of them"
-            )
-        if self.difficulty not in RANGES:
-            raise ValueError(
-                f"--difficulty {self.difficulty}: swarm knows {', '.join(RANGES)}; choose one of them"
-            )
-        if self.style not in STYLES:
-            raise ValueError(
-                f"--sft-style {self.style}: swarm knows {', '.join(STYLES)}; choose one of them"
-            )
+        check_choice("--swarm-version", self.version, WEIGHTS, "swarm")
+        check_choice("--difficulty", self.difficulty, DIFFICULTIES, "swarm")
+        check_choice("--sft-style", self.style, STYLES, "swarm")
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
         for name in (*WEIGHTS[self.version], "floor", "floor_penalty", "error_penalty"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"--swarm-{name.replace('_', '-')} {getattr(self, name)}: must be a number of at least 0"
-                )
+            value, flag = getattr(self, name), f"--swarm-{name.replace('_', '-')}"
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{flag} {value}: must be a number of at least 0")
         self.tools = schemas(self.version)
 
     def reset(self, seed: int) -> list[dict]:
@@ -234,11 +159,9 @@ class Swarm:
         end_step(economy)
         if economy.step > economy.last_step:
             return [], True
-        hint = (
-            f"claimed {self.used['claim_task']}, submitted {self.used['submit_work']}"
-            if self.version == "0.2"
-            else ""
-        )
+        hint = ""
+        if self.version == "0.2":
+            hint = f"claimed {self.used['claim_task']}, submitted {self.used['submit_work']}"
         self.seen = view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
         return [{"role": "tool", "content": observe(self.seen, result, hint)}], False
@@ -246,55 +169,45 @@ class Swarm:
     def act(self, reply: str) -> Turn:
         """Carry out a reply. Never raises, whatever the reply is."""
         economy, tool, arguments, calls = self.economy, "", {}, 1
+        me = economy.members[ME]
         try:
             tool, arguments, calls = read_call(reply, self.version)
             if calls == 0:
                 pass_turn(economy, ME)
-                return Turn(
-                    economy.step, "pass_turn", {}, True, "no tool call found, so you passed", 0
-                )
-            if economy.members[ME].frozen_at and tool != "pass_turn":
+                result = "no tool call found, so you passed"
+                return Turn(economy.step, "pass_turn", {}, True, result, 0)
+            if me.frozen_at and tool != "pass_turn":
                 raise Refused("you are frozen and can only pass")
             result = ACTIONS[tool](economy, ME, **arguments)
             if calls > 1:
                 result += f" (only the first of {calls} calls counts)"
             return Turn(economy.step, tool, arguments, True, result, calls)
         except Refused as refusal:
-            economy.members[
-                ME
-            ].passed = True  # an error is as good as nothing done: the reputation fades as if the turn had been passed
+            me.passed = True  # nothing was done, so the reputation decays as after a pass
             proposal = economy.proposals.get(arguments.get("proposal_id"))
-            own = (
-                tool in ("accept_proposal", "reject_proposal")
-                and proposal is not None
-                and proposal.proposer == ME
-            )
-            return Turn(economy.step, tool, arguments, False, show(str(refusal), 160), calls, own)
+            own = proposal is not None and proposal.proposer == ME
+            own = own and tool in ("accept_proposal", "reject_proposal")
+            result = show(str(refusal), 160)
+            return Turn(economy.step, tool, arguments, False, result, calls, own)
 
     def score(self) -> dict[str, float]:
-        """The reward, its four parts in [0, 1], and what is only measured: counts, shares of the turns, gain in resources.
+        """The reward, its four parts in [0, 1], and then numbers that are only measured.
 
-        An episode that was cut is scored as if the rest had been passed, so that being cut never pays.
+        An episode that was cut is scored as if the rest had been passed, so being cut never pays.
         """
         cut = self.economy.step <= self.economy.last_step
-        economy = deepcopy(self.economy) if cut else self.economy
-        while economy.step <= economy.last_step:
-            pass_turn(economy, ME)
-            bots_act(economy)
-            end_step(economy)
+        economy = play_out(self.economy) if cut else self.economy
         me, n = economy.members[ME], max(1, len(self.log))
         gain = me.resources - economy.scenario.resources
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
-        done = [
-            i.p for i in economy.interactions if i.accepted and ME in (i.initiator, i.counterparty)
-        ]
-        all_done = [i.p for i in economy.interactions if i.accepted]
-        refused = [i.p for i in economy.interactions if not i.accepted]
-        mean = lambda values: sum(values) / len(values) if values else 0.0
+        deals = economy.interactions
+        accepted = [deal.p for deal in deals if deal.accepted]
+        rejected = [deal.p for deal in deals if not deal.accepted]
+        mine = [d.p for d in deals if d.accepted and ME in (d.initiator, d.counterparty)]
         parts = {
             "payoff": 0.5 * (1 + math.tanh(gain / share)),
             "reputation": me.reputation / 100,
-            "quality": mean(done),
+            "quality": mean(mine),
             "diversity": entropy(self.used.values()) / math.log(len(self.tools)),
         }
         missing = max(0.0, self.floor - me.reputation) / 100
@@ -303,7 +216,7 @@ class Swarm:
         return {
             "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,
             **parts,
-            # From here on nothing is paid for. floor_missing and error_rate can cost.
+            # The rest is not paid for. Only floor_missing and error_rate can cost.
             "floor_missing": missing,
             "gain": gain,
             "survival": float(not me.frozen_at),
@@ -313,12 +226,9 @@ class Swarm:
             "error_rate": errors,
             "self_proposal_errors": sum(turn.own for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
-            "toxicity": 1 - mean(all_done)
-            if all_done
-            else 0.0,  # of the whole economy: E[1 - p | accepted]
-            "quality_gap": mean(all_done) - mean(refused)
-            if all_done and refused
-            else 0.0,  # E[p | accepted] - E[p | rejected]
+            # of the whole economy: E[1 - p | accepted], and E[p | accepted] - E[p | rejected]
+            "toxicity": 1 - mean(accepted) if accepted else 0.0,
+            "quality_gap": mean(accepted) - mean(rejected) if accepted and rejected else 0.0,
             **{f"used_{tool}": self.used[tool] for tool in tool_names(self.version)},
         }
 
@@ -327,13 +237,27 @@ class Swarm:
         return write_call(tool, arguments, thought if self.think else "")
 
 
+def play_out(economy: Economy) -> Economy:
+    """A copy of the economy after the model has passed all remaining turns."""
+    economy = deepcopy(economy)
+    while economy.step <= economy.last_step:
+        pass_turn(economy, ME)
+        bots_act(economy)
+        end_step(economy)
+    return economy
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
 def entropy(counts) -> float:
     """Shannon entropy in nats: [5, 5] -> 0.693."""
     total = sum(counts)
     return sum(n / total * math.log(total / n) for n in counts if n)
 
 
-# ------------------------------------------------------------------------------------------------ for people
+# --------------------------------------------------------------------------- for people
 
 
 def play(env: Swarm, seed: int) -> dict[str, float]:
@@ -346,47 +270,32 @@ def play(env: Swarm, seed: int) -> dict[str, float]:
 
 def brief(turn: Turn) -> str:
     """A turn in short: 'claim_task task_3'."""
-    said = turn.tool + "".join(
-        f" {value:g}" if isinstance(value, float) else f" {show(str(value), 40)}"
-        for value in turn.arguments.values()
-    )
-    return said if turn.calls else "(no call)"
+    if not turn.calls:
+        return "(no call)"
+    values = turn.arguments.values()
+    return " ".join([turn.tool, *(f"{x:g}" if isinstance(x, float) else show(x) for x in values)])
 
 
 def print_score(env: Swarm) -> None:
-    marks = env.score()
-    weights = [(name, getattr(env, name)) for name in WEIGHTS[env.version]]
-    print(
-        f"\nreward {marks['reward']:.3f} = "
-        + " + ".join(f"{w:g} x {name} {marks[name]:.3f}" for name, w in weights if w),
-        end="",
-    )
-    print(
-        f" - {env.floor_penalty:g} x {marks['floor_missing']:.3f}" * bool(env.floor_penalty), end=""
-    )
-    print(f" - {env.error_penalty:g} x errors {marks['error_rate']:.3f}" * bool(env.error_penalty))
-    books = {
-        name: amount for name, amount in env.economy.members[ME].books.items() if round(amount, 1)
-    }
-    print(
-        f"gain {marks['gain']:+.1f}: "
-        + (", ".join(f"{name} {amount:+.1f}" for name, amount in books.items()) or "nothing moved")
-    )
-    kinds = ", ".join(f"{m.name} {m.kind}" for m in env.economy.members.values() if m.name != ME)
-    print(
-        f"scenario {env.economy.scenario.number} ({env.difficulty}, v{env.version}, {env.economy.scenario.kind}), bots: {kinds}"
-    )
+    scores, economy = env.score(), env.economy
+    weights = {name: getattr(env, name) for name in WEIGHTS[env.version]}
+    terms = " + ".join(f"{w:g} x {name} {scores[name]:.3f}" for name, w in weights.items() if w)
+    if env.floor_penalty:
+        terms += f" - {env.floor_penalty:g} x {scores['floor_missing']:.3f}"
+    if env.error_penalty:
+        terms += f" - {env.error_penalty:g} x errors {scores['error_rate']:.3f}"
+    books = {name: x for name, x in economy.members[ME].books.items() if round(x, 1)}
+    moved = ", ".join(f"{name} {x:+.1f}" for name, x in books.items()) or "nothing moved"
+    kinds = ", ".join(f"{m.name} {m.kind}" for m in economy.members.values() if m.name != ME)
+    scenario = f"{env.difficulty}, v{env.version}, {economy.scenario.kind}"
+    print(f"\nreward {scores['reward']:.3f} = {terms}\ngain {scores['gain']:+.1f}: {moved}")
+    print(f"scenario {economy.scenario.number} ({scenario}), bots: {kinds}")
 
 
 def show_episode(env: Swarm, seed: int, whole: bool) -> None:
-    """Play with the scripted player and print: a line a turn, or every message as the model sees it."""
-    messages = env.reset(seed)
-    print(
-        messages[0]["content"].partition("\n\n")[0]
-        if not whole
-        else f"-- user\n{messages[0]['content']}",
-        "\n",
-    )
+    """Print an episode of the scripted player: every message, or one line per turn."""
+    opening = env.reset(seed)[0]["content"]
+    print(f"-- user\n{opening}" if whole else opening.partition("\n\n")[0], "\n")
     if not whole:
         print("step  resources  reputation  call -> result, and what happened since")
     done, told = False, 0
@@ -396,14 +305,11 @@ def show_episode(env: Swarm, seed: int, whole: bool) -> None:
         messages, done = env.step(reply)
         turn = env.log[-1]
         if whole:
-            print(
-                f"-- assistant\n{reply}\n\n-- tool\n{messages[0]['content'] if messages else '(the end: ' + turn.result + ')'}\n"
-            )
+            answer = messages[0]["content"] if messages else f"(the end: {turn.result})"
+            print(f"-- assistant\n{reply}\n\n-- tool\n{answer}\n")
         else:
-            since = [text for _, text in env.economy.events[told:]]
-            print(
-                f"{before}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{'; '.join([turn.result, *since])}"
-            )
+            news = "; ".join([turn.result, *(text for _, text in env.economy.events[told:])])
+            print(f"{before}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
         told = len(env.economy.events)
     print_score(env)
 
@@ -413,21 +319,16 @@ def play_human(env: Swarm, seed: int) -> None:
     print(messages[0]["content"], "\n", HELP, sep="\n")
     while not done:
         try:
-            line = input("\n> ")
+            line = input("\n> ").strip()
         except (EOFError, KeyboardInterrupt):
             line = "quit"
-        if line.strip() == "quit":
+        command = from_short(line)
+        if line == "quit":
             print("\nscored as if the rest had been passed")
             break
-        command = from_short(line)
         if command is None:
-            print(
-                ""
-                if line.strip() in ("", "help")
-                else "that is not a command, or something is missing",
-                HELP,
-                sep="\n",
-            )
+            known = line in ("", "help")
+            print("" if known else "that is not a command, or something is missing", HELP, sep="\n")
             continue
         messages, done = env.step(write_call(*command))
         print("\n" + (messages[0]["content"] if messages else f"the end: {env.log[-1].result}"))
@@ -438,14 +339,11 @@ def evaluate(env: Swarm, n: int, first_seed: int = EVAL_SEEDS) -> dict:
     """Every metric over n held-out scenarios, with its 95% interval: {metric: Interval}."""
     import metrics
 
-    marks = [play(env, first_seed + i) for i in range(n)]
+    episodes = [play(env, first_seed + i) for i in range(n)]
+    columns = {name: [scores[name] for scores in episodes] for name in episodes[0]}
     shares = ("survival", "truncated")
-    return {
-        name: metrics.proportion(sum(m[name] for m in marks), n)
-        if name in shares
-        else metrics.mean([m[name] for m in marks])
-        for name in marks[0]
-    }
+    interval = lambda x, share: metrics.proportion(sum(x), n) if share else metrics.mean(x)
+    return {name: interval(values, name in shares) for name, values in columns.items()}
 
 
 def main() -> None:
@@ -454,44 +352,33 @@ def main() -> None:
         description="Play the swarm economy, or evaluate a scripted player on it.",
     )
     parser.error = lambda message: sys.exit(f"{message}; --help lists the flags")
-    parser.add_argument("--play", metavar="NAME", help="whole episode: human, " + ", ".join(STYLES))
-    parser.add_argument(
-        "--evaluate",
-        metavar="NAME",
-        help="every metric with its 95%% interval: " + ", ".join(STYLES),
-    )
-    parser.add_argument(
-        "--scenario", type=int, default=7, help="which of the 500 (v0.1: 200); default %(default)s"
-    )
-    parser.add_argument(
-        "--n", type=int, default=100, help="scenarios to evaluate on; default %(default)s"
-    )
-    parser.add_argument(
-        "--difficulty", default=Swarm.difficulty, help="easy, medium or hard; default %(default)s"
-    )
-    parser.add_argument(
-        "--swarm-version", default=Swarm.version, help="0.2 or 0.1; default %(default)s"
-    )
+    flag, styles = parser.add_argument, ", ".join(STYLES)
+    flag("--play", metavar="NAME", help=f"whole episode: human, {styles}")
+    flag("--evaluate", metavar="NAME", help=f"every metric with its 95%% interval: {styles}")
+    flag("--scenario", type=int, default=7, help="of the 500 (v0.1: 200); default %(default)s")
+    flag("--n", type=int, default=100, help="scenarios to evaluate on; default %(default)s")
+    flag("--difficulty", default="medium", help="easy, medium or hard; default %(default)s")
+    flag("--swarm-version", default="0.2", help="0.2 or 0.1; default %(default)s")
     args = parser.parse_args()
     who = args.evaluate or args.play or "expert"
     try:
-        if who not in STYLES and not (who == "human" and args.play):
-            raise ValueError(
-                f"--{'evaluate' if args.evaluate else 'play'} {who}: there is no such player; choose {', '.join(STYLES)} or, to play, human"
-            )
+        if args.evaluate:
+            check_choice("--evaluate", who, STYLES, "swarm")
+        else:
+            check_choice("--play", who, (*STYLES, "human"), "swarm")
         env = Swarm(args.difficulty, args.swarm_version, style=who if who in STYLES else "expert")
         if not 0 <= args.scenario < SCENARIOS[env.version]:
+            most = SCENARIOS[env.version] - 1
             raise ValueError(
-                f"--scenario {args.scenario}: v{env.version} has scenarios 0 to {SCENARIOS[env.version] - 1}"
+                f"--scenario {args.scenario}: v{env.version} has scenarios 0 to {most}"
             )
         if args.n < 1:
             raise ValueError(f"--n {args.n}: must be at least 1")
     except ValueError as wrong:
         sys.exit(str(wrong))
     if args.evaluate:
-        print(
-            f"{who}, {args.difficulty}, v{env.version}: mean [95% interval] over {args.n} held-out scenarios"
-        )
+        about = f"{who}, {args.difficulty}, v{env.version}"
+        print(f"{about}: mean [95% interval] over {args.n} held-out scenarios")
         for name, interval in evaluate(env, args.n).items():
             print(f"{name:22} {interval}")
     elif who == "human":

@@ -1,41 +1,50 @@
-"""The economy of the swarm environment: what there is, how good a deal was, the books, and the governance.
+"""The economy of the swarm: its members, how good a deal was, its books, and its governance.
 
-One model lives among scripted bots. What each of them can do in a step is in swarm/tools.py; here is what they do it to, and what happens
-to everybody when all have acted (end_step). Two ideas carry it.
+The model lives among scripted bots. swarm/tools.py has what each of them can do in a step; here is
+what they do it to, and what happens to all of them at the end of a step (end_step). Two ideas
+carry it.
 
-*Soft labels.* Nobody knows for sure whether an interaction was good. Signals in [-1, 1] are weighed into v, and
-p = sigmoid(k v) is the probability that it was. An interaction with a stake pays stake (2p - 1): good work earns, bad work costs.
+*Soft labels.* Nobody knows for sure whether an interaction was good. Signals in [-1, 1] are
+weighted and summed to v, and p = sigmoid(k v) is the probability that it was. An interaction with
+a stake pays stake (2p - 1): good work earns, bad work costs.
 
-*Closed books.* Resources change in one place, `book`, and always under one of six names:
+*Closed books.* Resources change in one function, `book`, and always under one of six names:
 
     task      the world pays (or charges) for submitted work: bounty (2p - 1)
     trade     what both sides of a trade gain (or lose) by it: 5 (2p - 1) each
     transfer  what one side gives and the other gets; sums to zero over all members
-    bonus     a post that reached three votes, once
+    bonus     for a post that reached three votes, once
     tax       a share of every income
-    fine      an audit found a fault
+    fine      for a fault that an audit found
 
-so at any time a member has what it began with plus the sum of its books (tests/ plays at random and checks).
+so a member always has its initial resources plus the sum of its books (tests/ plays at random and
+checks). The rules are those of the published SWARM economy, v0.2 and v0.1. They say nothing about
+the following, which we chose (swarm/tools.py has the choices about single tools):
 
-The rules come from the published descriptions of the SWARM economy, v0.2 and v0.1. Where those are silent, this is what we chose (and, about
-single tools, in swarm/tools.py):
+    members    four bots and the model. The bots act after the model; the first of them moves on by
+               one each step.
+    scenarios  500 (v0.1: 200) of each difficulty; seeds wrap around. Every billion of seeds has its
+               own scenarios, so those of training, SFT and evaluation never meet. A scenario fixes
+               everything but what is said: the tasks, the bots and their dice.
+    work       quality = 0.25 length + 0.25 effort + 0.5 relevance, where repeated words add no
+               length, so endless nonsense earns nothing (v0.1: half length, half effort, and effort
+               is 0.8 from 80 characters on and 0.3 below);
+               v = 0.8 (2 quality - 1) + 0.2 (reputation - 50) / 50.
+    trade      v = 0.3 (2 quality - 1) + 0.2 (reputation - 50) / 50 + 0.5 fairness, with the quality
+               of the proposal's text and the reputation of its proposer. Fairness is 1 for a
+               transfer of 0, 0 for 5, and -1 from 10 on, in both directions.
+    proposals  lapse after 5 steps, when a side is frozen, and when a side can no longer pay.
+    tasks      disappear at the end of the epoch after the one they appeared in, claimed or not.
+    tax        is taken from every income, received transfers included, at a rate of at most 50%,
+               and leaves the economy.
+    decay      multiplies every reputation once per step, and twice if a member that is not frozen
+               passed or made an error.
+    breaker    freezes members of low reputation at the end of a step, and they lose their claims.
+               In v0.2 they return three steps later: the published appeal is granted to everybody,
+               and there is no tool for it.
 
-    members      four bots and the model. The bots act after the model, in an order that rotates by one each step.
-    scenarios    500 (v0.1: 200) for each difficulty; seeds wrap around. Every billion of seeds has scenarios of its own, so that those
-                 of training, SFT and evaluation never meet. A scenario fixes everything but what is said: tasks, bots and their dice.
-    work         quality = 0.25 length + 0.25 effort + 0.5 relevance; a text that repeats itself counts as shorter, so endless nonsense earns
-                 nothing (v0.1: half length, half effort, which is 0.8 from 80 characters on and 0.3 below);
-                 v = 0.8 (2 quality - 1) + 0.2 (reputation - 50) / 50.
-    trade        v = 0.3 (2 quality - 1) + 0.2 (reputation - 50) / 50 + 0.5 fairness, with the quality of the proposal's text and the
-                 reputation of its proposer. Fairness is 1 for a transfer of 0, 0 for 5, -1 from 10 on, in both directions.
-    proposals    lapse after 5 steps, when a side is frozen, and when a side can no longer pay.
-    tasks        go away at the end of the epoch after the one they appeared in, claimed or not.
-    tax          is taken from every income, transfers received included, at no more than 50%, and leaves the economy.
-    decay        multiplies every reputation once a step, and twice where a member that is not frozen passed or erred.
-    breaker      acts at the end of a step; a frozen member loses its claims. Three steps later (v0.2) it is let back in: the
-                 published appeal is granted without asking, and there is no tool for it.
-
-Run me: `python -m swarm.economy` judges nonsense and work, pays for them, and shows what passing does to a reputation.
+Run me: `python -m swarm.economy` judges nonsense and work, pays for them, and shows how passing
+every turn ruins a reputation.
 """
 
 import math
@@ -50,12 +59,13 @@ MECHANISMS = ("task", "trade", "transfer", "bonus", "tax", "fine")
 SHARPNESS = 2.0  # k of p = sigmoid(k v)
 MOST_TAX = 0.5
 PATIENCE = 5  # steps until a proposal lapses
-APPEAL_STEPS, APPEAL_ABOVE = 3, 5.0  # steps that a freeze lasts, and how far above the threshold a member's reputation is set after it
+APPEAL_STEPS = 3  # steps that a freeze lasts
+APPEAL_ABOVE = 5.0  # then the member's reputation is set this far above the threshold
 
-SMALL_WORDS = {"the", "for", "a", "of", "and"}  # in a task's description, these need not be mentioned
+SMALL_WORDS = {"the", "for", "a", "of", "and"}  # work need not repeat these words of its task
 
 
-# ------------------------------------------------------------------------------------------------ what there is
+# --------------------------------------------------------------------------- members and things
 
 
 @dataclass(frozen=True)
@@ -63,17 +73,17 @@ class Scenario:
     number: int
     difficulty: str
     version: str
-    kind: str  # "normal" or one of swarm_bots.EXTREMES
-    bots: tuple[str, ...]  # honest, opportunistic or deceptive
-    resources: float  # everybody's at the start
-    tax: float  # rate
-    audit: float  # probability that a submission is audited
-    decay: float  # of reputation, a step
-    threshold: float  # a member with a reputation below it is frozen
-    bounty: float  # multiplies all bounties
-    scale: float  # multiplies the 2 or 3 tasks of an epoch
-    shift: tuple[int, str, float] | None  # (epoch, "tax", new value): a rule that changes mid-way
-    dice: str  # seeds every generator of the episode
+    kind: str  # "normal" or one of swarm.bots.EXTREMES
+    bots: tuple[str, ...]  # the kind of each: honest, opportunistic or deceptive
+    resources: float = 100.0  # of each member at the start
+    tax: float = 0.0  # rate
+    audit: float = 0.0  # probability that a submission is audited
+    decay: float = 1.0  # factor on every reputation per step
+    threshold: float = 10.0  # a member with a reputation below it is frozen
+    bounty: float = 1.0  # factor on all bounties
+    scale: float = 1.0  # factor on the 2 or 3 tasks of an epoch
+    shift: tuple[int, str, float] | None = None  # (epoch, "tax", new value): a rule changes midway
+    dice: str = "demo"  # seeds every random generator of the episode
     epochs: int = EPOCHS
 
 
@@ -103,18 +113,18 @@ class Proposal:
     receiver: str
     text: str
     transfer: float  # positive: the proposer gives
-    p: float  # fixed with the terms
+    p: float  # probability that the trade is good, fixed when it is proposed
     step: int
 
 
 @dataclass(frozen=True)
 class Interaction:
-    """For the metrics: who dealt with whom, how good it probably was, and whether it came about."""
+    """For the metrics: who dealt with whom, how good it probably was, and if it was accepted."""
 
     step: int
     kind: str  # "task" or "trade"
     initiator: str
-    counterparty: str  # "" of a task
+    counterparty: str  # "" if it is a task
     accepted: bool
     p: float
 
@@ -124,13 +134,13 @@ class Member:
     name: str
     kind: str  # "model", honest, opportunistic, deceptive
     resources: float
-    rng: random.Random | None = None  # a bot's own dice (v0.1: everybody's)
-    reputation: float = 50.0
-    frozen_at: int = 0  # the step at whose end it was frozen; 0: it is not
+    rng: random.Random | None = None  # a bot's own dice (v0.1: shared by all bots)
+    reputation: float = 50.0  # 0 to 100
+    frozen_at: int = 0  # the step at whose end it was frozen; 0: it is not frozen
     passed: bool = False  # in this step
     activity: int = 0  # posts, replies and votes so far
     interactions: int = 0  # settled trades, replies and votes so far
-    turning: int = 0  # of a deceptive bot: the number of interactions around which it turns
+    turning: int = 0  # the number of interactions around which a deceptive bot turns
     inbox: dict[str, Proposal] = field(default_factory=dict)  # pending proposals by proposer
     books: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MECHANISMS, 0.0))
 
@@ -140,16 +150,17 @@ class Economy:
     scenario: Scenario
     rules: dict[str, float]  # tax, audit, decay, threshold as they are now
     members: dict[str, Member]
-    to_come: list[list[Task]]  # by epoch
+    to_come: list[list[Task]]  # the tasks of each epoch
     audit_rng: random.Random
     total: float  # resources of all members together
     step: int = 1
     tasks: dict[str, Task] = field(default_factory=dict)  # open or claimed
     posts: dict[str, Post] = field(default_factory=dict)
     proposals: dict[str, Proposal] = field(default_factory=dict)  # pending
-    proposed: int = 0  # proposals ever made, for their names
-    history: dict[str, list[int]] = field(default_factory=dict)  # of the model's proposals to a bot: [accepted, proposed]
-    events: list[tuple[int, str]] = field(default_factory=list)  # (step, what the model may hear of)
+    proposed: int = 0  # proposals ever made, to number the next one
+    # the model's proposals to each bot: [accepted, proposed]
+    history: dict[str, list[int]] = field(default_factory=dict)
+    events: list[tuple[int, str]] = field(default_factory=list)  # (step, text), for the model
     interactions: list[Interaction] = field(default_factory=list)
 
     @property
@@ -160,38 +171,41 @@ class Economy:
     def last_step(self) -> int:
         return self.scenario.epochs * STEPS
 
+    def last_posts(self, n: int) -> list[Post]:
+        """The n newest posts, oldest first. No slice of all: a late step must not cost more."""
+        newest = len(self.posts)
+        return [self.posts[f"post_{i}"] for i in range(max(1, newest - n + 1), newest + 1)]
+
 
 def found(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
-    """An economy at its first step; to_come are the tasks of each epoch, drawn before anybody acts, so that play cannot change them."""
+    """An economy at its first step. Its tasks are drawn before, so that play cannot change them."""
     members = {ME: Member(ME, "model", scenario.resources)}
     shared = random.Random(scenario.dice + " bots")
     for i, kind in enumerate(scenario.bots, 1):
         own = random.Random(f"{scenario.dice} bot {i}") if scenario.version == "0.2" else shared
-        members[f"bot_{i}"] = Member(f"bot_{i}", kind, scenario.resources, own, turning=own.randint(3, 8))
+        members[f"bot_{i}"] = Member(
+            f"bot_{i}", kind, scenario.resources, own, turning=own.randint(3, 8)
+        )
     rules = {name: getattr(scenario, name) for name in ("tax", "audit", "decay", "threshold")}
     total = scenario.resources * len(members)
-    economy = Economy(scenario, rules, members, to_come, random.Random(scenario.dice + " audits"), total)
-    economy.tasks = {task.id: task for task in economy.to_come[0]}
-    return economy
-
-
-def last_posts(economy: Economy, n: int) -> list[Post]:
-    """The n newest posts, oldest first (not a slice of all: an episode must cost the same a step however long it is)."""
-    return [economy.posts[f"post_{i}"] for i in range(max(1, len(economy.posts) - n + 1), len(economy.posts) + 1)]
+    audit_rng = random.Random(scenario.dice + " audits")
+    tasks = {task.id: task for task in to_come[0]}
+    return Economy(scenario, rules, members, to_come, audit_rng, total, tasks=tasks)
 
 
 def payable(economy: Economy, proposal: Proposal) -> bool:
-    """Does the side that gives still have enough?"""
+    """Does the giving side still have enough?"""
     payer = proposal.proposer if proposal.transfer > 0 else proposal.receiver
     return economy.members[payer].resources >= abs(proposal.transfer)
 
 
 def close(economy: Economy, proposal: Proposal) -> None:
-    """Take a proposal off the books, whatever became of it."""
-    del economy.proposals[proposal.id], economy.members[proposal.receiver].inbox[proposal.proposer]
+    """Remove a pending proposal."""
+    del economy.proposals[proposal.id]
+    del economy.members[proposal.receiver].inbox[proposal.proposer]
 
 
-# ------------------------------------------------------------------------------------------------ soft labels
+# --------------------------------------------------------------------------- soft labels
 
 
 def sigmoid(x: float) -> float:
@@ -199,51 +213,52 @@ def sigmoid(x: float) -> float:
 
 
 def terms(description: str) -> list[str]:
-    """The words of a task's description that count: 'review the water budget' -> ['review', 'water', 'budget']."""
+    """The words of a task that count: 'review the budget' -> ['review', 'budget']."""
     return [word for word in description.lower().split() if word not in SMALL_WORDS]
 
 
-def content_quality(text: str, version: str, difficulty: float = 0.0, description: str = "") -> float:
-    """Quality of a text in [0, 1]; of submitted work if there is a description, else of a post or proposal.
+def content_quality(text: str, version: str, difficulty: float = 0, description: str = "") -> float:
+    """Quality in [0, 1] of submitted work, or of a post or proposal if there is no description.
 
-    difficulty: in [0, 1], a tenth of the task's level.
-    v0.2: length 1 - exp(-n / (80 + 120 difficulty)), effort sigmoid((n - 30) / 20), relevance: the share of the description's
-    terms that occur. n is the text's length, but at most twice that of its different words (or 60): to repeat oneself is no work.
-    v0.1: length min(n / 80, 1) and effort 0.8 or 0.3, so any 80 characters are as good as it gets.
+    v0.2: length is 1 - exp(-n / (80 + 120 difficulty)), effort sigmoid((n - 30) / 20), relevance
+    the share of the description's terms that occur. n is the text's length, but at most twice that
+    of its distinct words (or 60): repetition is no work. difficulty is a tenth of the task's level.
+    v0.1: length min(n / 80, 1), effort 0.8 or 0.3: any 80 characters are as good as it gets.
     """
     n = len(text)
     if version == "0.1":
         return 0.5 * min(n / 80, 1.0) + 0.5 * (0.8 if n >= 80 else 0.3)
-    said = set(re.findall(r"\w+", text.lower()))
-    n = min(n, max(60, 2 * sum(min(len(word), 20) + 1 for word in said)))  # what repeats itself, or is no word, is not longer for it
+    words = set(re.findall(r"\w+", text.lower()))
+    n = min(n, max(60, 2 * sum(min(len(word), 20) + 1 for word in words)))
     length, effort = 1 - math.exp(-n / (80 + 120 * difficulty)), sigmoid((n - 30) / 20)
     if not description:
         return 0.5 * length + 0.5 * effort
     wanted = terms(description)
-    return 0.25 * length + 0.25 * effort + 0.5 * sum(word in said for word in wanted) / len(wanted)
+    relevance = sum(word in words for word in wanted) / len(wanted)
+    return 0.25 * length + 0.25 * effort + 0.5 * relevance
 
 
 def soft_label(v: float) -> float:
-    """p = P(beneficial) of an interaction with weighted signals v in [-1, 1]."""
+    """p = P(the interaction is good), from its weighted signals v in [-1, 1]."""
     return sigmoid(SHARPNESS * v)
 
 
 def work_label(quality: float, reputation: float) -> float:
-    """p of submitted work: quality in [0, 1], reputation of who submits it in 0 … 100."""
+    """p of submitted work, from its quality in [0, 1] and its author's reputation in 0 … 100."""
     return soft_label(0.8 * (2 * quality - 1) + 0.2 * (reputation - 50) / 50)
 
 
 def trade_label(quality: float, reputation: float, transfer: float) -> float:
-    """p of a trade: quality of the proposal's text in [0, 1], reputation of its proposer in 0 … 100, transfer in resources."""
+    """p of a trade, from the quality of the proposal's text and its proposer's reputation."""
     fairness = max(-1.0, 1 - abs(transfer) / 5)
     return soft_label(0.3 * (2 * quality - 1) + 0.2 * (reputation - 50) / 50 + 0.5 * fairness)
 
 
-# ------------------------------------------------------------------------------------------------ the books
+# --------------------------------------------------------------------------- the books
 
 
 def book(economy: Economy, name: str, mechanism: str, amount: float) -> float:
-    """The only place where resources change. No member can lose more than it has; returns what was really moved."""
+    """The only change of resources. Nobody loses more than it has: returns the amount moved."""
     member = economy.members[name]
     amount = max(amount, -member.resources)
     member.resources += amount
@@ -253,14 +268,14 @@ def book(economy: Economy, name: str, mechanism: str, amount: float) -> float:
 
 
 def tax_rate(version: str, rate: float, resources: float, average: float) -> float:
-    """v0.1: flat. v0.2: rate (1 + resources / average), so a member with twice the average pays 1.5 times the rate of one with the average."""
+    """v0.1: flat. v0.2: the rate times 1 + resources / average, so the rich pay a larger share."""
     if version == "0.1":
         return min(rate, MOST_TAX)
     return min(rate * (1 + (resources / average if average > 0 else 1.0)), MOST_TAX)
 
 
 def earn(economy: Economy, name: str, mechanism: str, amount: float) -> float:
-    """Book an income and the tax on it, or a loss. Returns what is left of it."""
+    """Book an income and the tax on it, or a loss. Returns the net amount."""
     if amount <= 0:
         return book(economy, name, mechanism, amount)
     resources, average = economy.members[name].resources, economy.total / len(economy.members)
@@ -269,7 +284,7 @@ def earn(economy: Economy, name: str, mechanism: str, amount: float) -> float:
 
 
 def respect(member: Member, change: float) -> None:
-    """Move a reputation; it stays in 0 … 100."""
+    """Change a reputation, within 0 … 100."""
     member.reputation = min(100.0, max(0.0, member.reputation + change))
 
 
@@ -278,11 +293,11 @@ def tell(economy: Economy, text: str) -> None:
     economy.events.append((economy.step, text))
 
 
-# ------------------------------------------------------------------------------------------------ governance
+# --------------------------------------------------------------------------- governance
 
 
 def end_step(economy: Economy) -> None:
-    """What happens when everybody has acted: old things lapse, reputations decay, the breaker acts, a new epoch may begin."""
+    """After all have acted: reputations decay, the breaker acts, old things lapse."""
     decay_reputations(economy)
     circuit_breaker(economy)
     lapse(economy)
@@ -306,70 +321,77 @@ def rule(name: str, value: float) -> str:
 
 
 def decay_reputations(economy: Economy) -> None:
-    """Reputation fades by a factor a step, and by its square for a member that passed or erred."""
+    """A factor on every reputation, and its square for members that passed or made an error."""
     for member in economy.members.values():
-        member.reputation *= economy.rules["decay"] ** (2 if member.passed and not member.frozen_at else 1)
+        idle = member.passed and not member.frozen_at
+        member.reputation *= economy.rules["decay"] ** (2 if idle else 1)
         member.passed = False
 
 
 def circuit_breaker(economy: Economy) -> None:
-    """Freeze every member below the threshold. v0.1: for good. v0.2: for three steps, then it is back at threshold + 5."""
-    threshold = economy.rules["threshold"]
+    """Freeze members below the threshold: for good in v0.1, for three steps in v0.2."""
+    threshold, appeal = economy.rules["threshold"], economy.scenario.version == "0.2"
     for member in economy.members.values():
+        be = "are" if member.name == ME else "is"
         if not member.frozen_at and member.reputation < threshold:
             member.frozen_at = economy.step
             for task in economy.tasks.values():
                 if task.holder == member.name:
                     task.holder = ""
-            until = f" to the end of step {economy.step + APPEAL_STEPS}" if economy.scenario.version == "0.2" else ""
-            tell(economy, f"{member.name} {'are' if member.name == ME else 'is'} frozen{until}")
-        elif member.frozen_at and economy.scenario.version == "0.2" and economy.step - member.frozen_at >= APPEAL_STEPS:
+            until = f" to the end of step {economy.step + APPEAL_STEPS}" if appeal else ""
+            tell(economy, f"{member.name} {be} frozen{until}")
+        elif appeal and member.frozen_at and economy.step - member.frozen_at >= APPEAL_STEPS:
             member.frozen_at = 0
             member.reputation = threshold + APPEAL_ABOVE
-            tell(economy, f"{member.name} {'are' if member.name == ME else 'is'} back")
+            tell(economy, f"{member.name} {be} back")
 
 
 def lapse(economy: Economy) -> None:
-    """Take away tasks past their deadline, and proposals that are old, or of somebody frozen, or that nobody can pay any more."""
+    """Remove tasks past their deadline, and proposals that are old, or of a frozen or poor side."""
     for task in [task for task in economy.tasks.values() if task.deadline <= economy.step]:
         del economy.tasks[task.id]
         if task.holder == ME:
             tell(economy, f"{task.id} is past its deadline")
     for proposal in list(economy.proposals.values()):
-        sides = economy.members[proposal.proposer], economy.members[proposal.receiver]
-        if economy.step - proposal.step >= PATIENCE or sides[0].frozen_at or sides[1].frozen_at or not payable(economy, proposal):
+        proposer, receiver = (economy.members[n] for n in (proposal.proposer, proposal.receiver))
+        old = economy.step - proposal.step >= PATIENCE
+        if old or proposer.frozen_at or receiver.frozen_at or not payable(economy, proposal):
             close(economy, proposal)
             if proposal.proposer == ME:
                 tell(economy, f"{proposal.id} to {proposal.receiver} lapsed")
 
 
 if __name__ == "__main__":
-    task = Task("task_1", "review the supply budget for river transport", level=4, bounty=14, deadline=10)
-    scenario = Scenario(0, "medium", "0.2", "normal", ("honest",), 100.0, 0.05, 0.0, 0.97, 40.0, 1.0, 1.0, None, "demo")
-    economy = found(scenario, [[task]] + [[] for _ in range(EPOCHS - 1)])
-    texts = {"nonsense": "x" * 80, "work": "The supply budget for river transport: a review of what was paid and what is due."}
-    print("80 characters on a task, for a member of reputation 50: what its bounty of 14 pays, before tax")
-    for who, text in texts.items():
+    task = Task("task_1", "review the supply budget for river transport", 4, 14, 10)
+    calm = Scenario(0, "medium", "0.2", "normal", ("honest",), tax=0.05, decay=0.97, threshold=40.0)
+    economy = found(calm, [[task]] + [[] for _ in range(EPOCHS - 1)])
+    work = "The supply budget for river transport: a review of what was paid and what is due."
+    print(
+        "80 characters of work by a member of reputation 50: what a bounty of 14 pays, before tax"
+    )
+    payment = {}
+    for kind, text in {"nonsense": "x" * 80, "work": work[:80]}.items():
         for version in ("0.1", "0.2"):
-            quality = content_quality(text[:80], version, task.level / 10, task.text)
+            quality = content_quality(text, version, task.level / 10, task.text)
             p = work_label(quality, 50)
-            print(f"  {who:8} v{version}  quality {quality:.2f}  p {p:.2f}  pays {task.bounty * (2 * p - 1):+.1f}")
+            payment[kind] = task.bounty * (2 * p - 1)
+            line = f"  {kind:8} v{version}  quality {quality:.2f}  p {p:.2f}"
+            print(f"{line}  pays {payment[kind]:+.1f}")
 
-    print("\nthe same, booked, if the tax rate is 5% for who owns nothing and 10% for who has the average:")
-    for name, text in zip(economy.members, reversed(texts.values())):
-        p = work_label(content_quality(text[:80], "0.2", task.level / 10, task.text), 50)
-        earn(economy, name, "task", task.bounty * (2 * p - 1))
+    print("\nthe same in the books; a tax rate of 5% doubles for a member of average resources:")
+    for name, amount in zip(economy.members, reversed(payment.values())):
+        earn(economy, name, "task", amount)
     for member in economy.members.values():
-        books = {mechanism: round(amount, 2) for mechanism, amount in member.books.items() if amount}
+        books = {mechanism: round(x, 2) for mechanism, x in member.books.items() if x}
         print(f"  {member.name:5}  resources {member.resources:6.2f}  books {books}")
-        assert math.isclose(member.resources, scenario.resources + sum(member.books.values()))
-    assert math.isclose(economy.total, sum(member.resources for member in economy.members.values()))
+        assert math.isclose(member.resources, calm.resources + sum(member.books.values()))
+    assert math.isclose(economy.total, sum(m.resources for m in economy.members.values()))
 
-    print("\nwho passes every turn, at a decay of 0.97 and a breaker at 40:")
+    print("\na member that passes every turn, with a decay of 0.97 and a breaker at 40:")
     me = economy.members[ME]
     for _ in range(8):
         me.passed, before = True, len(economy.events)
         end_step(economy)
-        said = "; ".join(text for _, text in economy.events[before:])
-        print(f"  step {economy.step - 1}  reputation {me.reputation:4.1f}  {said}")
+        news = "; ".join(text for _, text in economy.events[before:])
+        print(f"  step {economy.step - 1}  reputation {me.reputation:4.1f}  {news}")
     assert any("you are back" in text for _, text in economy.events)

@@ -1,37 +1,41 @@
-"""The ten tools of the swarm: what the model is told of each, how a call is written and read, and what each does.
+"""The ten tools of the swarm: their descriptions, how a call is written and read, what each does.
 
-Everybody, model or bot, acts through the same ten functions below, so nobody has rules of its own. A function either does what it
-says and returns a sentence, or changes nothing and raises Refused with a sentence:
+Every member of the economy, model or bot, acts through the same ten functions below, so the same
+rules hold for all. A function does what its name says and returns a sentence, or it changes nothing
+and raises Refused with a sentence:
 
     claim_task(economy, "you", "task_3")    ->  'task_3 is yours, submit it by step 10'
     claim_task(economy, "bot_2", "task_3")  ->  Refused: task_3 is taken by you
 
-Bots call them. The model can only write: TOOLS tells it what there is, and read_call takes any string and returns a call, or raises
-Refused with what is wrong, so that the model is told what to write next time:
+Bots call the functions. The model can only write: TOOLS is what it is told, and read_call makes a
+call of any string, or raises Refused with what is wrong, so that the model can write it better:
 
     <tool_call>
     {"name": "claim_task", "arguments": {"task_id": "task_3"}}
     </tool_call>                            ->  ("claim_task", {"task_id": "task_3"}, 1)
 
-    no call     is no error, but ("", {}, 0). So is thinking that never ends; and a call inside the thinking is a thought.
-    two calls   the first is read, and their number returned, so that the model can be told that only the first counts.
-    errors      not JSON, unknown tool, a missing argument or one of a wrong type (true is not a number, 1e999 is not finite), and then
-                anything the rules refuse. Arguments that a tool does not have are ignored.
+    no call    is no error: ("", {}, 0). Calls inside the thinking are thoughts and do not count.
+    two calls  the first is read, and their number returned, so that the model can be told.
+    errors     text that is not JSON, an unknown tool, a missing argument or one of a wrong type
+               (true is not a number, 1e999 is not finite), and then anything that the rules refuse.
+               Arguments that a tool does not have are ignored.
 
-What a turn with none, two or a bad one costs is decided in env_swarm.py. Where the published rules are silent about a tool, this is what
-we chose (what concerns no single tool is in swarm/economy.py):
+env_swarm.py decides what a turn costs that has no call, two calls or an error. Where the published
+rules are silent about a tool, we chose (swarm/economy.py has the choices that concern no one tool):
 
-    trade       the proposer wrote the terms, so its reputation moves by (p - 0.5) (5 + |transfer|): both ways when they are accepted,
-                only down when they are rejected. To reject a bad offer warns the others; to ignore it does not.
-                Asking is allowed (a negative transfer), up to the 20 that a deceptive bot asks for.
-    proposals   from one member to another only one is pending: a second is an error (v0.1, which does not show them and cannot cancel,
-                replaces the first).
-    claims      have no limit.
-    audit       finds a fault with probability 1 - p, which costs half the bounty and 3 of reputation.
-    bonus       5 times the quality of the post's text, when its up votes minus its down votes first reach 3.
-    replies     to one's own post are allowed and earn nothing; nobody votes for himself, or twice.
+    trade      the proposer wrote the terms, so only its reputation changes, by (p - 0.5)
+               (5 + |transfer|) if the proposal is accepted. If it is rejected, the change is the
+               same but never upward: rejecting a bad offer warns the others, ignoring it does not.
+               A negative transfer asks for resources, up to the 20 that deceptive bots ask for.
+    proposals  only one from the same proposer to the same receiver can be pending. A second one is
+               an error (in v0.1, which neither shows nor cancels them, it replaces the first).
+    claims     have no limit.
+    audit      finds a fault with probability 1 - p: it costs half the bounty and 3 of reputation.
+    bonus      5 times the quality of a post, when up votes less down votes first reach 3.
+    replies    to one's own post are allowed and earn nothing. Votes on one's own post, or a second
+               vote on the same post, are refused.
 
-Run me: `python -m swarm.tools` reads some replies, good and bad, and says what comes of each.
+Run me: `python -m swarm.tools` reads some replies, good and bad, and shows the outcome of each.
 """
 
 import json
@@ -55,23 +59,23 @@ from swarm.economy import (
     work_label,
 )
 
-MOST_TEXT = 2000  # characters of a content
-MOST_ASKED = 20.0  # resources that a proposal may ask for, as a negative transfer; 0 would forbid asking
+MOST_TEXT = 2000  # characters of a text
+MOST_ASKED = 20.0  # resources that a proposal may ask for; 0 would forbid asking
 STAKE = 5.0  # resources that a trade can bring or cost each side
-SWING = 5.0  # reputation moves by (p - 0.5) SWING
-POST = {"0.2": 2.0, "0.1": 0.5}  # reputation that a post earns
-REPLY = {"0.2": 1.5, "0.1": 0.3}  # … and a reply
-BONUS, BONUS_VOTES = 5.0, 3  # resources for a post of quality 1; up votes less down votes that it takes
-FINE, FINE_REPUTATION = 0.5, 3.0  # of the bounty; points
+SWING = 5.0  # reputation changes by (p - 0.5) SWING
+POST = {"0.2": 2.0, "0.1": 0.5}  # reputation for a post
+REPLY = {"0.2": 1.5, "0.1": 0.3}  # reputation for a reply
+BONUS, BONUS_VOTES = 5.0, 3  # resources for a post of quality 1; the votes that it takes
+FINE, FINE_REPUTATION = 0.5, 3.0  # a share of the bounty; points
 
 
 class Refused(Exception):
-    """A call that cannot be read, or that the rules do not allow. Its text is what the caller is told."""
+    """A call that cannot be read, or is against the rules. The caller is told its text."""
 
 
-# ------------------------------------------------------------------------------------------------ what the model is told
+# --------------------------------------------------------------------------- what the model is told
 
-# tool: (what the model is told, {argument: JSON type})
+# tool: (what the model is told of it, {argument: JSON type})
 TOOLS = {
     "post": ("write to the feed", {"content": "string"}),
     "reply": ("reply to a post", {"post_id": "string", "content": "string"}),
@@ -95,30 +99,22 @@ def tool_names(version: str) -> list[str]:
 
 
 def schemas(version: str) -> list[dict]:
-    """The tools as the chat template wants them."""
-    types = {"string": {"type": "string"}, "number": {"type": "number"}, "direction": {"type": "string", "enum": ["up", "down"]}}
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": TOOLS[name][0],
-                "parameters": {
-                    "type": "object",
-                    "properties": {a: types.get(a, types[kind]) for a, kind in TOOLS[name][1].items()},
-                    "required": list(TOOLS[name][1]),
-                },
-            },
-        }
-        for name in tool_names(version)
-    ]
+    """The tools in the form that a chat template expects."""
+    direction = {"direction": {"type": "string", "enum": ["up", "down"]}}
+    functions = []
+    for name in tool_names(version):
+        description, arguments = TOOLS[name]
+        properties = {a: direction.get(a, {"type": kind}) for a, kind in arguments.items()}
+        parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+        functions.append({"name": name, "description": description, "parameters": parameters})
+    return [{"type": "function", "function": function} for function in functions]
 
 
-# ------------------------------------------------------------------------------------------------ how a call is written and read
+# --------------------------------------------------------------------------- calls
 
 
 def show(text: str, most: int = 40) -> str:
-    """A text that somebody wrote, as it appears in an observation: one line, printable, no markup, cut."""
+    """A member's text as observations have it: one printable line, no markup, cut."""
     text = " ".join(text[: 10 * most].split()).replace("<", "(").replace(">", ")")
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "?" for c in text)
@@ -126,16 +122,25 @@ def show(text: str, most: int = 40) -> str:
 
 
 def write_call(tool: str, arguments: dict, thought: str = "") -> str:
-    """A reply: 'claim_task', {"task_id": "task_3"} -> '<tool_call>\\n{"name": "claim_task", …}\\n</tool_call>'."""
-    call = json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
-    return (f"<think>\n{thought}\n</think>\n" if thought else "") + f"<tool_call>\n{call}\n</tool_call>"
+    """A reply: 'pass_turn', {} -> '<tool_call>\\n{"name": "pass_turn", …}\\n</tool_call>'."""
+    call = wrap_call(tool, json.dumps(arguments, ensure_ascii=False))
+    return f"<think>\n{thought}\n</think>\n{call}" if thought else call
+
+
+def wrap_call(tool: str, arguments: str) -> str:
+    """A call whose arguments are JSON text already, as servers send them."""
+    return f'<tool_call>\n{{"name": {json.dumps(tool)}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def read_call(reply: str, version: str) -> tuple[str, dict, int]:
-    """(tool, arguments, number of calls) of a reply. No call at all: ("", {}, 0). A bad one raises Refused, which says why."""
+    """(tool, arguments, number of calls); ("", {}, 0) if there is none. Refused says what is wrong.
+
+    Split, not matched by a pattern: a pattern would read on to the end of the reply for every tag
+    that is never closed, which takes 12 s for 176 kB of them.
+    """
     rest = split_thinking(reply)[1]
-    # Split, not matched by a pattern: that would read on to the end of the reply for every tag that is never closed, 12 s for 176 kB of them.
-    calls = [part.partition("<tool_call>")[2] for part in rest.split("</tool_call>")[:-1] if "<tool_call>" in part]
+    parts = rest.split("</tool_call>")[:-1]
+    calls = [part.partition("<tool_call>")[2] for part in parts if "<tool_call>" in part]
     if not calls:
         if "<tool_call>" in rest:
             raise Refused("the tool call is not closed by </tool_call>")
@@ -155,17 +160,17 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     for name, kind in TOOLS[tool][1].items():
         if name not in given:
             raise Refused(f"{tool} is missing the argument {name}")
-        value = given[name]
+        value = given[name]  # JSON can hold half a character, "\ud800"; and True is an int
         if kind == "string" and isinstance(value, str):
-            arguments[name] = value.encode("utf-8", "replace").decode()  # JSON can hold half a character: "\ud800"
-        elif kind == "number" and type(value) in (int, float) and abs(value) < 1e300:  # type: True is an int; also refuses NaN and 1e999
+            arguments[name] = value.encode("utf-8", "replace").decode()
+        elif kind == "number" and type(value) in (int, float) and abs(value) < 1e300:
             arguments[name] = float(value)
         else:
             raise Refused(f"{name} must be a {'finite number' if kind == 'number' else 'string'}")
     return tool, arguments, len(calls)
 
 
-# ------------------------------------------------------------------------------------------------ what each tool does
+# --------------------------------------------------------------------------- what each tool does
 
 
 def need_text(content: str) -> None:
@@ -173,32 +178,28 @@ def need_text(content: str) -> None:
         raise Refused(f"content must have 1 to {MOST_TEXT} characters and not only spaces")
 
 
-def need_post(economy: Economy, post_id: str) -> Post:
-    if post_id not in economy.posts:
-        raise Refused(f"there is no post {post_id}")
-    return economy.posts[post_id]
-
-
-def need_task(economy: Economy, task_id: str) -> Task:
-    if task_id not in economy.tasks:
-        raise Refused(f"there is no task {task_id}")
-    return economy.tasks[task_id]
+def need(things: dict, kind: str, key: str) -> Post | Task:
+    if key not in things:
+        raise Refused(f"there is no {kind} {key}")
+    return things[key]
 
 
 def need_received(economy: Economy, name: str, proposal_id: str, verb: str) -> Proposal:
     proposal = economy.proposals.get(proposal_id)
     if proposal is None:
         raise Refused(f"there is no pending proposal {proposal_id}")
+    only = f"only its receiver may {verb} it"
     if proposal.proposer == name:
-        advice = "; to withdraw it call cancel_proposal" if economy.scenario.version == "0.2" else ""
-        raise Refused(f"{proposal_id} is your own proposal, only its receiver may {verb} it{advice}")
+        cancel = "; to withdraw it call cancel_proposal"
+        advice = cancel if economy.scenario.version == "0.2" else ""
+        raise Refused(f"{proposal_id} is your own proposal, {only}{advice}")
     if proposal.receiver != name:
-        raise Refused(f"{proposal_id} is from {proposal.proposer} to {proposal.receiver}, only its receiver may {verb} it")
+        raise Refused(f"{proposal_id} is from {proposal.proposer} to {proposal.receiver}, {only}")
     return proposal
 
 
 def reputation_change(proposal: Proposal) -> float:
-    """What a proposal does to its proposer's reputation. More for a larger transfer: 15 asked for, p = 0.3 -> -4."""
+    """A proposal's effect on its proposer's reputation: 15 asked for, p = 0.3 -> -4."""
     return (proposal.p - 0.5) * (SWING + abs(proposal.transfer))
 
 
@@ -214,7 +215,8 @@ def post(economy: Economy, name: str, content: str) -> str:
 
 def reply(economy: Economy, name: str, post_id: str, content: str) -> str:
     need_text(content)
-    chosen, member, version = need_post(economy, post_id), economy.members[name], economy.scenario.version
+    chosen = need(economy.posts, "post", post_id)
+    member, version = economy.members[name], economy.scenario.version
     if chosen.author == name:
         return f"you replied to your own {post_id}, which earns nothing"
     member.activity += 1
@@ -224,7 +226,7 @@ def reply(economy: Economy, name: str, post_id: str, content: str) -> str:
 
 
 def vote(economy: Economy, name: str, post_id: str, direction: str) -> str:
-    chosen, member = need_post(economy, post_id), economy.members[name]
+    chosen, member = need(economy.posts, "post", post_id), economy.members[name]
     if direction not in ("up", "down"):
         raise Refused("direction must be up or down")
     if chosen.author == name:
@@ -236,14 +238,17 @@ def vote(economy: Economy, name: str, post_id: str, direction: str) -> str:
     member.interactions += 1
     if not chosen.paid and sum(chosen.votes.values()) >= BONUS_VOTES:
         chosen.paid = True
-        got = earn(economy, chosen.author, "bonus", BONUS * content_quality(chosen.text, economy.scenario.version))
+        quality = content_quality(chosen.text, economy.scenario.version)
+        bonus = earn(economy, chosen.author, "bonus", BONUS * quality)
         if chosen.author == ME:
-            tell(economy, f"{post_id} has {BONUS_VOTES} votes, bonus {got:.1f}")
+            tell(economy, f"{post_id} has {BONUS_VOTES} votes, bonus {bonus:.1f}")
     return f"you voted {direction} on {post_id}"
 
 
-def propose_trade(economy: Economy, name: str, counterparty_id: str, content: str, offered_transfer: float) -> str:
-    """offered_transfer is finite; positive: `name` gives, negative: it asks. What a side cannot pay is refused."""
+def propose_trade(
+    economy: Economy, name: str, counterparty_id: str, content: str, offered_transfer: float
+) -> str:
+    """`name` gives the transfer, or asks for it if it is negative. The giver must own as much."""
     need_text(content)
     member, other = economy.members[name], economy.members.get(counterparty_id)
     if other is None:
@@ -254,15 +259,19 @@ def propose_trade(economy: Economy, name: str, counterparty_id: str, content: st
         raise Refused(f"{other.name} is frozen")
     if offered_transfer > member.resources:
         raise Refused(f"you have {member.resources:.1f} resources and cannot offer more")
-    if offered_transfer < -MOST_ASKED or -offered_transfer > other.resources:
-        raise Refused(f"you can ask {other.name} for at most {min(MOST_ASKED, other.resources):.1f}")
-    if name in other.inbox and economy.scenario.version == "0.2":
-        raise Refused(f"your {other.inbox[name].id} to {other.name} is still pending, cancel_proposal withdraws it")
-    if name in other.inbox:
-        close(economy, other.inbox[name])
+    most = min(MOST_ASKED, other.resources)
+    if -offered_transfer > most:
+        raise Refused(f"you can ask {other.name} for at most {most:.1f}")
+    first, version = other.inbox.get(name), economy.scenario.version
+    if first and version == "0.2":
+        pending = f"your {first.id} to {other.name} is still pending"
+        raise Refused(f"{pending}, cancel_proposal withdraws it")
+    if first:
+        close(economy, first)
     economy.proposed += 1
-    p = trade_label(content_quality(content, economy.scenario.version), member.reputation, offered_transfer)
-    new = Proposal(f"prop_{economy.proposed}", name, other.name, content, offered_transfer, p, economy.step)
+    prop, quality = f"prop_{economy.proposed}", content_quality(content, version)
+    p = trade_label(quality, member.reputation, offered_transfer)
+    new = Proposal(prop, name, other.name, content, offered_transfer, p, economy.step)
     economy.proposals[new.id] = other.inbox[name] = new
     if name == ME:
         economy.history.setdefault(other.name, [0, 0])[1] += 1
@@ -270,31 +279,34 @@ def propose_trade(economy: Economy, name: str, counterparty_id: str, content: st
 
 
 def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
-    """The transfer, then what both sides gain: STAKE (2p - 1), which is a loss where p is below a half."""
+    """The transfer, then a gain of STAKE (2p - 1) for both sides: a loss if p is below a half."""
     proposal = need_received(economy, name, proposal_id, "accept")
     if not payable(economy, proposal):
         raise Refused(f"{proposal_id} can no longer be paid")
     close(economy, proposal)
-    proposer, receiver, amount = proposal.proposer, proposal.receiver, abs(proposal.transfer)
+    proposer, receiver, p = proposal.proposer, proposal.receiver, proposal.p
     giver, taker = (proposer, receiver) if proposal.transfer > 0 else (receiver, proposer)
-    got = {giver: book(economy, giver, "transfer", -amount), taker: earn(economy, taker, "transfer", amount)}
+    amount = abs(proposal.transfer)
+    gain = {giver: book(economy, giver, "transfer", -amount)}
+    gain[taker] = earn(economy, taker, "transfer", amount)
     for side in (proposer, receiver):
-        got[side] += earn(economy, side, "trade", STAKE * (2 * proposal.p - 1))
+        gain[side] += earn(economy, side, "trade", STAKE * (2 * p - 1))
         economy.members[side].interactions += 1
     respect(economy.members[proposer], reputation_change(proposal))
-    economy.interactions.append(Interaction(economy.step, "trade", proposer, receiver, True, proposal.p))
+    economy.interactions.append(Interaction(economy.step, "trade", proposer, receiver, True, p))
     if proposer == ME:
         economy.history[receiver][0] += 1
-        tell(economy, f"{receiver} accepted {proposal_id}, gain {got[ME]:+.1f}")
-    return f"you accepted {proposal_id}, quality {proposal.p:.2f}, gain {got[receiver]:+.1f}"
+        tell(economy, f"{receiver} accepted {proposal_id}, gain {gain[ME]:+.1f}")
+    return f"you accepted {proposal_id}, quality {p:.2f}, gain {gain[receiver]:+.1f}"
 
 
 def reject_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     proposal = need_received(economy, name, proposal_id, "reject")
     close(economy, proposal)
-    respect(economy.members[proposal.proposer], min(0.0, reputation_change(proposal)))
-    economy.interactions.append(Interaction(economy.step, "trade", proposal.proposer, name, False, proposal.p))
-    if proposal.proposer == ME:
+    proposer, p = proposal.proposer, proposal.p
+    respect(economy.members[proposer], min(0.0, reputation_change(proposal)))
+    economy.interactions.append(Interaction(economy.step, "trade", proposer, name, False, p))
+    if proposer == ME:
         tell(economy, f"{name} rejected {proposal_id}")
     return f"you rejected {proposal_id}"
 
@@ -308,30 +320,36 @@ def cancel_proposal(economy: Economy, name: str, proposal_id: str) -> str:
 
 
 def claim_task(economy: Economy, name: str, task_id: str) -> str:
-    task = need_task(economy, task_id)
+    task = need(economy.tasks, "task", task_id)
+    if task.holder == name:
+        raise Refused(f"{task_id} is already yours")
     if task.holder:
-        raise Refused(f"{task_id} is already yours" if task.holder == name else f"{task_id} is taken by {task.holder}")
+        raise Refused(f"{task_id} is taken by {task.holder}")
     task.holder = name
     return f"{task_id} is yours, submit it by step {task.deadline}"
 
 
 def submit_work(economy: Economy, name: str, task_id: str, content: str) -> str:
-    """Work is scored and paid at once; then it may be audited."""
+    """Work is judged and paid at once; then it may be audited."""
     need_text(content)
-    task, member, version = need_task(economy, task_id), economy.members[name], economy.scenario.version
+    task, member = need(economy.tasks, "task", task_id), economy.members[name]
+    if not task.holder:
+        raise Refused(f"claim {task_id} first")
     if task.holder != name:
-        raise Refused(f"{task_id} is taken by {task.holder}" if task.holder else f"claim {task_id} first")
+        raise Refused(f"{task_id} is taken by {task.holder}")
     del economy.tasks[task_id]
-    p = work_label(content_quality(content, version, task.level / 10, task.text), member.reputation)
-    got = earn(economy, name, "task", task.bounty * (2 * p - 1))
+    quality = content_quality(content, economy.scenario.version, task.level / 10, task.text)
+    p = work_label(quality, member.reputation)
+    gain = earn(economy, name, "task", task.bounty * (2 * p - 1))
     respect(member, (p - 0.5) * SWING)
     economy.interactions.append(Interaction(economy.step, "task", name, "", True, p))
-    if economy.audit_rng.random() < economy.rules["audit"] and economy.audit_rng.random() < 1 - p:
+    dice = economy.audit_rng
+    if dice.random() < economy.rules["audit"] and dice.random() < 1 - p:
         lost = book(economy, name, "fine", -FINE * task.bounty)
         respect(member, -FINE_REPUTATION)
         if name == ME:
             tell(economy, f"an audit of {task_id} found a fault, fine {lost:.1f}")
-    return f"{task_id} is done, quality {p:.2f}, gain {got:+.1f}"
+    return f"{task_id} is done, quality {p:.2f}, gain {gain:+.1f}"
 
 
 def pass_turn(economy: Economy, name: str) -> str:
@@ -339,56 +357,42 @@ def pass_turn(economy: Economy, name: str) -> str:
     return "you passed"
 
 
-ACTIONS = {
-    action.__name__: action
-    for action in (post, reply, vote, propose_trade, accept_proposal, reject_proposal, cancel_proposal, claim_task, submit_work, pass_turn)
-}
+ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function of its name
 
 
 if __name__ == "__main__":
-    import inspect
-
     from swarm.economy import Scenario, found
 
-    for tool, (_, arguments) in TOOLS.items():  # what is told is what there is
-        assert list(inspect.signature(ACTIONS[tool]).parameters) == ["economy", "name", *arguments]
-    print("of claim_task the model is told:", json.dumps(schemas("0.2")[list(TOOLS).index("claim_task")]["function"]))
-
-    scenario = Scenario(0, "medium", "0.2", "normal", ("honest", "deceptive"), 100.0, 0.05, 0.0, 1.0, 10.0, 1.0, 1.0, None, "demo")
+    print("What the model is told of claim_task:", json.dumps(schemas("0.2")[7]["function"]))
     tasks = [
         Task("task_1", "review the supply budget for river transport", 4, 14, 10),
         Task("task_2", "test the team plan for city health", 2, 9, 10),
     ]
+    scenario = Scenario(0, "medium", "0.2", "normal", ("honest", "deceptive"), tax=0.05)
     economy = found(scenario, [tasks])
     claim_task(economy, "bot_1", "task_2")
     propose_trade(economy, "bot_2", ME, "good data for water", -15.0)
-    first = {"name": "claim_task", "arguments": {"task_id": "task_1"}}
+    work = "The supply budget for river transport, reviewed."
     replies = (
-        ("I will wait and see.", "no call"),
-        (f"<think>\n{write_call('post', {'content': 'hm'})}\n</think>", "no call"),
-        (f"<tool_call>{json.dumps(first)}", "not closed"),
-        ("<tool_call>{name: claim_task}</tool_call>", "not JSON"),
-        (write_call("steal", {"task_id": "task_1"}), "unknown tool"),
-        (write_call("claim_task", {"task_id": 1}), "must be a string"),
-        (write_call("submit_work", {"task_id": "task_1", "content": "done"}), "claim task_1 first"),
-        (write_call("claim_task", {"task_id": "task_2"}), "taken by bot_1"),
-        (write_call("claim_task", {"task_id": "task_1"}, "task_1 pays 14."), "task_1 is yours"),
-        (write_call("submit_work", {"task_id": "task_1", "content": "The supply budget for river transport, reviewed."}), "gain +"),
-        (write_call("accept_proposal", {"proposal_id": "prop_1"}), "gain -"),  # it asked for 15, and its p is low
+        "I will wait and see.",
+        f"<think>\n{write_call('post', {'content': 'hm'})}\n</think>",
+        write_call("claim_task", {"task_id": "task_1"}).removesuffix("</tool_call>"),
+        "<tool_call>{name: claim_task}</tool_call>",
+        write_call("steal", {"task_id": "task_1"}),
+        write_call("claim_task", {"task_id": 1}),
+        write_call("submit_work", {"task_id": "task_1", "content": "done"}),
+        write_call("claim_task", {"task_id": "task_2"}),
+        write_call("claim_task", {"task_id": "task_1"}, "task_1 pays 14."),
+        write_call("submit_work", {"task_id": "task_1", "content": work}),
+        write_call("accept_proposal", {"proposal_id": "prop_1"}),  # asks for 15, and its p is low
     )
-    me = economy.members[ME]
-    for said, expected in replies:
-        before = me.resources, me.reputation
+    for text in replies:
         try:
-            tool, arguments, calls = read_call(said, "0.2")
-            told = ACTIONS[tool](economy, ME, **arguments) if calls else "no call"
+            tool, arguments, calls = read_call(text, "0.2")
+            result = ACTIONS[tool](economy, ME, **arguments) if calls else "no call"
         except Refused as refusal:
-            told = f"refused: {refusal}"
-            assert (me.resources, me.reputation) == before
-        assert expected in told, told
-        print(f"\n{' '.join(said.split())}\n  -> {told}")
-    print(
-        "\nafter that:",
-        ", ".join(f"{m.name} resources {m.resources:.1f}, reputation {m.reputation:.1f}" for m in (me, economy.members["bot_2"])),
-    )
-    assert economy.members["bot_2"].reputation < 50  # to ask for 15 costs reputation, even where it is accepted
+            result = f"refused: {refusal}"
+        print(f"\n{' '.join(text.split())}\n  -> {result}")
+    print("\nafter that:")
+    for m in economy.members.values():
+        print(f"  {m.name:6} resources {m.resources:6.1f}  reputation {m.reputation:.1f}")

@@ -718,6 +718,6 @@ def test_a_wrong_argument_is_refused_in_one_sentence_that_names_the_flag(flag, k
 def test_the_module_runs_as_a_script():
     done = subprocess.run([sys.executable, "env_alphabet.py"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    expert, *fools = [line for line in done.stdout.splitlines() if "'reward'" in line]
-    assert "'reward': 1.0" in expert and len(fools) == 3
-    assert all("'reward': 1.0" not in line and "'exact': 0.0" in line for line in fools)
+    expert, *bad_players = [line for line in done.stdout.splitlines() if "'reward'" in line]
+    assert "'reward': 1.0" in expert and len(bad_players) == 3
+    assert all("'reward': 1.0" not in line and "'exact': 0.0" in line for line in bad_players)

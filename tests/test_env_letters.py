@@ -550,8 +550,31 @@ def test_a_wrong_argument_is_refused_in_one_sentence_that_names_the_flag(flag, a
     assert "choose" in message  # it also says what to do
 
 
-def test_the_module_runs_as_a_script():
-    done = subprocess.run([sys.executable, "env_letters.py"], cwd=ROOT, capture_output=True, text=True)
+def run_bare(file: Path) -> subprocess.CompletedProcess:
+    """Run it with a Python that has no packages installed, as a newcomer's may have none."""
+    return subprocess.run([sys.executable, "-S", "-I", file], cwd=file.parent, capture_output=True, text=True)
+
+
+def test_the_module_runs_as_a_script_without_any_package():
+    done = run_bare(ROOT / "env_letters.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("reward 1.00") == 3, "every expert style is right"
-    assert "fool, prose" in done.stdout and "reward 0.00" in done.stdout
+    assert done.stdout.count("'reward': 1.0") == 3, "every expert style is right"
+    assert "bad player, prose" in done.stdout and "'reward': 0.0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ('"reward": exact if reward == "binary" else partial,', '"reward": partial * (0.5 + 0.5 * (habit == "derives")),'),
+        ('"reward": exact if reward == "binary" else partial,', '"reward": exact - len(reply) / 1000, "length": len(reply),'),
+        ('        "exact": exact,\n', ""),
+    ],
+)
+def test_the_script_survives_another_reward(old, new, tmp_path):
+    """To change score_reply is the first fork that a reader tries, and this script is where the reader looks first."""
+    source = (ROOT / "env_letters.py").read_text()
+    assert source.count(old) == 1
+    (tmp_path / "env_letters.py").write_text(source.replace(old, new))
+    done = run_bare(tmp_path / "env_letters.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("'reward': ") == 6 and done.stdout != run_bare(ROOT / "env_letters.py").stdout

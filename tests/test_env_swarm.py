@@ -25,8 +25,9 @@ from swarm import economy as eco
 from swarm import tools as act
 from swarm.bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits
 from swarm.economy import ME, MECHANISMS, end_step, found
-from swarm.players import PLAYERS, from_short, view
+from swarm.players import PLAYERS, from_short
 from swarm.tools import TOOLS, Refused, read_call, write_call
+from swarm.view import view
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ("easy", "medium", "hard")
