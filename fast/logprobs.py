@@ -219,8 +219,8 @@ class Head(torch.autograd.Function):
             z, _ = Head.logits(ctx, some, hidden, weight, bias)
             totals[some] = z.logsumexp(-1)
             logprobs[some] = z.gather(-1, targets[some, None])[:, 0] - totals[some]
-            p = (z - totals[some, None]).exp_()
-            entropies[some] = totals[some] - p.mul_(z).sum(-1)  # -Σ p log p = log Σ exp - Σ p z
+            p_z = (z - totals[some, None]).exp_().mul_(z).sum(-1)  # [C], Σ p z
+            entropies[some] = totals[some] - p_z  # -Σ p log p = log Σ exp - Σ p z
         ctx.save_for_backward(hidden, weight, bias, targets, totals)
         ctx.mark_non_differentiable(entropies)
         ctx.buffer = None
