@@ -121,8 +121,8 @@ class FastDecoder:
         here = torch.arange(slot, slot + S, device=ids.device)  # [S]
         key = torch.arange(slot + S, device=ids.device)
         # Query i sees key j if j <= i and j is no padding. Padding sees itself: no key gives NaN.
-        seen = (key <= here[:, None]) & (key >= self.pad[:, None, None])  # [G, S, slot+S]
-        mask = (seen | (key == here[:, None]))[:, None]
+        mask = (key <= here[:, None]) & (key >= self.pad[:, None, None])  # [G, S, slot+S]
+        mask = (mask | (key == here[:, None]))[:, None]
 
         def attend(layer, heads):
             heads = heads.view(G, S, -1, self.head_dim).transpose(1, 2)
@@ -340,8 +340,8 @@ def folded(linear: torch.nn.Module) -> torch.Tensor:
         return linear.weight.clone()
     weight = linear.base_layer.weight.float()
     for name in linear.active_adapters:
-        update = linear.lora_B[name].weight @ linear.lora_A[name].weight
-        weight = weight + linear.scaling[name] * update.float()
+        A, B = linear.lora_A[name].weight, linear.lora_B[name].weight  # [r, in], [out, r]
+        weight = weight + linear.scaling[name] * (B @ A).float()
     return weight.to(linear.base_layer.weight.dtype)
 
 

@@ -8,7 +8,7 @@ policy.plain_logprobs computes the same in ten lines. These tricks are exact but
 
     run a group's prompt once, its replies attend to it   0.77 of the time (pico_base, 64 episodes)
     run rows in pieces that fit a CPU's caches            both: 0.37 of the time (1 thread)
-    logits for a chunk of tokens only, computed twice     0.6 GB, not 11 (16,320 tokens, V = 151,936)
+    logits for a chunk of tokens only, computed twice     0.6 GB, not 11 (16,320 tokens, V 151,936)
 
 `python -m lab.speed.bench train` measures them. Tried, not worth it: keeping pico_base's few logits
 instead of computing them twice (2%). Computed, not worth it: packing rows end to end under a block
@@ -219,8 +219,8 @@ class Head(torch.autograd.Function):
             z, _ = Head.logits(ctx, some, hidden, weight, bias)
             totals[some] = z.logsumexp(-1)
             logprobs[some] = z.gather(-1, targets[some, None])[:, 0] - totals[some]
-            p = (z - totals[some, None]).exp_()
-            entropies[some] = totals[some] - p.mul_(z).sum(-1)  # -Σ p log p = log Σ exp - Σ p z
+            p_z = (z - totals[some, None]).exp_().mul_(z).sum(-1)  # [C], Σ p z
+            entropies[some] = totals[some] - p_z  # -Σ p log p = log Σ exp - Σ p z
         ctx.save_for_backward(hidden, weight, bias, targets, totals)
         ctx.mark_non_differentiable(entropies)
         ctx.buffer = None

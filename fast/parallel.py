@@ -112,7 +112,7 @@ def any_rank(flag: bool) -> bool:
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace every gradient by its sum over the ranks. A rank that had nothing to train on adds zeros."""
+    """Replace every gradient by its sum over the ranks; one with nothing to train on adds zeros."""
     if world() == 1:
         return
     for p in parameters:

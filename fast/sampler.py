@@ -141,8 +141,7 @@ def make_sampler(cfg, policy: Policy):
         )
     has_vllm = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
     if has_vllm and cfg.engine == "auto" and parallel.world() > 1:
-        print("several processes train, so our own sampler samples; "
-              "--async-rollouts 1 gives vLLM a process of its own beside each")  # fmt: skip
+        print("several processes train, so our own sampler samples (--async-rollouts 1 uses vLLM)")
         return TorchSampler(policy)
     if cfg.engine == "vllm" or (cfg.engine == "auto" and has_vllm):
         from fast.vllm_engine import VllmSampler

@@ -121,9 +121,7 @@ class VllmSampler:
         """memory: share of the card for weights and cache. cpu_cache: bytes of cache on a CPU."""
         self.policy = policy
         self.llm = load_engine(policy, memory, cpu_cache)
-        self.max_len = (
-            self.llm.model_config.max_model_len
-        )  # tokens of a conversation, its last reply included
+        self.max_len = self.llm.model_config.max_model_len  # of a conversation with its last reply
         self.awake = True
         self.syncs, self.adapter = 0, None
         learning = sum(p.numel() * p.element_size() for p in policy.trainable().values())
@@ -131,7 +129,7 @@ class VllmSampler:
         self.sync(0)  # the policy may have learnt something since its base weights were loaded
 
     def sync(self, version: int = 0) -> None:
-        """Sample from the policy's current weights from now on. RuntimeError if vLLM refuses them."""
+        """Sample from the policy's current weights from now on. RuntimeError if vLLM refuses."""
         assert self.awake, "wake the engine before a sync"
         self.syncs += 1
         if self.policy.lora_rank:

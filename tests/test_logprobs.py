@@ -5,6 +5,7 @@ import torch
 
 from fast import logprobs
 from fast.logprobs import token_logprobs
+from policy import plain_logprobs
 
 
 def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
@@ -106,6 +107,46 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
         assert len(rows) <= 5
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    "kind, lora_rank",
+    [("qwen3", 4), ("qwen3", 0), ("pico", 4), ("llama", 0), ("llama_bias", 0), ("llama_dynamic", 0), ("qwen2", 4), ("qwen2_window", 0),
+     ("mistral_window", 4), ("gemma2", 4), ("gpt2", 0)],
+)  # fmt: skip
+def test_the_plain_way_finds_the_same(load, gradients, assert_close, kind, lora_rank, temperature):
+    policy = load(kind, lora_rank, awake=True)
+    ids, mask, _ = three_groups()
+    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M]
+    found = {}
+    for how in (plain_logprobs, token_logprobs):
+        logprobs, entropies = how(policy, ids, mask, temperature)
+        (pull * logprobs).sum().backward()
+        found[how] = logprobs.detach(), entropies.detach(), gradients(policy)
+        policy.model.zero_grad()
+    (plain, plain_entropies, plain_gradients), (fast, fast_entropies, fast_gradients) = found[plain_logprobs], found[token_logprobs]
+    assert plain.shape == fast.shape == plain_entropies.shape == pull.shape and plain.dtype == plain_entropies.dtype == torch.float32
+    assert (plain - fast).abs().max() < 1e-4 and (plain_entropies - fast_entropies).abs().max() < 1e-3
+    assert_close(plain_gradients, fast_gradients)
+
+
+@pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("gemma2", 0)])
+def test_gradients_flow_through_plain_entropies(load, gradients, assert_close, kind, lora_rank):
+    policy = load(kind, lora_rank, awake=True)
+    ids, mask, lengths = three_groups()
+    before = plain_logprobs(policy, ids, mask, 0.7)[1]
+    before.sum().backward()
+    ours = gradients(policy)
+    policy.model.zero_grad()
+    rows = [torch.distributions.Categorical(logits=policy.model(input_ids=row[None, :n]).logits[0, :-1] / 0.7).entropy()
+            for row, n in zip(ids, lengths)]  # fmt: skip
+    torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)]).sum().backward()
+    assert_close(ours, gradients(policy))
+    with torch.no_grad():  # an entropy bonus does what it says
+        for name, p in policy.trainable().items():
+            p.add_(1e-4 * ours[name])
+        assert plain_logprobs(policy, ids, mask, 0.7)[1].sum() > before.sum()
+
+
 def test_prompts_are_not_shared_where_transformers_checkpoints_or_little_is_saved(load, monkeypatch):
     policy = load("qwen3", 4)
     runs = []
@@ -122,9 +163,10 @@ def test_prompts_are_not_shared_where_transformers_checkpoints_or_little_is_save
     assert not runs
 
 
-def test_an_empty_mask_gives_no_logprobs(tiny):
+@pytest.mark.parametrize("how", [token_logprobs, plain_logprobs])
+def test_an_empty_mask_gives_no_logprobs(tiny, how):
     ids = random_rows(2, 6)
-    for tensor in token_logprobs(tiny, ids, torch.zeros(2, 5, dtype=torch.bool)):
+    for tensor in how(tiny, ids, torch.zeros(2, 5, dtype=torch.bool)):
         assert tensor.shape == (0,) and tensor.dtype == torch.float32
 
 

@@ -8,7 +8,7 @@ import torch
 
 import policy as policy_module
 from fast.logprobs import token_logprobs
-from policy import PICO, PICO_SWARM, choose_model, load_policy
+from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, choose_model, load_policy
 
 ROOT = Path(policy_module.__file__).resolve().parent
 
@@ -77,6 +77,55 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
+
+
+# ---------------------------------------------------------------------------------------------- learning
+
+
+def learn(policy) -> dict[str, torch.Tensor]:
+    """One backward pass; the gradients before learning() frees them."""
+    with policy.learning():
+        token_logprobs(policy, random_rows(2, 10), torch.ones(2, 9, dtype=torch.bool))[0].sum().backward()
+        return {name: p.grad.clone() for name, p in policy.trainable().items()}
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_learning_keeps_eval_mode_unless_activations_are_checkpointed_and_frees_the_gradients(load, assert_close, lora_rank):
+    policy, found, runs = load("qwen3", lora_rank, awake=True), {}, []
+    layer = policy.lm.model.layers[0]
+    layer.mlp.register_forward_pre_hook(lambda module, _: runs.append(module.training))
+    for checkpointing in (False, True):
+        if checkpointing:
+            checkpoint_activations(policy)
+        assert policy.checkpointing == checkpointing
+        runs.clear()
+        found[checkpointing] = learn(policy)
+        assert runs == ([True] * 2 if checkpointing else [False])  # again in the backward pass
+        assert not policy.model.training and all(p.grad is None for p in policy.trainable().values())
+        runs.clear()
+        PlainSampler(policy).sample([[5, 6, 7]], 1, 2, 1.0, [[(0,)]])
+        assert True not in runs
+    assert_close(found[True], found[False])
+
+
+def test_an_error_while_learning_leaves_nothing_behind(load):
+    policy = load("qwen3", 4)
+    checkpoint_activations(policy)
+    with pytest.raises(KeyboardInterrupt), policy.learning():
+        token_logprobs(policy, random_rows(2, 10), torch.ones(2, 9, dtype=torch.bool))[0].sum().backward()
+        raise KeyboardInterrupt
+    assert not policy.model.training and all(p.grad is None for p in policy.trainable().values())
+
+
+@pytest.mark.parametrize("where", ["attention_dropout", "layer"])
+def test_checkpointing_refuses_a_model_with_dropout(load, where):
+    policy = load("gpt2" if where == "layer" else "qwen3")
+    if where == "attention_dropout":
+        policy.lm.config.attention_dropout = 0.1
+    with pytest.raises(ValueError, match="--gradient-checkpointing: this model has dropout") as error:
+        checkpoint_activations(policy)
+    assert_one_sentence(error)
+    assert not policy.checkpointing and not policy.lm.is_gradient_checkpointing
 
 
 # ---------------------------------------------------------------------------------------------- loading

@@ -2,14 +2,18 @@
 batch; it stops where it must; it samples from the weights of the last sync and never edits them.
 """
 
+import inspect
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from fast.decoder import FastDecoder, PlainDecoder, folded, holes, make_decoder
-from fast.sampler import TorchSampler, draw
+from fast.sampler import TorchSampler, make_sampler
+from fast.vllm_engine import VllmSampler
+from policy import PlainSampler, draw
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
 PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]
@@ -196,6 +200,41 @@ def test_another_seed_gives_another_sample(tiny):
 def test_the_members_of_a_group_are_not_copies(tiny):
     (group,) = TorchSampler(endless(tiny)).sample(random_prompts(6), 6, 10, 1.0, grid(1, 6))
     assert len({tuple(s.token_ids) for s in group}) == 6
+
+
+# ---------------------------------------------------------------------------------------------- the plain way
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
+@pytest.mark.parametrize(
+    "kind, lora_rank", [("pico", 4), ("qwen3", 0), ("llama_bias", 4), ("llama_dynamic", 0), ("gemma2", 4), ("gpt2", 0)]
+)
+def test_the_plain_sampler_draws_the_same_tokens(load, kind, lora_rank, temperature):
+    policy = with_stops(load(kind, lora_rank, awake=True), range(0, 1024, 12))
+    prompts, seeds = random_prompts(4, 31, 9, 9), grid(4, 3)
+    plain = sum(PlainSampler(policy).sample(prompts, 3, 12, temperature, seeds), [])
+    fast = sum(TorchSampler(policy).sample(prompts, 3, 12, temperature, seeds), [])
+    assert len(plain) == 12
+    for a, b in zip(plain, fast, strict=True):
+        assert (a.token_ids, a.finished) == (b.token_ids, b.finished)
+        assert len(a.logprobs) == len(a.token_ids) and np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+    if temperature:
+        assert {a.finished for a in plain} == {True, False} and len({len(a.token_ids) for a in plain}) > 3
+
+
+def test_the_plain_sampler_is_an_engine_like_the_others(tiny, stir, load, snapshot):
+    assert isinstance(make_sampler(SimpleNamespace(plain=True), tiny), PlainSampler)
+    assert isinstance(make_sampler(SimpleNamespace(plain=False, engine="torch"), tiny), TorchSampler)
+    arguments = [list(inspect.signature(engine.sample).parameters) for engine in (TorchSampler, PlainSampler, VllmSampler)]
+    assert arguments[0] == arguments[1] == arguments[2]
+    policy = endless(load("qwen3", 4))
+    sampler, before = PlainSampler(policy), snapshot(policy)
+    old = sampler.sample(random_prompts(6), 2, 8, 1.0, grid(1, 2))
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in policy.model.named_parameters())
+    with sampler.asleep():
+        stir(policy, 0.2)
+    sampler.sync(3)
+    assert sampler.version == 3 and sampler.sample(random_prompts(6), 2, 8, 1.0, grid(1, 2)) != old
 
 
 # ---------------------------------------------------------------------------------------------- where it stops
