@@ -9,14 +9,14 @@ bookkeeping/run.py), before it can reach a checkpoint.
 
     symptom              seen in             for most often
     collapse             reward              5   a learning rate that is too high
-    stuck                groups_with_signal  5   one step that broke the policy: the learning rate again
+    stuck                groups_with_signal  5   one step that broke the policy: the rate again
     broken               format              3   the same, seen in replies that nothing can read
     no signal            groups_with_signal  10  a task that is too hard, or solved
     noise                entropy             3   a learning rate that is too high
     cut short            truncated           5   --max-tokens too small, or a stop token never learnt
     errors               errors              3   a bug in the environment
     stop token           stop_trained        1   the end-of-turn token is masked
-    sequence ratio       stretch             2   the ratio of a reply is clipped as if it were a token's
+    sequence ratio       stretch             2   a reply's ratio is clipped as if it were a token's
     not exact            exact, fraction     1   "correct" is counted as reward > 0
     pays something else  reward, exact       10  partial credit that pays a guess
     dropout              mismatch, twice     3   model.train() in the update
