@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs to continue after any death, and how never to lose the last good one.
+"""Checkpoints: what a run needs to continue after any death. The last good one is never lost.
 
     runs/NAME/checkpoint/      adapter (PEFT's format; with --lora-rank 0 the whole model),
                                optimizer.pt, state.json, checksum
@@ -184,7 +184,7 @@ def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> 
 
 
 def load_tensors(file: Path, device=None):
-    """torch.load of tensors and plain values. SystemExit otherwise: a pickle can run any program."""
+    """torch.load of tensors and plain values only: a pickle can run any program."""
     try:
         return torch.load(file, weights_only=True, map_location=device)
     except (OSError, torch.OutOfMemoryError):

@@ -248,7 +248,7 @@ def final_mean(arm: Arm, tasks: str, what: str) -> Interval:
 
 
 def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
-    """(a row per pair of arms, task set and measure, corrected by Holm; notes on what is left out)"""
+    """A row per pair of arms, task set and measure, corrected by Holm; notes on what is missing."""
     rows, notes = [], []
     for a, b in combinations(arms, 2):
         shared = [t for t in a.runs[0].final if all(t in run.final for run in a.runs + b.runs)]

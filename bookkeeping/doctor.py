@@ -1,4 +1,4 @@
-"""What is wrong with this run? Symptoms read off the metrics, each with its likely cause and a cure.
+"""What is wrong with this run? Symptoms read off the metrics, each with a likely cause and a cure.
 
 A run that learns nothing looks much like one that does: lines go by and nothing raises. So after
 every update the doctor looks at the newest lines of metrics.jsonl (grpo.update and
@@ -13,7 +13,7 @@ bookkeeping/run.py), before it can reach a checkpoint.
     broken               format              3   the same, seen in replies that nothing can read
     no signal            groups_with_signal  10  a task that is too hard, or solved
     noise                entropy             3   a learning rate that is too high
-    cut short            truncated           5   --max-tokens too small, or a stop token never learnt
+    cut short            truncated           5   --max-tokens too small, or a stop token unlearnt
     errors               errors              3   a bug in the environment
     stop token           stop_trained        1   the end-of-turn token is masked
     sequence ratio       stretch             2   a reply's ratio is clipped as if it were a token's

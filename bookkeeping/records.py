@@ -109,7 +109,7 @@ def clean(x):
 
 @contextmanager
 def foreign(folder):
-    """A run folder may come from anywhere: an error in reading it ends the command in a sentence."""
+    """A run folder may come from anywhere: an error in reading it becomes one sentence."""
     try:
         yield
     except (ValueError, OSError) as error:

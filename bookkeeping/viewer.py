@@ -148,7 +148,7 @@ def facts(summary: dict, config: dict, lines: list[dict]) -> list[list[str]]:
 
 
 def headline(results: list[dict]) -> dict:
-    """Before SFT, after SFT and the last evaluation: a row per kind of task, the trained one first."""
+    """Before SFT, after SFT and the last evaluation: a row per task set, the trained one first."""
     last = max((r["update"] for r in results), default=0)
     exact = any(r["exact"] for r in results)
     moments = {r["name"]: None for r in results if r["stage"] in STAGES or r["update"] == last}
