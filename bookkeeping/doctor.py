@@ -13,7 +13,7 @@ bookkeeping/run.py), before it can reach a checkpoint.
     broken               format              3   the same, seen in replies that nothing can read
     no signal            groups_with_signal  10  a task that is too hard, or solved
     noise                entropy             3   a learning rate that is too high
-    cut short            truncated           5   --max-tokens too small, or a stop token unlearnt
+    cut short            truncated           5   --max-tokens too small, or a stop token not learnt
     errors               errors              3   a bug in the environment
     stop token           stop_trained        1   the end-of-turn token is masked
     sequence ratio       stretch             2   a reply's ratio is clipped as if it were a token's
