@@ -1,20 +1,25 @@
-"""Checkpoints: what a run needs to go on after any death, and how to never lose the last good one.
+"""Checkpoints: what a run needs to continue after any death. The last good one is never lost.
 
-    runs/NAME/checkpoint/        adapter (PEFT's format; with --lora-rank 0 the whole model), optimizer.pt, state.json, checksum
-    runs/NAME/checkpoint.old/    the one before
+    runs/NAME/checkpoint/      adapter (PEFT's format; with --lora-rank 0 the whole model),
+                               optimizer.pt, state.json, checksum
+    runs/NAME/checkpoint.old/  the one before
 
-A run dies in the middle of a write sooner or later: a kill, a full disk, a lost node. So a checkpoint is written in full beside the old one,
-flushed to the disk, and only then renamed: at every moment at least one whole checkpoint stands. A disk can also lie: a SHA-256 over all files
-tells a damaged checkpoint from a good one, and then the one before is taken, which costs `save_every` updates and not the run.
+Sooner or later a run dies in the middle of a write: a kill, a full disk, a lost node. So a new
+checkpoint is written in full beside the old one, flushed to the disk, and only then renamed. At
+every moment at least one whole checkpoint exists. A disk can also lie. A SHA-256 over all files
+tells a damaged checkpoint from a good one, and then the one before is taken, which costs
+`save_every` updates and not the run.
 
-    old | current          the older one is removed first, so that there are never more than two
+    old | current          the older one is removed first, so there are never more than two
           current | new    written, flushed
-    old |           new    current renamed to old … a kill here leaves old alone, and find_checkpoint takes it
+    old |           new    current renamed to old … after a kill here, find_checkpoint takes old
     old | current          … and new renamed to current
 
-Loading runs nothing: weights are safetensors, the optimizer goes through torch's weights_only, the state is JSON.
+Loading runs no code: weights are safetensors, the optimizer goes through torch's weights_only, the
+state is JSON.
 
-Run me: `python -m bookkeeping.checkpoint` writes two checkpoints of pico_base, flips one bit of the newer, and finds the older.
+Run me: `python -m bookkeeping.checkpoint` writes two checkpoints of pico_base, flips one bit of the
+newer, and finds the older.
 """
 
 import errno
@@ -26,23 +31,31 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch.optim import Optimizer
 
 from policy import Policy, first_line
 
+CHUNK = 2**24  # bytes read at once: all weights of a 4B would be 16 GB of memory
+
+
+def sibling(folder: Path, ending: str) -> Path:
+    """checkpoint -> checkpoint.old, .new or .damaged, beside it."""
+    return folder.with_name(f"{folder.name}.{ending}")
+
 
 def checksum(folder: Path) -> str:
-    """SHA-256 over names and contents of a checkpoint's files, except the file that holds the sum."""
+    """SHA-256 over names and contents of a checkpoint's files, except the checksum itself."""
     digest = hashlib.sha256()
     for file in sorted(p for p in folder.iterdir() if p.name != "checksum"):
         digest.update(file.name.encode())
         with open(file, "rb") as f:
-            while block := f.read(2**24):  # all weights of a 4B at once would be 16 GB of memory
+            while block := f.read(CHUNK):
                 digest.update(block)
     return digest.hexdigest()
 
 
 def flush(path: Path) -> None:
-    """Have a file's bytes, or a folder's names, on the disk and not only in the machine's memory."""
+    """Put a file's bytes, or a folder's names, on the disk and not only into memory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -50,12 +63,13 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def save_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer | None, state: dict) -> None:
-    """Write adapter (PEFT's format, or the whole model), optimizer and `state`; the checkpoint before stays as `folder`.old.
+def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, state: dict) -> None:
+    """Write weights, optimizer and `state`; the checkpoint before it stays as `folder`.old.
 
-    A kill at any moment leaves a whole checkpoint. Raises OSError if the disk is full or read-only; then too the last one stands.
+    A kill at any moment leaves a whole checkpoint. So does a disk that is full or read-only: that
+    raises OSError.
     """
-    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    new, old = sibling(folder, "new"), sibling(folder, "old")
     shutil.rmtree(new, ignore_errors=True)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -63,7 +77,7 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimiz
         new.mkdir(parents=True)
         policy.model.save_pretrained(new, safe_serialization=True)
         if not policy.lora_rank:
-            policy.tokenizer.save_pretrained(new)  # then the folder is a model of its own
+            policy.tokenizer.save_pretrained(new)  # this makes the folder a model of its own
         torch.save(optimizer.state_dict() if optimizer else {}, new / "optimizer.pt")
         (new / "state.json").write_text(json.dumps(state))
         (new / "checksum").write_text(checksum(new))
@@ -71,12 +85,13 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimiz
             flush(path)
     except (OSError, RuntimeError, SafetensorError) as error:
         room = shutil.disk_usage(folder.parent).free
-        shutil.rmtree(new, ignore_errors=True)  # half of one is good for nothing, and a full disk needs the room
+        shutil.rmtree(new, ignore_errors=True)  # half a checkpoint is no use, and takes room
         if isinstance(error, OSError) and error.errno:
             raise
-        # safetensors and torch.save tell of a full disk in words of their own, as SafetensorError and RuntimeError.
+        # safetensors and torch.save report a full disk as SafetensorError and RuntimeError.
         why = errno.ENOSPC if room < 2**20 else errno.EIO
-        raise OSError(why, f"{os.strerror(why)} while the checkpoint was written ({type(error).__name__})", str(folder)) from error
+        told = f"{os.strerror(why)} while the checkpoint was written ({type(error).__name__})"
+        raise OSError(why, told, str(folder)) from error
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
@@ -84,12 +99,12 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimiz
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint: `folder`, else `folder`.old, and then it says why. None if there never was one.
+    """The newest whole checkpoint: `folder`, or `folder`.old with a printed reason.
 
-    SystemExit if there is none but damaged ones.
+    None if there never was one. SystemExit if all that exist are damaged.
     """
     damaged = []
-    for candidate in (folder, folder.with_name(folder.name + ".old")):
+    for candidate in (folder, sibling(folder, "old")):
         if not candidate.exists():
             continue
         try:
@@ -98,73 +113,85 @@ def find_checkpoint(folder: Path) -> Path | None:
             whole = False
         if whole:
             if damaged:
-                print(f"{damaged[0]} is damaged (its checksum does not match); the one before it is taken, {candidate.name}")
+                why = "is damaged (its checksum does not match)"
+                print(f"{damaged[0]} {why}; the one before it is taken, {candidate.name}")
             return candidate
         damaged.append(candidate)
     if damaged:
         older = "so is the one before" if len(damaged) > 1 else "there is no older one"
-        raise SystemExit(f"{damaged[0]}: the checkpoint is damaged (its checksum does not match), and {older}; start again or restore it")
+        why = f"the checkpoint is damaged (its checksum does not match), and {older}"
+        raise SystemExit(f"{damaged[0]}: {why}; start again or restore it")
     return None
 
 
 def set_aside(folder: Path) -> None:
-    """Before a run goes on from `folder`.old: a damaged `folder` goes to `folder`.damaged, or the next save would push the good one out for it."""
+    """Move a damaged `folder` to `folder`.damaged, before a run continues from `folder`.old.
+
+    Otherwise the next save would keep the damaged one as `folder`.old, and lose the good one.
+    """
     if folder.exists():
-        away = folder.with_name(folder.name + ".damaged")
-        shutil.rmtree(away, ignore_errors=True)
-        folder.rename(away)
+        damaged = sibling(folder, "damaged")
+        shutil.rmtree(damaged, ignore_errors=True)
+        folder.rename(damaged)
 
 
 def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
-    """Put the saved weights into `policy`; returns (optimizer state, state) as they were given to save_checkpoint.
+    """Load the saved weights into `policy`; returns (optimizer state, state) as they were saved.
 
-    SystemExit with one sentence if the files are not those of such a policy.
+    SystemExit with a one-sentence message if the files are not those of such a policy.
     """
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
     try:
         if policy.lora_rank:
-            set_peft_model_state_dict(policy.model, load_file(folder / "adapter_model.safetensors"))
+            adapter = load_file(folder / "adapter_model.safetensors")
+            set_peft_model_state_dict(policy.model, adapter)
         else:
-            weights = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+            files = sorted(folder.glob("*.safetensors"))
+            weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
             policy.model.load_state_dict(weights, strict=False)  # a tied head is stored once
         state = json.loads((folder / "state.json").read_text())
         if not (isinstance(state, dict) and isinstance(state.get("update"), int)):
             raise ValueError("state.json is not the state of a run")
-    except (SafetensorError, FileNotFoundError, RuntimeError, ValueError) as error:  # RuntimeError: other shapes, and JSON that is too deep
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise SystemExit(f"{folder}: not a checkpoint of this run ({first_line(error)}); start again or restore it") from None
+    except torch.OutOfMemoryError:
+        raise
+    # RuntimeError: tensors of other shapes, and JSON that is nested too deeply.
+    except (SafetensorError, FileNotFoundError, RuntimeError, ValueError) as error:
+        why = f"not a checkpoint of this run ({first_line(error)})"
+        raise SystemExit(f"{folder}: {why}; start again or restore it") from None
     return load_tensors(folder / "optimizer.pt", policy.device), state
 
 
-def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, state: dict) -> dict:
-    """Weights into `policy`, moments into `optimizer`; returns the saved state. SystemExit if that is not one with the entries of `state`."""
+def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> dict:
+    """Load weights into `policy` and moments into `optimizer`; returns the saved state.
+
+    SystemExit if that does not have the entries of `state`, a state at the start of a run.
+    """
     moments, saved = load_checkpoint(folder, policy)
     try:
         optimizer.load_state_dict(moments)
-        ours = (
-            all(type(saved[name]) is type(value) for name, value in state.items() if name != "level")
-            and state["seconds"].keys() <= saved["seconds"].keys()
-        )
+        # A level may be a number or a word, and clocks may have been added.
+        names = [name for name in state if name != "level"]
+        ours = all(type(saved[name]) is type(state[name]) for name in names)
+        ours = ours and state["seconds"].keys() <= saved["seconds"].keys()
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         ours = False
     if not ours:
-        raise SystemExit(f"{folder}: its optimizer.pt or state.json is not that of this run; start again or restore it")
+        why = "its optimizer.pt or state.json is not that of this run"
+        raise SystemExit(f"{folder}: {why}; start again or restore it")
     return saved
 
 
 def load_tensors(file: Path, device=None):
-    """torch.load of tensors and plain values. SystemExit if there is anything else in the file: a pickle can run any program."""
+    """torch.load of tensors and plain values only: a pickle can run any program."""
     try:
         return torch.load(file, weights_only=True, map_location=device)
     except (OSError, torch.OutOfMemoryError):
         raise
-    except Exception:  # a pickle of something else is an UnpicklingError; bytes that are none can be any error
-        raise SystemExit(
-            f"{file}: it holds more than tensors and numbers, so it was not written by a run and is not loaded; delete the run"
-        ) from None
+    except Exception:  # UnpicklingError for other objects; bytes that are no pickle raise anything
+        why = "it holds more than tensors and numbers, so it was not written by a run"
+        raise SystemExit(f"{file}: {why} and is not loaded; delete the run") from None
 
 
 def demo() -> None:
@@ -178,14 +205,15 @@ def demo() -> None:
         folder = Path(name) / "checkpoint"
         for update in (10, 20):
             save_checkpoint(folder, policy, None, {"update": update})
-        print("written:", {p.name: sorted(f.name for f in p.iterdir()) for p in sorted(Path(name).iterdir())})
+        for path in sorted(Path(name).iterdir()):
+            print(f"{path.name}:", *sorted(file.name for file in path.iterdir()))
         weights = folder / "adapter_model.safetensors"
         data = bytearray(weights.read_bytes())
         data[-5] ^= 1
         weights.write_bytes(data)
         found = find_checkpoint(folder)
         state = load_checkpoint(found, policy)[1]
-        print("goes on after update", state["update"])
+        print("continues after update", state["update"])
         assert state == {"update": 10}
 
 

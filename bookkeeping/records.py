@@ -1,8 +1,10 @@
-"""Reading what a run left: metrics.jsonl, evals.jsonl, summary.json and the like, whoever wrote them.
+"""Reading what a run left, whoever wrote it: metrics.jsonl, evals.jsonl, summary.json and the like.
 
-A run folder may come from anywhere: a colleague, the hub, a disk that was full. So what stands in it is data and nothing else. A line that cannot be
-read is named, with its file; text becomes safe to print and to put into Markdown; and a command that meets something that no run writes ends with one
-sentence and without a traceback. Nothing here needs torch: a report of a run can be made where the run could not.
+A run folder may come from anywhere: a colleague, the hub, a disk that was full. So its contents are
+data and nothing else. A line that cannot be read is named, with its file. Text is made safe to
+print and to put into Markdown. And a command that meets something no run writes ends with one
+sentence and no traceback. Nothing here needs torch: a report can be made on a machine where the run
+could not run.
 
 Run me: `python -m bookkeeping.records` reads a good line, a damaged file and a hostile name.
 """
@@ -11,28 +13,75 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 
+# What code raises that meets a record no run has written.
+NOT_OURS = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
-def lines(path: Path) -> list[dict]:
-    """A .jsonl file of a run; empty if there is none."""
+
+def an_object(text: str, nan: bool = True) -> dict:
+    """A JSON object, and nothing else that JSON can hold. nan=False: NaN becomes None."""
+    found = json.loads(text) if nan else json.loads(text, parse_constant=lambda _: None)
+    if not isinstance(found, dict):
+        raise ValueError("an object is expected")
+    return found
+
+
+def read(path: Path, nan: bool = True) -> dict:
+    """config.json or summary.json as it is. ValueError if it is damaged."""
     try:
-        return [thing(json.loads(line)) for line in path.read_text().split("\n") if line] if path.exists() else []
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}); mend or drop that line, or give another run") from None
-
-
-def record(path: Path) -> dict:
-    """config.json or summary.json."""
-    try:
-        return clean(thing(json.loads(path.read_text())))
+        return an_object(path.read_text(encoding="utf-8"), nan)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); restore it, or give another run") from None
 
 
-def thing(found) -> dict:
-    """A JSON object, and nothing else that JSON can hold."""
-    if not isinstance(found, dict):
-        raise ValueError("an object is expected")
+def record(path: Path) -> dict:
+    """config.json or summary.json, its text made safe."""
+    return clean(read(path))
+
+
+def lines(path: Path, for_page: bool = False) -> list[dict]:
+    """A .jsonl file of a run; empty if there is none. ValueError names the line that is damaged.
+
+    for_page: the run may still be going, so a last line that is cut in two is left out; and NaN,
+    which a browser cannot read, becomes None.
+    """
+    texts = path.read_bytes().split(b"\n") if path.exists() else []
+    texts = [text for text in texts if text.strip()]
+    found = []
+    for i, text in enumerate(texts, 1):
+        try:
+            found.append(an_object(text.decode("utf-8"), nan=not for_page))
+        except (ValueError, RecursionError) as error:
+            if for_page and i == len(texts):
+                break
+            cure = "mend or remove that line, or give another run"
+            raise ValueError(f"{path} is damaged: line {i} is not JSON ({error}); {cure}") from None
     return found
+
+
+def answered(line: dict) -> list[int]:
+    """The numbers of the tasks that a line of evals.jsonl has results of.
+
+    If the environment or the endpoint failed, the line lists the task as missing.
+    """
+    missing = {int(i) for i in line.get("missing", {})}
+    return [i for i in range(len(line["reward"]) + len(missing)) if i not in missing]
+
+
+def same_tasks(*evals: dict) -> list[dict]:
+    """These lines of evals.jsonl, cut to the tasks that all of them have a result of."""
+    if not any("missing" in e for e in evals):
+        return list(evals)
+    common = set.intersection(*(set(answered(e)) for e in evals))
+
+    def cut(e: dict, value):
+        if not isinstance(value, list):
+            return value
+        return [v for i, v in zip(answered(e), value) if i in common]
+
+    return [{name: cut(e, v) for name, v in e.items() if name != "missing"} for e in evals]
+
+
+# ----------------------------------------------------------------------------------- anybody's text
 
 
 def printable(text: str) -> str:
@@ -40,24 +89,35 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def quote(text: str) -> str:
+    """Safe for Markdown and a terminal: one line, printable, in backticks."""
+    return "`" + printable(" ".join(text.split())).replace("`", "'") + "`"
+
+
 def clean(x):
-    """Anybody's text, made safe for Markdown and a terminal: one line, printable, no HTML, no link, no table cell. Of a list or dict: all texts in it."""
+    """Safe for Markdown and a terminal: one line, printable, no HTML, no link, no table cell.
+
+    Of a list or a dict, every text in it.
+    """
     if isinstance(x, str):
-        return printable(x).replace("<", "&lt;").replace("`", "'").replace("](", "] (").replace("|", "¦")
-    return {clean(k): clean(v) for k, v in x.items()} if isinstance(x, dict) else [clean(v) for v in x] if isinstance(x, list) else x
+        text = printable(x).replace("<", "&lt;").replace("`", "'")
+        return text.replace("](", "] (").replace("|", "¦")
+    if isinstance(x, dict):
+        return {clean(k): clean(v) for k, v in x.items()}
+    return [clean(v) for v in x] if isinstance(x, list) else x
 
 
 @contextmanager
 def foreign(folder):
-    """A run folder may come from anywhere: if something in it is not what a run writes, the command ends with one sentence."""
+    """A run folder may come from anywhere: an error in reading it becomes one sentence."""
     try:
         yield
     except (ValueError, OSError) as error:
         raise SystemExit(printable(str(error))) from None
-    except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
-        raise SystemExit(
-            f"{folder} holds what no run writes ({type(error).__name__}: {ascii(str(error))[:100]}); restore it, or give another"
-        ) from None
+    except NOT_OURS as error:
+        found = f"{type(error).__name__}: {ascii(str(error))[:100]}"
+        advice = "restore it, or give another"
+        raise SystemExit(f"{folder} holds what no run writes ({found}); {advice}") from None
 
 
 def append(path: Path, record: dict) -> None:
@@ -73,7 +133,8 @@ def write_json(path: Path, value: dict) -> None:
     new.replace(path)
 
 
-if __name__ == "__main__":
+def demo() -> None:
+    """A good line, a line that was cut, and a hostile name."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:
@@ -86,6 +147,10 @@ if __name__ == "__main__":
                 lines(file)
         except SystemExit as told:
             print("cut short:", told)
-        name = "my\x1b[2Jrun | <img src=x> [click](http://x)"
-        print("a hostile name:", repr(name), "becomes", repr(clean(name)))
+    name = "my\x1b[2Jrun | <img src=x> [click](http://x)"
+    print("a hostile name:", repr(name), "becomes", repr(clean(name)))
     assert clean(name) == "my?[2Jrun ¦ &lt;img src=x> [click] (http://x)"
+
+
+if __name__ == "__main__":
+    demo()

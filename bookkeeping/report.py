@@ -1,14 +1,14 @@
-"""What a run leaves for a person: summary.json (numbers with intervals), report.md, curves.png and report.html (bookkeeping/viewer.py).
+"""What a run leaves for a person: summary.json, report.md, curves.png and report.html.
 
-Everything here is computed from the run folder alone, so a report can be written again at any time:
+Everything is computed from the run folder alone, so a report can be written again at any time:
 
     python -m bookkeeping.report runs/NAME
-    python -m bookkeeping.report compare runs/A runs/B …     which is better? (bookkeeping/compare.py)
+    python -m bookkeeping.report compare runs/A runs/B …   which is better? (bookkeeping/compare.py)
 
-How the behaviour of a swarm run changed is told by bookkeeping/behaviour.py, whose sections stand at the end of its report.
-
-The shape is that of a lab's training report: config, the SFT warm-up, the trajectory, the evaluations, observations, curves.
-The observations are computed too; none is written by hand.
+It has the shape of a lab's training report: config, SFT warm-up, trajectory, evaluations,
+observations, curves. The observations are computed too; nobody writes one by hand. A run of swarm
+also gets the sections of bookkeeping/behaviour.py. report.html is bookkeeping/viewer.py's. Both are
+loaded when they are needed, so that training letters loads no swarm and no HTML.
 """
 
 import sys
@@ -17,9 +17,11 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import behaviour, compare, doctor, records, viewer
+from bookkeeping import doctor, records, tables
+from metrics import Interval
 
-STAGES = ("before", "after_sft", "final")  # the evaluations that are results; those in between are a curve
+STAGES = ("before", "after_sft", "final")  # evaluations that are results; the others are a curve
+TRAJECTORY = ("exact", "payoff", "quality", "diversity", "reputation", "error_rate", "format")
 
 
 def eval_of(evals: list[dict], stage: str, tasks: str) -> dict | None:
@@ -27,206 +29,346 @@ def eval_of(evals: list[dict], stage: str, tasks: str) -> dict | None:
 
 
 def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dict:
-    """summary.json: final numbers with 95% intervals. gain is GRPO over SFT on the trained tasks, paired by task.
+    """summary.json: final numbers with 95% intervals.
 
-    An environment without exact answers (swarm) has no exact, low, high and gain; every part of its reward has an interval instead.
+    gain: GRPO over SFT on the trained tasks, paired by task. An environment without exact answers
+    (swarm) has no exact, low, high and gain; every part of its reward has an interval instead.
     """
     evals = records.lines(folder / "evals.jsonl")
     trained = next(e["tasks"] for e in evals if e["trained"])
-    table: dict = {}
+    results: dict = {}
     for e in evals:
         if e["stage"] in STAGES:
-            n, reward, result = len(e["reward"]), metrics.mean(e["reward"]), {}
-            if "exact" in e:
-                exact = metrics.proportion(sum(e["exact"]), n)
-                result = {"exact": exact.mean, "low": exact.low, "high": exact.high}
-            table.setdefault(e["tasks"], {})[e["stage"]] = {
-                "n": n, **result, "reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high,
-                **{name: float(np.mean(e[name])) for name in ("format", "reply_tokens", "truncated") if name in e},
-                **({} if result else {"components": {k: behaviour.mean(k, behaviour.values(e, k)).dict() for k in behaviour.measures(e)}}),
-            }  # fmt: skip
-    sft, final = compare.same_tasks(*(eval_of(evals, stage, trained) for stage in ("after_sft", "final")))
+            results.setdefault(e["tasks"], {})[e["stage"]] = result_of(e)
+    ends = [eval_of(evals, stage, trained) for stage in ("after_sft", "final")]
+    sft, final = records.same_tasks(*ends)
+    gains = {"gain": "exact", "gain_reward": "reward"}
     return {
-        "env": config["env"], "model": config["model"] if config["model"] != "auto" else machine["model"], "seed": config["seed"],
-        "trained": trained, "updates": state["update"], "eval": table,
-        **({"gain": metrics.gain(sft["exact"], final["exact"]).dict()} if "exact" in final else {}), "gain_reward": metrics.gain(sft["reward"], final["reward"]).dict(),
-        "sft": state["sft"], "warnings": state["warnings"],
+        "env": config["env"],
+        "model": config["model"] if config["model"] != "auto" else machine["model"],
+        "seed": config["seed"],
+        "trained": trained,
+        "updates": state["update"],
+        "eval": results,
+        **{k: metrics.gain(sft[v], final[v]).dict() for k, v in gains.items() if v in final},
+        "sft": state["sft"],
+        "warnings": state["warnings"],
         "seconds": {name: round(value, 2) for name, value in state["seconds"].items()},
-        "tokens": state["tokens"], "peak_rss_gb": machine["peak_rss_gb"], "machine": machine, "config": config,
-    }  # fmt: skip
+        "tokens": state["tokens"],
+        "peak_rss_gb": machine["peak_rss_gb"],
+        "machine": machine,
+        "config": config,
+    }
 
 
-# ------------------------------------------------------------------------------------------------ report.md
-
-
-def write(folder: Path) -> None:
-    """report.md and curves.png from what is in the folder."""
-    summary = records.record(folder / "summary.json")
-    if "api" in summary:  # an evaluation over an API: bridges/api.py has written its report.md, and nothing was trained
-        return viewer.write_html(folder)
-    lines, evals = (records.clean(records.lines(folder / f"{name}.jsonl")) for name in ("metrics", "evals"))
-    during = [e for e in evals if e["stage"] != "eval_only"]  # what --eval-only added later has a table of its own
-    draw_curves(folder / "curves.png", summary, lines, during)
-    more = behaviour.eval_only(evals)
-    if summary["env"] == "swarm":
-        more = behaviour.sections(summary["config"], evals, records.lines(folder / "episodes.jsonl")) + more
-    (folder / "report.md").write_text(
-        text(records.clean(folder.name), summary, lines, during) + ("\n" + behaviour.markdown(more) if more else "")
-    )
-    viewer.write_html(folder)
+def result_of(e: dict) -> dict:
+    """One evaluation in summary.json; cell and reward_cell write it."""
+    reward, result = metrics.mean(e["reward"]), {"n": len(e["reward"])}
+    if "exact" in e:
+        exact = metrics.share(e["exact"])
+        result |= {"exact": exact.mean, "low": exact.low, "high": exact.high}
+    result |= {"reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high}
+    for name in ("format", "reply_tokens", "truncated"):
+        if name in e:
+            result[name] = float(np.mean(e[name]))
+    if "exact" not in e:
+        mean = lambda name: tables.average(name, tables.values(e, name)).dict()
+        result["components"] = {name: mean(name) for name in tables.measures(e)}
+    return result
 
 
 def cell(result: dict) -> str:
-    return f"{100 * result['exact']:.1f}% [{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
+    return Interval(result["exact"], result["low"], result["high"], result["n"]).percent()
 
 
 def reward_cell(result: dict) -> str:
-    return f"{result['reward']:.3f} [{result['reward_low']:.3f}, {result['reward_high']:.3f}]"
-
-
-def points(gain: dict) -> str:
-    return f"{100 * gain['mean']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]"
-
-
-def signed(gain: dict) -> str:
-    return f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    ends = result["reward_low"], result["reward_high"]
+    return Interval(result["reward"], *ends, result["n"]).text()
 
 
 def shown(summary: dict) -> tuple[bool, bool]:
-    """(exact, reward): what is there to show? Where the reward is the exactness itself, one of the two is enough."""
-    stages = [stage for stages in summary["eval"].values() for stage in stages.values()]
+    """(exact, reward): what is there to show? If the reward is the exactness, one is enough."""
+    results = [result for stages in summary["eval"].values() for result in stages.values()]
     exact = "gain" in summary
-    return exact, not exact or any(stage["reward"] != stage["exact"] for stage in stages)
+    return exact, not exact or any(result["reward"] != result["exact"] for result in results)
+
+
+# --------------------------------------------------------------------------------------- report.md
+
+
+def write(folder: Path) -> None:
+    """report.md, curves.png and report.html from what is in the folder."""
+    from bookkeeping import viewer
+
+    summary = records.record(folder / "summary.json")
+    if "api" not in summary:  # an evaluation over an API already has its report.md (bridges/api.py)
+        lines = records.clean(records.lines(folder / "metrics.jsonl"))
+        evals = records.clean(records.lines(folder / "evals.jsonl"))
+        during = [e for e in evals if e["stage"] != "eval_only"]  # the others get their own table
+        draw_curves(folder / "curves.png", summary, lines, during)
+        more = tables.eval_only(evals)
+        if summary["env"] == "swarm":
+            from bookkeeping import behaviour
+
+            episodes = records.lines(folder / "episodes.jsonl")
+            more = behaviour.sections(summary["config"], evals, episodes) + more
+        pages = [text(records.clean(folder.name), summary, lines, during)]
+        if more:
+            pages.append(tables.markdown(more))
+        (folder / "report.md").write_text("\n".join(pages))
+    viewer.write_html(folder)
 
 
 def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
-    config, m, trained = summary["config"], summary["machine"], summary["trained"]
-    exact, reward = shown(summary)
-    result = summary["eval"][trained]
-    n = result["final"]["n"]
-    answers, rewards = (" → ".join(form(result[s]) for s in STAGES) if has else "" for form, has in ((cell, exact), (reward_cell, reward)))
+    """report.md, up to the sections that only some runs have."""
     out = [
-        f"# {name}", "",
-        f"{config['env']}, {trained}: {f'exact answers {answers}' if exact else f'mean reward {rewards}'} "
-        f"(before → after SFT → after {summary['updates']} updates of GRPO; greedy, {n} held-out tasks, 95% intervals).",
-        *([f"Mean reward {rewards}."] if exact and reward else []),
-        *([f"Gain of GRPO over SFT in reward, on the same tasks: {signed(summary['gain_reward'])}."] if reward else []),
-        *([f"Gain of GRPO over SFT in exact answers, on the same tasks: {points(summary['gain'])}."] if exact else []), "",
-        f"{summary['seconds']['total'] / 60:.1f} minutes on {m['device']}; peak memory {summary['peak_rss_gb']:.2f} GB; "
-        f"{summary['tokens']['sampled']:,} tokens sampled, {summary['tokens']['trained']:,} trained.", "",
-        "Curves and episodes to click through: report.html.", "",
-        "## Config", "", "| parameter | value |", "|---|---|",
-        *(f"| {key} | {value} |" for key, value in config.items() if value not in ("", None)),
-        f"| trainable parameters | {m['trainable']:,} of {m['parameters']:,} |",
-        f"| versions | python {m['python']}, torch {m['torch']}, transformers {m['transformers']}, peft {m['peft']} |", "",
-        "## SFT warm-up", "", "| metric | value |", "|---|---|",
-    ]  # fmt: skip
-    if summary["sft"]:
-        out.append(f"| SFT loss | {summary['sft']['loss_first']:.2f} → {summary['sft']['loss_last']:.2f} ({config['sft_steps']} steps) |")
-    after = eval_of(evals, "after_sft", trained)
-    if "format" in after:  # an environment of one's own need not tell
-        shape = compare.share(after["format"])
-        out.append(f"| format compliance after SFT | {shape.percent()}, n={shape.n} |")
-    out += [
-        f"| mean reward after SFT | {metrics.mean(after['reward'])} |",
-        "",
-        "## Evaluation",
-        "",
-        f"Greedy, the same {n} held-out tasks every time; {'exact answers with their 95% Wilson interval, ' * exact}mean reward with its {'' if exact else '95% '}bootstrap interval.",
-        "",
+        *(f"# {name}", "", *head(summary), ""),
+        *("Curves and episodes to click through: report.html.", ""),
+        *("## Config", "", *config_table(summary), ""),
+        *("## SFT warm-up", "", *sft_table(summary, evals), ""),
+        *("## Evaluation", "", *evaluation_table(summary, evals), ""),
+        *("## Trajectory", ""),
     ]
-    names = list(summary["eval"])
-    heads = [f"{name}, exact" for name in names if exact] + [f"{name}, reward" for name in names if reward]
-    out += ["| update | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
-    for done, stage in dict.fromkeys((e["update"], e["stage"]) for e in evals):
-        mine = {e["tasks"]: e for e in evals if (e["update"], e["stage"]) == (done, stage)}
-        row = [metrics.proportion(sum(mine[t]["exact"]), len(mine[t]["exact"])).percent() if t in mine else "" for t in names if exact]
-        row += [str(metrics.mean(mine[t]["reward"])).partition(", n=")[0] if t in mine else "" for t in names if reward]
-        label = {"before": "before SFT", "after_sft": "after SFT (0)", "final": f"{done} (final)"}.get(stage, str(done))
-        out.append(f"| {label} | " + " | ".join(row) + " |")
-    out += ["", "## Trajectory", ""]
     if lines:
-        habits = [key for key in lines[0] if key.startswith("habit_")]
-        means = [key for key in ("exact", "payoff", "quality", "diversity", "reputation", "error_rate", "format") if key in lines[0]]
-        heads = ["reward", *means, "reply tokens", *(h[6:] for h in habits), "groups with signal", "entropy", "grad norm"]
-        out += ["Means over blocks of updates; reward with a 95% bootstrap interval over updates.", ""]
-        out += ["| updates | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
-        size = max(1, len(lines) // 10)
-        for block in (lines[i : i + size] for i in range(0, len(lines), size)):
-            average = lambda key, block=block: mean_of(block, key)
-            r = metrics.mean([line["reward"] for line in block])
-            cells = [f"{r.mean:.2f} [{r.low:.2f}, {r.high:.2f}]", *(f"{average(key):.2f}" for key in means),
-                     f"{average('reply_tokens'):.0f}", *(f"{100 * average(h):.0f}%" for h in habits),
-                     *(f"{average(key):.2f}" for key in ("groups_with_signal", "entropy", "grad_norm"))]  # fmt: skip
-            out.append(f"| {block[0]['update']}–{block[-1]['update']} | " + " | ".join(cells) + " |")
-    out += ["", "## Observations (computed)", "", *(f"* {o}" for o in observations(summary, lines)), "", "![curves](curves.png)", ""]
+        out += trajectory_table(lines)
+    told = (f"* {sentence}" for sentence in observations(summary, lines))
+    out += ["", "## Observations (computed)", "", *told, "", "![curves](curves.png)", ""]
     return "\n".join(out)
+
+
+def head(summary: dict) -> list[str]:
+    """The result in three or four sentences."""
+    config, trained, tokens = summary["config"], summary["trained"], summary["tokens"]
+    (exact, reward), results = shown(summary), summary["eval"][trained]
+    three = lambda form: " → ".join(form(results[stage]) for stage in STAGES)
+    what = f"exact answers {three(cell)}" if exact else f"mean reward {three(reward_cell)}"
+    out = [
+        f"{config['env']}, {trained}: {what} "
+        f"(before → after SFT → after {summary['updates']} updates of GRPO; greedy, "
+        f"{results['final']['n']} held-out tasks, 95% intervals)."
+    ]
+    over = "Gain of GRPO over SFT in {}, on the same tasks: {}."
+    if exact and reward:
+        out.append(f"Mean reward {three(reward_cell)}.")
+    if reward:
+        out.append(over.format("reward", Interval(**summary["gain_reward"]).signed()))
+    if exact:
+        out.append(over.format("exact answers", Interval(**summary["gain"]).points()))
+    minutes, device = summary["seconds"]["total"] / 60, summary["machine"]["device"]
+    return [
+        *out,
+        "",
+        f"{minutes:.1f} minutes on {device}; peak memory {summary['peak_rss_gb']:.2f} GB; "
+        f"{tokens['sampled']:,} tokens sampled, {tokens['trained']:,} trained.",
+    ]
+
+
+def config_table(summary: dict) -> list[str]:
+    m = summary["machine"]
+    versions = f"python {m['python']}, torch {m['torch']}, transformers {m['transformers']}"
+    rows = [[key, str(v)] for key, v in summary["config"].items() if v not in ("", None)]
+    rows.append(["trainable parameters", f"{m['trainable']:,} of {m['parameters']:,}"])
+    rows.append(["versions", f"{versions}, peft {m['peft']}"])
+    return tables.grid(["parameter", "value"], rows)
+
+
+def sft_table(summary: dict, evals: list[dict]) -> list[str]:
+    after, rows = eval_of(evals, "after_sft", summary["trained"]), []
+    if sft := summary["sft"]:
+        steps = summary["config"]["sft_steps"]
+        loss = f"{sft['loss_first']:.2f} → {sft['loss_last']:.2f} ({steps} steps)"
+        rows.append(["SFT loss", loss])
+    if "format" in after:  # an environment of one's own need not report it
+        share = metrics.share(after["format"])
+        rows.append(["format compliance after SFT", f"{share.percent()}, n={share.n}"])
+    rows.append(["mean reward after SFT", str(metrics.mean(after["reward"]))])
+    return tables.grid(["metric", "value"], rows)
+
+
+def evaluation_table(summary: dict, evals: list[dict]) -> list[str]:
+    """A row per evaluation, a column per task set and measure."""
+    (exact, reward), names = shown(summary), list(summary["eval"])
+    n = summary["eval"][summary["trained"]]["final"]["n"]
+    intervals = "mean reward with its bootstrap interval"
+    if not exact:
+        intervals = "mean reward with its 95% bootstrap interval"
+    else:
+        intervals = f"exact answers with their 95% Wilson interval, {intervals}"
+    columns = [(name, "exact") for name in names if exact]
+    columns += [(name, "reward") for name in names if reward]
+    rows = []
+    for update, stage in dict.fromkeys((e["update"], e["stage"]) for e in evals):
+        here = {e["tasks"]: e for e in evals if (e["update"], e["stage"]) == (update, stage)}
+        titles = {
+            "before": "before SFT",
+            "after_sft": "after SFT (0)",
+            "final": f"{update} (final)",
+        }
+        row = [titles.get(stage, str(update))]
+        for name, what in columns:
+            if name not in here:
+                row.append("")
+            elif what == "exact":
+                row.append(metrics.share(here[name]["exact"]).percent())
+            else:
+                row.append(metrics.mean(here[name]["reward"]).text())
+        rows.append(row)
+    title = ["update", *(f"{name}, {what}" for name, what in columns)]
+    sentence = f"Greedy, the same {n} held-out tasks every time; {intervals}."
+    return [sentence, "", *tables.grid(title, rows)]
+
+
+def trajectory_table(lines: list[dict]) -> list[str]:
+    """Ten blocks of updates."""
+    habits = [key for key in lines[0] if key.startswith("habit_")]
+    digits = {key: 2 for key in TRAJECTORY if key in lines[0]} | {"reply_tokens": 0}
+    health = ("groups_with_signal", "entropy", "grad_norm")
+    size, rows = max(1, len(lines) // 10), []
+    for block in (lines[i : i + size] for i in range(0, len(lines), size)):
+        rows.append([
+            f"{block[0]['update']}–{block[-1]['update']}",
+            metrics.mean([line["reward"] for line in block]).text(2),
+            *(f"{mean_of(block, key):.{d}f}" for key, d in digits.items()),
+            *(f"{100 * mean_of(block, habit):.0f}%" for habit in habits),
+            *(f"{mean_of(block, key):.2f}" for key in health),
+        ])  # fmt: skip
+    means = [
+        *list(digits)[:-1],
+        "reply tokens",
+        *(habit.removeprefix("habit_") for habit in habits),
+    ]
+    title = ["updates", "reward", *means, *(key.replace("_", " ") for key in health)]
+    what = "Means over blocks of updates; reward with a 95% bootstrap interval over updates."
+    return [what, "", *tables.grid(title, rows)]
+
+
+def mean_of(lines: list[dict], key: str) -> float:
+    """Mean over the updates that have the number: one without signal measures no entropy, say."""
+    values = [line[key] for line in lines if key in line]
+    return float(np.mean(values)) if values else float("nan")
+
+
+# ------------------------------------------------------------------------------------ observations
 
 
 def observations(summary: dict, lines: list[dict]) -> list[str]:
     """What the data says, each sentence with its numbers."""
-    trained, out = summary["trained"], []
-    word = lambda gain: "gained" if gain["low"] > 0 else "lost" if gain["high"] < 0 else "neither gained nor lost measurably"
-    exact, reward = shown(summary)
-    if reward:
-        gain = summary["gain_reward"]
-        out.append(f"GRPO {word(gain)} in reward{'' if exact else f' on {trained}'}: {signed(gain)}, n={gain['n']}, paired.")
-    if exact:
-        gain = summary["gain"]
-        out.append(f"GRPO {word(gain)} in exact answers on {trained}: {points(gain)}, n={gain['n']}, paired.")
-    for other, stages in summary["eval"].items():
-        if other != trained:
-            told = " → ".join((cell if exact else reward_cell)(stages[s]) for s in STAGES[1:] if s in stages)
-            out.append(f"{other.capitalize()}, which was not trained: {told}.")
+    out = about_gains(summary)
     if not lines:
-        return out + ["No GRPO updates in this run."]
-    rewards = [line["reward"] for line in lines]
-    out.append("Training reward, update by update: " + metrics.distribution(rewards).sentence() + ".")
-    out.append("Has the training reward settled? " + metrics.trend(rewards).sentence().capitalize() + ".")
-    if len(levels := {line["level"]: line["update"] for line in reversed(lines) if "level" in line}) > 1 and "gain" not in summary:
-        out.append("The curriculum: " + ", ".join(f"{level} from update {update}" for level, update in reversed(levels.items())) + ".")
-    lengths = [line["reply_tokens"] for line in lines]
+        return [*out, "No GRPO updates in this run."]
+    rewards, lengths = ([line[key] for line in lines] for key in ("reward", "reply_tokens"))
+    out.append(f"Training reward, update by update: {metrics.distribution(rewards).sentence()}.")
+    settled = metrics.trend(rewards).sentence().capitalize()
+    out.append(f"Has the training reward settled? {settled}.")
+    out += about_levels(summary, lines)
     tenth = max(1, len(lines) // 10)
+    first, last = np.mean(lengths[:tenth]), np.mean(lengths[-tenth:])
     out.append(
-        f"Replies went from {np.mean(lengths[:tenth]):.0f} to {np.mean(lengths[-tenth:]):.0f} tokens (first and last tenth of the updates)."
+        f"Replies went from {first:.0f} to {last:.0f} tokens (first and last tenth of the updates)."
     )
-    if "habit_derives" in lines[0]:
-        share = 100 * np.mean([line["habit_derives"] for line in lines[-tenth:]])
-        if start := thinking_starts(lines):
-            out.append(f"It begins to think at update {start}: in that update and the next four, most replies derive the answer; "
-                       f"in the last tenth of the updates {share:.0f}% do.")  # fmt: skip
-        else:
-            out.append(
-                f"No five updates in a row had a majority of replies that derive the answer (last tenth of the updates: {share:.0f}%)."
-            )
-    silent = float(np.mean([1 - line["groups_with_signal"] for line in lines]))
-    out.append(f"{100 * silent:.0f}% of the groups had no signal: every advantage in them was 0.")
-    out.append(f"Sampler and trainer disagree by {mean_of(lines, 'mismatch'):.1e} nats a token on average.")
-    out += [f"Found wrong at {told}." for told in doctor.look_at(lines)] or [
-        "Nothing was found wrong with the run (bookkeeping/doctor.py)."
-    ]
+    out += about_thinking(lines, tenth)
+    silent = 100 * float(np.mean([1 - line["groups_with_signal"] for line in lines]))
+    out.append(f"{silent:.0f}% of the groups had no signal: every advantage in them was 0.")
+    gap = mean_of(lines, "mismatch")
+    out.append(f"Sampler and trainer disagree by {gap:.1e} nats a token on average.")
+    told = [f"Found wrong at {symptom}." for symptom in doctor.look_at(lines)]
+    out += told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
     seconds = summary["seconds"]
     named = ("wait" if seconds.get("wait") else "rollout", "train", "eval", "sft")
-    parts = ", ".join(f"{name} {100 * seconds[name] / max(seconds['total'], 1e-9):.0f}%" for name in named)
+    total = max(seconds["total"], 1e-9)
+    parts = ", ".join(f"{name} {100 * seconds[name] / total:.0f}%" for name in named)
     out.append(f"Time: {parts}; the rest is loading and writing.")
     return out + where_time_goes(lines)
 
 
-BARS = {"rollout": "tab:blue", "environment": "tab:cyan", "sync": "tab:purple", "train": "tab:orange", "wait": "lightgray"}
+def about_gains(summary: dict) -> list[str]:
+    """Did GRPO gain over SFT on the trained tasks, and what became of the others?"""
+    (exact, reward), trained, out = shown(summary), summary["trained"], []
+
+    def verdict(gain: Interval) -> str:
+        if gain.low > 0:
+            return "gained"
+        return "lost" if gain.high < 0 else "neither gained nor lost measurably"
+
+    if reward:
+        gain = Interval(**summary["gain_reward"])
+        where = "in reward" if exact else f"in reward on {trained}"
+        out.append(f"GRPO {verdict(gain)} {where}: {gain.signed()}, n={gain.n}, paired.")
+    if exact:
+        gain = Interval(**summary["gain"])
+        where = f"in exact answers on {trained}"
+        out.append(f"GRPO {verdict(gain)} {where}: {gain.points()}, n={gain.n}, paired.")
+    form = cell if exact else reward_cell
+    for other, stages in summary["eval"].items():
+        if other != trained:
+            results = " → ".join(form(stages[s]) for s in STAGES[1:] if s in stages)
+            out.append(f"{other.capitalize()}, which was not trained: {results}.")
+    return out
+
+
+def about_levels(summary: dict, lines: list[dict]) -> list[str]:
+    """When a curriculum of named levels moved on."""
+    began: dict = {}
+    for line in lines:
+        if "level" in line:
+            began.setdefault(line["level"], line["update"])
+    if len(began) < 2 or "gain" in summary:
+        return []
+    told = ", ".join(f"{level} from update {update}" for level, update in began.items())
+    return [f"The curriculum: {told}."]
+
+
+def about_thinking(lines: list[dict], tenth: int) -> list[str]:
+    """When most replies began to derive the answer, if the environment tells."""
+    if "habit_derives" not in lines[0]:
+        return []
+    share = 100 * np.mean([line["habit_derives"] for line in lines[-tenth:]])
+    start = thinking_starts(lines)
+    if start is None:
+        return [
+            "No five updates in a row had a majority of replies that derive the answer "
+            f"(last tenth of the updates: {share:.0f}%)."
+        ]
+    return [
+        f"It begins to think at update {start}: in that update and the next four, most replies "
+        f"derive the answer; in the last tenth of the updates {share:.0f}% do."
+    ]
+
+
+def thinking_starts(lines: list[dict]) -> int | None:
+    """The first of five updates in a row in which a majority of the replies derive the answer."""
+    shares = [line.get("habit_derives", 0.0) for line in lines]
+    starts = (i for i in range(len(shares) - 4) if min(shares[i : i + 5]) > 0.5)
+    return next((lines[i]["update"] for i in starts), None)
+
+
+# --------------------------------------------------------------------------- where the seconds go
+
+BARS = {
+    "rollout": "tab:blue", "environment": "tab:cyan", "sync": "tab:purple", "train": "tab:orange",
+    "wait": "lightgray",
+}  # fmt: skip
 
 
 def time_bars(lines: list[dict]) -> dict[str, dict[str, float]]:
-    """Mean seconds of an update by part, one bar a process: {"in turn": {...}}, or for a run ahead {"trainer": {...}, "sampler": {...}}."""
-    mean = {part: float(np.mean([line.get(f"seconds_{part}", 0.0) for line in lines])) for part in BARS}
-    if not mean["wait"]:
-        return {"in turn": {part: mean[part] for part in ("rollout", "environment", "sync", "train")}}
+    """Mean seconds of an update by part, one bar per process.
+
+    {"in turn": {...}}, or for a run that samples ahead {"trainer": {...}, "sampler": {...}}.
+    """
+    seconds = lambda part: [line.get(f"seconds_{part}", 0.0) for line in lines]
+    mean = {part: float(np.mean(seconds(part))) for part in BARS}
     played = {part: mean[part] for part in ("rollout", "environment", "sync")}
+    if not mean["wait"]:
+        return {"in turn": played | {"train": mean["train"]}}
     rest = max(0.0, mean["wait"] + mean["train"] - sum(played.values()))
-    return {"trainer": {part: mean[part] for part in ("train", "wait")}, "sampler": played | {"wait": rest}}
+    return {
+        "trainer": {part: mean[part] for part in ("train", "wait")},
+        "sampler": played | {"wait": rest},
+    }
 
 
 def waiting(lines: list[dict]) -> float:
-    """Share of an update's time in which the trainer has to wait for samples. In turn that is all but its own work."""
+    """The share of an update in which the trainer waits: in turn, all but its own work."""
     bar = next(iter(time_bars(lines).values()))
     return 1 - bar["train"] / max(sum(bar.values()), 1e-9)
 
@@ -238,62 +380,57 @@ def where_time_goes(lines: list[dict]) -> list[str]:
     told = []
     for who, bar in time_bars(lines).items():
         whole = max(sum(bar.values()), 1e-9)
-        told.append(f"{who} {whole:.2f} s: " + ", ".join(f"{part} {100 * s / whole:.0f}%" for part, s in bar.items()))
-    return [f"An update, on average: {'; '.join(told)}. The trainer waits for samples {100 * waiting(lines):.0f}% of the time."]
+        parts = ", ".join(f"{part} {100 * s / whole:.0f}%" for part, s in bar.items())
+        told.append(f"{who} {whole:.2f} s: {parts}")
+    return [
+        f"An update, on average: {'; '.join(told)}. "
+        f"The trainer waits for samples {100 * waiting(lines):.0f}% of the time."
+    ]
 
 
-def mean_of(lines: list[dict], key: str) -> float:
-    """Mean over the updates that have the number: entropy, say, is not measured in an update without signal."""
-    values = [line[key] for line in lines if key in line]
-    return float(np.mean(values)) if values else float("nan")
-
-
-def thinking_starts(lines: list[dict]) -> int | None:
-    """The first update from which the next five all have a majority of deriving replies."""
-    shares = [line.get("habit_derives", 0.0) for line in lines]
-    return next((lines[i]["update"] for i in range(len(shares) - 4) if min(shares[i : i + 5]) > 0.5), None)
-
-
-# ------------------------------------------------------------------------------------------------ curves.png
+# -------------------------------------------------------------------------------------- curves.png
 
 
 def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict]) -> None:
-    """Four pictures: held-out tasks, training reward, then habits and reply length; for swarm what the turns are used for, and how they go."""
-    import matplotlib
+    """Four pictures: held-out tasks, training reward, habits, reply length.
 
-    matplotlib.use("Agg")
-    matplotlib.rc("text", parse_math=False)  # a name may hold a $
-    import matplotlib.pyplot as plt
-
+    For swarm the last two are what the turns are used for, and how they go.
+    """
+    plt, swarm = tables.pyplot(), summary["env"] == "swarm"
     timed = bool(lines) and "seconds_environment" in lines[0]
-    wide = 13 if summary["env"] == "swarm" else 11
-    fig = plt.figure(figsize=(wide, 8.6 if timed else 7.5), layout="constrained")
+    size = (13 if swarm else 11, 8.6 if timed else 7.5)
+    fig = plt.figure(figsize=size, layout="constrained")
     grid = fig.add_gridspec(3, 2, height_ratios=(1, 1, 0.2)) if timed else fig.add_gridspec(2, 2)
-    axes = np.array([[fig.add_subplot(grid[i, j]) for j in (0, 1)] for i in (0, 1)])
+    held_out, training, *lower = (fig.add_subplot(grid[i, j]) for i in (0, 1) for j in (0, 1))
     if timed:
         draw_time(fig.add_subplot(grid[2, :]), lines)
-    fig.suptitle(f"{summary['env']}, trained on {summary['trained']}, {Path(summary['model']).name}, seed {summary['seed']}")
-    draw_held_out(axes[0, 0], summary, evals)
-    if lines:
-        draw_training(axes[0, 1], lines, "gain" in summary)
-        if summary["env"] == "swarm":
-            behaviour.draw_tools(axes[1, 0], lines)
-            behaviour.draw_turns(axes[1, 1], lines, min(10, len(lines)))
-        else:
-            draw_habits(axes[1, 0], axes[1, 1], lines)
+    model, seed = Path(summary["model"]).name, summary["seed"]
+    fig.suptitle(f"{summary['env']}, trained on {summary['trained']}, {model}, seed {seed}")
+    draw_held_out(held_out, summary, evals)
+    if not lines:
+        for ax in (training, *lower):
+            where = {"ha": "center", "transform": ax.transAxes}
+            ax.text(0.5, 0.5, "no GRPO updates in this run", **where)
     else:
-        for ax in axes.flat[1:]:
-            ax.text(0.5, 0.5, "no GRPO updates in this run", ha="center", transform=ax.transAxes)
-    for ax in axes.flat:
+        draw_training(training, lines, "gain" in summary)
+        if swarm:
+            from bookkeeping import behaviour
+
+            behaviour.draw_tools(lower[0], lines)
+            behaviour.draw_turns(lower[1], lines, min(10, len(lines)))
+        else:
+            draw_habits(*lower, lines)
+    for ax in (held_out, training, *lower):
         ax.grid(alpha=0.25)
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
 
 def draw_time(ax, lines: list[dict]) -> None:
-    """Where the seconds of an update go, one stacked bar a process."""
+    """Where the seconds of an update go, one stacked bar per process."""
     draw_bars(ax, time_bars(lines))
-    ax.set(title=f"where an update's seconds go (the trainer waits for samples {100 * waiting(lines):.0f}% of the time)")
+    waits = f"the trainer waits for samples {100 * waiting(lines):.0f}% of the time"
+    ax.set(title=f"where an update's seconds go ({waits})")
 
 
 def draw_bars(ax, bars: dict[str, dict[str, float]]) -> None:
@@ -303,7 +440,8 @@ def draw_bars(ax, bars: dict[str, dict[str, float]]) -> None:
         for part, seconds in bar.items():
             ax.barh(y, seconds, left=left, color=BARS[part], height=0.7, label=part)
             if seconds > 0.06 * whole:
-                ax.text(left + seconds / 2, y, f"{part} {100 * seconds / whole:.0f}%", ha="center", va="center", fontsize=8)
+                name = f"{part} {100 * seconds / whole:.0f}%"
+                ax.text(left + seconds / 2, y, name, ha="center", va="center", fontsize=8)
             left += seconds
     ax.set_yticks(range(len(bars)), list(bars))
     ax.set(xlabel="s", ylim=(len(bars) - 0.5, -0.5))
@@ -311,73 +449,98 @@ def draw_bars(ax, bars: dict[str, dict[str, float]]) -> None:
 
 
 def draw_held_out(ax, summary: dict, evals: list[dict]) -> None:
-    """Exact answers, or the mean reward where there is no such thing, with 95% bands."""
+    """Exact answers, or the mean reward if there is no such thing, with 95% bands."""
     (has_exact, has_reward), trained = shown(summary), summary["trained"]
-    scale = 100 if has_exact else 1
-    exact, reward = (lambda e: metrics.proportion(sum(e["exact"]), len(e["exact"]))), (lambda e: metrics.mean(e["reward"]))
-    curves = [(name, "exact" if has_reward else name, exact) for name in summary["eval"] if has_exact]
-    curves += [(trained, "mean reward", reward)] if has_exact and has_reward else []
+    factor, names = (100 if has_exact else 1), list(summary["eval"])
+    exact, reward = (lambda e: metrics.share(e["exact"])), (lambda e: metrics.mean(e["reward"]))
+    curves = [(name, "exact" if has_reward else name, exact) for name in names]
     if not has_exact:
-        behaviour.draw_parts(ax, summary["config"], [e for e in evals if e["tasks"] == trained and e["stage"] != "before"])
-        curves = [(name, f"reward, {name}", reward) for name in summary["eval"]]
+        curves = [(name, f"reward, {name}", reward) for name in names]
+    elif has_reward:
+        curves.append((trained, "mean reward", reward))
+    if summary["env"] == "swarm":
+        from bookkeeping import behaviour
+
+        of_trained = [e for e in evals if e["tasks"] == trained and e["stage"] != "before"]
+        behaviour.draw_parts(ax, summary["config"], of_trained)
     for name, label, measure in curves:
-        points = [(max(e["update"], 0), measure(e)) for e in evals if e["tasks"] == name and e["stage"] != "before"]
-        x, p = [a for a, _ in points], [b for _, b in points]
-        (line,) = ax.plot(x, [scale * i.mean for i in p], marker="o", ms=3, lw=2.2 if name == trained else 1, label=label)
-        ax.fill_between(x, [scale * i.low for i in p], [scale * i.high for i in p], alpha=0.18, color=line.get_color())
-        if before := eval_of(evals, "before", name):
-            ax.plot(0, scale * measure(before).mean, marker="x", color=line.get_color())
-    title, label = (
-        f"held-out tasks (n={len(evals[0]['reward'])}, 95% bands; × before SFT)",
-        "% exact (reward x 100)" if has_reward else "% exactly right",
-    )
-    ax.set(title=title, xlabel="update", ylabel=label if has_exact else "reward, and its parts", ylim=(-2, 102) if has_exact else (0, None))
+        curve = [e for e in evals if e["tasks"] == name and e["stage"] != "before"]
+        x, points = [max(e["update"], 0) for e in curve], [measure(e) for e in curve]
+        mean, low, high = (
+            [factor * getattr(p, end) for p in points] for end in ("mean", "low", "high")
+        )
+        wide = 2.2 if name == trained else 1
+        (line,) = ax.plot(x, mean, marker="o", ms=3, lw=wide, label=label)
+        ax.fill_between(x, low, high, alpha=0.18, color=line.get_color())
+        before = eval_of(evals, "before", name)
+        if before:
+            ax.plot(0, factor * measure(before).mean, marker="x", color=line.get_color())
+    n = len(evals[0]["reward"])
+    ax.set(title=f"held-out tasks (n={n}, 95% bands; × before SFT)", xlabel="update")
+    if has_exact:
+        ylabel = "% exact (reward x 100)" if has_reward else "% exactly right"
+        ax.set(ylabel=ylabel, ylim=(-2, 102))
+    else:
+        ax.set(ylabel="reward, and its parts", ylim=(0, None))
     ax.legend(loc="lower right", fontsize=None if has_exact else 8)
 
 
 def draw_training(ax, lines: list[dict], shares: bool) -> None:
     """The training reward. shares: it lies between 0 and 1."""
-    x, window = [line["update"] for line in lines], min(10, len(lines))
-    ax.plot(x, [line["reward"] for line in lines], lw=0.7, alpha=0.5, label="each update")
-    rolling = np.convolve([line["reward"] for line in lines], np.ones(window) / window, mode="valid")
+    x, rewards = [line["update"] for line in lines], [line["reward"] for line in lines]
+    window = min(10, len(lines))
+    ax.plot(x, rewards, lw=0.7, alpha=0.5, label="each update")
+    rolling = np.convolve(rewards, np.ones(window) / window, mode="valid")
     ax.plot(x[window - 1 :], rolling, lw=2, label=f"mean of {window}")
+    ax.set(title="training reward", xlabel="update")
     if shares:
-        ax.plot(x, [line["groups_with_signal"] for line in lines], lw=0.7, color="grey", label="share of groups with signal")
-        ax.set(title="training reward", xlabel="update", ylim=(-0.02, 1.02))
+        signal = [line["groups_with_signal"] for line in lines]
+        ax.plot(x, signal, lw=0.7, color="grey", label="share of groups with signal")
+        ax.set(ylim=(-0.02, 1.02))
     else:
-        ax.set(title="training reward", xlabel="update")
-        for last, line in zip(lines, lines[1:]):  # a step of the curriculum
-            if last.get("level") != line.get("level"):
+        for before, line in zip(lines, lines[1:]):
+            if before.get("level") != line.get("level"):  # a step of the curriculum
                 ax.axvline(line["update"], color="black", ls="--", lw=1)
-                ax.text(line["update"], 0.02, f" {line['level']}", transform=ax.get_xaxis_transform(), fontsize=9)
+                where = {"transform": ax.get_xaxis_transform(), "fontsize": 9}
+                ax.text(line["update"], 0.02, f" {line['level']}", **where)
     ax.legend(loc="lower right")
 
 
 def draw_habits(left, right, lines: list[dict]) -> None:
-    """What kind of replies there are, and how long they are."""
-    x, habits = [line["update"] for line in lines], [key for key in lines[0] if key.startswith("habit_")]
+    """What kinds of replies there are, and how long they are."""
+    x = [line["update"] for line in lines]
+    habits = [key for key in lines[0] if key.startswith("habit_")]
     if habits:
-        left.stackplot(x, [[100 * line[h] for line in lines] for h in habits], labels=[h[6:] for h in habits], alpha=0.8)
+        layers = [[100 * line[habit] for line in lines] for habit in habits]
+        names = [habit.removeprefix("habit_") for habit in habits]
+        left.stackplot(x, layers, labels=names, alpha=0.8)
         left.legend(loc="center right")
-    if start := thinking_starts(lines):
-        for a in (left, right):
-            a.axvline(start, color="black", ls="--", lw=1)
-        right.annotate(f" begins to think\n (update {start})", (start, right.get_ylim()[0]), fontsize=9)
-    left.set(title="habits of the sampled replies", xlabel="update", ylabel="% of replies", ylim=(0, 100))
+    start = thinking_starts(lines)
+    if start is not None:
+        for ax in (left, right):
+            ax.axvline(start, color="black", ls="--", lw=1)
+        right.annotate(f" begins to think\n (update {start})", (start, 5), fontsize=9)
+    percent = {"ylabel": "% of replies", "ylim": (0, 100)}
+    left.set(title="habits of the sampled replies", xlabel="update", **percent)
     right.plot(x, [line["reply_tokens"] for line in lines], lw=1.2)
     right.set(title="reply length", xlabel="update", ylabel="tokens", ylim=(0, None))
-    if start:
-        right.texts[0].set_position((start, 5))
+
+
+def main(given: list[str]) -> None:
+    if given[:1] == ["compare"]:
+        from bookkeeping import compare
+
+        compare.main([Path(name) for name in given[1:]])
+        return
+    if len(given) != 1 or not (Path(given[0]) / "summary.json").exists():
+        raise SystemExit(
+            "usage: python -m bookkeeping.report runs/NAME   (a finished run: it has a "
+            "summary.json), or: python -m bookkeeping.report compare runs/A runs/B …"
+        )
+    with records.foreign(given[0]):
+        write(Path(given[0]))
+    print((Path(given[0]) / "report.md").read_text())
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["compare"]:
-        compare.main([Path(name) for name in sys.argv[2:]])
-        sys.exit()
-    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "summary.json").exists():
-        raise SystemExit(
-            "usage: python -m bookkeeping.report runs/NAME   (a finished run: it has a summary.json), or: python -m bookkeeping.report compare runs/A runs/B …"
-        )
-    with records.foreign(sys.argv[1]):
-        write(Path(sys.argv[1]))
-    print((Path(sys.argv[1]) / "report.md").read_text())
+    main(sys.argv[1:])

@@ -16,7 +16,7 @@ import warm
 from scipy import stats
 
 import metrics
-from bookkeeping import behaviour
+from bookkeeping import behaviour, compare, tables
 from env_swarm import EVAL_SEEDS, Swarm, play
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,8 +54,8 @@ def test_averages_are_those_of_the_games(run):
     rows = {row[0]: row[1:] for row in found["rows"]}
     before, after = ([play(Swarm(style=style), EVAL_SEEDS + i) for i in range(N)] for style in ("random", "expert"))
     for name in ("reward", "quality", "used_submit_work", "used_accept_proposal", "gain", "error_rate"):
-        factor, digits, _ = behaviour.scale(name)
-        a, b, difference, _, clearly = rows[behaviour.NAMES[name]]
+        digits, factor, _ = tables.scale(name)
+        a, b, difference, _, clearly = rows[tables.NAMES[name]]
         x, y = (factor * np.mean([m[name] for m in marks]) for marks in (before, after))
         assert [mean_of(cell) for cell in (a, b, difference)] == pytest.approx([x, y, y - x], abs=0.51 * 10**-digits)
         assert clearly == ("up" if y > x else "down")
@@ -77,7 +77,7 @@ def test_the_flip_test_is_the_exact_one_where_that_can_be_counted():
     d = np.stack([rng.normal(0.3, 1, 10), rng.normal(0, 1, 10), np.r_[np.ones(4), np.zeros(6)]], axis=1)
     signs = np.array(np.meshgrid(*[[-1, 1]] * 10)).reshape(10, -1).T  # all 1024
     exact = (np.abs(signs @ d) >= np.abs(d.sum(axis=0)) - 1e-9).mean(axis=0)
-    assert behaviour.flip_test(d) == pytest.approx(exact, abs=0.015)
+    assert compare.permutation_test(d, np.zeros_like(d)) == pytest.approx(exact, abs=0.015)
     assert exact[2] == pytest.approx(2 / 2**4)
 
 
@@ -124,9 +124,9 @@ def test_who_got_worse_is_counted():
 
 
 def test_a_share_of_episodes_gets_wilson_and_a_count_does_not():
-    assert behaviour.mean("truncated", np.zeros(30)) == metrics.proportion(0, 30)
-    assert behaviour.mean("used_vote", np.zeros(30)).high == 0  # Wilson would claim up to 0.11 votes
-    assert behaviour.interval("truncated", metrics.proportion(3, 30)).startswith("10.0% [")
+    assert tables.average("truncated", np.zeros(30)) == metrics.proportion(0, 30)
+    assert tables.average("used_vote", np.zeros(30)).high == 0  # Wilson would claim up to 0.11 votes
+    assert tables.interval("truncated", metrics.proportion(3, 30)).startswith("10.0% [")
 
 
 # ------------------------------------------------------------------------------------------------ rows, tools, the best
@@ -218,7 +218,7 @@ def test_calls_that_cannot_be_read_are_told_and_not_raised():
 
 def test_what_a_model_said_stays_text_in_markdown():
     said = "post <img src=x> [a](b) | `code`\n# title"
-    text = behaviour.markdown([behaviour.section("T", ["A sentence."], ["step", "call"], [["1", said]], said=(1,))])
+    text = tables.markdown([tables.section("T", ["A sentence."], ["step", "call"], [["1", said]], said=(1,))])
     assert text.splitlines()[-1] == "| 1 | `post <img src=x> [a](b) \\| 'code' # title` |"
     assert text.startswith("## T\n\nA sentence.\n\n| step | call |\n|---|---|\n")
 
@@ -237,12 +237,12 @@ def test_evaluations_of_other_tasks_and_of_later_do_not_mix_in(run):
     later = [evals[3] | {"stage": "eval_only", "reward": [7.0] * N}, other[3] | {"stage": "eval_only"}]
     mixed = [e for pair in zip(other, evals) for e in pair] + later
     assert behaviour.sections(config, mixed, episodes) == behaviour.sections(config, evals, episodes)
-    (found,) = behaviour.eval_only(mixed)
+    (found,) = tables.eval_only(mixed)
     assert [row[:4] for row in found["rows"]] == [
         ["medium v0.2 (trained)", "40", "24", "7.000 [7.000, 7.000]"],
         ["hard v0.2", "40", "24", "9.000 [9.000, 9.000]"],
     ]
-    assert behaviour.eval_only(evals) == []
+    assert tables.eval_only(evals) == []
 
 
 def test_a_run_that_has_only_begun_has_nothing_to_compare(run):

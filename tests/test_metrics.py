@@ -264,7 +264,7 @@ def test_a_value_that_is_no_number_is_named(name, bad):
 
 @pytest.mark.parametrize("name", OVER_UPDATES)
 def test_a_table_is_no_series(name):
-    with pytest.raises(ValueError, match="one number an update"):
+    with pytest.raises(ValueError, match="one number per update"):
         OVER_UPDATES[name]([[0.5, 0.6], [0.7, 0.8]])
 
 

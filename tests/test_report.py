@@ -7,6 +7,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -644,3 +646,22 @@ def test_a_letters_run_that_was_evaluated_later_tells_so(tmp_path):
     assert (folder / "report.md").read_text().startswith(before)
     title, row = table_rows((folder / "report.md").read_text(), "Evaluated later")
     assert title[:4] == ["tasks", "update", "n", "exact"] and row[:4] == ["tier 8", "30", "64", percent(16, 64)]
+
+
+def test_a_report_of_letters_loads_nothing_of_the_swarm(tmp_path):
+    """Neither the swarm nor what is told about it; the page and the comparison only when they are needed."""
+    folder = tmp_path / "letters"
+    make_run(folder, growing_lines())
+    script = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from bookkeeping import report
+at_first = set(sys.modules)
+report.write(Path({str(folder)!r}))
+print(sorted(at_first & {{"bookkeeping.viewer", "bookkeeping.compare", "matplotlib", "statsmodels"}}))
+print(sorted(name for name in sys.modules if "swarm" in name or name == "bookkeeping.behaviour"))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines() == ["[]", "[]"], done.stdout + done.stderr
+    assert (folder / "report.html").exists()

@@ -287,7 +287,7 @@ def test_errors_are_one_sentence(tmp_path):
     text = (broken / "metrics.jsonl").read_text()
     (broken / "metrics.jsonl").write_text(text[:40] + "\n" + text)
     cases = {
-        tmp_path / "nowhere": "there is no such folder", tmp_path / "empty": "so it is no run folder", broken: "metrics.jsonl, line 1 is not JSON",
+        tmp_path / "nowhere": "there is no such folder", tmp_path / "empty": "so it is no run folder", broken: "metrics.jsonl is damaged: line 1 is not JSON",
     }  # fmt: skip
     for folder, words in cases.items():
         with pytest.raises(ValueError, match=re.escape(words)) as caught:
