@@ -197,7 +197,9 @@ class Seeds(vf.Taskset[SeedTask, SeedsConfig]):
         for seed in itertools.count(self.config.first_seed):
             task = {"environment": name, "settings": settings, "seed": seed}
             opening = make_env(name, settings).reset(seed)
-            yield SeedTask(SeedData(name=f"{name} {seed}", prompt=opening, **task), self.config.task)
+            yield SeedTask(
+                SeedData(name=f"{name} {seed}", prompt=opening, **task), self.config.task
+            )
 
 
 # --------------------------------------------------------------------------------- replies as text
