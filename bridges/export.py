@@ -98,8 +98,8 @@ GRPO over SFT, on the same {n} tasks of {s[trained]}: {gain}.
 {warnings}
 ## Data
 
-No data set. Every task is generated from a seed by picoswarm's `{c[env]}` environment; training and \
-evaluation draw from ranges of seeds that never meet. {s[tokens][sampled]:,} tokens were \
+No data set. Every task is generated from a seed by picoswarm's `{c[env]}` environment; training \
+and evaluation draw from ranges of seeds that never meet. {s[tokens][sampled]:,} tokens were \
 sampled, {s[tokens][trained]:,} trained on.
 
 ## Use
@@ -129,8 +129,8 @@ All settings:
 
 ## Limits
 
-It was trained for one thing, {c[env]} as set above, and measured on nothing else. It may have lost \
-what the base could do besides.
+It was trained for one thing, {c[env]} as set above, and measured on nothing else. It may have \
+lost what the base could do besides.
 """
 USE_ADAPTER = """from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
