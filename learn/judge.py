@@ -129,7 +129,7 @@ def with_slope(function):
 
 
 def same(a, b) -> bool:
-    """Equal but for rounding: numbers, tensors, lists of numbers, tuples of these. NaN equals NaN."""
+    """Equal but for rounding: numbers, tensors, lists of numbers, tuples of these. NaN is NaN."""
     if isinstance(b, tuple):
         return isinstance(a, tuple | list) and len(a) == len(b) and all(map(same, a, b))
     try:
@@ -200,8 +200,8 @@ def number(word: str) -> int:
 
 
 def main(argv: list[str], yours: dict) -> int:
-    """Check, or tell. yours: {name: the reader's function}. Returns the exit status: 0 if everything
-    that was checked is right."""
+    """Check, or tell. yours: {name: the reader's function}. Returns the exit status: 0 if all that
+    was checked is right."""
     program = "python -m learn.exercises"
     parser = argparse.ArgumentParser(
         prog=program,
