@@ -48,6 +48,6 @@ def split_calls(text: str) -> tuple[str, list[dict]]:
 
 if __name__ == "__main__":
     said = "<think>\nit pays 14\n</think>\n" + call_text("claim_task", '{"task_id": "task_1"}')
-    for reply in (said, said.replace("14", "</think>"), said + " and more", said.replace(":", "")):
+    for reply in (said, said + " and more", said.replace(":", "")):
         content, calls = split_calls(reply)
         print(repr(reply), "->", [call["function"] for call in calls] or "text")

@@ -199,7 +199,7 @@ def check_advantages():
     return real, cases, {
         "the std is over n - 1 (torch's default, ddof=1); a group is no sample, it is all there is":
             lambda r: real(r) * ((count(r) - 1).clamp(min=0) / count(r).clamp(min=1)).sqrt(),
-        "mean and std are the batch's, not the group's, so easy tasks teach and hard ones punish":
+        "mean and std are those of the batch and not of the group: easy tasks teach, hard punish":
             lambda r: real(r, "batch"),
         "the mean is that of the batch":
             lambda r: torch.where(r.isnan(), 0, (r - r.nanmean()) / spread(r)),
