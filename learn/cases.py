@@ -271,7 +271,7 @@ def check_loss():
         "the sign: this is what should become large": lambda *case: -real(*case),
         "max for min: it must be the worse of the two, or the clip never bites where it matters":
             lambda *case: -torch.maximum(*surrogates(*case)),
-        "the clipped ratio alone, no min: a token that went the wrong way has no gradient back":
+        "the clipped ratio alone, without the min: a token gone the wrong way gets no gradient":
             lambda *case: -surrogates(*case)[1],
         "there is no clip": lambda *case: -surrogates(*case)[0],
         "the ratio is upside down: p_now / p_old":

@@ -221,7 +221,7 @@ def main(argv: list[str], yours: dict) -> int:
     if args.answer:
         name = names[args.answer - 1]
         question = (inspect.getdoc(yours[name]) or "").partition("Question: ")[2]
-        print(f"{question}\n\n{TOLD[name][1]}")
+        print(" ".join(question.split()) + f"\n\n{TOLD[name][1]}")
         return 0
     chosen = [names[args.exercise - 1]] if args.exercise else names
     verdicts = {name: verdict(name, yours[name]) for name in chosen}

@@ -61,7 +61,8 @@ def test_the_defaults_are_those_of_training(environment):
 
 
 def test_settings_reach_the_environment():
-    assert picoswarm.make_env("letters", config("letters", difficulty=2, reward="partial", think=False).environment.arguments()).difficulty == 2
+    given = config("letters", difficulty=2, reward="partial", think=False).environment.arguments()
+    assert picoswarm.make_env("letters", given).difficulty == 2
     first = next(iter(vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7))))
     assert first.data.seed == 7
     assert first.data.prompt_text == picoswarm.Swarm("hard", "0.1").reset(7)[0]["content"]
