@@ -30,7 +30,8 @@ test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@touch .venv-vllm/installed
 
-# bridges/verifiers_adapter and the packaging, against the real verifiers on loopback: every path of an evaluation, and the one that prime-rl trains on.
+# bridges/verifiers and the packaging, against the real verifiers on loopback: every path of an
+# evaluation, and the one that prime-rl trains on.
 test-verifiers: .venv-verifiers/installed
 	OMP_NUM_THREADS=1 .venv-verifiers/bin/python -m pytest -q tests/verifiers
 

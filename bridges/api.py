@@ -1,18 +1,22 @@
-"""Evaluate any model: our tasks over any OpenAI-compatible endpoint, so that GPT, Llama and Qwen stand in one table with a run of ours.
+"""Evaluate any model: our tasks over any OpenAI-compatible endpoint, so that GPT, Llama and Qwen
+stand in one table with a run of ours.
 
     python train.py --eval-only --api-base https://HOST/v1 --model NAME --env letters
-    python -m bookkeeping.report compare runs/NAME runs/my-run
+    python -m bookkeeping.compare runs/NAME runs/my-run
 
-    seed -> env.reset -> messages -> endpoint.ask -> text -> env.step -> … -> env.score -> the same evals.jsonl as any run
+    seed -> env.reset -> messages -> endpoint.ask -> text -> env.step -> … -> env.score
+         -> the same evals.jsonl as any run
 
-The other end may be slow, wrong, hostile or gone. bridges/endpoint.py gives every request an end; here the evaluation gets one, a time limit over all of them.
-An episode that gets no answer counts as failed: it is in no mean, and the number of failed ones stands beside n. Answers cost money, so each episode
-is written as soon as it is over: a time limit, a Ctrl-C or a kill loses none that had ended. If nothing is ever answered, one sentence says why, and
-the rest is not tried.
+The other end may be slow, wrong, hostile or gone. bridges/endpoint.py gives every request an end;
+here the evaluation gets one, a time limit over all requests. An episode that gets no answer counts
+as failed: it is in no mean, and the number of failed ones is reported with n. Answers cost money,
+so each episode is written as soon as it is over: a time limit, Ctrl-C or a kill loses no finished
+episode. If nothing is ever answered, one sentence says why, and the rest is not tried.
 
 Everything happens in one thread (asyncio): while one request waits, another is sent.
 
-Run me: `python -m bridges.api` starts a scripted server that answers some tasks well, some badly and some not at all, and evaluates it.
+Run me: `python -m bridges.api` starts a scripted server that answers some tasks well, some badly
+and some not at all, and evaluates it.
 """
 
 import asyncio
@@ -45,11 +49,12 @@ class Hopeless(Exception):
     """Every further request would fail the same way."""
 
 
-# ------------------------------------------------------------------------------------------------ episodes
+# ---------------------------------------------------------------------------------------- episodes
 
 
 async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> Episode:
-    """One episode to its end, as rollout.play does it. Of a foreign model the tokens are not known, only how many they were."""
+    """One whole episode, as rollout.play plays it. A foreign model's tokens are not known, only
+    their number."""
     episode, dice = Episode(seed, group, [], [], []), random.Random(seed)
     try:
         env = make_env()
@@ -67,34 +72,44 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
                 episode.messages += new
                 talk += [answer.message, *put_back(new, answer.message.get("tool_calls", []))]
     except Failure as failure:
-        if failure.too_long and episode.turns:  # the conversation outgrew the model's context, as it can in our own loop
+        if failure.too_long and episode.turns:  # longer than the model's context, as in our loop
             episode.stop_reason = "truncated"
         else:
             episode.stop_reason, episode.error = "error", str(failure)
             end.counts["refused"] += not failure.again
-            if not end.counts["answers"] and (failure.status in HINTS or end.counts["refused"] >= 3):
+            if not end.counts["answers"] and (
+                failure.status in HINTS or end.counts["refused"] >= 3
+            ):
                 raise Hopeless(str(failure)) from None
-    except Exception as error:  # a bug of the environment, or an answer that nobody thought of: one episode is lost, the others go on
+    except (
+        Exception
+    ) as error:  # the environment's bug, or a strange answer: costs this episode only
         episode.stop_reason, episode.error = "error", blank(end, first_line(error))
     if episode.stop_reason != "error":
         finish(episode, env)
     return episode
 
 
-async def play_all(end: Endpoint, make_env: Callable, seeds: list[int], ended: Callable[[Episode], None]) -> None:
-    """--api-concurrency episodes at a time. Raises TimeoutError when the evaluation's time is over, Hopeless when nothing is ever answered."""
-    loop, todo = asyncio.get_running_loop(), iter(enumerate(seeds))
+async def play_all(
+    end: Endpoint, make_env: Callable, seeds: list[int], finished: Callable[[Episode], None]
+) -> None:
+    """Plays --api-concurrency episodes at a time. Raises TimeoutError when the evaluation's time is
+    over, Hopeless when nothing is ever answered."""
+    loop, remaining = asyncio.get_running_loop(), iter(enumerate(seeds))
     end.deadline = loop.time() + 60 * end.cfg.api_minutes
-    in_vain = 0
+    failed = 0
 
     async def player() -> None:
-        nonlocal in_vain
-        for group, seed in todo:
+        nonlocal failed
+        for group, seed in remaining:
             episode = await play_one(end, make_env, seed, group)
-            ended(episode)
-            in_vain += episode.stop_reason == "error"
-            if not end.counts["answers"] and in_vain >= max(3, end.cfg.api_concurrency):
-                raise Hopeless(f"nothing was answered in {in_vain} episodes, the rest is not tried; the last one: {episode.error}")
+            finished(episode)
+            failed += episode.stop_reason == "error"
+            if not end.counts["answers"] and failed >= max(3, end.cfg.api_concurrency):
+                raise Hopeless(
+                    f"nothing was answered in {failed} episodes, the rest is not tried; "
+                    f"the last one: {episode.error}"
+                )
 
     async with asyncio.timeout_at(end.deadline), connect(end) as end.client:
         try:
@@ -106,9 +121,9 @@ async def play_all(end: Endpoint, make_env: Callable, seeds: list[int], ended: C
 
 
 def run(work):
-    """asyncio.run, apart from Ctrl-C. The system may give that signal to any thread, torch's included, and then the loop sleeps on until its
-    next event: in a test it did so twice. A handler of the loop's own wakes it. After a Ctrl-C nobody waits for the tasks to be cancelled,
-    because the process is over."""
+    """asyncio.run, except for Ctrl-C. The system may give that signal to any thread, torch's
+    included, and then the loop sleeps until its next event; a handler of the loop's own wakes it.
+    After Ctrl-C nobody waits for the tasks to be cancelled, because the process is over."""
     loop, before = asyncio.new_event_loop(), signal.getsignal(signal.SIGINT)
 
     def interrupt() -> None:
@@ -121,13 +136,13 @@ def run(work):
     except KeyboardInterrupt:
         raise
     except BaseException:
-        tidy(loop, before)
+        close(loop, before)
         raise
-    tidy(loop, before)
+    close(loop, before)
     return result
 
 
-def tidy(loop, handler) -> None:
+def close(loop, handler) -> None:
     """Close the loop, and give Ctrl-C back to the handler that was there before."""
     loop.run_until_complete(loop.shutdown_asyncgens())
     with suppress(NotImplementedError, ValueError, RuntimeError):
@@ -136,84 +151,150 @@ def tidy(loop, handler) -> None:
     loop.close()
 
 
-# ------------------------------------------------------------------------------------------------ train.py --api-base
+# ----------------------------------------------------------------------------- train.py --api-base
 
 
 def evaluate_api(cfg) -> Path:
-    """Evaluate an endpoint on the held-out tasks that the flags describe; returns its run folder, which bookkeeping/compare.py takes like any other."""
+    """Evaluate an endpoint on the held-out tasks that the flags describe. Returns its run folder,
+    which bookkeeping/compare.py takes like any other."""
     check(cfg)
     large = by_size(math.inf, kind(cfg.env))
-    fill(cfg, {name: large[name] for name in ("max_tokens", "swarm_error_penalty") if name in large})
+    fill(
+        cfg, {name: large[name] for name in ("max_tokens", "swarm_error_penalty") if name in large}
+    )
     end, started = open_endpoint(cfg), time.monotonic()
-    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    cfg.name = cfg.name or f"{re.sub('[^A-Za-z0-9._-]+', '-', cfg.model)}-{short(cfg.env)}{level}-{time.strftime('%m%d-%H%M%S')}"
+    cfg.name = cfg.name or name_of(cfg)
     folder, _, lock = open_run(cfg)
     write_json(folder / "config.json", asdict(cfg))
-    tasks, make_env = next((name, env) for name, (trained, env) in eval_sets(cfg).items() if trained)
-    played, end_of_it, code = {}, "", 0
-    print(f"{cfg.model} at {cfg.api_base}, {cfg.env}, {tasks}: {cfg.eval_n} tasks, {cfg.api_concurrency} at a time, "
-          f"{cfg.api_minutes:g} minutes at most")  # fmt: skip
+    tasks, make_env = next(
+        (name, env) for name, (trained, env) in eval_sets(cfg).items() if trained
+    )
+    played, ended, code = {}, "", 0
+    print(
+        f"{cfg.model} at {cfg.api_base}, {cfg.env}, {tasks}: {cfg.eval_n} tasks, "
+        f"{cfg.api_concurrency} at a time, {cfg.api_minutes:g} minutes at most"
+    )
     bar = tqdm(total=cfg.eval_n, desc="eval", unit=" tasks")
 
-    def ended(episode: Episode) -> None:
+    def finished(episode: Episode) -> None:
         played[episode.group] = episode
-        save_episodes(folder, 0, "final", None, [[episode]], temperature=1.0)  # at once: these cost money, and a kill may come
-        bar.set_postfix({name: end.counts[name] for name in ("requests", "retries", "completion_tokens")}, refresh=False)
+        save_episodes(folder, 0, "final", None, [[episode]], temperature=1.0)
+        shown = ("requests", "retries", "completion_tokens")
+        bar.set_postfix({name: end.counts[name] for name in shown}, refresh=False)
         bar.update()
 
     try:
-        run(play_all(end, make_env, [EVAL_SEEDS + i for i in range(cfg.eval_n)], ended))
+        run(play_all(end, make_env, [EVAL_SEEDS + i for i in range(cfg.eval_n)], finished))
     except TimeoutError:
-        end_of_it = f"the {cfg.api_minutes:g} minutes were over (--api-minutes)"
+        ended = f"the {cfg.api_minutes:g} minutes were over (--api-minutes)"
     except Hopeless as reason:
-        end_of_it, code = str(reason), 1
+        ended, code = str(reason), 1
     except KeyboardInterrupt:
-        end_of_it, code = "stopped by you", 130
+        ended, code = "stopped by you", 130
     bar.close()
     answered = {i for i, e in played.items() if e.stop_reason != "error"}
-    missing = {i: played[i].error if i in played else end_of_it for i in range(cfg.eval_n) if i not in answered}
+    left = [i for i in range(cfg.eval_n) if i not in answered]
+    missing = {i: played[i].error if i in played else ended for i in left}
     episodes = [played[i] for i in sorted(answered)]
+    means = {}
     if episodes:
         append(folder / "evals.jsonl", eval_line(0, "final", tasks, True, episodes, missing))
-    counts = {name: end.counts[name] for name in ("requests", "retries", "prompt_tokens", "completion_tokens")}
+        means["reward"] = metrics.mean([e.reward for e in episodes])
+        for part in episodes[0].components:
+            means[part] = compare.share([e.components[part] for e in episodes])
     seconds = round(time.monotonic() - started, 2)
-    means = {"reward": metrics.mean([e.reward for e in episodes])} if episodes else {}
-    means |= {part: compare.share([e.components[part] for e in episodes]) for part in (episodes[0].components if episodes else ())}
-    write_json(folder / "summary.json", {
-        "env": cfg.env, "model": cfg.model, "seed": cfg.seed, "trained": tasks, "updates": 0, "api": {"n": len(episodes), "failed": len(missing), **counts, "notes": end.notes, "ended": end_of_it},
-        "eval": {tasks: {"final": {part: mean.dict() for part, mean in means.items()}}} if means else {}, "seconds": {"total": seconds},
-        "tokens": {"prompt": counts["prompt_tokens"], "sampled": counts["completion_tokens"]}, "config": asdict(cfg),
-    })  # fmt: skip
-    text = tell(cfg, end, tasks, means, episodes, list(missing.values()), seconds, end_of_it)
+    write_json(
+        folder / "summary.json", summary_of(cfg, end, tasks, means, len(episodes), ended, seconds)
+    )
+    text = tell(cfg, end, tasks, means, episodes, list(missing.values()), seconds, ended)
     (folder / "report.md").write_text(text)
     viewer.write_html(folder)
     lock.release()
     print(
-        f"\n{text}\nkept in {folder}: report.md, report.html, episodes.jsonl; beside a run: python -m bookkeeping.report compare {folder} runs/NAME"
+        f"\n{text}\nkept in {folder}: report.md, report.html, episodes.jsonl; "
+        f"beside a run: python -m bookkeeping.compare {folder} runs/NAME"
     )
     if code or not episodes:
-        print(f"{cfg.model}: {end_of_it or 'every task failed; report.md lists why'}", file=sys.stderr, flush=True)
-        if code == 130:  # all is written, and an ordinary exit, which takes torch apart, needs a second or two
+        why = ended or "every task failed; report.md lists why"
+        print(f"{cfg.model}: {why}", file=sys.stderr, flush=True)
+        if code == 130:  # all is written; an ordinary exit, which takes torch apart, needs seconds
             sys.stdout.flush()
             os._exit(code)
         raise SystemExit(1)
     return folder
 
 
-def tell(cfg, end: Endpoint, tasks: str, means: dict, episodes: list[Episode], failed: list[str], seconds: float, why: str) -> str:
-    """report.md of an evaluation over an API."""
-    c, how = end.counts, f"temperature {end.options['temperature']:g}" if "temperature" in end.options else "the endpoint's temperature"
-    out = [f"# {cfg.model}", "", f"{cfg.env}, {tasks}, over an API ({how}, at most {cfg.max_tokens} tokens a reply): n = {len(episodes)} held-out tasks"
-           + (f"; {len(failed)} more failed or were not played, and are in no mean." if failed else "."), ""]  # fmt: skip
-    out += ["| | mean | 95% interval |", "|---|---|---|", *(f"| {part} | {m.mean:.3f} | [{m.low:.3f}, {m.high:.3f}] |" for part, m in means.items()), ""]  # fmt: skip
-    out += [f"* {c['requests']} requests, {c['retries']} of them to try again, in {seconds:.0f} s; {c['prompt_tokens']:,} prompt and {c['completion_tokens']:,} "
-            f"completion tokens{', not counting ' + str(c['without_usage']) + ' answers that did not say' if c['without_usage'] else ''}.",
-            f"* {sum(e.stop_reason == 'truncated' for e in episodes)} of {len(episodes)} episodes were truncated: out of tokens."]  # fmt: skip
+def name_of(cfg) -> str:
+    """A run's name, made of the model, the tasks and the time."""
+    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
+    model = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model)
+    return f"{model}-{short(cfg.env)}{level}-{time.strftime('%m%d-%H%M%S')}"
+
+
+def summary_of(
+    cfg, end: Endpoint, tasks: str, means: dict, n: int, ended: str, seconds: float
+) -> dict:
+    """summary.json: n is how many episodes were answered."""
+    counts = {name: end.counts[name] for name in ("requests", "retries")}
+    tokens = {name: end.counts[f"{name}_tokens"] for name in ("prompt", "completion")}
+    api = {"n": n, "failed": cfg.eval_n - n, **counts}
+    api |= {f"{name}_tokens": count for name, count in tokens.items()}
+    return {
+        "env": cfg.env,
+        "model": cfg.model,
+        "seed": cfg.seed,
+        "trained": tasks,
+        "updates": 0,
+        "api": {**api, "notes": end.notes, "ended": ended},
+        "eval": {tasks: {"final": {p: mean.dict() for p, mean in means.items()}}} if means else {},
+        "seconds": {"total": seconds},
+        "tokens": {"prompt": tokens["prompt"], "sampled": tokens["completion"]},
+        "config": asdict(cfg),
+    }
+
+
+def tell(
+    cfg,
+    end: Endpoint,
+    tasks: str,
+    means: dict,
+    episodes: list,
+    failed: list[str],
+    seconds: float,
+    ended: str,
+) -> str:
+    """report.md of an evaluation over an API. failed: why, of each episode that failed."""
+    counts, n = end.counts, len(episodes)
+    how = "the endpoint's temperature"
+    if "temperature" in end.options:
+        how = f"temperature {end.options['temperature']:g}"
+    lost = f"; {len(failed)} more failed or were not played, and are in no mean" if failed else ""
+    silent = counts["without_usage"]
+    uncounted = f", not counting {silent} answers that did not say" if silent else ""
+    out = [
+        f"# {cfg.model}\n",
+        f"{cfg.env}, {tasks}, over an API ({how}, at most {cfg.max_tokens} tokens a reply): "
+        f"n = {n} held-out tasks{lost}.\n",
+        "| | mean | 95% interval |",
+        "|---|---|---|",
+    ]
+    for part, m in means.items():
+        out.append(f"| {part} | {m.mean:.3f} | [{m.low:.3f}, {m.high:.3f}] |")
+    out += [
+        f"\n* {counts['requests']} requests, {counts['retries']} of them to try again, in "
+        f"{seconds:.0f} s; {counts['prompt_tokens']:,} prompt and "
+        f"{counts['completion_tokens']:,} completion tokens{uncounted}.",
+        f"* {sum(e.stop_reason == 'truncated' for e in episodes)} of {n} episodes were truncated: "
+        "out of tokens.",
+    ]
     reasons = Counter(failed).most_common()
-    out += [f"* {n} failed: {behaviour.quote(reason)}" for reason, n in reasons[:12]]
-    out += [f"* {sum(n for _, n in reasons[12:])} failed for other reasons: episodes.jsonl has each"] * (len(reasons) > 12)
+    out += [f"* {times} failed: {behaviour.quote(reason)}" for reason, times in reasons[:12]]
+    if len(reasons) > 12:
+        others = sum(times for _, times in reasons[12:])
+        out.append(f"* {others} failed for other reasons: episodes.jsonl has each")
     out += [f"* The endpoint was asked another way: {note}." for note in end.notes]
-    out += [f"* It ended early: {behaviour.quote(why)}"] * bool(why)
+    if ended:
+        out.append(f"* It ended early: {behaviour.quote(ended)}")
     return "\n".join(out) + "\n"
 
 
@@ -228,16 +309,20 @@ if __name__ == "__main__":
     endpoint.PAUSE, seen = 0.05, Counter()
 
     def say(messages: list[dict]) -> str:
-        """Right for short words, wrong for longer ones; a 503 now and then, and always for a word of eleven letters."""
-        letters, text = re.search(r'Count the letters? (.*) in "(.*)"\.', messages[0]["content"]).groups()
+        """Right for short words, wrong for longer ones. A 503 now and then, and always for a word
+        of eleven letters."""
+        question = r'Count the letters? (.*) in "(.*)"\.'
+        letters, text = re.search(question, messages[0]["content"]).groups()
         seen[text] += 1
-        if len(text) == 11 or len(text) % 7 == 0 and seen[text] < 3:
+        if len(text) == 11 or (len(text) % 7 == 0 and seen[text] < 3):
             raise Refused("too busy", 503)
         counts = {c: text.count(c) + (len(text) > 12) for c in letters.split(", ")}
-        return f"<answer>{json.dumps(counts) if len(counts) > 1 else next(iter(counts.values()))}</answer>"
+        answer = json.dumps(counts) if len(counts) > 1 else next(iter(counts.values()))
+        return f"<answer>{answer}</answer>"
 
     server = listen(scripted(say), "scripted")
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/v1"
     with tempfile.TemporaryDirectory() as runs:
-        evaluate_api(Config(env="letters", difficulty=3, eval_n=24, api_retries=2, runs=runs, model="scripted",
-                                  api_base=f"http://127.0.0.1:{server.server_port}/v1"))  # fmt: skip
+        letters = {"env": "letters", "difficulty": 3, "eval_n": 24, "runs": runs}
+        evaluate_api(Config(**letters, api_retries=2, model="scripted", api_base=url))

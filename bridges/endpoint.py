@@ -2,22 +2,27 @@
 
     messages -> POST /chat/completions -> fields -> text, as an environment reads it
 
-The other end is not ours. So everything has an end. A request has a time limit over the whole of it (a server that drips a byte a second is cut as
-well) and a largest size. What may go away by itself (429, 5xx, a lost connection, an answer that cannot be read) is tried again, after a longer pause
-each time and not before the server's Retry-After; what will not (400, 401, 404) is not. A request that comes to nothing is a Failure, which says why
-in one line; what that costs an evaluation is decided in bridges/api.py.
+The other end is not ours, so everything has an end. A request has a time limit over the whole of it
+(a server that drips a byte per second is cut off too) and a largest size. What may pass by itself
+(429, 5xx, a lost connection, an unreadable answer) is tried again, after a longer pause each time
+and not before the server's Retry-After; what will not pass (400, 401, 404) is not. A request that
+fails raises Failure with one line; bridges/api.py decides what that costs an evaluation.
 
-    text      Environments read text, endpoints may speak in fields. `tool_calls` become <tool_call>…</tool_call>, reasoning becomes <think>…</think> where the
-              task allows thinking; the server gets back what it sent, and the result as a tool message. Where the policy called in plain
-              text, the result goes as <tool_response> in a user message, which is what Qwen's template makes of a tool message.
-    options   An endpoint that refuses a field of the request by name (max_tokens, temperature, tools) is asked again in another way, and a note
-              says so in the report.
-    the key   comes from an environment variable, goes into one header, and is written nowhere; what a server echoes is blanked.
+    text      Environments read text, endpoints may speak in fields. `tool_calls` become
+              <tool_call>…</tool_call>, reasoning becomes <think>…</think> if the task allows
+              thinking. The server gets back what it sent, and the result as a tool message. If the
+              policy called in plain text, the result goes as <tool_response> in a user message,
+              which is what Qwen's template makes of a tool message.
+    options   An endpoint that refuses a field of the request by name (max_tokens, temperature,
+              tools) is asked in another way, and a note in the report says so.
+    the key   comes from an environment variable, goes into one header, and is written nowhere; if a
+              server echoes it, it is blanked.
 
-HTTP is done by httpx2, which huggingface_hub brings along. The openai package would add retries of its own, which cannot be counted, and has no limit
-over a whole request.
+HTTP is done by httpx2, which huggingface_hub brings along. The openai package would add retries of
+its own, which cannot be counted, and has no limit over a whole request.
 
-Run me: `python -m bridges.endpoint` asks a scripted server that answers well, is busy, writes garbage, refuses a field, and refuses the key.
+Run me: `python -m bridges.endpoint` asks a scripted server that answers well, is busy, writes
+garbage, refuses a field, and refuses the key.
 """
 
 import asyncio
@@ -36,16 +41,20 @@ from email.utils import parsedate_to_datetime
 
 import httpx2 as httpx
 
+from bridges.replies import call_text
 from env_letters import split_thinking
 
 LARGEST = 8_000_000  # bytes of an answer
-LONGEST = 64  # characters of an answer for each token of max_tokens; a server that ignores max_tokens is cut there
-PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before the first retry; doubled for each further one, up to the longest
+LONGEST = 64  # characters of an answer per token of max_tokens, if a server ignores max_tokens
+PAUSE = 1.0  # seconds before the first retry; doubled for each further one …
+LONGEST_PAUSE = 30.0  # … up to this
 HINTS = {
-    401: "; the key in {key} is missing or wrong", 403: "; the key in {key} may not do this",
+    401: "; the key in {key} is missing or wrong",
+    403: "; the key in {key} may not do this",
     404: "; check --model, and whether --api-base should end in /v1",
-}  # fmt: skip
-OTHER_WAYS = {  # a word of a refusal: the field of ours that it is about, and what is done instead
+}
+# A word of a refusal: the field of ours that it is about, and what is done instead.
+OTHER_WAYS = {
     "max_completion_tokens": ("max_tokens", "max_completion_tokens instead of max_tokens"),
     "tool": ("tools", "the tools as text in a system message"),
     "temperature": ("temperature", "at its own temperature"),
@@ -65,12 +74,16 @@ To call one, write a JSON object with its name and arguments inside <tool_call><
 
 
 class Failure(Exception):
-    """A request that came to nothing. again: it may be tried again, `after` seconds at least. status: of HTTP, 0 without an answer.
-    too_long: the conversation does not fit into the model's context."""
+    """A request that failed, and why, in one line."""
 
-    def __init__(self, why: str, again: bool = False, after: float = 0.0, status: int = 0, too_long: bool = False):
+    again = False  # may it be tried again? …
+    after = 0.0  # … after this many seconds at least
+    status = 0  # of HTTP; 0 without an answer
+    too_long = False  # the conversation does not fit into the model's context
+
+    def __init__(self, why: str, **facts):
         super().__init__(why)
-        self.again, self.after, self.status, self.too_long = again, after, status, too_long
+        self.__dict__.update(facts)
 
 
 @dataclass
@@ -78,11 +91,12 @@ class Endpoint:
     cfg: object  # Config: the flags
     url: str  # …/chat/completions
     key: str  # the secret itself; never printed
-    options: dict  # of every request: max_tokens, temperature
+    options: dict  # sent with every request: max_tokens, temperature
     client: httpx.AsyncClient | None = None
     deadline: float = math.inf  # on the loop's clock
     next_slot: float = 0.0  # when the next request may be sent
-    counts: Counter = field(default_factory=Counter)  # requests, answers, retries, prompt_tokens, completion_tokens, without_usage
+    # requests, answers, retries, refused, prompt_tokens, completion_tokens, without_usage
+    counts: Counter = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
 
@@ -94,44 +108,59 @@ class Answer:
     tokens: int  # of the completion, as the server counts them; 0 if it does not say
 
 
-# ------------------------------------------------------------------------------------------------ flags and connections
+# --------------------------------------------------------------------------- flags and connections
 
 
 def open_endpoint(cfg) -> Endpoint:
-    """The Endpoint that the flags describe; ValueError in one sentence if they do not."""
-    if not re.fullmatch(
-        r"https?://(\[[\da-fA-F:]+\]|[^\s@?#/:\[\]]+)(:\d{1,5})?(/[^\s@?#]*)?", cfg.api_base
-    ):  # not repeated: it may hold a password
-        raise ValueError("--api-base: give an address such as https://HOST/v1, without a user, a question mark or a key in it")
+    """The Endpoint that the flags describe. ValueError in one sentence if they do not; it repeats
+    neither address nor key name, because people put secrets there."""
+    address = r"https?://(\[[\da-fA-F:]+\]|[^\s@?#/:\[\]]+)(:\d{1,5})?(/[^\s@?#]*)?"
+    if not re.fullmatch(address, cfg.api_base):
+        raise ValueError(
+            "--api-base: give an address such as https://HOST/v1, "
+            "without a user, a question mark or a key in it"
+        )
     if cfg.model == "auto":
-        raise ValueError("--api-base: name the model that the endpoint shall run, with --model NAME")
+        raise ValueError("--api-base: name the endpoint's model with --model NAME")
     if cfg.eval_only or cfg.resume:
-        raise ValueError("--api-base evaluates an endpoint, --eval-only runs/NAME and --resume take a run folder; give one of them")
-    for name, least in (("concurrency", 1), ("timeout", 1e-3), ("minutes", 1e-3), ("retries", 0), ("rpm", 0)):
-        if not least <= getattr(cfg, f"api_{name}") < math.inf:
-            raise ValueError(f"--api-{name} {getattr(cfg, f'api_{name}')}: must be at least {least:g}")
+        raise ValueError(
+            "--api-base evaluates an endpoint, --eval-only runs/NAME and --resume take a run "
+            "folder; give one of them"
+        )
+    smallest = {"concurrency": 1, "timeout": 1e-3, "minutes": 1e-3, "retries": 0, "rpm": 0}
+    for name, least in smallest.items():
+        value = getattr(cfg, f"api_{name}")
+        if not least <= value < math.inf:
+            raise ValueError(f"--api-{name} {value}: must be at least {least:g}")
     key = os.environ.get(cfg.api_key_env, "").strip()
-    if not key and cfg.api_key_env != "OPENAI_API_KEY":  # again not repeated: somebody may give the key itself
-        raise ValueError("--api-key-env: no environment variable of that name is set; give the name of the one that holds the key")
+    if not key and cfg.api_key_env != "OPENAI_API_KEY":
+        raise ValueError(
+            "--api-key-env: no environment variable of that name is set; "
+            "give the name of the one that holds the key"
+        )
     if not (key.isascii() and key.isprintable()):
-        raise ValueError(f"the key in {cfg.api_key_env} has characters that no key has; set it again")
-    options = {"max_tokens": cfg.max_tokens} | ({} if cfg.api_temperature is None else {"temperature": cfg.api_temperature})
-    options |= {} if cfg.think else {"chat_template_kwargs": {"enable_thinking": False}}  # vLLM's way to say it to Qwen3
+        raise ValueError(f"the key in {cfg.api_key_env} has characters that no key has")
+    options: dict = {"max_tokens": cfg.max_tokens}
+    if cfg.api_temperature is not None:
+        options["temperature"] = cfg.api_temperature
+    if not cfg.think:  # vLLM's way to tell Qwen3
+        options["chat_template_kwargs"] = {"enable_thinking": False}
     base = cfg.api_base.rstrip("/").removesuffix("/chat/completions")
     return Endpoint(cfg, f"{base}/chat/completions", key, options)
 
 
 def connect(end: Endpoint) -> httpx.AsyncClient:
-    """The connections of an endpoint, to be kept as end.client; for the event loop that runs now."""
+    """Connections for the running event loop, to be kept as end.client."""
     asyncio.get_running_loop().getaddrinfo = lookup
     headers = {"Authorization": f"Bearer {end.key}"} if end.key else {}
-    local = httpx.URL(end.url).host in ("127.0.0.1", "localhost", "::1")  # no proxy leads to this machine
+    local = httpx.URL(end.url).host in ("127.0.0.1", "localhost", "::1")  # needs no proxy
     limits = httpx.Limits(max_connections=end.cfg.api_concurrency)
     return httpx.AsyncClient(headers=headers, timeout=None, limits=limits, trust_env=not local)
 
 
 async def lookup(*args, **kwargs):
-    """getaddrinfo in a thread that nobody waits for: a name server that does not answer must not keep Ctrl-C waiting."""
+    """getaddrinfo in a thread that nobody joins: a name server that does not answer must not hold
+    up Ctrl-C."""
     loop, found = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def work() -> None:
@@ -139,14 +168,14 @@ async def lookup(*args, **kwargs):
             tell, what = found.set_result, socket.getaddrinfo(*args, **kwargs)
         except OSError as error:
             tell, what = found.set_exception, error
-        with suppress(RuntimeError):  # the loop is closed, and nobody wants to know any more
+        with suppress(RuntimeError):  # the loop is closed: nobody is interested any more
             loop.call_soon_threadsafe(lambda: found.done() or tell(what))
 
     threading.Thread(target=work, daemon=True).start()
     return await found
 
 
-# ------------------------------------------------------------------------------------------------ one request
+# ------------------------------------------------------------------------------------- one request
 
 
 def seconds_of(header: str | None) -> float:
@@ -169,9 +198,9 @@ async def post(end: Endpoint, body: dict) -> dict:
         end.next_slot = slot + 60 / end.cfg.api_rpm
         await asyncio.sleep(slot - now)
     end.counts["requests"] += 1
-    raw = bytearray()
+    raw, limit = bytearray(), asyncio.timeout(end.cfg.api_timeout)
     try:
-        async with asyncio.timeout(end.cfg.api_timeout), end.client.stream("POST", end.url, json=body) as response:
+        async with limit, end.client.stream("POST", end.url, json=body) as response:
             async for piece in response.aiter_bytes():
                 raw += piece
                 if len(raw) > LARGEST:
@@ -179,57 +208,83 @@ async def post(end: Endpoint, body: dict) -> dict:
     except TimeoutError:
         raise Failure(f"no whole answer within {end.cfg.api_timeout:g} s", again=True) from None
     except httpx.HTTPError as error:
-        raise Failure(f"{type(error).__name__}: {blank(end, str(error)) or 'the connection was lost'}", again=True) from None
-    try:  # twice: escaped in the JSON may be the key, or half a character that no file can hold
-        answer = json.loads(blank(end, json.dumps(json.loads(raw), ensure_ascii=False)).encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        answer = None
-    status = response.status_code
-    if status == 200 and isinstance(answer, dict):
-        return answer
-    if status == 200:
+        why = blank(end, str(error)) or "the connection was lost"
+        raise Failure(f"{type(error).__name__}: {why}", again=True) from None
+    answer = read_json(end, raw)
+    if response.status_code != 200:
+        raise failure_of(end, response, answer, raw)
+    if not isinstance(answer, dict):
         kind = response.headers.get("content-type", "no content type")[:60]
         raise Failure(f"an answer that is no JSON object ({kind})", again=True)
+    return answer
+
+
+def read_json(end: Endpoint, raw: bytearray):
+    """The JSON of an answer, or None. It is read twice, because the key, or half a character that
+    no file can hold, may be escaped in it."""
+    try:
+        plain = blank(end, json.dumps(json.loads(raw), ensure_ascii=False))
+        return json.loads(plain.encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def failure_of(end: Endpoint, response, answer, raw: bytearray) -> Failure:
+    """What a status other than 200 means."""
+    status = response.status_code
     problem = answer.get("error") if isinstance(answer, dict) else None
-    problem = problem if isinstance(problem, dict) else {"message": problem or blank(end, raw[:1000].decode("utf-8", "replace"))}
-    told = re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", str(problem.get("message") or "no message"))[:300].strip()
-    code, again = f"{problem.get('code')} {problem.get('type')}", status in (408, 409, 425, 429) or status >= 500
-    raise Failure(
-        f"HTTP {status}: {told}" + HINTS.get(status, "").format(key=end.cfg.api_key_env), status=status, again=again and "insufficient_quota" not in code,
-        after=seconds_of(response.headers.get("retry-after")), too_long="context_length" in code or "context length" in told.lower(),
-    )  # fmt: skip
+    if not isinstance(problem, dict):
+        problem = {"message": problem or blank(end, raw[:1000].decode("utf-8", "replace"))}
+    message = str(problem.get("message") or "no message")
+    told = re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", message)[:300].strip()
+    code = f"{problem.get('code')} {problem.get('type')}"
+    passing = status in (408, 409, 425, 429) or status >= 500
+    return Failure(
+        f"HTTP {status}: {told}" + HINTS.get(status, "").format(key=end.cfg.api_key_env),
+        status=status,
+        again=passing and "insufficient_quota" not in code,
+        after=seconds_of(response.headers.get("retry-after")),
+        too_long="context_length" in code or "context length" in told.lower(),
+    )
 
 
 def blank(end: Endpoint, text: str) -> str:
-    """Without the key. A short one is a stand-in ("none"), no secret, and may stand anywhere."""
+    """Without the key. A short one is a placeholder ("none") and no secret."""
     return text.replace(end.key, "***") if len(end.key) >= 8 else text
 
 
 def write_request(end: Endpoint, talk: list[dict], tools) -> dict:
-    """The body of a request; the tools go into a system message where the endpoint has refused the field."""
+    """The body of a request. If the endpoint has refused the field for tools, they go into a system
+    message."""
     if tools and OTHER_WAYS["tool"][1] in end.notes:
         shown = TOOLS_AS_TEXT.format(tools="\n".join(json.dumps(tool) for tool in tools))
         talk, tools = [{"role": "system", "content": shown}, *talk], None
-    return {"model": end.cfg.model, "messages": talk, **end.options, **({"tools": tools} if tools else {})}
+    body = {"model": end.cfg.model, "messages": talk, **end.options}
+    return body | ({"tools": tools} if tools else {})
 
 
 def adapt(end: Endpoint, body: dict, failure: Failure) -> bool:
-    """Was a field of this request refused by name, and is there another way? Then the requests to come go that way."""
+    """Was a field of this request refused by name, and is there another way? Then all further
+    requests go that way."""
+    if failure.status not in (400, 422) or failure.too_long:
+        return False
     for word, (name, note) in OTHER_WAYS.items():
-        refused = failure.status in (400, 422) and not failure.too_long and word in str(failure) and name in body
-        if refused and (
-            note in end.notes or name != "tools" or not end.counts["answers"]
-        ):  # who took tools once is refusing something else
-            if note not in end.notes:  # several requests may be refused at once; the first one decides
-                end.notes.append(note)
-                value = end.options.pop(name, None)
-                end.options |= {"max_completion_tokens": value} if name == "max_tokens" else {}
+        if word not in str(failure) or name not in body:
+            continue
+        if note in end.notes:  # several requests may be refused at once; the first one decides
             return True
+        if name == "tools" and end.counts["answers"]:  # it took tools before: this is about others
+            continue
+        end.notes.append(note)
+        value = end.options.pop(name, None)
+        if name == "max_tokens":
+            end.options["max_completion_tokens"] = value
+        return True
     return False
 
 
 async def ask(end: Endpoint, talk: list[dict], env, dice: random.Random) -> Answer:
-    """The model's answer to a conversation, tried as often as is allowed; then the last Failure is raised."""
+    """The model's answer to a conversation. Raises the last Failure when no retry is left."""
     loop, tries = asyncio.get_running_loop(), 0
     while True:
         body = write_request(end, talk, env.tools)
@@ -240,24 +295,28 @@ async def ask(end: Endpoint, talk: list[dict], env, dice: random.Random) -> Answ
         except Failure as failure:
             if adapt(end, body, failure):
                 continue
-            pause = max(failure.after, min(PAUSE * 2**tries, LONGEST_PAUSE) * dice.uniform(0.5, 1))  # apart, or all come back at once
-            if not failure.again or tries == end.cfg.api_retries or loop.time() + pause > end.deadline:
+            pause = min(PAUSE * 2**tries, LONGEST_PAUSE)
+            pause *= dice.uniform(0.5, 1)  # spread out, or all come back at once
+            pause = max(failure.after, pause)
+            out_of_time = loop.time() + pause > end.deadline
+            if not failure.again or tries == end.cfg.api_retries or out_of_time:
                 raise
             tries += 1
             end.counts["retries"] += 1
             await asyncio.sleep(pause)
 
 
-# ------------------------------------------------------------------------------------------------ text and fields
+# --------------------------------------------------------------------------------- text and fields
 
 
 def read_answer(end: Endpoint, response: dict, think: bool) -> Answer:
-    """{"choices": [{"message": …}], "usage": …} -> Answer. Whatever may be missing or of another type is a Failure, or counted."""
+    """{"choices": [{"message": …}], "usage": …} -> Answer. Whatever is missing or of another type
+    raises Failure, or is counted."""
     try:
         choice = response["choices"][0]
         message, cut = choice["message"], choice.get("finish_reason") == "length"
         content, calls = message.get("content"), message.get("tool_calls") or []
-        if isinstance(content, list):  # parts; those that are no text are not for us
+        if isinstance(content, list):  # parts; we can only use text
             content = "".join(part["text"] for part in content if part.get("type") == "text")
         content = content if content is not None else message.get("refusal")
         thought = message.get("reasoning_content") or message.get("reasoning")
@@ -268,38 +327,56 @@ def read_answer(end: Endpoint, response: dict, think: bool) -> Answer:
         raise Failure("an answer without a readable message in choices", again=True) from None
     if content is None and not (calls or thought or cut):
         raise Failure("an answer whose message is empty (content is null)", again=True)
-    usage = response.get("usage")
-    asked, spoken = (usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens"))
-    known = all(type(n) is int and 0 <= n < 10_000_000 for n in (asked, spoken))
-    end.counts["prompt_tokens"] += asked if known else 0
-    end.counts["completion_tokens"] += spoken if known else 0
-    end.counts["without_usage"] += not known
     text = content or ""
     if thought and think and not split_thinking(text)[0]:
         text = f"<think>\n{thought.strip()}\n</think>\n{text}"
-    for call in calls:  # `</` is written `<\/`, the same in JSON, so that no argument can end the call
-        name, arguments = json.dumps(call["function"]["name"]), call["function"]["arguments"].replace("</", "<\\/")
-        text += "\n" * bool(text and text[-1] != "\n") + f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        text += "\n" if text and text[-1] != "\n" else ""
+        # `</` is written `<\/`, the same in JSON, so that no argument can end the call.
+        text += call_text(name, arguments.replace("</", "<\\/"))
     room = LONGEST * (end.options.get("max_tokens") or end.options["max_completion_tokens"])
-    back = {"role": "assistant", "content": content if calls else content or "", **({"tool_calls": calls} if calls else {})}
-    return Answer(text[:room], back, cut or len(text) > room, spoken if known else 0)
+    back = {"role": "assistant", "content": content if calls else content or ""}
+    back |= {"tool_calls": calls} if calls else {}
+    tokens = count_usage(end, response.get("usage"))
+    return Answer(text[:room], back, cut or len(text) > room, tokens)
+
+
+def count_usage(end: Endpoint, usage) -> int:
+    """Add to the counts what an answer says of its tokens; returns those of the completion."""
+    usage = usage if isinstance(usage, dict) else {}
+    numbers = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
+    if not all(type(n) is int and 0 <= n < 10_000_000 for n in numbers):
+        end.counts["without_usage"] += 1
+        return 0
+    end.counts["prompt_tokens"] += numbers[0]
+    end.counts["completion_tokens"] += numbers[1]
+    return numbers[1]
 
 
 def read_call(i: int, call: dict) -> dict:
-    """A native tool call with nothing but what the format has; arguments as text, which need not be JSON (the environment says so)."""
+    """A native tool call with nothing but what the format has. Its arguments are text, which need
+    not be JSON: the environment says so."""
     name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
     arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {"id": str(call.get("id") or f"call_{i}"), "type": "function", "function": {"name": str(name), "arguments": arguments}}
+    function = {"name": str(name), "arguments": arguments}
+    return {"id": str(call.get("id") or f"call_{i}"), "type": "function", "function": function}
 
 
 def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
-    """What the environment says, as the server wants it: a tool message for every native call, <tool_response> where there was none."""
+    """The environment's messages as the server wants them: a tool message for every native call,
+    <tool_response> if there was none."""
     told = [m["content"] for m in new if m["role"] == "tool"]
     rest = [m for m in new if m["role"] != "tool"]
     if not calls:
-        return [{"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"} for content in told] + rest
+        texts = [f"<tool_response>\n{content}\n</tool_response>" for content in told]
+        return [{"role": "user", "content": text} for text in texts] + rest
     told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
-    return [{"role": "tool", "tool_call_id": call["id"], "content": content} for call, content in zip(calls, told)] + rest
+    answers = [
+        {"role": "tool", "tool_call_id": call["id"], "content": content}
+        for call, content in zip(calls, told)
+    ]
+    return answers + rest
 
 
 if __name__ == "__main__":
@@ -311,16 +388,25 @@ if __name__ == "__main__":
 
     key = os.environ["A_MADE_UP_KEY"] = "sk-made-up-0123456789"
     tokens = {"prompt_tokens": 9, "completion_tokens": 5}
-    say = lambda text, **fields: {"choices": [{"message": {"content": text, **fields}}], "usage": tokens}
-    no = lambda why: {"error": {"message": why}}
-    well = 200, say("<answer>3</answer>", reasoning="r1 r2 r3")
+    call = {"function": {"name": "count", "arguments": '{"letter": "r"}'}}
+
+    def say(text, **fields):
+        return 200, {"choices": [{"message": {"content": text, **fields}}], "usage": tokens}
+
+    def no(status, why):
+        return status, {"error": {"message": why}}
+
+    well = say("<answer>3</answer>", reasoning="r1 r2 r3")
     cases = {
         "it answers, its thinking in a field": [well],
-        "it calls a tool, in a field": [(200, say(None, tool_calls=[{"function": {"name": "count", "arguments": '{"letter": "r"}'}}]))],
-        "it is busy": [(503, no("come back later")), well],
+        "it calls a tool, in a field": [say(None, tool_calls=[call])],
+        "it is busy": [no(503, "come back later"), well],
         "it writes garbage": [(200, "<html>Please log in</html>"), well],
-        "it refuses a field": [(400, no("use 'max_completion_tokens' instead of 'max_tokens'")), well],
-        "it refuses the key": [(401, no(f"no such key: {key}"))],
+        "it refuses a field": [
+            no(400, "use 'max_completion_tokens' instead of 'max_tokens'"),
+            well,
+        ],
+        "it refuses the key": [no(401, f"no such key: {key}")],
     }
     script, printed = [], []
 
@@ -334,7 +420,8 @@ if __name__ == "__main__":
             status, value = script.pop(0)
             self.busy = status == 503
             show("  asked ", ", ".join(body))
-            show("  came  ", str(status), "Retry-After: 2" * self.busy, json.dumps(value).replace(key, "(the key)"))
+            wait = "Retry-After: 2 " if self.busy else ""
+            show(f"  came   {status} {wait}{json.dumps(value).replace(key, '(the key)')}")
             self.reply(status, value)
 
         def end_headers(self):
@@ -342,18 +429,17 @@ if __name__ == "__main__":
                 self.send_header("Retry-After", "2")
             super().end_headers()
 
-        def log_message(self, *args):
-            pass
-
     async def demo() -> None:
+        question = [{"role": "user", "content": 'Count the letter r in "strawberry".'}]
         async with connect(end) as end.client:
             for what, answers in cases.items():
                 show(f"\n{what}")
                 script[:] = answers
                 started = time.monotonic()
                 try:
-                    answer = await ask(end, [{"role": "user", "content": 'Count the letter r in "strawberry".'}], env, random.Random(0))
-                    show("  became", repr(answer.text), f"after {time.monotonic() - started:.1f} s")
+                    answer = await ask(end, question, env, random.Random(0))
+                    seconds = time.monotonic() - started
+                    show("  became", repr(answer.text), f"after {seconds:.1f} s")
                 except Failure as failure:
                     show("  became a failure:", str(failure))
         show("\nin all", str(dict(end.counts)), *end.notes)
@@ -361,6 +447,12 @@ if __name__ == "__main__":
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     env, url = SimpleNamespace(tools=None, think=True), f"http://127.0.0.1:{server.server_port}/v1"
-    end = open_endpoint(Config(model="scripted", api_base=url, api_key_env="A_MADE_UP_KEY", max_tokens=64))
+    cfg = Config(model="scripted", api_base=url, api_key_env="A_MADE_UP_KEY", max_tokens=64)
+    end = open_endpoint(cfg)
     asyncio.run(demo())
-    assert end.counts["requests"] == 9 and end.counts["answers"] == 5 and end.counts["retries"] == 2 and key not in "".join(printed)
+    assert {name: end.counts[name] for name in ("requests", "answers", "retries")} == {
+        "requests": 9,
+        "answers": 5,
+        "retries": 2,
+    }
+    assert key not in "".join(printed)

@@ -1,15 +1,22 @@
-"""Out again: a trained run becomes a folder that other people's tools read, with a card that says what it is and how sure we are of it.
+"""A trained run becomes a folder that other people's tools read, with a card that says what it is
+and how sure we are of it.
 
-    python -m bridges.export adapter runs/NAME out/                         the LoRA adapter alone, in PEFT's format: small, needs its base model
-    python -m bridges.export merge   runs/NAME out/                         base and adapter as one model: what transformers, vLLM and all others load
-    python -m bridges.export merge   runs/NAME out/ --push owner/name       and upload it to the hub (private, unless --public)
+    python -m bridges.export adapter runs/NAME out/     the LoRA adapter alone, in PEFT's format:
+                                                        small, needs its base model
+    python -m bridges.export merge   runs/NAME out/     base and adapter as one model: what
+                                                        transformers, vLLM and all others load
+    … merge runs/NAME out/ --push owner/name            and upload it to the hub (private, unless
+                                                        --public)
 
-Merging is done once, in float32, from the checkpoint: W' = W + (alpha / rank) · B A. The result is saved in the type that the base had in
-training, float32 on a CPU and bfloat16 on a GPU, unless --dtype says otherwise. What rounding costs is printed: the log-probs before and
-after are compared on a text (pico_base, saved as bfloat16: up to 0.2 nats). (In training nothing is ever merged in place; policy.py says why.)
+Merging is done once, in float32, from the checkpoint: W' = W + (alpha / rank) · B A. The result is
+saved in the type that the base had in training, float32 on a CPU and bfloat16 on a GPU, unless
+--dtype says otherwise. What rounding costs is printed: the log-probs before and after are compared
+on a text (pico_base, saved as bfloat16: up to 0.2 nats). (In training nothing is ever merged in
+place; policy.py says why.)
 
-The card (README.md) is written from the run's summary.json and from nothing else: the base, the data, the evaluations with their intervals, the
-flags, the machine. What was not measured is not in it.
+The card (README.md) is written from the run's summary.json and from nothing else: the base, the
+data, the evaluations with their intervals, the flags, the machine. What was not measured is not in
+it.
 
 Run me: `python -m bridges.export` prints the card of the committed letters run.
 """
@@ -32,7 +39,13 @@ from bookkeeping.report import STAGES, cell, points, reward_cell, shown, signed
 from fast.logprobs import token_logprobs
 from policy import BIG, PICO, PICO_SWARM, first_line, load_policy
 
-TEXT = "RL reinforces what pays: the policy samples, the environment scores, and what scored above its group's mean becomes likelier."
+TEXT = (
+    "RL reinforces what pays: the policy samples, the environment scores, "
+    "and what scored above its group's mean becomes likelier."
+)
+# Of the machine or of the moment: not part of the command that makes a run again.
+LOCAL = ("env", "break_", "model", "name", "runs", "resume", "eval_only", "threads", "wandb")
+LOCAL += ("device", "engine")
 
 
 def base_of(summary: dict) -> str:
@@ -44,66 +57,136 @@ def base_of(summary: dict) -> str:
 
 
 def flags(config: dict, n_parameters: int) -> str:
-    """The command line that a config stands for: only what differs from what train.py would have chosen for n_parameters."""
+    """The command line that a config stands for: what differs from what train.py would have chosen
+    for n_parameters."""
     env = settings.kind(config["env"])
     default = {f.name: f.default for f in fields(settings.Config)} | settings.BY_ENV[env]
     by_itself = settings.by_size(n_parameters, env)
     out = ["--env", config["env"]]
     for name, value in config.items():
-        if (
-            name in ("env", "break_", "model", "name", "runs", "resume", "eval_only", "threads", "wandb", "device", "engine")
-            or name not in default
-        ):
+        if name in LOCAL or name not in default or value is None:
             continue
-        if value not in (default[name], by_itself.get(name)) and value is not None:
-            flag = name.replace("_", "-")
-            out += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", shlex.quote(str(value))]
+        if value in (default[name], by_itself.get(name)):
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            out.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            out += [f"--{flag}", shlex.quote(str(value))]
     return " ".join(out)
+
+
+# s, c, m: the run's summary, and the config and the machine in it.
+CARD = """---
+{front}
+---
+
+# {base}, trained on {c[env]}{suffix}
+
+{base} after {c[sft_steps]} steps of SFT on {c[sft_examples]} scripted demonstrations and \
+{s[updates]} updates of GRPO ({how}), with picoswarm.
+
+## Evaluation
+
+Greedy, held-out tasks, 95% intervals (Wilson for shares, bootstrap for means). One training seed.
+
+| tasks | before | after SFT | after GRPO | n |
+|---|---|---|---|---|
+{rows}
+
+GRPO over SFT, on the same {n} tasks of {s[trained]}: {gain}.
+{warnings}
+## Data
+
+No data set. Every task is generated from a seed by picoswarm's `{c[env]}` environment; training \
+and evaluation draw from ranges of seeds that never meet. {s[tokens][sampled]:,} tokens were \
+sampled, {s[tokens][trained]:,} trained on.
+
+## Use
+
+```python
+{use}
+```
+
+```
+{serve}
+```
+
+## Training
+
+```
+{command}
+```
+
+{minutes:.1f} minutes on {m[device]}; python {m[python]}, torch {m[torch]}, \
+transformers {m[transformers]}, peft {m[peft]}.
+
+All settings:
+
+```json
+{settings}
+```
+
+## Limits
+
+It was trained for one thing, {c[env]} as set above, and measured on nothing else. It may have \
+lost what the base could do besides.
+"""
+USE_ADAPTER = """from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base}), "{where}")
+tokenizer = AutoTokenizer.from_pretrained("{where}")"""
+USE_MERGED = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{where}")
+tokenizer = AutoTokenizer.from_pretrained("{where}")"""
 
 
 def card(summary: dict, kind: str, hub: str = "") -> str:
     """README.md of an exported folder, with the hub's front matter. kind: adapter or merge."""
-    config, m, base = summary["config"], summary["machine"], base_of(summary)
+    config, machine, base = summary["config"], summary["machine"], base_of(summary)
     base = records.clean(Path(base).resolve().name if Path(base).exists() else base)
+    on_hub, is_adapter, rank = "/" in base, kind == "adapter", config["lora_rank"]
     exact, reward = shown(summary)
-    n = next(iter(summary["eval"].values()))["final"]["n"]
-    front = ["---", *([f"base_model: {json.dumps(base)}"] if "/" in base else []), f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
-             "pipeline_tag: text-generation", f"tags: [grpo, {'lora, ' * bool(config['lora_rank'])}picoswarm]", "---", ""]  # fmt: skip
+    tags = "grpo, lora, picoswarm" if rank else "grpo, picoswarm"
+    front = [f"base_model: {json.dumps(base)}"] if on_hub else []
+    front.append(f"library_name: {'peft' if is_adapter else 'transformers'}")
+    front += ["pipeline_tag: text-generation", f"tags: [{tags}]"]
     rows = []
     for tasks, stages in summary["eval"].items():
-        rows += [f"| {tasks}, {what} | " + " | ".join(form(stages[s]) for s in STAGES) + f" | {stages['final']['n']} |"
-                 for what, form, there in (("exact answers", cell, exact), ("mean reward", reward_cell, reward)) if there]  # fmt: skip
+        kinds = [("exact answers", cell)] if exact else []
+        kinds += [("mean reward", reward_cell)] if reward else []
+        for what, form in kinds:
+            cells = " | ".join(form(stages[stage]) for stage in STAGES)
+            rows.append(f"| {tasks}, {what} | {cells} | {stages['final']['n']} |")
     where = hub or "THIS_FOLDER"
-    use = {
-        "adapter": ["from peft import PeftModel", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
-                    f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dumps(base)}), "{where}")',
-                    f'tokenizer = AutoTokenizer.from_pretrained("{where}")'],
-        "merge": ["from transformers import AutoModelForCausalLM, AutoTokenizer", "",
-                  f'model = AutoModelForCausalLM.from_pretrained("{where}")', f'tokenizer = AutoTokenizer.from_pretrained("{where}")'],
-    }[kind]  # fmt: skip
-    serve = (
-        f"vllm serve {shlex.quote(base)} --enable-lora --max-lora-rank {config['lora_rank']} --lora-modules trained={where}"
-        if kind == "adapter"
-        else f"vllm serve {where}"
+    use, serve = USE_MERGED, f"vllm serve {where}"
+    if is_adapter:
+        use = USE_ADAPTER
+        lora = f"--enable-lora --max-lora-rank {rank} --lora-modules trained={where}"
+        serve = f"vllm serve {shlex.quote(base)} {lora}"
+    command = f"python train.py {flags(config, machine['parameters'])}"
+    told = doctor.kept(summary).items()
+    kept = {name: value for name, value in config.items() if value not in ("", None)}
+    return CARD.format(
+        s=summary,
+        c=config,
+        m=machine,
+        front="\n".join(front),
+        base=base,
+        suffix=", the adapter" if is_adapter else "",
+        how=f"LoRA of rank {rank}, alpha {config['lora_alpha']}" if rank else "all weights",
+        rows="\n".join(rows),
+        n=next(iter(summary["eval"].values()))["final"]["n"],
+        gain=points(summary["gain"]) if exact else signed(summary["gain_reward"]),
+        warnings="".join(f"The run reports, {name}: {sentence}.\n" for name, sentence in told),
+        use=use.format(base=json.dumps(base), where=where),
+        serve=serve,
+        command=f"{command} --model {shlex.quote(base)}" if on_hub else command,
+        minutes=summary["seconds"]["total"] / 60,
+        settings=json.dumps(kept, indent=1),
     )
-    how = f"LoRA of rank {config['lora_rank']}, alpha {config['lora_alpha']}" if config["lora_rank"] else "all weights"
-    command = flags(config, m["parameters"])
-    gain = points(summary["gain"]) if exact else signed(summary["gain_reward"])
-    return "\n".join([
-        *front, f"# {base}, trained on {config['env']}" + (", the adapter" if kind == "adapter" else ""), "",
-        f"{base} after {config['sft_steps']} steps of SFT on {config['sft_examples']} scripted demonstrations and {summary['updates']} updates of GRPO ({how}), with picoswarm.",
-        "", "## Evaluation", "", "Greedy, held-out tasks, 95% intervals (Wilson for shares, bootstrap for means). One training seed.", "",
-        "| tasks | before | after SFT | after GRPO | n |", "|---|---|---|---|---|", *rows, "",
-        f"GRPO over SFT, on the same {n} tasks of {summary['trained']}: {gain}.",
-        *(f"The run reports, {name}: {sentence}." for name, sentence in doctor.kept(summary).items()), "",
-        "## Data", "", f"No data set. Every task is generated from a seed by picoswarm's `{config['env']}` environment; training and evaluation draw from ranges "
-        f"of seeds that never meet. {summary['tokens']['sampled']:,} tokens were sampled, {summary['tokens']['trained']:,} trained on.", "",
-        "## Use", "", "```python", *use, "```", "", f"```\n{serve}\n```", "",
-        "## Training", "", f"```\npython train.py {command} --model {shlex.quote(base)}\n```" if "/" in base else f"```\npython train.py {command}\n```", "",
-        f"{summary['seconds']['total'] / 60:.1f} minutes on {m['device']}; python {m['python']}, torch {m['torch']}, transformers {m['transformers']}, peft {m['peft']}.", "",
-        "All settings:", "", "```json", json.dumps({k: v for k, v in config.items() if v not in ("", None)}, indent=1), "```", "",
-        "## Limits", "", f"It was trained for one thing, {config['env']} as set above, and measured on nothing else. It may have lost what the base could do besides.", "",
-    ])  # fmt: skip
 
 
 def export(
@@ -114,77 +197,103 @@ def export(
     public: bool = False,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> None:
-    """Export a finished run: `adapter` (PEFT's format) or `merge` (a model of its own), with a model card.
+    """Export a finished run: `adapter` (PEFT's format) or `merge` (a model of its own), with a
+    model card.
 
-    push: owner/name of a repository of the hub to upload to; you have to be logged in (`hf auth login`).
+    push: owner/name of a repository of the hub; you have to be logged in (`hf auth login`).
     dtype: of a merged model's weights; auto is what the base was trained in.
-    Raises SystemExit with one sentence where there is nothing to export, or `out` is in use.
+    Raises SystemExit with one sentence if there is nothing to export, or `out` is in use.
     """
     if not (run / "summary.json").exists():
-        raise SystemExit(f"{run}: there is no summary.json in it, so it is no finished run; train to the end first, or check the path")
+        raise SystemExit(
+            f"{run}: there is no summary.json in it, so it is no finished run; "
+            "train to the end first, or check the path"
+        )
     with records.foreign(run):
         summary = records.record(run / "summary.json")
         card(summary, kind, push)  # all that the card needs is there
     rank = summary["config"]["lora_rank"]
     saved = find_checkpoint(run / "checkpoint")
     if saved is None:
-        raise SystemExit(f"{run}: it has no checkpoint, so there are no weights to export; check the path, or train it again")
+        raise SystemExit(
+            f"{run}: it has no checkpoint, so there are no weights to export; "
+            "check the path, or train it again"
+        )
     if kind == "adapter" and not rank:
         raise SystemExit(
-            f"{run}: all weights were trained (--lora-rank 0), so there is no adapter; use: python -m bridges.export merge {run} {out}"
+            f"{run}: all weights were trained (--lora-rank 0), so there is no adapter; "
+            f"use: python -m bridges.export merge {run} {out}"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SystemExit(f"{out} is there already; choose a folder that is empty or new")
     if push and push.count("/") != 1:
-        raise SystemExit(f"--push {push}: that is no repository of the hub; give owner/name")
+        raise SystemExit(f"--push {push}: not a repository of the hub; give owner/name")
     new = out.with_name(out.name + ".new")  # whole or not at all
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     policy = load_policy(base_of(summary), rank, summary["config"]["lora_alpha"], device="cpu")
     if kind == "adapter":
-        shutil.copy(saved / "adapter_model.safetensors", new)
-        config = json.loads((saved / "adapter_config.json").read_text())
-        config["base_model_name_or_path"] = policy.name  # not the path on the machine that trained it
-        (new / "adapter_config.json").write_text(json.dumps(config, indent=2))
+        save_adapter(saved, policy.name, new)
     else:
         load_checkpoint(saved, policy)
-        ids = torch.tensor([policy.tokenizer(TEXT)["input_ids"]])
-        before = logprobs(policy, ids)
-        if rank:
-            policy.model, policy.lora_rank = policy.model.merge_and_unload(), 0
-        if dtype == "auto":
-            dtype = "float32" if not rank or "CPU" in summary["machine"]["device"] else "bfloat16"  # as in load_policy
-        policy.model.to(getattr(torch, dtype)).save_pretrained(new)
-        after = logprobs(policy, ids)
-        moved = (after - before).abs().max()
-        print(f"merged in float32, saved as {dtype}: log-probs of a text of {ids.shape[1]} tokens move by at most {moved:.1g} nats")
+        if dtype == "auto":  # as in load_policy
+            on_cpu = not rank or "CPU" in summary["machine"]["device"]
+            dtype = "float32" if on_cpu else "bfloat16"
+        save_merged(policy, dtype, new)
     policy.tokenizer.save_pretrained(new)
     (new / "README.md").write_text(card(summary, kind, push))
     if out.exists():
         out.rmdir()
     new.rename(out)
-    print(f"{kind} of {run}: {out}, {sum(f.stat().st_size for f in out.iterdir()) / 2**20:.1f} MB, with a card in {out / 'README.md'}")
+    size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
+    print(f"{kind} of {run}: {out}, {size:.1f} MB, with a card in {out / 'README.md'}")
     if push:
         upload(out, push, public)
 
 
+def save_adapter(saved: Path, base: str, folder: Path) -> None:
+    """The checkpoint's adapter. It names its base, not the path on the machine that trained it."""
+    shutil.copy(saved / "adapter_model.safetensors", folder)
+    config = json.loads((saved / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = base
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
+
+
+def save_merged(policy, dtype: str, folder: Path) -> None:
+    """Merge in float32, save as dtype, and print what rounding does to the log-probs of a text."""
+    ids = torch.tensor([policy.tokenizer(TEXT)["input_ids"]])  # [1, T]
+    before = logprobs(policy, ids)
+    if policy.lora_rank:
+        policy.model, policy.lora_rank = policy.model.merge_and_unload(), 0
+    policy.model.to(getattr(torch, dtype)).save_pretrained(folder)
+    moved = (logprobs(policy, ids) - before).abs().max()
+    print(
+        f"merged in float32, saved as {dtype}: log-probs of a text of {ids.shape[1]} tokens "
+        f"move by at most {moved:.1g} nats"
+    )
+
+
 def logprobs(policy, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probs of every token but the first, [T-1] float32 in nats, of a text given as ids [1, T]."""
+    """Log-probs in nats of all tokens of a text but the first: ids [1, T] -> [T-1] float32."""
+    everything = torch.ones(1, ids.shape[1] - 1, dtype=torch.bool)
     with torch.no_grad():
-        return token_logprobs(policy, ids, torch.ones(1, ids.shape[1] - 1, dtype=torch.bool))[0]
+        return token_logprobs(policy, ids, everything)[0]
 
 
 def upload(folder: Path, hub: str, public: bool) -> None:
-    """Upload a whole folder to the repository `hub` (owner/name). SystemExit with one sentence if the hub does not take it."""
+    """Upload a folder to the repository `hub` (owner/name). SystemExit with one sentence if the hub
+    does not take it."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
-        url = HfApi().create_repo(hub, private=not public, exist_ok=True)
-        HfApi().upload_folder(repo_id=hub, folder_path=folder, commit_message="Upload from picoswarm")
+        api = HfApi()
+        url = api.create_repo(hub, private=not public, exist_ok=True)
+        api.upload_folder(repo_id=hub, folder_path=folder, commit_message="Upload from picoswarm")
     except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
         raise SystemExit(
-            f"--push {hub}: the hub did not take it ({first_line(error)}); {folder} is complete, log in with `hf auth login` and try again"
+            f"--push {hub}: the hub did not take it ({first_line(error)}); {folder} is complete, "
+            "log in with `hf auth login` and try again"
         ) from None
     print(f"uploaded to {url}")
 
@@ -197,4 +306,5 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         main(sys.argv[1:])
     else:
-        print(card(json.loads((Path(__file__).parents[1] / "results/letters/grpo-0/summary.json").read_text()), "adapter"))
+        example = Path(__file__).parents[1] / "results/letters/grpo-0/summary.json"
+        print(card(json.loads(example.read_text()), "adapter"))

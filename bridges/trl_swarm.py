@@ -1,17 +1,22 @@
 """The swarm for TRL: its GRPOTrainer plays and trains on our economy through `environment_factory`.
 
     from bridges.trl_swarm import SwarmForTRL, tasks
-    GRPOTrainer(model="Qwen/Qwen3-0.6B", environment_factory=SwarmForTRL, train_dataset=tasks(1000),
-                args=GRPOConfig(max_tool_calling_iterations=25, max_completion_length=8192, …)).train()
+    args = GRPOConfig(max_tool_calling_iterations=25, max_completion_length=8192, …)
+    GRPOTrainer(model="Qwen/Qwen3-0.6B", environment_factory=SwarmForTRL, args=args,
+                train_dataset=tasks(1000)).train()
 
-TRL makes one object a rollout, calls reset with the example's columns, offers every public method as a tool, and asks get_reward at the end. So a class
-is what it wants, and its ten methods are made from swarm_tools.TOOLS, to be declared once. Two things differ from our own loop, and a score from there is
-not to be compared with one from here to the last digit: a reply without a tool call ends TRL's episode (the remaining turns count as passed), and TRL
-gives up on a call that it cannot parse, where we tell the model what was wrong with it.
+TRL makes one object per rollout, calls reset with the example's columns, offers every public method
+as a tool, and asks get_reward at the end. So it wants a class, whose ten methods are made from
+swarm.tools.TOOLS, to be declared once. Two things differ from our own loop, so a score from there
+is not exactly comparable with one from here: a reply without a tool call ends TRL's episode (the
+remaining turns count as passed), and TRL gives up on a call that it cannot parse, while we tell the
+model what was wrong with it.
 
-letters and alphabet need no adapter: one is a reward function of one reply (`Letters(…).reset(seed)`, `step(reply)`, `score()`), the other has no tools.
+letters and alphabet need no adapter: one is a reward function of one reply
+(`Letters(…).reset(seed)`, `step(reply)`, `score()`), the other has no tools.
 
-Run me: `python -m bridges.trl_swarm --steps 2` lets TRL train pico_swarm for two steps on two tasks (pip install -r requirements/verifiers.txt).
+Run me: `python -m bridges.trl_swarm --steps 2` lets TRL train pico_swarm for two steps on two tasks
+(pip install -r requirements/verifiers.txt).
 """
 
 import argparse
@@ -21,11 +26,16 @@ from env_swarm import Swarm
 from swarm.tools import TOOLS, write_call
 
 TYPES = {"string": str, "number": float}
-# What a tool's argument is, for the docstring that TRL makes its schema of.
+# What a tool's argument is, for the docstring from which TRL makes its schema.
 ARGUMENTS = {
-    "content": "what to write", "post_id": "such as post_3", "direction": "up or down", "counterparty_id": "such as bot_2", "proposal_id": "such as prop_4",
-    "task_id": "such as task_1", "offered_transfer": "what you give; below 0 you get it",
-}  # fmt: skip
+    "content": "what to write",
+    "post_id": "such as post_3",
+    "direction": "up or down",
+    "counterparty_id": "such as bot_2",
+    "proposal_id": "such as prop_4",
+    "task_id": "such as task_1",
+    "offered_transfer": "what you give; below 0 you get it",
+}
 
 
 class SwarmForTRL:
@@ -47,18 +57,23 @@ class SwarmForTRL:
 
 
 def method(tool: str):
-    """A method of SwarmForTRL that makes this call; its signature and docstring are what TRL's schema is read from."""
+    """A method of SwarmForTRL that makes this call. TRL reads its schema from the signature and the
+    docstring."""
     told, arguments = TOOLS[tool]
 
     def call(self, **given) -> str:
         return self._call(tool, given)
 
+    def parameter(name: str, **more) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, **more)
+
+    types = {name: TYPES[kind] for name, kind in arguments.items()}
+    lines = [f"    {name}: {ARGUMENTS[name]}\n" for name in arguments]
+    by_name = [parameter(name, annotation=kind) for name, kind in types.items()]
     call.__name__ = call.__qualname__ = tool
-    call.__doc__ = f"{told}\n\nArgs:\n" + "".join(f"    {name}: {ARGUMENTS[name]}\n" for name in arguments) if arguments else told
-    call.__annotations__ = {name: TYPES[kind] for name, kind in arguments.items()} | {"return": str}
-    by_name = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=TYPES[kind]) for name, kind in arguments.items()]
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    call.__signature__ = inspect.Signature([own, *by_name], return_annotation=str)
+    call.__doc__ = f"{told}\n\nArgs:\n" + "".join(lines) if arguments else told
+    call.__annotations__ = types | {"return": str}
+    call.__signature__ = inspect.Signature([parameter("self"), *by_name], return_annotation=str)
     return call
 
 
@@ -67,10 +82,12 @@ for tool in TOOLS:
 
 
 def tasks(n: int, first: int = 0):
-    """A datasets.Dataset of n tasks: an empty question, to which TRL adds what reset returns, and the seed that reset is given."""
+    """A datasets.Dataset of n tasks: an empty question, to which TRL adds what reset returns, and
+    the seed for reset."""
     from datasets import Dataset
 
-    return Dataset.from_list([{"prompt": [{"role": "user", "content": ""}], "seed": first + i} for i in range(n)])
+    question = [{"role": "user", "content": ""}]
+    return Dataset.from_list([{"prompt": question, "seed": first + i} for i in range(n)])
 
 
 def train(steps: int, folder: str):
@@ -83,16 +100,34 @@ def train(steps: int, folder: str):
     from policy import PICO_SWARM
 
     tokenizer = AutoTokenizer.from_pretrained(PICO_SWARM)
-    # TRL knows how to read tool calls by the exact text of the template. Ours says what Qwen3's says, in other words; a Qwen3 needs no such line.
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    # TRL recognizes a template by its exact text, and only then can read tool calls. Ours says what
+    # Qwen3's says, in other words. A Qwen3 does not need this line.
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    tokenizer.chat_template = template.read_text()
     args = trl.GRPOConfig(
-        output_dir=folder, max_steps=steps, per_device_train_batch_size=4, num_generations=4, max_completion_length=1024, max_tool_calling_iterations=4,
-        learning_rate=1e-4, logging_steps=1, save_strategy="no", report_to="none", use_cpu=True, bf16=False, seed=0,
-    )  # fmt: skip
+        output_dir=folder,
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=1024,
+        max_tool_calling_iterations=4,
+        learning_rate=1e-4,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        seed=0,
+    )
     trainer = trl.GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(PICO_SWARM, dtype="float32", use_safetensors=True), processing_class=tokenizer, args=args, train_dataset=tasks(2),
+        model=AutoModelForCausalLM.from_pretrained(
+            PICO_SWARM, dtype="float32", use_safetensors=True
+        ),
+        processing_class=tokenizer,
+        args=args,
+        train_dataset=tasks(2),
         environment_factory=SwarmForTRL,
-    )  # fmt: skip
+    )
     trainer.train()
     return trainer
 
@@ -102,12 +137,7 @@ if __name__ == "__main__":
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=2)
+    columns = ("reward", "loss", "grad_norm", "tools/call_frequency", "tools/failure_frequency")
     with tempfile.TemporaryDirectory() as folder:
         for line in train(parser.parse_args().steps, folder).state.log_history[:-1]:
-            print(
-                {
-                    name: value
-                    for name, value in line.items()
-                    if name in ("reward", "loss", "grad_norm", "tools/call_frequency", "tools/failure_frequency", "step")
-                }
-            )
+            print({name: line[name] for name in (*columns, "step") if name in line})

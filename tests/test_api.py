@@ -20,6 +20,7 @@ import train
 from bookkeeping import compare, records
 from bridges import api, serve
 from bridges.endpoint import Answer, open_endpoint, put_back, read_answer, seconds_of
+from bridges.replies import split_calls
 from env_letters import Letters, write_reply
 from env_swarm import Swarm
 from evaluate import EVAL_SEEDS, greedy
@@ -115,7 +116,7 @@ def evaluate(folder, url: str, **more) -> tuple[dict, dict | None]:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     """Tries again follow at once, and no key of the person who tests is used."""
-    monkeypatch.setattr("endpoint.PAUSE", 0.01)
+    monkeypatch.setattr("bridges.endpoint.PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -198,7 +199,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_is_tried_again_counted_and_comes_to_an_end(endpoint, tmp_path, monkeypatch, fault):
-    monkeypatch.setattr("endpoint.LARGEST", 300_000)
+    monkeypatch.setattr("bridges.endpoint.LARGEST", 300_000)
     url, seen = endpoint(FAULTS[fault])
     summary, line = evaluate(tmp_path, url, eval_n=2, api_timeout=0.4)
     assert line is None  # nothing was answered, so there is no mean
@@ -310,7 +311,8 @@ def test_the_time_limit_ends_it_and_keeps_what_was_done(endpoint, tmp_path):
 def test_a_ctrl_c_that_another_thread_receives_wakes_the_loop():
     """The system may give the signal to any thread. Here the main one refuses it, so it goes to the other; with asyncio.run this sleeps on."""
     code = """
-import asyncio, os, signal, threading, time, api
+import asyncio, os, signal, threading, time
+from bridges import api
 threading.Thread(target=lambda: (time.sleep(0.5), os.kill(os.getpid(), signal.SIGINT), time.sleep(600)), daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 try:
@@ -704,7 +706,7 @@ def test_requests_that_arrive_together_are_one_batch_and_a_broken_batch_is_told(
     ('<think>\n<tool_call>{"name": "a", "arguments": {}}</tool_call>', None, []),  # thinking that never ends
 ])  # fmt: skip
 def test_tool_calls_are_read_only_where_all_is_well_formed(text, content, names):
-    kept, calls = serve.split_calls(text)
+    kept, calls = split_calls(text)
     assert [call["function"]["name"] for call in calls] == names and kept.strip() == (text if content is None else content).strip()
 
 

@@ -36,7 +36,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 import settings
-from bridges.serve import JsonHandler, listen, scripted, serve_policy, split_calls
+from bridges.replies import split_calls
+from bridges.serve import JsonHandler, listen, scripted, serve_policy
 from env_letters import split_thinking
 from evaluate import EVAL_SEEDS
 from fast.sampler import TorchSampler
@@ -173,8 +174,8 @@ def vf_eval(environment: str, n: int, url: str, *flags: str, r: int = 1) -> list
     if not program.exists():
         raise SystemExit("there is no vf-eval beside this Python; pip install -r requirements/verifiers.txt && pip install -e .")
     with tempfile.TemporaryDirectory() as out:
-        command = [str(program), f"picoswarm-{environment}", "-n", str(n), "-r", str(r), "-m", "policy", "--client.base-url", url]
-        command += ["--no-push", "--no-rich", "-o", out, *flags]
+        command = [str(program), "picoswarm", "-n", str(n), "-r", str(r), "-m", "policy", "--client.base-url", url]
+        command += ["--env.taskset.environment.type", environment, "--no-push", "--no-rich", "-o", out, *flags]
         quiet = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, cwd=out, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         files = list(Path(out).rglob("traces.jsonl"))

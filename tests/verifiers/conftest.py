@@ -1,9 +1,13 @@
-"""Shared by the tests of bridges/verifiers_adapter, which need the real verifiers: `make test-verifiers` gives them a .venv-verifiers of their own.
+"""Shared by the tests of bridges/verifiers, which need the real verifiers: `make test-verifiers` gives them a .venv-verifiers of their own.
 Without it they are skipped.
 
 Every server is on loopback. `vf-eval` runs as people run it, as a process of its own.
 """
 
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: a wrong name must fail at once
+# tests/conftest.py put tests/ on the path, where the folders vllm/ and verifiers/ would pass for installed packages; TRL falls for it.
+sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parents[1]]

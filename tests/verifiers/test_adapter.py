@@ -13,12 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
+pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
 
 import openai
-import picoswarm_alphabet
-import picoswarm_letters
-import picoswarm_swarm
+import picoswarm
 import verifiers.v1 as vf
 from pydantic import ValidationError
 
@@ -29,19 +27,15 @@ from evaluate import EVAL_SEEDS
 from lab.trust.verifiers_check import make_env, running
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = {
-    "letters": picoswarm_letters.LettersConfig,
-    "alphabet": picoswarm_alphabet.AlphabetConfig,
-    "swarm": picoswarm_swarm.SwarmConfig,
-}
-CONFIG_FILES = sorted((ROOT / "configs").glob("prime_rl_*.toml"))
+ENVIRONMENTS = ("letters", "alphabet", "swarm")
+CONFIG_FILES = sorted((ROOT / "bridges" / "configs").glob("prime_rl_*.toml"))
 
 
-def config(environment: str, **settings):
-    return CONFIGS[environment](id=f"picoswarm-{environment}", **settings)
+def config(environment: str, first_seed: int = EVAL_SEEDS, **settings):
+    return picoswarm.SeedsConfig(id="picoswarm", first_seed=first_seed, environment={"type": environment, **settings})
 
 
-@pytest.mark.parametrize("environment", CONFIGS)
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_the_tasks_are_ours(environment):
     taskset = vf.load_taskset(config(environment))
     tasks = list(islice(taskset, 3))
@@ -53,13 +47,13 @@ def test_the_tasks_are_ours(environment):
     assert not taskset.bounded
 
 
-@pytest.mark.parametrize("environment", CONFIGS)
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_the_defaults_are_those_of_training(environment):
     """They are declared twice, because settings.py imports torch. Where it goes by the model's size, the adapter means the large ones."""
     cfg = settings.Config(env=environment)
     settings.fill(cfg, settings.BY_ENV[environment] | settings.by_size(4_000_000_000, environment))
     known = {field.name for field in fields(settings.Config)}
-    given = config(environment).settings()
+    given = config(environment).environment.arguments()
     for name, value in given.items():
         flag = f"swarm_{name}" if f"swarm_{name}" in known and environment == "swarm" else name  # --swarm-floor is swarm's floor
         assert value == getattr(cfg, flag), name
@@ -67,10 +61,11 @@ def test_the_defaults_are_those_of_training(environment):
 
 
 def test_settings_reach_the_environment():
-    assert picoswarm_letters.make_env("letters", config("letters", difficulty=2, reward="partial", think=False).settings()).difficulty == 2
+    given = config("letters", difficulty=2, reward="partial", think=False).environment.arguments()
+    assert picoswarm.make_env("letters", given).difficulty == 2
     first = next(iter(vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7))))
     assert first.data.seed == 7
-    assert first.data.prompt_text == picoswarm_swarm.Swarm("hard", "0.1").reset(7)[0]["content"]
+    assert first.data.prompt_text == picoswarm.Swarm("hard", "0.1").reset(7)[0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -102,24 +97,23 @@ CALL = {"id": "c", "type": "function", "function": {"name": "vote", "arguments":
     ],
 )
 def test_a_reply_is_put_together_again(message, text):
-    assert picoswarm_letters.written(message) == text
+    assert picoswarm.written(message) == text
 
 
 def test_arguments_that_are_not_json_stay_an_error():
     broken = {"content": None, "tool_calls": [{**CALL, "function": {"name": "vote", "arguments": '{"post_id": '}}]}
-    score = picoswarm_swarm.marks("swarm", config("swarm").settings(), 1, [picoswarm_swarm.written(broken)])
+    score = picoswarm.marks("swarm", config("swarm").environment.arguments(), 1, [picoswarm.written(broken)])
     assert score["error_rate"] == 1.0
 
 
 def launch(environment: str, answer):
     """Play the first task against a server, without the rest of verifiers; (replies, what the trace was told, nodes added)."""
-    module = sys.modules[f"picoswarm_{environment}"]
     data = next(iter(vf.load_taskset(config(environment)))).data
     stops, nodes = [], [SimpleNamespace(token_ids=[], mask=[])]
     trace = SimpleNamespace(info={}, nodes=nodes, stop=stops.append)
     ctx = SimpleNamespace(model="policy", client=None)
     with running(listen(answer, "policy")) as url:
-        asyncio.run(module.Here(vf.HarnessConfig()).launch(ctx, trace, None, url, "secret", {}, data))
+        asyncio.run(picoswarm.InProcess(vf.HarnessConfig()).launch(ctx, trace, None, url, "secret", {}, data))
     return trace.info["replies"], stops, nodes[1:]
 
 
@@ -196,14 +190,15 @@ def test_the_configs_for_prime_rl_name_environments_that_exist(path):
     name = path.stem.removeprefix("prime_rl_")
     for block in (source, held_out):
         env = vf.resolve_env_config(block["env"])
-        assert env.taskset.id == f"picoswarm-{name}"
+        assert env.taskset.id == "picoswarm"
+        assert env.taskset.environment.type == name
         assert env.agent.runtime.type == "subprocess"
         assert type(vf.load_environment(env)).__name__ == "Local"
     training, testing = vf.resolve_env_config(source["env"]).taskset, vf.resolve_env_config(held_out["env"]).taskset
     assert training.first_seed == train.TRAIN_SEEDS and testing.first_seed == EVAL_SEEDS
-    assert training.settings() == testing.settings()
+    assert training.environment == testing.environment
     assert settings["orchestrator"]["batch_size"] % settings["orchestrator"]["group_size"] == 0
 
 
 def test_there_is_a_config_for_every_environment():
-    assert [path.stem for path in CONFIG_FILES] == [f"prime_rl_{name}" for name in sorted(CONFIGS)]
+    assert [path.stem for path in CONFIG_FILES] == [f"prime_rl_{name}" for name in sorted(ENVIRONMENTS)]

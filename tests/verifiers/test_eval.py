@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
+pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
 
 from bridges.serve import listen, scripted
 from evaluate import EVAL_SEEDS
@@ -63,11 +63,11 @@ def test_our_policy_scores_the_same_as_text_and_as_tokens(environment, n, tmp_pa
 
 
 def test_a_saved_trace_holds_all_that_its_score_needs():
-    import picoswarm_swarm as adapter
+    import picoswarm as adapter
 
     say = check.make_player("swarm", 2)
     with check.running(listen(partial(check.parse, scripted(say)), "policy")) as url:
-        traces = check.vf_eval("swarm", 2, url, "--env.taskset.error-penalty", "0.5")
+        traces = check.vf_eval("swarm", 2, url, "--env.taskset.environment.error-penalty", "0.5")
     for trace in traces:
         data = trace["task"]["data"]
         assert data["settings"]["error_penalty"] == 0.5
@@ -85,7 +85,7 @@ def test_the_command_of_the_readme_and_scoring_its_traces_again(tmp_path):
     program = Path(sys.executable)
     say = check.make_player("letters", 8)
     with check.running(listen(scripted(say), "policy")) as url:
-        flags = ["picoswarm-letters", "-n", "8", "-r", "2", "-m", "policy", "--client.base-url", url, "--no-push", "--run.name", "mine"]
+        flags = ["picoswarm", "-n", "8", "-r", "2", "-m", "policy", "--client.base-url", url, "--no-push", "--run.name", "mine"]
         subprocess.run([program.with_name("vf-eval"), *flags], cwd=tmp_path, check=True, capture_output=True)
     # --no-rich: verifiers 0.4.0 saves the eval's dashboard settings in a form that vf-replay does not read
     replay = [program.with_name("vf-replay"), "outputs/mine", "--output-dir", "again", "--no-rich"]

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
+pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
 
 import verifiers.v1 as vf
 from verifiers.v1.serve import EnvClient, EnvServer
@@ -39,7 +39,7 @@ def test_an_env_server_gives_prime_rl_the_tokens_of_our_episodes(environment, n,
     policy = load_policy(str(path), lora_rank=0, lora_alpha=64, device="cpu")
     seeds = [7 + i for i in range(n)]
     ours = [group[0] for group in play(policy, TorchSampler(policy), partial(check.make_env, environment), seeds, 1, 160, 0.0, 0)]
-    env = vf.resolve_env_config({"taskset": {"id": f"picoswarm-{environment}", "first_seed": 7}})
+    env = vf.resolve_env_config({"taskset": {"id": "picoswarm", "first_seed": 7, "environment": {"type": environment}}})
     with check.running(check.serve_tokens(policy)) as url:
         client = vf.TrainClientConfig(
             base_url=url, api_key_var="NONE", renderer={"name": "qwen3", "thinking_retention": "all"}, renderer_model_name=str(path)
@@ -63,7 +63,7 @@ def test_an_env_server_gives_prime_rl_the_tokens_of_our_episodes(environment, n,
 
 def test_a_broken_call_stays_an_error_in_training(tmp_path):
     """The renderer drops a call that is not JSON from the reply; the tokens still have it, and so the environment says what is wrong."""
-    import picoswarm_swarm as adapter
+    import picoswarm as adapter
 
     policy = load_policy(str(check.PICO_SWARM), lora_rank=0, lora_alpha=64, device="cpu")
     said = "<tool_call>\n{'name': 'pass_turn'}\n</tool_call>"
@@ -77,7 +77,7 @@ def test_a_broken_call_stays_an_error_in_training(tmp_path):
             ids = [*policy.tokenizer(said, add_special_tokens=False)["input_ids"], policy.tokenizer.eos_token_id]
             return [[Sample(ids, [0.0] * len(ids), True)] for _ in prompts]
 
-    env = vf.resolve_env_config({"taskset": {"id": "picoswarm-swarm"}})
+    env = vf.resolve_env_config({"taskset": {"id": "picoswarm", "environment": {"type": "swarm"}}})
     with check.running(check.serve_tokens(policy, Stubborn())) as url:
         renderer = {"name": "qwen3", "thinking_retention": "all"}
         client = vf.TrainClientConfig(base_url=url, api_key_var="NONE", renderer=renderer, renderer_model_name=str(check.PICO_SWARM))

@@ -1,4 +1,6 @@
-"""Protects the packaging: the wheel holds every module of the top level and the three ids, and from it alone an id can be played."""
+"""Protects the packaging: one package and nothing beside it, holding the environments as they are in the checkout. From the wheel alone every
+environment can be played, and another package's `swarm` is neither used nor disturbed.
+"""
 
 import shutil
 import subprocess
@@ -8,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
+pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
 
 ROOT = Path(__file__).resolve().parents[2]
-IDS = ["picoswarm_alphabet", "picoswarm_letters", "picoswarm_swarm"]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,8 @@ def wheel(tmp_path_factory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for path in [*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"]:
         shutil.copy(path, source)
-    shutil.copytree(ROOT / "lab" / "verifiers_adapter", source / "lab" / "verifiers_adapter", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("bridges", "swarm"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
     done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -28,34 +30,48 @@ def wheel(tmp_path_factory) -> Path:
     return path
 
 
-def test_it_lists_every_module(wheel):
-    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
-    files = [path.name for path in ROOT.glob("*.py")]
-    assert sorted(names) == sorted(files + [f"{name}/__init__.py" for name in IDS])
-
-
-def test_every_id_is_the_one_adapter(wheel):
+def test_it_is_one_package_and_what_it_holds_is_the_checkout(wheel):
     content = zipfile.ZipFile(wheel)
-    for name in IDS:
-        assert content.read(f"{name}/__init__.py") == (ROOT / "lab" / "verifiers_adapter" / "__init__.py").read_bytes()
+    names = [name for name in content.namelist() if ".dist-info/" not in name]
+    assert {name.split("/")[0] for name in names} == {"picoswarm"}
+    for name in names:
+        inside = name.removeprefix("picoswarm/")
+        path = ROOT / inside.removeprefix("world/") if inside.startswith("world/") else ROOT / "bridges" / "verifiers" / inside
+        assert content.read(name) == path.read_bytes(), name
+    assert {path.name for path in ROOT.glob("env_*.py")} <= {name.removeprefix("picoswarm/world/") for name in names}
 
 
-def test_the_ids_work_from_the_wheel_alone(wheel, tmp_path):
-    """-S leaves out what is installed, the checkout among it; the rest of what an id needs is put behind the wheel again, without it."""
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    program = f"""
+PROGRAM = """
 import sys
-sys.path[:0] = [{str(tmp_path)!r}]
-sys.path += {[p for p in sys.path if "site-packages" in p]!r}
+sys.path[:0] = [{folder!r}, {other!r}]
+sys.path += {packages!r}
+import swarm
 import verifiers.v1 as vf
-for name in {IDS!r}:
-    config = vf.resolve_env_config({{"taskset": {{"id": name.replace("_", "-")}}}})
-    env = vf.load_environment(config)
+for name in ("alphabet", "letters", "swarm"):
+    env = vf.load_environment(vf.resolve_env_config({{"taskset": {{"id": "picoswarm", "environment": {{"type": name}}}}}}))
     task = next(iter(env.taskset))
-    assert sys.modules[name].__file__.startswith({str(tmp_path)!r}), sys.modules[name].__file__
-    assert sys.modules["env_" + task.data.environment].__file__.startswith({str(tmp_path)!r})
     print(task.data.environment, task.data.seed)
+import picoswarm
+for thing in (picoswarm, picoswarm.Letters, picoswarm.Alphabet, picoswarm.Swarm, picoswarm.call_text):
+    file = thing.__file__ if thing is picoswarm else getattr(thing, "step", thing).__code__.co_filename
+    assert file.startswith({folder!r}), file
+assert picoswarm.make_env("swarm", {{}}).reset(1) == picoswarm.make_env("swarm", {{}}).reset(1)
+assert sys.modules["swarm"] is swarm and swarm.Agent == "another package's"
+import swarm.agents
+assert not [name for name in sys.modules if name.startswith(("env_", "bridges", "swarm.tools"))]
+assert {folder!r} + "/picoswarm/world" not in sys.path
 """
+
+
+def test_the_environments_work_from_the_wheel_alone_beside_another_swarm(wheel, tmp_path):
+    """-S leaves out what is installed, the checkout among it; the rest of what is needed is put behind the wheel again, without it."""
+    folder, other = tmp_path / "installed", tmp_path / "other"
+    zipfile.ZipFile(wheel).extractall(folder)
+    (other / "swarm").mkdir(parents=True)
+    (other / "swarm" / "__init__.py").write_text('Agent = "another package\'s"\n')
+    (other / "swarm" / "agents.py").write_text("")
+    packages = [p for p in sys.path if "site-packages" in p]
+    program = PROGRAM.format(folder=str(folder), other=str(other), packages=packages)
     done = subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split("\n")[:3] == ["alphabet 2000000000", "letters 2000000000", "swarm 2000000000"]

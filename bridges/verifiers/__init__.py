@@ -1,0 +1,310 @@
+"""The three environments as one taskset of verifiers (v1), and so for prime-rl, which asks for v1.
+
+    pip install -e .        # installs one package, picoswarm: this file, and the environments in it
+    vf-eval picoswarm --env.taskset.environment.type swarm -n 8 -r 2 -m MODEL \\
+            --client.base-url http://127.0.0.1:8000/v1 --no-push
+
+An id of verifiers is the name of a module that exports one taskset, so the id is `picoswarm`, and
+which environment is meant is a setting. The environments know nothing of this file; if you do not
+use verifiers, you never import it.
+
+    Taskset   an endless row of tasks, one per seed. A task carries the environment's settings and
+              the seed: enough to play it anywhere.
+    Harness   plays one episode in this process: ask the model, let the environment answer, go on.
+              Every request goes to the endpoint that verifiers gives us, which records it.
+    Env       one agent, on this machine. Without it verifiers would ask for a remote sandbox, and
+              there is nothing here to lock up.
+    Score     is computed afterwards, from the seed and the replies as text. So
+              `vf-replay RUN --no-rich` can compute it again from saved traces.
+
+A trace of 25 turns has 51 nodes: the opening, then 25 times a reply and its result. (Our own loop
+does not show the result of the last reply, because nobody is asked again. Here it is added to the
+trace for people who read it; no model ever sees it.)
+
+What is the same as in rollout.py, and what is not:
+
+    same      tasks, messages, tools, rules, and the score of the same replies, to the last bit. A
+              reply that ran out of tokens counts and ends the episode; a conversation that outgrows
+              the context ends there.
+    training  verifiers hands over the sampled tokens. The reply is decoded from them, as rollout.py
+              does, because the parsed form drops a broken tool call. Turns are joined as tokens
+              too, if the renderer keeps the thinking of earlier turns: thinking_retention = "all",
+              as in bridges/configs/. Qwen3's own template drops it.
+    eval      a chat endpoint takes text. Whether the model sees its earlier thinking is up to the
+              server: vLLM with Qwen3's template drops it, bridges/serve.py keeps it. Thinking and
+              tool calls that the server has parsed out of a reply are written back as the model
+              writes them; what its parser dropped is lost.
+    strict    an endpoint that demands one tool message per tool call (OpenAI's own) refuses to go
+              on after a swarm reply with no call, or with two.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import openai
+import verifiers.v1 as vf
+from pydantic import Field, model_validator
+from pydantic_config import BaseConfig
+
+
+def import_world() -> tuple:
+    """The environments' classes, and what else of the checkout is needed.
+
+    Those files import each other by bare names, so that `python env_swarm.py` runs. In somebody
+    else's process the name `swarm` may belong to another package. So other modules of these names
+    step aside during the import, and afterwards ours keep no name: only this file holds them.
+    """
+    here = Path(__file__).resolve().parent
+    folder = here / "world" if (here / "world").is_dir() else here.parents[1]  # wheel or checkout
+    names = ("env_alphabet", "env_letters", "env_swarm", "swarm", "bridges")
+
+    def take_out() -> dict:
+        return {m: sys.modules.pop(m) for m in list(sys.modules) if m.partition(".")[0] in names}
+
+    theirs = take_out()
+    sys.path.insert(0, str(folder))
+    try:
+        from bridges.replies import call_text
+        from env_alphabet import Alphabet
+        from env_letters import Letters
+        from env_swarm import EVAL_SEEDS, Swarm
+    finally:
+        sys.path.remove(str(folder))
+        take_out()
+        sys.modules.update(theirs)
+    return Letters, Alphabet, Swarm, EVAL_SEEDS, call_text
+
+
+Letters, Alphabet, Swarm, EVAL_SEEDS, call_text = import_world()
+
+
+def make_env(environment: str, settings: dict[str, Any]):
+    """A fresh environment. `style` is how the scripted expert speaks, who is silent here."""
+    if environment == "letters":
+        return Letters(**settings, style="bare")
+    if environment == "alphabet":
+        return Alphabet(**settings, style="bare")
+    return Swarm(**settings)
+
+
+def marks(
+    environment: str, settings: dict[str, Any], seed: int, replies: list[str]
+) -> dict[str, float]:
+    """The score of an episode, from nothing but its seed and its replies."""
+    env = make_env(environment, settings)
+    env.reset(seed)
+    for reply in replies:
+        env.step(reply)
+    return env.score()
+
+
+# ------------------------------------------------------------------------------ tasks and settings
+
+
+class Settings(BaseConfig):
+    """An environment's settings. The defaults are those of settings.py, which is not imported here,
+    because it imports torch; a test compares them."""
+
+    type: str
+    # May the prompt invite thinking? To forbid it, tell the template too: enable_thinking in
+    # chat_template_kwargs, or in the renderer.
+    think: bool = True
+
+    def arguments(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"type"})
+
+    @model_validator(mode="after")
+    def check(self):
+        make_env(self.type, self.arguments())
+        return self
+
+
+class LettersSettings(Settings):
+    type: Literal["letters"] = "letters"
+    difficulty: int = 6
+    reward: str = "binary"
+
+
+class AlphabetSettings(Settings):
+    type: Literal["alphabet"] = "alphabet"
+    min_turns: int = 3
+    max_turns: int = 3
+    min_names: int = 1
+    max_names: int = 4
+    similarity_power: float = 8.0
+    power_per_turn: bool = False
+
+
+class SwarmSettings(Settings):
+    type: Literal["swarm"] = "swarm"
+    difficulty: str = "medium"
+    version: str = "0.2"
+    payoff: float | None = None
+    reputation: float | None = None
+    quality: float | None = None
+    diversity: float | None = None
+    floor: float = 50.0
+    floor_penalty: float = 0.0
+    error_penalty: float = 0.0
+
+
+AnySettings = LettersSettings | AlphabetSettings | SwarmSettings
+
+
+class SeedsConfig(vf.TasksetConfig):
+    environment: Annotated[AnySettings, Field(discriminator="type")] = LettersSettings()
+    first_seed: int = EVAL_SEEDS  # held-out tasks, as in our own evaluations; for training set 0
+
+
+class SeedData(vf.TaskData):
+    environment: str
+    settings: dict[str, Any]
+    seed: int
+
+
+class SeedTask(vf.Task[SeedData]):
+    """One seed of one environment. The replies are in trace.info, where the harness puts them."""
+
+    @property
+    def key(self) -> str:
+        return str(self.data.seed)
+
+    def marks(self, trace: vf.Trace) -> dict[str, float]:
+        data = self.data
+        return marks(data.environment, data.settings, data.seed, trace.info.get("replies", []))
+
+    @vf.reward
+    async def reward(self, trace: vf.Trace) -> float:
+        return self.marks(trace)["reward"]
+
+    @vf.metric
+    async def components(self, trace: vf.Trace) -> dict[str, float]:
+        return {name: value for name, value in self.marks(trace).items() if name != "reward"}
+
+
+class Seeds(vf.Taskset[SeedTask, SeedsConfig]):
+    """Endless: -n says how many tasks an evaluation takes, and training sees no task twice (swarm:
+    its 500 scenarios come again)."""
+
+    INFINITE = True
+
+    def load(self) -> Iterator[SeedTask]:
+        name, settings = self.config.environment.type, self.config.environment.arguments()
+        for seed in itertools.count(self.config.first_seed):
+            task = {"environment": name, "settings": settings, "seed": seed}
+            opening = make_env(name, settings).reset(seed)
+            yield SeedTask(
+                SeedData(name=f"{name} {seed}", prompt=opening, **task), self.config.task
+            )
+
+
+# --------------------------------------------------------------------------------- replies as text
+
+# What of a reply is sent back with the next request.
+SENT_BACK = ("content", "tool_calls", "reasoning", "reasoning_content", "reasoning_details")
+
+
+def written(message: dict[str, Any]) -> str:
+    """A reply as the model writes it, from the fields that a server made of it:
+    {"content": "a", "tool_calls": […]} -> 'a\\n<tool_call>\\n{"name": …'."""
+    thinking = message.get("reasoning_content") or message.get("reasoning")
+    parts = [f"<think>\n{thinking.strip()}\n</think>"] if thinking else []
+    parts += [message["content"]] if message.get("content") else []
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    return "\n".join(parts + [call_text(f["name"], f["arguments"] or "{}") for f in calls])
+
+
+@lru_cache(maxsize=4)
+def tokenizer_of(model: str):
+    from renderers.base import load_tokenizer
+
+    return load_tokenizer(model)
+
+
+def sampled_text(ctx: vf.ModelContext, trace: vf.Trace, finished: bool) -> str | None:
+    """The last reply, decoded from the sampled tokens; None if there are none (an eval client sees
+    text only)."""
+    node = trace.nodes[-1]
+    ids = [token for token, sampled in zip(node.token_ids, node.mask) if sampled]
+    if not ids:
+        return None
+    tokenizer = tokenizer_of(getattr(ctx.client, "renderer_model_name", None) or ctx.model)
+    if finished and ids[-1] in tokenizer.all_special_ids:
+        ids = ids[:-1]  # the end of the turn
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def answers(new: list[dict], calls: list[dict], turn: int) -> list[dict]:
+    """The environment's messages. The API wants a tool message to name the call that it answers:
+    the first, because only that counts."""
+    call_id = calls[0]["id"] if calls else f"turn_{turn}"
+    return [m | {"tool_call_id": call_id} if m["role"] == "tool" else m for m in new]
+
+
+def last_result(env) -> str:
+    """The result of the last call of a swarm episode; '' if the episode ends with the reply."""
+    log = getattr(env, "log", None)
+    return f"# {'result' if log[-1].ok else 'error'}: {log[-1].result}\n# the end" if log else ""
+
+
+# -------------------------------------------------------------------------------------- the episode
+
+
+class InProcess(vf.Harness[vf.HarnessConfig]):
+    """Plays the episode in this process: the model gets no computer, only somebody to talk to."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self, ctx, trace, runtime, endpoint, secret, mcp_urls, data: SeedData
+    ) -> vf.ProgramResult:
+        env, replies = make_env(data.environment, data.settings), []
+        system, _ = self.resolve_prompt(data)
+        talk = [{"role": "system", "content": system}] if system else []
+        talk += env.reset(data.seed)
+        request = {"model": ctx.model, "messages": talk}
+        request |= {"tools": env.tools} if env.tools else {}
+        trace.info["replies"] = replies
+        async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
+            while True:
+                try:
+                    completion = await client.chat.completions.create(**request)
+                except openai.BadRequestError as refusal:
+                    if replies and "context length" in str(refusal):
+                        trace.stop("context_length")  # what was played counts, as in rollout.py
+                        break
+                    raise
+                choice = completion.choices[0]
+                message = choice.message.model_dump(exclude_none=True)
+                calls = message.get("tool_calls") or []
+                reply = sampled_text(ctx, trace, finished=choice.finish_reason != "length")
+                replies.append(written(message) if reply is None else reply)
+                new, done = env.step(replies[-1])
+                if done or choice.finish_reason == "length":
+                    break
+                said = {name: message[name] for name in SENT_BACK if name in message}
+                talk.append({"role": "assistant", "content": None} | said)
+                talk += answers(new, calls, len(replies))
+        result = last_result(env)
+        if result:
+            (last,) = answers([{"role": "tool", "content": result}], calls, len(replies))
+            node = vf.MessageNode(parent=len(trace.nodes) - 1, message=vf.ToolMessage(**last))
+            trace.nodes.append(node)
+        return vf.ProgramResult(0, "", "")
+
+
+class LocalConfig(vf.SingleAgentEnvConfig):
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+
+
+class Local(vf.SingleAgentEnv, vf.Env[LocalConfig]):
+    """verifiers' own environment for one agent, with this machine as its default."""
+
+
+__all__ = ["InProcess", "Local", "Seeds"]  # verifiers takes its harness, env and taskset from here
