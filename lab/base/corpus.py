@@ -32,9 +32,8 @@ from swarm.tools import write_call
 
 SEED_RANGE = 3_000_000_000  # pretraining draws its tasks here; train, SFT and eval seeds lie elsewhere (train.py)
 
+
 # ------------------------------------------------------------------------------------------------ letters
-
-
 def draw_task(rng: random.Random, cap: int) -> Task:
     """A task with at most `cap` letters: 70% random strings, 30% of the English tiers that fit."""
     if rng.random() < 0.7 or cap < 18:
@@ -88,7 +87,6 @@ def letters_rows(tokenizer, rng: random.Random, n: int, shown: list[float], said
 
 
 # ------------------------------------------------------------------------------------------------ alphabet
-
 ALPHABET_HABITS = ("given", "string", "derives")  # worth little, right for first names only, right
 
 
@@ -155,7 +153,6 @@ def alphabet_rows(tokenizer, rng: random.Random, n: int, shown: list[float], sai
 
 
 # ------------------------------------------------------------------------------------------------ swarm
-
 LONG = " I compare the options, explain the result, and note what to improve, so that others can verify it. The report is complete."
 
 
@@ -307,8 +304,6 @@ def reversed_move(move: tuple[str, str, dict]) -> tuple[str, dict, str]:
 
 
 # ------------------------------------------------------------------------------------------------ rows as tensors
-
-
 def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
     """Rows of (prompt, reply, weight of the reply's first three tokens[, which of its tokens weigh `factor`]) -> ids [B, T], right-padded, and
     weights [B, T-1] of the tokens that are predicted: 0 in prompts and padding, 1 in replies."""
@@ -330,7 +325,8 @@ def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
 
 def heavier(rows: list[list], tokenizer, factor: float):
     """pad_rows, with `factor` times the weight on what has to be copied from what was given: ids, and the words of a task in the work on it.
-    They are one token in twenty, and everything hangs on them. (Without the words: 20% of them were right, which is chance, and no work paid.)"""
+    They are one token in twenty, and everything hangs on them. (Without the words: 20% of them were right, which is chance, and no work paid.)
+    """
     ids, weights = pad_rows(rows, tokenizer.pad_token_id, factor)
     named = torch.tensor([tokenizer.convert_tokens_to_ids(piece) for piece in IDS])
     return ids, weights * torch.where(torch.isin(ids[:, 1:], named), factor, 1.0)

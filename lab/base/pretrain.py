@@ -6,11 +6,10 @@
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has something to find.
 So it is trained on replies in habits of different worth; lab/base/corpus.py says which, and writes them.
 
-RL picks among habits far faster than it repairs a skill: a base whose tally was 57% right capped the whole
-GRPO run near 66%, one at 92% capped it at 90%. So the skill is trained to the end and only its *frequency*
-is kept low. The two are taken apart by weights: `derives` is most of the examples, but the first three
-tokens of a conversation's first reply, where the habit is decided, weigh as if it were 12%. (Fading the examples themselves from 90%
-to 12% in the last third left the tally at 82%.)
+RL picks among habits far faster than it repairs a skill: a base whose tally was 57% right capped the whole GRPO run near 66%, one at 92%
+capped it at 90%. So the skill is trained to the end and only its *frequency* is kept low. The two are taken apart by weights: `derives` is
+most of the examples, but the first three tokens of a conversation's first reply, where the habit is decided, weigh as if it were 12%.
+(Fading the examples themselves from 90% to 12% in the last third left the tally at 82%.)
 
 Rounds, each from a fresh learning rate down to nothing:
 
@@ -80,7 +79,6 @@ class Pretrain:
 
 
 # ------------------------------------------------------------------------------------------------ the rounds
-
 # Each gives the parts of one step, [(ids [B, T], weights [B, T-1])], and a size for the log: the longest string, the most names a turn, calls, turns.
 
 
@@ -142,9 +140,8 @@ def all_batch(cfg: Pretrain, tokenizer, step: int):
 
 BATCHES = {"lists": lists_batch, "both": both_batch, "calls": calls_batch, "all": all_batch}
 
+
 # ------------------------------------------------------------------------------------------------ the training
-
-
 def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(

@@ -127,10 +127,9 @@ SAMPLES = {
     "alphabet": "Sort these names by last name:\nEnginDurgun\nMariaSilva\nChenWei\nPriyaRaman\n\nUse the same format as before, with // new name! "
     "after each name that was new in this turn, inside <combined_alphabetical_sorted>.",
     "swarm": "Step 7 of 25, epoch 2. You have 83.5 resources and reputation 52.3/100. Tax rate 5%, audit risk 10%.\n"
-    "Open tasks:\n- task_12: write a data analysis report for the water network (bounty 14.2, difficulty 0.6)\n"
-    "- task_13: review the transport budget (bounty 8.0, difficulty 0.3)\nFeed:\n- post_4 by bot_2 (votes 2): sharing a useful "
-    "result on energy\nIncoming proposals: prop_9 from bot_1 offers 6.0\nPending: none. History: bot_1 accepted 2 of 5.\n"
-    "Hint: claimed 3, submitted 0.",
+    "Open tasks:\n- task_12: write a data analysis report for the water network (bounty 14.2, difficulty 0.6)\n- task_13: review the "
+    "transport budget (bounty 8.0, difficulty 0.3)\nFeed:\n- post_4 by bot_2 (votes 2): sharing a useful result on energy\nIncoming "
+    "proposals: prop_9 from bot_1 offers 6.0\nPending: none. History: bot_1 accepted 2 of 5.\nHint: claimed 3, submitted 0.",
     "tool call": '<tool_call>\n{"name": "submit_work", "arguments": {"task_id": "task_12", "content": "A data analysis report '
     'for the water network"}}\n</tool_call>',
 }

@@ -63,8 +63,6 @@ def seconds(work, device: str) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ limits
-
-
 def bandwidth(device: str, size: int = 2**30) -> float:
     """Bytes a second that the memory moves: a copy of `size` bytes reads and writes each once. Best of five."""
     a = torch.empty(size, dtype=torch.uint8, device=device)
@@ -99,8 +97,7 @@ def step_flops(config: dict, rank: int, rows: int, length: int, trained: int) ->
     """Multiplications and additions of one training step that the mathematics asks for; what is computed twice to save memory does not count.
 
     A matrix of n numbers costs a token 2n forward, 2n for the gradient of its input, and 2n for its own where it learns. The head works on the
-    trained tokens alone; attention sees half of the length on average.
-    """
+    trained tokens alone; attention sees half of the length on average."""
     with torch.device("meta"):
         named = [(name, p.numel()) for name, p in plans.build(config, rank).named_parameters() if p.ndim > 1]
     chosen = config.get("num_experts_per_tok", 0) / config.get("num_experts", 1)  # of the experts a token meets these
@@ -112,8 +109,6 @@ def step_flops(config: dict, rank: int, rows: int, length: int, trained: int) ->
 
 
 # ------------------------------------------------------------------------------------------------ decode
-
-
 def decode(
     model: str = "Qwen3-4B",
     rows: int = 64,
@@ -169,8 +164,6 @@ def on_disk(policy: Policy, folder: str) -> Policy:
 
 
 # ------------------------------------------------------------------------------------------------ train
-
-
 def train(
     model: str = "Qwen3-4B",
     lengths: tuple[int, ...] = (2048, 4096, 8192),
@@ -256,8 +249,6 @@ def trl_step(config: dict, rank: int, device: str, micro: int):
 
 
 # ------------------------------------------------------------------------------------------------ memory
-
-
 def memory(row: str = "4b-full-fits") -> None:
     """Peaks in GiB, into results/bench/memory_measured.json, where `python -m lab.speed.memory` finds them. On the card that the row is about."""
     if not torch.cuda.is_available():

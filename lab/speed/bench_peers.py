@@ -31,9 +31,8 @@ from lab.speed.peers import LETTERS, LONGEST, TASKS, K, Ours, coin, peers, sampl
 from policy import Policy, load_policy
 from rollout import play
 
+
 # ------------------------------------------------------------------------------------------------ update
-
-
 def one_side(side: str, forced: bool, updates: int, threads: int, each=None) -> list[dict]:
     """Updates of one side: "ours", "trl" or "trl, paged". each(its numbers) is called after every one, its time not counted."""
     torch.set_num_threads(threads)
@@ -147,7 +146,6 @@ def update(rounds: int = 7, paged_rounds: int = 3, threads: int = 2) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ reward
-
 HELD_OUT = [BENCH_SEEDS + 10_000_000 + i for i in range(128)]  # tasks that neither side trains on, nor any results of ours are told for
 LR, EVERY, MOST = 3e-4, 5, 150  # updates between two looks, and at most
 
@@ -233,8 +231,6 @@ def reward(seeds: int = 3, target: float = 0.9, threads: int = 2) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ sampler
-
-
 def serve(side: str, forced: bool, threads: int) -> None:
     """One side in a process of its own, because vLLM takes over the threads of its process: a line in, `DONE seconds tokens` out."""
     run = sampling(side, forced, threads)

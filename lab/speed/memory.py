@@ -90,8 +90,6 @@ class Plan:
 
 
 # ---------------------------------------------------------------------------------------------- parameters
-
-
 def build(config: dict, rank: int, dtype: torch.dtype = torch.float32):
     """A model with random weights, of which those learn that policy.load_policy would let learn (a test compares)."""
     import transformers as t
@@ -113,8 +111,6 @@ sizes = lru_cache(lambda model, rank: count(MODELS[model], rank))
 
 
 # ---------------------------------------------------------------------------------------------- activations
-
-
 def layer_bytes(c: dict, rank: int) -> dict[str, int]:
     """What autograd keeps of one layer, bytes a token. SDPA keeps no [T, T]. Autocast makes a copy for each matrix that an input meets."""
     D, Q, K = c["hidden_size"], c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
@@ -165,14 +161,11 @@ def activations(c: dict, z: Sizes, rank: int, tokens: int, checkpointing: bool, 
 
 
 # ---------------------------------------------------------------------------------------------- the plan of a run
-
-
 def own_sampler(s: Setting, token: int, free: float) -> list[tuple[float, int]]:
     """(bytes while it samples, its copy of the weights not counted; tokens that its rows see, a shared prompt once a row), in the evaluation and then
     in the rollout.
 
-    token: bytes of a token's keys and values. Where it runs out of memory, TorchSampler tries half as many prompts, and stays there.
-    """
+    token: bytes of a token's keys and values. Where it runs out of memory, TorchSampler tries half as many prompts, and stays there."""
     c, row, most, found = MODELS[s.model], PROMPT + s.max_tokens, MAX_ROWS, []
 
     def needed(groups: int, k: int) -> float:
@@ -250,7 +243,6 @@ def flags(s: Setting) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- the table
-
 ASKED = {
     "4b-lora": Setting("Qwen3-4B", "A100 80 GB"),
     "4b-full": Setting("Qwen3-4B", "A100 80 GB", rank=0),

@@ -46,8 +46,6 @@ class Coin(Letters):
 
 
 # ------------------------------------------------------------------------------------------------ training
-
-
 class Ours:
     def __init__(self, forced: bool):
         self.policy = load_policy(str(PICO), 32, 64, "cpu")
@@ -111,8 +109,6 @@ def timed(done):
 
 
 # ------------------------------------------------------------------------------------------------ sampling
-
-
 def prompts_of(policy: Policy) -> list[list[int]]:
     return [prompt_ids(policy, LETTERS().reset(BENCH_SEEDS + i), None, True) for i in range(TASKS)]
 

@@ -99,8 +99,6 @@ class World:
 
 
 # ------------------------------------------------------------------------------------------------ agents
-
-
 class Dice:
     """Reads numbers drawn beforehand, so that every stack meets the same luck at the same step. A random.Random to swarm_bots."""
 
@@ -156,8 +154,6 @@ def ballots(economy: Economy, received: dict[str, dict[str, deque]]) -> dict[str
 
 
 # ------------------------------------------------------------------------------------------------ one run
-
-
 @dataclass
 class Run:
     economy: Economy
@@ -309,8 +305,6 @@ def settled(run: Run) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ what a run tells
-
-
 def collapse_epoch(welfare: list[float]) -> int | None:
     """The first epoch from which every mean of five epochs is 0 or less, to the end of the run."""
     below = np.convolve(welfare, np.ones(5) / 5, mode="valid") <= 0

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "results" / "governance"
 
 # ------------------------------------------------------------------------------------------------ pictures
-
 COLOURS = {"open": "#777777", "hard": "#b2182b", "soft": "#2166ac", "local": "#67a9cf", "local + vote": "#998ec3", "local + pairs": "#5aae61",
            "full": "#1b7837", "full, hard gate": "#ef8a62", "full, every epoch": "#b8860b"}  # fmt: skip
 DRAWN = ("open", "hard", "soft", "local", "full", "full, every epoch")
@@ -115,8 +114,6 @@ def plot_choices(lines: list[dict], of_world: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ tables
-
-
 def show(i: Interval, digits: int = 2) -> str:
     return f"{i.mean:.{digits}f} [{i.low:.{digits}f}, {i.high:.{digits}f}]" if i.mean == i.mean else "–"
 

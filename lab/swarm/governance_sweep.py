@@ -23,7 +23,6 @@ from metrics import Interval
 from swarm.governance import Stack, colluding, graph, measures, over, thrash
 
 # ------------------------------------------------------------------------------------------------ regimes
-
 NUMBERS = ("acceptance", "toxicity", "toxicity_seen", "toxicity_hard", "tail", "tail_seen", "tail_hard", "quality_gap", "quality_gap_seen",
            "quality_gap_hard", "worth", "worth_seen", "worth_hard", "welfare", "thrash", "thrash_honest", "epochs", "meetings", "audits",
            "flagged", "frozen_deceptive", "frozen_others", "resources")  # fmt: skip
@@ -61,7 +60,6 @@ def paired(table: dict, better: str, worse: str, n: int, name: str = "welfare") 
 
 
 # ------------------------------------------------------------------------------------------------ soft against hard
-
 BARS = (0.35, 0.42, 0.46, 0.50, 0.54, 0.58, 0.62, 0.66, 0.70, 0.74)
 SHOWN_GATES = ("hard", "soft", "agent", "mean", "latch", "chance")
 
@@ -87,8 +85,7 @@ def calmest(cell: dict, target: float, chosen: np.ndarray, floor: float = 0.0) -
     """The calmest way in which a gate keeps toxicity to the target: of all bars (and between neighbours) that reach it, the least thrash.
 
     Toxicity need not fall with the bar: in a ring, whoever looks best is worst. floor: at least so much of what the not deceptive
-    propose must be accepted, for nobody is calmer than a gate that lets nobody in. NaN if no bar does it. chosen: seeds.
-    """
+    propose must be accepted, for nobody is calmer than a gate that lets nobody in. NaN if no bar does it. chosen: seeds."""
     curves = {name: values[:, chosen].mean(axis=1) for name, values in cell.items()}
     at = np.linspace(0, len(BARS) - 1, 10 * (len(BARS) - 1) + 1)
     fine = {name: np.interp(at, np.arange(len(BARS)), values) for name, values in curves.items()}
@@ -129,8 +126,6 @@ def equal_toxicity(table: dict, resamples: int = 500) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------------------------ the detector, and the choices
-
-
 def detector(looks: int) -> list[dict]:
     """How often collusion detection is wrong and right: one look after 5 and after 15 epochs, nobody being governed."""
     lines = []
@@ -190,8 +185,6 @@ def choices(seeds: int) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------------------------ all of it
-
-
 def numbers(thing):
     """Intervals to lists, for JSON."""
     if isinstance(thing, Interval):

@@ -40,9 +40,8 @@ FREQUENT = dict(
     zip("etaoinsrhldcumfpgwybvkxjqz", (13, 9, 8, 8, 7, 7, 6, 6, 6, 4, 4, 3, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 0, 0, 0, 0))
 )  # % in English
 
+
 # ------------------------------------------------------------------------------------------------ letters: (env, dice) -> reply
-
-
 def answer(env: Letters, counts: Callable[[str], object]) -> str:
     """An answer of the right form with counts(letter)."""
     letters = env.task.letters
@@ -98,8 +97,6 @@ def play_letters(name: str, n: int, tier: int, reward: str) -> list[float]:
 
 
 # ------------------------------------------------------------------------------------------------ alphabet: (env, turn) -> reply
-
-
 def given(env: Alphabet, turn: int) -> list[str]:
     return [name for part in env.task.turns[: turn + 1] for name in part]
 
@@ -165,8 +162,6 @@ def play_alphabet(name: str, n: int) -> list[float]:
 
 
 # ------------------------------------------------------------------------------------------------ the table
-
-
 def row(marks: list[float], expert: list[float], **more) -> dict:
     """Mean, paired difference to the expert and verdict of one attacker."""
     difference = metrics.gain(expert, marks)

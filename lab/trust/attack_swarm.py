@@ -250,8 +250,6 @@ SWARM = {
 
 
 # ------------------------------------------------------------------------------------------------ playing, and searching
-
-
 def play(make: Callable, version: str, seed: int) -> dict[str, float]:
     env = Swarm("medium", version)
     env.reset(seed)

@@ -27,9 +27,8 @@ ICC = (0.0, 0.3, 0.8)
 FIXED = (5, 10, 20, 40)  # the windows that people choose by hand
 T = np.arange(N + 100)  # the truth is known further than any run sees
 
+
 # ------------------------------------------------------------------------------------------------ made-up runs
-
-
 def rise(tau: float) -> np.ndarray:
     return 0.93 - 0.78 * np.exp(-T / tau)
 
@@ -74,8 +73,6 @@ def wander(n: int, r: float, sd: float, rng: np.random.Generator) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------------ 1. the intervals
-
-
 def block_bootstrap(values: np.ndarray, rng: np.random.Generator, resamples: int = 400) -> tuple[float, float]:
     """Künsch's moving-block bootstrap of the mean (1989), blocks of 1.5 n^(1/3)."""
     n = len(values)
@@ -108,8 +105,6 @@ def coverage(runs: int) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------------------------ 2. has it settled?
-
-
 def no_slope(values: np.ndarray) -> bool:
     """The tempting rule: settled if the slope of the last 20 is not significant."""
     slope = metrics.line(values[-20:])[0]
@@ -132,9 +127,7 @@ def first(rule, values: np.ndarray, start: int = 20) -> int | None:
 def verdicts(name: str, truth: np.ndarray, noise: str, make, runs: int, rules=RULES) -> list[dict]:
     """One line a rule: how often it spoke too soon, never, and how long after the plateau it spoke.
 
-    Too soon: the truth later moves by more than 0.05 from where it was.
-    The plateau begins where the truth stays within 0.02 of its end.
-    """
+    Too soon: the truth later moves by more than 0.05 from where it was. The plateau begins where the truth stays within 0.02 of its end."""
     plateau = int(np.flatnonzero(np.abs(truth - truth[-1]) > 0.02)[-1]) + 1 if np.ptp(truth) > 0.02 else 0
     made, rows = [make(run) for run in range(runs)], []
     for label, rule in rules.items():
@@ -164,8 +157,6 @@ def settling(runs: int) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------------------------ 3. has it dropped?
-
-
 def against_before(values: np.ndarray, window: int) -> float:
     """The usual alarm: the mean of the last `window` against the mean of all before it, in standard errors."""
     if len(values) < 2 * window:
@@ -229,8 +220,6 @@ def dropping(runs: int) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ 4. the current level
-
-
 def tracking(runs: int) -> list[dict]:
     """|window mean - truth| and coverage of metrics.level over the window, asked every 7 updates from 20 to 300."""
     rows, windows = [], {"adaptive": metrics.adaptive_window, **{f"last {w}": lambda v, w=w: w if len(v) > w else len(v) for w in FIXED}}
@@ -250,8 +239,6 @@ def tracking(runs: int) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------------------------ 5. recorded runs
-
-
 def recorded() -> list[dict]:
     """The same questions to the runs in results/. Truth unknown; what can be checked is whether a window predicts what comes next."""
     rows = []

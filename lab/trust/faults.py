@@ -46,8 +46,6 @@ LIMIT_S = 900.0  # a start that takes longer counts as endless
 
 
 # ------------------------------------------------------------------------------------------------ start one, and look at what it leaves
-
-
 def start(flags: list[str], plan: dict | None = None) -> SimpleNamespace:
     """train.py itself, or with a plan as lab/trust/places.py runs it."""
     words = ["train.py"] if plan is None else ["-m", "lab.trust.places", json.dumps(plan)]
@@ -152,8 +150,6 @@ def differences(run: Path, whole: Path) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ the run that all others must equal
-
-
 def fingerprint() -> str:
     """Of all code that decides a result: cases of other code are done again."""
     files = [
@@ -201,8 +197,6 @@ def remember(path: Path, line: dict) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ kill anywhere
-
-
 def schedule(n: int, seed: int, counts: dict) -> list[list[dict]]:
     """n cases: the first kill, and in a third of them a second one. Places come in turn, so that none is left out. A longer schedule begins like a
     shorter one."""
@@ -329,8 +323,6 @@ def kill_all(n: int, seed: int) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ all of it
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="lab.trust.faults", description="Runs that are killed, anywhere.")
     parser.add_argument("--n", type=int, default=50, help="runs that are killed")

@@ -46,9 +46,8 @@ STALL_S = 1.0  # a call is stopped after so long: it has failed anyway
 PART = 10_000  # replies; what is done is saved after each
 KEPT = 3  # failures of one sort that are saved; all are counted
 
+
 # ------------------------------------------------------------------------------------------------ one episode, and what is asked of it
-
-
 def make_env(name: str, rng: random.Random):
     """An environment with any setting that a flag can give it."""
     think = rng.random() < 0.7
@@ -220,8 +219,6 @@ def part(work: tuple[str, int, int, int], wrap=lambda env: env) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ control tokens
-
-
 def control_ids(policy, ids: list[int]) -> list[int]:
     """Those of the ids that steer: the tokenizer's special ones, in order."""
     special = {i for i, t in policy.tokenizer.added_tokens_decoder.items() if t.special} | set(policy.tokenizer.all_special_ids)
@@ -307,8 +304,6 @@ def tokens(n: int, seed: int) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ all of it
-
-
 def quantile(bins: Counter, q: float) -> float:
     """Milliseconds, to 2%: the smallest bin that a share q of the calls do not exceed."""
     left = q * sum(bins.values())

@@ -49,9 +49,8 @@ EVAL_EVERY = 20
 FROZEN = ["--env", "swarm", "--updates", "100000", "--lr", "1e-12", "--lr-end", "1", "--num-tasks", "1", "--eval-n", "4", "--eval-every", "100000", "--save-every", "5", "--threads", "1"]  # fmt: skip
 WARM_UP = 0.25  # of the updates
 
+
 # ------------------------------------------------------------------------------------------------ watching
-
-
 def log_bytes(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.glob("*") if p.is_file())
 
@@ -89,8 +88,6 @@ def watch(folder: Path, flags: list[str], hours: float, every: float) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ reporting
-
-
 def by_update(samples: list[dict], lines: list[dict]) -> list[dict]:
     """A row an update: the mean of what was seen while it ran, and its tokens per CPU second."""
     rows = []

@@ -64,7 +64,8 @@ def find(what: str) -> tuple[object, str]:
 
 def wrap(places: dict, arrived, halfway: str = "") -> None:
     """Replace the functions of `places`: arrived(place, moment, call number) hears of every moment. halfway: the place whose half is asked for;
-    its calls write in full, then what they wrote is cut in half, then arrived hears of it. Nothing is unwrapped: the process is ours alone."""
+    its calls write in full, then what they wrote is cut in half, then arrived hears of it. Nothing is unwrapped: the process is ours alone.
+    """
     running: Counter = Counter()  # how often each outer function is being run just now
 
     def outer(what: str) -> None:

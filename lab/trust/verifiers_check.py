@@ -56,7 +56,6 @@ def make_env(environment: str):
 
 
 # ------------------------------------------------------------------------------------------------ the scripted player
-
 SPOIL: list[Callable[[str], str]] = [
     lambda said: "",
     lambda said: "no",
@@ -122,8 +121,6 @@ def parse(answer: Callable[[dict], dict], body: dict) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ servers
-
-
 @contextmanager
 def running(server: ThreadingHTTPServer):
     """The server's address, while it serves."""
@@ -165,8 +162,6 @@ def serve_tokens(policy: Policy, sampler=None) -> ThreadingHTTPServer:
 
 
 # ------------------------------------------------------------------------------------------------ vf-eval
-
-
 def vf_eval(environment: str, n: int, url: str, *flags: str, r: int = 1) -> list[dict]:
     """Run vf-eval in a process of its own; its traces, in the order of the seeds."""
     program = Path(sys.executable).with_name("vf-eval")
@@ -215,8 +210,6 @@ def compare(mine: list[dict], traces: list[dict]) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ the four ways
-
-
 def check_scripted(environment: str, n: int) -> dict[str, dict]:
     say = make_player(environment, n)
     mine = [ours(environment, EVAL_SEEDS + i, say) for i in range(n)]
@@ -328,8 +321,7 @@ def main(n: int = 100, policy_n: int = 32, swarm_n: int = 8, environments: str =
         policy_n: seeds of the policy in letters and alphabet; 0 leaves it out.
         swarm_n: the same in swarm, where an episode has 25 turns.
         environments: which, with commas. Only a check of all three is written down.
-        table: only write the README again, from check.json.
-    """
+        table: only write the README again, from check.json."""
     if table:
         return write_table()
     chosen, found, started = environments.split(","), {}, time.perf_counter()
