@@ -88,7 +88,9 @@ def reach(intervals: list[Interval]) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------------ runs of train.py
-def launch(flags: list[str], runs: Path, name: str, target: Path, kept: tuple[str, ...], threads: int, python: str = sys.executable) -> None:
+def launch(
+    flags: list[str], runs: Path, name: str, target: Path, kept: tuple[str, ...], threads: int, python: str = sys.executable
+) -> None:
     """train.py with these flags (a new run, or --resume), its output in runs/NAME.log; then copy what is `kept` to `target`."""
     log = ROOT / runs / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,11 @@ def write_table() -> None:
                      f"(median of {len(ratios)}; {min(ratios):.2f} to {max(ratios):.2f})."]  # fmt: skip
     stale = {arm: [folder for folder in folders if arm.startswith("stale")] for arm, folders in found.items()}
     if none := stale.pop("stale_none", []):
-        text += ["", f"Samples that are {LAG} updates old, against looking away (stale_none), paired by task, averaged over the seeds that both have:", ""]
+        text += [
+            "",
+            f"Samples that are {LAG} updates old, against looking away (stale_none), paired by task, averaged over the seeds that both have:",
+            "",
+        ]
         for arm, folders in stale.items():
             seeds = sorted({f.name.rpartition("-")[2] for f in folders} & {f.name.rpartition("-")[2] for f in none})
             if seeds:

@@ -37,31 +37,11 @@ from statistics import NormalDist
 import numpy as np
 
 import metrics
+from swarm import governance as rules
 from swarm import tools as act
 from swarm.bots import between, chance, exploits, pick
 from swarm.economy import APPEAL_STEPS, ME, STEPS, Economy, Interaction, Member, Scenario, book, earn, end_step, found, respect
-from swarm.governance import (
-    GATES,
-    OUTCOME_NOISE,
-    Belief,
-    Signals,
-    Stack,
-    Watch,
-    audit_rate,
-    call_council,
-    colluding,
-    decide,
-    graph,
-    learn,
-    measures,
-    noisy,
-    outvoted,
-    proxy,
-    reading_variance,
-    social,
-    thrash,
-    too_kind,
-)  # fmt: skip
+from swarm.governance import Belief, Signals, Stack, Watch
 
 SHARES = range(6)  # of the eight agents, so many are deceptive
 LOOK_BACK = 15  # epochs of deals that collusion detection sees
@@ -187,8 +167,8 @@ def start(world: World, stack: Stack, seed: int) -> Economy:
 
 def check(world: World, stack: Stack) -> None:
     bad, fair, all_ = world.adversaries, world.opportunists, world.agents
-    if stack.gate not in GATES:
-        raise ValueError(f"simulate: there is no gate {stack.gate!r}; choose {', '.join(GATES)}")
+    if stack.gate not in rules.GATES:
+        raise ValueError(f"simulate: there is no gate {stack.gate!r}; choose {', '.join(rules.GATES)}")
     if all_ < 3 or bad < 0 or fair < 0 or bad + fair > all_:
         raise ValueError(
             f"simulate: {bad} adversaries and {fair} opportunists of {all_} agents; take 3 agents or more, and no more of these"
@@ -211,7 +191,7 @@ def simulate(world: World, stack: Stack, seed: int) -> Run:
     by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals of i to j, had i taken anybody who was there
     away, convened, last_meeting, flagged = set(), False, 0, False
     for epoch in range(1, world.most + 1):
-        first, worth, noise = len(run.deals), 0.0, reading_variance(watch)
+        first, worth, noise = len(run.deals), 0.0, rules.reading_variance(watch)
         by_chance.append(np.zeros((len(members), len(members))))
         luck = rng.random((STEPS, len(members), 22)).tolist()
         for step, rows in enumerate(luck, economy.step):
@@ -234,9 +214,9 @@ def simulate(world: World, stack: Stack, seed: int) -> Run:
         new = run.deals[first:]
         run.welfare.append(worth / (STEPS * len(members)))
         run.accepted.append(sum(d.accepted for d in new) / len(new) if new else 0.0)
-        flagged = bool(noisy(watch, stack.bar) or too_kind(watch))
+        flagged = bool(rules.noisy(watch, stack.bar) or rules.too_kind(watch))
         run.flagged += flagged
-        if (stack.vote or stack.pairs) and call_council(stack, series, watch, epoch - last_meeting):
+        if (stack.vote or stack.pairs) and rules.call_council(stack, series, watch, epoch - last_meeting):
             council(stack, run, received, sum(by_chance))
             convened, last_meeting, series = True, epoch, []
         if epoch >= world.least and epoch % 5 == 0 and settled(run):
@@ -256,15 +236,15 @@ def deal(world, stack, run, watch, members, i, beliefs, received, by_chance, row
         return 0.0
     by_chance[i, there] += 1 / len(there)
     partner, quality, looks, take = choose(world, agent, others, Dice(row))
-    p, belief = proxy(observe(looks, world.noise, Dice(row[8:]))), beliefs[agent.name]
+    p, belief = rules.proxy(observe(looks, world.noise, Dice(row[8:]))), beliefs[agent.name]
     if row[18] < 0.1:
-        watch.rereads.append((p, proxy(observe(looks, world.noise, Dice(row[13:])))))
-    rate = audit_rate(stack, belief, p, flagged) if stack.local else 0.0
+        watch.rereads.append((p, rules.proxy(observe(looks, world.noise, Dice(row[13:])))))
+    rate = rules.audit_rate(stack, belief, p, flagged) if stack.local else 0.0
     received[partner.name][agent.name].append(p)
     act.propose_trade(economy, agent.name, partner.name, "a deal", 0.0)
     proposal = partner.inbox[agent.name]
     proposal.p = p  # the label of swarm_economy looks at the text and at a transfer that is shown; here the proxy speaks
-    yes = decide(stack.gate, belief, p, noise, stack.bar, row[19])
+    yes = rules.decide(stack.gate, belief, p, noise, stack.bar, row[19])
     (act.accept_proposal if yes else act.reject_proposal)(economy, partner.name, proposal.id)
     run.deals.append(economy.interactions[-1])
     run.truth.append(quality)
@@ -273,24 +253,24 @@ def deal(world, stack, run, watch, members, i, beliefs, received, by_chance, row
     if take:
         earn(economy, agent.name, "transfer", -book(economy, partner.name, "transfer", -take))
     if row[20] >= rate:
-        return social(quality)
+        return rules.social(quality)
     run.audits += 1
     beneficial = row[21] < quality
     watch.audits.append((p, float(beneficial)))
-    learn(belief, float(beneficial), OUTCOME_NOISE)
+    rules.learn(belief, float(beneficial), rules.OUTCOME_NOISE)
     if not beneficial:
         book(economy, agent.name, "fine", -stack.stake)
         respect(agent, -act.FINE_REPUTATION)
-    return social(quality) - stack.audit_cost
+    return rules.social(quality) - stack.audit_cost
 
 
 def council(stack: Stack, run: Run, received: dict, expected: np.ndarray) -> None:
     """The slow tier meets: it votes, looks at who deals with whom, and freezes."""
     economy, names = run.economy, list(run.economy.members)
-    named = set(outvoted(ballots(economy, received), stack.majority)) if stack.vote else set()
+    named = set(rules.outvoted(ballots(economy, received), stack.majority)) if stack.vote else set()
     if stack.pairs:
         recent = [d for d in run.deals[-LOOK_BACK * STEPS * len(names) :] if d.step >= economy.step - LOOK_BACK * STEPS]
-        named |= {names[i] for pair in colluding(*graph(recent, names), expected) for i in pair}
+        named |= {names[i] for pair in rules.colluding(*rules.graph(recent, names), expected) for i in pair}
     for name in named:
         if not economy.members[name].frozen_at:
             # swarm_economy lets a frozen member back after APPEAL_STEPS; a longer freeze, from the meeting's own step on, is dated ahead
@@ -314,7 +294,7 @@ def collapse_epoch(welfare: list[float]) -> int | None:
 def row(world: World, stack: Stack, seed: int) -> dict:
     """One run in numbers. *_seen is what the proxy says, *_hard the same with p cut at 0.5, without a suffix the truth."""
     run = simulate(world, stack, seed)
-    true, seen, hard = measures(run.true_deals()), measures(run.deals), measures(run.deals, hard=True)
+    true, seen, hard = rules.measures(run.true_deals()), rules.measures(run.deals), rules.measures(run.deals, hard=True)
     kept = ("toxicity", "tail", "quality_gap")
     per_deal = lambda m: m["welfare"] / (len(run.welfare) * STEPS * world.agents)
     at = collapse_epoch(run.welfare)
@@ -322,7 +302,7 @@ def row(world: World, stack: Stack, seed: int) -> dict:
         "acceptance": true["acceptance"], **{k: true[k] for k in kept}, **{f"{k}_seen": seen[k] for k in kept},
         **{f"{k}_hard": hard[k] for k in kept}, "worth": per_deal(true), "worth_seen": per_deal(seen), "worth_hard": per_deal(hard),
         "welfare": float(np.mean(run.welfare[-10:])), "early": float(np.mean(run.welfare[10:15])), "series": run.welfare[:25],
-        "thrash": thrash(run.deals), "thrash_honest": thrash([d for d in run.deals if run.kinds[d.initiator] != "deceptive"]),
+        "thrash": rules.thrash(run.deals), "thrash_honest": rules.thrash([d for d in run.deals if run.kinds[d.initiator] != "deceptive"]),
         "epochs": len(run.welfare), "settled": run.settled, "meetings": run.meetings, "audits": run.audits / len(run.welfare),
         "flagged": run.flagged / len(run.welfare), "frozen_deceptive": run.frozen["deceptive"],
         "frozen_others": run.frozen["honest"] + run.frozen["opportunistic"], "collapse_epoch": at,
