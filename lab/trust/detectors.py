@@ -8,9 +8,7 @@ in results/ are asked the same questions; there nobody knows the truth. Seeded: 
 `python -m lab.trust.windows` runs it all and writes the page.
 """
 
-import json
 import zlib
-from pathlib import Path
 
 import numpy as np
 import statsmodels.api as sm
@@ -19,8 +17,8 @@ from scipy.signal import lfilter
 from tqdm import tqdm
 
 import metrics
+from lab.common import RESULTS, read_lines
 
-ROOT = Path(__file__).resolve().parents[2]
 N = 400  # updates of a made-up run
 # How alike the answers to one task are: 0 independent, 1 all the same (from their variance, grpo-0 has about 0.3 and no_think-0 0.7).
 ICC = (0.0, 0.3, 0.8)
@@ -93,13 +91,9 @@ def coverage(runs: int) -> list[dict]:
                 x = wander(n, r, 1.0, rng)
                 fit = sm.OLS(x, sm.add_constant(np.arange(n))).fit(cov_type="HAC", cov_kwds={"maxlags": int(1.3 * n**0.5)}, use_t=True)
                 level, slope, plain = metrics.level(x), metrics.line(x)[0], metrics.mean(x, resamples=400)
-                hits["level"] += level.low <= 0 <= level.high
-                hits["shuffling bootstrap"] += plain.low <= 0 <= plain.high
-                low, high = block_bootstrap(x, rng)
-                hits["block bootstrap"] += low <= 0 <= high
-                hits["slope"] += slope.low <= 0 <= slope.high
-                low, high = fit.conf_int()[1]
-                hits["Newey-West slope"] += low <= 0 <= high
+                ends = (level.low, level.high), (plain.low, plain.high), block_bootstrap(x, rng), (slope.low, slope.high), fit.conf_int()[1]
+                for name, (low, high) in zip(hits, ends):
+                    hits[name] += low <= 0 <= high
             rows.append({"n": n, "r": r, "runs": runs, **{name: metrics.proportion(h, runs).dict() for name, h in hits.items()}})
     return rows
 
@@ -197,9 +191,8 @@ def dropping(runs: int) -> dict:
     for alarm, paths in fresh.items():
         t, ar = threshold[alarm], np.array([highest(ALARMS[alarm], values, 9) for values in remembering])
         heard = metrics.proportion((paths[:, -1] > t).sum(), len(paths)).dict()
-        result["alarms"].append(
-            {"alarm": alarm, "threshold": t, "rate": rate(paths, t), "runs_with_alarm": heard, "remembering": rate(ar, t)}
-        )
+        line = {"alarm": alarm, "threshold": t, "rate": rate(paths, t), "runs_with_alarm": heard, "remembering": rate(ar, t)}
+        result["alarms"].append(line)
     for drop in tqdm((0.05, 0.1, 0.2, 0.4, "slow 0.2"), desc="3 delays"):
         size = 0.2 if isinstance(drop, str) else drop
         fall = np.minimum(1, np.arange(1, 81) / 40) if isinstance(drop, str) else np.ones(80)  # slow: over 40 updates
@@ -209,11 +202,8 @@ def dropping(runs: int) -> dict:
             for alarm, f in ALARMS.items():
                 paths = np.array([highest(f, values, at) for values in made])  # [runs, 80], after the drop
                 delay = lambda t, paths=paths: np.where((paths > t).any(axis=1), (paths > t).argmax(axis=1) + 1, 80)
-                late = delay(threshold[alarm])
-                missed = metrics.proportion((paths[:, -1] <= threshold[alarm]).sum(), runs)
-                result["drops"].append(
-                    {"drop": drop, "icc": icc, "alarm": alarm, "delay": metrics.mean(late).dict(), "missed": missed.dict()}
-                )
+                late, missed = metrics.mean(delay(threshold[alarm])), metrics.proportion((paths[:, -1] <= threshold[alarm]).sum(), runs)
+                result["drops"].append({"drop": drop, "icc": icc, "alarm": alarm, "delay": late.dict(), "missed": missed.dict()})
                 if drop == 0.1 and icc == 0.0:
                     result["curve"][alarm] = [(rate(fresh[alarm], t), float(delay(t).mean())) for t in np.linspace(2, 6, 41)]
     return result
@@ -242,8 +232,8 @@ def tracking(runs: int) -> list[dict]:
 def recorded() -> list[dict]:
     """The same questions to the runs in results/. Truth unknown; what can be checked is whether a window predicts what comes next."""
     rows = []
-    for path in sorted((ROOT / "results").glob("*/*/metrics.jsonl")):
-        r = np.array([json.loads(line)["reward"] for line in path.read_text().splitlines()])
+    for path in sorted(RESULTS.glob("*/*/metrics.jsonl")):
+        r = np.array([line["reward"] for line in read_lines(path)])
         if len(r) < 40:
             continue
         settled, last, ends = first(RULES["trend"], r), metrics.change(r), range(20, len(r) - 9, 5)
@@ -253,7 +243,7 @@ def recorded() -> list[dict]:
                 w = metrics.adaptive_window(r[:n]) if label == "adaptive" else min(n, int(label.split()[1]))
                 misses[label].append(abs(r[n - w : n].mean() - r[n : n + 10].mean()))
         rows.append({
-            "run": str(path.parent.relative_to(ROOT / "results")), "updates": len(r), "reward": r.tolist(), "settled": settled,
+            "run": str(path.parent.relative_to(RESULTS)), "updates": len(r), "reward": r.tolist(), "settled": settled,
             "when_settled": metrics.trend(r[:settled]).sentence() if settled else None,
             "mean_after": metrics.level(r[settled:]).dict() if settled and settled < len(r) else None,
             "at_end": metrics.trend(r).sentence(), "distribution": metrics.distribution(r).sentence(),

@@ -6,35 +6,17 @@ python -m lab.trust.windows --runs 10      # a quick look; writes the same files
 How it is measured: lab/trust/detectors.py. The numbers stay in windows.json; what the page says in short is computed from them.
 """
 
-import json
-import sys
-from pathlib import Path
-
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 import metrics
+from lab.common import RESULTS, percent, pyplot, save_picture, table, told, write_json, write_page
 from lab.trust.detectors import ALARMS, CURVES, FIXED, RULES, N, coverage, dice, dropping, episodes, first, recorded, settling, tracking
 
-OUT = ROOT / "results" / "metrics"
+OUT = RESULTS / "metrics"
 
 
-def share(i: dict) -> str:
-    return f"{100 * i['mean']:.0f}% [{100 * i['low']:.0f}, {100 * i['high']:.0f}]"
-
-
-def number(i: dict, digits: int = 3) -> str:
-    return f"{i['mean']:.{digits}f} [{i['low']:.{digits}f}, {i['high']:.{digits}f}]"
-
-
-def table(head: list[str], rows: list[list]) -> list[str]:
-    return ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *("| " + " | ".join(map(str, row)) + " |" for row in rows), ""]
+rows_of = lambda head, rows: [*table(head, rows), ""]
 
 
 def write(found: dict) -> None:
@@ -49,45 +31,45 @@ def write(found: dict) -> None:
         "**Too soon**: later, the truth moves by more than 0.05 from where it was. **Never**: not within 400 updates. "
         "**Said at**: median and 5% to 95% of the calls that were right; **after**: median minus the update at which the truth had come within 0.02 of its end "
         "(negative: it was called in the last slow part of the rise).", "",
-        *table(["truth", "noise", "n", "too soon", "never", "plateau from", "said at", "after"],
-               [[CURVES[r["curve"]][0], r["noise"], r["runs"], share(r["too_soon"]), share(r["never"]), r["plateau"],
+        *rows_of(["truth", "noise", "n", "too soon", "never", "plateau from", "said at", "after"],
+               [[CURVES[r["curve"]][0], r["noise"], r["runs"], percent(r["too_soon"]), percent(r["never"]), r["plateau"],
                  f"{r['said'][1]:.0f} ({r['said'][0]:.0f} to {r['said'][2]:.0f})" if r["said"] else "",
                  f"{r['said'][1] - r['plateau']:+.0f}" if r["said"] and "line" not in r["curve"] and r["curve"] != "wave" else ""]
                 for r in found["settling"] if r["rule"] == "trend"]),
         "Two simpler rules on the same runs (icc 0.3), share of runs in which they spoke too soon: the slope of the last 20 updates is not significant; "
         "the variance of the last 20 does not differ from that of the 20 before (Levene, the rule of thumb that the blog post proposes).", "",
-        *table(["truth", "n", "trend", "no slope", "same spread"],
-               [[CURVES[c][0], runs, *(share(next(r for r in found["settling"] if (r["curve"], r["noise"], r["rule"]) == (c, "icc 0.3", rule))["too_soon"])
+        *rows_of(["truth", "n", "trend", "no slope", "same spread"],
+               [[CURVES[c][0], runs, *(percent(next(r for r in found["settling"] if (r["curve"], r["noise"], r["rule"]) == (c, "icc 0.3", rule))["too_soon"])
                                       for rule in RULES)] for c in CURVES if c != "flat"]),
         "## Has it dropped? `metrics.change` against fixed windows", "",
         f"Each alarm has the threshold that gave it {drop['target']} false alarms per 100 updates on flat runs of 200 updates (calibrated on other runs than "
         "the ones counted here). A fixed window compares its mean with that of everything before it.", "",
-        *table(["alarm", "threshold", "false alarms per 100 updates", "flat runs of 200 with one", "n", "per 100, AR(1) noise"],
-               [[a["alarm"], f"{a['threshold']:.2f}", f"{a['rate']:.3f}", share(a["runs_with_alarm"]), a["runs_with_alarm"]["n"], f"{a['remembering']:.2f}"] for a in drop["alarms"]]),
+        *rows_of(["alarm", "threshold", "false alarms per 100 updates", "flat runs of 200 with one", "n", "per 100, AR(1) noise"],
+               [[a["alarm"], f"{a['threshold']:.2f}", f"{a['rate']:.3f}", percent(a["runs_with_alarm"]), a["runs_with_alarm"]["n"], f"{a['remembering']:.2f}"] for a in drop["alarms"]]),
         "`metrics.change` uses 4.0. In the last column the runs are as flat, but neighbours resemble each other (AR 0.5): all alarms take such wandering for steps. "
         "The recorded runs are not like that: their steps turn around as often as white noise does.", "",
         f"Mean delay in updates after a drop from 0.6 after update 100 (not heard within 80 counts as 80), n={drop['runs']} runs a cell; the best of a row in bold.", "",
-        *table(["drop", "icc", *ALARMS], [[d, icc, *best([c["delay"] for c in drop["drops"] if (c["drop"], c["icc"]) == (d, icc)])]
+        *rows_of(["drop", "icc", *ALARMS], [[d, icc, *best([c["delay"] for c in drop["drops"] if (c["drop"], c["icc"]) == (d, icc)])]
                                           for d in dict.fromkeys(c["drop"] for c in drop["drops"]) for icc in (0.0, 0.8)]),
         "## What is the current level? `metrics.level` over the last w updates", "",
         f"Mean distance between the window's mean and the truth, n={runs} runs a cell, asked every 7 updates from 20 to 300; the best of a row in bold.", "",
-        *table(["truth", "icc", "adaptive", *(f"last {w}" for w in FIXED)],
+        *rows_of(["truth", "icc", "adaptive", *(f"last {w}" for w in FIXED)],
                [[CURVES[c][0], icc, *best([r["error"] for r in found["tracking"] if (r["curve"], r["icc"]) == (c, icc)])]
                 for c in dict.fromkeys(r["curve"] for r in found["tracking"]) for icc in (0.0, 0.8)]),
         "Share of those questions in which the 95% interval holds the *current* truth. A window that lags behind a rise is precise about the past.", "",
-        *table(["truth", "icc", "adaptive", *(f"last {w}" for w in FIXED)],
-               [[CURVES[c][0], icc, *(share(r["coverage"]) for r in found["tracking"] if (r["curve"], r["icc"]) == (c, icc))]
+        *rows_of(["truth", "icc", "adaptive", *(f"last {w}" for w in FIXED)],
+               [[CURVES[c][0], icc, *(percent(r["coverage"]) for r in found["tracking"] if (r["curve"], r["icc"]) == (c, icc))]
                 for c in dict.fromkeys(r["curve"] for r in found["tracking"]) for icc in (0.0, 0.8)]),
         "## The intervals themselves", "",
         "Share of 95% intervals that hold the truth, in AR(1) noise with correlation r. `metrics.mean` shuffles the values; level and slope are those of metrics.py.", "",
-        *table(["updates", "r", "n", "level", "metrics.mean", "moving-block bootstrap", "slope", "Newey-West slope"],
-               [[c["n"], c["r"], c["runs"], *(share(c[k]) for k in ("level", "shuffling bootstrap", "block bootstrap", "slope", "Newey-West slope"))]
+        *rows_of(["updates", "r", "n", "level", "metrics.mean", "moving-block bootstrap", "slope", "Newey-West slope"],
+               [[c["n"], c["r"], c["runs"], *(percent(c[k]) for k in ("level", "shuffling bootstrap", "block bootstrap", "slope", "Newey-West slope"))]
                 for c in found["coverage"]]),
         "## Recorded runs", "",
         "Nobody knows the truth here. Their learning rate falls to a tenth, so to settle is not to have reached all that could be reached.", "",
     ]  # fmt: skip
     for r in found["recorded"]:
-        after = f"; the mean of the updates after that is {number(r['mean_after'], 2)}" if r["mean_after"] else ""
+        after = f"; the mean of the updates after that is {told(r['mean_after'], 2)}" if r["mean_after"] else ""
         out += [
             f"**{r['run']}** ({r['updates']} updates)", "",
             f"* {r['distribution']}",
@@ -96,9 +78,9 @@ def write(found: dict) -> None:
         ]  # fmt: skip
     out += [
         "How far the window's mean lies from the mean of the next 10 updates (asked every 5 updates; neighbouring questions overlap, so the intervals are too narrow):", "",
-        *table(["run", "n", "adaptive", *(f"last {w}" for w in FIXED)], [[r["run"], r["asked"], *best(list(r["next10"].values()))] for r in found["recorded"]]),
+        *rows_of(["run", "n", "adaptive", *(f"last {w}" for w in FIXED)], [[r["run"], r["asked"], *best(list(r["next10"].values()))] for r in found["recorded"]]),
     ]  # fmt: skip
-    (OUT / "README.md").write_text("\n".join(out))
+    write_page(OUT / "README.md", out)
 
 
 def in_short(found: dict) -> list[str]:
@@ -107,16 +89,12 @@ def in_short(found: dict) -> list[str]:
     soon = lambda *curves: sum((r["too_soon"]["mean"] * r["runs"] for r in trend if r["curve"] in curves), 0.0)
     asked = lambda *curves: sum(r["runs"] for r in trend if r["curve"] in curves)
     wrong = lambda *curves: metrics.proportion(soon(*curves), asked(*curves)).percent() + f" of {asked(*curves)} runs"
-    after = [
-        r["said"][1] - r["plateau"] for r in trend if r["said"] and r["curve"] in ("rise15", "rise30", "rise60", "take_off60", "collapse")
-    ]
-    drops, rows = found["dropping"]["drops"], found["tracking"]
-    delays = [
-        [c["delay"]["mean"] for c in drops if (c["drop"], c["icc"]) == key] for key in dict.fromkeys((c["drop"], c["icc"]) for c in drops)
-    ]
-    errors = [
-        [r["error"]["mean"] for r in rows if (r["curve"], r["icc"]) == key] for key in dict.fromkeys((r["curve"], r["icc"]) for r in rows)
-    ]
+    rising = ("rise15", "rise30", "rise60", "take_off60", "collapse")
+    after = [r["said"][1] - r["plateau"] for r in trend if r["said"] and r["curve"] in rising]
+    rows, settings = found["tracking"], lambda rows, by, what: [
+        [r[what]["mean"] for r in rows if (r[by], r["icc"]) == key] for key in dict.fromkeys((r[by], r["icc"]) for r in rows)]  # fmt: skip
+    delays, errors = settings(found["dropping"]["drops"], "drop", "delay"), settings(rows, "curve", "error")
+    worst = lambda table: ", ".join(f"{max(c[i + 1] / min(c) for c in table):.1f} (last {w})" for i, w in enumerate(FIXED))
     wins = lambda table: f"{sum(cells[0] == min(cells) for cells in table)} of {len(table)}"
     cost = lambda table: max(cells[0] / min(cells) for cells in table)
     lagging = lambda w: [r["coverage"]["mean"] for r in rows if r["window"] == w and r["curve"] in ("rise30", "rise60", "line0.020")]
@@ -127,9 +105,9 @@ def in_short(found: dict) -> list[str]:
         f"It is helpless against what has not begun: {wrong('take_off150')} with a late take-off. A wave around a level counts as settled ({wrong('wave')}).",
         f"It speaks {min(after):+.0f} to {max(after):+.0f} updates after the plateau begins (medians); more noise, later.",
         f"Hearing a drop: the adaptive alarm is the fastest in {wins(delays)} settings and at worst {cost(delays):.1f} times as slow as the best fixed window "
-        f"of that setting; the fixed ones are at worst {', '.join(f'{max(c[i + 1] / min(c) for c in delays):.1f} (last {w})' for i, w in enumerate(FIXED))}.",
+        f"of that setting; the fixed ones are at worst {worst(delays)}.",
         f"The current level: the adaptive window is the closest in {wins(errors)} settings, at worst {cost(errors):.1f} times as far off as the best; "
-        f"the fixed ones at worst {', '.join(f'{max(c[i + 1] / min(c) for c in errors):.1f} (last {w})' for i, w in enumerate(FIXED))}. "
+        f"the fixed ones at worst {worst(errors)}. "
         f"But on steady rises its interval holds the present in only {held('adaptive')}; that of the last 10 in {held('last 10')}: there the fixed window wins.",
     ]
 
@@ -138,11 +116,16 @@ def best(cells: list[dict]) -> list[str]:
     """Cells of a row with the smallest in bold."""
     digits = 1 if max(c["mean"] for c in cells) > 1 else 3
     least = min(c["mean"] for c in cells)
-    return [f"**{number(c, digits)}**" if c["mean"] == least else number(c, digits) for c in cells]
+    return [f"**{told(c, digits)}**" if c["mean"] == least else told(c, digits) for c in cells]
+
+
+def errors(cells: list[dict]) -> list[list[float]]:
+    """What errorbar takes."""
+    return [[c["mean"] - c["low"] for c in cells], [c["high"] - c["mean"] for c in cells]]
 
 
 def draw(found: dict) -> None:
-    fig, axes = plt.subplots(2, 2, figsize=(14, 9.5), layout="constrained")
+    fig, axes = pyplot().subplots(2, 2, figsize=(14, 9.5), layout="constrained")
     ax = axes[0, 0]
     for name, color in (("rise30", "C0"), ("take_off150", "C3"), ("line0.020", "C2")):
         values = episodes(CURVES[name][1][:N], 0.3, dice("settling", name, 0.3, 0))
@@ -158,8 +141,7 @@ def draw(found: dict) -> None:
     for i, (rule, color) in enumerate(zip(RULES, ("C0", "C1", "C7"))):
         cells = [r["too_soon"] for r in rows if r["rule"] == rule]
         x, y = [100 * c["mean"] for c in cells], np.arange(len(names))[::-1] + 0.22 * (1 - i)
-        ax.errorbar(x, y, xerr=[[a - 100 * c["low"] for a, c in zip(x, cells)], [100 * c["high"] - a for a, c in zip(x, cells)]],
-                    fmt="o", color=color, capsize=3, label=rule)  # fmt: skip
+        ax.errorbar(x, y, xerr=100 * np.array(errors(cells)), fmt="o", color=color, capsize=3, label=rule)
     ax.set(title=f'said "settled" too soon (icc 0.3, n={found["runs"]} runs, 95% intervals)', xlabel="% of runs", xlim=(-2, 102))
     ax.set_yticks(np.arange(len(names))[::-1], [CURVES[n][0].split(":")[0] for n in names])
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
@@ -169,50 +151,32 @@ def draw(found: dict) -> None:
         ax.plot(x, y, lw=3 if alarm == "adaptive" else 1.3, label=alarm)
     ax.axvline(0.05, color="grey", ls=":", lw=1)
     ax.set(
-        title="a drop by 0.1, icc 0: delay against false alarms",
-        xlabel="false alarms per 100 flat updates",
-        ylabel="mean delay, updates",
-        xscale="log",
-        xlim=(0.01, 3),
-        ylim=(0, 35),
+        title="a drop by 0.1, icc 0: delay against false alarms", xlabel="false alarms per 100 flat updates", ylabel="mean delay, updates"
     )
+    ax.set(xscale="log", xlim=(0.01, 3), ylim=(0, 35))
     ax.legend()
     ax = axes[1, 1]
     curves = list(dict.fromkeys(r["curve"] for r in found["tracking"]))
     for i, label in enumerate(("adaptive", *(f"last {w}" for w in FIXED))):
         cells = [r["error"] for r in found["tracking"] if r["window"] == label and r["icc"] == 0.0]
         x = np.arange(len(curves)) + 0.15 * (i - 2)
-        ax.bar(
-            x,
-            [c["mean"] for c in cells],
-            0.14,
-            yerr=[[c["mean"] - c["low"] for c in cells], [c["high"] - c["mean"] for c in cells]],
-            label=label,
-        )
+        ax.bar(x, [c["mean"] for c in cells], 0.14, yerr=errors(cells), label=label)
     ax.set_xticks(np.arange(len(curves)), curves)
     ax.set(title="distance of the window's mean from the current truth (icc 0)", ylabel="reward")
     ax.legend()
     for a in axes.flat:
         a.grid(alpha=0.25)
-    fig.savefig(OUT / "windows.png", dpi=110)
-    plt.close(fig)
+    save_picture(fig, OUT / "windows.png", 110)
 
 
 def main(runs: int = 100) -> None:
     """Measure everything with `runs` made-up runs a setting, then write results/metrics/."""
-    OUT.mkdir(parents=True, exist_ok=True)
-    found = {
-        "runs": runs,
-        "coverage": coverage(4 * runs),
-        "settling": settling(runs),
-        "dropping": dropping(runs),
-        "tracking": tracking(max(10, runs // 2)),
-        "recorded": recorded(),
-    }
-    (OUT / "windows.json").write_text(json.dumps(found, indent=1))
+    found = {"runs": runs, "coverage": coverage(4 * runs), "settling": settling(runs), "dropping": dropping(runs)}
+    found |= {"tracking": tracking(max(10, runs // 2)), "recorded": recorded()}
+    write_json(OUT / "windows.json", found)
     write(found)
     draw(found)
-    print(f"wrote {OUT.relative_to(ROOT)}/README.md, windows.json and windows.png")
+    print(f"wrote README.md, windows.json and windows.png into {OUT}")
 
 
 if __name__ == "__main__":
