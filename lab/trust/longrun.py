@@ -170,16 +170,13 @@ def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory:
     save_picture(fig, path, 110)
 
 
-def main(
-    hours: float = 2.0,
-    every: float = 5.0,
-    runs: Path = Path("runs/longrun"),
-    frozen: bool = False,
-    report_only: Annotated[bool, tyro.conf.arg(name="report")] = False,
-) -> None:
+AgainOnly = Annotated[bool, tyro.conf.arg(name="report")]
+
+
+def main(hours: float = 2.0, every: float = 5.0, runs: Path = Path("runs/longrun"), frozen: bool = False, again: AgainOnly = False) -> None:
     """every: seconds between two samples. runs: where the run folder lives. frozen: the control. report: from results/longrun, without training."""
     name = "frozen-" if frozen else ""
-    if report_only:
+    if again:
         if not (KEPT / f"{name}samples.jsonl").exists():
             raise SystemExit(f"--report: {KEPT}/{name}samples.jsonl is not there; run python -m lab.trust.longrun first")
         return report(KEPT, frozen)
