@@ -7,7 +7,6 @@ Each case is a short run of train.py (lab/trust/faults.py) that something happen
 traceback where it cannot go on; the right checkpoint where it can; and at the end the same lines, numbers and weights as a run that nothing happened to.
 """
 
-import argparse
 import json
 import os
 import re
@@ -21,26 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import tyro
 from tqdm import tqdm
 
-from lab.trust.faults import (
-    LIMIT_S,
-    OUT,
-    SHORT,
-    UPDATES,
-    WORK,
-    brief,
-    differences,
-    fingerprint,
-    finish,
-    launch,
-    lines,
-    refusal,
-    remember,
-    remembered,
-    start,
-    undisturbed,
-)  # fmt: skip
+from lab.common import read_json, read_lines, write_json
+from lab.trust import faults
+from lab.trust.faults import LIMIT_S, OUT, SHORT, UPDATES, WORK, brief, differences, finish, launch, refusal, start
 from lab.trust.places import make_read_only
 
 
@@ -71,12 +56,8 @@ def unmount(top: Path) -> None:
 
 def outcome(said: list[str], wrong: list[str], unlike: list[str] | None) -> dict:
     """unlike: what differs from the undisturbed run; None where the run was not meant to end."""
-    return {
-        "said": said,
-        "equal": None if unlike is None else not unlike,
-        "ok": not wrong and not unlike,
-        "wrong": [*wrong, *(unlike or [])],
-    }
+    equal = None if unlike is None else not unlike
+    return {"said": said, "equal": equal, "ok": not wrong and not unlike, "wrong": [*wrong, *(unlike or [])]}
 
 
 def went_on(folder: Path, done: SimpleNamespace, after: int | None = None) -> list[str]:
@@ -219,9 +200,9 @@ def clock(home: Path, whole: Path, by: float, place: str, call: int) -> dict:
     took, wrong = time.monotonic() - t, []
     if done.status != 0:
         return outcome([brief(done.said, folder)], [f"it ended with status {done.status}"], None)
-    noted = {f"metrics.jsonl: {k}": v for line in lines(folder / "metrics.jsonl") for k, v in line.items() if k.startswith("seconds")}
-    noted |= {f"summary.json: {k}": v for k, v in json.loads((folder / "summary.json").read_text())["seconds"].items()}
-    noted |= {f"state.json: {k}": v for k, v in json.loads((folder / "checkpoint" / "state.json").read_text())["seconds"].items()}
+    noted = {f"metrics.jsonl: {k}": v for line in read_lines(folder / "metrics.jsonl") for k, v in line.items() if k.startswith("seconds")}
+    noted |= {f"summary.json: {k}": v for k, v in read_json(folder / "summary.json")["seconds"].items()}
+    noted |= {f"state.json: {k}": v for k, v in read_json(folder / "checkpoint" / "state.json")["seconds"].items()}
     wrong += [f"{name} is {value:.0f}" for name, value in noted.items() if not 0 <= value <= took]
     return outcome([], wrong, differences(folder, whole))
 
@@ -232,7 +213,7 @@ def looked_at(home: Path, whole: Path, killed: bool) -> dict:
     runs = home / "looked"
     shutil.rmtree(runs, ignore_errors=True)
     shutil.copytree(whole, folder := runs / "run")
-    wrong, own = [], lambda: [line for line in lines(folder / "evals.jsonl") if line["stage"] == "eval_only"]
+    wrong, own = [], lambda: [line for line in read_lines(folder / "evals.jsonl") if line["stage"] == "eval_only"]
     if killed:
         first = launch(["--eval-only", str(folder)], {"do": "kill", "place": "line of evals", "moment": "half", "call": 1})
         wrong += [] if first.status == -signal.SIGKILL else ["it was not killed there"]
@@ -244,8 +225,8 @@ def looked_at(home: Path, whole: Path, killed: bool) -> dict:
         if not killed:
             wrong += went_on(folder, launch(["--resume", str(folder)]), UPDATES)
             wrong += [] if own() == before else ["its line is gone after --resume"]
-        kept = [line for line in lines(folder / "evals.jsonl") if line["stage"] != "eval_only"]
-        unlike = [] if kept == lines(whole / "evals.jsonl") else ["the other lines of evals.jsonl differ"]
+        kept = [line for line in read_lines(folder / "evals.jsonl") if line["stage"] != "eval_only"]
+        unlike = [] if kept == read_lines(whole / "evals.jsonl") else ["the other lines of evals.jsonl differ"]
     except json.JSONDecodeError:
         unlike = ["evals.jsonl holds a broken line"]
     return outcome([brief(done.said, folder)] if done.status else [], wrong, unlike)
@@ -295,14 +276,10 @@ def storage_cases(home: Path, whole: Path) -> dict:
     cases["checkpoint.old/ damaged"] = "nothing is lost", lambda: damaged(home, whole, old, says="", after=4)
     cases["checkpoint/ removed"] = "the previous checkpoint is used", lambda: damaged(home, whole, gone, says="")
     for moment, place, call in (
-        ("before", "checkpoint: rename", 1),
-        ("after", "checkpoint: rename", 1),
-        ("after", "checkpoint: remove a folder", 1),
-        ("after", "checkpoint: remove a folder", 2),
-        ("after", "checkpoint: remove a file", 1),
-        ("before", "set a damaged one aside", 1),
+        ("before", "checkpoint: rename", 1), ("after", "checkpoint: rename", 1), ("after", "checkpoint: remove a folder", 1),
+        ("after", "checkpoint: remove a folder", 2), ("after", "checkpoint: remove a file", 1), ("before", "set a damaged one aside", 1),
         ("after", "set a damaged one aside", 1),
-    ):
+    ):  # fmt: skip
         kill = {"do": "kill", **at(place, moment, call)}
         name = f"checkpoint/ damaged, and killed on the way ({moment} call {call} of '{place}')"
         cases[name] = "nothing is lost", lambda kill=kill: damaged(home, whole, flip, says="", kill=kill)
@@ -323,10 +300,10 @@ def storage_cases(home: Path, whole: Path) -> dict:
 
 
 def storage_all(only: str) -> list[dict]:
-    code = fingerprint()
+    code = faults.fingerprint()
     home, record = WORK / code, WORK / "storage.jsonl"
-    whole, _, _ = undisturbed(home)
-    cases, done, table = storage_cases(home, whole), remembered(record, {"code": code}), []
+    whole, _, _ = faults.undisturbed(home)
+    cases, done, table = storage_cases(home, whole), faults.remembered(record, {"code": code}), []
     with tqdm([case for case in cases if only in case], desc="storage") as bar:
         for case in bar:
             expected, do = cases[case]
@@ -337,29 +314,27 @@ def storage_all(only: str) -> list[dict]:
                 except NoDisk as error:
                     result = {"said": [str(error)], "equal": None, "ok": None, "wrong": []}
                 done[case] = {"code": code, "case": case, "expected": expected, **result, "seconds": round(time.monotonic() - began, 1)}
-                remember(record, done[case])
+                faults.remember(record, done[case])
             if done[case]["ok"] is False:
                 bar.write(f"{case}: {'; '.join(done[case]['wrong'])}")
             table.append({key: done[case][key] for key in ("case", "expected", "said", "equal", "ok", "wrong")})
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="lab.trust.storage", description="Runs on storage that fails.")
-    parser.add_argument("--only", default="", help="only cases whose name holds this; storage.json is not written then")
-    args = parser.parse_args()
+def main(only: str = "") -> None:
+    """Runs on storage that fails. only: cases whose name holds this; storage.json is not written then."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again, it goes on"))  # so that a disk is unmounted
-    table = storage_all(args.only)
-    if not args.only:
-        OUT.mkdir(parents=True, exist_ok=True)
-        (OUT / "storage.json").write_text(json.dumps(table, indent=1) + "\n")
+    table = storage_all(only)
+    if not only:
+        write_json(OUT / "storage.json", table)
     counts = Counter(row["ok"] for row in table)
     print(f"{counts[True]} of {len(table)} cases as they should be, {counts[False]} failed, {counts[None]} skipped")
     for row in table:
-        what = "skipped" if row["ok"] is None else "ok" if row["ok"] else "FAILED"
-        print(f"  {what:8} {row['case']}: {' / '.join(row['said'])} {'; '.join(row['wrong'])}")
+        print(
+            f"  {({None: 'skipped', True: 'ok', False: 'FAILED'})[row['ok']]:8} {row['case']}: {' / '.join(row['said'])} {'; '.join(row['wrong'])}"
+        )
     sys.exit(bool(counts[False]))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -33,17 +33,19 @@ from http.server import ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+import tyro
+
 import settings
 from bridges.serve import JsonHandler, listen, scripted, serve_policy, split_calls
 from env_letters import split_thinking
 from evaluate import EVAL_SEEDS
 from fast.sampler import TorchSampler
+from lab.common import RESULTS, read_json, write_json, write_page
+from lab.common import table as rows_of
 from policy import PICO, PICO_SWARM, Policy, load_policy
 from rollout import play
 
-OUT = ROOT / "results" / "verifiers"
+OUT = RESULTS / "verifiers"
 ENVIRONMENTS = ("letters", "alphabet", "swarm")
 STYLE = {"letters": "derives", "alphabet": "derives", "swarm": "expert"}
 
@@ -146,11 +148,8 @@ def serve_tokens(policy: Policy, sampler=None) -> ThreadingHTTPServer:
             with alone:
                 sample = sampler.sample([body["token_ids"]], 1, wanted["max_tokens"], wanted["temperature"], [[(0, 0)]])[0][0]
             logprobs = [{"token": f"token_id:{t}", "logprob": p} for t, p in zip(sample.token_ids, sample.logprobs)]
-            choice = {
-                "token_ids": sample.token_ids,
-                "logprobs": {"content": logprobs},
-                "finish_reason": "stop" if sample.finished else "length",
-            }
+            reason = "stop" if sample.finished else "length"
+            choice = {"token_ids": sample.token_ids, "logprobs": {"content": logprobs}, "finish_reason": reason}
             self.reply(200, {"request_id": "1", "choices": [choice]})
 
         def log_message(self, *args):
@@ -280,23 +279,21 @@ pins (a60a606), under which `vf-eval` gives the same scores as ours too (8 seeds
 
 def write_table() -> None:
     """README.md from check.json."""
-    facts = json.loads((OUT / "check.json").read_text())
+    facts = read_json(OUT / "check.json")
     versions = ", ".join(f"{name} {v}" for name, v in facts["versions"].items())
     lines = [
         "# verifiers against our own loop", "",
         f"`{facts['command']}`, {facts['seconds'] / 60:.0f} minutes on a busy machine, with {versions}. Every `vf-eval` was a process of its own that "
         "spoke to a server on loopback. Held-out seeds from 2,000,000,000; the same means `==` on every number of a score, nothing is rounded.", "",
-        "| environment | way | episodes | same reward | same score, all numbers | same replies as text | mean reward, ours | verifiers | nodes a trace |",
-        "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
+    cells = []
     for environment, ways in facts["found"].items():
         for way, c in ways.items():
             some = f"{c['same_score']}, of {c['numbers_a_score']} numbers" + f" (differ: {', '.join(c['differ'])})" * bool(c["differ"])
-            lines.append(
-                f"| {environment} | {way} | {c['episodes']} | {c['same_reward']} | {some} | {c['same_replies']} | {c['mean_reward']:.6f} | "
-                f"{c['mean_reward_verifiers']:.6f} | {', '.join(map(str, c['nodes']))} |"
-            )
+            cells.append([environment, way, c["episodes"], c["same_reward"], some, c["same_replies"], f"{c['mean_reward']:.6f}",
+                          f"{c['mean_reward_verifiers']:.6f}", ", ".join(map(str, c["nodes"]))])  # fmt: skip
     lines += [
+        *rows_of("| environment | way | episodes | same reward | same score, all numbers | same replies as text | mean reward, ours | verifiers | nodes a trace |", cells),
         "", "* `text`: a scripted player, the expert three times in four, else one of twelve ways to spoil its answer. What it says arrives as it was said.",
         "* `parsed`: the same behind a server that, as vLLM, takes thinking and tool calls out of the text. The adapter writes them back; where the player was "
         "broken the text may differ from what was said (thinking that never ended gets an end, what stood between two calls is lost), the score does not.",
@@ -310,7 +307,7 @@ def write_table() -> None:
                 f"* {environment}, tokens: {c['same_tokens']} of {c['episodes']} episodes hold the very same tokens ({c['tokens']:,} in all), given and "
                 f"sampled; log-probs, which a trace keeps to four decimals, differ by at most {c['largest_logprob_gap']:.6f}."
             )
-    (OUT / "README.md").write_text("\n".join(lines) + "\n" + PRIME_RL)
+    write_page(OUT / "README.md", [*lines, PRIME_RL])
 
 
 def main(n: int = 100, policy_n: int = 32, swarm_n: int = 8, environments: str = ",".join(ENVIRONMENTS), table: bool = False) -> None:
@@ -342,12 +339,9 @@ def main(n: int = 100, policy_n: int = 32, swarm_n: int = 8, environments: str =
         "seconds": round(time.perf_counter() - started),
     }
     if set(chosen) == set(ENVIRONMENTS):
-        OUT.mkdir(parents=True, exist_ok=True)
-        (OUT / "check.json").write_text(json.dumps({**facts, "found": found}, indent=1) + "\n")
+        write_json(OUT / "check.json", {**facts, "found": found})
         write_table()
 
 
 if __name__ == "__main__":
-    import tyro
-
     tyro.cli(main)
