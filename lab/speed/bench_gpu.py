@@ -14,11 +14,9 @@ import gc
 import importlib.util
 import json
 import statistics
-import sys
 import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
 
@@ -26,12 +24,10 @@ import torch
 import tyro
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 from fast.sampler import TorchSampler
-from grpo import update
+from lab.common import read_json, write_json
 from lab.speed import memory as plans
-from lab.speed.bench import rows_of, save, table, versions
+from lab.speed.bench import learn, rows_of, save, table, versions
 from policy import PICO, Policy, attach_lora
 
 STUB = SimpleNamespace(pad_token_id=0)  # nothing here reads or writes text
@@ -204,8 +200,7 @@ def train(
 
 def our_step(policy: Policy, micro: int):
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-12, weight_decay=0.0)
-    return lambda groups: update(policy, optimizer, groups, loss="grpo", baseline="group", normalize=True, temperature=1.0,
-                                 max_tokens=len(groups[0][0].token_ids), micro_tokens=micro)  # fmt: skip
+    return lambda groups: learn(policy, optimizer, groups, len(groups[0][0].token_ids), micro)
 
 
 def trl_step(config: dict, rank: int, device: str, micro: int):
@@ -283,9 +278,9 @@ def memory(row: str = "4b-full-fits") -> None:
         trained()  # the moments are made
         peaks = {"evaluation": most(lambda: ask(s.eval_n, 1)), "rollout": most(lambda: ask(s.num_tasks, s.k)), "update": most(trained)}
     file = plans.OUT / "memory_measured.json"
-    measured = json.loads(file.read_text()) if file.exists() else {}
+    measured = read_json(file) if file.exists() else {}
     measured[row] = {name: round(size / plans.GIB, 1) for name, size in peaks.items()} | card("cuda")
-    file.write_text(json.dumps(measured, indent=1) + "\n")
+    write_json(file, measured)
     print(json.dumps({row: measured[row]}, indent=1))
 
 
