@@ -41,9 +41,8 @@ VERDICTS = {"holds": "#1b7837", "fails": "#b2182b", "undecided": "#777777", "not
 
 # ------------------------------------------------------------------------------------------------ intervals and verdicts
 def interval(rows: list | tuple) -> Interval:
-    """The mean with its 95% interval. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a pair of independent samples.
-
-    n is the number of seeds (or units). One seed has no interval: from minus to plus infinity."""
+    """The mean with its 95% interval. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a pair of independent
+    samples. n is the number of seeds (or units). One seed has no interval: from minus to plus infinity."""
     part = lambda values: (values.var(ddof=1) / len(values), len(values) - 1)  # (variance of the mean, its degrees of freedom)
     if isinstance(rows, tuple):
         a, b = (np.asarray(side, float) for side in rows)

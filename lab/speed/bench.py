@@ -92,10 +92,9 @@ def status(name: str) -> float:
 
 
 def train(rounds: int = 3, threads: int = 2) -> None:
-    """Trained tokens a second and memory over lengths and vocabularies: 8 rows, pico_base's shapes with random weights, LoRA 32, grpo.update.
-
-    Cost must grow linearly in tokens, but for attention, whose share grows with the length: `work` is the floating-point operations of both, computed,
-    and seconds a unit of work must stay alike. Memory must not grow with vocabulary x length."""
+    """Trained tokens a second and memory over lengths and vocabularies: 8 rows, pico_base's shapes with random weights, LoRA 32,
+    grpo.update. Cost must grow linearly in tokens, but for attention, whose share grows with the length: `work` is the floating-point
+    operations of both, computed, and seconds a unit of work must stay alike. Memory must not grow with vocabulary x length."""
     cases = [(length, 512) for length in (512, 1024, 2048, 4096, 8192)] + [(2048, v) for v in (1024, 32_000, 151_936)]
     command = f"python -m lab.speed.bench train --rounds {rounds} --threads {threads}"
     result = {"command": command, "rows": 8, **versions(threads), "cases": []}
@@ -161,11 +160,10 @@ MARKUP = ("small blocks", "ever better blocks", "tags never closed", "tags never
 
 
 def scorer(tokens: int = 2048, rounds: int = 5) -> None:
-    """CPU milliseconds that Alphabet.score() takes where the last of three replies is hostile, `tokens` long.
-
-    A reply has 4 or 8 characters a token (what large vocabularies give), or is cut by pico_base's tokenizer, where letters are tokens of
-    their own but a tag of 30 characters is one. The right list is just below and just above 200 characters, where difflib's autojunk
-    begins. Rounds are interleaved; where chance has a part, each round draws anew."""
+    """CPU milliseconds that Alphabet.score() takes where the last of three replies is hostile, `tokens` long. A reply has 4 or 8 characters
+    a token (what large vocabularies give), or is cut by pico_base's tokenizer, where letters are tokens of their own but a tag of 30
+    characters is one. The right list is just below and just above 200 characters, where difflib's autojunk begins. Rounds are interleaved;
+    where chance has a part, each round draws anew."""
     policy = load_policy(str(PICO), 0, 64, "cpu")
     envs: dict[str, Alphabet] = {}
     for seed in range(BENCH_SEEDS, BENCH_SEEDS + 5000):

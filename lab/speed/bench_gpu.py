@@ -73,10 +73,9 @@ def arithmetic(device: str, n: int = 8192) -> float:
 
 
 def step_bytes(config: dict, rows: int, prompts: int, prompt_tokens: int, replies: int, each: int) -> float:
-    """The least that a decoding step has to read, on average over `replies` steps: weights, a prompt's keys and values once, each row's own.
-
-    each: bytes a number. Of experts only those count that some row is sent to, if rows choose at random. An untied embedding is looked up, not read.
-    """
+    """The least that a decoding step has to read, on average over `replies` steps: weights, a prompt's keys and values once, each row's
+    own. each: bytes a number. Of experts only those count that some row is sent to, if rows choose at random. An untied embedding is looked
+    up, not read."""
     with torch.device("meta"):
         named = list(plans.build(config, 0).named_parameters())
     count = lambda *words: sum(p.numel() for name, p in named if any(word in name for word in words))
@@ -90,10 +89,9 @@ def step_bytes(config: dict, rows: int, prompts: int, prompt_tokens: int, replie
 
 
 def step_flops(config: dict, rank: int, rows: int, length: int, trained: int) -> float:
-    """Multiplications and additions of one training step that the mathematics asks for; what is computed twice to save memory does not count.
-
-    A matrix of n numbers costs a token 2n forward, 2n for the gradient of its input, and 2n for its own where it learns. The head works on the
-    trained tokens alone; attention sees half of the length on average."""
+    """Multiplications and additions of one training step that the mathematics asks for; what is computed twice to save memory does not
+    count. A matrix of n numbers costs a token 2n forward, 2n for the gradient of its input, and 2n for its own where it learns. The head
+    works on the trained tokens alone; attention sees half of the length on average."""
     with torch.device("meta"):
         named = [(name, p.numel()) for name, p in plans.build(config, rank).named_parameters() if p.ndim > 1]
     chosen = config.get("num_experts_per_tok", 0) / config.get("num_experts", 1)  # of the experts a token meets these

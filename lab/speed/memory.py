@@ -158,10 +158,9 @@ def activations(c: dict, z: Sizes, rank: int, tokens: int, checkpointing: bool, 
 
 # ---------------------------------------------------------------------------------------------- the plan of a run
 def own_sampler(s: Setting, token: int, free: float) -> list[tuple[float, int]]:
-    """(bytes while it samples, its copy of the weights not counted; tokens that its rows see, a shared prompt once a row), in the evaluation and then
-    in the rollout.
-
-    token: bytes of a token's keys and values. Where it runs out of memory, TorchSampler tries half as many prompts, and stays there."""
+    """(bytes while it samples, its copy of the weights not counted; tokens that its rows see, a shared prompt once a row), in the
+    evaluation and then in the rollout. token: bytes of a token's keys and values. Where it runs out of memory, TorchSampler tries half as
+    many prompts, and stays there."""
     c, row, most, found = MODELS[s.model], PROMPT + s.max_tokens, MAX_ROWS, []
 
     def needed(groups: int, k: int) -> float:

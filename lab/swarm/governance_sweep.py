@@ -90,9 +90,8 @@ def frontier(seeds: int, gates, **changes) -> dict:
 
 def calmest(cell: dict, target: float, chosen: np.ndarray, floor: float = 0.0) -> dict[str, float]:
     """The calmest way in which a gate keeps toxicity to the target: of all bars (and between neighbours) that reach it, the least thrash.
-
-    Toxicity need not fall with the bar: in a ring, whoever looks best is worst. floor: at least so much of what the not deceptive
-    propose must be accepted, for nobody is calmer than a gate that lets nobody in. NaN if no bar does it. chosen: seeds."""
+    Toxicity need not fall with the bar: in a ring, whoever looks best is worst. floor: at least so much of what the not deceptive propose
+    must be accepted, for nobody is calmer than a gate that lets nobody in. NaN if no bar does it. chosen: seeds."""
     curves = {name: values[:, chosen].mean(axis=1) for name, values in cell.items()}
     at = np.linspace(0, len(BARS) - 1, 10 * (len(BARS) - 1) + 1)
     fine = {name: np.interp(at, np.arange(len(BARS)), values) for name, values in curves.items()}
@@ -104,10 +103,8 @@ def calmest(cell: dict, target: float, chosen: np.ndarray, floor: float = 0.0) -
 
 
 def equal_toxicity(cells: dict, resamples: int = 500) -> list[dict]:
-    """Every gate against hard at a quarter, half and three quarters of the way between the least and the most toxicity of hard.
-
-    Seeds are resampled, for all gates together, so the intervals include the choice of the bar. reached: in how many resamples a bar did it.
-    """
+    """Every gate against hard at a quarter, half and three quarters of the way between the least and the most toxicity of hard. Seeds are
+    resampled, for all gates together, so the intervals include the choice of the bar. reached: in how many resamples a bar did it."""
     seeds = cells["hard"]["toxicity"].shape[1]
     levels = cells["hard"]["toxicity"].mean(axis=1)
     rng, lines = np.random.default_rng(0), []

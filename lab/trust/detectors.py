@@ -119,9 +119,8 @@ def first(rule, values: np.ndarray, start: int = 20) -> int | None:
 
 
 def verdicts(name: str, truth: np.ndarray, noise: str, make, runs: int, rules=RULES) -> list[dict]:
-    """One line a rule: how often it spoke too soon, never, and how long after the plateau it spoke.
-
-    Too soon: the truth later moves by more than 0.05 from where it was. The plateau begins where the truth stays within 0.02 of its end."""
+    """One line a rule: how often it spoke too soon, never, and how long after the plateau it spoke. Too soon: the truth later moves by more
+    than 0.05 from where it was. The plateau begins where the truth stays within 0.02 of its end."""
     plateau = int(np.flatnonzero(np.abs(truth - truth[-1]) > 0.02)[-1]) + 1 if np.ptp(truth) > 0.02 else 0
     made, rows = [make(run) for run in range(runs)], []
     for label, rule in rules.items():

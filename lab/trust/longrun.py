@@ -7,12 +7,10 @@ notes its memory and CPU time every few seconds from outside, and fits a line th
     throughput   tokens sampled and trained per second of *CPU* time: by the clock, other work on the machine would count as well
     logs         bytes of the run folder without its checkpoints
 
-A policy that learns to write more needs more memory for it, and that is no leak; and longer replies to the same prompts cost less CPU time a token. So both
-lines are fitted twice: over time alone, and over time and the tokens of the update. What the environment says is in neither, so there is a control whose policy does not move at all.
-
-The first quarter of the updates is warm-up: an allocator takes what the longest batch needs and keeps it. Updates after an evaluation are left out of
-the throughput, because the evaluation's time would be theirs. Neighbouring updates resemble each other, so the slopes' intervals are HAC
-(Newey and West 1987, statsmodels), which widen with autocorrelation. "Flat" means that the interval of the slope holds 0.
+A policy that learns to write more needs more memory for it, and that is no leak; and longer replies cost less CPU time per token. So both lines are
+fitted twice: over time alone, and over time and the tokens of the update; and there is a control whose policy does not move at all. The first quarter of
+the updates is warm-up, and updates after an evaluation are left out of the throughput. Neighbouring updates resemble each other, so the slopes' intervals
+are HAC (Newey and West 1987, statsmodels), which widen with autocorrelation. "Flat" means that the interval of the slope holds 0.
 
     python -m lab.trust.longrun --hours 2            # train and watch, then report: results/longrun/
     python -m lab.trust.longrun --frozen --hours 0.4 --runs runs/frozen     # the control: a policy that does not move
@@ -41,11 +39,12 @@ from lab.common import RESULTS, ROOT, pyplot, read_lines, save_picture, told, wr
 
 KEPT = RESULTS / "longrun"
 EVAL_EVERY = 20
-ALIKE = "--env swarm --updates 100000 --lr-end 1 --save-every 5 --threads 1"
 # The default run's settings but for its length: a small constant learning rate, so that what is played stays alike for hours.
-FLAGS = f"{ALIKE} --lr 1e-4 --eval-n 16 --eval-every {EVAL_EVERY}".split()
+FLAGS = "--env swarm --updates 100000 --lr 1e-4 --lr-end 1 --eval-n 16 --eval-every 20 --save-every 5 --threads 1".split()
 # The control: a policy that does not move, so that only a leak can grow. Fewer episodes, because memory needs no speed.
-FROZEN = f"{ALIKE} --lr 1e-12 --num-tasks 1 --eval-n 4 --eval-every 100000".split()
+FROZEN = (
+    "--env swarm --updates 100000 --lr 1e-12 --lr-end 1 --num-tasks 1 --eval-n 4 --eval-every 100000 --save-every 5 --threads 1".split()
+)
 WARM_UP = 0.25  # of the updates
 
 
