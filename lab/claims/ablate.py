@@ -161,14 +161,9 @@ def find(name: str) -> Claim:
 
 
 def main(
-    claim: tyro.conf.Positional[str] = "",
-    seeds: int = 3,
-    jobs: int = 0,
-    threads: int = 1,
-    all: bool = False,
-    table: bool = False,
+    claim: tyro.conf.Positional[str] = "", seeds: int = 3, jobs: int = 0, threads: int = 1, all: bool = False, table: bool = False,
     list: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """claim: name or number; seeds: 0 to seeds - 1 of every arm; jobs: runs at once, 0: as many as there are cores, at most 8; threads: of a run."""
     if list:
         return listing(seeds)

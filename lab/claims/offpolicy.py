@@ -73,8 +73,8 @@ def write_table() -> None:
         f"256 held-out tasks; {m['device'].partition(',')[0]}, torch {m['torch']}, transformers {m['transformers']}. Old: by how many updates the sampling policy is behind. Mismatch: "
         "mean |log-prob now - when sampled| of a token, nats. Capped: share of tokens whose weight is cut to 2. The trainer waits: share of the time of an update; "
         "evaluations and writing are in the minutes only. Arms that ran beside other work have no times.", "",
-        *table("| arm | seed | threads | final, exact | against in turn, same seed | old | mismatch | capped | mean grad norm | updates a minute | the trainer waits | minutes |", []),
     ]  # fmt: skip
+    rows = []
     for arm, folders in found.items():
         for folder in folders:
             seed = int(folder.name.rpartition("-")[2])
@@ -83,13 +83,12 @@ def write_table() -> None:
             base = OUT / f"in_turn-{seed}"
             against = "" if arm == "in_turn" or not base.exists() else points(metrics.gain(final(base), exact).dict())
             capped = mean(lines, "capped")
-            timed = f"{pace(lines):.1f} | {100 * waiting(lines):.0f}% | {s['seconds']['total'] / 60:.1f}"
-            timed = timed if arm in SETS["pace"] else " | | "
-            text.append(
-                f"| {arm} | {seed} | {s['config']['threads']} | **{metrics.proportion(sum(exact), len(exact)).percent()}** | {against} | "
-                f"{mean(lines, 'off_policy_steps'):.1f} | {mean(lines, 'mismatch'):.1e} | {'' if capped is None else f'{100 * capped:.1f}%'} | "
-                f"{mean(lines, 'grad_norm'):.2f} | {timed} |"
-            )
+            timed = (f"{pace(lines):.1f}", f"{100 * waiting(lines):.0f}%", f"{s['seconds']['total'] / 60:.1f}")
+            rows.append([arm, seed, s["config"]["threads"], f"**{metrics.proportion(sum(exact), len(exact)).percent()}**", against,
+                         f"{mean(lines, 'off_policy_steps'):.1f}", f"{mean(lines, 'mismatch'):.1e}", "" if capped is None else f"{100 * capped:.1f}%",
+                         f"{mean(lines, 'grad_norm'):.2f}", *(timed if arm in SETS["pace"] else [" | | "])])  # fmt: skip
+    text += table("| arm | seed | threads | final, exact | against in turn, same seed | old | mismatch | capped | mean grad norm | updates a minute "
+                  "| the trainer waits | minutes |", rows)  # fmt: skip
     both = [seed for seed in range(100) if (OUT / f"in_turn-{seed}").exists() and (OUT / f"ahead-{seed}").exists()]
     if both:
         of = lambda arm, seed: pace(records.lines(OUT / f"{arm}-{seed}/metrics.jsonl"))
@@ -98,11 +97,8 @@ def write_table() -> None:
                      f"(median of {len(ratios)}; {min(ratios):.2f} to {max(ratios):.2f})."]  # fmt: skip
     stale = {arm: [folder for folder in folders if arm.startswith("stale")] for arm, folders in found.items()}
     if none := stale.pop("stale_none", []):
-        text += [
-            "",
-            f"Samples that are {LAG} updates old, against looking away (stale_none), paired by task, averaged over the seeds that both have:",
-            "",
-        ]
+        old = f"Samples that are {LAG} updates old, against looking away (stale_none), paired by task"
+        text += ["", f"{old}, averaged over the seeds that both have:", ""]
         for arm, folders in stale.items():
             seeds = sorted({f.name.rpartition("-")[2] for f in folders} & {f.name.rpartition("-")[2] for f in none})
             if seeds:

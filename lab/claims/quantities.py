@@ -134,29 +134,13 @@ def both(arms: dict, *names: str) -> list[int]:
     return sorted(set.intersection(*(set(arms.get(name, ())) for name in names)))
 
 
-def less(a: str, b: str, of: Callable = held) -> Callable:
-    """a less b, by seed."""
-    return lambda arms: [of(arms[a][s]) - of(arms[b][s]) for s in both(arms, a, b)]
-
-
-def own(a: str, of: Callable) -> Callable:
-    """The number itself, by seed."""
-    return lambda arms: [of(arms[a][s]) for s in both(arms, a)]
-
-
-def by_unit(a: str, b: str, what: str) -> Callable:
-    """One script less another, by unit."""
-    return lambda arms: list(arms[a][what] - arms[b][what]) if {a, b} <= arms.keys() else []
-
-
-def alone(a: str, what: str) -> Callable:
-    """A script's number itself, by unit."""
-    return lambda arms: list(arms[a][what]) if a in arms else []
-
-
-def apart(a: str, b: str, what: str) -> Callable:
-    """The numbers of two scripts whose units are not the same: independent samples."""
-    return lambda arms: (alone(a, what)(arms), alone(b, what)(arms)) if {a, b} <= arms.keys() else []
+# a less b, by seed; a number of one arm, by seed; one script less another, by unit; a script's number itself, by unit.
+less = lambda a, b, of=held: lambda arms: [of(arms[a][s]) - of(arms[b][s]) for s in both(arms, a, b)]
+own = lambda a, of: lambda arms: [of(arms[a][s]) for s in both(arms, a)]
+by_unit = lambda a, b, what: lambda arms: list(arms[a][what] - arms[b][what]) if {a, b} <= arms.keys() else []
+alone = lambda a, what: lambda arms: list(arms[a][what]) if a in arms else []
+# The numbers of two scripts whose units are not the same: independent samples.
+apart = lambda a, b, what: lambda arms: (alone(a, what)(arms), alone(b, what)(arms)) if {a, b} <= arms.keys() else []
 
 
 def at_best_rate(arms: dict, kind: str, seed: int) -> Run:

@@ -47,17 +47,8 @@ def rows_of(lengths: list[int], vocabulary: int, device="cpu"):
 
 def learn(policy: Policy, optimizer, groups: list, max_tokens: int, micro_tokens: int = 8192) -> dict:
     """grpo.update as every comparison of speed has it: the plain loss, on-policy."""
-    return update(
-        policy,
-        optimizer,
-        groups,
-        loss="grpo",
-        baseline="group",
-        normalize=True,
-        temperature=1.0,
-        max_tokens=max_tokens,
-        micro_tokens=micro_tokens,
-    )
+    how = {"loss": "grpo", "baseline": "group", "normalize": True, "temperature": 1.0}
+    return update(policy, optimizer, groups, **how, max_tokens=max_tokens, micro_tokens=micro_tokens)
 
 
 def alone(code: str, threads: int) -> subprocess.CompletedProcess:

@@ -104,14 +104,8 @@ def step_flops(config: dict, rank: int, rows: int, length: int, trained: int) ->
 
 # ------------------------------------------------------------------------------------------------ decode
 def decode(
-    model: str = "Qwen3-4B",
-    rows: int = 64,
-    prompts: int = 8,
-    prompt_tokens: int = 192,
-    replies: int = 256,
-    rounds: int = 3,
-    device: str = "cuda",
-) -> None:
+    model: str = "Qwen3-4B", rows: int = 64, prompts: int = 8, prompt_tokens: int = 192, replies: int = 256, rounds: int = 3, device: str = "cuda"
+) -> None:  # fmt: skip
     """Tokens a second, every reply `replies` long, beside what the card's memory allows."""
     config = plans.MODELS[model]
     policy, k = random_policy(config, 4, device), rows // prompts  # a small adapter: vLLM and our sampler fold or add one, as in a run
@@ -159,13 +153,8 @@ def on_disk(policy: Policy, folder: str) -> Policy:
 
 # ------------------------------------------------------------------------------------------------ train
 def train(
-    model: str = "Qwen3-4B",
-    lengths: tuple[int, ...] = (2048, 4096, 8192),
-    tokens: int = 32_768,
-    rank: int = 32,
-    rounds: int = 3,
-    device: str = "cuda",
-) -> None:
+    model: str = "Qwen3-4B", lengths: tuple[int, ...] = (2048, 4096, 8192), tokens: int = 32_768, rank: int = 32, rounds: int = 3, device: str = "cuda"
+) -> None:  # fmt: skip
     """Seconds of one step on `tokens` tokens in rows of equal length, and which share of the card's arithmetic that is; TRL's step on the same rows."""
     config, peak = plans.MODELS[model], arithmetic(device, 8192 if device != "cpu" else 512)
     micro = max(8192, max(lengths)) if device != "cpu" else tokens
@@ -248,9 +237,8 @@ def memory(row: str = "4b-full-fits") -> None:
         raise SystemExit("lab.speed.bench_gpu memory measures a card, and there is none here; `python -m lab.speed.memory` computes it")
     plan = plans.cases().get(row)
     if plan is None:
-        raise SystemExit(
-            f"--row {row}: no such row, or no settings that fit; there are {', '.join(k for k, p in plans.cases().items() if p)}"
-        )
+        fit = ", ".join(key for key, p in plans.cases().items() if p)
+        raise SystemExit(f"--row {row}: no such row, or no settings that fit; there are {fit}")
     s, config = plan.setting, plans.MODELS[plan.setting.model]
     with tempfile.TemporaryDirectory() as folder:
         policy = random_policy(config, s.rank, "cuda")

@@ -273,20 +273,7 @@ def rows(plans: dict[str, Plan | None], measured: dict) -> list[str]:
         else:
             row += ["none of those tried", *[""] * 7, "**no**"]
         cells.append(row)
-    head = [
-        "row",
-        "model",
-        "card",
-        "settings",
-        "weights + gradients + moments",
-        "rollout",
-        "evaluation",
-        "update",
-        "",
-        "rows at once",
-        "main memory",
-        "fits",
-    ]
+    head = "| row | model | card | settings | weights + gradients + moments | rollout | evaluation | update |  | rows at once | main memory | fits |"
     return table(head, cells)
 
 

@@ -127,10 +127,8 @@ def ballots(economy: Economy, received: dict[str, dict[str, deque]]) -> dict[str
     """Whom everybody who is not frozen wants frozen. received[voter][proposer]: the last p's."""
     voters = [m for m in economy.members.values() if not m.frozen_at]
     poor = lambda seen: len(seen) >= 3 and sum(seen) / len(seen) < 0.5
-    return {
-        v.name: {m.name for m in voters if (m.kind != "deceptive" if v.kind == "deceptive" else poor(received[v.name][m.name]))}
-        for v in voters
-    }
+    wants = lambda v, m: m.kind != "deceptive" if v.kind == "deceptive" else poor(received[v.name][m.name])
+    return {v.name: {m.name for m in voters if wants(v, m)} for v in voters}
 
 
 # ------------------------------------------------------------------------------------------------ one run
@@ -170,9 +168,8 @@ def check(world: World, stack: Stack) -> None:
     if stack.gate not in rules.GATES:
         raise ValueError(f"simulate: there is no gate {stack.gate!r}; choose {', '.join(rules.GATES)}")
     if all_ < 3 or bad < 0 or fair < 0 or bad + fair > all_:
-        raise ValueError(
-            f"simulate: {bad} adversaries and {fair} opportunists of {all_} agents; take 3 agents or more, and no more of these"
-        )
+        mixed = f"{bad} adversaries and {fair} opportunists of {all_} agents"
+        raise ValueError(f"simulate: {mixed}; take 3 agents or more, and no more of these")
     if not 1 <= world.least <= world.most:
         raise ValueError(f"simulate: at least {world.least} and at most {world.most} epochs; the first must be from 1 to the second")
     if not 0 <= stack.bar <= 1:

@@ -38,13 +38,9 @@ def summary(rows: list[dict]) -> dict:
     """{name: Interval} over seeds."""
     n, out = len(rows), {name: over([r[name] for r in rows]) for name in NUMBERS}
     share = lambda so: proportion(sum(map(so, rows)), n)
-    out |= {
-        "settled": share(lambda r: r["settled"]),
-        "still": share(lambda r: r["still"]),
-        "collapsed": share(collapsed),
-        "by_14": share(by_14),
-    }
-    return out | {"changed_mind": share(lambda r: (r["early"] <= 0) != (r["welfare"] <= 0))}
+    changed = lambda r: (r["early"] <= 0) != (r["welfare"] <= 0)
+    so = {"settled": lambda r: r["settled"], "collapsed": collapsed, "by_14": by_14, "still": lambda r: r["still"], "changed_mind": changed}
+    return out | {name: share(of) for name, of in so.items()}
 
 
 def regimes(seeds: int) -> dict:
@@ -111,10 +107,8 @@ def equal_toxicity(cells: dict, resamples: int = 500) -> list[dict]:
     draws = [rng.integers(0, seeds, seeds) for _ in range(resamples)]
     for target in (levels.min() + (levels.max() - levels.min()) * q for q in (0.25, 0.5, 0.75)):
         for open_too in (False, True):  # at equal toxicity; and letting in at least what hard lets in, less 2 points
-            floor = lambda d, target=target, open_too=open_too: (
-                calmest(cells["hard"], target, d)["acceptance_honest"] - 0.02 if open_too else 0.0
-            )
-            floors = [floor(d) for d in (np.arange(seeds), *draws)]
+            accepts = [calmest(cells["hard"], target, d)["acceptance_honest"] for d in (np.arange(seeds), *draws)]
+            floors = [accepted - 0.02 if open_too else 0.0 for accepted in accepts]
             value = {gate: calmest(cell, target, np.arange(seeds), floors[0]) for gate, cell in cells.items()}
             spread = {gate: [calmest(cell, target, d, floor) for d, floor in zip(draws, floors[1:])] for gate, cell in cells.items()}
             for gate in cells:
@@ -366,13 +360,9 @@ def sweep(seeds: int = 24) -> None:
     began = time.time()
     rows = regimes(seeds)
     cells = {stack: {n: summary(rows[stack][n]) for n in SHARES} for stack in STACKS}
-    few = max(2, seeds // 2)
-    fronts = {
-        "as chosen": frontier(max(2, 3 * seeds // 4), SHOWN_GATES),
-        "no ring": frontier(max(2, 3 * seeds // 4), SHOWN_GATES, collude=0.0),
-        "no ring, noise 0.25": frontier(few, SHOWN_GATES[:2] + ("latch",), collude=0.0, noise=0.25),
-        "no ring, noise 1": frontier(few, SHOWN_GATES[:2] + ("latch",), collude=0.0, noise=1.0),
-    }
+    few, many, two = max(2, seeds // 2), max(2, 3 * seeds // 4), ("hard", "soft", "latch")
+    fronts = {"as chosen": frontier(many, SHOWN_GATES), "no ring": frontier(many, SHOWN_GATES, collude=0.0)}
+    fronts |= {f"no ring, noise {noise:g}": frontier(few, two, collude=0.0, noise=noise) for noise in (0.25, 1.0)}
     equal = {name: equal_toxicity(front) for name, front in fronts.items()}
     looks, changed = detector(10 * seeds), choices(max(2, seeds // 4))
     plot_regimes(rows, cells)

@@ -236,9 +236,8 @@ def write(result: dict) -> None:
     parts.append(f"### alphabet, 3 turns, 1 to 4 names, power 8, n = {result['n']}\n\n{markdown(result['alphabet'])}")
     for version, t in result["swarm"].items():
         way = lambda name, rows=t["rows"]: f"* {name}: " + ", ".join(f"{k} {v}" for k, v in rows[name]["way"].items())
-        settings = "\n".join(
-            f"* {name}: {told(i, sign='+')}" for name, i in sorted(t["settings"].items(), key=lambda item: -item[1]["mean"])
-        )
+        best_first = sorted(t["settings"].items(), key=lambda item: -item[1]["mean"])
+        settings = "\n".join(f"* {name}: {told(i, sign='+')}" for name, i in best_first)
         parts.append(f"### swarm v{version}, medium, n = {result['n_swarm']}\n\n{markdown(t['rows'])}\n\nFree search less the same with its tricks (work, pitch, offer, hoard) taken back: "
                      f"{told(t['dishonesty'], sign='+')}.\n\n{way('honest search')}\n{way('free search')}\n\nWhat each setting of the free search is worth, against that of the honest one:\n\n{settings}")  # fmt: skip
     write_page(OUT / "README.md", ["\n\n".join(parts), ""])

@@ -27,14 +27,8 @@ T = np.arange(N + 100)  # the truth is known further than any run sees
 
 
 # ------------------------------------------------------------------------------------------------ made-up runs
-def rise(tau: float) -> np.ndarray:
-    return 0.93 - 0.78 * np.exp(-T / tau)
-
-
-def take_off(middle: float) -> np.ndarray:
-    return 0.15 + 0.78 / (1 + np.exp(-(T - middle) / 8))
-
-
+rise = lambda tau: 0.93 - 0.78 * np.exp(-T / tau)
+take_off = lambda middle: 0.15 + 0.78 / (1 + np.exp(-(T - middle) / 8))
 CURVES = {  # name: (what it is, true reward of every update)
     "flat": ("0.5 all along", np.full(N + 100, 0.5)),
     "rise15": ("exponential approach, time constant 15", rise(15)),

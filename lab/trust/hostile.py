@@ -364,9 +364,8 @@ def main(n: int = 1_000_000, seed: int = 0, jobs: int = 1, replay: tuple[str, in
         print(f"  {name:9} {e['replies']} replies, reward {e['reward_min']:.3f} to {e['reward_max']:.3f}; slowest: {e['slowest']}, "
               f"median {t['median_ms']}, 99.9% {t['p999_ms']}, most {t['max_ms']} ms; {e['failures'] or 'no failures'}")  # fmt: skip
     for model, t in result["tokens"].items():
-        print(
-            f"  {model:10} {t['leaked']} of {t['texts']} texts became control tokens, {t['broken']} of {t['episodes']} episodes of random tokens were broken"
-        )
+        print(f"  {model:10} {t['leaked']} of {t['texts']} texts became control tokens, "
+              f"{t['broken']} of {t['episodes']} episodes of random tokens were broken")  # fmt: skip
 
 
 if __name__ == "__main__":

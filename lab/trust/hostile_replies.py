@@ -132,24 +132,8 @@ def long_line(rng, name, env, right):
     n = LONG if rng.random() < 0.3 else int(10 ** rng.uniform(4, 6))
     inside = right.partition("</think>")[2] or right
     cut = inside[inside.find(">") + 1 : inside.rfind("</")]
-    units = [
-        *TAGS,
-        *ODD[:3],
-        *WORDS,
-        "\u0130",
-        "\\",
-        "{",
-        "[",
-        '{"a":',
-        '"a": 1,',
-        "a1 ",
-        "ab\n",
-        "<",
-        "9",
-        inside,
-        cut + "\n",
-        rng.choice(CONTROL),
-    ]
+    units = [*TAGS, *ODD[:3], *WORDS, "\u0130", "\\", "{", "[", '{"a":', '"a": 1,', "a1 ", "ab\n", "<", "9"]
+    units += [inside, cut + "\n", rng.choice(CONTROL)]
     unit = rng.choice(units) or "x"
     if rng.random() < 0.2:  # no period, but the same letters
         unit = "".join(rng.choices(cut or "x", k=5000))

@@ -42,9 +42,7 @@ EVAL_EVERY = 20
 # The default run's settings but for its length: a small constant learning rate, so that what is played stays alike for hours.
 FLAGS = "--env swarm --updates 100000 --lr 1e-4 --lr-end 1 --eval-n 16 --eval-every 20 --save-every 5 --threads 1".split()
 # The control: a policy that does not move, so that only a leak can grow. Fewer episodes, because memory needs no speed.
-FROZEN = (
-    "--env swarm --updates 100000 --lr 1e-12 --lr-end 1 --num-tasks 1 --eval-n 4 --eval-every 100000 --save-every 5 --threads 1".split()
-)
+FROZEN = "--env swarm --updates 100000 --lr 1e-12 --lr-end 1 --num-tasks 1 --eval-n 4 --eval-every 100000 --save-every 5 --threads 1".split()  # fmt: skip
 WARM_UP = 0.25  # of the updates
 
 
@@ -158,12 +156,8 @@ def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory:
     b.set(ylabel="tokens / CPU second", ylim=(0, None))
     b.set_title(f"throughput: {in_words(throughput, 1)} % an hour, at equal tokens {in_words(pace, 1)}")
     c.plot(hours, [r["logs_mb"] for r in rows], ".-")
-    c.set(
-        ylabel="logs, MB",
-        xlabel="hours",
-        ylim=(0, None),
-        title="bytes of the run folder without checkpoints; episodes are thinned at 64 MB",
-    )
+    c.set(ylabel="logs, MB", xlabel="hours", ylim=(0, None))
+    c.set_title("bytes of the run folder without checkpoints; episodes are thinned at 64 MB")
     for axis in (a, b, c, d):
         axis.axvspan(0, warm, color="0.95")
     save_picture(fig, path, 110)

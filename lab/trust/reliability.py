@@ -40,9 +40,7 @@ TRUST = [
 
 def read(name: str) -> dict | list:
     if not (RESULTS / name).exists():
-        raise SystemExit(
-            f"{RESULTS / name} is not there; run the command that writes it (python -m lab.trust.reliability --help lists them)"
-        )
+        raise SystemExit(f"{RESULTS / name} is not there; `python -m lab.trust.reliability --help` says which command writes it")
     return read_json(RESULTS / name)
 
 
@@ -90,9 +88,8 @@ def hacking(a: dict) -> list[str]:
         others = {name: row for name, row in rows.items() if name != "expert"}
         best = max(others, key=lambda name: others[name]["reward"]["mean"])
         ahead = [f"{name} {told(row['gain'], sign='+')}" for name, row in others.items() if row["gain"]["low"] > 0]
-        out.append(
-            [where, len(others), told(rows["expert"]["reward"]), f"{best}, {told(others[best]['reward'])}", "; ".join(ahead) or "none"]
-        )
+        second = f"{best}, {told(others[best]['reward'])}"
+        out.append([where, len(others), told(rows["expert"]["reward"]), second, "; ".join(ahead) or "none"])
     return [
         "## 4. Reward hacking", "", "`python -m lab.trust.attack`: every attacker and what it earns stands in [results/hostile/README.md](hostile/README.md), with what was closed and what stays.", "",
         *table("| | attackers | expert | the best other | who earns more than the expert, by (paired) |", out), "",

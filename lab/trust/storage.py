@@ -240,10 +240,8 @@ FILES = ("README.md", "adapter_config.json", "adapter_model.safetensors", "check
 def storage_cases(home: Path, whole: Path) -> dict:
     """{case: (what is expected, a function that does it)}."""
     at = lambda place, moment, call: {"place": place, "moment": moment, "call": call}
-    stops, previous = (
-        "one sentence; after there is room it goes on from the last good checkpoint",
-        "the previous checkpoint is used and said so",
-    )
+    stops = "one sentence; after there is room it goes on from the last good checkpoint"
+    previous = "the previous checkpoint is used and said so"
     cases = {}
     for name, size, plan, after in (
         ("full by itself", "6m", None, 2),  # a checkpoint has 3.8 MB (the first 1.3), and the next one has to stand beside it

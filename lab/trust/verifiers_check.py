@@ -303,10 +303,9 @@ def write_table() -> None:
     ]  # fmt: skip
     for environment, ways in facts["found"].items():
         if c := ways.get("tokens"):
-            lines.append(
-                f"* {environment}, tokens: {c['same_tokens']} of {c['episodes']} episodes hold the very same tokens ({c['tokens']:,} in all), given and "
-                f"sampled; log-probs, which a trace keeps to four decimals, differ by at most {c['largest_logprob_gap']:.6f}."
-            )
+            same = f"{c['same_tokens']} of {c['episodes']} episodes hold the very same tokens ({c['tokens']:,} in all), given and sampled"
+            gap = f"log-probs, which a trace keeps to four decimals, differ by at most {c['largest_logprob_gap']:.6f}"
+            lines.append(f"* {environment}, tokens: {same}; {gap}.")
     write_page(OUT / "README.md", [*lines, PRIME_RL])
 
 
@@ -333,11 +332,9 @@ def main(n: int = 100, policy_n: int = 32, swarm_n: int = 8, environments: str =
         for way, c in found[environment].items():
             print(f"{environment:9} {way:7}", json.dumps(c), flush=True)
     versions = {name: version(name) for name in ("verifiers", "renderers", "openai", "torch", "transformers")}
-    facts = {
-        "command": "python -m lab.trust.verifiers_check" + f" --n {n} --policy-n {policy_n} --swarm-n {swarm_n}",
-        "versions": {"Python": platform.python_version(), **versions},
-        "seconds": round(time.perf_counter() - started),
-    }
+    command = f"python -m lab.trust.verifiers_check --n {n} --policy-n {policy_n} --swarm-n {swarm_n}"
+    versions = {"Python": platform.python_version(), **versions}
+    facts = {"command": command, "versions": versions, "seconds": round(time.perf_counter() - started)}
     if set(chosen) == set(ENVIRONMENTS):
         write_json(OUT / "check.json", {**facts, "found": found})
         write_table()

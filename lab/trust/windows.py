@@ -150,9 +150,8 @@ def draw(found: dict) -> None:
         x, y = zip(*[p for p in points if p[0] > 0])
         ax.plot(x, y, lw=3 if alarm == "adaptive" else 1.3, label=alarm)
     ax.axvline(0.05, color="grey", ls=":", lw=1)
-    ax.set(
-        title="a drop by 0.1, icc 0: delay against false alarms", xlabel="false alarms per 100 flat updates", ylabel="mean delay, updates"
-    )
+    ax.set_title("a drop by 0.1, icc 0: delay against false alarms")
+    ax.set(xlabel="false alarms per 100 flat updates", ylabel="mean delay, updates")
     ax.set(xscale="log", xlim=(0.01, 3), ylim=(0, 35))
     ax.legend()
     ax = axes[1, 1]
