@@ -249,7 +249,7 @@ SHAPES = {  # what a window has to cope with: the true reward of 100 updates, an
 
 def window_errors(i: int) -> dict[str, float]:
     """How far each window's mean is from the present, on average over SHAPES."""
-    from lab.trust.detectors import FIXED, dice, episodes
+    from lab.trust.windows import FIXED, dice, episodes
 
     errors: dict[str, list] = {}
     for name, (truth, icc) in SHAPES.items():

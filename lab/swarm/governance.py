@@ -21,11 +21,9 @@ is. A run goes on until welfare and acceptance have settled (metrics.trend, aske
 collapsed if the welfare of its last ten epochs is 0 or less. All intervals are over seeds. Every stack meets the same luck at the same
 seed, so differences between stacks are paired.
 
-Two mechanisms were mended after a first look at up to four seeds, before the sweep. The soft gate judged agents by their record alone: the ring
-launders it, and everybody was accepted (kept as the gate "agent"). Collusion detection fitted who is sought after: half of the agents in a ring
-made the other half look like one, and it froze as many honest agents as deceptive ones (kept: `expected` of pair_tests). Nothing was set by
-comparing with published results. After that look came also the comparison "as open as hard", and the worlds in which life costs something.
-
+Mended after a first look at up to four seeds, before the sweep: the soft gate judged agents by their record alone, which a ring launders (kept as the
+gate "agent"); collusion detection fitted who is sought after, and froze as many honest agents as deceptive ones (kept: `expected` of pair_tests). Then
+came also the comparison "as open as hard", and the worlds in which life costs something. Nothing was set by comparing with published results.
 Left out: networks (everybody meets everybody), tasks and posts, agents that learn from being caught.
 """
 
