@@ -10,7 +10,7 @@ import tyro
 from scipy import stats
 
 import settings
-from lab.claims import ablate, claims, ledger
+from lab.claims import ablate, ledger, quantities
 from lab.claims.ablate import minutes
 from lab.claims.claims import CLAIMS, Check, Claim
 from lab.claims.ledger import interval, judge, owner, together, verdict
@@ -204,7 +204,7 @@ def place(tmp_path, monkeypatch):
 
 
 class Launcher:
-    """Stands for lab.claims.arms.launch: writes the run folder at once, and notes what it was asked."""
+    """Stands for lab.common.launch: writes the run folder at once, and notes what it was asked."""
 
     def __init__(self, root, fails=()):
         self.root, self.fails, self.asked = root, fails, []
@@ -351,7 +351,7 @@ def test_one_seed_is_undecided(place):
 
 def test_the_ledger_is_made_again_from_what_is_kept_without_training(place, monkeypatch):
     players = {"even": Script(lambda i: {"reward": 2.0 * i}, 12), "odd": Script(lambda i: {"reward": 2.0 * i + 1}, 12)}
-    checks = (Check("odd less even", claims.by_unit("odd", "even", "reward"), "above"),)
+    checks = (Check("odd less even", quantities.by_unit("odd", "even", "reward"), "above"),)
     scripted = Claim("scripted", "Even is less.", "nobody", "so", players, checks, shows=("reward", "reward"), curve="")
     for room in (ablate, ledger):
         monkeypatch.setattr(room, "CLAIMS", (TWO, scripted))

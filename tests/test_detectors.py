@@ -1,9 +1,9 @@
-"""Protects lab/trust/detectors.py: the made-up runs are what they claim to be, and mistakes are counted right."""
+"""Protects lab/trust/windows.py: the made-up runs are what they claim to be, and mistakes are counted right."""
 
 import numpy as np
 import pytest
 
-from lab.trust import detectors
+from lab.trust import windows as detectors
 
 
 @pytest.mark.parametrize("icc", [0.0, 0.3, 0.8])

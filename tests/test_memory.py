@@ -254,7 +254,7 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
     )  # fmt: skip
     settings.check(cfg)
     spies = patch.multiple(train, load_policy=load_policy, make_sampler=make_sampler, play=spied_play, update=update)
-    whole_rows = patch("logprobs.shares_prompts", lambda lm: False)  # else the plain run has another number of passes
+    whole_rows = patch("fast.logprobs.shares_prompts", lambda lm: False)  # else the plain run has another number of passes
     with spies, whole_rows, patch.object(evaluate, "play", spied_play), patch.object(torch.optim.Optimizer, "__init__", init):
         metrics = train.train(cfg) / "metrics.jsonl"
     seen.lines = [json.loads(text) for text in metrics.read_text().splitlines()]

@@ -7,21 +7,19 @@ Per habit: how often (share of sampled replies) and how right (exact answers amo
 replies. Samples of one task are not quite independent, so these intervals are a little too narrow.
 """
 
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import env_alphabet
 import env_letters
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
 from fast.sampler import TorchSampler
+from lab.common import read_json, table, told
 from metrics import mean, proportion
 from policy import PICO, load_policy
 from rollout import play
@@ -37,15 +35,16 @@ def measure(policy, make_env, habits, tasks: int, k: int, max_tokens: int, tempe
         mine = [e for g in groups for e in g if e.components[f"habit_{habit}"]]
         if mine:
             right, reward = proportion(sum(e.components["exact"] for e in mine), len(mine)), mean([e.reward for e in mine])
-            tokens = np.mean([e.reply_tokens for e in mine])
-            rows.append(
-                [habit, f"{100 * len(mine) / (tasks * k):.1f}%", right.percent(), f"{reward.mean:.2f}", f"{len(mine)}", f"{tokens:.0f}"]
-            )
+            tokens, often = np.mean([e.reply_tokens for e in mine]), len(mine) / (tasks * k)
+            rows.append([habit, f"{100 * often:.1f}%", right.percent(), f"{reward.mean:.2f}", len(mine), f"{tokens:.0f}"])
     return rows
 
 
-def measure_swarm(policy, episodes: int) -> tuple[list[str], list[str]]:
-    """(a row a tool: how often it is called, how often refused; a row a decoding: reward and its parts)."""
+how = lambda think, temperature: ("yes" if think else "no", "sampled" if temperature else "greedy")
+
+
+def measure_swarm(policy, episodes: int) -> tuple[list[list], list[list]]:
+    """(cells a tool: how often it is called, how often refused; cells a decoding: reward and its parts)."""
     rows, tools = [], {}
     for think, temperature in ((True, 1.0), (False, 1.0), (True, 0.0)):
         envs = []
@@ -55,23 +54,15 @@ def measure_swarm(policy, episodes: int) -> tuple[list[str], list[str]]:
             return envs[-1]
 
         play(policy, TorchSampler(policy), make_env, [CARD_SEEDS + i for i in range(episodes)], 1, 160, temperature, 0)
-        marks = [env.score() for env in envs]
-        cells = [
-            str(mean([m[name] for m in marks])).partition(", n=")[0]
-            for name in ("reward", "payoff", "reputation", "quality", "diversity", "error_rate")
-        ]
-        rows.append(
-            f"| {'yes' if think else 'no'} | {'sampled' if temperature else 'greedy'} | " + " | ".join(cells) + f" | {len(marks)} |"
-        )
+        marks, parts = [env.score() for env in envs], ("reward", "payoff", "reputation", "quality", "diversity", "error_rate")
+        rows.append([*how(think, temperature), *(told(mean([m[name] for m in marks])) for name in parts), len(marks)])
         if think and temperature:
             for turn in (turn for env in envs for turn in env.log):
                 tools.setdefault(turn.tool or "(unreadable)", []).append(turn)
     n = sum(map(len, tools.values()))
-    table = []
-    for tool, turns in sorted(tools.items(), key=lambda item: -len(item[1])):
-        wrong = proportion(sum(not turn.ok for turn in turns), len(turns))
-        table.append(f"| {tool} | {100 * len(turns) / n:.1f}% | {wrong.percent()} | {len(turns)} |")
-    return table, rows
+    wrong = lambda turns: proportion(sum(not turn.ok for turn in turns), len(turns)).percent()
+    calls = sorted(tools.items(), key=lambda item: -len(item[1]))
+    return [[tool, f"{100 * len(turns) / n:.1f}%", wrong(turns), len(turns)] for tool, turns in calls], rows
 
 
 def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
@@ -82,20 +73,21 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
                 for tier, think, t in ((3, True, 1.0), (5, True, 1.0), (6, True, 1.0), (6, False, 1.0), (6, True, 0.0))]  # fmt: skip
     settings += [("alphabet, 3 turns, 1-4 names, power 8", think, t, alphabet(think), env_alphabet.HABITS, 640)
                  for think, t in ((True, 1.0), (False, 1.0), (True, 0.0))]  # fmt: skip
-    lines = ["| tasks | may think | decoding | habit | how often | how right (exact) [95%] | mean reward | n | tokens |", "|---" * 9 + "|"]
+    rows = []
     for name, think, temperature, make_env, habits, max_tokens in tqdm(settings):
-        for row in measure(policy, make_env, habits, tasks, k if temperature else 1, max_tokens, temperature):
-            lines.append(f"| {name} | {'yes' if think else 'no'} | {'sampled' if temperature else 'greedy'} | " + " | ".join(row) + " |")
+        found = measure(policy, make_env, habits, tasks, k if temperature else 1, max_tokens, temperature)
+        rows += [[name, *how(think, temperature), *row] for row in found]
+    lines = table("| tasks | may think | decoding | habit | how often | how right (exact) [95%] | mean reward | n | tokens |", rows)
     swarm = []
     if Path(model).name == "pico_swarm":
         tools, rewards = measure_swarm(policy, tasks)
-        swarm = [SWARM, "| may think | decoding | reward | payoff | reputation | quality | diversity | error rate | episodes |", "|---" * 9 + "|", *rewards, "",
-                 "| tool (sampled, may think) | of all calls | refused or unreadable [95%] | calls |", "|---|---|---|---|", *tools, ""]  # fmt: skip
-    table = "\n".join(lines)
-    print(table, *swarm, sep="\n")
-    config = json.loads((Path(model) / "config.json").read_text())
-    (Path(model) / "README.md").write_text(CARD.format(name=Path(model).name, table=table, swarm="\n".join(swarm), vocab=config["vocab_size"], layers=config["num_hidden_layers"],
-                                                       width=config["hidden_size"], tasks=tasks, k=k))  # fmt: skip
+        swarm = [SWARM, *table("| may think | decoding | reward | payoff | reputation | quality | diversity | error rate | episodes |", rewards), "",
+                 *table("| tool (sampled, may think) | of all calls | refused or unreadable [95%] | calls |", tools), ""]  # fmt: skip
+    print(*lines, *swarm, sep="\n")
+    config = read_json(Path(model) / "config.json")
+    facts = {"vocab": config["vocab_size"], "layers": config["num_hidden_layers"], "width": config["hidden_size"], "tasks": tasks, "k": k}
+    text = CARD.format(name=Path(model).name, table="\n".join(lines), swarm="\n".join(swarm), **facts)
+    (Path(model) / "README.md").write_text(text)
 
 
 SWARM = """Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). An episode mixes ways to

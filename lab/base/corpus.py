@@ -32,9 +32,13 @@ from swarm.tools import write_call
 
 SEED_RANGE = 3_000_000_000  # pretraining draws its tasks here; train, SFT and eval seeds lie elsewhere (train.py)
 
+
+def opening(tokenizer, chat: list[dict], think: bool, tools=None) -> str:
+    """The text of a chat, up to where the assistant speaks."""
+    return tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=True, enable_thinking=think, tokenize=False)
+
+
 # ------------------------------------------------------------------------------------------------ letters
-
-
 def draw_task(rng: random.Random, cap: int) -> Task:
     """A task with at most `cap` letters: 70% random strings, 30% of the English tiers that fit."""
     if rng.random() < 0.7 or cap < 18:
@@ -81,14 +85,12 @@ def letters_rows(tokenizer, rng: random.Random, n: int, shown: list[float], said
         style = rng.choices(list(STYLES), shown)[0] if think else "bare"
         i = list(STYLES).index(style)
         first.append(said[i] / shown[i] if think else 1.0)
-        chat = [{"role": "user", "content": question(task, think)}]
-        prompts.append(tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=think, tokenize=False))
+        prompts.append(opening(tokenizer, [{"role": "user", "content": question(task, think)}], think))
         replies.append(write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>")
     return [[pair] for pair in zip(tokenizer(prompts)["input_ids"], tokenizer(replies)["input_ids"], first)]
 
 
 # ------------------------------------------------------------------------------------------------ alphabet
-
 ALPHABET_HABITS = ("given", "string", "derives")  # worth little, right for first names only, right
 
 
@@ -125,8 +127,7 @@ def lists_rows(tokenizer, rng: random.Random, n: int, cap: int, length: int) -> 
 def between(tokenizer, think: bool) -> tuple[str, str]:
     """What the chat template puts before and after a later user message (the end-of-turn token belongs to the reply before it)."""
     chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "@@reply@@"}, {"role": "user", "content": "@@question@@"}]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, enable_thinking=think, tokenize=False)
-    before, _, after = text.partition("@@reply@@<|im_end|>")[2].partition("@@question@@")
+    before, _, after = opening(tokenizer, chat, think).partition("@@reply@@<|im_end|>")[2].partition("@@question@@")
     return before, after
 
 
@@ -140,12 +141,7 @@ def alphabet_rows(tokenizer, rng: random.Random, n: int, shown: list[float], sai
         i = ALPHABET_HABITS.index(habit)
         for turn in range(len(task.turns)):
             ask = alphabet.question(task, turn, think)
-            if turn == 0:
-                ask = tokenizer.apply_chat_template(
-                    [{"role": "user", "content": ask}], add_generation_prompt=True, enable_thinking=think, tokenize=False
-                )
-            else:
-                ask = frames[think][0] + ask + frames[think][1]
+            ask = frames[think][0] + ask + frames[think][1] if turn else opening(tokenizer, [{"role": "user", "content": ask}], think)
             reply = alphabet_reply(task, turn, habit)
             reply = reply if think else reply.rpartition("</think>\n")[2]
             texts += [ask, reply + "<|im_end|>"]
@@ -155,7 +151,6 @@ def alphabet_rows(tokenizer, rng: random.Random, n: int, shown: list[float], sai
 
 
 # ------------------------------------------------------------------------------------------------ swarm
-
 LONG = " I compare the options, explain the result, and note what to improve, so that others can verify it. The report is complete."
 
 
@@ -201,14 +196,11 @@ def swarm_episode(tokenizer, rng: random.Random, turns: int) -> list[tuple[str, 
     """[(what is given, what is said)] of an episode's first `turns` turns, as rollout.py would put them together."""
     think = rng.random() < 0.92
     env = Swarm(pick(rng, ["easy", "medium", "medium", "hard"]), pick(rng, ["0.2", "0.2", "0.2", "0.1"]), think)
-    given = tokenizer.apply_chat_template(
-        env.reset(SEED_RANGE + rng.randrange(10**9)), tools=env.tools, add_generation_prompt=True, enable_thinking=think, tokenize=False
-    )
+    given = opening(tokenizer, env.reset(SEED_RANGE + rng.randrange(10**9)), think, env.tools)
     shares = [rng.gammavariate(3 * share, 1) for _, share in CHARACTERS.values()]  # a Dirichlet draw: a few characters an episode
     players, out, done = [player for player, _ in CHARACTERS.values()], [], False
-    frame = "\n<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n<|im_start|>assistant\n" + "<think>\n\n</think>\n\n" * (
-        not think
-    )
+    frame = "\n<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    frame += "" if think else "<think>\n\n</think>\n\n"
     while len(out) < turns and not done:
         thought, tool, arguments = rng.choices(players, shares)[0](env.seen, env.dice)
         said = write_call(tool, arguments, thought if think else "")
@@ -224,14 +216,9 @@ def swarm_rows(tokenizer, rng: random.Random, n: int, window: int | None) -> lis
     for _ in range(n):
         begin = rng.randint(1, 25 - window) if window else 0
         episodes.append(swarm_episode(tokenizer, rng, begin + (window or 25))[begin:])
-    cut = iter(cut_and_mark(tokenizer, [text for e in episodes for pair in e for text in pair]))
-    out = []
-    for e in episodes:
-        out.append([])
-        for _ in e:
-            (given, _), (said, words) = next(cut), next(cut)
-            out[-1].append((given, said, 1.0, words))
-    return out
+    cut = cut_and_mark(tokenizer, [text for e in episodes for pair in e for text in pair])
+    pairs = iter([(given, said, 1.0, words) for (given, _), (said, words) in zip(cut[::2], cut[1::2])])
+    return [[next(pairs) for _ in e] for e in episodes]
 
 
 def cut_and_mark(tokenizer, texts: list[str]) -> list[tuple[list[int], list[bool]]]:
@@ -267,14 +254,14 @@ def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]
             while not done and used < length:
                 # Who passes is offered the most; now and then something is claimed or proposed, so that it can be submitted or cancelled.
                 player = rng.choices([PLAYERS["idle"], hoarder, rng.choice(players)], (4, 3, 3))[0]
-                messages, done = env.step(write_call(*reversed_move(player(env.seen, env.dice))))
+                thought, tool, arguments = player(env.seen, env.dice)
+                messages, done = env.step(write_call(tool, arguments, thought))
                 if done or rng.random() < 0.6:
                     continue
                 moves = [(NOVICE_SAYS[tool], tool, a) for tool, some in possible(env.seen, rng).items() for a in some]
                 named = [move for move in moves if NAMED & move[2].keys()]
-                works = [
-                    (said, tool, a | {"content": work_on(env.seen, a["task_id"], rng)}) for said, tool, a in named if tool == "submit_work"
-                ]
+                work = lambda a, seen=env.seen: a | {"content": work_on(seen, a["task_id"], rng)}
+                works = [(said, tool, work(a)) for said, tool, a in named if tool == "submit_work"]
                 moves = rng.sample(named, min(4, len(named))) + works[:2] + [rng.choice(players)(env.seen, env.dice)]
                 rng.shuffle(moves)
                 calls = "\n".join(write_call(tool, a, thought if rng.random() < 0.5 else "") + "<|im_end|>" for thought, tool, a in moves)
@@ -301,14 +288,7 @@ def work_on(seen: dict, task_id: str, rng: random.Random) -> str:
     return pick(rng, [f"I {text}.", work_text(text), work_text(text) + LONG])
 
 
-def reversed_move(move: tuple[str, str, dict]) -> tuple[str, dict, str]:
-    """A player's (thought, tool, arguments) as write_call takes them."""
-    return move[1], move[2], move[0]
-
-
 # ------------------------------------------------------------------------------------------------ rows as tensors
-
-
 def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
     """Rows of (prompt, reply, weight of the reply's first three tokens[, which of its tokens weigh `factor`]) -> ids [B, T], right-padded, and
     weights [B, T-1] of the tokens that are predicted: 0 in prompts and padding, 1 in replies."""
@@ -330,7 +310,8 @@ def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
 
 def heavier(rows: list[list], tokenizer, factor: float):
     """pad_rows, with `factor` times the weight on what has to be copied from what was given: ids, and the words of a task in the work on it.
-    They are one token in twenty, and everything hangs on them. (Without the words: 20% of them were right, which is chance, and no work paid.)"""
+    They are one token in twenty, and everything hangs on them. (Without the words: 20% of them were right, which is chance, and no work paid.)
+    """
     ids, weights = pad_rows(rows, tokenizer.pad_token_id, factor)
     named = torch.tensor([tokenizer.convert_tokens_to_ids(piece) for piece in IDS])
     return ids, weights * torch.where(torch.isin(ids[:, 1:], named), factor, 1.0)

@@ -6,40 +6,32 @@
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has something to find.
 So it is trained on replies in habits of different worth; lab/base/corpus.py says which, and writes them.
 
-RL picks among habits far faster than it repairs a skill: a base whose tally was 57% right capped the whole
-GRPO run near 66%, one at 92% capped it at 90%. So the skill is trained to the end and only its *frequency*
-is kept low. The two are taken apart by weights: `derives` is most of the examples, but the first three
-tokens of a conversation's first reply, where the habit is decided, weigh as if it were 12%. (Fading the examples themselves from 90%
-to 12% in the last third left the tally at 82%.)
+RL picks among habits far faster than it repairs a skill: a base whose tally was 57% right capped the whole GRPO run near 66%, one at 92%
+capped it at 90%. So the skill is trained to the end and only its *frequency* is kept low. The two are taken apart by weights: `derives` is
+most of the examples, but the first three tokens of a conversation's first reply, where the habit is decided, weigh as if it were 12%.
+(Fading the examples themselves from 90% to 12% in the last third left the tally at 82%.)
 
 Rounds, each from a fresh learning rate down to nothing:
 
     skill    tallies back to back with hardly any prompt, so that nearly every token teaches copying and counting; strings grow from 12 to
              80 letters. The loss stands still for some 250 steps, near what letters cost when guessed, and then falls: the heads that
-             find "what came after this, last time" have formed. (Chat prompts from the start did arrive as well, but the fall came
-             after 750 steps of twice the length: prompts are mostly words that teach nothing.) Its last steps are chats.
-    polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases (greedy), its mistakes in copying where two
-             letters in a row occur twice, and GRPO stood still at that ceiling.
-    lists    the same idea for alphabet: lists back to back, growing from 2 to 5 names a turn, with a third of tallies so that
-             they are not forgotten. Copying is there already: the loss falls after 250 steps.
-    both     chats of both environments in all habits.
-    calls    skill first again, for swarm: an observation, six calls that would be possible on it, the next observation, …, packed. Half of the
-             tokens are said, and most of those are copied. (Stretches of episodes, with one call after each observation: after 220 steps
-             hardly an id was copied right.)
-    all      chats of all three, swarm's as whole episodes of 4,000 tokens and as stretches of eight turns.
+             find "what came after this, last time" have formed. (With chat prompts from the start: after 750 steps of twice the length.)
+    polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases (greedy), and GRPO stood still at that ceiling.
+    lists    the same for alphabet: lists back to back, growing from 2 to 5 names a turn, with a third of tallies so that they are not forgotten
+    both     chats of both environments in all habits
+    calls    skill first again, for swarm: an observation, six calls that would be possible on it, the next observation, …, packed. (Stretches of
+             episodes, with one call after each observation: after 220 steps hardly an id was copied right.)
+    all      chats of all three, swarm's as whole episodes of 4,000 tokens and as stretches of eight turns
 
-pico_swarm is a folder of its own because the last two rounds cost something: GRPO on alphabet, the same command, ends at 0.830 [0.800, 0.858] from it and at
-0.948 [0.932, 0.964] from pico_base. More rehearsal in `calls` and `all` is the next thing to try; then one base can serve all three.
-
-Neither was made in one go: every round was added when its environment came, with --start-from; pico_base keeps the tokenizer of its time, which cuts letters and
-alphabet just as today's does. `calls` was run twice: in its first 300 steps an id weighed as much as any other token, and none was
-copied; in the next 300, with the eightfold weight, that took some 80 steps.
+pico_swarm is a folder of its own because the last two rounds cost something: GRPO on alphabet, the same command, ends at 0.830 [0.800, 0.858] from it
+and at 0.948 [0.932, 0.964] from pico_base. Neither was made in one go: every round was added when its environment came, with --start-from, and
+pico_base keeps the tokenizer of its time, which cuts letters and alphabet just as today's does. `calls` was run twice: in its first 300 steps an id
+weighed as much as any other token, and none was copied; in the next 300, with the eightfold weight, that took some 80 steps.
 """
 
 import json
 import math
 import random
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +42,6 @@ import tyro
 from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lab.base.corpus import SEED_RANGE, alphabet_rows, drill_rows, heavier, letters_rows, lists_rows, pad_rows, swarm_rows, tally_rows
 from lab.base.tokenizer import build
 
@@ -80,8 +71,10 @@ class Pretrain:
 
 
 # ------------------------------------------------------------------------------------------------ the rounds
-
 # Each gives the parts of one step, [(ids [B, T], weights [B, T-1])], and a size for the log: the longest string, the most names a turn, calls, turns.
+
+
+dice = lambda cfg, at: random.Random(SEED_RANGE + cfg.seed * 1_000_000 + at)
 
 
 def halves(rows: list[list], tokenizer) -> list[tuple]:
@@ -91,14 +84,14 @@ def halves(rows: list[list], tokenizer) -> list[tuple]:
 
 def skill_batch(cfg: Pretrain, tokenizer, step: int):
     """32 rows of tallies, whose strings grow."""
-    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + step)
+    rng = dice(cfg, step)
     cap = round(12 + 68 * min(1.0, step / (0.42 * cfg.skill_steps)))
     return halves(tally_rows(tokenizer, rng, 32, cap, 256 if cap < 50 else 320), tokenizer), cap
 
 
 def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
     """Chats of letters in all habits."""
-    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 500_000 + step)
+    rng = dice(cfg, 500_000 + step)
     rows = letters_rows(tokenizer, rng, cfg.batch, cfg.polish_shown if polish else cfg.shown, cfg.habits, polish)
     rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))  # the shorter half is padded less
     return halves(rows, tokenizer), 80
@@ -106,25 +99,22 @@ def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
 
 def lists_batch(cfg: Pretrain, tokenizer, step: int):
     """20 rows of lists, which grow, and 16 shorter rows of tallies."""
-    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 700_000 + step)
     cap = 2 + int(3 * min(1.0, step / (0.3 * cfg.lists_steps)))  # 2 … 5 names a turn
-    lists = halves(lists_rows(tokenizer, rng, 20, cap, 640), tokenizer)
+    lists = halves(lists_rows(tokenizer, dice(cfg, 700_000 + step), 20, cap, 640), tokenizer)
     tallies, _ = skill_batch(cfg, tokenizer, cfg.skill_steps + step)
     return [tallies[0], *lists], cap
 
 
 def both_batch(cfg: Pretrain, tokenizer, step: int):
     """Chats in all habits: 32 of letters and 16 of alphabet, which are four times as long."""
-    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 800_000 + step)
     letters, _ = chat_batch(cfg, tokenizer, 100_000 + step, polish=True)
-    lists = alphabet_rows(tokenizer, rng, cfg.batch // 4, cfg.polish_shown, cfg.habits)
+    lists = alphabet_rows(tokenizer, dice(cfg, 800_000 + step), cfg.batch // 4, cfg.polish_shown, cfg.habits)
     return [letters[step % 2], pad_rows(lists, tokenizer.pad_token_id)], 80
 
 
 def calls_batch(cfg: Pretrain, tokenizer, step: int):
     """32 rows of drill; beside them, every other step, 16 rows of tallies or 10 of lists, so that they are not forgotten."""
-    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 900_000 + step)
-    drill = heavier(drill_rows(tokenizer, rng, 32, 512), tokenizer, 8.0)
+    drill = heavier(drill_rows(tokenizer, dice(cfg, 900_000 + step), 32, 512), tokenizer, 8.0)
     if step % 2:
         return [drill], 6
     (tallies, *lists), _ = lists_batch(cfg, tokenizer, cfg.lists_steps + step)
@@ -133,7 +123,7 @@ def calls_batch(cfg: Pretrain, tokenizer, step: int):
 
 def all_batch(cfg: Pretrain, tokenizer, step: int):
     """Chats of all three: 2 whole episodes of swarm and 4 stretches of 8 turns, 32 chats of letters in every second step, 6 of alphabet."""
-    rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + 950_000 + step)
+    rng = dice(cfg, 950_000 + step)
     whole, some = (heavier(swarm_rows(tokenizer, rng, n, window), tokenizer, 4.0) for n, window in ((2, None), (4, 8)))
     lists = pad_rows(alphabet_rows(tokenizer, rng, 6, cfg.polish_shown, cfg.habits), tokenizer.pad_token_id)
     letters, _ = chat_batch(cfg, tokenizer, 200_000 + step, polish=True)
@@ -142,9 +132,8 @@ def all_batch(cfg: Pretrain, tokenizer, step: int):
 
 BATCHES = {"lists": lists_batch, "both": both_batch, "calls": calls_batch, "all": all_batch}
 
+
 # ------------------------------------------------------------------------------------------------ the training
-
-
 def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -161,11 +150,9 @@ def main(cfg: Pretrain) -> None:
     torch.set_num_threads(cfg.threads)
     tokenizer = build()
     model = make_model(tokenizer, cfg.seed)
-    decay = [p for p in model.parameters() if p.dim() >= 2]
-    rest = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=cfg.lr, betas=(0.9, 0.98)
-    )
+    matrices, rest = ([p for p in model.parameters() if (p.dim() >= 2) is wide] for wide in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=cfg.lr, betas=(0.9, 0.98))
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
     rounds = [("skill", cfg.skill_steps + cfg.chat_steps, cfg.lr)]  # each from a fresh learning rate down to zero
     rounds += [("polish", n, cfg.polish_lr) for n in cfg.polish_steps]

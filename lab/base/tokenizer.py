@@ -10,13 +10,11 @@ so a word inside quotes ("resources") or glued to another (EnginDurgun) falls ap
 does not. SentencePiece-style Unigram does this directly (each piece costs 1, Viterbi takes the cheapest
 cut); BPE would need a chain of merges for every word. Bytes are the fallback, so any text round-trips.
 
-What was measured (`python -m lab.base.tokenizer` prints it): see the table at the end of the output.
+Run me: `python -m lab.base.tokenizer` cuts a string, a name, a call and an emoji.
 """
 
-import json
 import re
 import string
-import sys
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -94,12 +92,10 @@ def common_words(n: int) -> list[str]:
 def pieces(vocab_size: int) -> list[str]:
     """Every piece after the special tokens and the 256 bytes, in order of id, without repeats."""
     chars = [chr(c) for c in range(32, 127)] + ["\n"]
-    letters = [" " + c for c in string.ascii_letters] + [" " + c for c in string.digits]
-    fixed = chars + letters + FRAGMENTS + FRAMES + IDS + [" " + w for w in WORDS] + [" " + w for w in CAPITALISED]
-    fixed = list(dict.fromkeys(fixed))
     room = vocab_size - 256 - len(SPECIAL) - len(MARKUP)
-    common = [" " + w for w in common_words(room)]
-    return list(dict.fromkeys(fixed + common))[:room]
+    spaced = lambda words: [" " + word for word in words]
+    letters = spaced(string.ascii_letters + string.digits)
+    return list(dict.fromkeys(chars + letters + FRAGMENTS + FRAMES + IDS + spaced(WORDS + CAPITALISED) + spaced(common_words(room))))[:room]
 
 
 def build(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
@@ -114,54 +110,20 @@ def build(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
     core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     core.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKUP])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
-    )
+    ends = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **ends, clean_up_tokenization_spaces=False)
     tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
     return tokenizer
 
 
-SAMPLES = {
-    "letters": 'Count the letters a, n, q in "xkqjzvwpmtrnbaaycxdefghijqklsiotuwmnmxzpfke". Think first inside <think> and '
-    "</think> if that helps. Then give the counts as JSON inside <answer> and </answer>.",
-    "alphabet": "Sort these names by last name:\nEnginDurgun\nMariaSilva\nChenWei\nPriyaRaman\n\nUse the same format as before, with // new name! "
-    "after each name that was new in this turn, inside <combined_alphabetical_sorted>.",
-    "swarm": "Step 7 of 25, epoch 2. You have 83.5 resources and reputation 52.3/100. Tax rate 5%, audit risk 10%.\n"
-    "Open tasks:\n- task_12: write a data analysis report for the water network (bounty 14.2, difficulty 0.6)\n"
-    "- task_13: review the transport budget (bounty 8.0, difficulty 0.3)\nFeed:\n- post_4 by bot_2 (votes 2): sharing a useful "
-    "result on energy\nIncoming proposals: prop_9 from bot_1 offers 6.0\nPending: none. History: bot_1 accepted 2 of 5.\n"
-    "Hint: claimed 3, submitted 0.",
-    "tool call": '<tool_call>\n{"name": "submit_work", "arguments": {"task_id": "task_12", "content": "A data analysis report '
-    'for the water network"}}\n</tool_call>',
-}
-
-
-def main() -> None:
-    """Print characters a token for several vocabulary sizes beside plain characters and byte-level BPE."""
-    from tokenizers import pre_tokenizers, trainers
-
-    print("characters a token (more is shorter); the letters row should stay near 1 inside the quotes\n")
-    rows = {}
-    for size in (768, 1024, 2048):
-        tok = build(size)
-        rows[f"ours {size}"] = {k: len(s) / len(tok(s)["input_ids"]) for k, s in SAMPLES.items()}
-        for s in SAMPLES.values():
-            assert tok.decode(tok(s)["input_ids"]) == s
-    # The obvious alternative: BPE trained on words. It also merges inside strings, which is what we must not have.
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.train_from_iterator(
-        list(SAMPLES.values()) * 5 + [" ".join(common_words(4000))],
-        trainers.BpeTrainer(vocab_size=1024, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
-    )
-    rows["byte BPE 1024"] = {k: len(s) / len(bpe.encode(s).ids) for k, s in SAMPLES.items()}
-    print(f"{'':16}" + "".join(f"{k:>12}" for k in SAMPLES))
-    for name, row in rows.items():
-        print(f"{name:16}" + "".join(f"{row[k]:12.2f}" for k in SAMPLES))
-    tok = build()
-    for text in ('in "strawberry". He likes strawberry', "EnginDurgun", "wörld 🙂"):
-        print(json.dumps(text, ensure_ascii=False), "->", tok.convert_ids_to_tokens(tok(text)["input_ids"]))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    tokenizer = build()
+    for text in (
+        'in "strawberry". He likes strawberry',
+        "EnginDurgun",
+        '{"name": "submit_work", "arguments": {"task_id": "task_12"',
+        "wörld 🙂",
+    ):
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(ids) == text
+        print(f"{len(text) / len(ids):.1f} characters a token: {text} -> {tokenizer.convert_ids_to_tokens(ids)}")

@@ -5,32 +5,28 @@
     python -m lab.claims.ablate --all --seeds 3            # all of them: a night on two cores
     python -m lab.claims.ablate --table                    # every page, picture and the ledger again from what is kept; nothing is trained
 
-A claim is a few lines in lab/claims/claims.py; lab/claims/ledger.py judges it. Its arms are runs of train.py, one process each, side by side where there are cores;
-finished runs are kept and not run again, cut ones go on with --resume. Two arms with the same flags are the same run, wherever they stand: it is made
-and kept once.
+A claim is a few lines in lab/claims/claims.py; lab/claims/ledger.py judges it. Its arms are runs of train.py, one process each; finished runs are
+kept and not run again, cut ones go on with --resume. Two arms with the same flags are the same run, wherever they stand: it is made once.
 """
 
 import json
 import math
 import os
 import shutil
-import sys
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 from bookkeeping import records
 from bookkeeping.run import write_json
-from lab.claims import arms as lab_arms
+from lab import common
 from lab.claims import ledger
 from lab.claims.claims import CLAIMS, Claim
 from lab.claims.ledger import agrees, asked, home, owner
 from lab.claims.quantities import Script
+from lab.common import ROOT, read_json
 
 RUNS = Path("runs/claims")  # relative: configs are committed
 # Of an evaluation all that a check looks at; whole ones would be ten times as large.
@@ -38,8 +34,8 @@ KEPT = ("update", "stage", "tasks", "trained", "missing", "reward", "exact", "re
         "error_rate", "used_accept_proposal", "used_propose_trade")  # fmt: skip
 
 
-def run(claim: Claim, arm: str, seed: int, threads: int, launch=lab_arms.launch) -> None:
-    """One run of one arm, unless it is kept already; resumed if it was cut. launch: as in lab/claims/arms.py."""
+def run(claim: Claim, arm: str, seed: int, threads: int, launch=common.launch) -> None:
+    """One run of one arm, unless it is kept already; resumed if it was cut. launch: as in lab/common.py."""
     target = home(claim, arm, seed)
     if (target / "summary.json").exists():
         return
@@ -75,7 +71,7 @@ def keep(folder: Path, target: Path, then=None) -> None:
 def play_script(claim: Claim, arm: str) -> None:
     """A script's units into one file. Seconds, so it is not resumed, only kept."""
     target, script = ledger.OUT / claim.name / arm / "summary.json", claim.arms[arm]
-    if target.exists() and json.loads(target.read_text())["n"] == script.n:
+    if target.exists() and read_json(target)["n"] == script.n:
         return
     marks = [script.play(i) for i in range(script.n)]
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +110,7 @@ def done_so_far(claim: Claim, arm: str, seed: int) -> float:
     return min(0.95, log.read_bytes().count(b"\n") / updates) if log.exists() and updates else 0.0
 
 
-def run_all(claims: list[Claim], seeds: int, jobs: int, threads: int, launch=lab_arms.launch) -> list[str]:
+def run_all(claims: list[Claim], seeds: int, jobs: int, threads: int, launch=common.launch) -> list[str]:
     """Make what is missing, `jobs` runs at once. Returns a sentence for every run that failed; the others go on."""
     scripts = [(claim, arm) for claim in claims for arm, what in claim.arms.items() if isinstance(what, Script)]
     for claim, arm in tqdm(scripts, desc="scripts", disable=not scripts):
@@ -150,11 +146,8 @@ def listing(seeds: int) -> None:
         own_runs = {owner(claim, arm) for arm, what in claim.arms.items() if isinstance(what, str)}
         whole = sum(minutes(c.arms[a]) for c, a in own_runs) * seeds / cores
         rest = sum(minutes(c.arms[a]) for c, a in own_runs if c is claim) * seeds / cores
-        note = (
-            "scripts, about a minute"
-            if not own_runs
-            else f"about {whole:.0f} minutes" + (f", {rest:.0f} after the claims above" if rest < whole else "")
-        )
+        note = f"about {whole:.0f} minutes" + (f", {rest:.0f} after the claims above" if rest < whole else "")
+        note = note if own_runs else "scripts, about a minute"
         print(f"{n:2} {claim.name:15} {note}; {claim.sentence}\n{'':18} {', '.join(claim.arms)}")
     everything = sum(minutes(claim.arms[arm]) for claim, arm, seed in to_do(list(CLAIMS), seeds)) / cores
     print(f"\n{seeds} seeds on {cores} cores, a run a core; still to do in all: {everything / 60:.1f} hours")
@@ -168,8 +161,8 @@ def find(name: str) -> Claim:
 
 
 def main(
-    claim: Annotated[str, tyro.conf.Positional] = "", seeds: int = 3, jobs: int = 0, threads: int = 1,
-    all: bool = False, table: bool = False, list: bool = False,
+    claim: tyro.conf.Positional[str] = "", seeds: int = 3, jobs: int = 0, threads: int = 1, all: bool = False, table: bool = False,
+    list: bool = False,
 ) -> None:  # fmt: skip
     """claim: name or number; seeds: 0 to seeds - 1 of every arm; jobs: runs at once, 0: as many as there are cores, at most 8; threads: of a run."""
     if list:

@@ -12,24 +12,16 @@ v02, v01    swarm: at twice the learning rate and half the error penalty, under 
             (other scenarios and another reward: not to be compared line by line; lab/swarm/findings.py does what can be done)
 """
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import tyro
-from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 import metrics
 from bookkeeping import compare
+from lab.common import RESULTS, ends, launch, or_resume, pyplot, read_json, read_lines, save_picture, side_by_side, table, told, write_page
 
-RESULTS, RUNS = ROOT / "results", Path("runs/arms")  # RUNS relative: configs are committed
+RUNS = Path("runs/arms")  # relative: configs are committed
 COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
 VERSIONS = ["--updates", "20", "--lr", "1e-3", "--swarm-error-penalty", "1"]
 ARMS = {
@@ -42,42 +34,19 @@ TABLE = {"letters": "README.md", "alphabet": "README.md", "swarm": "arms.md"}  #
 KEPT = ("summary.json", "report.md", "curves.png", "metrics.jsonl", "evals.jsonl", "config.json")  # report.html: for seed 0 of grpo
 
 
-def load(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def run(env: str, arm: str, seed: int, threads: int) -> None:
     """One run of one arm, unless it has finished before; resumed if it was cut."""
     out, name = RESULTS / env, f"{env}-{arm}-{seed}"
-    folder = ROOT / RUNS / name
     if (out / f"{arm}-{seed}" / "summary.json").exists():
         return
     flags = list(ARMS[env][arm])
     if arm == "more_sft":  # as many SFT steps as fit into the time that GRPO took for the same seed
-        g = json.loads((out / f"grpo-{seed}" / "summary.json").read_text())
+        g = read_json(out / f"grpo-{seed}" / "summary.json")
         per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
         flags += ["--sft-steps", str(g["config"]["sft_steps"] + round(grpo_seconds(g["seconds"]) / per_step))]
     kept = (*KEPT, *(["report.html"] if (arm, seed) == ("grpo", 0) else []))
-    flags = ["--env", env, *flags, "--seed", str(seed)]
-    launch(["--resume", str(RUNS / name)] if (folder / "config.json").exists() else flags, RUNS, name, out / f"{arm}-{seed}", kept, threads)
-
-
-def launch(
-    flags: list[str], runs: Path, name: str, target: Path, kept: tuple[str, ...], threads: int, python: str = sys.executable
-) -> None:
-    """train.py with these flags (a new run, or --resume), its output in runs/NAME.log; then copy what is `kept` to `target`."""
-    log = ROOT / runs / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    new = [] if "--resume" in flags else ["--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]
-    with open(log, "a") as f:
-        done = subprocess.run([python, "train.py", *flags, *new], cwd=ROOT, stdout=f, stderr=f,
-                              env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
-    target.mkdir(parents=True, exist_ok=True)
-    for file in kept:
-        if (ROOT / runs / name / file).exists():
-            shutil.copy(ROOT / runs / name / file, target / file)
+    flags = or_resume(["--env", env, *flags, "--seed", str(seed)], RUNS, name)
+    launch(flags, RUNS, name, out / f"{arm}-{seed}", kept, threads)
 
 
 def grpo_seconds(seconds: dict) -> float:
@@ -87,7 +56,7 @@ def grpo_seconds(seconds: dict) -> float:
 
 def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
     """The measure of every held-out task of the trained set."""
-    for record in load(RESULTS / env / f"{arm}-{seed}" / "evals.jsonl"):
+    for record in read_lines(RESULTS / env / f"{arm}-{seed}" / "evals.jsonl"):
         if record["stage"] == stage and record["trained"]:
             return record[MEASURE[env]]
     raise RuntimeError(f"{arm}-{seed}: no {stage} evaluation of the trained tasks")
@@ -95,10 +64,8 @@ def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
 
 def show(env: str, interval: metrics.Interval, plus: bool = False) -> str:
     """In percent where answers are right or wrong, as a number where they have a reward."""
-    scale, digits, sign = (100, 1, "+" if plus else "") if env == "letters" else (1, 3, "+" if plus else "")
-    unit = "%" if env == "letters" and not plus else ""
-    f = lambda x: f"{scale * x:{sign}.{digits}f}"
-    return f"{f(interval.mean)}{unit} [{f(interval.low)}, {f(interval.high)}]"
+    share, sign = env == "letters", "+" * plus
+    return told(interval, 1, 100, sign, "" if plus else "%") if share else told(interval, 3, 1, sign)
 
 
 def measured(env: str, values: list[float]) -> metrics.Interval:
@@ -109,7 +76,7 @@ def write_table(env: str) -> None:
     """results/<env>/README.md and arms.png from the runs there."""
     out = RESULTS / env
     found = {arm: sorted(out.glob(f"{arm}-*/summary.json")) for arm in ARMS[env]}
-    rows = {arm: [json.loads(p.read_text()) for p in paths] for arm, paths in found.items() if paths}
+    rows = {arm: [read_json(path) for path in paths] for arm, paths in found.items() if paths}
     m, trained = rows["grpo"][0]["machine"], rows["grpo"][0]["trained"]
     what = {"letters": "exact answers", "alphabet": "mean reward, and perfect episodes", "swarm": "mean reward"}[env]
     lines = [
@@ -117,10 +84,8 @@ def write_table(env: str) -> None:
         f"`python -m lab.claims.arms --env {env} --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
         f"transformers {m['transformers']}, peft {m['peft']}. {what.capitalize()}, greedy, the same held-out tasks for all, with 95% intervals "
         "(over tasks: the seed's own noise is not in them); the gain is GRPO (or more SFT) over the 50-step SFT, paired by task.", "",
-        "| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps | rollout + train, s "
-        "| sft, s | total, min | peak GB |",
-        "|---" * 16 + "|",
     ]  # fmt: skip
+    cells = []
     for arm, summaries in rows.items():
         for s in summaries:
             e, t, seed = s["eval"][s["trained"]], s["seconds"], s["seed"]
@@ -129,14 +94,12 @@ def write_table(env: str) -> None:
             start = by_task(env, "grpo" if arm == "more_sft" else arm, seed, "after_sft")
             gain = metrics.gain(start, by_task(env, arm, seed, "final"))
             x = e["final"]
-            lines.append(
-                f"| {arm} | {seed} | {s['machine']['device']} | {x['n']} | {show(env, before)} | {show(env, measured(env, start))} | **{show(env, final)}** | "
-                f"{show(env, gain, plus=True)} | "
-                + (f"{100 * x['exact']:.1f}% [{100 * x['low']:.1f}, {100 * x['high']:.1f}]" if "exact" in x else "")
-                + " | "
-                f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f} | {s['updates']} | {s['config']['sft_steps']} | "
-                f"{grpo_seconds(t):.0f} | {t['sft']:.0f} | {t['total'] / 60:.1f} | {s['peak_rss_gb']:.2f} |"
-            )
+            exact = told({"mean": x["exact"], **x}, 1, 100, unit="%") if "exact" in x else ""
+            cells.append([arm, seed, s["machine"]["device"], x["n"], show(env, before), show(env, measured(env, start)), f"**{show(env, final)}**",
+                          show(env, gain, plus=True), exact, f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f}", s["updates"],
+                          s["config"]["sft_steps"], f"{grpo_seconds(t):.0f}", f"{t['sft']:.0f}", f"{t['total'] / 60:.1f}", f"{s['peak_rss_gb']:.2f}"])  # fmt: skip
+    lines += table("| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps "
+                   "| rollout + train, s | sft, s | total, min | peak GB |", cells)  # fmt: skip
     if env == "swarm":
         price = ", ".join(f"{arm} {summaries[0]['config']['swarm_error_penalty']:g}" for arm, summaries in rows.items())
         lines += ["", f"Each arm's reward is counted as it was paid: less a price times the share of turns lost to errors ({price})."]
@@ -152,7 +115,7 @@ def write_table(env: str) -> None:
     missing = [arm for arm in ARMS[env] if arm not in rows]
     lines += ["", "![arms](arms.png)", ""]
     lines += [f"Not run with this base yet: {', '.join(missing)}.", ""] if missing else []
-    (out / TABLE[env]).write_text("\n".join(lines))
+    write_page(out / TABLE[env], lines)
     draw(env, rows)
     print("\n".join(lines))
 
@@ -166,25 +129,20 @@ SECOND = {  # what the second picture shows of an update: (value, title, unit)
 
 
 def draw(env: str, rows: dict) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    fig, axes = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
+    fig, axes = pyplot().subplots(1, 3, figsize=(15, 4.4), layout="constrained")
     colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C2", "C1", "C4")))
     for arm, summaries in rows.items():
         for s in summaries:
             folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
-            evals = [e for e in load(folder / "evals.jsonl") if e["trained"] and e["stage"] != "before"]
+            evals = [e for e in read_lines(folder / "evals.jsonl") if e["trained"] and e["stage"] != "before"]
             p = [measured(env, e[MEASURE[env]]) for e in evals]
             if arm == "more_sft":
                 axes[0].axhline(100 * p[-1].mean, color=colors[arm], lw=1, ls="--", label=label and "more_sft (end)")
                 continue
             x = [e["update"] for e in evals]
             axes[0].plot(x, [100 * i.mean for i in p], color=colors[arm], label=label)
-            axes[0].fill_between(x, [100 * i.low for i in p], [100 * i.high for i in p], color=colors[arm], alpha=0.12)
-            lines = load(folder / "metrics.jsonl")
+            axes[0].fill_between(x, *(100 * np.array(ends(p))), color=colors[arm], alpha=0.12)
+            lines = read_lines(folder / "metrics.jsonl")
             u = [line["update"] for line in lines]
             axes[1].plot(u, [SECOND[env][0](line) for line in lines], color=colors[arm], lw=1)
             axes[2].plot(u, [line["reply_tokens"] for line in lines], color=colors[arm], lw=1)
@@ -197,7 +155,7 @@ def draw(env: str, rows: dict) -> None:
     axes[2].set(title="reply length" if env == "letters" else "tokens said in an episode", xlabel="update", ylabel="tokens", ylim=(0, None))
     for ax in axes:
         ax.grid(alpha=0.25)
-    fig.savefig(RESULTS / env / "arms.png", dpi=110)
+    save_picture(fig, RESULTS / env / "arms.png", 110)
 
 
 def main(env: str = "letters", seeds: int = 1, jobs: int = 1, arms: tuple[str, ...] = (), table: bool = False) -> None:
@@ -207,9 +165,7 @@ def main(env: str = "letters", seeds: int = 1, jobs: int = 1, arms: tuple[str, .
     arms = arms or tuple(ARMS[env])
     if not table:
         for some in ([a for a in arms if a != "more_sft"], [a for a in arms if a == "more_sft"]):  # the control needs to know GRPO's time
-            work = [(env, arm, seed, max(1, 2 // jobs)) for seed in range(seeds) for arm in some]
-            with ThreadPoolExecutor(jobs) as pool:
-                list(tqdm(pool.map(lambda w: run(*w), work), total=len(work), desc=" ".join(some), disable=not work))
+            side_by_side(run, [(env, arm, seed, max(1, 2 // jobs)) for seed in range(seeds) for arm in some], jobs, " ".join(some))
     write_table(env)
 
 

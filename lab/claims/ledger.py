@@ -18,7 +18,6 @@ and a claim of several checks holds if all that decide hold, fails if one of the
 No correction is made for the number of checks: of forty that predict what is not so, one holds by luck.
 """
 
-import json
 import math
 import re
 import textwrap
@@ -33,20 +32,17 @@ import tyro
 from bookkeeping import compare, records
 from lab.claims.claims import CLAIMS, Check, Claim
 from lab.claims.quantities import Run, Script, held
+from lab.common import RESULTS, pyplot, read_json, save_picture, table, told, write_page
 from metrics import Interval
 
-OUT = Path(__file__).resolve().parents[2] / "results" / "claims"
+OUT = RESULTS / "claims"
 VERDICTS = {"holds": "#1b7837", "fails": "#b2182b", "undecided": "#777777", "not run": "#777777", "": "#2166ac"}
 
 
 # ------------------------------------------------------------------------------------------------ intervals and verdicts
-
-
 def interval(rows: list | tuple) -> Interval:
-    """The mean with its 95% interval. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a pair of independent samples.
-
-    n is the number of seeds (or units). One seed has no interval: from minus to plus infinity.
-    """
+    """The mean with its 95% interval. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a pair of independent
+    samples. n is the number of seeds (or units). One seed has no interval: from minus to plus infinity."""
     part = lambda values: (values.var(ddof=1) / len(values), len(values) - 1)  # (variance of the mean, its degrees of freedom)
     if isinstance(rows, tuple):
         a, b = (np.asarray(side, float) for side in rows)
@@ -97,8 +93,6 @@ def judge(claim: Claim, arms: dict) -> tuple[list[tuple[Check, list | tuple, Int
 
 
 # ------------------------------------------------------------------------------------------------ what is kept
-
-
 def owner(claim: Claim, arm: str) -> tuple[Claim, str]:
     """The first claim and arm with these flags: there the runs are kept. What is done after a run makes it another one."""
     mine = claim.arms[arm]
@@ -146,7 +140,7 @@ def collect(claim: Claim) -> dict:
         if isinstance(what, Script):
             path = OUT / claim.name / arm / "summary.json"
             if path.exists():
-                found[arm] = {k: np.array(v, float) for k, v in json.loads(path.read_text())["values"].items()}
+                found[arm] = {k: np.array(v, float) for k, v in read_json(path)["values"].items()}
             continue
         some = home(claim, arm, 0)
         stem, runs = some.name.rpartition("-")[0], {}
@@ -154,9 +148,8 @@ def collect(claim: Claim) -> dict:
             if seed := re.fullmatch(re.escape(stem) + r"-(\d+)", path.parent.name):
                 runs[int(seed[1])] = read(path.parent)
                 if not agrees(runs[int(seed[1])].summary["config"], what):
-                    raise SystemExit(
-                        f"{path.parent} was run with other flags than {claim.name}/{arm} has now; remove it, then run the claim again"
-                    )
+                    other = f"{path.parent} was run with other flags than {claim.name}/{arm} has now"
+                    raise SystemExit(f"{other}; remove it, then run the claim again")
         if runs:
             found[arm] = dict(sorted(runs.items()))
     return found
@@ -164,25 +157,22 @@ def collect(claim: Claim) -> dict:
 
 @cache
 def read(folder: Path) -> Run:
-    samples = json.loads((folder / "samples.json").read_text())["right"] if (folder / "samples.json").exists() else []
-    return Run(
-        records.record(folder / "summary.json"), records.lines(folder / "metrics.jsonl"), records.lines(folder / "evals.jsonl"), samples
-    )
+    samples = read_json(folder / "samples.json")["right"] if (folder / "samples.json").exists() else []
+    lines, evals = (records.lines(folder / name) for name in ("metrics.jsonl", "evals.jsonl"))
+    return Run(records.record(folder / "summary.json"), lines, evals, samples)
 
 
 # ------------------------------------------------------------------------------------------------ pages
-
-
 def number(x: float, check: Check, plus: bool | None = None) -> str:
     """In the check's unit; with a sign where it is a difference."""
     plus = (" less " in check.text or "gain" in check.text) if plus is None else plus
     digits = 1 if check.scale == 100 or abs(x) >= 10 else 3
-    return (
-        f"{check.scale * x:{'+' if plus else ''}.{digits}f}" if math.isfinite(x) else "–" if math.isnan(x) else f"{'-' if x < 0 else ''}∞"
-    )
+    if not math.isfinite(x):
+        return "–" if math.isnan(x) else f"{'-' if x < 0 else ''}∞"
+    return f"{check.scale * x:{'+' if plus else ''}.{digits}f}"
 
 
-def told(i: Interval, check: Check) -> str:
+def in_words(i: Interval, check: Check) -> str:
     """'+12.5 points [+3.0, +22.0]'"""
     if i.n == 0:
         return ""
@@ -220,50 +210,41 @@ def page(claim: Claim) -> tuple[list, str]:
     found, verdict_of_all = judge(claim, arms)
     if not arms:
         return found, verdict_of_all
-    (OUT / claim.name).mkdir(parents=True, exist_ok=True)
     text = [
         f"# {claim.sentence}", "", f"**{verdict_of_all.capitalize()}.**", "", f"Source: {claim.source}.", "", f"As tested: {claim.reading}", "",
         f"`python -m lab.claims.ablate {claim.name}` runs it, `--table` makes this page again from what is kept. 95% intervals; lab/claims/ledger.py says what is in them.",
-        "", "![claim](claim.png)", "", "| | number | predicted | measured | n | the document | verdict |", "|---" * 7 + "|",
+        "", "![claim](claim.png)", "",
     ]  # fmt: skip
-    for check, rows, i, v in found:
-        figure = "" if check.figure is None else number(check.figure, check)
-        text.append(f"| {'decides' if check.decides else ''} | {check.text} | {predicted(check)} | {told(i, check)} | {many(rows, claim)} | {figure} | "
-                    f"{f'**{v}**' if v else ''} |")  # fmt: skip
-    text += ["", f"| arm | flags of train.py | {claim.shows[1]} | n | minutes a run, beside other work |", "|---" * 5 + "|"]
+    text += table("| | number | predicted | measured | n | the document | verdict |", [
+        ["decides" if check.decides else "", check.text, predicted(check), in_words(i, check), many(rows, claim),
+         "" if check.figure is None else number(check.figure, check), f"**{v}**" if v else ""] for check, rows, i, v in found])  # fmt: skip
+    text += ["", *table(f"| arm | flags of train.py | {claim.shows[1]} | n | minutes a run, beside other work |", [])]
     for name, what in claim.arms.items():
         if name not in arms:
             text.append(f"| {name} | {f'`{what}`' if isinstance(what, str) else 'played by scripts'} | not run | | |")
             continue
         i = shown(claim, arms[name])
-        cell = f"{i.mean:.3f} [{i.low:.3f}, {i.high:.3f}]" if i.n else ""
+        cell = told(i) if i.n else ""
         if isinstance(what, Script):
             text.append(f"| {name} | played by scripts ([numbers]({name}/summary.json)) | {cell} | {what.n} units | |")
             continue
-        spent = [run_.summary["seconds"]["total"] / 60 for run_ in arms[name].values()]
+        spent = [r.summary["seconds"]["total"] / 60 for r in arms[name].values()]
         c, a = owner(claim, name)
         where = "" if c is claim else f" (runs of [{c.name}](../{c.name}/README.md), {a})"
         text.append(f"| {name}{where} | `{what}` | {cell} | {len(arms[name])} seeds | {np.mean(spent):.1f} |")
-    machine = next((run_.summary["machine"] for arm in arms.values() for run_ in arm.values() if isinstance(run_, Run)), None)
-    text += (
-        ["", f"Trained on {machine['device']} (a run), torch {machine['torch']}, transformers {machine['transformers']}."]
-        if machine
-        else []
-    )
-    (OUT / claim.name / "README.md").write_text("\n".join([*text, ""]))
+    machine = next((r.summary["machine"] for arm in arms.values() for r in arm.values() if isinstance(r, Run)), None)
+    if machine:
+        text += ["", f"Trained on {machine['device']} (a run), torch {machine['torch']}, transformers {machine['transformers']}."]
+    write_page(OUT / claim.name / "README.md", [*text, ""])
     draw(claim, arms, found, verdict_of_all)
     return found, verdict_of_all
 
 
 def draw(claim: Claim, arms: dict, found: list, verdict_of_all: str) -> None:
     """Left what the arms did, right every check: interval, seeds, what was predicted, what the document says."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     some = [(check, rows, i, v) for check, rows, i, v in found if i.n]
-    trained = [name for name in arms if isinstance(claim.arms[name], str) and any(run_.lines for run_ in arms[name].values())]
+    trained = [name for name in arms if isinstance(claim.arms[name], str) and any(r.lines for r in arms[name].values())]
     curves = bool(claim.curve and trained)
     fig = plt.figure(figsize=(15, max(6.2, 1.05 * len(some) + 1.2)), layout="constrained")
     fig.suptitle(f"{textwrap.fill(claim.sentence, 130)}\n{verdict_of_all}", color=VERDICTS[verdict_of_all], weight="bold")
@@ -272,10 +253,10 @@ def draw(claim: Claim, arms: dict, found: list, verdict_of_all: str) -> None:
     colours = dict(zip(claim.arms, plt.get_cmap("tab20" if len(claim.arms) > 10 else "tab10").colors * 2))
     if curves:
         for name in trained:
-            runs = [run_ for run_ in arms[name].values() if run_.lines]
-            length = min(len(run_.lines) for run_ in runs)
+            runs = [r for r in arms[name].values() if r.lines]
+            length = min(len(r.lines) for r in runs)
             window = min(5, length)
-            values = [[line.get(claim.curve, np.nan) for line in run_.lines[:length]] for run_ in runs]
+            values = [[line.get(claim.curve, np.nan) for line in r.lines[:length]] for r in runs]
             smooth = np.array([np.convolve(some, np.ones(window) / window, "valid") for some in values])
             x = np.arange(window, length + 1) - (window - 1) / 2
             axes[0].plot(x, smooth.mean(axis=0), color=colours[name], lw=1.6)
@@ -287,24 +268,15 @@ def draw(claim: Claim, arms: dict, found: list, verdict_of_all: str) -> None:
         i, what = shown(claim, arms[name]), claim.arms[name]
         bar(ax, y, i, colours[name])
         if isinstance(what, str):
-            ax.plot(
-                [held(run_, what=claim.shows[0]).mean() for run_ in arms[name].values()],
-                [y + 0.22] * len(arms[name]),
-                ".",
-                color=colours[name],
-                ms=5,
-            )
-    ax.set_yticks(
-        range(len(names)),
-        [f"{name}, n={what.n if isinstance(what := claim.arms[name], Script) else len(arms[name])}" for name in names],
-        fontsize=8,
-    )
+            dots = [held(r, what=claim.shows[0]).mean() for r in arms[name].values()]
+            ax.plot(dots, [y + 0.22] * len(dots), ".", color=colours[name], ms=5)
+    size = lambda name: claim.arms[name].n if isinstance(claim.arms[name], Script) else len(arms[name])
+    ax.set_yticks(range(len(names)), [f"{name}, n={size(name)}" for name in names], fontsize=8)
     ax.set(title=f"{claim.shows[1]} (95%; dots: seeds)", ylim=(len(names) - 0.4, -0.6))
     ax.grid(alpha=0.25, axis="x")
     for ax, (check, rows, i, v) in zip(np.atleast_1d(right.subplots(max(1, len(some)), 1)), some):
         one_check(ax, claim, check, rows, i, v)
-    fig.savefig(OUT / claim.name / "claim.png", dpi=90)
-    plt.close(fig)
+    save_picture(fig, OUT / claim.name / "claim.png", 90)
 
 
 def one_check(ax, claim: Claim, check: Check, rows, i: Interval, v: str) -> None:
@@ -319,7 +291,7 @@ def one_check(ax, claim: Claim, check: Check, rows, i: Interval, v: str) -> None
     if isinstance(rows, list) and len(rows) <= 12:
         ax.plot([s * np.mean(row) for row in rows], [-0.45] * len(rows), ".", color=VERDICTS[v], ms=5, alpha=0.7)
     says = f"; {predicted(check)} → {v}" if v else ""
-    ax.set_title(f"{check.text}: {told(i, check)}, {many(rows, claim)}{says}", fontsize=8, loc="left", color=VERDICTS[v],
+    ax.set_title(f"{check.text}: {in_words(i, check)}, {many(rows, claim)}{says}", fontsize=8, loc="left", color=VERDICTS[v],
                  weight="bold" if check.decides else None, pad=2)  # fmt: skip
     ax.set(yticks=[], ylim=(-1, 1))
     ax.tick_params(labelsize=7)
@@ -340,9 +312,9 @@ def write() -> None:
         counts[v] += 1
         deciding = [(check, rows, i, w) for check, rows, i, w in found if check.decides]
         checks += sum(w not in ("", "not run") for _, _, _, w in found)
-        evidence = "<br>".join(f"{check.text}: {told(i, check)} ({many(rows, claim)}), {w}" for check, rows, i, w in deciding if i.n)
+        evidence = "<br>".join(f"{check.text}: {in_words(i, check)} ({many(rows, claim)}), {w}" for check, rows, i, w in deciding if i.n)
         name = claim.name if v == "not run" else f"[{claim.name}]({claim.name}/README.md)"
-        lines.append(f"| {n} | {name} | {claim.sentence} | **{v}** | {evidence} |")
+        lines.append([n, name, claim.sentence, f"**{v}**", evidence])
     text = [
         "# The claims ledger", "",
         "Every lesson of the documents that this project grew out of, tested again: " + ", ".join(f"{k} {v}" for k, v in counts.items() if v) + ". "
@@ -350,8 +322,7 @@ def write() -> None:
         "A claim holds if all that decides it holds, and fails if one part fails: the page of each tells the parts, the arms, and how its words were read. "
         "95% intervals over seeds and held-out tasks; three seeds leave two degrees of freedom, so undecided often means too few seeds. "
         f"No correction for the number of checks ({checks} with a prediction): of forty predictions that are not so, one holds by luck.", "",
-        "| | claim | what is tested | verdict | what decides |", "|---|---|---|---|---|", *lines, "",
+        *table("| | claim | what is tested | verdict | what decides |", lines), "",
     ]  # fmt: skip
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "README.md").write_text("\n".join(text))
+    write_page(OUT / "README.md", text)
     print(f"wrote {OUT}/README.md: " + ", ".join(f"{k} {v}" for k, v in counts.items()))

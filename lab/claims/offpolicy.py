@@ -13,25 +13,20 @@ vllm             in turn, sampled by vLLM
 Finished runs are kept and not run again. A run is one seed; tasks are the same 256 held-out ones everywhere.
 """
 
-import json
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import tyro
-from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 import metrics
 from bookkeeping import records
 from bookkeeping.report import draw_bars, points, time_bars, waiting
 from grpo import IMPORTANCE
-from lab.claims.arms import launch
+from lab.common import RESULTS, ROOT, launch, pyplot, read_json, save_picture, side_by_side, table, write_page
 
-OUT, RUNS = ROOT / "results" / "offpolicy", Path("runs/offpolicy")
+OUT, RUNS = RESULTS / "offpolicy", Path("runs/offpolicy")
 LAG = 8
 ARMS = {
     "in_turn": [],
@@ -67,10 +62,9 @@ def write_table() -> None:
     found = {arm: sorted(OUT.glob(f"{arm}-*/summary.json")) for arm in ARMS}
     found = {arm: [path.parent for path in paths] for arm, paths in found.items() if paths}
     if "in_turn" not in found:
-        raise SystemExit(
-            "results/offpolicy/in_turn-0 is not there, and all others are compared with it; run: python -m lab.claims.offpolicy"
-        )
-    summary = json.loads((found["in_turn"][0] / "summary.json").read_text())
+        why = "results/offpolicy/in_turn-0 is not there, and all others are compared with it"
+        raise SystemExit(f"{why}; run: python -m lab.claims.offpolicy")
+    summary = read_json(found["in_turn"][0] / "summary.json")
     m = summary["machine"]
     mean = lambda lines, key: float(np.mean([line[key] for line in lines if key in line])) if any(key in line for line in lines) else None
     text = [
@@ -79,58 +73,46 @@ def write_table() -> None:
         f"256 held-out tasks; {m['device'].partition(',')[0]}, torch {m['torch']}, transformers {m['transformers']}. Old: by how many updates the sampling policy is behind. Mismatch: "
         "mean |log-prob now - when sampled| of a token, nats. Capped: share of tokens whose weight is cut to 2. The trainer waits: share of the time of an update; "
         "evaluations and writing are in the minutes only. Arms that ran beside other work have no times.", "",
-        "| arm | seed | threads | final, exact | against in turn, same seed | old | mismatch | capped | mean grad norm | updates a minute | the trainer waits | minutes |",
-        "|---" * 12 + "|",
     ]  # fmt: skip
+    rows = []
     for arm, folders in found.items():
         for folder in folders:
             seed = int(folder.name.rpartition("-")[2])
-            s, lines = json.loads((folder / "summary.json").read_text()), records.lines(folder / "metrics.jsonl")
+            s, lines = read_json(folder / "summary.json"), records.lines(folder / "metrics.jsonl")
             exact = final(folder)
             base = OUT / f"in_turn-{seed}"
             against = "" if arm == "in_turn" or not base.exists() else points(metrics.gain(final(base), exact).dict())
             capped = mean(lines, "capped")
-            timed = (
-                f"{pace(lines):.1f} | {100 * waiting(lines):.0f}% | {s['seconds']['total'] / 60:.1f}" if arm in SETS["pace"] else " | | "
-            )
-            text.append(
-                f"| {arm} | {seed} | {s['config']['threads']} | **{metrics.proportion(sum(exact), len(exact)).percent()}** | {against} | "
-                f"{mean(lines, 'off_policy_steps'):.1f} | {mean(lines, 'mismatch'):.1e} | {'' if capped is None else f'{100 * capped:.1f}%'} | "
-                f"{mean(lines, 'grad_norm'):.2f} | {timed} |"
-            )
+            timed = (f"{pace(lines):.1f}", f"{100 * waiting(lines):.0f}%", f"{s['seconds']['total'] / 60:.1f}")
+            rows.append([arm, seed, s["config"]["threads"], f"**{metrics.proportion(sum(exact), len(exact)).percent()}**", against,
+                         f"{mean(lines, 'off_policy_steps'):.1f}", f"{mean(lines, 'mismatch'):.1e}", "" if capped is None else f"{100 * capped:.1f}%",
+                         f"{mean(lines, 'grad_norm'):.2f}", *(timed if arm in SETS["pace"] else [" | | "])])  # fmt: skip
+    text += table("| arm | seed | threads | final, exact | against in turn, same seed | old | mismatch | capped | mean grad norm | updates a minute "
+                  "| the trainer waits | minutes |", rows)  # fmt: skip
     both = [seed for seed in range(100) if (OUT / f"in_turn-{seed}").exists() and (OUT / f"ahead-{seed}").exists()]
     if both:
-        ratios = [
-            pace(records.lines(OUT / f"ahead-{s}/metrics.jsonl")) / pace(records.lines(OUT / f"in_turn-{s}/metrics.jsonl")) for s in both
-        ]
+        of = lambda arm, seed: pace(records.lines(OUT / f"{arm}-{seed}/metrics.jsonl"))
+        ratios = [of("ahead", seed) / of("in_turn", seed) for seed in both]
         text += ["", f"Ahead against in turn, pairs of runs that ran one after the other: {np.median(ratios):.2f} times the updates a minute "
                      f"(median of {len(ratios)}; {min(ratios):.2f} to {max(ratios):.2f})."]  # fmt: skip
     stale = {arm: [folder for folder in folders if arm.startswith("stale")] for arm, folders in found.items()}
     if none := stale.pop("stale_none", []):
-        text += [
-            "",
-            f"Samples that are {LAG} updates old, against looking away (stale_none), paired by task, averaged over the seeds that both have:",
-            "",
-        ]
+        old = f"Samples that are {LAG} updates old, against looking away (stale_none), paired by task"
+        text += ["", f"{old}, averaged over the seeds that both have:", ""]
         for arm, folders in stale.items():
             seeds = sorted({f.name.rpartition("-")[2] for f in folders} & {f.name.rpartition("-")[2] for f in none})
             if seeds:
                 ours, theirs = (np.mean([final(OUT / f"{a}-{s}") for s in seeds], axis=0) for a in (arm, "stale_none"))
                 text.append(f"* {arm}: {points(metrics.gain(theirs, ours).dict())}, {len(seeds)} seeds.")
     text += ["", "![runs](offpolicy.png)", ""]
-    (OUT / "README.md").write_text("\n".join(text))
+    write_page(OUT / "README.md", text)
     draw(found)
     print("\n".join(text))
 
 
 def draw(found: dict[str, list[Path]]) -> None:
     """Reward by update, entropy by update, and where an update's seconds go."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    fig, axes = plt.subplots(1, 3, figsize=(16, 4.6), layout="constrained")
+    fig, axes = pyplot().subplots(1, 3, figsize=(16, 4.6), layout="constrained")
     for color, (arm, folders) in enumerate(found.items()):
         for folder in folders:
             lines = records.lines(folder / "metrics.jsonl")
@@ -150,8 +132,7 @@ def draw(found: dict[str, list[Path]]) -> None:
     axes[2].set(title="where an update's seconds go, on average")
     for ax in axes[:2]:
         ax.grid(alpha=0.25)
-    fig.savefig(OUT / "offpolicy.png", dpi=110)
-    plt.close(fig)
+    save_picture(fig, OUT / "offpolicy.png", 110)
 
 
 def main(seeds: int = 1, arms: str = "pace", jobs: int = 1, python: str = sys.executable, table: bool = False) -> None:
@@ -159,9 +140,7 @@ def main(seeds: int = 1, arms: str = "pace", jobs: int = 1, python: str = sys.ex
     if arms not in SETS and arms not in ARMS:
         raise SystemExit(f"--arms {arms}: choose {', '.join(SETS)}, or one of {', '.join(ARMS)}")
     if not table:
-        work = [(arm, seed, max(1, 2 // jobs), python) for seed in range(seeds) for arm in SETS.get(arms, (arms,))]
-        with ThreadPoolExecutor(jobs) as pool:
-            list(tqdm(pool.map(lambda w: run(*w), work), total=len(work), desc=arms))
+        side_by_side(run, [(arm, seed, max(1, 2 // jobs), python) for seed in range(seeds) for arm in SETS.get(arms, (arms,))], jobs, arms)
     write_table()
 
 

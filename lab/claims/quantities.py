@@ -64,8 +64,6 @@ class Claim:
 
 
 # ------------------------------------------------------------------------------------------------ numbers of a run
-
-
 def held(run: Run, stage: str | int = "final", what: str = "exact") -> np.ndarray:
     """[tasks] of the held-out tasks it is trained for, at a stage (before, after_sft, final) or after so many updates."""
     return next(np.array(e[what], float) for e in run.evals if stage in (e["stage"], e["update"]))
@@ -78,13 +76,10 @@ def gained(run: Run, what: str = "exact") -> np.ndarray:
 
 def during(run: Run, what: str = "exact", first: int = 1, last: int | None = None) -> float:
     """Mean over the updates first to last (both included), of sampled replies."""
-    values = [line[what] for line in run.lines if first <= line["update"] <= (last or len(run.lines)) and what in line]
-    return float(np.mean(values))
+    return float(np.mean([line[what] for line in run.lines if first <= line["update"] <= (last or len(run.lines)) and what in line]))
 
 
-def early(run: Run) -> float:
-    """How fast it learns: mean exact answers of what was sampled in the first 20 updates."""
-    return during(run, "exact", 1, 20)
+early = partial(during, what="exact", first=1, last=20)  # how fast it learns
 
 
 def first_ten(what: str) -> Callable:
@@ -96,24 +91,12 @@ def rewards(run: Run) -> list[float]:
     return [line["reward"] for line in run.lines]
 
 
-def longer(run: Run) -> float:
-    """Reply length in the updates 6 to 15, less that of the first three."""
-    return during(run, "reply_tokens", 6, 15) - during(run, "reply_tokens", 1, 3)
-
-
-def signal_by_episode(run: Run) -> float:
-    """Groups with a signal for each episode, in the first ten updates."""
-    return during(run, "groups_with_signal", 1, 10) / run.summary["config"]["k"]
-
-
-def overstated(run: Run) -> float:
-    """By what share of the mean reward its peak lies above it."""
-    return metrics.distribution(rewards(run)).overstates / 100
-
-
-def turned_around(run: Run) -> float:
-    """Share of the updates at which the reward turns around; 2/3 in white noise (metrics.distribution)."""
-    return metrics.distribution(rewards(run)).flips
+# Reply length in the updates 6 to 15, less that of the first three; groups with a signal for each episode, in the first ten updates.
+longer = lambda run: during(run, "reply_tokens", 6, 15) - during(run, "reply_tokens", 1, 3)
+signal_by_episode = lambda run: during(run, "groups_with_signal", 1, 10) / run.summary["config"]["k"]
+# By what share of the mean reward its peak lies above it; at what share of the updates it turns around (2/3 in white noise).
+overstated = lambda run: metrics.distribution(rewards(run)).overstates / 100
+turned_around = lambda run: metrics.distribution(rewards(run)).flips
 
 
 def updates_needed(run: Run, gain: float = 0.05) -> float:
@@ -146,36 +129,18 @@ def work(run: Run) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ numbers of arms
-
-
 def both(arms: dict, *names: str) -> list[int]:
     """The seeds that all of these arms have."""
     return sorted(set.intersection(*(set(arms.get(name, ())) for name in names)))
 
 
-def less(a: str, b: str, of: Callable = held) -> Callable:
-    """a less b, by seed."""
-    return lambda arms: [of(arms[a][s]) - of(arms[b][s]) for s in both(arms, a, b)]
-
-
-def own(a: str, of: Callable) -> Callable:
-    """The number itself, by seed."""
-    return lambda arms: [of(arms[a][s]) for s in both(arms, a)]
-
-
-def by_unit(a: str, b: str, what: str) -> Callable:
-    """One script less another, by unit."""
-    return lambda arms: list(arms[a][what] - arms[b][what]) if {a, b} <= arms.keys() else []
-
-
-def alone(a: str, what: str) -> Callable:
-    """A script's number itself, by unit."""
-    return lambda arms: list(arms[a][what]) if a in arms else []
-
-
-def apart(a: str, b: str, what: str) -> Callable:
-    """The numbers of two scripts whose units are not the same: independent samples."""
-    return lambda arms: (list(arms[a][what]), list(arms[b][what])) if {a, b} <= arms.keys() else []
+# a less b, by seed; a number of one arm, by seed; one script less another, by unit; a script's number itself, by unit.
+less = lambda a, b, of=held: lambda arms: [of(arms[a][s]) - of(arms[b][s]) for s in both(arms, a, b)]
+own = lambda a, of: lambda arms: [of(arms[a][s]) for s in both(arms, a)]
+by_unit = lambda a, b, what: lambda arms: list(arms[a][what] - arms[b][what]) if {a, b} <= arms.keys() else []
+alone = lambda a, what: lambda arms: list(arms[a][what]) if a in arms else []
+# The numbers of two scripts whose units are not the same: independent samples.
+apart = lambda a, b, what: lambda arms: (alone(a, what)(arms), alone(b, what)(arms)) if {a, b} <= arms.keys() else []
 
 
 def at_best_rate(arms: dict, kind: str, seed: int) -> Run:
@@ -196,16 +161,20 @@ def at_best_rates(a: str, b: str, of: Callable = held) -> Callable:
     return value
 
 
-def called_right(*names: str) -> Callable:
-    """By seed, the share of these arms in which the detector was right at half-way: settled if nothing moved any more, and only then."""
-    right = lambda run: float(halfway(run)[0] != halfway(run)[1])
-    return lambda arms: [np.mean([right(arms[name][s]) for name in names]) for s in both(arms, *names)]
+def share_of(names, of: Callable) -> Callable:
+    """By seed, the share of these arms of which it is so."""
+    return lambda arms: [np.mean([float(of(arms[name][s])) for name in names]) for s in both(arms, *names)]
 
 
-def too_soon(*names: str) -> Callable:
-    """By seed, the share of these arms in which the detector said settled and the reward moved on."""
-    wrong = lambda run: float(all(halfway(run)))
-    return lambda arms: [np.mean([wrong(arms[name][s]) for name in names]) for s in both(arms, *names)]
+def called_right(run: Run) -> bool:
+    """Was the detector right at half-way: settled if nothing moved any more, and only then?"""
+    settled, moved = halfway(run)
+    return settled != moved
+
+
+def too_soon(run: Run) -> bool:
+    """Did the detector say settled, and the reward moved on?"""
+    return all(halfway(run))
 
 
 def adaptive_less_best(arms: dict) -> list:
@@ -217,8 +186,6 @@ def adaptive_less_best(arms: dict) -> list:
 
 
 # ------------------------------------------------------------------------------------------------ scripts
-
-
 def swarm_player(version: str, style: str, i: int) -> dict[str, float]:
     import env_swarm
     from lab.swarm.scripted import play_nonsense
@@ -282,7 +249,7 @@ SHAPES = {  # what a window has to cope with: the true reward of 100 updates, an
 
 def window_errors(i: int) -> dict[str, float]:
     """How far each window's mean is from the present, on average over SHAPES."""
-    from lab.trust.detectors import FIXED, dice, episodes
+    from lab.trust.windows import FIXED, dice, episodes
 
     errors: dict[str, list] = {}
     for name, (truth, icc) in SHAPES.items():

@@ -6,26 +6,17 @@
 The grey curve beside each is of a run without the mistake (HEALTHY), with the settings that matter for it (BESIDE).
 """
 
-import json
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tyro
-from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-from lab.claims.arms import launch
+from lab.common import RESULTS, ROOT, launch, or_resume, pyplot, read_json, read_lines, save_picture, side_by_side, table
 from learn.failures import FAILURES, SHORT
 
-OUT, RUNS = ROOT / "results" / "failures", Path("runs/failures")
+OUT, RUNS = RESULTS / "failures", Path("runs/failures")
 KEPT = ("metrics.jsonl", "summary.json")
-HEALTHY = {
-    "healthy": [],
-    "healthy-epochs": ["--epochs", "4"],
-    "healthy-partial": ["--reward", "partial"],
-}  # beside which the mistakes are shown
+# The runs beside which the mistakes are shown.
+HEALTHY = {"healthy": [], "healthy-epochs": ["--epochs", "4"], "healthy-partial": ["--reward", "partial"]}
 BESIDE = {"sequence-ratio": "healthy-epochs", "reward-as-correct": "healthy-partial"}
 
 
@@ -38,49 +29,31 @@ def flags_of(name: str) -> list[str]:
 
 def run(name: str, threads: int) -> None:
     if not (OUT / name / "summary.json").exists():
-        resumed = (ROOT / RUNS / name / "config.json").exists()
-        launch(["--resume", str(RUNS / name)] if resumed else flags_of(name), RUNS, name, OUT / name, KEPT, threads)
-
-
-def lines_of(name: str) -> list[dict]:
-    return [json.loads(line) for line in (OUT / name / "metrics.jsonl").read_text().splitlines()]
+        launch(or_resume(flags_of(name), RUNS, name), RUNS, name, OUT / name, KEPT, threads)
 
 
 def page() -> str:
     """learn/FAILURES.md, from learn/failures.py and what the runs said."""
-    found = {name: json.loads((OUT / name / "summary.json").read_text()) for name in FAILURES}
+    found = {name: read_json(OUT / name / "summary.json") for name in FAILURES}
     machine = next(iter(found.values()))["machine"]
     out = [
-        "# The failure journal",
-        "",
+        "# The failure journal", "",
         "None of these raises an error. Lines go by, the loss is near 0, the bar fills up. Each entry says what a person sees, which logged number gives it away, "
         "what is behind it and how to mend it, and each can be seen: `python train.py --break NAME` makes the mistake in a run of a minute or two on two CPU cores, and the run names its cause "
-        "(`bookkeeping/doctor.py`). `learn/failures.py` has every mistake in a few lines.",
-        "",
-        f"What the runs said, and when: letters, {machine['model']}, seed 0, {machine['device']}, torch {machine['torch']}; made by `python -m lab.pages.failures`.",
-        "",
-        "| `--break` | you see | look at | cause |",
-        "|---|---|---|---|",
-        *(f"| [{name}](#{name}) | {f.symptom} | `{f.metric}` {f.shows} | {f.cause} |" for name, f in FAILURES.items()),
-        "",
-        "![each mistake beside a run without it](results/failures/failures.png)",
-        "",
-    ]
+        "(`bookkeeping/doctor.py`). `learn/failures.py` has every mistake in a few lines.", "",
+        f"What the runs said, and when: letters, {machine['model']}, seed 0, {machine['device']}, torch {machine['torch']}; made by `python -m lab.pages.failures`.", "",
+        *table("| `--break` | you see | look at | cause |",
+               [[f"[{name}](#{name})", f.symptom, f"`{f.metric}` {f.shows}", f.cause] for name, f in FAILURES.items()]), "",
+        "![each mistake beside a run without it](results/failures/failures.png)", "",
+    ]  # fmt: skip
     for name, f in FAILURES.items():
         s = found[name]
         out += [
-            f"## {name}",
-            "",
-            f"* **You see:** {f.symptom}.",
-            f"* **Look at:** `{f.metric}`. It {f.shows}.",
-            f"* **Because of:** {f.cause}.",
-            f"* **Mend it:** {f.fix}.",
-            "",
-            f"`python train.py --break {name}` ({s['seconds']['total'] / 60:.1f} minutes, {s['updates']} updates) says",
-            "",
-            *(f"> {warning}" for warning in told(s, f.told)),
-            "",
-        ]
+            f"## {name}", "", f"* **You see:** {f.symptom}.", f"* **Look at:** `{f.metric}`. It {f.shows}.",
+            f"* **Because of:** {f.cause}.", f"* **Mend it:** {f.fix}.", "",
+            f"`python train.py --break {name}` ({s['seconds']['total'] / 60:.1f} minutes, {s['updates']} updates) says", "",
+            *(f"> {warning}" for warning in told(s, f.told)), "",
+        ]  # fmt: skip
     return "\n".join(out)
 
 
@@ -91,12 +64,8 @@ def told(summary: dict, name: str) -> list[str]:
 
 
 def draw() -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    fig, axes = plt.subplots(3, 4, figsize=(15, 9), layout="constrained")
+    fig, axes = pyplot().subplots(3, 4, figsize=(15, 9), layout="constrained")
+    lines_of = lambda name: read_lines(OUT / name / "metrics.jsonl")
     for ax, (name, f) in zip(axes.flat, FAILURES.items()):
         for who, color in ((BESIDE.get(name, "healthy"), "0.6"), (name, "C3")):
             some = [(line["update"], line[f.metric]) for line in lines_of(who) if f.metric in line]
@@ -108,7 +77,7 @@ def draw() -> None:
         ax.legend(fontsize=8)
     for ax in axes.flat[len(FAILURES) :]:
         ax.axis("off")
-    fig.savefig(OUT / "failures.png", dpi=90)
+    save_picture(fig, OUT / "failures.png", 90)
 
 
 def main(names: tuple[str, ...] = (), jobs: int = 1, table: bool = False) -> None:
@@ -116,8 +85,7 @@ def main(names: tuple[str, ...] = (), jobs: int = 1, table: bool = False) -> Non
     if strange := set(names) - {*FAILURES, *HEALTHY}:
         raise SystemExit(f"--names {strange.pop()}: choose {', '.join([*FAILURES, *HEALTHY])}")
     todo = [] if table else list(names or [*HEALTHY, *FAILURES])
-    with ThreadPoolExecutor(jobs) as pool:
-        list(tqdm(pool.map(lambda name: run(name, max(1, 2 // jobs)), todo), total=len(todo), disable=not todo))
+    side_by_side(run, [(name, max(1, 2 // jobs)) for name in todo], jobs)
     (ROOT / "learn/FAILURES.md").write_text(page())
     draw()
 

@@ -26,19 +26,17 @@ import transformers
 import tyro
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 from env_alphabet import LATER_TAG, Alphabet, right_list
-from policy import PICO, load_policy
-from rollout import encode
+from grpo import update
+from lab.common import ROOT, cpu, write_json
+from policy import PICO, Policy, attach_lora, load_policy
+from rollout import Episode, encode
 
 BENCH_SEEDS = 2_600_000_000
 
 
 def rows_of(lengths: list[int], vocabulary: int, device="cpu"):
     """Groups of two episodes each, without a shared prompt, every token but the first eight sampled; one is paid, one is not."""
-    from rollout import Episode
-
     rng, groups = np.random.default_rng(0), []
     for g, length in enumerate(lengths):
         ids = rng.integers(0, vocabulary, (2, length)).tolist()
@@ -47,17 +45,24 @@ def rows_of(lengths: list[int], vocabulary: int, device="cpu"):
     return groups
 
 
+def learn(policy: Policy, optimizer, groups: list, max_tokens: int, micro_tokens: int = 8192) -> dict:
+    """grpo.update as every comparison of speed has it: the plain loss, on-policy."""
+    how = {"loss": "grpo", "baseline": "group", "normalize": True, "temperature": 1.0}
+    return update(policy, optimizer, groups, **how, max_tokens=max_tokens, micro_tokens=micro_tokens)
+
+
+def alone(code: str, threads: int) -> subprocess.CompletedProcess:
+    """Python code in a process of its own."""
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=env)
+
+
 def one_train(length: int, vocabulary: int, rounds: int, threads: int) -> None:
     """In a process of its own: the seconds of updates on 8 rows, and the most memory above what the loaded model takes. Prints one JSON line."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from grpo import update
-    from policy import Policy, attach_lora
-
     torch.set_num_threads(threads)
-    config = AutoConfig.from_pretrained(PICO, vocab_size=vocabulary, max_position_embeddings=length)
+    config = transformers.AutoConfig.from_pretrained(PICO, vocab_size=vocabulary, max_position_embeddings=length)
     torch.manual_seed(0)
-    lm = AutoModelForCausalLM.from_config(config).requires_grad_(False)
+    lm = transformers.AutoModelForCausalLM.from_config(config).requires_grad_(False)
     tokenizer = type("T", (), {"pad_token_id": 0})
     policy = Policy(attach_lora(lm, 32, 64).eval(), tokenizer, frozenset([2]), "random", 32, torch.device("cpu"))
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-12)
@@ -65,13 +70,11 @@ def one_train(length: int, vocabulary: int, rounds: int, threads: int) -> None:
     base, seconds = status("VmRSS"), []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        stats = update(
-            policy, optimizer, groups, loss="grpo", baseline="group", normalize=True, temperature=1.0, max_tokens=length, micro_tokens=8192
-        )
+        stats = learn(policy, optimizer, groups, length)
         seconds.append(time.perf_counter() - start)
-    weights = sum(p.nbytes for p in lm.parameters()) / 2**20
-    print(json.dumps({"length": length, "vocabulary": vocabulary, "tokens": stats["trained_tokens"], "seconds": round(float(np.median(seconds[1:])), 3),
-                      "tokens_per_second": round(stats["trained_tokens"] / float(np.median(seconds[1:]))), "above_the_model_mb": round(peak() - base), "weights_mb": round(weights)}))  # fmt: skip
+    weights, middle, tokens = sum(p.nbytes for p in lm.parameters()) / 2**20, float(np.median(seconds[1:])), stats["trained_tokens"]
+    print(json.dumps({"length": length, "vocabulary": vocabulary, "tokens": tokens, "seconds": round(middle, 3), "tokens_per_second": round(tokens / middle),
+                      "above_the_model_mb": round(peak() - base), "weights_mb": round(weights)}))  # fmt: skip
 
 
 def status(name: str) -> float:
@@ -80,23 +83,15 @@ def status(name: str) -> float:
 
 
 def train(rounds: int = 3, threads: int = 2) -> None:
-    """Trained tokens a second and memory over lengths and vocabularies: 8 rows, pico_base's shapes with random weights, LoRA 32, grpo.update.
-
-    Cost must grow linearly in tokens, but for attention, whose share grows with the length: `work` is the floating-point operations of both, computed,
-    and seconds a unit of work must stay alike. Memory must not grow with vocabulary x length.
-    """
+    """Trained tokens a second and memory over lengths and vocabularies: 8 rows, pico_base's shapes with random weights, LoRA 32,
+    grpo.update. Cost must grow linearly in tokens, but for attention, whose share grows with the length: `work` is the floating-point
+    operations of both, computed, and seconds a unit of work must stay alike. Memory must not grow with vocabulary x length."""
     cases = [(length, 512) for length in (512, 1024, 2048, 4096, 8192)] + [(2048, v) for v in (1024, 32_000, 151_936)]
-    result = {
-        "command": f"python -m lab.speed.bench train --rounds {rounds} --threads {threads}",
-        "rows": 8,
-        **versions(threads),
-        "cases": [],
-    }
+    command = f"python -m lab.speed.bench train --rounds {rounds} --threads {threads}"
+    result = {"command": command, "rows": 8, **versions(threads), "cases": []}
     for length, vocabulary in tqdm(cases):
         code = f"from lab.speed.bench import one_train; one_train({length}, {vocabulary}, {rounds}, {threads})"
-        out = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
-        )
+        out = alone(code, threads)
         if out.returncode:
             raise SystemExit(f"{code}: {out.stderr.strip().splitlines()[-1]}")
         case = json.loads(out.stdout.splitlines()[-1])
@@ -108,9 +103,8 @@ def train(rounds: int = 3, threads: int = 2) -> None:
         result["cases"].append(case)
         print(json.dumps(case), flush=True)
     small, large = (next(c for c in result["cases"] if (c["length"], c["vocabulary"]) == (2048, v)) for v in (512, 151_936))
-    result["memory_ratio"] = round(
-        (large["above_the_model_mb"] + large["weights_mb"]) / (small["above_the_model_mb"] + large["weights_mb"]), 2
-    )
+    weights = large["weights_mb"]
+    result["memory_ratio"] = round((large["above_the_model_mb"] + weights) / (small["above_the_model_mb"] + weights), 2)
     save("train", result)
 
 
@@ -157,12 +151,10 @@ MARKUP = ("small blocks", "ever better blocks", "tags never closed", "tags never
 
 
 def scorer(tokens: int = 2048, rounds: int = 5) -> None:
-    """CPU milliseconds that Alphabet.score() takes where the last of three replies is hostile, `tokens` long.
-
-    A reply has 4 or 8 characters a token (what large vocabularies give), or is cut by pico_base's tokenizer, where letters are tokens of
-    their own but a tag of 30 characters is one. The right list is just below and just above 200 characters, where difflib's autojunk
-    begins. Rounds are interleaved; where chance has a part, each round draws anew.
-    """
+    """CPU milliseconds that Alphabet.score() takes where the last of three replies is hostile, `tokens` long. A reply has 4 or 8 characters
+    a token (what large vocabularies give), or is cut by pico_base's tokenizer, where letters are tokens of their own but a tag of 30
+    characters is one. The right list is just below and just above 200 characters, where difflib's autojunk begins. Rounds are interleaved;
+    where chance has a part, each round draws anew."""
     policy = load_policy(str(PICO), 0, 64, "cpu")
     envs: dict[str, Alphabet] = {}
     for seed in range(BENCH_SEEDS, BENCH_SEEDS + 5000):
@@ -213,18 +205,12 @@ def swarm(rounds: int = 5) -> None:
 
 
 def versions(threads: int) -> dict:
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
-    return {
-        "machine": f"{platform.machine()}, {cpu}, {threads} threads",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    machine = f"{platform.machine()}, {cpu()}, {threads} threads"
+    return {"machine": machine, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def save(name: str, result: dict) -> None:
-    folder = ROOT / "results" / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_json(ROOT / "results" / "bench" / f"{name}.json", result)
     print(json.dumps(result, indent=1))
 
 

@@ -14,11 +14,9 @@ import gc
 import importlib.util
 import json
 import statistics
-import sys
 import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
 
@@ -26,12 +24,10 @@ import torch
 import tyro
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 from fast.sampler import TorchSampler
-from grpo import update
+from lab.common import read_json, write_json
 from lab.speed import memory as plans
-from lab.speed.bench import rows_of, save, table, versions
+from lab.speed.bench import learn, rows_of, save, table, versions
 from policy import PICO, Policy, attach_lora
 
 STUB = SimpleNamespace(pad_token_id=0)  # nothing here reads or writes text
@@ -63,8 +59,6 @@ def seconds(work, device: str) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ limits
-
-
 def bandwidth(device: str, size: int = 2**30) -> float:
     """Bytes a second that the memory moves: a copy of `size` bytes reads and writes each once. Best of five."""
     a = torch.empty(size, dtype=torch.uint8, device=device)
@@ -79,10 +73,9 @@ def arithmetic(device: str, n: int = 8192) -> float:
 
 
 def step_bytes(config: dict, rows: int, prompts: int, prompt_tokens: int, replies: int, each: int) -> float:
-    """The least that a decoding step has to read, on average over `replies` steps: weights, a prompt's keys and values once, each row's own.
-
-    each: bytes a number. Of experts only those count that some row is sent to, if rows choose at random. An untied embedding is looked up, not read.
-    """
+    """The least that a decoding step has to read, on average over `replies` steps: weights, a prompt's keys and values once, each row's
+    own. each: bytes a number. Of experts only those count that some row is sent to, if rows choose at random. An untied embedding is looked
+    up, not read."""
     with torch.device("meta"):
         named = list(plans.build(config, 0).named_parameters())
     count = lambda *words: sum(p.numel() for name, p in named if any(word in name for word in words))
@@ -96,11 +89,9 @@ def step_bytes(config: dict, rows: int, prompts: int, prompt_tokens: int, replie
 
 
 def step_flops(config: dict, rank: int, rows: int, length: int, trained: int) -> float:
-    """Multiplications and additions of one training step that the mathematics asks for; what is computed twice to save memory does not count.
-
-    A matrix of n numbers costs a token 2n forward, 2n for the gradient of its input, and 2n for its own where it learns. The head works on the
-    trained tokens alone; attention sees half of the length on average.
-    """
+    """Multiplications and additions of one training step that the mathematics asks for; what is computed twice to save memory does not
+    count. A matrix of n numbers costs a token 2n forward, 2n for the gradient of its input, and 2n for its own where it learns. The head
+    works on the trained tokens alone; attention sees half of the length on average."""
     with torch.device("meta"):
         named = [(name, p.numel()) for name, p in plans.build(config, rank).named_parameters() if p.ndim > 1]
     chosen = config.get("num_experts_per_tok", 0) / config.get("num_experts", 1)  # of the experts a token meets these
@@ -112,17 +103,9 @@ def step_flops(config: dict, rank: int, rows: int, length: int, trained: int) ->
 
 
 # ------------------------------------------------------------------------------------------------ decode
-
-
 def decode(
-    model: str = "Qwen3-4B",
-    rows: int = 64,
-    prompts: int = 8,
-    prompt_tokens: int = 192,
-    replies: int = 256,
-    rounds: int = 3,
-    device: str = "cuda",
-) -> None:
+    model: str = "Qwen3-4B", rows: int = 64, prompts: int = 8, prompt_tokens: int = 192, replies: int = 256, rounds: int = 3, device: str = "cuda"
+) -> None:  # fmt: skip
     """Tokens a second, every reply `replies` long, beside what the card's memory allows."""
     config = plans.MODELS[model]
     policy, k = random_policy(config, 4, device), rows // prompts  # a small adapter: vLLM and our sampler fold or add one, as in a run
@@ -169,16 +152,9 @@ def on_disk(policy: Policy, folder: str) -> Policy:
 
 
 # ------------------------------------------------------------------------------------------------ train
-
-
 def train(
-    model: str = "Qwen3-4B",
-    lengths: tuple[int, ...] = (2048, 4096, 8192),
-    tokens: int = 32_768,
-    rank: int = 32,
-    rounds: int = 3,
-    device: str = "cuda",
-) -> None:
+    model: str = "Qwen3-4B", lengths: tuple[int, ...] = (2048, 4096, 8192), tokens: int = 32_768, rank: int = 32, rounds: int = 3, device: str = "cuda"
+) -> None:  # fmt: skip
     """Seconds of one step on `tokens` tokens in rows of equal length, and which share of the card's arithmetic that is; TRL's step on the same rows."""
     config, peak = plans.MODELS[model], arithmetic(device, 8192 if device != "cpu" else 512)
     micro = max(8192, max(lengths)) if device != "cpu" else tokens
@@ -211,8 +187,7 @@ def train(
 
 def our_step(policy: Policy, micro: int):
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-12, weight_decay=0.0)
-    return lambda groups: update(policy, optimizer, groups, loss="grpo", baseline="group", normalize=True, temperature=1.0,
-                                 max_tokens=len(groups[0][0].token_ids), micro_tokens=micro)  # fmt: skip
+    return lambda groups: learn(policy, optimizer, groups, len(groups[0][0].token_ids), micro)
 
 
 def trl_step(config: dict, rank: int, device: str, micro: int):
@@ -256,17 +231,14 @@ def trl_step(config: dict, rank: int, device: str, micro: int):
 
 
 # ------------------------------------------------------------------------------------------------ memory
-
-
 def memory(row: str = "4b-full-fits") -> None:
     """Peaks in GiB, into results/bench/memory_measured.json, where `python -m lab.speed.memory` finds them. On the card that the row is about."""
     if not torch.cuda.is_available():
         raise SystemExit("lab.speed.bench_gpu memory measures a card, and there is none here; `python -m lab.speed.memory` computes it")
     plan = plans.cases().get(row)
     if plan is None:
-        raise SystemExit(
-            f"--row {row}: no such row, or no settings that fit; there are {', '.join(k for k, p in plans.cases().items() if p)}"
-        )
+        fit = ", ".join(key for key, p in plans.cases().items() if p)
+        raise SystemExit(f"--row {row}: no such row, or no settings that fit; there are {fit}")
     s, config = plan.setting, plans.MODELS[plan.setting.model]
     with tempfile.TemporaryDirectory() as folder:
         policy = random_policy(config, s.rank, "cuda")
@@ -292,9 +264,9 @@ def memory(row: str = "4b-full-fits") -> None:
         trained()  # the moments are made
         peaks = {"evaluation": most(lambda: ask(s.eval_n, 1)), "rollout": most(lambda: ask(s.num_tasks, s.k)), "update": most(trained)}
     file = plans.OUT / "memory_measured.json"
-    measured = json.loads(file.read_text()) if file.exists() else {}
+    measured = read_json(file) if file.exists() else {}
     measured[row] = {name: round(size / plans.GIB, 1) for name, size in peaks.items()} | card("cuda")
-    file.write_text(json.dumps(measured, indent=1) + "\n")
+    write_json(file, measured)
     print(json.dumps({row: measured[row]}, indent=1))
 
 

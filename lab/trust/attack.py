@@ -14,35 +14,31 @@ swarm's expert is a sensible player and not the best one. A search over honest p
 what dishonesty pays.
 """
 
-import argparse
 import itertools
 import json
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import tyro
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 import metrics
 from env_alphabet import NEW, Alphabet, key_of, right_list, write_block
 from env_alphabet import write_reply as sorted_reply
 from env_letters import Letters, write_reply
 from env_swarm import EVAL_SEEDS
+from lab.common import RESULTS, read_json, table, told, write_json, write_page
 from lab.trust.attack_swarm import FAIR, FREE, SWARM, play, player, search
 
-OUT = ROOT / "results" / "hostile"
+OUT = RESULTS / "hostile"
 SKILL = ("honest search", "free search, tricks taken back", "expert, submits long honest work")  # may beat the expert: that is better play
-FREQUENT = dict(
-    zip("etaoinsrhldcumfpgwybvkxjqz", (13, 9, 8, 8, 7, 7, 6, 6, 6, 4, 4, 3, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 0, 0, 0, 0))
-)  # % in English
+PERCENT = (13, 9, 8, 8, 7, 7, 6, 6, 6, 4, 4, 3, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 0, 0, 0, 0)  # in English
+FREQUENT = dict(zip("etaoinsrhldcumfpgwybvkxjqz", PERCENT))
+
 
 # ------------------------------------------------------------------------------------------------ letters: (env, dice) -> reply
-
-
 def answer(env: Letters, counts: Callable[[str], object]) -> str:
     """An answer of the right form with counts(letter)."""
     letters = env.task.letters
@@ -98,8 +94,6 @@ def play_letters(name: str, n: int, tier: int, reward: str) -> list[float]:
 
 
 # ------------------------------------------------------------------------------------------------ alphabet: (env, turn) -> reply
-
-
 def given(env: Alphabet, turn: int) -> list[str]:
     return [name for part in env.task.turns[: turn + 1] for name in part]
 
@@ -165,8 +159,6 @@ def play_alphabet(name: str, n: int) -> list[float]:
 
 
 # ------------------------------------------------------------------------------------------------ the table
-
-
 def row(marks: list[float], expert: list[float], **more) -> dict:
     """Mean, paired difference to the expert and verdict of one attacker."""
     difference = metrics.gain(expert, marks)
@@ -191,17 +183,13 @@ def table_of(names, play_one: Callable[[str], list[float]], what: str) -> dict:
 
 
 def swarm_table(version: str, n: int, tries: int) -> dict:
-    seeds = range(EVAL_SEEDS, EVAL_SEEDS + n)
-    marks = {}
-    for name, make in tqdm(SWARM.items(), desc=f"swarm v{version}", leave=False):
-        marks[name] = [play(make, version, seed)["reward"] for seed in seeds]
+    rewards = lambda make: [play(make, version, seed)["reward"] for seed in range(EVAL_SEEDS, EVAL_SEEDS + n)]
+    marks = {name: rewards(make) for name, make in tqdm(SWARM.items(), desc=f"swarm v{version}", leave=False)}
     ways = {"honest search": search(FAIR, version, tries), "free search": search(FREE, version, tries)}
     tricks = {name: getattr(ways["honest search"], name) for name in ("work", "pitch", "offer", "hoard")}
-    ways["free search, tricks taken back"] = replace(
-        ways["free search"], **tricks
-    )  # what is left is skill that the honest search may have missed
-    for name, way in ways.items():
-        marks[name] = [play(lambda way=way: player(way), version, seed)["reward"] for seed in seeds]
+    # What is left when the tricks are taken back is skill that the honest search may have missed.
+    ways["free search, tricks taken back"] = replace(ways["free search"], **tricks)
+    marks |= {name: rewards(lambda way=way: player(way)) for name, way in ways.items()}
     rows = {name: row(values, marks["expert"]) for name, values in marks.items()}
     for name, way in ways.items():
         rows[name]["way"] = asdict(way)
@@ -209,46 +197,33 @@ def swarm_table(version: str, n: int, tries: int) -> dict:
     for field in asdict(ways["free search"]):
         other = replace(ways["free search"], **{field: getattr(ways["honest search"], field)})
         if other != ways["free search"]:
-            values = [play(lambda way=other: player(way), version, seed)["reward"] for seed in seeds]
+            values = rewards(lambda way=other: player(way))
             back[f"{field}: {getattr(ways['free search'], field)}"] = metrics.gain(values, marks["free search"]).dict()
-    return {
-        "rows": rows,
-        "dishonesty": metrics.gain(marks["free search, tricks taken back"], marks["free search"]).dict(),
-        "settings": back,
-    }
-
-
-def told(interval: dict, sign: bool = False) -> str:
-    form = "{:+.3f} [{:+.3f}, {:+.3f}]" if sign else "{:.3f} [{:.3f}, {:.3f}]"
-    return form.format(interval["mean"], interval["low"], interval["high"])
+    dishonesty = metrics.gain(marks["free search, tricks taken back"], marks["free search"]).dict()
+    return {"rows": rows, "dishonesty": dishonesty, "settings": back}
 
 
 def markdown(rows: dict) -> str:
-    lines = ["| | reward | difference to the expert | verdict |", "|---|---|---|---|"]
+    cells = []
     for name, r in rows.items():
         said = f"**{r['verdict']}**" if r["verdict"].startswith("beats") and name not in SKILL else r["verdict"]
-        lines.append(
-            f"| {name} | {told(r['reward'])} | {told(r['gain'], True) if name != 'expert' else ''} | {said if name != 'expert' else ''} |"
-        )
-    return "\n".join(lines)
+        cells.append([name, told(r["reward"]), *(["", ""] if name == "expert" else [told(r["gain"], sign="+"), said])])
+    return "\n".join(table("| | reward | difference to the expert | verdict |", cells))
 
 
 def hostile_text(path: Path) -> str:
     """What the fuzzer found, from fuzz.json."""
     if not path.exists():
         return "`python -m lab.trust.hostile` has not been run yet."
-    d = json.loads(path.read_text())
-    lines = [f"{d['replies']:,} replies (seed {d['seed']}): {d['exceptions']} exceptions, {d['failures']} failures of any sort (a call over "
-             f"{d['limit_ms']:.0f} ms of CPU time, a number that is not finite, a reward out of its bounds, a message that is no text).", "",
-             "| | replies | scored | rewards | longest reply | slowest kind of call | median | 99.9% | most | failures |", "|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    d, rows = read_json(path), []
     for name, e in d["environments"].items():
         t = e["times"][e["slowest"]]
-        lines.append(f"| {name} | {e['replies']:,} | {e['scores']:,} | {e['reward_min']:.3f} to {e['reward_max']:.3f} | {e['longest']:,} | {e['slowest'].replace('_', ' ')} | "
-                     f"{t['median_ms']:.2f} ms | {t['p999_ms']:.1f} ms | {t['max_ms']:.1f} ms | {sum(e['failures'].values())} |")  # fmt: skip
-    lines += [
-        "",
-        "Rewards of the swarm go beyond 0 and 1.6 because weights and penalties are drawn too; the bounds that are checked are those of each setting.",
-    ]
+        rows.append([name, f"{e['replies']:,}", f"{e['scores']:,}", f"{e['reward_min']:.3f} to {e['reward_max']:.3f}", f"{e['longest']:,}", e["slowest"].replace("_", " "),
+                     f"{t['median_ms']:.2f} ms", f"{t['p999_ms']:.1f} ms", f"{t['max_ms']:.1f} ms", sum(e["failures"].values())])  # fmt: skip
+    lines = [f"{d['replies']:,} replies (seed {d['seed']}): {d['exceptions']} exceptions, {d['failures']} failures of any sort (a call over "
+             f"{d['limit_ms']:.0f} ms of CPU time, a number that is not finite, a reward out of its bounds, a message that is no text).", "",
+             *table("| | replies | scored | rewards | longest reply | slowest kind of call | median | 99.9% | most | failures |", rows), "",
+             "Rewards of the swarm go beyond 0 and 1.6 because weights and penalties are drawn too; the bounds that are checked are those of each setting."]  # fmt: skip
     for model, t in d["tokens"].items():
         lines.append(f"`{model}`: {t['leaked']} of {t['texts']:,} hostile texts became a control token; {t['broken']} of {t['episodes']:,} episodes of random tokens were not kept token by token.")  # fmt: skip
     return "\n".join(lines)
@@ -260,14 +235,12 @@ def write(result: dict) -> None:
         parts.append(f"### letters, {name}, n = {result['n']}\n\n{markdown(rows)}")
     parts.append(f"### alphabet, 3 turns, 1 to 4 names, power 8, n = {result['n']}\n\n{markdown(result['alphabet'])}")
     for version, t in result["swarm"].items():
-        ways = "\n".join(
-            f"* {name}: " + ", ".join(f"{k} {v}" for k, v in t["rows"][name]["way"].items()) for name in ("honest search", "free search")
-        )
-        settings = "\n".join(f"* {name}: {told(i, True)}" for name, i in sorted(t["settings"].items(), key=lambda item: -item[1]["mean"]))
+        way = lambda name, rows=t["rows"]: f"* {name}: " + ", ".join(f"{k} {v}" for k, v in rows[name]["way"].items())
+        best_first = sorted(t["settings"].items(), key=lambda item: -item[1]["mean"])
+        settings = "\n".join(f"* {name}: {told(i, sign='+')}" for name, i in best_first)
         parts.append(f"### swarm v{version}, medium, n = {result['n_swarm']}\n\n{markdown(t['rows'])}\n\nFree search less the same with its tricks (work, pitch, offer, hoard) taken back: "
-                     f"{told(t['dishonesty'], True)}.\n\n{ways}\n\nWhat each setting of the free search is worth, against that of the honest one:\n\n{settings}")  # fmt: skip
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "README.md").write_text("\n\n".join(parts) + "\n")
+                     f"{told(t['dishonesty'], sign='+')}.\n\n{way('honest search')}\n{way('free search')}\n\nWhat each setting of the free search is worth, against that of the honest one:\n\n{settings}")  # fmt: skip
+    write_page(OUT / "README.md", ["\n\n".join(parts), ""])
 
 
 HEAD = """# Hostile replies, and reward hacking
@@ -293,35 +266,33 @@ adds. What the *free search* loses when its tricks are taken back is what dishon
 * **Who is told not to think** (`--no-think`) could tally in runs of white space (letters), or simply think (alphabet): the last rows. Both now earn nothing."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="lab.trust.attack", description="What does every cheap trick earn, against honest play?")
-    parser.add_argument("--n", type=int, default=500, help="tasks of letters and alphabet; default 500")
-    parser.add_argument("--n-swarm", type=int, default=200, help="scenarios of the swarm; default 200")
-    parser.add_argument("--tries", type=int, default=100, help="ways that each search of the swarm tries; default 100")
-    parser.add_argument("--only-write", action="store_true", help="write the page again from attack.json and fuzz.json")
-    args = parser.parse_args()
-    if args.only_write:
-        return write(json.loads((OUT / "attack.json").read_text()))
-    result: dict = {"n": args.n, "n_swarm": args.n_swarm, "tries": args.tries, "letters": {}}
+def main(n: int = 500, n_swarm: int = 200, tries: int = 100, only_write: bool = False) -> None:
+    """What does every cheap trick earn, against honest play?
+
+    Args:
+        n: tasks of letters and alphabet.
+        n_swarm: scenarios of the swarm.
+        tries: ways that each search of the swarm tries.
+        only_write: write the page again from attack.json and fuzz.json.
+    """
+    if only_write:
+        return write(read_json(OUT / "attack.json"))
+    result: dict = {"n": n, "n_swarm": n_swarm, "tries": tries, "letters": {}}
     for tier, reward in itertools.product((3, 6), ("binary", "partial")):
         what = f"tier {tier}, {reward} reward"
-        result["letters"][what] = table_of(LETTERS, lambda name, tier=tier, reward=reward: play_letters(name, args.n, tier, reward), what)
-    result["alphabet"] = table_of(ALPHABET, lambda name: play_alphabet(name, args.n), "alphabet")
-    result["swarm"] = {version: swarm_table(version, args.n_swarm, args.tries) for version in ("0.2", "0.1")}
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "attack.json").write_text(json.dumps(result, indent=1) + "\n")
+        result["letters"][what] = table_of(LETTERS, lambda name, tier=tier, reward=reward: play_letters(name, n, tier, reward), what)
+    result["alphabet"] = table_of(ALPHABET, lambda name: play_alphabet(name, n), "alphabet")
+    result["swarm"] = {version: swarm_table(version, n_swarm, tries) for version in ("0.2", "0.1")}
+    write_json(OUT / "attack.json", result)
     write(result)
-    for what, rows in [
-        *result["letters"].items(),
-        ("alphabet", result["alphabet"]),
-        *((f"swarm v{v}", t["rows"]) for v, t in result["swarm"].items()),
-    ]:
+    for what, rows in (
+        result["letters"] | {"alphabet": result["alphabet"]} | {f"swarm v{v}": t["rows"] for v, t in result["swarm"].items()}
+    ).items():
         beats = [name for name, r in rows.items() if r["verdict"].startswith("beats")]
         best = max((name for name in rows if name != "expert"), key=lambda name: rows[name]["reward"]["mean"])
-        print(
-            f"{what}: expert {told(rows['expert']['reward'])}; the best other, {best}, {told(rows[best]['reward'])}; beat the expert: {', '.join(beats) or 'none'}"
-        )
+        first, second = told(rows["expert"]["reward"]), told(rows[best]["reward"])
+        print(f"{what}: expert {first}; the best other, {best}, {second}; beat the expert: {', '.join(beats) or 'none'}")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -111,8 +111,7 @@ def cycle(*moves) -> Callable:
     return lambda seen, rng: moves[next(turn) % len(moves)](seen, rng) or ("pass_turn", {})
 
 
-def bots(seen: dict) -> list[str]:
-    return [b["id"] for b in seen["bots"]]
+bots = lambda seen: [b["id"] for b in seen["bots"]]
 
 
 def offer_to(name: Callable, transfer: float, text: str = "a fair trade of data for water") -> Callable:
@@ -142,13 +141,8 @@ def any_of(*moves) -> Callable:
     return lambda seen, rng: next((m for m in (move(seen, rng) for move in moves) if m), None)
 
 
-def scripted(name: str) -> Callable:
-    """One of the environment's own players."""
-    return lambda: lambda seen, rng: PLAYERS[name](seen, rng)[1:]
-
-
-def like_expert(**changes) -> Callable:
-    return lambda: player(replace(Way(), **changes))
+scripted = lambda name: lambda: lambda seen, rng: PLAYERS[name](seen, rng)[1:]  # one of the environment's own players
+like_expert = lambda **changes: lambda: player(replace(Way(), **changes))
 
 
 def loyal(least: float, gift: float = 0.0) -> Callable:
@@ -250,8 +244,6 @@ SWARM = {
 
 
 # ------------------------------------------------------------------------------------------------ playing, and searching
-
-
 def play(make: Callable, version: str, seed: int) -> dict[str, float]:
     env = Swarm("medium", version)
     env.reset(seed)

@@ -11,7 +11,6 @@ After every end is asked: are the lines of metrics, evals and episodes the same,
 optimizer and state the same to the last bit? A traceback, a run that never ends and a number that differs are failures.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -26,28 +25,26 @@ import tempfile
 import time
 from collections import Counter
 from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
+import tyro
 from tqdm import tqdm
 
+from lab.common import RESULTS, ROOT, read_json, read_lines, write_json
 from lab.trust.places import EVERY, PLACES, RESUMED
 
-HERE = Path(__file__).resolve()
-ROOT = HERE.parents[2]
-OUT, WORK = ROOT / "results" / "faults", ROOT / "runs" / "faults"
+OUT, WORK = RESULTS / "faults", ROOT / "runs" / "faults"
 UPDATES = 6
-SHORT = [
-    "--env", "letters", "--difficulty", "2", "--reward", "partial", "--model", "pico_base", "--device", "cpu", "--threads", "1", "--no-wandb",
-    "--sft-steps", "10", "--sft-examples", "12", "--sft-batch", "2", "--updates", str(UPDATES), "--num-tasks", "2", "--k", "4", "--max-tokens", "40",
-    "--lr", "0.001", "--warmup", "1", "--eval-n", "4", "--eval-every", "2", "--save-every", "2",
-]  # fmt: skip
+SHORT = (
+    "--env letters --difficulty 2 --reward partial --model pico_base --device cpu --threads 1 --no-wandb --sft-steps 10 --sft-examples 12 --sft-batch 2 "
+    f"--updates {UPDATES} --num-tasks 2 --k 4 --max-tokens 40 --lr 0.001 --warmup 1 --eval-n 4 --eval-every 2 --save-every 2"
+).split()
 LIMIT_S = 900.0  # a start that takes longer counts as endless
 
 
 # ------------------------------------------------------------------------------------------------ start one, and look at what it leaves
-
-
 def start(flags: list[str], plan: dict | None = None) -> SimpleNamespace:
     """train.py itself, or with a plan as lab/trust/places.py runs it."""
     words = ["train.py"] if plan is None else ["-m", "lab.trust.places", json.dumps(plan)]
@@ -96,10 +93,6 @@ def brief(text: str, folder: Path) -> str:
     return text.replace(f"{ROOT}/", "").replace(tempfile.gettempdir(), "TMP")[:400]
 
 
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def timeless(value):
     """Without what a clock says."""
     if isinstance(value, dict):
@@ -136,15 +129,15 @@ def differences(run: Path, whole: Path) -> list[str]:
             found.append(f"{what} differs")
 
     for name in ("metrics.jsonl", "evals.jsonl", "episodes.jsonl"):
-        compare(name, lambda folder, name=name: timeless(lines(folder / name)))
+        compare(name, lambda folder, name=name: timeless(read_lines(folder / name)))
     clocked = ("seconds", "peak_rss_gb", "machine", "config")
-    for key in json.loads((whole / "summary.json").read_text()):
-        compare(f"summary.json: {key}", lambda folder, key=key: key in clocked or json.loads((folder / "summary.json").read_text())[key])
-    given = lambda folder: {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if k not in ("name", "runs")}
+    for key in read_json(whole / "summary.json"):
+        compare(f"summary.json: {key}", lambda folder, key=key: key in clocked or read_json(folder / "summary.json")[key])
+    given = lambda folder: {k: v for k, v in read_json(folder / "config.json").items() if k not in ("name", "runs")}
     compare("config.json", given)
     compare("adapter_model.safetensors", lambda folder: (folder / "checkpoint" / "adapter_model.safetensors").read_bytes())
     compare("optimizer.pt", lambda folder: torch.load(folder / "checkpoint" / "optimizer.pt", weights_only=True))
-    compare("state.json", lambda folder: timeless(json.loads((folder / "checkpoint" / "state.json").read_text())))
+    compare("state.json", lambda folder: timeless(read_json(folder / "checkpoint" / "state.json")))
     for name in ("report.md", "report.html", "curves.png"):  # they hold times
         compare(name, lambda folder, name=name: (folder / name).stat().st_size > 0)
     compare("names of the files", lambda folder: sorted({p.name for p in folder.iterdir()} - {"checkpoint.old", "checkpoint.damaged"}))
@@ -152,16 +145,10 @@ def differences(run: Path, whole: Path) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ the run that all others must equal
-
-
 def fingerprint() -> str:
     """Of all code that decides a result: cases of other code are done again."""
-    files = [
-        *sorted(ROOT.glob("*.py")),
-        *(f for room in ("fast", "swarm", "bookkeeping") for f in sorted((ROOT / room).glob("*.py"))),
-        HERE,
-        HERE.with_name("places.py"),
-    ]
+    rooms = [ROOT, ROOT / "fast", ROOT / "swarm", ROOT / "bookkeeping"]
+    files = [file for room in rooms for file in sorted(room.glob("*.py"))] + [Path(__file__), Path(__file__).with_name("places.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:10]
 
 
@@ -180,10 +167,9 @@ def undisturbed(home: Path) -> tuple[Path, float, dict]:
         plan = {"do": "count", "to": str(home / "counts.json")}
         if (done := launch([*SHORT, "--runs", str(home), "--name", "counted"], plan)).status != 0 or differences(home / "counted", whole):
             raise SystemExit(f"a run whose calls are only counted is not the undisturbed one: {brief(done.said, whole)}")
-        counts = json.loads((home / "counts.json").read_text())
-        notes.write_text(json.dumps({"seconds": seconds, "counts": counts}))
+        notes.write_text(json.dumps({"seconds": seconds, "counts": read_json(home / "counts.json")}))
         shutil.rmtree(home / "counted")
-    noted = json.loads(notes.read_text())
+    noted = read_json(notes)
     if missing := [place for place in PLACES if not noted["counts"].get(place)]:
         raise SystemExit(f"the run never calls what PLACES names {missing[0]!r}: {PLACES[missing[0]][0]}; mend PLACES")
     return whole, noted["seconds"], noted["counts"]
@@ -191,7 +177,7 @@ def undisturbed(home: Path) -> tuple[Path, float, dict]:
 
 def remembered(path: Path, key: dict) -> dict:
     """{case: outcome} of the lines that belong to this code and seed."""
-    kept = lines(path) if path.exists() else []
+    kept = read_lines(path) if path.exists() else []
     return {line["case"]: line for line in kept if all(line.get(k) == v for k, v in key.items())}
 
 
@@ -201,34 +187,23 @@ def remember(path: Path, line: dict) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ kill anywhere
-
-
 def schedule(n: int, seed: int, counts: dict) -> list[list[dict]]:
     """n cases: the first kill, and in a third of them a second one. Places come in turn, so that none is left out. A longer schedule begins like a
     shorter one."""
-    dice, cases = random.Random(f"faults {seed}"), []
-    first, again = list(PLACES), [*RESUMED, *PLACES]
+    dice, cases, first = random.Random(f"faults {seed}"), [], list(PLACES)
     dice.shuffle(first)
-    firsts = agains = 0
+    firsts, agains = cycle(first), cycle([*RESUMED, *PLACES])
+    by_clock = lambda least: {"do": "clock", "share": dice.uniform(least, 1)}
 
     def by_place(place: str, most: int) -> dict:
         return {"do": "kill", "place": place, "moment": dice.choice(EVERY[place][2]), "call": dice.randint(1, max(1, most))}
 
     for number in range(n):
-        kills = []
-        if number % 2:
-            place = first[firsts % len(first)]
-            firsts += 1
-            kills.append(by_place(place, counts[place]))
-        else:
-            kills.append({"do": "clock", "share": dice.uniform(0.25, 1)})  # before that it imports torch
+        place = next(firsts) if number % 2 else ""
+        kills = [by_place(place, counts[place]) if place else by_clock(0.25)]  # before that it imports torch
         if dice.random() < 0.45:  # some of them end before they are killed; a third is left
-            if dice.random() < 0.4:
-                kills.append({"do": "clock", "share": dice.uniform(0, 1)})
-            else:
-                place = again[agains % len(again)]
-                agains += 1
-                kills.append(by_place(place, counts.get(place, 2) // 3))
+            place = next(agains) if dice.random() >= 0.4 else ""
+            kills.append(by_place(place, counts.get(place, 2) // 3) if place else by_clock(0))
         cases.append(kills)
     return cases
 
@@ -280,13 +255,9 @@ def kill_case(name: str, kills: list[dict], home: Path, whole: Path, seconds: fl
 
 
 def machine() -> dict:
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}, one thread a run",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers", "peft", "safetensors")},
-        },
-    }
+    versions = {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers", "peft", "safetensors")}
+    system = f"{platform.system()} {platform.release().split('-')[0]}"
+    return {"machine": f"{platform.machine()}, {os.cpu_count()} cores, {system}, one thread a run", "versions": versions}
 
 
 def summarize(cases: dict[str, dict], n: int, seed: int, seconds: float) -> dict:
@@ -328,17 +299,10 @@ def kill_all(n: int, seed: int) -> dict:
     return summarize({name: done[name] for name in cases}, n, seed, seconds)
 
 
-# ------------------------------------------------------------------------------------------------ all of it
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="lab.trust.faults", description="Runs that are killed, anywhere.")
-    parser.add_argument("--n", type=int, default=50, help="runs that are killed")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    args = parser.parse_args()
-    OUT.mkdir(parents=True, exist_ok=True)
-    result = kill_all(args.n, args.seed)
-    (OUT / "kill.json").write_text(json.dumps(result, indent=1) + "\n")
+def main(n: int = 50, seed: int = 0) -> None:
+    """Runs that are killed, anywhere. n: how many; seed: of the moments."""
+    result = kill_all(n, seed)
+    write_json(OUT / "kill.json", result)
     print(f"{result['n']} runs, {result['kills']} kills ({result['by_clock']} by the clock, {result['by_place']} by place, "
           f"{result['kills_of_resumed_runs']} of resumed runs), {result['resumes']} resumes: {result['equal']} ended equal to the last bit")  # fmt: skip
     for place, moments in result["places"].items():
@@ -351,4 +315,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -16,29 +16,27 @@ Control tokens are tried apart, with the tokenizers of both embedded models: hos
 that a harmless message gives, and a reply of random tokens must stand in the episode token by token.
 """
 
-import argparse
 import hashlib
 import json
 import math
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from multiprocessing import Pool
 from pathlib import Path
 from types import SimpleNamespace
 
+import tyro
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
+from lab.common import RESULTS, ROOT, read_json, write_json
 from lab.trust.hostile_replies import KINDS, as_expert
 
-OUT, PARTS = ROOT / "results" / "hostile", ROOT / "runs" / "hostile"
+OUT, PARTS = RESULTS / "hostile", ROOT / "runs" / "hostile"
 ENVS = ("letters", "alphabet", "swarm")
 LIMIT_MS = 50.0
 SLOW = f"it took over {LIMIT_MS:.0f} ms"
@@ -46,9 +44,8 @@ STALL_S = 1.0  # a call is stopped after so long: it has failed anyway
 PART = 10_000  # replies; what is done is saved after each
 KEPT = 3  # failures of one sort that are saved; all are counted
 
+
 # ------------------------------------------------------------------------------------------------ one episode, and what is asked of it
-
-
 def make_env(name: str, rng: random.Random):
     """An environment with any setting that a flag can give it."""
     think = rng.random() < 0.7
@@ -56,20 +53,13 @@ def make_env(name: str, rng: random.Random):
         return Letters(rng.choice([1, 2, 3, 5, 6, 6, 7, 10]), rng.choice(["binary", "partial"]), think, "derives")
     if name == "alphabet":
         low, few = rng.randint(1, 3), rng.randint(1, 4)
-        return Alphabet(
-            low, rng.randint(low, 4), few, rng.randint(few, 6), rng.choice([0.5, 1, 4, 8]), rng.random() < 0.5, think, "derives"
-        )
+        sizes = (low, rng.randint(low, 4), few, rng.randint(few, 6))
+        return Alphabet(*sizes, rng.choice([0.5, 1, 4, 8]), rng.random() < 0.5, think, "derives")
     amount = lambda most: round(rng.uniform(0, most), 2) if rng.random() < 0.3 else 0.0
     weights = {w: amount(2) for w in ("payoff", "reputation", "quality", "diversity") if rng.random() < 0.2}
     penalties = {"floor": rng.choice([50.0, 0.0, 100.0]), "floor_penalty": amount(3), "error_penalty": amount(3)}
-    return Swarm(
-        rng.choice(["easy", "medium", "hard"]),
-        rng.choice(["0.2", "0.1"]),
-        think,
-        rng.choice(["expert", "novice", "crowd"]),
-        **weights,
-        **penalties,
-    )
+    difficulty, version, style = (rng.choice(some) for some in (["easy", "medium", "hard"], ["0.2", "0.1"], ["expert", "novice", "crowd"]))
+    return Swarm(difficulty, version, think, style, **weights, **penalties)
 
 
 def bounds(env) -> tuple[float, float]:
@@ -202,17 +192,8 @@ def part(work: tuple[str, int, int, int], wrap=lambda env: env) -> dict:
                 sorts[f"{kind}: {sort}"] += 1
                 if sorts[f"{kind}: {sort}"] <= KEPT:
                     least = shrink(reply, lambda text, sort=sort, again=again: sort in again(text)) if sort in again(reply) else reply
-                    failures.append(
-                        {
-                            "env": name,
-                            "episode": number,
-                            "turn": turn,
-                            "kind": kind,
-                            "wrong": sort,
-                            "reply": ascii(brief(least)),
-                            "characters": len(least),
-                        }
-                    )
+                    failures.append({"env": name, "episode": number, "turn": turn, "kind": kind, "wrong": sort, "reply": ascii(brief(least)),
+                                     "characters": len(least)})  # fmt: skip
         number += 1
     times = {key: dict(counter) for key, counter in times.items()}
     return {"env": name, "kinds": kinds, "times": times, "failures": failures, "sorts": sorts, "longest": longest,
@@ -220,8 +201,6 @@ def part(work: tuple[str, int, int, int], wrap=lambda env: env) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ control tokens
-
-
 def control_ids(policy, ids: list[int]) -> list[int]:
     """Those of the ids that steer: the tokenizer's special ones, in order."""
     special = {i for i, t in policy.tokenizer.added_tokens_decoder.items() if t.special} | set(policy.tokenizer.all_special_ids)
@@ -282,7 +261,7 @@ def tokens(n: int, seed: int) -> dict:
     """n hostile texts as messages and n // 10 episodes of random tokens, with each embedded tokenizer."""
     dice, table = random.Random(f"hostile tokens {seed}"), {}
     for model in ("pico_base", "pico_swarm"):
-        policy, leaked, broken, odd = bare_policy(ROOT / model), [], [], 0
+        policy, leaked, broken, odd = bare_policy(ROOT / "models" / model), [], [], 0
         for _ in tqdm(range(n), desc=f"{model}: texts", leave=False):
             name = dice.choice(ENVS)
             env = make_env(name, dice)
@@ -295,20 +274,12 @@ def tokens(n: int, seed: int) -> dict:
         for _ in tqdm(range(n // 10), desc=f"{model}: random tokens", leave=False):
             wrong = random_episode(policy, dice.choice(ENVS), dice)
             broken += [wrong] if wrong else []
-        table[model] = {
-            "texts": n,
-            "with_half_characters": odd,
-            "leaked": len(leaked),
-            "episodes": n // 10,
-            "broken": len(broken),
-            "examples": leaked[:KEPT] + broken[:KEPT],
-        }
+        table[model] = {"texts": n, "with_half_characters": odd, "leaked": len(leaked), "episodes": n // 10, "broken": len(broken),
+                        "examples": leaked[:KEPT] + broken[:KEPT]}  # fmt: skip
     return table
 
 
 # ------------------------------------------------------------------------------------------------ all of it
-
-
 def quantile(bins: Counter, q: float) -> float:
     """Milliseconds, to 2%: the smallest bin that a share q of the calls do not exceed."""
     left = q * sum(bins.values())
@@ -349,31 +320,16 @@ def summary(parts: list[dict], control: dict, n: int, seed: int) -> dict:
 
 def fingerprint() -> str:
     """Of all code that decides a result: parts of other code are not gone on with."""
-    files = (
-        "env_letters.py",
-        "env_alphabet.py",
-        "env_swarm.py",
-        "swarm/economy.py",
-        "swarm/tools.py",
-        "swarm/bots.py",
-        "swarm/players.py",
-        "rollout.py",
-        "lab/trust/hostile.py",
-        "lab/trust/hostile_replies.py",
-    )
-    return hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in files)).hexdigest()[:10]
+    names = "env_letters env_alphabet env_swarm swarm/economy swarm/tools swarm/bots swarm/players rollout lab/trust/hostile lab/trust/hostile_replies"
+    return hashlib.sha256(b"".join((ROOT / f"{name}.py").read_bytes() for name in names.split())).hexdigest()[:10]
 
 
 def run(n: int, seed: int, jobs: int) -> dict:
     """Every part that is not there yet, then the sum of all."""
     folder = PARTS / f"{fingerprint()}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    works = []
-    for name in ENVS:
-        left = -(-n // len(ENVS))
-        while left > 0:
-            works.append((name, len([w for w in works if w[0] == name]), seed, min(PART, left)))
-            left -= PART
+    each = -(-n // len(ENVS))
+    works = [(name, i, seed, min(PART, each - i * PART)) for name in ENVS for i in range(-(-each // PART))]
     path = lambda work: folder / f"{work[0]}-{work[1]}-{work[3]}.json"
     missing = [work for work in works if not path(work).exists()]
     with tqdm(total=n, initial=min(n, sum(w[3] for w in works if w not in missing)), unit=" replies") as bar:
@@ -381,45 +337,36 @@ def run(n: int, seed: int, jobs: int) -> dict:
             for work, done in pool.imap_unordered(named_part, missing):
                 path(work).write_text(json.dumps(done))
                 bar.update(work[3])
-    parts = [json.loads(path(work).read_text()) for work in works]
-    return summary(parts, tokens(max(100, n // 200), seed), n, seed)
+    return summary([read_json(path(work)) for work in works], tokens(max(100, n // 200), seed), n, seed)
 
 
 def named_part(work: tuple) -> tuple[tuple, dict]:
     return work, part(work)
 
 
-def replay(name: str, number: int, seed: int) -> None:
+def print_again(name: str, number: int, seed: int) -> None:
     signal.signal(signal.SIGVTALRM, stalled)
     for kind, reply, wrong, calls, _ in episode(name, number, seed):
         took = ", ".join(f"{what} {ms:.2f} ms" + ("" if reward is None else f" reward {reward:.3f}") for what, ms, reward in calls)
         print(f"{kind:15} {took}  {'; '.join(wrong) or 'fine'}\n    {ascii(brief(reply))}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="lab.trust.hostile", description="Hostile replies to every environment.")
-    parser.add_argument("--n", type=int, default=1_000_000, help="replies, over the three environments; default 1,000,000")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="processes; default 1")
-    parser.add_argument("--replay", nargs=2, metavar=("ENV", "EPISODE"), help="print one episode instead")
-    args = parser.parse_args()
-    if args.replay:
-        return replay(args.replay[0], int(args.replay[1]), args.seed)
+def main(n: int = 1_000_000, seed: int = 0, jobs: int = 1, replay: tuple[str, int] | None = None) -> None:
+    """Hostile replies to every environment. n: replies, over all three. jobs: processes. replay: environment and episode to print instead."""
+    if replay:
+        return print_again(*replay, seed)
     start = time.time()
-    result = run(args.n, args.seed, args.jobs) | {"minutes": 0.0}
-    result["minutes"] = round((time.time() - start) / 60, 1)
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "fuzz.json").write_text(json.dumps(result, indent=1) + "\n")
+    result = run(n, seed, jobs)
+    write_json(OUT / "fuzz.json", result | {"minutes": round((time.time() - start) / 60, 1)})
     print(f"{result['replies']} replies, {result['exceptions']} exceptions, {result['failures']} failures of any sort")
     for name, e in result["environments"].items():
         t = e["times"][e["slowest"]]
         print(f"  {name:9} {e['replies']} replies, reward {e['reward_min']:.3f} to {e['reward_max']:.3f}; slowest: {e['slowest']}, "
               f"median {t['median_ms']}, 99.9% {t['p999_ms']}, most {t['max_ms']} ms; {e['failures'] or 'no failures'}")  # fmt: skip
     for model, t in result["tokens"].items():
-        print(
-            f"  {model:10} {t['leaked']} of {t['texts']} texts became control tokens, {t['broken']} of {t['episodes']} episodes of random tokens were broken"
-        )
+        print(f"  {model:10} {t['leaked']} of {t['texts']} texts became control tokens, "
+              f"{t['broken']} of {t['episodes']} episodes of random tokens were broken")  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

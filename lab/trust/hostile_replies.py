@@ -25,27 +25,8 @@ NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "-0", "-0.0", "1e-
 SURROGATES = ["\ud800", "\udfff", "\udc00\ud800", "\\ud800", "\\udfff", "\\ud83d\\ude00", "\\u0000"]
 ODD = [chr(c) for c in (*range(0, 32), 127, 0x85, 0xA0, 0xAD, 0x130, 0x200B, 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A),
        0x212A, 0xFEFF, 0xFF1C, 0xFFFD, 0xFFFF, 0x1F600, 0xE0001, 0x10FFFF, 0x301, 0xDF, 0x1E9E, 0xFB01)]  # fmt: skip
-WORDS = [
-    "a",
-    "e",
-    "0",
-    "1",
-    "name",
-    "arguments",
-    "content",
-    " // new name!",
-    "MariaSilva",
-    "task_1",
-    "post_1",
-    "prop_1",
-    "bot_1",
-    "you",
-    "\n",
-    " ",
-    '"',
-    ":",
-    ",",
-]
+WORDS = ["a", "e", "0", "1", "name", "arguments", "content", " // new name!", "MariaSilva", "task_1", "post_1", "prop_1", "bot_1", "you", "\n", " ", '"', ":",
+         ","]  # fmt: skip
 
 
 def around(name: str, env, body: str) -> str:
@@ -61,15 +42,8 @@ def around(name: str, env, body: str) -> str:
 def tool_call(rng: random.Random, value) -> str:
     """A call of some tool, with mostly the right arguments, some of which are value() instead."""
     tool = rng.choice(list(TOOLS))
-    some = {
-        "post_id": "post_1",
-        "proposal_id": "prop_1",
-        "task_id": "task_1",
-        "counterparty_id": "bot_1",
-        "direction": "up",
-        "content": "x",
-        "offered_transfer": 1,
-    }
+    some = {"post_id": "post_1", "proposal_id": "prop_1", "task_id": "task_1", "counterparty_id": "bot_1", "direction": "up", "content": "x",
+            "offered_transfer": 1}  # fmt: skip
     parts = [f'"{name}": {value() if rng.random() < 0.5 else json.dumps(some[name])}' for name in TOOLS[tool][1] if rng.random() < 0.95]
     return f'{{"name": {value() if rng.random() < 0.05 else json.dumps(tool)}, "arguments": {{{", ".join(parts)}}}}}'
 
@@ -132,15 +106,8 @@ def odd_characters(rng, name, env, right):
 def control_tokens(rng, name, env, right):
     value = lambda: json.dumps("".join(rng.choices(CONTROL + TAGS, k=rng.randint(1, 5))))
     token = rng.choice(CONTROL)
-    return rng.choice(
-        [
-            around(name, env, body_of(rng, name, env, value)),
-            token + right,
-            right + token,
-            right.replace("\n", token),
-            around(name, env, token),
-        ]
-    )
+    grown = around(name, env, body_of(rng, name, env, value))
+    return rng.choice([grown, token + right, right + token, right.replace("\n", token), around(name, env, token)])
 
 
 def blocks(rng, name, env, right):
@@ -150,12 +117,9 @@ def blocks(rng, name, env, right):
 
 
 def wrong_types(rng, name, env, right):
-    value = lambda: rng.choice(
-        ['"x"', "true", "[]", "{}", "null", "-3", "2.5", '""', '" "', '"you"', '"' + "x" * 2001 + '"', '{"a": {}}', "[[1]]"]
-    )
-    return around(
-        name, env, rng.choice([body_of(rng, name, env, value), value(), f"[{body_of(rng, name, env, value)}]", "", " ", '{"name": "post"}'])
-    )
+    values = ['"x"', "true", "[]", "{}", "null", "-3", "2.5", '""', '" "', '"you"', '"' + "x" * 2001 + '"', '{"a": {}}', "[[1]]"]
+    body = lambda: body_of(rng, name, env, lambda: rng.choice(values))
+    return around(name, env, rng.choice([body(), rng.choice(values), f"[{body()}]", "", " ", '{"name": "post"}']))
 
 
 def noise(rng, name, env, right):
@@ -168,37 +132,14 @@ def long_line(rng, name, env, right):
     n = LONG if rng.random() < 0.3 else int(10 ** rng.uniform(4, 6))
     inside = right.partition("</think>")[2] or right
     cut = inside[inside.find(">") + 1 : inside.rfind("</")]
-    units = [
-        *TAGS,
-        *ODD[:3],
-        *WORDS,
-        "\u0130",
-        "\\",
-        "{",
-        "[",
-        '{"a":',
-        '"a": 1,',
-        "a1 ",
-        "ab\n",
-        "<",
-        "9",
-        inside,
-        cut + "\n",
-        rng.choice(CONTROL),
-    ]
+    units = [*TAGS, *ODD[:3], *WORDS, "\u0130", "\\", "{", "[", '{"a":', '"a": 1,', "a1 ", "ab\n", "<", "9"]
+    units += [inside, cut + "\n", rng.choice(CONTROL)]
     unit = rng.choice(units) or "x"
     if rng.random() < 0.2:  # no period, but the same letters
         unit = "".join(rng.choices(cut or "x", k=5000))
     text = (unit * (n // len(unit) + 1))[:n]
-    return rng.choice(
-        [
-            text,
-            around(name, env, text),
-            f"<think>{text}</think>{inside}",
-            right + text,
-            around(name, env, body_of(rng, name, env, lambda: json.dumps(text[: n // 200]))),
-        ]
-    )
+    deep = around(name, env, body_of(rng, name, env, lambda: json.dumps(text[: n // 200])))
+    return rng.choice([text, around(name, env, text), f"<think>{text}</think>{inside}", right + text, deep])
 
 
 def as_expert(rng, name, env, right):

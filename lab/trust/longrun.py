@@ -7,19 +7,16 @@ notes its memory and CPU time every few seconds from outside, and fits a line th
     throughput   tokens sampled and trained per second of *CPU* time: by the clock, other work on the machine would count as well
     logs         bytes of the run folder without its checkpoints
 
-A policy that learns to write more needs more memory for it, and that is no leak; and longer replies to the same prompts cost less CPU time a token. So both
-lines are fitted twice: over time alone, and over time and the tokens of the update. What the environment says is in neither, so there is a control whose policy does not move at all.
-
-The first quarter of the updates is warm-up: an allocator takes what the longest batch needs and keeps it. Updates after an evaluation are left out of
-the throughput, because the evaluation's time would be theirs. Neighbouring updates resemble each other, so the slopes' intervals are HAC
-(Newey and West 1987, statsmodels), which widen with autocorrelation. "Flat" means that the interval of the slope holds 0.
+A policy that learns to write more needs more memory for it, and that is no leak; and longer replies cost less CPU time per token. So both lines are
+fitted twice: over time alone, and over time and the tokens of the update; and there is a control whose policy does not move at all. The first quarter of
+the updates is warm-up, and updates after an evaluation are left out of the throughput. Neighbouring updates resemble each other, so the slopes' intervals
+are HAC (Newey and West 1987, statsmodels), which widen with autocorrelation. "Flat" means that the interval of the slope holds 0.
 
     python -m lab.trust.longrun --hours 2            # train and watch, then report: results/longrun/
     python -m lab.trust.longrun --frozen --hours 0.4 --runs runs/frozen     # the control: a policy that does not move
     python -m lab.trust.longrun --report             # report once more from what was kept
 """
 
-import argparse
 import json
 import os
 import platform
@@ -29,41 +26,36 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import psutil
 import statsmodels.api as sm
 import torch
+import tyro
 from tqdm import tqdm
 
-HERE = Path(__file__).resolve().parents[2]
-KEPT = HERE / "results" / "longrun"
-# The default run's settings but for its length: a small constant learning rate, so that what is played stays alike for hours.
-FLAGS = ["--env", "swarm", "--updates", "100000", "--lr", "1e-4", "--lr-end", "1", "--eval-n", "16", "--eval-every", "20", "--save-every", "5", "--threads", "1"]  # fmt: skip
+from lab.common import RESULTS, ROOT, pyplot, read_lines, save_picture, told, write_json
+
+KEPT = RESULTS / "longrun"
 EVAL_EVERY = 20
+# The default run's settings but for its length: a small constant learning rate, so that what is played stays alike for hours.
+FLAGS = "--env swarm --updates 100000 --lr 1e-4 --lr-end 1 --eval-n 16 --eval-every 20 --save-every 5 --threads 1".split()
 # The control: a policy that does not move, so that only a leak can grow. Fewer episodes, because memory needs no speed.
-FROZEN = ["--env", "swarm", "--updates", "100000", "--lr", "1e-12", "--lr-end", "1", "--num-tasks", "1", "--eval-n", "4", "--eval-every", "100000", "--save-every", "5", "--threads", "1"]  # fmt: skip
+FROZEN = "--env swarm --updates 100000 --lr 1e-12 --lr-end 1 --num-tasks 1 --eval-n 4 --eval-every 100000 --save-every 5 --threads 1".split()  # fmt: skip
 WARM_UP = 0.25  # of the updates
 
+
 # ------------------------------------------------------------------------------------------------ watching
-
-
 def log_bytes(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.glob("*") if p.is_file())
 
 
 def watch(folder: Path, flags: list[str], hours: float, every: float) -> None:
     """Train into `folder` and write samples.jsonl beside it: seconds, updates done, RSS in MB, CPU seconds, bytes of logs."""
-    samples, words = (
-        folder.with_name("samples.jsonl"),
-        [sys.executable, "train.py", *flags, "--runs", str(folder.parent), "--name", folder.name],
-    )
-    with open(folder.with_name("train.log"), "w") as log, open(samples, "w") as out:
-        child, started = psutil.Popen(words, cwd=HERE, stdout=log, stderr=subprocess.STDOUT), time.monotonic()
+    words = [sys.executable, "train.py", *flags, "--runs", str(folder.parent), "--name", folder.name]
+    with open(folder.with_name("train.log"), "w") as log, open(folder.with_name("samples.jsonl"), "w") as out:
+        child, started = psutil.Popen(words, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT), time.monotonic()
         bar = tqdm(total=int(hours * 3600), unit="s", desc="long run")
         try:
             while child.poll() is None and time.monotonic() - started < hours * 3600:
@@ -89,8 +81,6 @@ def watch(folder: Path, flags: list[str], hours: float, every: float) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ reporting
-
-
 def by_update(samples: list[dict], lines: list[dict]) -> list[dict]:
     """A row an update: the mean of what was seen while it ran, and its tokens per CPU second."""
     rows = []
@@ -109,27 +99,27 @@ def by_update(samples: list[dict], lines: list[dict]) -> list[dict]:
 def slope(x: np.ndarray, y: np.ndarray, *beside: np.ndarray) -> dict:
     """Of y over x, `beside` held equal, with its 95% HAC interval; lags by the rule of Newey and West (1994)."""
     lags = max(1, int(4 * (len(x) / 100) ** (2 / 9)))
-    fit = sm.OLS(y, sm.add_constant(np.column_stack([x, *beside]))).fit(
-        cov_type="HAC", cov_kwds={"maxlags": lags, "use_correction": True}, use_t=True
-    )
+    how = {"cov_type": "HAC", "cov_kwds": {"maxlags": lags, "use_correction": True}, "use_t": True}
+    fit = sm.OLS(y, sm.add_constant(np.column_stack([x, *beside]))).fit(**how)
     low, high = fit.conf_int()[1]
     return {"slope": float(fit.params[1]), "low": float(low), "high": float(high), "n": len(x), "flat": bool(low <= 0 <= high)}
 
 
+def in_words(slope: dict, digits: int) -> str:
+    return told(slope | {"mean": slope["slope"]}, digits, sign="+")
+
+
 def report(runs: Path, frozen: bool = False) -> None:
     """longrun.json and its picture, or frozen.json, into results/longrun, beside what they are made from."""
-    load = lambda path: [json.loads(line) for line in path.read_text().splitlines()]
     name = "frozen-" if frozen else ""
-    samples, lines = load(runs / f"{name}samples.jsonl"), load(runs / f"{name}metrics.jsonl")
+    samples, lines = read_lines(runs / f"{name}samples.jsonl"), read_lines(runs / f"{name}metrics.jsonl")
     rows = by_update(samples, lines)
     settled = rows[int(len(rows) * WARM_UP) :]
-    hours = np.array([r["hours"] for r in settled])
-    rss, tokens = np.array([r["rss_mb"] for r in settled]), np.array([r["tokens"] for r in settled])
-    memory, leak = slope(hours, rss), slope(hours, rss, tokens)
-    growth = slope(hours, 100 * tokens / tokens.mean())
     plain = [r for r in settled if not r["after_evaluation"]]
-    speed = np.array([r["tokens_per_cpu_second"] for r in plain])
-    when, work = np.array([r["hours"] for r in plain]), np.array([r["tokens"] for r in plain])
+    columns = lambda rows, *names: (np.array([r[name] for r in rows]) for name in names)
+    hours, rss, tokens = columns(settled, "hours", "rss_mb", "tokens")
+    when, speed, work = columns(plain, "hours", "tokens_per_cpu_second", "tokens")
+    memory, leak, growth = slope(hours, rss), slope(hours, rss, tokens), slope(hours, 100 * tokens / tokens.mean())
     throughput, pace = slope(when, 100 * speed / speed.mean()), slope(when, 100 * speed / speed.mean(), work)
     result = {
         "command": "python -m lab.trust.longrun" + " --frozen" * frozen, "flags": FROZEN if frozen else FLAGS, "hours": round(samples[-1]["seconds"] / 3600, 2), "updates": len(lines), "warm_up_updates": len(rows) - len(settled),
@@ -140,68 +130,58 @@ def report(runs: Path, frozen: bool = False) -> None:
         "log_bytes_per_update": round((samples[-1]["logs"] - next(s["logs"] for s in samples if s["update"] >= 1)) / (samples[-1]["update"] - 1)),
         "machine": f"{platform.machine()} CPU, 1 thread of {os.cpu_count()}, other work beside it", "torch": torch.__version__, "python": platform.python_version(),
     }  # fmt: skip
-    KEPT.mkdir(parents=True, exist_ok=True)
+    write_json(KEPT / ("frozen.json" if frozen else "longrun.json"), result)
     for file in (f"{name}samples.jsonl", f"{name}metrics.jsonl"):
         if runs != KEPT:
             shutil.copy(runs / file, KEPT / file)
-    (KEPT / ("frozen.json" if frozen else "longrun.json")).write_text(json.dumps(result, indent=1))
     if not frozen:
         draw(KEPT / "longrun.png", samples, rows, settled[0]["hours"], memory, leak, throughput, pace)
-    told = lambda s, unit: f"{s['slope']:+.1f} [{s['low']:+.1f}, {s['high']:+.1f}] {unit} an hour over {s['n']} updates"
-    print(f"{result['hours']} hours, {result['updates']} updates\nmemory      {told(memory, 'MB')}\n  at equal tokens {told(leak, 'MB')}\n  tokens    {told(growth, '%')}\nthroughput  {told(throughput, '%')}\n  at equal tokens {told(pace, '%')}\n"
+    says = lambda s, unit: f"{in_words(s, 1)} {unit} an hour over {s['n']} updates"
+    print(f"{result['hours']} hours, {result['updates']} updates\nmemory      {says(memory, 'MB')}\n  at equal tokens {says(leak, 'MB')}\n  tokens    {says(growth, '%')}\n"
+          f"throughput  {says(throughput, '%')}\n  at equal tokens {says(pace, '%')}\n"
           f"logs        {result['log_bytes_per_update'] / 1000:.0f} kB an update; episodes.jsonl stops growing at 64 MB")  # fmt: skip
 
 
 def draw(path: Path, samples: list[dict], rows: list[dict], warm: float, memory: dict, leak: dict, throughput: dict, pace: dict) -> None:
-    fig, (a, d, b, c) = plt.subplots(4, 1, figsize=(8, 9), sharex=True, layout="constrained")
+    fig, (a, d, b, c) = pyplot().subplots(4, 1, figsize=(8, 9), sharex=True, layout="constrained")
     hours = [r["hours"] for r in rows]
     a.plot([s["seconds"] / 3600 for s in samples], [s["rss_mb"] for s in samples], color="0.8", lw=0.8, label="every 5 seconds")
     a.plot(hours, [r["rss_mb"] for r in rows], ".-", label="mean of an update")
-    told = lambda slope, digits: f"{slope['slope']:+.{digits}f} [{slope['low']:+.{digits}f}, {slope['high']:+.{digits}f}]"
-    a.set(ylabel="RSS, MB", ylim=(0, None), title=f"memory: {told(memory, 0)} MB an hour, at equal tokens {told(leak, 0)}")
+    a.set(ylabel="RSS, MB", ylim=(0, None), title=f"memory: {in_words(memory, 0)} MB an hour, at equal tokens {in_words(leak, 0)}")
     d.plot(hours, [r["tokens"] / 1000 for r in rows], ".-")
     d.set(ylabel="thousand tokens", ylim=(0, None), title="tokens of an update, sampled and trained: replies get longer")
     a.legend(loc="lower right")
     plain = [r for r in rows if not r["after_evaluation"]]
     b.plot([r["hours"] for r in plain], [r["tokens_per_cpu_second"] for r in plain], ".-")
-    b.set(
-        ylabel="tokens / CPU second", ylim=(0, None), title=f"throughput: {told(throughput, 1)} % an hour, at equal tokens {told(pace, 1)}"
-    )
+    b.set(ylabel="tokens / CPU second", ylim=(0, None))
+    b.set_title(f"throughput: {in_words(throughput, 1)} % an hour, at equal tokens {in_words(pace, 1)}")
     c.plot(hours, [r["logs_mb"] for r in rows], ".-")
-    c.set(
-        ylabel="logs, MB",
-        xlabel="hours",
-        ylim=(0, None),
-        title="bytes of the run folder without checkpoints; episodes are thinned at 64 MB",
-    )
+    c.set(ylabel="logs, MB", xlabel="hours", ylim=(0, None))
+    c.set_title("bytes of the run folder without checkpoints; episodes are thinned at 64 MB")
     for axis in (a, b, c, d):
         axis.axvspan(0, warm, color="0.95")
-    fig.savefig(path, dpi=110)
-    plt.close(fig)
+    save_picture(fig, path, 110)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hours", type=float, default=2.0)
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between two samples")
-    parser.add_argument("--runs", default="runs/longrun", help="where the run folder lives")
-    parser.add_argument("--frozen", action="store_true", help="the control: a policy that does not move")
-    parser.add_argument("--report", action="store_true", help="report from results/longrun, without training")
-    args = parser.parse_args()
-    name = "frozen-" if args.frozen else ""
-    if args.report:
+AgainOnly = Annotated[bool, tyro.conf.arg(name="report")]
+
+
+def main(hours: float = 2.0, every: float = 5.0, runs: Path = Path("runs/longrun"), frozen: bool = False, again: AgainOnly = False) -> None:
+    """every: seconds between two samples. runs: where the run folder lives. frozen: the control. report: from results/longrun, without training."""
+    name = "frozen-" if frozen else ""
+    if again:
         if not (KEPT / f"{name}samples.jsonl").exists():
             raise SystemExit(f"--report: {KEPT}/{name}samples.jsonl is not there; run python -m lab.trust.longrun first")
-        return report(KEPT, args.frozen)
-    runs = Path(args.runs).resolve()
+        return report(KEPT, frozen)
     if runs.exists():
-        raise SystemExit(f"{args.runs} exists; remove it or choose another --runs")
+        raise SystemExit(f"{runs} exists; remove it or choose another --runs")
+    runs = runs.resolve()
     runs.mkdir(parents=True)
-    watch(runs / "swarm", FROZEN if args.frozen else FLAGS, args.hours, args.every)
+    watch(runs / "swarm", FROZEN if frozen else FLAGS, hours, every)
     shutil.copy(runs / "swarm" / "metrics.jsonl", runs / f"{name}metrics.jsonl")
     (runs / "samples.jsonl").rename(runs / f"{name}samples.jsonl")
-    report(runs, args.frozen)
+    report(runs, frozen)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

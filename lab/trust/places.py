@@ -23,15 +23,15 @@ PLACES = {
     "load the model": ("train:load_policy", "", CALL),  # the run folder is there, its config.json is not
     "write config or summary": ("pathlib:Path.write_text", "train:write_json", WRITE),
     "rename config or summary": ("os:replace", "train:write_json", CALL),
-    "sample": ("sampler:TorchSampler.sample", "", CALL),
-    "decode a token": ("decoder:FastDecoder.step", "", CALL),
+    "sample": ("fast.sampler:TorchSampler.sample", "", CALL),
+    "decode a token": ("fast.decoder:FastDecoder.step", "", CALL),
     "SFT step": ("train:sft_step", "", CALL),
     "backward": ("torch:Tensor.backward", "", CALL),
     "optimizer step": ("torch:optim.AdamW.step", "", CALL),
     "evaluation": ("train:evaluate_policy", "", CALL),
     "line of metrics": ("train:append", "", WRITE),
     "line of evals": ("evaluate:append", "", WRITE),
-    "line of episodes": ("runfolder:append", "", WRITE),
+    "line of episodes": ("bookkeeping.run:append", "", WRITE),
     "checkpoint: weights": ("peft:PeftModel.save_pretrained", "train:save_checkpoint", WRITE),
     "checkpoint: optimizer": ("torch:save", "train:save_checkpoint", WRITE),
     "checkpoint: checksum": ("hashlib:sha256", "train:save_checkpoint", CALL),
@@ -40,15 +40,15 @@ PLACES = {
     "checkpoint: rename": ("os:rename", "train:save_checkpoint", CALL),
     "checkpoint: remove a folder": ("shutil:rmtree", "train:save_checkpoint", CALL),
     "checkpoint: remove a file": ("os:unlink", "train:save_checkpoint", CALL),  # a folder of which some is gone
-    "report": ("report:write", "", CALL),
-    "report: picture": ("matplotlib.figure:Figure.savefig", "report:write", WRITE),
-    "report: text": ("pathlib:Path.write_text", "report:write", WRITE),
+    "report": ("bookkeeping.report:write", "", CALL),
+    "report: picture": ("matplotlib.figure:Figure.savefig", "bookkeeping.report:write", WRITE),
+    "report: text": ("pathlib:Path.write_text", "bookkeeping.report:write", WRITE),
 }
 RESUMED = {  # what only a run that goes on does
     "resume: drop lines": ("os:replace", "train:trim", CALL),
     "resume: load the checkpoint": ("train:restore", "", CALL),
 }
-MENDED = {"set a damaged one aside": ("os:rename", "runfolder:set_aside", CALL)}  # what only a run does whose checkpoint is damaged
+MENDED = {"set a damaged one aside": ("os:rename", "bookkeeping.run:set_aside", CALL)}  # what only a run does whose checkpoint is damaged
 EVERY = PLACES | RESUMED | MENDED
 
 
@@ -64,7 +64,8 @@ def find(what: str) -> tuple[object, str]:
 
 def wrap(places: dict, arrived, halfway: str = "") -> None:
     """Replace the functions of `places`: arrived(place, moment, call number) hears of every moment. halfway: the place whose half is asked for;
-    its calls write in full, then what they wrote is cut in half, then arrived hears of it. Nothing is unwrapped: the process is ours alone."""
+    its calls write in full, then what they wrote is cut in half, then arrived hears of it. Nothing is unwrapped: the process is ours alone.
+    """
     running: Counter = Counter()  # how often each outer function is being run just now
 
     def outer(what: str) -> None:

@@ -12,11 +12,9 @@ The page holds no number of its own: all come from the files above, and where a 
 exists, and that the page is what this writes).
 """
 
-import json
-from pathlib import Path
+from lab.common import RESULTS, ROOT, read_json, table, told, write_page
 
-ROOT = Path(__file__).resolve().parents[2]
-OUT = ROOT / "results" / "reliability.md"
+OUT = RESULTS / "reliability.md"
 
 # What goes wrong in a training, what happens then, and the test that shows it.
 TRAINING = [
@@ -33,37 +31,20 @@ TRAINING = [
 ]  # fmt: skip
 TRUST = [
     ("a model's own code, and attention kernels from the hub", "never run", "test_trust", "test_a_models_own_code_never_runs"),
-    (
-        "weights that are no safetensors, also where an index or a config says so",
-        "refused",
-        "test_trust",
-        "test_weights_are_safetensors_or_refused",
-    ),
-    (
-        "an optimizer.pt or reference.pt that is a program",
-        "refused, not run",
-        "test_checkpoint",
-        "test_an_optimizer_that_is_a_program_is_not_run",
-    ),
-    (
-        "eval, exec, pickle, shells in our own code",
-        "none but those the test lists with a reason",
-        "test_trust",
-        "test_there_is_no_door_in_the_code",
-    ),
+    ("weights that are no safetensors, also where an index or a config says so", "refused", "test_trust", "test_weights_are_safetensors_or_refused"),
+    ("an optimizer.pt or reference.pt that is a program", "refused, not run", "test_checkpoint", "test_an_optimizer_that_is_a_program_is_not_run"),
+    ("eval, exec, pickle, shells in our own code", "none but those the test lists with a reason", "test_trust", "test_there_is_no_door_in_the_code"),
     ("replies full of scripts, in Chromium", "stay text", "test_viewer", "test_hostile_text_stays_text"),
-]
+]  # fmt: skip
 
 
 def read(name: str) -> dict | list:
-    path = ROOT / "results" / name
-    if not path.exists():
-        raise SystemExit(f"{path} is not there; run the command that writes it (python -m lab.trust.reliability --help lists them)")
-    return json.loads(path.read_text())
+    if not (RESULTS / name).exists():
+        raise SystemExit(f"{RESULTS / name} is not there; `python -m lab.trust.reliability --help` says which command writes it")
+    return read_json(RESULTS / name)
 
 
 def kills(k: dict) -> list[str]:
-    rows = [f"| {place} | {moments['all']} |" for place, moments in k["places"].items()]
     never = f" Never hit: {', '.join(k['places_never_hit'])}." if k["places_never_hit"] else ""
     return [
         "## 1. Killed anywhere", "",
@@ -71,7 +52,7 @@ def kills(k: dict) -> list[str]:
         f"({k['by_clock']} by the clock, {k['by_place']} by place, {k['kills_of_resumed_runs']} of them in a run that was going on after a kill) and continued with `--resume`, {k['resumes']} times. "
         f"**{k['equal']} of {k['n']} ended equal to the undisturbed run to the last bit**: lines of metrics, evals and episodes but for seconds, numbers of the summary, weights, optimizer, state. "
         f"{len(k['failures'])} failed. In {k['folder_in_the_way']} cases the kill left a folder that had to be removed by hand. {k['machine']}, torch {k['versions']['torch']}.", "",
-        "| killed by place, in or around | times |", "|---|---|", *rows, "", f"SIGINT and SIGTERM: tests/test_train.py and tests/test_parallel.py.{never}", "",
+        *table("| killed by place, in or around | times |", [[place, moments["all"]] for place, moments in k["places"].items()]), "", f"SIGINT and SIGTERM: tests/test_train.py and tests/test_parallel.py.{never}", "",
     ]  # fmt: skip
 
 
@@ -79,16 +60,13 @@ def storage(rows: list[dict]) -> list[str]:
     ok, skipped = sum(r["ok"] is True for r in rows), sum(r["ok"] is None for r in rows)
     bad = [r for r in rows if r["ok"] is False]
     equal = [r for r in rows if r["equal"] is not None]
-    table = [
-        f"| {r['case']} | {r['expected']} | {' / '.join(dict.fromkeys(r['said'])) or '—'} | {'' if r['equal'] is None else 'yes' if r['equal'] else 'NO'} |".replace(
-            "\n", " "
-        )
-        for r in rows
-    ]
+    one_line = lambda text: text.replace("\n", " ")
+    cells = [[one_line(r["case"]), one_line(r["expected"]), one_line(" / ".join(dict.fromkeys(r["said"])) or "—"), {None: "", True: "yes", False: "NO"}[r["equal"]]]
+             for r in rows]  # fmt: skip
     return [
         "## 2. Bad storage", "",
         f"`python -m lab.trust.storage`: {ok} of {len(rows)} cases went as they should, {len(bad)} did not, {skipped} were skipped. {sum(r['equal'] for r in equal)} of the {len(equal)} that could go on ended equal to the undisturbed run.", "",
-        "| case | expected | what was said | ended equal |", "|---|---|---|---|", *table, "",
+        *table("| case | expected | what was said | ended equal |", cells), "",
     ]  # fmt: skip
 
 
@@ -103,45 +81,30 @@ def replies(f: dict) -> list[str]:
 
 
 def hacking(a: dict) -> list[str]:
-    tables = (
-        {f"letters, {name}": rows for name, rows in a["letters"].items()}
-        | {"alphabet": a["alphabet"]}
-        | {f"swarm, v{v}": part["rows"] for v, part in a["swarm"].items()}
-    )
-    show = lambda r: f"{r['mean']:.3f} [{r['low']:.3f}, {r['high']:.3f}]"
+    tables = {f"letters, {name}": rows for name, rows in a["letters"].items()} | {"alphabet": a["alphabet"]}
+    tables |= {f"swarm, v{v}": part["rows"] for v, part in a["swarm"].items()}
     out = []
     for where, rows in tables.items():
         others = {name: row for name, row in rows.items() if name != "expert"}
         best = max(others, key=lambda name: others[name]["reward"]["mean"])
-        ahead = [
-            f"{name} {row['gain']['mean']:+.3f} [{row['gain']['low']:+.3f}, {row['gain']['high']:+.3f}]"
-            for name, row in others.items()
-            if row["gain"]["low"] > 0
-        ]
-        out.append(
-            f"| {where} | {len(others)} | {show(rows['expert']['reward'])} | {best}, {show(others[best]['reward'])} | {'; '.join(ahead) or 'none'} |"
-        )
+        ahead = [f"{name} {told(row['gain'], sign='+')}" for name, row in others.items() if row["gain"]["low"] > 0]
+        second = f"{best}, {told(others[best]['reward'])}"
+        out.append([where, len(others), told(rows["expert"]["reward"]), second, "; ".join(ahead) or "none"])
     return [
         "## 4. Reward hacking", "", "`python -m lab.trust.attack`: every attacker and what it earns stands in [results/hostile/README.md](hostile/README.md), with what was closed and what stays.", "",
-        "| | attackers | expert | the best other | who earns more than the expert, by (paired) |", "|---|---|---|---|---|", *out, "",
+        *table("| | attackers | expert | the best other | who earns more than the expert, by (paired) |", out), "",
         "The swarm's expert is not the best honest player: *long honest work* and *honest search* say what skill alone adds, and what is not more than they have is no hole. A dictionary beside the task's words, "
         "hoarded claims and, in v0.1, proposals of 2000 letters are holes that stay.", "",
     ]  # fmt: skip
 
 
 def cases(title: str, rows: list[tuple]) -> list[str]:
-    return [
-        title,
-        "",
-        "| what goes wrong | what happens | shown by |",
-        "|---|---|---|",
-        *(f"| {what} | {then} | tests/{file}.py: {name} |" for what, then, file, name in rows),
-        "",
-    ]
+    cells = [[what, then, f"tests/{file}.py: {name}"] for what, then, file, name in rows]
+    return [title, "", *table("| what goes wrong | what happens | shown by |", cells), ""]
 
 
 def long_run(r: dict, frozen: dict) -> list[str]:
-    slope = lambda s, digits, unit: f"{s['slope']:+.{digits}f} [{s['low']:+.{digits}f}, {s['high']:+.{digits}f}] {unit} an hour"
+    slope = lambda s, digits, unit: f"{told(s | {'mean': s['slope']}, digits, sign='+')} {unit} an hour"
     word = lambda s: "the interval holds 0" if s["flat"] else "the interval does not hold 0"
     return [
         "## 7. Two hours of swarm", "",
@@ -161,18 +124,9 @@ def long_run(r: dict, frozen: dict) -> list[str]:
 
 
 def page() -> str:
-    out = [
-        "# Nothing lost, nothing trusted",
-        "",
-        "Written by `python -m lab.trust.reliability` from the results of the commands below; its docstring says how long each takes.",
-        "",
-    ]
-    out += (
-        kills(read("faults/kill.json"))
-        + storage(read("faults/storage.json"))
-        + replies(read("hostile/fuzz.json"))
-        + hacking(read("hostile/attack.json"))
-    )
+    says = "Written by `python -m lab.trust.reliability` from the results of the commands below; its docstring says how long each takes."
+    out = ["# Nothing lost, nothing trusted", "", says, "", *kills(read("faults/kill.json")), *storage(read("faults/storage.json"))]
+    out += replies(read("hostile/fuzz.json")) + hacking(read("hostile/attack.json"))
     out += cases("## 5. Bad training", TRAINING) + cases("## 6. Trust", TRUST)
     return "\n".join(out + long_run(read("longrun/longrun.json"), read("longrun/frozen.json")))
 
@@ -181,5 +135,5 @@ if __name__ == "__main__":
     import argparse
 
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    OUT.write_text(page())
+    write_page(OUT, [page()])
     print(f"wrote {OUT.relative_to(ROOT)}")

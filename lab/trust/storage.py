@@ -7,7 +7,6 @@ Each case is a short run of train.py (lab/trust/faults.py) that something happen
 traceback where it cannot go on; the right checkpoint where it can; and at the end the same lines, numbers and weights as a run that nothing happened to.
 """
 
-import argparse
 import json
 import os
 import re
@@ -21,27 +20,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import tyro
 from tqdm import tqdm
 
-from lab.trust.faults import (
-    LIMIT_S,
-    OUT,
-    SHORT,
-    UPDATES,
-    WORK,
-    brief,
-    differences,
-    fingerprint,
-    finish,
-    launch,
-    lines,
-    refusal,
-    remember,
-    remembered,
-    start,
-    undisturbed,
-)  # fmt: skip
+from lab.common import read_json, read_lines, write_json
+from lab.trust import faults
+from lab.trust.faults import LIMIT_S, OUT, SHORT, UPDATES, WORK, brief, differences, finish, launch, refusal, start
 from lab.trust.places import make_read_only
+
+
+def fresh(home: Path, name: str) -> Path:
+    """home/name/run, with nothing there yet."""
+    shutil.rmtree(home / name, ignore_errors=True)
+    return home / name / "run"
+
+
+def anew(folder: Path) -> list[str]:
+    return [*SHORT, "--runs", str(folder.parent), "--name", folder.name]
+
+
+def resume(folder: Path) -> list[str]:
+    return ["--resume", str(folder)]
 
 
 class NoDisk(Exception):
@@ -71,12 +70,8 @@ def unmount(top: Path) -> None:
 
 def outcome(said: list[str], wrong: list[str], unlike: list[str] | None) -> dict:
     """unlike: what differs from the undisturbed run; None where the run was not meant to end."""
-    return {
-        "said": said,
-        "equal": None if unlike is None else not unlike,
-        "ok": not wrong and not unlike,
-        "wrong": [*wrong, *(unlike or [])],
-    }
+    equal = None if unlike is None else not unlike
+    return {"said": said, "equal": equal, "ok": not wrong and not unlike, "wrong": [*wrong, *(unlike or [])]}
 
 
 def went_on(folder: Path, done: SimpleNamespace, after: int | None = None) -> list[str]:
@@ -99,14 +94,13 @@ def full_disk(whole: Path, size: str, plan: dict | None, after: int | None) -> d
     """A disk that fills up where the plan says (without one: by itself). The run stops, stops again without more room, and goes on with it."""
     with disk(size) as top:
         folder = top / "run"
-        first = launch([*SHORT, "--runs", str(top), "--name", "run"], plan and plan | {"do": "fill", "top": str(top)})
+        first = launch(anew(folder), plan and plan | {"do": "fill", "top": str(top)})
         wrong, said = stopped(folder, first, "no space left"), [brief(first.said, folder)]
-        second = launch(["--resume", str(folder)])  # a user who tries at once
+        second = launch(resume(folder))  # a user who tries at once
         wrong += [f"without room: {w}" for w in stopped(folder, second)]
         said.append(brief(second.said, folder))
         subprocess.run(["mount", "-o", "remount,size=64m", str(top)], check=True)
-        done = launch(["--resume", str(folder)])
-        wrong += went_on(folder, done, after)
+        wrong += went_on(folder, launch(resume(folder)), after)
         (top / "filler").unlink(missing_ok=True)
         return outcome(said, wrong, differences(folder, whole))
 
@@ -115,40 +109,37 @@ def read_only(whole: Path, plan: dict, after: int) -> dict:
     """A disk that turns read-only at a place, and is still so when the run is resumed."""
     with disk("64m") as top:
         folder = top / "run"
-        first = launch([*SHORT, "--runs", str(top), "--name", "run"], plan | {"do": "read-only", "top": str(top)})
-        second = launch(["--resume", str(folder)])
+        first, second = launch(anew(folder), plan | {"do": "read-only", "top": str(top)}), launch(resume(folder))
         wrong = stopped(folder, first, "read-only") + [f"--resume: {w}" for w in stopped(folder, second, "read-only")]
         subprocess.run(["umount", str(top)], check=True)  # the read-only one; below it lies the disk that can be written
-        wrong += went_on(folder, launch(["--resume", str(folder)]), after)
+        wrong += went_on(folder, launch(resume(folder)), after)
         return outcome([brief(first.said, folder), brief(second.said, folder)], wrong, differences(folder, whole))
 
 
 def read_only_at_first(whole: Path) -> dict:
     with disk("1m") as top:
         make_read_only(top)
-        done = launch([*SHORT, "--runs", str(top), "--name", "run"])
+        done = launch(anew(top / "run"))
         return outcome([brief(done.said, top / "run")], stopped(top / "run", done, "read-only"), None)
 
 
 def cut_run(home: Path) -> Path:
     """A run that was killed in its last update but one: checkpoint/ is that after update 4, checkpoint.old/ that after update 2. Made once."""
-    runs = home / "cut"
-    if not (runs / "made").exists():
-        shutil.rmtree(runs, ignore_errors=True)
-        plan = {"do": "kill", "place": "line of metrics", "moment": "before", "call": 5}
-        if (done := launch([*SHORT, "--runs", str(runs), "--name", "run"], plan)).status != -signal.SIGKILL:
-            raise SystemExit(f"a run that should be cut ended with status {done.status}: {brief(done.said, runs / 'run')}")
-        (runs / "made").touch()
-    return runs / "run"
+    made = home / "cut" / "made"
+    if not made.exists():
+        folder, plan = fresh(home, "cut"), {"do": "kill", "place": "line of metrics", "moment": "before", "call": 5}
+        done = launch(anew(folder), plan)
+        if done.status != -signal.SIGKILL:
+            raise SystemExit(f"a run that should be cut ended with status {done.status}: {brief(done.said, folder)}")
+        made.touch()
+    return made.with_name("run")
 
 
 def damage(file: Path, how: str) -> None:
     if how == "removed":
         file.unlink()
-    elif how == "cut in half":
-        os.truncate(file, file.stat().st_size // 2)
-    elif how == "emptied":
-        os.truncate(file, 0)
+    elif how in ("emptied", "cut in half"):
+        os.truncate(file, 0 if how == "emptied" else file.stat().st_size // 2)
     elif how == "one bit flipped":
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
@@ -162,40 +153,36 @@ def told(done: SimpleNamespace, word: str) -> str:
 
 def damaged(home: Path, whole: Path, hurt, says: str = "damaged", after: int | None = 2, kill: dict | None = None) -> dict:
     """A copy of the cut run is damaged by hurt(its folder) and resumed; `kill`: killed once more on the way. after None: it cannot go on."""
-    runs = home / "hurt"  # a name that no message holds
-    shutil.rmtree(runs, ignore_errors=True)
-    shutil.copytree(cut_run(home), folder := runs / "run")
-    wrong = []
+    folder, wrong = fresh(home, "hurt"), []  # a name that no message holds
+    shutil.copytree(cut_run(home), folder)
     try:
         hurt(folder)
     except FileNotFoundError as error:
         return outcome([], [f"there is nothing to damage: {brief(str(error.filename), folder)}"], None)
-    done = launch(["--resume", str(folder)], kill)
+    done = launch(resume(folder), kill)
     if after is None:
         return outcome([brief(done.said, folder)], stopped(folder, done, says), None)
     said = [brief(told(done, "damaged"), folder)]
     if kill:
         wrong += [] if done.status == -signal.SIGKILL else [f"it was not killed there, but ended with status {done.status}"]
-        done = launch(["--resume", str(folder)])
+        done = launch(resume(folder))
         said.append(brief(told(done, "damaged"), folder))
         wrong += went_on(folder, done)
     else:
         wrong += went_on(folder, done, after)
         wrong += [] if not says or told(done, says) else [f"it does not say {says!r}"]
-    said = [sentence for sentence in said if sentence]
-    return outcome(said, wrong, differences(folder, whole))
+    return outcome([sentence for sentence in said if sentence], wrong, differences(folder, whole))
 
 
 def beside(home: Path, whole: Path, second, says: str, resumed: bool = False) -> dict:
     """A training (resumed: the cut run that goes on) waits in an update while second(its folder) is started: that one is refused, the first goes on."""
-    runs = home / "beside"
-    shutil.rmtree(runs, ignore_errors=True)
-    folder, here, go = runs / "run", runs / "here", runs / "go"
+    folder = fresh(home, "beside")
+    here, go = folder.with_name("here"), folder.with_name("go")
     if resumed:
         shutil.copytree(cut_run(home), folder)
-    runs.mkdir(exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
     plan = {"do": "wait", "place": "line of metrics", "moment": "before", "call": 1 if resumed else 4, "here": str(here), "go": str(go)}
-    first = start(["--resume", str(folder)] if resumed else [*SHORT, "--runs", str(runs), "--name", "run"], plan)
+    first = start(resume(folder) if resumed else anew(folder), plan)
     try:
         patience = time.monotonic() + LIMIT_S
         while not here.exists() and first.process.poll() is None and time.monotonic() < patience:
@@ -211,17 +198,14 @@ def beside(home: Path, whole: Path, second, says: str, resumed: bool = False) ->
 
 def clock(home: Path, whole: Path, by: float, place: str, call: int) -> dict:
     """The clock jumps by so many seconds in the middle. No time that a run notes may be negative, or longer than the run."""
-    runs = home / "clock"
-    shutil.rmtree(runs, ignore_errors=True)
-    folder, t = runs / "run", time.monotonic()
-    plan = {"do": "clock", "place": place, "moment": "before", "call": call, "by": by}
-    done = launch([*SHORT, "--runs", str(runs), "--name", "run"], plan)
+    folder, t = fresh(home, "clock"), time.monotonic()
+    done = launch(anew(folder), {"do": "clock", "place": place, "moment": "before", "call": call, "by": by})
     took, wrong = time.monotonic() - t, []
     if done.status != 0:
         return outcome([brief(done.said, folder)], [f"it ended with status {done.status}"], None)
-    noted = {f"metrics.jsonl: {k}": v for line in lines(folder / "metrics.jsonl") for k, v in line.items() if k.startswith("seconds")}
-    noted |= {f"summary.json: {k}": v for k, v in json.loads((folder / "summary.json").read_text())["seconds"].items()}
-    noted |= {f"state.json: {k}": v for k, v in json.loads((folder / "checkpoint" / "state.json").read_text())["seconds"].items()}
+    noted = {f"metrics.jsonl: {k}": v for line in read_lines(folder / "metrics.jsonl") for k, v in line.items() if k.startswith("seconds")}
+    noted |= {f"summary.json: {k}": v for k, v in read_json(folder / "summary.json")["seconds"].items()}
+    noted |= {f"state.json: {k}": v for k, v in read_json(folder / "checkpoint" / "state.json")["seconds"].items()}
     wrong += [f"{name} is {value:.0f}" for name, value in noted.items() if not 0 <= value <= took]
     return outcome([], wrong, differences(folder, whole))
 
@@ -229,10 +213,9 @@ def clock(home: Path, whole: Path, by: float, place: str, call: int) -> dict:
 def looked_at(home: Path, whole: Path, killed: bool) -> dict:
     """--eval-only on a finished run, the first time perhaps killed with half a line in evals.jsonl. The next one must not write on from there, and
     what it says must stay when the run is resumed."""
-    runs = home / "looked"
-    shutil.rmtree(runs, ignore_errors=True)
-    shutil.copytree(whole, folder := runs / "run")
-    wrong, own = [], lambda: [line for line in lines(folder / "evals.jsonl") if line["stage"] == "eval_only"]
+    folder = fresh(home, "looked")
+    shutil.copytree(whole, folder)
+    wrong, own = [], lambda: [line for line in read_lines(folder / "evals.jsonl") if line["stage"] == "eval_only"]
     if killed:
         first = launch(["--eval-only", str(folder)], {"do": "kill", "place": "line of evals", "moment": "half", "call": 1})
         wrong += [] if first.status == -signal.SIGKILL else ["it was not killed there"]
@@ -242,10 +225,10 @@ def looked_at(home: Path, whole: Path, killed: bool) -> dict:
         before = own()
         wrong += [] if len(before) == 1 else [f"{len(before)} lines of evals.jsonl are its own, and not one"]
         if not killed:
-            wrong += went_on(folder, launch(["--resume", str(folder)]), UPDATES)
+            wrong += went_on(folder, launch(resume(folder)), UPDATES)
             wrong += [] if own() == before else ["its line is gone after --resume"]
-        kept = [line for line in lines(folder / "evals.jsonl") if line["stage"] != "eval_only"]
-        unlike = [] if kept == lines(whole / "evals.jsonl") else ["the other lines of evals.jsonl differ"]
+        kept = [line for line in read_lines(folder / "evals.jsonl") if line["stage"] != "eval_only"]
+        unlike = [] if kept == read_lines(whole / "evals.jsonl") else ["the other lines of evals.jsonl differ"]
     except json.JSONDecodeError:
         unlike = ["evals.jsonl holds a broken line"]
     return outcome([brief(done.said, folder)] if done.status else [], wrong, unlike)
@@ -257,10 +240,8 @@ FILES = ("README.md", "adapter_config.json", "adapter_model.safetensors", "check
 def storage_cases(home: Path, whole: Path) -> dict:
     """{case: (what is expected, a function that does it)}."""
     at = lambda place, moment, call: {"place": place, "moment": moment, "call": call}
-    stops, previous = (
-        "one sentence; after there is room it goes on from the last good checkpoint",
-        "the previous checkpoint is used and said so",
-    )
+    stops = "one sentence; after there is room it goes on from the last good checkpoint"
+    previous = "the previous checkpoint is used and said so"
     cases = {}
     for name, size, plan, after in (
         ("full by itself", "6m", None, 2),  # a checkpoint has 3.8 MB (the first 1.3), and the next one has to stand beside it
@@ -282,9 +263,8 @@ def storage_cases(home: Path, whole: Path) -> dict:
         cases[name] = "one sentence, also of --resume; once writable it goes on", lambda p=plan, after=after: read_only(whole, p, after)
     cases["read-only from the start"] = "one sentence", lambda: read_only_at_first(whole)
     for how in ("one bit flipped", "cut in half", "emptied", "removed"):
-        for file in (
-            FILES if how == "one bit flipped" else ("adapter_model.safetensors", "checksum")
-        ):  # the others: tests/test_checkpoint.py
+        files = FILES if how == "one bit flipped" else ("adapter_model.safetensors", "checksum")  # the others: tests/test_checkpoint.py
+        for file in files:
             hurt = lambda folder, file=file, how=how: damage(folder / "checkpoint" / file, how)
             cases[f"checkpoint/{file} {how}"] = previous, lambda hurt=hurt: damaged(home, whole, hurt)
     both = lambda folder: [damage(folder / name / "optimizer.pt", "one bit flipped") for name in ("checkpoint", "checkpoint.old")]
@@ -295,20 +275,15 @@ def storage_cases(home: Path, whole: Path) -> dict:
     cases["checkpoint.old/ damaged"] = "nothing is lost", lambda: damaged(home, whole, old, says="", after=4)
     cases["checkpoint/ removed"] = "the previous checkpoint is used", lambda: damaged(home, whole, gone, says="")
     for moment, place, call in (
-        ("before", "checkpoint: rename", 1),
-        ("after", "checkpoint: rename", 1),
-        ("after", "checkpoint: remove a folder", 1),
-        ("after", "checkpoint: remove a folder", 2),
-        ("after", "checkpoint: remove a file", 1),
-        ("before", "set a damaged one aside", 1),
+        ("before", "checkpoint: rename", 1), ("after", "checkpoint: rename", 1), ("after", "checkpoint: remove a folder", 1),
+        ("after", "checkpoint: remove a folder", 2), ("after", "checkpoint: remove a file", 1), ("before", "set a damaged one aside", 1),
         ("after", "set a damaged one aside", 1),
-    ):
+    ):  # fmt: skip
         kill = {"do": "kill", **at(place, moment, call)}
         name = f"checkpoint/ damaged, and killed on the way ({moment} call {call} of '{place}')"
         cases[name] = "nothing is lost", lambda kill=kill: damaged(home, whole, flip, says="", kill=kill)
     refused = "refused in one sentence; the first ends as if alone"
-    resume, look = lambda folder: ["--resume", str(folder)], lambda folder: ["--eval-only", str(folder)]
-    anew = lambda folder: [*SHORT, "--runs", str(folder.parent), "--name", "run"]
+    look = lambda folder: ["--eval-only", str(folder)]
     cases["two --resume at once"] = refused, lambda: beside(home, whole, resume, "another process", True)
     cases["--resume beside a training"] = refused, lambda: beside(home, whole, resume, "another process")
     cases["--eval-only beside a training"] = refused, lambda: beside(home, whole, look, "another process")
@@ -323,10 +298,10 @@ def storage_cases(home: Path, whole: Path) -> dict:
 
 
 def storage_all(only: str) -> list[dict]:
-    code = fingerprint()
+    code = faults.fingerprint()
     home, record = WORK / code, WORK / "storage.jsonl"
-    whole, _, _ = undisturbed(home)
-    cases, done, table = storage_cases(home, whole), remembered(record, {"code": code}), []
+    whole, _, _ = faults.undisturbed(home)
+    cases, done, table = storage_cases(home, whole), faults.remembered(record, {"code": code}), []
     with tqdm([case for case in cases if only in case], desc="storage") as bar:
         for case in bar:
             expected, do = cases[case]
@@ -337,29 +312,26 @@ def storage_all(only: str) -> list[dict]:
                 except NoDisk as error:
                     result = {"said": [str(error)], "equal": None, "ok": None, "wrong": []}
                 done[case] = {"code": code, "case": case, "expected": expected, **result, "seconds": round(time.monotonic() - began, 1)}
-                remember(record, done[case])
+                faults.remember(record, done[case])
             if done[case]["ok"] is False:
                 bar.write(f"{case}: {'; '.join(done[case]['wrong'])}")
             table.append({key: done[case][key] for key in ("case", "expected", "said", "equal", "ok", "wrong")})
     return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="lab.trust.storage", description="Runs on storage that fails.")
-    parser.add_argument("--only", default="", help="only cases whose name holds this; storage.json is not written then")
-    args = parser.parse_args()
+def main(only: str = "") -> None:
+    """Runs on storage that fails. only: cases whose name holds this; storage.json is not written then."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again, it goes on"))  # so that a disk is unmounted
-    table = storage_all(args.only)
-    if not args.only:
-        OUT.mkdir(parents=True, exist_ok=True)
-        (OUT / "storage.json").write_text(json.dumps(table, indent=1) + "\n")
+    table = storage_all(only)
+    if not only:
+        write_json(OUT / "storage.json", table)
     counts = Counter(row["ok"] for row in table)
     print(f"{counts[True]} of {len(table)} cases as they should be, {counts[False]} failed, {counts[None]} skipped")
     for row in table:
-        what = "skipped" if row["ok"] is None else "ok" if row["ok"] else "FAILED"
-        print(f"  {what:8} {row['case']}: {' / '.join(row['said'])} {'; '.join(row['wrong'])}")
+        word = {None: "skipped", True: "ok", False: "FAILED"}[row["ok"]]
+        print(f"  {word:8} {row['case']}: {' / '.join(row['said'])} {'; '.join(row['wrong'])}")
     sys.exit(bool(counts[False]))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

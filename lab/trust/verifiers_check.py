@@ -33,18 +33,20 @@ from http.server import ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+import tyro
+
 import settings
 from bridges.replies import split_calls
 from bridges.serve import JsonHandler, listen, scripted, serve_policy
 from env_letters import split_thinking
 from evaluate import EVAL_SEEDS
 from fast.sampler import TorchSampler
+from lab.common import RESULTS, read_json, write_json, write_page
+from lab.common import table as rows_of
 from policy import PICO, PICO_SWARM, Policy, load_policy
 from rollout import play
 
-OUT = ROOT / "results" / "verifiers"
+OUT = RESULTS / "verifiers"
 ENVIRONMENTS = ("letters", "alphabet", "swarm")
 STYLE = {"letters": "derives", "alphabet": "derives", "swarm": "expert"}
 
@@ -57,7 +59,6 @@ def make_env(environment: str):
 
 
 # ------------------------------------------------------------------------------------------------ the scripted player
-
 SPOIL: list[Callable[[str], str]] = [
     lambda said: "",
     lambda said: "no",
@@ -123,8 +124,6 @@ def parse(answer: Callable[[dict], dict], body: dict) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ servers
-
-
 @contextmanager
 def running(server: ThreadingHTTPServer):
     """The server's address, while it serves."""
@@ -150,11 +149,8 @@ def serve_tokens(policy: Policy, sampler=None) -> ThreadingHTTPServer:
             with alone:
                 sample = sampler.sample([body["token_ids"]], 1, wanted["max_tokens"], wanted["temperature"], [[(0, 0)]])[0][0]
             logprobs = [{"token": f"token_id:{t}", "logprob": p} for t, p in zip(sample.token_ids, sample.logprobs)]
-            choice = {
-                "token_ids": sample.token_ids,
-                "logprobs": {"content": logprobs},
-                "finish_reason": "stop" if sample.finished else "length",
-            }
+            reason = "stop" if sample.finished else "length"
+            choice = {"token_ids": sample.token_ids, "logprobs": {"content": logprobs}, "finish_reason": reason}
             self.reply(200, {"request_id": "1", "choices": [choice]})
 
         def log_message(self, *args):
@@ -166,8 +162,6 @@ def serve_tokens(policy: Policy, sampler=None) -> ThreadingHTTPServer:
 
 
 # ------------------------------------------------------------------------------------------------ vf-eval
-
-
 def vf_eval(environment: str, n: int, url: str, *flags: str, r: int = 1) -> list[dict]:
     """Run vf-eval in a process of its own; its traces, in the order of the seeds."""
     program = Path(sys.executable).with_name("vf-eval")
@@ -216,8 +210,6 @@ def compare(mine: list[dict], traces: list[dict]) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ the four ways
-
-
 def check_scripted(environment: str, n: int) -> dict[str, dict]:
     say = make_player(environment, n)
     mine = [ours(environment, EVAL_SEEDS + i, say) for i in range(n)]
@@ -288,23 +280,21 @@ pins (a60a606), under which `vf-eval` gives the same scores as ours too (8 seeds
 
 def write_table() -> None:
     """README.md from check.json."""
-    facts = json.loads((OUT / "check.json").read_text())
+    facts = read_json(OUT / "check.json")
     versions = ", ".join(f"{name} {v}" for name, v in facts["versions"].items())
     lines = [
         "# verifiers against our own loop", "",
         f"`{facts['command']}`, {facts['seconds'] / 60:.0f} minutes on a busy machine, with {versions}. Every `vf-eval` was a process of its own that "
         "spoke to a server on loopback. Held-out seeds from 2,000,000,000; the same means `==` on every number of a score, nothing is rounded.", "",
-        "| environment | way | episodes | same reward | same score, all numbers | same replies as text | mean reward, ours | verifiers | nodes a trace |",
-        "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
+    cells = []
     for environment, ways in facts["found"].items():
         for way, c in ways.items():
             some = f"{c['same_score']}, of {c['numbers_a_score']} numbers" + f" (differ: {', '.join(c['differ'])})" * bool(c["differ"])
-            lines.append(
-                f"| {environment} | {way} | {c['episodes']} | {c['same_reward']} | {some} | {c['same_replies']} | {c['mean_reward']:.6f} | "
-                f"{c['mean_reward_verifiers']:.6f} | {', '.join(map(str, c['nodes']))} |"
-            )
+            cells.append([environment, way, c["episodes"], c["same_reward"], some, c["same_replies"], f"{c['mean_reward']:.6f}",
+                          f"{c['mean_reward_verifiers']:.6f}", ", ".join(map(str, c["nodes"]))])  # fmt: skip
     lines += [
+        *rows_of("| environment | way | episodes | same reward | same score, all numbers | same replies as text | mean reward, ours | verifiers | nodes a trace |", cells),
         "", "* `text`: a scripted player, the expert three times in four, else one of twelve ways to spoil its answer. What it says arrives as it was said.",
         "* `parsed`: the same behind a server that, as vLLM, takes thinking and tool calls out of the text. The adapter writes them back; where the player was "
         "broken the text may differ from what was said (thinking that never ended gets an end, what stood between two calls is lost), the score does not.",
@@ -314,11 +304,10 @@ def write_table() -> None:
     ]  # fmt: skip
     for environment, ways in facts["found"].items():
         if c := ways.get("tokens"):
-            lines.append(
-                f"* {environment}, tokens: {c['same_tokens']} of {c['episodes']} episodes hold the very same tokens ({c['tokens']:,} in all), given and "
-                f"sampled; log-probs, which a trace keeps to four decimals, differ by at most {c['largest_logprob_gap']:.6f}."
-            )
-    (OUT / "README.md").write_text("\n".join(lines) + "\n" + PRIME_RL)
+            same = f"{c['same_tokens']} of {c['episodes']} episodes hold the very same tokens ({c['tokens']:,} in all), given and sampled"
+            gap = f"log-probs, which a trace keeps to four decimals, differ by at most {c['largest_logprob_gap']:.6f}"
+            lines.append(f"* {environment}, tokens: {same}; {gap}.")
+    write_page(OUT / "README.md", [*lines, PRIME_RL])
 
 
 def main(n: int = 100, policy_n: int = 32, swarm_n: int = 8, environments: str = ",".join(ENVIRONMENTS), table: bool = False) -> None:
@@ -329,8 +318,7 @@ def main(n: int = 100, policy_n: int = 32, swarm_n: int = 8, environments: str =
         policy_n: seeds of the policy in letters and alphabet; 0 leaves it out.
         swarm_n: the same in swarm, where an episode has 25 turns.
         environments: which, with commas. Only a check of all three is written down.
-        table: only write the README again, from check.json.
-    """
+        table: only write the README again, from check.json."""
     if table:
         return write_table()
     chosen, found, started = environments.split(","), {}, time.perf_counter()
@@ -345,18 +333,13 @@ def main(n: int = 100, policy_n: int = 32, swarm_n: int = 8, environments: str =
         for way, c in found[environment].items():
             print(f"{environment:9} {way:7}", json.dumps(c), flush=True)
     versions = {name: version(name) for name in ("verifiers", "renderers", "openai", "torch", "transformers")}
-    facts = {
-        "command": "python -m lab.trust.verifiers_check" + f" --n {n} --policy-n {policy_n} --swarm-n {swarm_n}",
-        "versions": {"Python": platform.python_version(), **versions},
-        "seconds": round(time.perf_counter() - started),
-    }
+    command = f"python -m lab.trust.verifiers_check --n {n} --policy-n {policy_n} --swarm-n {swarm_n}"
+    versions = {"Python": platform.python_version(), **versions}
+    facts = {"command": command, "versions": versions, "seconds": round(time.perf_counter() - started)}
     if set(chosen) == set(ENVIRONMENTS):
-        OUT.mkdir(parents=True, exist_ok=True)
-        (OUT / "check.json").write_text(json.dumps({**facts, "found": found}, indent=1) + "\n")
+        write_json(OUT / "check.json", {**facts, "found": found})
         write_table()
 
 
 if __name__ == "__main__":
-    import tyro
-
     tyro.cli(main)

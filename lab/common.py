@@ -1,0 +1,117 @@
+"""What the experiments share: places, files, Markdown tables, intervals in words, pictures, and runs of train.py."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from metrics import Interval
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+
+
+# ------------------------------------------------------------------------------------------------ files
+def read_json(path: Path):
+    return json.loads(path.read_text())
+
+
+def read_lines(path: Path) -> list[dict]:
+    """A .jsonl file of our own; bookkeeping.records reads those of others."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_json(path: Path, value) -> None:
+    write_page(path, [json.dumps(value, indent=1), ""])
+
+
+def write_page(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines))
+
+
+# ------------------------------------------------------------------------------------------------ words
+def table(head: list | str, rows) -> list[str]:
+    """Lines of a Markdown table. head: its cells, or the whole line."""
+    line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
+    head = head if isinstance(head, str) else line(head)
+    return [head, "|---" * (head.count("|") - 1) + "|", *map(line, rows)]
+
+
+def told(i: Interval | dict, digits: int = 3, scale: float = 1, sign: str = "", unit: str = "") -> str:
+    """'0.500 [0.400, 0.600]'; sign="+" for a difference; scale=100, unit="%" for a share."""
+    i = i if isinstance(i, Interval) else Interval(i["mean"], i["low"], i["high"], 0)
+    number = lambda x: f"{scale * x:{sign}.{digits}f}"
+    return f"{number(i.mean)}{unit} [{number(i.low)}, {number(i.high)}]"
+
+
+def percent(i: Interval | dict) -> str:
+    """'50% [40, 60]'"""
+    return told(i, 0, 100, unit="%")
+
+
+def cpu() -> str:
+    return next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+def pyplot():
+    """matplotlib.pyplot, which draws into files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def save_picture(fig, path: Path, dpi: int) -> None:
+    fig.savefig(path, dpi=dpi)
+    pyplot().close(fig)
+
+
+def ends(intervals: list[Interval]) -> tuple[list[float], list[float]]:
+    """The lower and the upper ends, as fill_between takes them."""
+    return [i.low for i in intervals], [i.high for i in intervals]
+
+
+def reach(intervals: list[Interval]) -> np.ndarray:
+    """[2, n] how far the intervals go down and up, as errorbar takes them."""
+    return np.array([(i.mean - i.low, i.high - i.mean) for i in intervals]).T
+
+
+# ------------------------------------------------------------------------------------------------ runs of train.py
+def launch(
+    flags: list[str], runs: Path, name: str, target: Path, kept: tuple[str, ...], threads: int, python: str = sys.executable
+) -> None:
+    """train.py with these flags (a new run, or --resume), its output in runs/NAME.log; then copy what is `kept` to `target`."""
+    log = ROOT / runs / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    new = [] if "--resume" in flags else ["--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]
+    with open(log, "a") as f:
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run([python, "train.py", *flags, *new], cwd=ROOT, stdout=f, stderr=f, env=env)
+    if done.returncode:
+        raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
+    target.mkdir(parents=True, exist_ok=True)
+    for file in kept:
+        if (ROOT / runs / name / file).exists():
+            shutil.copy(ROOT / runs / name / file, target / file)
+
+
+def or_resume(flags: list[str], runs: Path, name: str) -> list[str]:
+    """These flags; or, if the run was begun and cut, those that continue it."""
+    return ["--resume", str(runs / name)] if (ROOT / runs / name / "config.json").exists() else flags
+
+
+def side_by_side(do: Callable, work: list[tuple], jobs: int, what: str = "") -> None:
+    """do(*each) for each of the work, `jobs` at once."""
+    with ThreadPoolExecutor(jobs) as pool:
+        list(tqdm(pool.map(lambda each: do(*each), work), total=len(work), desc=what, disable=not work))
