@@ -1,28 +1,32 @@
-"""Soft metrics and governance: how good is what agents do with each other, how sure is that, and who steps in when?
+"""Soft metrics and governance: how good are the deals of agents, how sure is that, who steps in?
 
-Nobody sees whether a deal is good. A proxy sees signals and gives p, the probability that it is. Everything here follows from
-taking p as what it is, an uncertain number:
+Nobody sees whether a deal is good. A proxy sees signals of it and gives p, the probability that it
+is. Everything here follows from treating p as what it is, an uncertain number:
 
     proxy     progress, rework, rejections, misuse, engagement -> v in [-1, 1] -> p = sigmoid(2 v)
-    measures  toxicity E[1 - p | accepted], quality gap E[p | accepted] - E[p | rejected], welfare: soft (with p) and hard (p cut
-              at 0.5) side by side, with intervals over episodes
-    watch     the proxy keeps book of its own misses and says when it is too noisy, or too kind, to govern by
-    gate      accept this deal? hard: by one reading of p. soft: by the expectation of p, given also what is believed of the proposer
-    local     fast: beliefs, stakes and audits, decided by those who deal. No meeting, no delay
-    council   slow: a vote, and a look at who deals with whom. It stops everybody for a step, so it meets only on a signal
+    measures  toxicity E[1 - p | accepted], quality gap E[p | accepted] - E[p | rejected], welfare:
+              soft (with p) and hard (p rounded to 0 or 1), with intervals over episodes
+    watch     the proxy records its own errors, and says if it is too noisy or too kind to rely on
+    gate      accept this deal? hard: by one reading of p. soft: by the expectation of p, given also
+              what is believed of the proposer
+    local     the fast tier: beliefs, stakes and audits, decided by the two who deal, at once
+    council   the slow tier: a vote, and a look at who deals with whom. It stops everybody for a
+              step, so it meets only on a signal
 
-    signals -> p -> gate -> deal -> books of swarm_economy -> audits -> watch -> (signal) -> council -> freeze
+    signals -> p -> gate -> deal -> audits -> watch -> (signal) -> council -> freeze
 
-Sources: proxy, payoff and metrics are those of the SWARM framework as published (weights 0.4/0.2/0.2/0.2, k = 2; pi = theta S - tau - c
-- rho E + w r). The rest follows the advice of its authors: watch the proxy's variance, split fast from slow, decide by expectations.
-Does that help? lab/swarm/governance.py lets eight bots live under such stacks, with 0 to 5 of them deceptive, and counts: results/governance/.
+Sources: the proxy, payoff and metrics are the published ones of the SWARM framework (weights 0.4,
+0.2, 0.2, 0.2; k = 2; pi = theta S - tau - c - rho E + w r). The rest follows its authors' advice:
+watch the proxy's variance, split fast from slow, decide by expectations. Does it help? In
+lab/swarm/governance.py eight bots live under such stacks, with 0 to 5 of them deceptive; the
+outcome is in results/governance/.
 
-Run me: `python -m swarm.governance` works an example of every part; `python -m lab.swarm.governance_sweep` runs that experiment.
+Run me: `python -m swarm.governance` works an example of every part.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,13 +34,17 @@ from scipy import special, stats
 
 import metrics
 from metrics import Interval
-from swarm.economy import Economy, Interaction, sigmoid, soft_label
+from swarm.economy import Interaction, sigmoid, soft_label
 
 WEIGHTS = {"progress": 0.4, "rework": 0.2, "verifier": 0.2, "engagement": 0.2}
-DECAYS = {"rework": 0.3, "rejections": 0.4, "misuse": 0.5}  # the first one costs most
+DECAYS = {"rework": 0.3, "rejections": 0.4, "misuse": 0.5}  # the first of each costs most
 THETA, S_PLUS, S_MINUS, HARM = 0.5, 2.0, 1.0, 2.0
+DRIFT = 0.0005  # agents change: the variance grows with every reading, so no belief is ever final
+MEMORY = 0.1  # weight of the newest reading in the spread
+OUTCOME_NOISE = 0.16  # variance of an audited outcome, 0 or 1, around a p of 0.2 or 0.8
+GATES = ("open", "hard", "soft", "agent", "mean", "latch", "chance")
 
-# ------------------------------------------------------------------------------------------------ signals -> p -> payoff
+# --------------------------------------------------------------------------- signals -> p -> payoff
 
 
 @dataclass(frozen=True)
@@ -49,25 +57,26 @@ class Signals:
 
 
 def from_count(n: int, decay: float) -> float:
-    """2 decay^n - 1: none is +1, many are -1. from_count(1, 0.3) -> -0.4."""
+    """2 decay^n - 1: +1 for none, near -1 for many. from_count(1, 0.3) -> -0.4."""
     return 2 * decay**n - 1
 
 
 def v_hat(signals: Signals) -> float:
-    """The weighted signals, in [-1, 1]. The verifier's signal is the mean of those of rejections and misuse."""
+    """The weighted signals, in [-1, 1]. The verifier's is the mean of rejections and misuse."""
+    given = vars(signals)
     for name in ("progress", "engagement"):
-        if not -1 <= getattr(signals, name) <= 1:
-            raise ValueError(f"v_hat: {name} is {getattr(signals, name)}; scale it to [-1, 1] first")
+        if not -1 <= given[name] <= 1:
+            raise ValueError(f"v_hat: {name} is {given[name]}; scale it to [-1, 1] first")
     for name in DECAYS:
-        if not getattr(signals, name) >= 0:
-            raise ValueError(f"v_hat: {name} is {getattr(signals, name)}; it is a count and must be at least 0")
-    rework, rejections, misuse = (from_count(getattr(signals, name), decay) for name, decay in DECAYS.items())
-    values = {"progress": signals.progress, "rework": rework, "verifier": (rejections + misuse) / 2, "engagement": signals.engagement}
+        if not given[name] >= 0:
+            raise ValueError(f"v_hat: {name} is {given[name]}; a count must be at least 0")
+    rework, rejections, misuse = (from_count(given[name], d) for name, d in DECAYS.items())
+    values = given | {"rework": rework, "verifier": (rejections + misuse) / 2}
     return sum(weight * values[name] for name, weight in WEIGHTS.items())
 
 
 def proxy(signals: Signals) -> float:
-    """p = sigmoid(2 v): all signals perfect is 0.88, all as bad as can be 0.12. It is never sure."""
+    """p = sigmoid(2 v): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure."""
     return soft_label(v_hat(signals))
 
 
@@ -77,30 +86,31 @@ def surplus(p):
 
 
 def harm(p):
-    """E, the externality: what a bad deal costs those who are no part of it."""
+    """E, the externality: what a bad deal costs those who have no part in it."""
     return (1 - p) * HARM
 
 
 def payoff(p, theta=THETA, tau=0.0, c=0.0, rho=0.0, w=0.0, r=0.0):
-    """The initiator's theta S - tau - c - rho E + w r: its share, less what it gives, pays and answers for, plus what its reputation is worth.
+    """The initiator's theta S - tau - c - rho E + w r; the counterparty's has 1 - theta, -tau.
 
-    The counterparty's is payoff(p, 1 - theta, -tau, ...).
+    theta: share of the surplus; tau: gift; c: cost; rho: share of the harm; r: reputation, worth w.
     """
     return theta * surplus(p) - tau - c - rho * harm(p) + w * r
 
 
 def social(p):
-    """What a deal is worth to everybody: both payoffs less the harm that neither answers for. 5p - 3, so it breaks even at p = 0.6."""
+    """The worth of a deal to everybody: both payoffs less the harm. 5p - 3, or 0 at p = 0.6."""
     return surplus(p) - harm(p)
 
 
-# ------------------------------------------------------------------------------------------------ metrics, soft and hard
+# --------------------------------------------------------------------------- metrics, soft and hard
 
 
 def measures(deals: Iterable[Interaction], hard: bool = False) -> dict[str, float]:
-    """The metrics of one episode; hard: every p counts as 0 or 1. NaN where there is nothing to average.
+    """The metrics of one episode; hard: p is rounded to 0 or 1. NaN if there is nothing to average.
 
-    tail: the mean of 1 - p over the worst 5% of what was accepted. Two economies of one toxicity can differ in it.
+    Two economies of the same toxicity can differ in the tail: the worst 5% of accepted deals. In a
+    quality gap below 0, adverse selection, worse deals are accepted than rejected.
     """
     deals = list(deals)
     p = np.array([deal.p for deal in deals], dtype=float)
@@ -113,30 +123,27 @@ def measures(deals: Iterable[Interaction], hard: bool = False) -> dict[str, floa
         "acceptance": mean(yes),
         "toxicity": mean(bad),
         "tail": mean(bad[len(bad) - math.ceil(0.05 * len(bad)) :]),
-        "quality_gap": mean(p[yes]) - mean(p[~yes]),  # below 0: adverse selection
-        "welfare": float(social(p[yes]).sum()),  # summed over what was accepted
+        "quality_gap": mean(p[yes]) - mean(p[~yes]),
+        "welfare": float(social(p[yes]).sum()),  # the sum over all accepted deals
     }
 
 
 def over(values) -> Interval:
-    """Mean and 95% interval over episodes or seeds: those are independent, deals within one are not. NaN is left out; one has no interval."""
+    """Mean and 95% interval without NaN, over episodes: the deals in one are not independent."""
     values = np.asarray([v for v in values if v == v], dtype=float)
-    return Interval(float(values[0]), float("nan"), float("nan"), 1) if len(values) == 1 else metrics.mean(values)
+    alone = len(values) == 1  # then there is no interval
+    return Interval(float(values[0]), math.nan, math.nan, 1) if alone else metrics.mean(values)
 
 
 def side_by_side(episodes: list[list[Interaction]]) -> dict[str, dict[str, Interval]]:
-    """{metric: {"soft": Interval, "hard": Interval}} over episodes."""
-    rows = {name: [measures(deals, name == "hard") for deals in episodes] for name in ("soft", "hard")}
-    return {metric: {name: over([row[metric] for row in rows[name]]) for name in rows} for metric in measures([])}
-
-
-def of_economies(economies: list[Economy]) -> dict[str, dict[str, Interval]]:
-    """The same for finished economies of swarm_economy, so that a training run can report it: of_economies([env.economy for env in envs])."""
-    return side_by_side([economy.interactions for economy in economies])
+    """{metric: {"soft": Interval, "hard": Interval}} over episodes (an economy's interactions)."""
+    soft, hard = ([measures(deals, flag) for deals in episodes] for flag in (False, True))
+    column = lambda rows, metric: over([row[metric] for row in rows])
+    return {m: {"soft": column(soft, m), "hard": column(hard, m)} for m in measures([])}
 
 
 def thrash(deals: Iterable[Interaction]) -> float:
-    """Of two consecutive decisions on the same initiator, how often is one a yes and the other a no? NaN without two."""
+    """How often do two consecutive decisions on an initiator differ? NaN if there are no two."""
     last: dict[str, bool] = {}
     flips = []
     for deal in deals:
@@ -146,124 +153,128 @@ def thrash(deals: Iterable[Interaction]) -> float:
     return sum(flips) / len(flips) if flips else float("nan")
 
 
-# ------------------------------------------------------------------------------------------------ the proxy watches itself
+# --------------------------------------------------------------------------- watch and gate
 
 
 @dataclass
 class Watch:
-    """What the proxy knows of its own misses. It reads one deal in ten twice, and audits tell it how deals really were."""
+    """The proxy's record of its errors: one deal in ten is read twice, and some are audited."""
 
-    rereads: deque = field(default_factory=lambda: deque(maxlen=200))  # (first p, second p) of the same deal
-    audits: deque = field(default_factory=lambda: deque(maxlen=100))  # (p, outcome: 1 beneficial, 0 not)
+    rereads: deque = field(default_factory=lambda: deque(maxlen=200))  # (first p, second p)
+    audits: deque = field(default_factory=lambda: deque(maxlen=100))  # (p, outcome: good 1, bad 0)
 
 
 def reading_variance(watch: Watch) -> float:
-    """Of one reading around what the deal would show on average: half the mean squared difference of two. 0.01 until there are ten."""
-    return sum((a - b) ** 2 for a, b in watch.rereads) / (2 * len(watch.rereads)) if len(watch.rereads) >= 10 else 0.01
+    """Variance of a reading: half the mean squared difference of two. 0.01 until there are ten."""
+    n, squares = len(watch.rereads), sum((a - b) ** 2 for a, b in watch.rereads)
+    return squares / (2 * n) if n >= 10 else 0.01
 
 
 def noisy(watch: Watch, bar: float = 0.5) -> str:
-    """A sentence if surely (97.5%) more than a tenth of the decisions would be others on a second look; else ""."""
+    """A sentence if a second look surely (97.5%) changes over a tenth of the decisions; else ""."""
     n, flips = len(watch.rereads), sum((a >= bar) != (b >= bar) for a, b in watch.rereads)
-    if flips > 0.1 * n and metrics.proportion(flips, n).low > 0.1:  # the first is only there to be fast
-        return f"p is too noisy to govern by: {flips} of {n} deals read twice fell on both sides of {bar:g}"
-    return ""
+    if flips <= 0.1 * n or metrics.proportion(flips, n).low <= 0.1:
+        return ""
+    found = f"{flips} of {n} deals read twice fell on both sides of {bar:g}"
+    return f"p is too noisy to govern by: {found}"
 
 
 def too_kind(watch: Watch) -> str:
-    """A sentence if what was let through is surely (97.5%) worse than p said; else "". Too strict is a waste, but no danger."""
-    errors = np.array([p - outcome for p, outcome in watch.audits])
-    if len(errors) >= 30 and errors.mean() > 1.96 * errors.std(ddof=1) / math.sqrt(len(errors)):
-        return f"p is too kind to govern by: {len(errors)} audited deals were good {100 * errors.mean():.0f} points less often than it said"
-    return ""
-
-
-# ------------------------------------------------------------------------------------------------ the gate
+    """A sentence if audited deals are surely (97.5%) worse than p said; else "". Strict is safe."""
+    n, errors = len(watch.audits), np.array([p - outcome for p, outcome in watch.audits])
+    if n < 30 or not errors.mean() > 1.96 * errors.std(ddof=1) / math.sqrt(n):
+        return ""
+    found = f"{n} audited deals were good {100 * errors.mean():.0f} points less often than it said"
+    return f"p is too kind to govern by: {found}"
 
 
 @dataclass
 class Belief:
-    """What is believed of an agent: its deals have p around `mean`, known to ± sqrt(var), and vary by ± sqrt(spread) as read."""
+    """An agent's deals have p around `mean`, known to ± sqrt(var), and readings ± sqrt(spread)."""
 
     mean: float = 0.5
     var: float = 0.0625
     spread: float = 0.04
-    recent: deque = field(default_factory=lambda: deque(maxlen=5))  # for the gate "mean", which adds the newest
+    recent: deque = field(default_factory=lambda: deque(maxlen=5))  # readings, for the gate "mean"
     yes: bool = True  # the last decision, for the gate "latch"
 
 
-DRIFT = 0.0005  # agents change: the variance grows by this with every reading, so that no belief is ever final
-MEMORY = 0.1  # weight of the newest reading in the spread
-OUTCOME_NOISE = 0.16  # variance of an audited outcome, 0 or 1, around a p of 0.2 or 0.8
-
-
 def learn(belief: Belief, reading: float, noise: float | None = None) -> None:
-    """Kalman's filter for one number: 0.5 ± 0.25, then a reading of 0.9 ± 0.25 -> 0.7. noise: the reading's variance; None: the spread."""
+    """Kalman's filter for one number: 0.5 ± 0.25, then a reading of 0.9 ± noise of 0.25 -> 0.7."""
     if noise is None:
         belief.spread += MEMORY * ((reading - belief.mean) ** 2 - belief.spread)
-    gain = belief.var / (belief.var + (belief.spread if noise is None else noise) + 1e-9)
+        noise = belief.spread
+    gain = belief.var / (belief.var + noise + 1e-9)
     belief.mean += gain * (reading - belief.mean)
     belief.var = (1 - gain) * belief.var + DRIFT
 
 
 def expect(belief: Belief, p: float, noise: float) -> float:
-    """E[p of this deal | its reading, what is believed of the agent], before the reading is learnt.
-
-    noise: the reading's variance. An agent whose deals vary no more than readings do is judged by its record; one whose deals vary more,
-    deal by deal.
-    """
+    """E[p of this deal | its reading, the belief]. Steady agents are judged by their record."""
     prior = belief.var + max(0.0, belief.spread - noise)
     return belief.mean + prior / (prior + noise + 1e-9) * (p - belief.mean)
 
 
-# (belief before this reading, p, variance of a reading, bar for p, dice in [0, 1]) -> accept?
-# Payoffs are linear in p, so an expectation over the noise of *one* reading decides just as the reading does: soft differs from hard only
-# by what else it knows. "mean" and "latch" are hard rules that remember too, to see whether memory or softness makes the difference.
-GATES: dict[str, Callable[[Belief, float, float, float, float], bool]] = {
-    "open": lambda belief, p, noise, bar, dice: True,
-    "hard": lambda belief, p, noise, bar, dice: p >= bar,
-    "soft": lambda belief, p, noise, bar, dice: expect(belief, p, noise) >= bar,
-    "agent": lambda belief, p, noise, bar, dice: belief.mean >= bar,  # by its record alone
-    "mean": lambda belief, p, noise, bar, dice: (sum(belief.recent) + p) / (len(belief.recent) + 1) >= bar,  # of the last six readings
-    "latch": lambda belief, p, noise, bar, dice: p >= (bar - 0.1 if belief.yes else bar + 0.1),  # hysteresis
-    "chance": lambda belief, p, noise, bar, dice: dice < sigmoid((p - bar) / 0.1),  # a graded yes, drawn
-}
+def accepts(gate: str, belief: Belief, p: float, noise: float, bar: float, dice: float) -> bool:
+    """Does a gate accept a deal? noise: variance of the reading p; dice: uniform in [0, 1].
+
+    Payoffs are linear in p, so the expectation over the noise of *one* reading decides as the
+    reading does: soft differs from hard only by what else it knows. "mean" and "latch" are hard
+    rules with a memory, to tell whether memory or softness makes the difference.
+    """
+    if gate == "open":
+        return True
+    if gate == "chance":  # the further above the bar, the likelier
+        return dice < sigmoid((p - bar) / 0.1)
+    if gate == "soft":
+        p = expect(belief, p, noise)
+    if gate == "agent":  # its record alone
+        p = belief.mean
+    if gate == "mean":  # of the last six readings
+        p = (sum(belief.recent) + p) / (len(belief.recent) + 1)
+    if gate == "latch":  # hysteresis
+        bar += -0.1 if belief.yes else 0.1
+    return p >= bar
 
 
 def decide(gate: str, belief: Belief, p: float, noise: float, bar: float, dice: float) -> bool:
     """Accept this deal? Then the reading becomes part of the belief."""
     if gate not in GATES:
         raise ValueError(f"decide: there is no gate {gate!r}; choose {', '.join(GATES)}")
-    belief.yes = GATES[gate](belief, p, noise, bar, dice)
+    belief.yes = accepts(gate, belief, p, noise, bar, dice)
     belief.recent.append(p)
     learn(belief, p)
     return belief.yes
 
 
-# ------------------------------------------------------------------------------------------------ who deals with whom
+# --------------------------------------------------------------------------- who deals with whom
 
 
-def graph(deals: Iterable[Interaction], names: list[str]) -> tuple[np.ndarray, list[list[list[float]]]]:
-    """Who proposed to whom: counts [n, n], and the p's behind them. Work is done for nobody in particular and left out."""
+def graph(deals: Iterable[Interaction], names: list[str]) -> tuple[np.ndarray, list]:
+    """(proposals of i to j [n, n], their p [n][n]). Work, which has no partner, is left out."""
     at = {name: i for i, name in enumerate(names)}
     quality: list[list[list[float]]] = [[[] for _ in names] for _ in names]
     for deal in deals:
         if deal.counterparty:
             quality[at[deal.initiator]][at[deal.counterparty]].append(deal.p)
-    return np.array([[len(x) for x in row] for row in quality], dtype=float), quality
+    return np.array([[len(p) for p in row] for row in quality], dtype=float), quality
 
 
-def pair_tests(counts: np.ndarray, quality: list[list[list[float]]], expected: np.ndarray | None = None) -> dict:
-    """{(i, j): (p-value of dealing this often, of dealing this well)} for every pair i < j, one-sided, if all deal independently.
+def pair_tests(counts: np.ndarray, quality: list, expected: np.ndarray | None = None) -> dict:
+    """{(i, j): (p-value of dealing this often, of dealing this well)} for i < j, one-sided.
 
-    counts [n, n]: proposals of i to j. quality[i][j]: their p. Often: beyond `expected` [n, n] the counts are Poisson. Well: how good the
-    deals of i are does not depend on the partner, so those with j have no special ranks among them (Mann-Whitney, both ways added).
-    expected: proposals of i to j if i took anybody who was there. None: fit how busy i is and how sought after j is (quasi-independence,
-    Goodman 1968). Some are sought after for good reasons; but fitted to a ring, it makes the others look like one: say it if you know it.
+    By chance, the number of a pair's deals is Poisson around `expected` [n, n], and the quality of
+    i's deals does not depend on the partner, so those with j have no special ranks among them
+    (Mann-Whitney, both directions added). expected: proposals of i to j if i took anybody who was
+    there. None: fitted to how busy i and how popular j is (quasi-independence, Goodman 1968). Give
+    it if you know it: popularity can have good reasons, but fitted to a ring, it makes the others
+    look like one.
     """
     n = len(counts)
-    if counts.shape != (n, n) or len(quality) != n or (expected is not None and expected.shape != (n, n)):
-        raise ValueError(f"pair_tests: counts are {counts.shape}, quality is of {len(quality)} agents; give all for the same ones")
+    shapes = {counts.shape, (n, n) if expected is None else expected.shape}
+    if shapes != {(n, n)} or len(quality) != n:
+        agents = f"counts are {counts.shape}, quality is of {len(quality)} agents"
+        raise ValueError(f"pair_tests: {agents}; give all for the same ones")
     if expected is None:
         expected = np.ones((n, n)) - np.eye(n)
         for _ in range(30):
@@ -272,24 +283,28 @@ def pair_tests(counts: np.ndarray, quality: list[list[list[float]]], expected: n
     z = np.zeros((n, n))
     for i in range(n):
         flat = np.array([p for with_j in quality[i] for p in with_j])
-        who = np.repeat(np.arange(n), [len(with_j) for with_j in quality[i]])
+        partner = np.repeat(np.arange(n), [len(with_j) for with_j in quality[i]])
         ranks, total = stats.rankdata(flat), len(flat)
-        for j in set(who.tolist()):
-            m = (who == j).sum()
+        for j in set(partner.tolist()):
+            m = (partner == j).sum()
             if m < total:
-                z[i, j] = (ranks[who == j].mean() - (total + 1) / 2) / math.sqrt((total + 1) * (total - m) / (12 * m))
+                deviation = math.sqrt((total + 1) * (total - m) / (12 * m))
+                z[i, j] = (ranks[partner == j].mean() - (total + 1) / 2) / deviation
     both, by_chance = counts + counts.T, np.maximum(expected + expected.T, 1e-9)
-    often = np.where(both > 0, special.pdtrc(np.maximum(both - 1, 0), by_chance), 1.0)  # P(Poisson >= both)
+    at_least = special.pdtrc(np.maximum(both - 1, 0), by_chance)  # P(Poisson >= both)
+    often = np.where(both > 0, at_least, 1.0)
     well = special.ndtr(-(z + z.T) / math.sqrt(2))
-    return {(i, j): (float(often[i, j]), float(well[i, j])) for i in range(n) for j in range(i + 1, n)}
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    return {pair: (float(often[pair]), float(well[pair])) for pair in pairs}
 
 
-def colluding(counts: np.ndarray, quality: list, expected: np.ndarray | None = None, alpha: float = 0.01) -> list[tuple[int, int]]:
-    """The pairs that deal too often or too well to be chance. Among honest agents at most one look in 1/alpha names anybody at all.
+def colluding(counts, quality, expected=None, alpha: float = 0.01) -> list[tuple[int, int]]:
+    """The pairs with too many or too good deals for chance, by Holm's correction (1979).
 
-    The 56 tests of 8 agents are corrected by Holm (1979), who asks nothing about how they depend on each other.
+    Of honest agents at most one look in 1 / alpha names any, however the tests are dependent.
     """
-    tests = sorted((value, pair) for pair, values in pair_tests(counts, quality, expected).items() for value in values)
+    tests = pair_tests(counts, quality, expected)
+    tests = sorted((value, pair) for pair, values in tests.items() for value in values)
     found = set()
     for k, (value, pair) in enumerate(tests):
         if value > alpha / (len(tests) - k):
@@ -298,79 +313,86 @@ def colluding(counts: np.ndarray, quality: list, expected: np.ndarray | None = N
     return sorted(found)
 
 
-# ------------------------------------------------------------------------------------------------ the tiers
+# --------------------------------------------------------------------------- the tiers
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A governance: which mechanisms are on, and their levers."""
+    """A governance: the mechanisms that are on, and their settings."""
 
     gate: str = "soft"  # one of GATES
-    bar: float = 0.5  # of p: from here on a deal is accepted
-    local: bool = False  # stakes and audits, and the tax, decay and breaker of swarm_economy
-    vote: bool = False  # by the council
-    pairs: bool = False  # collusion detection, by the council
+    bar: float = 0.5  # the least p of an accepted deal
+    local: bool = False  # stakes and audits, and the tax, decay and breaker of swarm/economy.py
+    vote: bool = False  # of the council
+    pairs: bool = False  # collusion detection by the council
     always: bool = False  # the council meets every epoch instead of on a signal
     tax: float = 0.05
-    decay: float = 0.99  # of reputation a step, 0.95 an epoch of five
-    threshold: float = 15.0  # of reputation: the breaker
-    stake: float = 10.0  # resources: who has less cannot propose, and a fault found costs it
-    audit: float = 0.1  # of accepted deals
-    surprised: float = 0.5  # of those whose reading lies two standard deviations off what was believed: whoever deals can ask for it
+    decay: float = 0.99  # of reputation per step, 0.95 per epoch of five
+    threshold: float = 15.0  # of reputation, for the breaker
+    stake: float = 10.0  # resources needed to propose, and lost if an audit finds a fault
+    audit: float = 0.1  # share of accepted deals that are audited
+    surprised: float = 0.5  # the same for readings two standard deviations off the belief
     audit_cost: float = 0.2  # welfare: a tenth of what a good deal yields
     confidence: float = 4.0  # standard errors of the step that calls the council
     freeze: int = 3  # epochs
-    majority: float = 0.5  # of all voters: more than this share have to name somebody
+    majority: float = 0.5  # a larger share of all voters has to name a member
 
 
 def audit_rate(stack: Stack, belief: Belief, p: float, flagged: bool) -> float:
-    """The fast tier's trigger, decided by the two who deal: more where p is a surprise, twice as much while the proxy does not trust itself."""
+    """The fast tier's trigger: higher if p is a surprise, doubled if the watch has flagged p."""
     surprise = (p - belief.mean) ** 2 > 4 * (belief.var + belief.spread)
     return min(1.0, (stack.surprised if surprise else stack.audit) * (2 if flagged else 1))
 
 
 def call_council(stack: Stack, series: list[float], watch: Watch, epochs_since: int) -> bool:
-    """The slow tier's signal: a step in the mean p of what is proposed since the last meeting (metrics.change), or a proxy that is too
-    kind; the latter at most every five epochs, for it takes time to see whether a meeting helped."""
-    return stack.always or metrics.change(series, stack.confidence) is not None or (epochs_since >= 5 and bool(too_kind(watch)))
+    """The slow tier's signal: a step in the mean p of proposals since it met, or a proxy too kind.
+
+    The latter at most every five epochs: it takes time to see whether a meeting helped.
+    """
+    if stack.always or metrics.change(series, stack.confidence) is not None:
+        return True
+    return epochs_since >= 5 and bool(too_kind(watch))
 
 
 def outvoted(ballots: dict[str, set[str]], majority: float) -> list[str]:
-    """ballots: whom each member wants frozen. Named are those whom more than `majority` of all voters name, the accused among them."""
-    accused = sorted(set().union(*ballots.values()))
-    return [name for name in accused if sum(name in ballot for ballot in ballots.values()) > majority * len(ballots)]
+    """The members named by more than `majority` of all voters. ballots: whom each wants frozen."""
+    named = [name for ballot in ballots.values() for name in ballot]
+    return sorted(name for name in set(named) if named.count(name) > majority * len(ballots))
 
 
-# ------------------------------------------------------------------------------------------------ for people
-
-
-def show() -> None:
+if __name__ == "__main__":
     print("signals -> p -> payoff of the initiator, worth to all")
-    for signals in (Signals(0.8, 0, 0, 0, 0.6), Signals(0.2, 1, 1, 0, 0.0), Signals(-0.6, 3, 2, 1, -0.4)):
-        p = proxy(signals)
-        print(f"  {signals}  v {v_hat(signals):+.2f}  p {p:.2f}  payoff {payoff(p):+.2f}  worth {social(p):+.2f}")
+    for row in ((0.8, 0, 0, 0, 0.6), (0.2, 1, 1, 0, 0.0), (-0.6, 3, 2, 1, -0.4)):
+        v, p = v_hat(Signals(*row)), proxy(Signals(*row))
+        worth = f"payoff {payoff(p):+.2f}  worth {social(p):+.2f}"
+        print(f"  {Signals(*row)}  v {v:+.2f}  p {p:.2f}  {worth}")
 
-    rng, watch, names, deals = np.random.default_rng(0), Watch(), [f"bot_{i}" for i in range(8)], []
-    readings = np.clip(0.6 + 0.15 * rng.standard_normal(60), 0, 1)  # an agent that never changes, and a proxy that is not sure
-    print("\n60 readings of an agent whose p is 0.6, bar 0.5: how often does a yes follow a no, or a no a yes?")
+    # an agent that never changes, and a proxy that is not sure
+    rng, watch = np.random.default_rng(0), Watch()
+    readings = np.clip(0.6 + 0.15 * rng.standard_normal(60), 0, 1)
+    print(
+        "\n60 readings of an agent whose p is 0.6, bar 0.5. thrash: how often the decision changes"
+    )
     for gate in ("hard", "latch", "mean", "soft"):
         belief = Belief()
-        said = [Interaction(i, "trade", "a", "b", decide(gate, belief, p, 0.15**2, 0.5, 0), p) for i, p in enumerate(readings)]
-        soft, hard = measures(said), measures(said, hard=True)["toxicity"]
-        print(f"  {gate:5} thrash {thrash(said):.2f}  accepted {soft['acceptance']:.2f}  toxicity {soft['toxicity']:.2f}, hard {hard:.2f}")
+        yes = [decide(gate, belief, p, 0.15**2, 0.5, 0) for p in readings]
+        deals = [Interaction(0, "trade", "a", "b", *deal) for deal in zip(yes, readings)]
+        soft, hard = measures(deals), measures(deals, hard=True)
+        accepted = f"thrash {thrash(deals):.2f}  accepted {soft['acceptance']:.2f}"
+        toxicity = f"toxicity {soft['toxicity']:.2f}, hard {hard['toxicity']:.2f}"
+        print(f"  {gate:5} {accepted}  {toxicity}")
     watch.rereads.extend(zip(readings[:30], readings[30:]))
     watch.audits.extend((p, rng.random() < p - 0.3) for p in readings)
     print("  the watch:", noisy(watch), "/", too_kind(watch))
 
+    names, deals = [f"bot_{i}" for i in range(8)], []
     for step in range(400):
-        i = step % 8
-        j = int(rng.integers(7))
-        j, p = (7 - i + 6, 0.8) if i >= 6 and rng.random() < 0.5 else (j + (j >= i), 0.6)
-        deals.append(Interaction(step, "trade", names[i], names[j], True, p + 0.1 * rng.standard_normal()))
-    found = colluding(*graph(deals, names))
-    print("\n400 deals, of which bot_6 and bot_7 do half of theirs with each other. Named:", [(names[i], names[j]) for i, j in found])
-    assert found == [(6, 7)]
-
-
-if __name__ == "__main__":
-    show()
+        i, j, p = step % 8, int(rng.integers(7)), 0.6
+        j += j >= i
+        if i >= 6 and rng.random() < 0.5:
+            j, p = 13 - i, 0.8
+        p += 0.1 * rng.standard_normal()
+        deals.append(Interaction(step, "trade", names[i], names[j], True, p))
+    pairs = [(names[i], names[j]) for i, j in colluding(*graph(deals, names))]
+    print("\n400 deals; bot_6 and bot_7 do half of theirs with each other. Named:", pairs)
+    assert pairs == [("bot_6", "bot_7")]

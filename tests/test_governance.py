@@ -114,7 +114,7 @@ def test_intervals_are_over_episodes_and_not_over_deals():
 def test_a_training_episode_gives_the_metrics_the_environment_gives():
     envs = [Swarm("hard") for _ in range(3)]
     marks = [play(env, 5 + i) for i, env in enumerate(envs)]
-    row = gov.of_economies([env.economy for env in envs])
+    row = side_by_side([env.economy.interactions for env in envs])
     assert row["toxicity"]["soft"].mean == pytest.approx(np.mean([m["toxicity"] for m in marks]))
     assert row["quality_gap"]["soft"].mean == pytest.approx(np.mean([m["quality_gap"] for m in marks]))
 
@@ -466,7 +466,7 @@ def test_it_shows_itself_and_refuses_in_one_sentence():
 
 
 def test_the_economy_is_untouched():
-    """The simulation uses two facts of swarm_economy: a freeze lasts APPEAL_STEPS, and a proposal's label can be set before it is settled."""
+    """The simulation uses two facts of swarm/economy.py: a freeze lasts APPEAL_STEPS, and a proposal's label can be set before it is settled."""
     economy = lab.start(World(), STACKS["local"], 0)
     assert eco.ME not in economy.members and economy.total == 800
     economy.members["bot_1"].frozen_at = economy.step + 5 * 2 - eco.APPEAL_STEPS

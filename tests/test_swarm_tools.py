@@ -13,7 +13,7 @@ import pytest
 from swarm import economy as eco
 from swarm import tools as act
 from swarm.economy import ME, MECHANISMS, Scenario, Task, end_step, found
-from swarm.tools import ACTIONS, TOOLS, Refused, read_call, schemas, show, tool_names, write_call
+from swarm.tools import ACTIONS, TOOLS, Refused, read_call, schemas, show, tool_names, wrap_call, write_call
 
 VERSIONS = ("0.2", "0.1")
 WORK = (
@@ -69,6 +69,16 @@ def test_tool_schemas_are_what_a_call_is_held_to():
             with pytest.raises(Refused, match=name):
                 read_call(write_call(tool["function"]["name"], bad), "0.2")
     assert tools[2]["function"]["parameters"]["properties"]["direction"]["enum"] == ["up", "down"]
+
+
+def test_a_call_is_written_in_one_way_whether_its_arguments_are_data_or_text():
+    arguments = {"post_id": "post_1", "content": 'a "b" \u00e9 \u4e2d'}
+    assert write_call("reply", arguments) == wrap_call("reply", json.dumps(arguments, ensure_ascii=False))
+    written = json.dumps({"name": "reply", "arguments": arguments}, ensure_ascii=False)
+    assert write_call("reply", arguments, "hm") == f"<think>\nhm\n</think>\n<tool_call>\n{written}\n</tool_call>"
+    assert read_call(wrap_call("reply", json.dumps(arguments)), "0.2") == ("reply", arguments, 1)
+    with pytest.raises(Refused, match="not JSON"):
+        read_call(wrap_call("reply", "{post_id: 1}"), "0.2")
 
 
 def test_show_is_short_and_one_line():
