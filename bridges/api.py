@@ -36,13 +36,16 @@ from pathlib import Path
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import behaviour, compare, viewer
-from bookkeeping.run import append, open_run, save_episodes, write_json
+from bookkeeping import records, viewer
+from bookkeeping.episodes import save_evaluation
+from bookkeeping.folder import open_folder
+from bookkeeping.guard import Guarded
+from bookkeeping.records import append, write_json
 from bridges.endpoint import HINTS, Endpoint, Failure, ask, blank, connect, open_endpoint, put_back
-from evaluate import EVAL_SEEDS, eval_line
+from evaluate import eval_line
 from policy import first_line
 from rollout import Episode, finish
-from settings import Config, by_size, check, eval_sets, fill, kind, short
+from settings import EVAL_SEEDS, Config, by_size, check, eval_sets, fill, kind, short
 
 
 class Hopeless(Exception):
@@ -86,7 +89,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
     ) as error:  # the environment's bug, or a strange answer: costs this episode only
         episode.stop_reason, episode.error = "error", blank(end, first_line(error))
     if episode.stop_reason != "error":
-        finish(episode, env)
+        finish(episode, Guarded(env))
     return episode
 
 
@@ -164,7 +167,7 @@ def evaluate_api(cfg) -> Path:
     )
     end, started = open_endpoint(cfg), time.monotonic()
     cfg.name = cfg.name or name_of(cfg)
-    folder, _, lock = open_run(cfg)
+    folder, _, lock = open_folder(cfg, set())
     write_json(folder / "config.json", asdict(cfg))
     tasks, make_env = next(
         (name, env) for name, (trained, env) in eval_sets(cfg).items() if trained
@@ -178,7 +181,7 @@ def evaluate_api(cfg) -> Path:
 
     def finished(episode: Episode) -> None:
         played[episode.group] = episode
-        save_episodes(folder, 0, "final", None, [[episode]], temperature=1.0)
+        save_evaluation(folder, 0, "final", None, [[episode]])
         shown = ("requests", "retries", "completion_tokens")
         bar.set_postfix({name: end.counts[name] for name in shown}, refresh=False)
         bar.update()
@@ -201,7 +204,7 @@ def evaluate_api(cfg) -> Path:
         append(folder / "evals.jsonl", eval_line(0, "final", tasks, True, episodes, missing))
         means["reward"] = metrics.mean([e.reward for e in episodes])
         for part in episodes[0].components:
-            means[part] = compare.share([e.components[part] for e in episodes])
+            means[part] = metrics.share([e.components[part] for e in episodes])
     seconds = round(time.monotonic() - started, 2)
     write_json(
         folder / "summary.json", summary_of(cfg, end, tasks, means, len(episodes), ended, seconds)
@@ -288,13 +291,13 @@ def tell(
         "out of tokens.",
     ]
     reasons = Counter(failed).most_common()
-    out += [f"* {times} failed: {behaviour.quote(reason)}" for reason, times in reasons[:12]]
+    out += [f"* {times} failed: {records.quote(reason)}" for reason, times in reasons[:12]]
     if len(reasons) > 12:
         others = sum(times for _, times in reasons[12:])
         out.append(f"* {others} failed for other reasons: episodes.jsonl has each")
     out += [f"* The endpoint was asked another way: {note}." for note in end.notes]
     if ended:
-        out.append(f"* It ended early: {behaviour.quote(ended)}")
+        out.append(f"* It ended early: {records.quote(ended)}")
     return "\n".join(out) + "\n"
 
 

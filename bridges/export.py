@@ -35,8 +35,9 @@ import tyro
 import settings
 from bookkeeping import doctor, records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
-from bookkeeping.report import STAGES, cell, points, reward_cell, shown, signed
+from bookkeeping.report import STAGES, cell, reward_cell, shown
 from fast.logprobs import token_logprobs
+from metrics import Interval
 from policy import BIG, PICO, PICO_SWARM, first_line, load_policy
 
 TEXT = (
@@ -60,7 +61,7 @@ def flags(config: dict, n_parameters: int) -> str:
     """The command line that a config stands for: what differs from what train.py would have chosen
     for n_parameters."""
     env = settings.kind(config["env"])
-    default = {f.name: f.default for f in fields(settings.Config)} | settings.BY_ENV[env]
+    default = {f.name: f.default for f in fields(settings.Config)} | settings.by_env(env)
     by_itself = settings.by_size(n_parameters, env)
     out = ["--env", config["env"]]
     for name, value in config.items():
@@ -179,7 +180,7 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
         how=f"LoRA of rank {rank}, alpha {config['lora_alpha']}" if rank else "all weights",
         rows="\n".join(rows),
         n=next(iter(summary["eval"].values()))["final"]["n"],
-        gain=points(summary["gain"]) if exact else signed(summary["gain_reward"]),
+        gain=Interval(**summary["gain"]).points() if exact else Interval(**summary["gain_reward"]).signed(),
         warnings="".join(f"The run reports, {name}: {sentence}.\n" for name, sentence in told),
         use=use.format(base=json.dumps(base), where=where),
         serve=serve,

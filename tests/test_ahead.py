@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from env_alphabet import Alphabet
-from fast.ahead import RESTARTS, Ahead, Job, player
+from fast.ahead import RESTARTS, Job, SecondProcess, player
 from fast.sampler import Sample, TorchSampler
 from policy import PICO, load_policy
 from rollout import play
@@ -146,7 +146,7 @@ def here(policy, asked: Job) -> list:
 
 @pytest.fixture(scope="module")
 def ahead():
-    one = Ahead(LOAD, TorchSampler, torch.get_num_threads())  # as many as here: other threads add up in another order
+    one = SecondProcess(LOAD, TorchSampler, torch.get_num_threads())  # as many as here: other threads add up in another order
     yield one
     one.close()
 
@@ -164,7 +164,7 @@ def opened():
     made = []
 
     def make(load, make_sampler):
-        made.append(Ahead(load, make_sampler))
+        made.append(SecondProcess(load, make_sampler, 1))
         return made[-1]
 
     yield make
@@ -238,13 +238,13 @@ def test_a_player_that_is_killed_while_it_has_nothing_to_do_is_noticed_at_the_ne
 
 
 def test_a_player_that_is_killed_again_and_again_is_given_up_in_one_sentence(opened, monkeypatch):
-    start = Ahead.start
+    start = SecondProcess.start
 
     def start_and_kill(self):
         start(self)
         self.process.kill()
 
-    monkeypatch.setattr(Ahead, "start", start_and_kill)
+    monkeypatch.setattr(SecondProcess, "start", start_and_kill)
     one = opened(load_nobody, Failing)
     one.ask(0, load_nobody(), job())
     with pytest.raises(RuntimeError) as caught:
@@ -311,7 +311,7 @@ def test_a_trainer_that_is_killed_leaves_neither_process_nor_folder(tmp_path):
 import os, signal, sys, time
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from test_ahead import *
-one = Ahead(load_nobody, Nod)
+one = SecondProcess(load_nobody, Nod, 1)
 one.ask(0, load_nobody(), job())
 until(one.open[0].with_suffix(".played").exists)
 print(one.process.pid, one.home.name, flush=True)

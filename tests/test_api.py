@@ -417,10 +417,10 @@ def test_what_cannot_work_is_refused_in_a_sentence_that_repeats_no_secret(tmp_pa
 
 
 def test_a_bare_eval_only_stands_beside_api_base():
-    assert train.arguments(["--eval-only", "--api-base", "U", "--model", "M"]) == ["--api-base", "U", "--model", "M"]
-    assert train.arguments(["--api-base=U", "--eval-only"]) == ["--api-base=U"]
+    assert settings.without_bare_eval_only(["--eval-only", "--api-base", "U", "--model", "M"]) == ["--api-base", "U", "--model", "M"]
+    assert settings.without_bare_eval_only(["--api-base=U", "--eval-only"]) == ["--api-base=U"]
     for words in (["--eval-only", "runs/x", "--env", "swarm"], ["--eval-only"], ["--eval-only", "runs/x", "--api-base", "U"]):
-        assert train.arguments(words) == words
+        assert settings.without_bare_eval_only(words) == words
 
 
 def test_a_folder_of_an_api_cannot_be_trained_on(endpoint, tmp_path, capsys):

@@ -61,7 +61,7 @@ COMMANDS = {
     "python -m lab.speed.bench train": "minutes",
     "python -m learn.exercises": "exit 1: tests/test_exercises.py",
     "pip install -e . && pip install verifiers==0.4.0": "make test-verifiers",
-    "vf-eval picoswarm-swarm -n 8 -r 2 -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push": "make test-verifiers",
+    "vf-eval picoswarm --env.taskset.environment.type swarm -n 8 -r 2 -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push": "make test-verifiers",
     "uv run rl @ bridges/configs/prime_rl_swarm.toml": "needs prime-rl and a GPU; tests/verifiers reads the config",
     "make test-verifiers": "CI",
 }  # fmt: skip

@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import evaluate
 import settings
 import train
+from fast import ahead
 from fast.decoder import FastDecoder
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
@@ -229,11 +229,11 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         policy.lm.model.layers[0].self_attn.register_forward_hook(lambda *_: setattr(seen, "forwards", seen.forwards + 1))
         return policy
 
-    def make_sampler(cfg, policy, real=train.make_sampler):
+    def make_sampler(cfg, policy, real=ahead.make_sampler):
         seen.sampler = real(cfg, policy)
         return seen.sampler
 
-    def spied_play(policy, *args, real=train.play):
+    def spied_play(policy, *args, real=ahead.play):
         gradients = [name for name, p in policy.model.named_parameters() if p.grad is not None]
         seen.plays.append((gradients, len(optimizers), policy.model.training))
         groups = real(policy, *args)
@@ -253,9 +253,10 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         runs=str(folder), name="tiny", device="cpu", gradient_checkpointing=checkpointing,
     )  # fmt: skip
     settings.check(cfg)
-    spies = patch.multiple(train, load_policy=load_policy, make_sampler=make_sampler, play=spied_play, update=update)
+    spies = patch.multiple(train, load_policy=load_policy, update=update)
+    rollouts = patch.multiple(ahead, make_sampler=make_sampler, play=spied_play)
     whole_rows = patch("fast.logprobs.shares_prompts", lambda lm: False)  # else the plain run has another number of passes
-    with spies, whole_rows, patch.object(evaluate, "play", spied_play), patch.object(torch.optim.Optimizer, "__init__", init):
+    with spies, rollouts, whole_rows, patch.object(torch.optim.Optimizer, "__init__", init):
         metrics = train.train(cfg) / "metrics.jsonl"
     seen.lines = [json.loads(text) for text in metrics.read_text().splitlines()]
     return seen

@@ -12,7 +12,6 @@ import pytest
 import torch
 import warm
 
-import train
 from fast import parallel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -187,4 +186,4 @@ def test_machine_notes_how_many_processes_there_were():
     from bookkeeping.run import machine
     from policy import PICO, load_policy
 
-    assert machine(load_policy(str(PICO), 0, 1))["processes"] == train.parallel.world() == 1
+    assert machine(load_policy(str(PICO), 0, 1))["processes"] == parallel.world() == 1

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bookkeeping import run as runfolder
-from bookkeeping.run import claim, memory_folder, mend, sweep, thin, trim
+from bookkeeping import folder as folder_room
+from bookkeeping.episodes import thin
+from bookkeeping.folder import claim, mend, trim
+from bookkeeping.records import append
+from fast.memory import memory_folder, sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 SHM = Path("/dev/shm")
@@ -33,7 +36,7 @@ def test_where_memory_is_too_small_the_disk_is_taken():
 
 @pytest.mark.skipif(not os.access(SHM, os.W_OK) or not Path("/proc/self").exists(), reason="needs /dev/shm and /proc")
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
-    code = "import os, runfolder; home = runfolder.memory_folder(); print(home.name, flush=True); os._exit(9)"
+    code = "import os; from fast.memory import memory_folder; home = memory_folder(); print(home.name, flush=True); os._exit(9)"
     left = Path(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout.strip())
     assert left.parent == SHM and left.is_dir()
     mine, other = memory_folder(), SHM / "picoswarm-not-a-number"
@@ -50,7 +53,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
 
 
 def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
-    code = f"import runfolder, time; from pathlib import Path; lock = runfolder.claim(Path({str(tmp_path)!r})); print('mine', flush=True); time.sleep(600)"
+    code = f"import time; from pathlib import Path; from bookkeeping.folder import claim; lock = claim(Path({str(tmp_path)!r})); print('mine', flush=True); time.sleep(600)"
     other = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == "mine\n"
@@ -102,7 +105,7 @@ def test_what_was_evaluated_later_stays_while_its_checkpoint_does(tmp_path):
 def test_a_last_line_that_was_cut_is_dropped_before_more_is_written(tmp_path, text):
     (tmp_path / "evals.jsonl").write_text(text)
     mend(tmp_path)
-    runfolder.append(tmp_path / "evals.jsonl", {"update": 9})
+    append(tmp_path / "evals.jsonl", {"update": 9})
     assert [json.loads(line)["update"] for line in (tmp_path / "evals.jsonl").read_text().splitlines()] == [1, 9][text.count("\n") == 0 :]
 
 
@@ -116,7 +119,7 @@ def test_a_kill_while_lines_are_dropped_loses_none_of_the_others(tmp_path, monke
             raise KeyboardInterrupt
         return True
 
-    monkeypatch.setattr(runfolder, "stays", killed)
+    monkeypatch.setattr(folder_room, "stays", killed)
     with pytest.raises(KeyboardInterrupt):
         trim(tmp_path, 99)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 100
@@ -143,7 +146,8 @@ def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_p
 
 def test_what_was_freed_goes_back_to_the_system():
     code = """
-import psutil, torch, runfolder
+import psutil, torch
+from fast import memory
 rss = lambda: psutil.Process().memory_info().rss / 2**20
 for _ in range(2):  # the first time teaches the C library to take such blocks from its heap
     blocks = [torch.ones(100_000) for _ in range(1000)]  # 400 MB
@@ -151,7 +155,7 @@ for _ in range(2):  # the first time teaches the C library to take such blocks f
     full = rss()
     del blocks
 freed = rss()
-print(runfolder.give_back_memory(), full, freed, rss())
+print(memory.give_back_memory(), full, freed, rss())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     asked, full, freed, after = done.stdout.split()

@@ -22,9 +22,11 @@ import torch
 import evaluate
 import train
 from bookkeeping import behaviour
+from bookkeeping import run as run_records
 from bookkeeping.checkpoint import checksum, find_checkpoint
-from bookkeeping.run import memory_folder, sweep
 from bridges import api, export
+from fast import ahead
+from fast.memory import memory_folder, sweep
 from policy import PICO, load_policy
 from rollout import Episode, finish, render, take_turn
 
@@ -246,8 +248,8 @@ def reads_only(monkeypatch):
     def stop(*_):
         raise Read
 
-    monkeypatch.setattr(train, "StopSignal", stop)
-    for room in (train, evaluate):
+    monkeypatch.setattr(run_records, "StopSignal", stop)
+    for room in (ahead, evaluate):
         monkeypatch.setattr(room, "make_sampler", lambda *_: SimpleNamespace(asleep=None, sync=stop))
 
 
@@ -270,7 +272,7 @@ def test_a_checkpoint_is_data(run, tmp_path, monkeypatch, what):
     plant(run / "checkpoint", what, tmp_path / "marker")
     seal(run)
     assert find_checkpoint(run / "checkpoint") is not None
-    monkeypatch.setattr(train, "StopSignal", lambda: SimpleNamespace(asked=False))
+    monkeypatch.setattr(run_records, "StopSignal", lambda: SimpleNamespace(asked=False))
     why = python(monkeypatch, "train.py", "--resume", run, "--no-wandb")
     assert ("reference.pt" if what == "reference" else "checkpoint") in why and not (tmp_path / "marker").exists()
     if what in ("bomb", "pickle"):
@@ -351,7 +353,7 @@ def test_a_config_cannot_lead_a_resumed_run_out_of_its_folder(run, tmp_path, mon
     config = json.loads((run / "config.json").read_text())
     config |= {"runs": str(outside), "name": "../../outside", "resume": str(outside), "eval_only": str(outside)}
     (run / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(train, "StopSignal", lambda: SimpleNamespace(asked=False))
+    monkeypatch.setattr(run_records, "StopSignal", lambda: SimpleNamespace(asked=False))
     before, written = set(tmp_path.rglob("*")), (run / "config.json").stat().st_mtime_ns
     assert python(monkeypatch, "train.py", "--resume", run, "--no-wandb") == "" and (run / "config.json").stat().st_mtime_ns > written
     assert not outside.exists() and all(run in path.parents for path in set(tmp_path.rglob("*")) - before)

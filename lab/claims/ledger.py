@@ -119,7 +119,7 @@ def asked(flags: str, whole: bool = False):
     with PARSING:
         cfg = tyro.cli(settings.Config, args=flags.split())
     if whole:
-        settings.fill(cfg, settings.BY_ENV[cfg.env] | settings.by_size(0, cfg.env))
+        settings.fill(cfg, settings.by_env(cfg.env) | settings.by_size(0, cfg.env))
     return cfg
 
 

@@ -22,7 +22,7 @@ import tyro
 
 import metrics
 from bookkeeping import records
-from bookkeeping.report import draw_bars, points, time_bars, waiting
+from bookkeeping.report import draw_bars, time_bars, waiting
 from grpo import IMPORTANCE
 from lab.common import RESULTS, ROOT, launch, pyplot, read_json, save_picture, side_by_side, table, write_page
 
@@ -81,7 +81,7 @@ def write_table() -> None:
             s, lines = read_json(folder / "summary.json"), records.lines(folder / "metrics.jsonl")
             exact = final(folder)
             base = OUT / f"in_turn-{seed}"
-            against = "" if arm == "in_turn" or not base.exists() else points(metrics.gain(final(base), exact).dict())
+            against = "" if arm == "in_turn" or not base.exists() else metrics.gain(final(base), exact).points()
             capped = mean(lines, "capped")
             timed = (f"{pace(lines):.1f}", f"{100 * waiting(lines):.0f}%", f"{s['seconds']['total'] / 60:.1f}")
             rows.append([arm, seed, s["config"]["threads"], f"**{metrics.proportion(sum(exact), len(exact)).percent()}**", against,
@@ -103,7 +103,7 @@ def write_table() -> None:
             seeds = sorted({f.name.rpartition("-")[2] for f in folders} & {f.name.rpartition("-")[2] for f in none})
             if seeds:
                 ours, theirs = (np.mean([final(OUT / f"{a}-{s}") for s in seeds], axis=0) for a in (arm, "stale_none"))
-                text.append(f"* {arm}: {points(metrics.gain(theirs, ours).dict())}, {len(seeds)} seeds.")
+                text.append(f"* {arm}: {metrics.gain(theirs, ours).points()}, {len(seeds)} seeds.")
     text += ["", "![runs](offpolicy.png)", ""]
     write_page(OUT / "README.md", text)
     draw(found)

@@ -27,10 +27,11 @@ import tyro
 from tqdm import tqdm
 
 from env_alphabet import LATER_TAG, Alphabet, right_list
-from grpo import update
+from grpo import advantages_of, update
 from lab.common import ROOT, cpu, write_json
 from policy import PICO, Policy, attach_lora, load_policy
 from rollout import Episode, encode
+from settings import Config
 
 BENCH_SEEDS = 2_600_000_000
 
@@ -47,8 +48,8 @@ def rows_of(lengths: list[int], vocabulary: int, device="cpu"):
 
 def learn(policy: Policy, optimizer, groups: list, max_tokens: int, micro_tokens: int = 8192) -> dict:
     """grpo.update as every comparison of speed has it: the plain loss, on-policy."""
-    how = {"loss": "grpo", "baseline": "group", "normalize": True, "temperature": 1.0}
-    return update(policy, optimizer, groups, **how, max_tokens=max_tokens, micro_tokens=micro_tokens)
+    cfg = Config(importance="clip", max_tokens=max_tokens, micro_tokens=micro_tokens)
+    return update(policy, optimizer, groups, advantages_of(groups, cfg), cfg)
 
 
 def alone(code: str, threads: int) -> subprocess.CompletedProcess:

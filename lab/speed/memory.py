@@ -24,7 +24,7 @@ from fast.sampler import TorchSampler
 from fast.vllm_engine import LONGEST
 from lab.common import RESULTS, read_json, table, write_json, write_page
 from policy import attach_lora
-from settings import BY_ENV, Config, by_size
+from settings import BATCHES, Config, by_size
 
 OUT = RESULTS / "bench"
 GIB = 2**30
@@ -68,9 +68,9 @@ class Setting:
     engine: str = "vllm"
     share: float = Config.vllm_memory
     max_tokens: int = by_size(1e9, "letters")["max_tokens"]
-    num_tasks: int = BY_ENV["letters"]["num_tasks"]
+    num_tasks: int = BATCHES["num_tasks"]
     k: int = Config.k
-    eval_n: int = BY_ENV["letters"]["eval_n"]
+    eval_n: int = BATCHES["eval_n"]
     micro_tokens: int = by_size(1e9, "letters")["micro_tokens"]
     checkpointing: bool = Config.gradient_checkpointing
 

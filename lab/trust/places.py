@@ -21,34 +21,34 @@ CALL, WRITE = ("before", "after"), ("before", "half", "after")
 # Where a process may be killed: {name: (function, only while this one runs, moments)}. Half: half of what the call writes is on the disk.
 PLACES = {
     "load the model": ("train:load_policy", "", CALL),  # the run folder is there, its config.json is not
-    "write config or summary": ("pathlib:Path.write_text", "train:write_json", WRITE),
-    "rename config or summary": ("os:replace", "train:write_json", CALL),
+    "write config or summary": ("pathlib:Path.write_text", "bookkeeping.run:write_json", WRITE),
+    "rename config or summary": ("os:replace", "bookkeeping.run:write_json", CALL),
     "sample": ("fast.sampler:TorchSampler.sample", "", CALL),
     "decode a token": ("fast.decoder:FastDecoder.step", "", CALL),
-    "SFT step": ("train:sft_step", "", CALL),
+    "SFT step": ("sft:sft_step", "", CALL),
     "backward": ("torch:Tensor.backward", "", CALL),
     "optimizer step": ("torch:optim.AdamW.step", "", CALL),
     "evaluation": ("train:evaluate_policy", "", CALL),
-    "line of metrics": ("train:append", "", WRITE),
-    "line of evals": ("evaluate:append", "", WRITE),
-    "line of episodes": ("bookkeeping.run:append", "", WRITE),
-    "checkpoint: weights": ("peft:PeftModel.save_pretrained", "train:save_checkpoint", WRITE),
-    "checkpoint: optimizer": ("torch:save", "train:save_checkpoint", WRITE),
-    "checkpoint: checksum": ("hashlib:sha256", "train:save_checkpoint", CALL),
-    "checkpoint: small files": ("pathlib:Path.write_text", "train:save_checkpoint", WRITE),
-    "checkpoint: fsync": ("os:fsync", "train:save_checkpoint", CALL),
-    "checkpoint: rename": ("os:rename", "train:save_checkpoint", CALL),
-    "checkpoint: remove a folder": ("shutil:rmtree", "train:save_checkpoint", CALL),
-    "checkpoint: remove a file": ("os:unlink", "train:save_checkpoint", CALL),  # a folder of which some is gone
+    "line of metrics": ("bookkeeping.run:append", "", WRITE),
+    "line of evals": ("bookkeeping.records:append", "", WRITE),
+    "line of episodes": ("bookkeeping.episodes:append", "", WRITE),
+    "checkpoint: weights": ("peft:PeftModel.save_pretrained", "bookkeeping.run:save_checkpoint", WRITE),
+    "checkpoint: optimizer": ("torch:save", "bookkeeping.run:save_checkpoint", WRITE),
+    "checkpoint: checksum": ("hashlib:sha256", "bookkeeping.run:save_checkpoint", CALL),
+    "checkpoint: small files": ("pathlib:Path.write_text", "bookkeeping.run:save_checkpoint", WRITE),
+    "checkpoint: fsync": ("os:fsync", "bookkeeping.run:save_checkpoint", CALL),
+    "checkpoint: rename": ("os:rename", "bookkeeping.run:save_checkpoint", CALL),
+    "checkpoint: remove a folder": ("shutil:rmtree", "bookkeeping.run:save_checkpoint", CALL),
+    "checkpoint: remove a file": ("os:unlink", "bookkeeping.run:save_checkpoint", CALL),  # a folder of which some is gone
     "report": ("bookkeeping.report:write", "", CALL),
     "report: picture": ("matplotlib.figure:Figure.savefig", "bookkeeping.report:write", WRITE),
     "report: text": ("pathlib:Path.write_text", "bookkeeping.report:write", WRITE),
 }
 RESUMED = {  # what only a run that goes on does
-    "resume: drop lines": ("os:replace", "train:trim", CALL),
-    "resume: load the checkpoint": ("train:restore", "", CALL),
+    "resume: drop lines": ("os:replace", "bookkeeping.run:trim", CALL),
+    "resume: load the checkpoint": ("bookkeeping.run:restore", "", CALL),
 }
-MENDED = {"set a damaged one aside": ("os:rename", "bookkeeping.run:set_aside", CALL)}  # what only a run does whose checkpoint is damaged
+MENDED = {"set a damaged one aside": ("os:rename", "bookkeeping.folder:set_aside", CALL)}  # what only a run does whose checkpoint is damaged
 EVERY = PLACES | RESUMED | MENDED
 
 

@@ -54,7 +54,7 @@ STYLE = {"letters": "derives", "alphabet": "derives", "swarm": "expert"}
 def make_env(environment: str):
     """The environment as train.py makes it, with its defaults; nothing of the adapter is involved."""
     cfg = settings.Config(env=environment, sft_style=STYLE[environment])
-    settings.fill(cfg, settings.BY_ENV[environment])
+    settings.fill(cfg, settings.by_env(environment))
     return settings.make_env(cfg, cfg.difficulty)
 
 

@@ -51,7 +51,7 @@ def test_the_tasks_are_ours(environment):
 def test_the_defaults_are_those_of_training(environment):
     """They are declared twice, because settings.py imports torch. Where it goes by the model's size, the adapter means the large ones."""
     cfg = settings.Config(env=environment)
-    settings.fill(cfg, settings.BY_ENV[environment] | settings.by_size(4_000_000_000, environment))
+    settings.fill(cfg, settings.by_env(environment) | settings.by_size(4_000_000_000, environment))
     known = {field.name for field in fields(settings.Config)}
     given = config(environment).environment.arguments()
     for name, value in given.items():

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from steps import train_on
 
 from env_alphabet import Alphabet
 from fast.sampler import TorchSampler
 from fast.vllm_engine import VllmSampler
-from grpo import update
 from rollout import play
 from tests.test_sampler import chi_square_excess, grid, random_prompts
 
@@ -197,8 +197,7 @@ def test_two_updates_of_grpo(policy, sampler, stops):
         sampler.sync(step)
         groups = play(policy, sampler, Talkative, [10 * step, 10 * step + 1], 6, 40, 1.0, noise=step)
         with sampler.asleep():  # on a CPU it does nothing
-            stats = update(policy, optimizer, groups, loss="grpo", baseline="group", normalize=True, temperature=1.0, max_tokens=40,
-                           micro_tokens=2048)  # fmt: skip
+            stats = train_on(policy, optimizer, groups, max_tokens=40, micro_tokens=2048)
         assert stats["groups_with_signal"] == 1 and stats["grad_norm"] > 0
         assert stats["mismatch"] <= 1e-4 and abs(stats["ratio_max"] - 1) <= 1e-3  # on-policy: what was sampled is what is trained
         assert all(e.policy_version == step for group in groups for e in group)
