@@ -29,7 +29,7 @@ import train
 from lab.trust import faults
 from lab.trust import places
 
-train.load_policy("pico_base", 2, 4, "cpu")  # imports what is imported late
+train.load_policy("models/pico_base", 2, 4, "cpu")  # imports what is imported late
 
 def launch(flags, plan=None, at=None):
     out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")

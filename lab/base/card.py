@@ -1,7 +1,7 @@
 """What can the base do, exactly? Sample it, sort the replies by habit, count. Writes the README.md of models/pico_base/ or models/pico_swarm/.
 
     python -m lab.base.card                     # about two minutes on two cores
-    python -m lab.base.card --model pico_swarm  # about five
+    python -m lab.base.card --model models/pico_swarm  # about five
 
 Per habit: how often (share of sampled replies) and how right (exact answers among them), with Wilson intervals over
 replies. Samples of one task are not quite independent, so these intervals are a little too narrow.

@@ -1,7 +1,7 @@
 """How models/pico_base/ and models/pico_swarm/ were made: a 0.9M-parameter Qwen3 from nothing, on two CPU cores, seeded.
 
-    python -m lab.base.pretrain --stop-after 6 --out pico_base                                    # two to three hours
-    python -m lab.base.pretrain --start-from pico_base --skip-rounds 6 --out pico_swarm           # half an hour more
+    python -m lab.base.pretrain --stop-after 6 --out models/pico_base                             # two to three hours
+    python -m lab.base.pretrain --start-from models/pico_base --skip-rounds 6 --out models/pico_swarm   # half an hour more
 
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has something to find.
 So it is trained on replies in habits of different worth; lab/base/corpus.py says which, and writes them.
@@ -48,7 +48,7 @@ from lab.base.tokenizer import build
 
 @dataclass
 class Pretrain:
-    out: str = "pico_swarm"  # folder to write, in Hugging Face format
+    out: str = "models/pico_swarm"  # folder to write, in Hugging Face format
     seed: int = 0
     skill_steps: int = 2600  # optimizer steps of the first phase, about 0.32 s each
     chat_steps: int = 800  # and of the second, about 0.5 s each

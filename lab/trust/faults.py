@@ -38,7 +38,7 @@ from lab.trust.places import EVERY, PLACES, RESUMED
 OUT, WORK = RESULTS / "faults", ROOT / "runs" / "faults"
 UPDATES = 6
 SHORT = (
-    "--env letters --difficulty 2 --reward partial --model pico_base --device cpu --threads 1 --no-wandb --sft-steps 10 --sft-examples 12 --sft-batch 2 "
+    "--env letters --difficulty 2 --reward partial --model models/pico_base --device cpu --threads 1 --no-wandb --sft-steps 10 --sft-examples 12 --sft-batch 2 "
     f"--updates {UPDATES} --num-tasks 2 --k 4 --max-tokens 40 --lr 0.001 --warmup 1 --eval-n 4 --eval-every 2 --save-every 2"
 ).split()
 LIMIT_S = 900.0  # a start that takes longer counts as endless
