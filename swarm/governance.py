@@ -200,7 +200,7 @@ class Belief:
 
 
 def learn(belief: Belief, reading: float, noise: float | None = None) -> None:
-    """Kalman's filter for one number: 0.5 ± 0.25, then a reading of 0.9 ± noise of 0.25 -> 0.7."""
+    """Kalman's filter: 0.5 ± 0.25, then a reading of 0.9 ± 0.25 -> 0.7. noise: its variance."""
     if noise is None:
         belief.spread += MEMORY * ((reading - belief.mean) ** 2 - belief.spread)
         noise = belief.spread
