@@ -27,8 +27,9 @@ from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bookkeeping.episodes import save_evaluation
 from bookkeeping.guard import guarded
+from fast import parallel
 from fast.ahead import InTurn
-from fast.sampler import make_sampler
+from fast.engine import make_sampler
 from policy import Policy, choose_model, load_policy
 from rollout import Episode, play
 from settings import EVAL_SEEDS, Config, check, eval_sets, make_env
@@ -163,6 +164,8 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     given: the Config of the command line, whose eval_only names the run folder; typed: the names of
     the flags that were typed. SystemExit or ValueError with one sentence if it cannot be done.
     """
+    if parallel.world() > 1:
+        raise ValueError("--eval-only is for one process; leave torchrun out")
     folder = Path(given.eval_only)
     if not (folder / "config.json").exists():
         raise SystemExit(

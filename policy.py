@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
 PICO_SWARM = PICO.with_name("pico_swarm")  # trained further on tool calls; worse at lists for it
@@ -243,6 +244,42 @@ def first_line(error: Exception) -> str:
     """An error in one line. It may quote a hostile file: control characters become '?'."""
     line = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     return "".join(c if c.isprintable() else "?" for c in line[:300])
+
+
+# ---------------------------------------------------------------------------- chat -> token ids
+
+
+def render(policy: Policy, messages: list[dict], tools, think: bool, generate: bool = True) -> str:
+    """The chat template, as text. Control tokens inside a message are broken up: text stays text.
+
+    tools: JSON schemas, or None. generate: end where the policy begins to speak. Raises ValueError
+    if the template refuses the conversation.
+    """
+    safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
+    try:
+        return policy.tokenizer.apply_chat_template(
+            safe, tools=tools, add_generation_prompt=generate, enable_thinking=think, tokenize=False
+        )
+    except TemplateError as error:
+        roles = ", ".join(m["role"] for m in messages)
+        raise ValueError(
+            f"the chat template of {policy.name} refuses a conversation of {roles} ({error}); "
+            "use a model that takes it"
+        ) from None
+
+
+def defang(tokenizer, text: str) -> str:
+    """Put a space into what would become a control token: '<|im_end|>' -> '< |im_end|>'."""
+    special = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
+    for token in special | set(tokenizer.all_special_tokens):
+        if token in text:
+            text = text.replace(token, token[0] + " " + token[1:])
+    return text
+
+
+def encode(policy: Policy, text: str) -> list[int]:
+    """Token ids of a text as it is: no token is added before or after it."""
+    return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 # ------------------------------------------------------------ log-probs and sampling the plain way

@@ -23,9 +23,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jinja2 import TemplateError
-
-from policy import Policy, Sample
+from fast.sampler import sample_each
+from policy import Policy, Sample, encode, render
 
 
 @dataclass
@@ -58,39 +57,6 @@ class EnvironmentFailed(Exception):
 
 
 # ------------------------------------------------------------------------------ chat <-> token ids
-
-
-def render(policy: Policy, messages: list[dict], tools, think: bool, generate: bool = True) -> str:
-    """The chat template, as text. Control tokens inside a message are broken up: text stays text.
-
-    tools: JSON schemas, or None. generate: end where the policy begins to speak. Raises ValueError
-    if the template refuses the conversation.
-    """
-    safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
-    try:
-        return policy.tokenizer.apply_chat_template(
-            safe, tools=tools, add_generation_prompt=generate, enable_thinking=think, tokenize=False
-        )
-    except TemplateError as error:
-        roles = ", ".join(m["role"] for m in messages)
-        raise ValueError(
-            f"the chat template of {policy.name} refuses a conversation of {roles} ({error}); "
-            "use a model that takes it"
-        ) from None
-
-
-def defang(tokenizer, text: str) -> str:
-    """Put a space into what would become a control token: '<|im_end|>' -> '< |im_end|>'."""
-    special = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
-    for token in special | set(tokenizer.all_special_tokens):
-        if token in text:
-            text = text.replace(token, token[0] + " " + token[1:])
-    return text
-
-
-def encode(policy: Policy, text: str) -> list[int]:
-    """Token ids of a text as it is: no token is added before or after it."""
-    return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list[int]:
@@ -147,17 +113,22 @@ def play(
     if not task_seeds:  # there are more processes than tasks
         return []
     started, sampling = time.perf_counter(), 0.0
-    room = room_for_prompt(policy, sampler, max_tokens)
+    context = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
+    room = min(context, getattr(sampler, "max_len", context)) - max_tokens  # for what precedes it
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
         envs = [make_env() for _ in range(k)]
         group = [Player(open_episode(env, seed, g), env, i) for i, env in enumerate(envs)]
         ask_first_question(policy, group, room)
         players += group
+    keep = getattr(players[0].env, "max_turns", None) != 1  # the next turn need not read again
     active = [p for p in players if p.episode.stop_reason == ""]
     while active:
         now = time.perf_counter()
-        samples = sample_replies(sampler, active, max_tokens, temperature, noise)
+        prompts = [p.episode.token_ids for p in active]
+        seeds = [(noise, p.episode.seed, p.member, p.episode.turns) for p in active]
+        caches = [p.cache for p in active]
+        samples = sample_each(sampler, prompts, seeds, caches, max_tokens, temperature, keep)
         sampling += time.perf_counter() - now
         for player, sample in zip(active, samples):
             take_turn(policy, player.episode, player.env, sample, room)
@@ -173,19 +144,13 @@ def play(
     return [episodes[g * k : (g + 1) * k] for g in range(len(task_seeds))]
 
 
-def room_for_prompt(policy: Policy, sampler, max_tokens: int) -> int:
-    """The most tokens a conversation may have before a reply of max_tokens."""
-    context = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
-    return min(context, getattr(sampler, "max_len", context)) - max_tokens
-
-
 def open_episode(env, seed: int, group: int) -> Episode:
     """An episode whose task has been asked for; its tokens come later."""
     episode = Episode(seed, group, [], [], [], stop_reason="")
     try:
         episode.messages = list(env.reset(seed))
     except EnvironmentFailed as error:
-        fail(episode, error)
+        episode.stop_reason, episode.error = "error", str(error)
     return episode
 
 
@@ -204,28 +169,6 @@ def ask_first_question(policy: Policy, group: list[Player], room: int) -> None:
         )
     for p in group:
         append_given(p.episode, ids)
-
-
-def sample_replies(
-    sampler, players: list[Player], max_tokens: int, temperature: float, noise: int
-) -> list[Sample]:
-    """The next reply of every player, in order. In the first turn a group shares one prompt."""
-    shared: dict[tuple, list[Player]] = {}
-    for p in players:
-        own = () if p.episode.turns == 0 else (p.member,)  # later prompts differ between members
-        shared.setdefault((p.episode.group, *own), []).append(p)
-    keep = getattr(players[0].env, "max_turns", None) != 1  # a next turn need not read this one
-    found = {}
-    for k in sorted({len(group) for group in shared.values()}):  # one k, but for failed members
-        groups = [group for group in shared.values() if len(group) == k]
-        prompts = [group[0].episode.token_ids for group in groups]
-        seeds = [[(noise, p.episode.seed, p.member, p.episode.turns) for p in g] for g in groups]
-        caches = [group[0].cache for group in groups] if players[0].episode.turns else None
-        more = {"caches": caches, "keep": keep}
-        samples = sampler.sample(prompts, k, max_tokens, temperature, seeds, **more)
-        for group, group_samples in zip(groups, samples):
-            found |= {id(p): sample for p, sample in zip(group, group_samples)}
-    return [found[id(p)] for p in players]
 
 
 def take_turn(policy: Policy, episode: Episode, env, sample: Sample, room: int) -> None:
@@ -250,7 +193,8 @@ def take_turn(policy: Policy, episode: Episode, env, sample: Sample, room: int) 
         over = done or not sample.finished
         delta = [] if over else delta_ids(policy, new_messages, env.think)
     except (EnvironmentFailed, ValueError) as error:  # ValueError: the template refused a message
-        return fail(episode, error)
+        episode.stop_reason, episode.error = "error", str(error)
+        return
     if over:
         episode.stop_reason = "done" if sample.finished else "truncated"
     elif len(episode.token_ids) + len(delta) > room:
@@ -274,14 +218,10 @@ def finish(episode: Episode, env) -> None:
     try:
         marks = dict(env.score())
     except EnvironmentFailed as error:
-        return fail(episode, error)
+        episode.stop_reason, episode.error = "error", str(error)
+        return
     episode.reward = float(marks.pop("reward"))
     episode.components = {name: float(value) for name, value in marks.items()}
-
-
-def fail(episode: Episode, error: Exception) -> None:
-    """Mark an episode as failed, with what happened in one line."""
-    episode.stop_reason, episode.error = "error", str(error)
 
 
 def expert_episode(policy: Policy, env, seed: int) -> Episode:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 import torch
 from tqdm import tqdm
 
-import rollout
 from fast import parallel
 from fast.logprobs import token_logprobs
 from grpo import collate, micro_batches, take_step
@@ -69,10 +68,10 @@ def sft_step(
     episodes = parallel.share(sorted(episodes, key=lambda e: len(e.token_ids)))  # this process's
     for part in micro_batches(episodes, micro_tokens):
         some = [episodes[i] for i in part]
-        unused = torch.zeros(len(some))  # SFT has no advantages, and no weights
-        batch = collate(some, unused, unused, pad, policy.device)
-        logprobs_of = plain_logprobs if plain else token_logprobs
-        logprobs, _ = logprobs_of(policy, batch.ids, batch.mask)  # [M]
+        none = torch.zeros(len(some))  # SFT has no advantages, and no weights
+        batch = collate(some, none, none, pad, policy.device)
+        how = plain_logprobs if plain else token_logprobs
+        logprobs, _ = how(policy, batch.ids, batch.mask)  # [M]
         part_loss = -logprobs.sum() / n
         part_loss.backward()
         loss += part_loss.item()
@@ -92,27 +91,6 @@ def sft_batches(
         batches.append(queue[:batch_size])
         queue = queue[batch_size:]
     return batches
-
-
-def other_opening(policy: Policy, env, seed: int) -> dict[str, str]:
-    """{"template": sentence} if RL's prompt of a task is not that of its demonstration, else {}.
-
-    The cause is most often another chat template.
-    """
-    try:
-        prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
-        shown = expert_episode(policy, env, seed).token_ids
-    except rollout.EnvironmentFailed:
-        return {}
-    n = next((i for i, (a, b) in enumerate(zip(prompt, shown)) if a != b), len(shown))
-    if n >= len(prompt):
-        return {}
-    text = lambda ids: repr(policy.tokenizer.decode(ids[n : n + 6]))
-    return {
-        "template": "the prompts that the policy samples from are not written as those of SFT: "
-        f"token {n} on, {text(prompt)} and not {text(shown)}; "
-        "make both with the same chat template"
-    }
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@
            -> (8 tasks x 8 samples -> one step) x updates, an eval now and then -> eval "final"
 
 Without a GPU, or without a way to the hub, the same command trains the embedded models/pico_base
-(for swarm, models/pico_swarm). A run leaves runs/NAME/ (bookkeeping/folder.py). After any kill
-`python train.py --resume runs/NAME` goes on from its checkpoint; on a CPU with one thread the
-numbers come out the same to the last bit, because every random draw is keyed by (seed, task,
-sample, turn) and not by earlier draws. `--help` lists every flag with its reason.
+(for swarm, models/pico_swarm). A run leaves runs/NAME/. After any kill `--resume runs/NAME` goes on
+from its checkpoint; on one CPU thread the numbers come out the same to the last bit, because every
+random draw is keyed by (seed, task, sample, turn). `--help` lists every flag with its reason.
 """
 
 import sys
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import settings
-from bookkeeping.guard import guarded, one_sentence
+from bookkeeping.guard import guarded, one_sentence, other_opening
 from bookkeeping.run import finished, open_run
 from evaluate import evaluate_only, evaluate_policy
 from fast import parallel
@@ -26,14 +25,12 @@ from grpo import advantages_of, check_names, update
 from learn.failures import put_in
 from policy import adam, checkpoint_activations, choose_model, load_policy, set_learning_rate
 from settings import Config, eval_sets, learning_rate, make_env, sft_seeds, task_seeds
-from sft import other_opening, sft
+from sft import sft
 
 
 def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
-    """One whole run; returns its folder. typed: the flags that were typed, for --resume.
-
-    Raises SystemExit, ValueError or FloatingPointError, with one sentence.
-    """
+    """One whole run; returns its folder. typed: the flags that were typed. Raises SystemExit,
+    ValueError or FloatingPointError, with one sentence."""
     run = open_run(cfg, typed)  # its folder, and what an earlier process left in it
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
     first = parallel.rank() == 0  # of several processes; choose_model may ask the hub
@@ -50,10 +47,9 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
 
     def evaluate(stage: str) -> None:
         with run.clock("eval"):
-            play = partial(rollouts.greedy, update=max(state.update, 0))
-            sets, n = eval_sets(cfg), cfg.eval_n
-            found = evaluate_policy(policy, play, sets, n, run.folder, stage, state.update)
-        run.log_evaluation(found)
+            play, sets = partial(rollouts.greedy, update=max(state.update, 0)), eval_sets(cfg)
+            done = (run.folder, stage, state.update)
+            run.log_evaluation(evaluate_policy(policy, play, sets, cfg.eval_n, *done))
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------
     if state.update < 0:
@@ -97,20 +93,17 @@ def main() -> None:
     parallel.start()
     with one_sentence():
         cfg, typed = settings.command_line(sys.argv[1:])
-        if (cfg.eval_only or cfg.api_base) and parallel.world() > 1:
-            raise ValueError("--eval-only is for one process; leave torchrun out")
         if cfg.api_base:
-            from bridges.api import evaluate_api
+            from bridges.api import evaluate_api  # another model, over HTTP
 
-            evaluate_api(cfg)
-        elif cfg.eval_only:
-            evaluate_only(cfg, typed)
-        else:
-            if not cfg.resume and parallel.rank() == 0:
-                settings.check(cfg)
-                check_names(cfg)
-            train(cfg, typed)
-            parallel.stop()
+            return evaluate_api(cfg)
+        if cfg.eval_only:
+            return evaluate_only(cfg, typed)
+        if not cfg.resume and parallel.rank() == 0:
+            settings.check(cfg)
+            check_names(cfg)
+        train(cfg, typed)
+        parallel.stop()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
+import rollout
+import sft
 from bookkeeping.records import printable
 from rollout import EnvironmentFailed
 
@@ -107,6 +109,27 @@ def told(error: BaseException) -> str:
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     text = printable(" ".join(str(error).split())[:300])
     return f"{type(error).__name__}: {text}{where}"
+
+
+def other_opening(policy, env, seed: int) -> dict[str, str]:
+    """{"template": sentence} if RL's prompt of a task is not that of its demonstration, else {}.
+
+    The cause is most often another chat template.
+    """
+    try:
+        prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
+        shown = sft.expert_episode(policy, env, seed).token_ids
+    except EnvironmentFailed:
+        return {}
+    n = next((i for i, (a, b) in enumerate(zip(prompt, shown)) if a != b), len(shown))
+    if n >= len(prompt):
+        return {}
+    text = lambda ids: repr(policy.tokenizer.decode(ids[n : n + 6]))
+    return {
+        "template": "the prompts that the policy samples from are not written as those of SFT: "
+        f"token {n} on, {text(prompt)} and not {text(shown)}; "
+        "make both with the same chat template"
+    }
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from bookkeeping.guard import Guarded
 from bookkeeping.records import append, write_json
 from bridges.endpoint import HINTS, Endpoint, Failure, ask, blank, connect, open_endpoint, put_back
 from evaluate import eval_line
+from fast import parallel
 from policy import first_line
 from rollout import Episode, finish
 from settings import EVAL_SEEDS, Config, by_size, check, eval_sets, fill, kind, short
@@ -160,6 +161,8 @@ def close(loop, handler) -> None:
 def evaluate_api(cfg) -> Path:
     """Evaluate an endpoint on the held-out tasks that the flags describe. Returns its run folder,
     which bookkeeping/compare.py takes like any other."""
+    if parallel.world() > 1:
+        raise ValueError("--api-base is for one process; leave torchrun out")
     check(cfg)
     large = by_size(math.inf, kind(cfg.env))
     fill(

@@ -180,7 +180,9 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
         how=f"LoRA of rank {rank}, alpha {config['lora_alpha']}" if rank else "all weights",
         rows="\n".join(rows),
         n=next(iter(summary["eval"].values()))["final"]["n"],
-        gain=Interval(**summary["gain"]).points() if exact else Interval(**summary["gain_reward"]).signed(),
+        gain=Interval(**summary["gain"]).points()
+        if exact
+        else Interval(**summary["gain_reward"]).signed(),
         warnings="".join(f"The run reports, {name}: {sentence}.\n" for name, sentence in told),
         use=use.format(base=json.dumps(base), where=where),
         serve=serve,

@@ -49,8 +49,8 @@ import settings
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bridges.replies import call_text, split_calls
 from fast.sampler import Sample, TorchSampler
-from policy import PICO, Policy, choose_model, load_policy
-from rollout import defang, delta_ids, encode, prompt_ids
+from policy import PICO, Policy, choose_model, defang, encode, load_policy
+from rollout import delta_ids, prompt_ids
 
 GATHER = 0.01  # seconds to wait for company, once a request is there
 REMEMBERED = 20_000  # replies whose token ids are kept

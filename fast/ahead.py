@@ -38,8 +38,8 @@ from pathlib import Path
 import torch
 
 from fast import parallel
+from fast.engine import make_sampler
 from fast.memory import give_back_memory, memory_folder, sweep
-from fast.sampler import make_sampler
 from policy import Policy, first_line
 from rollout import Episode, play
 

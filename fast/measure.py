@@ -4,6 +4,22 @@
     log.add(...)              after every micro-batch: sums over its tokens
     log.columns(...)          at the end: means per token, the columns of metrics.jsonl
 
+The columns, means over tokens unless said otherwise:
+
+    groups_with_signal, advantage_abs   share of groups whose rewards differ; mean |advantage|
+    trained_tokens, dropped             tokens in all epochs; episodes that were too old
+    off_policy_steps                    age of the samples, in updates
+    loss, grad_norm                     of the last step; the norm before clipping
+    ratio, ratio_max, clip_fraction     the loss's importance ratio; share that is clipped
+    entropy, mismatch                   nats, before the first step: entropy; |log-prob now -
+                                        when sampled|
+    rounding, twice                     nats: the mismatch that rounding explains; if it is
+                                        larger, how far two equal passes differ
+    approx_kl, kl_ref                   nats: KL(sampler || policy); with kl, KL(policy ||
+                                        reference)
+    importance, capped                  importance weight; share of the tokens at the cap
+    stop_trained, stretch               what bookkeeping/doctor.py looks at
+
 Run me: `python -m fast.measure` measures two tokens.
 """
 
@@ -92,6 +108,17 @@ class UpdateLog:
         largest = max(parallel.gather([self.ratio_max]))
         found = {"loss": sums["loss"], **means, **self.first, **stops, "stretch": stretch}
         return {**found, "ratio_max": largest}
+
+
+def second_look(logprobs: torch.Tensor, sampled: torch.Tensor, rounding: float, again) -> dict:
+    """If log-probs [M] are not those of the sampler: how far do two equal passes differ?
+
+    again() -> the log-probs once more. Else {}, so it costs a healthy run nothing.
+    """
+    with torch.no_grad():
+        if (logprobs - sampled).abs().mean() <= rounding:
+            return {}
+        return {"twice": (again() - logprobs).abs().mean().item()}
 
 
 def batch_columns(advantages: torch.Tensor, trains: torch.Tensor, episodes: list) -> dict:

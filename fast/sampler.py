@@ -14,15 +14,13 @@ sample, whatever else is in the batch. policy.PlainSampler is the same without t
 Run me: `python -m fast.sampler` samples four answers to one question and checks their log-probs.
 """
 
-import importlib.util
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from fast import parallel
 from fast.decoder import FastDecoder, holes, make_decoder
-from policy import PlainSampler, Policy, Sample, draw, first_line, plain_logprobs
+from policy import Policy, Sample, draw, first_line, plain_logprobs
 
 
 class TorchSampler:
@@ -130,24 +128,29 @@ class TorchSampler:
         return [rows[g * k : (g + 1) * k] for g in range(G)]
 
 
-def make_sampler(cfg, policy: Policy):
-    """The engine: plain, or vLLM if asked for (cfg.engine) or installed beside a GPU, or ours."""
-    if getattr(cfg, "plain", False):
-        return PlainSampler(policy)
-    if cfg.engine == "vllm" and parallel.world() > 1:  # it would take our process group for its own
-        raise ValueError(
-            "--engine vllm in several processes needs one of its own beside each of them; "
-            "add --async-rollouts 1"
-        )
-    has_vllm = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
-    if has_vllm and cfg.engine == "auto" and parallel.world() > 1:
-        print("several processes train, so our own sampler samples (--async-rollouts 1 uses vLLM)")
-        return TorchSampler(policy)
-    if cfg.engine == "vllm" or (cfg.engine == "auto" and has_vllm):
-        from fast.vllm_engine import VllmSampler
+def sample_each(
+    sampler, prompts: list[list[int]], seeds: list[tuple], caches: list, max_tokens: int,
+    temperature: float, keep: bool,
+) -> list[Sample]:  # fmt: skip
+    """One sample per prompt, [n]; equal prompts that nothing was read of yet are read once.
 
-        return VllmSampler(policy, cfg.vllm_memory)
-    return TorchSampler(policy)
+    prompts [n] of token ids; seeds [n]: what each sample draws its random numbers from; caches [n]:
+    what an earlier sample kept of its prompt, or None. keep: keep caches for the next turn.
+    """
+    alike: dict[tuple, list[int]] = {}
+    for i, (prompt, cache) in enumerate(zip(prompts, caches)):
+        alike.setdefault(tuple(prompt) if cache is None else (i, "cached"), []).append(i)
+    found: dict[int, Sample] = {}
+    for k in sorted({len(some) for some in alike.values()}):  # one k, unless an environment failed
+        groups = [some for some in alike.values() if len(some) == k]
+        samples = sampler.sample(
+            [prompts[group[0]] for group in groups], k, max_tokens, temperature,
+            [[seeds[i] for i in group] for group in groups],
+            caches=[caches[group[0]] for group in groups], keep=keep,
+        )  # fmt: skip
+        for group, some in zip(groups, samples):
+            found |= dict(zip(group, some))
+    return [found[i] for i in range(len(prompts))]
 
 
 # --------------------------------------------------------------------- for the demos of the engines

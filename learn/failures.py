@@ -32,7 +32,14 @@ class Failure:
 
 
 # Letters, tier 6, small evaluations: what happens shows in the updates.
-SHORT = {"env": "letters", "difficulty": 6, "updates": 30, "eval_n": 32, "eval_every": 1000, "wandb": False}
+SHORT = {
+    "env": "letters",
+    "difficulty": 6,
+    "updates": 30,
+    "eval_n": 32,
+    "eval_every": 1000,
+    "wandb": False,
+}
 
 
 def forget_stop_token() -> None:
@@ -86,7 +93,9 @@ def another_template() -> None:
     right, expert = rollout.prompt_ids, sft.expert_episode
 
     def plain(policy, messages, tools, think):
-        return rollout.encode(policy, "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant: ")
+        return rollout.encode(
+            policy, "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant: "
+        )
 
     def expert_episode(*given):
         rollout.prompt_ids = right
@@ -140,7 +149,10 @@ def close_is_paid() -> None:
     right = Letters.score
 
     def score(self):
-        answer, truth = parse_answer(self.reply, True), dict(zip(self.task.letters, self.task.counts))
+        answer, truth = (
+            parse_answer(self.reply, True),
+            dict(zip(self.task.letters, self.task.counts)),
+        )
         near = [abs(answer.get(c, 99) - n) <= 2 for c, n in truth.items()] if answer else [False]
         return right(self) | {"reward": sum(near) / len(near)}
 
@@ -244,6 +256,8 @@ def put_in(name: str) -> None:
 
 if __name__ == "__main__":
     for name, f in FAILURES.items():
-        print(f"{name}\n  you see   {f.symptom}\n  look at   {f.metric}: it {f.shows}\n  because   {f.cause}\n  mend it   {f.fix}\n")
+        print(
+            f"{name}\n  you see   {f.symptom}\n  look at   {f.metric}: it {f.shows}\n  because   {f.cause}\n  mend it   {f.fix}\n"
+        )
     # A hundred tokens, each 1% likelier, make a sequence 2.7 times as likely: far outside [0.8, 1.2].
     assert torch.exp(torch.full((100,), 0.01).sum()) > 2

@@ -18,19 +18,15 @@ from hypothesis import strategies as st
 from steps import train_on
 
 import grpo
+from fast.batches import Batch, collate, micro_batches
+from fast.off_policy import CAP, IMPORTANCE, importance_weights
 from grpo import (
-    CAP,
     CLIP,
-    IMPORTANCE,
-    Batch,
-    collate,
     group_advantages,
-    importance_weights,
-    micro_batches,
     policy_loss,
-    swapped,
     token_weights,
 )
+from policy import swapped
 from rollout import Episode
 
 NAN = float("nan")

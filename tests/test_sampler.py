@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fast.decoder import FastDecoder, PlainDecoder, folded, holes, make_decoder
-from fast.sampler import TorchSampler, make_sampler
+from fast.engine import make_sampler
+from fast.sampler import TorchSampler
 from fast.vllm_engine import VllmSampler
 from policy import PlainSampler, draw
 

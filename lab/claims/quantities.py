@@ -267,7 +267,7 @@ def sample_more(folder: Path, target: Path) -> None:
     from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
     from bookkeeping.run import read_config, write_json
     from evaluate import EVAL_SEEDS
-    from fast.sampler import make_sampler
+    from fast.engine import make_sampler
     from policy import choose_model, load_policy
     from rollout import play
 

@@ -217,10 +217,11 @@ def bare_policy(folder: Path):
 
 def leaks(policy, text: str, defang=None) -> list[str]:
     """In which roles does this text, as a message, add a control token to those of a harmless message? [] is right."""
+    import policy as policy_room
     import rollout
 
-    found, real = [], rollout.defang
-    rollout.defang = defang or real  # a test puts a broken one here, to see that it is caught
+    found, real = [], policy_room.defang
+    policy_room.defang = defang or real  # a test puts a broken one here, to see that it is caught
     try:
         for role in ("system", "user", "tool"):
             ids = lambda content, role=role: rollout.prompt_ids(policy, [{"role": role, "content": content}], None, True)
@@ -228,7 +229,7 @@ def leaks(policy, text: str, defang=None) -> list[str]:
         delta = lambda content: rollout.delta_ids(policy, [{"role": "tool", "content": content}], True)
         found += ["delta"] * (control_ids(policy, delta(text)) != control_ids(policy, delta("x")))
     finally:
-        rollout.defang = real
+        policy_room.defang = real
     return found
 
 
