@@ -49,7 +49,7 @@ def claim(folder: Path) -> FileLock:
 
 
 def open_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
-    """(the run folder, the checkpoint to go on from, the folder's lock: keep it, or it is released).
+    """(run folder, checkpoint to go on from, the folder's lock: keep it, or it is released).
 
     typed: the flags of the command line. With --resume, cfg becomes the saved config. SystemExit
     with one sentence if there is nothing to resume, a flag cannot change, or the folder is in use.

@@ -30,7 +30,7 @@ class Batch:
 
 
 def collate(episodes: list, advantages: torch.Tensor, weights: torch.Tensor, pad: int, device):
-    """Episodes -> Batch; advantages [N], weights [N]. Padding (the token `pad`) is never in the mask."""
+    """Episodes -> Batch; advantages [N], weights [N]. Padding (`pad`) is never in the mask."""
     N, T = len(episodes), max(len(e.token_ids) for e in episodes)
     ids = torch.full((N, T), pad)
     mask = torch.zeros((N, T - 1), dtype=torch.bool)
@@ -69,12 +69,12 @@ if __name__ == "__main__":
     from types import SimpleNamespace
 
     made_up = [([5, 6, 7, 8], 2), ([5, 6, 9], 2)]  # tokens, and how many of them are the prompt
-    episodes = [
-        SimpleNamespace(
-            token_ids=ids, sampled=[t >= n for t in range(len(ids))], logprobs=[-1.0 * (t >= n) for t in range(len(ids))], group=0
-        )
-        for ids, n in made_up
-    ]  # fmt: skip
+    episodes = []
+    for ids, n in made_up:
+        sampled = [t >= n for t in range(len(ids))]
+        logprobs = [-1.0 if mine else 0.0 for mine in sampled]
+        episode = SimpleNamespace(token_ids=ids, sampled=sampled, logprobs=logprobs, group=0)
+        episodes.append(episode)
     batch = collate(episodes, torch.tensor([1.0, -1.0]), torch.full((2,), 1 / 3), 0, "cpu")
     print("ids\n", batch.ids, "\nmask: token t+1 was sampled\n", batch.mask.int())
     print("micro-batches of at most 4 padded tokens:", micro_batches(episodes, 4))

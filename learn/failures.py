@@ -1,22 +1,21 @@
-"""The failure journal, executable: what goes wrong in RL runs, what it looks like from outside, and which logged number gives it away.
+"""The failure journal, executable: what goes wrong in RL runs, and which logged number shows it.
 
-    python train.py --break dropout        # a run with that mistake in it, two minutes on two CPU cores
-    python -m lab.pages.failures                 # all of them, into results/failures/ and learn/FAILURES.md
+    python train.py --break dropout     # a run with that mistake in it, two minutes on two cores
+    python -m lab.pages.failures        # all of them, into results/failures/ and learn/FAILURES.md
 
-None of these raises. Lines go by, the loss is near 0, the bar fills up. What differs is one column of metrics.jsonl, if you know which; bookkeeping/doctor.py
-looks at those columns and says so. Most are known from the runs of others; `reward-as-correct` and `generous-reward` come from the run that this
-project grew out of, `off-policy` from one of ours (results/offpolicy).
+None of these raises an error. Lines go by, the loss is near 0, the bar fills up. What differs is
+one column of metrics.jsonl, if you know which; bookkeeping/doctor.py looks at those columns and
+says so. Most are known from other people's runs; `reward-as-correct` and `generous-reward` come
+from picoRL, `off-policy` from a run of ours (results/offpolicy).
 
-A mistake is put in where a person would make it: settings, or one function of the book exchanged for a wrong one while the run lasts. So the
-book itself has no `if broken` anywhere.
+A mistake is put in where a person would make it: settings, or one function of the book replaced by
+a wrong one for the rest of the run. So the book itself has no `if broken` anywhere.
 
 Run me: `python -m learn.failures` lists them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import torch
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ SHORT = {
 
 
 def forget_stop_token() -> None:
-    """`labels[eos == pad] = -100`: where padding and end-of-turn are one token, masking the one masks the other."""
+    """`labels[eos == pad] = -100`: if padding and end-of-turn are one token, both are masked."""
     import grpo
     import sft
 
@@ -74,7 +73,10 @@ def drop_out_in_update() -> None:
 
 
 def ratio_of_sequences() -> None:
-    """Σ log-ratios of a reply, exponentiated and clipped as if it were one token's: a product of 100 ratios leaves [0.8, 1.2] at once."""
+    """The ratio of a whole reply, clipped as if it were one token's.
+
+    A product of 100 ratios leaves [0.8, 1.2] at once.
+    """
     import grpo
 
     def policy_loss(loss, logprobs, old, advantages, row, *eps):
@@ -86,16 +88,15 @@ def ratio_of_sequences() -> None:
 
 
 def another_template() -> None:
-    """SFT speaks the model's chat template, RL sends plain text: two files, each with its own way to make a prompt."""
+    """SFT uses the model's chat template, RL sends plain text: two ways to make a prompt."""
     import rollout
     import sft
 
     right, expert = rollout.prompt_ids, sft.expert_episode
 
     def plain(policy, messages, tools, think):
-        return rollout.encode(
-            policy, "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant: "
-        )
+        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        return rollout.encode(policy, text + "assistant: ")
 
     def expert_episode(*given):
         rollout.prompt_ids = right
@@ -108,7 +109,7 @@ def another_template() -> None:
 
 
 def never_sync() -> None:
-    """The sampler keeps the weights that SFT left: a LoRA adapter under a name that the engine has cached."""
+    """The sampler keeps SFT's weights: an adapter under a name that the engine has cached."""
     from fast.sampler import TorchSampler
 
     right = TorchSampler.sync
@@ -161,87 +162,148 @@ def close_is_paid() -> None:
 
 FAILURES = {
     "learning-rate": Failure(
-        "the reward falls to 0 within a few updates and never comes back",
-        "format", "falls to 0 from one update to the next: the replies cannot be read any more",
-        "a learning rate that is too high",
-        "a third of --lr, until the first 20 updates hold",
-        "broken", {"lr": 0.03, "warmup": 0, "updates": 12},
+        symptom="the reward falls to 0 within a few updates and never comes back",
+        metric="format",
+        shows="falls to 0 from one update to the next: the replies cannot be read any more",
+        cause="a learning rate that is too high",
+        fix="a third of --lr, until the first 20 updates hold",
+        told="broken",
+        flags={"lr": 0.03, "warmup": 0, "updates": 12},
     ),
     "no-variance": Failure(
-        "the reward does not move; the loss and the gradient are exactly 0",
-        "groups_with_signal", "is 0: all answers to a task score the same, so every advantage is 0",
-        "a task that is too hard (or too easy) for the policy: no group has both right and wrong answers",
-        "lower --difficulty, more SFT, or a reward that pays parts",
-        "no signal", {"difficulty": 8, "think": False, "updates": 12},
+        symptom="the reward does not move; the loss and the gradient are exactly 0",
+        metric="groups_with_signal",
+        shows="is 0: all answers to a task score the same, so every advantage is 0",
+        cause=(
+            "a task that is too hard (or too easy) for the policy: no group has both right "
+            "and wrong answers"
+        ),
+        fix="lower --difficulty, more SFT, or a reward that pays parts",
+        told="no signal",
+        flags={"difficulty": 8, "think": False, "updates": 12},
     ),
     "stop-token": Failure(
-        "nothing at first; in a longer run replies grow and run on after the answer",
-        "stop_trained", "is 0: no reply's end-of-turn token is in the loss",
-        "the end-of-turn token is masked, most often as padding",
-        "keep the token that ends a sampled reply in the mask (rollout.py, grpo.collate)",
-        "stop token", {"updates": 10}, forget_stop_token,
+        symptom="nothing at first; in a longer run replies grow and run on after the answer",
+        metric="stop_trained",
+        shows="is 0: no reply's end-of-turn token is in the loss",
+        cause="the end-of-turn token is masked, most often as padding",
+        fix=("keep the token that ends a sampled reply in the mask (rollout.py, grpo.collate)"),
+        told="stop token",
+        flags={"updates": 10},
+        patch=forget_stop_token,
     ),
     "dropout": Failure(
-        "it learns more slowly, nothing else",
-        "mismatch", "is far above rounding from the first update on, and two passes over the same tokens differ (twice)",
-        "dropout is on in the update and off in the sampler: model.train() where model.eval() belongs",
-        "policy.model.eval() while log-probs are computed, or dropout 0",
-        "dropout", {"updates": 10}, drop_out_in_update,
+        symptom="it learns more slowly, nothing else",
+        metric="mismatch",
+        shows=(
+            "is far above rounding from the first update on, and two passes over the same "
+            "tokens differ (twice)"
+        ),
+        cause=(
+            "dropout is on in the update and off in the sampler: model.train() where "
+            "model.eval() belongs"
+        ),
+        fix="policy.model.eval() while log-probs are computed, or dropout 0",
+        told="dropout",
+        flags={"updates": 10},
+        patch=drop_out_in_update,
     ),
     "sequence-ratio": Failure(
-        "it learns more slowly; more than half of the tokens are clipped",
-        "stretch", "is the length of a reply and not 1: the ratio that is clipped is many tokens' ratio",
-        "the ratio of a whole reply, clipped with the ε of a token",
-        "one ratio a token (grpo), or the geometric mean with an ε of 3e-4 (gspo)",
-        "sequence ratio", {"updates": 10, "epochs": 4}, ratio_of_sequences,
+        symptom="it learns more slowly; more than half of the tokens are clipped",
+        metric="stretch",
+        shows=(
+            "is the length of a reply and not 1: the ratio that is clipped is many tokens' ratio"
+        ),
+        cause="the ratio of a whole reply, clipped with the ε of a token",
+        fix="one ratio a token (grpo), or the geometric mean with an ε of 3e-4 (gspo)",
+        told="sequence ratio",
+        flags={"updates": 10, "epochs": 4},
+        patch=ratio_of_sequences,
     ),
     "template": Failure(
-        "after SFT rewards are worse than before it",
-        "format", "is half of what it should be, although SFT's loss fell",
-        "the prompts of RL are not written as those of SFT: another chat template, or none",
-        "one function that makes prompts (rollout.prompt_ids), for both",
-        "template", {"updates": 10}, another_template,
+        symptom="after SFT rewards are worse than before it",
+        metric="format",
+        shows="is half of what it should be, although SFT's loss fell",
+        cause=("the prompts of RL are not written as those of SFT: another chat template, or none"),
+        fix="one function that makes prompts (rollout.prompt_ids), for both",
+        told="template",
+        flags={"updates": 10},
+        patch=another_template,
     ),
     "stale-adapter": Failure(
-        "the reward stays where SFT left it, although the gradient is not 0",
-        "mismatch", "grows from rounding to more with every update, while off_policy_steps says 0",
-        "the sampler still has the old weights: an adapter loaded under a name that is cached, or a sync that was left out",
-        "hand the sampler new weights after every update, under a new name (fast/vllm_engine.py)",
-        "stale", {}, never_sync,
+        symptom="the reward stays where SFT left it, although the gradient is not 0",
+        metric="mismatch",
+        shows="grows from rounding to more with every update, while off_policy_steps says 0",
+        cause=(
+            "the sampler still has the old weights: an adapter loaded under a name that is "
+            "cached, or a sync that was left out"
+        ),
+        fix=(
+            "hand the sampler new weights after every update, under a new name "
+            "(fast/vllm_engine.py)"
+        ),
+        told="stale",
+        patch=never_sync,
     ),
     "temperature": Failure(
-        "nothing at first: it learns, along a gradient that is a little wrong",
-        "mismatch", "is the same large number from the first update on, and two passes agree",
-        "sampled from one distribution, trained on another: temperature, top-k or top-p at one end only",
-        "the same --temperature at both ends, top-k and top-p off",
-        "two distributions", {"updates": 10, "temperature": 0.7}, wrong_temperature,
+        symptom="nothing at first: it learns, along a gradient that is a little wrong",
+        metric="mismatch",
+        shows="is the same large number from the first update on, and two passes agree",
+        cause=(
+            "sampled from one distribution, trained on another: temperature, top-k or top-p"
+            " at one end only"
+        ),
+        fix="the same --temperature at both ends, top-k and top-p off",
+        told="two distributions",
+        flags={"updates": 10, "temperature": 0.7},
+        patch=wrong_temperature,
     ),
     "reward-as-correct": Failure(
-        "accuracy is splendid from the start, and sampled answers are wrong",
-        "exact_reward", "is below 1: answers that count as exact were not paid in full, and `fraction`, how much of an answer is right, is below `exact`",
-        "`correct` is counted as reward > 0",
-        "count what is exactly right by itself; report the reward beside it",
-        "not exact", {"reward": "partial", "updates": 5}, paid_is_correct,
+        symptom="accuracy is splendid from the start, and sampled answers are wrong",
+        metric="exact_reward",
+        shows=(
+            "is below 1: answers that count as exact were not paid in full, and `fraction`,"
+            " how much of an answer is right, is below `exact`"
+        ),
+        cause="`correct` is counted as reward > 0",
+        fix="count what is exactly right by itself; report the reward beside it",
+        told="not exact",
+        flags={"reward": "partial", "updates": 5},
+        patch=paid_is_correct,
     ),
     "generous-reward": Failure(
-        "the reward is high and rises; nobody gets better",
-        "exact", "stays where it was, far below the reward",
-        "partial credit so generous that a guess is paid like an answer",
-        "pay exact answers (--reward binary), or make the parts small and hard to get without the whole",
-        "pays something else", {"updates": 20}, close_is_paid,
+        symptom="the reward is high and rises; nobody gets better",
+        metric="exact",
+        shows="stays where it was, far below the reward",
+        cause="partial credit so generous that a guess is paid like an answer",
+        fix=(
+            "pay exact answers (--reward binary), or make the parts small and hard to get "
+            "without the whole"
+        ),
+        told="pays something else",
+        flags={"updates": 20},
+        patch=close_is_paid,
     ),
     "off-policy": Failure(
-        "the format of the replies falls apart after some updates, then everything",
-        "mismatch", "grows to whole nats, off_policy_steps is 8, and yet ratio is exactly 1: nobody looks at who sampled",
-        "samples of older policies are trained on as if they were the policy's own",
-        "--importance sequence or clip, or fewer --async-rollouts",
-        "uncorrected", {"async_rollouts": 8, "importance": "none", "updates": 40},
+        symptom="the format of the replies falls apart after some updates, then everything",
+        metric="mismatch",
+        shows=(
+            "grows to whole nats, off_policy_steps is 8, and yet ratio is exactly 1: nobody"
+            " looks at who sampled"
+        ),
+        cause="samples of older policies are trained on as if they were the policy's own",
+        fix="--importance sequence or clip, or fewer --async-rollouts",
+        told="uncorrected",
+        flags={"async_rollouts": 8, "importance": "none", "updates": 40},
     ),
-}  # fmt: skip
+}
 
 
 def settings(name: str) -> dict:
-    """The flags of `train.py --break NAME`, as defaults: a flag that is given wins. ValueError for a name that is none."""
+    """The flags of `train.py --break NAME`, as defaults: a typed flag wins.
+
+    ValueError if there is no such mistake.
+    """
     if name not in FAILURES:
         raise ValueError(f"--break {name}: choose {', '.join(FAILURES)}")
     return SHORT | FAILURES[name].flags
@@ -256,8 +318,5 @@ def put_in(name: str) -> None:
 
 if __name__ == "__main__":
     for name, f in FAILURES.items():
-        print(
-            f"{name}\n  you see   {f.symptom}\n  look at   {f.metric}: it {f.shows}\n  because   {f.cause}\n  mend it   {f.fix}\n"
-        )
-    # A hundred tokens, each 1% likelier, make a sequence 2.7 times as likely: far outside [0.8, 1.2].
-    assert torch.exp(torch.full((100,), 0.01).sum()) > 2
+        print(f"{name}\n  you see   {f.symptom}\n  look at   {f.metric}: it {f.shows}")
+        print(f"  because   {f.cause}\n  mend it   {f.fix}\n")

@@ -7,14 +7,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from steps import train_on
-
 from fast import parallel
 from fast.logprobs import token_logprobs
 from grpo import collate
 from policy import PICO, load_policy
 from rollout import Episode
 from sft import sft_step
+from steps import train_on
 
 CASES = {
     "grpo": dict(loss="grpo"),

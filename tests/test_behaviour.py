@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
 from scipy import stats
 
 import metrics
+import warm
 from bookkeeping import behaviour, compare, tables
 from env_swarm import EVAL_SEEDS, Swarm, play
 

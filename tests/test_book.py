@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 import tyro
-import warm
 
 import env_letters
 import grpo
 import rollout
 import settings
 import train
+import warm
 from lab.pages import book, walk
 
 ROOT = book.ROOT

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import warm
 from bookkeeping import compare, records
 
 ROOT = Path(__file__).resolve().parent.parent

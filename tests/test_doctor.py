@@ -7,10 +7,10 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import warm
 
 import env_alphabet
 import env_letters
+import warm
 from bookkeeping import doctor
 from evaluate import summarize
 from lab.pages import walk

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_swarm_tools import VERSIONS, WORK, check_books, economy, scenario, sigmoid
 
 from env_swarm import STYLES, WEIGHTS, Swarm, play, print_score
 from swarm import bots as swarm_bots
@@ -28,6 +27,7 @@ from swarm.economy import ME, MECHANISMS, end_step, found
 from swarm.players import PLAYERS, from_short
 from swarm.tools import TOOLS, Refused, read_call, write_call
 from swarm.view import view
+from test_swarm_tools import VERSIONS, WORK, check_books, economy, scenario, sigmoid
 
 ROOT = Path(__file__).resolve().parent.parent
 LEVELS = ("easy", "medium", "hard")

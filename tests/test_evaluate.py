@@ -48,7 +48,11 @@ def replace_seed(e: Episode, seed: int) -> Episode:
 def judged(tiny, folder, sets: dict, n: int, stage: str = "train", done: int = 20):
     roll = Roll()
     results = evaluate_policy(tiny, roll, sets, n, folder, stage, done)
-    return results, roll.calls, {(tasks, name): value.mean for tasks, episodes in results.items() for name, value in headline(episodes).items()}
+    return (
+        results,
+        roll.calls,
+        {(tasks, name): value.mean for tasks, episodes in results.items() for name, value in headline(episodes).items()},
+    )
 
 
 def test_every_set_is_played_once_on_the_same_tasks_and_kept_in_their_order(tiny, tmp_path):

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm
 
 import grpo
 import rollout
 import sft
 import train
+import warm
 from bookkeeping import doctor
 from env_letters import Letters
 from fast.sampler import TorchSampler

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lab.swarm.governance as lab
 import lab.swarm.governance_sweep as sweep
+import warm
 from env_swarm import Swarm, play
 from lab.swarm.governance import STACKS, World, collapse_epoch, poisson, simulate
 from lab.swarm.governance_sweep import calmest, kink

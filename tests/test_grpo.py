@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from steps import train_on
 
 import grpo
 from fast.batches import Batch, collate, micro_batches
@@ -28,6 +27,7 @@ from grpo import (
 )
 from policy import swapped
 from rollout import Episode
+from steps import train_on
 
 NAN = float("nan")
 HUGE = 10**9  # tokens a micro-batch: everything at once

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import warm
 
+import warm
 from fast import parallel
 
 ROOT = Path(__file__).resolve().parents[1]

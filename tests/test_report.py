@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
 
+import warm
 from bookkeeping import behaviour, report
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import warm
 
 import settings
 import train
+import warm
 from bookkeeping import report
 from bookkeeping import run as run_records
 from bookkeeping.run import SECONDS

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 
 import pytest
-import warm
 
 import metrics
+import warm
 from bookkeeping import behaviour, viewer
 
 ROOT = Path(__file__).resolve().parent.parent

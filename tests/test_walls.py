@@ -87,7 +87,9 @@ def test_no_files_stand_in_a_circle():
 
 def test_the_lab_is_imported_by_nobody_and_an_environment_imports_no_torch():
     assert not [m for m, path in FILES.items() if room_of(m) != "lab" and any(room_of(name) == "lab" for name in imports(path))]
-    code = "import sys, env_letters, env_alphabet, env_swarm; print([m for m in ('torch', 'numpy', 'scipy', 'metrics') if m in sys.modules])"
+    code = (
+        "import sys, env_letters, env_alphabet, env_swarm; print([m for m in ('torch', 'numpy', 'scipy', 'metrics') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
 

@@ -48,7 +48,9 @@ RESUMED = {  # what only a run that goes on does
     "resume: drop lines": ("os:replace", "bookkeeping.run:trim", CALL),
     "resume: load the checkpoint": ("bookkeeping.run:restore", "", CALL),
 }
-MENDED = {"set a damaged one aside": ("os:rename", "bookkeeping.folder:set_aside", CALL)}  # what only a run does whose checkpoint is damaged
+MENDED = {
+    "set a damaged one aside": ("os:rename", "bookkeeping.folder:set_aside", CALL)
+}  # what only a run does whose checkpoint is damaged
 EVERY = PLACES | RESUMED | MENDED
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from steps import train_on
 
 from env_alphabet import Alphabet
 from fast.sampler import TorchSampler
 from fast.vllm_engine import VllmSampler
 from rollout import play
+from steps import train_on
 from tests.test_sampler import chi_square_excess, grid, random_prompts
 
 LONG = 100  # tokens: three blocks of vLLM's prefix cache, and some

@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
 from test_train import ROOT, TINY, lines, run
 
 
