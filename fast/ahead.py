@@ -87,7 +87,7 @@ class InTurn:
         mine = parallel.share(seeds)
         max_tokens = self.cfg.max_tokens
         return parallel.gather(
-            play(self.policy, self.sampler, make_env, mine, 1, max_tokens, 0.0, noise=0)
+            play(self.policy, self.sampler, make_env, mine, 1, max_tokens, 0.0, 0)
         )
 
     @contextmanager
@@ -351,7 +351,7 @@ def demo() -> None:
 
     load = partial(load_policy, str(PICO), 32, 64)
     policy = load()
-    second = SecondProcess(load, TorchSampler)
+    second = SecondProcess(load, TorchSampler, threads=1)
     env = partial(Letters, 6, "binary", True, "states")
     for batch in range(3):
         second.ask(

@@ -38,6 +38,10 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
+    prompt = policy.tokenizer("Count the letters")["input_ids"]
     for plain in (False, True):
         cfg = SimpleNamespace(plain=plain, engine="auto", vllm_memory=0.3)
-        print(f"--plain {plain}:", type(make_sampler(cfg, policy)).__name__)
+        sampler = make_sampler(cfg, policy)
+        sample = sampler.sample([prompt], 1, 8, 1.0, [[(0,)]])[0][0]
+        said = policy.tokenizer.decode(sample.token_ids)
+        print(f"--plain {plain}: {type(sampler).__name__} samples {said!r}")

@@ -23,9 +23,9 @@ from bridges.endpoint import Answer, open_endpoint, put_back, read_answer, secon
 from bridges.replies import split_calls
 from env_letters import Letters, write_reply
 from env_swarm import Swarm
-from evaluate import EVAL_SEEDS, greedy
 from fast.sampler import TorchSampler
-from rollout import delta_ids, prompt_ids
+from rollout import delta_ids, play, prompt_ids
+from settings import EVAL_SEEDS
 from swarm.tools import write_call
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -597,7 +597,7 @@ def test_over_http_a_policy_says_and_gets_what_it_does_in_process(load, served, 
     cfg = config(tmp_path, served(policy), model="ours", eval_n=n, max_tokens=100, api_concurrency=4, **more)
     api.evaluate_api(cfg)
     (make_env,) = [env for trained, env in settings.eval_sets(cfg).values() if trained]
-    groups = greedy(policy, TorchSampler(policy), 100)(make_env, [EVAL_SEEDS + i for i in range(n)])
+    groups = play(policy, TorchSampler(policy), make_env, [EVAL_SEEDS + i for i in range(n)], 1, 100, 0.0, noise=0)
     over_http = {e["seed"]: e for e in records.lines(tmp_path / "run" / "episodes.jsonl")}
     for (episode,) in groups:
         other = over_http[episode.seed]

@@ -14,13 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import tyro
 
 import env_letters
 import grpo
 import rollout
 import settings
-import train
 import warm
 from lab.pages import book, walk
 
@@ -118,7 +116,7 @@ def test_a_command_of_the_pages_runs(command, finished, tmp_path):
 @pytest.mark.parametrize("command", [c for c in commands() if COMMANDS.get(c, "").startswith("parsed")])
 def test_a_command_that_cannot_run_here_is_at_least_understood(command):
     words = shlex.split(command)
-    cfg = tyro.cli(settings.Config, args=train.arguments(words[words.index("train.py") + 1 :]))
+    cfg, _ = settings.command_line(words[words.index("train.py") + 1 :])
     settings.check(cfg)
 
 
@@ -179,7 +177,7 @@ def test_every_file_shows_itself(file):
     words = ["-m", file.removesuffix(".py").replace("/", ".")] if "/" in file else [file]
     done = call([sys.executable, *words])
     assert done.returncode == 0, done.stderr[-800:]
-    assert len(done.stdout) > 150
+    assert len(done.stdout) > (60 if "/" in file else 150)  # chapters show more
 
 
 def test_every_chapter_has_something_to_show():

@@ -57,7 +57,7 @@ def real_conversation(prompt, replies, deltas):
         said = [{"role": "user", "content": " ".join(map(str, delta or []))}]
         env = SimpleNamespace(step=lambda _, said=said, delta=delta: (said, delta is None))
         sample = sampler.Sample(list(reply), [0.0] * len(reply), True)
-        rollout.take_turn(policy, episode, env, sample, False, 10**9)
+        rollout.take_turn(policy, episode, env, sample, 10**9)
     return episode.token_ids, episode.sampled
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -129,11 +130,11 @@ def test_the_flags_on_the_card_give_the_run_again(words):
     cfg = tyro.cli(settings.Config, args=words.split())
     settings.check(cfg)
     settings.fill(cfg, settings.by_size(900_000, cfg.env))
-    again = tyro.cli(settings.Config, args=export.flags(train.asdict(cfg), 900_000).split())
+    again = tyro.cli(settings.Config, args=export.flags(asdict(cfg), 900_000).split())
     settings.check(again)
     settings.fill(again, settings.by_size(900_000, again.env))
     assert again == cfg
-    assert all(word in export.flags(train.asdict(cfg), 900_000) for word in words.split())
+    assert all(word in export.flags(asdict(cfg), 900_000) for word in words.split())
 
 
 def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):

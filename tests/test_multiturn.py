@@ -5,12 +5,14 @@ the sampler's rows change what is said.
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 import env_alphabet as alphabet
+from bookkeeping.guard import guarded
 from env_alphabet import NEW, Alphabet, right_list, write_block
 from env_letters import Letters
 from env_swarm import Swarm
@@ -275,7 +277,9 @@ def test_an_environment_that_raises_in_turn_2_costs_its_own_episode_only(pico):
             made.append(env)
             return env
 
-        return [episode for group in play(pico, TorchSampler(pico), make, [3, 4, 5], 2, 96, 1.0, noise=0) for episode in group]
+        return [
+            episode for group in play(pico, TorchSampler(pico), partial(guarded, make), [3, 4, 5], 2, 96, 1.0, noise=0) for episode in group
+        ]
 
     whole = run(-1)
     chosen = next(n for n, episode in enumerate(whole) if episode.turns == 3)  # it would have gone on

@@ -24,6 +24,7 @@ import train
 from bookkeeping import behaviour
 from bookkeeping import run as run_records
 from bookkeeping.checkpoint import checksum, find_checkpoint
+from bookkeeping.guard import Guarded
 from bridges import api, export
 from fast import ahead
 from fast.memory import memory_folder, sweep
@@ -475,6 +476,8 @@ sys.addaudithook(hook)
 envs = [Letters(2, "partial", True, "states"), Letters(3, "binary", False, "bare"), Alphabet(3, 3, 1, 4, 8.0, False, True, "states"), Swarm(), Swarm(version="0.1")]
 replies, n = json.loads(sys.stdin.read()), 0
 for env in envs:
+    env.reset(0)  # the word list of a tier is read once
+for env in envs:
     queue = ["warm up", *replies[type(env).__name__]]
     while queue:
         env.reset(n)
@@ -652,8 +655,8 @@ def test_an_environments_error_cannot_steer_the_terminal(monkeypatch):
     """It is printed when all episodes of an update fail, and stands in the report of an evaluation over an API."""
     policy = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: HOSTILE))
     episode, other = Episode(0, 0, [1], [False], [0.0]), Episode(0, 0, [1], [False], [0.0])
-    take_turn(policy, episode, Raises(), SimpleNamespace(token_ids=[2], logprobs=[0.0], finished=True), True, 100)
-    finish(other, Raises())
+    take_turn(policy, episode, Guarded(Raises()), SimpleNamespace(token_ids=[2], logprobs=[0.0], finished=True), 100)
+    finish(other, Guarded(Raises()))
 
     async def ask(*_):
         return SimpleNamespace(text=HOSTILE, tokens=1, cut=False, message={})

@@ -247,7 +247,7 @@ def random_episode(policy, name: str, dice: random.Random) -> str:
         reply = [dice.randrange(len(policy.tokenizer)) if dice.random() < 0.8 else dice.randrange(11) for _ in range(n)]
         sample = SimpleNamespace(token_ids=reply + [policy.tokenizer.eos_token_id], logprobs=[0.0] * (n + 1), finished=True)
         said += sample.token_ids
-        take_turn(policy, played, env, sample, env.think, 10**9)
+        take_turn(policy, played, env, sample, 10**9)
     finish(played, env)
     given = [token for token, mine in zip(played.token_ids, played.sampled) if not mine]
     turn = control_ids(policy, given)[len(harmless) :]  # what the template puts between two turns, again and again
