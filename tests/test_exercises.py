@@ -55,7 +55,7 @@ def real_conversation(prompt, replies, deltas):
     policy = SimpleNamespace(tokenizer=Numbers(), stop_ids={2}, name="numbers")
     for reply, delta in zip(replies, [*deltas, None]):
         said = [{"role": "user", "content": " ".join(map(str, delta or []))}]
-        env = SimpleNamespace(step=lambda _, said=said, delta=delta: (said, delta is None))
+        env = SimpleNamespace(step=lambda _, said=said, delta=delta: (said, delta is None), think=False)
         sample = sampler.Sample(list(reply), [0.0] * len(reply), True)
         rollout.take_turn(policy, episode, env, sample, 10**9)
     return episode.token_ids, episode.sampled
