@@ -43,6 +43,12 @@ def sibling(folder: Path, ending: str) -> Path:
     return folder.with_name(f"{folder.name}.{ending}")
 
 
+def digest(file: Path) -> str:
+    """SHA-256 of a file."""
+    with open(file, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
 def checksum(folder: Path) -> str:
     """SHA-256 over names and contents of a checkpoint's files, except the checksum itself."""
     digest = hashlib.sha256()
@@ -204,15 +210,33 @@ def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> 
     return saved
 
 
+def save_tensors(file: Path, tensors: dict) -> None:
+    """A file of tensors with its SHA-256 beside it, both on the disk; load_tensors compares them."""
+    new = sibling(file, "new")
+    torch.save(tensors, new)
+    file.with_suffix(".checksum").write_text(digest(new))
+    flush(new)
+    new.rename(file)
+    flush(file.parent)
+
+
 def load_tensors(file: Path, device=None):
     """torch.load of tensors and plain values only: a pickle can run any program."""
+    why = "it is damaged and cannot be read; restore it, or start again"
     try:
+        known = file.with_suffix(".checksum")
+        if known.exists() and known.read_bytes() != digest(file).encode():
+            raise ValueError("another checksum")
         return torch.load(file, weights_only=True, map_location=device)
     except (OSError, torch.OutOfMemoryError):
         raise
-    except Exception:  # UnpicklingError for other objects; bytes that are no pickle raise anything
-        why = "it holds more than tensors and numbers, so it was not written by a run"
-        raise SystemExit(f"{file}: {why} and is not loaded; delete the run") from None
+    except Exception as error:  # UnpicklingError for other objects; bytes that are no pickle: any
+        if "Unsupported" in str(error):
+            why = (
+                "it holds more than tensors and numbers, so it was not written by a run and is not "
+                "loaded; delete the run"
+            )
+        raise SystemExit(f"{file}: {why}") from None
 
 
 def demo() -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bookkeeping import checkpoint
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, load_tensors, save_checkpoint, set_aside
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, load_tensors, save_checkpoint, save_tensors, set_aside
 from fast.logprobs import token_logprobs
 from policy import load_policy
 
@@ -244,8 +244,28 @@ def test_an_optimizer_that_is_a_program_is_not_run(tmp_path):
     torch.save({"state": Program()}, tmp_path / "optimizer.pt")
     with pytest.raises(SystemExit) as error:
         load_tensors(tmp_path / "optimizer.pt")
+    assert "more than tensors" in str(error.value)
     assert_one_sentence(error)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "empty"])
+def test_a_reference_that_is_damaged_is_called_damaged_and_not_hostile(tmp_path, harm):
+    file, tensors = tmp_path / "reference.pt", {"a": torch.randn(2, 30)}
+    save_tensors(file, tensors)
+    assert equal(load_tensors(file), tensors) and sorted(p.name for p in tmp_path.iterdir()) == ["reference.checksum", "reference.pt"]
+    content = file.read_bytes()
+    place = content.index(tensors["a"].numpy().tobytes())
+    flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    file.write_bytes({"flip": flipped, "truncate": content[:-9], "empty": b""}[harm])
+    for checked in (True, False):  # a run from before there was a checksum
+        if not checked:
+            (tmp_path / "reference.checksum").unlink()
+        if checked or harm != "flip":
+            with pytest.raises(SystemExit, match="damaged") as error:
+                load_tensors(file)
+            assert_one_sentence(error)
+            assert "more than tensors" not in str(error.value)
 
 
 class Killed(BaseException):
