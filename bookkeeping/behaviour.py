@@ -102,7 +102,7 @@ def changes(a: dict, b: dict) -> list[dict]:
             continue
         differences.append(np.where(both, y - x, 0.0))
         rows.append({
-            "name": name, "a": average(name, x[both]), "b": average(name, y[both]),
+            "name": name, "a": average(x[both]), "b": average(y[both]),
             "gain": metrics.gain(x[both], y[both]),
         })  # fmt: skip
     if not rows:
@@ -287,7 +287,7 @@ def against_the_others(b: dict, best: int) -> tuple[list[list[str]], list[tuple[
     reward, rows, odd = values(b, "reward"), [], []
     for name in (name for name in measures(b) if name in NAMES):
         v = values(b, name)
-        mean, spread = average(name, v), float(np.nanstd(v, ddof=1)) if len(v) > 1 else 0.0
+        mean, spread = average(v), float(np.nanstd(v, ddof=1)) if len(v) > 1 else 0.0
         if spread == 0:
             continue
         z, r = (v[best] - mean.mean) / spread, rank_correlation(v, reward)

@@ -43,6 +43,12 @@ def sibling(folder: Path, ending: str) -> Path:
     return folder.with_name(f"{folder.name}.{ending}")
 
 
+def digest(file: Path) -> str:
+    """SHA-256 of a file."""
+    with open(file, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
 def checksum(folder: Path) -> str:
     """SHA-256 over names and contents of a checkpoint's files, except the checksum itself."""
     digest = hashlib.sha256()
@@ -75,8 +81,10 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, s
         shutil.rmtree(old, ignore_errors=True)
     try:
         new.mkdir(parents=True)
-        policy.model.save_pretrained(new, safe_serialization=True)
-        if not policy.lora_rank:
+        if policy.lora_rank:
+            policy.model.save_pretrained(new, safe_serialization=True)
+        else:  # names as in memory: the hub's, one per expert, would have to be fused to be loaded
+            policy.model.save_pretrained(new, save_original_format=False)
             policy.tokenizer.save_pretrained(new)  # this makes the folder a model of its own
         torch.save(optimizer.state_dict() if optimizer else {}, new / "optimizer.pt")
         (new / "state.json").write_text(json.dumps(state))
@@ -140,17 +148,8 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
 
     SystemExit with a one-sentence message if the files are not those of such a policy.
     """
-    from peft import set_peft_model_state_dict
-    from safetensors.torch import load_file
-
     try:
-        if policy.lora_rank:
-            adapter = load_file(folder / "adapter_model.safetensors")
-            set_peft_model_state_dict(policy.model, adapter)
-        else:
-            files = sorted(folder.glob("*.safetensors"))
-            weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
-            policy.model.load_state_dict(weights, strict=False)  # a tied head is stored once
+        load_weights(folder, policy)
         state = json.loads((folder / "state.json").read_text())
         if not (isinstance(state, dict) and isinstance(state.get("update"), int)):
             raise ValueError("state.json is not the state of a run")
@@ -161,6 +160,34 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
         why = f"not a checkpoint of this run ({first_line(error)})"
         raise SystemExit(f"{folder}: {why}; start again or restore it") from None
     return load_tensors(folder / "optimizer.pt", policy.device), state
+
+
+def load_weights(folder: Path, policy: Policy) -> None:
+    """Every weight that learns, exactly. ValueError if one is missing, or one is not the policy's.
+
+    PyTorch's strict=True will not do: an adapter lacks the base, and a tied head is stored once, as
+    the embedding. strict=False alone would drop what it does not know, without a word.
+    """
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    learning = policy.trainable()
+    if policy.lora_rank:
+        adapter = load_file(folder / "adapter_model.safetensors")
+        found = set_peft_model_state_dict(policy.model, adapter)
+        missing = [name for name in found.missing_keys if name in learning]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+        weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        found = policy.model.load_state_dict(weights, strict=False)
+        places = {p.data_ptr() for name, p in learning.items() if name in weights}
+        own = policy.model.state_dict()
+        missing = [name for name in found.missing_keys if own[name].data_ptr() not in places]
+    if missing:
+        raise ValueError(f"it lacks {len(missing)} weights of the policy, {missing[0]} for one")
+    if found.unexpected_keys:
+        more, name = len(found.unexpected_keys), found.unexpected_keys[0][:100]
+        raise ValueError(f"it has {more} weights that the policy lacks, {name!a} for one")
 
 
 def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> dict:
@@ -183,15 +210,33 @@ def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> 
     return saved
 
 
+def save_tensors(file: Path, tensors: dict) -> None:
+    """A file of tensors with its SHA-256 beside it, both on the disk; load_tensors compares them."""
+    new = sibling(file, "new")
+    torch.save(tensors, new)
+    file.with_suffix(".checksum").write_text(digest(new))
+    flush(new)
+    new.rename(file)
+    flush(file.parent)
+
+
 def load_tensors(file: Path, device=None):
     """torch.load of tensors and plain values only: a pickle can run any program."""
+    why = "it is damaged and cannot be read; restore it, or start again"
     try:
+        known = file.with_suffix(".checksum")
+        if known.exists() and known.read_bytes() != digest(file).encode():
+            raise ValueError("another checksum")
         return torch.load(file, weights_only=True, map_location=device)
     except (OSError, torch.OutOfMemoryError):
         raise
-    except Exception:  # UnpicklingError for other objects; bytes that are no pickle raise anything
-        why = "it holds more than tensors and numbers, so it was not written by a run"
-        raise SystemExit(f"{file}: {why} and is not loaded; delete the run") from None
+    except Exception as error:  # UnpicklingError for other objects; bytes that are no pickle: any
+        if "Unsupported" in str(error):
+            why = (
+                "it holds more than tensors and numbers, so it was not written by a run and is not "
+                "loaded; delete the run"
+            )
+        raise SystemExit(f"{file}: {why}") from None
 
 
 def demo() -> None:

@@ -10,7 +10,7 @@ a hard task is hard for both, and cancels.
 
 What the interval and the p-value cover depends on the seeds:
 
-    one seed in either arm   only the tasks vary: bootstrap over tasks, p from permutation_test. It
+    one seed in either arm   only the tasks vary: metrics.gain, p from permutation_test. It
                              says which of these two *runs* is better. Whether another seed would
                              agree is not covered, and the report says so.
     two seeds or more each   seeds and tasks vary: Var = Var_seeds(A)/S_A + Var_seeds(B)/S_B +
@@ -189,15 +189,16 @@ def holm(p) -> list[float]:
 
 
 def by_variance(
-    estimate: float, parts: list[tuple[float, float]], n: int
+    estimate: float, parts: list[tuple[float, float]], n: int, ends=(-1.0, 1.0)
 ) -> tuple[Interval, float]:
     """Student's 95% interval of an estimate, and the p that it is 0.
 
-    parts: (variance, degrees of freedom), which add up (Satterthwaite 1946).
+    parts: (variance, degrees of freedom), which add up (Satterthwaite 1946). ends: what values may
+    be, if all that were seen agree.
     """
     total = sum(v for v, _ in parts)
     if total == 0:  # nothing varies; n tasks that all differ the same way are n equal signs
-        return Interval(estimate, estimate, estimate, n), 1.0 if estimate == 0 else 0.5 ** (n - 1)
+        return metrics.alike(estimate, n, ends), 1.0 if estimate == 0 else 0.5 ** (n - 1)
     freedom, error = total**2 / sum(v**2 / df for v, df in parts if v), math.sqrt(total)
     reach = float(stats.t.ppf(0.975, freedom)) * error
     p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
@@ -223,12 +224,8 @@ def differ(a: np.ndarray, b: np.ndarray) -> Difference:
     p = float(permutation_test(x, y, paired))
     if paired:
         return Difference(metrics.gain(y, x), p, over, True)
-    if np.ptp(x) == np.ptp(y) == 0:
-        return Difference(Interval(estimate, estimate, estimate, n), p, over, False)
-    apart = lambda x, y, axis=-1: np.mean(x, axis=axis) - np.mean(y, axis=axis)
-    how = {"n_resamples": 5000, "method": "percentile", "rng": np.random.default_rng(0)}
-    ends = stats.bootstrap((x, y), apart, vectorized=True, **how).confidence_interval
-    return Difference(Interval(estimate, float(ends.low), float(ends.high), n), p, over, False)
+    interval, _ = by_variance(estimate, [variance_of_mean(x), variance_of_mean(y)], n)  # Welch
+    return Difference(interval, p, over, False)
 
 
 def paid_by(run: Run) -> dict:
@@ -242,9 +239,9 @@ def final_mean(arm: Arm, tasks: str, what: str) -> Interval:
     """An arm's final mean, over tasks for one seed, over seeds and tasks for more."""
     table = arm.table(tasks, what)  # [seeds, tasks]
     if len(table) == 1:
-        return metrics.share(table[0])
+        return metrics.mean(table[0])
     parts = [variance_of_mean(table.mean(axis=axis)) for axis in (1, 0)]
-    return by_variance(float(table.mean()), parts, table.shape[1])[0]
+    return by_variance(float(table.mean()), parts, table.shape[1], (0.0, 1.0))[0]
 
 
 def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:

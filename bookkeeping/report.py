@@ -65,14 +65,14 @@ def result_of(e: dict) -> dict:
     """One evaluation in summary.json; cell and reward_cell write it."""
     reward, result = metrics.mean(e["reward"]), {"n": len(e["reward"])}
     if "exact" in e:
-        exact = metrics.share(e["exact"])
+        exact = metrics.mean(e["exact"])
         result |= {"exact": exact.mean, "low": exact.low, "high": exact.high}
     result |= {"reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high}
     for name in ("format", "reply_tokens", "truncated"):
         if name in e:
             result[name] = float(np.mean(e[name]))
     if "exact" not in e:
-        mean = lambda name: tables.average(name, tables.values(e, name)).dict()
+        mean = lambda name: tables.average(tables.values(e, name)).dict()
         result["components"] = {name: mean(name) for name in tables.measures(e)}
     return result
 
@@ -179,7 +179,7 @@ def sft_table(summary: dict, evals: list[dict]) -> list[str]:
         loss = f"{sft['loss_first']:.2f} → {sft['loss_last']:.2f} ({steps} steps)"
         rows.append(["SFT loss", loss])
     if "format" in after:  # an environment of one's own need not report it
-        share = metrics.share(after["format"])
+        share = metrics.mean(after["format"])
         rows.append(["format compliance after SFT", f"{share.percent()}, n={share.n}"])
     rows.append(["mean reward after SFT", str(metrics.mean(after["reward"]))])
     return tables.grid(["metric", "value"], rows)
@@ -189,11 +189,7 @@ def evaluation_table(summary: dict, evals: list[dict]) -> list[str]:
     """A row per evaluation, a column per task set and measure."""
     (exact, reward), names = shown(summary), list(summary["eval"])
     n = summary["eval"][summary["trained"]]["final"]["n"]
-    intervals = "mean reward with its bootstrap interval"
-    if not exact:
-        intervals = "mean reward with its 95% bootstrap interval"
-    else:
-        intervals = f"exact answers with their 95% Wilson interval, {intervals}"
+    measured = "exact answers and mean reward" if exact else "mean reward"
     columns = [(name, "exact") for name in names if exact]
     columns += [(name, "reward") for name in names if reward]
     rows = []
@@ -209,12 +205,12 @@ def evaluation_table(summary: dict, evals: list[dict]) -> list[str]:
             if name not in here:
                 row.append("")
             elif what == "exact":
-                row.append(metrics.share(here[name]["exact"]).percent())
+                row.append(metrics.mean(here[name]["exact"]).percent())
             else:
                 row.append(metrics.mean(here[name]["reward"]).text())
         rows.append(row)
     title = ["update", *(f"{name}, {what}" for name, what in columns)]
-    sentence = f"Greedy, the same {n} held-out tasks every time; {intervals}."
+    sentence = f"Greedy, the same {n} held-out tasks every time; {measured}, with 95% intervals."
     return [sentence, "", *tables.grid(title, rows)]
 
 
@@ -227,7 +223,7 @@ def trajectory_table(lines: list[dict]) -> list[str]:
     for block in (lines[i : i + size] for i in range(0, len(lines), size)):
         rows.append([
             f"{block[0]['update']}–{block[-1]['update']}",
-            metrics.mean([line["reward"] for line in block]).text(2),
+            metrics.level([line["reward"] for line in block]).text(2),
             *(f"{mean_of(block, key):.{d}f}" for key, d in digits.items()),
             *(f"{100 * mean_of(block, habit):.0f}%" for habit in habits),
             *(f"{mean_of(block, key):.2f}" for key in health),
@@ -238,7 +234,7 @@ def trajectory_table(lines: list[dict]) -> list[str]:
         *(habit.removeprefix("habit_") for habit in habits),
     ]
     title = ["updates", "reward", *means, *(key.replace("_", " ") for key in health)]
-    what = "Means over blocks of updates; reward with a 95% bootstrap interval over updates."
+    what = "Means over blocks of updates; reward with the 95% interval of its level."
     return [what, "", *tables.grid(title, rows)]
 
 
@@ -452,7 +448,7 @@ def draw_held_out(ax, summary: dict, evals: list[dict]) -> None:
     """Exact answers, or the mean reward if there is no such thing, with 95% bands."""
     (has_exact, has_reward), trained = shown(summary), summary["trained"]
     factor, names = (100 if has_exact else 1), list(summary["eval"])
-    exact, reward = (lambda e: metrics.share(e["exact"])), (lambda e: metrics.mean(e["reward"]))
+    exact, reward = (lambda e: metrics.mean(e["exact"])), (lambda e: metrics.mean(e["reward"]))
     curves = [(name, "exact" if has_reward else name, exact) for name in names]
     if not has_exact:
         curves = [(name, f"reward, {name}", reward) for name in names]

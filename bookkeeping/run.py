@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import metrics
 from bookkeeping import doctor, episodes, records
-from bookkeeping.checkpoint import flush, load_tensors, restore, save_checkpoint
+from bookkeeping.checkpoint import flush, load_tensors, restore, save_checkpoint, save_tensors
 from bookkeeping.folder import LOGS, open_folder, trim
 from bookkeeping.records import append, write_json
 from evaluate import broken, headline, summarize
@@ -87,7 +87,7 @@ class Run:
         if self.state.update > 0:
             return load_tensors(self.home / "reference.pt", policy.device)
         weights = {name: p.detach().clone() for name, p in policy.trainable().items()}
-        torch.save(weights, self.folder / "reference.pt")
+        save_tensors(self.folder / "reference.pt", weights)
         return weights
 
     def log(self, groups, stats: dict, rollouts) -> None:

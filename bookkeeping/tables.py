@@ -23,8 +23,7 @@ NAMES = {
     "truncated": "cut short", "survival": "not frozen at the end", "gain": "resources gained",
 }  # fmt: skip
 PARTS = ("payoff", "reputation", "quality", "diversity")  # of the swarm's reward
-YES_NO = ("truncated", "survival", "exact")  # an episode has it or has it not
-PERCENT = ("error_rate", "format", *YES_NO)
+PERCENT = ("error_rate", "format", "truncated", "survival", "exact")
 TWO_DIGITS = ("turns_used", "extra_calls", "self_proposal_errors")
 OVER_TIME = (
     "exact", "reward", "payoff", "quality", "diversity", "reputation", "turns_used", "error_rate",
@@ -45,10 +44,9 @@ def measures(*evals: dict) -> list[str]:
     return sorted((name for name in lists if all(name in e for e in evals)), key=place)
 
 
-def average(name: str, v: np.ndarray) -> metrics.Interval:
-    """Wilson's interval if an episode has it or not; a bootstrap for counts and amounts."""
-    v = v[~np.isnan(v)]
-    return metrics.proportion(v.sum(), len(v)) if name in YES_NO else metrics.mean(v)
+def average(v: np.ndarray) -> metrics.Interval:
+    """The mean of those that have a value."""
+    return metrics.mean(v[~np.isnan(v)])
 
 
 def label(name: str) -> str:
@@ -70,7 +68,7 @@ def interval(name: str, i: metrics.Interval) -> str:
 
 def cell(e: dict, name: str) -> str:
     """The average of a measure over an evaluation, or "" if that has no such measure."""
-    return interval(name, average(name, values(e, name))) if name in e else ""
+    return interval(name, average(values(e, name))) if name in e else ""
 
 
 def section(title: str, text: list[str], head: tuple = (), rows: tuple = (), **more) -> dict:

@@ -208,7 +208,7 @@ def evaluation(e: dict, difficulty) -> dict:
         "name": STAGES.get(stage, f"update {update}"),
         "tasks": str(e.get("tasks") or f"tier {e.get('tier', '?')}"),
         "trained": bool(e.get("trained", e.get("tier") == difficulty)),
-        "exact": metrics.share(exact) if exact else None,
+        "exact": metrics.mean(exact) if exact else None,
         "reward": metrics.mean(reward) if reward else None,
     }
 

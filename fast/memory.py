@@ -10,28 +10,55 @@ import ctypes
 import os
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 SHM = Path("/dev/shm")  # Linux: files that exist in memory only
+PREFIX = "picoswarm-held-"
 
 
 def memory_folder(needed: int = 0) -> tempfile.TemporaryDirectory:
     """A folder that goes when its owner does, in memory if `needed` bytes are free there."""
-    fits = SHM.is_dir() and os.access(SHM, os.W_OK) and shutil.disk_usage(SHM).free > needed
+    if not (SHM.is_dir() and os.access(SHM, os.W_OK)):
+        return tempfile.TemporaryDirectory(prefix=PREFIX)
     sweep()
-    return tempfile.TemporaryDirectory(
-        prefix=f"picoswarm-{os.getpid()}-", dir=SHM if fits else None
-    )
+    if shutil.disk_usage(SHM).free <= needed:
+        return tempfile.TemporaryDirectory(prefix=PREFIX)
+    while True:
+        home = tempfile.TemporaryDirectory(prefix=PREFIX, dir=SHM)
+        held = hold(home.name, wait=True)
+        if held is not None and Path(home.name).exists():  # else swept before it was held
+            weakref.finalize(home, os.close, held)
+            return home
+
+
+def hold(folder: str | Path, wait: bool = False) -> int | None:
+    """Lock a folder; returns the handle that holds it, or None if another process does.
+
+    The kernel releases it however the owner ends. A process id in the name would not do: containers
+    that share /dev/shm have process ids of their own, and see each other's owners as dead.
+    """
+    import fcntl
+
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:  # it is gone, or another user's
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return handle
+    except OSError:
+        os.close(handle)
+        return None
 
 
 def sweep() -> None:
-    """Remove the folders of processes that were killed; the adapter of a 4B takes 264 MB."""
-    if not Path("/proc/self").exists():
-        return  # then nobody knows who is alive
-    for folder in SHM.glob("picoswarm-*-*"):
-        owner = folder.name.split("-")[1]
-        if owner.isdecimal() and not Path("/proc", owner).exists():
+    """Remove what killed processes left, and nobody holds; the adapter of a 4B takes 264 MB."""
+    for folder in SHM.glob(f"{PREFIX}*"):
+        held = hold(folder)
+        if held is not None:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
 
 
 def give_back_memory() -> bool:

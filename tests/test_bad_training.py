@@ -12,6 +12,7 @@ import env_letters
 import train
 from bookkeeping.checkpoint import load_checkpoint
 from fast import decoder
+from settings import EVAL_SEEDS
 
 SHORT = [
     "--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "2", "--eval-every", "100",
@@ -128,3 +129,28 @@ def test_where_every_episode_raises_the_run_stops_and_names_the_first(monkeypatc
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, tmp_path, "--updates", "3")
     assert "every episode of this evaluation ended in an error (KeyError: 'answer' (test_bad_training.py:" in str(stopped.value)
+
+
+def test_a_task_whose_reset_raises_costs_its_own_episodes_and_neither_save_nor_resume(monkeypatch, capsys, tmp_path):
+    """One task of the first update, one of the last before the end, and one of the held-out tasks."""
+    reset, bad = env_letters.Letters.reset, {0, 7, EVAL_SEEDS}
+
+    def raises(self, seed):
+        if seed in bad:
+            raise KeyError(f"no task {seed}")
+        return reset(self, seed)
+
+    monkeypatch.setattr(env_letters.Letters, "reset", raises)
+    folder = run(monkeypatch, tmp_path, "--updates", "2")
+    assert "3 of 6 episodes ended in an error and are left out: KeyError: 'no task 0'" in capsys.readouterr().out
+    assert saved(folder)[1]["update"] == 2
+    monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(folder), "--updates", "4"])
+    train.main()
+    assert [(line["errors"], line["n"]) for line in lines(folder / "metrics.jsonl")] == [(3, 3), (0, 6), (0, 6), (3, 3)]
+    kept = {(e["update"], e["seed"]): e for e in lines(folder / "episodes.jsonl") if e["source"] == "rollout"}
+    failed = kept[1, 0]
+    assert failed["stop_reason"] == "error" and failed["segments"] == [] and "no task 0" in failed["error"]
+    assert kept[1, 1]["segments"] and kept[4, 7]["segments"] == [] and kept[4, 6]["segments"]
+    assert (folder / "report.html").exists() and (folder / "report.md").exists()
+    assert all(line["missing"] == {"0": f"KeyError: 'no task {EVAL_SEEDS}' (test_bad_training.py:{raises.__code__.co_firstlineno + 2})"}
+               for line in lines(folder / "evals.jsonl") if line["trained"])

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bookkeeping import checkpoint
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, load_tensors, save_checkpoint, set_aside
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, load_tensors, save_checkpoint, save_tensors, set_aside
 from fast.logprobs import token_logprobs
 from policy import load_policy
 
@@ -55,7 +56,10 @@ def equal(a, b) -> bool:
     return a == b
 
 
-@pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("qwen3", 0), ("llama", 0), ("gpt2", 4), ("gpt2", 0)])
+ARCHITECTURES = [("qwen3", 4), ("qwen3", 0), ("qwen3_moe", 4), ("qwen3_moe", 0), ("llama", 0), ("gpt2", 4), ("gpt2", 0)]
+
+
+@pytest.mark.parametrize("kind, lora_rank", ARCHITECTURES)
 def test_a_checkpoint_round_trip_is_bit_exact(load, snapshot, tmp_path, kind, lora_rank):
     policy = load(kind, lora_rank)
     optimizer = train_a_little(policy)
@@ -89,13 +93,31 @@ def test_the_adapter_is_one_that_peft_can_load(load, model_folder, tmp_path):
     assert torch.equal(theirs, ours) and not torch.allclose(plain, ours, atol=1e-2)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3_moe"])
 def test_a_checkpoint_of_all_weights_is_a_model_folder_of_its_own(load, snapshot, tmp_path, kind):
     policy = load(kind)
     train_a_little(policy)
     save_checkpoint(tmp_path / "c", policy, None, {})
     again = load_policy(str(tmp_path / "c"), lora_rank=0, lora_alpha=1, device="cpu")
     assert equal(snapshot(again), snapshot(policy)) and again.stop_ids == policy.stop_ids
+
+
+@pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("qwen3", 0), ("qwen3_moe", 0)])
+@pytest.mark.parametrize("change", ["a weight less", "a weight more"])
+def test_a_checkpoint_whose_weights_are_not_exactly_the_policys_is_refused(load, tmp_path, kind, lora_rank, change):
+    policy = load(kind, lora_rank, awake=True)
+    save_checkpoint(tmp_path / "c", policy, None, STATE)
+    file = next((tmp_path / "c").glob("*.safetensors"))
+    weights = load_file(file)
+    name = sorted(name for name in weights if "norm" not in name)[-1]
+    weights[f"{name}.more"] = weights[name].clone()
+    if change == "a weight less":
+        del weights[name], weights[f"{name}.more"]
+    save_file(weights, file)
+    with pytest.raises(SystemExit, match="not a checkpoint of this run") as error:
+        load_checkpoint(tmp_path / "c", policy)
+    assert_one_sentence(error)
+    assert name.split(".")[-2] in str(error.value)
 
 
 @pytest.fixture(scope="module")
@@ -222,8 +244,28 @@ def test_an_optimizer_that_is_a_program_is_not_run(tmp_path):
     torch.save({"state": Program()}, tmp_path / "optimizer.pt")
     with pytest.raises(SystemExit) as error:
         load_tensors(tmp_path / "optimizer.pt")
+    assert "more than tensors" in str(error.value)
     assert_one_sentence(error)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "empty"])
+def test_a_reference_that_is_damaged_is_called_damaged_and_not_hostile(tmp_path, harm):
+    file, tensors = tmp_path / "reference.pt", {"a": torch.randn(2, 30)}
+    save_tensors(file, tensors)
+    assert equal(load_tensors(file), tensors) and sorted(p.name for p in tmp_path.iterdir()) == ["reference.checksum", "reference.pt"]
+    content = file.read_bytes()
+    place = content.index(tensors["a"].numpy().tobytes())
+    flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    file.write_bytes({"flip": flipped, "truncate": content[:-9], "empty": b""}[harm])
+    for checked in (True, False):  # a run from before there was a checksum
+        if not checked:
+            (tmp_path / "reference.checksum").unlink()
+        if checked or harm != "flip":
+            with pytest.raises(SystemExit, match="damaged") as error:
+                load_tensors(file)
+            assert_one_sentence(error)
+            assert "more than tensors" not in str(error.value)
 
 
 class Killed(BaseException):

@@ -15,6 +15,7 @@ from bookkeeping import folder as folder_room
 from bookkeeping.episodes import thin
 from bookkeeping.folder import claim, mend, trim
 from bookkeeping.records import append
+from fast import memory
 from fast.memory import memory_folder, sweep
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +35,7 @@ def test_where_memory_is_too_small_the_disk_is_taken():
     assert Path(home.name).is_dir() and Path(home.name).parent != SHM
 
 
-@pytest.mark.skipif(not os.access(SHM, os.W_OK) or not Path("/proc/self").exists(), reason="needs /dev/shm and /proc")
+@pytest.mark.skipif(not os.access(SHM, os.W_OK), reason="needs /dev/shm")
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
     code = "import os; from fast.memory import memory_folder; home = memory_folder(); print(home.name, flush=True); os._exit(9)"
     left = Path(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout.strip())
@@ -47,6 +48,37 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
         assert Path(mine.name).is_dir() and other.is_dir()
     finally:
         other.rmdir()
+
+
+@pytest.mark.skipif(not os.access(SHM, os.W_OK), reason="needs /dev/shm")
+def test_a_living_folder_of_another_container_is_not_swept(monkeypatch):
+    """Containers may share /dev/shm and not their process ids: there the owner's id is nobody's here, and mine is somebody's."""
+    code = "import os; os.getpid = lambda: 2**22 + 1; from fast.memory import memory_folder; home = memory_folder(); print(home.name, flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
+        theirs = Path(other.stdout.readline().strip())
+        assert theirs.parent == SHM
+        sweep()
+        memory_folder()
+        assert theirs.is_dir()
+        other.stdin.write("\n")
+    assert not theirs.exists()
+
+
+@pytest.mark.skipif(not os.access(SHM, os.W_OK), reason="needs /dev/shm")
+def test_a_folder_that_is_swept_before_it_is_held_is_made_again(monkeypatch):
+    take, asked = memory.hold, []
+
+    def too_late(folder, wait=False):
+        asked.append(folder)
+        if len(asked) == 1:
+            os.rmdir(folder)
+        return take(folder, wait)
+
+    monkeypatch.setattr(memory, "sweep", lambda: None)
+    monkeypatch.setattr(memory, "hold", too_late)
+    home = memory_folder()
+    assert Path(home.name).is_dir() and len(asked) == 2
 
 
 # ------------------------------------------------------------------------------------------------ one writer

@@ -716,7 +716,7 @@ def test_what_is_swept_is_never_what_a_link_points_to(tmp_path):
     (tmp_path / "precious").write_text("x")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    link = Path(f"/dev/shm/picoswarm-{gone.pid}-link")
+    link = Path(f"/dev/shm/picoswarm-held-{gone.pid}-link")
     link.symlink_to(tmp_path)
     try:
         sweep()
