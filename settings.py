@@ -311,7 +311,7 @@ def check(cfg: Config) -> None:
     fill(cfg, by_env(cfg.env))
     if cfg.env == "letters" and not isinstance(cfg.difficulty, int):
         refuse(cfg, "difficulty", "letters has tiers 1 to 10; choose one of them")
-    make_env(cfg, cfg.difficulty)
+    check_tasks(cfg, make_env(cfg, cfg.difficulty))
     if cfg.curriculum and cfg.env not in LEVELS:
         raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")
     choices = {"engine": ("auto", "torch", "vllm"), "baseline": ("group", "batch", "none")}
@@ -346,6 +346,14 @@ def check_numbers(cfg: Config) -> None:
         refuse(cfg, "max_off_policy_steps", f"{why}; allow as many")
     if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
         refuse(cfg, "max_updates", f"must be at least --updates {cfg.updates}")
+
+
+def check_tasks(cfg: Config, env) -> None:
+    """Refuse more tasks than an environment has: some would come twice, and count as two."""
+    most = getattr(env, "most_tasks", None)  # None: every seed has another task
+    for name in ("eval_n", "sft_examples"):
+        if most is not None and getattr(cfg, name) > most:
+            refuse(cfg, name, f"there are {most} different tasks; use as many or fewer")
 
 
 def check_seeds(cfg: Config) -> None:
