@@ -385,7 +385,8 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
 
             defaults = failures.settings(cfg.break_)
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
-    flags = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     typed = {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
     return cfg, typed
 
