@@ -133,6 +133,7 @@ class Swarm:
             if not 0 <= value < math.inf:
                 raise ValueError(f"{flag} {value}: must be a number of at least 0")
         self.tools = schemas(self.version)
+        self.most_tasks = SCENARIOS[self.version]  # a larger evaluation would repeat some
 
     def reset(self, seed: int) -> list[dict]:
         return self.start(draw_scenario(seed, self.difficulty, self.version))
@@ -372,8 +373,8 @@ def main() -> None:
             raise ValueError(
                 f"--scenario {args.scenario}: v{env.version} has scenarios 0 to {most}"
             )
-        if args.n < 1:
-            raise ValueError(f"--n {args.n}: must be at least 1")
+        if not 1 <= args.n <= env.most_tasks:
+            raise ValueError(f"--n {args.n}: must be 1 to {env.most_tasks}")
     except ValueError as wrong:
         sys.exit(str(wrong))
     if args.evaluate:

@@ -76,11 +76,27 @@ def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
 
 def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
     """The numbers of an evaluation that are printed: reward, and exact answers if there are any."""
-    found = {"reward": metrics.mean([e.reward for e in episodes])}
-    if "exact" in episodes[0].components:
-        right = sum(e.components.get("exact", 0.0) for e in episodes)
-        found["exact"] = metrics.proportion(right, len(episodes))
+    found, exact = (
+        {"reward": metrics.mean([e.reward for e in episodes])},
+        parts(episodes).get("exact"),
+    )
+    if exact:
+        found["exact"] = metrics.proportion(sum(exact), len(exact))
     return found
+
+
+def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
+    """{entry of the score: its value in each episode}; None if an episode has no such entry.
+
+    An episode of two turns has no turn_3, and 0 would be a third turn that was played badly.
+    """
+    names = dict.fromkeys(name for e in episodes for name in e.components)
+    missing = {"exact": 0.0, "format": 0.0}  # not said to be right is not right
+    return {name: [e.components.get(name, missing.get(name)) for e in episodes] for name in names}
+
+
+def known(values: list[float | None]) -> list[float]:
+    return [x for x in values if x is not None]
 
 
 def broken(groups: list[list[Episode]]) -> str:
@@ -96,11 +112,14 @@ def eval_line(
     update: int, stage: str, tasks: str, trained: bool, episodes: list[Episode],
     missing: dict[int, str] | None = None,
 ) -> dict:  # fmt: skip
-    """A line of evals.jsonl: every task's result, in order; missing: {task without one: why}."""
+    """A line of evals.jsonl: every task's result, in order; missing: {task without one: why}.
+
+    null stands for an entry that an episode's score does not have.
+    """
     line = {"update": update, "stage": stage, "tasks": tasks, "trained": trained}
     line["reward"] = [round(e.reward, 5) for e in episodes]
-    for part in episodes[0].components:
-        line[part] = [round(e.components.get(part, 0.0), 4) for e in episodes]
+    for part, values in parts(episodes).items():
+        line[part] = [None if x is None else round(x, 4) for x in values]
     line["reply_tokens"] = [e.reply_tokens for e in episodes]
     line["truncated"] = [e.stop_reason == "truncated" for e in episodes]
     return line | ({"missing": missing} if missing else {})
@@ -109,12 +128,8 @@ def eval_line(
 def print_components(name: str, episodes: list[Episode]) -> None:
     """Reward and components of an evaluation, each with its interval."""
     print(f"\n{name}: mean [95% interval], greedy, {len(episodes)} held-out tasks")
-    parts = {"reward": [e.reward for e in episodes]}
-    parts |= {
-        part: [e.components.get(part, 0.0) for e in episodes] for part in episodes[0].components
-    }
-    for part, values in parts.items():
-        print(f"  {part:22} {metrics.mean(values)}")
+    for part, values in {"reward": [e.reward for e in episodes], **parts(episodes)}.items():
+        print(f"  {part:22} {metrics.mean(known(values))}")
 
 
 def summarize(groups: list[list[Episode]]) -> dict:
@@ -136,8 +151,8 @@ def summarize(groups: list[list[Episode]]) -> dict:
     reward, n = metrics.mean(by_group, resamples=500), len(episodes)
     line = {"reward": sum(e.reward for e in episodes) / n}
     line |= {"reward_low": reward.low, "reward_high": reward.high, "n": n}
-    for name in episodes[0].components:
-        line[name] = sum(e.components[name] for e in episodes) / n
+    for name, values in parts(episodes).items():
+        line[name] = sum(known(values)) / len(known(values))
     exact = [e.reward for e in episodes if e.components.get("exact") == 1]
     if exact:
         line["exact_reward"] = sum(exact) / len(exact)  # what an exact answer was paid

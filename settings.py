@@ -311,7 +311,7 @@ def check(cfg: Config) -> None:
     fill(cfg, by_env(cfg.env))
     if cfg.env == "letters" and not isinstance(cfg.difficulty, int):
         refuse(cfg, "difficulty", "letters has tiers 1 to 10; choose one of them")
-    make_env(cfg, cfg.difficulty)
+    check_tasks(cfg, make_env(cfg, cfg.difficulty))
     if cfg.curriculum and cfg.env not in LEVELS:
         raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")
     choices = {"engine": ("auto", "torch", "vllm"), "baseline": ("group", "batch", "none")}
@@ -348,6 +348,14 @@ def check_numbers(cfg: Config) -> None:
         refuse(cfg, "max_updates", f"must be at least --updates {cfg.updates}")
 
 
+def check_tasks(cfg: Config, env) -> None:
+    """Refuse more tasks than an environment has: some would come twice, and count as two."""
+    most = getattr(env, "most_tasks", None)  # None: every seed has another task
+    for name in ("eval_n", "sft_examples"):
+        if most is not None and getattr(cfg, name) > most:
+            refuse(cfg, name, f"there are {most} different tasks; use as many or fewer")
+
+
 def check_seeds(cfg: Config) -> None:
     """Refuse a seed or a length whose training tasks would meet other tasks."""
     seeds = (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * cfg.num_tasks)
@@ -377,7 +385,8 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
 
             defaults = failures.settings(cfg.break_)
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
-    flags = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     typed = {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
     return cfg, typed
 

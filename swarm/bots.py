@@ -25,6 +25,7 @@ Run me: `python -m swarm.bots` plays 25 steps in which the model only passes.
 
 import random
 from dataclasses import replace
+from functools import lru_cache
 
 from swarm import tools as act
 from swarm.economy import ME, STEPS, Economy, Member, Proposal, Scenario, Task, payable, sigmoid
@@ -58,9 +59,25 @@ PLACES = "water energy food health transport city river bridge weather".split()
 # --------------------------------------------------------------------------- scenarios
 
 
+@lru_cache
+def order(lap: int, n: int) -> list[int]:
+    """The order in which training meets all n scenarios for the first, second … time.
+
+    A run's --seed decides with which lap it begins (settings.task_seeds): in one order for all
+    laps, every run would train on the same scenarios.
+    """
+    numbers = list(range(n))
+    if lap:
+        random.Random(f"swarm lap {lap}").shuffle(numbers)
+    return numbers
+
+
 def draw_scenario(seed: int, difficulty: str, version: str) -> Scenario:
-    """The scenario of a seed. Seeds 7 and 507 share one, seeds 7 and 2,000,000,007 do not."""
-    block, number = seed // 1_000_000_000, seed % SCENARIOS[version]
+    """The scenario of a seed. Every billion of seeds has its own ones, and laps through them."""
+    block, place = divmod(seed, 1_000_000_000)
+    lap, number = divmod(place, SCENARIOS[version])
+    if block == 0:  # training
+        number = order(lap, SCENARIOS[version])[number]
     dice = f"swarm {version} {difficulty} {block} {number}"
     rng, level = random.Random(dice + " scenario"), DIFFICULTIES.index(difficulty)
     n_deceptive = rng.randint(*DECEPTIVE[level])

@@ -4,6 +4,7 @@ The numbers expected here come from the environment's written rules, not from it
 out by hand, and a second checker that reads answers in another way.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from spellchecker import SpellChecker
 
-from env_letters import STYLES, Letters, Task, habit_of, make_task, question, score_reply, write_reply
+from env_letters import STYLES, Letters, Task, habit_of, make_task, question, score_reply, words_between, write_reply
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 300  # seeds a tier
@@ -63,6 +64,38 @@ def test_strings_have_the_tier_s_length_and_only_small_letters(tier):
     if source == "random":  # the whole range is used, evenly
         assert min(lengths) <= shortest + 0.05 * (longest - shortest) and max(lengths) >= longest - 0.05 * (longest - shortest)
         assert abs(sum(lengths) / N - (shortest + longest) / 2) < 4 * (longest - shortest) / 12**0.5 / N**0.5
+
+
+# tier: the first 200 tasks, and three of them. Whoever changes a tier changes every number that was measured on it.
+DIGESTS = {
+    1: "f2834184bf68", 2: "2434e58fb077", 3: "00957db37e29", 4: "14ccd06988b0", 5: "39ac13f94d90",
+    6: "b3105f243fec", 7: "df6f6b212be1", 8: "032924eec78c", 9: "74db177ee2fe", 10: "a4c939cf70fe",
+}  # fmt: skip
+GOLDEN = {
+    1: [("decibels", "d", (1,)), ("entity", "e", (1,)), ("dunks", "k", (1,))],
+    2: [("policymaking", "ho", (0, 1)), ("plover", "e", (1,)), ("reimbursable", "ew", (2, 0))],
+    3: [("salutarily", "s", (1,)), ("teaspoon", "wo", (0, 2)), ("gambetta", "tze", (2, 0, 1))],
+    4: [("telekinetic", "zljk", (0, 1, 0, 1)), ("moratorium", "wou", (0, 2, 1)), ("delineated", "ncte", (1, 0, 1, 3))],
+    5: [("hygrothermograph", "itzrdvcp", (0, 1, 0, 3, 0, 0, 0, 1)), ("incomparability", "wqhgu", (0,) * 5),
+        ("controversially", "yxvltis", (1, 0, 1, 2, 1, 1, 1))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tier", LAW)
+def test_the_tasks_of_a_tier_stay_what_they_are(tier):
+    drawn = tasks_of(tier, 200)
+    for task, (text, letters, counts) in zip(drawn, GOLDEN.get(tier, [])):
+        assert (task.text, "".join(task.letters), task.counts) == (text, letters, counts)
+    assert hashlib.sha256(repr(drawn).encode()).hexdigest()[:12] == DIGESTS[tier]
+
+
+@pytest.mark.parametrize("tier", range(1, 6))
+def test_a_word_tier_has_all_words_of_its_lengths_the_longest_included(tier):
+    _, shortest, longest, *_ = LAW[tier]
+    words = SpellChecker(language="en").word_frequency.words()
+    expected = {w for w in words if set(w) <= set(string.ascii_lowercase) and shortest <= len(w) <= longest}
+    assert set(words_between(shortest, longest)) == expected
+    assert {len(w) for w in expected} >= {shortest, min(longest, 25)}  # there are words at both ends
 
 
 def test_words_of_the_first_five_tiers_are_english():

@@ -4,6 +4,7 @@ no reply can break or cheat it, and the same seed and replies give the same epis
 Expected numbers are worked out here by hand or by other code, from the written rules and not from the environment's.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from env_swarm import STYLES, WEIGHTS, Swarm, play, print_score
+from settings import EVAL_SEEDS, Config, check, sft_seeds, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import tools as act
@@ -638,11 +641,50 @@ def test_opportunists_vote_only_where_two_others_have():
 
 @pytest.mark.parametrize("version, n", [("0.2", 500), ("0.1", 200)])
 def test_seeds_wrap_around_within_a_block_and_blocks_differ(version, n):
-    assert draw_scenario(7, "medium", version) == draw_scenario(7 + n, "medium", version)
+    assert draw_scenario(EVAL_SEEDS + 7, "medium", version) == draw_scenario(EVAL_SEEDS + 7 + n, "medium", version)
     dice = {draw_scenario(block * 1_000_000_000 + i, "medium", version).dice for block in (0, 1, 2) for i in range(n)}
     assert len(dice) == 3 * n
     tasks = lambda seed: [t.text for epoch in draw_tasks(draw_scenario(seed, "medium", version)) for t in epoch]
     assert tasks(0) != tasks(2_000_000_000) and tasks(0) != tasks(1)
+
+
+@pytest.mark.parametrize("version, n", [("0.2", 500), ("0.1", 200)])
+@pytest.mark.parametrize("num_tasks", [1, 4, 5])
+def test_every_run_seed_trains_on_the_scenarios_in_an_order_of_its_own(version, n, num_tasks):
+    def trained_on(seed: int, updates: int) -> list[int]:
+        cfg = Config(env="swarm", seed=seed, num_tasks=num_tasks)
+        return [draw_scenario(s, "medium", version).number for u in range(updates) for s in task_seeds(cfg, u)]
+
+    assert trained_on(0, 20) == list(range(20 * num_tasks))  # the runs of seed 0 stay what they were
+    whole = [trained_on(seed, n // num_tasks) for seed in range(6)]
+    assert all(sorted(numbers) == list(range(n)) for numbers in whole)  # no scenario twice before each came once
+    assert len({tuple(numbers[: 20 * num_tasks]) for numbers in whole}) == 6
+    shared = [len({*a[:80]} & {*b[:80]}) for a, b in combinations(whole, 2)]
+    assert max(shared) < 60 * 200 / n  # 13 of 80 by chance (v0.1: 32), and not 80
+    assert trained_on(0, 2 * n // num_tasks)[n:] != whole[0]  # a second pass has another order
+
+
+def test_the_published_held_out_scenarios_stay_what_they_are():
+    drawn = [draw_scenario(EVAL_SEEDS + i, "medium", "0.2") for i in range(500)]
+    assert [s.number for s in drawn] == list(range(500)) and {s.dice for s in drawn} == {f"swarm 0.2 medium 2 {i}" for i in range(500)}
+    digest = hashlib.sha256(repr(drawn).encode()).hexdigest()
+    assert digest.startswith("502d78526a3cca53"), "results/swarm and the published tables are of other scenarios"
+
+
+def test_more_held_out_tasks_or_demonstrations_than_there_are_scenarios_are_refused():
+    for version, most in (("0.2", 500), ("0.1", 200)):
+        check(Config(env="swarm", swarm_version=version, eval_n=most, sft_examples=most))
+        for flag in ("eval_n", "sft_examples"):
+            with pytest.raises(ValueError, match=f"--{flag.replace('_', '-')} {most + 1}: .* {most} ") as refused:
+                check(Config(env="swarm", swarm_version=version, **{flag: most + 1}))
+            assert "\n" not in str(refused.value)
+
+
+def test_demonstrations_are_of_other_scenarios_than_the_held_out_ones_and_the_trained_ones():
+    cfg = Config(env="swarm", num_tasks=4)
+    ranges = (sft_seeds(cfg), task_seeds(cfg, 0), range(EVAL_SEEDS, EVAL_SEEDS + 500))
+    dice = [{draw_scenario(s, "medium", "0.2").dice for s in seeds} for seeds in ranges]
+    assert [len(d) for d in dice] == [100, 4, 500] and not dice[0] & dice[1] and not (dice[0] | dice[1]) & dice[2]
 
 
 def test_shares_and_ranges_of_the_scenarios():
@@ -940,7 +982,7 @@ def test_the_command_line_plays_and_evaluates():
     "arguments",
     [
         ["--play", "wizard"], ["--evaluate", "human"], ["--difficulty", "9"], ["--swarm-version", "1"], ["--scenario", "500"],
-        ["--scenario", "200", "--swarm-version", "0.1"], ["--scenario", "x"], ["--n", "0"], ["--speed", "3"],
+        ["--scenario", "200", "--swarm-version", "0.1"], ["--scenario", "x"], ["--n", "0"], ["--n", "501"], ["--speed", "3"],
     ],
 )  # fmt: skip
 def test_the_command_line_refuses_in_one_sentence(arguments):

@@ -4,12 +4,15 @@ about a training batch is what its episodes say, with an interval over tasks and
 
 import json
 import math
+from functools import partial
 
 import pytest
 
 import metrics
+from bookkeeping import tables
+from env_alphabet import Alphabet
 from evaluate import EVAL_SEEDS, evaluate_policy, headline, print_components, summarize
-from rollout import Episode
+from rollout import Episode, expert_episode
 
 
 def episode(reward: float = 0.0, seed: int = 0, stop: str = "done", **parts: float) -> Episode:
@@ -107,7 +110,49 @@ def test_every_component_is_printed_with_its_interval(capsys):
     assert rows[0].split(maxsplit=1)[1] == str(metrics.mean([1.0, 0.0, 1.0, 1.0]))
 
 
+def test_an_entry_that_only_some_episodes_have_is_null_in_the_others_and_in_no_mean(tiny, tmp_path, capsys):
+    """The alphabet with 1 to 3 turns: an episode of one turn has no turn_2, and 0 would be a turn played badly."""
+    mixed = [episode(0.5, turn_1=0.5), episode(1.0, turn_1=1.0, turn_2=0.25), episode(0.0, turn_1=0.0, turn_2=0.75)]
+    judged(tiny, tmp_path, {"mine": (True, mixed)}, 3)
+    (line,) = lines(tmp_path / "evals.jsonl")
+    assert line["turn_1"] == [0.5, 1.0, 0.0] and line["turn_2"] == [None, 0.25, 0.75]
+    found = tables.average("turn_2", tables.values(line, "turn_2"))
+    assert found == metrics.mean([0.25, 0.75]) and "turn_2" in tables.measures(line)
+    print_components("mine", mixed)
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.split(maxsplit=1) == ["turn_2", str(metrics.mean([0.25, 0.75]))]
+
+
+def test_an_episode_that_does_not_say_whether_it_was_exact_was_not(tiny, tmp_path):
+    mixed = [episode(0.5, turn_1=0.5), episode(1.0, exact=1.0, format=1.0)]
+    _, _, means = judged(tiny, tmp_path, {"mine": (True, mixed)}, 2)
+    (line,) = lines(tmp_path / "evals.jsonl")
+    assert line["exact"] == [0.0, 1.0] == line["format"] and line["turn_1"] == [0.5, None] and means["mine", "exact"] == 0.5
+
+
 # ---------------------------------------------------------------------------------------------- a training batch
+
+
+@pytest.mark.parametrize("first", [0, 1])  # whichever comes first must not decide what is counted
+def test_a_batch_counts_an_entry_over_the_episodes_that_have_it(first):
+    short, long = (
+        [episode(1.0, turn_1=1.0)] * 3,
+        [episode(0.5, turn_1=0.5, turn_2=0.2), episode(0.5, turn_1=0.5, turn_2=0.6), episode(stop="error")],
+    )
+    line = summarize([short, long][:: 1 - 2 * first])
+    assert line["turn_1"] == pytest.approx(4 / 5) and line["turn_2"] == pytest.approx(0.4) and line["n"] == 5
+
+
+def test_the_alphabet_with_episodes_of_one_to_three_turns_is_played_and_judged(tiny, tmp_path):
+    env = partial(Alphabet, 1, 3, 1, 2, 8.0, False, False, "bare")
+    episodes = [expert_episode(tiny, env(), seed) for seed in range(8)]
+    turns = [e.turns for e in episodes]
+    assert set(turns) == {1, 2, 3}
+    line = summarize([[e] for e in episodes])
+    assert [line[f"turn_{t}"] for t in (1, 2, 3)] == [1.0] * 3
+    judged(tiny, tmp_path, {"mine": (True, episodes)}, 8)
+    kept = lines(tmp_path / "evals.jsonl")[0]
+    assert [sum(kept[f"turn_{t}"][i] is not None for t in (1, 2, 3)) for i in range(8)] == turns
 
 
 def test_a_batch_in_one_line_by_hand():

@@ -304,6 +304,7 @@ def test_audits_follow_surprise_and_a_flagged_proxy():
     stack, belief = Stack(local=True), Belief(mean=0.7, var=0.005, spread=0.005)  # two standard deviations are 0.2
     assert gov.audit_rate(stack, belief, 0.6, False) == 0.1 and gov.audit_rate(stack, belief, 0.6, True) == 0.2
     assert gov.audit_rate(stack, belief, 0.45, False) == 0.5 and gov.audit_rate(stack, belief, 0.45, True) == 1.0
+    assert [gov.audit_rate(stack, belief, 0.7 + sign * d, False) for sign in (-1, 1) for d in (0.17, 0.19, 0.21)] == [0.1, 0.1, 0.5] * 2
 
 
 def test_the_council_waits_for_a_signal():

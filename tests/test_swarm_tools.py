@@ -155,6 +155,28 @@ def test_a_trade_moves_the_transfer_and_pays_both_sides(transfer, fairness):
     check_books(e)
 
 
+@pytest.mark.parametrize("transfer", [3, -3])
+def test_a_received_transfer_is_taxed_and_a_given_one_is_not(transfer):
+    """In v0.1 a tax of 10% is 10%; in v0.2 it is 10% · (1 + what one has / what all have on average)."""
+    for version in VERSIONS:
+        e = economy(version, tax=0.1)
+        act.propose_trade(e, "bot_1", ME, "x" * 50, transfer)
+        act.accept_proposal(e, ME, "prop_1")
+        taker, giver = (ME, "bot_1") if transfer > 0 else ("bot_1", ME)
+        taker, giver = e.members[taker], e.members[giver]
+        surplus = 5 * (2 * e.interactions[-1].p - 1)
+        rate = 0.1 if version == "0.1" else 0.1 * (1 + 100 / 99)  # 297 are left for three when the transfer comes in
+        assert taker.books["transfer"] == 3 and giver.books["transfer"] == -3
+        on_gain = taker.books["tax"] + 3 * rate  # the tax on the trade's gain, which both have
+        if version == "0.1":
+            assert surplus > 0 and [on_gain, giver.books["tax"]] == pytest.approx([-0.1 * surplus] * 2)
+        else:
+            before = 0 if transfer < 0 else surplus + giver.books["tax"]  # the proposer gains first
+            average = (300 - 3 * rate + before) / 3
+            assert on_gain == pytest.approx(-surplus * 0.1 * (1 + (103 - 3 * rate) / average))
+        check_books(e)
+
+
 def test_a_rejected_bad_offer_costs_its_proposer_reputation_and_a_good_one_does_not():
     e = economy()
     act.propose_trade(e, "bot_1", ME, "x" * 50, -15)
@@ -216,3 +238,18 @@ def test_three_votes_pay_once():
     e.posts["post_1"].votes.pop("bot_5")
     act.vote(e, "bot_5", "post_1", "up")  # reaches three a second time
     assert e.members[ME].books["bonus"] == pytest.approx(bonus)
+
+
+# ------------------------------------------------------------------------------------------------ the end of a step
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_passing_costs_a_second_decay_but_not_a_frozen_member_that_can_do_nothing_else(version):
+    e = economy(version, bots=("honest",) * 4, decay=0.9)
+    for name, frozen, passed in ((ME, False, True), ("bot_1", True, True), ("bot_2", True, False), ("bot_3", False, False)):
+        e.members[name].frozen_at = e.step * frozen
+        if passed:
+            act.pass_turn(e, name)
+    end_step(e)
+    reputations = {name: e.members[name].reputation for name in (ME, "bot_1", "bot_2", "bot_3")}
+    assert reputations == {ME: pytest.approx(40.5), "bot_1": pytest.approx(45), "bot_2": pytest.approx(45), "bot_3": pytest.approx(45)}

@@ -16,7 +16,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import env_letters
 import settings
+import sft
 import train
 import warm
 from bookkeeping import report
@@ -24,7 +26,8 @@ from bookkeeping import run as run_records
 from bookkeeping.run import SECONDS
 from evaluate import EVAL_SEEDS
 from fast import ahead as ahead_room
-from rollout import play
+from grpo import advantages_of
+from rollout import Episode, play
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
@@ -765,3 +768,73 @@ def test_a_curriculum_ahead_says_the_level_that_was_played_and_climbs_by_that_al
     # Two batches are under way when a level is done with: they are of the old one, and do not speak for the new one.
     assert asked_levels == [1] * 7 + [2] * 7 + [3]
     assert [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")] == asked_levels
+
+
+# ------------------------------------------------------------------------------------------------ what the recipe hands on
+
+
+@pytest.fixture(scope="module")
+def handed_on(tmp_path_factory) -> SimpleNamespace:
+    """A run of 24 + 24 steps under --loss dr_grpo, none of which learns: the seeds of its demonstrations, and of every step the rate
+    that its optimizer has, the rewards and the advantages.
+    """
+    seen, number = SimpleNamespace(seeds=[], sft_rates=[], rates=[], rewards=[], advantages=[]), iter(range(10**6))
+    demonstrations = sft.demonstrations
+
+    def show(policy, make_env, seeds):
+        seen.seeds += seeds
+        return demonstrations(policy, make_env, seeds)
+
+    def sft_step(policy, optimizer, episodes, *_):
+        seen.sft_rates += [group["lr"] for group in optimizer.param_groups]
+        return {"loss": 0.0}
+
+    def update(policy, optimizer, groups, advantages, cfg, reference):
+        seen.rates += [group["lr"] for group in optimizer.param_groups]
+        seen.rewards.append([[e.reward for e in group] for group in groups])
+        seen.advantages.append(advantages)
+        return {"groups_with_signal": 0.0, "trained_tokens": 0, "loss": 0.0, "grad_norm": 0.0}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft, "demonstrations", show)
+        patch.setattr(sft, "sft_step", sft_step)
+        patch.setattr(train, "update", update)
+        patch.setattr(env_letters.Letters, "score", lambda self: {"reward": next(number) * 7 % 10 / 10, "exact": 0.0})
+        patch.setattr(run_records, "StopSignal", lambda: SimpleNamespace(asked=False))
+        patch.setattr(report, "write", lambda folder: (folder / "report.md").write_text(""))
+        patch.setattr(sys, "argv", [
+            "train.py", "--difficulty", "6", "--loss", "dr_grpo", "--sft-steps", "24", "--sft-examples", "5", "--sft-batch", "2", "--sft-lr",
+            "1e-2", "--updates", "24", "--warmup", "5", "--lr", "1e-3", "--lr-end", "0.1", "--num-tasks", "1", "--k", "3", "--eval-n", "1",
+            "--eval-every", "99", "--save-every", "99", "--max-tokens", "4", "--no-eval-other-tiers", "--threads", "1", "--no-wandb",
+            "--seed", "3", "--runs", str(tmp_path_factory.mktemp("runs")), "--name", "handed-on",
+        ])  # fmt: skip
+        train.main()
+    return seen
+
+
+def test_demonstrations_are_of_tasks_that_are_neither_trained_on_nor_held_out(handed_on):
+    assert handed_on.seeds == [1_000_000_000 + i for i in range(5)]  # the same for every --seed
+    assert 1_000_000_000 + 5 < EVAL_SEEDS
+
+
+def test_the_rate_of_each_step_is_that_of_the_schedule_worked_by_hand(handed_on):
+    falls = [round(1 - 0.9 * step / 24, 6) for step in range(24)]  # 1, 0.9625, … 0.1375: linearly to a tenth at the end of 24
+    expected = [0.2, 0.4, 0.6, 0.8, *falls[4:]]  # up over five updates, and down from where the two lines meet
+    assert falls[4] == 0.85 and falls[12] == 0.55 and falls[-1] == 0.1375
+    assert handed_on.rates == pytest.approx([1e-3 * share for share in expected])
+    expected = [10 / 24, 20 / 24, *((24 - step) / 24 for step in range(2, 24))]  # up over 2.4 steps, then to a 24th in the last one
+    assert handed_on.sft_rates == pytest.approx([1e-2 * share for share in expected])
+
+
+def test_dr_grpo_hands_advantages_on_that_are_not_divided_by_the_deviation(handed_on):
+    assert len(handed_on.rewards) == 24
+    for (rewards,), (advantages,) in zip(handed_on.rewards, handed_on.advantages):
+        mean = sum(rewards) / 3
+        assert len(set(rewards)) == 3 and advantages.tolist() == pytest.approx([r - mean for r in rewards], abs=1e-6)
+
+
+def test_dr_grpo_is_not_divided_whoever_asks_for_its_advantages():
+    """A12: not only train.py's loop, and with normalize left as it is."""
+    groups = [[Episode(0, 0, [1], [True], [0.0], reward=r) for r in (0.25, 0.0, 0.0, 0.75)]]
+    dr, grpo = (advantages_of(groups, settings.Config(loss=loss)) for loss in ("dr_grpo", "grpo"))
+    assert dr.tolist() == [[0.0, -0.25, -0.25, 0.5]] and grpo[0, 3].item() == pytest.approx(0.5 / 0.09375**0.5, rel=1e-4)
