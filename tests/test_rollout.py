@@ -381,6 +381,35 @@ def test_a_reply_that_runs_out_of_tokens_is_truncated_and_scored(tiny):
     assert episode.messages[-1]["content"] == policy.tokenizer.decode(episode.token_ids[-6:])  # no token of it is cut off
 
 
+def test_a_reply_that_is_cut_is_truncated_even_if_the_environment_wanted_only_one(tiny, end):
+    cut, whole = (play(tiny, Scripted(said([20, end], finished)), lambda: Chat(1), [4], 1, 2, 1.0, noise=0) for finished in (False, True))
+    assert (cut[0][0].stop_reason, whole[0][0].stop_reason) == ("truncated", "done")
+    assert cut[0][0].turns == 1 and cut[0][0].reward == 0.5  # it is scored all the same
+
+
+@pytest.mark.parametrize("missing, turns, reason", [(0, 2, "done"), (1, 1, "truncated")])
+def test_a_conversation_that_fits_exactly_is_played_on_and_with_a_token_more_it_is_cut(tiny, end, missing, turns, reason):
+    """The window holds the opening, a reply, what is said to it, and a second reply of max_tokens, or one token less."""
+    reply = said([20, 30, end])
+    sampler = Scripted(reply, reply)
+    delta = delta_ids(tiny, Chat().step("")[0], True)
+    sampler.max_len = len(prompt_ids(tiny, Chat().reset(4), None, True)) + 3 + len(delta) + 3 - missing
+    ((episode,),) = play(tiny, sampler, Chat, [4], 1, 3, 1.0, noise=0)
+    assert (episode.turns, episode.stop_reason) == (turns, reason)
+    assert len(episode.token_ids) == (sampler.max_len if turns == 2 else sampler.max_len + 1 - len(delta) - 3)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_prompt_that_fits_exactly_is_played_and_one_token_more_is_refused(tiny, end, missing):
+    sampler = Scripted(said([20, 30, end]))
+    sampler.max_len = len(prompt_ids(tiny, Chat().reset(4), None, True)) + 3 - missing
+    if missing:
+        with pytest.raises(ValueError, match="lower --max-tokens"):
+            play(tiny, sampler, lambda: Chat(1), [4], 1, 3, 1.0, noise=0)
+    else:
+        assert play(tiny, sampler, lambda: Chat(1), [4], 1, 3, 1.0, noise=0)[0][0].stop_reason == "done"
+
+
 @pytest.fixture(scope="module")
 def long_talk(tiny, end):
     """(episode, prompts shown to the sampler, context window): replies of 151 tokens until the window is full."""
