@@ -142,18 +142,13 @@ def policy_loss(
     ratio = log_ratio.exp()
     if loss == "reinforce":
         return -advantages * logprobs, ratio.detach(), torch.zeros_like(row, dtype=torch.bool)
-    if (
-        loss == "cispo"
-    ):  # the clipped ratio is a constant weight: clipped tokens keep their gradient
+    if loss == "cispo":  # the clipped ratio is a constant: clipped tokens keep their gradient
         held = ratio.detach().clamp(1 - eps, 1 + eps_high)
         return -held * advantages * logprobs, ratio.detach(), held != ratio.detach()
     surrogate = ratio * advantages
     clipped = ratio.clamp(1 - eps, 1 + eps_high) * advantages
-    return (
-        -torch.minimum(surrogate, clipped),
-        ratio.detach(),
-        clipped < surrogate,
-    )  # pessimistic: PPO, eq. 7
+    pessimistic = torch.minimum(surrogate, clipped)  # PPO, eq. 7
+    return -pessimistic, ratio.detach(), clipped < surrogate
 
 
 # ------------------------------------------------------------------------------------------ update

@@ -306,7 +306,7 @@ class Sample:
     token_ids: list[int]  # the end-of-turn token included, if it came
     logprobs: list[float]  # of each token, in nats, as it was drawn (temperature included)
     finished: bool  # False: max_tokens came before the end-of-turn token
-    cache: torch.Tensor | None = None  # keys and values [L, 2, Hkv, n, d] of the first n tokens
+    cache: object = None  # keys and values of all but its last token, if they were kept
 
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):

@@ -132,7 +132,8 @@ def play(
         sampling += time.perf_counter() - now
         for player, sample in zip(active, samples):
             take_turn(policy, player.episode, player.env, sample, room)
-            player.cache = sample.cache
+            player.cache = sample.cache if player.episode.stop_reason == "" else None
+        del samples, sample  # with the caches of finished episodes: their memory is needed
         active = [p for p in active if p.episode.stop_reason == ""]
     for player in players:
         player.episode.policy_version = sampler.version

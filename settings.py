@@ -173,15 +173,14 @@ def by_size(n_parameters: int, env: str) -> dict:
 
 
 def complete(cfg: Config, n_parameters: int, why: str) -> None:
-    """Fill in what depends on the model, refuse what cannot work with it, and say what was chosen."""
+    """Fill in what depends on the model, refuse what cannot work with it, say what was chosen."""
     if cfg.async_rollouts:
         fill(cfg, {"importance": "sequence"})  # learnt fastest on old samples (results/offpolicy)
     fill(cfg, by_size(n_parameters, kind(cfg.env)))
     check(cfg)
     chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
-    print(
-        f"{why}\nchosen for {n_parameters / 1e6:.1f}M parameters: {chosen}, max_tokens {cfg.max_tokens}"
-    )
+    size = f"{n_parameters / 1e6:.1f}M parameters"
+    print(f"{why}\nchosen for {size}: {chosen}, max_tokens {cfg.max_tokens}")
 
 
 def kind(env: str) -> str:
@@ -371,7 +370,7 @@ def refuse(cfg: Config, name: str, why: str) -> None:
     raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: {why}")
 
 
-# ---------------------------------------------------------------------------------- the command line
+# --------------------------------------------------------------------------------- the command line
 
 
 def command_line(words: list[str]) -> tuple[Config, set[str]]:

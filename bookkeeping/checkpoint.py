@@ -211,7 +211,7 @@ def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> 
 
 
 def save_tensors(file: Path, tensors: dict) -> None:
-    """A file of tensors with its SHA-256 beside it, both on the disk; load_tensors compares them."""
+    """A file of tensors and its SHA-256, both on the disk; load_tensors compares them."""
     new = sibling(file, "new")
     torch.save(tensors, new)
     file.with_suffix(".checksum").write_text(digest(new))

@@ -201,6 +201,11 @@ def open_run(cfg, typed: set[str]) -> Run:
     Raises SystemExit and ValueError with one sentence if the run cannot start or continue.
     """
     first = parallel.rank() == 0
+    if first and cfg.engine == "vllm" and parallel.world() > 1 and not cfg.async_rollouts:
+        raise ValueError(  # vLLM would take our process group for its own
+            "--engine vllm in several processes needs one of its own beside each of them; "
+            "add --async-rollouts 1"
+        )
     opened = open_folder(cfg, typed) if first else None
     saved_cfg, home, saved = parallel.from_first(opened and (cfg, opened[0], opened[1]))
     for name, value in asdict(saved_cfg).items():

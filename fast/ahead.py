@@ -86,9 +86,8 @@ class InTurn:
         self.sampler.sync(update)
         mine = parallel.share(seeds)
         max_tokens = self.cfg.max_tokens
-        return parallel.gather(
-            play(self.policy, self.sampler, make_env, mine, 1, max_tokens, 0.0, 0)
-        )
+        job = Job(make_env, mine, 1, max_tokens, 0.0, noise=0, version=update)
+        return parallel.gather(in_slices(self.policy, self.sampler, job))
 
     @contextmanager
     def paused(self):
@@ -124,9 +123,7 @@ class Job:
     temperature: float
     noise: int  # seeds the sampling (rollout.play)
     version: int  # how many updates the weights have seen
-    weights: dict[str, torch.Tensor] = field(
-        default_factory=dict
-    )  # name: trainable weight, on the CPU
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)  # what learns, on the CPU
 
 
 def player(pipe, home: str, load_policy: Callable, make_sampler: Callable, threads: int) -> None:
@@ -159,6 +156,19 @@ def player(pipe, home: str, load_policy: Callable, make_sampler: Callable, threa
         complain(pipe, RuntimeError, text)
 
 
+def in_slices(policy: Policy, sampler, job: Job) -> list[list[Episode]]:
+    """Play an evaluation, so many tasks at a time as the sampler can keep the conversations of."""
+    several_turns = getattr(job.make_env(), "max_turns", None) != 1
+    most = getattr(sampler, "conversations", None) if several_turns else None
+    size, groups = most or max(1, len(job.seeds)), []
+    for first in range(0, len(job.seeds), size):
+        some = job.seeds[first : first + size]
+        groups += play(
+            policy, sampler, job.make_env, some, job.k, job.max_tokens, job.temperature, job.noise
+        )
+    return groups
+
+
 def play_job(policy: Policy, sampler, job: Job) -> tuple[list[list[Episode]], dict[str, float]]:
     """Play a job with its own weights: (groups, seconds by part)."""
     clock, started = {"rollout": 0.0, "environment": 0.0}, time.perf_counter()
@@ -167,6 +177,8 @@ def play_job(policy: Policy, sampler, job: Job) -> tuple[list[list[Episode]], di
             p.copy_(job.weights[name])
     sampler.sync(job.version)
     clock["sync"] = time.perf_counter() - started
+    if job.temperature == 0:  # an evaluation
+        return in_slices(policy, sampler, job), clock
     groups = play(
         policy, sampler, job.make_env, job.seeds, job.k,
         job.max_tokens, job.temperature, job.noise, clock,

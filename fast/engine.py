@@ -16,11 +16,6 @@ def make_sampler(cfg, policy: Policy):
     """The engine: plain, or vLLM if asked for (cfg.engine) or installed beside a GPU, or ours."""
     if cfg.plain:
         return PlainSampler(policy)
-    if cfg.engine == "vllm" and parallel.world() > 1:  # it would take our process group for its own
-        raise ValueError(
-            "--engine vllm in several processes needs one of its own beside each of them; "
-            "add --async-rollouts 1"
-        )
     has_vllm = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
     if has_vllm and cfg.engine == "auto" and parallel.world() > 1:
         print("several processes train, so our own sampler samples (--async-rollouts 1 uses vLLM)")

@@ -19,8 +19,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from fast.decoder import FastDecoder, holes, make_decoder
+from fast.decoder import FastDecoder, Kept, holes, make_decoder
 from policy import Policy, Sample, draw, first_line, plain_logprobs
+
+SLICE = 32  # conversations of an evaluation at a time, on a card: as many as a batch of swarm has
 
 
 class TorchSampler:
@@ -29,8 +31,11 @@ class TorchSampler:
     def __init__(self, policy: Policy, max_rows: int = 256):
         self.policy = policy
         self.max_rows = max_rows  # rows decoded at once; more need more memory for their caches
+        self.most_kept = 10**12  # tokens: conversations this long together keep no caches
         self.decoder = make_decoder(policy)
         self.version = 0  # how many updates the policy that it samples from has seen
+        # An evaluation has more tasks than a batch. A CPU's memory takes the caches of all.
+        self.conversations = SLICE if policy.device.type == "cuda" else None
 
     def sync(self, version: int = 0) -> None:
         """Sample from the policy's current weights from now on."""
@@ -49,30 +54,42 @@ class TorchSampler:
 
         seeds[g][i] is a tuple of ints: the seed of the random numbers for sample i of prompt g.
         keep: give each sample its cache, for the conversation's next turn. caches[g] is what an
-        earlier call gave for the beginning of prompt g (then k is 1). Both only save time, and an
-        engine may ignore them.
-        RuntimeError with a one-sentence message if not even one prompt fits into memory.
+        earlier call gave for the beginning of prompt g (then k is 1); a list's memory is given back
+        while it is copied. Both only save time, and an engine may ignore them. Out of
+        memory? First the kept caches go, then the rows are halved.
+        RuntimeError with a one-sentence message if not even one prompt fits.
         """
-        out = []
+        out, tokens = [], k * sum(map(len, prompts))
         groups = max(1, self.max_rows // k)
+        caches = caches if caches and k == 1 else [None] * len(prompts)
+        caches = [list(c) if isinstance(c, Kept) else c for c in caches]  # a Kept stays its owner's
+        keep = keep and tokens < self.most_kept and isinstance(self.decoder, FastDecoder)
         # Prompts of similar length share a batch, which saves padding and changes no sample.
         order = sorted(range(len(prompts)), key=lambda g: len(prompts[g]))
         while len(out) < len(order):
             some = order[len(out) : len(out) + groups]
-            known = [caches[g] for g in some] if caches and k == 1 else [None]
             batch, batch_seeds = [prompts[g] for g in some], [seeds[g] for g in some]
+            known, holds = [caches[g] for g in some], keep or any(caches)
             try:
                 out += self._batch(batch, k, max_tokens, temperature, batch_seeds, known, keep)
                 continue
             except torch.OutOfMemoryError as error:
-                if len(some) == 1:
+                if len(some) == 1 and not holds:
                     what = f"{k} replies of {max_tokens} tokens to one prompt ({first_line(error)})"
                     raise RuntimeError(
                         f"the card has not enough memory for {what}; lower --k or --max-tokens"
                     ) from error
             # Out here, because the exception keeps the failed batch alive. Later calls remember.
-            groups = (len(some) + 1) // 2
-            self.max_rows = groups * k
+            self.decoder.forget()
+            if holds:
+                self.most_kept, keep = min(tokens, self.most_kept), False
+                for cache in filter(None, caches):
+                    cache.clear()
+                for sample in (s for samples in out for s in samples):
+                    sample.cache = None
+            else:
+                groups = (len(some) + 1) // 2
+                self.max_rows = groups * k
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         return [samples for _, samples in sorted(zip(order, out), key=lambda pair: pair[0])]
@@ -96,11 +113,12 @@ class TorchSampler:
         lengths = torch.full((B,), max_tokens, device=device)
         finished = torch.zeros(B, dtype=torch.bool, device=device)
         row = torch.arange(B, device=device)
-        keep = keep and isinstance(self.decoder, FastDecoder)
-        kept: list[torch.Tensor | None] = [None] * B
-        if all(cache is not None for cache in known):
+        kept: list[list | None] = [None] * B
+        if all(known):
             logits = self.decoder.resume(ids, pad, known, max_tokens)  # [B, V]
         else:
+            for cache in filter(None, known):  # of some rows only: all are read again
+                cache.clear()
             logits = self.decoder.prefill(ids, pad, k, max_tokens)  # [B, V]
         for t in range(max_tokens):
             new, logp = draw(logits, uniforms[row, t], temperature)  # [n], [n]
@@ -139,7 +157,7 @@ def sample_each(
     """
     alike: dict[tuple, list[int]] = {}
     for i, (prompt, cache) in enumerate(zip(prompts, caches)):
-        alike.setdefault(tuple(prompt) if cache is None else (i, "cached"), []).append(i)
+        alike.setdefault((i, "cached") if cache else tuple(prompt), []).append(i)
     found: dict[int, Sample] = {}
     for k in sorted({len(some) for some in alike.values()}):  # one k, unless an environment failed
         groups = [some for some in alike.values() if len(some) == k]
@@ -150,6 +168,8 @@ def sample_each(
         )  # fmt: skip
         for group, some in zip(groups, samples):
             found |= dict(zip(group, some))
+    for sample in found.values():  # as lists, so that their memory can be given back
+        sample.cache = sample.cache and list(sample.cache)
     return [found[i] for i in range(len(prompts))]
 
 

@@ -24,9 +24,9 @@ the following, which we chose (swarm/tools.py has the choices about single tools
     members    four bots and the model. The bots act after the model; the first of them moves on by
                one each step.
     scenarios  500 (v0.1: 200) of each difficulty; seeds wrap around, in training with a new order
-               each time. Every billion of seeds has its own scenarios, so those of training, SFT and
-               evaluation never meet. A scenario fixes everything but what is said: the tasks, the
-               bots and their dice.
+               each time. Every billion of seeds has its own scenarios, so those of training, SFT
+               and evaluation never meet. A scenario fixes everything but what is said: the tasks,
+               the bots and their dice.
     work       quality = 0.25 length + 0.25 effort + 0.5 relevance, where repeated words add no
                length, so endless nonsense earns nothing (v0.1: half length, half effort, and effort
                is 0.8 from 80 characters on and 0.3 below);

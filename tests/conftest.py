@@ -52,7 +52,9 @@ def build_config(kind: str):
     if kind == "qwen3":
         return t.Qwen3Config(**SMALL, head_dim=8, tie_word_embeddings=True)
     if kind == "qwen3_moe":  # experts are one tensor in memory, and one file entry each on the hub
-        return t.Qwen3MoeConfig(**SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, tie_word_embeddings=True)
+        return t.Qwen3MoeConfig(
+            **SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, tie_word_embeddings=True
+        )
     if kind == "qwen2":  # biases on q, k, v
         return t.Qwen2Config(**SMALL, tie_word_embeddings=True)
     if kind == "qwen2_window":

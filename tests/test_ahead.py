@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from env_alphabet import Alphabet
+from fast import ahead as ahead_room
 from fast.ahead import RESTARTS, Job, SecondProcess, player
 from fast.sampler import Sample, TorchSampler
 from policy import PICO, load_policy
@@ -206,6 +207,24 @@ def test_play_asks_and_takes_at_once_behind_what_was_asked_before(ahead, policy)
     assert ahead.play(policy, job(seeds=[9])) == here(policy, job(seeds=[9]))
     assert list(ahead.open) == [0]
     ahead.take(0)
+
+
+@pytest.mark.parametrize("turns, asked", [(2, [3, 3, 2]), (1, [8])])
+def test_an_evaluation_of_conversations_is_played_in_slices_if_the_sampler_asks_for_it(policy, monkeypatch, turns, asked):
+    """On a card the caches of all its conversations would not fit; the episodes are the same."""
+    env, seeds, seen = partial(Alphabet, turns, turns, *RULES[2:]), list(range(8)), []
+    sampler = TorchSampler(policy)
+    assert sampler.conversations is None  # a CPU plays all at once
+    rollouts = ahead_room.InTurn(SimpleNamespace(max_tokens=60), policy, sampler, None, None)
+    whole = rollouts.greedy(env, seeds, 1)
+    sampler.conversations = 3
+    real = ahead_room.play
+    monkeypatch.setattr(ahead_room, "play", lambda *given: seen.append(len(given[3])) or real(*given))
+    sliced = rollouts.greedy(env, seeds, 1)
+    job = Job(env, seeds, 1, 60, 0.0, 0, 1, {name: p.detach() for name, p in policy.trainable().items()})
+    assert ahead_room.play_job(policy, sampler, job)[0] == sliced  # the second process does so, too
+    assert seen == asked * 2
+    assert [(g[0].seed, g[0].token_ids, g[0].reward) for g in sliced] == [(g[0].seed, g[0].token_ids, g[0].reward) for g in whole]
 
 
 # ---------------------------------------------------------------------------------------------- killed

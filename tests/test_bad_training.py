@@ -152,5 +152,8 @@ def test_a_task_whose_reset_raises_costs_its_own_episodes_and_neither_save_nor_r
     assert failed["stop_reason"] == "error" and failed["segments"] == [] and "no task 0" in failed["error"]
     assert kept[1, 1]["segments"] and kept[4, 7]["segments"] == [] and kept[4, 6]["segments"]
     assert (folder / "report.html").exists() and (folder / "report.md").exists()
-    assert all(line["missing"] == {"0": f"KeyError: 'no task {EVAL_SEEDS}' (test_bad_training.py:{raises.__code__.co_firstlineno + 2})"}
-               for line in lines(folder / "evals.jsonl") if line["trained"])
+    assert all(
+        line["missing"] == {"0": f"KeyError: 'no task {EVAL_SEEDS}' (test_bad_training.py:{raises.__code__.co_firstlineno + 2})"}
+        for line in lines(folder / "evals.jsonl")
+        if line["trained"]
+    )

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 import metrics
+import warm
 from bookkeeping import compare, records
 
 ROOT = Path(__file__).resolve().parent.parent

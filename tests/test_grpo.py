@@ -374,19 +374,19 @@ def test_a_small_step_makes_a_good_episode_likelier_and_a_bad_one_less_likely(lo
 
 
 @pytest.mark.parametrize("loss", CLIP)
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_the_kl_term_is_k3(load, make_groups, naive_logprobs, gradients, assert_close, snapshot, loss, lora_rank):
+@pytest.mark.parametrize("lora_rank, temperature", [(0, 0.7), (4, 1.0)])
+def test_the_kl_term_is_k3(load, make_groups, naive_logprobs, gradients, assert_close, snapshot, loss, lora_rank, temperature):
     policy = load("qwen3", lora_rank, awake=True)
     g = torch.Generator().manual_seed(3)
     reference = {n: p.detach() + 0.05 * torch.randn(p.shape, generator=g) for n, p in policy.trainable().items()}
-    groups = make_groups(policy, [[1.0, 0.0, 0.5], [0.5, 0.5, 0.5]])  # the KL term pulls at groups without signal, too
+    groups = make_groups(policy, [[1.0, 0.0, 0.5], [0.5, 0.5, 0.5]], temperature)  # the KL term pulls at groups without signal, too
     before = snapshot(policy)
-    stats = run(policy, groups, loss, kl=0.5, reference=reference)
+    stats = run(policy, groups, loss, kl=0.5, reference=reference, temperature=temperature)
     ours = gradients(policy)
     assert all(torch.equal(p, before[name]) for name, p in snapshot(policy).items())  # the reference has left again
 
     policy.model.zero_grad()
-    expected = naive_loss(naive_logprobs, policy, groups, loss, naive_advantages(groups), kl=0.5, reference=reference)
+    expected = naive_loss(naive_logprobs, policy, groups, loss, naive_advantages(groups), temperature, kl=0.5, reference=reference)
     expected.backward()
     assert stats["loss"] == pytest.approx(expected.item(), abs=1e-5)
     assert_close(ours, gradients(policy))
@@ -394,9 +394,9 @@ def test_the_kl_term_is_k3(load, make_groups, naive_logprobs, gradients, assert_
     each = []  # k3 of every sampled token
     with torch.no_grad():
         for e in sum(groups, []):
-            logp = naive_logprobs(policy, e.token_ids)
+            logp = naive_logprobs(policy, e.token_ids, temperature)
             with swapped(policy, reference):
-                log_r = naive_logprobs(policy, e.token_ids) - logp
+                log_r = naive_logprobs(policy, e.token_ids, temperature) - logp
             each += [(log_r[t - 1].exp() - log_r[t - 1] - 1).item() for t, s in enumerate(e.sampled) if s]
     assert min(each) >= -1e-6 and stats["kl_ref"] == pytest.approx(sum(each) / len(each), rel=1e-3)
 
@@ -572,6 +572,42 @@ def test_the_gradient_of_stale_samples_is_that_of_the_formulas(
     if loss != "reinforce":  # which has no ratio to clip
         run(policy, groups, loss, importance="clip")
         assert any(not torch.allclose(g, ours[name], rtol=0.1) for name, g in gradients(policy).items())  # premise: it is not the same
+
+
+@pytest.mark.parametrize("importance", ["token", "sequence"])
+@pytest.mark.parametrize("loss", ["grpo", "dapo"])
+def test_the_kl_term_of_stale_samples_weighs_a_token_as_the_loss_does(
+    load, make_groups, naive_logprobs, gradients, assert_close, stir, loss, importance
+):
+    policy = load("qwen3", 4, awake=True)
+    groups = stale(policy, make_groups, stir)
+    reference = {name: 0.9 * p.detach() for name, p in policy.trainable().items()}
+    stats = run(policy, groups, loss, importance=importance, kl=0.5, reference=reference)
+    ours = gradients(policy)
+    factors = naive_factors(naive_logprobs, policy, groups, importance)
+    policy.model.zero_grad()
+    now = as_if_sampled_now(naive_logprobs, policy, groups)
+    expected = naive_loss(
+        naive_logprobs, policy, now, loss, naive_advantages(groups), kl=0.5, reference=reference, factors=factors
+    )  # fmt: skip
+    expected.backward()
+    assert stats["loss"] == pytest.approx(expected.item(), abs=1e-5)
+    assert_close(ours, gradients(policy))
+
+
+def test_approx_kl_is_that_of_the_sampler_to_the_policy(load, make_groups, naive_logprobs, stir):
+    """k3 of KL(sampler || policy): r - log r - 1 with r = policy / sampler. The other way round it is another number."""
+    policy = load("qwen3", 4, awake=True)
+    groups, ours, other = stale(policy, make_groups, stir), [], []
+    for e in sum(groups, []):
+        with torch.no_grad():
+            now = [0.0, *naive_logprobs(policy, e.token_ids).tolist()]
+        moved = [now[t] - e.logprobs[t] for t, s in enumerate(e.sampled) if s]
+        ours += [math.exp(x) - x - 1 for x in moved]
+        other += [math.exp(-x) + x - 1 for x in moved]
+    told = run(policy, groups, importance="none")["approx_kl"]
+    assert told == pytest.approx(sum(ours) / len(ours), rel=1e-3)
+    assert told != pytest.approx(sum(other) / len(other), rel=0.05)  # premise
 
 
 @pytest.mark.parametrize("importance", ["token", "sequence"])

@@ -216,8 +216,9 @@ def runs(tmp_path_factory):
 
 
 def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
-    """plays: (names of gradients, optimizers alive, training mode?); updates: (the sampler's cache, forward passes, gradients?)."""
-    seen = SimpleNamespace(sampler=None, plays=[], updates=[], forwards=0, lines=[])
+    """plays: (names of gradients, optimizers alive, training mode?); updates: (the sampler's cache, forward passes, gradients?);
+    synced: (the sampler's version, are its folded weights the policy's?) at every play."""
+    seen = SimpleNamespace(sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[])
     optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
 
     def init(self, *args, **kwargs):
@@ -233,10 +234,11 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         seen.sampler = real(cfg, policy)
         return seen.sampler
 
-    def spied_play(policy, *args, real=ahead.play):
+    def spied_play(policy, *args, real=ahead.play, **more):
         gradients = [name for name, p in policy.model.named_parameters() if p.grad is not None]
         seen.plays.append((gradients, len(optimizers), policy.model.training))
-        groups = real(policy, *args)
+        seen.synced.append((seen.sampler.version, same_weights(seen.sampler.decoder, FastDecoder(policy))))
+        groups = real(policy, *args, **more)
         for group in groups:
             for i, episode in enumerate(group):
                 episode.reward = float(i % 2)  # replies of 16 tokens earn nothing, and then nothing is trained
@@ -265,6 +267,17 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_gradients_and_one_optimizer_while_the_sampler_works(runs, checkpointing):
     assert runs[checkpointing].plays == [([], 1, False)] * (3 * 3 + 2)  # three evaluations of three tiers, two rollouts
+
+
+def same_weights(a: FastDecoder, b: FastDecoder) -> bool:
+    """Do both hold the same folded weights, to the last bit?"""
+    flat = lambda d: [d.embed, d.norm, *(t for w in d.layers for x in w.values() for t in (x if isinstance(x, tuple) else [x]))]
+    return all(x is y is None or torch.equal(x, y) for x, y in zip(flat(a), flat(b), strict=True))
+
+
+def test_whatever_is_sampled_is_sampled_from_the_policy_as_it_is_then(runs):
+    """Three tiers "before", three "after_sft", two batches, three "final"; SFT and both updates have moved the weights."""
+    assert runs[False].synced == [(version, True) for version in [0] * 3 + [0] * 3 + [0, 1] + [2] * 3]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 import metrics
+import warm
 from bookkeeping import tables
 from metrics import Interval
 

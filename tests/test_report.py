@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
 
 import metrics
+import warm
 from bookkeeping import behaviour, report
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,6 +5,7 @@ task; a broken environment costs its own episode only; and the same seeds give t
 import re
 import signal
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import rollout
 from bookkeeping.guard import Hung, guarded, in_time, told
@@ -381,6 +385,35 @@ def test_a_reply_that_runs_out_of_tokens_is_truncated_and_scored(tiny):
     assert episode.messages[-1]["content"] == policy.tokenizer.decode(episode.token_ids[-6:])  # no token of it is cut off
 
 
+def test_a_reply_that_is_cut_is_truncated_even_if_the_environment_wanted_only_one(tiny, end):
+    cut, whole = (play(tiny, Scripted(said([20, end], finished)), lambda: Chat(1), [4], 1, 2, 1.0, noise=0) for finished in (False, True))
+    assert (cut[0][0].stop_reason, whole[0][0].stop_reason) == ("truncated", "done")
+    assert cut[0][0].turns == 1 and cut[0][0].reward == 0.5  # it is scored all the same
+
+
+@pytest.mark.parametrize("missing, turns, reason", [(0, 2, "done"), (1, 1, "truncated")])
+def test_a_conversation_that_fits_exactly_is_played_on_and_with_a_token_more_it_is_cut(tiny, end, missing, turns, reason):
+    """The window holds the opening, a reply, what is said to it, and a second reply of max_tokens, or one token less."""
+    reply = said([20, 30, end])
+    sampler = Scripted(reply, reply)
+    delta = delta_ids(tiny, Chat().step("")[0], True)
+    sampler.max_len = len(prompt_ids(tiny, Chat().reset(4), None, True)) + 3 + len(delta) + 3 - missing
+    ((episode,),) = play(tiny, sampler, Chat, [4], 1, 3, 1.0, noise=0)
+    assert (episode.turns, episode.stop_reason) == (turns, reason)
+    assert len(episode.token_ids) == (sampler.max_len if turns == 2 else sampler.max_len + 1 - len(delta) - 3)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_prompt_that_fits_exactly_is_played_and_one_token_more_is_refused(tiny, end, missing):
+    sampler = Scripted(said([20, 30, end]))
+    sampler.max_len = len(prompt_ids(tiny, Chat().reset(4), None, True)) + 3 - missing
+    if missing:
+        with pytest.raises(ValueError, match="lower --max-tokens"):
+            play(tiny, sampler, lambda: Chat(1), [4], 1, 3, 1.0, noise=0)
+    else:
+        assert play(tiny, sampler, lambda: Chat(1), [4], 1, 3, 1.0, noise=0)[0][0].stop_reason == "done"
+
+
 @pytest.fixture(scope="module")
 def long_talk(tiny, end):
     """(episode, prompts shown to the sampler, context window): replies of 151 tokens until the window is full."""
@@ -477,3 +510,64 @@ def test_an_expert_of_two_turns_learns_both_replies_and_not_what_stands_between(
     text = "<think>\nplus one\n</think>\n{}<|im_end|>"
     assert tiny.tokenizer.decode(mine) == text.format(5) + text.format(6)
     assert episode.turns == 2 and mine.count(end) == 2 and episode.reward == 0.5
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+class SmallCard(TorchDispatchMode):
+    """Counts the bytes of all storages that operations make, while they live, and has no more than `size` of them."""
+
+    def __init__(self, size: float = float("inf")):
+        super().__init__()
+        self.size, self.now, self.peak, self.refused, self.known = size, 0, 0, 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for storage in (t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor)):
+            if storage._cdata not in self.known | given:
+                self.known.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        if self.now > self.size:
+            self.refused += 1
+            raise torch.OutOfMemoryError("pretended")
+        return out
+
+    def gone(self, key, size):
+        self.known.discard(key)
+        self.now -= size
+
+
+@pytest.fixture(scope="module")
+def long_conversations(load):
+    """play(size) -> (the card, episodes of 25 turns): 12 conversations at once on a card of so many bytes."""
+    policy = load("pico")
+    policy = replace(policy, stop_ids=frozenset(range(0, 1024, 2)))
+
+    def run(size: float = float("inf")):
+        sampler = TorchSampler(policy)
+        with SmallCard(size) as card:
+            groups = play(policy, sampler, lambda: Chat(25), range(12), 1, 16, 1.0, noise=0)
+        return card, [g[0] for g in groups]
+
+    return run
+
+
+def test_the_caches_of_a_conversation_are_in_memory_once(long_conversations, pico):
+    card, episodes = long_conversations()
+    assert sum(e.turns == 25 for e in episodes) > 6  # premise
+    config = pico.lm.config
+    token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    once = 12 * max(len(e.token_ids) for e in episodes) * token  # bytes: keys and values of all, padded
+    assert card.peak < 2.3 * once  # while rows finish, theirs are kept beside the batch's; it was 3 before they were given back
+
+
+def test_on_a_small_card_first_the_kept_caches_go_and_then_rows_and_all_is_played_to_the_end(long_conversations):
+    roomy, expected = long_conversations()
+    for share in (0.6, 0.3):
+        card, episodes = long_conversations(share * roomy.peak)
+        assert card.refused > 1  # premise
+        assert [(e.token_ids, e.stop_reason) for e in episodes] == [(e.token_ids, e.stop_reason) for e in expected]

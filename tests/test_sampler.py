@@ -393,10 +393,11 @@ def test_a_conversation_resumed_from_its_cache_gives_the_logits_of_reading_it_wh
         whole = decoder.prefill(ids, pad, 1, 3)
         whole = torch.cat([whole, decoder.step(whole.argmax(-1))])
         decoder.prefill(*padded([p[:n] for p, n in zip(prompts, known)]), 1, 3)
-        caches = decoder.take(torch.arange(5))
-        assert [c.shape[3] for c in caches] == known
+        caches = [list(kept) for kept in decoder.take(torch.arange(5))]
+        assert [{kept.shape[2] for kept in cache} for cache in caches] == [{n} for n in known]
         part = decoder.resume(ids, pad, caches, 3)
         part = torch.cat([part, decoder.step(part.argmax(-1))])
+    assert caches == [[]] * 5  # given back
     assert (whole - part).abs().max() < 1e-4 and whole.abs().max() > 1
 
 
@@ -410,7 +411,7 @@ def test_caches_are_given_only_when_asked_for_and_cover_all_but_the_last_token(l
     assert {s.finished for s in kept} == {True, False}, "choose another prompt"
     for s in kept:
         assert (s.cache is not None) == s.finished
-        assert s.cache is None or s.cache.shape[3] == len(prompt) + len(s.token_ids) - 1
+        assert s.cache is None or {kept.shape[2] for kept in s.cache} == {len(prompt) + len(s.token_ids) - 1}
 
 
 @pytest.mark.parametrize("k, room", [(1, 3), (4, 8), (4, 5)])
@@ -435,6 +436,40 @@ def test_out_of_memory_is_answered_in_smaller_batches_with_the_same_samples(load
     tried = len(rows)
     poor.sample(prompts, k, 6, 1.0, seeds)
     assert max(rows[tried:]) <= room
+
+
+def test_out_of_memory_first_costs_the_kept_caches_and_then_rows(load, monkeypatch):
+    sampler = TorchSampler(with_stops(load("pico"), range(1024)))
+    prompts, seeds = random_prompts(*range(4, 12)), grid(8, 1)
+    first = [s for (s,) in sampler.sample(prompts, 1, 30, 1.0, seeds, keep=True)]
+    batch, tried = sampler._batch, []
+
+    def little_memory(prompts, k, n, temperature, seeds, known, keep):
+        tried.append((len(prompts), any(known), keep))
+        if len(tried) < 3:
+            raise torch.OutOfMemoryError("pretended")
+        return batch(prompts, k, n, temperature, seeds, known, keep)
+
+    monkeypatch.setattr(sampler, "_batch", little_memory)
+    longer = [p + s.token_ids + [5] for p, s in zip(prompts, first)]
+    caches = [list(s.cache) for s in first]
+    second = sampler.sample(longer, 1, 4, 1.0, seeds, caches, keep=True)
+    assert tried == [(8, True, True), (8, False, False), (4, False, False), (4, False, False)]
+    assert caches == [[]] * 8 and all(s.cache is None for (s,) in second)
+    sampler.sample(longer, 1, 4, 1.0, seeds, keep=True)
+    assert tried[-1] == (4, False, False)  # it has learnt that these are too long to be kept …
+    sampler.sample(prompts, 1, 4, 1.0, seeds, keep=True)
+    assert tried[-1] == (4, False, True)  # … and shorter ones are not
+
+
+def test_a_cache_that_is_not_a_list_stays_its_owners(load):
+    """bridges/serve.py answers several requests from one cache."""
+    sampler = TorchSampler(with_stops(load("pico"), range(0, 1024, 2)))
+    (prompt,), seeds = random_prompts(9), grid(1, 1)
+    ((said,),) = sampler.sample([prompt], 1, 20, 1.0, seeds, keep=True)
+    read = said.cache.nbytes
+    twice = sampler.sample([prompt + said.token_ids + [7]] * 2, 1, 4, 1.0, seeds * 2, [said.cache] * 2)
+    assert twice[0] == twice[1] and said.cache.nbytes == read > 0
 
 
 def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
