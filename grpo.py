@@ -171,7 +171,8 @@ def update(
     weights = torch.zeros(len(episodes))  # [N] of each token, over the whole batch
     if counts.any():
         lengths = torch.tensor([e.reply_tokens for e in episodes]).float()
-        weights[counts] = token_weights(cfg.loss, lengths[counts], cfg.max_tokens)
+        longest = cfg.max_tokens * max(1, *(e.turns for e in episodes))  # a conversation has turns
+        weights[counts] = token_weights(cfg.loss, lengths[counts], longest)
     # An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a KL term
     # gives them one. They stay in the denominators, so skipping them changes nothing.
     keep = [n for n, e in enumerate(episodes) if counts[n] and (cfg.kl > 0 or flat[n] != 0)]

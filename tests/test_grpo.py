@@ -830,3 +830,15 @@ def test_however_the_policy_moved_importance_by_episode_is_unbiased(gradients, m
     with pytest.MonkeyPatch.context() as monkeypatch:  # no ratio of an episode is above e^0.6 < 2
         far, capped = distance_from_the_truth(monkeypatch, gradients, "grpo", moved)
     assert capped["sequence"] == 0 and far["sequence"] < 1e-3
+
+
+def test_dr_grpos_constant_is_of_the_whole_conversation(load, make_groups, gradients, assert_close):
+    """--max-tokens is of one turn: three turns may be three times as long, and the weights then sum to at most 1 (not to 3.4)."""
+    policy = load("qwen3", 4, awake=True)
+    groups = make_groups(policy, REWARDS)
+    run(policy, groups, "dr_grpo", max_tokens=3 * MAX_TOKENS)
+    expected = gradients(policy)
+    for e in sum(groups, []):
+        e.turns = 3
+    run(policy, groups, "dr_grpo")
+    assert_close(gradients(policy), expected)
