@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -207,6 +208,32 @@ def test_the_variance_of_seeds_and_tasks_against_welch():
     assert d.p == pytest.approx(welch.pvalue) and d.over == "seeds and tasks"
     low, high = welch.confidence_interval(0.95)
     assert (d.difference.low, d.difference.high) == pytest.approx((low, high))
+
+
+def test_many_comparisons_of_single_seeds_can_still_find_a_winner():
+    """Holm multiplies the smallest of 600 p-values by 600: 1 / (resamples + 1) would never do."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.random((1, 128)) < 0.9).astype(float), (rng.random((1, 128)) < 0.3).astype(float)
+    for other in (b, b[:, :100]):
+        d = compare.differ(a, other)
+        assert compare.holm([d.p] + [0.5] * 599)[0] < 0.05
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_bound_on_p_is_never_below_the_exact_p(paired):
+    """Every shuffle of few values, against what is said after no shuffle at all came as far."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        a, b = rng.random(8) + rng.random(), rng.random(8 if paired else 4)
+        if paired:
+            sums = np.array(list(product([-1, 1], repeat=8))) @ (a - b)
+            exact = np.mean(np.abs(sums) >= abs(sums[-1]) - 1e-9)
+        else:
+            values = np.concatenate([a, b])
+            means = [values[list(c)].mean() - np.delete(values, list(c)).mean() for c in combinations(range(12), 8)]
+            exact = np.mean(np.abs(means) >= abs(a.mean() - b.mean()) - 1e-9)
+        said = compare.permutation_test(a, b, paired, resamples=0)
+        assert exact <= said <= 1.0
 
 
 def test_what_never_varies():
