@@ -6,7 +6,7 @@
 Runs that differ only in seed, name and the like are one arm; arms are told apart by the flags in
 which they differ. Every pair of arms is compared on every task set that both were evaluated on at
 the end. Tasks of the same label are the same tasks in the same order, so the comparison is paired:
-a hard task is hard for both, and cancels.
+a hard task is hard for both, and cancels. If one arm has more of them, the first ones are taken.
 
 What the interval and the p-value cover depends on the seeds:
 
@@ -34,7 +34,7 @@ import math
 import string
 import sys
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +49,7 @@ from metrics import Interval
 # What arms are compared by, if both have it. swarm has no exact answers, but its reward has parts;
 # those are compared on the trained tasks.
 MEASURES, PARTS = ("exact", "reward"), tables.PARTS
+EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that two arms are equal
 # Flags that do not make another arm.
 SAME = {
     "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every",
@@ -269,8 +270,19 @@ def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
             notes += told
     for row, p in zip(rows, holm([row["d"].p for row in rows])):
         better = row["a"] if row["d"].difference.mean > 0 else row["b"]
-        row |= {"corrected": p, "verdict": f"{better.letter} better" if p < 0.05 else "cannot tell"}
+        unsure = equal_within(row["d"].difference, row["what"])
+        row |= {"corrected": p, "verdict": f"{better.letter} better" if p < 0.05 else unsure}
     return rows, list(dict.fromkeys(notes))
+
+
+def equal_within(difference: Interval, what: str) -> str:
+    """The verdict if no difference was found: the whole interval may be too narrow to hide one."""
+    reach = max(abs(difference.low), abs(difference.high))
+    if not reach <= EQUAL:
+        return "cannot tell"
+    points = math.ceil(1000 * reach - 1e-6) / 10
+    within = f"{points:g} points" if what == "exact" else f"{points / 100:g}"
+    return f"equal within {within}"
 
 
 def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
@@ -280,7 +292,7 @@ def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
     has = lambda what: all(what in line for line in finals)
     measures = [what for what in (*MEASURES, *(PARTS if trained else ())) if has(what)]
     only = None
-    if any("missing" in line for line in finals):
+    if any("missing" in line for line in finals) or len({len(e["reward"]) for e in finals}) > 1:
         only = common(a.runs + b.runs, tasks)
         if not only:
             why = f"have no task of {tasks} that both had an answer to"
@@ -385,8 +397,9 @@ def verdicts(rows: list[dict]) -> list[str]:
         ])  # fmt: skip
     sentence = (
         "First minus second, with its 95% interval; p corrected by Holm's method for "
-        f'{plural(len(rows), "comparison")}, verdict at 0.05 from the corrected p alone. "Cannot '
-        'tell" does not mean equal: the interval says how large a difference may be hiding.'
+        f'{plural(len(rows), "comparison")}, winner at 0.05 from the corrected p alone. "Cannot '
+        'tell" does not mean equal: the interval says how large a difference may be hiding. '
+        f'"Equal" does: its whole interval lies within {100 * EQUAL:g} points (rewards: {EQUAL}).'
     )
     return [sentence, "", *tables.grid(list(head), table)]
 
@@ -479,7 +492,8 @@ def draw_final(ax, arms: list[Arm]) -> None:
 def main(folders: list[Path], out: Path | None = None, ignore: tuple[str, ...] = ()) -> Path:
     """Write compare.md and compare.png into `out` and return it.
 
-    out: by default the folder `compare` beside the first run. ignore: further flags that do not
+    out: by default the folder `compare` beside the first run, or `compare-2` and so on if that
+    holds another comparison. ignore: further flags that do not
     make another arm, such as sft_steps if they were counted in seconds.
     """
     with foreign(folders[0] if folders else ""):
@@ -499,13 +513,23 @@ def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Pat
         runs = [with_env_in_labels(run) for run in runs]
     arms = group(runs, tuple(ignore))
     rows, notes = compare(arms)
-    out = Path(out) if out else folders[0].parent / "compare"
+    page = text(arms, rows, notes)
+    out = Path(out) if out else new_folder(folders[0].parent, page)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "compare.md").write_text(text(arms, rows, notes))
+    (out / "compare.md").write_text(page)
     draw(out / "compare.png", arms)
     print((out / "compare.md").read_text())
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out
+
+
+def new_folder(place: Path, page: str) -> Path:
+    """compare, compare-2, … : the first that holds no other page."""
+    for number in count(1):
+        out = place / (f"compare-{number}" if number > 1 else "compare")
+        file = out / "compare.md"
+        if not file.exists() or file.read_text() == page:
+            return out
 
 
 def with_env_in_labels(run: Run) -> Run:

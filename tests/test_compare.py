@@ -355,9 +355,31 @@ def test_tier_6_of_two_environments_is_not_the_same(make, tmp_path):
     assert "A and B were evaluated on different task sets" in text and "letters tier 6" in text and "alphabet tier 6" in text
 
 
-def test_different_numbers_of_tasks_are_compared_unpaired(make):
-    rows = rows_of([make("a", draws(0.9, 200)), make("b", draws(0.2, 150), eval_n=150)])
-    assert [row["d"].over for row in rows] == ["tasks only, unpaired"] * 2 and {row["verdict"] for row in rows} == {"A better"}
+def test_the_first_tasks_of_the_larger_evaluation_are_paired_with_the_smaller(make):
+    right = draws(0.9, 200)
+    rows = rows_of([make("a", right), make("b", [0.0, *right[1:150]], eval_n=150)])
+    assert [row["d"].over for row in rows] == ["tasks only"] * 2 and {tuple(row["n"]) for row in rows} == {(150,)}
+    assert rows[0]["d"].difference == metrics.gain([0.0, *right[1:150]], right[:150])
+
+
+def test_arms_that_cannot_differ_by_much_are_equal_within_that(make, tmp_path):
+    right = draws(0.9, 1000)
+    other = [1 - right[0], 1 - right[1], *right[2:]]
+    folders = [make("a", right), make("b", other, lr=1e-4)]
+    (exact, reward) = rows_of(folders)
+    reach = max(abs(exact["d"].difference.low), abs(exact["d"].difference.high))
+    said = float(exact["verdict"].removeprefix("equal within ").removesuffix(" points"))
+    assert reach <= said / 100 <= reach + 0.001 and reward["verdict"].startswith("equal within 0.00")
+    few = [make("few-a", right[:20]), make("few-b", other[:20], lr=1e-4)]
+    assert {row["verdict"] for row in rows_of(few)} == {"cannot tell"}
+
+
+def test_a_comparison_does_not_overwrite_another(make, tmp_path):
+    a, b, c = make("a", draws(0.9)), make("b", draws(0.5), lr=1e-4), make("c", draws(0.1), lr=1e-5)
+    first = compare.main([a, b])
+    page = (first / "compare.md").read_text()
+    assert compare.main([a, c]) == tmp_path / "compare-2" and (first / "compare.md").read_text() == page
+    assert compare.main([a, b]) == first  # the same page again
 
 
 def test_errors_are_one_sentence(make, tmp_path):
@@ -437,7 +459,7 @@ def test_swarm_runs_are_compared_by_reward_and_its_parts(make_swarm, tmp_path):
     ]  # fmt: skip
     verdicts = {(row["tasks"], row["what"]): row["verdict"] for row in rows}
     assert verdicts["medium v0.2", "reward"] == verdicts["medium v0.2", "payoff"] == verdicts["hard v0.2", "reward"] == "B better"
-    assert verdicts["medium v0.2", "quality"] == "cannot tell" and rows[0]["d"].difference.mean == pytest.approx(-0.05, abs=0.002)
+    assert verdicts["medium v0.2", "quality"] == "equal within 0.037" and rows[0]["d"].difference.mean == pytest.approx(-0.05, abs=0.002)
     out = compare.main(folders)
     text = (out / "compare.md").read_text()
     assert "Mean reward, with 95% intervals" in text and "xactly right" not in text and "9.000" not in text
