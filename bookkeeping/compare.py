@@ -112,6 +112,9 @@ def read(folder: Path) -> Run:
     if not (folder / "summary.json").exists():
         raise ValueError(f"{folder} has no summary.json: the run has not finished; {cure}")
     config, final = record(folder / "config.json"), {}
+    machine = record(folder / "summary.json").get("machine", {})
+    if "environment_code" in machine:  # older runs do not know
+        config["environment_code"] = machine["environment_code"]
     for line in clean(lines(folder / "evals.jsonl")):
         if line["stage"] == "final":  # old files say "tier"
             trained = line.get("trained", line.get("tier") == config.get("difficulty"))
@@ -313,11 +316,13 @@ def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
 
 def same_reward(tasks: str, a: Arm, b: Arm, exact: bool) -> str:
     """Why the reward of two arms is not compared, or "". exact: exact answers are."""
-    if paid_by(a.runs[0]) != paid_by(b.runs[0]):
+    codes = {run.config.get("environment_code") for run in a.runs + b.runs} - {None}
+    if paid_by(a.runs[0]) != paid_by(b.runs[0]) or len(codes) > 1:
         rest = "only its parts are compared, on the trained tasks"
         if exact:
             rest = "only exact answers are compared"
-        return f"{a.letter} and {b.letter} were paid by different rewards; {rest}."
+        edited = ": their environments' code differs" if len(codes) > 1 else ""
+        return f"{a.letter} and {b.letter} were paid by different rewards{edited}; {rest}."
     is_exact = lambda arm: np.array_equal(arm.table(tasks, "exact"), arm.table(tasks, "reward"))
     if exact and is_exact(a) and is_exact(b):
         return (

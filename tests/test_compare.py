@@ -14,6 +14,7 @@ from scipy import stats
 
 import metrics
 from bookkeeping import compare, records
+from bookkeeping.run import code_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = {
@@ -321,6 +322,28 @@ def test_different_rewards_are_not_compared_and_equal_ones_not_twice(make):
 
 
 # ------------------------------------------------------------------------------------------------ the report
+
+
+def test_runs_whose_environment_was_edited_are_not_compared_by_reward(make):
+    """The flags are the same; a bonus in score_reply is not among them."""
+    folders = [make("a", draws(0.5)), make("b", draws(0.6, seed=1)), make("c", draws(0.5), seed=1)]
+    for folder, code in zip(folders, ("1234", "5678", "1234")):
+        (folder / "summary.json").write_text(json.dumps({"machine": {"environment_code": code}}))
+    rows, notes = compare.compare(arms := compare.group([compare.read(f) for f in folders]))
+    assert [arm.label for arm in arms] == ["environment_code=1234", "environment_code=5678"] and len(arms[0].runs) == 2
+    assert [row["what"] for row in rows] == ["exact"]
+    assert notes == ["A and B were paid by different rewards: their environments' code differs; only exact answers are compared."]
+
+
+def test_a_run_knows_which_code_it_ran(tmp_path):
+    file, hash_of = tmp_path / "mine.py", lambda: code_of(f"{file}:Mine")["environment_code"]
+    file.write_text("def score():\n    return 1.0\n")
+    before, known = hash_of(), code_of("letters")
+    file.write_text("def score():  # a comment is no other reward\n    return 1.0\n")
+    assert hash_of() == before
+    file.write_text("def score():\n    return 1.0 + 0.1\n")
+    assert hash_of() != before and known.keys() == {"commit", "uncommitted", "environment_code"}
+    assert len({code_of(env)["environment_code"] for env in ("letters", "alphabet", "swarm")}) == 3
 
 
 def test_the_report_of_three_arms(make, tmp_path, capsys):
