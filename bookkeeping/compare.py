@@ -6,7 +6,7 @@
 Runs that differ only in seed, name and the like are one arm; arms are told apart by the flags in
 which they differ. Every pair of arms is compared on every task set that both were evaluated on at
 the end. Tasks of the same label are the same tasks in the same order, so the comparison is paired:
-a hard task is hard for both, and cancels.
+a hard task is hard for both, and cancels. If one arm has more of them, the first ones are taken.
 
 What the interval and the p-value cover depends on the seeds:
 
@@ -25,7 +25,8 @@ in 6% (tests/test_compare.py has the simulation). Noise within a run is counted 
 errs on the safe side.
 
 Many comparisons find a winner by luck. So p-values are corrected by Holm's method (1979) over the
-whole table, and the verdict uses only the corrected ones.
+whole table, and the verdict uses only the corrected ones. A p that no shuffle reached is a bound, so
+that a table of hundreds of rows can still have a winner.
 """
 
 import json
@@ -33,7 +34,7 @@ import math
 import string
 import sys
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ from metrics import Interval
 # What arms are compared by, if both have it. swarm has no exact answers, but its reward has parts;
 # those are compared on the trained tasks.
 MEASURES, PARTS = ("exact", "reward"), tables.PARTS
+EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that two arms are equal
 # Flags that do not make another arm.
 SAME = {
     "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every",
@@ -110,6 +112,9 @@ def read(folder: Path) -> Run:
     if not (folder / "summary.json").exists():
         raise ValueError(f"{folder} has no summary.json: the run has not finished; {cure}")
     config, final = record(folder / "config.json"), {}
+    machine = record(folder / "summary.json").get("machine", {})
+    if "environment_code" in machine:  # older runs do not know
+        config["environment_code"] = machine["environment_code"]
     for line in clean(lines(folder / "evals.jsonl")):
         if line["stage"] == "final":  # old files say "tier"
             trained = line.get("trained", line.get("tier") == config.get("difficulty"))
@@ -169,18 +174,28 @@ def permutation_test(a, b, paired: bool = True, resamples: int = 9999):
 
     Paired (n = m, the same tasks): if nothing differs, every a - b could as well have the other
     sign. Unpaired: every value could as well be in the other sample. How often does such a shuffle
-    give means as far apart as the real ones? p is at least 1 / (resamples + 1).
+    give means as far apart as the real ones? If none of the shuffles does, p is Hoeffding's bound
+    (1963) on how often one would: 1 / (resamples + 1) alone, corrected for 500 comparisons, could
+    never be small.
     """
     rng = np.random.default_rng(0)
+    n, m = len(a), len(a) if paired else len(b)
     if paired:
-        values, real = a - b, np.ones(len(a))
-        shuffled = rng.choice([-1.0, 1.0], (resamples, len(a)))
+        values, real = a - b, np.ones(n)
+        shuffled = rng.choice([-1.0, 1.0], (resamples, n))
     else:
         values = np.concatenate([a, b])
-        real = np.concatenate([np.full(len(a), 1 / len(a)), np.full(len(b), -1 / len(b))])
+        real = np.concatenate([np.full(n, 1 / n), np.full(m, -1 / m)])
         shuffled = rng.permuted(np.tile(real, (resamples, 1)), axis=1)
-    as_far = np.abs(shuffled @ values) >= np.abs(real @ values) - 1e-9  # [resamples, …]; rounding
-    return (1 + as_far.sum(axis=0)) / (resamples + 1)
+    distance = np.abs(real @ values)
+    as_far = (np.abs(shuffled @ values) >= distance - 1e-9).sum(axis=0)  # […]; rounding
+    if paired:
+        variance = (values**2).sum(axis=0)
+    else:  # a mean of n of n + m values, drawn without replacement, each in a range of ptp
+        variance = np.ptp(values, axis=0) ** 2 * (n + m) ** 2 / (4 * n * m * max(n, m))
+    bound = 2 * np.exp(-(distance**2) / np.maximum(2 * variance, 1e-300))
+    p = (1 + as_far) / (resamples + 1)
+    return np.where(as_far == 0, np.minimum(p, bound), p)
 
 
 def holm(p) -> list[float]:
@@ -258,8 +273,19 @@ def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
             notes += told
     for row, p in zip(rows, holm([row["d"].p for row in rows])):
         better = row["a"] if row["d"].difference.mean > 0 else row["b"]
-        row |= {"corrected": p, "verdict": f"{better.letter} better" if p < 0.05 else "cannot tell"}
+        unsure = equal_within(row["d"].difference, row["what"])
+        row |= {"corrected": p, "verdict": f"{better.letter} better" if p < 0.05 else unsure}
     return rows, list(dict.fromkeys(notes))
+
+
+def equal_within(difference: Interval, what: str) -> str:
+    """The verdict if no difference was found: the whole interval may be too narrow to hide one."""
+    reach = max(abs(difference.low), abs(difference.high))
+    if not reach <= EQUAL:
+        return "cannot tell"
+    points = math.ceil(1000 * reach - 1e-6) / 10
+    within = f"{points:g} points" if what == "exact" else f"{points / 100:g}"
+    return f"equal within {within}"
 
 
 def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
@@ -269,7 +295,7 @@ def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
     has = lambda what: all(what in line for line in finals)
     measures = [what for what in (*MEASURES, *(PARTS if trained else ())) if has(what)]
     only = None
-    if any("missing" in line for line in finals):
+    if any("missing" in line for line in finals) or len({len(e["reward"]) for e in finals}) > 1:
         only = common(a.runs + b.runs, tasks)
         if not only:
             why = f"have no task of {tasks} that both had an answer to"
@@ -290,11 +316,13 @@ def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
 
 def same_reward(tasks: str, a: Arm, b: Arm, exact: bool) -> str:
     """Why the reward of two arms is not compared, or "". exact: exact answers are."""
-    if paid_by(a.runs[0]) != paid_by(b.runs[0]):
+    codes = {run.config.get("environment_code") for run in a.runs + b.runs} - {None}
+    if paid_by(a.runs[0]) != paid_by(b.runs[0]) or len(codes) > 1:
         rest = "only its parts are compared, on the trained tasks"
         if exact:
             rest = "only exact answers are compared"
-        return f"{a.letter} and {b.letter} were paid by different rewards; {rest}."
+        edited = ": their environments' code differs" if len(codes) > 1 else ""
+        return f"{a.letter} and {b.letter} were paid by different rewards{edited}; {rest}."
     is_exact = lambda arm: np.array_equal(arm.table(tasks, "exact"), arm.table(tasks, "reward"))
     if exact and is_exact(a) and is_exact(b):
         return (
@@ -374,8 +402,9 @@ def verdicts(rows: list[dict]) -> list[str]:
         ])  # fmt: skip
     sentence = (
         "First minus second, with its 95% interval; p corrected by Holm's method for "
-        f'{plural(len(rows), "comparison")}, verdict at 0.05 from the corrected p alone. "Cannot '
-        'tell" does not mean equal: the interval says how large a difference may be hiding.'
+        f'{plural(len(rows), "comparison")}, winner at 0.05 from the corrected p alone. "Cannot '
+        'tell" does not mean equal: the interval says how large a difference may be hiding. '
+        f'"Equal" does: its whole interval lies within {100 * EQUAL:g} points (rewards: {EQUAL}).'
     )
     return [sentence, "", *tables.grid(list(head), table)]
 
@@ -468,7 +497,8 @@ def draw_final(ax, arms: list[Arm]) -> None:
 def main(folders: list[Path], out: Path | None = None, ignore: tuple[str, ...] = ()) -> Path:
     """Write compare.md and compare.png into `out` and return it.
 
-    out: by default the folder `compare` beside the first run. ignore: further flags that do not
+    out: by default the folder `compare` beside the first run, or `compare-2` and so on if that
+    holds another comparison. ignore: further flags that do not
     make another arm, such as sft_steps if they were counted in seconds.
     """
     with foreign(folders[0] if folders else ""):
@@ -488,13 +518,23 @@ def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Pat
         runs = [with_env_in_labels(run) for run in runs]
     arms = group(runs, tuple(ignore))
     rows, notes = compare(arms)
-    out = Path(out) if out else folders[0].parent / "compare"
+    page = text(arms, rows, notes)
+    out = Path(out) if out else new_folder(folders[0].parent, page)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "compare.md").write_text(text(arms, rows, notes))
+    (out / "compare.md").write_text(page)
     draw(out / "compare.png", arms)
     print((out / "compare.md").read_text())
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out
+
+
+def new_folder(place: Path, page: str) -> Path:
+    """compare, compare-2, … : the first that holds no other page."""
+    for number in count(1):
+        out = place / (f"compare-{number}" if number > 1 else "compare")
+        file = out / "compare.md"
+        if not file.exists() or file.read_text() == page:
+            return out
 
 
 def with_env_in_labels(run: Run) -> Run:

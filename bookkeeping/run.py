@@ -7,10 +7,13 @@ started several processes, each has a Run, and only the first one's folder is ke
 Run me: `python -m bookkeeping.run` logs a made-up update.
 """
 
+import ast
+import hashlib
 import os
 import platform
 import shutil
 import signal
+import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +32,9 @@ from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
 from fast.memory import memory_folder
-from settings import LEVELS, PROMOTE, PROMOTE_AFTER
+from settings import LEVELS, PROMOTE, PROMOTE_AFTER, kind
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # What the line of an update prints in addition to the reward, if the environment scores it.
 PRINTED = {"exact": "exact", "payoff": "payoff", "error_rate": "errors"}
@@ -61,6 +66,7 @@ class Run:
     keep: list  # the folder's lock and the throwaway folder: released when the Run goes
     started: float = field(default_factory=time.monotonic)  # time.time jumps with the clock
     spent_before: float = 0.0
+    code: dict = field(default_factory=dict)  # which code ran: see code_of
     history: list[dict] = field(default_factory=list)  # the newest lines of metrics.jsonl
     wandb: object = None
     bar: tqdm | None = None
@@ -68,6 +74,7 @@ class Run:
     def open(self, policy, optimizer) -> State:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
         write_json(self.folder / "config.json", asdict(self.cfg))
+        self.code = code_of(self.cfg.env)
         if self.saved:
             self.state = State(**restore(self.saved, policy, optimizer, asdict(self.state)))
             print(f"resumed {self.folder} after update {self.state.update}")
@@ -183,9 +190,8 @@ class Run:
         self.count_seconds()
         if self.folder != self.home:
             return self.home
-        about = report.summarize_run(
-            self.folder, asdict(self.cfg), asdict(self.state), machine(policy)
-        )
+        where = machine(policy) | self.code
+        about = report.summarize_run(self.folder, asdict(self.cfg), asdict(self.state), where)
         write_json(self.folder / "summary.json", about)
         report.write(self.folder)
         self.wandb.finish()
@@ -294,6 +300,34 @@ def machine(policy) -> dict:
         "trainable": sum(p.numel() for p in policy.trainable().values()),
         "processes": parallel.world(),
         "peak_rss_gb": round(peak / 2**20, 3),
+    }
+
+
+def code_of(env: str) -> dict:
+    """Which code runs: the commit, whether files of it were changed, and a hash of the environment.
+
+    Flags do not tell two rewards apart if somebody has edited score_reply between two runs;
+    bookkeeping/compare.py asks the hash. Comments and layout do not count in it.
+    """
+
+    def git(*words: str) -> str | None:
+        try:
+            how = {"capture_output": True, "text": True, "timeout": 10, "check": True}
+            return subprocess.run(["git", "-C", str(ROOT), *words], **how).stdout.strip()
+        except (OSError, subprocess.SubprocessError):  # a copy without its history, or no git
+            return None
+
+    files = [ROOT / f"env_{env}.py"]
+    if kind(env) == "yours":
+        files = [Path(env.rpartition(":")[0])]
+    elif env == "swarm":
+        files += sorted((ROOT / "swarm").glob("*.py"))
+    source = "".join(ast.dump(ast.parse(file.read_bytes())) for file in files if file.exists())
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "commit": git("rev-parse", "HEAD"),
+        "uncommitted": None if changes is None else bool(changes),
+        "environment_code": hashlib.sha256(source.encode()).hexdigest()[:16],
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy import stats
 import metrics
 import warm
 from bookkeeping import compare, records
+from bookkeeping.run import code_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = {
@@ -209,6 +211,32 @@ def test_the_variance_of_seeds_and_tasks_against_welch():
     assert (d.difference.low, d.difference.high) == pytest.approx((low, high))
 
 
+def test_many_comparisons_of_single_seeds_can_still_find_a_winner():
+    """Holm multiplies the smallest of 600 p-values by 600: 1 / (resamples + 1) would never do."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.random((1, 128)) < 0.9).astype(float), (rng.random((1, 128)) < 0.3).astype(float)
+    for other in (b, b[:, :100]):
+        d = compare.differ(a, other)
+        assert compare.holm([d.p] + [0.5] * 599)[0] < 0.05
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_bound_on_p_is_never_below_the_exact_p(paired):
+    """Every shuffle of few values, against what is said after no shuffle at all came as far."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        a, b = rng.random(8) + rng.random(), rng.random(8 if paired else 4)
+        if paired:
+            sums = np.array(list(product([-1, 1], repeat=8))) @ (a - b)
+            exact = np.mean(np.abs(sums) >= abs(sums[-1]) - 1e-9)
+        else:
+            values = np.concatenate([a, b])
+            means = [values[list(c)].mean() - np.delete(values, list(c)).mean() for c in combinations(range(12), 8)]
+            exact = np.mean(np.abs(means) >= abs(a.mean() - b.mean()) - 1e-9)
+        said = compare.permutation_test(a, b, paired, resamples=0)
+        assert exact <= said <= 1.0
+
+
 def test_what_never_varies():
     ones, zeros = np.ones((2, 30)), np.zeros((2, 30))
     for a in (ones, ones[:1]):
@@ -296,6 +324,28 @@ def test_different_rewards_are_not_compared_and_equal_ones_not_twice(make):
 # ------------------------------------------------------------------------------------------------ the report
 
 
+def test_runs_whose_environment_was_edited_are_not_compared_by_reward(make):
+    """The flags are the same; a bonus in score_reply is not among them."""
+    folders = [make("a", draws(0.5)), make("b", draws(0.6, seed=1)), make("c", draws(0.5), seed=1)]
+    for folder, code in zip(folders, ("1234", "5678", "1234")):
+        (folder / "summary.json").write_text(json.dumps({"machine": {"environment_code": code}}))
+    rows, notes = compare.compare(arms := compare.group([compare.read(f) for f in folders]))
+    assert [arm.label for arm in arms] == ["environment_code=1234", "environment_code=5678"] and len(arms[0].runs) == 2
+    assert [row["what"] for row in rows] == ["exact"]
+    assert notes == ["A and B were paid by different rewards: their environments' code differs; only exact answers are compared."]
+
+
+def test_a_run_knows_which_code_it_ran(tmp_path):
+    file, hash_of = tmp_path / "mine.py", lambda: code_of(f"{file}:Mine")["environment_code"]
+    file.write_text("def score():\n    return 1.0\n")
+    before, known = hash_of(), code_of("letters")
+    file.write_text("def score():  # a comment is no other reward\n    return 1.0\n")
+    assert hash_of() == before
+    file.write_text("def score():\n    return 1.0 + 0.1\n")
+    assert hash_of() != before and known.keys() == {"commit", "uncommitted", "environment_code"}
+    assert len({code_of(env)["environment_code"] for env in ("letters", "alphabet", "swarm")}) == 3
+
+
 def test_the_report_of_three_arms(make, tmp_path, capsys):
     folders = [make(f"grpo-{s}", {"tier 3": draws(0.9, seed=s), "tier 6": draws(0.8, seed=5 + s)}, seed=s) for s in range(2)]
     folders += [
@@ -328,9 +378,31 @@ def test_tier_6_of_two_environments_is_not_the_same(make, tmp_path):
     assert "A and B were evaluated on different task sets" in text and "letters tier 6" in text and "alphabet tier 6" in text
 
 
-def test_different_numbers_of_tasks_are_compared_unpaired(make):
-    rows = rows_of([make("a", draws(0.9, 200)), make("b", draws(0.2, 150), eval_n=150)])
-    assert [row["d"].over for row in rows] == ["tasks only, unpaired"] * 2 and {row["verdict"] for row in rows} == {"A better"}
+def test_the_first_tasks_of_the_larger_evaluation_are_paired_with_the_smaller(make):
+    right = draws(0.9, 200)
+    rows = rows_of([make("a", right), make("b", [0.0, *right[1:150]], eval_n=150)])
+    assert [row["d"].over for row in rows] == ["tasks only"] * 2 and {tuple(row["n"]) for row in rows} == {(150,)}
+    assert rows[0]["d"].difference == metrics.gain([0.0, *right[1:150]], right[:150])
+
+
+def test_arms_that_cannot_differ_by_much_are_equal_within_that(make, tmp_path):
+    right = draws(0.9, 1000)
+    other = [1 - right[0], 1 - right[1], *right[2:]]
+    folders = [make("a", right), make("b", other, lr=1e-4)]
+    (exact, reward) = rows_of(folders)
+    reach = max(abs(exact["d"].difference.low), abs(exact["d"].difference.high))
+    said = float(exact["verdict"].removeprefix("equal within ").removesuffix(" points"))
+    assert reach <= said / 100 <= reach + 0.001 and reward["verdict"].startswith("equal within 0.00")
+    few = [make("few-a", right[:20]), make("few-b", other[:20], lr=1e-4)]
+    assert {row["verdict"] for row in rows_of(few)} == {"cannot tell"}
+
+
+def test_a_comparison_does_not_overwrite_another(make, tmp_path):
+    a, b, c = make("a", draws(0.9)), make("b", draws(0.5), lr=1e-4), make("c", draws(0.1), lr=1e-5)
+    first = compare.main([a, b])
+    page = (first / "compare.md").read_text()
+    assert compare.main([a, c]) == tmp_path / "compare-2" and (first / "compare.md").read_text() == page
+    assert compare.main([a, b]) == first  # the same page again
 
 
 def test_errors_are_one_sentence(make, tmp_path):
@@ -410,7 +482,7 @@ def test_swarm_runs_are_compared_by_reward_and_its_parts(make_swarm, tmp_path):
     ]  # fmt: skip
     verdicts = {(row["tasks"], row["what"]): row["verdict"] for row in rows}
     assert verdicts["medium v0.2", "reward"] == verdicts["medium v0.2", "payoff"] == verdicts["hard v0.2", "reward"] == "B better"
-    assert verdicts["medium v0.2", "quality"] == "cannot tell" and rows[0]["d"].difference.mean == pytest.approx(-0.05, abs=0.002)
+    assert verdicts["medium v0.2", "quality"] == "equal within 0.037" and rows[0]["d"].difference.mean == pytest.approx(-0.05, abs=0.002)
     out = compare.main(folders)
     text = (out / "compare.md").read_text()
     assert "Mean reward, with 95% intervals" in text and "xactly right" not in text and "9.000" not in text
