@@ -15,8 +15,9 @@ reaches from 26% to 58%: all three may be the same number.
                  tasks: their difficulty cancels, so the interval is narrower than that of two
                  means. Never Wilson's: a difference may be negative even if none was seen
 
-Do they hold the truth in 95 of 100 cases? From 2 values to 64 they do in 92 to 100, and in 88 if
-episodes come in groups that are nearly always all right or all wrong, and rarely right. The share
+Do they hold the truth in 95 of 100 cases? From 2 values to 64 they did in 91 to 100 of 100 made-up
+cases, and in 88 to 99 if episodes come in groups that are nearly always all right or all wrong, and
+rarely right (tests/test_metrics.py holds a little less: what its fewer cases can tell). The share
 of all tasks matters for Wilson's: 95 on average over shares, 83 for the worst. The bootstrap, which
 stood here before, holds it in 50 of 100 with 2 values and in 88 with 8; so it needs 100. Values
 that are skewed and not between 0 and 1 (counts, seconds) are covered less: 88 to 93 for exponential
