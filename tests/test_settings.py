@@ -4,11 +4,16 @@ and each task, learning rate and refusal is the one that is written.
 
 import json
 from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+import evaluate
 import settings
+from bookkeeping import guard
 from bookkeeping.folder import resume_folder
+from bookkeeping.guard import check_environment, preflight
 from evaluate import take_typed
 from settings import Config
 
@@ -93,3 +98,104 @@ def test_resume_refuses_another_experiment_that_is_typed_as_the_default(tmp_path
     cfg, typed = settings.command_line(["--resume", str(tmp_path), *words])
     with pytest.raises(SystemExit, match="cannot change on --resume"):
         resume_folder(cfg, typed)
+
+
+# ------------------------------------------------------------------------------------------------ an environment of one's own
+
+GOOD = '''
+import random
+class Sums:
+    think, tools, max_turns = True, None, 2
+    def reset(self, seed):
+        rng = random.Random(seed)
+        self.a, self.b, self.said = rng.randint(0, 99), rng.randint(0, 99), []
+        return [{"role": "user", "content": f"{self.a} + {self.b}?"}]
+    def step(self, reply):
+        self.said.append(reply)
+        return ([], True) if len(self.said) == 2 else ([{"role": "user", "content": "And again?"}], False)
+    def score(self):
+        right = sum(reply == str(self.a + self.b) for reply in self.said) / 2
+        return {"reward": right, "exact": float(right == 1)}
+    def expert_reply(self):
+        return str(self.a + self.b)
+'''
+RESET = 'return [{"role": "user", "content": f"{self.a} + {self.b}?"}]'
+STEP = "self.said.append(reply)"
+SCORE = 'return {"reward": right, "exact": float(right == 1)}'
+EXPERT = "return str(self.a + self.b)"
+WRONG = {  # what is wrong: (old, new, what must be said)
+    "the seed is not used": ("random.Random(seed)", "random.Random()", "reset (sums.py:5) gave two openings for one seed"),
+    "every seed is the same": ("random.Random(seed)", "random.Random(7)", "reset (sums.py:5) gave the same opening for every seed"),
+    "no seed beyond a list": ("rng = random.Random(seed)", "rng = [random.Random(i) for i in range(100)][seed]", "reset failed: IndexError: list index out of range (sums.py:6)"),
+    "no list": (RESET, 'return "1 + 1?"', "reset (sums.py:5) returned '1 + 1?', and not a list of messages"),
+    "no messages": (RESET, "return []", "reset (sums.py:5) returned [], and not"),
+    "content is a number": (RESET, 'return [{"role": "user", "content": self.a}]', "reset (sums.py:5) returned [{'role': 'user', 'content': "),
+    "a message is a text": (RESET, 'return ["1 + 1?"]', "reset (sums.py:5) returned ['1 + 1?'], and not a list of messages"),
+    "a role is missing": (RESET, 'return [{"content": "?"}]', "reset (sums.py:5)"),
+    "step tells nothing": ("return ([], True) if", "None if", "step (sums.py:9) returned None, and not (new messages, is it over?)"),
+    "step forgets that it may be over": ("return ([], True) if", "return [] if", "step (sums.py:9) returned []"),
+    "over is a string": ("([], True)", '([], "yes")', "step (sums.py:9) returned ([], 'yes')"),
+    "nothing new to answer": ('([{"role": "user", "content": "And again?"}], False)', "([], False)", "step (sums.py:9) returned ([], False)"),
+    "it never ends": ("len(self.said) == 2", "False", "step (sums.py:9) did not end an episode of the expert"),
+    "step raises": (STEP, 'self.said.append({}["x"])', "step failed: KeyError: 'x' (sums.py:10)"),
+    "an empty reply raises": (STEP, STEP + "; reply[0]", "step failed: IndexError: string index out of range (sums.py:10)"),
+    "the score is a number": (SCORE, "return right", "score (sums.py:12) returned 0.0, and not a dict"),
+    "there is no reward": (SCORE, 'return {"exact": 1.0}', "score (sums.py:12) returned {'exact': 1.0}, and not"),
+    "the reward is text": (SCORE, 'return {"reward": "high"}', "score (sums.py:12) returned {'reward': 'high'}"),
+    "the reward is no number": (SCORE, 'return {"reward": float("nan")}', "score (sums.py:12) returned {'reward': nan}"),
+    "the expert is speechless": (EXPERT, "pass", "expert_reply (sums.py:15) returned None, and not a text"),
+    "the expert earns nothing": (EXPERT, 'return "?"', "the expert earns 0 and an empty reply 0"),
+    "silence is paid": (SCORE, 'return {"reward": 1.0 if self.said == ["", ""] else right}', "the expert earns 1 and an empty reply 1"),
+    "an episode that was cut cannot be scored": ("right = sum(reply == str(self.a + self.b) for reply in self.said) / 2",
+                                                 "right = float(self.said[1] == str(self.a + self.b))", "score failed: IndexError: list index out of range (sums.py:13)"),
+    "think is a text": ("think, tools, max_turns = True, None, 2", 'think, tools, max_turns = "yes", None, 2', "think is 'yes', and not True or False"),
+    "tools are a text": ("think, tools, max_turns = True, None, 2", 'think, tools, max_turns = True, "add", 2', "tools is 'add', and not None or a list"),
+    "it hangs": ("rng = random.Random(seed)", "while True: pass", "reset failed: Hung: no answer within 0.2 seconds (sums.py:6)"),
+}  # fmt: skip
+
+
+def sums(folder, old: str = "", new: str = "", **flags) -> Config:
+    """The Config of a run on the environment above, with one change."""
+    assert GOOD.count(old) == 1 or not old
+    (folder / "sums.py").write_text(GOOD.replace(old, new) if old else GOOD)
+    settings.yours.cache_clear()
+    return Config(env=f"{folder}/sums.py:Sums", **flags)
+
+
+def test_an_environment_as_it_should_be_passes(tmp_path):
+    preflight(sums(tmp_path))
+    page = (Path(__file__).resolve().parents[1] / "docs" / "fork.md").read_text()
+    (tmp_path / "vowels.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    preflight(Config(env=f"{tmp_path}/vowels.py:Vowels"))
+    for env in ("letters", "alphabet", "swarm"):  # the built-in ones are tested here, and not before every run
+        cfg = Config(env=env)
+        settings.check(cfg)
+        check_environment(partial(settings.make_env, cfg, cfg.difficulty))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_with_an_environment_is_said_with_its_method_and_line_before_a_model_is_loaded(tmp_path, monkeypatch, what):
+    monkeypatch.setattr(guard, "ENV_SECONDS", 0.2)
+    *change, words = WRONG[what]
+    with pytest.raises(ValueError) as told:
+        preflight(sums(tmp_path, *change))
+    said = str(told.value)
+    assert words in said and said.startswith(f"--env {tmp_path}/sums.py:Sums: ") and "docs/fork.md" in said and "\n" not in said
+
+
+def test_without_sft_nobody_needs_an_expert(tmp_path):
+    preflight(sums(tmp_path, EXPERT, "raise NotImplementedError", sft_steps=0))
+    with pytest.raises(ValueError, match="expert_reply failed: NotImplementedError"):
+        preflight(sums(tmp_path, EXPERT, "raise NotImplementedError"))
+
+
+def test_eval_only_of_an_environment_that_was_broken_since_says_so_at_once(tmp_path):
+    cfg = sums(tmp_path, STEP, "pass")
+    saved(tmp_path, env=cfg.env)
+    (tmp_path / "checkpoint").mkdir()
+    given, typed = settings.command_line(["--eval-only", str(tmp_path), "--env", cfg.env])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "find_checkpoint", lambda folder: folder)
+        patch.setattr(evaluate, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+        with pytest.raises(ValueError, match="step .sums.py:9. did not end an episode"):
+            evaluate.evaluate_only(given, typed)
