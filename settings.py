@@ -9,6 +9,7 @@ Run me: `python settings.py` prints what each environment gets.
 """
 
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -141,6 +142,16 @@ PRESETS = {
         "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200,
         "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip",
     },
+}  # fmt: skip
+OF_ALL = ("think", "sft_style")
+READS = {  # flags that only some environments read
+    "letters": ("difficulty", "reward", "eval_other_tiers", *OF_ALL),
+    "alphabet": (
+        "min_turns", "max_turns", "min_names", "max_names", "similarity_power", "power_per_turn",
+        *OF_ALL,
+    ),
+    "swarm": ("difficulty", *(f.name for f in fields(Config) if "swarm_" in f.name), *OF_ALL),
+    "yours": (),
 }  # fmt: skip
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # of a curriculum
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # one level up, if the mean of …
@@ -303,6 +314,11 @@ def check(cfg: Config) -> None:
 
     Fills in what depends on the environment.
     """
+    if cfg.env.endswith(".py") and Path(cfg.env).is_file():
+        text = Path(cfg.env).read_text(errors="replace")
+        classes = ", ".join(re.findall(r"^class (\w+)", text, re.M))
+        found = f"its classes are {classes}" if classes else "there is no class in it"
+        refuse(cfg, "env", f"give FILE.py:CLASS; {found}")
     if kind(cfg.env) not in BY_ENV or cfg.env == "yours":
         known = ", ".join(name for name in BY_ENV if name != "yours")
         refuse(cfg, "env", f"there is no such environment; choose {known}, or FILE.py:CLASS")
@@ -326,9 +342,9 @@ def check(cfg: Config) -> None:
 
 def check_numbers(cfg: Config) -> None:
     """Refuse numbers that are too small, or that contradict each other."""
-    if cfg.k == 1 and cfg.baseline == "group":
+    if cfg.k < 2 and cfg.baseline == "group":
         why = "a group of one has no baseline, every advantage would be 0"
-        refuse(cfg, "k", f"{why}; use --k 2 or more, or --baseline batch")
+        refuse(cfg, "k", f"must be at least 2, {why}; or use --baseline batch")
     counts = "num_tasks k epochs eval_n eval_every save_every sft_examples sft_batch"
     from_zero = "updates sft_steps lora_rank kl lr_end async_rollouts"
     positive = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
@@ -344,6 +360,8 @@ def check_numbers(cfg: Config) -> None:
     if cfg.max_off_policy_steps is not None and cfg.max_off_policy_steps < cfg.async_rollouts:
         why = f"with --async-rollouts {cfg.async_rollouts} every batch is older, and all dropped"
         refuse(cfg, "max_off_policy_steps", f"{why}; allow as many")
+    if cfg.until_converged and cfg.updates == 0:
+        refuse(cfg, "updates", "--until-converged watches the rewards of updates; use 1 or more")
     if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
         refuse(cfg, "max_updates", f"must be at least --updates {cfg.updates}")
 
@@ -388,7 +406,18 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     typed = {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
+    if not (cfg.resume or cfg.eval_only):
+        tell_unread(cfg.env, typed)
     return cfg, typed
+
+
+def tell_unread(env: str, typed: set[str]) -> None:
+    """Name the flags that were typed and that this environment does not read."""
+    unread = sorted(typed & set().union(*READS.values()) - set(READS.get(kind(env), typed)))
+    if unread:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in unread)
+        change = "they change" if len(unread) > 1 else "it changes"
+        print(f"--env {env} does not read {names}; {change} nothing")
 
 
 def without_bare_eval_only(words: list[str]) -> list[str]:

@@ -3,6 +3,7 @@ and each task, learning rate and refusal is the one that is written.
 """
 
 import json
+import re
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_resume_refuses_another_experiment_that_is_typed_as_the_default(tmp_path
 
 # ------------------------------------------------------------------------------------------------ an environment of one's own
 
-GOOD = '''
+GOOD = """
 import random
 class Sums:
     think, tools, max_turns = True, None, 2
@@ -118,7 +119,7 @@ class Sums:
         return {"reward": right, "exact": float(right == 1)}
     def expert_reply(self):
         return str(self.a + self.b)
-'''
+"""
 RESET = 'return [{"role": "user", "content": f"{self.a} + {self.b}?"}]'
 STEP = "self.said.append(reply)"
 SCORE = 'return {"reward": right, "exact": float(right == 1)}'
@@ -199,3 +200,58 @@ def test_eval_only_of_an_environment_that_was_broken_since_says_so_at_once(tmp_p
         patch.setattr(evaluate, "load_policy", lambda *_: pytest.fail("a model was loaded"))
         with pytest.raises(ValueError, match="step .sums.py:9. did not end an episode"):
             evaluate.evaluate_only(given, typed)
+
+
+# ------------------------------------------------------------------------------------------------ refusals and notes
+
+
+def refused(**flags) -> str:
+    with pytest.raises(ValueError) as told:
+        settings.check(Config(**flags))
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_until_converged_needs_an_update_to_begin_with():
+    """A13: it divided by the number of rewards so far, none."""
+    assert refused(until_converged=True, updates=0).startswith("--updates 0: --until-converged ")
+    settings.check(Config(until_converged=True, updates=1))
+    settings.check(Config(updates=0))
+
+
+def test_a_group_is_of_two_or_more_and_k_0_is_not_advised_to_become_1():
+    for k in (0, 1, -3):
+        said = refused(k=k)
+        assert said.startswith(f"--k {k}: ") and "at least 2" in said and "at least 1" not in said
+    assert refused(k=0, baseline="batch") == "--k 0: must be at least 1"
+    settings.check(Config(k=1, baseline="batch"))
+
+
+def test_a_file_without_its_class_is_told_which_classes_it_has(tmp_path):
+    (tmp_path / "two.py").write_text("class One:\n    pass\n\nclass Two(One):\n    pass\n")
+    assert refused(env=f"{tmp_path}/two.py") == f"--env {tmp_path}/two.py: give FILE.py:CLASS; its classes are One, Two"
+    assert "its classes are Task, Letters" in refused(env="env_letters.py")
+    (tmp_path / "none.py").write_text("x = 1\n")
+    assert refused(env=f"{tmp_path}/none.py") == f"--env {tmp_path}/none.py: give FILE.py:CLASS; there is no class in it"
+    assert "or FILE.py:CLASS" in refused(env="nowhere.py")
+
+
+@pytest.mark.parametrize("words, told", [
+    (["--env", "sums.py:Sums", "--reward", "binary", "--no-think", "--k", "4"], "--env sums.py:Sums does not read --reward, --think"),
+    (["--env", "sums.py:Sums", "--difficulty=6"], "--env sums.py:Sums does not read --difficulty"),
+    (["--env", "alphabet", "--difficulty", "6", "--swarm-floor", "1", "--max-turns", "3"], "--env alphabet does not read --difficulty, --swarm-floor"),
+    (["--env", "swarm", "--min-turns", "1", "--no-eval-other-tiers"], "--env swarm does not read --eval-other-tiers, --min-turns"),
+    (["--swarm-version", "0.1"], "--env letters does not read --swarm-version"),
+    (["--reward", "binary", "--difficulty", "3", "--sft-style", "bare"], ""),
+    (["--env", "swarm", "--difficulty", "easy", "--swarm-quality", "1", "--no-think"], ""),
+    (["--resume", "runs/x", "--min-turns", "1"], ""),  # there the folder says which environment it is
+])  # fmt: skip
+def test_flags_that_the_environment_does_not_read_are_named(capsys, words, told):
+    settings.command_line(words)
+    assert capsys.readouterr().out.strip() == (f"{told}; {'they change' if ',' in told else 'it changes'} nothing" if told else "")
+
+
+def test_every_flag_of_a_task_is_read_by_some_environment():
+    section = Path(settings.__file__).read_text().partition("    # letters\n")[2].partition("    # policy\n")[0]
+    names = set(re.findall(r"^    (\w+):", section, re.M)) | {"difficulty", "think", "sft_style", "eval_other_tiers"}
+    assert set().union(*settings.READS.values()) == names and set(settings.READS) == set(settings.BY_ENV)
