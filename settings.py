@@ -24,6 +24,7 @@ TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 EVAL_SEEDS = 2_000_000_000  # held-out tasks
 MOST_UPDATES = 100_000  # of a run: the training tasks of the next --seed begin there
+MODELS = Path(__file__).resolve().parent / "models"  # the embedded ones
 EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
 
 
@@ -183,8 +184,14 @@ def by_size(n_parameters: int, env: str) -> dict:
     return defaults
 
 
-def complete(cfg: Config, n_parameters: int, why: str) -> None:
-    """Fill in what depends on the model, refuse what cannot work with it, and say what was chosen."""
+def complete(cfg: Config, n_parameters: int, why: str, path: str = "") -> None:
+    """Fill in what depends on the model, refuse what cannot work with it, and say what was chosen.
+
+    path: of the model that --model auto chose; the run keeps it, or on another machine --resume
+    would go on with another model. An embedded one is kept by its name: its path differs there.
+    """
+    if path and cfg.model == "auto":
+        cfg.model = Path(path).name if Path(path).parent == MODELS else path
     if cfg.async_rollouts:
         fill(cfg, {"importance": "sequence"})  # learnt fastest on old samples (results/offpolicy)
     fill(cfg, by_size(n_parameters, kind(cfg.env)))

@@ -255,3 +255,17 @@ def test_every_flag_of_a_task_is_read_by_some_environment():
     section = Path(settings.__file__).read_text().partition("    # letters\n")[2].partition("    # policy\n")[0]
     names = set(re.findall(r"^    (\w+):", section, re.M)) | {"difficulty", "think", "sft_style", "eval_other_tiers"}
     assert set().union(*settings.READS.values()) == names and set(settings.READS) == set(settings.BY_ENV)
+
+
+@pytest.mark.parametrize("asked, path, kept", [
+    ("auto", str(settings.MODELS / "pico_base"), "pico_base"),  # a name: another machine has it elsewhere
+    ("auto", "Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-4B-Instruct-2507"),
+    ("my/model", "my/model", "my/model"),
+    ("models/pico_base", "models/pico_base", "models/pico_base"),  # as it was typed
+    ("auto", "", "auto"),
+])  # fmt: skip
+def test_a_run_keeps_the_model_that_auto_chose(capsys, asked, path, kept):
+    """A17: with `auto` in its config.json, a run resumed on another machine would meet another model."""
+    cfg = Config(model=asked)
+    settings.complete(cfg, 1_000_000, "because", path)
+    assert cfg.model == kept and capsys.readouterr().out.startswith("because\n")
