@@ -26,13 +26,15 @@ from bookkeeping import folder as run_folder
 from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bookkeeping.episodes import save_evaluation
-from bookkeeping.guard import guarded
+from bookkeeping.guard import guarded, preflight
 from fast import parallel
 from fast.ahead import InTurn
 from fast.engine import make_sampler
 from policy import Policy, choose_model, load_policy
 from rollout import Episode, play
 from settings import EVAL_SEEDS, Config, check, eval_sets, make_env
+
+MEND = "mend the environment and --resume, with --env again if it is a file of your own"
 
 
 def evaluate_policy(
@@ -53,8 +55,7 @@ def evaluate_policy(
         results[tasks] = played = [g[0] for g in groups if g[0].stop_reason != "error"]
         if not played:
             raise ValueError(
-                f"{tasks}: every episode of this evaluation ended in an error ({failed[0]}); "
-                "mend the environment and --resume"
+                f"{tasks}: every episode of this evaluation ended in an error ({failed[0]}); {MEND}"
             )
         line = eval_line(update, stage, tasks, trained, played, failed)
         records.append(folder / "evals.jsonl", line)
@@ -76,12 +77,10 @@ def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
 
 def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
     """The numbers of an evaluation that are printed: reward, and exact answers if there are any."""
-    found, exact = (
-        {"reward": metrics.mean([e.reward for e in episodes])},
-        parts(episodes).get("exact"),
-    )
+    found = {"reward": metrics.mean([e.reward for e in episodes])}
+    exact = parts(episodes).get("exact")
     if exact:
-        found["exact"] = metrics.proportion(sum(exact), len(exact))
+        found["exact"] = metrics.mean(exact)
     return found
 
 
@@ -142,13 +141,10 @@ def summarize(groups: list[list[Episode]]) -> dict:
     episodes = [e for g in played for e in g]
     if not episodes:
         first = next(e.error for g in groups for e in g)
-        raise ValueError(
-            f"every episode of this update ended in an error ({first}); "
-            "mend the environment and --resume"
-        )
+        raise ValueError(f"every episode of this update ended in an error ({first}); {MEND}")
     # Episodes of a group share a task and are not independent: the interval is over group means.
     by_group = [sum(e.reward for e in g) / len(g) for g in played]
-    reward, n = metrics.mean(by_group, resamples=500), len(episodes)
+    reward, n = metrics.mean(by_group), len(episodes)
     line = {"reward": sum(e.reward for e in episodes) / n}
     line |= {"reward_low": reward.low, "reward_high": reward.high, "n": n}
     for name, values in parts(episodes).items():
@@ -197,6 +193,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     own = trained_set(cfg)
     take_typed(cfg, given, typed)
     check(cfg)
+    preflight(cfg)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     path, why = choose_model(cfg.model, cfg.env)

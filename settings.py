@@ -9,6 +9,7 @@ Run me: `python settings.py` prints what each environment gets.
 """
 
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -23,6 +24,7 @@ TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 EVAL_SEEDS = 2_000_000_000  # held-out tasks
 MOST_UPDATES = 100_000  # of a run: the training tasks of the next --seed begin there
+MODELS = Path(__file__).resolve().parent / "models"  # the embedded ones
 EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
 
 
@@ -142,6 +144,16 @@ PRESETS = {
         "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip",
     },
 }  # fmt: skip
+OF_ALL = ("think", "sft_style")
+READS = {  # flags that only some environments read
+    "letters": ("difficulty", "reward", "eval_other_tiers", *OF_ALL),
+    "alphabet": (
+        "min_turns", "max_turns", "min_names", "max_names", "similarity_power", "power_per_turn",
+        *OF_ALL,
+    ),
+    "swarm": ("difficulty", *(f.name for f in fields(Config) if "swarm_" in f.name), *OF_ALL),
+    "yours": (),
+}  # fmt: skip
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # of a curriculum
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # one level up, if the mean of …
 PROMOTE_AFTER = 5  # … so many updates at this level is so high
@@ -172,8 +184,14 @@ def by_size(n_parameters: int, env: str) -> dict:
     return defaults
 
 
-def complete(cfg: Config, n_parameters: int, why: str) -> None:
-    """Fill in what depends on the model, refuse what cannot work with it, say what was chosen."""
+def complete(cfg: Config, n_parameters: int, why: str, path: str = "") -> None:
+    """Fill in what depends on the model, refuse what cannot work with it, say what was chosen.
+
+    path: of the model that --model auto chose; the run keeps it, or on another machine --resume
+    would go on with another model. An embedded one is kept by its name: its path differs there.
+    """
+    if path and cfg.model == "auto":
+        cfg.model = Path(path).name if Path(path).parent == MODELS else path
     if cfg.async_rollouts:
         fill(cfg, {"importance": "sequence"})  # learnt fastest on old samples (results/offpolicy)
     fill(cfg, by_size(n_parameters, kind(cfg.env)))
@@ -302,6 +320,11 @@ def check(cfg: Config) -> None:
 
     Fills in what depends on the environment.
     """
+    if cfg.env.endswith(".py") and Path(cfg.env).is_file():
+        text = Path(cfg.env).read_text(errors="replace")
+        classes = ", ".join(re.findall(r"^class (\w+)", text, re.M))
+        found = f"its classes are {classes}" if classes else "there is no class in it"
+        refuse(cfg, "env", f"give FILE.py:CLASS; {found}")
     if kind(cfg.env) not in BY_ENV or cfg.env == "yours":
         known = ", ".join(name for name in BY_ENV if name != "yours")
         refuse(cfg, "env", f"there is no such environment; choose {known}, or FILE.py:CLASS")
@@ -325,9 +348,9 @@ def check(cfg: Config) -> None:
 
 def check_numbers(cfg: Config) -> None:
     """Refuse numbers that are too small, or that contradict each other."""
-    if cfg.k == 1 and cfg.baseline == "group":
+    if cfg.k < 2 and cfg.baseline == "group":
         why = "a group of one has no baseline, every advantage would be 0"
-        refuse(cfg, "k", f"{why}; use --k 2 or more, or --baseline batch")
+        refuse(cfg, "k", f"must be at least 2, {why}; or use --baseline batch")
     counts = "num_tasks k epochs eval_n eval_every save_every sft_examples sft_batch"
     from_zero = "updates sft_steps lora_rank kl lr_end async_rollouts"
     positive = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
@@ -343,6 +366,8 @@ def check_numbers(cfg: Config) -> None:
     if cfg.max_off_policy_steps is not None and cfg.max_off_policy_steps < cfg.async_rollouts:
         why = f"with --async-rollouts {cfg.async_rollouts} every batch is older, and all dropped"
         refuse(cfg, "max_off_policy_steps", f"{why}; allow as many")
+    if cfg.until_converged and cfg.updates == 0:
+        refuse(cfg, "updates", "--until-converged watches the rewards of updates; use 1 or more")
     if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
         refuse(cfg, "max_updates", f"must be at least --updates {cfg.updates}")
 
@@ -387,7 +412,18 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     typed = {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
+    if not (cfg.resume or cfg.eval_only):
+        tell_unread(cfg.env, typed)
     return cfg, typed
+
+
+def tell_unread(env: str, typed: set[str]) -> None:
+    """Name the flags that were typed and that this environment does not read."""
+    unread = sorted(typed & set().union(*READS.values()) - set(READS.get(kind(env), typed)))
+    if unread:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in unread)
+        change = "they change" if len(unread) > 1 else "it changes"
+        print(f"--env {env} does not read {names}; {change} nothing")
 
 
 def without_bare_eval_only(words: list[str]) -> list[str]:

@@ -25,8 +25,8 @@ in 6% (tests/test_compare.py has the simulation). Noise within a run is counted 
 errs on the safe side.
 
 Many comparisons find a winner by luck. So p-values are corrected by Holm's method (1979) over the
-whole table, and the verdict uses only the corrected ones. A p that no shuffle reached is a bound, so
-that a table of hundreds of rows can still have a winner.
+whole table, and the verdict uses only the corrected ones. A p that no shuffle reached is a bound,
+so that a table of hundreds of rows can still have a winner.
 """
 
 import json

@@ -15,12 +15,14 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import rollout
 import sft
 from bookkeeping.records import printable
 from rollout import EnvironmentFailed
+from settings import EVAL_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, make_env
 
 ENV_SECONDS = 60.0  # for one call of an environment; one that needs more (a judge over the
 #                     network) sets `seconds` on itself
@@ -130,6 +132,119 @@ def other_opening(policy, env, seed: int) -> dict[str, str]:
         f"token {n} on, {text(prompt)} and not {text(shown)}; "
         "make both with the same chat template"
     }
+
+
+# --------------------------------------------------------------- before a model is loaded
+
+MOST_TURNS = 100
+
+
+def preflight(cfg) -> None:
+    """Try out an environment of one's own. ValueError says what is wrong with it, and where."""
+    if kind(cfg.env) == "yours":
+        try:
+            check_environment(partial(make_env, cfg, cfg.difficulty), cfg.sft_steps > 0)
+        except ValueError as wrong:
+            raise ValueError(f"--env {cfg.env}: {wrong}; see docs/fork.md") from None
+
+
+def check_environment(new_env: Callable, expert: bool = True) -> None:
+    """Play a task of each range of seeds, with the expert and with empty replies.
+
+    new_env() -> an environment; expert: is there one to learn from? ValueError if an answer is of
+    the wrong type, a seed is not a task, or the expert earns no more than silence.
+    """
+    env = new_env()
+    if not isinstance(env.think, bool):
+        raise ValueError(f"think is {shown(env.think)}, and not True or False")
+    if not isinstance(env.tools, list | None):
+        raise ValueError(f"tools is {shown(env.tools)}, and not None or a list of JSON schemas")
+    seeds = (TRAIN_SEEDS, TRAIN_SEEDS + 1, SFT_SEEDS, EVAL_SEEDS)
+    openings = [ask(new_env(), "reset", messages_of, seed) for seed in seeds]
+    again = [ask(env, "reset", messages_of, seed) for seed in seeds]
+    if openings != again:
+        raise ValueError(f"{place(env, 'reset')} gave two openings for one seed")
+    if all(opening == openings[0] for opening in openings):
+        raise ValueError(f"{place(env, 'reset')} gave the same opening for every seed")
+    say_nothing = lambda env: ""
+    reward_of(new_env(), seeds[0], say_nothing, 1)  # a run may cut an episode after any reply
+    silence = [reward_of(new_env(), seed, say_nothing, MOST_TURNS) for seed in seeds]
+    if expert:
+        speak = partial(ask, method="expert_reply", read=text_of)
+        right = [reward_of(new_env(), seed, speak, MOST_TURNS, must_end=True) for seed in seeds]
+        if sum(right) <= sum(silence):
+            mean = lambda rewards: f"{sum(rewards) / len(rewards):g}"
+            raise ValueError(
+                f"the expert earns {mean(right)} and an empty reply {mean(silence)}; "
+                "SFT learns from the expert, so it should earn more"
+            )
+
+
+def reward_of(env, seed: int, speak: Callable, most: int, must_end: bool = False) -> float:
+    """The reward of an episode of at most so many turns."""
+    ask(env, "reset", messages_of, seed)
+    over, turns = False, 0
+    while not over and turns < most:
+        over, turns = ask(env, "step", answer_of, speak(env))[1], turns + 1
+    if must_end and not over:
+        where = place(env, "step")
+        raise ValueError(f"{where} did not end an episode of the expert in {most} turns")
+    return ask(env, "score", numbers_of)["reward"]
+
+
+def ask(env, method: str, read: Callable, *given):
+    """read(env.method(*given)). ValueError says what happened, in which method and line."""
+    try:
+        found = in_time(env, getattr(env, method), *given)
+    except (Exception, Hung) as error:
+        raise ValueError(f"{method} failed: {told(error)}") from None
+    try:
+        return read(found)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{place(env, method)} returned {shown(found)}, and not {error}") from None
+
+
+def messages_of(found) -> list[dict]:
+    if not isinstance(found, list) or not found or not all(map(is_message, found)):
+        raise ValueError('a list of messages such as {"role": "user", "content": "1 + 1?"}')
+    return found
+
+
+def is_message(m) -> bool:
+    return isinstance(m, dict) and all(isinstance(m.get(key), str) for key in ("role", "content"))
+
+
+def answer_of(found) -> tuple[list[dict], bool]:
+    try:
+        messages, over = found
+        if type(over).__name__ in ("bool", "bool_") and (over or messages_of(messages)):
+            return messages, bool(over)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError("(new messages, is it over?), with a message to answer unless it is over")
+
+
+def numbers_of(found) -> dict[str, float]:
+    try:
+        return numbers(found)
+    except (TypeError, KeyError, ValueError):
+        raise ValueError('a dict of numbers with a finite "reward"') from None
+
+
+def text_of(found) -> str:
+    if not isinstance(found, str):
+        raise ValueError("a text")
+    return found
+
+
+def place(env, method: str) -> str:
+    """'step (vowels.py:20)': where a method begins."""
+    code = getattr(getattr(type(env), method, None), "__code__", None)
+    return f"{method} ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else method
+
+
+def shown(value) -> str:
+    return printable(repr(value)[:100])
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from spellchecker import SpellChecker
 
 from env_letters import STYLES, Letters, Task, habit_of, make_task, question, score_reply, words_between, write_reply
+from lab.trust import overlap
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 300  # seeds a tier
@@ -187,6 +188,17 @@ def test_a_task_depends_on_its_seed_and_tier_alone():
 
 def test_different_seeds_give_different_tasks():
     assert len({task.text for task in tasks_of(6)}) == N
+
+
+def test_how_many_held_out_words_were_trained_on_is_what_the_page_says():
+    page = " ".join((ROOT / "docs" / "letters.md").read_text().split())
+    (n, texts, again), others = overlap.seen(5), [overlap.seen(tier) for tier in (1, 2, 3, 4, 6)]
+    assert f"{texts} of tier 5's {n} held-out tasks have a word" in page and again == 0
+    assert f"its list has {len(words_between(15, 35)):,} words" in page
+    assert max(seen for _, seen, _ in others[:4]) == 5 and "of tiers 1 to 4, five or fewer" in page and others[4] == (256, 0, 0)
+    assert not any(again for *_, again in others)
+    by_rl = {task.text for task in overlap.tasks(5, range(150 * 8))}  # counted in another way
+    assert f"({sum(task.text in by_rl for task in overlap.tasks(5, range(2 * 10**9, 2 * 10**9 + 256)))} by GRPO's tasks alone)" in page
 
 
 def test_tasks_do_not_depend_on_the_hash_seed_of_the_process():

@@ -3,12 +3,18 @@ and each task, learning rate and refusal is the one that is written.
 """
 
 import json
+import re
 from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+import evaluate
 import settings
+from bookkeeping import guard
 from bookkeeping.folder import resume_folder
+from bookkeeping.guard import check_environment, preflight
 from evaluate import take_typed
 from settings import Config
 
@@ -93,3 +99,173 @@ def test_resume_refuses_another_experiment_that_is_typed_as_the_default(tmp_path
     cfg, typed = settings.command_line(["--resume", str(tmp_path), *words])
     with pytest.raises(SystemExit, match="cannot change on --resume"):
         resume_folder(cfg, typed)
+
+
+# ------------------------------------------------------------------------------------------------ an environment of one's own
+
+GOOD = """
+import random
+class Sums:
+    think, tools, max_turns = True, None, 2
+    def reset(self, seed):
+        rng = random.Random(seed)
+        self.a, self.b, self.said = rng.randint(0, 99), rng.randint(0, 99), []
+        return [{"role": "user", "content": f"{self.a} + {self.b}?"}]
+    def step(self, reply):
+        self.said.append(reply)
+        return ([], True) if len(self.said) == 2 else ([{"role": "user", "content": "And again?"}], False)
+    def score(self):
+        right = sum(reply == str(self.a + self.b) for reply in self.said) / 2
+        return {"reward": right, "exact": float(right == 1)}
+    def expert_reply(self):
+        return str(self.a + self.b)
+"""
+RESET = 'return [{"role": "user", "content": f"{self.a} + {self.b}?"}]'
+STEP = "self.said.append(reply)"
+SCORE = 'return {"reward": right, "exact": float(right == 1)}'
+EXPERT = "return str(self.a + self.b)"
+WRONG = {  # what is wrong: (old, new, what must be said)
+    "the seed is not used": ("random.Random(seed)", "random.Random()", "reset (sums.py:5) gave two openings for one seed"),
+    "every seed is the same": ("random.Random(seed)", "random.Random(7)", "reset (sums.py:5) gave the same opening for every seed"),
+    "no seed beyond a list": ("rng = random.Random(seed)", "rng = [random.Random(i) for i in range(100)][seed]", "reset failed: IndexError: list index out of range (sums.py:6)"),
+    "no list": (RESET, 'return "1 + 1?"', "reset (sums.py:5) returned '1 + 1?', and not a list of messages"),
+    "no messages": (RESET, "return []", "reset (sums.py:5) returned [], and not"),
+    "content is a number": (RESET, 'return [{"role": "user", "content": self.a}]', "reset (sums.py:5) returned [{'role': 'user', 'content': "),
+    "a message is a text": (RESET, 'return ["1 + 1?"]', "reset (sums.py:5) returned ['1 + 1?'], and not a list of messages"),
+    "a role is missing": (RESET, 'return [{"content": "?"}]', "reset (sums.py:5)"),
+    "step tells nothing": ("return ([], True) if", "None if", "step (sums.py:9) returned None, and not (new messages, is it over?)"),
+    "step forgets that it may be over": ("return ([], True) if", "return [] if", "step (sums.py:9) returned []"),
+    "over is a string": ("([], True)", '([], "yes")', "step (sums.py:9) returned ([], 'yes')"),
+    "nothing new to answer": ('([{"role": "user", "content": "And again?"}], False)', "([], False)", "step (sums.py:9) returned ([], False)"),
+    "it never ends": ("len(self.said) == 2", "False", "step (sums.py:9) did not end an episode of the expert"),
+    "step raises": (STEP, 'self.said.append({}["x"])', "step failed: KeyError: 'x' (sums.py:10)"),
+    "an empty reply raises": (STEP, STEP + "; reply[0]", "step failed: IndexError: string index out of range (sums.py:10)"),
+    "the score is a number": (SCORE, "return right", "score (sums.py:12) returned 0.0, and not a dict"),
+    "there is no reward": (SCORE, 'return {"exact": 1.0}', "score (sums.py:12) returned {'exact': 1.0}, and not"),
+    "the reward is text": (SCORE, 'return {"reward": "high"}', "score (sums.py:12) returned {'reward': 'high'}"),
+    "the reward is no number": (SCORE, 'return {"reward": float("nan")}', "score (sums.py:12) returned {'reward': nan}"),
+    "the expert is speechless": (EXPERT, "pass", "expert_reply (sums.py:15) returned None, and not a text"),
+    "the expert earns nothing": (EXPERT, 'return "?"', "the expert earns 0 and an empty reply 0"),
+    "silence is paid": (SCORE, 'return {"reward": 1.0 if self.said == ["", ""] else right}', "the expert earns 1 and an empty reply 1"),
+    "an episode that was cut cannot be scored": ("right = sum(reply == str(self.a + self.b) for reply in self.said) / 2",
+                                                 "right = float(self.said[1] == str(self.a + self.b))", "score failed: IndexError: list index out of range (sums.py:13)"),
+    "think is a text": ("think, tools, max_turns = True, None, 2", 'think, tools, max_turns = "yes", None, 2', "think is 'yes', and not True or False"),
+    "tools are a text": ("think, tools, max_turns = True, None, 2", 'think, tools, max_turns = True, "add", 2', "tools is 'add', and not None or a list"),
+    "it hangs": ("rng = random.Random(seed)", "while True: pass", "reset failed: Hung: no answer within 0.2 seconds (sums.py:6)"),
+}  # fmt: skip
+
+
+def sums(folder, old: str = "", new: str = "", **flags) -> Config:
+    """The Config of a run on the environment above, with one change."""
+    assert GOOD.count(old) == 1 or not old
+    (folder / "sums.py").write_text(GOOD.replace(old, new) if old else GOOD)
+    settings.yours.cache_clear()
+    return Config(env=f"{folder}/sums.py:Sums", **flags)
+
+
+def test_an_environment_as_it_should_be_passes(tmp_path):
+    preflight(sums(tmp_path))
+    page = (Path(__file__).resolve().parents[1] / "docs" / "fork.md").read_text()
+    (tmp_path / "vowels.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    preflight(Config(env=f"{tmp_path}/vowels.py:Vowels"))
+    for env in ("letters", "alphabet", "swarm"):  # the built-in ones are tested here, and not before every run
+        cfg = Config(env=env)
+        settings.check(cfg)
+        check_environment(partial(settings.make_env, cfg, cfg.difficulty))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_with_an_environment_is_said_with_its_method_and_line_before_a_model_is_loaded(tmp_path, monkeypatch, what):
+    monkeypatch.setattr(guard, "ENV_SECONDS", 0.2)
+    *change, words = WRONG[what]
+    with pytest.raises(ValueError) as told:
+        preflight(sums(tmp_path, *change))
+    said = str(told.value)
+    assert words in said and said.startswith(f"--env {tmp_path}/sums.py:Sums: ") and "docs/fork.md" in said and "\n" not in said
+
+
+def test_without_sft_nobody_needs_an_expert(tmp_path):
+    preflight(sums(tmp_path, EXPERT, "raise NotImplementedError", sft_steps=0))
+    with pytest.raises(ValueError, match="expert_reply failed: NotImplementedError"):
+        preflight(sums(tmp_path, EXPERT, "raise NotImplementedError"))
+
+
+def test_eval_only_of_an_environment_that_was_broken_since_says_so_at_once(tmp_path):
+    cfg = sums(tmp_path, STEP, "pass")
+    saved(tmp_path, env=cfg.env)
+    (tmp_path / "checkpoint").mkdir()
+    given, typed = settings.command_line(["--eval-only", str(tmp_path), "--env", cfg.env])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "find_checkpoint", lambda folder: folder)
+        patch.setattr(evaluate, "load_policy", lambda *_: pytest.fail("a model was loaded"))
+        with pytest.raises(ValueError, match="step .sums.py:9. did not end an episode"):
+            evaluate.evaluate_only(given, typed)
+
+
+# ------------------------------------------------------------------------------------------------ refusals and notes
+
+
+def refused(**flags) -> str:
+    with pytest.raises(ValueError) as told:
+        settings.check(Config(**flags))
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_until_converged_needs_an_update_to_begin_with():
+    """A13: it divided by the number of rewards so far, none."""
+    assert refused(until_converged=True, updates=0).startswith("--updates 0: --until-converged ")
+    settings.check(Config(until_converged=True, updates=1))
+    settings.check(Config(updates=0))
+
+
+def test_a_group_is_of_two_or_more_and_k_0_is_not_advised_to_become_1():
+    for k in (0, 1, -3):
+        said = refused(k=k)
+        assert said.startswith(f"--k {k}: ") and "at least 2" in said and "at least 1" not in said
+    assert refused(k=0, baseline="batch") == "--k 0: must be at least 1"
+    settings.check(Config(k=1, baseline="batch"))
+
+
+def test_a_file_without_its_class_is_told_which_classes_it_has(tmp_path):
+    (tmp_path / "two.py").write_text("class One:\n    pass\n\nclass Two(One):\n    pass\n")
+    assert refused(env=f"{tmp_path}/two.py") == f"--env {tmp_path}/two.py: give FILE.py:CLASS; its classes are One, Two"
+    assert "its classes are Task, Letters" in refused(env="env_letters.py")
+    (tmp_path / "none.py").write_text("x = 1\n")
+    assert refused(env=f"{tmp_path}/none.py") == f"--env {tmp_path}/none.py: give FILE.py:CLASS; there is no class in it"
+    assert "or FILE.py:CLASS" in refused(env="nowhere.py")
+
+
+@pytest.mark.parametrize("words, told", [
+    (["--env", "sums.py:Sums", "--reward", "binary", "--no-think", "--k", "4"], "--env sums.py:Sums does not read --reward, --think"),
+    (["--env", "sums.py:Sums", "--difficulty=6"], "--env sums.py:Sums does not read --difficulty"),
+    (["--env", "alphabet", "--difficulty", "6", "--swarm-floor", "1", "--max-turns", "3"], "--env alphabet does not read --difficulty, --swarm-floor"),
+    (["--env", "swarm", "--min-turns", "1", "--no-eval-other-tiers"], "--env swarm does not read --eval-other-tiers, --min-turns"),
+    (["--swarm-version", "0.1"], "--env letters does not read --swarm-version"),
+    (["--reward", "binary", "--difficulty", "3", "--sft-style", "bare"], ""),
+    (["--env", "swarm", "--difficulty", "easy", "--swarm-quality", "1", "--no-think"], ""),
+    (["--resume", "runs/x", "--min-turns", "1"], ""),  # there the folder says which environment it is
+])  # fmt: skip
+def test_flags_that_the_environment_does_not_read_are_named(capsys, words, told):
+    settings.command_line(words)
+    assert capsys.readouterr().out.strip() == (f"{told}; {'they change' if ',' in told else 'it changes'} nothing" if told else "")
+
+
+def test_every_flag_of_a_task_is_read_by_some_environment():
+    section = Path(settings.__file__).read_text().partition("    # letters\n")[2].partition("    # policy\n")[0]
+    names = set(re.findall(r"^    (\w+):", section, re.M)) | {"difficulty", "think", "sft_style", "eval_other_tiers"}
+    assert set().union(*settings.READS.values()) == names and set(settings.READS) == set(settings.BY_ENV)
+
+
+@pytest.mark.parametrize("asked, path, kept", [
+    ("auto", str(settings.MODELS / "pico_base"), "pico_base"),  # a name: another machine has it elsewhere
+    ("auto", "Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-4B-Instruct-2507"),
+    ("my/model", "my/model", "my/model"),
+    ("models/pico_base", "models/pico_base", "models/pico_base"),  # as it was typed
+    ("auto", "", "auto"),
+])  # fmt: skip
+def test_a_run_keeps_the_model_that_auto_chose(capsys, asked, path, kept):
+    """A17: with `auto` in its config.json, a run resumed on another machine would meet another model."""
+    cfg = Config(model=asked)
+    settings.complete(cfg, 1_000_000, "because", path)
+    assert cfg.model == kept and capsys.readouterr().out.startswith("because\n")
