@@ -24,12 +24,15 @@ def make_sampler(cfg, policy: Policy):
     has_vllm = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
     if has_vllm and cfg.engine == "auto" and parallel.world() > 1:
         print("several processes train, so our own sampler samples (--async-rollouts 1 uses vLLM)")
-        return TorchSampler(policy)
+        has_vllm = False
     if cfg.engine == "vllm" or (cfg.engine == "auto" and has_vllm):
         from fast.vllm_engine import VllmSampler
 
         return VllmSampler(policy, cfg.vllm_memory)
-    return TorchSampler(policy)
+    sampler = TorchSampler(policy)
+    if parallel.rank() == 0:
+        print(sampler.decoder.why)
+    return sampler
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fast.decoder import FastDecoder, PlainDecoder, folded, holes, make_decoder
 from fast.engine import make_sampler
 from fast.sampler import TorchSampler
 from fast.vllm_engine import VllmSampler
-from policy import PlainSampler, draw
+from policy import PlainSampler, Policy, draw
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
 PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]
@@ -126,6 +126,67 @@ def test_in_bfloat16_the_fast_decoder_is_as_near_to_float32_as_the_model_is(load
         error = lambda decoder: (exact.exp() * (logits(decoder(policy)) - exact).abs()).sum(-1).mean()
         fast, plain = error(FastDecoder), error(PlainDecoder)
     assert 0 < fast < 1.5 * plain
+
+
+def deep(small, seed: int = 0):
+    """36 layers of random weights in bfloat16, of the architecture of a small one: what rounding does to a 4B."""
+    sizes = small.lm.config.to_dict() | {"num_hidden_layers": 36, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    sizes.pop("layer_types", None)
+    torch.manual_seed(seed)
+    lm = type(small.lm)(type(small.lm.config)(**sizes)).to(torch.bfloat16).eval()
+    return Policy(lm, None, frozenset({2}), "deep", 0, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind, seed):
+    decoder = make_decoder(deep(load(kind), seed))
+    assert isinstance(decoder, FastDecoder) and decoder.why.startswith("fast decoder: its log-probs are 0.")
+
+
+def forget_norm(decoder):
+    for w in decoder.layers[:1]:
+        w["norm2"] = torch.ones_like(w["norm2"]) * 1.5
+
+
+def turn_wrongly(decoder):
+    n = decoder.layers[0]["qkv"][0]
+    n[:8] = n[:8].flip(0)
+
+
+@pytest.mark.parametrize("wrong", [forget_norm, turn_wrongly])
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_in_bfloat16_a_mistake_in_one_of_36_layers_refuses_the_fast_decoder(load, monkeypatch, kind, wrong):
+    sync = FastDecoder.sync
+
+    def mistaken(self):
+        sync(self)
+        wrong(self)
+
+    monkeypatch.setattr(FastDecoder, "sync", mistaken)
+    decoder = make_decoder(deep(load(kind)))
+    assert isinstance(decoder, PlainDecoder), decoder.why
+    assert "nats from the model's, rounding alone 0." in decoder.why
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("x"), RuntimeError("CUDA error: an illegal memory access"), *(
+    [torch.AcceleratorError("device-side assert", 1)] if hasattr(torch, "AcceleratorError") else [])])  # fmt: skip
+def test_an_error_of_the_card_is_not_taken_for_another_architecture(tiny, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(FastDecoder, "prefill", fails)
+    with pytest.raises(type(error)):
+        make_decoder(tiny)
+    monkeypatch.setattr(FastDecoder, "prefill", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    assert make_decoder(tiny).why.startswith("plain decoder, many times slower than the fast one: another architecture (RuntimeError")
+
+
+def test_which_decoder_was_chosen_is_printed_with_its_reason(load, capsys):
+    cfg = SimpleNamespace(plain=False, engine="torch")
+    for kind, told in (("qwen3", "fast decoder: its log-probs are "), ("llama_dynamic", "plain decoder, many times slower")):
+        make_sampler(cfg, load(kind))
+        assert capsys.readouterr().out.splitlines()[-1].startswith(told)
 
 
 @pytest.mark.parametrize("kind", PLAIN)
