@@ -5,11 +5,9 @@ All three have the interface of fast/sampler.TorchSampler: sync, asleep, sample.
 Run me: `python -m fast.engine` says which one samples from pico_base here.
 """
 
-import importlib.util
-
 from fast import parallel
 from fast.sampler import TorchSampler
-from policy import PlainSampler, Policy
+from policy import PlainSampler, Policy, engine_of
 
 
 def make_sampler(cfg, policy: Policy):
@@ -19,9 +17,9 @@ def make_sampler(cfg, policy: Policy):
     if cfg.engine == "vllm" and parallel.world() > 1:  # it would take our process group for its own
         raise ValueError(
             "--engine vllm in several processes needs one of its own beside each of them; "
-            "add --async-rollouts 1"
+            "add --async-rollouts 1 (for a 4B also --gradient-checkpointing: 94 GiB without)"
         )
-    has_vllm = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
+    has_vllm = engine_of(policy.device) == "vllm"
     if has_vllm and cfg.engine == "auto" and parallel.world() > 1:
         print("several processes train, so our own sampler samples (--async-rollouts 1 uses vLLM)")
         has_vllm = False
@@ -30,8 +28,12 @@ def make_sampler(cfg, policy: Policy):
 
         return VllmSampler(policy, cfg.vllm_memory)
     sampler = TorchSampler(policy)
-    if parallel.rank() == 0:
-        print(sampler.decoder.why)
+    if policy.device.type == "cuda" and policy.lora_rank == 0:
+        size = policy.n_parameters * 4 / 2**30
+        print(
+            f"--lora-rank 0: our sampler holds a float32 copy of the weights, {size:.1f} GiB more"
+        )
+    print(sampler.decoder.why)
     return sampler
 
 
