@@ -137,7 +137,7 @@ class FastDecoder:
             q, k, v = heads.split([self.n_q, self.n_kv, self.n_kv], 1)  # [G, H, S, d] each
             keys, values = self.prompts[layer][:, :, :, : slot + S]  # [G, Hkv, slot+S, d]
             keys[:, :, slot:], values[:, :, slot:] = k, v
-            out = F.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=True)
+            out = attention(q, keys, values, mask)
             return out.transpose(1, 2).reshape(G * S, -1)
 
         return self.forward(ids, (here - self.pad[:, None]).clamp(min=0), attend)
@@ -291,6 +291,27 @@ class FastDecoder:
         self.pad, self.columns = self.pad[lines], columns
         for i, some in enumerate(rows.values()):
             self.place[some] = torch.arange(len(some), device=device) + i * columns
+
+
+def attention(q, keys, values, mask) -> torch.Tensor:
+    """Queries [G, Hq, S, d] attend to keys and values [G, Hkv, n, d] where mask [G, 1, S, n] says.
+
+    With a mask, enable_gqa leaves a card only the kernel that writes all scores down, [G, Hq, S, n]
+    in float32: 20 GB in swarm. So there the queries that share a head of keys become more queries
+    of that head, which any kernel can do; no keys are copied.
+    """
+    if q.device.type != "cuda":
+        return F.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=True)
+    return grouped_attention(q, keys, values, mask)
+
+
+def grouped_attention(q, keys, values, mask) -> torch.Tensor:
+    """The same without enable_gqa."""
+    (G, Hq, S, d), H = q.shape, keys.shape[1]
+    g = Hq // H
+    q = q.reshape(G, H, g * S, d)  # heads h·g … h·g+g-1 look at head h
+    out = F.scaled_dot_product_attention(q, keys, values, mask.repeat(1, 1, g, 1))
+    return out.view(G, Hq, S, d)
 
 
 class PlainDecoder:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fast import decoder as decoder_room
 from fast.decoder import FastDecoder, PlainDecoder, folded, holes, make_decoder
 from fast.engine import make_sampler
 from fast.sampler import TorchSampler
@@ -126,6 +127,29 @@ def test_in_bfloat16_the_fast_decoder_is_as_near_to_float32_as_the_model_is(load
         error = lambda decoder: (exact.exp() * (logits(decoder(policy)) - exact).abs()).sum(-1).mean()
         fast, plain = error(FastDecoder), error(PlainDecoder)
     assert 0 < fast < 1.5 * plain
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (8, 1), (6, 6)])
+def test_attention_for_a_card_is_attention(heads):
+    """On CUDA, enable_gqa with a mask would write all scores down; there the queries are grouped instead."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, n, length, 16, generator=rng) for n, length in ((heads[0], 5), (heads[1], 12), (heads[1], 12)))
+    mask = torch.rand(3, 1, 5, 12, generator=rng) < 0.6
+    mask[..., 0] = True
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    assert torch.equal(decoder_room.attention(q, k, v, mask), expected)  # on a CPU as it was
+    assert torch.allclose(decoder_room.grouped_attention(q, k, v, mask), expected, atol=1e-6)
+
+
+def test_on_a_card_reading_and_resuming_use_the_grouped_one(load, monkeypatch, naive_logprobs):
+    monkeypatch.setattr(decoder_room, "attention", decoder_room.grouped_attention)
+    policy, prompts = with_stops(load("qwen3"), range(1024)), random_prompts(4, 19)
+    sampler = TorchSampler(policy)
+    assert isinstance(sampler.decoder, FastDecoder)
+    first = sampler.sample(prompts, 1, 3, 1.0, grid(2, 1), keep=True)
+    longer = [p + s.token_ids + [7, 8, 9] for p, (s,) in zip(prompts, first)]
+    second = sampler.sample(longer, 1, 3, 1.0, grid(2, 1), [s.cache for (s,) in first])
+    assert_logprobs_are_the_models(policy, naive_logprobs, longer, second, 1.0)
 
 
 def deep(small, seed: int = 0):
