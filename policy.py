@@ -215,10 +215,15 @@ def choose_model(
         return str(small), f"{card} are too few for {list(SIZES)[-1]} and {env}, {fallback}"
     for model, settings in fitting.items():
         if where := where_is(model):
-            flags = [f"--{key.replace('_', '-')} {value}" for key, value in settings.items()]
-            how = " ".join(flags).replace(" True", "") or "the defaults"
+            how = typed(settings) or "the defaults"
             return model, f"{model} from {where}: the largest that fits {card}, with {how}"
     return str(small), f"the hub cannot be reached for {', '.join(fitting)}, {fallback}"
+
+
+def typed(settings: dict) -> str:
+    """Settings as they are typed: --micro-tokens 4096 --gradient-checkpointing."""
+    flags = (f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
+    return " ".join(flags).replace(" True", "")
 
 
 def pick_device(device: str) -> str:

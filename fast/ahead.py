@@ -18,8 +18,8 @@ names. So a message never fills the pipe, and a process that is killed in the mi
 nothing half read. It is started again and given its open jobs, and plays the very same episodes.
 
 On a GPU the second process holds weights of its own. Nothing is lent between the two, so vLLM's
-share of the card has to fit beside the trainer: 94 GiB for Qwen3-4B and the defaults, 46 with
---gradient-checkpointing (computed). What would not fit is refused.
+share of the card has to fit beside the trainer: 94 GiB for Qwen3-4B and the defaults, 68 with
+--micro-tokens 4096 (computed). What would not fit is refused.
 
 Run me: `python -m fast.ahead` plays three batches ahead, and kills the second process on the way.
 """
@@ -41,7 +41,7 @@ import torch
 from fast import parallel
 from fast.engine import make_sampler
 from fast.memory import give_back_memory, memory_folder, sweep
-from policy import SIZES, Policy, card_memory, engine_of, first_line, needed
+from policy import MENDS, SIZES, Policy, card_memory, engine_of, first_line, needed, typed
 from rollout import Episode, play
 
 # Where the seconds of an update go. In turn, all but "wait" come one after the other.
@@ -353,10 +353,8 @@ def check_room_for_two(cfg, policy: Policy) -> None:
     )
     card = card_memory(policy.device)
     if gib({}) > card:
-        less = gib({"gradient_checkpointing": True})
-        advice = "without --async-rollouts"
-        if less <= card:
-            advice = f"--gradient-checkpointing, which makes it {less:.0f}"
+        fits = next((mend for mend in MENDS if gib(mend) < card), None)
+        advice = f"{typed(fits)}, which makes it {gib(fits):.0f}" if fits else "it without"
         raise ValueError(
             f"--async-rollouts {cfg.async_rollouts}: a second process on the same card needs "
             f"weights and a cache of its own, together about {gib({}):.0f} GiB of {card:.0f} "

@@ -17,7 +17,7 @@ def make_sampler(cfg, policy: Policy):
     if cfg.engine == "vllm" and parallel.world() > 1:  # it would take our process group for its own
         raise ValueError(
             "--engine vllm in several processes needs one of its own beside each of them; "
-            "add --async-rollouts 1 (for a 4B also --gradient-checkpointing: 94 GiB without)"
+            "add --async-rollouts 1 (for a 4B also --micro-tokens 4096: 94 GiB without)"
         )
     has_vllm = engine_of(policy.device) == "vllm"
     if has_vllm and cfg.engine == "auto" and parallel.world() > 1:

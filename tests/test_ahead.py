@@ -235,13 +235,13 @@ def test_two_processes_that_do_not_fit_one_card_are_refused_with_the_numbers(mon
     cfg = SimpleNamespace(
         async_rollouts=1, env="letters", engine="vllm", micro_tokens=8192, gradient_checkpointing=False, vllm_memory=0.3, threads=1
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"about 94 GiB of 79 .computed.; try --gradient-checkpointing, which makes it 4\d$") as caught:
+    with pytest.raises(ValueError, match=r"about 94 GiB of 79 .computed.; try --micro-tokens 4096, which makes it 6\d$") as caught:
         ahead_room.open_rollouts(cfg, big, None, None, None)
     assert "\n" not in str(caught.value)
-    cfg.gradient_checkpointing = True
+    cfg.micro_tokens = 4096
     ahead_room.check_room_for_two(cfg, big)
     for spared in (dict(device=torch.device("cpu")), dict(name="owner/another"), dict(lora_rank=0)):
-        ahead_room.check_room_for_two(SimpleNamespace(**vars(cfg) | {"gradient_checkpointing": False}), SimpleNamespace(**vars(big) | spared))
+        ahead_room.check_room_for_two(SimpleNamespace(**vars(cfg) | {"micro_tokens": 8192}), SimpleNamespace(**vars(big) | spared))
 
 
 # ---------------------------------------------------------------------------------------------- killed
