@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import settings
-from bookkeeping.guard import guarded, one_sentence, other_opening
+from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
 from bookkeeping.run import finished, open_run
 from evaluate import evaluate_only, evaluate_policy
 from fast import parallel
@@ -34,10 +34,10 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     run = open_run(cfg, typed)  # its folder, and what an earlier process left in it
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
     first = parallel.rank() == 0  # of several processes; choose_model may ask the hub
-    path, why = parallel.from_first(choose_model(cfg.model, cfg.env) if first else None)
+    path, why = parallel.from_first(choose_model(cfg.model, cfg.env, cfg.device) if first else None)
     load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     policy = load()
-    settings.complete(cfg, policy.n_parameters, why)
+    settings.complete(cfg, policy.n_parameters, why, path)
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     new_env, tasks = partial(guarded, make_env, cfg), partial(task_seeds, cfg)
@@ -100,8 +100,8 @@ def main() -> None:
         if cfg.eval_only:
             return evaluate_only(cfg, typed)
         if not cfg.resume and parallel.rank() == 0:
-            settings.check(cfg)
-            check_names(cfg)
+            for refuse in (settings.check, check_names, preflight):
+                refuse(cfg)
         train(cfg, typed)
         parallel.stop()
 

@@ -18,7 +18,8 @@ names. So a message never fills the pipe, and a process that is killed in the mi
 nothing half read. It is started again and given its open jobs, and plays the very same episodes.
 
 On a GPU the second process holds weights of its own. Nothing is lent between the two, so vLLM's
-share of the card has to fit beside the trainer.
+share of the card has to fit beside the trainer: 94 GiB for Qwen3-4B and the defaults, 68 with
+--micro-tokens 4096 (computed). What would not fit is refused.
 
 Run me: `python -m fast.ahead` plays three batches ahead, and kills the second process on the way.
 """
@@ -40,7 +41,7 @@ import torch
 from fast import parallel
 from fast.engine import make_sampler
 from fast.memory import give_back_memory, memory_folder, sweep
-from policy import Policy, first_line
+from policy import MENDS, SIZES, Policy, card_memory, engine_of, first_line, needed, typed
 from rollout import Episode, play
 
 # Where the seconds of an update go. In turn, all but "wait" come one after the other.
@@ -338,6 +339,27 @@ class Ahead:
         self.second.close()
 
 
+def check_room_for_two(cfg, policy: Policy) -> None:
+    """ValueError if trainer and second process, on one card, take more than it has (computed)."""
+    if policy.device.type != "cuda" or policy.name not in SIZES or policy.lora_rank == 0:
+        return  # nobody has computed it
+    engine = engine_of(policy.device) if cfg.engine == "auto" else cfg.engine
+    names = ("micro_tokens", "gradient_checkpointing", "vllm_memory")
+    chosen = {name: getattr(cfg, name) for name in names}
+    gib = lambda more: needed(
+        policy.name, cfg.env, policy.device, engine, chosen | more, ahead=True
+    )
+    card = card_memory(policy.device)
+    if gib({}) > card:
+        fits = next((mend for mend in MENDS if gib(mend) < card), None)
+        advice = f"{typed(fits)}, which makes it {gib(fits):.0f}" if fits else "it without"
+        raise ValueError(
+            f"--async-rollouts {cfg.async_rollouts}: a second process on the same card needs "
+            f"weights and a cache of its own, together about {gib({}):.0f} GiB of {card:.0f} "
+            f"(computed); try {advice}"
+        )
+
+
 def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_seeds: Callable):
     """Who plays the episodes: this process (InTurn) or, with --async-rollouts, a second (Ahead).
 
@@ -349,6 +371,7 @@ def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_
     torch.set_num_threads(half if cfg.async_rollouts else threads)
     if not cfg.async_rollouts:
         return InTurn(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
+    check_room_for_two(cfg, policy)
     weights = sum(p.numel() * p.element_size() for p in policy.trainable().values())
     needed = (cfg.async_rollouts + 2) * weights  # every open job carries them
     second = SecondProcess(load, partial(make_sampler, cfg), half, needed)

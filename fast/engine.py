@@ -5,26 +5,31 @@ All three have the interface of fast/sampler.TorchSampler: sync, asleep, sample.
 Run me: `python -m fast.engine` says which one samples from pico_base here.
 """
 
-import importlib.util
-
 from fast import parallel
 from fast.sampler import TorchSampler
-from policy import PlainSampler, Policy
+from policy import PlainSampler, Policy, engine_of
 
 
 def make_sampler(cfg, policy: Policy):
     """The engine: plain, or vLLM if asked for (cfg.engine) or installed beside a GPU, or ours."""
     if cfg.plain:
         return PlainSampler(policy)
-    has_vllm = policy.device.type == "cuda" and importlib.util.find_spec("vllm")
+    has_vllm = engine_of(policy.device) == "vllm"
     if has_vllm and cfg.engine == "auto" and parallel.world() > 1:
         print("several processes train, so our own sampler samples (--async-rollouts 1 uses vLLM)")
-        return TorchSampler(policy)
+        has_vllm = False
     if cfg.engine == "vllm" or (cfg.engine == "auto" and has_vllm):
         from fast.vllm_engine import VllmSampler
 
         return VllmSampler(policy, cfg.vllm_memory)
-    return TorchSampler(policy)
+    sampler = TorchSampler(policy)
+    if policy.device.type == "cuda" and policy.lora_rank == 0:
+        size = policy.n_parameters * 4 / 2**30
+        print(
+            f"--lora-rank 0: our sampler holds a float32 copy of the weights, {size:.1f} GiB more"
+        )
+    print(sampler.decoder.why)
+    return sampler
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ Run me: `python -m fast.logprobs` compares a group with the plain way, in number
 import torch
 import torch.nn.functional as F
 
-from policy import Policy
+from policy import Policy, in_bfloat16
 
 CHUNK = 1024  # tokens whose logits exist at once
 LOGITS = 2**22  # but on a CPU no more than so many logits: 16 MB
@@ -166,7 +166,7 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: i
     at a time (None: CHUNK), and the backward pass computes each chunk's logits again (Head).
     """
     lm, cuda = policy.lm, ids.device.type == "cuda"
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=cuda):
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bfloat16(ids.device)):
         hidden, targets = hidden_states(lm, ids, mask), ids[:, 1:][mask]  # [M, D], [M]
     head = lm.get_output_embeddings()
     cap = getattr(lm.config, "final_logit_softcapping", None)  # Gemma 2 and 3

@@ -203,4 +203,4 @@ if __name__ == "__main__":
         gap, text = largest_gap(policy, prompt, s), policy.tokenizer.decode(s.token_ids)
         print(f"log-prob {sum(s.logprobs):7.2f}, {gap:.0e} from a plain forward pass   {text!r}")
         assert gap < 1e-4
-    print("decoder:", type(sampler.decoder).__name__)
+    print(sampler.decoder.why)

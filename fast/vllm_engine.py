@@ -47,7 +47,7 @@ import torch
 
 from fast.memory import memory_folder
 from fast.sampler import demo_prompt, largest_gap
-from policy import Policy, Sample, first_line
+from policy import Policy, Sample, first_line, in_bfloat16
 
 # Tokens of a conversation. vLLM sizes its tables by it: Qwen3-4B's 262,144 would cost gigabytes.
 LONGEST = 32768
@@ -76,7 +76,9 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int):
     longest = getattr(policy.lm.config, "max_position_embeddings", None) or LONGEST
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
-        "dtype": "bfloat16" if cuda else "float32",  # what the trainer computes in
+        "dtype": "bfloat16"
+        if in_bfloat16(policy.device)
+        else "float32",  # what the trainer computes in
         "max_model_len": min(LONGEST, longest),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,

@@ -20,7 +20,7 @@ from env_alphabet import Alphabet
 from fast import ahead as ahead_room
 from fast.ahead import RESTARTS, Job, SecondProcess, player
 from fast.sampler import Sample, TorchSampler
-from policy import PICO, load_policy
+from policy import BIG, PICO, load_policy
 from rollout import play
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -225,6 +225,23 @@ def test_an_evaluation_of_conversations_is_played_in_slices_if_the_sampler_asks_
     assert ahead_room.play_job(policy, sampler, job)[0] == sliced  # the second process does so, too
     assert seen == asked * 2
     assert [(g[0].seed, g[0].token_ids, g[0].reward) for g in sliced] == [(g[0].seed, g[0].token_ids, g[0].reward) for g in whole]
+
+
+def test_two_processes_that_do_not_fit_one_card_are_refused_with_the_numbers(monkeypatch):
+    """Several cards with vLLM: each holds a trainer and a second process. An A100 has 79 GiB."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=79.1 * 2**30))
+    big = SimpleNamespace(device=torch.device("cuda"), name=BIG, lora_rank=32)
+    cfg = SimpleNamespace(
+        async_rollouts=1, env="letters", engine="vllm", micro_tokens=8192, gradient_checkpointing=False, vllm_memory=0.3, threads=1
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"about 94 GiB of 79 .computed.; try --micro-tokens 4096, which makes it 6\d$") as caught:
+        ahead_room.open_rollouts(cfg, big, None, None, None)
+    assert "\n" not in str(caught.value)
+    cfg.micro_tokens = 4096
+    ahead_room.check_room_for_two(cfg, big)
+    for spared in (dict(device=torch.device("cpu")), dict(name="owner/another"), dict(lora_rank=0)):
+        ahead_room.check_room_for_two(SimpleNamespace(**vars(cfg) | {"micro_tokens": 8192}), SimpleNamespace(**vars(big) | spared))
 
 
 # ---------------------------------------------------------------------------------------------- killed

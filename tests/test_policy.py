@@ -1,14 +1,16 @@
 """Protects the policy: LoRA that starts as the base and leaves it alone, and errors in one sentence."""
 
+import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import policy as policy_module
 from fast.logprobs import token_logprobs
-from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, choose_model, load_policy
+from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, choose_model, load_policy, settings_that_fit
 
 ROOT = Path(policy_module.__file__).resolve().parent
 
@@ -225,3 +227,79 @@ def test_a_model_named_by_folder_is_that_folder_from_wherever_we_start(model_fol
     monkeypatch.chdir(tmp_path)
     for folder in (model_folder("qwen3"), str(PICO), str(PICO_SWARM)):
         assert Path(choose_model(folder)[0]).samefile(folder)
+
+
+# ---------------------------------------------------------------------------------------------- which model fits a card
+
+B16, T17, SIX = policy_module.SIZES  # the 4B, the 1.7B, the 0.6B
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """card(GiB, compute capability, vllm): this machine has such a card, a hub, and vLLM or not."""
+
+    def put_in(memory: float, capability=(8, 0), vllm: bool = False, hub=lambda model: "the hub"):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory * 2**30))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: vllm if name == "vllm" else None)
+        monkeypatch.setattr(policy_module, "where_is", hub)
+
+    return put_in
+
+
+@pytest.mark.parametrize(
+    "memory, capability, vllm, env, model, flags",
+    [
+        (79.1, (8, 0), True, "letters", B16, {}),
+        (79.1, (8, 0), False, "letters", B16, {}),  # 69.6
+        (139.7, (9, 0), True, "swarm", B16, {}),
+        (79.1, (8, 0), True, "swarm", B16, {"gradient_checkpointing": True}),  # an episode alone exceeds micro_tokens
+        (39.4, (8, 0), False, "letters", B16, {"gradient_checkpointing": True}),
+        (39.4, (8, 0), True, "letters", B16, {"engine": "torch", "gradient_checkpointing": True}),  # 0.3 of it are too few for vLLM
+        (23.6, (8, 9), False, "letters", B16, {"gradient_checkpointing": True}),
+        (23.6, (8, 9), False, "swarm", SIX, {"gradient_checkpointing": True}),
+        (15.7, (8, 6), False, "letters", T17, {"gradient_checkpointing": True}),
+        (14.6, (7, 5), True, "letters", SIX, {"gradient_checkpointing": True}),  # a T4: float32, and no vLLM
+        (5.0, (8, 6), False, "letters", None, None),
+    ],
+)
+def test_auto_takes_the_largest_model_and_the_mildest_settings_that_fit(card, memory, capability, vllm, env, model, flags):
+    card(memory, capability, vllm)
+    path, why = choose_model("auto", env, adjust=True)
+    small = PICO_SWARM if env == "swarm" else PICO
+    assert path == (model or str(small)) and "\n" not in why and f"{memory:.0f} GB" in why
+    assert settings_that_fit(path, env) == (flags or {})
+    assert all(f"--{name.replace('_', '-')}" in why for name in flags or {})
+    assert ("float32" in why) == (capability < (8, 0))
+
+
+def test_auto_takes_nothing_that_does_not_fit_with_the_defaults_if_nobody_sets_the_rest(card):
+    for memory, model in ((79.1, B16), (39.4, T17), (23.6, SIX), (15.7, str(PICO)), (30, SIX)):
+        card(memory)
+        assert choose_model("auto")[0] == model
+        assert model not in policy_module.SIZES or settings_that_fit(model, "letters") == {}
+
+
+def test_auto_on_the_cpu_of_a_machine_with_a_card_is_pico_base(card):
+    card(79.1)
+    path, why = choose_model("auto", "letters", "cpu")
+    assert path == str(PICO) and why.startswith("a CPU was asked for")
+    assert settings_that_fit(B16, "letters", "cpu") == {}
+
+
+def test_without_a_hub_auto_takes_the_largest_that_is_in_the_cache(card):
+    card(79.1, hub=lambda model: "the local cache" if model == SIX else "")
+    assert choose_model("auto")[0] == SIX
+    card(79.1, hub=lambda model: "")
+    path, why = choose_model("auto", adjust=True)
+    assert path == str(PICO) and why.startswith("the hub cannot be reached for") and "embedded pico_base" in why
+
+
+def test_a_card_without_bfloat16_gets_float32_and_our_own_sampler(card, load):
+    for capability, there in (((7, 5), False), ((8, 0), True)):
+        card(14.6, capability, vllm=True)
+        assert policy_module.in_bfloat16("cuda") == there
+        assert policy_module.engine_of("cuda") == ("vllm" if there else "torch")
+    assert not policy_module.in_bfloat16("mps") and not policy_module.in_bfloat16("cpu")
+    assert policy_module.engine_of("cpu") == "torch"

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from fast import decoder as decoder_room
 from fast.decoder import FastDecoder, PlainDecoder, folded, holes, make_decoder
 from fast.engine import make_sampler
 from fast.sampler import TorchSampler
 from fast.vllm_engine import VllmSampler
-from policy import PlainSampler, draw
+from policy import PlainSampler, Policy, draw
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
 PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]
@@ -126,6 +127,90 @@ def test_in_bfloat16_the_fast_decoder_is_as_near_to_float32_as_the_model_is(load
         error = lambda decoder: (exact.exp() * (logits(decoder(policy)) - exact).abs()).sum(-1).mean()
         fast, plain = error(FastDecoder), error(PlainDecoder)
     assert 0 < fast < 1.5 * plain
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (8, 1), (6, 6)])
+def test_attention_for_a_card_is_attention(heads):
+    """On CUDA, enable_gqa with a mask would write all scores down; there the queries are grouped instead."""
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, n, length, 16, generator=rng) for n, length in ((heads[0], 5), (heads[1], 12), (heads[1], 12)))
+    mask = torch.rand(3, 1, 5, 12, generator=rng) < 0.6
+    mask[..., 0] = True
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    assert torch.equal(decoder_room.attention(q, k, v, mask), expected)  # on a CPU as it was
+    assert torch.allclose(decoder_room.grouped_attention(q, k, v, mask), expected, atol=1e-6)
+
+
+def test_on_a_card_reading_and_resuming_use_the_grouped_one(load, monkeypatch, naive_logprobs):
+    monkeypatch.setattr(decoder_room, "attention", decoder_room.grouped_attention)
+    policy, prompts = with_stops(load("qwen3"), range(1024)), random_prompts(4, 19)
+    sampler = TorchSampler(policy)
+    assert isinstance(sampler.decoder, FastDecoder)
+    first = sampler.sample(prompts, 1, 3, 1.0, grid(2, 1), keep=True)
+    longer = [p + s.token_ids + [7, 8, 9] for p, (s,) in zip(prompts, first)]
+    second = sampler.sample(longer, 1, 3, 1.0, grid(2, 1), [s.cache for (s,) in first])
+    assert_logprobs_are_the_models(policy, naive_logprobs, longer, second, 1.0)
+
+
+def deep(small, seed: int = 0):
+    """36 layers of random weights in bfloat16, of the architecture of a small one: what rounding does to a 4B."""
+    sizes = small.lm.config.to_dict() | {"num_hidden_layers": 36, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    sizes.pop("layer_types", None)
+    torch.manual_seed(seed)
+    lm = type(small.lm)(type(small.lm.config)(**sizes)).to(torch.bfloat16).eval()
+    return Policy(lm, None, frozenset({2}), "deep", 0, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind, seed):
+    decoder = make_decoder(deep(load(kind), seed))
+    assert isinstance(decoder, FastDecoder) and decoder.why.startswith("fast decoder: its log-probs are 0.")
+
+
+def forget_norm(decoder):
+    for w in decoder.layers[:1]:
+        w["norm2"] = torch.ones_like(w["norm2"]) * 1.5
+
+
+def turn_wrongly(decoder):
+    n = decoder.layers[0]["qkv"][0]
+    n[:8] = n[:8].flip(0)
+
+
+@pytest.mark.parametrize("wrong", [forget_norm, turn_wrongly])
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_in_bfloat16_a_mistake_in_one_of_36_layers_refuses_the_fast_decoder(load, monkeypatch, kind, wrong):
+    sync = FastDecoder.sync
+
+    def mistaken(self):
+        sync(self)
+        wrong(self)
+
+    monkeypatch.setattr(FastDecoder, "sync", mistaken)
+    decoder = make_decoder(deep(load(kind)))
+    assert isinstance(decoder, PlainDecoder), decoder.why
+    assert "nats from the model's, rounding alone 0." in decoder.why
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("x"), RuntimeError("CUDA error: an illegal memory access"), *(
+    [torch.AcceleratorError("device-side assert", 1)] if hasattr(torch, "AcceleratorError") else [])])  # fmt: skip
+def test_an_error_of_the_card_is_not_taken_for_another_architecture(tiny, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(FastDecoder, "prefill", fails)
+    with pytest.raises(type(error)):
+        make_decoder(tiny)
+    monkeypatch.setattr(FastDecoder, "prefill", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    assert make_decoder(tiny).why.startswith("plain decoder, many times slower than the fast one: another architecture (RuntimeError")
+
+
+def test_which_decoder_was_chosen_is_printed_with_its_reason(load, capsys):
+    cfg = SimpleNamespace(plain=False, engine="torch")
+    for kind, told in (("qwen3", "fast decoder: its log-probs are "), ("llama_dynamic", "plain decoder, many times slower")):
+        make_sampler(cfg, load(kind))
+        assert capsys.readouterr().out.splitlines()[-1].startswith(told)
 
 
 @pytest.mark.parametrize("kind", PLAIN)

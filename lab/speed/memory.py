@@ -23,6 +23,7 @@ from fast.logprobs import CHUNK
 from fast.sampler import TorchSampler
 from fast.vllm_engine import LONGEST
 from lab.common import RESULTS, read_json, table, write_json, write_page
+from policy import LONGEST as LONGEST_OF
 from policy import attach_lora
 from settings import BATCHES, Config, by_size
 
@@ -73,6 +74,7 @@ class Setting:
     eval_n: int = BATCHES["eval_n"]
     micro_tokens: int = by_size(1e9, "letters")["micro_tokens"]
     checkpointing: bool = Config.gradient_checkpointing
+    ahead: bool = False  # --async-rollouts: a second process samples on the same card
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,9 @@ def plan(s: Setting) -> Plan:
         "evaluation": held + moments + evaluation,
         "update": held + moments + gradients + idle + work(s.checkpointing),
     }
+    if s.ahead:  # nothing is lent: while one trains, the other holds a model of its own, and what it samples in
+        at_once = phases["update"] - idle + CONTEXT + weights + adapter + rollout
+        phases = dict.fromkeys(phases, at_once)
     parts = {
         "context": CONTEXT, "weights": weights, "LoRA": adapter, "gradients": gradients, "moments": moments, "sampler's weights": copy,
         "KV cache": (b if s.engine == "torch" else 2) * kv * cache_tokens, "activations": work(False), "… checkpointed": work(True),
@@ -234,13 +239,16 @@ def flags(s: Setting) -> str:
     """Where a setting differs from the defaults, as it is typed."""
     default, names = Setting(s.model, s.card), {"rank": "lora-rank", "share": "vllm-memory", "micro_tokens": "micro-tokens"}
     text = [f" --{flag} {getattr(s, name)}" for name, flag in names.items() if getattr(s, name) != getattr(default, name)]
-    return f"`--engine {s.engine}{''.join(text)}{' --gradient-checkpointing' * s.checkpointing}`"
+    return f"`--engine {s.engine}{''.join(text)}{' --gradient-checkpointing' * s.checkpointing}{' --async-rollouts 1' * s.ahead}`"
 
 
 # ---------------------------------------------------------------------------------------------- the table
 ASKED = {
     "4b-lora": Setting("Qwen3-4B", "A100 80 GB"),
     "4b-full": Setting("Qwen3-4B", "A100 80 GB", rank=0),
+    "4b-full-torch": Setting("Qwen3-4B", "A100 80 GB", rank=0, engine="torch"),
+    "4b-swarm": Setting("Qwen3-4B", "A100 80 GB", max_tokens=LONGEST_OF["swarm"] - PROMPT, num_tasks=4, eval_n=128),
+    "4b-ahead": Setting("Qwen3-4B", "A100 80 GB", ahead=True),
     "30b-lora-a100": Setting("Qwen3-30B-A3B", "A100 80 GB"),
     "30b-lora-h200": Setting("Qwen3-30B-A3B", "H200 141 GB"),
     "0.6b-lora": Setting("Qwen3-0.6B", "16 GB", engine="torch"),
@@ -289,6 +297,8 @@ def page(plans: dict[str, Plan | None], measured: dict) -> str:
         "# The memory of a run on one GPU", "",
         "`python -m lab.speed.memory`; how it is computed and what is assumed stands in lab/speed/memory.py. All sizes in GiB, 2^30 bytes.", "",
         f"Letters, thinking allowed: prompts of {PROMPT} tokens, replies of up to 2,048, 8 tasks x 8 samples, unless a row says otherwise.",
+        f"*4b-swarm*: conversations of up to {LONGEST_OF['swarm']:,} tokens, 4 tasks x 8 samples; one of them alone exceeds --micro-tokens.",
+        "*4b-ahead*: several cards with vLLM, each with a trainer and a second process; both work at the same time.",
         "*update*: forward and backward of a micro-batch; SFT takes less. *rows at once*: replies of full length in the KV cache.",
         "*main memory*: while the model loads or vLLM sleeps, whichever is more; the process itself takes some 4 beside it.", "",
         *rows(plans, measured), "",
