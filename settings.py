@@ -197,9 +197,16 @@ def complete(cfg: Config, n_parameters: int, why: str, path: str = "") -> None:
     fill(cfg, by_size(n_parameters, kind(cfg.env)))
     check(cfg)
     chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
-    print(
-        f"{why}\nchosen for {n_parameters / 1e6:.1f}M parameters: {chosen}, max_tokens {cfg.max_tokens}"
-    )
+    size = f"{n_parameters / 1e6:.1f}M parameters"
+    print(f"{why}\nchosen for {size}: {chosen}, max_tokens {cfg.max_tokens}")
+
+
+def healthy_loss(cfg: Config) -> str:
+    """What the printed loss and ratio are while all is well, and to look at the reward instead."""
+    if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
+        return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
+    # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor is a KL term
+    return "a ratio of 1.000 is healthy on-policy, the loss has no such value; watch the reward"
 
 
 def kind(env: str) -> str:

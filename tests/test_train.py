@@ -855,3 +855,25 @@ def test_the_weights_of_dr_grpo_add_up_to_at_most_1_in_a_conversation_too(load, 
     policy = load("qwen3", 4)
     train_on(policy, torch.optim.SGD(policy.trainable().values(), lr=0.0), [episodes], loss="dr_grpo", max_tokens=4)
     assert sum(total) == pytest.approx(1.0)  # every reply is as long as it may be
+
+
+@pytest.mark.parametrize(
+    "flags", [{"loss": loss} for loss in grpo.CLIP] + [{"baseline": "batch"}, {"baseline": "none"}, {"kl": 0.5}], ids=str
+)
+def test_a_loss_near_0_is_called_healthy_where_it_is(load, naive_logprobs, flags):
+    """F8: two tasks, six on-policy episodes of different lengths; the baseline leaves a mean advantage of 0."""
+    policy = load("qwen3", 4, awake=True)
+    groups = []
+    for g, rewards in enumerate(([1.0, 0.0, 0.0], [0.5, 1.0, 0.0])):
+        group = []
+        for i, reward in enumerate(rewards):
+            ids, n = [5 + g, *range(20, 23 + 4 * i + g)], 2 + 4 * i + g
+            with torch.no_grad():
+                logprobs = [0.0, 0.0, *naive_logprobs(policy, ids)[1:].tolist()]
+            group.append(Episode(g, g, ids, [False] * 2 + [True] * n, logprobs, turns=1, reward=reward))
+        groups.append(group)
+    reference = {name: p.detach() * 0.5 for name, p in policy.trainable().items()}
+    stats = train_on(policy, torch.optim.SGD(policy.trainable().values(), lr=0.0), groups, reference, **flags)
+    said = settings.healthy_loss(settings.Config(**flags))
+    assert stats["ratio"] == pytest.approx(1, abs=1e-4) and "ratio of 1.000" in said and "watch the reward" in said
+    assert (abs(stats["loss"]) < 1e-4) == ("loss near 0" in said), stats["loss"]
