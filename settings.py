@@ -201,6 +201,14 @@ def complete(cfg: Config, n_parameters: int, why: str, path: str = "") -> None:
     print(f"{why}\nchosen for {size}: {chosen}, max_tokens {cfg.max_tokens}")
 
 
+def healthy_loss(cfg: Config) -> str:
+    """What the printed loss and ratio are while all is well, and to look at the reward instead."""
+    if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
+        return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
+    # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor is a KL term
+    return "a ratio of 1.000 is healthy on-policy, the loss has no such value; watch the reward"
+
+
 def kind(env: str) -> str:
     """The environment's name in the tables above: its own, or "yours" for FILE.py:CLASS."""
     return "yours" if ".py:" in env else env

@@ -64,7 +64,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     reference = run.reference(policy)
 
     # ---- GRPO: what scored above its group's mean becomes likelier -------------------------------
-    print("a loss near 0 and a ratio of 1.000 are healthy in on-policy GRPO; watch the reward")
+    print(settings.healthy_loss(cfg))
     while not finished(cfg, state):
         # 1 sample: groups of k episodes of one task each, by the policy as it is now
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
