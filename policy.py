@@ -372,6 +372,11 @@ def render(policy: Policy, messages: list[dict], tools, think: bool, generate: b
     if the template refuses the conversation.
     """
     safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
+    added = policy.tokenizer.added_tokens_decoder.values()
+    markup = [token.content for token in added if not token.special]  # <think>, </tool_response>
+    for m in safe:
+        if m["role"] == "tool":  # between <tool_response> and </tool_response>: it must not end it
+            m["content"] = broken_up(m["content"], markup)
     try:
         return policy.tokenizer.apply_chat_template(
             safe, tools=tools, add_generation_prompt=generate, enable_thinking=think, tokenize=False
@@ -385,9 +390,17 @@ def render(policy: Policy, messages: list[dict], tools, think: bool, generate: b
 
 
 def defang(tokenizer, text: str) -> str:
-    """Put a space into what would become a control token: '<|im_end|>' -> '< |im_end|>'."""
+    """Break up what would end a turn or open one: '<|im_end|>' -> '< |im_end|>'.
+
+    Markup stays: environments ask for <think> and </think> in the user's message.
+    """
     special = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
-    for token in special | set(tokenizer.all_special_tokens):
+    return broken_up(text, special | set(tokenizer.all_special_tokens))
+
+
+def broken_up(text: str, tokens) -> str:
+    """A text with a space in each of these tokens."""
+    for token in tokens:
         if token in text:
             text = text.replace(token, token[0] + " " + token[1:])
     return text

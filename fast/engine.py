@@ -21,7 +21,8 @@ def make_sampler(cfg, policy: Policy):
     if cfg.engine == "vllm" or (cfg.engine == "auto" and has_vllm):
         from fast.vllm_engine import VllmSampler
 
-        return VllmSampler(policy, cfg.vllm_memory)
+        seeded, sleeps = getattr(cfg, "vllm_seeds", True), getattr(cfg, "vllm_sleep", True)
+        return VllmSampler(policy, cfg.vllm_memory, seeded=seeded, sleeps=sleeps)
     sampler = TorchSampler(policy)
     if policy.device.type == "cuda" and policy.lora_rank == 0:
         size = policy.n_parameters * 4 / 2**30

@@ -54,7 +54,7 @@ LONGEST = 32768
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank of an adapter
 
 
-def load_engine(policy: Policy, memory: float, cpu_cache: int):
+def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool):
     """vLLM's LLM over the policy's base weights. SystemExit with one sentence if that fails."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of choices made on purpose
@@ -86,7 +86,7 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int):
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
         "enforce_eager": not cuda,  # CUDA graphs only with CUDA
-        "enable_sleep_mode": cuda,  # no such thing on a CPU
+        "enable_sleep_mode": cuda and sleeps,  # no such thing on a CPU
         "use_tqdm_on_load": False,
     }
     if rank:
@@ -119,10 +119,17 @@ def request_seed(seed: tuple[int, ...]) -> int:
 class VllmSampler:
     """TorchSampler's `sample` and `sync`; `with sampler.asleep():` the trainer has the card."""
 
-    def __init__(self, policy: Policy, memory: float = 0.3, cpu_cache: int = 2**28):
-        """memory: share of the card for weights and cache. cpu_cache: bytes of cache on a CPU."""
-        self.policy = policy
-        self.llm = load_engine(policy, memory, cpu_cache)
+    def __init__(
+        self, policy: Policy, memory: float = 0.3, cpu_cache: int = 2**28, seeded=True, sleeps=True
+    ):
+        """memory: share of the card for weights and cache. cpu_cache: bytes of cache on a CPU.
+
+        seeded: every request brings its seed, so that a sample does not depend on the batch; on a
+        card vLLM may draw seeded requests one by one. sleeps: vLLM lends its share to the trainer,
+        which costs seconds per update; else its share has to fit beside the trainer.
+        """
+        self.policy, self.seeded, self.sleeps = policy, seeded, sleeps
+        self.llm = load_engine(policy, memory, cpu_cache, sleeps)
         self.max_len = self.llm.model_config.max_model_len  # of a conversation with its last reply
         self.awake = True
         self.syncs, self.adapter = 0, None
@@ -203,8 +210,9 @@ class VllmSampler:
         how |= {"logprobs": 0, "flat_logprobs": True, "detokenize": False}
         # End at the policy's stop tokens and no others.
         how |= {"stop_token_ids": sorted(self.policy.stop_ids), "ignore_eos": True}
+        own = lambda seed: request_seed(seed) if self.seeded else None
         requests = [
-            ({"prompt_token_ids": prompt}, SamplingParams(seed=request_seed(seed), **how))
+            ({"prompt_token_ids": prompt}, SamplingParams(seed=own(seed), **how))
             for prompt, row in zip(prompts, seeds)
             for seed in row[:k]
         ]
@@ -233,7 +241,7 @@ class VllmSampler:
 
     def sleep(self) -> None:
         """Give the card back: weights go to main memory, the cache is dropped. Nothing on a CPU."""
-        if self.policy.device.type == "cuda" and self.awake:
+        if self.policy.device.type == "cuda" and self.awake and self.sleeps:
             self.llm.sleep(level=1)  # level 2 drops the weights: noise until the next sync
             self.awake = False
 

@@ -318,6 +318,14 @@ def test_the_small_plan_of_policy_is_this_one(monkeypatch, model, engine):
             assert peak - 0.1 < small < max(peak + 2, 1.1 * peak), (env, mend)
 
 
+def test_what_the_pages_say_of_the_cases_that_do_not_fit():
+    """docs/gpu.md and fast/engine.py, in whole GiB."""
+    update = lambda key, **more: memory.plan(replace(memory.ASKED[key], **more)).phases["update"] / memory.GIB
+    assert round(update("4b-full-torch", checkpointing=True)) == 87
+    assert round(update("4b-ahead")) == 94 and round(update("4b-ahead", micro_tokens=4096)) == 68
+    assert round(update("4b-swarm")) == 122 and round(update("4b-swarm", checkpointing=True)) == 18
+
+
 def test_the_small_plan_knows_the_longest_conversations():
     for env, longest in policy_room.LONGEST.items():
         turns = {"letters": 1, "alphabet": 3, "swarm": 25, "yours": 1}[env]

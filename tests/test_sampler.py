@@ -3,6 +3,7 @@ batch; it stops where it must; it samples from the weights of the last sync and 
 """
 
 import inspect
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -321,6 +322,60 @@ def test_the_plain_sampler_is_an_engine_like_the_others(tiny, stir, load, snapsh
         stir(policy, 0.2)
     sampler.sync(3)
     assert sampler.version == 3 and sampler.sample(random_prompts(6), 2, 8, 1.0, grid(1, 2)) != old
+
+
+class FakeVllm:
+    """Stands in for vLLM's LLM: keeps its options, every request's seed, and how often it was put to sleep."""
+
+    made = None
+
+    def __init__(self, **options):
+        FakeVllm.made = self
+        self.options, self.seeds, self.slept = options, [], 0
+        self.model_config = SimpleNamespace(max_model_len=512)
+
+    collective_rpc = wake_up = lambda self, *_, **__: None
+    reset_prefix_cache = lambda self: True
+
+    def sleep(self, level):
+        self.slept += 1
+
+    def enqueue(self, prompts, params, **_):
+        self.seeds += [p.seed for p in params]
+
+    def wait_for_completion(self, *_, **__):
+        reply = SimpleNamespace(token_ids=[5], logprobs=SimpleNamespace(token_ids=[5], logprobs=[-1.0]))
+        return [SimpleNamespace(outputs=[reply])] * len(self.seeds)
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch):
+    """A machine with a card and an installed vLLM, so they say."""
+    vllm = SimpleNamespace(LLM=FakeVllm, SamplingParams=lambda **how: SimpleNamespace(**how), RequestOutput=None, __spec__=object())
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # nothing really asks the card
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+
+
+@pytest.mark.parametrize("seeds", [True, False])
+@pytest.mark.parametrize("sleep", [True, False])
+def test_vllms_seeds_and_its_sleep_are_choices(tiny, fake_vllm, seeds, sleep):
+    on_card = replace(tiny, device=torch.device("cuda"))
+    sampler = make_sampler(SimpleNamespace(plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=seeds, vllm_sleep=sleep), on_card)
+    assert FakeVllm.made.options["enable_sleep_mode"] == sleep and FakeVllm.made.options["dtype"] == "bfloat16"
+    sampler.sample([[1, 2]], 2, 1, 1.0, grid(1, 2))
+    assert (len(set(FakeVllm.made.seeds)) == 2) == seeds and (FakeVllm.made.seeds == [None, None]) == (not seeds)
+    with sampler.asleep():
+        assert FakeVllm.made.slept == sleep and sampler.awake == (not sleep)
+    assert sampler.awake
+    sampler.close()
+
+
+def test_on_a_card_without_bfloat16_vllm_is_asked_for_float32(tiny, fake_vllm, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    cfg = SimpleNamespace(plain=False, engine="vllm", vllm_memory=0.3)
+    make_sampler(cfg, replace(tiny, device=torch.device("cuda"))).close()
+    assert FakeVllm.made.options["dtype"] == "float32"
 
 
 # ---------------------------------------------------------------------------------------------- where it stops
