@@ -125,6 +125,21 @@ def read(folder: Path) -> Run:
     return Run(folder, config, final, [line["reward"] for line in lines(folder / "metrics.jsonl")])
 
 
+# What a run that is older than a flag did.
+BEFORE = {"plain": False}
+
+
+def flag(run: Run, name: str):
+    """The value of a flag in a run, so that runs of older versions stay in their arm."""
+    config = run.config
+    if name.startswith("swarm_") and config.get("env") != "swarm":
+        return "not set"  # once every run wrote these down
+    value = config.get(name, BEFORE.get(name, "not set"))
+    if name == "model" and value == "auto":  # once the model that was chosen was not written down
+        return "pico_swarm" if config.get("env") == "swarm" else "pico_base"
+    return value
+
+
 def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
     """Runs with the same flags, apart from SAME and `ignore`, are one arm, in order of first run.
 
@@ -137,7 +152,6 @@ def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
         raise ValueError(f"--ignore {unknown[0]}: no run has such a flag; config.json lists them")
     names = known - SAME - set(ignore)
     flags = sorted(name for name in names if not name.startswith("api_"))
-    flag = lambda run, name: run.config.get(name, "not set")
     over_api = lambda run: run.config.get("api_base") or ""
     members: dict[str, list[Run]] = {}
     for run in runs:

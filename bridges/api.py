@@ -42,7 +42,7 @@ from bookkeeping.folder import open_folder
 from bookkeeping.guard import Guarded
 from bookkeeping.records import append, write_json
 from bridges.endpoint import HINTS, Endpoint, Failure, ask, blank, connect, open_endpoint, put_back
-from evaluate import eval_line
+from evaluate import eval_line, known, parts
 from fast import parallel
 from policy import first_line
 from rollout import Episode, finish
@@ -206,8 +206,8 @@ def evaluate_api(cfg) -> Path:
     if episodes:
         append(folder / "evals.jsonl", eval_line(0, "final", tasks, True, episodes, missing))
         means["reward"] = metrics.mean([e.reward for e in episodes])
-        for part in episodes[0].components:
-            means[part] = metrics.share([e.components[part] for e in episodes])
+        for part, values in parts(episodes).items():
+            means[part] = metrics.mean(known(values))
     seconds = round(time.monotonic() - started, 2)
     write_json(
         folder / "summary.json", summary_of(cfg, end, tasks, means, len(episodes), ended, seconds)

@@ -487,7 +487,7 @@ def test_swarm_runs_are_compared_by_reward_and_its_parts(make_swarm, tmp_path):
     text = (out / "compare.md").read_text()
     assert "Mean reward, with 95% intervals" in text and "xactly right" not in text and "9.000" not in text
     mean = compare.metrics.mean(json.loads((folders[0] / "evals.jsonl").read_text().splitlines()[0])["reward"])
-    assert f"| A: model=auto | {str(mean).partition(', n=')[0]} |" in text
+    assert f"| A: model=pico_swarm | {str(mean).partition(', n=')[0]} |" in text
     assert "| medium v0.2 (trained) | payoff | A − B |" in text and (out / "compare.png").stat().st_size > 10_000
 
 
@@ -508,6 +508,6 @@ def test_letters_and_swarm_stand_in_one_table_and_are_not_compared(make, make_sw
 def test_flags_of_swarm_do_not_part_runs_of_letters(make):
     """An older letters run does not know them: its reward is the same all the same."""
     rows, notes = compare.compare(
-        compare.group([compare.read(f) for f in (make("old", draws(0.5)), make("new", draws(0.9), swarm_reputation=None))])
+        compare.group([compare.read(f) for f in (make("old", draws(0.5)), make("new", draws(0.9), swarm_reputation=None, lr=1e-5))])
     )
     assert [row["what"] for row in rows] == ["exact", "reward"] and not any("different rewards" in note for note in notes)

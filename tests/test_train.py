@@ -841,7 +841,6 @@ def test_dr_grpo_is_not_divided_whoever_asks_for_its_advantages():
     assert dr.tolist() == [[0.0, -0.25, -0.25, 0.5]] and normal[0, 3].item() == pytest.approx(0.5 / 0.09375**0.5, rel=1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="A19: grpo.update gives token_weights the longest reply of a turn, not of a conversation")
 def test_the_weights_of_dr_grpo_add_up_to_at_most_1_in_a_conversation_too(load, monkeypatch):
     turn = ([7] * 2 + [8] * 4, [False] * 2 + [True] * 4)  # two tokens given, four of the policy's: as long as a reply may be
     episodes = [Episode(0, 0, turn[0] * 3, turn[1] * 3, [0.0] * 18, turns=3, reward=float(i)) for i in range(2)]
