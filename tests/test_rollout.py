@@ -156,7 +156,7 @@ def test_an_episode_is_prompt_sampled_delta_sampled_and_never_rendered_again(tin
     assert episode.token_ids == prompt + first + delta + second
     assert episode.sampled == [False] * len(prompt) + [True] * len(first) + [False] * len(delta) + [True] * len(second)
     assert episode.logprobs == [0.0] * len(prompt) + said(first).logprobs + [0.0] * len(delta) + said(second).logprobs
-    assert sampler.calls == [[prompt], [prompt + first + delta] * 2]  # the second turn was shown the same tokens
+    assert sampler.calls == [[prompt], [prompt + first + delta]]  # the second turn was shown the same tokens, once for both members
 
     # Premises: both ways of doing it again would have given other tokens.
     reply = tiny.tokenizer.decode(first[:-1])
