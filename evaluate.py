@@ -30,7 +30,8 @@ from bookkeeping.guard import guarded, preflight
 from fast import parallel
 from fast.ahead import InTurn
 from fast.engine import make_sampler
-from policy import Policy, choose_model, load_policy
+from fast.plan import choose_model
+from policy import Policy, load_policy
 from rollout import Episode, play
 from settings import EVAL_SEEDS, Config, check, eval_sets, make_env
 

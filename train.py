@@ -21,9 +21,10 @@ from bookkeeping.run import finished, open_run
 from evaluate import evaluate_only, evaluate_policy
 from fast import parallel
 from fast.ahead import open_rollouts
+from fast.plan import choose_model
 from grpo import advantages_of, check_names, update
 from learn.failures import put_in
-from policy import adam, checkpoint_activations, choose_model, load_policy, set_learning_rate
+from policy import adam, checkpoint_activations, load_policy, set_learning_rate
 from settings import Config, eval_sets, learning_rate, make_env, sft_seeds, task_seeds
 from sft import sft
 
@@ -33,8 +34,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     ValueError or FloatingPointError, with one sentence."""
     run = open_run(cfg, typed)  # its folder, and what an earlier process left in it
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
-    first = parallel.rank() == 0  # of several processes; choose_model may ask the hub
-    path, why = parallel.from_first(choose_model(cfg.model, cfg.env, cfg.device) if first else None)
+    path, why = parallel.from_first(choose_model(cfg.model, cfg.env, cfg.device))  # all the same
     load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     policy = load()
     settings.complete(cfg, policy.n_parameters, why, path)

@@ -48,8 +48,9 @@ from tqdm import tqdm
 import settings
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bridges.replies import call_text, split_calls
+from fast.plan import choose_model
 from fast.sampler import Sample, TorchSampler
-from policy import PICO, Policy, choose_model, defang, encode, load_policy
+from policy import PICO, Policy, defang, encode, load_policy
 from rollout import delta_ids, prompt_ids
 
 GATHER = 0.01  # seconds to wait for company, once a request is there

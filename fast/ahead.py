@@ -41,7 +41,8 @@ import torch
 from fast import parallel
 from fast.engine import make_sampler
 from fast.memory import give_back_memory, memory_folder, sweep
-from policy import MENDS, SIZES, Policy, card_memory, engine_of, first_line, needed, typed
+from fast.plan import MENDS, SIZES, card_memory, engine_of, needed, typed
+from policy import Policy, first_line
 from rollout import Episode, play
 
 # Where the seconds of an update go. In turn, all but "wait" come one after the other.

@@ -6,8 +6,9 @@ Run me: `python -m fast.engine` says which one samples from pico_base here.
 """
 
 from fast import parallel
+from fast.plan import engine_of
 from fast.sampler import TorchSampler
-from policy import PlainSampler, Policy, engine_of
+from policy import PlainSampler, Policy
 
 
 def make_sampler(cfg, policy: Policy):

@@ -11,10 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import policy as policy_room
 import settings
 import train
-from fast import ahead
+from fast import ahead, plan
 from fast.decoder import FastDecoder
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
@@ -301,20 +300,20 @@ def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
-@pytest.mark.parametrize("model", list(policy_room.SIZES))
+@pytest.mark.parametrize("model", list(plan.SIZES))
 def test_the_small_plan_of_policy_is_this_one(monkeypatch, model, engine):
     """It may say up to 2 GiB or 10% too much, and nothing too little."""
     name = model.removeprefix("Qwen/").removesuffix("-Instruct-2507")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(policy_room, "card_memory", lambda _: memory.CARDS["A100 80 GB"])
-    for env, longest in policy_room.LONGEST.items():
-        for mend in policy_room.MENDS:
+    monkeypatch.setattr(plan, "card_memory", lambda _: memory.CARDS["A100 80 GB"])
+    for env, longest in plan.LONGEST.items():
+        for mend in plan.MENDS:
             asked = memory.Setting(name, "A100 80 GB", engine=engine, max_tokens=longest - memory.PROMPT)
             asked = replace(asked, micro_tokens=mend.get("micro_tokens", 8192), checkpointing="gradient_checkpointing" in mend)
             whole = memory.plan(asked).phases
             least = replace(asked, num_tasks=1, eval_n=1) if engine == "torch" else asked  # one group at a time
             peak = max(whole["update"], memory.plan(least).phases["rollout"]) / memory.GIB
-            small = policy_room.needed(model, env, "cuda", engine, mend)
+            small = plan.needed(model, env, "cuda", engine, mend)
             assert peak - 0.1 < small < max(peak + 2, 1.1 * peak), (env, mend)
 
 
@@ -327,7 +326,7 @@ def test_what_the_pages_say_of_the_cases_that_do_not_fit():
 
 
 def test_the_small_plan_knows_the_longest_conversations():
-    for env, longest in policy_room.LONGEST.items():
+    for env, longest in plan.LONGEST.items():
         turns = {"letters": 1, "alphabet": 3, "swarm": 25, "yours": 1}[env]
         assert longest > turns * settings.LONGEST[env] + 150
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import policy as policy_module
+from fast import plan
 from fast.logprobs import token_logprobs
-from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, choose_model, load_policy, settings_that_fit
+from fast.plan import choose_model, settings_that_fit
+from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy
 
 ROOT = Path(policy_module.__file__).resolve().parent
 
@@ -231,7 +233,7 @@ def test_a_model_named_by_folder_is_that_folder_from_wherever_we_start(model_fol
 
 # ---------------------------------------------------------------------------------------------- which model fits a card
 
-B16, T17, SIX = policy_module.SIZES  # the 4B, the 1.7B, the 0.6B
+B16, T17, SIX = plan.SIZES  # the 4B, the 1.7B, the 0.6B
 
 
 @pytest.fixture
@@ -243,7 +245,7 @@ def card(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory * 2**30))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: vllm if name == "vllm" else None)
-        monkeypatch.setattr(policy_module, "where_is", hub)
+        monkeypatch.setattr(plan, "where_is", hub)
 
     return put_in
 
@@ -278,7 +280,7 @@ def test_auto_takes_nothing_that_does_not_fit_with_the_defaults_if_nobody_sets_t
     for memory, model in ((79.1, B16), (39.4, T17), (23.6, SIX), (15.7, str(PICO)), (30, SIX)):
         card(memory)
         assert choose_model("auto")[0] == model
-        assert model not in policy_module.SIZES or settings_that_fit(model, "letters") == {}
+        assert model not in plan.SIZES or settings_that_fit(model, "letters") == {}
 
 
 def test_auto_on_the_cpu_of_a_machine_with_a_card_is_pico_base(card):
@@ -300,6 +302,6 @@ def test_a_card_without_bfloat16_gets_float32_and_our_own_sampler(card, load):
     for capability, there in (((7, 5), False), ((8, 0), True)):
         card(14.6, capability, vllm=True)
         assert policy_module.in_bfloat16("cuda") == there
-        assert policy_module.engine_of("cuda") == ("vllm" if there else "torch")
+        assert plan.engine_of("cuda") == ("vllm" if there else "torch")
     assert not policy_module.in_bfloat16("mps") and not policy_module.in_bfloat16("cpu")
-    assert policy_module.engine_of("cpu") == "torch"
+    assert plan.engine_of("cpu") == "torch"

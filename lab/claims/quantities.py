@@ -268,7 +268,8 @@ def sample_more(folder: Path, target: Path) -> None:
     from bookkeeping.run import read_config, write_json
     from evaluate import EVAL_SEEDS
     from fast.engine import make_sampler
-    from policy import choose_model, load_policy
+    from fast.plan import choose_model
+    from policy import load_policy
     from rollout import play
 
     cfg = settings.Config(**read_config(folder, settings.Config))

@@ -20,10 +20,10 @@ from itertools import product
 import torch
 
 from fast.logprobs import CHUNK
+from fast.plan import LONGEST as LONGEST_OF
 from fast.sampler import TorchSampler
 from fast.vllm_engine import LONGEST
 from lab.common import RESULTS, read_json, table, write_json, write_page
-from policy import LONGEST as LONGEST_OF
 from policy import attach_lora
 from settings import BATCHES, Config, by_size
 
