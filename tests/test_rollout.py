@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 import rollout
 from bookkeeping.guard import Hung, guarded, in_time, told
 from env_letters import STYLES, Letters
+from fast.decoder import FastDecoder
 from fast.sampler import Sample, TorchSampler
 from rollout import delta_ids, encode, expert_episode, prompt_ids, render
 
@@ -587,6 +588,38 @@ def test_the_caches_of_a_conversation_are_in_memory_once(long_conversations, pic
     token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     once = 12 * max(len(e.token_ids) for e in episodes) * token  # bytes: keys and values of all, padded
     assert card.peak < 2.3 * once  # while rows finish, theirs are kept beside the batch's; it was 3 before they were given back
+
+
+def test_resuming_holds_no_more_than_one_layer_twice(pico):
+    decoder, ids, pad = FastDecoder(pico), torch.arange(1, 401).view(4, 100), torch.zeros(4, dtype=torch.long)
+    with torch.inference_mode(), SmallCard() as card:
+        decoder.prefill(ids, pad, 1, 1)
+        caches = [list(kept) for kept in decoder.take(torch.arange(4))]
+        decoder.forget()
+        held = card.peak = card.now
+        decoder.open(torch.cat([ids, ids[:, :1]], 1), pad, 1, 1, caches)
+    assert caches == [[]] * 4 and card.peak < held * (1 + 1.5 / len(decoder.layers))
+
+
+def test_the_cache_of_an_episode_that_has_ended_is_not_kept(pico):
+    """Task 4 ends after one reply, task 5 after two."""
+    kept, alive = [], []
+
+    class Watched(TorchSampler):
+        def sample(self, *given, **more):
+            alive.append([ref() is not None for ref in kept])
+            groups = super().sample(*given, **more)
+            kept.extend(weakref.ref(s.cache[0]) for samples in groups for s in samples if s.cache)
+            return groups
+
+    class Uneven(Chat):
+        def step(self, reply):
+            said, done = super().step(reply)
+            return said, done or self.seed == 4
+
+    policy = replace(pico, stop_ids=frozenset(range(1024)))  # every reply is a token
+    play(policy, Watched(policy), Uneven, [4, 5], 1, 4, 1.0, noise=0)
+    assert alive == [[], [False, True]]
 
 
 def test_on_a_small_card_first_the_kept_caches_go_and_then_rows_and_all_is_played_to_the_end(long_conversations):
