@@ -27,6 +27,7 @@ from jinja2 import TemplateError
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
 PICO_SWARM = PICO.with_name("pico_swarm")  # trained further on tool calls; worse at lists for it
+EMBEDDED = {path.name: str(path) for path in (PICO, PICO_SWARM)}  # models by name, anywhere
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
@@ -135,7 +136,7 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device="auto", seed=
     device = pick_device(device)
     try:
         dtype = torch.bfloat16 if lora_rank and in_bfloat16(device) else torch.float32
-        tokenizer, lm = load_checked(name, dtype)
+        tokenizer, lm = load_checked(EMBEDDED.get(name, name), dtype)
         stop_ids = find_stops(tokenizer, lm)
         check_tokenizer(tokenizer, lm)
     except ValueError as error:

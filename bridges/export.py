@@ -38,7 +38,7 @@ from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bookkeeping.report import STAGES, cell, reward_cell, shown
 from fast.logprobs import token_logprobs
 from metrics import Interval
-from policy import BIG, PICO, PICO_SWARM, first_line, load_policy
+from policy import BIG, EMBEDDED, first_line, load_policy
 
 TEXT = (
     "RL reinforces what pays: the policy samples, the environment scores, "
@@ -53,8 +53,8 @@ def base_of(summary: dict) -> str:
     """Folder or hub id of the model that a run began with."""
     asked, was = summary["config"]["model"], summary["machine"]["model"]
     if asked != "auto":
-        return asked
-    return {PICO.name: str(PICO), PICO_SWARM.name: str(PICO_SWARM)}.get(was, BIG)
+        return EMBEDDED.get(asked, asked)
+    return EMBEDDED.get(was, BIG)  # once the model that was chosen was not written down
 
 
 def flags(config: dict, n_parameters: int) -> str:

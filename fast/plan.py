@@ -7,11 +7,10 @@ Run me: `python -m fast.plan` says which model this machine would train in each 
 """
 
 import importlib.util
-from pathlib import Path
 
 import torch
 
-from policy import BIG, PICO, PICO_SWARM, in_bfloat16, pick_device
+from policy import BIG, EMBEDDED, PICO, PICO_SWARM, in_bfloat16, pick_device
 
 # GiB, computed by lab/speed/memory.py (a test compares): weights in bfloat16; LoRA 32 with its
 # gradients and moments; and of 1,024 tokens the keys and values, an update's activations, and those
@@ -94,10 +93,8 @@ def choose_model(
 
     adjust: the caller will set what settings_that_fit says; else only what fits with the defaults.
     """
-    embedded = {path.name: str(path) for path in (PICO, PICO_SWARM)}
     if name != "auto":
-        known = not Path(name).exists() and name in embedded
-        return embedded[name] if known else name, f"model {name}, as asked"
+        return EMBEDDED.get(name, name), f"model {name}, as asked"
     small, device = PICO_SWARM if env == "swarm" else PICO, pick_device(device)
     fallback = f"so the embedded {small.name} (0.9M parameters) plays the policy"
     if torch.device(device).type != "cuda":

@@ -446,7 +446,7 @@ def test_what_failed_in_one_is_left_out_of_the_pairs(endpoint, tmp_path, capsys)
         api.evaluate_api(config(tmp_path, url, eval_n=8, name=name, model=name))
     compare.main([tmp_path / "a", tmp_path / "b"])
     (row,) = [line for line in (tmp_path / "compare" / "compare.md").read_text().splitlines() if line.startswith("| tier 2")]
-    assert "| 50.0%, 50.0% | +0.0 [+0.0, +0.0] | tasks only |" in row  # six pairs; as the lists stand, no two would agree
+    assert "| 50.0%, 50.0% | +0.0 [-39.0, +39.0] | tasks only |" in row  # six pairs; as the lists stand, no two would agree
 
 
 # ---------------------------------------------------------------------------------------------- text and fields

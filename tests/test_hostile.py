@@ -216,10 +216,10 @@ def test_a_reply_of_random_tokens_is_kept_token_by_token(monkeypatch):
     assert [random_episode(policy, name, random.Random(n)) for name in ENVS for n in range(5)] == [""] * 15
     real = rollout.take_turn
 
-    def cuts_again(policy, episode, env, sample, think, room):  # decodes the reply and tokenizes the text: what must not be done
+    def cuts_again(policy, episode, env, sample, room):  # decodes the reply and tokenizes the text: what must not be done
         ids = policy.tokenizer(policy.tokenizer.decode(sample.token_ids), add_special_tokens=False)["input_ids"]
         sample.token_ids, sample.logprobs = ids, [0.0] * len(ids)
-        return real(policy, episode, env, sample, think, room)
+        return real(policy, episode, env, sample, room)
 
     monkeypatch.setattr(rollout, "take_turn", cuts_again)
     assert "the sampled tokens are not those of the episode" in [random_episode(policy, "swarm", random.Random(n)) for n in range(5)]

@@ -162,14 +162,14 @@ def play_alphabet(name: str, n: int) -> list[float]:
 def row(marks: list[float], expert: list[float], **more) -> dict:
     """Mean, paired difference to the expert and verdict of one attacker."""
     difference = metrics.gain(expert, marks)
-    return {"reward": metrics.mean(marks).dict(), "gain": difference.dict(), "verdict": verdict(difference), **more}
+    return {"reward": metrics.mean(marks).dict(), "gain": difference.dict(), "verdict": "the expert" if marks == expert else verdict(difference), **more}
 
 
 def verdict(difference: metrics.Interval) -> str:
     """In words, from the paired interval alone."""
     if difference.low > 0:
         return "beats the expert"
-    return "below the expert" if difference.high < 0 else "the expert" if difference.low == difference.high == 0 else "not told apart"
+    return "below the expert" if difference.high < 0 else "not told apart"
 
 
 def table_of(names, play_one: Callable[[str], list[float]], what: str) -> dict:

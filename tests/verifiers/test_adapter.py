@@ -21,7 +21,6 @@ import verifiers.v1 as vf
 from pydantic import ValidationError
 
 import settings
-import train
 from bridges.serve import Refused, listen, scripted
 from evaluate import EVAL_SEEDS
 from lab.trust.verifiers_check import make_env, running
@@ -195,7 +194,7 @@ def test_the_configs_for_prime_rl_name_environments_that_exist(path):
         assert env.agent.runtime.type == "subprocess"
         assert type(vf.load_environment(env)).__name__ == "Local"
     training, testing = vf.resolve_env_config(source["env"]).taskset, vf.resolve_env_config(held_out["env"]).taskset
-    assert training.first_seed == train.TRAIN_SEEDS and testing.first_seed == EVAL_SEEDS
+    assert training.first_seed == settings.TRAIN_SEEDS and testing.first_seed == EVAL_SEEDS
     assert training.environment == testing.environment
     assert settings["orchestrator"]["batch_size"] % settings["orchestrator"]["group_size"] == 0
 
