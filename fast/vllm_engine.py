@@ -54,7 +54,7 @@ LONGEST = 32768
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank of an adapter
 
 
-def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool):
+def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps=True):
     """vLLM's LLM over the policy's base weights. SystemExit with one sentence if that fails."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of choices made on purpose

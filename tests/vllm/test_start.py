@@ -70,6 +70,7 @@ class Card:
 
 def on_a_card() -> VllmSampler:
     sampler = VllmSampler.__new__(VllmSampler)
+    sampler.sleeps = sampler.seeded = True
     sampler.policy, sampler.llm, sampler.awake = SimpleNamespace(device=torch.device("cuda")), Card(), True
     return sampler
 
