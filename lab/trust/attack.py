@@ -162,7 +162,12 @@ def play_alphabet(name: str, n: int) -> list[float]:
 def row(marks: list[float], expert: list[float], **more) -> dict:
     """Mean, paired difference to the expert and verdict of one attacker."""
     difference = metrics.gain(expert, marks)
-    return {"reward": metrics.mean(marks).dict(), "gain": difference.dict(), "verdict": "the expert" if marks == expert else verdict(difference), **more}
+    return {
+        "reward": metrics.mean(marks).dict(),
+        "gain": difference.dict(),
+        "verdict": "the expert" if marks == expert else verdict(difference),
+        **more,
+    }
 
 
 def verdict(difference: metrics.Interval) -> str:
