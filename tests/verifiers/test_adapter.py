@@ -183,9 +183,9 @@ def test_the_environments_need_neither_verifiers_nor_torch():
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
 def test_the_configs_for_prime_rl_name_environments_that_exist(path):
     """Their other keys were checked against prime-rl's own schema by hand (results/verifiers/README.md): no registry has it."""
-    settings = tomllib.loads(path.read_text())
-    (source,) = settings["orchestrator"]["train"]["source"]
-    (held_out,) = settings["orchestrator"]["eval"]["source"]
+    written = tomllib.loads(path.read_text())
+    (source,) = written["orchestrator"]["train"]["source"]
+    (held_out,) = written["orchestrator"]["eval"]["source"]
     name = path.stem.removeprefix("prime_rl_")
     for block in (source, held_out):
         env = vf.resolve_env_config(block["env"])
@@ -196,7 +196,7 @@ def test_the_configs_for_prime_rl_name_environments_that_exist(path):
     training, testing = vf.resolve_env_config(source["env"]).taskset, vf.resolve_env_config(held_out["env"]).taskset
     assert training.first_seed == settings.TRAIN_SEEDS and testing.first_seed == EVAL_SEEDS
     assert training.environment == testing.environment
-    assert settings["orchestrator"]["batch_size"] % settings["orchestrator"]["group_size"] == 0
+    assert written["orchestrator"]["batch_size"] % written["orchestrator"]["group_size"] == 0
 
 
 def test_there_is_a_config_for_every_environment():

@@ -36,7 +36,7 @@ def server(trained):
         port = s.getsockname()[1]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
            "VLLM_NO_USAGE_STATS": "1"}  # fmt: skip
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "pico_base", "--dtype", "float32", "--max-model-len", "2048",
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "models/pico_base", "--served-model-name", "pico_base", "--dtype", "float32", "--max-model-len", "2048",
                "--enforce-eager", "--block-size", "32", "--generation-config", "vllm", "--host", "127.0.0.1", "--port", str(port),
                "--enable-lora", "--max-lora-rank", "32", "--lora-modules", f"trained={trained[1]}"]  # fmt: skip
     log = open(trained[1].parent / "server.log", "w")
