@@ -67,6 +67,8 @@ class Config:
     engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it is installed on a GPU
     plain: bool = False  # sample and compute log-probs the plain way (policy.py): to read, to fork
     vllm_memory: float = 0.3  # share of the card that vLLM takes, and lends to the trainer
+    vllm_seeds: bool = True  # a seed per request: a sample depends on no other; may be slow on CUDA
+    vllm_sleep: bool = True  # sleep while the trainer works: lends it memory, costs seconds
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
     sft_style: str | None = None  # whom to imitate; the default shows the format, not the algorithm

@@ -269,3 +269,10 @@ def test_a_run_keeps_the_model_that_auto_chose(capsys, asked, path, kept):
     cfg = Config(model=asked)
     settings.complete(cfg, 1_000_000, "because", path)
     assert cfg.model == kept and capsys.readouterr().out.startswith("because\n")
+
+
+def test_vllm_seeds_its_requests_and_sleeps_unless_it_is_told_not_to():
+    """A22: both may cost time on a card; the defaults repeat a run, and lend the trainer vLLM's memory."""
+    assert Config().vllm_seeds is Config().vllm_sleep is True
+    cfg, typed = settings.command_line(["--no-vllm-seeds", "--no-vllm-sleep"])
+    assert cfg.vllm_seeds is cfg.vllm_sleep is False and typed == {"vllm_seeds", "vllm_sleep"}
