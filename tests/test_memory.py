@@ -2,7 +2,8 @@
 
 import json
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import product
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -218,7 +219,7 @@ def runs(tmp_path_factory):
 def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
     """plays: (names of gradients, optimizers alive, training mode?); updates: (the sampler's cache, forward passes, gradients?);
     synced: (the sampler's version, are its folded weights the policy's?) at every play."""
-    seen = SimpleNamespace(sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[])
+    seen = SimpleNamespace(sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[], asked=[])
     optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
 
     def init(self, *args, **kwargs):
@@ -251,16 +252,19 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         return stats
 
     cfg = settings.Config(
-        model=str(PICO), updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=2, sft_examples=2, threads=1, wandb=False,
-        runs=str(folder), name="tiny", device="cpu", gradient_checkpointing=checkpointing,
+        updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=2, sft_examples=2, threads=1, wandb=False,
+        runs=str(folder), name="tiny", device="cpu",
     )  # fmt: skip
     settings.check(cfg)
-    spies = patch.multiple(train, load_policy=load_policy, update=update)
+    fits = {"gradient_checkpointing": checkpointing}  # as --model auto does on a small card
+    choose = lambda *asked: (seen.asked.append(asked), (str(PICO), "as planned", fits))[1]
+    spies = patch.multiple(train, load_policy=load_policy, update=update, choose_model=choose)
     rollouts = patch.multiple(ahead, make_sampler=make_sampler, play=spied_play)
     whole_rows = patch("fast.logprobs.shares_prompts", lambda lm: False)  # else the plain run has another number of passes
     with spies, rollouts, whole_rows, patch.object(torch.optim.Optimizer, "__init__", init):
-        metrics = train.train(cfg) / "metrics.jsonl"
-    seen.lines = [json.loads(text) for text in metrics.read_text().splitlines()]
+        folder = train.train(cfg, {"device", "vllm_sleep"})
+    seen.lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    seen.config = json.loads((folder / "config.json").read_text())
     return seen
 
 
@@ -285,6 +289,14 @@ def test_no_cache_while_the_trainer_works(runs, checkpointing):
     assert [(cache, gradients) for cache, _, gradients in runs[checkpointing].updates] == [([], True)] * 2
 
 
+def test_what_auto_sets_is_what_runs_and_is_kept(runs):
+    for checkpointing, run in runs.items():
+        assert (run.config["model"], run.config["gradient_checkpointing"]) == ("pico_base", checkpointing)
+        [(model, env, device, asked)] = run.asked
+        assert (model, env, device) == ("auto", "letters", "cpu")
+        assert asked["max_tokens"] == 16 and asked["vllm_sleep"] is True and "vllm_memory" not in asked and "micro_tokens" not in asked
+
+
 def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):
     plain, checked = runs[False], runs[True]
     assert type(plain.sampler.decoder) is type(checked.sampler.decoder) is FastDecoder
@@ -299,22 +311,40 @@ def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):
 # ---------------------------------------------------------------------------------------------- the plan
 
 
-@pytest.mark.parametrize("engine", ["torch", "vllm"])
-@pytest.mark.parametrize("model", list(plan.SIZES))
-def test_the_small_plan_of_policy_is_this_one(monkeypatch, model, engine):
-    """It may say up to 2 GiB or 10% too much, and nothing too little."""
-    name = model.removeprefix("Qwen/").removesuffix("-Instruct-2507")
+@pytest.fixture
+def a100(monkeypatch):
+    """This machine has a card of 80 GB, with vLLM."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(plan, "card_memory", lambda _: memory.CARDS["A100 80 GB"])
-    for env, longest in plan.LONGEST.items():
-        for mend in plan.MENDS:
-            asked = memory.Setting(name, "A100 80 GB", engine=engine, max_tokens=longest - memory.PROMPT)
-            asked = replace(asked, micro_tokens=mend.get("micro_tokens", 8192), checkpointing="gradient_checkpointing" in mend)
-            whole = memory.plan(asked).phases
-            least = replace(asked, num_tasks=1, eval_n=1) if engine == "torch" else asked  # one group at a time
-            peak = max(whole["update"], memory.plan(least).phases["rollout"]) / memory.GIB
-            small = plan.needed(model, env, "cuda", engine, mend)
-            assert peak - 0.1 < small < max(peak + 2, 1.1 * peak), (env, mend)
+    monkeypatch.setattr(plan, "engine_of", lambda _: "vllm")
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+@pytest.mark.parametrize("rank", [32, 8, 0])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_small_plan_of_auto_is_this_one(a100, engine, rank, ahead):
+    """It may say up to 2 GiB or 10% too much, and nothing too little."""
+    for model, env, mend in product(plan.SIZES, plan.TALK, plan.MENDS):
+        name = model.removeprefix("Qwen/").removesuffix("-Instruct-2507")
+        asked = memory.Setting(name, "A100 80 GB", rank, engine, max_tokens=plan.longest(env) - memory.PROMPT, ahead=ahead)
+        asked = replace(asked, micro_tokens=mend.get("micro_tokens", 8192), checkpointing="gradient_checkpointing" in mend)
+        least = replace(asked, num_tasks=1, eval_n=1) if engine == "torch" else asked  # one group at a time
+        update = memory.plan(least if ahead else asked).phases["update"]
+        peak = max(update, memory.plan(least).phases["rollout"]) / memory.GIB
+        small = plan.needed(model, env, "cuda", engine, mend | {"lora_rank": rank}, ahead)
+        assert peak - 0.1 < small < max(peak + 2, 1.1 * peak), (model, env, mend)
+
+
+def test_the_small_plan_has_the_defaults_of_the_settings():
+    """fast/ may not import settings.py, where each is declared."""
+    for env, (turns, tokens, between) in plan.TALK.items():
+        large = settings.by_size(1e9, env)
+        assert (turns, tokens) == ({"letters": 1, "alphabet": settings.Config.max_turns, "swarm": 25, "yours": 1}[env], large["max_tokens"])
+        assert between > 150 and plan.longest(env) == turns * tokens + between
+        defaults = {name: getattr(settings.Config, name) for name in plan.DEFAULTS}
+        assert plan.DEFAULTS == defaults | {"micro_tokens": large["micro_tokens"]}
+    assert plan.longest("letters", 100) == 100 + 192 and plan.longest("mine.py:Mine") == plan.longest("yours")
+    assert {f.name for f in fields(settings.Config)} >= plan.READ
 
 
 def test_what_the_pages_say_of_the_cases_that_do_not_fit():
@@ -323,12 +353,6 @@ def test_what_the_pages_say_of_the_cases_that_do_not_fit():
     assert round(update("4b-full-torch", checkpointing=True)) == 87
     assert round(update("4b-ahead")) == 94 and round(update("4b-ahead", micro_tokens=4096)) == 68
     assert round(update("4b-swarm")) == 122 and round(update("4b-swarm", checkpointing=True)) == 18
-
-
-def test_the_small_plan_knows_the_longest_conversations():
-    for env, longest in plan.LONGEST.items():
-        turns = {"letters": 1, "alphabet": 3, "swarm": 25, "yours": 1}[env]
-        assert longest > turns * settings.LONGEST[env] + 150
 
 
 def test_first_settings_that_fit():
