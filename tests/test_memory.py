@@ -1,6 +1,8 @@
 """lab/speed/memory.py: is what it computes what the code takes? Formulas are compared with bytes counted on small models."""
 
+import importlib.util
 import json
+import re
 import weakref
 from dataclasses import fields, replace
 from itertools import product
@@ -347,12 +349,63 @@ def test_the_small_plan_has_the_defaults_of_the_settings():
     assert {f.name for f in fields(settings.Config)} >= plan.READ
 
 
+PAGES = {
+    name: " ".join((memory.RESULTS.parent / name).read_text().replace("# ", "").split())
+    for name in ("docs/gpu.md", "fast/ahead.py", "settings.py")
+}
+
+
 def test_what_the_pages_say_of_the_cases_that_do_not_fit():
-    """docs/gpu.md and fast/engine.py, in whole GiB."""
-    update = lambda key, **more: memory.plan(replace(memory.ASKED[key], **more)).phases["update"] / memory.GIB
-    assert round(update("4b-full-torch", checkpointing=True)) == 87
-    assert round(update("4b-ahead")) == 94 and round(update("4b-ahead", micro_tokens=4096)) == 68
-    assert round(update("4b-swarm")) == 122 and round(update("4b-swarm", checkpointing=True)) == 18
+    """In whole GiB. Each number is looked up in its sentence."""
+    update = lambda key, **more: round(memory.plan(replace(memory.ASKED[key], **more)).phases["update"] / memory.GIB)
+    part = lambda key, name: round(memory.plan(memory.ASKED[key]).parts[name] / memory.GIB)
+    checked, half = {"checkpointing": True}, {"micro_tokens": 4096}
+    weights, copy = part("30b-lora-a100", "weights"), part("4b-full-torch", "sampler's weights")
+    room, two = int(memory.CARDS["A100 80 GB"]), update("4b-ahead")
+    longest, reply = f"{plan.longest('swarm'):,}", plan.TALK["swarm"][1]
+    gpu = (
+        f"does not fit an A100 of 80 GB: trainer and vLLM hold {weights} each",
+        f"{copy} for a 4B, and even with `--gradient-checkpointing` an update takes {update('4b-full-torch', **checked)}",
+        f"up to {longest} tokens (25 replies of {reply},",
+        f"then takes {update('4b-swarm')} to train on one, and {update('4b-swarm', **checked)} with `--gradient-checkpointing`",
+        f"takes {two} GiB of a card's {room} and is refused; with `--micro-tokens 4096` it takes {update('4b-ahead', **half)}",
+    )
+    assert not [sentence for sentence in gpu if sentence not in PAGES["docs/gpu.md"]]
+    assert f"{two} GiB for Qwen3-4B and the defaults, {update('4b-ahead', **half)} with --micro-tokens 4096" in PAGES["fast/ahead.py"]
+    doubled = update("4b-lora", micro_tokens=16384)
+    assert f"a 4B then takes {update('4b-lora')} of an A100's 80 GB, with 16,384 it would take {doubled}" in PAGES["settings.py"]
+    assert not memory.plan(replace(memory.ASKED["4b-ahead"], **half)).why
+
+
+def test_a_conversation_of_swarm_ends_the_memory_of_80_gb_where_the_page_says(a100):
+    """A24: an episode alone may exceed micro_tokens; auto then turns gradient checkpointing on."""
+    said = int(re.search(r"memory ends at a conversation of about ([\d,]+) tokens", PAGES["docs/gpu.md"])[1].replace(",", ""))
+    fits = lambda tokens: plan.needed(plan.BIG, "letters", "cuda", "vllm", {"max_tokens": tokens - 192}) < 79.1
+    assert fits(said) and not fits(said + 100)
+    whole = lambda tokens: memory.plan(replace(memory.ASKED["4b-swarm"], max_tokens=tokens - memory.PROMPT)).why
+    assert not whole(said) and whole(said + 200) == ["update"]
+    for tokens, settings_ in ((said, {}), (said + 100, {"gradient_checkpointing": True})):
+        each = (tokens - plan.TALK["swarm"][2]) / 25
+        assert plan.settings_that_fit(plan.BIG, "swarm", "cuda", {"max_tokens": each})[0] == settings_
+
+
+CARDS = {"T4, 15 GB": (14.6, (7, 5)), "Ampere, 16 GB": (15.7, (8, 6)), "Ampere, 24 GB": (23.6, (8, 6)), "A100, 40 GB": (39.4, (8, 0)),
+         "A100, 80 GB": (79.1, (8, 0)), "H200, 141 GB": (139.7, (9, 0))}  # fmt: skip
+
+
+def test_the_pages_table_of_what_auto_takes_is_the_plan(monkeypatch):
+    page = (memory.RESULTS.parent / "docs" / "gpu.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and line[2:].split(" |")[0] in CARDS]
+    assert [row[0] for row in rows] == list(CARDS)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(plan, "where_is", lambda model: "the hub")
+    for name, *cells in rows:
+        monkeypatch.setattr(plan, "card_memory", lambda _, name=name: CARDS[name][0])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, name=name: CARDS[name][1])
+        for env, cell in zip(("letters", "alphabet", "swarm"), (cells[0], *cells), strict=True):
+            path, _, fits = plan.choose_model("auto", env, "cuda", {})
+            shown = path.split("/")[-1].removesuffix("-Instruct-2507") + (f" `{plan.typed(fits)}`" if fits else "")
+            assert cell == shown, (name, env)
 
 
 def test_first_settings_that_fit():
