@@ -197,7 +197,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     preflight(cfg)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
-    path, why = choose_model(cfg.model, cfg.env)
+    path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     _, state = load_checkpoint(saved, policy)
     update = state["update"]

@@ -60,13 +60,17 @@ class Config:
     swarm_floor_penalty: float | None = None  # … this times what is missing, as a share of 100
     swarm_error_penalty: float | None = None  # times the share of turns lost to errors; by size
     # policy
-    model: str = "auto"  # folder or hub id of a causal LM; auto: Qwen3-4B, or pico_base without GPU
+    # folder or hub id of a causal LM; auto: the largest Qwen3 that fits the card, and what makes it
+    # fit (fast/plan.py), or pico_base without a card
+    model: str = "auto"
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
     device: str = "auto"  # auto: cuda if there is one
     engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it is installed on a GPU
     plain: bool = False  # sample and compute log-probs the plain way (policy.py): to read, to fork
     vllm_memory: float = 0.3  # share of the card that vLLM takes, and lends to the trainer
+    vllm_seeds: bool = True  # a seed per request: a sample depends on no other; may be slow on CUDA
+    vllm_sleep: bool = True  # sleep while the trainer works: lends it memory, costs seconds
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
     sft_style: str | None = None  # whom to imitate; the default shows the format, not the algorithm
@@ -184,12 +188,29 @@ def by_size(n_parameters: int, env: str) -> dict:
     return defaults
 
 
-def complete(cfg: Config, n_parameters: int, why: str, path: str = "") -> None:
+def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, dict]:
+    """What fast.plan.choose_model is asked: model, environment, device, and what it has to leave.
+
+    That is {flag: value} of what was typed (also if it is the default), or set by a preset or by
+    whoever calls train(). "auto" and None leave the choice.
+    """
+    values = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
+    stays = {f.name for f in fields(cfg) if f.name in typed or values[f.name] != f.default}
+    fixed = {name: values[name] for name in sorted(stays) if values[name] not in ("auto", None)}
+    return cfg.model, cfg.env, cfg.device, fixed
+
+
+def complete(
+    cfg: Config, n_parameters: int, why: str, path: str = "", fits: dict | None = None
+) -> None:
     """Fill in what depends on the model, refuse what cannot work with it, say what was chosen.
 
     path: of the model that --model auto chose; the run keeps it, or on another machine --resume
     would go on with another model. An embedded one is kept by its name: its path differs there.
+    fits: settings with which that model fits the card; the run keeps them, too.
     """
+    for name, value in (fits or {}).items():
+        setattr(cfg, name, value)
     if path and cfg.model == "auto":
         cfg.model = Path(path).name if Path(path).parent == MODELS else path
     if cfg.async_rollouts:

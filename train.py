@@ -34,10 +34,10 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     ValueError or FloatingPointError, with one sentence."""
     run = open_run(cfg, typed)  # its folder, and what an earlier process left in it
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
-    path, why = parallel.from_first(choose_model(cfg.model, cfg.env, cfg.device))  # all the same
+    path, why, fits = parallel.from_first(choose_model(*settings.asked(cfg, typed)))  # all the same
     load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     policy = load()
-    settings.complete(cfg, policy.n_parameters, why, path)
+    settings.complete(cfg, policy.n_parameters, why, path, fits)
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     new_env, tasks = partial(guarded, make_env, cfg), partial(task_seeds, cfg)

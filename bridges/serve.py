@@ -447,7 +447,7 @@ def load(name: str) -> Policy:
     if saved is None:
         raise SystemExit(f"{folder}: it has no checkpoint yet; train first, or serve its base")
     cfg = settings.Config(**config)
-    base, _ = choose_model(cfg.model, cfg.env)
+    base, *_ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(base, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     load_checkpoint(saved, policy)
     return policy

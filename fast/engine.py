@@ -22,8 +22,7 @@ def make_sampler(cfg, policy: Policy):
     if cfg.engine == "vllm" or (cfg.engine == "auto" and has_vllm):
         from fast.vllm_engine import VllmSampler
 
-        seeded, sleeps = getattr(cfg, "vllm_seeds", True), getattr(cfg, "vllm_sleep", True)
-        return VllmSampler(policy, cfg.vllm_memory, seeded=seeded, sleeps=sleeps)
+        return VllmSampler(policy, cfg.vllm_memory, seeded=cfg.vllm_seeds, sleeps=cfg.vllm_sleep)
     sampler = TorchSampler(policy)
     if policy.device.type == "cuda" and policy.lora_rank == 0:
         size = policy.n_parameters * 4 / 2**30
@@ -42,7 +41,8 @@ if __name__ == "__main__":
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     prompt = policy.tokenizer("Count the letters")["input_ids"]
     for plain in (False, True):
-        cfg = SimpleNamespace(plain=plain, engine="auto", vllm_memory=0.3)
+        cfg = SimpleNamespace(plain=plain, engine="auto")
+        cfg.vllm_memory, cfg.vllm_seeds, cfg.vllm_sleep = 0.3, True, True
         sampler = make_sampler(cfg, policy)
         sample = sampler.sample([prompt], 1, 8, 1.0, [[(0,)]])[0][0]
         said = policy.tokenizer.decode(sample.token_ids)

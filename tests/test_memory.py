@@ -1,8 +1,11 @@
 """lab/speed/memory.py: is what it computes what the code takes? Formulas are compared with bytes counted on small models."""
 
+import importlib.util
 import json
+import re
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import product
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -218,7 +221,7 @@ def runs(tmp_path_factory):
 def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
     """plays: (names of gradients, optimizers alive, training mode?); updates: (the sampler's cache, forward passes, gradients?);
     synced: (the sampler's version, are its folded weights the policy's?) at every play."""
-    seen = SimpleNamespace(sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[])
+    seen = SimpleNamespace(sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[], asked=[])
     optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
 
     def init(self, *args, **kwargs):
@@ -251,16 +254,19 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         return stats
 
     cfg = settings.Config(
-        model=str(PICO), updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=2, sft_examples=2, threads=1, wandb=False,
-        runs=str(folder), name="tiny", device="cpu", gradient_checkpointing=checkpointing,
+        updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=2, sft_examples=2, threads=1, wandb=False,
+        runs=str(folder), name="tiny", device="cpu",
     )  # fmt: skip
     settings.check(cfg)
-    spies = patch.multiple(train, load_policy=load_policy, update=update)
+    fits = {"gradient_checkpointing": checkpointing}  # as --model auto does on a small card
+    choose = lambda *asked: (seen.asked.append(asked), (str(PICO), "as planned", fits))[1]
+    spies = patch.multiple(train, load_policy=load_policy, update=update, choose_model=choose)
     rollouts = patch.multiple(ahead, make_sampler=make_sampler, play=spied_play)
     whole_rows = patch("fast.logprobs.shares_prompts", lambda lm: False)  # else the plain run has another number of passes
     with spies, rollouts, whole_rows, patch.object(torch.optim.Optimizer, "__init__", init):
-        metrics = train.train(cfg) / "metrics.jsonl"
-    seen.lines = [json.loads(text) for text in metrics.read_text().splitlines()]
+        folder = train.train(cfg, {"device", "vllm_sleep"})
+    seen.lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    seen.config = json.loads((folder / "config.json").read_text())
     return seen
 
 
@@ -285,6 +291,14 @@ def test_no_cache_while_the_trainer_works(runs, checkpointing):
     assert [(cache, gradients) for cache, _, gradients in runs[checkpointing].updates] == [([], True)] * 2
 
 
+def test_what_auto_sets_is_what_runs_and_is_kept(runs):
+    for checkpointing, run in runs.items():
+        assert (run.config["model"], run.config["gradient_checkpointing"]) == ("pico_base", checkpointing)
+        [(model, env, device, asked)] = run.asked
+        assert (model, env, device) == ("auto", "letters", "cpu")
+        assert asked["max_tokens"] == 16 and asked["vllm_sleep"] is True and "vllm_memory" not in asked and "micro_tokens" not in asked
+
+
 def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):
     plain, checked = runs[False], runs[True]
     assert type(plain.sampler.decoder) is type(checked.sampler.decoder) is FastDecoder
@@ -299,36 +313,99 @@ def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):
 # ---------------------------------------------------------------------------------------------- the plan
 
 
-@pytest.mark.parametrize("engine", ["torch", "vllm"])
-@pytest.mark.parametrize("model", list(plan.SIZES))
-def test_the_small_plan_of_policy_is_this_one(monkeypatch, model, engine):
-    """It may say up to 2 GiB or 10% too much, and nothing too little."""
-    name = model.removeprefix("Qwen/").removesuffix("-Instruct-2507")
+@pytest.fixture
+def a100(monkeypatch):
+    """This machine has a card of 80 GB, with vLLM."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(plan, "card_memory", lambda _: memory.CARDS["A100 80 GB"])
-    for env, longest in plan.LONGEST.items():
-        for mend in plan.MENDS:
-            asked = memory.Setting(name, "A100 80 GB", engine=engine, max_tokens=longest - memory.PROMPT)
-            asked = replace(asked, micro_tokens=mend.get("micro_tokens", 8192), checkpointing="gradient_checkpointing" in mend)
-            whole = memory.plan(asked).phases
-            least = replace(asked, num_tasks=1, eval_n=1) if engine == "torch" else asked  # one group at a time
-            peak = max(whole["update"], memory.plan(least).phases["rollout"]) / memory.GIB
-            small = plan.needed(model, env, "cuda", engine, mend)
-            assert peak - 0.1 < small < max(peak + 2, 1.1 * peak), (env, mend)
+    monkeypatch.setattr(plan, "engine_of", lambda _: "vllm")
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+@pytest.mark.parametrize("rank", [32, 8, 0])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_small_plan_of_auto_is_this_one(a100, engine, rank, ahead):
+    """It may say up to 2 GiB or 10% too much, and nothing too little."""
+    for model, env, mend in product(plan.SIZES, plan.TALK, plan.MENDS):
+        name = model.removeprefix("Qwen/").removesuffix("-Instruct-2507")
+        asked = memory.Setting(name, "A100 80 GB", rank, engine, max_tokens=plan.longest(env) - memory.PROMPT, ahead=ahead)
+        asked = replace(asked, micro_tokens=mend.get("micro_tokens", 8192), checkpointing="gradient_checkpointing" in mend)
+        least = replace(asked, num_tasks=1, eval_n=1) if engine == "torch" else asked  # one group at a time
+        update = memory.plan(least if ahead else asked).phases["update"]
+        peak = max(update, memory.plan(least).phases["rollout"]) / memory.GIB
+        small = plan.needed(model, env, "cuda", engine, mend | {"lora_rank": rank}, ahead)
+        assert peak - 0.1 < small < max(peak + 2, 1.1 * peak), (model, env, mend)
+
+
+def test_the_small_plan_has_the_defaults_of_the_settings():
+    """fast/ may not import settings.py, where each is declared."""
+    for env, (turns, tokens, between) in plan.TALK.items():
+        large = settings.by_size(1e9, env)
+        assert (turns, tokens) == ({"letters": 1, "alphabet": settings.Config.max_turns, "swarm": 25, "yours": 1}[env], large["max_tokens"])
+        assert between > 150 and plan.longest(env) == turns * tokens + between
+        defaults = {name: getattr(settings.Config, name) for name in plan.DEFAULTS}
+        assert plan.DEFAULTS == defaults | {"micro_tokens": large["micro_tokens"]}
+    assert plan.longest("letters", 100) == 100 + 192 and plan.longest("mine.py:Mine") == plan.longest("yours")
+    assert {f.name for f in fields(settings.Config)} >= plan.READ
+
+
+PAGES = {
+    name: " ".join((memory.RESULTS.parent / name).read_text().replace("# ", "").split())
+    for name in ("docs/gpu.md", "fast/ahead.py", "settings.py")
+}
 
 
 def test_what_the_pages_say_of_the_cases_that_do_not_fit():
-    """docs/gpu.md and fast/engine.py, in whole GiB."""
-    update = lambda key, **more: memory.plan(replace(memory.ASKED[key], **more)).phases["update"] / memory.GIB
-    assert round(update("4b-full-torch", checkpointing=True)) == 87
-    assert round(update("4b-ahead")) == 94 and round(update("4b-ahead", micro_tokens=4096)) == 68
-    assert round(update("4b-swarm")) == 122 and round(update("4b-swarm", checkpointing=True)) == 18
+    """In whole GiB. Each number is looked up in its sentence."""
+    update = lambda key, **more: round(memory.plan(replace(memory.ASKED[key], **more)).phases["update"] / memory.GIB)
+    part = lambda key, name: round(memory.plan(memory.ASKED[key]).parts[name] / memory.GIB)
+    checked, half = {"checkpointing": True}, {"micro_tokens": 4096}
+    weights, copy = part("30b-lora-a100", "weights"), part("4b-full-torch", "sampler's weights")
+    room, two = int(memory.CARDS["A100 80 GB"]), update("4b-ahead")
+    longest, reply = f"{plan.longest('swarm'):,}", plan.TALK["swarm"][1]
+    gpu = (
+        f"does not fit an A100 of 80 GB: trainer and vLLM hold {weights} each",
+        f"{copy} for a 4B, and even with `--gradient-checkpointing` an update takes {update('4b-full-torch', **checked)}",
+        f"up to {longest} tokens (25 replies of {reply},",
+        f"then takes {update('4b-swarm')} to train on one, and {update('4b-swarm', **checked)} with `--gradient-checkpointing`",
+        f"takes {two} GiB of a card's {room} and is refused; with `--micro-tokens 4096` it takes {update('4b-ahead', **half)}",
+    )
+    assert not [sentence for sentence in gpu if sentence not in PAGES["docs/gpu.md"]]
+    assert f"{two} GiB for Qwen3-4B and the defaults, {update('4b-ahead', **half)} with --micro-tokens 4096" in PAGES["fast/ahead.py"]
+    doubled = update("4b-lora", micro_tokens=16384)
+    assert f"a 4B then takes {update('4b-lora')} of an A100's 80 GB, with 16,384 it would take {doubled}" in PAGES["settings.py"]
+    assert not memory.plan(replace(memory.ASKED["4b-ahead"], **half)).why
 
 
-def test_the_small_plan_knows_the_longest_conversations():
-    for env, longest in plan.LONGEST.items():
-        turns = {"letters": 1, "alphabet": 3, "swarm": 25, "yours": 1}[env]
-        assert longest > turns * settings.LONGEST[env] + 150
+def test_a_conversation_of_swarm_ends_the_memory_of_80_gb_where_the_page_says(a100):
+    """A24: an episode alone may exceed micro_tokens; auto then turns gradient checkpointing on."""
+    said = int(re.search(r"memory ends at a conversation of about ([\d,]+) tokens", PAGES["docs/gpu.md"])[1].replace(",", ""))
+    fits = lambda tokens: plan.needed(plan.BIG, "letters", "cuda", "vllm", {"max_tokens": tokens - 192}) < 79.1
+    assert fits(said) and not fits(said + 100)
+    whole = lambda tokens: memory.plan(replace(memory.ASKED["4b-swarm"], max_tokens=tokens - memory.PROMPT)).why
+    assert not whole(said) and whole(said + 200) == ["update"]
+    for tokens, settings_ in ((said, {}), (said + 100, {"gradient_checkpointing": True})):
+        each = (tokens - plan.TALK["swarm"][2]) / 25
+        assert plan.settings_that_fit(plan.BIG, "swarm", "cuda", {"max_tokens": each})[0] == settings_
+
+
+CARDS = {"T4, 15 GB": (14.6, (7, 5)), "Ampere, 16 GB": (15.7, (8, 6)), "Ampere, 24 GB": (23.6, (8, 6)), "A100, 40 GB": (39.4, (8, 0)),
+         "A100, 80 GB": (79.1, (8, 0)), "H200, 141 GB": (139.7, (9, 0))}  # fmt: skip
+
+
+def test_the_pages_table_of_what_auto_takes_is_the_plan(monkeypatch):
+    page = (memory.RESULTS.parent / "docs" / "gpu.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and line[2:].split(" |")[0] in CARDS]
+    assert [row[0] for row in rows] == list(CARDS)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(plan, "where_is", lambda model: "the hub")
+    for name, *cells in rows:
+        monkeypatch.setattr(plan, "card_memory", lambda _, name=name: CARDS[name][0])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, name=name: CARDS[name][1])
+        for env, cell in zip(("letters", "alphabet", "swarm"), (cells[0], *cells), strict=True):
+            path, _, fits = plan.choose_model("auto", env, "cuda", {})
+            shown = path.split("/")[-1].removesuffix("-Instruct-2507") + (f" `{plan.typed(fits)}`" if fits else "")
+            assert cell == shown, (name, env)
 
 
 def test_first_settings_that_fit():

@@ -11,7 +11,7 @@ import torch
 import policy as policy_module
 from fast import plan
 from fast.logprobs import token_logprobs
-from fast.plan import choose_model, settings_that_fit
+from fast.plan import choose_model
 from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy
 
 ROOT = Path(policy_module.__file__).resolve().parent
@@ -219,9 +219,9 @@ def test_a_tokenizer_without_an_end_takes_the_models(model_folder, tmp_path):
 
 def test_without_a_gpu_auto_means_pico_base(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    path, why = choose_model("auto")
+    path, why, _ = choose_model("auto")
     assert Path(path) == PICO and "pico_base" in why
-    path, why = choose_model("auto", "swarm")
+    path, why, _ = choose_model("auto", "swarm")
     assert Path(path) == PICO_SWARM and "pico_swarm" in why
 
 
@@ -234,6 +234,9 @@ def test_a_model_named_by_folder_is_that_folder_from_wherever_we_start(model_fol
 # ---------------------------------------------------------------------------------------------- which model fits a card
 
 B16, T17, SIX = plan.SIZES  # the 4B, the 1.7B, the 0.6B
+CHECKED, HALF = {"gradient_checkpointing": True}, {"micro_tokens": 4096}
+share = lambda part: {"vllm_memory": part}
+TORCH = {"engine": "torch"}
 
 
 @pytest.fixture
@@ -251,51 +254,89 @@ def card(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "memory, capability, vllm, env, model, flags",
+    "memory, capability, vllm, env, model, fits, peak",
     [
-        (79.1, (8, 0), True, "letters", B16, {}),
-        (79.1, (8, 0), False, "letters", B16, {}),  # 69.6
-        (139.7, (9, 0), True, "swarm", B16, {}),
-        (79.1, (8, 0), True, "swarm", B16, {"gradient_checkpointing": True}),  # an episode alone exceeds micro_tokens
-        (39.4, (8, 0), False, "letters", B16, {"gradient_checkpointing": True}),
-        (39.4, (8, 0), True, "letters", B16, {"engine": "torch", "gradient_checkpointing": True}),  # 0.3 of it are too few for vLLM
-        (23.6, (8, 9), False, "letters", B16, {"gradient_checkpointing": True}),
-        (23.6, (8, 9), False, "swarm", SIX, {"gradient_checkpointing": True}),
-        (15.7, (8, 6), False, "letters", T17, {"gradient_checkpointing": True}),
-        (14.6, (7, 5), True, "letters", SIX, {"gradient_checkpointing": True}),  # a T4: float32, and no vLLM
-        (5.0, (8, 6), False, "letters", None, None),
+        # a T4: float32, and no vLLM although it is installed
+        (14.6, (7, 5), True, "letters", SIX, CHECKED, 10),
+        (14.6, (7, 5), True, "alphabet", SIX, CHECKED, 11),
+        (14.6, (7, 5), True, "swarm", None, {}, None),
+        (15.7, (8, 6), False, "letters", T17, CHECKED, 11),
+        (23.6, (8, 6), False, "letters", B16, CHECKED, 21),
+        (23.6, (8, 6), False, "alphabet", B16, CHECKED, 21),
+        (23.6, (8, 6), False, "swarm", SIX, CHECKED, 20),
+        (23.6, (8, 6), True, "letters", B16, CHECKED | TORCH, 21),  # vLLM's share and the trainer: 14.3 and 9
+        (23.6, (8, 6), True, "swarm", T17, share(0.4) | CHECKED, 14),
+        (39.4, (8, 0), False, "letters", B16, CHECKED, 21),
+        (39.4, (8, 0), True, "letters", B16, share(0.4) | HALF, 37),  # 0.3 of it are too few for vLLM
+        (39.4, (8, 0), True, "alphabet", B16, share(0.4) | HALF, 37),
+        (39.4, (8, 0), True, "swarm", B16, share(0.4) | CHECKED, 25),
+        (79.1, (8, 0), True, "letters", B16, {}, 63),
+        (79.1, (8, 0), True, "alphabet", B16, {}, 63),
+        (79.1, (8, 0), True, "swarm", B16, CHECKED, 33),  # an episode alone exceeds micro_tokens
+        (79.1, (8, 0), False, "letters", B16, {}, 70),
+        (139.7, (9, 0), True, "letters", B16, {}, 63),
+        (139.7, (9, 0), True, "alphabet", B16, {}, 63),
+        (139.7, (9, 0), True, "swarm", B16, {}, 122),
+        (5.0, (8, 6), False, "letters", None, {}, None),
     ],
 )
-def test_auto_takes_the_largest_model_and_the_mildest_settings_that_fit(card, memory, capability, vllm, env, model, flags):
+def test_auto_takes_the_largest_model_and_the_mildest_settings_that_fit(card, memory, capability, vllm, env, model, fits, peak):
     card(memory, capability, vllm)
-    path, why = choose_model("auto", env, adjust=True)
-    small = PICO_SWARM if env == "swarm" else PICO
-    assert path == (model or str(small)) and "\n" not in why and f"{memory:.0f} GB" in why
-    assert settings_that_fit(path, env) == (flags or {})
-    assert all(f"--{name.replace('_', '-')}" in why for name in flags or {})
-    assert ("float32" in why) == (capability < (8, 0))
+    there = f"{memory:.0f} GB of GPU memory" + (" in float32 (this card has no bfloat16)" if capability < (8, 0) else "")
+    if model:
+        how = f"with {plan.typed(fits)}" if fits else "as it is"
+        line = f"{model} from the hub: the largest that fits {there}, {how} (about {peak} GB, computed)"
+    else:
+        model = str(PICO_SWARM if env == "swarm" else PICO)
+        line = f"{there} are too few for {SIX} and --env {env}, so the embedded {Path(model).name} (0.9M parameters) plays the policy"
+    assert choose_model("auto", env, "auto", {}) == (model, line, fits)
 
 
-def test_auto_takes_nothing_that_does_not_fit_with_the_defaults_if_nobody_sets_the_rest(card):
-    for memory, model in ((79.1, B16), (39.4, T17), (23.6, SIX), (15.7, str(PICO)), (30, SIX)):
-        card(memory)
-        assert choose_model("auto")[0] == model
-        assert model not in plan.SIZES or settings_that_fit(model, "letters") == {}
+def test_settings_are_printed_as_they_are_typed():
+    settings = share(0.4) | CHECKED | HALF | TORCH | {"vllm_sleep": False, "k": 1}
+    assert plan.typed(settings) == "--vllm-memory 0.4 --gradient-checkpointing --micro-tokens 4096 --engine torch --no-vllm-sleep --k 1"
 
 
-def test_auto_on_the_cpu_of_a_machine_with_a_card_is_pico_base(card):
-    card(79.1)
-    path, why = choose_model("auto", "letters", "cpu")
-    assert path == str(PICO) and why.startswith("a CPU was asked for")
-    assert settings_that_fit(B16, "letters", "cpu") == {}
+@pytest.mark.parametrize(
+    "memory, asked, model, fits",
+    [
+        # all weights learn, in float32, with two moments: 72 of 80 with vLLM, which samples in bfloat16 …
+        (79.1, {"lora_rank": 0}, B16, CHECKED),
+        (79.1, {"lora_rank": 0} | TORCH, T17, {}),  # … and 87 with our sampler, whose copy is float32 (A23)
+        (39.4, {"lora_rank": 0}, T17, CHECKED),
+        (15.7, {"lora_rank": 0}, SIX, share(0.5) | CHECKED),
+        (11.7, {"lora_rank": 0}, None, {}),
+        (39.4, {"engine": "vllm"}, B16, share(0.4) | HALF),
+        (23.6, {"engine": "vllm"}, T17, share(0.4) | HALF),  # the 4B would need our sampler
+        (39.4, TORCH, B16, CHECKED),
+        # what was typed is not set
+        (39.4, {"gradient_checkpointing": False} | TORCH, T17, {}),
+        (39.4, {"vllm_memory": 0.3}, B16, CHECKED | TORCH),
+        (39.4, {"micro_tokens": 8192}, B16, share(0.4) | CHECKED),
+        (79.1, {"micro_tokens": 16384}, B16, CHECKED),
+        (79.1, {"max_tokens": 12000}, B16, CHECKED),  # a longer reply exceeds micro_tokens alone
+        (79.1, {"vllm_sleep": False}, B16, HALF),  # vLLM keeps its 24
+        (79.1, {"async_rollouts": 1}, B16, HALF),  # a second process: 94 of 79 (A8)
+        (66, {"lora_rank": 32}, B16, {}),
+        (66, {"lora_rank": 256}, B16, HALF),  # 8 times the adapter, its gradients and moments
+        (23.6, {"k": 64} | TORCH, SIX, {}),  # the replies of a group are sampled together
+    ],
+)
+def test_what_was_asked_for_is_planned_with_and_left_as_it_is(card, memory, asked, model, fits):
+    card(memory, vllm=True)
+    path, why, found = choose_model("auto", "letters", "auto", asked)
+    assert (path, found) == (model or str(PICO), fits) and not found.keys() & asked.keys()
+    assert model or why.startswith("12 GB of GPU memory are too few for Qwen/Qwen3-0.6B and --env letters --lora-rank 0, so")
 
 
-def test_without_a_hub_auto_takes_the_largest_that_is_in_the_cache(card):
-    card(79.1, hub=lambda model: "the local cache" if model == SIX else "")
-    assert choose_model("auto")[0] == SIX
-    card(79.1, hub=lambda model: "")
-    path, why = choose_model("auto", adjust=True)
-    assert path == str(PICO) and why.startswith("the hub cannot be reached for") and "embedded pico_base" in why
+def test_several_processes_in_turn_are_planned_with_our_sampler(card, monkeypatch):
+    card(79.1, vllm=True)
+    assert plan.engines("cuda", {}) == ["vllm", "torch"]
+    monkeypatch.setattr(plan.parallel, "world", lambda: 2)
+    assert plan.engines("cuda", {}) == ["torch"] == plan.engines("cuda", {"engine": "torch"})
+    assert plan.engines("cuda", {"async_rollouts": 1}) == ["vllm", "torch"]
+    monkeypatch.undo()
+    assert plan.engines("cpu", {}) == ["torch"] and plan.engines("cpu", {"engine": "vllm"}) == ["vllm"]
 
 
 def test_a_card_without_bfloat16_gets_float32_and_our_own_sampler(card, load):
@@ -305,3 +346,33 @@ def test_a_card_without_bfloat16_gets_float32_and_our_own_sampler(card, load):
         assert plan.engine_of("cuda") == ("vllm" if there else "torch")
     assert not policy_module.in_bfloat16("mps") and not policy_module.in_bfloat16("cpu")
     assert plan.engine_of("cpu") == "torch"
+
+
+def test_auto_on_the_cpu_of_a_machine_with_a_card_is_pico_base(card):
+    card(79.1)
+    path, why, fits = choose_model("auto", "letters", "cpu", {})
+    assert path == str(PICO) and why.startswith("a CPU was asked for") and not fits
+
+
+def test_without_a_hub_auto_takes_the_largest_that_is_in_the_cache(card):
+    card(79.1, hub=lambda model: "the local cache" if model == SIX else "")
+    path, why, _ = choose_model("auto", asked={})
+    assert path == SIX and "from the local cache" in why and why.endswith(f"; the hub cannot be reached for {B16}, {T17}")
+    card(79.1, hub=lambda model: "")
+    path, why, fits = choose_model("auto", asked={})
+    assert path == str(PICO) and why.startswith("the hub cannot be reached for") and "embedded pico_base" in why and not fits
+
+
+def test_a_model_that_was_named_is_taken_and_what_would_make_it_fit_is_said(card):
+    card(39.4)
+    kept = "; by the plan it does not fit 39 GB of GPU memory: "
+    for name, asked, advice in (
+        (B16, {}, f"{kept}it fits with --gradient-checkpointing"),
+        (B16, {"lora_rank": 0}, f"{kept}no setting that we know makes it fit"),
+        (B16, CHECKED, ""),
+        (T17, {}, ""),
+        ("owner/name", {}, ""),  # nobody has computed it
+        (B16, None, ""),  # it is only evaluated
+    ):
+        assert choose_model(name, "letters", "auto", asked) == (name, f"model {name}, as asked{advice}", {})
+    assert choose_model(B16, "letters", "cpu", {})[1] == f"model {B16}, as asked"

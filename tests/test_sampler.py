@@ -373,7 +373,7 @@ def test_vllms_seeds_and_its_sleep_are_choices(tiny, fake_vllm, seeds, sleep):
 
 def test_on_a_card_without_bfloat16_vllm_is_asked_for_float32(tiny, fake_vllm, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    cfg = SimpleNamespace(plain=False, engine="vllm", vllm_memory=0.3)
+    cfg = SimpleNamespace(plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True)
     make_sampler(cfg, replace(tiny, device=torch.device("cuda"))).close()
     assert FakeVllm.made.options["dtype"] == "float32"
 

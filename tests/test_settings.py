@@ -15,7 +15,9 @@ import settings
 from bookkeeping import guard
 from bookkeeping.folder import resume_folder
 from bookkeeping.guard import check_environment, preflight
+from bridges import serve
 from evaluate import take_typed
+from fast import plan
 from settings import Config
 
 FLAGS = {f.name: f.default for f in fields(Config)}
@@ -269,3 +271,50 @@ def test_a_run_keeps_the_model_that_auto_chose(capsys, asked, path, kept):
     cfg = Config(model=asked)
     settings.complete(cfg, 1_000_000, "because", path)
     assert cfg.model == kept and capsys.readouterr().out.startswith("because\n")
+
+
+def test_what_auto_sets_so_that_the_model_fits_is_kept_and_checked(capsys):
+    cfg = Config(model="auto")
+    settings.complete(cfg, 4e9, "because", "owner/name", {"micro_tokens": 4096, "gradient_checkpointing": True})
+    assert (cfg.micro_tokens, cfg.gradient_checkpointing, cfg.model) == (4096, True, "owner/name")
+    with pytest.raises(ValueError, match="--micro-tokens 0: must be positive"):
+        settings.complete(Config(), 4e9, "because", "", {"micro_tokens": 0})
+
+
+@pytest.mark.parametrize("words, fixed", [
+    ([], {}),
+    (["--engine", "auto", "--micro-tokens", "None", "--vllm-memory", "0.3"], {"vllm_memory": 0.3}),  # auto and None leave the choice
+    (["--no-gradient-checkpointing", "--lora-rank=0"], {"gradient_checkpointing": False, "lora_rank": 0}),
+    (["--preset", "seed"], {"max_tokens": 2048}),  # set by a preset and not typed
+    (["--engine", "torch", "--max-tokens", "99"], {"engine": "torch", "max_tokens": 99}),
+])  # fmt: skip
+def test_auto_is_told_what_was_typed_or_set_and_leaves_it(words, fixed):
+    model, env, device, asked = settings.asked(*settings.command_line(["--env", "swarm", "--device", "cpu", *words]))
+    assert (model, env, device) == ("auto", "swarm", "cpu")
+    assert {name: asked[name] for name in plan.READ & asked.keys()} == fixed
+    assert settings.asked(Config(lora_rank=0))[3] == {"lora_rank": 0}  # called without a command line
+
+
+def test_eval_only_and_serve_choose_for_the_device_that_was_asked_for(tmp_path, monkeypatch):
+    saved(tmp_path, device="cpu")
+    taken = []
+
+    def choose(*asked):
+        taken.append(asked)
+        raise LookupError
+
+    for module in (evaluate, serve):
+        monkeypatch.setattr(module, "find_checkpoint", lambda folder: folder)
+        monkeypatch.setattr(module, "choose_model", choose)
+    with pytest.raises(LookupError):
+        serve.load(str(tmp_path))
+    with pytest.raises(LookupError):
+        evaluate.evaluate_only(*settings.command_line(["--eval-only", str(tmp_path), "--device", "cuda:1"]))
+    assert taken == [("auto", "letters", "cpu"), ("auto", "letters", "cuda:1")]
+
+
+def test_vllm_seeds_its_requests_and_sleeps_unless_it_is_told_not_to():
+    """A22: both may cost time on a card; the defaults repeat a run, and lend the trainer vLLM's memory."""
+    assert Config().vllm_seeds is Config().vllm_sleep is True
+    cfg, typed = settings.command_line(["--no-vllm-seeds", "--no-vllm-sleep"])
+    assert cfg.vllm_seeds is cfg.vllm_sleep is False and typed == {"vllm_seeds", "vllm_sleep"}

@@ -146,6 +146,24 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
+def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
+    """Load an older base's weights, every one of them; returns how many pieces its tokenizer knows.
+
+    Pieces that the older tokenizer has too keep their rows; new ones start as they are. RuntimeError
+    if the base lacks a weight of the model, or has one that the model lacks.
+    """
+    from safetensors.torch import load_file
+
+    weights = load_file(folder / "model.safetensors")
+    old, new = AutoTokenizer.from_pretrained(folder).get_vocab(), tokenizer.get_vocab()
+    kept, name = [piece for piece in new if piece in old], "model.embed_tokens.weight"
+    rows = model.model.embed_tokens.weight.detach().clone()  # [V, D]
+    rows[[new[piece] for piece in kept]] = weights[name][[old[piece] for piece in kept]].float()
+    # The head is the embedding, and stands in no file: with its name the loading can be strict.
+    model.load_state_dict({**weights, name: rows, "lm_head.weight": rows})
+    return len(kept)
+
+
 def main(cfg: Pretrain) -> None:
     torch.set_num_threads(cfg.threads)
     tokenizer = build()
@@ -160,16 +178,7 @@ def main(cfg: Pretrain) -> None:
     rounds += [("calls", cfg.calls_steps, cfg.polish_lr), ("all", cfg.all_steps, cfg.polish_lr)]
     rounds = rounds[: cfg.stop_after] if cfg.stop_after else rounds
     if cfg.start_from:
-        from safetensors.torch import load_file
-
-        weights = load_file(Path(cfg.start_from) / "model.safetensors")
-        # Pieces that the older tokenizer has too keep their rows; new ones start as they are.
-        old, new, name = AutoTokenizer.from_pretrained(cfg.start_from).get_vocab(), tokenizer.get_vocab(), "model.embed_tokens.weight"
-        kept = [piece for piece in new if piece in old]
-        rows = model.model.embed_tokens.weight.detach().clone()
-        rows[[new[piece] for piece in kept]] = weights[name][[old[piece] for piece in kept]].float()
-        model.load_state_dict({**weights, name: rows}, strict=False)
-        print(f"{len(kept)} of {len(new)} pieces known")
+        print(f"{start_from(model, tokenizer, Path(cfg.start_from))} of {len(tokenizer)} pieces known")
     start, log = time.time(), []
     for number, (name, length, peak) in list(enumerate(rounds))[cfg.skip_rounds :]:
         before = sum(n for other, n, _ in rounds[:number] if other == name)  # a second round of a kind draws new tasks

@@ -20,7 +20,7 @@ from itertools import product
 import torch
 
 from fast.logprobs import CHUNK
-from fast.plan import LONGEST as LONGEST_OF
+from fast.plan import longest
 from fast.sampler import TorchSampler
 from fast.vllm_engine import LONGEST
 from lab.common import RESULTS, read_json, table, write_json, write_page
@@ -247,7 +247,7 @@ ASKED = {
     "4b-lora": Setting("Qwen3-4B", "A100 80 GB"),
     "4b-full": Setting("Qwen3-4B", "A100 80 GB", rank=0),
     "4b-full-torch": Setting("Qwen3-4B", "A100 80 GB", rank=0, engine="torch"),
-    "4b-swarm": Setting("Qwen3-4B", "A100 80 GB", max_tokens=LONGEST_OF["swarm"] - PROMPT, num_tasks=4, eval_n=128),
+    "4b-swarm": Setting("Qwen3-4B", "A100 80 GB", max_tokens=longest("swarm") - PROMPT, num_tasks=4, eval_n=128),
     "4b-ahead": Setting("Qwen3-4B", "A100 80 GB", ahead=True),
     "30b-lora-a100": Setting("Qwen3-30B-A3B", "A100 80 GB"),
     "30b-lora-h200": Setting("Qwen3-30B-A3B", "H200 141 GB"),
@@ -297,7 +297,7 @@ def page(plans: dict[str, Plan | None], measured: dict) -> str:
         "# The memory of a run on one GPU", "",
         "`python -m lab.speed.memory`; how it is computed and what is assumed stands in lab/speed/memory.py. All sizes in GiB, 2^30 bytes.", "",
         f"Letters, thinking allowed: prompts of {PROMPT} tokens, replies of up to 2,048, 8 tasks x 8 samples, unless a row says otherwise.",
-        f"*4b-swarm*: conversations of up to {LONGEST_OF['swarm']:,} tokens, 4 tasks x 8 samples; one of them alone exceeds --micro-tokens.",
+        f"*4b-swarm*: conversations of up to {longest('swarm'):,} tokens, 4 tasks x 8 samples; one of them alone exceeds --micro-tokens.",
         "*4b-ahead*: several cards with vLLM, each with a trainer and a second process; both work at the same time.",
         "*update*: forward and backward of a micro-batch; SFT takes less. *rows at once*: replies of full length in the KV cache.",
         "*main memory*: while the model loads or vLLM sleeps, whichever is more; the process itself takes some 4 beside it.", "",
