@@ -41,7 +41,7 @@ import torch
 from fast import parallel
 from fast.engine import make_sampler
 from fast.memory import give_back_memory, memory_folder, sweep
-from fast.plan import MENDS, SIZES, card_memory, engine_of, needed, typed
+from fast.plan import DEFAULTS, MENDS, SIZES, card_memory, engine_of, needed, typed
 from policy import Policy, first_line
 from rollout import Episode, play
 
@@ -342,11 +342,10 @@ class Ahead:
 
 def check_room_for_two(cfg, policy: Policy) -> None:
     """ValueError if trainer and second process, on one card, take more than it has (computed)."""
-    if policy.device.type != "cuda" or policy.name not in SIZES or policy.lora_rank == 0:
+    if policy.device.type != "cuda" or policy.name not in SIZES:
         return  # nobody has computed it
     engine = engine_of(policy.device) if cfg.engine == "auto" else cfg.engine
-    names = ("micro_tokens", "gradient_checkpointing", "vllm_memory")
-    chosen = {name: getattr(cfg, name) for name in names}
+    chosen = {name: getattr(cfg, name) for name in (*DEFAULTS, "max_tokens")}
     gib = lambda more: needed(
         policy.name, cfg.env, policy.device, engine, chosen | more, ahead=True
     )

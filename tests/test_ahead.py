@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import settings
 from env_alphabet import Alphabet
 from fast import ahead as ahead_room
 from fast.ahead import RESTARTS, Job, SecondProcess, player
@@ -232,16 +233,18 @@ def test_two_processes_that_do_not_fit_one_card_are_refused_with_the_numbers(mon
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=79.1 * 2**30))
     big = SimpleNamespace(device=torch.device("cuda"), name=BIG, lora_rank=32)
-    cfg = SimpleNamespace(
-        async_rollouts=1, env="letters", engine="vllm", micro_tokens=8192, gradient_checkpointing=False, vllm_memory=0.3, threads=1
-    )  # fmt: skip
+    cfg = settings.Config(async_rollouts=1, env="letters", engine="vllm", micro_tokens=8192, max_tokens=2048, threads=1)
     with pytest.raises(ValueError, match=r"about 94 GiB of 79 .computed.; try --micro-tokens 4096, which makes it 6\d$") as caught:
         ahead_room.open_rollouts(cfg, big, None, None, None)
     assert "\n" not in str(caught.value)
     cfg.micro_tokens = 4096
     ahead_room.check_room_for_two(cfg, big)
-    for spared in (dict(device=torch.device("cpu")), dict(name="owner/another"), dict(lora_rank=0)):
-        ahead_room.check_room_for_two(SimpleNamespace(**vars(cfg) | {"micro_tokens": 8192}), SimpleNamespace(**vars(big) | spared))
+    cfg.micro_tokens = 8192
+    for spared in (dict(device=torch.device("cpu")), dict(name="owner/another")):
+        ahead_room.check_room_for_two(cfg, SimpleNamespace(**vars(big) | spared))
+    cfg.micro_tokens, cfg.lora_rank = 4096, 0  # the moments of all weights, twice the weights in float32: no mend is enough
+    with pytest.raises(ValueError, match="GiB of 79"):
+        ahead_room.check_room_for_two(cfg, big)
 
 
 # ---------------------------------------------------------------------------------------------- killed

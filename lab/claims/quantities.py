@@ -265,7 +265,8 @@ def sample_more(folder: Path, target: Path) -> None:
 
     import settings
     from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
-    from bookkeeping.run import read_config, write_json
+    from bookkeeping.folder import read_config
+    from bookkeeping.records import write_json
     from evaluate import EVAL_SEEDS
     from fast.engine import make_sampler
     from fast.plan import choose_model
@@ -274,7 +275,7 @@ def sample_more(folder: Path, target: Path) -> None:
 
     cfg = settings.Config(**read_config(folder, settings.Config))
     torch.set_num_threads(max(1, cfg.threads))  # other runs go on beside this
-    policy = load_policy(choose_model(cfg.model, cfg.env)[0], cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    policy = load_policy(choose_model(cfg.model, cfg.env, cfg.device)[0], cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     load_checkpoint(find_checkpoint(folder / "checkpoint"), policy)
     sampler, make_env, right = make_sampler(cfg, policy), partial(settings.make_env, cfg, cfg.difficulty), []
     sampler.sync(0)
