@@ -145,16 +145,16 @@ def forward(w: dict, ids, pad, wanted=(slice(None), -1), cache=None, start=0) ->
     heads = lambda name, x: linear("self_attn." + name, x).view(B, T, -1, d).transpose(1, 2)
     norm = lambda name, x: F.rms_norm(x, x.shape[-1:], w[f"model.{name}.weight"], 1e-6)
     keys = torch.arange(start + T, device=DEVICE)
-    seen = (keys <= keys[start:, None]) & (keys >= pad[:, None, None])  # [B, T, keys]: no future
+    at = keys[start:, None]  # [T, 1]
+    seen = (keys <= at) & (keys >= pad[:, None, None].minimum(at))  # [B, T, keys]: no future
     speed = 10000.0 ** (-torch.arange(0, d, 2, device=DEVICE) / d)  # [d/2]
-    angle = ((keys[start:] - pad[:, None])[..., None] * speed).repeat(1, 1, 2)[:, None]
-    turn = lambda x: torch.cat([-x[..., half:], x[..., :half]], -1)
-    place = lambda x: x * angle.cos() + turn(x) * angle.sin()  # says where it stands (RoPE)
+    turn = ((at - pad[:, None, None]) * speed).repeat(1, 1, 2)[:, None]  # [B, 1, T, d]: its place
+    rope = lambda x: x * turn.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * turn.sin()
     x = F.embedding(ids, w["model.embed_tokens.weight"])  # [B, T, D]
     for layer in range(LAYERS):
         h = norm(f"layers.{layer}.input_layernorm", x)
-        q = place(norm(f"layers.{layer}.self_attn.q_norm", heads("q", h)))  # [B, HEADS, T, d]
-        k = place(norm(f"layers.{layer}.self_attn.k_norm", heads("k", h)))  # [B, KV_HEADS, T, d]
+        q = rope(norm(f"layers.{layer}.self_attn.q_norm", heads("q", h)))  # [B, HEADS, T, d]
+        k = rope(norm(f"layers.{layer}.self_attn.k_norm", heads("k", h)))  # [B, KV_HEADS, T, d]
         v = heads("v", h)
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
