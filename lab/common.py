@@ -45,16 +45,9 @@ def table(head: list | str, rows) -> list[str]:
     return [head, "|---" * (head.count("|") - 1) + "|", *map(line, rows)]
 
 
-def told(i: Interval | dict, digits: int = 3, scale: float = 1, sign: str = "", unit: str = "") -> str:
-    """'0.500 [0.400, 0.600]'; sign="+" for a difference; scale=100, unit="%" for a share."""
-    i = i if isinstance(i, Interval) else Interval(i["mean"], i["low"], i["high"], 0)
-    number = lambda x: f"{scale * x:{sign}.{digits}f}"
-    return f"{number(i.mean)}{unit} [{number(i.low)}, {number(i.high)}]"
-
-
-def percent(i: Interval | dict) -> str:
-    """'50% [40, 60]'"""
-    return told(i, 0, 100, unit="%")
+def interval_of(numbers: dict, mean: str = "mean") -> Interval:
+    """An interval as it was written down. mean: the name of its middle."""
+    return Interval(numbers[mean], numbers["low"], numbers["high"], numbers["n"])
 
 
 def cpu() -> str:

@@ -130,9 +130,7 @@ def measures(deals: Iterable[Interaction], hard: bool = False) -> dict[str, floa
 
 def over(values) -> Interval:
     """Mean and 95% interval without NaN, over episodes: the deals in one are not independent."""
-    values = np.asarray([v for v in values if v == v], dtype=float)
-    alone = len(values) == 1  # then there is no interval
-    return Interval(float(values[0]), math.nan, math.nan, 1) if alone else metrics.mean(values)
+    return metrics.mean([v for v in values if v == v])
 
 
 def side_by_side(episodes: list[list[Interaction]]) -> dict[str, dict[str, Interval]]:

@@ -19,7 +19,7 @@ from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
 from fast.sampler import TorchSampler
-from lab.common import read_json, table, told
+from lab.common import read_json, table
 from metrics import mean, proportion
 from policy import PICO, load_policy
 from rollout import play
@@ -55,7 +55,7 @@ def measure_swarm(policy, episodes: int) -> tuple[list[list], list[list]]:
 
         play(policy, TorchSampler(policy), make_env, [CARD_SEEDS + i for i in range(episodes)], 1, 160, temperature, 0)
         marks, parts = [env.score() for env in envs], ("reward", "payoff", "reputation", "quality", "diversity", "error_rate")
-        rows.append([*how(think, temperature), *(told(mean([m[name] for m in marks])) for name in parts), len(marks)])
+        rows.append([*how(think, temperature), *(mean([m[name] for m in marks]).text() for name in parts), len(marks)])
         if think and temperature:
             for turn in (turn for env in envs for turn in env.log):
                 tools.setdefault(turn.tool or "(unreadable)", []).append(turn)

@@ -19,7 +19,20 @@ import tyro
 
 import metrics
 from bookkeeping import compare
-from lab.common import RESULTS, ends, launch, or_resume, pyplot, read_json, read_lines, save_picture, side_by_side, table, told, write_page
+from lab.common import (
+    RESULTS,
+    ends,
+    interval_of,
+    launch,
+    or_resume,
+    pyplot,
+    read_json,
+    read_lines,
+    save_picture,
+    side_by_side,
+    table,
+    write_page,
+)
 
 RUNS = Path("runs/arms")  # relative: configs are committed
 COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
@@ -64,8 +77,9 @@ def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
 
 def show(env: str, interval: metrics.Interval, plus: bool = False) -> str:
     """In percent where answers are right or wrong, as a number where they have a reward."""
-    share, sign = env == "letters", "+" * plus
-    return told(interval, 1, 100, sign, "" if plus else "%") if share else told(interval, 3, 1, sign)
+    if env == "letters":
+        return interval.points() if plus else interval.percent()
+    return interval.signed() if plus else interval.text()
 
 
 def measured(env: str, values: list[float]) -> metrics.Interval:
@@ -94,7 +108,7 @@ def write_table(env: str) -> None:
             start = by_task(env, "grpo" if arm == "more_sft" else arm, seed, "after_sft")
             gain = metrics.gain(start, by_task(env, arm, seed, "final"))
             x = e["final"]
-            exact = told({"mean": x["exact"], **x}, 1, 100, unit="%") if "exact" in x else ""
+            exact = interval_of(x, "exact").percent() if "exact" in x else ""
             cells.append([arm, seed, s["machine"]["device"], x["n"], show(env, before), show(env, measured(env, start)), f"**{show(env, final)}**",
                           show(env, gain, plus=True), exact, f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f}", s["updates"],
                           s["config"]["sft_steps"], f"{grpo_seconds(t):.0f}", f"{t['sft']:.0f}", f"{t['total'] / 60:.1f}", f"{s['peak_rss_gb']:.2f}"])  # fmt: skip

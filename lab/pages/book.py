@@ -56,9 +56,7 @@ def right(e: dict) -> str:
 
 
 def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
-    i = metrics.mean(e[what])
-    show = lambda x: f"{scale * x:.{digits}f}"
-    return f"{show(i.mean)}{unit} [{show(i.low)}, {show(i.high)}]"
+    return metrics.mean(e[what]).text(digits, scale, unit)
 
 
 def letters() -> str:

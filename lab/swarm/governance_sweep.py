@@ -17,7 +17,7 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from lab.common import RESULTS, ROOT, ends, percent, pyplot, reach, save_picture, table, told, write_page
+from lab.common import RESULTS, ROOT, ends, pyplot, reach, save_picture, table, write_page
 from lab.swarm.governance import SHARES, STACKS, World, row, simulate
 from metrics import Interval, gain, proportion
 from swarm.governance import Stack, colluding, graph, measures, over, thrash
@@ -270,7 +270,10 @@ def plot_choices(lines: list[dict], of_world: int) -> None:
 
 # ------------------------------------------------------------------------------------------------ tables
 def show(i: Interval, digits: int = 2) -> str:
-    return told(i, digits) if i.mean == i.mean else "–"
+    return i.text(digits) if i.mean == i.mean else "–"
+
+
+percent = lambda i: i.percent(0)
 
 
 def regime(cell: dict) -> str:

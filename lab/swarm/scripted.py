@@ -23,7 +23,7 @@ from tqdm import tqdm
 import metrics
 from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, play
 from lab.base.tokenizer import build
-from lab.common import RESULTS, cpu, pyplot, reach, save_picture, table, told, write_json, write_page
+from lab.common import RESULTS, cpu, pyplot, reach, save_picture, table, write_json, write_page
 from swarm.bots import SCENARIOS, draw_scenario, work_text
 from swarm.economy import content_quality
 from swarm.players import PLAYERS
@@ -196,13 +196,13 @@ def write(ranks: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
         "Nobody here looks at more than the model is shown.", "",
     ]  # fmt: skip
     for version, levels in ranks.items():
-        rows = [[difficulty, style, f"**{told(row['reward'])}**", *(told(row[m]) for m in ("payoff", "reputation", "quality", "diversity")),
-                 told(row["gain"], 1), told(row["survival"], 2)] for difficulty in LEVELS for style, row in levels[difficulty].items()]  # fmt: skip
+        rows = [[difficulty, style, f"**{row['reward'].text()}**", *(row[m].text() for m in ("payoff", "reputation", "quality", "diversity")),
+                 row["gain"].text(1), row["survival"].text(2)] for difficulty in LEVELS for style, row in levels[difficulty].items()]  # fmt: skip
         lines += [f"### v{version}, n = {levels['easy']['expert']['reward'].n} scenarios a difficulty", "",
                   *table("| | player | reward | payoff | reputation | quality | diversity | gain | survival |", rows), ""]  # fmt: skip
     used = ("used_claim_task", "used_submit_work", "used_propose_trade", "used_accept_proposal")
     lines += ["### What they do, v0.2 (successful calls an episode)", "", *table("| | player | claimed | submitted | proposed | accepted | error rate |", [
-        [difficulty, style, *(told(row[tool], 1) for tool in used), told(row["error_rate"])]
+        [difficulty, style, *(row[tool].text(1) for tool in used), row["error_rate"].text()]
         for difficulty in LEVELS for style, row in ranks["0.2"][difficulty].items()])]  # fmt: skip
     (per_bot, r_bots), (per_step, r_steps) = slope(rates["seconds_by_bots"]), slope(rates["seconds_by_steps"])
     ms = lambda times: ", ".join(f"{k}: {1000 * t:.1f}" for k, t in times.items())
@@ -210,7 +210,7 @@ def write(ranks: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
         "", "## 80 characters of nonsense", "",
         f"A grinder on medium that submits `{NONSENSE}` for every task, beside one that works. Quality is the mean p of its submissions.", "",
         *table("| version | submits | quality | gain | reward | n |", [
-            [f"v{version}", name, told(row["quality"]), told(row["gain"], 1), told(row["reward"]), row["reward"].n]
+            [f"v{version}", name, row["quality"].text(), row["gain"].text(1), row["reward"].text(), row["reward"].n]
             for version, rows in tricks.items() for name, row in rows.items()]), "",
         "; ".join(f"in v{version} nonsense gains {rows['nonsense']['gain'].mean:+.1f} where work gains {rows['work']['gain'].mean:+.1f}"
                   for version, rows in tricks.items()).capitalize() + ".", "",

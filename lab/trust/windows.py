@@ -19,7 +19,7 @@ from scipy.signal import lfilter
 from tqdm import tqdm
 
 import metrics
-from lab.common import RESULTS, percent, pyplot, read_lines, save_picture, table, told, write_json, write_page
+from lab.common import RESULTS, interval_of, pyplot, reach, read_lines, save_picture, table, write_json, write_page
 
 OUT = RESULTS / "metrics"
 N = 400  # updates of a made-up run
@@ -87,7 +87,7 @@ def coverage(runs: int) -> list[dict]:
                 rng = dice("coverage", n, r, run)
                 x = wander(n, r, 1.0, rng)
                 fit = sm.OLS(x, sm.add_constant(np.arange(n))).fit(cov_type="HAC", cov_kwds={"maxlags": int(1.3 * n**0.5)}, use_t=True)
-                level, slope, plain = metrics.level(x), metrics.line(x)[0], metrics.mean(x, resamples=400)
+                level, slope, plain = metrics.level(x), metrics.line(x)[0], metrics.mean(x)
                 ends = (level.low, level.high), (plain.low, plain.high), block_bootstrap(x, rng), (slope.low, slope.high), fit.conf_int()[1]
                 for name, (low, high) in zip(hits, ends):
                     hits[name] += low <= 0 <= high
@@ -251,6 +251,7 @@ def recorded() -> list[dict]:
 
 # ------------------------------------------------------------------------------------------------ the page
 rows_of = lambda head, rows: [*table(head, rows), ""]
+percent = lambda c: interval_of(c).percent(0)
 
 
 def write(found: dict) -> None:
@@ -303,7 +304,7 @@ def write(found: dict) -> None:
         "Nobody knows the truth here. Their learning rate falls to a tenth, so to settle is not to have reached all that could be reached.", "",
     ]  # fmt: skip
     for r in found["recorded"]:
-        after = f"; the mean of the updates after that is {told(r['mean_after'], 2)}" if r["mean_after"] else ""
+        after = f"; the mean of the updates after that is {interval_of(r['mean_after']).text(2)}" if r["mean_after"] else ""
         out += [
             f"**{r['run']}** ({r['updates']} updates)", "",
             f"* {r['distribution']}",
@@ -350,12 +351,7 @@ def best(cells: list[dict]) -> list[str]:
     """Cells of a row with the smallest in bold."""
     digits = 1 if max(c["mean"] for c in cells) > 1 else 3
     least = min(c["mean"] for c in cells)
-    return [f"**{told(c, digits)}**" if c["mean"] == least else told(c, digits) for c in cells]
-
-
-def errors(cells: list[dict]) -> list[list[float]]:
-    """What errorbar takes."""
-    return [[c["mean"] - c["low"] for c in cells], [c["high"] - c["mean"] for c in cells]]
+    return [f"**{interval_of(c).text(digits)}**" if c["mean"] == least else interval_of(c).text(digits) for c in cells]
 
 
 def draw(found: dict) -> None:
@@ -375,7 +371,7 @@ def draw(found: dict) -> None:
     for i, (rule, color) in enumerate(zip(RULES, ("C0", "C1", "C7"))):
         cells = [r["too_soon"] for r in rows if r["rule"] == rule]
         x, y = [100 * c["mean"] for c in cells], np.arange(len(names))[::-1] + 0.22 * (1 - i)
-        ax.errorbar(x, y, xerr=100 * np.array(errors(cells)), fmt="o", color=color, capsize=3, label=rule)
+        ax.errorbar(x, y, xerr=100 * reach(map(interval_of, cells)), fmt="o", color=color, capsize=3, label=rule)
     ax.set(title=f'said "settled" too soon (icc 0.3, n={found["runs"]} runs, 95% intervals)', xlabel="% of runs", xlim=(-2, 102))
     ax.set_yticks(np.arange(len(names))[::-1], [CURVES[n][0].split(":")[0] for n in names])
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
@@ -393,7 +389,7 @@ def draw(found: dict) -> None:
     for i, label in enumerate(("adaptive", *(f"last {w}" for w in FIXED))):
         cells = [r["error"] for r in found["tracking"] if r["window"] == label and r["icc"] == 0.0]
         x = np.arange(len(curves)) + 0.15 * (i - 2)
-        ax.bar(x, [c["mean"] for c in cells], 0.14, yerr=errors(cells), label=label)
+        ax.bar(x, [c["mean"] for c in cells], 0.14, yerr=reach(map(interval_of, cells)), label=label)
     ax.set_xticks(np.arange(len(curves)), curves)
     ax.set(title="distance of the window's mean from the current truth (icc 0)", ylabel="reward")
     ax.legend()
