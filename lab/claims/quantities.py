@@ -198,13 +198,13 @@ def swarm_player(version: str, style: str, i: int) -> dict[str, float]:
 def one_sided(unseen: str, i: int) -> dict[str, float]:
     """The expert, blind on one side: without `incoming` it can only propose, without `bots` only accept."""
     import env_swarm
-    from swarm import tools as swarm_tools
+    from swarm import tools
 
     env, done = env_swarm.Swarm("medium", style="expert"), False
     env.reset(env_swarm.EVAL_SEEDS + i)
     while not done:
         _, tool, arguments = env.player(env.seen | {unseen: []}, env.dice)
-        done = env.step(swarm_tools.write_call(tool, arguments))[1]
+        done = env.step(tools.write_call(tool, arguments))[1]
     marks = env.score()
     return {name: marks[name] for name in ("reward", "reputation", "quality", "used_accept_proposal", "used_propose_trade")}
 

@@ -116,7 +116,7 @@ def long_run(r: dict, frozen: dict) -> list[str]:
         f"| throughput ({r['tokens_per_cpu_second']:,.0f} tokens a CPU second) | {slope(r['throughput_percent_per_hour'], 1, '%')} | {word(r['throughput_percent_per_hour'])} |",
         f"| the same, at equal tokens an update | {slope(r['throughput_percent_per_hour_at_equal_tokens'], 1, '%')} | {word(r['throughput_percent_per_hour_at_equal_tokens'])} |",
         "", "An earlier run of this kind grew by 138 MB an hour [78, 199] although no object was left over from one update to the next: the C library kept what was freed, in blocks of ever other lengths. "
-        "Since then memory is given back after every long update (`runfolder.give_back_memory`; tests/test_runfolder.py shows that it goes). The control ran before that, when it was given back with every "
+        "Since then memory is given back after every long update (`fast.memory.give_back_memory`; tests/test_runfolder.py shows that it goes). The control ran before that, when it was given back with every "
         "fifth update only, which is why its interval is wide. Throughput is by CPU time, of which a token takes less when replies are longer, and when less other work runs on the machine.", "",
         f"Logs: {r['log_bytes_per_update'] / 1000:.0f} kB an update, nearly all of it episodes to read, which are thinned at 64 MB (tests/test_runfolder.py).", "",
         "![memory, throughput and bytes of logs over two hours](longrun/longrun.png)", "",
