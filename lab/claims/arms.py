@@ -6,8 +6,6 @@ python -m lab.claims.arms --env letters --table       # only rebuild the table a
 grpo        the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
 no_think    the same, thinking not allowed: the plateau of the run this project grew out of
 more_sft    the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
-cot_sft     letters, alphabet: demonstrations that derive the answer, then GRPO: the algorithm is shown, not found
-expert_sft  swarm: demonstrations of the expert, then GRPO: the strategy is shown, not found
 v02, v01    swarm: at twice the learning rate and half the error penalty, under the rules of v0.2, and under those of v0.1 with their loopholes
             (other scenarios and another reward: not to be compared line by line; lab/swarm/findings.py does what can be done)
 """
@@ -38,9 +36,9 @@ RUNS = Path("runs/arms")  # relative: configs are committed
 COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
 VERSIONS = ["--updates", "20", "--lr", "1e-3", "--swarm-error-penalty", "1"]
 ARMS = {
-    "letters": COMMON | {"cot_sft": ["--sft-style", "derives"]},
-    "alphabet": COMMON | {"cot_sft": ["--sft-style", "derives"]},
-    "swarm": COMMON | {"expert_sft": ["--sft-style", "expert"], "v02": VERSIONS, "v01": [*VERSIONS, "--swarm-version", "0.1"]},
+    "letters": COMMON,
+    "alphabet": COMMON,
+    "swarm": COMMON | {"v02": VERSIONS, "v01": [*VERSIONS, "--swarm-version", "0.1"]},
 }
 MEASURE = {"letters": "exact", "alphabet": "reward", "swarm": "reward"}  # what the arms are compared by
 TABLE = {"letters": "README.md", "alphabet": "README.md", "swarm": "arms.md"}  # swarm's README.md is lab/swarm/scripted.py's
@@ -117,7 +115,7 @@ def write_table(env: str) -> None:
     if env == "swarm":
         price = ", ".join(f"{arm} {summaries[0]['config']['swarm_error_penalty']:g}" for arm, summaries in rows.items())
         lines += ["", f"Each arm's reward is counted as it was paid: less a price times the share of turns lost to errors ({price})."]
-    lines += ["", "## What wins", ""] if {"no_think", "more_sft", "cot_sft", "expert_sft"} & rows.keys() else []
+    lines += ["", "## What wins", ""] if {"no_think", "more_sft"} & rows.keys() else []
     paid = lambda arm: compare.paid_by(compare.read(out / f"{arm}-{rows[arm][0]['seed']}"))
     for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained and paid(a) == paid("grpo")]:
         seeds = sorted({s["seed"] for s in rows[arm]} & {s["seed"] for s in rows["grpo"]})
@@ -144,7 +142,7 @@ SECOND = {  # what the second picture shows of an update: (value, title, unit)
 
 def draw(env: str, rows: dict) -> None:
     fig, axes = pyplot().subplots(1, 3, figsize=(15, 4.4), layout="constrained")
-    colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C2", "C1", "C4")))
+    colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C1", "C4")))
     for arm, summaries in rows.items():
         for s in summaries:
             folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None

@@ -292,7 +292,7 @@ def write(cells, facts, equal, looks, changed, seeds: int, minutes: float) -> No
         "# Governance: the tables", "",
         f"`python -m lab.swarm.governance_sweep --seeds {seeds}`: seeds 0 to {seeds - 1} of each kind, {minutes:.0f} minutes on one of 2 cores, beside other "
         f"work. {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}. Scripted bots only, no model. Brackets are 95% "
-        "intervals over seeds (bootstrap of means, Wilson for shares). lab/swarm/governance.py says how the bots live and what was chosen.", "",
+        "intervals over seeds. lab/swarm/governance.py says how the bots live and what was chosen.", "",
     ]  # fmt: skip
     lines += ["## Regimes", "", "Columns are shares of deceptive agents. Labels follow the published bounds, of what the proxy sees, as there: "
               "cooperative (acceptance > 0.93, toxicity < 0.30), collapse (welfare 0 or less), contested otherwise.", ""]  # fmt: skip
