@@ -1,7 +1,7 @@
 """What can the base do, exactly? Sample it, sort the replies by habit, count. Writes the README.md of models/pico_base/ or models/pico_swarm/.
 
-    python -m lab.base.card                     # about two minutes on two cores
-    python -m lab.base.card --model models/pico_swarm  # about five
+    python -m lab.base.card                                             # about two minutes on two cores
+    python -m lab.base.card --model models/pico_swarm --tasks 48       # about as long
 
 Per habit: how often (share of sampled replies) and how right (exact answers among them), with Wilson intervals over
 replies. Samples of one task are not quite independent, so these intervals are a little too narrow.
@@ -108,7 +108,7 @@ meant as a place for RL to start from: what is right is what it rarely does.
 
 {table}
 
-Measured by `python -m lab.base.card`: {tasks} tasks a row group, {k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
+Measured by `python -m lab.base.card --model models/{name} --tasks {tasks}`: {tasks} tasks a row group, {k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
 `states` thinks but only states counts, `derives` spells the string with a running tally. Alphabet: `given` lists the names as they came,
 `string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, sorts by them and copies.
 
