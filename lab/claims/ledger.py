@@ -199,12 +199,17 @@ def many(rows: list | tuple, claim: Claim) -> str:
     return f"{n} {'units' if scripted else 'seed' if n == 1 else 'seeds'}"
 
 
+def as_share(i: Interval) -> Interval:
+    """Cut to between 0 and 1."""
+    return replace(i, low=max(0.0, i.low), high=min(1.0, i.high))
+
+
 def shown(claim: Claim, arm) -> Interval:
     """What the table and the picture show of an arm."""
     what = claim.shows[0]
     if any(isinstance(x, Run) for x in arm.values()):
         i = interval([held(x, what=what) for x in arm.values()])
-        return replace(i, low=max(0.0, i.low), high=min(1.0, i.high)) if what == "exact" else i  # a share lies between 0 and 1
+        return as_share(i) if what == "exact" else i
     return interval(list(arm[what])) if what in arm else Interval(math.nan, -math.inf, math.inf, 0)
 
 

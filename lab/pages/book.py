@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 import metrics
 from lab.claims.claims import CLAIMS
-from lab.claims.ledger import collect, interval, judge
+from lab.claims.ledger import as_share, collect, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
 
 PAGES = ["README.md", "learn/glossary.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
@@ -120,7 +120,7 @@ def passes() -> str:
     """Sampled at temperature 1, after SFT and after GRPO, over the seeds of the claim about sharpening."""
     claim = next(c for c in CLAIMS if c.name == "sharpening")
     arms, body = collect(claim), []
-    show = lambda i: f"{100 * i.mean:.0f}% [{100 * max(0, i.low):.0f}, {100 * min(1, i.high):.0f}]"
+    show = lambda i: as_share(i).percent(0)
     for k in (1, 4, SAMPLED):
         before, after = (interval(own(arm, lambda run, k=k: pass_at(run, k))(arms)) for arm in ("sft", "rl"))
         body.append([f"pass@{k}", show(before), show(after), before.n, TASKS])

@@ -301,5 +301,4 @@ def row(world: World, stack: Stack, seed: int) -> dict:
         "epochs": len(run.welfare), "settled": run.settled, "meetings": run.meetings, "audits": run.audits / len(run.welfare),
         "flagged": run.flagged / len(run.welfare), "frozen_deceptive": run.frozen["deceptive"],
         "frozen_others": run.frozen["honest"] + run.frozen["opportunistic"], "collapse_epoch": at,
-        "still": float(run.accepted[-1] == 0), "resources": float(np.mean([m.resources for m in run.economy.members.values() if m.kind == "honest"])),
     }  # fmt: skip

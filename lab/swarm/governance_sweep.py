@@ -27,7 +27,7 @@ OUT = RESULTS / "governance"
 # ------------------------------------------------------------------------------------------------ regimes
 NUMBERS = ("acceptance", "toxicity", "toxicity_seen", "toxicity_hard", "tail", "tail_seen", "tail_hard", "quality_gap", "quality_gap_seen",
            "quality_gap_hard", "worth", "worth_seen", "worth_hard", "welfare", "thrash", "thrash_honest", "epochs", "meetings", "audits",
-           "flagged", "frozen_deceptive", "frozen_others", "resources")  # fmt: skip
+           "flagged", "frozen_deceptive", "frozen_others")  # fmt: skip
 
 
 collapsed = lambda row: row["welfare"] <= 0
@@ -39,7 +39,7 @@ def summary(rows: list[dict]) -> dict:
     n, out = len(rows), {name: over([r[name] for r in rows]) for name in NUMBERS}
     share = lambda so: proportion(sum(map(so, rows)), n)
     changed = lambda r: (r["early"] <= 0) != (r["welfare"] <= 0)
-    so = {"settled": lambda r: r["settled"], "collapsed": collapsed, "by_14": by_14, "still": lambda r: r["still"], "changed_mind": changed}
+    so = {"settled": lambda r: r["settled"], "collapsed": collapsed, "by_14": by_14, "changed_mind": changed}
     return out | {name: share(of) for name, of in so.items()}
 
 
