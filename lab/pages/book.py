@@ -9,22 +9,19 @@ results). An interval, a decimal or a percentage that is in none of them is an e
 innocent. tests/test_book.py runs the check: a result that is measured again and comes out differently fails until the pages say so too.
 """
 
-import json
 import math
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import tyro
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 import metrics
 from lab.claims.claims import CLAIMS
 from lab.claims.ledger import as_share, collect, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
+from lab.common import RESULTS, ROOT, read_json, read_lines
 
 PAGES = ["README.md", "learn/glossary.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 PLAN = tomllib.loads((ROOT / "docs" / "numbers.toml").read_text())
@@ -33,8 +30,7 @@ DECIMAL = re.compile(r"(?<![\w./=-])[-+]?(?:\d+\.\d+|\d+(?=%))(?![\w./]*[A-Za-z_
 
 
 def read(path: str):
-    text = (ROOT / "results" / path).read_text()
-    return [json.loads(line) for line in text.splitlines()] if path.endswith(".jsonl") else json.loads(text)
+    return (read_lines if path.endswith(".jsonl") else read_json)(RESULTS / path)
 
 
 # ------------------------------------------------------------------------------------------------ tables
@@ -174,7 +170,7 @@ def offpolicy() -> str:
 
 def cells(path: str) -> list[list[str]]:
     """The rows of every table of a page."""
-    lines = (ROOT / "results" / path).read_text().splitlines()
+    lines = (RESULTS / path).read_text().splitlines()
     return [[c.strip() for c in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
