@@ -84,24 +84,21 @@ def reach(intervals: list[Interval]) -> np.ndarray:
 def launch(
     flags: list[str], runs: Path, name: str, target: Path, kept: tuple[str, ...], threads: int, python: str = sys.executable
 ) -> None:
-    """train.py with these flags (a new run, or --resume), its output in runs/NAME.log; then copy what is `kept` to `target`."""
+    """train.py with these flags, or --resume if this run was begun and cut; its output in runs/NAME.log. Then copy what is `kept` to `target`."""
     log = ROOT / runs / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    new = [] if "--resume" in flags else ["--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]
+    flags = [*flags, "--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]
+    if (ROOT / runs / name / "config.json").exists():
+        flags = ["--resume", str(runs / name)]
     with open(log, "a") as f:
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run([python, "train.py", *flags, *new], cwd=ROOT, stdout=f, stderr=f, env=env)
+        done = subprocess.run([python, "train.py", *flags], cwd=ROOT, stdout=f, stderr=f, env=env)
     if done.returncode:
         raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
     target.mkdir(parents=True, exist_ok=True)
     for file in kept:
         if (ROOT / runs / name / file).exists():
             shutil.copy(ROOT / runs / name / file, target / file)
-
-
-def or_resume(flags: list[str], runs: Path, name: str) -> list[str]:
-    """These flags; or, if the run was begun and cut, those that continue it."""
-    return ["--resume", str(runs / name)] if (ROOT / runs / name / "config.json").exists() else flags
 
 
 def side_by_side(do: Callable, work: list[tuple], jobs: int, what: str = "") -> None:

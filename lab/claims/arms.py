@@ -17,20 +17,7 @@ import tyro
 
 import metrics
 from bookkeeping import compare
-from lab.common import (
-    RESULTS,
-    ends,
-    interval_of,
-    launch,
-    or_resume,
-    pyplot,
-    read_json,
-    read_lines,
-    save_picture,
-    side_by_side,
-    table,
-    write_page,
-)
+from lab.common import RESULTS, ends, interval_of, launch, pyplot, read_json, read_lines, save_picture, side_by_side, table, write_page
 
 RUNS = Path("runs/arms")  # relative: configs are committed
 COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
@@ -56,8 +43,7 @@ def run(env: str, arm: str, seed: int, threads: int) -> None:
         per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
         flags += ["--sft-steps", str(g["config"]["sft_steps"] + round(grpo_seconds(g["seconds"]) / per_step))]
     kept = (*KEPT, *(["report.html"] if (arm, seed) == ("grpo", 0) else []))
-    flags = or_resume(["--env", env, *flags, "--seed", str(seed)], RUNS, name)
-    launch(flags, RUNS, name, out / f"{arm}-{seed}", kept, threads)
+    launch(["--env", env, *flags, "--seed", str(seed)], RUNS, name, out / f"{arm}-{seed}", kept, threads)
 
 
 def grpo_seconds(seconds: dict) -> float:
@@ -80,10 +66,6 @@ def show(env: str, interval: metrics.Interval, plus: bool = False) -> str:
     return interval.signed() if plus else interval.text()
 
 
-def measured(env: str, values: list[float]) -> metrics.Interval:
-    return metrics.proportion(sum(values), len(values)) if MEASURE[env] == "exact" else metrics.mean(values)
-
-
 def write_table(env: str) -> None:
     """results/<env>/README.md and arms.png from the runs there."""
     out = RESULTS / env
@@ -101,13 +83,13 @@ def write_table(env: str) -> None:
     for arm, summaries in rows.items():
         for s in summaries:
             e, t, seed = s["eval"][s["trained"]], s["seconds"], s["seed"]
-            before, final = (measured(env, by_task(env, arm, seed, stage)) for stage in ("before", "final"))
+            before, final = (metrics.mean(by_task(env, arm, seed, stage)) for stage in ("before", "final"))
             # more SFT's own "after SFT" is its end; what 50 steps give is the GRPO arm's.
             start = by_task(env, "grpo" if arm == "more_sft" else arm, seed, "after_sft")
             gain = metrics.gain(start, by_task(env, arm, seed, "final"))
             x = e["final"]
             exact = interval_of(x, "exact").percent() if "exact" in x else ""
-            cells.append([arm, seed, s["machine"]["device"], x["n"], show(env, before), show(env, measured(env, start)), f"**{show(env, final)}**",
+            cells.append([arm, seed, s["machine"]["device"], x["n"], show(env, before), show(env, metrics.mean(start)), f"**{show(env, final)}**",
                           show(env, gain, plus=True), exact, f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f}", s["updates"],
                           s["config"]["sft_steps"], f"{grpo_seconds(t):.0f}", f"{t['sft']:.0f}", f"{t['total'] / 60:.1f}", f"{s['peak_rss_gb']:.2f}"])  # fmt: skip
     lines += table("| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps "
@@ -147,7 +129,7 @@ def draw(env: str, rows: dict) -> None:
         for s in summaries:
             folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
             evals = [e for e in read_lines(folder / "evals.jsonl") if e["trained"] and e["stage"] != "before"]
-            p = [measured(env, e[MEASURE[env]]) for e in evals]
+            p = [metrics.mean(e[MEASURE[env]]) for e in evals]
             if arm == "more_sft":
                 axes[0].axhline(100 * p[-1].mean, color=colors[arm], lw=1, ls="--", label=label and "more_sft (end)")
                 continue

@@ -48,7 +48,7 @@ def evals(env: str, arm: str = "grpo-0") -> dict[str, dict]:
 
 
 def right(e: dict) -> str:
-    return metrics.proportion(sum(e["exact"]), len(e["exact"])).percent()
+    return metrics.mean(e["exact"]).percent()
 
 
 def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
