@@ -1,5 +1,6 @@
 """What the experiments share: places, files, Markdown tables, intervals in words, pictures, and runs of train.py."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -35,6 +36,11 @@ def write_json(path: Path, value) -> None:
 def write_page(path: Path, lines: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines))
+
+
+def fingerprint(files: list[Path]) -> str:
+    """Of the code that decides a result: what other code has made is made again."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:10]
 
 
 # ------------------------------------------------------------------------------------------------ words
