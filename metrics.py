@@ -98,7 +98,7 @@ FEW = 100  # values; with fewer the bootstrap covers too little
 Z2 = 1.96**2
 
 
-def mean(values, resamples: int = 5000) -> Interval:
+def mean(values) -> Interval:
     """A mean with its 95% interval. The bootstrap is seeded: equal values, equal intervals."""
     values = np.asarray(values, dtype=float)
     n = len(values)
@@ -106,14 +106,14 @@ def mean(values, resamples: int = 5000) -> Interval:
         return proportion(values.sum(), n)
     is_share = n > 0 and 0 <= values.min() and values.max() <= 1
     if n >= FEW or not is_share or is_constant(values):
-        return of_any(values, (0.0, 1.0), resamples)
+        return of_any(values, (0.0, 1.0))
     middle = float(values.mean())
     spread = values.var(ddof=1) / (middle * (1 - middle))  # of 0s and 1s it would be 1
     low, high = score_interval(middle, special.stdtrit(n - 1, 0.975) ** 2 * spread / n)
     return Interval(middle, low, high, n)
 
 
-def of_any(values: np.ndarray, ends: tuple[float, float], resamples: int = 5000) -> Interval:
+def of_any(values: np.ndarray, ends: tuple[float, float]) -> Interval:
     """The mean of values of any size. ends: what they may be, if those that were seen agree."""
     n = len(values)
     middle = float(values.mean()) if n else NAN
@@ -122,7 +122,7 @@ def of_any(values: np.ndarray, ends: tuple[float, float], resamples: int = 5000)
     if n < FEW:
         reach = float(special.stdtrit(n - 1, 0.975) * values.std(ddof=1) / np.sqrt(n))
         return Interval(middle, middle - reach, middle + reach, n)
-    how = {"n_resamples": resamples, "method": "percentile", "rng": np.random.default_rng(0)}
+    how = {"n_resamples": 5000, "method": "percentile", "rng": np.random.default_rng(0)}
     low, high = stats.bootstrap((values,), np.mean, **how).confidence_interval
     return Interval(middle, float(low), float(high), n)
 
@@ -150,11 +150,6 @@ def score_interval(share: float, q2: float) -> tuple[float, float]:
     middle = (share + q2 / 2) / (1 + q2)
     reach = np.sqrt(q2 * share * (1 - share) + q2**2 / 4) / (1 + q2)
     return float(middle - reach), float(middle + reach)
-
-
-def share(values) -> Interval:
-    """mean, by another name."""
-    return mean(values)
 
 
 def gain(before, after) -> Interval:
@@ -470,7 +465,7 @@ def demo() -> None:
     rng = np.random.default_rng(0)
     hard = rng.random(256)  # each task has its own difficulty, the same for both policies
     before, after = (rng.random(256) < hard * 0.6), (rng.random(256) < hard * 0.8)
-    print("\nthe same 256 tasks before and after:", share(before), "->", share(after))
+    print("\nthe same 256 tasks before and after:", mean(before), "->", mean(after))
     print("gain, paired:", gain(before, after))
     # A run that learns, and then has learnt.
     rewards = rng.binomial(64, 0.93 - 0.78 * np.exp(-np.arange(150) / 15)) / 64

@@ -1,5 +1,6 @@
 """What the experiments share: places, files, Markdown tables, intervals in words, pictures, and runs of train.py."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -37,6 +38,11 @@ def write_page(path: Path, lines: list[str]) -> None:
     path.write_text("\n".join(lines))
 
 
+def fingerprint(files: list[Path]) -> str:
+    """Of the code that decides a result: what other code has made is made again."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:10]
+
+
 # ------------------------------------------------------------------------------------------------ words
 def table(head: list | str, rows) -> list[str]:
     """Lines of a Markdown table. head: its cells, or the whole line."""
@@ -45,16 +51,9 @@ def table(head: list | str, rows) -> list[str]:
     return [head, "|---" * (head.count("|") - 1) + "|", *map(line, rows)]
 
 
-def told(i: Interval | dict, digits: int = 3, scale: float = 1, sign: str = "", unit: str = "") -> str:
-    """'0.500 [0.400, 0.600]'; sign="+" for a difference; scale=100, unit="%" for a share."""
-    i = i if isinstance(i, Interval) else Interval(i["mean"], i["low"], i["high"], 0)
-    number = lambda x: f"{scale * x:{sign}.{digits}f}"
-    return f"{number(i.mean)}{unit} [{number(i.low)}, {number(i.high)}]"
-
-
-def percent(i: Interval | dict) -> str:
-    """'50% [40, 60]'"""
-    return told(i, 0, 100, unit="%")
+def interval_of(numbers: dict, mean: str = "mean") -> Interval:
+    """An interval as it was written down. mean: the name of its middle."""
+    return Interval(numbers[mean], numbers["low"], numbers["high"], numbers["n"])
 
 
 def cpu() -> str:
@@ -91,24 +90,21 @@ def reach(intervals: list[Interval]) -> np.ndarray:
 def launch(
     flags: list[str], runs: Path, name: str, target: Path, kept: tuple[str, ...], threads: int, python: str = sys.executable
 ) -> None:
-    """train.py with these flags (a new run, or --resume), its output in runs/NAME.log; then copy what is `kept` to `target`."""
+    """train.py with these flags, or --resume if this run was begun and cut; its output in runs/NAME.log. Then copy what is `kept` to `target`."""
     log = ROOT / runs / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    new = [] if "--resume" in flags else ["--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]
+    flags = [*flags, "--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]
+    if (ROOT / runs / name / "config.json").exists():
+        flags = ["--resume", str(runs / name)]
     with open(log, "a") as f:
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run([python, "train.py", *flags, *new], cwd=ROOT, stdout=f, stderr=f, env=env)
+        done = subprocess.run([python, "train.py", *flags], cwd=ROOT, stdout=f, stderr=f, env=env)
     if done.returncode:
         raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
     target.mkdir(parents=True, exist_ok=True)
     for file in kept:
         if (ROOT / runs / name / file).exists():
             shutil.copy(ROOT / runs / name / file, target / file)
-
-
-def or_resume(flags: list[str], runs: Path, name: str) -> list[str]:
-    """These flags; or, if the run was begun and cut, those that continue it."""
-    return ["--resume", str(runs / name)] if (ROOT / runs / name / "config.json").exists() else flags
 
 
 def side_by_side(do: Callable, work: list[tuple], jobs: int, what: str = "") -> None:

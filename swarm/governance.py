@@ -5,7 +5,7 @@ is. Everything here follows from treating p as what it is, an uncertain number:
 
     proxy     progress, rework, rejections, misuse, engagement -> v in [-1, 1] -> p = sigmoid(2 v)
     measures  toxicity E[1 - p | accepted], quality gap E[p | accepted] - E[p | rejected], welfare:
-              soft (with p) and hard (p rounded to 0 or 1), with intervals over episodes
+              soft (with p) and hard (p rounded to 0 or 1)
     watch     the proxy records its own errors, and says if it is too noisy or too kind to rely on
     gate      accept this deal? hard: by one reading of p. soft: by the expectation of p, given also
               what is believed of the proposer
@@ -33,7 +33,6 @@ import numpy as np
 from scipy import special, stats
 
 import metrics
-from metrics import Interval
 from swarm.economy import Interaction, sigmoid, soft_label
 
 WEIGHTS = {"progress": 0.4, "rework": 0.2, "verifier": 0.2, "engagement": 0.2}
@@ -128,18 +127,9 @@ def measures(deals: Iterable[Interaction], hard: bool = False) -> dict[str, floa
     }
 
 
-def over(values) -> Interval:
+def over(values) -> metrics.Interval:
     """Mean and 95% interval without NaN, over episodes: the deals in one are not independent."""
-    values = np.asarray([v for v in values if v == v], dtype=float)
-    alone = len(values) == 1  # then there is no interval
-    return Interval(float(values[0]), math.nan, math.nan, 1) if alone else metrics.mean(values)
-
-
-def side_by_side(episodes: list[list[Interaction]]) -> dict[str, dict[str, Interval]]:
-    """{metric: {"soft": Interval, "hard": Interval}} over episodes (an economy's interactions)."""
-    soft, hard = ([measures(deals, flag) for deals in episodes] for flag in (False, True))
-    column = lambda rows, metric: over([row[metric] for row in rows])
-    return {m: {"soft": column(soft, m), "hard": column(hard, m)} for m in measures([])}
+    return metrics.mean([v for v in values if v == v])
 
 
 def thrash(deals: Iterable[Interaction]) -> float:

@@ -4,9 +4,10 @@ import random
 import re
 
 import numpy as np
+from scipy import stats
 
 from lab.base import corpus
-from lab.swarm.findings import ratio_change, verdict
+from lab.swarm.findings import difference, ratio_change, verdict
 from metrics import Interval
 
 
@@ -23,6 +24,13 @@ def test_the_share_that_goes_unsubmitted():
     d = ratio_change(before, after)
     assert np.allclose((d.mean, d.low, d.high), -0.5) and d.n == 30
     assert ratio_change(before, np.zeros((30, 2))) is None
+
+
+def test_a_difference_is_welch_s_and_never_without_width():
+    d, welch = difference([1.0, 2.0, 4.0], [5.0, 5.5]), stats.ttest_ind([5.0, 5.5], [1.0, 2.0, 4.0], equal_var=False)
+    assert np.allclose((d.low, d.high), welch.confidence_interval(0.95))
+    still = difference([0.0] * 5, [0.0] * 5)
+    assert still.low < still.mean == 0.0 < still.high
 
 
 def test_renumbered_ids_keep_their_order_and_who_is_who():

@@ -1,7 +1,7 @@
 """What can the base do, exactly? Sample it, sort the replies by habit, count. Writes the README.md of models/pico_base/ or models/pico_swarm/.
 
-    python -m lab.base.card                     # about two minutes on two cores
-    python -m lab.base.card --model models/pico_swarm  # about five
+    python -m lab.base.card                                             # about two minutes on two cores
+    python -m lab.base.card --model models/pico_swarm --tasks 48       # about as long
 
 Per habit: how often (share of sampled replies) and how right (exact answers among them), with Wilson intervals over
 replies. Samples of one task are not quite independent, so these intervals are a little too narrow.
@@ -19,7 +19,7 @@ from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
 from fast.sampler import TorchSampler
-from lab.common import read_json, table, told
+from lab.common import read_json, table
 from metrics import mean, proportion
 from policy import PICO, load_policy
 from rollout import play
@@ -55,7 +55,7 @@ def measure_swarm(policy, episodes: int) -> tuple[list[list], list[list]]:
 
         play(policy, TorchSampler(policy), make_env, [CARD_SEEDS + i for i in range(episodes)], 1, 160, temperature, 0)
         marks, parts = [env.score() for env in envs], ("reward", "payoff", "reputation", "quality", "diversity", "error_rate")
-        rows.append([*how(think, temperature), *(told(mean([m[name] for m in marks])) for name in parts), len(marks)])
+        rows.append([*how(think, temperature), *(mean([m[name] for m in marks]).text() for name in parts), len(marks)])
         if think and temperature:
             for turn in (turn for env in envs for turn in env.log):
                 tools.setdefault(turn.tool or "(unreadable)", []).append(turn)
@@ -108,7 +108,7 @@ meant as a place for RL to start from: what is right is what it rarely does.
 
 {table}
 
-Measured by `python -m lab.base.card`: {tasks} tasks a row group, {k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
+Measured by `python -m lab.base.card --model models/{name} --tasks {tasks}`: {tasks} tasks a row group, {k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
 `states` thinks but only states counts, `derives` spells the string with a running tally. Alphabet: `given` lists the names as they came,
 `string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, sorts by them and copies.
 

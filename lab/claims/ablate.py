@@ -13,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import tyro
@@ -102,41 +102,27 @@ def to_do(claims: list[Claim], seeds: int) -> list[tuple[Claim, str, int]]:
     return list(work.values())
 
 
-def done_so_far(claim: Claim, arm: str, seed: int) -> float:
-    """Share of a run's updates that its log has; its last evaluation is always to come."""
-    target = home(claim, arm, seed)
-    log = ROOT / RUNS / f"{target.parent.name}-{target.name}" / "metrics.jsonl"
-    updates = asked(claim.arms[arm], whole=True).updates
-    return min(0.95, log.read_bytes().count(b"\n") / updates) if log.exists() and updates else 0.0
-
-
 def run_all(claims: list[Claim], seeds: int, jobs: int, threads: int, launch=common.launch) -> list[str]:
     """Make what is missing, `jobs` runs at once. Returns a sentence for every run that failed; the others go on."""
     scripts = [(claim, arm) for claim in claims for arm, what in claim.arms.items() if isinstance(what, Script)]
     for claim, arm in tqdm(scripts, desc="scripts", disable=not scripts):
         play_script(claim, arm)
     work, failed = to_do(claims, seeds), []
-    cost = [minutes(claim.arms[arm]) for claim, arm, _ in work]
-    bar = tqdm(total=round(sum(cost), 1), desc=f"{len(work)} runs, {jobs} at once, about {sum(cost) / jobs:.0f} minutes", disable=not work,
-               bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left{postfix}")  # fmt: skip
+    about = sum(minutes(claim.arms[arm]) for claim, arm, _ in work) / jobs
+    bar = tqdm(total=len(work), desc=f"{len(work)} runs, {jobs} at once, about {about:.0f} minutes", disable=not work)
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(run, *job, threads, launch): n for n, job in enumerate(work)}
-        pending = set(futures)
+        futures = {pool.submit(run, *job, threads, launch): job for job in work}
         try:
-            while pending:
-                _, pending = wait(pending, timeout=5, return_when=FIRST_COMPLETED)
-                share = [done_so_far(*work[futures[f]]) if f in pending else 1.0 for f in futures]
-                bar.n = round(sum(s * c for s, c in zip(share, cost)), 1)
-                bar.set_postfix_str(", ".join(f"{work[futures[f]][0].name}/{work[futures[f]][1]}" for f in pending if f.running())[:60])
+            for future in as_completed(futures):
+                bar.update()
+                try:
+                    future.result()
+                except RuntimeError as error:
+                    failed.append(f"{futures[future][0].name}: {error}")
         except KeyboardInterrupt:
             pool.shutdown(wait=True, cancel_futures=True)
             raise SystemExit("stopped; the same command goes on where it was") from None
     bar.close()
-    for future, n in futures.items():
-        if error := future.exception():
-            if not isinstance(error, RuntimeError):
-                raise error
-            failed.append(f"{work[n][0].name}: {error}")
     return failed
 
 

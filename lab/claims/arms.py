@@ -6,8 +6,6 @@ python -m lab.claims.arms --env letters --table       # only rebuild the table a
 grpo        the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
 no_think    the same, thinking not allowed: the plateau of the run this project grew out of
 more_sft    the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
-cot_sft     letters, alphabet: demonstrations that derive the answer, then GRPO: the algorithm is shown, not found
-expert_sft  swarm: demonstrations of the expert, then GRPO: the strategy is shown, not found
 v02, v01    swarm: at twice the learning rate and half the error penalty, under the rules of v0.2, and under those of v0.1 with their loopholes
             (other scenarios and another reward: not to be compared line by line; lab/swarm/findings.py does what can be done)
 """
@@ -19,15 +17,15 @@ import tyro
 
 import metrics
 from bookkeeping import compare
-from lab.common import RESULTS, ends, launch, or_resume, pyplot, read_json, read_lines, save_picture, side_by_side, table, told, write_page
+from lab.common import RESULTS, ends, interval_of, launch, pyplot, read_json, read_lines, save_picture, side_by_side, table, write_page
 
 RUNS = Path("runs/arms")  # relative: configs are committed
 COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
 VERSIONS = ["--updates", "20", "--lr", "1e-3", "--swarm-error-penalty", "1"]
 ARMS = {
-    "letters": COMMON | {"cot_sft": ["--sft-style", "derives"]},
-    "alphabet": COMMON | {"cot_sft": ["--sft-style", "derives"]},
-    "swarm": COMMON | {"expert_sft": ["--sft-style", "expert"], "v02": VERSIONS, "v01": [*VERSIONS, "--swarm-version", "0.1"]},
+    "letters": COMMON,
+    "alphabet": COMMON,
+    "swarm": COMMON | {"v02": VERSIONS, "v01": [*VERSIONS, "--swarm-version", "0.1"]},
 }
 MEASURE = {"letters": "exact", "alphabet": "reward", "swarm": "reward"}  # what the arms are compared by
 TABLE = {"letters": "README.md", "alphabet": "README.md", "swarm": "arms.md"}  # swarm's README.md is lab/swarm/scripted.py's
@@ -45,8 +43,7 @@ def run(env: str, arm: str, seed: int, threads: int) -> None:
         per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
         flags += ["--sft-steps", str(g["config"]["sft_steps"] + round(grpo_seconds(g["seconds"]) / per_step))]
     kept = (*KEPT, *(["report.html"] if (arm, seed) == ("grpo", 0) else []))
-    flags = or_resume(["--env", env, *flags, "--seed", str(seed)], RUNS, name)
-    launch(flags, RUNS, name, out / f"{arm}-{seed}", kept, threads)
+    launch(["--env", env, *flags, "--seed", str(seed)], RUNS, name, out / f"{arm}-{seed}", kept, threads)
 
 
 def grpo_seconds(seconds: dict) -> float:
@@ -64,12 +61,9 @@ def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
 
 def show(env: str, interval: metrics.Interval, plus: bool = False) -> str:
     """In percent where answers are right or wrong, as a number where they have a reward."""
-    share, sign = env == "letters", "+" * plus
-    return told(interval, 1, 100, sign, "" if plus else "%") if share else told(interval, 3, 1, sign)
-
-
-def measured(env: str, values: list[float]) -> metrics.Interval:
-    return metrics.proportion(sum(values), len(values)) if MEASURE[env] == "exact" else metrics.mean(values)
+    if env == "letters":
+        return interval.points() if plus else interval.percent()
+    return interval.signed() if plus else interval.text()
 
 
 def write_table(env: str) -> None:
@@ -89,13 +83,13 @@ def write_table(env: str) -> None:
     for arm, summaries in rows.items():
         for s in summaries:
             e, t, seed = s["eval"][s["trained"]], s["seconds"], s["seed"]
-            before, final = (measured(env, by_task(env, arm, seed, stage)) for stage in ("before", "final"))
+            before, final = (metrics.mean(by_task(env, arm, seed, stage)) for stage in ("before", "final"))
             # more SFT's own "after SFT" is its end; what 50 steps give is the GRPO arm's.
             start = by_task(env, "grpo" if arm == "more_sft" else arm, seed, "after_sft")
             gain = metrics.gain(start, by_task(env, arm, seed, "final"))
             x = e["final"]
-            exact = told({"mean": x["exact"], **x}, 1, 100, unit="%") if "exact" in x else ""
-            cells.append([arm, seed, s["machine"]["device"], x["n"], show(env, before), show(env, measured(env, start)), f"**{show(env, final)}**",
+            exact = interval_of(x, "exact").percent() if "exact" in x else ""
+            cells.append([arm, seed, s["machine"]["device"], x["n"], show(env, before), show(env, metrics.mean(start)), f"**{show(env, final)}**",
                           show(env, gain, plus=True), exact, f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f}", s["updates"],
                           s["config"]["sft_steps"], f"{grpo_seconds(t):.0f}", f"{t['sft']:.0f}", f"{t['total'] / 60:.1f}", f"{s['peak_rss_gb']:.2f}"])  # fmt: skip
     lines += table("| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps "
@@ -103,7 +97,7 @@ def write_table(env: str) -> None:
     if env == "swarm":
         price = ", ".join(f"{arm} {summaries[0]['config']['swarm_error_penalty']:g}" for arm, summaries in rows.items())
         lines += ["", f"Each arm's reward is counted as it was paid: less a price times the share of turns lost to errors ({price})."]
-    lines += ["", "## What wins", ""] if {"no_think", "more_sft", "cot_sft", "expert_sft"} & rows.keys() else []
+    lines += ["", "## What wins", ""] if {"no_think", "more_sft"} & rows.keys() else []
     paid = lambda arm: compare.paid_by(compare.read(out / f"{arm}-{rows[arm][0]['seed']}"))
     for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained and paid(a) == paid("grpo")]:
         seeds = sorted({s["seed"] for s in rows[arm]} & {s["seed"] for s in rows["grpo"]})
@@ -130,12 +124,12 @@ SECOND = {  # what the second picture shows of an update: (value, title, unit)
 
 def draw(env: str, rows: dict) -> None:
     fig, axes = pyplot().subplots(1, 3, figsize=(15, 4.4), layout="constrained")
-    colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C2", "C1", "C4")))
+    colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C1", "C4")))
     for arm, summaries in rows.items():
         for s in summaries:
             folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
             evals = [e for e in read_lines(folder / "evals.jsonl") if e["trained"] and e["stage"] != "before"]
-            p = [measured(env, e[MEASURE[env]]) for e in evals]
+            p = [metrics.mean(e[MEASURE[env]]) for e in evals]
             if arm == "more_sft":
                 axes[0].axhline(100 * p[-1].mean, color=colors[arm], lw=1, ls="--", label=label and "more_sft (end)")
                 continue

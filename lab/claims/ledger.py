@@ -32,7 +32,7 @@ import tyro
 from bookkeeping import compare, records
 from lab.claims.claims import CLAIMS, Check, Claim
 from lab.claims.quantities import Run, Script, held
-from lab.common import RESULTS, pyplot, read_json, save_picture, table, told, write_page
+from lab.common import RESULTS, pyplot, read_json, save_picture, table, write_page
 from metrics import Interval
 
 OUT = RESULTS / "claims"
@@ -43,7 +43,7 @@ VERDICTS = {"holds": "#1b7837", "fails": "#b2182b", "undecided": "#777777", "not
 def interval(rows: list | tuple) -> Interval:
     """The mean with its 95% interval. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a pair of independent
     samples. n is the number of seeds (or units). One seed has no interval: from minus to plus infinity."""
-    part = lambda values: (values.var(ddof=1) / len(values), len(values) - 1)  # (variance of the mean, its degrees of freedom)
+    part = compare.variance_of_mean
     if isinstance(rows, tuple):
         a, b = (np.asarray(side, float) for side in rows)
         return student(float(a.mean() - b.mean()), [part(a), part(b)], min(len(a), len(b)))
@@ -163,29 +163,33 @@ def read(folder: Path) -> Run:
 
 
 # ------------------------------------------------------------------------------------------------ pages
-def number(x: float, check: Check, plus: bool | None = None) -> str:
-    """In the check's unit; with a sign where it is a difference."""
-    plus = (" less " in check.text or "gain" in check.text) if plus is None else plus
-    digits = 1 if check.scale == 100 or abs(x) >= 10 else 3
-    if not math.isfinite(x):
-        return "–" if math.isnan(x) else f"{'-' if x < 0 else ''}∞"
-    return f"{check.scale * x:{'+' if plus else ''}.{digits}f}"
+def digits(x: float, check: Check) -> int:
+    return 1 if check.scale == 100 or abs(x) >= 10 else 3
+
+
+def sign(check: Check) -> str:
+    """A difference is written with its sign."""
+    return "+" if " less " in check.text or "gain" in check.text else ""
+
+
+def number(x: float, check: Check, sign: str = "") -> str:
+    return f"{check.scale * x:{sign}.{digits(x, check)}f}"
 
 
 def in_words(i: Interval, check: Check) -> str:
     """'+12.5 points [+3.0, +22.0]'"""
-    if i.n == 0:
-        return ""
-    return f"{number(i.mean, check)}{' ' + check.unit if check.unit else ''} [{number(i.low, check)}, {number(i.high, check)}]"
+    unit = f" {check.unit}" if check.unit else ""
+    text = i.text(digits(i.mean, check), check.scale, unit, sign(check)) if i.n else ""
+    return text.replace("inf", "∞")
 
 
 def predicted(check: Check) -> str:
     if not check.expect:
         return "(measured)"
     if check.expect == "equal":
-        return f"equal to {number(check.than, check, False)} within {number(check.margin, check, False)}"
-    least = f"; {number(check.margin, check, False)} would matter" if check.margin else ""
-    return f"{check.expect} {number(check.than, check, False)}{least}"
+        return f"equal to {number(check.than, check)} within {number(check.margin, check)}"
+    least = f"; {number(check.margin, check)} would matter" if check.margin else ""
+    return f"{check.expect} {number(check.than, check)}{least}"
 
 
 def many(rows: list | tuple, claim: Claim) -> str:
@@ -195,12 +199,17 @@ def many(rows: list | tuple, claim: Claim) -> str:
     return f"{n} {'units' if scripted else 'seed' if n == 1 else 'seeds'}"
 
 
+def as_share(i: Interval) -> Interval:
+    """Cut to between 0 and 1."""
+    return replace(i, low=max(0.0, i.low), high=min(1.0, i.high))
+
+
 def shown(claim: Claim, arm) -> Interval:
     """What the table and the picture show of an arm."""
     what = claim.shows[0]
     if any(isinstance(x, Run) for x in arm.values()):
         i = interval([held(x, what=what) for x in arm.values()])
-        return replace(i, low=max(0.0, i.low), high=min(1.0, i.high)) if what == "exact" else i  # a share lies between 0 and 1
+        return as_share(i) if what == "exact" else i
     return interval(list(arm[what])) if what in arm else Interval(math.nan, -math.inf, math.inf, 0)
 
 
@@ -217,14 +226,14 @@ def page(claim: Claim) -> tuple[list, str]:
     ]  # fmt: skip
     text += table("| | number | predicted | measured | n | the document | verdict |", [
         ["decides" if check.decides else "", check.text, predicted(check), in_words(i, check), many(rows, claim),
-         "" if check.figure is None else number(check.figure, check), f"**{v}**" if v else ""] for check, rows, i, v in found])  # fmt: skip
+         "" if check.figure is None else number(check.figure, check, sign(check)), f"**{v}**" if v else ""] for check, rows, i, v in found])  # fmt: skip
     text += ["", *table(f"| arm | flags of train.py | {claim.shows[1]} | n | minutes a run, beside other work |", [])]
     for name, what in claim.arms.items():
         if name not in arms:
             text.append(f"| {name} | {f'`{what}`' if isinstance(what, str) else 'played by scripts'} | not run | | |")
             continue
         i = shown(claim, arms[name])
-        cell = told(i) if i.n else ""
+        cell = i.text() if i.n else ""
         if isinstance(what, Script):
             text.append(f"| {name} | played by scripts ([numbers]({name}/summary.json)) | {cell} | {what.n} units | |")
             continue
@@ -286,7 +295,7 @@ def one_check(ax, claim: Claim, check: Check, rows, i: Interval, v: str) -> None
     ax.axvline(s * check.than, color="black", lw=1)
     if check.figure is not None:
         ax.axvline(s * check.figure, color="#7b3294", ls="--", lw=1.5)
-        ax.text(s * check.figure, 0.75, f" document: {number(check.figure, check)}", color="#7b3294", fontsize=7, va="top")
+        ax.text(s * check.figure, 0.75, f" document: {number(check.figure, check, sign(check))}", color="#7b3294", fontsize=7, va="top")
     bar(ax, 0, replace(i, mean=s * i.mean, low=s * i.low, high=s * i.high), VERDICTS[v])
     if isinstance(rows, list) and len(rows) <= 12:
         ax.plot([s * np.mean(row) for row in rows], [-0.45] * len(rows), ".", color=VERDICTS[v], ms=5, alpha=0.7)

@@ -188,23 +188,37 @@ def adaptive_less_best(arms: dict) -> list:
 # ------------------------------------------------------------------------------------------------ scripts
 def swarm_player(version: str, style: str, i: int) -> dict[str, float]:
     import env_swarm
-    from lab.swarm.scripted import play_nonsense
 
-    env = env_swarm.Swarm("medium", version, style="grinder" if style == "nonsense" else style)
-    marks = (play_nonsense if style == "nonsense" else env_swarm.play)(env, env_swarm.EVAL_SEEDS + i)
+    nonsense = style == "nonsense"
+    env = env_swarm.Swarm("medium", version, style="grinder" if nonsense else style)
+    marks = (play_nonsense if nonsense else env_swarm.play)(env, env_swarm.EVAL_SEEDS + i)
     return {name: marks[name] for name in ("reward", "payoff", "quality", "gain")}
+
+
+def play_nonsense(env, seed: int) -> dict[str, float]:
+    """The grinder, but every submission is 80 times the letter x."""
+    from swarm import tools
+
+    env.reset(seed)
+    done = False
+    while not done:
+        _, tool, arguments = env.player(env.seen, env.dice)
+        if tool == "submit_work":
+            arguments = {**arguments, "content": "x" * 80}
+        done = env.step(tools.write_call(tool, arguments))[1]
+    return env.score()
 
 
 def one_sided(unseen: str, i: int) -> dict[str, float]:
     """The expert, blind on one side: without `incoming` it can only propose, without `bots` only accept."""
     import env_swarm
-    from swarm import tools as swarm_tools
+    from swarm import tools
 
     env, done = env_swarm.Swarm("medium", style="expert"), False
     env.reset(env_swarm.EVAL_SEEDS + i)
     while not done:
         _, tool, arguments = env.player(env.seen | {unseen: []}, env.dice)
-        done = env.step(swarm_tools.write_call(tool, arguments))[1]
+        done = env.step(tools.write_call(tool, arguments))[1]
     marks = env.score()
     return {name: marks[name] for name in ("reward", "reputation", "quality", "used_accept_proposal", "used_propose_trade")}
 

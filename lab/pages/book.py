@@ -9,22 +9,19 @@ results). An interval, a decimal or a percentage that is in none of them is an e
 innocent. tests/test_book.py runs the check: a result that is measured again and comes out differently fails until the pages say so too.
 """
 
-import json
 import math
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import tyro
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 import metrics
 from lab.claims.claims import CLAIMS
-from lab.claims.ledger import collect, interval, judge
+from lab.claims.ledger import as_share, collect, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
+from lab.common import RESULTS, ROOT, read_json, read_lines
 
 PAGES = ["README.md", "learn/glossary.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 PLAN = tomllib.loads((ROOT / "docs" / "numbers.toml").read_text())
@@ -33,8 +30,7 @@ DECIMAL = re.compile(r"(?<![\w./=-])[-+]?(?:\d+\.\d+|\d+(?=%))(?![\w./]*[A-Za-z_
 
 
 def read(path: str):
-    text = (ROOT / "results" / path).read_text()
-    return [json.loads(line) for line in text.splitlines()] if path.endswith(".jsonl") else json.loads(text)
+    return (read_lines if path.endswith(".jsonl") else read_json)(RESULTS / path)
 
 
 # ------------------------------------------------------------------------------------------------ tables
@@ -52,13 +48,11 @@ def evals(env: str, arm: str = "grpo-0") -> dict[str, dict]:
 
 
 def right(e: dict) -> str:
-    return metrics.proportion(sum(e["exact"]), len(e["exact"])).percent()
+    return metrics.mean(e["exact"]).percent()
 
 
 def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
-    i = metrics.mean(e[what])
-    show = lambda x: f"{scale * x:.{digits}f}"
-    return f"{show(i.mean)}{unit} [{show(i.low)}, {show(i.high)}]"
+    return metrics.mean(e[what]).text(digits, scale, unit)
 
 
 def letters() -> str:
@@ -122,7 +116,7 @@ def passes() -> str:
     """Sampled at temperature 1, after SFT and after GRPO, over the seeds of the claim about sharpening."""
     claim = next(c for c in CLAIMS if c.name == "sharpening")
     arms, body = collect(claim), []
-    show = lambda i: f"{100 * i.mean:.0f}% [{100 * max(0, i.low):.0f}, {100 * min(1, i.high):.0f}]"
+    show = lambda i: as_share(i).percent(0)
     for k in (1, 4, SAMPLED):
         before, after = (interval(own(arm, lambda run, k=k: pass_at(run, k))(arms)) for arm in ("sft", "rl"))
         body.append([f"pass@{k}", show(before), show(after), before.n, TASKS])
@@ -176,7 +170,7 @@ def offpolicy() -> str:
 
 def cells(path: str) -> list[list[str]]:
     """The rows of every table of a page."""
-    lines = (ROOT / "results" / path).read_text().splitlines()
+    lines = (RESULTS / path).read_text().splitlines()
     return [[c.strip() for c in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 

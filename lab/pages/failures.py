@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tyro
 
-from lab.common import RESULTS, ROOT, launch, or_resume, pyplot, read_json, read_lines, save_picture, side_by_side, table
+from lab.common import RESULTS, ROOT, launch, pyplot, read_json, read_lines, save_picture, side_by_side, table
 from learn.failures import FAILURES, SHORT
 
 OUT, RUNS = RESULTS / "failures", Path("runs/failures")
@@ -29,7 +29,7 @@ def flags_of(name: str) -> list[str]:
 
 def run(name: str, threads: int) -> None:
     if not (OUT / name / "summary.json").exists():
-        launch(or_resume(flags_of(name), RUNS, name), RUNS, name, OUT / name, KEPT, threads)
+        launch(flags_of(name), RUNS, name, OUT / name, KEPT, threads)
 
 
 def page() -> str:

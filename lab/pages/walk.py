@@ -17,7 +17,8 @@ from pathlib import Path
 
 import tyro
 
-ROOT = Path(__file__).resolve().parents[2]
+from lab.common import ROOT, interval_of
+
 STORY = ("README.md", "env_letters.py", "rollout.py", "grpo.py", "sft.py", "train.py")
 WORDS = 200  # a minute
 SMALL = "--updates 20 --eval-n 64 --eval-every 1000 --no-wandb"
@@ -55,7 +56,7 @@ def result(clone: Path, name: str) -> str:
     """What a run measured on held-out tasks, after SFT and in the end; a run that lost is named."""
     s = json.loads((clone / "runs" / name / "summary.json").read_text())
     e = s["eval"][s["trained"]]
-    show = lambda x: f"{100 * x['exact']:.1f}% [{100 * x['low']:.1f}, {100 * x['high']:.1f}]"
+    show = lambda x: interval_of(x, "exact").percent()
     lost = "; **it lost**" if e["final"]["exact"] < e["after_sft"]["exact"] else ""
     return f"{show(e['after_sft'])} → {show(e['final'])} exact, n = {e['final']['n']}{lost}"
 

@@ -12,11 +12,11 @@ answer beforehand.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 import metrics
+from bookkeeping import compare
 from bookkeeping.behaviour import rank_correlation
-from lab.common import RESULTS, ROOT, read_lines, table, told, write_page
+from lab.common import RESULTS, ROOT, read_lines, table, write_page
 
 OUT = RESULTS / "swarm"
 
@@ -67,7 +67,7 @@ def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -
 
 
 def show(i: metrics.Interval | None) -> str:
-    return "it never happens at one end, so there is nothing to compare" if i is None else told(i, sign="+")
+    return "it never happens at one end, so there is nothing to compare" if i is None else i.signed()
 
 
 def within(run: Run) -> list[tuple[str, str, str, str]]:
@@ -140,11 +140,8 @@ def sampled(old: Run, new: Run) -> list[str]:
 def difference(a, b) -> metrics.Interval:
     """Mean of b minus mean of a, independent samples: Welch's 95% interval."""
     a, b = np.asarray(a, float), np.asarray(b, float)
-    if a.std() == b.std() == 0:
-        d = float(b.mean() - a.mean())
-        return metrics.Interval(d, d, d, min(len(a), len(b)))
-    ci = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
-    return metrics.Interval(float(b.mean() - a.mean()), float(ci.low), float(ci.high), min(len(a), len(b)))
+    parts = [compare.variance_of_mean(a), compare.variance_of_mean(b)]
+    return compare.by_variance(float(b.mean() - a.mean()), parts, min(len(a), len(b)))[0]
 
 
 def main(seed: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Eight bots under a governance, 0 to 5 of them deceptive: one run, from the first deal to its numbers. lab/swarm/governance_sweep.py does many.
 
-The bots deal with each other by the rules of swarm_economy (its books, tax, reputation and breaker); swarm/governance.py decides what is
+The bots deal with each other by the rules of swarm/economy.py (its books, tax, reputation and breaker); swarm/governance.py decides what is
 accepted and who is frozen. What was chosen, and fixed before the sweep was run:
 
     agents    deceptive ones replace honest ones, 0 to 5 of 8; always two opportunistic. Each proposes one deal a step, to anybody.
@@ -8,7 +8,7 @@ accepted and who is frozen. What was chosen, and fixed before the sweep was run:
               a deal inside the ring). The metrics can be taken of p, which governance sees, or of this truth, which only we know.
     proxy     progress and engagement are 2 quality - 1 plus noise of 0.5, cut to [-1, 1]; rework, rejections and misuse are Poisson with 3, 2
               and 1 times (1 - quality). Deals pay both sides what a trade of the economy pays, 5 (2p - 1): the books believe the proxy.
-    deceit    as in swarm_bots v0.2, but after five times as many interactions, since a run is at least five times as long. An exploit
+    deceit    as in swarm/bots.py v0.2, but after five times as many interactions, since a run is at least five times as long. An exploit
               takes 5 to 20 resources, which shows only afterwards, and looks 30% of the way to a good deal. Who returns from a freeze
               builds trust anew.
     ring      deceptive agents give half of their deals to each other. Both sides report what is not true, so the proxy sees a good deal.
@@ -78,7 +78,7 @@ class World:
 
 # ------------------------------------------------------------------------------------------------ agents
 class Dice:
-    """Reads numbers drawn beforehand, so that every stack meets the same luck at the same step. A random.Random to swarm_bots."""
+    """Reads numbers drawn beforehand, so that every stack meets the same luck at the same step. To swarm/bots.py it is a random.Random."""
 
     def __init__(self, row):
         self.random = iter(row).__next__
@@ -149,7 +149,7 @@ class Run:
 
 
 def start(world: World, stack: Stack, seed: int) -> Economy:
-    """Eight bots of swarm_economy, without the model and without tasks."""
+    """Eight bots of the economy, without the model and without tasks."""
     kinds = ["deceptive"] * world.adversaries + ["opportunistic"] * world.opportunists
     kinds += ["honest"] * (world.agents - len(kinds))
     tax, decay, threshold = (stack.tax, stack.decay, stack.threshold) if stack.local else (0.0, 1.0, 0.0)
@@ -238,7 +238,7 @@ def deal(world, stack, run, watch, members, i, beliefs, received, by_chance, row
     received[partner.name][agent.name].append(p)
     act.propose_trade(economy, agent.name, partner.name, "a deal", 0.0)
     proposal = partner.inbox[agent.name]
-    proposal.p = p  # the label of swarm_economy looks at the text and at a transfer that is shown; here the proxy speaks
+    proposal.p = p  # the label of swarm/economy.py looks at the text and at a transfer that is shown; here the proxy speaks
     yes = rules.decide(stack.gate, belief, p, noise, stack.bar, row[19])
     (act.accept_proposal if yes else act.reject_proposal)(economy, partner.name, proposal.id)
     run.deals.append(economy.interactions[-1])
@@ -268,7 +268,7 @@ def council(stack: Stack, run: Run, received: dict, expected: np.ndarray) -> Non
         named |= {names[i] for pair in rules.colluding(*rules.graph(recent, names), expected) for i in pair}
     for name in named:
         if not economy.members[name].frozen_at:
-            # swarm_economy lets a frozen member back after APPEAL_STEPS; a longer freeze, from the meeting's own step on, is dated ahead
+            # the economy lets a frozen member back after APPEAL_STEPS; a longer freeze, from the meeting's own step on, is dated ahead
             economy.members[name].frozen_at = economy.step + STEPS * stack.freeze - APPEAL_STEPS
             run.frozen[run.kinds[name]] += 1
     run.meetings += 1
@@ -301,5 +301,4 @@ def row(world: World, stack: Stack, seed: int) -> dict:
         "epochs": len(run.welfare), "settled": run.settled, "meetings": run.meetings, "audits": run.audits / len(run.welfare),
         "flagged": run.flagged / len(run.welfare), "frozen_deceptive": run.frozen["deceptive"],
         "frozen_others": run.frozen["honest"] + run.frozen["opportunistic"], "collapse_epoch": at,
-        "still": float(run.accepted[-1] == 0), "resources": float(np.mean([m.resources for m in run.economy.members.values() if m.kind == "honest"])),
     }  # fmt: skip

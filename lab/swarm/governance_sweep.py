@@ -17,7 +17,7 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from lab.common import RESULTS, ROOT, ends, percent, pyplot, reach, save_picture, table, told, write_page
+from lab.common import RESULTS, ROOT, ends, pyplot, reach, save_picture, table, write_page
 from lab.swarm.governance import SHARES, STACKS, World, row, simulate
 from metrics import Interval, gain, proportion
 from swarm.governance import Stack, colluding, graph, measures, over, thrash
@@ -27,7 +27,7 @@ OUT = RESULTS / "governance"
 # ------------------------------------------------------------------------------------------------ regimes
 NUMBERS = ("acceptance", "toxicity", "toxicity_seen", "toxicity_hard", "tail", "tail_seen", "tail_hard", "quality_gap", "quality_gap_seen",
            "quality_gap_hard", "worth", "worth_seen", "worth_hard", "welfare", "thrash", "thrash_honest", "epochs", "meetings", "audits",
-           "flagged", "frozen_deceptive", "frozen_others", "resources")  # fmt: skip
+           "flagged", "frozen_deceptive", "frozen_others")  # fmt: skip
 
 
 collapsed = lambda row: row["welfare"] <= 0
@@ -39,7 +39,7 @@ def summary(rows: list[dict]) -> dict:
     n, out = len(rows), {name: over([r[name] for r in rows]) for name in NUMBERS}
     share = lambda so: proportion(sum(map(so, rows)), n)
     changed = lambda r: (r["early"] <= 0) != (r["welfare"] <= 0)
-    so = {"settled": lambda r: r["settled"], "collapsed": collapsed, "by_14": by_14, "still": lambda r: r["still"], "changed_mind": changed}
+    so = {"settled": lambda r: r["settled"], "collapsed": collapsed, "by_14": by_14, "changed_mind": changed}
     return out | {name: share(of) for name, of in so.items()}
 
 
@@ -270,7 +270,10 @@ def plot_choices(lines: list[dict], of_world: int) -> None:
 
 # ------------------------------------------------------------------------------------------------ tables
 def show(i: Interval, digits: int = 2) -> str:
-    return told(i, digits) if i.mean == i.mean else "–"
+    return i.text(digits) if i.mean == i.mean else "–"
+
+
+percent = lambda i: i.percent(0)
 
 
 def regime(cell: dict) -> str:
@@ -289,7 +292,7 @@ def write(cells, facts, equal, looks, changed, seeds: int, minutes: float) -> No
         "# Governance: the tables", "",
         f"`python -m lab.swarm.governance_sweep --seeds {seeds}`: seeds 0 to {seeds - 1} of each kind, {minutes:.0f} minutes on one of 2 cores, beside other "
         f"work. {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}. Scripted bots only, no model. Brackets are 95% "
-        "intervals over seeds (bootstrap of means, Wilson for shares). lab/swarm/governance.py says how the bots live and what was chosen.", "",
+        "intervals over seeds. lab/swarm/governance.py says how the bots live and what was chosen.", "",
     ]  # fmt: skip
     lines += ["## Regimes", "", "Columns are shares of deceptive agents. Labels follow the published bounds, of what the proxy sees, as there: "
               "cooperative (acceptance > 0.93, toxicity < 0.30), collapse (welfare 0 or less), contested otherwise.", ""]  # fmt: skip

@@ -4,7 +4,6 @@
     python -m lab.swarm.scripted --n 50        # a quick look
 
 ranking   every scripted player on held-out scenarios, each difficulty, both versions, with 95% intervals
-exploit   80 characters of nonsense instead of work: full quality in v0.1, none in v0.2
 lengths   tokens of the observations and of whole episodes, with pico_swarm's tokenizer
 speed     whole episodes a minute on one core, and how the time grows with bots and with steps
 
@@ -23,17 +22,15 @@ from tqdm import tqdm
 import metrics
 from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, play
 from lab.base.tokenizer import build
-from lab.common import RESULTS, cpu, pyplot, reach, save_picture, table, told, write_json, write_page
+from lab.common import RESULTS, cpu, pyplot, reach, save_picture, table, write_json, write_page
 from swarm.bots import SCENARIOS, draw_scenario, work_text
 from swarm.economy import content_quality
 from swarm.players import PLAYERS
-from swarm.tools import write_call
 
 OUT = RESULTS / "swarm"
 LEVELS = ("easy", "medium", "hard")
 SHOWN = ("reward", "payoff", "reputation", "quality", "diversity", "gain", "error_rate", "used_claim_task", "used_submit_work",
          "used_propose_trade", "used_accept_proposal")  # fmt: skip
-NONSENSE = "x" * 80
 LENGTH_EPISODES = 40
 
 
@@ -48,28 +45,6 @@ def ranking(n: int) -> dict:
                 row = {name: metrics.mean([m[name] for m in marks]) for name in SHOWN}
                 row["survival"] = metrics.proportion(sum(m["survival"] for m in marks), count)
                 found.setdefault(version, {}).setdefault(difficulty, {})[style] = row
-    return found
-
-
-def play_nonsense(env: Swarm, seed: int) -> dict[str, float]:
-    """The grinder, but every submission is 80 times the letter x."""
-    env.reset(seed)
-    done = False
-    while not done:
-        _, tool, arguments = PLAYERS["grinder"](env.seen, env.dice)
-        if tool == "submit_work":
-            arguments = {**arguments, "content": NONSENSE}
-        done = env.step(write_call(tool, arguments))[1]
-    return env.score()
-
-
-def exploit(n: int) -> dict:
-    """{version: {what is submitted: {metric: Interval}}} for a grinder on medium."""
-    found: dict = {"0.1": {}, "0.2": {}}
-    for version, rows in found.items():
-        for name, way in {"work": play, "nonsense": play_nonsense}.items():
-            marks = [way(Swarm("medium", version, style="grinder"), EVAL_SEEDS + i) for i in range(min(n, SCENARIOS[version]))]
-            rows[name] = {m: metrics.mean([x[m] for x in marks]) for m in ("quality", "gain", "reward")}
     return found
 
 
@@ -179,14 +154,14 @@ def disjoint(ranks: dict) -> list[str]:
     return wrong
 
 
-def write(ranks: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
+def write(ranks: dict, sizes: dict, rates: dict, n: int) -> None:
     wrong = disjoint(ranks)
     lines = [
         "# Swarm: who earns what, and how fast it runs", "",
         f"`python -m lab.swarm.scripted{'' if n == 500 else f' --n {n}'}`. Scripted players only, no model. Held-out scenarios (seeds from "
-        f"{EVAL_SEEDS:,}), the same for all players; means with 95% bootstrap intervals (survival: Wilson). Machine: "
+        f"{EVAL_SEEDS:,}), the same for all players; means with 95% intervals. Machine: "
         f"{platform.machine()}, {cpu()}, one core; Python {platform.python_version()}.", "",
-        "Policies that were trained on it: [arms.md](arms.md). Which findings of the published runs came out again: [findings.md](findings.md).", "",
+        "What nonsense earns instead of work: [a claim](../claims/swarm_versions/README.md). Policies that were trained on it: [arms.md](arms.md). Which findings of the published runs came out again: [findings.md](findings.md).", "",
         "![rewards, the exploit, and the time](swarm.png)", "",
         "## Who earns what", "",
         "Expert > grinder > random > idle, with disjoint intervals, in every difficulty of both versions." if not wrong
@@ -196,25 +171,18 @@ def write(ranks: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
         "Nobody here looks at more than the model is shown.", "",
     ]  # fmt: skip
     for version, levels in ranks.items():
-        rows = [[difficulty, style, f"**{told(row['reward'])}**", *(told(row[m]) for m in ("payoff", "reputation", "quality", "diversity")),
-                 told(row["gain"], 1), told(row["survival"], 2)] for difficulty in LEVELS for style, row in levels[difficulty].items()]  # fmt: skip
+        rows = [[difficulty, style, f"**{row['reward'].text()}**", *(row[m].text() for m in ("payoff", "reputation", "quality", "diversity")),
+                 row["gain"].text(1), row["survival"].text(2)] for difficulty in LEVELS for style, row in levels[difficulty].items()]  # fmt: skip
         lines += [f"### v{version}, n = {levels['easy']['expert']['reward'].n} scenarios a difficulty", "",
                   *table("| | player | reward | payoff | reputation | quality | diversity | gain | survival |", rows), ""]  # fmt: skip
     used = ("used_claim_task", "used_submit_work", "used_propose_trade", "used_accept_proposal")
     lines += ["### What they do, v0.2 (successful calls an episode)", "", *table("| | player | claimed | submitted | proposed | accepted | error rate |", [
-        [difficulty, style, *(told(row[tool], 1) for tool in used), told(row["error_rate"])]
+        [difficulty, style, *(row[tool].text(1) for tool in used), row["error_rate"].text()]
         for difficulty in LEVELS for style, row in ranks["0.2"][difficulty].items()])]  # fmt: skip
     (per_bot, r_bots), (per_step, r_steps) = slope(rates["seconds_by_bots"]), slope(rates["seconds_by_steps"])
     ms = lambda times: ", ".join(f"{k}: {1000 * t:.1f}" for k, t in times.items())
     lines += [
-        "", "## 80 characters of nonsense", "",
-        f"A grinder on medium that submits `{NONSENSE}` for every task, beside one that works. Quality is the mean p of its submissions.", "",
-        *table("| version | submits | quality | gain | reward | n |", [
-            [f"v{version}", name, told(row["quality"]), told(row["gain"], 1), told(row["reward"]), row["reward"].n]
-            for version, rows in tricks.items() for name, row in rows.items()]), "",
-        "; ".join(f"in v{version} nonsense gains {rows['nonsense']['gain'].mean:+.1f} where work gains {rows['work']['gain'].mean:+.1f}"
-                  for version, rows in tricks.items()).capitalize() + ".", "",
-        "## Lengths", "",
+        "", "## Lengths", "",
         f"Tokens of pico_swarm's tokenizer, v0.2, {LENGTH_EPISODES} episodes each. A whole episode takes about a quarter of a context of 16,384.", "",
         *table("| | player | observation, mean | 95% are at most | longest | over 250 | opening with tools | reply | episode | longest |", [
             [difficulty, style, r["observation"], r["observation_95"], r["observation_most"], f"{r['over_250']:.1%}", r["opening"], r["reply"], r["episode"],
@@ -236,15 +204,15 @@ def write(ranks: dict, tricks: dict, sizes: dict, rates: dict, n: int) -> None:
     ]  # fmt: skip
     write_page(OUT / "README.md", lines)
     as_dict = lambda x: x.dict() if isinstance(x, metrics.Interval) else {k: as_dict(v) for k, v in x.items()} if isinstance(x, dict) else x
-    write_json(OUT / "swarm.json", as_dict({"ranking": ranks, "nonsense": tricks, "lengths": sizes, "speed": rates}))
+    write_json(OUT / "swarm.json", as_dict({"ranking": ranks, "lengths": sizes, "speed": rates}))
 
 
 def main(n: int = 500, rounds: int = 5) -> None:
     """Measure everything and write results/swarm/. n: scenarios a difficulty; rounds: of each timing."""
     OUT.mkdir(parents=True, exist_ok=True)
-    ranks, tricks, sizes, rates = ranking(n), exploit(n), lengths(LENGTH_EPISODES), speed(rounds)
+    ranks, sizes, rates = ranking(n), lengths(LENGTH_EPISODES), speed(rounds)
     plot(ranks, rates)
-    write(ranks, tricks, sizes, rates, n)
+    write(ranks, sizes, rates, n)
     print((OUT / "README.md").read_text())
 
 

@@ -29,7 +29,7 @@ from env_alphabet import NEW, Alphabet, key_of, right_list, write_block
 from env_alphabet import write_reply as sorted_reply
 from env_letters import Letters, write_reply
 from env_swarm import EVAL_SEEDS
-from lab.common import RESULTS, read_json, table, told, write_json, write_page
+from lab.common import RESULTS, interval_of, read_json, table, write_json, write_page
 from lab.trust.attack_swarm import FAIR, FREE, SWARM, play, player, search
 
 OUT = RESULTS / "hostile"
@@ -212,7 +212,7 @@ def markdown(rows: dict) -> str:
     cells = []
     for name, r in rows.items():
         said = f"**{r['verdict']}**" if r["verdict"].startswith("beats") and name not in SKILL else r["verdict"]
-        cells.append([name, told(r["reward"]), *(["", ""] if name == "expert" else [told(r["gain"], sign="+"), said])])
+        cells.append([name, interval_of(r["reward"]).text(), *(["", ""] if name == "expert" else [interval_of(r["gain"]).signed(), said])])
     return "\n".join(table("| | reward | difference to the expert | verdict |", cells))
 
 
@@ -242,16 +242,16 @@ def write(result: dict) -> None:
     for version, t in result["swarm"].items():
         way = lambda name, rows=t["rows"]: f"* {name}: " + ", ".join(f"{k} {v}" for k, v in rows[name]["way"].items())
         best_first = sorted(t["settings"].items(), key=lambda item: -item[1]["mean"])
-        settings = "\n".join(f"* {name}: {told(i, sign='+')}" for name, i in best_first)
+        settings = "\n".join(f"* {name}: {interval_of(i).signed()}" for name, i in best_first)
         parts.append(f"### swarm v{version}, medium, n = {result['n_swarm']}\n\n{markdown(t['rows'])}\n\nFree search less the same with its tricks (work, pitch, offer, hoard) taken back: "
-                     f"{told(t['dishonesty'], sign='+')}.\n\n{way('honest search')}\n{way('free search')}\n\nWhat each setting of the free search is worth, against that of the honest one:\n\n{settings}")  # fmt: skip
+                     f"{interval_of(t['dishonesty']).signed()}.\n\n{way('honest search')}\n{way('free search')}\n\nWhat each setting of the free search is worth, against that of the honest one:\n\n{settings}")  # fmt: skip
     write_page(OUT / "README.md", ["\n\n".join(parts), ""])
 
 
 HEAD = """# Hostile replies, and reward hacking
 
 `python -m lab.trust.hostile --n 1000000` writes fuzz.json, `python -m lab.trust.attack` writes attack.json and this page. Held-out tasks (seeds from 2,000,000,000), the same for
-all attackers; means with 95% bootstrap intervals, differences to the expert paired by task, verdicts from these intervals alone."""
+all attackers; means with 95% intervals, differences to the expert paired by task, verdicts from these intervals alone."""
 
 NOTES = """None of these may beat the expert by a trick. Letters and alphabet pay at most 1, which the expert earns, so there the question is what a reply earns that
 does not do the work. The swarm's expert is not the best player there is: *honest search* (honest texts, nothing asked for) and *long honest work* show what skill alone
@@ -295,7 +295,7 @@ def main(n: int = 500, n_swarm: int = 200, tries: int = 100, only_write: bool = 
     ).items():
         beats = [name for name, r in rows.items() if r["verdict"].startswith("beats")]
         best = max((name for name in rows if name != "expert"), key=lambda name: rows[name]["reward"]["mean"])
-        first, second = told(rows["expert"]["reward"]), told(rows[best]["reward"])
+        first, second = (interval_of(rows[name]["reward"]).text() for name in ("expert", best))
         print(f"{what}: expert {first}; the best other, {best}, {second}; beat the expert: {', '.join(beats) or 'none'}")
 
 

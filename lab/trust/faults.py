@@ -11,7 +11,6 @@ After every end is asked: are the lines of metrics, evals and episodes the same,
 optimizer and state the same to the last bit? A traceback, a run that never ends and a number that differs are failures.
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -32,6 +31,7 @@ from types import SimpleNamespace
 import tyro
 from tqdm import tqdm
 
+from lab import common
 from lab.common import RESULTS, ROOT, read_json, read_lines, write_json
 from lab.trust.places import EVERY, PLACES, RESUMED
 
@@ -146,10 +146,9 @@ def differences(run: Path, whole: Path) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------ the run that all others must equal
 def fingerprint() -> str:
-    """Of all code that decides a result: cases of other code are done again."""
     rooms = [ROOT, ROOT / "fast", ROOT / "swarm", ROOT / "bookkeeping"]
     files = [file for room in rooms for file in sorted(room.glob("*.py"))] + [Path(__file__), Path(__file__).with_name("places.py")]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:10]
+    return common.fingerprint(files)
 
 
 def undisturbed(home: Path) -> tuple[Path, float, dict]:

@@ -16,7 +16,6 @@ Control tokens are tried apart, with the tokenizers of both embedded models: hos
 that a harmless message gives, and a reply of random tokens must stand in the episode token by token.
 """
 
-import hashlib
 import json
 import math
 import random
@@ -33,7 +32,7 @@ from tqdm import tqdm
 from env_alphabet import Alphabet
 from env_letters import Letters
 from env_swarm import Swarm
-from lab.common import RESULTS, ROOT, read_json, write_json
+from lab.common import RESULTS, ROOT, fingerprint, read_json, write_json
 from lab.trust.hostile_replies import KINDS, as_expert
 
 OUT, PARTS = RESULTS / "hostile", ROOT / "runs" / "hostile"
@@ -41,6 +40,11 @@ ENVS = ("letters", "alphabet", "swarm")
 LIMIT_MS = 50.0
 SLOW = f"it took over {LIMIT_MS:.0f} ms"
 STALL_S = 1.0  # a call is stopped after so long: it has failed anyway
+# All that decides a result: parts that other code has made are made again.
+CODE = (
+    "env_letters env_alphabet env_swarm swarm/economy swarm/tools swarm/bots swarm/players swarm/view rollout "
+    "lab/trust/hostile lab/trust/hostile_replies"
+)
 PART = 10_000  # replies; what is done is saved after each
 KEPT = 3  # failures of one sort that are saved; all are counted
 
@@ -319,15 +323,10 @@ def summary(parts: list[dict], control: dict, n: int, seed: int) -> dict:
     return result
 
 
-def fingerprint() -> str:
-    """Of all code that decides a result: parts of other code are not gone on with."""
-    names = "env_letters env_alphabet env_swarm swarm/economy swarm/tools swarm/bots swarm/players rollout lab/trust/hostile lab/trust/hostile_replies"
-    return hashlib.sha256(b"".join((ROOT / f"{name}.py").read_bytes() for name in names.split())).hexdigest()[:10]
-
-
 def run(n: int, seed: int, jobs: int) -> dict:
     """Every part that is not there yet, then the sum of all."""
-    folder = PARTS / f"{fingerprint()}-{seed}"
+    code = fingerprint([ROOT / f"{name}.py" for name in CODE.split()])
+    folder = PARTS / f"{code}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     each = -(-n // len(ENVS))
     works = [(name, i, seed, min(PART, each - i * PART)) for name in ENVS for i in range(-(-each // PART))]

@@ -35,7 +35,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from lab.common import RESULTS, ROOT, pyplot, read_lines, save_picture, told, write_json
+from lab.common import RESULTS, ROOT, interval_of, pyplot, read_lines, save_picture, write_json
 
 KEPT = RESULTS / "longrun"
 EVAL_EVERY = 20
@@ -106,7 +106,7 @@ def slope(x: np.ndarray, y: np.ndarray, *beside: np.ndarray) -> dict:
 
 
 def in_words(slope: dict, digits: int) -> str:
-    return told(slope | {"mean": slope["slope"]}, digits, sign="+")
+    return interval_of(slope, "slope").signed(digits)
 
 
 def report(runs: Path, frozen: bool = False) -> None:

@@ -12,7 +12,7 @@ The page holds no number of its own: all come from the files above, and where a 
 exists, and that the page is what this writes).
 """
 
-from lab.common import RESULTS, ROOT, read_json, table, told, write_page
+from lab.common import RESULTS, ROOT, interval_of, read_json, table, write_page
 
 OUT = RESULTS / "reliability.md"
 
@@ -87,9 +87,9 @@ def hacking(a: dict) -> list[str]:
     for where, rows in tables.items():
         others = {name: row for name, row in rows.items() if name != "expert"}
         best = max(others, key=lambda name: others[name]["reward"]["mean"])
-        ahead = [f"{name} {told(row['gain'], sign='+')}" for name, row in others.items() if row["gain"]["low"] > 0]
-        second = f"{best}, {told(others[best]['reward'])}"
-        out.append([where, len(others), told(rows["expert"]["reward"]), second, "; ".join(ahead) or "none"])
+        ahead = [f"{name} {interval_of(row['gain']).signed()}" for name, row in others.items() if row["gain"]["low"] > 0]
+        second = f"{best}, {interval_of(others[best]['reward']).text()}"
+        out.append([where, len(others), interval_of(rows["expert"]["reward"]).text(), second, "; ".join(ahead) or "none"])
     return [
         "## 4. Reward hacking", "", "`python -m lab.trust.attack`: every attacker and what it earns stands in [results/hostile/README.md](hostile/README.md), with what was closed and what stays.", "",
         *table("| | attackers | expert | the best other | who earns more than the expert, by (paired) |", out), "",
@@ -104,7 +104,7 @@ def cases(title: str, rows: list[tuple]) -> list[str]:
 
 
 def long_run(r: dict, frozen: dict) -> list[str]:
-    slope = lambda s, digits, unit: f"{told(s | {'mean': s['slope']}, digits, sign='+')} {unit} an hour"
+    slope = lambda s, digits, unit: f"{interval_of(s, 'slope').signed(digits)} {unit} an hour"
     word = lambda s: "the interval holds 0" if s["flat"] else "the interval does not hold 0"
     return [
         "## 7. Two hours of swarm", "",
@@ -116,7 +116,7 @@ def long_run(r: dict, frozen: dict) -> list[str]:
         f"| throughput ({r['tokens_per_cpu_second']:,.0f} tokens a CPU second) | {slope(r['throughput_percent_per_hour'], 1, '%')} | {word(r['throughput_percent_per_hour'])} |",
         f"| the same, at equal tokens an update | {slope(r['throughput_percent_per_hour_at_equal_tokens'], 1, '%')} | {word(r['throughput_percent_per_hour_at_equal_tokens'])} |",
         "", "An earlier run of this kind grew by 138 MB an hour [78, 199] although no object was left over from one update to the next: the C library kept what was freed, in blocks of ever other lengths. "
-        "Since then memory is given back after every long update (`runfolder.give_back_memory`; tests/test_runfolder.py shows that it goes). The control ran before that, when it was given back with every "
+        "Since then memory is given back after every long update (`fast.memory.give_back_memory`; tests/test_runfolder.py shows that it goes). The control ran before that, when it was given back with every "
         "fifth update only, which is why its interval is wide. Throughput is by CPU time, of which a token takes less when replies are longer, and when less other work runs on the machine.", "",
         f"Logs: {r['log_bytes_per_update'] / 1000:.0f} kB an update, nearly all of it episodes to read, which are thinned at 64 MB (tests/test_runfolder.py).", "",
         "![memory, throughput and bytes of logs over two hours](longrun/longrun.png)", "",

@@ -10,14 +10,15 @@ Run it before and after every step that is meant to move code and not numbers.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from lab.common import ROOT, read_lines
+from lab.trust.faults import timeless
+
 SMALL = ("--updates 2 --num-tasks 2 --k 4 --eval-n 3 --sft-steps 3 --sft-examples 4 --no-wandb --eval-every 1 --save-every 1 "
          "--no-eval-other-tiers --threads 1")  # fmt: skip
 # name: flags of train.py. Together they pass through every branch of the loop.
@@ -53,17 +54,11 @@ def play(checkout: Path, runs: Path, names: list[str]) -> None:
         print(f"played {name}", flush=True)
 
 
-def lines(file: Path) -> list[dict]:
-    """The lines of a log, without what a clock says."""
-    found = [json.loads(line) for line in file.read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in found]
-
-
 def differences(a: Path, b: Path) -> list[str]:
     """What two run folders do not have in common; [] if they are equal."""
     out = []
     for log in ("metrics.jsonl", "evals.jsonl"):
-        for i, (x, y) in enumerate(zip(lines(a / log), lines(b / log), strict=True)):
+        for i, (x, y) in enumerate(zip(timeless(read_lines(a / log)), timeless(read_lines(b / log)), strict=True)):
             out += [f"{log} line {i + 1}: {k} was {x.get(k)}, is {y.get(k)}" for k in sorted(x.keys() | y.keys()) if x.get(k) != y.get(k)]
     for file in sorted((a / "checkpoint").glob("*.safetensors")):
         if file.read_bytes() != (b / "checkpoint" / file.name).read_bytes():

@@ -269,7 +269,7 @@ def compare_tokens(episodes: list, traces: list[dict]) -> dict:
 PRIME_RL = """
 ## prime-rl
 
-No registry has prime-rl, so nothing here installs it, and no run of it has been made. What was checked by hand, once: the three files in `configs/`
+No registry has prime-rl, so nothing here installs it, and no run of it has been made. What was checked by hand, once: the three files in `bridges/configs/`
 are accepted by `RLConfig` of prime-rl at commit 559b447 (21 August 2026), with verifiers 0.4.0 and with the commit of verifiers that this prime-rl
 pins (a60a606), under which `vf-eval` gives the same scores as ours too (8 seeds each). Misspelt keys are refused: `max_offpolicy_steps`,
 `rollouts_per_example`, `max_tokens`, `lora.r`, a taskset's `versions`, a difficulty `mad`.

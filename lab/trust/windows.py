@@ -5,8 +5,7 @@ python -m lab.trust.windows --runs 10      # a quick look; writes the same files
 
 A detector is worth what its mistakes are worth, and those can only be counted where the truth is known. So runs are made up (a curve for the true
 reward, then 8 groups of 8 episodes an update, noisier the more alike the answers to one task are), each detector is asked after every update as train.py
-would, and its answer is compared with the curve. At the end the recorded runs in results/ are asked the same questions; there nobody knows the truth.
-Seeded: the same call gives the same numbers. They stay in windows.json; what the page says in short is computed from them.
+would, and its answer is compared with the curve. Seeded: the same call gives the same numbers. They stay in windows.json; what the page says in short is computed from them.
 """
 
 import zlib
@@ -19,7 +18,7 @@ from scipy.signal import lfilter
 from tqdm import tqdm
 
 import metrics
-from lab.common import RESULTS, percent, pyplot, read_lines, save_picture, table, told, write_json, write_page
+from lab.common import RESULTS, interval_of, pyplot, reach, save_picture, table, write_json, write_page
 
 OUT = RESULTS / "metrics"
 N = 400  # updates of a made-up run
@@ -82,12 +81,12 @@ def coverage(runs: int) -> list[dict]:
     rows = []
     for n in tqdm((30, 100, 300), desc="1 intervals"):
         for r in (0.0, 0.5, 0.8):
-            hits = dict.fromkeys(("level", "shuffling bootstrap", "block bootstrap", "slope", "Newey-West slope"), 0)
+            hits = dict.fromkeys(("level", "metrics.mean", "block bootstrap", "slope", "Newey-West slope"), 0)
             for run in range(runs):
                 rng = dice("coverage", n, r, run)
                 x = wander(n, r, 1.0, rng)
                 fit = sm.OLS(x, sm.add_constant(np.arange(n))).fit(cov_type="HAC", cov_kwds={"maxlags": int(1.3 * n**0.5)}, use_t=True)
-                level, slope, plain = metrics.level(x), metrics.line(x)[0], metrics.mean(x, resamples=400)
+                level, slope, plain = metrics.level(x), metrics.line(x)[0], metrics.mean(x)
                 ends = (level.low, level.high), (plain.low, plain.high), block_bootstrap(x, rng), (slope.low, slope.high), fit.conf_int()[1]
                 for name, (low, high) in zip(hits, ends):
                     hits[name] += low <= 0 <= high
@@ -224,41 +223,17 @@ def tracking(runs: int) -> list[dict]:
     return rows
 
 
-# ------------------------------------------------------------------------------------------------ 5. recorded runs
-def recorded() -> list[dict]:
-    """The same questions to the runs in results/. Truth unknown; what can be checked is whether a window predicts what comes next."""
-    rows = []
-    for path in sorted(RESULTS.glob("*/*/metrics.jsonl")):
-        r = np.array([line["reward"] for line in read_lines(path)])
-        if len(r) < 40:
-            continue
-        settled, last, ends = first(RULES["trend"], r), metrics.change(r), range(20, len(r) - 9, 5)
-        misses = {"adaptive": [], **{f"last {w}": [] for w in FIXED}}
-        for n in ends:
-            for label in misses:
-                w = metrics.adaptive_window(r[:n]) if label == "adaptive" else min(n, int(label.split()[1]))
-                misses[label].append(abs(r[n - w : n].mean() - r[n : n + 10].mean()))
-        rows.append({
-            "run": str(path.parent.relative_to(RESULTS)), "updates": len(r), "reward": r.tolist(), "settled": settled,
-            "when_settled": metrics.trend(r[:settled]).sentence() if settled else None,
-            "mean_after": metrics.level(r[settled:]).dict() if settled and settled < len(r) else None,
-            "at_end": metrics.trend(r).sentence(), "distribution": metrics.distribution(r).sentence(),
-            "change": last.sentence() if last else None, "window": metrics.adaptive_window(r),
-            "next10": {label: metrics.mean(m).dict() for label, m in misses.items()}, "asked": len(ends),
-        })  # fmt: skip
-    return rows
-
-
 # ------------------------------------------------------------------------------------------------ the page
 rows_of = lambda head, rows: [*table(head, rows), ""]
+percent = lambda c: interval_of(c).percent(0)
 
 
 def write(found: dict) -> None:
     runs, drop = found["runs"], found["dropping"]
     out = [
         "# How often the detectors of metrics.py are wrong", "",
-        f"`python -m lab.trust.windows --runs {runs}`, seeded; every number is from made-up runs whose truth is known, except the last section. "
-        "Brackets are 95% intervals: Wilson for shares, bootstrap over runs for means. "
+        f"`python -m lab.trust.windows --runs {runs}`, seeded; every number is from made-up runs whose truth is known. "
+        "Brackets are 95% intervals: those of metrics.mean, over runs. "
         f"An update is the mean of 8 groups of 8 episodes; icc says how alike the answers to one task are. Runs have {N} updates.", "",
         *(f"* {line}" for line in in_short(found)), "", "![windows](windows.png)", "",
         "## Has it settled? `metrics.trend`, asked after every update", "",
@@ -281,7 +256,7 @@ def write(found: dict) -> None:
         *rows_of(["alarm", "threshold", "false alarms per 100 updates", "flat runs of 200 with one", "n", "per 100, AR(1) noise"],
                [[a["alarm"], f"{a['threshold']:.2f}", f"{a['rate']:.3f}", percent(a["runs_with_alarm"]), a["runs_with_alarm"]["n"], f"{a['remembering']:.2f}"] for a in drop["alarms"]]),
         "`metrics.change` uses 4.0. In the last column the runs are as flat, but neighbours resemble each other (AR 0.5): all alarms take such wandering for steps. "
-        "The recorded runs are not like that: their steps turn around as often as white noise does.", "",
+        "Rewards of real runs are not like that: every report says how often their steps turn around, and that is about as often as in white noise.", "",
         f"Mean delay in updates after a drop from 0.6 after update 100 (not heard within 80 counts as 80), n={drop['runs']} runs a cell; the best of a row in bold.", "",
         *rows_of(["drop", "icc", *ALARMS], [[d, icc, *best([c["delay"] for c in drop["drops"] if (c["drop"], c["icc"]) == (d, icc)])]
                                           for d in dict.fromkeys(c["drop"] for c in drop["drops"]) for icc in (0.0, 0.8)]),
@@ -295,24 +270,10 @@ def write(found: dict) -> None:
                [[CURVES[c][0], icc, *(percent(r["coverage"]) for r in found["tracking"] if (r["curve"], r["icc"]) == (c, icc))]
                 for c in dict.fromkeys(r["curve"] for r in found["tracking"]) for icc in (0.0, 0.8)]),
         "## The intervals themselves", "",
-        "Share of 95% intervals that hold the truth, in AR(1) noise with correlation r. `metrics.mean` shuffles the values; level and slope are those of metrics.py.", "",
+        "Share of 95% intervals that hold the truth, in AR(1) noise with correlation r. `metrics.mean` takes the values for independent; level and slope are those of metrics.py.", "",
         *rows_of(["updates", "r", "n", "level", "metrics.mean", "moving-block bootstrap", "slope", "Newey-West slope"],
-               [[c["n"], c["r"], c["runs"], *(percent(c[k]) for k in ("level", "shuffling bootstrap", "block bootstrap", "slope", "Newey-West slope"))]
+               [[c["n"], c["r"], c["runs"], *(percent(c[k]) for k in ("level", "metrics.mean", "block bootstrap", "slope", "Newey-West slope"))]
                 for c in found["coverage"]]),
-        "## Recorded runs", "",
-        "Nobody knows the truth here. Their learning rate falls to a tenth, so to settle is not to have reached all that could be reached.", "",
-    ]  # fmt: skip
-    for r in found["recorded"]:
-        after = f"; the mean of the updates after that is {told(r['mean_after'], 2)}" if r["mean_after"] else ""
-        out += [
-            f"**{r['run']}** ({r['updates']} updates)", "",
-            f"* {r['distribution']}",
-            f"* first said to have settled at update {r['settled']}: {r['when_settled']}{after}" if r["settled"] else f"* never settled; at the end: {r['at_end']}",
-            f"* {'the latest step: ' + r['change'] if r['change'] else 'no step'}; the last {r['window']} updates speak for the present", "",
-        ]  # fmt: skip
-    out += [
-        "How far the window's mean lies from the mean of the next 10 updates (asked every 5 updates; neighbouring questions overlap, so the intervals are too narrow):", "",
-        *rows_of(["run", "n", "adaptive", *(f"last {w}" for w in FIXED)], [[r["run"], r["asked"], *best(list(r["next10"].values()))] for r in found["recorded"]]),
     ]  # fmt: skip
     write_page(OUT / "README.md", out)
 
@@ -350,12 +311,7 @@ def best(cells: list[dict]) -> list[str]:
     """Cells of a row with the smallest in bold."""
     digits = 1 if max(c["mean"] for c in cells) > 1 else 3
     least = min(c["mean"] for c in cells)
-    return [f"**{told(c, digits)}**" if c["mean"] == least else told(c, digits) for c in cells]
-
-
-def errors(cells: list[dict]) -> list[list[float]]:
-    """What errorbar takes."""
-    return [[c["mean"] - c["low"] for c in cells], [c["high"] - c["mean"] for c in cells]]
+    return [f"**{interval_of(c).text(digits)}**" if c["mean"] == least else interval_of(c).text(digits) for c in cells]
 
 
 def draw(found: dict) -> None:
@@ -375,7 +331,7 @@ def draw(found: dict) -> None:
     for i, (rule, color) in enumerate(zip(RULES, ("C0", "C1", "C7"))):
         cells = [r["too_soon"] for r in rows if r["rule"] == rule]
         x, y = [100 * c["mean"] for c in cells], np.arange(len(names))[::-1] + 0.22 * (1 - i)
-        ax.errorbar(x, y, xerr=100 * np.array(errors(cells)), fmt="o", color=color, capsize=3, label=rule)
+        ax.errorbar(x, y, xerr=100 * reach(map(interval_of, cells)), fmt="o", color=color, capsize=3, label=rule)
     ax.set(title=f'said "settled" too soon (icc 0.3, n={found["runs"]} runs, 95% intervals)', xlabel="% of runs", xlim=(-2, 102))
     ax.set_yticks(np.arange(len(names))[::-1], [CURVES[n][0].split(":")[0] for n in names])
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
@@ -393,7 +349,7 @@ def draw(found: dict) -> None:
     for i, label in enumerate(("adaptive", *(f"last {w}" for w in FIXED))):
         cells = [r["error"] for r in found["tracking"] if r["window"] == label and r["icc"] == 0.0]
         x = np.arange(len(curves)) + 0.15 * (i - 2)
-        ax.bar(x, [c["mean"] for c in cells], 0.14, yerr=errors(cells), label=label)
+        ax.bar(x, [c["mean"] for c in cells], 0.14, yerr=reach(map(interval_of, cells)), label=label)
     ax.set_xticks(np.arange(len(curves)), curves)
     ax.set(title="distance of the window's mean from the current truth (icc 0)", ylabel="reward")
     ax.legend()
@@ -405,7 +361,7 @@ def draw(found: dict) -> None:
 def main(runs: int = 100) -> None:
     """Measure everything with `runs` made-up runs a setting, then write results/metrics/."""
     found = {"runs": runs, "coverage": coverage(4 * runs), "settling": settling(runs), "dropping": dropping(runs)}
-    found |= {"tracking": tracking(max(10, runs // 2)), "recorded": recorded()}
+    found["tracking"] = tracking(max(10, runs // 2))
     write_json(OUT / "windows.json", found)
     write(found)
     draw(found)
