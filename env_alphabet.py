@@ -198,7 +198,7 @@ def ratio(a: str, b: str) -> float:
 
     difflib walks every pair of equal letters: it took 431 ms to compare 16,384 letters a with a
     list of 190 characters, and this takes 2. A reward that hostile replies can slow down is a way
-    to stop a training run; results/bench/scorer.json has the times that they take now.
+    to stop a training run; results/hostile has the longest times that they take.
     """
     frequent = set()  # autojunk
     if len(b) >= 200:
