@@ -131,7 +131,7 @@ def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
     ]
     if lines:
         out += trajectory_table(lines)
-    told = (f"* {sentence}" for sentence in observations(summary, lines))
+    told = (f"* {sentence}" for sentence in observations(summary, lines, evals))
     out += ["", "## Observations (computed)", "", *told, "", "![curves](curves.png)", ""]
     return "\n".join(out)
 
@@ -247,11 +247,13 @@ def mean_of(lines: list[dict], key: str) -> float:
 # ------------------------------------------------------------------------------------ observations
 
 
-def observations(summary: dict, lines: list[dict]) -> list[str]:
+def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> list[str]:
     """What the data says, each sentence with its numbers."""
     out = about_gains(summary)
+    told = doctor.look_at(lines, evals, summary["config"])
+    told = [f"Found wrong at {symptom}." for symptom in told]
     if not lines:
-        return [*out, "No GRPO updates in this run."]
+        return [*out, "No GRPO updates in this run.", *told]
     rewards, lengths = ([line[key] for line in lines] for key in ("reward", "reply_tokens"))
     out.append(f"Training reward, update by update: {metrics.distribution(rewards).sentence()}.")
     settled = metrics.trend(rewards).sentence().capitalize()
@@ -267,7 +269,6 @@ def observations(summary: dict, lines: list[dict]) -> list[str]:
     out.append(f"{silent:.0f}% of the groups had no signal: every advantage in them was 0.")
     gap = mean_of(lines, "mismatch")
     out.append(f"Sampler and trainer disagree by {gap:.1e} nats a token on average.")
-    told = [f"Found wrong at {symptom}." for symptom in doctor.look_at(lines)]
     out += told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
     seconds = summary["seconds"]
     named = ("wait" if seconds.get("wait") else "rollout", "train", "eval", "sft")

@@ -128,11 +128,16 @@ class Run:
         self.state.tokens["trained"] += found["tokens"]
 
     def log_evaluation(self, results: dict[str, list]) -> None:
-        """An evaluation for wandb; evaluate.py has written evals.jsonl. {tasks: episodes}."""
-        line = {"update": self.state.update}
+        """An evaluation to wandb, past the doctor; evaluate.py has written evals.jsonl.
+
+        results: {tasks: episodes}.
+        """
+        state, line = self.state, {"update": self.state.update}
         for tasks, played in results.items():
             line |= {f"eval/{tasks}/{k}": v.mean for k, v in headline(played).items()}
         self.wandb(line)
+        evals = records.lines(self.folder / "evals.jsonl")
+        self.tell(doctor.held_out(evals, state.rewards, asdict(self.cfg)))
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not told before, and keep it in the state."""
