@@ -473,9 +473,9 @@ def only_in_training(sft: dict, now: dict, rewards: list[float], n: int = 10) ->
         return {}
     return {
         "only in training": f"the training reward rose from {start.mean:.2f} to {end.mean:.2f}, "
-        f"and on held-out tasks {change(sft, now, 'reward')}: what is learnt holds for the training "
-        "tasks alone, because they are few, easier or leak the answer; look at reset(seed), or "
-        "stop earlier"
+        f"and on held-out tasks {change(sft, now, 'reward')}: what is learnt holds for the "
+        "training tasks alone, because they are few, easier or leak the answer; look at "
+        "reset(seed), or stop earlier"
     }
 
 
