@@ -34,7 +34,7 @@ import tyro
 
 import settings
 from bookkeeping import doctor, records
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
 from bookkeeping.report import STAGES, cell, reward_cell, shown
 from fast.logprobs import token_logprobs
 from metrics import Interval
@@ -245,6 +245,7 @@ def export(
         save_merged(policy, dtype, new)
     policy.tokenizer.save_pretrained(new)
     (new / "README.md").write_text(card(summary, kind, push))
+    readable(new)
     if out.exists():
         out.rmdir()
     new.rename(out)

@@ -77,6 +77,8 @@ def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path, capsys):
     assert rounding < moved
     dtype = json.loads((tmp_path / "out" / "config.json").read_text())["dtype"]
     assert dtype == ("bfloat16" if name == "half" else "float32") and f"saved as {dtype}" in capsys.readouterr().out
+    plain = (tmp_path / "out" / "README.md").stat().st_mode  # as the umask says
+    assert {file.stat().st_mode for file in (tmp_path / "out").iterdir()} == {plain}
 
 
 def test_a_merged_model_is_a_base_that_scores_as_the_run_did(runs, tmp_path):
