@@ -24,7 +24,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import doctor, episodes, records
+from bookkeeping import doctor, episodes, records, tables
 from bookkeeping.checkpoint import flush, load_tensors, restore, save_checkpoint, save_tensors
 from bookkeeping.folder import LOGS, open_folder, trim
 from bookkeeping.records import append, write_json
@@ -110,7 +110,8 @@ class Run:
         append(self.folder / "metrics.jsonl", line)
         self.wandb(line)
         self.bar = self.bar or tqdm(initial=state.update, total=self.cfg.updates, desc="GRPO")
-        tqdm.write(one_line(line) + broken(groups))
+        names = dict.fromkeys(name for e in played for name in e.components)
+        tqdm.write(one_line(line, tables.own_parts(names, self.cfg.env)) + broken(groups))
         state.update += 1
         if self.history and self.history[-1]["level"] != level:
             state.rewards = []  # a harder level pays less, and that is no collapse
@@ -250,11 +251,14 @@ def climb(cfg, state: State, line: dict) -> None:
         state.level, state.recent = levels[levels.index(state.level) + 1], []
 
 
-def one_line(line: dict) -> str:
-    """What is printed of an update. Without signal nothing was trained, and nothing measured."""
+def one_line(line: dict, own: list[str] = ()) -> str:
+    """What is printed of an update. Without signal nothing was trained, and nothing measured.
+
+    own: entries of the score that somebody has added (tables.own_parts).
+    """
     width = (line["reward_high"] - line["reward_low"]) / 2
     text = f"update {line['update']:4}  reward {line['reward']:.2f} ± {width:.2f}"
-    for name, title in PRINTED.items():
+    for name, title in (PRINTED | {name: tables.label(name) for name in own}).items():
         text += f"  {title} {line[name]:.2f}" if name in line else ""
     text += f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}"
     if "entropy" in line:
