@@ -81,9 +81,8 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
         else:
             episode.stop_reason, episode.error = "error", str(failure)
             end.counts["refused"] += not failure.again
-            if not end.counts["answers"] and (
-                failure.status in HINTS or end.counts["refused"] >= 3
-            ):
+            hopeless = failure.nobody or failure.status in HINTS or end.counts["refused"] >= 3
+            if hopeless and not end.counts["answers"]:
                 raise Hopeless(str(failure)) from None
     except (
         Exception
