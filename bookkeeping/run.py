@@ -66,7 +66,7 @@ class Run:
     keep: list  # the folder's lock and the throwaway folder: released when the Run goes
     started: float = field(default_factory=time.monotonic)  # time.time jumps with the clock
     spent_before: float = 0.0
-    code: dict = field(default_factory=dict)  # which code ran: see code_of
+    versions: list[dict] = field(default_factory=list)  # which code ran, from when on: note_code
     history: list[dict] = field(default_factory=list)  # the newest lines of metrics.jsonl
     wandb: object = None
     bar: tqdm | None = None
@@ -74,10 +74,11 @@ class Run:
     def open(self, policy, optimizer) -> State:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
         write_json(self.folder / "config.json", asdict(self.cfg))
-        self.code = code_of(self.cfg.env)
         if self.saved:
             self.state = State(**restore(self.saved, policy, optimizer, asdict(self.state)))
             print(f"resumed {self.folder} after update {self.state.update}")
+        code = {"update": self.state.update, **code_of(self.cfg.env)}
+        self.versions = note_code(self.folder / "code.jsonl", code)
         parallel.same_weights(policy.trainable().values())
         trim(self.folder, self.state.update)
         self.history = records.lines(self.folder / "metrics.jsonl")[-doctor.LOOKS_BACK :]
@@ -196,7 +197,7 @@ class Run:
         self.count_seconds()
         if self.folder != self.home:
             return self.home
-        where = machine(policy) | self.code
+        where = machine(policy) | code_ran(self.versions)
         about = report.summarize_run(self.folder, asdict(self.cfg), asdict(self.state), where)
         write_json(self.folder / "summary.json", about)
         report.write(self.folder)
@@ -338,6 +339,32 @@ def code_of(env: str) -> dict:
         "uncommitted": None if changes is None else bool(changes),
         "environment_code": hashlib.sha256(source.encode()).hexdigest()[:16],
     }
+
+
+def note_code(file: Path, now: dict) -> list[dict]:
+    """Add to code.jsonl which code runs from here on, if it is not the last one's; returns all.
+
+    now: {"update": the update that it goes on from, …} of code_of. Code whose every update was lost
+    with a kill has left nothing, and is forgotten.
+    """
+    known = [line for line in records.lines(file) if line["update"] < now["update"]]
+    if known and known[-1]["environment_code"] != now["environment_code"]:
+        after = max(now["update"], 0)
+        print(f"the environment's code is not what it was before update {after}: {file} has both")
+    if not known or known[-1] != now | {"update": known[-1]["update"]}:
+        known.append(now)
+    new = file.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    for line in known:
+        append(new, line)
+    new.replace(file)
+    return known
+
+
+def code_ran(versions: list[dict]) -> dict:
+    """What summary.json says of the code: the last, and all of them if there were several."""
+    last = {name: value for name, value in versions[-1].items() if name != "update"}
+    return last | ({"versions": versions} if len(versions) > 1 else {})
 
 
 def open_wandb(cfg, folder: Path):
