@@ -225,6 +225,8 @@ def test_nobody_listens(tmp_path, capsys, monkeypatch):
     assert "m: nobody listens there (connection refused); start the server, or check --api-base" in said.err
     assert said.out.count("a request failed: nobody listens there") == 1
     assert said.out.index("a request failed") < said.out.index("held-out tasks")  # before it is over
+    kept = next(line for line in said.out.splitlines() if line.startswith("kept in "))
+    assert kept.endswith("report.md, report.html") and not (tmp_path / "run" / "episodes.jsonl").exists()  # and nothing to compare
 
 
 def test_a_server_that_goes_for_a_moment_is_waited_for(monkeypatch):

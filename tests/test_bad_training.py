@@ -222,6 +222,15 @@ def test_a_run_that_never_began_leaves_no_folder(monkeypatch, capsys, tmp_path):
     assert not list((tmp_path / "kept").iterdir())  # nobody's folder goes but the run's own
 
 
+def test_to_evaluate_a_run_that_was_cut_names_no_report(monkeypatch, capsys, tmp_path):
+    folder = run(monkeypatch, tmp_path, "--updates", "1")
+    for name in ("summary.json", "report.md"):
+        (folder / name).unlink()
+    monkeypatch.setattr(sys, "argv", ["train.py", "--eval-only", str(folder)])
+    train.main()
+    assert capsys.readouterr().out.endswith(f"\nkept in {folder}/evals.jsonl\n")
+
+
 def test_runs_that_cannot_be_written_are_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit, match=f"^--runs {tmp_path}/file: Not a directory: .*; give a folder that can be written$"):
