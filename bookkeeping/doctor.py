@@ -369,7 +369,8 @@ def held_out(evals: list[dict], rewards: list[float], config: dict) -> dict[str,
     if "before" in of_stage and config.get("sft_steps"):
         told |= sft_changed(of_stage["before"], sft)
     if now["stage"] in ("train", "final"):
-        best = max(evals[evals.index(sft) : -1], key=lambda e: np.mean(e[goal(e)]))
+        name = goal(*evals)
+        best = max(evals[evals.index(sft) : -1], key=lambda e: np.mean(e[name]))
         told |= (  # the first that is there: the others would speak of the same illness
             pays_something_else_held_out(sft, now)
             or ({} if config.get("curriculum") else only_in_training(sft, now, rewards))
@@ -380,9 +381,9 @@ def held_out(evals: list[dict], rewards: list[float], config: dict) -> dict[str,
     return told
 
 
-def goal(e: dict) -> str:
-    """What an evaluation is about: exact answers, if the environment has them."""
-    return "exact" if "exact" in e else "reward"
+def goal(*evals: dict) -> str:
+    """What evaluations are about: exact answers, if all of them have such."""
+    return "exact" if all("exact" in e for e in evals) else "reward"
 
 
 def moved(before: dict, after: dict, name: str) -> float:
@@ -404,15 +405,13 @@ def sure(now: dict) -> float:
 def change(before: dict, after: dict, name: str) -> str:
     """'exact answers went from 19.5% to 12.5%, -7.0 points [-10.9, -3.1], n=256, paired'"""
     before, after = records.same_tasks(before, after)
-    gain, means = (
-        metrics.gain(before[name], after[name]),
-        [np.mean(e[name]) for e in (before, after)],
-    )
+    gain = metrics.gain(before[name], after[name])
+    was, now = np.mean(before[name]), np.mean(after[name])
     if name == "exact":
-        was, now, by = *(f"{100 * mean:.1f}%" for mean in means), gain.points()
-        return f"exact answers went from {was} to {now}, {by}, n={gain.n}, paired"
-    was, now = (f"{mean:.3f}" for mean in means)
-    return f"the mean reward went from {was} to {now}, {gain.signed()}, n={gain.n}, paired"
+        went = f"exact answers went from {100 * was:.1f}% to {100 * now:.1f}%, {gain.points()}"
+    else:
+        went = f"the mean reward went from {was:.3f} to {now:.3f}, {gain.signed()}"
+    return f"{went}, n={gain.n}, paired"
 
 
 def equal(before: dict, after: dict, name: str) -> bool:
@@ -425,20 +424,22 @@ def equal(before: dict, after: dict, name: str) -> bool:
 
 def sft_changed(before: dict, after: dict) -> dict[str, str]:
     """Did SFT do anything, and was it good?"""
-    for name in {goal(after): 0, "reward": 0}:
+    for name in {goal(before, after): 0, "reward": 0}:
         if moved(before, after, name) < -SURE_AT_END:
             return {
                 "bad SFT": f"over SFT {change(before, after, name)}, on held-out tasks: the "
                 "demonstrations are worse than the model was, or SFT broke it; read what it says "
                 "after_sft in report.html, lower --sft-lr, or leave it out (--sft-steps 0)"
             }
-    seen = [name for name in ("exact", "reward", "format", "reply_tokens") if name in after]
+    seen = ("exact", "reward", "format", "reply_tokens")
+    seen = [name for name in seen if name in before and name in after]
     if any(abs(moved(before, after, name)) > MEASURABLE for name in seen):
         return {}
-    if not equal(before, after, goal(after)):
+    name = goal(before, after)
+    if not equal(before, after, name):
         return {}
     return {
-        "no SFT": f"over SFT {change(before, after, goal(after))}, on held-out tasks, and neither "
+        "no SFT": f"over SFT {change(before, after, name)}, on held-out tasks, and neither "
         "format nor length of the replies moved: it taught nothing that can be measured, most "
         "often because of too few steps or a low rate; three times --sft-lr or --sft-steps, or "
         "--sft-steps 0 if the model can do already what is shown"
@@ -448,7 +449,7 @@ def sft_changed(before: dict, after: dict) -> dict[str, str]:
 def pays_something_else_held_out(sft: dict, now: dict) -> dict[str, str]:
     """The same as in training, see above. Two things come together, so exact answers need not have
     fallen as surely as the reward has risen."""
-    if "exact" not in now or "exact" not in sft or moved(sft, now, "reward") < sure(now):
+    if goal(sft, now) != "exact" or moved(sft, now, "reward") < sure(now):
         return {}
     if -moved(sft, now, "exact") < sure(now) - 1:
         return {}
@@ -481,7 +482,7 @@ def only_in_training(sft: dict, now: dict, rewards: list[float], n: int = 10) ->
 
 def lost(sft: dict, now: dict) -> dict[str, str]:
     """GRPO has made the policy worse than SFT left it."""
-    for name in {goal(now): 0, "reward": 0}:
+    for name in {goal(sft, now): 0, "reward": 0}:
         if moved(sft, now, name) < -sure(now):
             return {
                 "lost": f"since SFT {change(sft, now, name)}, on held-out tasks: GRPO makes the "
@@ -493,7 +494,7 @@ def lost(sft: dict, now: dict) -> dict[str, str]:
 
 def past_its_best(best: dict, now: dict) -> dict[str, str]:
     """The best of all evaluations is the best by luck, too; so this one is never lenient."""
-    name = goal(now)
+    name = goal(best, now)
     if moved(best, now, name) > -SURE:
         return {}
     return {
@@ -511,7 +512,7 @@ def length(sft: dict, now: dict) -> dict[str, str]:
     factor = tokens / max(was, 1e-9)
     if 0.5 < factor < 2 or abs(moved(sft, now, "reply_tokens")) < SURE:
         return {}
-    name = goal(now)
+    name = goal(sft, now)
     if moved(sft, now, name) > MEASURABLE or (name == "exact" and np.mean(now[name]) > 0.95):
         return {}
     why = (

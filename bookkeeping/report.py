@@ -260,7 +260,7 @@ def mean_of(lines: list[dict], key: str) -> float:
 def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> list[str]:
     """What the data says, each sentence with its numbers."""
     out = about_gains(summary)
-    if versions := records.edited(records.environments_of(summary["machine"])):
+    if versions := records.edited(records.environments_of(summary.get("machine", {}))):
         out.append(f"It was {versions}.")
     told = doctor.look_at(lines, evals, summary["config"])
     told = [f"Found wrong at {symptom}." for symptom in told]

@@ -269,6 +269,13 @@ def test_tasks_without_a_result_are_left_out_of_both():
     assert doctor.look_at(doctor.made_up(**FLAT), [BEFORE, SFT, now], FLAGS) == []
 
 
+def test_an_environment_that_says_exact_only_now_and_then_does_not_end_a_run():
+    bare = {name: value for name, value in evaluation("before", -1, 0.2).items() if name not in ("exact", "format")}
+    evals = [bare, SFT, {**bare, "stage": "train", "update": 20}, evaluation("final", 30, 0.2)]
+    told = doctor.look_at(doctor.made_up(**FLAT), evals, FLAGS)
+    assert ["lost" in sentence for sentence in told] == [True] and "the mean reward went from 0.449 to 0.199" in told[0]
+
+
 def flat_run(rng, n: int, looks: int, paid_in_parts: bool) -> tuple[list[dict], list[float]]:
     """A run that SFT helps and GRPO does nothing to. Every evaluation draws every task anew, more noise than greedy replies have."""
     hard = rng.beta(0.5, 0.5, n)
