@@ -148,7 +148,10 @@ class Run:
             if name in state.warnings:
                 continue
             state.warnings[name] = f"update {state.update}: {sentence}"
-            tqdm.write(f"{name.upper()} at {state.warnings[name]}")
+            page = self.folder / "report.html"  # written at the end, or when somebody asks for it
+            missing = page.name in sentence and not page.exists()
+            how = f" (python -m bookkeeping.viewer {self.folder} writes it now)" if missing else ""
+            tqdm.write(f"{name.upper()} at {state.warnings[name]}{how}")
             if name == "collapse" and parallel.rank() == 0:  # the next checkpoint is worse
                 saved, kept = self.folder / "checkpoint", self.folder / "checkpoint-at-collapse"
                 shutil.copytree(saved, kept, dirs_exist_ok=True)
