@@ -211,13 +211,15 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
         print_components(tasks, episodes)
     if cfg.env == "swarm":
         print_players(cfg)
-    if (folder / "summary.json").exists():
+    kept = f"{folder}/evals.jsonl"
+    if (folder / "summary.json").exists():  # a run that is not finished has no report yet
         from bookkeeping import report
 
         with records.foreign(folder):
             report.write(folder)
+        kept += f" and {folder}/report.md"
     lock.release()
-    print(f"\nkept in {folder}/evals.jsonl and {folder}/report.md")
+    print(f"\nkept in {kept}")
 
 
 def trained_set(cfg: Config) -> str:

@@ -69,6 +69,14 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
+def readable(folder: Path) -> None:
+    """safetensors' files can be read by their owner alone. Here the umask decides, as elsewhere."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    for file in folder.iterdir():
+        file.chmod(0o666 & ~mask)
+
+
 def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, state: dict) -> None:
     """Write weights, optimizer and `state`; the checkpoint before it stays as `folder`.old.
 
@@ -89,6 +97,7 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, s
         torch.save(optimizer.state_dict() if optimizer else {}, new / "optimizer.pt")
         (new / "state.json").write_text(json.dumps(state))
         (new / "checksum").write_text(checksum(new))
+        readable(new)
         for path in (*new.iterdir(), new):
             flush(path)
     except (OSError, RuntimeError, SafetensorError) as error:

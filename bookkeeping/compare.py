@@ -42,7 +42,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 import metrics
-from bookkeeping import tables
+from bookkeeping import records, tables
 from bookkeeping.records import answered, clean, foreign, lines, record
 from metrics import Interval
 
@@ -63,6 +63,7 @@ class Run:
     config: dict
     final: dict  # label of a task set -> its line of evals.jsonl
     rewards: list[float]  # mean training reward of every update
+    edited: str = ""  # a sentence, if its environment was edited while it trained
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,9 @@ def read(folder: Path) -> Run:
     if not (folder / "summary.json").exists():
         raise ValueError(f"{folder} has no summary.json: the run has not finished; {cure}")
     config, final = record(folder / "config.json"), {}
-    machine = record(folder / "summary.json").get("machine", {})
-    if "environment_code" in machine:  # older runs do not know
-        config["environment_code"] = machine["environment_code"]
+    environments = records.environments_of(record(folder / "summary.json").get("machine", {}))
+    if environments:  # older runs do not know
+        config["environment_code"] = " then ".join(code for _, code in environments)
     for line in clean(lines(folder / "evals.jsonl")):
         if line["stage"] == "final":  # old files say "tier"
             trained = line.get("trained", line.get("tier") == config.get("difficulty"))
@@ -122,7 +123,8 @@ def read(folder: Path) -> Run:
             final[tasks] = {**line, "trained": trained}
     if not final:
         raise ValueError(f"{folder}/evals.jsonl has no final evaluation; {cure}")
-    return Run(folder, config, final, [line["reward"] for line in lines(folder / "metrics.jsonl")])
+    rewards = [line["reward"] for line in lines(folder / "metrics.jsonl")]
+    return Run(folder, config, final, rewards, records.edited(environments))
 
 
 # What a run that is older than a flag did.
@@ -384,6 +386,8 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
         out.append("No two arms can be compared.")
     if any(len(arm.runs) > len(arm.seeds()) for arm in arms):
         notes = [*notes, "Several runs of one seed were averaged and count as one."]
+    mixed = [run for arm in arms for run in arm.runs if run.edited]
+    notes = [*notes, *(f"{clean(run.folder.name)} was {run.edited}." for run in mixed)]
     if notes:
         out += ["", *(f"* {note}" for note in notes)]
     out += ["", "## Final results", "", *final_results(arms), "", "![compare](compare.png)", ""]

@@ -1,6 +1,6 @@
 """The run folder: where a run writes, how it is found again, and what a kill may cost.
 
-    runs/NAME/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json
+    runs/NAME/  config.json  code.jsonl  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json
                 report.md  report.html  curves.png  checkpoint/  lock
 
 Three rules. A line is written when its number is known, and whole files are written beside the old
@@ -28,6 +28,11 @@ MAY_CHANGE = (
     "vllm_memory", "micro_tokens",
 )  # fmt: skip
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
+LEFTOVERS = ("lock", "config.new")  # of a run that ended before it had begun
+
+# This process's run folder, then the folders above it that were made for it: how a run ends depends
+# on what it has written (guard.one_sentence).
+own: list[Path] = []
 
 
 def claim(folder: Path) -> FileLock:
@@ -59,13 +64,35 @@ def open_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
     name = cfg.name or f"{short(cfg.env)}{level}-{time.strftime('%m%d-%H%M%S')}"
     folder = Path(cfg.runs) / name
-    leftovers = ("lock", "config.new")  # of a run that was killed before it had begun
-    if folder.exists() and any(file.name not in leftovers for file in folder.iterdir()):
-        raise SystemExit(
-            f"{folder} exists; choose another --name, or continue it with --resume {folder}"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder, None, claim(folder)
+    try:
+        if folder.exists() and any(file.name not in LEFTOVERS for file in folder.iterdir()):
+            raise SystemExit(
+                f"{folder} exists; choose another --name, or continue it with --resume {folder}"
+            )
+        own[:] = [folder, *(above for above in folder.parents if not above.exists())]
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder, None, claim(folder)
+    except OSError as error:
+        why = f"{error.strerror}: {error.filename}"
+        raise SystemExit(f"--runs {cfg.runs}: {why}; give a folder that can be written") from None
+
+
+def has_checkpoint() -> bool:
+    """Has this process's run saved one? What there is not must not be promised."""
+    saved = ("checkpoint", "checkpoint.old")
+    return bool(own) and any((own[0] / name / "state.json").exists() for name in saved)
+
+
+def discard_unbegun() -> None:
+    """Remove this process's run folder if its run ended before it had begun."""
+    try:
+        if own and all(file.name in LEFTOVERS for file in own[0].iterdir()):
+            for file in own[0].iterdir():
+                file.unlink()
+            for folder in own:
+                folder.rmdir()
+    except OSError:  # somebody else is in it, or in a folder above it
+        pass
 
 
 def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
@@ -76,6 +103,7 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
             f"--resume {folder}: there is no config.json in it, so it is no run folder, or one "
             "that was stopped before it began; check the path, or start the same command again"
         )
+    own[:] = [folder]
     lock = claim(folder)
     given = {name: getattr(cfg, name) for name in typed if name != "resume"}
     for name, value in read_config(folder, type(cfg)).items():

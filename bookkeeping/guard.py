@@ -11,6 +11,7 @@ Run me: `python -m bookkeeping.guard` calls an environment that hangs and one th
 
 import math
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import rollout
 import sft
+from bookkeeping import folder
 from bookkeeping.records import printable
 from rollout import EnvironmentFailed
 from settings import EVAL_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, make_env
@@ -249,33 +251,54 @@ def shown(value) -> str:
 
 @contextmanager
 def one_sentence():
-    """Whatever is known to go wrong with a run leaves as SystemExit with one sentence."""
+    """Whatever is known to go wrong with a run leaves as SystemExit with one sentence.
+
+    It speaks of a checkpoint only if there is one, and a run that never began leaves no folder.
+    """
     import torch
 
+    folder.own.clear()
     try:
         yield
     except ValueError as error:
         raise SystemExit(str(error)) from None
+    except KeyboardInterrupt:
+        close_bars()
+        print(f"stopped at once{how_to_go_on()}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
     except torch.OutOfMemoryError as error:
         first = (str(error).splitlines() or ["no more is known"])[0]
-        raise SystemExit(
-            f"out of GPU memory ({first}); the last checkpoint is kept: --resume it with a lower "
-            "--micro-tokens, or start again with --gradient-checkpointing"
-        ) from None
+        cure = "start again with a lower --micro-tokens, or with --gradient-checkpointing"
+        if folder.has_checkpoint():
+            cure = (
+                "the last checkpoint is kept: --resume it with a lower --micro-tokens, or start "
+                "again with --gradient-checkpointing"
+            )
+        raise SystemExit(f"out of GPU memory ({first}); {cure}") from None
     except FloatingPointError as error:
-        raise SystemExit(
-            f"training stopped: {error}; the last good checkpoint is kept for --eval-only, "
-            "start a run with a lower --lr"
-        ) from None
+        cure = "nothing was saved yet, start again with a lower --sft-lr"
+        if folder.has_checkpoint():
+            cure = "the last good checkpoint is kept for --eval-only, start a run with a lower --lr"
+        raise SystemExit(f"training stopped: {error}; {cure}") from None
     except OSError as error:
         if error.errno is None:
             raise
-        raise SystemExit(
-            f"{error.strerror}: {error.filename or 'writing the run folder'}; the last checkpoint "
-            "is kept, make room or mend the path, then --resume"
-        ) from None
+        cure = "nothing was saved yet, make room or mend the path, then start again"
+        if folder.has_checkpoint():
+            cure = "the last checkpoint is kept, make room or mend the path, then --resume"
+        what = error.filename or "writing the run folder"
+        raise SystemExit(f"{error.strerror}: {what}; {cure}") from None
     finally:
+        folder.discard_unbegun()
         close_bars()
+
+
+def how_to_go_on() -> str:
+    """For the last word of a run that was stopped at once."""
+    if not folder.own or not (folder.own[0] / "config.json").exists():
+        return "; nothing was written"
+    start = "" if folder.has_checkpoint() else ", from its start: nothing was saved yet"
+    return f"; go on with: python train.py --resume {folder.own[0]}{start}"
 
 
 def close_bars() -> None:

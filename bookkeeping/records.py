@@ -81,6 +81,31 @@ def same_tasks(*evals: dict) -> list[dict]:
     return [{name: cut(e, v) for name, v in e.items() if name != "missing"} for e in evals]
 
 
+def environments_of(machine: dict) -> list[tuple[int, str]]:
+    """[(from which update on, hash of the environment's code)] of summary.json's machine.
+
+    More than one if somebody edited the environment and resumed; empty for runs that are older than
+    this record.
+    """
+    found: list[tuple[int, str]] = []
+    for version in machine.get("versions", [{"update": -1, **machine}]):
+        code = version.get("environment_code")
+        if code and (not found or found[-1][1] != code):
+            found.append((max(version["update"], 0), code))
+    return found
+
+
+def edited(environments: list[tuple[int, str]]) -> str:
+    """A sentence on a run that was trained on several versions of its environment, or ""."""
+    if len(environments) < 2:
+        return ""
+    later = ", ".join(f"{code} from update {update} on" for update, code in environments[1:])
+    return (
+        f"trained on {len(environments)} versions of its environment's code: "
+        f"{environments[0][1]}, then {later}; its rewards may not be one measure"
+    )
+
+
 # ----------------------------------------------------------------------------------- anybody's text
 
 

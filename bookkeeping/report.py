@@ -130,8 +130,8 @@ def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
         *("## Trajectory", ""),
     ]
     if lines:
-        out += trajectory_table(lines)
-    told = (f"* {sentence}" for sentence in observations(summary, lines))
+        out += trajectory_table(lines, own_parts(summary, evals))
+    told = (f"* {sentence}" for sentence in observations(summary, lines, evals))
     out += ["", "## Observations (computed)", "", *told, "", "![curves](curves.png)", ""]
     return "\n".join(out)
 
@@ -192,6 +192,7 @@ def evaluation_table(summary: dict, evals: list[dict]) -> list[str]:
     measured = "exact answers and mean reward" if exact else "mean reward"
     columns = [(name, "exact") for name in names if exact]
     columns += [(name, "reward") for name in names if reward]
+    columns += [(summary["trained"], name) for name in own_parts(summary, evals)]
     rows = []
     for update, stage in dict.fromkeys((e["update"], e["stage"]) for e in evals):
         here = {e["tasks"]: e for e in evals if (e["update"], e["stage"]) == (update, stage)}
@@ -207,17 +208,26 @@ def evaluation_table(summary: dict, evals: list[dict]) -> list[str]:
             elif what == "exact":
                 row.append(metrics.mean(here[name]["exact"]).percent())
             else:
-                row.append(metrics.mean(here[name]["reward"]).text())
+                row.append(tables.cell(here[name], what))
         rows.append(row)
-    title = ["update", *(f"{name}, {what}" for name, what in columns)]
+    title = ["update", *(f"{name}, {tables.label(what)}" for name, what in columns)]
     sentence = f"Greedy, the same {n} held-out tasks every time; {measured}, with 95% intervals."
     return [sentence, "", *tables.grid(title, rows)]
 
 
-def trajectory_table(lines: list[dict]) -> list[str]:
-    """Ten blocks of updates."""
+def own_parts(summary: dict, evals: list[dict]) -> list[str]:
+    """The entries of the score that somebody has added, of the tasks that are trained."""
+    found = [tables.measures(e) for e in evals if e["tasks"] == summary["trained"]]
+    names = dict.fromkeys(name for measures in found for name in measures)
+    return tables.own_parts(names, summary["env"])
+
+
+def trajectory_table(lines: list[dict], own: list[str] = ()) -> list[str]:
+    """Ten blocks of updates. own: entries of the score that somebody has added."""
     habits = [key for key in lines[0] if key.startswith("habit_")]
-    digits = {key: 2 for key in TRAJECTORY if key in lines[0]} | {"reply_tokens": 0}
+    known = {key for line in lines for key in line}
+    shown = [key for key in dict.fromkeys((*TRAJECTORY, *own)) if key in known]
+    digits = dict.fromkeys(shown, 2) | {"reply_tokens": 0}
     health = ("groups_with_signal", "entropy", "grad_norm")
     size, rows = max(1, len(lines) // 10), []
     for block in (lines[i : i + size] for i in range(0, len(lines), size)):
@@ -229,7 +239,7 @@ def trajectory_table(lines: list[dict]) -> list[str]:
             *(f"{mean_of(block, key):.2f}" for key in health),
         ])  # fmt: skip
     means = [
-        *list(digits)[:-1],
+        *(key.replace("_", " ") if key in own else key for key in shown),
         "reply tokens",
         *(habit.removeprefix("habit_") for habit in habits),
     ]
@@ -247,11 +257,15 @@ def mean_of(lines: list[dict], key: str) -> float:
 # ------------------------------------------------------------------------------------ observations
 
 
-def observations(summary: dict, lines: list[dict]) -> list[str]:
+def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> list[str]:
     """What the data says, each sentence with its numbers."""
     out = about_gains(summary)
+    if versions := records.edited(records.environments_of(summary.get("machine", {}))):
+        out.append(f"It was {versions}.")
+    told = doctor.look_at(lines, evals, summary["config"])
+    told = [f"Found wrong at {symptom}." for symptom in told]
     if not lines:
-        return [*out, "No GRPO updates in this run."]
+        return [*out, "No GRPO updates in this run.", *told]
     rewards, lengths = ([line[key] for line in lines] for key in ("reward", "reply_tokens"))
     out.append(f"Training reward, update by update: {metrics.distribution(rewards).sentence()}.")
     settled = metrics.trend(rewards).sentence().capitalize()
@@ -267,7 +281,6 @@ def observations(summary: dict, lines: list[dict]) -> list[str]:
     out.append(f"{silent:.0f}% of the groups had no signal: every advantage in them was 0.")
     gap = mean_of(lines, "mismatch")
     out.append(f"Sampler and trainer disagree by {gap:.1e} nats a token on average.")
-    told = [f"Found wrong at {symptom}." for symptom in doctor.look_at(lines)]
     out += told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
     seconds = summary["seconds"]
     named = ("wait" if seconds.get("wait") else "rollout", "train", "eval", "sft")
@@ -390,16 +403,21 @@ def where_time_goes(lines: list[dict]) -> list[str]:
 def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict]) -> None:
     """Four pictures: held-out tasks, training reward, habits, reply length.
 
-    For swarm the last two are what the turns are used for, and how they go.
+    For swarm the last two are what the turns are used for, and how they go. Entries of the score
+    that somebody has added have a picture of their own.
     """
     plt, swarm = tables.pyplot(), summary["env"] == "swarm"
     timed = bool(lines) and "seconds_environment" in lines[0]
-    size = (13 if swarm else 11, 8.6 if timed else 7.5)
+    own = own_parts(summary, evals)
+    heights = (1, 1, *[0.2] * timed, *[0.8] * bool(own))
+    size = (13 if swarm else 11, 7.5 + 1.1 * timed + 3 * bool(own))
     fig = plt.figure(figsize=size, layout="constrained")
-    grid = fig.add_gridspec(3, 2, height_ratios=(1, 1, 0.2)) if timed else fig.add_gridspec(2, 2)
+    grid = fig.add_gridspec(len(heights), 2, height_ratios=heights)
     held_out, training, *lower = (fig.add_subplot(grid[i, j]) for i in (0, 1) for j in (0, 1))
     if timed:
         draw_time(fig.add_subplot(grid[2, :]), lines)
+    if own:
+        draw_own(fig.add_subplot(grid[-1, :]), own, lines, evals, summary["trained"])
     model, seed = Path(summary["model"]).name, summary["seed"]
     fig.suptitle(f"{summary['env']}, trained on {summary['trained']}, {model}, seed {seed}")
     draw_held_out(held_out, summary, evals)
@@ -420,6 +438,27 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
         ax.grid(alpha=0.25)
     fig.savefig(path, dpi=110)
     plt.close(fig)
+
+
+def draw_own(ax, own: list[str], lines: list[dict], evals: list[dict], trained: str) -> None:
+    """Entries of the score that somebody has added: of every update, and on held-out tasks."""
+    during = [e for e in evals if e["tasks"] == trained and e["stage"] != "before"]
+    for i, name in enumerate(own):
+        here, color = [line for line in lines if name in line], f"C{i % 10}"
+        ax.plot(
+            [e["update"] for e in here], [e[name] for e in here], lw=0.7, alpha=0.5, color=color
+        )
+        here = [e for e in during if name in e]
+        points = [tables.average(tables.values(e, name)) for e in here]
+        x, ends = [max(e["update"], 0) for e in here], np.array([(p.low, p.high) for p in points])
+        ax.plot(
+            x, [p.mean for p in points], marker="o", ms=3, color=color, label=tables.label(name)
+        )
+        ax.fill_between(x, *ends.reshape(-1, 2).T, alpha=0.18, color=color)
+    ax.grid(alpha=0.25)
+    ax.set(title="further parts of the score (held-out with 95% bands; thin: training)")
+    ax.set(xlabel="update")
+    ax.legend(loc="best", fontsize=8)
 
 
 def draw_time(ax, lines: list[dict]) -> None:

@@ -24,7 +24,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import doctor, episodes, records
+from bookkeeping import doctor, episodes, records, tables
 from bookkeeping.checkpoint import flush, load_tensors, restore, save_checkpoint, save_tensors
 from bookkeeping.folder import LOGS, open_folder, trim
 from bookkeeping.records import append, write_json
@@ -66,7 +66,7 @@ class Run:
     keep: list  # the folder's lock and the throwaway folder: released when the Run goes
     started: float = field(default_factory=time.monotonic)  # time.time jumps with the clock
     spent_before: float = 0.0
-    code: dict = field(default_factory=dict)  # which code ran: see code_of
+    versions: list[dict] = field(default_factory=list)  # which code ran, from when on: note_code
     history: list[dict] = field(default_factory=list)  # the newest lines of metrics.jsonl
     wandb: object = None
     bar: tqdm | None = None
@@ -74,10 +74,11 @@ class Run:
     def open(self, policy, optimizer) -> State:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
         write_json(self.folder / "config.json", asdict(self.cfg))
-        self.code = code_of(self.cfg.env)
         if self.saved:
             self.state = State(**restore(self.saved, policy, optimizer, asdict(self.state)))
             print(f"resumed {self.folder} after update {self.state.update}")
+        code = {"update": self.state.update, **code_of(self.cfg.env)}
+        self.versions = note_code(self.folder / "code.jsonl", code)
         parallel.same_weights(policy.trainable().values())
         trim(self.folder, self.state.update)
         self.history = records.lines(self.folder / "metrics.jsonl")[-doctor.LOOKS_BACK :]
@@ -110,7 +111,8 @@ class Run:
         append(self.folder / "metrics.jsonl", line)
         self.wandb(line)
         self.bar = self.bar or tqdm(initial=state.update, total=self.cfg.updates, desc="GRPO")
-        tqdm.write(one_line(line) + broken(groups))
+        names = dict.fromkeys(name for e in played for name in e.components)
+        tqdm.write(one_line(line, tables.own_parts(names, self.cfg.env)) + broken(groups))
         state.update += 1
         if self.history and self.history[-1]["level"] != level:
             state.rewards = []  # a harder level pays less, and that is no collapse
@@ -128,11 +130,16 @@ class Run:
         self.state.tokens["trained"] += found["tokens"]
 
     def log_evaluation(self, results: dict[str, list]) -> None:
-        """An evaluation for wandb; evaluate.py has written evals.jsonl. {tasks: episodes}."""
-        line = {"update": self.state.update}
+        """An evaluation to wandb, past the doctor; evaluate.py has written evals.jsonl.
+
+        results: {tasks: episodes}.
+        """
+        state, line = self.state, {"update": self.state.update}
         for tasks, played in results.items():
             line |= {f"eval/{tasks}/{k}": v.mean for k, v in headline(played).items()}
         self.wandb(line)
+        evals = records.lines(self.folder / "evals.jsonl")
+        self.tell(doctor.held_out(evals, state.rewards, asdict(self.cfg)))
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not told before, and keep it in the state."""
@@ -141,7 +148,10 @@ class Run:
             if name in state.warnings:
                 continue
             state.warnings[name] = f"update {state.update}: {sentence}"
-            tqdm.write(f"{name.upper()} at {state.warnings[name]}")
+            page = self.folder / "report.html"  # written at the end, or when somebody asks for it
+            missing = page.name in sentence and not page.exists()
+            how = f" (python -m bookkeeping.viewer {self.folder} writes it now)" if missing else ""
+            tqdm.write(f"{name.upper()} at {state.warnings[name]}{how}")
             if name == "collapse" and parallel.rank() == 0:  # the next checkpoint is worse
                 saved, kept = self.folder / "checkpoint", self.folder / "checkpoint-at-collapse"
                 shutil.copytree(saved, kept, dirs_exist_ok=True)
@@ -190,7 +200,7 @@ class Run:
         self.count_seconds()
         if self.folder != self.home:
             return self.home
-        where = machine(policy) | self.code
+        where = machine(policy) | code_ran(self.versions)
         about = report.summarize_run(self.folder, asdict(self.cfg), asdict(self.state), where)
         write_json(self.folder / "summary.json", about)
         report.write(self.folder)
@@ -245,11 +255,14 @@ def climb(cfg, state: State, line: dict) -> None:
         state.level, state.recent = levels[levels.index(state.level) + 1], []
 
 
-def one_line(line: dict) -> str:
-    """What is printed of an update. Without signal nothing was trained, and nothing measured."""
+def one_line(line: dict, own: list[str] = ()) -> str:
+    """What is printed of an update. Without signal nothing was trained, and nothing measured.
+
+    own: entries of the score that somebody has added (tables.own_parts).
+    """
     width = (line["reward_high"] - line["reward_low"]) / 2
     text = f"update {line['update']:4}  reward {line['reward']:.2f} ± {width:.2f}"
-    for name, title in PRINTED.items():
+    for name, title in (PRINTED | {name: tables.label(name) for name in own}).items():
         text += f"  {title} {line[name]:.2f}" if name in line else ""
     text += f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}"
     if "entropy" in line:
@@ -329,6 +342,32 @@ def code_of(env: str) -> dict:
         "uncommitted": None if changes is None else bool(changes),
         "environment_code": hashlib.sha256(source.encode()).hexdigest()[:16],
     }
+
+
+def note_code(file: Path, now: dict) -> list[dict]:
+    """Add to code.jsonl which code runs from here on, if it is not the last one's; returns all.
+
+    now: {"update": the update that it goes on from, …} of code_of. Code whose every update was lost
+    with a kill has left nothing, and is forgotten.
+    """
+    known = [line for line in records.lines(file) if line["update"] < now["update"]]
+    if known and known[-1]["environment_code"] != now["environment_code"]:
+        after = max(now["update"], 0)
+        print(f"the environment's code is not what it was before update {after}: {file} has both")
+    if not known or known[-1] != now | {"update": known[-1]["update"]}:
+        known.append(now)
+    new = file.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    for line in known:
+        append(new, line)
+    new.replace(file)
+    return known
+
+
+def code_ran(versions: list[dict]) -> dict:
+    """What summary.json says of the code: the last, and all of them if there were several."""
+    last = {name: value for name, value in versions[-1].items() if name != "update"}
+    return last | ({"versions": versions} if len(versions) > 1 else {})
 
 
 def open_wandb(cfg, folder: Path):

@@ -29,6 +29,18 @@ OVER_TIME = (
     "exact", "reward", "payoff", "quality", "diversity", "reputation", "turns_used", "error_rate",
     "truncated",
 )  # fmt: skip
+# Entries of letters' and alphabet's scores: the report has places for them, or leaves them out.
+OURS = ("reward", "exact", "format", "fraction", "similarity", "reply_tokens", "truncated")
+
+
+def own_parts(names, env: str) -> list[str]:
+    """Of the entries of a score, those that somebody has added: a bonus, say, in a fork.
+
+    Swarm's tables have a row for every entry already (behaviour.sections).
+    """
+    if env == "swarm":
+        return []
+    return [name for name in names if name not in OURS and not name.startswith(("habit_", "turn_"))]
 
 
 def values(e: dict, name: str) -> np.ndarray:

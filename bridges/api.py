@@ -81,9 +81,8 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
         else:
             episode.stop_reason, episode.error = "error", str(failure)
             end.counts["refused"] += not failure.again
-            if not end.counts["answers"] and (
-                failure.status in HINTS or end.counts["refused"] >= 3
-            ):
+            hopeless = failure.nobody or failure.status in HINTS or end.counts["refused"] >= 3
+            if hopeless and not end.counts["answers"]:
                 raise Hopeless(str(failure)) from None
     except (
         Exception
@@ -216,10 +215,11 @@ def evaluate_api(cfg) -> Path:
     (folder / "report.md").write_text(text)
     viewer.write_html(folder)
     lock.release()
-    print(
-        f"\n{text}\nkept in {folder}: report.md, report.html, episodes.jsonl; "
-        f"beside a run: python -m bookkeeping.compare {folder} runs/NAME"
-    )
+    pages = ["report.md", "report.html", *["episodes.jsonl"] * bool(played)]
+    kept = f"kept in {folder}: {', '.join(pages)}"
+    if episodes:  # there is something to compare
+        kept += f"; beside a run: python -m bookkeeping.compare {folder} runs/NAME"
+    print(f"\n{text}\n{kept}")
     if code or not episodes:
         why = ended or "every task failed; report.md lists why"
         print(f"{cfg.model}: {why}", file=sys.stderr, flush=True)

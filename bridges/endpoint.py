@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 
 import httpx2 as httpx
+from tqdm import tqdm
 
 from bridges.replies import call_text
 from env_letters import split_thinking
@@ -77,6 +78,7 @@ class Failure(Exception):
     """A request that failed, and why, in one line."""
 
     again = False  # may it be tried again? …
+    nobody = False  # nobody listens there at all
     after = 0.0  # … after this many seconds at least
     status = 0  # of HTTP; 0 without an answer
     too_long = False  # the conversation does not fit into the model's context
@@ -208,6 +210,9 @@ async def post(end: Endpoint, body: dict) -> dict:
     except TimeoutError:
         raise Failure(f"no whole answer within {end.cfg.api_timeout:g} s", again=True) from None
     except httpx.HTTPError as error:
+        if is_refused(error):
+            why = "nobody listens there (connection refused); start the server, or check --api-base"
+            raise Failure(why, again=True, nobody=True) from None
         why = blank(end, str(error)) or "the connection was lost"
         raise Failure(f"{type(error).__name__}: {why}", again=True) from None
     answer = read_json(end, raw)
@@ -217,6 +222,14 @@ async def post(end: Endpoint, body: dict) -> dict:
         kind = response.headers.get("content-type", "no content type")[:60]
         raise Failure(f"an answer that is no JSON object ({kind})", again=True)
     return answer
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Did the other machine say that nobody listens at that port? A lost connection is another
+    thing, and so is a name that nobody knows."""
+    while error and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def read_json(end: Endpoint, raw: bytearray):
@@ -284,7 +297,11 @@ def adapt(end: Endpoint, body: dict, failure: Failure) -> bool:
 
 
 async def ask(end: Endpoint, talk: list[dict], env, dice: random.Random) -> Answer:
-    """The model's answer to a conversation. Raises the last Failure when no retry is left."""
+    """The model's answer to a conversation. Raises the last Failure when no retry is left.
+
+    The first failure of all is told at once: a wrong port should not look like a slow model. Where
+    nobody has ever answered and nobody listens, one more try is enough.
+    """
     loop, tries = asyncio.get_running_loop(), 0
     while True:
         body = write_request(end, talk, env.tools)
@@ -299,8 +316,13 @@ async def ask(end: Endpoint, talk: list[dict], env, dice: random.Random) -> Answ
             pause *= dice.uniform(0.5, 1)  # spread out, or all come back at once
             pause = max(failure.after, pause)
             out_of_time = loop.time() + pause > end.deadline
-            if not failure.again or tries == end.cfg.api_retries or out_of_time:
+            most = end.cfg.api_retries
+            if failure.nobody and not end.counts["answers"]:
+                most = min(most, 1)
+            if not failure.again or tries >= most or out_of_time:
                 raise
+            if not end.counts["retries"]:
+                tqdm.write(f"a request failed: {failure}; trying again")
             tries += 1
             end.counts["retries"] += 1
             await asyncio.sleep(pause)

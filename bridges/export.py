@@ -31,10 +31,11 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
+from safetensors import SafetensorError
 
 import settings
 from bookkeeping import doctor, records
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
 from bookkeeping.report import STAGES, cell, reward_cell, shown
 from fast.logprobs import token_logprobs
 from metrics import Interval
@@ -231,23 +232,30 @@ def export(
         raise SystemExit(f"{out} is there already; choose a folder that is empty or new")
     if push and push.count("/") != 1:
         raise SystemExit(f"--push {push}: not a repository of the hub; give owner/name")
+    policy = load_policy(base_of(summary), rank, summary["config"]["lora_alpha"], device="cpu")
+    if kind == "merge":
+        load_checkpoint(saved, policy)
+    if dtype == "auto":  # as in load_policy
+        on_cpu = not rank or "CPU" in summary["machine"]["device"]
+        dtype = "float32" if on_cpu else "bfloat16"
     new = out.with_name(out.name + ".new")  # whole or not at all
     shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    policy = load_policy(base_of(summary), rank, summary["config"]["lora_alpha"], device="cpu")
-    if kind == "adapter":
-        save_adapter(saved, policy.name, new)
-    else:
-        load_checkpoint(saved, policy)
-        if dtype == "auto":  # as in load_policy
-            on_cpu = not rank or "CPU" in summary["machine"]["device"]
-            dtype = "float32" if on_cpu else "bfloat16"
-        save_merged(policy, dtype, new)
-    policy.tokenizer.save_pretrained(new)
-    (new / "README.md").write_text(card(summary, kind, push))
-    if out.exists():
-        out.rmdir()
-    new.rename(out)
+    try:
+        new.mkdir(parents=True)
+        if kind == "adapter":
+            save_adapter(saved, policy.name, new)
+        else:
+            save_merged(policy, dtype, new)
+        policy.tokenizer.save_pretrained(new)
+        (new / "README.md").write_text(card(summary, kind, push))
+        readable(new)
+        if out.exists():
+            out.rmdir()
+        new.rename(out)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(new, ignore_errors=True)
+        cure = "make room, or choose another folder"
+        raise SystemExit(f"{out}: {first_line(error)}; nothing was exported, {cure}") from None
     size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
     print(f"{kind} of {run}: {out}, {size:.1f} MB, with a card in {out / 'README.md'}")
     if push:

@@ -3,8 +3,10 @@ time, and is counted; the key stays in its header; what an endpoint says in fiel
 bridges/serve.py, our own endpoint, gives over HTTP exactly what rollout.play gives in process.
 """
 
+import asyncio
 import json
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import settings
 import train
 from bookkeeping import compare, records
 from bridges import api, serve
+from bridges import endpoint as endpoints
 from bridges.endpoint import Answer, open_endpoint, put_back, read_answer, seconds_of
 from bridges.replies import split_calls
 from env_letters import Letters, write_reply
@@ -211,8 +214,43 @@ def test_every_fault_is_tried_again_counted_and_comes_to_an_end(endpoint, tmp_pa
     assert [e["stop_reason"] for e in saved] == ["error", "error"] and all(e["error"] for e in saved)
 
 
-def test_nobody_listens(tmp_path, capsys):
-    summary, line = evaluate(tmp_path, "http://127.0.0.1:9/v1", eval_n=40)
+def test_nobody_listens(tmp_path, capsys, monkeypatch):
+    """Told at once, tried once more, and given up: with the default pauses five tries took 28 silent seconds."""
+    monkeypatch.setattr("bridges.endpoint.PAUSE", 0.4)
+    started = time.monotonic()
+    summary, line = evaluate(tmp_path, "http://127.0.0.1:9/v1", eval_n=40, api_retries=5)
+    assert line is None and summary["api"]["failed"] == 40 and time.monotonic() - started < 5
+    assert 2 <= summary["api"]["requests"] <= 4  # two at a time
+    said = capsys.readouterr()
+    assert "m: nobody listens there (connection refused); start the server, or check --api-base" in said.err
+    assert said.out.count("a request failed: nobody listens there") == 1
+    assert said.out.index("a request failed") < said.out.index("held-out tasks")  # before it is over
+    kept = next(line for line in said.out.splitlines() if line.startswith("kept in "))
+    assert kept.endswith("report.md, report.html") and not (tmp_path / "run" / "episodes.jsonl").exists()  # and nothing to compare
+
+
+def test_a_server_that_goes_for_a_moment_is_waited_for(monkeypatch):
+    """Once it has answered, a refused connection is a restart, and all tries are made."""
+    asked = []
+
+    async def post(end, body):
+        asked.append(body)
+        raise endpoints.Failure("nobody", again=True, nobody=True)
+
+    monkeypatch.setattr(endpoints, "post", post)
+    env = Letters(2, "binary", True, "bare")
+    for answers, tries in ((0, 2), (3, 6)):
+        end = endpoints.open_endpoint(config("runs", "http://127.0.0.1:9/v1", api_retries=5))
+        end.counts["answers"] = answers
+        asked.clear()
+        with pytest.raises(endpoints.Failure):
+            asyncio.run(endpoints.ask(end, [], env, random.Random(0)))
+        assert len(asked) == tries
+
+
+def test_where_nothing_is_ever_answered_the_rest_is_not_tried(endpoint, tmp_path, capsys):
+    url, _ = endpoint(lambda h, b: (500, {"error": {"message": "oops"}}))
+    summary, line = evaluate(tmp_path, url, eval_n=40)
     assert line is None and summary["api"]["failed"] == 40
     assert 6 <= summary["api"]["requests"] <= 8  # three episodes fail, a fourth is under way; the rest is not tried
     assert "nothing was answered" in capsys.readouterr().err

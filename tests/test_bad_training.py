@@ -1,6 +1,9 @@
 """Protects a training that goes wrong: it is noticed, named, and survived, or it stops with the last good checkpoint; never a checkpoint of broken weights."""
 
+import errno
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import env_letters
+import sft
 import train
 from bookkeeping.checkpoint import load_checkpoint
 from fast import decoder
@@ -157,3 +161,77 @@ def test_a_task_whose_reset_raises_costs_its_own_episodes_and_neither_save_nor_r
         for line in lines(folder / "evals.jsonl")
         if line["trained"]
     )
+
+
+# ------------------------------------------------------------------------------------------------ before the first checkpoint
+
+
+def stopped_in_sft(monkeypatch, runs: Path, happens) -> SystemExit:
+    """Run until the first step of SFT, where something happens."""
+    step = sft.sft_step
+
+    def steps(*given):
+        happens()
+        return step(*given)
+
+    monkeypatch.setattr(sft, "sft_step", steps)
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, runs)
+    return stopped.value
+
+
+@pytest.mark.parametrize(
+    "error,cure",
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "evals.jsonl"), "make room or mend the path, then start again"),
+        (torch.OutOfMemoryError("no room"), "start again with a lower --micro-tokens"),
+        (FloatingPointError("the SFT loss is nan"), "start again with a lower --sft-lr"),
+    ],
+)
+def test_what_goes_wrong_before_there_is_a_checkpoint_speaks_of_none(monkeypatch, tmp_path, error, cure):
+    def happens():
+        raise error
+
+    said = str(stopped_in_sft(monkeypatch, tmp_path, happens))
+    assert cure in said and "\n" not in said and "is kept" not in said and "--resume" not in said
+
+
+def test_ctrl_c_in_sft_names_the_folder_and_a_second_one_does_too(monkeypatch, capsys, tmp_path):
+    interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+    once = stopped_in_sft(monkeypatch, tmp_path / "once", interrupt)
+    assert str(once) == f"stopped; go on with: python train.py --resume {tmp_path}/once/run; SFT starts again"
+    monkeypatch.undo()
+    twice = stopped_in_sft(monkeypatch, tmp_path / "twice", lambda: (interrupt(), interrupt()))
+    assert twice.code == 130
+    assert capsys.readouterr().err.endswith(
+        f"stopped at once; go on with: python train.py --resume {tmp_path}/twice/run, from its start: nothing was saved yet\n"
+    )
+
+
+def test_a_run_that_never_began_leaves_no_folder(monkeypatch, capsys, tmp_path):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "load_policy", interrupted)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path / "new" / "runs")
+    assert capsys.readouterr().err.endswith("stopped at once; nothing was written\n") and not list(tmp_path.iterdir())
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path / "kept")
+    assert not list((tmp_path / "kept").iterdir())  # nobody's folder goes but the run's own
+
+
+def test_to_evaluate_a_run_that_was_cut_names_no_report(monkeypatch, capsys, tmp_path):
+    folder = run(monkeypatch, tmp_path, "--updates", "1")
+    for name in ("summary.json", "report.md"):
+        (folder / name).unlink()
+    monkeypatch.setattr(sys, "argv", ["train.py", "--eval-only", str(folder)])
+    train.main()
+    assert capsys.readouterr().out.endswith(f"\nkept in {folder}/evals.jsonl\n")
+
+
+def test_runs_that_cannot_be_written_are_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match=f"^--runs {tmp_path}/file: Not a directory: .*; give a folder that can be written$"):
+        run(monkeypatch, tmp_path / "file")

@@ -1,6 +1,7 @@
 """Protects checkpoints: a round trip is exact to the bit, no kill and no full disk leaves a run without one, damage is noticed and the one before is taken."""
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -301,3 +302,14 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(load, tmp_path, monkeypa
     save_checkpoint(folder, policy, None, {"update": 3})  # and the next one clears up what was left
     assert load_checkpoint(find_checkpoint(folder), policy)[1] == {"update": 3}
     assert {path.name for path in tmp_path.iterdir()} <= {"c", "c.old"}
+
+
+def test_the_umask_decides_who_may_read_a_checkpoint(load, tmp_path):
+    """safetensors would have made 0600 of it: a colleague could resume the run from nothing but its state."""
+    before = os.umask(0o027)
+    try:
+        save_checkpoint(tmp_path / "checkpoint", load("qwen3", 4), None, {"update": 1})
+    finally:
+        os.umask(before)
+    files = list((tmp_path / "checkpoint").iterdir())
+    assert len(files) > 3 and {file.stat().st_mode & 0o777 for file in files} == {0o640}

@@ -13,8 +13,8 @@ from scipy import stats
 
 import metrics
 import warm
-from bookkeeping import compare, records
-from bookkeeping.run import code_of
+from bookkeeping import compare, records, report
+from bookkeeping.run import code_of, code_ran, note_code
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = {
@@ -344,6 +344,39 @@ def test_a_run_knows_which_code_it_ran(tmp_path):
     file.write_text("def score():\n    return 1.0 + 0.1\n")
     assert hash_of() != before and known.keys() == {"commit", "uncommitted", "environment_code"}
     assert len({code_of(env)["environment_code"] for env in ("letters", "alphabet", "swarm")}) == 3
+
+
+def test_a_run_that_goes_on_with_edited_code_has_both_versions_on_record(tmp_path, capsys):
+    file, code = tmp_path / "code.jsonl", lambda update, name, commit="c0": {"update": update, "commit": commit, "environment_code": name}
+    assert note_code(file, code(-1, "old")) == [code(-1, "old")]
+    assert note_code(file, code(20, "old")) == [code(-1, "old")] and capsys.readouterr().out == ""  # resumed, nothing was edited
+    both = [code(-1, "old"), code(40, "new")]
+    assert note_code(file, code(40, "new")) == records.lines(file) == both
+    assert f"not what it was before update 40: {file} has both" in capsys.readouterr().out
+    assert note_code(file, code(30, "newer")) == [both[0], code(30, "newer")]  # a kill: the updates of "new" are lost, and it with them
+    assert note_code(file, code(30, "old")) == both[:1]
+    assert note_code(file, code(50, "old", "c1")) == [both[0], code(50, "old", "c1")]  # our own code counts too, and is no edited reward
+    assert code_ran(both) == {"commit": "c0", "environment_code": "new", "versions": both} and "versions" not in code_ran(both[:1])
+    assert records.environments_of(code_ran([both[0], code(50, "old", "c1")])) == [(0, "old")] and records.environments_of({}) == []
+
+
+def test_two_versions_of_an_environment_in_one_run_are_told(make, tmp_path):
+    folders = [make("a", draws(0.5)), make("b", draws(0.6, seed=1))]
+    versions = [{"update": -1, "environment_code": "1234"}, {"update": 20, "environment_code": "5678"}]
+    for folder, machine in zip(folders, ({"environment_code": "5678"}, code_ran(versions))):
+        (folder / "summary.json").write_text(json.dumps({"machine": machine}))
+    page = (compare.main(folders, tmp_path / "out") / "compare.md").read_text()
+    told = "trained on 2 versions of its environment's code: 1234, then 5678 from update 20 on; its rewards may not be one measure."
+    assert f"* b was {told}" in page and "a was trained" not in page
+    assert "their environments' code differs" in page and "environment_code=1234 then 5678" in page and "| reward |" not in page
+    summary = {
+        "machine": code_ran(versions),
+        "config": {},
+        "trained": "tier 6",
+        "eval": {},
+        "gain": {"mean": 0, "low": -1, "high": 1, "n": 9},
+    }
+    assert f"It was {told}" in report.observations(summary, [])
 
 
 def test_the_report_of_three_arms(make, tmp_path, capsys):

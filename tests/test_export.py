@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -77,6 +78,8 @@ def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path, capsys):
     assert rounding < moved
     dtype = json.loads((tmp_path / "out" / "config.json").read_text())["dtype"]
     assert dtype == ("bfloat16" if name == "half" else "float32") and f"saved as {dtype}" in capsys.readouterr().out
+    plain = (tmp_path / "out" / "README.md").stat().st_mode  # as the umask says
+    assert {file.stat().st_mode for file in (tmp_path / "out").iterdir()} == {plain}
 
 
 def test_a_merged_model_is_a_base_that_scores_as_the_run_did(runs, tmp_path):
@@ -122,6 +125,22 @@ def test_the_card_says_what_was_measured(runs, tmp_path):
     big["config"]["model"] = "Qwen/Qwen3-0.6B"
     assert ModelCard(export.card(big, "merge")).data.base_model == "Qwen/Qwen3-0.6B"
     assert "collapse: update 7" in export.card({**summary, "warnings": {"collapse": "update 7: fell"}}, "merge")
+
+
+def test_what_fails_half_way_leaves_no_folder(runs, tmp_path, monkeypatch):
+    gone = shutil.copytree(runs["lora"], tmp_path / "gone")
+    summary = json.loads((gone / "summary.json").read_text())
+    (gone / "summary.json").write_text(json.dumps({**summary, "config": {**summary["config"], "model": "no-such-base"}}))
+    with pytest.raises(SystemExit, match="--model no-such-base"):
+        merge(gone, tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="Not a directory.*; nothing was exported, make room"):
+        merge(runs["lora"], tmp_path / "file" / "out")
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(export, "readable", lambda folder: (_ for _ in ()).throw(full))
+    with pytest.raises(SystemExit, match="out: .*No space left on device; nothing was exported"):
+        merge(runs["lora"], tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"gone", "file"}
 
 
 @pytest.mark.parametrize("words", ["", "--lora-rank 0 --loss dapo --no-think", "--difficulty 3 --curriculum --kl 0.1 --seed 4", "--env swarm --swarm-version 0.1",

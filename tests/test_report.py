@@ -14,7 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import env_letters
 import metrics
+import settings
+import train
 import warm
 from bookkeeping import behaviour, report
 
@@ -536,6 +539,26 @@ def test_the_report_tells_the_share_of_each_part_and_where_an_updates_seconds_go
 def test_runs_older_than_this_measurement_say_nothing_about_an_update(run):
     _, lines, _, text = load(run)
     assert report.where_time_goes(lines) == [] and "An update, on average" not in text and "waits for samples" not in text
+
+
+# ------------------------------------------------------------------------------------------------ a part of one's own
+
+
+def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_and_curves(monkeypatch, capsys, tmp_path):
+    score, drawn = env_letters.Letters.score, []
+    monkeypatch.setattr(env_letters.Letters, "score", lambda self: score(self) | {"bonus_for_rhyme": 0.25})
+    draw = report.draw_own
+    monkeypatch.setattr(report, "draw_own", lambda ax, *given: (draw(ax, *given), drawn.append(ax)))
+    cfg = settings.Config(updates=2, num_tasks=2, k=2, eval_n=4, max_tokens=16, sft_steps=1, sft_examples=4, threads=1, wandb=False,
+                          difficulty=2, device="cpu", runs=str(tmp_path), name="run")  # fmt: skip
+    settings.check(cfg)
+    text = (train.train(cfg) / "report.md").read_text()
+    assert capsys.readouterr().out.count("  bonus for rhyme 0.25  ") == 2
+    trajectory, evaluation = table_rows(text, "Trajectory"), table_rows(text, "Evaluation")
+    assert [row[trajectory[0].index("bonus for rhyme")] for row in trajectory[1:]] == ["0.25", "0.25"]
+    assert [row[evaluation[0].index("tier 2, bonus for rhyme")][:6] for row in evaluation[1:]] == ["0.250 "] * 3
+    curves = {line.get_label(): list(line.get_ydata()) for line in drawn[0].lines}
+    assert curves["bonus for rhyme"] == [0.25, 0.25] and [0.25, 0.25] in list(curves.values())[:1]
 
 
 # ------------------------------------------------------------------------------------------------ what must not change
