@@ -164,6 +164,7 @@ def summarize(groups: list[list[Episode]]) -> dict:
 # What may be typed with --eval-only: the tasks, and how they are computed.
 FOR_EVAL = (
     "difficulty", "eval_n", "max_tokens", "device", "threads", "engine", "vllm_memory", "plain",
+    "vllm_seeds", "vllm_sleep",
     "min_turns", "max_turns", "min_names", "max_names", "similarity_power", "power_per_turn",
     "reward", "swarm_version", "swarm_payoff", "swarm_reputation", "swarm_quality",
     "swarm_diversity", "swarm_floor", "swarm_floor_penalty", "swarm_error_penalty",

@@ -25,7 +25,7 @@ from settings import kind, short
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = (
     "updates", "until_converged", "max_updates", "wandb", "threads", "device", "engine",
-    "vllm_memory", "micro_tokens",
+    "vllm_memory", "vllm_sleep", "vllm_seeds", "micro_tokens", "gradient_checkpointing",
 )  # fmt: skip
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 LEFTOVERS = ("lock", "config.new")  # of a run that ended before it had begun

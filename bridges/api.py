@@ -281,11 +281,10 @@ def tell(
         f"# {cfg.model}\n",
         f"{cfg.env}, {tasks}, over an API ({how}, at most {cfg.max_tokens} tokens a reply): "
         f"n = {n} held-out tasks{lost}.\n",
-        "| | mean | 95% interval |",
-        "|---|---|---|",
+        "| | mean [95% interval] |",
+        "|---|---|",
     ]
-    for part, m in means.items():
-        out.append(f"| {part} | {m.mean:.3f} | [{m.low:.3f}, {m.high:.3f}] |")
+    out += [f"| {part} | {m.text()} |" for part, m in means.items()]
     out += [
         f"\n* {counts['requests']} requests, {counts['retries']} of them to try again, in "
         f"{seconds:.0f} s; {counts['prompt_tokens']:,} prompt and "

@@ -153,7 +153,7 @@ def player(pipe, home: str, load_policy: Callable, make_sampler: Callable, threa
     except Exception as error:
         text = (
             f"the sampling process cannot go on ({first_line(error)}); "
-            "the last checkpoint is kept, mend that and --resume"
+            "what was saved is kept, mend that and --resume"
         )
         complain(pipe, RuntimeError, text)
 
@@ -272,7 +272,7 @@ class SecondProcess:
         if self.starts > RESTARTS:
             raise RuntimeError(
                 f"the sampling process {how} for the {self.starts}th time; is there enough memory? "
-                "The last checkpoint is kept; --resume it, or start again with fewer --num-tasks "
+                "What was saved is kept; --resume it, or start again with fewer --num-tasks "
                 "or without --async-rollouts"
             )
         again = f"it is started again and plays its {len(self.open)} open batches anew"

@@ -226,7 +226,7 @@ class VllmSampler:
         except Exception as error:
             raise RuntimeError(
                 f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts at policy "
-                f"version {self.version} ({first_line(error)}); the last checkpoint is kept, "
+                f"version {self.version} ({first_line(error)}); what was saved is kept, "
                 "go on with --resume"
             ) from error
         return [samples[g * k : (g + 1) * k] for g in range(len(prompts))]

@@ -52,18 +52,14 @@ def lora_of(policy) -> dict[str, torch.Tensor]:
     """The book's adapter under pico.py's names."""
     lora = {}
     for name, p in policy.trainable().items():
-        layer, which = re.fullmatch(
-            r"base_model\.model\.(.*)\.lora_([AB])\.default\.weight", name
-        ).groups()
+        layer, which = re.fullmatch(r"base_model\.model\.(.*)\.lora_([AB])\.default\.weight", name).groups()
         lora[f"{layer}.weight.{which}"] = p.detach().clone().requires_grad_()
     return lora
 
 
 def numpy_uniforms(noise: int, seeds, k: int, n: int) -> torch.Tensor:
     """The book's random numbers, as fast/sampler.py draws them: keyed by (noise, task, sample, turn)."""
-    rows = [
-        np.random.default_rng((noise, seed, i, 0)).random(n) for seed in seeds for i in range(k)
-    ]
+    rows = [np.random.default_rng((noise, seed, i, 0)).random(n) for seed in seeds for i in range(k)]
     return torch.tensor(np.stack(rows), dtype=torch.float32)
 
 
@@ -74,12 +70,7 @@ def test_it_is_300_lines_of_100_columns_and_needs_torch_alone():
     text = (ROOT / "pico.py").read_text()
     assert len(text.splitlines()) <= 300 and max(map(len, text.splitlines())) <= 100
     tree = ast.parse(text, feature_version=(3, 10))
-    found = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     found |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in found} <= {"torch", *sys.stdlib_module_names}
 
@@ -110,9 +101,7 @@ def test_its_numbers_are_those_of_the_model_and_of_the_settings():
         lr_end=pico.LR_END, eval_n=len(pico.HELD_OUT),
     )  # fmt: skip
     assert {name: getattr(cfg, name) for name in ours} == ours
-    assert (
-        list(pico.SFT_SEEDS) == settings.sft_seeds(cfg) and pico.HELD_OUT[0] == settings.EVAL_SEEDS
-    )
+    assert list(pico.SFT_SEEDS) == settings.sft_seeds(cfg) and pico.HELD_OUT[0] == settings.EVAL_SEEDS
     assert grpo.CLIP["grpo"] == (pico.CLIP, pico.CLIP)
 
 
@@ -124,12 +113,8 @@ def test_tasks_questions_demonstrations_and_token_ids_are_the_books(policy):
         messages = LETTERS.reset(seed)
         ask, counts = pico.make_task(seed)
         assert ask == messages[0]["content"]
-        assert counts == dict(zip(LETTERS.task.letters, LETTERS.task.counts)) and list(
-            counts
-        ) == list(LETTERS.task.letters)
-        assert pico.encode(pico.CHAT.format(ask)) == encode(
-            policy, render(policy, messages, None, True)
-        )
+        assert counts == dict(zip(LETTERS.task.letters, LETTERS.task.counts)) and list(counts) == list(LETTERS.task.letters)
+        assert pico.encode(pico.CHAT.format(ask)) == encode(policy, render(policy, messages, None, True))
         assert pico.demonstration(counts) == LETTERS.expert_reply()
         assert pico.encode(pico.demonstration(counts)) == encode(policy, LETTERS.expert_reply())
 
@@ -171,10 +156,7 @@ def test_hostile_replies_never_raise_and_get_the_books_reward():
         _, counts = pico.make_task(seed)
         for kind in KINDS:
             reply = kind(rng, "letters", env, env.expert_reply())
-            assert (
-                pico.reward_of(counts, reply)
-                == env_letters.score_reply(env.task, reply, "binary", think=True)["reward"]
-            )
+            assert pico.reward_of(counts, reply) == env_letters.score_reply(env.task, reply, "binary", think=True)["reward"]
 
 
 def test_logprobs_are_the_books(policy):
@@ -188,9 +170,7 @@ def test_logprobs_are_the_books(policy):
         mask = torch.tensor([e.sampled[1:]])
         with torch.no_grad():
             logits = policy.model(input_ids=ids).logits[0, :-1]  # [T-1, V]
-            everything = pico.forward(
-                w, ids[:, :-1], torch.zeros(1, dtype=torch.long), torch.ones_like(mask)
-            )
+            everything = pico.forward(w, ids[:, :-1], torch.zeros(1, dtype=torch.long), torch.ones_like(mask))
             book = token_logprobs(policy, ids, mask)[0]
         torch.testing.assert_close(everything, logits.log_softmax(-1), atol=1e-4, rtol=0)
         torch.testing.assert_close(found[row == n], book, atol=1e-4, rtol=0)
@@ -204,9 +184,7 @@ def as_pico(e) -> pico.Episode:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_same_uniforms_draw_the_books_tokens_texts_and_rewards(policy, temperature):
     seeds, k = [3, 4, 5], 4 if temperature else 1
-    groups = play(
-        policy, TorchSampler(policy), NEW_ENV, seeds, k, pico.MAX_TOKENS, temperature, noise=7
-    )
+    groups = play(policy, TorchSampler(policy), NEW_ENV, seeds, k, pico.MAX_TOKENS, temperature, noise=7)
     chance = numpy_uniforms(7, seeds, k, pico.MAX_TOKENS) if temperature else None
     ours = pico.play(pico.policy_of(lora_of(policy)), seeds, k, chance)
     assert [len(group) for group in ours] == [k] * len(seeds)
@@ -214,9 +192,7 @@ def test_the_same_uniforms_draw_the_books_tokens_texts_and_rewards(policy, tempe
         n = book.sampled.index(True)
         assert e.prompt == book.token_ids[:n] and e.reply == book.token_ids[n:]
         assert e.text == book.messages[-1]["content"] and e.reward == book.reward
-        torch.testing.assert_close(
-            torch.tensor(e.logprobs), torch.tensor(book.logprobs[n:]), atol=1e-4, rtol=0
-        )
+        torch.testing.assert_close(torch.tensor(e.logprobs), torch.tensor(book.logprobs[n:]), atol=1e-4, rtol=0)
 
 
 def test_a_reply_that_is_cut_has_as_many_tokens_as_are_allowed(policy, monkeypatch):
@@ -235,20 +211,12 @@ def test_every_token_sees_at_least_itself_padding_too(policy, monkeypatch):
         lambda *x, attn_mask: seen.append(attn_mask) or attend(*x, attn_mask=attn_mask),
     )
     pico.play(pico.policy_of(lora_of(policy)), [0, 1, 2], 1)  # prompts of different lengths
-    assert (
-        len(seen) == 4 * pico.LAYERS
-        and not seen[0][..., -1, :].all()
-        and all(mask.any(-1).all() for mask in seen)
-    )
+    assert len(seen) == 4 * pico.LAYERS and not seen[0][..., -1, :].all() and all(mask.any(-1).all() for mask in seen)
 
 
 def test_advantages_are_the_books():
-    rewards = torch.tensor(
-        [[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]
-    )
-    torch.testing.assert_close(
-        pico.advantages_of(rewards), group_advantages(rewards), atol=1e-5, rtol=0
-    )
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
+    torch.testing.assert_close(pico.advantages_of(rewards), group_advantages(rewards), atol=1e-5, rtol=0)
     assert not pico.advantages_of(torch.ones(2, 1)).any()
 
 
@@ -264,17 +232,10 @@ def test_loss_and_gradient_are_the_books_also_where_clipping_acts(policy):
     ids, mask, old = padded(groups[0])
     logprobs, _ = token_logprobs(policy, ids, mask)
     row = torch.nonzero(mask)[:, 0]
-    loss, _, clipped = policy_loss(
-        "grpo", logprobs, old[mask], advantages[row], row, *grpo.CLIP["grpo"]
-    )
-    book = (
-        token_weights("grpo", torch.tensor([e.reply_tokens for e in groups[0]]).float(), 320)[row]
-        * loss
-    ).sum()
+    loss, _, clipped = policy_loss("grpo", logprobs, old[mask], advantages[row], row, *grpo.CLIP["grpo"])
+    book = (token_weights("grpo", torch.tensor([e.reply_tokens for e in groups[0]]).float(), 320)[row] * loss).sum()
     assert clipped.any() and not clipped.all()
-    gradients = dict(
-        zip(lora_of(policy), torch.autograd.grad(book, list(policy.trainable().values())))
-    )
+    gradients = dict(zip(lora_of(policy), torch.autograd.grad(book, list(policy.trainable().values()))))
     lora = lora_of(policy)
     ours = pico.grpo_loss(pico.policy_of(lora), [as_pico(e) for e in groups[0]], advantages) / 6
     ours.backward()
@@ -314,16 +275,12 @@ def test_the_interval_is_the_books(monkeypatch, capsys):
         pico.evaluate({}, "now")
         low, high = re.search(r"\[(.*)%, (.*)%\]", capsys.readouterr().out).groups()
         book = metrics.mean([float(i < rights) for i in range(10)])
-        assert float(low) == pytest.approx(100 * book.low, abs=0.051) and float(
-            high
-        ) == pytest.approx(100 * book.high, abs=0.051)
+        assert float(low) == pytest.approx(100 * book.low, abs=0.051) and float(high) == pytest.approx(100 * book.high, abs=0.051)
 
 
 def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path, capsys):
     """The same start, demonstrations excepted: rewards equal one by one, and then the adapters."""
-    small = dict(
-        TASKS=3, K=4, MAX_TOKENS=200, SFT_STEPS=0, HELD_OUT=range(2 * 10**9, 2 * 10**9 + 2)
-    )
+    small = dict(TASKS=3, K=4, MAX_TOKENS=200, SFT_STEPS=0, HELD_OUT=range(2 * 10**9, 2 * 10**9 + 2))
     for name, value in small.items():
         monkeypatch.setattr(pico, name, value)
     cfg = settings.Config(
@@ -363,22 +320,13 @@ def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(pico, "play", with_the_books_noise)
     monkeypatch.setattr(pico, "step", watched)
-    monkeypatch.setattr(
-        pico, "new_lora", lambda: {name: x.clone().requires_grad_() for name, x in start.items()}
-    )
+    monkeypatch.setattr(pico, "new_lora", lambda: {name: x.clone().requires_grad_() for name, x in start.items()})
     pico.main(seed=1, updates=5)
     assert ours == seen and len(ours) == 5
-    assert (
-        len({reward for batch in ours for group in batch for reward in group}) == 2
-    )  # some right, some wrong
+    assert len({reward for batch in ours for group in batch for reward in group}) == 2  # some right, some wrong
     steps = [(final[name] - old, end[name].detach() - old) for name, old in start.items()]
-    apart, moved = (
-        torch.cat([x.flatten() for x in xs]).norm().item()
-        for xs in ([a - b for a, b in steps], [b for _, b in steps])
-    )
-    assert apart < 0.02 * moved, (
-        "Adam's first steps have one size for every weight, also where the gradient is rounding alone"
-    )
+    apart, moved = (torch.cat([x.flatten() for x in xs]).norm().item() for xs in ([a - b for a, b in steps], [b for _, b in steps]))
+    assert apart < 0.02 * moved, "Adam's first steps have one size for every weight, also where the gradient is rounding alone"
 
 
 # ----------------------------------------------------------- three things to try, as its comments say
@@ -428,21 +376,11 @@ def test_tried_k_of_1_learns_nothing(learn, warmed_up):
 
 def test_tried_a_limit_of_64_tokens_no_thought_ever_pays(warmed_up, monkeypatch):
     w, seeds, thinks = pico.policy_of(warmed_up), range(12), lambda e: "<think>" in e.text
-    generous = [
-        e
-        for group in pico.play(w, seeds, 8, numpy_uniforms(0, seeds, 8, 320))
-        for e in group
-        if thinks(e)
-    ]
+    generous = [e for group in pico.play(w, seeds, 8, numpy_uniforms(0, seeds, 8, 320)) for e in group if thinks(e)]
     monkeypatch.setattr(pico, "MAX_TOKENS", 64)
     groups = pico.play(w, seeds, 8, numpy_uniforms(0, seeds, 8, 64))
     advantages = pico.advantages_of(torch.tensor([[e.reward for e in group] for group in groups]))
-    strict = [
-        (e, a)
-        for group, row in zip(groups, advantages.tolist())
-        for e, a in zip(group, row)
-        if thinks(e)
-    ]
+    strict = [(e, a) for group, row in zip(groups, advantages.tolist()) for e, a in zip(group, row) if thinks(e)]
     assert len(generous) == len(strict) > 30 and sum(e.reward for e in generous) > 3
     assert all(e.reward == 0 and a <= 0 for e, a in strict)
 
@@ -488,9 +426,7 @@ def test_a_torch_that_is_too_old_is_named():
 
 def test_out_of_memory_is_a_sentence_and_other_errors_are_not_hidden():
     fails = "import torch\ndef zeros(*a, **k): raise RuntimeError({!r})\ntorch.zeros = zeros"
-    said = one_line(
-        start(code=fails.format("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
-    )
+    said = one_line(start(code=fails.format("[enforce fail] DefaultCPUAllocator: can't allocate memory")))
     assert "out of memory; lower TASKS" in said
     _, err = start(code=fails.format("a bug")).communicate(timeout=120)
     assert "Traceback" in err and "RuntimeError: a bug" in err

@@ -285,5 +285,5 @@ def test_an_engine_that_dies_mid_batch_says_when_and_how_to_go_on(sampler, faili
         sampler.sample(random_prompts(5, 6), 2, 9, 1.0, grid(2, 2))
     assert str(caught.value) == (
         "vLLM died while sampling 2 replies to each of 2 prompts at policy version 8 (RuntimeError: CUDA error: an illegal memory access); "
-        "the last checkpoint is kept, go on with --resume"
+        "what was saved is kept, go on with --resume"
     )
