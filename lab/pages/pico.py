@@ -541,8 +541,8 @@ def columns(rows: list[tuple], found: dict[int, list], names: dict) -> list[str]
     widths = [max(len(row[i]) for row in cells) for i in range(3)]
     out = []
     for number, name, shape, values in cells:
-        head = "  ".join([f"{number:>{widths[0]}}"] * any(widths[:1]) + [name.ljust(widths[1])])
-        head += f"  {shape.ljust(widths[2])}" * any(widths[2:])
+        row = (number.rjust(widths[0]), name.ljust(widths[1]), shape.ljust(widths[2]))
+        head = "  ".join(cell for cell in row if cell)  # without the columns that nobody fills
         room = WIDTH - len(head) - 2
         for line in values.splitlines() or [""]:
             most = 1 if shape else None
