@@ -43,11 +43,12 @@ STORY = r"""
 This page is `pico.py`, the whole book in one file, from its first line to its last. Below each
 piece stands what its lines made in one small run. You need Python, and no RL.
 
-The run is real, only small: ten steps of SFT, then one update of GRPO, with two tasks and four
-replies to each. Every value was noted when its line had run for the first time, so of a loop you
-see the first pass. From left to right: the number of the line in `pico.py`, a name, a shape, the
-first few values. A *tensor* is a table of numbers: the shape `[2, 112]` says 2 rows of 112, which
-are float32 if nothing else is said. Long things are cut (…).
+The run is real, only small: ten steps of SFT (imitate), then one update of GRPO (try and compare),
+with two tasks and four replies to each. Every value was noted when its line had run for the first
+time, so of a loop you see the first pass. From left to right: the number of the line in `pico.py`,
+a name (`returns` is what a function gave back), a shape, the first few values. A *tensor* is a
+table of numbers: the shape `[2, 112]` says 2 rows of 112, which are float32 if nothing else is
+said. Long things are cut (…).
 
 `python -m lab.pages.pico` makes this page, on one CPU thread. On another machine the last digits
 may differ, and with them a sampled word.
@@ -133,8 +134,8 @@ return best[-1][2] :: their pieces :: pieces(returns)
 
 In the book: [policy.py](../policy.py), transformers and peft.
 
-A model is a number of tables with names, its *weights*. They were trained before we came, and stay
-as they are.
+A model is a set of tables with names, its *weights*. They were trained before we came, and stay as
+they are.
 
 @ model: Qwen3
 raw = bytearray :: len(raw)
@@ -151,8 +152,8 @@ a = {n + ".A" :: a :: listed(a, 1)
 b = {n + ".B" :: b :: listed(b, 1)
 return {name: x.to :: numbers that learn :: Text(f"{sum(x.numel() for x in returns.values()):,}")
 
-The model with this change is what plays, the *policy*. Q is one of the names,
-`model.layers.0.self_attn.q_proj.weight`.
+The model with this change is what plays, the *policy*. `Q` below stands for one of the names,
+`model.layers.0.self_attn.q_proj.weight`. After ten steps its change hardly shows in three digits.
 
 @ def policy_of :: after SFT
 change = lambda :: lora[Q + ".B"]
@@ -174,9 +175,12 @@ speed = 10000.0 :: speed
 angle = :: angle :: angle[0, 0, :, 0]
 
 `seen` says which places (across) each place (down) may look at: none that only fills up, and none
-in the future. Then each token becomes a row of 128 numbers, `x`, and layer by layer the rows learn
-from each other: each place asks the places it sees with `q`, they answer to it with `k`, and it
-takes from them what they have to say, `v`. Shown is the end of our prompt, `[0, -1]`.
+in the future. `angle` grows from place to place, so that the model can tell how far apart two are.
+
+Now each token becomes a row of 128 numbers, `x`, and layer by layer the rows learn from each other:
+each place asks the places it sees (`q`), compares with what they offer (`k`), and takes over what
+they say (`v`). Then each row is worked on by itself (`mlp`). Shown is the end of our prompt,
+`[0, -1]`.
 
 @ x = F.embedding(ids :: the first layer
 x = F.embedding(ids :: x :: x[0, -1]
@@ -202,7 +206,6 @@ again. Each prompt is read once and answered four times; the keys and values of 
 are kept in `cache`, so that each pass reads one new token per reply.
 
 @ sample (book :: two tasks, and then four replies to each
-asks, answers = :: answers[0]
 pad = torch.tensor([P - :: pad
 cache = torch.zeros :: cache :: -
 logp = forward(w, ids, pad, cache :: logp :: logp[0]
@@ -243,7 +246,8 @@ better = rewards - :: better
 return better / :: returns
 
 The replies go through the model again, whole this time, each behind its prompt. `mask` picks the
-places where the model spoke: prompts are not learnt.
+places where the model spoke: prompts are not learnt. Most tokens were as good as certain, with a
+log-prob of 0; a reply is decided in a few places, such as the first.
 
 @ def logprobs_of :: the four replies to the first task
 rows = [e.prompt :: their lengths :: [len(row) for row in rows]
@@ -398,7 +402,7 @@ def words_of(pico: dict) -> dict:
         for g, group in enumerate(groups):
             for i, e in enumerate(group):
                 first = texts.setdefault(e.text, f"[{g}][{i}]")
-                said = repr(cut(e.text, 220 if g == 0 else 100))
+                said = repr(cut(e.text, 220) if g == 0 else e.text[:40] + " …")
                 lines.append(f"[{g}][{i}] reward {e.reward}, {len(e.reply)} tokens: ")
                 lines[-1] += said if first == f"[{g}][{i}]" else f"word for word {first}"
         return Text("\n".join(lines))
@@ -417,7 +421,7 @@ def words_of(pico: dict) -> dict:
         """How likely the policy is to say each reply of the group, word for word."""
         logprobs, row = pico["logprobs_of"](pico["policy_of"](lora), group)
         each = [logprobs[row == i].sum().exp().item() for i in range(len(group))]
-        return Text("   ".join(f"{p:.3%}" for p in each))
+        return Text("   ".join(f"{100 * p:.4g}%" for p in each))
 
     @torch.no_grad()
     def after_think(lora: dict, group: list) -> Text:
@@ -509,7 +513,7 @@ def page() -> str:
     """The story, with the lines of pico.py and what they made."""
     lines, parts = FILE.read_text().splitlines(), parse(STORY)
     codes = [part for part in parts if isinstance(part, Code)]
-    ends = {a.first: b.first - 1 for a, b in zip(codes, codes[1:])} | {codes[-1].first: len(lines)}
+    next_first = {a.first: b.first for a, b in zip(codes, codes[1:])}
     wanted = {}
     for number, name, what in (row for code in codes for row in code.rows):
         if number:
@@ -518,17 +522,17 @@ def page() -> str:
     out = []
     for part in parts:
         if isinstance(part, str):
-            out.append(part)
+            out += [part] if part or out[-1] else []  # one empty line is enough
             continue
-        last = ends[part.first]
-        code = "\n".join(lines[part.first - 1 : last]).rstrip()
-        out += ["", "```python", code, "```"]
+        until = next_first.get(part.first, len(lines) + 1)
+        code = "\n".join(lines[part.first - 1 : until - 1]).rstrip().splitlines()
+        out += [""] * bool(out[-1]) + ["```python", *code, "```"]
         if part.rows:
-            where = f"lines {part.first} to {last}" + f": {part.caption}" * bool(part.caption)
+            where = f"lines {part.first} to {part.first + len(code) - 1}"
+            where += f": {part.caption}" * bool(part.caption)
             out += ["```", f"── {where} ──", *columns(part.rows, found, names), "```"]
         out.append("")
-    doubled = (not line and not before for line, before in zip(out, ["", *out]))
-    return "\n".join(line for line, twice in zip(out, doubled) if not twice) + "\n"
+    return "\n".join(out).rstrip() + "\n"
 
 
 def columns(rows: list[tuple], found: dict[int, list], names: dict) -> list[str]:
