@@ -34,6 +34,7 @@ TINY = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 -
 
 # Every command of README.md and docs/, without its comment: the words that make it small, or why it is not run here.
 COMMANDS = {
+    "python pico.py": "minutes; tests/test_pico.py",
     "make train": "the next ones are what it does; CI makes a venv and runs `make test`",
     "make test": "this is it",
     "source .venv/bin/activate": "the Makefile has made it",
@@ -156,6 +157,7 @@ ROOMS = ("swarm", "fast", "bookkeeping", "bridges", "learn")
 FILES = [f"{room}/{file.name}" for room in ROOMS for file in sorted((ROOT / room).glob("*.py"))]
 # Those that do not show themselves, and why.
 OTHERWISE = {
+    "pico.py": "minutes; tests/test_pico.py",
     "train.py": "make train",
     "fast/vllm_engine.py": "make test-vllm",
     "bookkeeping/compare.py": "needs runs",

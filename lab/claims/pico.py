@@ -17,7 +17,7 @@ import torch
 import tyro
 
 import metrics
-from lab.common import RESULTS, ROOT, cpu, read_json, table, told, write_json, write_page
+from lab.common import RESULTS, ROOT, cpu, read_json, table, write_json, write_page
 
 OUT, RUNS = RESULTS / "pico", ROOT / "runs" / "pico"
 SEEDS = (0, 1, 2)
@@ -74,7 +74,7 @@ def page() -> None:
             rows.append(
                 [f"`{which}.py`", seed, *(f"{entry['exact'][stage]:.1%}" for stage in STAGES), *cost(entry["seconds"], entry["gigabytes"])]
             )
-        means = [told(metrics.mean([entry["exact"][stage] for entry in runs]), 1, 100, unit="%") for stage in STAGES]
+        means = [metrics.mean([entry["exact"][stage] for entry in runs]).percent() for stage in STAGES]
         middle = [sorted(entry[key] for entry in runs)[len(runs) // 2] for key in ("seconds", "gigabytes")]
         rows.append([f"**`{which}.py`**", "mean (cost: median)", *means, *cost(*middle)])
     lines += table(["", "seed", *STAGES, "seconds", "peak memory"], rows)
