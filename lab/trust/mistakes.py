@@ -50,6 +50,7 @@ WEIGHT = {"return": 0.3, "swapped": 0.5, "keyword": 0.7, "negated": 0.7}
 @dataclass(frozen=True)
 class Mistake:
     file: str
+    where: str  # the function or class around it, "" at the top level
     line: int  # of the text that is replaced
     statement: int  # first line of the innermost statement around it: what lab/trust/marks.py sees
     rule: str
@@ -63,7 +64,7 @@ class Mistake:
     @property
     def key(self) -> tuple[str, str, str, str]:
         """What it is called in lists: no line number, which moves with every change above it."""
-        return self.file, self.rule, self.before, self.after
+        return self.file, self.where, self.before, self.after
 
     def made_in(self, source: str) -> str:
         text = source.encode()
@@ -84,7 +85,7 @@ class Finder:
         self.lines = [0]  # where each line starts, in bytes
         for line in self.text.splitlines(keepends=True):
             self.lines.append(self.lines[-1] + len(line))
-        self.statement, self.names, self.in_function = 0, (), False
+        self.statement, self.names, self.in_function, self.where = 0, (), False, ()
 
     # ---- places ----------------------------------------------------------------------------------
     def start(self, node: ast.AST) -> int:
@@ -103,8 +104,8 @@ class Finder:
         before = self.text[left : self.lines[line + 1]].decode().strip()
         after = (self.text[left:start] + new.encode() + last).decode().strip().split("\n")[0]
         names = () if self.in_function else self.names
-        made = (self.file, line + 1, self.statement, rule, start, end, new, before, after, names)
-        self.found.append(Mistake(*made))
+        place = (self.file, ".".join(self.where), line + 1, self.statement)
+        self.found.append(Mistake(*place, rule, start, end, new, before, after, names))
 
     def replace(self, rule: str, node: ast.AST, new: str) -> None:
         self.add(rule, self.start(node), self.end(node), new)
@@ -126,7 +127,9 @@ class Finder:
     def visit_statement(self, node: ast.stmt) -> None:
         if is_demo(node) or isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.Global):
             return
-        kept = self.statement, self.names, self.in_function
+        kept = self.statement, self.names, self.in_function, self.where
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self.where = (*self.where, node.name)
         self.statement = node.lineno
         if not self.in_function:
             self.names = defined(node)
@@ -153,7 +156,7 @@ class Finder:
                         self.statement = node.lineno
                     elif isinstance(child, ast.AST) and not self.deletes(node):
                         self.visit(child)
-        self.statement, self.names, self.in_function = kept
+        self.statement, self.names, self.in_function, self.where = kept
 
     def deletes(self, node: ast.stmt) -> bool:
         """Is this a plain statement that deletes or kills?"""
@@ -335,7 +338,8 @@ def draw(found: list[Mistake], source: str, k: int, rng: random.Random) -> list[
         mistake = by_rule[rule].pop(rng.randrange(len(by_rule[rule])))
         if not by_rule[rule]:
             del by_rule[rule]
-        if mistake.line not in lines and changes(mistake, source, tree):
+        known = mistake.line in lines or mistake.key in {m.key for m in taken}
+        if not known and changes(mistake, source, tree):
             lines.add(mistake.line)
             taken.append(mistake)
     return sorted(taken, key=lambda m: m.start)

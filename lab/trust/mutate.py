@@ -414,7 +414,7 @@ def attempt(player: Player, mistake: Mistake, who: Who, budget: float) -> dict:
             outcome.said = f"{len(tests) - len(outcome.passed)} of the tests did not run"
     player.copy.write(mistake.file, source)
     player.copy.clean()
-    result = {key: getattr(mistake, key) for key in ("file", "line", "rule", "before", "after")}
+    result = {key: getattr(mistake, key) for key in ("file", "where", "line", "rule", "before", "after")}
     result |= {"how": outcome.how, "by": outcome.by, "said": outcome.said, "asked": asked}
     if outcome.how == "survived":
         result["left_out"] = left_out
@@ -498,7 +498,7 @@ def try_all(root: Path, todo: list[Mistake], who: Who, flags: Flags, out: Path) 
 
 
 def key(result: dict) -> tuple[str, str, str, str]:
-    return result["file"], result["rule"], result["before"], result["after"]
+    return result["file"], result["where"], result["before"], result["after"]
 
 
 def read_results(file: Path) -> dict[tuple, dict]:
@@ -507,17 +507,17 @@ def read_results(file: Path) -> dict[tuple, dict]:
     return {key(result): result for result in map(json.loads, lines)}
 
 
-def reasons(file: Path = EQUIVALENT) -> dict[tuple[str, str, str], str]:
-    """{(file, line before, line after): why nobody could notice}"""
+def reasons(file: Path = EQUIVALENT) -> dict[tuple[str, str, str, str], str]:
+    """{(file, function, line before, line after): why nobody could notice}"""
     listed = tomllib.loads(file.read_text())["equivalent"] if file.exists() else []
-    return {(e["file"], e["before"], e["after"]): e["why"] for e in listed}
+    return {key(e): e["why"] for e in listed}
 
 
 def page(results: list[dict], why: dict, flags: Flags) -> list[str]:
     from lab.common import table
     from metrics import proportion
 
-    same = lambda r: (r["file"], r["before"], r["after"]) in why and r["how"] == "survived"
+    same = lambda r: key(r) in why and r["how"] == "survived"
     equivalent = [r for r in results if same(r)]
     counted = [r for r in results if not same(r)]
     left = [r for r in counted if r["how"] == "survived"]
@@ -555,19 +555,19 @@ def page(results: list[dict], why: dict, flags: Flags) -> list[str]:
         lines += told(r, f"{r['asked']} tests passed{budget}")
     lines += ["", "## Nobody could notice", ""] if equivalent else []
     for r in equivalent:
-        lines += told(r, why[r["file"], r["before"], r["after"]])
+        lines += told(r, why[key(r)])
     return lines
 
 
 def told(r: dict, why: str) -> list[str]:
-    head = f"{r['file']}, {r['rule']}: {why}"
+    place = f"{r['file']}, {r['where']}" if r["where"] else r["file"]
+    head = f"{place} ({r['rule']}): {why}"
     return [head, "", "```diff", f"- {r['before']}", f"+ {r['after']}", "```", ""]
 
 
 def write(results: list[dict], flags: Flags) -> None:
     (OUT / "mutate.md").write_text("\n".join(page(results, reasons(), flags)).rstrip() + "\n")
-    by_key = [json.dumps(r) for r in results]
-    (OUT / "mutate.jsonl").write_text("\n".join(by_key) + "\n")
+    (OUT / "mutate.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
 
 
 def run(root: Path, files: list[str], chosen: list[Mistake], flags: Flags, out: Path) -> None:
