@@ -64,6 +64,13 @@ def watch(root: str, offsets: dict[str, int], file: str) -> mmap.mmap:
 
     get_code, from_file = SourceFileLoader.get_code, runpy._get_code_from_file
 
+    def trace(frame, event="call", _=None):
+        offset = paths.get(frame.f_code.co_filename)
+        if offset is None or "__seen__" in frame.f_code.co_names:  # another's, or marked
+            return None
+        seen[offset + frame.f_lineno] = 1
+        return trace
+
     def get_marked_code(self, name):
         path = os.path.abspath(self.get_filename(name))
         return compiled(path) if path in paths else get_code(self, name)
@@ -73,6 +80,8 @@ def watch(root: str, offsets: dict[str, int], file: str) -> mmap.mmap:
         return (compiled(whole), path) if whole in paths else from_file(name, path)
 
     SourceFileLoader.get_code, runpy._get_code_from_file = get_marked_code, marked_from_file
+    if any(os.path.abspath(word) in paths for word in sys.orig_argv[1:3]):
+        sys.settrace(lambda frame, *_: trace(frame))  # `python FILE`: no loader is asked for it
     return seen
 
 
