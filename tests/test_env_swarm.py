@@ -972,6 +972,8 @@ def test_the_command_line_plays_and_evaluates():
     assert done.returncode == 0 and done.stdout.count("-- assistant") == 25 and "v0.1" in done.stdout, done.stderr
     done = cli("--play", "human", said="claim 1\nnonsense\npost hello\n")
     assert done.returncode == 0 and "task_1 is yours" in done.stdout and "not a command" in done.stdout and "reward" in done.stdout
+    done = cli("--play", "human", said=" quit \n")
+    assert "scored as if the rest had been passed" in done.stdout and "not a command" not in done.stdout
     done = cli("--play", "human", said="pass\n" * 25)
     assert done.returncode == 0 and "the end: you passed" in done.stdout
     done = cli("--evaluate", "random", "--n", "4")

@@ -269,3 +269,7 @@ def test_a_run_keeps_the_model_that_auto_chose(capsys, asked, path, kept):
     cfg = Config(model=asked)
     settings.complete(cfg, 1_000_000, "because", path)
     assert cfg.model == kept and capsys.readouterr().out.startswith("because\n")
+
+
+def test_a_run_of_an_environment_of_ones_own_is_called_by_its_class():
+    assert [settings.short(env) for env in ("letters", "my/vowels.py:Vowels")] == ["letters", "Vowels"]

@@ -578,12 +578,16 @@ def run(root: Path, files: list[str], chosen: list[Mistake], flags: Flags, out: 
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     for library in LIBRARIES:
         import_module(library)
-    tests = record_all(root, files, root / WORK, flags.workers, flags.pause)
-    done, who = read_results(out), Who(root, files, tests)
-    again = lambda m: flags.again and done[m.key]["how"] == "survived"
-    todo = [m for m in chosen if m.key not in done or again(m)]
-    print(f"{len(tests)} tests; {len(todo)} of {len(chosen)} mistakes to try", flush=True)
-    try_all(root, todo, who, flags, out)
+    first = Copy(root)  # the others are copies of it, whatever happens to the working tree now
+    try:
+        tests = record_all(first.root, files, root / WORK, flags.workers, flags.pause)
+        done, who = read_results(out), Who(first.root, files, tests)
+        again = lambda m: flags.again and done[m.key]["how"] == "survived"
+        todo = [m for m in chosen if m.key not in done or again(m)]
+        print(f"{len(tests)} tests; {len(todo)} of {len(chosen)} mistakes to try", flush=True)
+        try_all(first.root, todo, who, flags, out)
+    finally:
+        first.close()
 
 
 def main(flags: Flags) -> None:
