@@ -361,23 +361,29 @@ class Who:
             per_file[test.split("::")[0]].append(test)
         quick = {f: [t for t in ts if self.usual[t] <= QUICK_S] for f, ts in per_file.items()}
         order = sorted(per_file, key=lambda f: (f != own, -len(quick[f]), f))
-        first = [test for file in order[:QUICK_FILES] for test in quick[file]]
-        asked = set(first)
-        slow = [t for file in order for t in per_file[file] if t not in asked]
-        slow.sort(key=lambda t: (self.usual[t] > QUICK_S, self.usual[t], t))
-        spent, then = sum(self.tests[t]["seconds"] for t in first), []
-        paid = {t.split("::")[0] for t in first}
-        for test in slow:
-            file = test.split("::")[0]
-            cost = self.tests[test]["seconds"] + (0 if file in paid else self.tests[test]["shared"])
-            if spent + cost <= budget or not (first or then):
-                spent += cost
-                paid.add(file)
-                then.append(test)
+        some = [test for file in order[:QUICK_FILES] for test in quick[file]]
+        rest = sorted(chosen - set(some), key=lambda t: (self.usual[t], t))
+        paid: set[tuple[str, float]] = set()  # fixtures, by their file and what they cost
+        first = self.affordable(some, budget, paid)
+        spent = sum(self.tests[t]["seconds"] for t in first) + sum(cost for _, cost in paid)
+        then = self.affordable([*rest, *sorted(set(some) - set(first))], budget - spent, paid)
+        then = then or rest[: not first]  # one at least
         rank = {file: i for i, file in enumerate(dict.fromkeys(t.split("::")[0] for t in then))}
         then.sort(key=lambda t: rank[t.split("::")[0]])  # a file at a time: its fixtures live so long
         batches = [batch for batch in (first, then) if batch]
         return batches, len(chosen) - len(first) - len(then)
+
+    def affordable(self, tests: list[str], seconds: float, paid: set) -> list[str]:
+        """Those that can be run in so many seconds; a shared fixture is paid for once."""
+        out = []
+        for test in tests:
+            fixtures = test.split("::")[0], self.tests[test]["shared"]
+            cost = self.tests[test]["seconds"] + (0.0 if fixtures in paid else fixtures[1])
+            if cost <= seconds:
+                seconds -= cost
+                paid.add(fixtures)
+                out.append(test)
+        return out
 
 
 def names_in(node) -> set[str]:
