@@ -115,6 +115,10 @@ def endless(n):
     while n > 0:
         n -= 1
     return n
+
+
+if __name__ == "__main__":
+    print(big(5000))
 '''
 TESTS = """import subprocess, sys
 from pathlib import Path
@@ -138,6 +142,11 @@ def test_big_in_a_process_of_its_own():
     assert done.stdout == "True False\\n"
 
 
+def test_main():
+    done = subprocess.run([sys.executable, "toy.py"], cwd=Path(toy.__file__).parent, capture_output=True, text=True)
+    assert done.stdout == "True\\n"
+
+
 def test_endless():
     assert toy.endless(3) == 0
 
@@ -156,7 +165,8 @@ from lab.trust import mutate
 from lab.trust.mistakes import mistakes
 root, out = Path(sys.argv[1]), Path(sys.argv[2])
 mutate.LIMIT_S, mutate.LIBRARIES = 3.0, ("pytest", "hypothesis")
-chosen = mistakes("toy.py", (root / "toy.py").read_text())
+some = ("return n <= LIMIT", "LIMIT = 4", "return n > 101", "n += 1")
+chosen = [m for m in mistakes("toy.py", (root / "toy.py").read_text()) if m.after in some]
 mutate.run(root, ["toy.py"], chosen, mutate.Flags(), out)
 tests = mutate.recorded(root, ["toy.py"], root / mutate.WORK)[0]
 print(json.dumps({name.split("::")[1]: kept["ran"] for name, kept in tests.items()}))
@@ -188,7 +198,7 @@ def test_it_is_known_which_test_runs_which_line(tried):
     _, ran, _ = tried
     small, big, endless = (TOY.splitlines().index(line) + 1 for line in ("    return n < LIMIT", "    return n > 100", "    return n"))
     assert ran["test_small"] == [small]  # by a fixture
-    assert big in ran["test_big_in_a_process_of_its_own"]
+    assert big in ran["test_big_in_a_process_of_its_own"] and big in ran["test_main"]
     assert endless in ran["test_endless"] and ran["test_nothing"] == []
     assert "test_fails" not in ran  # it can tell nothing
 
@@ -196,13 +206,10 @@ def test_it_is_known_which_test_runs_which_line(tried):
 def test_what_is_noticed_and_what_is_not_are_told_apart(tried):
     results, _, _ = tried
     how = {after: r["how"] for after, r in results.items()}
-    assert how["return n <= LIMIT"] == how["LIMIT = 2"] == how["LIMIT = 4"] == "failed"
+    assert how == {"return n <= LIMIT": "failed", "LIMIT = 4": "failed", "return n > 101": "survived", "n += 1": "endless"}
     assert results["return n <= LIMIT"]["by"] == "tests/test_toy.py::test_small"
     assert "[True, True, False]" in results["return n <= LIMIT"]["said"]
-    assert how["return n >= 100"] == how["return n > 101"] == how["return n > 99"] == "survived"
-    assert results["return n > 101"]["asked"] == 1 and results["return n > 101"]["left_out"] == 0
-    assert how["while n <= 0:" if "while n <= 0:" in how else "while n >= 0:"] == "failed"
-    assert how["n += 1"] == "endless"
+    assert results["return n > 101"]["asked"] == 2 and results["return n > 101"]["left_out"] == 0
 
 
 def test_the_working_tree_is_never_touched(tried):

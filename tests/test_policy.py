@@ -305,3 +305,18 @@ def test_a_card_without_bfloat16_gets_float32_and_our_own_sampler(card, load):
         assert plan.engine_of("cuda") == ("vllm" if there else "torch")
     assert not policy_module.in_bfloat16("mps") and not policy_module.in_bfloat16("cpu")
     assert plan.engine_of("cpu") == "torch"
+
+
+def test_of_several_files_that_are_refused_the_first_by_name_is_told(tmp_path):
+    weights = {f"layer {n}": f"{n}.bin" for n in "hgfedcb"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    with pytest.raises(ValueError, match="said to be in b.bin"):
+        policy_module.refuse_pickles(tmp_path)
+
+
+def test_the_hub_is_not_waited_for(monkeypatch):
+    import huggingface_hub
+
+    asked = []
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, model, timeout=None: asked.append(timeout))
+    assert plan.where_is("nobody/nothing-here") == "the hub" and 0 < asked[0] <= 10

@@ -273,3 +273,10 @@ def test_a_run_keeps_the_model_that_auto_chose(capsys, asked, path, kept):
 
 def test_a_run_of_an_environment_of_ones_own_is_called_by_its_class():
     assert [settings.short(env) for env in ("letters", "my/vowels.py:Vowels")] == ["letters", "Vowels"]
+
+
+@pytest.mark.parametrize("tier", [1, 6, 8, 10])
+def test_the_tiers_of_letters_are_evaluated_from_the_easiest_on(tier):
+    cfg = Config(env="letters", difficulty=tier)
+    settings.check(cfg)
+    assert list(settings.eval_sets(cfg)) == [f"tier {t}" for t in sorted({3, 5, 6, tier})]
