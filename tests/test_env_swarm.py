@@ -24,6 +24,7 @@ from env_swarm import STYLES, WEIGHTS, Swarm, play, print_score
 from settings import EVAL_SEEDS, Config, check, sft_seeds, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
+from swarm import players
 from swarm import tools as act
 from swarm.bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits
 from swarm.economy import ME, MECHANISMS, end_step, found
@@ -991,3 +992,13 @@ def test_the_command_line_refuses_in_one_sentence(arguments):
     done = cli(*arguments)
     assert done.returncode != 0 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and arguments[0] in done.stderr
+
+
+def test_who_plays_at_random_offers_from_minus_five_to_five():
+    e = economy(bots=["honest"] * 4)
+    offers = [a["offered_transfer"] for seed in range(60) for a in players.possible(view(e), random.Random(seed))["propose_trade"]]
+    assert set(offers) == set(range(-5, 6))
+
+
+def test_who_waits_passes():
+    assert players.idle({}, random.Random(0))[1:] == ("pass_turn", {})
