@@ -301,3 +301,10 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(load, tmp_path, monkeypa
     save_checkpoint(folder, policy, None, {"update": 3})  # and the next one clears up what was left
     assert load_checkpoint(find_checkpoint(folder), policy)[1] == {"update": 3}
     assert {path.name for path in tmp_path.iterdir()} <= {"c", "c.old"}
+
+
+def test_whether_an_older_checkpoint_is_left_is_told(saved, tmp_path):
+    for name, older in (("c", "there is no older one"), ("c.old", "so is the one before")):
+        write(tmp_path / name, {**saved, "state.json": b"{}"})
+        with pytest.raises(SystemExit, match=older):
+            find_checkpoint(tmp_path / "c")
