@@ -169,13 +169,16 @@ some = ("return n <= LIMIT", "LIMIT = 4", "return n > 101", "n += 1")
 chosen = [m for m in mistakes("toy.py", (root / "toy.py").read_text()) if m.after in some]
 mutate.run(root, ["toy.py"], chosen, mutate.Flags(), out)
 tests = mutate.recorded(root, ["toy.py"], root / mutate.WORK)[0]
+who = mutate.Who(root, ["toy.py"], tests)
+who.tests |= {"tests/test_toy.py::test_fails": {}}
+print(mutate.control(root, [{"by": test} for test in who.tests], who))
 print(json.dumps({name.split("::")[1]: kept["ran"] for name, kept in tests.items()}))
 """
 
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """(the results, which places each test runs, what git says afterwards) of a package in which one mistake in three is noticed."""
+    """(the results, which places each test runs, what git says afterwards, what fails anyway) of a package in which one mistake in three is noticed."""
     root = tmp_path_factory.mktemp("toy")
     (root / "tests").mkdir()
     (root / "toy.py").write_text(TOY)
@@ -191,11 +194,16 @@ def tried(tmp_path_factory):
     done = warm.run(["-c", DRIVER, root, out], ROOT)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     results = [json.loads(line) for line in out.read_text().splitlines()]
-    return {r["after"]: r for r in results}, json.loads(done.stdout.splitlines()[-1]), git("status", "--porcelain")
+    return (
+        {r["after"]: r for r in results},
+        json.loads(done.stdout.splitlines()[-1]),
+        git("status", "--porcelain"),
+        done.stdout.splitlines()[-2],
+    )
 
 
 def test_it_is_known_which_test_runs_which_line(tried):
-    _, ran, _ = tried
+    ran = tried[1]
     small, big, endless = (TOY.splitlines().index(line) + 1 for line in ("    return n < LIMIT", "    return n > 100", "    return n"))
     assert ran["test_small"] == [small]  # by a fixture
     assert big in ran["test_big_in_a_process_of_its_own"] and big in ran["test_main"]
@@ -204,12 +212,16 @@ def test_it_is_known_which_test_runs_which_line(tried):
 
 
 def test_what_is_noticed_and_what_is_not_are_told_apart(tried):
-    results, _, _ = tried
+    results = tried[0]
     how = {after: r["how"] for after, r in results.items()}
     assert how == {"return n <= LIMIT": "failed", "LIMIT = 4": "failed", "return n > 101": "survived", "n += 1": "endless"}
     assert results["return n <= LIMIT"]["by"] == "tests/test_toy.py::test_small"
     assert "[True, True, False]" in results["return n <= LIMIT"]["said"]
     assert results["return n > 101"]["asked"] == 2 and results["return n > 101"]["left_out"] == 0
+
+
+def test_a_test_that_fails_without_a_mistake_counts_for_nothing(tried):
+    assert tried[3] == "['tests/test_toy.py::test_fails']"
 
 
 def test_the_working_tree_is_never_touched(tried):
