@@ -172,10 +172,11 @@ filled up in front, with ids that do not count (`pad`).
 seen = (keys <= :: seen :: -
 seen = (keys <= :: seen[0, 2:8, 2:8]
 speed = 10000.0 :: speed
-angle = :: angle :: angle[0, 0, :, 0]
+turn = :: turn :: turn[0, 0, :, 0]
 
-`seen` says which places (across) each place (down) may look at: none that only fills up, and none
-in the future. `angle` grows from place to place, so that the model can tell how far apart two are.
+`seen` says which places (across) each place (down) may look at: none in the future, and none that
+only fills up, but for itself. `turn` grows from place to place, so that the model can tell how far
+apart two are.
 
 Now each token becomes a row of 128 numbers, `x`, and layer by layer the rows learn from each other:
 each place asks the places it sees (`q`), compares with what they offer (`k`), and takes over what
@@ -185,8 +186,8 @@ they say (`v`). Then each row is worked on by itself (`mlp`). Shown is the end o
 @ x = F.embedding(ids :: the first layer
 x = F.embedding(ids :: x :: x[0, -1]
 h = norm(f"layers.{layer}.input :: h :: h[0, -1]
-q = place( :: q :: q[0, 0, -1]
-k = place( :: k :: k[0, 0, -1]
+q = rope( :: q :: q[0, 0, -1]
+k = rope( :: k :: k[0, 0, -1]
 v = heads("v" :: v :: v[0, 0, -1]
 cache[layer, :, :, :, start : :: cache :: cache[0, 0, 0, 0, -1]
 q, mask = :: q :: -
