@@ -359,7 +359,7 @@ def note_code(file: Path, now: dict) -> list[dict]:
     new = file.with_suffix(".new")
     new.unlink(missing_ok=True)
     for line in known:
-        append(new, line)
+        records.append(new, line)
     new.replace(file)
     return known
 

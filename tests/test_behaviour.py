@@ -300,4 +300,4 @@ def test_the_curves_of_the_sampled_episodes_are_rolling_means_in_percent():
     behaviour.draw_turns(ax, lines, 2)
     turns, errors = ax.lines
     assert turns.get_ydata() == pytest.approx([100, 100]) and errors.get_ydata() == pytest.approx([15, 25])
-    assert errors.get_xdata() == [2, 3] and errors.get_color() == behaviour.COLOURS["errors"]
+    assert list(errors.get_xdata()) == [2, 3] and errors.get_color() == behaviour.COLOURS["errors"]

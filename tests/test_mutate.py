@@ -170,7 +170,7 @@ chosen = [m for m in mistakes("toy.py", (root / "toy.py").read_text()) if m.afte
 mutate.run(root, ["toy.py"], chosen, mutate.Flags(), out)
 tests = mutate.recorded(root, ["toy.py"], root / mutate.WORK)[0]
 who = mutate.Who(root, ["toy.py"], tests)
-who.tests |= {"tests/test_toy.py::test_fails": {}}
+who.tests = who.tests | {"tests/test_toy.py::test_fails": {}}
 print(mutate.control(root, [{"by": test} for test in who.tests], who))
 print(json.dumps({name.split("::")[1]: kept["ran"] for name, kept in tests.items()}))
 """

@@ -654,7 +654,7 @@ def test_vllm_is_left_alone_if_several_processes_train(tiny, monkeypatch, proces
     monkeypatch.setattr(engine, "engine_of", lambda device: "vllm")
     monkeypatch.setattr(engine.parallel, "world", lambda: processes)
     monkeypatch.setattr("fast.vllm_engine.VllmSampler", lambda *_, **__: "vllm")
-    cfg = SimpleNamespace(plain=False, engine="auto", vllm_memory=0.3)
+    cfg = SimpleNamespace(plain=False, engine="auto", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True)
     assert ("vllm" if make_sampler(cfg, tiny) == "vllm" else "ours") == taken
 
 

@@ -366,6 +366,12 @@ def test_a_config_cannot_lead_a_resumed_run_out_of_its_folder(run, tmp_path, mon
 ALLOWED = {
     ("fast/ahead.py", "pickle.loads"): "its own files, in a folder that only its own user can open",
     ("lab/trust/places.py", "importlib.import_module"): "the modules that its own table PLACES names",
+    ("lab/trust/marks.py", "runpy"): "a file of ours as `python FILE` runs it, in a private copy",
+    ("lab/trust/marks.py", "compile"): "files of ours, with a mark before each statement",
+    ("lab/trust/mutate.py", "importlib.import_module"): "its own list LIBRARIES",
+    ("lab/pages/pico.py", "compile"): "lines of pico.py and of its own table, for docs/pico.md",
+    ("lab/pages/pico.py", "exec"): "the same",
+    ("lab/pages/pico.py", "eval"): "the same",
     ("fast/parallel.py", "all_gather_object"): "between the processes of one run, which torchrun has started",
     ("fast/parallel.py", "broadcast_object_list"): "the same",
 }

@@ -42,23 +42,11 @@ from pathlib import Path
 import psutil
 import tyro
 
-from lab.trust.marks import Recorder, by_place, offsets_of, prepare, watch
+from lab.trust.marks import FILES, ROOT, WORK, Recorder, by_place, offsets_of, prepare, watch
 from lab.trust.mistakes import Mistake, sample
 
-ROOT = Path(__file__).resolve().parents[2]
-WORK = Path("runs") / "mutate"  # which lines the tests run; ignored by git
 OUT = ROOT / "results" / "trust"
 EQUIVALENT = ROOT / "lab" / "trust" / "equivalent.toml"
-STORY = ("env_letters", "env_alphabet", "env_swarm", "rollout", "sft", "grpo", "train", "settings",
-         "policy", "evaluate", "metrics")  # fmt: skip
-# vllm_engine.py wants vLLM, whose tests have a venv of their own (make test-vllm).
-LEFT_OUT = ("__init__.py", "vllm_engine.py")
-FILES = [f"{name}.py" for name in STORY] + [
-    str(path.relative_to(ROOT))
-    for room in ("fast", "swarm", "bookkeeping")
-    for path in sorted((ROOT / room).glob("*.py"))
-    if path.name not in LEFT_OUT
-]
 LIBRARIES = ("torch", "transformers", "transformers.models.qwen3.modeling_qwen3", "peft", "pytest",
              "hypothesis", "scipy.stats", "statsmodels.stats.multitest", "matplotlib.pyplot",
              "tyro", "wandb", "httpx2", "tqdm", "filelock")  # fmt: skip
