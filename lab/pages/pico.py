@@ -19,13 +19,14 @@ import io
 import random
 import sys
 import textwrap
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 import env_letters
-from lab.common import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 FILE, PAGE = ROOT / "pico.py", ROOT / "docs" / "pico.md"
 SEED = 24  # here the first task has right and wrong replies, and the second has wrong ones only
 SMALL = dict(  # instead of the numbers at the top of pico.py
@@ -172,10 +173,11 @@ filled up in front, with ids that do not count (`pad`).
 seen = (keys <= :: seen :: -
 seen = (keys <= :: seen[0, 2:8, 2:8]
 speed = 10000.0 :: speed
-angle = :: angle :: angle[0, 0, :, 0]
+turn = :: turn :: turn[0, 0, :, 0]
 
-`seen` says which places (across) each place (down) may look at: none that only fills up, and none
-in the future. `angle` grows from place to place, so that the model can tell how far apart two are.
+`seen` says which places (across) each place (down) may look at: none in the future, and none that
+only fills up. Those see themselves alone, and nobody reads what they say. `turn` grows from place
+to place, so that the model can tell how far apart two of them are.
 
 Now each token becomes a row of 128 numbers, `x`, and layer by layer the rows learn from each other:
 each place asks the places it sees (`q`), compares with what they offer (`k`), and takes over what
@@ -185,8 +187,8 @@ they say (`v`). Then each row is worked on by itself (`mlp`). Shown is the end o
 @ x = F.embedding(ids :: the first layer
 x = F.embedding(ids :: x :: x[0, -1]
 h = norm(f"layers.{layer}.input :: h :: h[0, -1]
-q = place( :: q :: q[0, 0, -1]
-k = place( :: k :: k[0, 0, -1]
+q = rope( :: q :: q[0, 0, -1]
+k = rope( :: k :: k[0, 0, -1]
 v = heads("v" :: v :: v[0, 0, -1]
 cache[layer, :, :, :, start : :: cache :: cache[0, 0, 0, 0, -1]
 q, mask = :: q :: -
@@ -341,7 +343,7 @@ def run(rows: dict[int, list[tuple[str, str]]]) -> tuple[dict[int, list], dict]:
 
     def look(frame, event, value):
         name = frame.f_code.co_name
-        if frame.f_code.co_filename != str(FILE) or name not in watched:
+        if name not in watched or frame.f_code.co_filename != str(FILE):
             return None
         line = running.get(frame)
         if event in ("line", "return") and line in left[name]:  # it has run to its end
