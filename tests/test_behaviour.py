@@ -283,3 +283,21 @@ def test_different_scenarios_are_refused(run):
     fewer = {name: value[:5] if isinstance(value, list) else value for name, value in evals[1].items()}
     with pytest.raises(ValueError, match="after SFT has 5 scenarios and update 40"):
         behaviour.sections(config, [fewer, evals[3]], episodes)
+
+
+def test_a_tool_that_only_one_checkpoint_used_has_its_column():
+    a = evaluation([1.0] * 4, used_post=[0] * 4, used_vote=[0] * 4, used_reply=[2] * 4, error_rate=[0.0] * 4)
+    b = evaluation([1.0] * 4, 40, "final", used_post=[1] * 4, used_vote=[0] * 4, used_reply=[2] * 4, error_rate=[0.0] * 4)
+    _, found = behaviour.over_time([a, b])
+    assert {"post", "reply"} < set(found["head"]) and found["text"][0].endswith(" Never: vote, errors.")
+
+
+def test_the_curves_of_the_sampled_episodes_are_rolling_means_in_percent():
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    lines = [{"update": u, "error_rate": u / 10, "turns_used": 25} for u in (1, 2, 3)]
+    behaviour.draw_turns(ax, lines, 2)
+    turns, errors = ax.lines
+    assert turns.get_ydata() == pytest.approx([100, 100]) and errors.get_ydata() == pytest.approx([15, 25])
+    assert errors.get_xdata() == [2, 3] and errors.get_color() == behaviour.COLOURS["errors"]

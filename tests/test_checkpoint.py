@@ -313,3 +313,10 @@ def test_the_umask_decides_who_may_read_a_checkpoint(load, tmp_path):
         os.umask(before)
     files = list((tmp_path / "checkpoint").iterdir())
     assert len(files) > 3 and {file.stat().st_mode & 0o777 for file in files} == {0o640}
+
+
+def test_whether_an_older_checkpoint_is_left_is_told(saved, tmp_path):
+    for name, older in (("c", "there is no older one"), ("c.old", "so is the one before")):
+        write(tmp_path / name, {**saved, "state.json": b"{}"})
+        with pytest.raises(SystemExit, match=older):
+            find_checkpoint(tmp_path / "c")

@@ -24,6 +24,7 @@ from env_swarm import STYLES, WEIGHTS, Swarm, play, print_score
 from settings import EVAL_SEEDS, Config, check, sft_seeds, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
+from swarm import players
 from swarm import tools as act
 from swarm.bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits
 from swarm.economy import ME, MECHANISMS, end_step, found
@@ -972,6 +973,8 @@ def test_the_command_line_plays_and_evaluates():
     assert done.returncode == 0 and done.stdout.count("-- assistant") == 25 and "v0.1" in done.stdout, done.stderr
     done = cli("--play", "human", said="claim 1\nnonsense\npost hello\n")
     assert done.returncode == 0 and "task_1 is yours" in done.stdout and "not a command" in done.stdout and "reward" in done.stdout
+    done = cli("--play", "human", said=" quit \n")
+    assert "scored as if the rest had been passed" in done.stdout and "not a command" not in done.stdout
     done = cli("--play", "human", said="pass\n" * 25)
     assert done.returncode == 0 and "the end: you passed" in done.stdout
     done = cli("--evaluate", "random", "--n", "4")
@@ -989,3 +992,13 @@ def test_the_command_line_refuses_in_one_sentence(arguments):
     done = cli(*arguments)
     assert done.returncode != 0 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and arguments[0] in done.stderr
+
+
+def test_who_plays_at_random_offers_from_minus_five_to_five():
+    e = economy(bots=["honest"] * 4)
+    offers = [a["offered_transfer"] for seed in range(60) for a in players.possible(view(e), random.Random(seed))["propose_trade"]]
+    assert set(offers) == set(range(-5, 6))
+
+
+def test_who_waits_passes():
+    assert players.idle({}, random.Random(0))[1:] == ("pass_turn", {})

@@ -184,3 +184,8 @@ def test_a_batch_of_errors_only_stops_the_run_with_the_first_of_them():
     with pytest.raises(ValueError, match="every episode of this update ended in an error .Lost: it.") as caught:
         summarize([[episode(stop="error")] * 2] * 2)
     assert "--resume" in str(caught.value)
+
+
+def test_the_share_of_truncated_replies_is_a_share():
+    line = summarize([[episode(1.0, exact=1.0), episode(0.0, exact=0.0), *[episode(0.0, exact=0.0, stop="truncated")] * 2]])
+    assert line["truncated"] == 0.5

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 import lab.swarm.governance as lab
 import lab.swarm.governance_sweep as sweep
@@ -472,3 +473,26 @@ def test_the_economy_is_untouched():
         assert economy.members["bot_1"].frozen_at
     eco.end_step(economy)
     assert not economy.members["bot_1"].frozen_at
+
+
+def test_pair_tests_by_hand():
+    """Three agents, the last the busiest. Ties have the mean of their ranks; who has one partner only says nothing of how well they deal."""
+    quality = [[[], [0.1, 0.9], [0.5]], [[0.4, 0.6, 0.6], [], []], [[0.2, 0.3], [0.8, 0.9, 0.7], []]]
+    counts = np.array([[len(p) for p in row] for row in quality], dtype=float)
+    expected = np.array([[0, 1.0, 2.0], [1.5, 0, 0.5], [2.0, 2.5, 0]])
+    found = gov.pair_tests(counts, quality, expected)
+    often = {(0, 1): stats.poisson.sf(4, 2.5), (0, 2): stats.poisson.sf(2, 4.0), (1, 2): stats.poisson.sf(2, 3.0)}
+    # ranks of agent 0: with 1 they are 1 and 3, with 2 it is 2 of 3; of agent 2: with 0 they are 1 and 2, with 1 they are 4, 5, 3 of 5
+    zs = {(0, 1): 0.0, (1, 0): 0.0, (0, 2): 0.0, (1, 2): 0.0, (2, 0): -1.5 / math.sqrt(6 * 3 / 24), (2, 1): 1.0 / math.sqrt(6 * 2 / 36)}
+    for (i, j), (p_often, p_well) in found.items():
+        assert p_often == pytest.approx(often[i, j])
+        assert p_well == pytest.approx(stats.norm.sf((zs[i, j] + zs[j, i]) / math.sqrt(2)))
+    assert sorted(found) == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_where_nothing_is_expected_the_margins_are_kept():
+    """Fitted, the expected numbers of i's and of j's deals add up to what they were: nobody is blamed for being busy."""
+    outer = np.outer([1.0, 2.0, 4.0, 3.0], [2.0, 1.0, 1.0, 3.0])
+    counts = np.round(20 * (outer - np.diag(np.diag(outer))))
+    fitted = [often for often, _ in gov.pair_tests(counts, [[[] for _ in row] for row in counts]).values()]
+    assert all(0.3 < p < 0.7 for p in fitted), fitted

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import grpo
 from fast.batches import Batch, collate, micro_batches
+from fast.measure import UpdateLog
 from fast.off_policy import CAP, IMPORTANCE, importance_weights
 from grpo import (
     CLIP,
@@ -842,3 +843,38 @@ def test_dr_grpos_constant_is_of_the_whole_conversation(load, make_groups, gradi
         e.turns = 3
     run(policy, groups, "dr_grpo")
     assert_close(gradients(policy), expected)
+
+
+def test_episodes_of_one_length_share_a_micro_batch_that_may_be_full_to_the_last_token():
+    episodes = [Episode(0, group, [0] * length, [], []) for group, length in enumerate((10, 100, 10, 100))]
+    assert micro_batches(episodes, 200) == [[0, 2], [1, 3]]
+    assert micro_batches(episodes, 199) == [[0, 2], [1], [3]]
+
+
+def one_token_each(log, logprobs: list[float], old: list[float]) -> None:
+    """Add a micro-batch of two episodes of one sampled token."""
+    episodes = [Episode(0, 0, [5, 6], [False, True], [0.0, was], stop_reason="done") for was in old]
+    now, was = torch.tensor(logprobs), torch.tensor(old)
+    ones = torch.ones(2)
+    log.add(
+        torch.tensor(0.0), collate(episodes, ones, ones, 0, "cpu"), episodes, logprobs=now, old=was, entropy=-now, ratio=(now - was).exp(),
+        clipped=torch.zeros(2, dtype=torch.bool), importance=ones, kl_ref=torch.zeros(2),
+    )  # fmt: skip
+
+
+def test_how_far_the_ratio_stretches_counts_tokens_that_became_likelier_and_less_likely():
+    log = UpdateLog(torch.device("cpu"))
+    one_token_each(log, [-0.5, -1.5], [-1.0, -1.0])
+    log.end_epoch()
+    assert log.columns(0.0, "clip")["stretch"] == pytest.approx(1.0)
+
+
+def test_entropy_and_mismatch_are_those_before_the_first_step():
+    log = UpdateLog(torch.device("cpu"))
+    for now in ([-1.0, -1.2], [-3.0, -3.0]):
+        log.start_epoch()
+        one_token_each(log, now, [-1.0, -1.0])
+        log.end_epoch()
+    columns = log.columns(0.0, "clip")
+    assert columns["entropy"] == pytest.approx(1.1) and columns["mismatch"] == pytest.approx(0.1)
+    assert columns["approx_kl"] == pytest.approx(math.exp(-2) + 2 - 1)  # of the last

@@ -645,3 +645,16 @@ def test_the_module_runs_as_a_script():
     assert done.returncode == 0, done.stderr
     low, high = wilson(13, 32)
     assert f"{100 * low:.0f}% to {100 * high:.0f}%" in done.stdout and "gain, paired" in done.stdout
+
+
+def test_values_that_differ_by_rounding_alone_are_constant_at_every_size():
+    for size in (1e-3, 1.0, 1e6):
+        rounding, real = 5e-10 * max(1.0, size), 2e-9 * max(1.0, size)
+        assert metrics.is_constant(np.array([size, size + rounding]))
+        assert not metrics.is_constant(np.array([size, size + real]))
+
+
+def test_values_of_half_the_precision_are_computed_with_the_whole():
+    values = np.random.default_rng(0).random(200).astype(np.float32)
+    for some in (values[:9], values):
+        assert metrics.mean(some) == metrics.mean(some.astype(float))

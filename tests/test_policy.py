@@ -376,3 +376,18 @@ def test_a_model_that_was_named_is_taken_and_what_would_make_it_fit_is_said(card
     ):
         assert choose_model(name, "letters", "auto", asked) == (name, f"model {name}, as asked{advice}", {})
     assert choose_model(B16, "letters", "cpu", {})[1] == f"model {B16}, as asked"
+
+
+def test_of_several_files_that_are_refused_the_first_by_name_is_told(tmp_path):
+    weights = {f"layer {n}": f"{n}.bin" for n in "hgfedcb"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    with pytest.raises(ValueError, match="said to be in b.bin"):
+        policy_module.refuse_pickles(tmp_path)
+
+
+def test_the_hub_is_not_waited_for(monkeypatch):
+    import huggingface_hub
+
+    asked = []
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, model, timeout=None: asked.append(timeout))
+    assert plan.where_is("nobody/nothing-here") == "the hub" and 0 < asked[0] <= 10

@@ -402,6 +402,12 @@ def test_a_policy_of_nan_is_noticed_when_it_speaks(load, temperature):
         play(policy, TorchSampler(policy), Chat, [4], 2, 8, temperature, noise=0)
 
 
+def test_one_token_without_a_probability_among_others_is_noticed(tiny):
+    sample = Sample([20, 21], [-0.5, float("nan")], finished=False)
+    with pytest.raises(FloatingPointError, match="weights are broken"):
+        rollout.take_turn(tiny, rollout.Episode(4, 0, [], [], []), Chat(1), sample, 100)
+
+
 def test_a_reply_that_runs_out_of_tokens_is_truncated_and_scored(tiny):
     policy = replace(tiny, stop_ids=frozenset({-1}))  # nothing ends a reply
     ((episode,),) = play(policy, TorchSampler(policy), lambda: Chat(2), [4], 1, 6, 1.0, noise=0)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fast import decoder as decoder_room
-from fast.decoder import FastDecoder, PlainDecoder, folded, holes, make_decoder
+from fast import engine
+from fast.decoder import FastDecoder, PlainDecoder, differences, folded, holes, make_decoder
 from fast.engine import make_sampler
 from fast.sampler import TorchSampler
 from fast.vllm_engine import VllmSampler
@@ -621,3 +622,45 @@ def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
     monkeypatch.setattr(sampler, "_batch", no_memory)
     with pytest.raises(RuntimeError, match="lower --k or --max-tokens"):
         sampler.sample([[1, 2], [3]], 2, 4, 1.0, [[(0, g, i) for i in range(2)] for g in range(2)])
+
+
+def test_prompts_of_alike_length_share_a_batch(tiny, monkeypatch):
+    sampler, widths = TorchSampler(tiny), []
+    monkeypatch.setattr(sampler, "max_rows", 2)
+    real = sampler._batch
+    monkeypatch.setattr(sampler, "_batch", lambda prompts, *more: widths.append([len(p) for p in prompts]) or real(prompts, *more))
+    groups = sampler.sample(random_prompts(3, 40, 4, 41), 1, 2, 1.0, grid(4, 1))
+    assert widths == [[3, 4], [40, 41]] and len(groups) == 4
+
+
+def test_no_step_is_made_after_the_last_token(tiny, monkeypatch):
+    sampler, steps = TorchSampler(endless(tiny)), []
+    real = sampler.decoder.step
+    monkeypatch.setattr(sampler.decoder, "step", lambda token: steps.append(1) or real(token))
+    sampler.sample(random_prompts(5), 1, 6, 1.0, grid(1, 1))
+    assert len(steps) == 5
+
+
+def test_a_decoder_that_is_wrong_everywhere_is_told_by_how_much(load):
+    policy = load("qwen3")
+    fast = FastDecoder(policy)
+    fast.embed = fast.embed * 1.5
+    off, rounding = differences(fast, PlainDecoder(policy), policy)
+    assert off > 0.1 > 1e-3 > rounding > 0
+
+
+@pytest.mark.parametrize("processes, taken", [(1, "vllm"), (2, "ours")])
+def test_vllm_is_left_alone_if_several_processes_train(tiny, monkeypatch, processes, taken):
+    monkeypatch.setattr(engine, "engine_of", lambda device: "vllm")
+    monkeypatch.setattr(engine.parallel, "world", lambda: processes)
+    monkeypatch.setattr("fast.vllm_engine.VllmSampler", lambda *_, **__: "vllm")
+    cfg = SimpleNamespace(plain=False, engine="auto", vllm_memory=0.3)
+    assert ("vllm" if make_sampler(cfg, tiny) == "vllm" else "ours") == taken
+
+
+def test_what_the_copy_of_all_weights_takes_on_a_card_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(engine, "engine_of", lambda device: "torch")
+    monkeypatch.setattr(engine, "TorchSampler", lambda policy: SimpleNamespace(decoder=SimpleNamespace(why="")))
+    policy = SimpleNamespace(device=torch.device("cuda"), lora_rank=0, n_parameters=2**30)
+    make_sampler(SimpleNamespace(plain=False, engine="torch"), policy)
+    assert "float32 copy of the weights, 4.0 GiB more" in capsys.readouterr().out

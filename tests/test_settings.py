@@ -318,3 +318,14 @@ def test_vllm_seeds_its_requests_and_sleeps_unless_it_is_told_not_to():
     assert Config().vllm_seeds is Config().vllm_sleep is True
     cfg, typed = settings.command_line(["--no-vllm-seeds", "--no-vllm-sleep"])
     assert cfg.vllm_seeds is cfg.vllm_sleep is False and typed == {"vllm_seeds", "vllm_sleep"}
+
+
+def test_a_run_of_an_environment_of_ones_own_is_called_by_its_class():
+    assert [settings.short(env) for env in ("letters", "my/vowels.py:Vowels")] == ["letters", "Vowels"]
+
+
+@pytest.mark.parametrize("tier", [1, 6, 8, 10])
+def test_the_tiers_of_letters_are_evaluated_from_the_easiest_on(tier):
+    cfg = Config(env="letters", difficulty=tier)
+    settings.check(cfg)
+    assert list(settings.eval_sets(cfg)) == [f"tier {t}" for t in sorted({3, 5, 6, tier})]

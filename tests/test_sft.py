@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+import sft
 from env_letters import Letters
 from rollout import Episode
 from sft import demonstrations, sft_batches, sft_step
@@ -118,3 +119,10 @@ def test_the_order_is_shuffled_anew_each_epoch_and_depends_on_the_seed_only():
     assert order(0) == order(0) != order(1)
     assert list(range(20)) != order(0)[:20] != order(0)[20:]
     assert sft_batches(episodes, 4, 3, 0) == sft_batches(episodes, 4, 10, 0)[:3]  # more steps do not change the first ones
+
+
+def test_processes_share_demonstrations_by_length_so_that_none_waits_for_the_longest(load, monkeypatch, episodes):
+    shared = []
+    monkeypatch.setattr(sft.parallel, "share", lambda some: shared.extend(len(e.token_ids) for e in some) or some)
+    step_nothing(load("qwen3", 4), sorted(episodes, key=lambda e: -len(e.token_ids)))
+    assert shared == sorted(shared) and len(shared) == 5

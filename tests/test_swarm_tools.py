@@ -14,6 +14,7 @@ from swarm import economy as eco
 from swarm import tools as act
 from swarm.economy import ME, MECHANISMS, Scenario, Task, end_step, found
 from swarm.tools import ACTIONS, TOOLS, Refused, read_call, schemas, show, tool_names, wrap_call, write_call
+from swarm.view import view
 
 VERSIONS = ("0.2", "0.1")
 WORK = (
@@ -253,3 +254,34 @@ def test_passing_costs_a_second_decay_but_not_a_frozen_member_that_can_do_nothin
     end_step(e)
     reputations = {name: e.members[name].reputation for name in (ME, "bot_1", "bot_2", "bot_3")}
     assert reputations == {ME: pytest.approx(40.5), "bot_1": pytest.approx(45), "bot_2": pytest.approx(45), "bot_3": pytest.approx(45)}
+
+
+def test_the_words_of_a_task_count_in_capitals_too():
+    assert eco.terms("Review THE water Budget") == ["review", "water", "budget"]
+
+
+def test_a_text_of_forty_characters_is_shown_whole_and_one_more_is_cut():
+    assert show("a" * 19 + " " + "b" * 20) == "a" * 19 + " " + "b" * 20
+    assert show("a" * 19 + " " + "b" * 21) == "a" * 19 + " …"
+
+
+def test_the_model_is_told_of_its_own_audits_only():
+    told = {}
+    for name in (ME, "bot_1"):
+        for seed in range(40):
+            e = economy(audit=1.0, dice=f"audit {seed}")
+            act.claim_task(e, name, "task_1")
+            act.submit_work(e, name, "task_1", "no")
+            if e.members[name].books["fine"]:
+                told.setdefault(name, set()).add(any("audit" in text for _, text in e.events))
+    assert told == {ME: {True}, "bot_1": {False}}
+
+
+def test_the_view_has_the_three_tasks_that_pay_best_and_the_last_two_posts():
+    tasks = [Task(f"task_{n}", "review the water budget", 5, bounty, 10) for n, bounty in enumerate((20, 40, 10, 30))]
+    e = found(scenario(), [tasks, [], [], [], []])
+    for n in range(3):
+        act.post(e, "bot_1", f"post {n}")
+    seen = view(e)
+    assert [t["bounty"] for t in seen["tasks"]] == [40, 30, 20] and seen["more_tasks"] == 1
+    assert {p["text"] for p in seen["feed"]} == {"post 1", "post 2"}

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from platform import python_version
 
 import torch
 import tyro
@@ -20,7 +21,7 @@ import metrics
 from lab.common import RESULTS, ROOT, cpu, read_json, table, write_json, write_page
 
 OUT, RUNS = RESULTS / "pico", ROOT / "runs" / "pico"
-SEEDS = (0, 1, 2)
+SEEDS, HELD_OUT = (0, 1, 2), 256
 STAGES = {"before": "before", "after SFT": "after_sft", "after GRPO": "final"}  # in pico.py's words: in train.py's
 COMMANDS = {
     "pico": ["pico.py"],
@@ -63,22 +64,28 @@ def page() -> None:
     lines = [
         "# pico.py beside train.py",
         "",
-        "Made by `python -m lab.claims.pico`: the same task, base, demonstrations, rates and number of samples; each with its own random",
-        f"numbers. Exact answers on the same 256 held-out tasks, greedy. Seeds {', '.join(map(str, SEEDS))}, planned before the first run. The last",
-        f"row of each is the mean over seeds with its 95% interval. {cpu()}, {os.cpu_count()} cores, torch {torch.__version__}.",
+        "Made by `python -m lab.claims.pico`: the same task, base, demonstrations, rates and numbers of samples; each with its own",
+        "random numbers. Exact answers on the same 256 held-out tasks, greedy, with the 95% interval over tasks. Seeds 0, 1 and 2,",
+        f"planned before the first run. The last row of each: the mean over seeds with its interval. {cpu()},",
+        f"{os.cpu_count()} cores, torch {torch.__version__}, Python {python_version()}.",
         "",
     ]
     rows = []
     for which, runs in done.items():
         for seed, entry in zip(SEEDS, runs):
-            rows.append(
-                [f"`{which}.py`", seed, *(f"{entry['exact'][stage]:.1%}" for stage in STAGES), *cost(entry["seconds"], entry["gigabytes"])]
-            )
-        means = [metrics.mean([entry["exact"][stage] for entry in runs]).percent() for stage in STAGES]
+            exact = [metrics.proportion(entry["exact"][stage] * HELD_OUT, HELD_OUT).percent() for stage in STAGES]
+            rows.append([f"`{which}.py`", seed, *exact, *cost(entry["seconds"], entry["gigabytes"])])
         middle = [sorted(entry[key] for entry in runs)[len(runs) // 2] for key in ("seconds", "gigabytes")]
-        rows.append([f"**`{which}.py`**", "mean (cost: median)", *means, *cost(*middle)])
+        means = [over_seeds([entry["exact"][stage] for entry in runs]) for stage in STAGES]
+        rows.append([f"**`{which}.py`**", "all", *means, *cost(*middle)])
     lines += table(["", "seed", *STAGES, "seconds", "peak memory"], rows)
+    lines += ["", "Before GRPO, greedy, all seeds have as many right. Of seconds and memory, the last row has the median."]
     write_page(OUT / "README.md", [*lines, ""])
+
+
+def over_seeds(shares: list[float]) -> str:
+    """The mean and its interval; without one if all seeds are one policy."""
+    return "the same" if len(set(shares)) == 1 else f"**{metrics.mean(shares).percent()}**"
 
 
 def cost(seconds: float, gigabytes: float) -> list[str]:
