@@ -19,13 +19,14 @@ import io
 import random
 import sys
 import textwrap
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 import env_letters
-from lab.common import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 FILE, PAGE = ROOT / "pico.py", ROOT / "docs" / "pico.md"
 SEED = 24  # here the first task has right and wrong replies, and the second has wrong ones only
 SMALL = dict(  # instead of the numbers at the top of pico.py
@@ -175,8 +176,8 @@ speed = 10000.0 :: speed
 turn = :: turn :: turn[0, 0, :, 0]
 
 `seen` says which places (across) each place (down) may look at: none in the future, and none that
-only fills up, but for itself. `turn` grows from place to place, so that the model can tell how far
-apart two are.
+only fills up. Those see themselves alone, and nobody reads what they say. `turn` grows from place
+to place, so that the model can tell how far apart two of them are.
 
 Now each token becomes a row of 128 numbers, `x`, and layer by layer the rows learn from each other:
 each place asks the places it sees (`q`), compares with what they offer (`k`), and takes over what
@@ -342,7 +343,7 @@ def run(rows: dict[int, list[tuple[str, str]]]) -> tuple[dict[int, list], dict]:
 
     def look(frame, event, value):
         name = frame.f_code.co_name
-        if frame.f_code.co_filename != str(FILE) or name not in watched:
+        if name not in watched or frame.f_code.co_filename != str(FILE):
             return None
         line = running.get(frame)
         if event in ("line", "return") and line in left[name]:  # it has run to its end
