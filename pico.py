@@ -159,7 +159,7 @@ def forward(w: dict, ids, pad, wanted=(slice(None), -1), cache=None, start=0) ->
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
             k, v = cache[layer, :, :, :, : start + T]
-        # Two heads of queries share one of keys: they are computed as twice as many queries.
+        # Two heads of queries share one of keys (GQA): here, as one head with twice the queries.
         q, mask = q.reshape(B, KV_HEADS, share * T, d), seen.repeat(1, share, 1)[:, None]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(B, HEADS, T, d)
         x = x + linear("self_attn.o", y.transpose(1, 2).reshape(B, T, HEADS * d))
@@ -200,11 +200,10 @@ def play(w: dict, seeds: range, k: int, chance: torch.Tensor | None = None) -> l
         logp = forward(w, tokens[-1][:, None], pad, cache=cache, start=P + t)
     groups = [[] for _ in asks]
     drawn = zip(torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist())
-    for b, (reply, logp) in enumerate(drawn):
+    for b, (reply, old) in enumerate(drawn):
         g, n = b // k, reply.index(STOP) + 1 if STOP in reply else MAX_TOKENS  # the rest is noise
         text = "".join(PIECES[i] for i in reply[:n] if i != STOP)
-        score = reward_of(answers[g], text)
-        groups[g].append(Episode(prompts[g], reply[:n], logp[:n], text, score))
+        groups[g].append(Episode(prompts[g], reply[:n], old[:n], text, reward_of(answers[g], text)))
     return groups
 
 
@@ -265,7 +264,8 @@ def main(seed: int, updates: int) -> None:
     tasks, said = map(make_task, SFT_SEEDS), lambda counts: encode(demonstration(counts))
     shown = [Episode(encode(CHAT.format(ask)), [*said(counts), STOP], []) for ask, counts in tasks]
     for i in range(SFT_STEPS):
-        (-logprobs_of(policy_of(lora), rng.sample(shown, SFT_BATCH))[0].mean()).backward()
+        loss = -logprobs_of(policy_of(lora), rng.sample(shown, SFT_BATCH))[0].mean()
+        loss.backward()
         step(optimizer, lora, SFT_LR * min((i + 1) / (SFT_STEPS / 10), 1 - i / SFT_STEPS))
     evaluate(policy_of(lora), "after SFT")
     # GRPO: sample, compare, learn, look.

@@ -17,13 +17,17 @@ from policy import PICO, PICO_SWARM, load_policy
 # minutes on a busy machine). The Makefile asks pytest-xdist to keep this order.
 SLOW = (
     "test_train.py",
-    "test_book.py",
     "test_parallel.py",
-    "test_trust.py",
-    "test_env_letters.py",
-    "test_grpo.py",
-    "test_api.py",
+    "test_book.py",
     "test_multiturn.py",
+    "test_ahead.py",
+    "test_trust.py",
+    "test_failures.py",
+    "test_pico.py",
+    "test_api.py",
+    "test_bad_training.py",
+    "test_export.py",
+    "test_rollout.py",
 )
 
 

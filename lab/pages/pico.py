@@ -298,7 +298,7 @@ low, high = :: high
 little in ten steps.
 
 @ def main :: SFT
-(-logprobs_of(policy_of(lora), rng :: loss of four :: loss_of(lora, shown[:4])
+loss = -logprobs_of(policy_of(lora), rng :: loss of four :: loss_of(lora, shown[:4])
 step(optimizer, lora, SFT_LR :: after a step :: loss_of(lora, shown[:4])
 evaluate(policy_of(lora), "after SFT") :: after ten :: loss_of(lora, shown[:4])
 
