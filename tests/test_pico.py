@@ -386,8 +386,8 @@ def test_tried_a_limit_of_64_tokens_no_thought_ever_pays(warmed_up, monkeypatch)
 
 
 def test_tried_a_rate_of_a_tenth_ends_in_babble(learn):
-    rewards, _ = learn(5, LR=0.1, MAX_TOKENS=200)
-    assert rewards[0] > 0 and rewards[3:] == [0.0, 0.0]
+    rewards, _ = learn(6, LR=0.1)
+    assert rewards[0] > 0 and rewards[3:] == [0.0, 0.0, 0.0]
 
 
 # ----------------------------------------------------------------------------------------- wrong use
