@@ -7,8 +7,7 @@ train: .venv/installed
 
 test: .venv/installed
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
-	# Three processes on two cores: many tests wait for a process that they started (a quarter of the time).
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder tests
 
 # torch first and alone: with it in place, nothing that follows pulls another build of it.
 .venv/installed: requirements.txt requirements/gpu.txt
