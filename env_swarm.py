@@ -85,7 +85,7 @@ STYLES = {
     "idle": "always passes",
 }
 CROWD = ("expert", "grinder", "trader", "novice", "idle")
-EVAL_SEEDS = 2_000_000_000  # in every environment, held-out tasks have seeds from here on
+DEV_SEEDS = 2_000_000_000  # in every environment, development tasks have seeds from here on
 
 
 # --------------------------------------------------------------------------- the environment
@@ -336,8 +336,8 @@ def play_human(env: Swarm, seed: int) -> None:
     print_score(env)
 
 
-def evaluate(env: Swarm, n: int, first_seed: int = EVAL_SEEDS) -> dict:
-    """Every metric over n held-out scenarios, with its 95% interval: {metric: Interval}."""
+def evaluate(env: Swarm, n: int, first_seed: int = DEV_SEEDS) -> dict:
+    """Every metric over n development scenarios, with its 95% interval: {metric: Interval}."""
     import metrics
 
     episodes = [play(env, first_seed + i) for i in range(n)]
@@ -379,7 +379,7 @@ def main() -> None:
         sys.exit(str(wrong))
     if args.evaluate:
         about = f"{who}, {args.difficulty}, v{env.version}"
-        print(f"{about}: mean [95% interval] over {args.n} held-out scenarios")
+        print(f"{about}: mean [95% interval] over {args.n} development scenarios")
         for name, interval in evaluate(env, args.n).items():
             print(f"{name:22} {interval}")
     elif who == "human":

@@ -1,9 +1,14 @@
-"""How a policy is judged: greedy, on the same held-out tasks; and what a training batch says.
+"""How a policy is judged: greedy, on tasks it never trained on; and what a training batch says.
 
 Two kinds of numbers come out of episodes, and they are not the same. An *evaluation* plays every
-held-out task once, greedily: its interval is over tasks, and two evaluations are compared task by
+task of a set once, greedily: its interval is over tasks, and two evaluations are compared task by
 task. A *training batch* is sampled at temperature 1 on tasks that are never seen again: good for
 watching, too noisy to conclude from.
+
+There are two sets. *Development* tasks are played before, during and after every run, and whatever
+is chosen (a setting, a moment to stop, a better loss) is chosen by them. But the best of ten
+numbers is too good a number, so *held-out* tasks are kept apart: no run plays them and nothing is
+chosen by them. `train.py --eval-only runs/NAME --held-out` plays them, once, for a table.
 
 An episode whose environment failed has no reward. It is in no mean, it is counted, and a comparison
 leaves its task out on both sides.
@@ -33,15 +38,17 @@ from fast.engine import make_sampler
 from fast.plan import choose_model
 from policy import Policy, load_policy
 from rollout import Episode, play
-from settings import EVAL_SEEDS, Config, check, eval_sets, make_env
+from settings import Config, check, dev_seeds, eval_sets, make_env
 
+HELD_OUT_SEEDS = 4_000_000_000  # named in this file only, or they would not be held out for long
 MEND = "mend the environment and --resume, with --env again if it is a file of your own"
 
 
 def evaluate_policy(
-    policy: Policy, roll: Callable, sets: dict, n: int, folder: Path, stage: str, update: int
-) -> dict[str, list[Episode]]:
-    """Play the same n held-out tasks of every set, each greedily.
+    policy: Policy, roll: Callable, sets: dict, seeds: list[int],
+    folder: Path, stage: str, update: int,
+) -> dict[str, list[Episode]]:  # fmt: skip
+    """Play the tasks with these seeds in every set, each greedily.
 
     roll(make_env, seeds) -> groups, one sample per task. sets: {name: (is it the one trained on?,
     make_env)}. stage: before, after_sft, train, final or eval_only; update: updates the policy has
@@ -49,7 +56,7 @@ def evaluate_policy(
     episodes.jsonl. Returns {set: its episodes}, without the
     failed ones. Raises ValueError if all of them failed.
     """
-    results, seeds = {}, [EVAL_SEEDS + i for i in range(n)]
+    results = {}
     for tasks, (trained, new_env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):
         groups = roll(partial(guarded, new_env), seeds)  # [n][1]
         failed = {i: g[0].error for i, g in enumerate(groups) if g[0].stop_reason == "error"}
@@ -127,7 +134,7 @@ def eval_line(
 
 def print_components(name: str, episodes: list[Episode]) -> None:
     """Reward and components of an evaluation, each with its interval."""
-    print(f"\n{name}: mean [95% interval], greedy, {len(episodes)} held-out tasks")
+    print(f"\n{name}: mean [95% interval], greedy, {len(episodes)} tasks that were not trained on")
     for part, values in {"reward": [e.reward for e in episodes], **parts(episodes)}.items():
         print(f"  {part:22} {metrics.mean(known(values))}")
 
@@ -172,7 +179,7 @@ FOR_EVAL = (
 
 
 def evaluate_only(given: Config, typed: set[str]) -> None:
-    """Evaluate a run's checkpoint on held-out tasks; print every component with its interval.
+    """Evaluate a run's checkpoint on tasks it never trained on; print each component's interval.
 
     given: the Config of the command line, whose eval_only names the run folder; typed: the names of
     the flags that were typed. SystemExit or ValueError with one sentence if it cannot be done.
@@ -206,12 +213,17 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
     roll = partial(rollouts.greedy, update=update)
     new = trained_set(cfg)  # of another difficulty, perhaps
-    sets = {new: (new == own, eval_sets(cfg)[new][1])}
-    results = evaluate_policy(policy, roll, sets, cfg.eval_n, folder, "eval_only", update)
+    name, trained, seeds = new, new == own, dev_seeds(cfg)
+    if given.held_out:  # under another name, so that nobody takes them for the same tasks
+        name, trained = f"{new}, held-out", False
+        seeds = [HELD_OUT_SEEDS + i for i in range(cfg.eval_n)]
+        print("held-out tasks: for a final table; choose nothing by them")
+    sets = {name: (trained, eval_sets(cfg)[new][1])}
+    results = evaluate_policy(policy, roll, sets, seeds, folder, "eval_only", update)
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
     if cfg.env == "swarm":
-        print_players(cfg)
+        print_players(cfg, seeds[0])
     kept = f"{folder}/evals.jsonl"
     if (folder / "summary.json").exists():  # a run that is not finished has no report yet
         from bookkeeping import report
@@ -230,7 +242,7 @@ def trained_set(cfg: Config) -> str:
 
 def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
     """Put what was typed into a saved config. SystemExit for what --eval-only cannot change."""
-    for name in sorted(typed - {"eval_only"}):
+    for name in sorted(typed - {"eval_only", "held_out"}):
         value = getattr(given, name)
         if name not in FOR_EVAL and value != getattr(cfg, name):
             raise SystemExit(
@@ -240,7 +252,7 @@ def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
         setattr(cfg, name, value)
 
 
-def print_players(cfg: Config) -> None:
+def print_players(cfg: Config, first_seed: int) -> None:
     """Swarm: what the scripted players earn on the same scenarios."""
     import env_swarm
 
@@ -248,7 +260,7 @@ def print_players(cfg: Config) -> None:
     for player in env_swarm.STYLES:
         env = make_env(cfg, cfg.difficulty)
         env.style = player
-        print(f"  {player:22} {env_swarm.evaluate(env, cfg.eval_n, EVAL_SEEDS)['reward']}")
+        print(f"  {player:22} {env_swarm.evaluate(env, cfg.eval_n, first_seed)['reward']}")
 
 
 if __name__ == "__main__":
@@ -263,7 +275,8 @@ if __name__ == "__main__":
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
     with tempfile.TemporaryDirectory() as name:
         roll = partial(rollouts.greedy, update=0)
-        results = evaluate_policy(policy, roll, eval_sets(cfg), 8, Path(name), "demo", 0)
+        done = (Path(name), "demo", 0)
+        results = evaluate_policy(policy, roll, eval_sets(cfg), dev_seeds(cfg), *done)
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
     env = partial(Letters, 3, "binary", True, "states")

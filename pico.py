@@ -36,7 +36,7 @@ LR = 3e-4  # Try 0.1: after a few updates it babbles, and the reward stays at 0
 WARMUP, LR_END = 5, 0.1  # the rate rises over 5 updates, then falls to a tenth
 TASKS, CLIP = 8, 0.2  # per update; how far it may push a token's probability, as a share of it
 # A task is drawn from a seed. The ranges never meet: nobody is examined on what it trained on.
-SFT_SEEDS, HELD_OUT = range(10**9, 10**9 + 100), range(2 * 10**9, 2 * 10**9 + 256)  # GRPO: from 0
+SFT_SEEDS, DEV = range(10**9, 10**9 + 100), range(2 * 10**9, 2 * 10**9 + 256)  # GRPO: from 0
 
 if not (MODEL / "model.safetensors").exists():
     sys.exit(f"pico.py: there is no model in {MODEL}; run it inside a clone of the repository")
@@ -247,7 +247,7 @@ def step(optimizer, lora: dict, rate: float) -> float:
 # ---------------------------------------------------- loop (book: sft.py, train.py, evaluate.py)
 def evaluate(w: dict, stage: str) -> None:
     """Held-out tasks, greedy: how many are exactly right, with Wilson's 95% interval (1927)."""
-    played = [group[0] for group in play(w, HELD_OUT, 1)]
+    played = [group[0] for group in play(w, DEV, 1)]
     n, z2, p = len(played), 1.96**2, sum(e.reward for e in played) / len(played)
     half = (z2 * (p * (1 - p) / n + z2 / (4 * n * n))) ** 0.5
     low, high = ((p + z2 / (2 * n) + sign * half) / (1 + z2 / n) for sign in (-1, 1))
@@ -297,4 +297,4 @@ if __name__ == "__main__":
     except (RuntimeError, MemoryError) as error:
         if "memory" not in repr(error).lower():
             raise
-        sys.exit("pico.py: out of memory; lower TASKS, or shorten HELD_OUT, at the top of the file")
+        sys.exit("pico.py: out of memory; lower TASKS, or shorten DEV, at the top of the file")

@@ -19,10 +19,10 @@ from typing import Annotated
 import tyro
 
 # A task is drawn from a seed. These ranges never meet (check sees to it); pretraining draws from
-# 3e9 on (lab/base/corpus.py).
+# 3e9 on (lab/base/corpus.py), and held-out tasks have a range that only evaluate.py knows.
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
-EVAL_SEEDS = 2_000_000_000  # held-out tasks
+DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
 MOST_UPDATES = 100_000  # of a run: the training tasks of the next --seed begin there
 MODELS = Path(__file__).resolve().parent / "models"  # the embedded ones
 EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
@@ -101,7 +101,7 @@ class Config:
     max_off_policy_steps: int | None = None  # drop episodes older than so many updates; None: none
     micro_tokens: int | None = None  # padded tokens per forward pass: memory, never the gradient
     gradient_checkpointing: bool = False  # less memory, a third slower
-    # evaluation: fixed held-out tasks, greedy
+    # evaluation: fixed development tasks, which nothing is trained on, greedy
     eval_n: int | None = None  # tasks per set; 32 would give an interval 34 points wide
     eval_every: int = 20  # updates
     eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well
@@ -120,6 +120,7 @@ class Config:
     runs: str = "runs"  # where run folders live
     resume: str = ""  # a run folder to continue
     eval_only: str = ""  # a run folder whose checkpoint to evaluate, and nothing else
+    held_out: bool = False  # with --eval-only: tasks that no run has looked at, for a final table
     save_every: int = 10  # updates between checkpoints
     wandb: bool = True  # online if you are logged in, else into the run folder, to sync later
 
@@ -273,6 +274,11 @@ def task_seeds(cfg: Config, update: int) -> list[int]:
 def sft_seeds(cfg: Config) -> list[int]:
     """The tasks of the demonstrations: the same for every --seed."""
     return [SFT_SEEDS + i for i in range(cfg.sft_examples)]
+
+
+def dev_seeds(cfg: Config) -> list[int]:
+    """The tasks of every evaluation during a run: the same for all runs, and never trained on."""
+    return [DEV_SEEDS + i for i in range(cfg.eval_n)]
 
 
 @cache  # an environment is made for every episode
@@ -441,6 +447,8 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     typed = {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
+    if cfg.held_out and not cfg.eval_only:
+        raise ValueError("--held-out: a run looks at development tasks; use it with --eval-only")
     if not (cfg.resume or cfg.eval_only):
         tell_unread(cfg.env, typed)
     return cfg, typed

@@ -25,7 +25,7 @@ from fast.plan import choose_model
 from grpo import advantages_of, check_names, update
 from learn.failures import put_in
 from policy import adam, checkpoint_activations, load_policy, set_learning_rate
-from settings import Config, eval_sets, learning_rate, make_env, sft_seeds, task_seeds
+from settings import Config, dev_seeds, eval_sets, learning_rate, make_env, sft_seeds, task_seeds
 from sft import sft
 
 
@@ -48,8 +48,8 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     def evaluate(stage: str) -> None:
         with run.clock("eval"):
             play, sets = partial(rollouts.greedy, update=max(state.update, 0)), eval_sets(cfg)
-            done = (run.folder, stage, state.update)
-            run.log_evaluation(evaluate_policy(policy, play, sets, cfg.eval_n, *done))
+            done = (dev_seeds(cfg), run.folder, stage, state.update)
+            run.log_evaluation(evaluate_policy(policy, play, sets, *done))
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------
     if state.update < 0:

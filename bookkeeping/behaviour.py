@@ -9,7 +9,7 @@
     evals.jsonl -> averages with paired differences, rows per scenario, tool use over time, the best
                    episode -> sections (bookkeeping/tables.py) -> report.md and report.html
 
-Why paired? Every evaluation plays the same held-out scenarios, and a poor scenario is poor for
+Why paired? Every evaluation plays the same development scenarios, and a poor scenario is poor for
 both. The p of a difference comes from flipping the signs of the scenarios' differences: if nothing
 changed, each is as likely to be above zero as below. A table asks about some twenty measures at
 once, and one of them would pass 0.05 by luck; so p is corrected by Holm's method (1979) over the
@@ -31,7 +31,7 @@ from scipy import stats
 import metrics
 from bookkeeping import compare, records, tables
 from bookkeeping.tables import NAMES, PERCENT, average, interval, measures, scale, section, values
-from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, Turn, brief
+from env_swarm import DEV_SEEDS, WEIGHTS, Swarm, Turn, brief
 from swarm.tools import Refused, read_call
 
 COLOURS = {  # work is blue, trade orange, talk green, errors red, passing grey
@@ -129,7 +129,7 @@ def averages(config: dict, a: dict, b: dict) -> dict:
             clearly if row["corrected"] < 0.05 else "cannot tell",
         ])  # fmt: skip
     text = [
-        f"Means over the same {n} held-out scenarios ({b['tasks']}), greedy, with 95% intervals; "
+        f"Means over the same {n} scenarios ({b['tasks']}), greedy, with 95% intervals; "
         "the difference is paired by scenario. p is corrected by Holm's method for the "
         f"{len(rows)} rows; up and down are said where it is below 0.05."
     ]
@@ -369,7 +369,7 @@ def report(folder: Path, which: tuple[str, str] | None = None) -> str:
 
 
 def draw_parts(ax, config: dict, evals: list[dict]) -> None:
-    """What the held-out reward is made of: each part times its weight, stacked."""
+    """What the development reward is made of: each part times its weight, stacked."""
     paid = {name: w for name, w in weights(config).items() if w and name in measures(*evals)}
     layers = [[w * np.nanmean(values(e, name)) for e in evals] for name, w in paid.items()]
     names = [f"{w:g} x {name}" for name, w in paid.items()]
@@ -434,14 +434,14 @@ def made_up(folder: Path, n: int = 32, players=("idle", "random", "grinder", "ex
     evals, episodes = [], []
     when = ((-1, "before"), (0, "after_sft"), (20, "train"), (40, "final"))
     for (update, stage), style in zip(when, players):
-        marks, talks = zip(*(played(Swarm(style=style), EVAL_SEEDS + i) for i in range(n)))
+        marks, talks = zip(*(played(Swarm(style=style), DEV_SEEDS + i) for i in range(n)))
         at = {"update": update, "stage": stage}
         measured = {name: [m[name] for m in marks] for name in marks[0]}
         measured["reply_tokens"] = [100] * n
         evals.append(at | {"tasks": "medium v0.2", "trained": True} | measured)
         for i in sorted({*range(min(SHOWN, n)), int(np.argmax(measured["reward"]))}):
             episodes.append({
-                **at, "source": "eval", "group": i, "member": 0, "seed": EVAL_SEEDS + i,
+                **at, "source": "eval", "group": i, "member": 0, "seed": DEV_SEEDS + i,
                 "reward": marks[i]["reward"], "components": marks[i], "stop_reason": "done",
                 "reply_tokens": 100, "messages": talks[i],
             })  # fmt: skip

@@ -507,7 +507,7 @@ def draw_final(ax, arms: list[Arm]) -> None:
     ax.set_yticks(middles, [f"{t}\n(trained)" if is_trained(t) else t for t in sets])
     shown, unit = ("exactly right", "%") if what == "exact" else ("mean reward", "reward")
     marks = "diamond: arm, dots: runs, 95% intervals"
-    ax.set(title=f"final, {shown} on held-out tasks ({marks})", xlabel=unit)
+    ax.set(title=f"final, {shown} on development tasks ({marks})", xlabel=unit)
     if what == "exact":
         ax.set(xlim=(-2, 102))
 

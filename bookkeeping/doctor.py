@@ -28,13 +28,13 @@ The last eight are mistakes in the code around a run; learn/failures.py makes ea
 purpose. (A ninth, `template`, is seen in the prompts themselves: guard.other_opening.)
 
 After every evaluation it also looks at evals.jsonl, at the tasks that are trained. Every evaluation
-plays the same held-out tasks, so two of them are compared task by task:
+plays the same development tasks, so two of them are compared task by task:
 
     symptom              seen in                           most often
     no SFT               before and after SFT the same     too few steps, or nothing new was shown
     bad SFT              reward, exact lower after SFT     a rate that is too high, or bad examples
     pays something else  reward up, exact down             partial credit that pays a guess
-    only in training     training reward up, held-out not  few or easier tasks in training
+    only in training     training reward up, evaluations not  few or easier tasks in training
     lost                 reward, exact below after SFT     a learning rate that is too high
     past its best        reward, exact below the best      it trained for too long
     length               replies half or twice as long     what longer replies were for is not paid
@@ -353,10 +353,10 @@ def uncorrected(lines: list[dict], n: int = 3) -> str | None:
     )
 
 
-# --------------------------------------------------------------------------- held-out evaluations
+# -------------------------------------------------------------------------- development evaluations
 
 
-def held_out(evals: list[dict], rewards: list[float], config: dict) -> dict[str, str]:
+def development(evals: list[dict], rewards: list[float], config: dict) -> dict[str, str]:
     """{symptom: sentence} after an evaluation.
 
     evals: the lines of evals.jsonl so far. rewards: as in symptoms. config: the run's flags.
@@ -372,7 +372,7 @@ def held_out(evals: list[dict], rewards: list[float], config: dict) -> dict[str,
         name = goal(*evals)
         best = max(evals[evals.index(sft) : -1], key=lambda e: np.mean(e[name]))
         told |= (  # the first that is there: the others would speak of the same illness
-            pays_something_else_held_out(sft, now)
+            pays_something_else_in_development(sft, now)
             or ({} if config.get("curriculum") else only_in_training(sft, now, rewards))
             or lost(sft, now)
             or past_its_best(best, now)
@@ -427,7 +427,7 @@ def sft_changed(before: dict, after: dict) -> dict[str, str]:
     for name in {goal(before, after): 0, "reward": 0}:
         if moved(before, after, name) < -SURE_AT_END:
             return {
-                "bad SFT": f"over SFT {change(before, after, name)}, on held-out tasks: the "
+                "bad SFT": f"over SFT {change(before, after, name)}, on development tasks: the "
                 "demonstrations are worse than the model was, or SFT broke it; read what it says "
                 "after_sft in report.html, lower --sft-lr, or leave it out (--sft-steps 0)"
             }
@@ -439,14 +439,14 @@ def sft_changed(before: dict, after: dict) -> dict[str, str]:
     if not equal(before, after, name):
         return {}
     return {
-        "no SFT": f"over SFT {change(before, after, name)}, on held-out tasks, and neither "
+        "no SFT": f"over SFT {change(before, after, name)}, on development tasks, and neither "
         "format nor length of the replies moved: it taught nothing that can be measured, most "
         "often because of too few steps or a low rate; three times --sft-lr or --sft-steps, or "
         "--sft-steps 0 if the model can do already what is shown"
     }
 
 
-def pays_something_else_held_out(sft: dict, now: dict) -> dict[str, str]:
+def pays_something_else_in_development(sft: dict, now: dict) -> dict[str, str]:
     """The same as in training, see above. Two things come together, so exact answers need not have
     fallen as surely as the reward has risen."""
     if goal(sft, now) != "exact" or moved(sft, now, "reward") < sure(now):
@@ -454,14 +454,14 @@ def pays_something_else_held_out(sft: dict, now: dict) -> dict[str, str]:
     if -moved(sft, now, "exact") < sure(now) - 1:
         return {}
     return {
-        "pays something else": f"on held-out tasks {change(sft, now, 'reward')}, and "
+        "pays something else": f"on development tasks {change(sft, now, 'reward')}, and "
         f"{change(sft, now, 'exact')}: the reward pays something else, most often a guess that "
         "earns partial credit; pay exact answers, or make the parts small"
     }
 
 
 def only_in_training(sft: dict, now: dict, rewards: list[float], n: int = 10) -> dict[str, str]:
-    """The training reward rises, beyond what held-out tasks earn, and those earn no more.
+    """The training reward rises, beyond what development tasks earn, and those earn no more.
 
     Beyond: at first a greedy policy earns more than its samples, and samples may catch up with it.
     """
@@ -474,7 +474,7 @@ def only_in_training(sft: dict, now: dict, rewards: list[float], n: int = 10) ->
         return {}
     return {
         "only in training": f"the training reward rose from {start.mean:.2f} to {end.mean:.2f}, "
-        f"and on held-out tasks {change(sft, now, 'reward')}: what is learnt holds for the "
+        f"and on development tasks {change(sft, now, 'reward')}: what is learnt holds for the "
         "training tasks alone, because they are few, easier or leak the answer; look at "
         "reset(seed), or stop earlier"
     }
@@ -485,7 +485,7 @@ def lost(sft: dict, now: dict) -> dict[str, str]:
     for name in {goal(sft, now): 0, "reward": 0}:
         if moved(sft, now, name) < -sure(now):
             return {
-                "lost": f"since SFT {change(sft, now, name)}, on held-out tasks: GRPO makes the "
+                "lost": f"since SFT {change(sft, now, name)}, on development tasks: GRPO makes the "
                 f"policy worse, {LOWER_RATE}, or because the reward pays something else; try a "
                 "third of --lr, and read in report.html what is paid"
             }
@@ -498,7 +498,7 @@ def past_its_best(best: dict, now: dict) -> dict[str, str]:
     if moved(best, now, name) > -SURE:
         return {}
     return {
-        "past its best": f"since update {best['update']} {change(best, now, name)}, on held-out "
+        "past its best": f"since update {best['update']} {change(best, now, name)}, on development "
         f"tasks: the best is behind it; start again with a lower --lr, or with --updates "
         f"{best['update']}"
     }
@@ -523,7 +523,7 @@ def length(sft: dict, now: dict) -> dict[str, str]:
         "whether the reward asks for it"
     )
     return {
-        "length": f"replies to held-out tasks went from {was:.0f} to {tokens:.0f} tokens since "
+        "length": f"replies to development tasks went from {was:.0f} to {tokens:.0f} tokens since "
         f"SFT, and {change(sft, now, name)}: {why}"
     }
 
@@ -545,7 +545,7 @@ def look_at(lines: list[dict], evals: list[dict] = (), config: dict | None = Non
     def after(update: int, rewards: list[float]) -> None:
         seen = [e for e in evals if e.get("stage") in STAGES and e["update"] <= update]
         if seen and max(e["update"] for e in seen) == update:
-            tell(update, held_out(seen, rewards, config or {}))
+            tell(update, development(seen, rewards, config or {}))
 
     after(0, [])
     for i, now in enumerate(lines, 1):

@@ -24,7 +24,7 @@ import sft
 from bookkeeping import folder
 from bookkeeping.records import printable
 from rollout import EnvironmentFailed
-from settings import EVAL_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, make_env
+from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, make_env
 
 ENV_SECONDS = 60.0  # for one call of an environment; one that needs more (a judge over the
 #                     network) sets `seconds` on itself
@@ -161,7 +161,7 @@ def check_environment(new_env: Callable, expert: bool = True) -> None:
         raise ValueError(f"think is {shown(env.think)}, and not True or False")
     if not isinstance(env.tools, list | None):
         raise ValueError(f"tools is {shown(env.tools)}, and not None or a list of JSON schemas")
-    seeds = (TRAIN_SEEDS, TRAIN_SEEDS + 1, SFT_SEEDS, EVAL_SEEDS)
+    seeds = (TRAIN_SEEDS, TRAIN_SEEDS + 1, SFT_SEEDS, DEV_SEEDS)
     openings = [ask(new_env(), "reset", messages_of, seed) for seed in seeds]
     again = [ask(env, "reset", messages_of, seed) for seed in seeds]
     if openings != again:

@@ -145,7 +145,7 @@ def head(summary: dict) -> list[str]:
     out = [
         f"{config['env']}, {trained}: {what} "
         f"(before → after SFT → after {summary['updates']} updates of GRPO; greedy, "
-        f"{results['final']['n']} held-out tasks, 95% intervals)."
+        f"{results['final']['n']} development tasks, 95% intervals)."
     ]
     over = "Gain of GRPO over SFT in {}, on the same tasks: {}."
     if exact and reward:
@@ -211,7 +211,7 @@ def evaluation_table(summary: dict, evals: list[dict]) -> list[str]:
                 row.append(tables.cell(here[name], what))
         rows.append(row)
     title = ["update", *(f"{name}, {tables.label(what)}" for name, what in columns)]
-    sentence = f"Greedy, the same {n} held-out tasks every time; {measured}, with 95% intervals."
+    sentence = f"Greedy, the same {n} development tasks every time; {measured}, with 95% intervals."
     return [sentence, "", *tables.grid(title, rows)]
 
 
@@ -401,7 +401,7 @@ def where_time_goes(lines: list[dict]) -> list[str]:
 
 
 def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict]) -> None:
-    """Four pictures: held-out tasks, training reward, habits, reply length.
+    """Four pictures: development tasks, training reward, habits, reply length.
 
     For swarm the last two are what the turns are used for, and how they go. Entries of the score
     that somebody has added have a picture of their own.
@@ -413,14 +413,14 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
     size = (13 if swarm else 11, 7.5 + 1.1 * timed + 3 * bool(own))
     fig = plt.figure(figsize=size, layout="constrained")
     grid = fig.add_gridspec(len(heights), 2, height_ratios=heights)
-    held_out, training, *lower = (fig.add_subplot(grid[i, j]) for i in (0, 1) for j in (0, 1))
+    development, training, *lower = (fig.add_subplot(grid[i, j]) for i in (0, 1) for j in (0, 1))
     if timed:
         draw_time(fig.add_subplot(grid[2, :]), lines)
     if own:
         draw_own(fig.add_subplot(grid[-1, :]), own, lines, evals, summary["trained"])
     model, seed = Path(summary["model"]).name, summary["seed"]
     fig.suptitle(f"{summary['env']}, trained on {summary['trained']}, {model}, seed {seed}")
-    draw_held_out(held_out, summary, evals)
+    draw_development(development, summary, evals)
     if not lines:
         for ax in (training, *lower):
             where = {"ha": "center", "transform": ax.transAxes}
@@ -434,14 +434,14 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
             behaviour.draw_turns(lower[1], lines, min(10, len(lines)))
         else:
             draw_habits(*lower, lines)
-    for ax in (held_out, training, *lower):
+    for ax in (development, training, *lower):
         ax.grid(alpha=0.25)
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
 
 def draw_own(ax, own: list[str], lines: list[dict], evals: list[dict], trained: str) -> None:
-    """Entries of the score that somebody has added: of every update, and on held-out tasks."""
+    """Entries of the score that somebody has added: of every update, and on development tasks."""
     during = [e for e in evals if e["tasks"] == trained and e["stage"] != "before"]
     for i, name in enumerate(own):
         here, color = [line for line in lines if name in line], f"C{i % 10}"
@@ -456,7 +456,7 @@ def draw_own(ax, own: list[str], lines: list[dict], evals: list[dict], trained: 
         )
         ax.fill_between(x, *ends.reshape(-1, 2).T, alpha=0.18, color=color)
     ax.grid(alpha=0.25)
-    ax.set(title="further parts of the score (held-out with 95% bands; thin: training)")
+    ax.set(title="further parts of the score (development with 95% bands; thin: training)")
     ax.set(xlabel="update")
     ax.legend(loc="best", fontsize=8)
 
@@ -483,7 +483,7 @@ def draw_bars(ax, bars: dict[str, dict[str, float]]) -> None:
     ax.margins(x=0)
 
 
-def draw_held_out(ax, summary: dict, evals: list[dict]) -> None:
+def draw_development(ax, summary: dict, evals: list[dict]) -> None:
     """Exact answers, or the mean reward if there is no such thing, with 95% bands."""
     (has_exact, has_reward), trained = shown(summary), summary["trained"]
     factor, names = (100 if has_exact else 1), list(summary["eval"])
@@ -511,7 +511,7 @@ def draw_held_out(ax, summary: dict, evals: list[dict]) -> None:
         if before:
             ax.plot(0, factor * measure(before).mean, marker="x", color=line.get_color())
     n = len(evals[0]["reward"])
-    ax.set(title=f"held-out tasks (n={n}, 95% bands; × before SFT)", xlabel="update")
+    ax.set(title=f"development tasks (n={n}, 95% bands; × before SFT)", xlabel="update")
     if has_exact:
         ylabel = "% exact (reward x 100)" if has_reward else "% exactly right"
         ax.set(ylabel=ylabel, ylim=(-2, 102))

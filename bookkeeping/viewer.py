@@ -250,21 +250,21 @@ def eval_charts(results: list[dict]) -> list[dict]:
 
     n = max((r[key].n for r in results for key in ("exact", "reward") if r[key]), default=0)
     same = all(r["exact"] and r["reward"] and r["exact"].mean == r["reward"].mean for r in results)
-    title = f"held-out, exactly right{' (= mean reward)' if same else ''}, n={n}"
+    title = f"development, exactly right{' (= mean reward)' if same else ''}, n={n}"
     exact = chart(title, series("exact", 100, 1), "%", 100)
     if same and exact:
         return exact
-    return exact + chart(f"held-out, mean reward, n={n}", series("reward", 1, 3))
+    return exact + chart(f"development, mean reward, n={n}", series("reward", 1, 3))
 
 
 def part_charts(evals: list[dict]) -> list[dict]:
-    """What the reward of the trained held-out tasks is made of, each part before its weight."""
+    """What the reward of the trained development tasks is made of, each part before its weight."""
     trained, colours, series = [e for e in evals if e.get("trained")], (0, 3, 2, 1), []
     for name, colour in zip(tables.PARTS, colours):
         mine = [e for e in trained if e.get(name)]
         points = [point(e["update"], metrics.mean(numbers(e[name]))) for e in mine]
         series.append({"name": name, "colour": colour, "points": points})
-    return chart("held-out, the parts of the reward", series, "", 1.0)
+    return chart("development, the parts of the reward", series, "", 1.0)
 
 
 def stack(layers: list[dict]) -> list[dict]:

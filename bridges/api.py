@@ -46,7 +46,7 @@ from evaluate import eval_line, known, parts
 from fast import parallel
 from policy import first_line
 from rollout import Episode, finish
-from settings import EVAL_SEEDS, Config, by_size, check, eval_sets, fill, kind, short
+from settings import DEV_SEEDS, Config, by_size, check, eval_sets, fill, kind, short
 
 
 class Hopeless(Exception):
@@ -158,8 +158,8 @@ def close(loop, handler) -> None:
 
 
 def evaluate_api(cfg) -> Path:
-    """Evaluate an endpoint on the held-out tasks that the flags describe. Returns its run folder,
-    which bookkeeping/compare.py takes like any other."""
+    """Evaluate an endpoint on the development tasks that the flags describe. Returns its run
+    folder, which bookkeeping/compare.py takes like any other."""
     if parallel.world() > 1:
         raise ValueError("--api-base is for one process; leave torchrun out")
     check(cfg)
@@ -189,7 +189,7 @@ def evaluate_api(cfg) -> Path:
         bar.update()
 
     try:
-        run(play_all(end, make_env, [EVAL_SEEDS + i for i in range(cfg.eval_n)], finished))
+        run(play_all(end, make_env, [DEV_SEEDS + i for i in range(cfg.eval_n)], finished))
     except TimeoutError:
         ended = f"the {cfg.api_minutes:g} minutes were over (--api-minutes)"
     except Hopeless as reason:
@@ -280,7 +280,7 @@ def tell(
     out = [
         f"# {cfg.model}\n",
         f"{cfg.env}, {tasks}, over an API ({how}, at most {cfg.max_tokens} tokens a reply): "
-        f"n = {n} held-out tasks{lost}.\n",
+        f"n = {n} development tasks{lost}.\n",
         "| | mean [95% interval] |",
         "|---|---|",
     ]

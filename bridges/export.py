@@ -90,7 +90,8 @@ CARD = """---
 
 ## Evaluation
 
-Greedy, held-out tasks, 95% intervals (Wilson for shares, bootstrap for means). One training seed.
+Greedy, on development tasks, with 95% intervals (Wilson for shares, bootstrap for means). One
+training seed.
 
 | tasks | before | after SFT | after GRPO | n |
 |---|---|---|---|---|

@@ -153,7 +153,7 @@ def test_what_is_so_is_found():
 
 
 def fake_run(flags: str, seed: int, exact: float) -> Run:
-    """What train.py would have left, with 16 held-out tasks."""
+    """What train.py would have left, with 16 development tasks."""
     with ledger.PARSING:
         cfg = tyro.cli(settings.Config, args=[*flags.split(), "--seed", str(seed)])
     settings.check(cfg)

@@ -28,7 +28,7 @@ from env_letters import Letters, write_reply
 from env_swarm import Swarm
 from fast.sampler import TorchSampler
 from rollout import delta_ids, play, prompt_ids
-from settings import EVAL_SEEDS
+from settings import DEV_SEEDS
 from swarm.tools import write_call
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,15 +126,15 @@ def no_waiting(monkeypatch):
 def right(body: dict) -> str:
     """The right answer to a letters task, found from the question."""
     env = Letters(2, "binary", True, "bare")
-    seed = next(EVAL_SEEDS + i for i in range(50) if env.reset(EVAL_SEEDS + i)[0]["content"] == body["messages"][0]["content"])
+    seed = next(DEV_SEEDS + i for i in range(50) if env.reset(DEV_SEEDS + i)[0]["content"] == body["messages"][0]["content"])
     env.reset(seed)
     return write_reply(env.task, "bare")
 
 
 def number(body: dict) -> int:
-    """Which of the held-out tasks is it?"""
+    """Which of the development tasks is it?"""
     env = Letters(2, "binary", True, "bare")
-    return next(i for i in range(50) if env.reset(EVAL_SEEDS + i)[0]["content"] == body["messages"][0]["content"])
+    return next(i for i in range(50) if env.reset(DEV_SEEDS + i)[0]["content"] == body["messages"][0]["content"])
 
 
 # ---------------------------------------------------------------------------------------------- faults
@@ -224,7 +224,7 @@ def test_nobody_listens(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr()
     assert "m: nobody listens there (connection refused); start the server, or check --api-base" in said.err
     assert said.out.count("a request failed: nobody listens there") == 1
-    assert said.out.index("a request failed") < said.out.index("held-out tasks")  # before it is over
+    assert said.out.index("a request failed") < said.out.index("development tasks")  # before it is over
     kept = next(line for line in said.out.splitlines() if line.startswith("kept in "))
     assert kept.endswith("report.md, report.html") and not (tmp_path / "run" / "episodes.jsonl").exists()  # and nothing to compare
 
@@ -272,7 +272,7 @@ def test_failed_episodes_are_in_no_mean_and_named(endpoint, tmp_path):
     assert summary["eval"]["tier 2"]["final"]["reward"]["mean"] == pytest.approx(0.8)
     report = (tmp_path / "run" / "report.md").read_text()
     assert (
-        "n = 5 held-out tasks; 1 more failed or were not played, and are in no mean." in report
+        "n = 5 development tasks; 1 more failed or were not played, and are in no mean." in report
         and "10 prompt and 15 completion tokens" in report
     )
     assert (tmp_path / "run" / "report.html").exists()
@@ -377,7 +377,7 @@ def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path):
     assert run.returncode == 130 and "stopped by you" in err and "Traceback" not in err
     (line,) = records.lines(tmp_path / "run" / "evals.jsonl")
     assert line["reward"] == [1.0] * 3 and len(line["missing"]) == 17
-    assert "n = 3 held-out tasks; 17 more failed or were not played" in out
+    assert "n = 3 development tasks; 17 more failed or were not played" in out
 
 
 def test_a_name_server_that_does_not_answer_keeps_nobody_waiting(tmp_path, monkeypatch):
@@ -564,7 +564,7 @@ def test_an_episode_of_tool_calls_is_the_same_in_fields_and_in_text(endpoint, tm
         return say(None, message={"tool_calls": [{"id": f"c{turn}", "type": "function", "function": function}]}, finish_reason="tool_calls")
 
     env = Swarm("medium")
-    env.reset(EVAL_SEEDS)
+    env.reset(DEV_SEEDS)
     while not env.step(write_call(*CALLS[len(env.log) % len(CALLS)]))[1]:
         pass
     url, seen = endpoint(behave)
@@ -635,7 +635,7 @@ def test_over_http_a_policy_says_and_gets_what_it_does_in_process(load, served, 
     cfg = config(tmp_path, served(policy), model="ours", eval_n=n, max_tokens=100, api_concurrency=4, **more)
     api.evaluate_api(cfg)
     (make_env,) = [env for trained, env in settings.eval_sets(cfg).values() if trained]
-    groups = play(policy, TorchSampler(policy), make_env, [EVAL_SEEDS + i for i in range(n)], 1, 100, 0.0, noise=0)
+    groups = play(policy, TorchSampler(policy), make_env, [DEV_SEEDS + i for i in range(n)], 1, 100, 0.0, noise=0)
     over_http = {e["seed"]: e for e in records.lines(tmp_path / "run" / "episodes.jsonl")}
     for (episode,) in groups:
         other = over_http[episode.seed]

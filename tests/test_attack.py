@@ -11,7 +11,7 @@ import pytest
 import metrics
 from env_alphabet import Alphabet
 from env_letters import Letters
-from env_swarm import EVAL_SEEDS, Swarm
+from env_swarm import DEV_SEEDS, Swarm
 from lab.trust import attack
 from lab.trust.attack import ALPHABET, LETTERS, markdown, play_alphabet, play_letters, row, table_of, verdict
 from lab.trust.attack_swarm import FAIR, FREE, SWARM, WORK, Way, play, player, search, value
@@ -24,7 +24,7 @@ N = 25  # scenarios of the swarm
 
 
 def rewards(make, version: str = "0.2", n: int = N) -> list[float]:
-    return [play(make, version, EVAL_SEEDS + i)["reward"] for i in range(n)]
+    return [play(make, version, DEV_SEEDS + i)["reward"] for i in range(n)]
 
 
 # ---------------------------------------------------------------------------------------------- letters and alphabet
@@ -46,7 +46,7 @@ def test_letters_pay_nothing_for_an_answer_that_is_not_one(tier, reward):
 
 def test_letters_guesses_earn_what_the_table_says_they_may():
     env = Letters(6, "partial", True, "bare")
-    env.reset(EVAL_SEEDS)
+    env.reset(DEV_SEEDS)
     wanted = sum(n == 0 for n in env.task.counts) / len(
         env.task.counts
     )  # by hand: 0.1 for the form, 0.9 for the share of letters that are right
@@ -58,7 +58,7 @@ def test_letters_guesses_earn_what_the_table_says_they_may():
 def test_who_may_not_think_cannot_tally_around_the_answer(name):
     assert play_letters(name, 20, 6, "binary") == [0.0] * 20
     env = Letters(6, "binary", False, "bare")
-    env.reset(EVAL_SEEDS)
+    env.reset(DEV_SEEDS)
     for right in (env.expert_reply(), "\n\n" + env.expert_reply() + "\n", env.expert_reply().replace(", ", ",\n    ")):
         env.step(right)
         assert env.score()["reward"] == 1.0, "a plain answer is right, however it is laid out"
@@ -79,7 +79,7 @@ def test_alphabet_pays_one_sorted_list_and_nothing_else():
 def test_alphabet_does_not_pay_for_thinking_that_was_forbidden():
     assert play_alphabet("no-think: thinks all the same", 20) == [0.0] * 20
     env = Alphabet(3, 3, 1, 4, 8.0, False, False, "bare")
-    env.reset(EVAL_SEEDS)
+    env.reset(DEV_SEEDS)
     while not env.step("\n" + env.expert_reply() + "\n")[1]:
         pass
     assert env.score()["reward"] == 1.0
@@ -160,7 +160,7 @@ def test_v1_keeps_its_loophole(expert):
 
 def test_draining_costs_the_name():
     for version in ("0.2", "0.1"):
-        marks = [play(SWARM["asks 20 of everybody"], version, EVAL_SEEDS + i) for i in range(10)]
+        marks = [play(SWARM["asks 20 of everybody"], version, DEV_SEEDS + i) for i in range(10)]
         assert sum(m["reputation"] for m in marks) / 10 < 0.2 and sum(m["reward"] for m in marks) / 10 < 0.75
 
 
@@ -205,7 +205,7 @@ def test_an_attacker_sees_the_view_and_nothing_else():
 
     for name, make in SWARM.items():
         env = Swarm("medium")
-        env.reset(EVAL_SEEDS + 3)
+        env.reset(DEV_SEEDS + 3)
         calls = [make()(env.seen, random.Random(1)) for _ in range(2)]
         for member in env.economy.members.values():
             member.kind = "deceptive"

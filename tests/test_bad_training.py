@@ -16,7 +16,7 @@ import sft
 import train
 from bookkeeping.checkpoint import load_checkpoint
 from fast import decoder
-from settings import EVAL_SEEDS
+from settings import DEV_SEEDS
 
 SHORT = [
     "--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "2", "--eval-every", "100",
@@ -136,8 +136,8 @@ def test_where_every_episode_raises_the_run_stops_and_names_the_first(monkeypatc
 
 
 def test_a_task_whose_reset_raises_costs_its_own_episodes_and_neither_save_nor_resume(monkeypatch, capsys, tmp_path):
-    """One task of the first update, one of the last before the end, and one of the held-out tasks."""
-    reset, bad = env_letters.Letters.reset, {0, 7, EVAL_SEEDS}
+    """One task of the first update, one of the last before the end, and one of the development tasks."""
+    reset, bad = env_letters.Letters.reset, {0, 7, DEV_SEEDS}
 
     def raises(self, seed):
         if seed in bad:
@@ -157,7 +157,7 @@ def test_a_task_whose_reset_raises_costs_its_own_episodes_and_neither_save_nor_r
     assert kept[1, 1]["segments"] and kept[4, 7]["segments"] == [] and kept[4, 6]["segments"]
     assert (folder / "report.html").exists() and (folder / "report.md").exists()
     assert all(
-        line["missing"] == {"0": f"KeyError: 'no task {EVAL_SEEDS}' (test_bad_training.py:{raises.__code__.co_firstlineno + 2})"}
+        line["missing"] == {"0": f"KeyError: 'no task {DEV_SEEDS}' (test_bad_training.py:{raises.__code__.co_firstlineno + 2})"}
         for line in lines(folder / "evals.jsonl")
         if line["trained"]
     )

@@ -17,7 +17,7 @@ from scipy import stats
 import metrics
 import warm
 from bookkeeping import behaviour, compare, tables
-from env_swarm import EVAL_SEEDS, Swarm, play
+from env_swarm import DEV_SEEDS, Swarm, play
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 24
@@ -52,7 +52,7 @@ def test_averages_are_those_of_the_games(run):
     config, evals, episodes = load(run)
     found = table(behaviour.sections(config, evals, episodes), "Behaviour: after SFT → update 40 (final)")
     rows = {row[0]: row[1:] for row in found["rows"]}
-    before, after = ([play(Swarm(style=style), EVAL_SEEDS + i) for i in range(N)] for style in ("random", "expert"))
+    before, after = ([play(Swarm(style=style), DEV_SEEDS + i) for i in range(N)] for style in ("random", "expert"))
     for name in ("reward", "quality", "used_submit_work", "used_accept_proposal", "gain", "error_rate"):
         digits, factor, _ = tables.scale(name)
         a, b, difference, _, clearly = rows[tables.NAMES[name]]
@@ -137,7 +137,7 @@ def test_the_rows_of_the_first_scenarios(run):
     assert [row[0] for row in found["rows"]] == [str(i) for i in range(8)]
     for i, row in enumerate(found["rows"]):
         cells = dict(zip(found["head"], row))
-        a, b = play(Swarm(style="random"), EVAL_SEEDS + i), play(Swarm(style="expert"), EVAL_SEEDS + i)
+        a, b = play(Swarm(style="random"), DEV_SEEDS + i), play(Swarm(style="expert"), DEV_SEEDS + i)
         assert cells["reward"] == f"{a['reward']:.2f} → {b['reward']:.2f}"
         both = [f"{m['used_claim_task']}/{m['used_submit_work']}" for m in (a, b)]
         assert cells["claimed/submitted"] == " → ".join(both) and cells["errors"] == f"{a['error_rate']:.0%} → {b['error_rate']:.0%}"
@@ -156,10 +156,10 @@ def test_the_best_episode_is_the_best_and_its_calls_are_those_that_were_made(run
     config, evals, episodes = load(run)
     found = behaviour.sections(config, evals, episodes)
     best, env = int(np.argmax(evals[3]["reward"])), Swarm(style="expert")
-    play(env, EVAL_SEEDS + best)
+    play(env, DEV_SEEDS + best)
     section, calls = table(found, "The best episode"), table(found, "Its 25 calls")
     assert section["text"][0].startswith(f"Scenario {best} earned {max(evals[3]['reward']):.3f}, the most of {N}")
-    assert section["episode"] == {"update": 40, "stage": "final", "seed": EVAL_SEEDS + best}
+    assert section["episode"] == {"update": 40, "stage": "final", "seed": DEV_SEEDS + best}
     for step, (turn, row) in enumerate(zip(env.log, calls["rows"], strict=True), 1):
         assert row[0] == str(step) and row[1] == behaviour.brief(turn)
         assert row[2] == (turn.result if step < 25 else "(the end)") or row[2] == f"error: {turn.result}"

@@ -186,7 +186,7 @@ def test_an_environment_that_names_no_parts_may_pay_as_it_likes():
     assert line["exact_reward"] == 4.5 and doctor.symptoms([line], [line["reward"]]) == {}
 
 
-# ---------------------------------------------------------------------------------------------- held-out evaluations
+# ---------------------------------------------------------------------------------------------- development evaluations
 
 N = 256
 
@@ -204,7 +204,7 @@ FLAGS = {"sft_steps": 50}
 FLAT = {"reward": np.full(30, 0.45)}
 
 # {symptom: (evaluations after SFT, or all; the update that tells it; what the sentence must say)}
-HELD_OUT = {
+DEV = {
     "no SFT": ([evaluation("before", -1, 0.45), SFT], 0, ("+0.0 points [-1.5, +1.5]", "--sft-lr")),
     "bad SFT": ([evaluation("before", -1, 0.6), SFT], 0, ("-15.2 points [", "--sft-lr")),
     "pays something else": (
@@ -221,9 +221,9 @@ def rewards_of(symptom: str) -> dict:
     return {"reward": np.linspace(0.4, 0.84, 30)} if symptom == "only in training" else FLAT
 
 
-@pytest.mark.parametrize("symptom", HELD_OUT)
+@pytest.mark.parametrize("symptom", DEV)
 def test_what_evaluations_show_is_told_with_its_interval(symptom):
-    evals, update, says = HELD_OUT[symptom]
+    evals, update, says = DEV[symptom]
     (told,) = doctor.look_at(doctor.made_up(**rewards_of(symptom)), evals, FLAGS)
     assert told.startswith(f"update {update}: {symptom}: ") and "\n" not in told
     assert all(words in told for words in says), told
@@ -252,7 +252,7 @@ def save(file: Path, lines: list[dict]) -> None:
 
 
 def test_a_run_and_its_report_tell_what_evaluations_show(tmp_path, capsys):
-    evals = HELD_OUT["lost"][0]
+    evals = DEV["lost"][0]
     save(tmp_path / "evals.jsonl", evals)
     run = Run(Config(sft_steps=50), tmp_path, tmp_path, None, State(update=30), keep=[], wandb=lambda line: None)
     run.log_evaluation({})
@@ -298,7 +298,7 @@ def test_flat_runs_are_rarely_told_anything_however_often_they_are_looked_at():
     rng, told = np.random.default_rng(0), 0
     for i in range(120):
         evals, rewards = flat_run(rng, n=(32, 128, 256)[i % 3], looks=20, paid_in_parts=i % 2 == 0)
-        told += any(doctor.held_out(evals[: k + 1], rewards[: 20 * (k - 1)], FLAGS) for k in range(1, len(evals)))
+        told += any(doctor.development(evals[: k + 1], rewards[: 20 * (k - 1)], FLAGS) for k in range(1, len(evals)))
     assert told <= 4
 
 
@@ -316,7 +316,7 @@ def test_a_loss_of_8_points_on_256_tasks_is_told_in_half_of_the_runs_that_end_wi
 def test_the_table_has_a_row_for_every_symptom():
     """Of each a test above, or a run of learn/failures.py, shows that it is told."""
     rows = re.findall(r"^    (\w+(?: \w+)*)  ", doctor.__doc__, re.M)
-    assert set(rows) - {"symptom"} == {*ILL, *HELD_OUT, *(f.told for f in failures.FAILURES.values())} - {"template"}
+    assert set(rows) - {"symptom"} == {*ILL, *DEV, *(f.told for f in failures.FAILURES.values())} - {"template"}
 
 
 # ---------------------------------------------------------------------------------------------- runs that were made
@@ -353,7 +353,7 @@ def test_the_command_line(tmp_path):
     ask = lambda *words: warm.run(["-m", "bookkeeping.doctor", *words], ROOT)
     assert "nothing to tell" in ask().stdout
     save(tmp_path / "metrics.jsonl", doctor.made_up(**FLAT | ILL["noise"][0]))
-    save(tmp_path / "evals.jsonl", HELD_OUT["lost"][0])
+    save(tmp_path / "evals.jsonl", DEV["lost"][0])
     told = ask(str(tmp_path)).stdout
     assert told.startswith("update 18: noise: ") and "\nupdate 30: lost: " in told
     missing = ask(str(tmp_path / "no"))

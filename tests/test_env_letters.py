@@ -190,10 +190,10 @@ def test_different_seeds_give_different_tasks():
     assert len({task.text for task in tasks_of(6)}) == N
 
 
-def test_how_many_held_out_words_were_trained_on_is_what_the_page_says():
+def test_how_many_development_words_were_trained_on_is_what_the_page_says():
     page = " ".join((ROOT / "docs" / "letters.md").read_text().split())
     (n, texts, again), others = overlap.seen(5), [overlap.seen(tier) for tier in (1, 2, 3, 4, 6)]
-    assert f"{texts} of tier 5's {n} held-out tasks have a word" in page and again == 0
+    assert f"{texts} of tier 5's {n} development tasks have a word" in page and again == 0
     assert f"its list has {len(words_between(15, 35)):,} words" in page
     assert max(seen for _, seen, _ in others[:4]) == 5 and "of tiers 1 to 4, five or fewer" in page and others[4] == (256, 0, 0)
     assert not any(again for *_, again in others)

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from env_swarm import STYLES, WEIGHTS, Swarm, play, print_score
-from settings import EVAL_SEEDS, Config, check, sft_seeds, task_seeds
+from settings import DEV_SEEDS, Config, check, sft_seeds, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import players
@@ -642,7 +642,7 @@ def test_opportunists_vote_only_where_two_others_have():
 
 @pytest.mark.parametrize("version, n", [("0.2", 500), ("0.1", 200)])
 def test_seeds_wrap_around_within_a_block_and_blocks_differ(version, n):
-    assert draw_scenario(EVAL_SEEDS + 7, "medium", version) == draw_scenario(EVAL_SEEDS + 7 + n, "medium", version)
+    assert draw_scenario(DEV_SEEDS + 7, "medium", version) == draw_scenario(DEV_SEEDS + 7 + n, "medium", version)
     dice = {draw_scenario(block * 1_000_000_000 + i, "medium", version).dice for block in (0, 1, 2) for i in range(n)}
     assert len(dice) == 3 * n
     tasks = lambda seed: [t.text for epoch in draw_tasks(draw_scenario(seed, "medium", version)) for t in epoch]
@@ -665,14 +665,14 @@ def test_every_run_seed_trains_on_the_scenarios_in_an_order_of_its_own(version, 
     assert trained_on(0, 2 * n // num_tasks)[n:] != whole[0]  # a second pass has another order
 
 
-def test_the_published_held_out_scenarios_stay_what_they_are():
-    drawn = [draw_scenario(EVAL_SEEDS + i, "medium", "0.2") for i in range(500)]
+def test_the_published_development_scenarios_stay_what_they_are():
+    drawn = [draw_scenario(DEV_SEEDS + i, "medium", "0.2") for i in range(500)]
     assert [s.number for s in drawn] == list(range(500)) and {s.dice for s in drawn} == {f"swarm 0.2 medium 2 {i}" for i in range(500)}
     digest = hashlib.sha256(repr(drawn).encode()).hexdigest()
     assert digest.startswith("502d78526a3cca53"), "results/swarm and the published tables are of other scenarios"
 
 
-def test_more_held_out_tasks_or_demonstrations_than_there_are_scenarios_are_refused():
+def test_more_development_tasks_or_demonstrations_than_there_are_scenarios_are_refused():
     for version, most in (("0.2", 500), ("0.1", 200)):
         check(Config(env="swarm", swarm_version=version, eval_n=most, sft_examples=most))
         for flag in ("eval_n", "sft_examples"):
@@ -681,9 +681,9 @@ def test_more_held_out_tasks_or_demonstrations_than_there_are_scenarios_are_refu
             assert "\n" not in str(refused.value)
 
 
-def test_demonstrations_are_of_other_scenarios_than_the_held_out_ones_and_the_trained_ones():
+def test_demonstrations_are_of_other_scenarios_than_the_development_ones_and_the_trained_ones():
     cfg = Config(env="swarm", num_tasks=4)
-    ranges = (sft_seeds(cfg), task_seeds(cfg, 0), range(EVAL_SEEDS, EVAL_SEEDS + 500))
+    ranges = (sft_seeds(cfg), task_seeds(cfg, 0), range(DEV_SEEDS, DEV_SEEDS + 500))
     dice = [{draw_scenario(s, "medium", "0.2").dice for s in seeds} for seeds in ranges]
     assert [len(d) for d in dice] == [100, 4, 500] and not dice[0] & dice[1] and not (dice[0] | dice[1]) & dice[2]
 

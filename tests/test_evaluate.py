@@ -1,4 +1,4 @@
-"""Protects how a policy is judged: every held-out task once and in order, with nothing made up where an episode broke; and that the line
+"""Protects how a policy is judged: every development task once and in order, with nothing made up where an episode broke; and that the line
 about a training batch is what its episodes say, with an interval over tasks and not over episodes.
 """
 
@@ -11,8 +11,9 @@ import pytest
 import metrics
 from bookkeeping import tables
 from env_alphabet import Alphabet
-from evaluate import EVAL_SEEDS, evaluate_policy, headline, print_components, summarize
+from evaluate import evaluate_policy, headline, print_components, summarize
 from rollout import Episode, expert_episode
+from settings import DEV_SEEDS, Config, dev_seeds
 
 
 def episode(reward: float = 0.0, seed: int = 0, stop: str = "done", **parts: float) -> Episode:
@@ -28,7 +29,7 @@ def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# ---------------------------------------------------------------------------------------------- held-out tasks
+# ---------------------------------------------------------------------------------------------- development tasks
 
 
 class Roll:
@@ -50,7 +51,7 @@ def replace_seed(e: Episode, seed: int) -> Episode:
 
 def judged(tiny, folder, sets: dict, n: int, stage: str = "train", done: int = 20):
     roll = Roll()
-    results = evaluate_policy(tiny, roll, sets, n, folder, stage, done)
+    results = evaluate_policy(tiny, roll, sets, dev_seeds(Config(eval_n=n)), folder, stage, done)
     return (
         results,
         roll.calls,
@@ -63,7 +64,7 @@ def test_every_set_is_played_once_on_the_same_tasks_and_kept_in_their_order(tiny
     hard = [episode(0.1, exact=0.0, format=0.5), episode(stop="error"), episode(1.0, exact=1.0, format=1.0, stop="truncated")]
     results, calls, logged = judged(tiny, tmp_path, {"easy": (False, easy), "hard": (True, hard)}, 3)
     hard = [hard[0], hard[2]]  # an episode in error is no result
-    assert [seeds for _, seeds in calls] == [[EVAL_SEEDS + i for i in range(3)]] * 2 and calls[0][0] == easy
+    assert [seeds for _, seeds in calls] == [[DEV_SEEDS + i for i in range(3)]] * 2 and calls[0][0] == easy
     assert results == {"easy": easy, "hard": hard}
     assert lines(tmp_path / "evals.jsonl") == [
         {"update": 20, "stage": "train", "tasks": "easy", "trained": False, "reward": [1.0, 0.2, 1.0], "exact": [1.0, 0.0, 1.0],
@@ -85,7 +86,7 @@ def test_the_first_eight_episodes_of_the_trained_tasks_are_kept_to_read(tiny, tm
     sets = {"other": (False, [episode(1.0, exact=1.0)] * 10), "mine": (True, [episode(i / 10, exact=0.0) for i in range(10)])}
     judged(tiny, tmp_path, sets, 10, "final", 40)
     kept = lines(tmp_path / "episodes.jsonl")
-    assert [e["seed"] for e in kept] == [EVAL_SEEDS + i for i in range(8)] and [e["reward"] for e in kept] == [i / 10 for i in range(8)]
+    assert [e["seed"] for e in kept] == [DEV_SEEDS + i for i in range(8)] and [e["reward"] for e in kept] == [i / 10 for i in range(8)]
     assert {(e["update"], e["stage"], e["source"], e["advantage"]) for e in kept} == {(40, "final", "eval", None)}
     assert kept[0]["segments"][-1]["logprobs"] == [-0.5, -0.25]
 
@@ -93,7 +94,7 @@ def test_the_first_eight_episodes_of_the_trained_tasks_are_kept_to_read(tiny, tm
 @pytest.mark.parametrize("best, kept", [(9, [*range(8), 9]), (3, list(range(8)))])
 def test_where_nothing_is_simply_right_the_best_episode_is_kept_too(tiny, tmp_path, best, kept):
     judged(tiny, tmp_path, {"medium": (True, [episode(float(i == best), payoff=0.5) for i in range(10)])}, 10)
-    assert [e["seed"] - EVAL_SEEDS for e in lines(tmp_path / "episodes.jsonl")] == kept
+    assert [e["seed"] - DEV_SEEDS for e in lines(tmp_path / "episodes.jsonl")] == kept
 
 
 def test_where_every_episode_broke_there_is_no_result_and_the_first_error_is_told(tiny, tmp_path):
@@ -105,7 +106,7 @@ def test_where_every_episode_broke_there_is_no_result_and_the_first_error_is_tol
 def test_every_component_is_printed_with_its_interval(capsys):
     print_components("tier 3", [episode(r, exact=r, format=1.0) for r in (1.0, 0.0, 1.0, 1.0)])
     head, *rows = capsys.readouterr().out.strip().splitlines()
-    assert head == "tier 3: mean [95% interval], greedy, 4 held-out tasks"
+    assert head == "tier 3: mean [95% interval], greedy, 4 tasks that were not trained on"
     assert [row.split()[0] for row in rows] == ["reward", "exact", "format"]
     assert rows[0].split(maxsplit=1)[1] == str(metrics.mean([1.0, 0.0, 1.0, 1.0]))
 

@@ -98,10 +98,10 @@ def test_its_numbers_are_those_of_the_model_and_of_the_settings():
     ours = dict(
         lora_rank=pico.RANK, lora_alpha=pico.ALPHA, sft_examples=len(pico.SFT_SEEDS), sft_steps=pico.SFT_STEPS, sft_batch=pico.SFT_BATCH,
         sft_lr=pico.SFT_LR, num_tasks=pico.TASKS, k=pico.K, max_tokens=pico.MAX_TOKENS, lr=pico.LR, warmup=pico.WARMUP,
-        lr_end=pico.LR_END, eval_n=len(pico.HELD_OUT),
+        lr_end=pico.LR_END, eval_n=len(pico.DEV),
     )  # fmt: skip
     assert {name: getattr(cfg, name) for name in ours} == ours
-    assert list(pico.SFT_SEEDS) == settings.sft_seeds(cfg) and pico.HELD_OUT[0] == settings.EVAL_SEEDS
+    assert list(pico.SFT_SEEDS) == settings.sft_seeds(cfg) and pico.DEV[0] == settings.DEV_SEEDS
     assert grpo.CLIP["grpo"] == (pico.CLIP, pico.CLIP)
 
 
@@ -280,7 +280,7 @@ def test_the_interval_is_the_books(monkeypatch, capsys):
 
 def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path, capsys):
     """The same start, demonstrations excepted: rewards equal one by one, and then the adapters."""
-    small = dict(TASKS=3, K=4, MAX_TOKENS=200, SFT_STEPS=0, HELD_OUT=range(2 * 10**9, 2 * 10**9 + 2))
+    small = dict(TASKS=3, K=4, MAX_TOKENS=200, SFT_STEPS=0, DEV=range(2 * 10**9, 2 * 10**9 + 2))
     for name, value in small.items():
         monkeypatch.setattr(pico, name, value)
     cfg = settings.Config(
@@ -338,7 +338,7 @@ def warmed_up():
     kept, patch = {}, pytest.MonkeyPatch()
     with patch.context() as m:
         m.setattr(pico, "SFT_STEPS", 20)
-        m.setattr(pico, "HELD_OUT", pico.HELD_OUT[:1])
+        m.setattr(pico, "DEV", pico.DEV[:1])
         new = pico.new_lora
         m.setattr(pico, "new_lora", lambda: kept.update(new()) or kept)
         pico.main(seed=0, updates=0)
@@ -350,7 +350,7 @@ def learn(monkeypatch, warmed_up, capsys):
     """learn(updates, NAME=value …) -> (rewards printed, adapter afterwards): GRPO from the warm start, small."""
 
     def go(updates: int, **numbers):
-        small = dict(TASKS=2, K=8, SFT_STEPS=0, HELD_OUT=pico.HELD_OUT[:1])
+        small = dict(TASKS=2, K=8, SFT_STEPS=0, DEV=pico.DEV[:1])
         for name, value in (small | numbers).items():
             monkeypatch.setattr(pico, name, value)
         lora = {name: x.clone().requires_grad_() for name, x in warmed_up.items()}
@@ -461,7 +461,7 @@ def test_ctrl_c_ends_with_the_evaluation_so_far():
 
 SMALL = """
 import sys, pico
-pico.TASKS, pico.K, pico.SFT_STEPS, pico.HELD_OUT = 1, 2, 1, pico.HELD_OUT[:2]
+pico.TASKS, pico.K, pico.SFT_STEPS, pico.DEV = 1, 2, 1, pico.DEV[:2]
 sys.stdout.reconfigure(line_buffering=True)
 pico.main(seed=0, updates=1000)
 """

@@ -229,7 +229,7 @@ def test_the_head_of_the_report_gives_the_three_results_and_the_gain(run):
     right = {stage: next(sum(e["exact"]) for e in evals if e["stage"] == stage and e["tasks"] == "tier 6") for stage in STAGES}
     head = text.split("## Config")[0]
     assert " → ".join(percent(right[stage], N) for stage in STAGES) in head
-    assert f"{N} held-out tasks" in head and "30 updates" in head
+    assert f"{N} development tasks" in head and "30 updates" in head
     assert f"{100 * (right['final'] - right['after_sft']) / N:+.1f} points" in head
     assert "10.0 minutes" in head and "1.23 GB" in head and "1,234,567 tokens sampled, 765,432 trained" in head
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import env_letters
+import evaluate
 import grpo
 import settings
 import sft
@@ -25,9 +26,9 @@ import warm
 from bookkeeping import report
 from bookkeeping import run as run_records
 from bookkeeping.run import SECONDS
-from evaluate import EVAL_SEEDS
 from fast import ahead as ahead_room
 from rollout import Episode, play
+from settings import DEV_SEEDS
 from steps import train_on
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -178,7 +179,7 @@ train.main()
 def test_the_seed_matters(whole, tmp_path):
     assert run(*TINY, "--runs", str(tmp_path), "--name", "other", "--seed", "1").returncode == 0
     assert timeless(tmp_path / "other" / "metrics.jsonl") != timeless(whole / "metrics.jsonl")
-    # The held-out tasks stay the same: the base is evaluated on them before anything is learnt.
+    # The development tasks stay the same: the base is evaluated on them before anything is learnt.
     before = lambda folder: [line for line in lines(folder / "evals.jsonl") if line["stage"] == "before"]
     assert before(tmp_path / "other") == before(whole)
 
@@ -189,7 +190,7 @@ def test_training_never_meets_the_tasks_of_sft_of_evaluation_or_of_another_seed(
         num_tasks=num_tasks, updates=settings.MOST_UPDATES, seed=settings.SFT_SEEDS // (settings.MOST_UPDATES * num_tasks) - 1
     )
     settings.check(last)
-    assert settings.task_seeds(last, settings.MOST_UPDATES - 1)[-1] < settings.SFT_SEEDS < EVAL_SEEDS
+    assert settings.task_seeds(last, settings.MOST_UPDATES - 1)[-1] < settings.SFT_SEEDS < DEV_SEEDS
     next_one = replace(last, seed=last.seed + 1)
     assert settings.task_seeds(next_one, 0)[0] == settings.task_seeds(last, settings.MOST_UPDATES - 1)[-1] + 1
     with pytest.raises(ValueError, match=f"--seed {next_one.seed}: "):
@@ -382,6 +383,33 @@ def test_eval_only_gives_the_final_evaluation_again(whole):
     assert done.returncode == 0, done.stderr[-3000:]
     again, final = lines(whole / "evals.jsonl")[-1], next(e for e in before if e["stage"] == "final" and e["trained"])
     assert again["stage"] == "eval_only" and again["tasks"] == final["tasks"] and again["reward"] == final["reward"]
+
+
+def test_held_out_tasks_stand_under_a_name_of_their_own(whole):
+    before = lines(whole / "evals.jsonl")
+    done = run("--eval-only", str(whole), "--held-out", "--eval-n", "3")
+    assert done.returncode == 0, done.stderr[-3000:]
+    again = lines(whole / "evals.jsonl")[len(before) :]
+    assert [(e["stage"], e["tasks"], e["trained"], len(e["reward"])) for e in again] == [("eval_only", "tier 2, held-out", False, 3)]
+    assert "choose nothing by them" in done.stdout and "tier 2, held-out" in (whole / "report.md").read_text()
+
+
+def test_held_out_tasks_are_no_others_tasks(whole, monkeypatch):
+    seen = []
+    monkeypatch.setattr(evaluate, "evaluate_policy", lambda policy, roll, sets, seeds, *rest: seen.append(seeds) or {})
+    evaluate.evaluate_only(settings.Config(eval_only=str(whole), held_out=True, eval_n=512), {"eval_only", "held_out", "eval_n"})
+    evaluate.evaluate_only(settings.Config(eval_only=str(whole)), {"eval_only"})
+    cfg = settings.Config(**json.loads((whole / "config.json").read_text()))
+    (held_out, development), whose = seen, lambda seeds: {str(settings.make_env(cfg, 6).reset(seed)) for seed in seeds}
+    assert len(held_out) == len(whose(held_out)) == 512 and development == settings.dev_seeds(cfg)
+    first, last = (settings.task_seeds(cfg, update) for update in (0, settings.MOST_UPDATES - 1))
+    others = [first, last, settings.sft_seeds(cfg), range(DEV_SEEDS, DEV_SEEDS + 512)]
+    assert not whose(held_out) & set().union(*map(whose, others)) and min(held_out) > 10**9 + DEV_SEEDS
+
+
+def test_a_run_refuses_to_look_at_held_out_tasks():
+    done = run("--env", "letters", "--held-out")
+    assert done.returncode != 0 and "--eval-only" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_curriculum_climbs_from_easy(tmp_path):
@@ -815,7 +843,7 @@ def handed_on(tmp_path_factory) -> SimpleNamespace:
 
 def test_demonstrations_are_of_tasks_that_are_neither_trained_on_nor_held_out(handed_on):
     assert handed_on.seeds == [1_000_000_000 + i for i in range(5)]  # the same for every --seed
-    assert 1_000_000_000 + 5 < EVAL_SEEDS
+    assert 1_000_000_000 + 5 < DEV_SEEDS
 
 
 def test_the_rate_of_each_step_is_that_of_the_schedule_worked_by_hand(handed_on):

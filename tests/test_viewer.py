@@ -201,7 +201,7 @@ def test_intervals_are_those_of_the_report(tmp_path):
     run, _ = load(viewer.write_html(folder))
     evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
     exact, reward = (
-        next(c for c in run["charts"] if c["title"].startswith(f"held-out, {what}")) for what in ("exactly right", "mean reward")
+        next(c for c in run["charts"] if c["title"].startswith(f"development, {what}")) for what in ("exactly right", "mean reward")
     )
     assert [s["name"] for s in exact["series"]] == ["tier 6", "tier 3"] and exact["series"][1]["plain"]  # what is trained comes first
     for s, chart in ((s, c) for c in (exact, reward) for s in c["series"]):
@@ -273,7 +273,7 @@ def test_files_of_earlier_versions_are_read(tmp_path):
     run, _ = load(viewer.write_html(folder))
     final = metrics.proportion(sum(next(e["exact"] for e in old if e["stage"] == "final" and e["tier"] == 6)), 256).percent()
     assert " ".join(run["headline"]["rows"][0]["cells"]["update 150"][0]) == final
-    assert [c["title"] for c in run["charts"]][:2] == ["held-out, exactly right (= mean reward), n=256", "training reward"]
+    assert [c["title"] for c in run["charts"]][:2] == ["development, exactly right (= mean reward), n=256", "training reward"]
 
 
 def test_a_runs_name_is_text_too(tmp_path):
@@ -349,7 +349,9 @@ def test_a_run_without_exact_answers_shows_its_reward(swarm):
     cell = run["headline"]["rows"][0]["cells"]["update 40"]
     assert [" ".join(part) for part in cell] == [str(metrics.mean(final["reward"])).partition(", n=")[0]]
     titles = [c["title"] for c in run["charts"]]
-    assert titles[:2] == ["held-out, mean reward, n=12", "held-out, the parts of the reward"] and not any("exact" in t for t in titles)
+    assert titles[:2] == ["development, mean reward, n=12", "development, the parts of the reward"] and not any(
+        "exact" in t for t in titles
+    )
     assert all("hard v0.2" != s["name"] for c in run["charts"] for s in c["series"])  # evaluated later: a table of its own
     tables = {t["title"]: t for t in run["tables"]}
     assert tables["Evaluated later"]["rows"][0][0] == "hard v0.2" and "Behaviour: after SFT → update 40 (final)" in tables
@@ -781,7 +783,7 @@ def test_motion_is_left_out_where_it_is_not_wanted(page, plain):
 
 def test_tables_and_calls_in_the_page(page, swarm):
     page.open(swarm)
-    assert page.text("#headline th") == "held-out, mean reward"
+    assert page.text("#headline th") == "development, mean reward"
     assert page.js("return !one('#behaviour').hidden && all('#tables section').length") == 7
     rows = page.texts("#tables section:first-child td:last-child")
     assert set(rows) <= {"up", "down", "cannot tell"} and {"up", "down"} <= set(page.texts("#tables td.up, #tables td.down"))

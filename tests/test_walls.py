@@ -73,6 +73,19 @@ def test_a_file_imports_only_what_the_table_allows(module):
     assert not wrong, f"{module} imports {wrong}; the table in {Path(__file__).name} does not allow that"
 
 
+def test_only_the_final_evaluation_can_reach_the_held_out_tasks():
+    """Their first seed is written once, and used in one function, which plays them when it is asked to."""
+
+    def knows(tree) -> bool:
+        numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, int)]
+        names = [getattr(node, "id", getattr(node, "attr", getattr(node, "name", ""))) for node in ast.walk(tree)]
+        return "HELD_OUT_SEEDS" in names or any(4_000_000_000 <= x < 4_200_000_000 for x in numbers)
+
+    assert [module for module, path in FILES.items() if knows(ast.parse(path.read_text()))] == ["evaluate"]
+    functions = [node for node in ast.parse(FILES["evaluate"].read_text()).body if isinstance(node, ast.FunctionDef)]
+    assert [node.name for node in functions if knows(node)] == ["evaluate_only"]
+
+
 def test_the_table_names_every_file_of_the_top_level_and_every_room():
     assert set(MAY) == {room_of(module) for module in FILES}
     assert STORY | {"pico"} == {module for module in FILES if (ROOT / f"{module}.py").exists()}

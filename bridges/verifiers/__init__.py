@@ -71,15 +71,15 @@ def import_world() -> tuple:
         from bridges.replies import call_text
         from env_alphabet import Alphabet
         from env_letters import Letters
-        from env_swarm import EVAL_SEEDS, Swarm
+        from env_swarm import DEV_SEEDS, Swarm
     finally:
         sys.path.remove(str(folder))
         take_out()
         sys.modules.update(theirs)
-    return Letters, Alphabet, Swarm, EVAL_SEEDS, call_text
+    return Letters, Alphabet, Swarm, DEV_SEEDS, call_text
 
 
-Letters, Alphabet, Swarm, EVAL_SEEDS, call_text = import_world()
+Letters, Alphabet, Swarm, DEV_SEEDS, call_text = import_world()
 
 
 def make_env(environment: str, settings: dict[str, Any]):
@@ -157,7 +157,7 @@ AnySettings = LettersSettings | AlphabetSettings | SwarmSettings
 
 class SeedsConfig(vf.TasksetConfig):
     environment: Annotated[AnySettings, Field(discriminator="type")] = LettersSettings()
-    first_seed: int = EVAL_SEEDS  # held-out tasks, as in our own evaluations; for training set 0
+    first_seed: int = DEV_SEEDS  # development tasks, as in our own evaluations; for training set 0
 
 
 class SeedData(vf.TaskData):

@@ -52,7 +52,7 @@ def grpo_seconds(seconds: dict) -> float:
 
 
 def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
-    """The measure of every held-out task of the trained set."""
+    """The measure of every development task of the trained set."""
     for record in read_lines(RESULTS / env / f"{arm}-{seed}" / "evals.jsonl"):
         if record["stage"] == stage and record["trained"]:
             return record[MEASURE[env]]
@@ -76,7 +76,7 @@ def write_table(env: str) -> None:
     lines = [
         f"# {env.capitalize()}, {trained}: arms from the same base", "",
         f"`python -m lab.claims.arms --env {env} --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
-        f"transformers {m['transformers']}, peft {m['peft']}. {what.capitalize()}, greedy, the same held-out tasks for all, with 95% intervals "
+        f"transformers {m['transformers']}, peft {m['peft']}. {what.capitalize()}, greedy, the same development tasks for all, with 95% intervals "
         "(over tasks: the seed's own noise is not in them); the gain is GRPO (or more SFT) over the 50-step SFT, paired by task.", "",
     ]  # fmt: skip
     cells = []
@@ -141,7 +141,7 @@ def draw(env: str, rows: dict) -> None:
             axes[1].plot(u, [SECOND[env][0](line) for line in lines], color=colors[arm], lw=1)
             axes[2].plot(u, [line["reply_tokens"] for line in lines], color=colors[arm], lw=1)
     name = "exactly right" if env == "letters" else "mean reward x 100"
-    axes[0].set(title=f"held-out tasks, {name} (95% bands)", xlabel="update", ylabel="%" if env == "letters" else "")
+    axes[0].set(title=f"development tasks, {name} (95% bands)", xlabel="update", ylabel="%" if env == "letters" else "")
     if env != "swarm":
         axes[0].set_ylim(-2, 102)
     axes[0].legend(loc="center right")

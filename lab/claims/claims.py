@@ -224,7 +224,7 @@ CLAIMS = (
            Also("follow-up, offers accepted in an episode of who only accepts", q.alone("accepts", "used_accept_proposal")),
            Also("follow-up, deals proposed in an episode of who only proposes", q.alone("proposes", "used_propose_trade")),
            Also("reward: after RL less after SFT", q.own("base", lambda run: q.gained(run, "reward")))),
-          shows=("reputation", "reputation at the end, held-out scenarios"), curve="reward"),
+          shows=("reputation", "reputation at the end, development scenarios"), curve="reward"),
     Claim("swarm_versions",
           "v0.1 has a low ceiling and an exploit; v0.2 raises the one and closes the other.",
           f'{SWARM}, "v0.1 vs v0.2" (1.131 → 1.377; ceiling 1.14 → 1.40) and "Interaction Quality": v0.1\'s "keyword-gameable heuristic"',
@@ -236,7 +236,7 @@ CLAIMS = (
            Check("v0.2: reward of nonsense less work", q.by_unit("v02_nonsense", "v02_grinder", "reward"), "below", margin=0.02),
            Check("the expert's reward: v0.2 less v0.1", q.apart("v02_expert", "v01_expert", "reward"), "above", figure=0.246),
            Also("quality of nonsense less work, v0.2", q.by_unit("v02_nonsense", "v02_grinder", "quality"))),
-          shows=("reward", "reward, held-out scenarios"), curve=""),
+          shows=("reward", "reward, development scenarios"), curve=""),
     Claim("stop_rule",
           "A text-only turn that ends the episode hides behaviour: the same player shows, and earns, much more where it only passes.",
           "published: an early-termination default hid 62.5% of behaviour; with the pass rule the same model went from 0.83 to 1.18",
@@ -249,7 +249,7 @@ CLAIMS = (
            *(Also(f"hidden calls, {rate}%", q.hidden(rate), figure=0.625 if rate == 10 else None, scale=100, unit="%") for rate in TALK),
            *(Also(f"reward, {rate}%: passes less ends", q.by_unit(f"passes_{rate}", f"ends_{rate}", "reward"))
              for rate in TALK if rate != 10)),
-          shows=("reward", "reward, held-out scenarios"), curve=""),
+          shows=("reward", "reward, development scenarios"), curve=""),
     Claim("governance",
           "Decisions by expectation thrash less than hard thresholds; adaptive windows beat fixed ones; what works at 37.5% adversarial fails at 50%, "
           "and collusion detection decides the first.",
@@ -298,7 +298,7 @@ CLAIMS = (
     Claim("sharpening",
           "RL sharpens rather than extends: pass@1 rises, pass@k does not.",
           f'{PICORL}, "Why It Plateaued": "RL can only reinforce existing reasoning patterns"',
-          f"{SAMPLED} samples at temperature 1 of {TASKS} held-out tasks, after SFT and after 40 updates of GRPO. Does not rise: pass@{SAMPLED} is "
+          f"{SAMPLED} samples at temperature 1 of {TASKS} development tasks, after SFT and after 40 updates of GRPO. Does not rise: pass@{SAMPLED} is "
           f"equal within 5 points. Near 100% before RL it could not rise: "
           "read it beside its own height. Follow-up: SFT that states until deriving is gone, where there is room.",
           {"sft": letters(updates=0), "rl": letters(),

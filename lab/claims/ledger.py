@@ -10,7 +10,7 @@ Nothing is trained here; lab/claims/ablate.py makes the runs. The verdict comes 
 and a claim of several checks holds if all that decide hold, fails if one of them fails. What varies is in the interval:
 
     runs        Var = Var_seeds(differences) / S + Var_tasks(difference averaged over seeds) / T, Student's t with Satterthwaite's degrees of freedom
-                (1946). Differences are of the same seed; the held-out tasks are the same for all seeds, so their choice is not in the first term.
+                (1946). Differences are of the same seed; the development tasks are the same for all seeds, so their choice is not in the first term.
                 What varies within a run is counted in both, which errs to the safe side. Three seeds leave two degrees of freedom: where seeds
                 differ, t is 4.3 and not 2, and the interval is wide. That is what three seeds can tell.
     scripts     Student's t over scenarios, or over seeds of a simulation; Welch's where the two arms play other scenarios
@@ -329,7 +329,7 @@ def write() -> None:
         "Every lesson of the documents that this project grew out of, tested again: " + ", ".join(f"{k} {v}" for k, v in counts.items() if v) + ". "
         "`python -m lab.claims.ablate --table` makes all of this again from the numbers kept here, without training; `--all` makes the numbers. "
         "A claim holds if all that decides it holds, and fails if one part fails: the page of each tells the parts, the arms, and how its words were read. "
-        "95% intervals over seeds and held-out tasks; three seeds leave two degrees of freedom, so undecided often means too few seeds. "
+        "95% intervals over seeds and development tasks; three seeds leave two degrees of freedom, so undecided often means too few seeds. "
         f"No correction for the number of checks ({checks} with a prediction): of forty predictions that are not so, one holds by luck.", "",
         *table("| | claim | what is tested | verdict | what decides |", lines), "",
     ]  # fmt: skip

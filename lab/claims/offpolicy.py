@@ -10,7 +10,7 @@ ahead            --async-rollouts 1: a second process samples the next batch mea
 stale_NAME       --async-rollouts 8 --importance NAME: every batch is 8 updates old when it is trained
 vllm             in turn, sampled by vLLM
 
-Finished runs are kept and not run again. A run is one seed; tasks are the same 256 held-out ones everywhere.
+Finished runs are kept and not run again. A run is one seed; tasks are the same 256 development ones everywhere.
 """
 
 import shutil
@@ -49,7 +49,7 @@ def run(arm: str, seed: int, threads: int, python: str) -> None:
 
 
 def final(folder: Path) -> list[float]:
-    """Exact or not, of every held-out task of tier 6, after the last update."""
+    """Exact or not, of every development task of tier 6, after the last update."""
     return next(e["exact"] for e in records.lines(folder / "evals.jsonl") if e["stage"] == "final" and e["trained"])
 
 
@@ -70,7 +70,7 @@ def write_table() -> None:
     text = [
         "# Running ahead, and old samples", "",
         f"`python -m lab.claims.offpolicy` (its docstring has the commands); letters, tier 6, pico_base, {summary['updates']} updates, greedy on the same "
-        f"256 held-out tasks; {m['device'].partition(',')[0]}, torch {m['torch']}, transformers {m['transformers']}. Old: by how many updates the sampling policy is behind. Mismatch: "
+        f"256 development tasks; {m['device'].partition(',')[0]}, torch {m['torch']}, transformers {m['transformers']}. Old: by how many updates the sampling policy is behind. Mismatch: "
         "mean |log-prob now - when sampled| of a token, nats. Capped: share of tokens whose weight is cut to 2. The trainer waits: share of the time of an update; "
         "evaluations and writing are in the minutes only. Arms that ran beside other work have no times.", "",
     ]  # fmt: skip

@@ -21,7 +21,7 @@ import metrics
 from lab.common import RESULTS, ROOT, cpu, read_json, table, write_json, write_page
 
 OUT, RUNS = RESULTS / "pico", ROOT / "runs" / "pico"
-SEEDS, HELD_OUT = (0, 1, 2), 256
+SEEDS, DEV = (0, 1, 2), 256
 STAGES = {"before": "before", "after SFT": "after_sft", "after GRPO": "final"}  # in pico.py's words: in train.py's
 COMMANDS = {
     "pico": ["pico.py"],
@@ -65,7 +65,7 @@ def page() -> None:
         "# pico.py beside train.py",
         "",
         "Made by `python -m lab.claims.pico`: the same task, base, demonstrations, rates and numbers of samples; each with its own",
-        "random numbers. Exact answers on the same 256 held-out tasks, greedy, with the 95% interval over tasks. Seeds 0, 1 and 2,",
+        "random numbers. Exact answers on the same 256 development tasks, greedy, with the 95% interval over tasks. Seeds 0, 1 and 2,",
         f"planned before the first run. The last row of each: the mean over seeds with its interval. {cpu()},",
         f"{os.cpu_count()} cores, torch {torch.__version__}, Python {python_version()}.",
         "",
@@ -73,7 +73,7 @@ def page() -> None:
     rows = []
     for which, runs in done.items():
         for seed, entry in zip(SEEDS, runs):
-            exact = [metrics.proportion(entry["exact"][stage] * HELD_OUT, HELD_OUT).percent() for stage in STAGES]
+            exact = [metrics.proportion(entry["exact"][stage] * DEV, DEV).percent() for stage in STAGES]
             rows.append([f"`{which}.py`", seed, *exact, *cost(entry["seconds"], entry["gigabytes"])])
         middle = [sorted(entry[key] for entry in runs)[len(runs) // 2] for key in ("seconds", "gigabytes")]
         means = [over_seeds([entry["exact"][stage] for entry in runs]) for stage in STAGES]

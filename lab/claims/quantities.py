@@ -1,6 +1,6 @@
 """What a claim is made of and what it computes: numbers of a run, numbers of arms, and the arms that scripts play. lab/claims/claims.py has the claims.
 
-A number of a run is one float, or an array with one value for each held-out task. A number of arms is a list with one of these for each seed: most
+A number of a run is one float, or an array with one value for each development task. A number of arms is a list with one of these for each seed: most
 often the differences of two arms at the same seed. What is missing gives an empty list. Units of a script (scenarios, or seeds of a simulation) stand
 for seeds.
 """
@@ -58,14 +58,14 @@ class Claim:
     reading: str  # how the sentence became numbers, and what is ours in it
     arms: dict[str, str | Script]
     checks: tuple[Check, ...]
-    shows: tuple[str, str] = ("exact", "exactly right at the end, held-out tasks")  # of every arm, in the table and in the picture
+    shows: tuple[str, str] = ("exact", "exactly right at the end, development tasks")  # of every arm, in the table and in the picture
     curve: str = "exact"  # of every update; empty: no curves
     then: Callable[[Path, Path], None] | None = None  # after a run: (its folder, where it is kept)
 
 
 # ------------------------------------------------------------------------------------------------ numbers of a run
 def held(run: Run, stage: str | int = "final", what: str = "exact") -> np.ndarray:
-    """[tasks] of the held-out tasks it is trained for, at a stage (before, after_sft, final) or after so many updates."""
+    """[tasks] of the development tasks it is trained for, at a stage (before, after_sft, final) or after so many updates."""
     return next(np.array(e[what], float) for e in run.evals if stage in (e["stage"], e["update"]))
 
 
@@ -191,7 +191,7 @@ def swarm_player(version: str, style: str, i: int) -> dict[str, float]:
 
     nonsense = style == "nonsense"
     env = env_swarm.Swarm("medium", version, style="grinder" if nonsense else style)
-    marks = (play_nonsense if nonsense else env_swarm.play)(env, env_swarm.EVAL_SEEDS + i)
+    marks = (play_nonsense if nonsense else env_swarm.play)(env, env_swarm.DEV_SEEDS + i)
     return {name: marks[name] for name in ("reward", "payoff", "quality", "gain")}
 
 
@@ -215,7 +215,7 @@ def one_sided(unseen: str, i: int) -> dict[str, float]:
     from swarm import tools
 
     env, done = env_swarm.Swarm("medium", style="expert"), False
-    env.reset(env_swarm.EVAL_SEEDS + i)
+    env.reset(env_swarm.DEV_SEEDS + i)
     while not done:
         _, tool, arguments = env.player(env.seen | {unseen: []}, env.dice)
         done = env.step(tools.write_call(tool, arguments))[1]
@@ -228,7 +228,7 @@ def talker(rate: float, ends: bool, i: int) -> dict[str, float]:
     import env_swarm
 
     env, dice, calls, done = env_swarm.Swarm("medium", style="expert"), random.Random(f"text {rate} {i}"), 0, False
-    env.reset(env_swarm.EVAL_SEEDS + i)
+    env.reset(env_swarm.DEV_SEEDS + i)
     while not done:
         talks = dice.random() < rate
         if talks and ends:
@@ -274,18 +274,18 @@ def window_errors(i: int) -> dict[str, float]:
 
 
 def sample_more(folder: Path, target: Path) -> None:
-    """SAMPLED replies at temperature 1 to each of TASKS held-out tasks, by the run's checkpoint: how many are right, into samples.json."""
+    """SAMPLED replies at temperature 1 to each of TASKS development tasks, by the run's checkpoint: how many are right, into samples.json."""
     import torch
 
     import settings
     from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
     from bookkeeping.folder import read_config
     from bookkeeping.records import write_json
-    from evaluate import EVAL_SEEDS
     from fast.engine import make_sampler
     from fast.plan import choose_model
     from policy import load_policy
     from rollout import play
+    from settings import DEV_SEEDS
 
     cfg = settings.Config(**read_config(folder, settings.Config))
     torch.set_num_threads(max(1, cfg.threads))  # other runs go on beside this
@@ -294,7 +294,7 @@ def sample_more(folder: Path, target: Path) -> None:
     sampler, make_env, right = make_sampler(cfg, policy), partial(settings.make_env, cfg, cfg.difficulty), []
     sampler.sync(0)
     for first in range(0, TASKS, 8):  # 256 replies at a time
-        seeds = [EVAL_SEEDS + i for i in range(first, first + 8)]
+        seeds = [DEV_SEEDS + i for i in range(first, first + 8)]
         groups = play(policy, sampler, make_env, seeds, SAMPLED, cfg.max_tokens, 1.0, cfg.seed)
         right += [round(sum(e.components["exact"] for e in group)) for group in groups]
     write_json(target / "samples.json", {"right": right, "of": SAMPLED})

@@ -58,7 +58,7 @@ def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, 
 def letters() -> str:
     e, s = evals("letters"), read("letters/grpo-0/summary.json")
     n = len(e["final"]["exact"])
-    return table("letters, tier 6 | exactly right | held-out tasks | seeds", [
+    return table("letters, tier 6 | exactly right | development tasks | seeds", [
         ["the base, before anything", right(e["before"]), n, 1],
         [f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", right(e["after_sft"]), n, 1],
         [f"after {s['updates']} updates of GRPO", f"**{right(e['final'])}**", n, 1],
@@ -120,7 +120,7 @@ def passes() -> str:
     for k in (1, 4, SAMPLED):
         before, after = (interval(own(arm, lambda run, k=k: pass_at(run, k))(arms)) for arm in ("sft", "rl"))
         body.append([f"pass@{k}", show(before), show(after), before.n, TASKS])
-    return table("letters, sampled at temperature 1 | after SFT | after 40 updates of GRPO | seeds | held-out n", body)
+    return table("letters, sampled at temperature 1 | after SFT | after 40 updates of GRPO | seeds | development n", body)
 
 
 def cost() -> str:

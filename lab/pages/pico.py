@@ -31,7 +31,7 @@ FILE, PAGE = ROOT / "pico.py", ROOT / "docs" / "pico.md"
 SEED = 24  # here the first task has right and wrong replies, and the second has wrong ones only
 SMALL = dict(  # instead of the numbers at the top of pico.py
     SFT_STEPS=10, SFT_BATCH=4, K=4, MAX_TOKENS=200, TASKS=2,
-    SFT_SEEDS=range(10**9, 10**9 + 20), HELD_OUT=range(2 * 10**9, 2 * 10**9 + 4),
+    SFT_SEEDS=range(10**9, 10**9 + 20), DEV=range(2 * 10**9, 2 * 10**9 + 4),
 )  # fmt: skip
 EARLY = ("<module>", "new_lora", "main")  # noted from the start; the rest, from the update on
 UPDATE = "groups = play("  # the line of main with which the update begins
@@ -64,8 +64,8 @@ SFT_STEPS, SFT_BATCH :: SFT_BATCH :: SMALL["SFT_BATCH"]
 K = 8 :: K :: SMALL["K"]
 MAX_TOKENS = 320 :: MAX_TOKENS :: SMALL["MAX_TOKENS"]
 TASKS, CLIP :: TASKS :: SMALL["TASKS"]
-SFT_SEEDS, HELD_OUT :: len(SFT_SEEDS) :: len(SMALL["SFT_SEEDS"])
-SFT_SEEDS, HELD_OUT :: len(HELD_OUT) :: len(SMALL["HELD_OUT"])
+SFT_SEEDS, DEV :: len(SFT_SEEDS) :: len(SMALL["SFT_SEEDS"])
+SFT_SEEDS, DEV :: len(DEV) :: len(SMALL["DEV"])
 
 ## Task
 
@@ -320,7 +320,7 @@ After this one small step the two right replies are likelier than before, and th
 less. Nobody said what was good about them. Yet a thought now begins more often with `j`, the first
 letter of our string, and less often with the `L` of `Let me count`. That is the whole of it.
 `python pico.py` does it 150 times, with more tasks and more replies; after a single step, the four
-held-out tasks below show nothing yet.
+development tasks below show nothing yet.
 
 @ if __name__
 > it printed :: Text(printed)

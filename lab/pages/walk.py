@@ -53,7 +53,7 @@ def timed(words: list[str], cwd: Path) -> tuple[float, str]:
 
 
 def result(clone: Path, name: str) -> str:
-    """What a run measured on held-out tasks, after SFT and in the end; a run that lost is named."""
+    """What a run measured on development tasks, after SFT and in the end; a run that lost is named."""
     s = json.loads((clone / "runs" / name / "summary.json").read_text())
     e = s["eval"][s["trained"]]
     show = lambda x: interval_of(x, "exact").percent()

@@ -3,7 +3,7 @@
     python -m lab.claims.arms --env swarm --arms v02 v01      # the runs, if they are not there yet
     python -m lab.swarm.findings
 
-The publication had one run a version, and compared 6 sampled episodes with 8. Here both ends of a run play the same held-out scenarios,
+The publication had one run a version, and compared 6 sampled episodes with 8. Here both ends of a run play the same development scenarios,
 greedy, and every difference is paired by scenario with its 95% interval. A finding "came out" if its interval lies on the side that the
 publication says, "came out the other way round" if it lies on the other, and otherwise "cannot be told". Nothing in this file knows the
 answer beforehand.
@@ -149,7 +149,7 @@ def main(seed: int = 0) -> None:
     n, findings = len(new.after["reward"]), lambda rows: [*table("| finding | published | here | verdict |", rows), ""]
     lines = [
         "# Which of the published findings come out again?", "",
-        f"`python -m lab.swarm.findings`. Seed {seed}, medium scenarios, greedy, n = {n} held-out scenarios a version, 95% intervals. "
+        f"`python -m lab.swarm.findings`. Seed {seed}, medium scenarios, greedy, n = {n} development scenarios a version, 95% intervals. "
         "The published runs are of a 30B model; ours has 0.9M parameters and our payoff is scaled otherwise, so only directions are compared. "
         "Here an error costs 1/25 (both versions, `--swarm-error-penalty 1`), there it cost nothing; rewards are told with that price. "
         "One seed a version: the noise between seeds is not in these intervals.", "",

@@ -3,7 +3,7 @@
     python -m lab.swarm.scripted               # everything; under two minutes on one idle core
     python -m lab.swarm.scripted --n 50        # a quick look
 
-ranking   every scripted player on held-out scenarios, each difficulty, both versions, with 95% intervals
+ranking   every scripted player on development scenarios, each difficulty, both versions, with 95% intervals
 lengths   tokens of the observations and of whole episodes, with pico_swarm's tokenizer
 speed     whole episodes a minute on one core, and how the time grows with bots and with steps
 
@@ -20,7 +20,7 @@ import tyro
 from tqdm import tqdm
 
 import metrics
-from env_swarm import EVAL_SEEDS, WEIGHTS, Swarm, play
+from env_swarm import DEV_SEEDS, WEIGHTS, Swarm, play
 from lab.base.tokenizer import build
 from lab.common import RESULTS, cpu, pyplot, reach, save_picture, table, write_json, write_page
 from swarm.bots import SCENARIOS, draw_scenario, work_text
@@ -41,7 +41,7 @@ def ranking(n: int) -> dict:
         count = min(n, SCENARIOS[version])
         for difficulty in LEVELS:
             for style in tqdm(PLAYERS, desc=f"v{version} {difficulty}", leave=False):
-                marks = [play(Swarm(difficulty, version, style=style), EVAL_SEEDS + i) for i in range(count)]
+                marks = [play(Swarm(difficulty, version, style=style), DEV_SEEDS + i) for i in range(count)]
                 row = {name: metrics.mean([m[name] for m in marks]) for name in SHOWN}
                 row["survival"] = metrics.proportion(sum(m["survival"] for m in marks), count)
                 found.setdefault(version, {}).setdefault(difficulty, {})[style] = row
@@ -57,7 +57,7 @@ def lengths(n: int) -> dict:
             seen, said, whole = [], [], []
             for i in tqdm(range(n), desc=f"lengths {difficulty} {style}", leave=False):
                 env = Swarm(difficulty, style=style)
-                messages, done = env.reset(EVAL_SEEDS + i), False
+                messages, done = env.reset(DEV_SEEDS + i), False
                 opening = count(tokenizer.apply_chat_template(messages, tools=env.tools, tokenize=False))
                 while not done:
                     reply = env.expert_reply()
@@ -82,7 +82,7 @@ def seconds(bots: int, epochs: int, episodes: int, rounds: int) -> float:
         start = time.process_time()
         for i in range(episodes):
             env = Swarm("medium")
-            scenario = draw_scenario(EVAL_SEEDS + r * episodes + i, "medium", "0.2")
+            scenario = draw_scenario(DEV_SEEDS + r * episodes + i, "medium", "0.2")
             env.start(replace(scenario, bots=tuple(kinds[b % 4] for b in range(bots)), epochs=epochs))
             while not env.step(env.expert_reply())[1]:
                 pass
@@ -159,7 +159,7 @@ def write(ranks: dict, sizes: dict, rates: dict, n: int) -> None:
     lines = [
         "# Swarm: who earns what, and how fast it runs", "",
         f"`python -m lab.swarm.scripted{'' if n == 500 else f' --n {n}'}`. Scripted players only, no model. Held-out scenarios (seeds from "
-        f"{EVAL_SEEDS:,}), the same for all players; means with 95% intervals. Machine: "
+        f"{DEV_SEEDS:,}), the same for all players; means with 95% intervals. Machine: "
         f"{platform.machine()}, {cpu()}, one core; Python {platform.python_version()}.", "",
         "What nonsense earns instead of work: [a claim](../claims/swarm_versions/README.md). Policies that were trained on it: [arms.md](arms.md). Which findings of the published runs came out again: [findings.md](findings.md).", "",
         "![rewards, the exploit, and the time](swarm.png)", "",

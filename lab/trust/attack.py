@@ -1,4 +1,4 @@
-"""Reward hacking, scripted: what does every cheap trick earn, against honest play on the same held-out tasks?
+"""Reward hacking, scripted: what does every cheap trick earn, against honest play on the same development tasks?
 
     python -m lab.trust.attack                 # everything, into results/hostile/attack.json and its README; about five minutes on one core
     python -m lab.trust.attack --n 50          # a quick look
@@ -28,7 +28,7 @@ import metrics
 from env_alphabet import NEW, Alphabet, key_of, right_list, write_block
 from env_alphabet import write_reply as sorted_reply
 from env_letters import Letters, write_reply
-from env_swarm import EVAL_SEEDS
+from env_swarm import DEV_SEEDS
 from lab.common import RESULTS, interval_of, read_json, table, write_json, write_page
 from lab.trust.attack_swarm import FAIR, FREE, SWARM, play, player, search
 
@@ -86,7 +86,7 @@ LETTERS = {
 
 def play_letters(name: str, n: int, tier: int, reward: str) -> list[float]:
     marks, env = [], Letters(tier, reward, not name.startswith("no-think"), "derives")
-    for seed in range(EVAL_SEEDS, EVAL_SEEDS + n):
+    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
         env.asked = env.reset(seed)[0]["content"]
         env.step(LETTERS[name](env, random.Random(seed)))
         marks.append(env.score()["reward"])
@@ -148,7 +148,7 @@ ALPHABET = {
 
 def play_alphabet(name: str, n: int) -> list[float]:
     marks, env = [], Alphabet(3, 3, 1, 4, 8.0, False, not name.startswith("no-think"), "derives")
-    for seed in range(EVAL_SEEDS, EVAL_SEEDS + n):
+    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
         messages, done, turn = env.reset(seed), False, 0
         while not done:
             env.asked = messages[0]["content"]
@@ -188,7 +188,7 @@ def table_of(names, play_one: Callable[[str], list[float]], what: str) -> dict:
 
 
 def swarm_table(version: str, n: int, tries: int) -> dict:
-    rewards = lambda make: [play(make, version, seed)["reward"] for seed in range(EVAL_SEEDS, EVAL_SEEDS + n)]
+    rewards = lambda make: [play(make, version, seed)["reward"] for seed in range(DEV_SEEDS, DEV_SEEDS + n)]
     marks = {name: rewards(make) for name, make in tqdm(SWARM.items(), desc=f"swarm v{version}", leave=False)}
     ways = {"honest search": search(FAIR, version, tries), "free search": search(FREE, version, tries)}
     tricks = {name: getattr(ways["honest search"], name) for name in ("work", "pitch", "offer", "hoard")}

@@ -4,7 +4,7 @@
     python -m lab.trust.verifiers_check                                       # 13 minutes on a busy machine
     python -m lab.trust.verifiers_check --n 8 --policy-n 2 --swarm-n 1        # a quick look
 
-Four ways to the same replies, on the same held-out seeds, compared number by number and without tolerance:
+Four ways to the same replies, on the same development seeds, compared number by number and without tolerance:
 
     text      a scripted player behind /v1/chat/completions; what it says arrives as it was said
     parsed    the same player behind a server that, as vLLM does, takes thinking and tool calls out of the text
@@ -39,12 +39,12 @@ import settings
 from bridges.replies import split_calls
 from bridges.serve import JsonHandler, listen, scripted, serve_policy
 from env_letters import split_thinking
-from evaluate import EVAL_SEEDS
 from fast.sampler import TorchSampler
 from lab.common import RESULTS, read_json, write_json, write_page
 from lab.common import table as rows_of
 from policy import PICO, PICO_SWARM, Policy, load_policy
 from rollout import play
+from settings import DEV_SEEDS
 
 OUT = RESULTS / "verifiers"
 ENVIRONMENTS = ("letters", "alphabet", "swarm")
@@ -80,7 +80,7 @@ SPOIL: list[Callable[[str], str]] = [
 def make_player(environment: str, n: int) -> Callable[[list[dict]], str]:
     """say(conversation) -> the reply. Without memory: where an episode stands is found by playing its replies again."""
     env = make_env(environment)
-    seeds = {env.reset(EVAL_SEEDS + i)[0]["content"]: EVAL_SEEDS + i for i in range(n)}
+    seeds = {env.reset(DEV_SEEDS + i)[0]["content"]: DEV_SEEDS + i for i in range(n)}
 
     def say(talk: list[dict]) -> str:
         told = [m["content"] for m in talk if m["role"] != "assistant"]
@@ -212,7 +212,7 @@ def compare(mine: list[dict], traces: list[dict]) -> dict:
 # ------------------------------------------------------------------------------------------------ the four ways
 def check_scripted(environment: str, n: int) -> dict[str, dict]:
     say = make_player(environment, n)
-    mine = [ours(environment, EVAL_SEEDS + i, say) for i in range(n)]
+    mine = [ours(environment, DEV_SEEDS + i, say) for i in range(n)]
     answer = scripted(say)
     with running(listen(answer, "policy")) as url:
         found = {"text": compare(mine, vf_eval(environment, n, url, "-c", "32"))}
@@ -237,7 +237,7 @@ def check_policy(environment: str, n: int, folder: Path) -> dict[str, dict]:
     path = cut_like_qwen(PICO_SWARM, folder / "pico_swarm") if environment == "swarm" else PICO
     policy = load_policy(str(path), lora_rank=0, lora_alpha=64, device="cpu")
     max_tokens = settings.by_size(policy.n_parameters, environment)["max_tokens"]
-    groups = play(policy, TorchSampler(policy), partial(make_env, environment), [EVAL_SEEDS + i for i in range(n)], 1, max_tokens, 0.0, 0)
+    groups = play(policy, TorchSampler(policy), partial(make_env, environment), [DEV_SEEDS + i for i in range(n)], 1, max_tokens, 0.0, 0)
     episodes = [group[0] for group in groups]
     spoken = lambda e: [m["content"] for m in e.messages if m["role"] == "assistant"]
     mine = [{"marks": {"reward": e.reward, **e.components}, "replies": spoken(e)} for e in episodes]

@@ -22,15 +22,15 @@ from pydantic import ValidationError
 
 import settings
 from bridges.serve import Refused, listen, scripted
-from evaluate import EVAL_SEEDS
 from lab.trust.verifiers_check import make_env, running
+from settings import DEV_SEEDS
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ("letters", "alphabet", "swarm")
 CONFIG_FILES = sorted((ROOT / "bridges" / "configs").glob("prime_rl_*.toml"))
 
 
-def config(environment: str, first_seed: int = EVAL_SEEDS, **settings):
+def config(environment: str, first_seed: int = DEV_SEEDS, **settings):
     return picoswarm.SeedsConfig(id="picoswarm", first_seed=first_seed, environment={"type": environment, **settings})
 
 
@@ -38,7 +38,7 @@ def config(environment: str, first_seed: int = EVAL_SEEDS, **settings):
 def test_the_tasks_are_ours(environment):
     taskset = vf.load_taskset(config(environment))
     tasks = list(islice(taskset, 3))
-    assert [task.data.seed for task in tasks] == [EVAL_SEEDS, EVAL_SEEDS + 1, EVAL_SEEDS + 2]
+    assert [task.data.seed for task in tasks] == [DEV_SEEDS, DEV_SEEDS + 1, DEV_SEEDS + 2]
     for task in tasks:
         opening = make_env(environment).reset(task.data.seed)
         assert [{"role": m.role, "content": m.content} for m in task.data.prompt] == opening
@@ -194,7 +194,7 @@ def test_the_configs_for_prime_rl_name_environments_that_exist(path):
         assert env.agent.runtime.type == "subprocess"
         assert type(vf.load_environment(env)).__name__ == "Local"
     training, testing = vf.resolve_env_config(source["env"]).taskset, vf.resolve_env_config(held_out["env"]).taskset
-    assert training.first_seed == settings.TRAIN_SEEDS and testing.first_seed == EVAL_SEEDS
+    assert training.first_seed == settings.TRAIN_SEEDS and testing.first_seed == DEV_SEEDS
     assert training.environment == testing.environment
     assert written["orchestrator"]["batch_size"] % written["orchestrator"]["group_size"] == 0
 

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
 
 from bridges.serve import listen, scripted
-from evaluate import EVAL_SEEDS
 from lab.trust import verifiers_check as check
+from settings import DEV_SEEDS
 
 NODES = {"letters": 2, "alphabet": 6, "swarm": 51}  # the opening, then a reply and what came of it; letters and alphabet end with a reply
 
@@ -33,7 +33,7 @@ def test_a_scripted_player_scores_the_same(environment):
     say = check.make_player(environment, n)
     with check.running(listen(scripted(say), "policy")) as url:
         traces = check.vf_eval(environment, n, url, r=r)
-    seeds = [EVAL_SEEDS + i for i in range(n) for _ in range(r)]
+    seeds = [DEV_SEEDS + i for i in range(n) for _ in range(r)]
     assert [t["task"]["data"]["seed"] for t in traces] == seeds
     found = check.compare([check.ours(environment, seed, say) for seed in seeds], traces)
     assert_same(found)
@@ -50,7 +50,7 @@ def test_a_server_that_takes_replies_apart_changes_no_score():
         traces = check.vf_eval("swarm", n, url)
     messages = [response["choices"][0]["message"] for response in seen]
     assert any("tool_calls" in m for m in messages) and any("reasoning_content" in m for m in messages)  # it did take them apart
-    assert_same(check.compare([check.ours("swarm", EVAL_SEEDS + i, say) for i in range(n)], traces), replies=False)
+    assert_same(check.compare([check.ours("swarm", DEV_SEEDS + i, say) for i in range(n)], traces), replies=False)
 
 
 @pytest.mark.parametrize("environment, n", [("letters", 6), ("alphabet", 3), ("swarm", 2)])
