@@ -375,6 +375,8 @@ def check(cfg: Config) -> None:
     for name, some in choices.items():
         if getattr(cfg, name) not in some:
             refuse(cfg, name, f"choose {', '.join(some)}")
+    if cfg.held_out:  # evaluate.py takes it out of the Config of --eval-only
+        raise ValueError("--held-out: a run looks at development tasks; use it with --eval-only")
     if cfg.plain and cfg.engine == "vllm":
         raise ValueError("--plain has a sampler of its own; leave --engine vllm out")
     check_numbers(cfg)
@@ -447,8 +449,6 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     typed = {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
-    if cfg.held_out and not cfg.eval_only:
-        raise ValueError("--held-out: a run looks at development tasks; use it with --eval-only")
     if not (cfg.resume or cfg.eval_only):
         tell_unread(cfg.env, typed)
     return cfg, typed

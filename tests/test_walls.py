@@ -79,9 +79,10 @@ def test_only_the_final_evaluation_can_reach_the_held_out_tasks():
     def knows(tree) -> bool:
         numbers = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, int)]
         names = [getattr(node, "id", getattr(node, "attr", getattr(node, "name", ""))) for node in ast.walk(tree)]
-        return "HELD_OUT_SEEDS" in names or any(4_000_000_000 <= x < 4_200_000_000 for x in numbers)
+        return "HELD_OUT_SEEDS" in names or any(4_000_000_000 <= x < 4_001_000_000 for x in numbers)
 
-    assert [module for module, path in FILES.items() if knows(ast.parse(path.read_text()))] == ["evaluate"]
+    found = {module for module, path in FILES.items() if knows(ast.parse(path.read_text()))}
+    assert found == {"evaluate", "lab.trust.hostile"}  # the latter draws tasks below that number
     functions = [node for node in ast.parse(FILES["evaluate"].read_text()).body if isinstance(node, ast.FunctionDef)]
     assert [node.name for node in functions if knows(node)] == ["evaluate_only"]
 
