@@ -10,10 +10,10 @@ a bare integer when one letter is asked for, a JSON object when several are. One
                </think>
                <answer>{"a": 3, "n": 2, "q": 0}</answer>
 
-Why this task: nobody can count 60 letters at a glance, and anybody can by spelling the string out
-with a running tally. So the reward goes up when the policy (the model being trained) *finds the
-habit of thinking*, and we can watch it do so. The ten tiers of difficulty grow from short English
-words to 500 random letters. They are those of Atropos, a public collection of RL environments.
+Why this task: it is hard to count 60 letters at a glance, and easy by spelling the string out with
+a running tally. So the reward goes up when the policy (the model being trained) takes up the *habit
+of thinking*, and we can watch it do so. The ten tiers of difficulty grow from short English words
+to 500 random letters. They are those of Atropos, a public collection of RL environments.
 
 An environment sets a task and scores how it was played: that is one *episode*. It is plain Python
 and knows nothing of tokens, tensors or other environments:

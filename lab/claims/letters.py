@@ -27,7 +27,8 @@ RUNS, OUT = Path("runs/letters"), RESULTS / "letters"  # RUNS is relative: confi
 SEEDS, N, BEST_OF = (0, 1, 2, 3, 4), 512, 8
 COMMON = "--env letters --difficulty 6 --no-eval-other-tiers"
 KEPT = ("summary.json", "evals.jsonl", "config.json")
-WHOLE = (*KEPT, "metrics.jsonl", "report.md", "report.html", "curves.png")  # of the run that the README shows
+WHOLE = (*KEPT, "metrics.jsonl", "report.md", "report.html", "curves.png")  # of the runs that README and docs show
+SHOWN = ("grpo-0", "no_think-0")
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ def train(arm: str, setting: str, seed: int, threads: int) -> None:
     name = named(arm, setting, seed)
     if (OUT / name / "summary.json").exists():
         return
-    flags = f"{COMMON} {ARMS[arm].flags} {ARMS[arm].sweep[setting]} --seed {seed}".split()
-    launch(flags, RUNS, name, OUT / name, WHOLE if name == "grpo-0" else KEPT, threads)
+    rarely = "" if name in SHOWN else "--eval-every 50"  # what a run looks at changes nothing but its seconds
+    flags = f"{COMMON} {rarely} {ARMS[arm].flags} {ARMS[arm].sweep[setting]} --seed {seed}".split()
+    launch(flags, RUNS, name, OUT / name, WHOLE if name in SHOWN else KEPT, threads)
 
 
 def development(name: str) -> float:
@@ -182,34 +184,39 @@ def chosen() -> dict[str, list[str]]:
     return {arm: [name for name in some if (OUT / name / "summary.json").exists()] for arm, some in names.items()}
 
 
+ORDER = ("grpo", "selection", "sft_derives", "sft_states", "no_think_partial", "no_think", "start")
+SINGLE = {  # what no run gives (without_runs)
+    "begun": "the base, its derivation begun for it (two letters of the string given)",
+    "best_of": f"best of {BEST_OF}: at least one of so many samples of GRPO's start is right",
+    "base": "the base, before anything",
+}
+
+
+def read_scores() -> dict[str, list[list[float]]]:
+    """{arm or other: [seeds][tasks] of the held-out tasks}."""
+    return {arm: [played(name) for name in names] for arm, names in chosen().items()} | read_json(OUT / "others.json")
+
+
+def short() -> list[list]:
+    """The table in brief: what, seeds, exactly right, GRPO less this, work."""
+    runs, scores, rows = chosen(), read_scores(), []
+    for arm in (*ORDER, *SINGLE):
+        some, less, cost = scores[arm], "", ""
+        if arm not in ("grpo", *SINGLE):
+            less = interval([np.subtract(a, b) for a, b in zip(scores["grpo"], some)]).points()
+        if arm not in SINGLE:
+            cost = f"{np.mean([work(name) for name in runs[arm]]):.1f}"
+        rows.append([ARMS[arm].what if arm in ARMS else SINGLE[arm], len(some), percent(some), less, cost])
+    return rows
+
+
 def page() -> None:
-    runs, others = chosen(), read_json(OUT / "others.json")
-    scores = {arm: [played(name) for name in names] for arm, names in runs.items()}
-    setting = {arm: ", ".join(ARMS[arm].sweep[best(arm)].replace("--", "").split(" --")) or "defaults" for arm in ARMS}
-    single = {
-        "best_of": f"best of {BEST_OF}: one of so many samples of GRPO's start is right",
-        "begun": "the base, its derivation begun for it (two letters of the string given)",
-        "base": "the base, before anything",
-    }
-    rows = []
-    for arm in ("grpo", "selection", "sft_derives", "sft_states", "no_think_partial", "no_think", "start"):
+    runs, scores, rows = chosen(), read_scores(), []
+    for arm, (what, _, right, less, cost) in zip((*ORDER, *SINGLE), short()):
         each = " ".join(f"{100 * np.mean(score):.1f}" for score in scores[arm])
-        dev = f"{100 * np.mean([development(name) for name in runs[arm]]):.1f}%"
-        against = "" if arm == "grpo" else interval([np.subtract(a, b) for a, b in zip(scores["grpo"], scores[arm])]).points()
-        rows.append(
-            [
-                ARMS[arm].what,
-                setting[arm],
-                dev,
-                f"**{percent(scores[arm])}**",
-                each,
-                against,
-                f"{np.mean([work(n) for n in runs[arm]]):.1f}",
-            ]
-        )
-    for what, title in single.items():
-        each = " ".join(f"{100 * np.mean(score):.1f}" for score in others[what])
-        rows.append([title, "", "", f"**{percent(others[what])}**", each, "", ""])
+        setting = ARMS[arm].sweep[best(arm)].replace("--", "").replace(" sft-steps", ", sft-steps") or "defaults" if arm in ARMS else ""
+        dev = f"{100 * np.mean([development(name) for name in runs[arm]]):.1f}%" if arm in ARMS else ""
+        rows.append([what, setting, dev, f"**{right}**", each, less, cost])
     m = read_json(OUT / runs["grpo"][0] / "summary.json")["machine"]
     lines = [
         "# Letters, tier 6: GRPO beside everything that might do as well", "",
@@ -230,20 +237,20 @@ def page() -> None:
             ]
             lines += [f"**{a.what}**", "", *table([arm, "exactly right", "work"], swept), ""]
     write_page(OUT / "README.md", [*lines])
-    draw(scores, others, {**{arm: ARMS[arm].what.replace("*", "") for arm in ARMS}, **single})
+    draw(scores)
 
 
-def draw(scores: dict, others: dict, titles: dict) -> None:
-    """One point per seed, the mean with its interval: which arms end where GRPO ends?"""
+def draw(scores: dict) -> None:
+    """One tick per seed, the mean with its interval: which arms end where GRPO ends?"""
     import textwrap
 
-    everything = {**scores, **others}
-    order = sorted(everything, key=lambda arm: np.mean(everything[arm]))
+    titles = {**{arm: ARMS[arm].what.replace("*", "") for arm in ARMS}, **SINGLE}
+    order = sorted(scores, key=lambda arm: np.mean(scores[arm]))
     fig, ax = pyplot().subplots(figsize=(9, 5.4), layout="constrained")
     for y, arm in enumerate(order):
-        rows = everything[arm]
+        rows = scores[arm]
         i = clipped(interval(rows)) if len(rows) > 1 else metrics.mean(rows[0])
-        colour = "C2" if arm == "grpo" else "C0" if arm in scores else "C7"
+        colour = "C2" if arm == "grpo" else "C0" if arm in ARMS else "C7"
         ax.errorbar(100 * i.mean, y, xerr=100 * reach([i]), fmt="o", color=colour, capsize=3)
         ax.plot([100 * np.mean(row) for row in rows], [y + 0.22] * len(rows), "|", color=colour)
     ax.set_yticks(range(len(order)), [textwrap.fill(titles[arm], 48) for arm in order], fontsize=8)
