@@ -56,7 +56,7 @@ def test_the_page_has_every_arm_with_its_seeds_its_interval_and_its_work(kept):
     assert grpo[2] == "92.0%" and grpo[3].startswith("**92.1% [") and grpo[4] == "90.0 91.0 92.2 93.2 94.1" and grpo[5] == ""
     low, high = map(float, grpo[3].strip("*").partition("[")[2].strip("]").split(", "))
     assert low < 90 and high > 94, "five seeds and 512 tasks leave more doubt than the seeds alone"
-    assert selection[1] == "lr 1e-3" and selection[5].startswith("+10.0 points [") and grpo[6] == f"{1 + 3 * 0.3:.1f}"
+    assert selection[1] == "lr 1e-3" and selection[5].startswith("+10.0 points [") and grpo[6] == f"{1 + 3 * 0.2:.1f}"
     assert rows["the base, before anything"][3].startswith("**0.0% [0.0, ") and (kept / "letters.png").stat().st_size > 0
 
 

@@ -165,7 +165,7 @@ def played(name: str, what: str = "exact") -> list[float]:
 def work(name: str) -> float:
     """Millions of tokens that passed through the model: forward once when sampled, three times (forward and backward) when trained."""
     tokens = read_json(OUT / name / "summary.json")["tokens"]
-    return (tokens["sampled"] + 3 * (tokens["trained"] + tokens["sft"])) / 1e6
+    return (tokens["sampled"] + 3 * tokens["trained"]) / 1e6  # trained: by SFT and GRPO
 
 
 def percent(rows: list) -> str:
