@@ -65,13 +65,19 @@ class Task:
 
 
 @lru_cache
-def words_between(shortest: int, longest: int) -> list[str]:
-    """English words of these lengths from pyspellchecker's offline list, in a fixed order."""
+def words_of_english() -> list[str]:
+    """pyspellchecker's offline list, shortest first: loaded once for all tiers, it takes a moment."""
     from spellchecker import SpellChecker  # here, so that tiers 6 to 10 need no package at all
 
     words = SpellChecker(language="en").word_frequency.words()
-    plain = (word for word in words if re.fullmatch(f"[a-z]{{{shortest},{longest}}}", word))
+    plain = (word for word in words if re.fullmatch("[a-z]+", word))
     return sorted(plain, key=lambda word: (len(word), word))
+
+
+@lru_cache
+def words_between(shortest: int, longest: int) -> list[str]:
+    """English words of these lengths, in a fixed order."""
+    return [word for word in words_of_english() if shortest <= len(word) <= longest]
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:
