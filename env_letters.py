@@ -66,7 +66,7 @@ class Task:
 
 @lru_cache
 def words_of_english() -> list[str]:
-    """pyspellchecker's offline list, shortest first: loaded once for all tiers, it takes a moment."""
+    """pyspellchecker's offline list, shortest first. It is loaded once for all tiers."""
     from spellchecker import SpellChecker  # here, so that tiers 6 to 10 need no package at all
 
     words = SpellChecker(language="en").word_frequency.words()
