@@ -1,0 +1,588 @@
+// The page around model.js: what is asked, drawn and clicked. The arithmetic runs in a worker, so
+// that the page answers while it computes; where no worker is to be had, it runs here, in slices.
+//
+//   index.html     what stands on the page        data/run.js     the run: its numbers, its tasks
+//   model.js       the model and GRPO             data/base.js    the weights of the base
+//   page.js        this                           data/0012.js    the adapter after update 12
+//
+// Whatever a person types or a model says goes into the page as text (textContent), never as HTML.
+
+"use strict";
+
+// ------------------------------------------------------------------------- the worker's side
+
+// Answers messages {job, what, …} with {job, token} while it samples and {job, done} at the end.
+// tell(message) sends one back. It keeps the weights, and the policy that is trained in the page.
+function serve(model, tell) {
+  const adapters = {}, folded = {};
+  let base, tokens, wanted = 0;       // wanted: the newest job that samples; older ones stop
+  let own = null, undo = [];          // own: {adapter, adam}
+
+  const weightsOf = (name) => {
+    if (name === "own") return own.folded ??= model.fold(base, own.adapter);
+    return folded[name] ??= model.fold(base, adapters[name]);
+  };
+  let breath = 0;
+  const pause = (job) => () => {      // now and then, let messages in
+    if (performance.now() - breath < 25) return false;
+    return new Promise((go) => setTimeout(() => { breath = performance.now(); go(job < wanted); }, 0));
+  };
+
+  const can = {
+    load({ base64, entries, tokenizer }) {
+      base = model.unpackBase(base64, entries);
+      tokens = model.tokenizer(tokenizer);
+    },
+    adapter({ name, base64 }) { adapters[name] = model.unpackAdapter(base64); },
+    stop() { wanted = Infinity; },
+    // k replies to a question, or null if another job came in between
+    async sample({ job, name, question, k, temperature, maxTokens, seed }) {
+      wanted = job;
+      const prompt = tokens.prompt(question), started = performance.now();
+      const uniform = Array.from({ length: k }, (_, i) => model.randomOf(...seed, i));
+      const replies = await model.sample(weightsOf(name), prompt, k, { temperature, maxTokens, uniform,
+        stop: tokens.stop, told: (i, token) => tell({ job, token: { i, ...token } }), pause: pause(job) });
+      if (!replies) return null;
+      return { replies, prompt, seconds: (performance.now() - started) / 1000 };
+    },
+    // how likely another snapshot finds the same replies, token by token
+    logprobs({ name, prompt, replies, temperature }) {
+      return model.logprobsOf(weightsOf(name), prompt, replies, temperature);
+    },
+    start({ name, seed }) {           // the policy to train: a copy of a snapshot
+      own = { adapter: adapters[name] ? model.copyOf(adapters[name]) : model.newAdapter(seed), adam: model.newAdam() };
+      undo = [];
+    },
+    step({ prompt, replies, advantages, temperature, lr }) {
+      const started = performance.now();
+      const copyAll = (moments) => Object.fromEntries(Object.entries(moments).map(([k, x]) => [k, x.slice()]));
+      undo.push({ adapter: model.copyOf(own.adapter),
+        adam: { t: own.adam.t, m: copyAll(own.adam.m), v: copyAll(own.adam.v) } });
+      if (undo.length > 12) undo.shift();
+      const found = model.grpoGradient(base, own.adapter, prompt, replies, advantages, temperature);
+      const norm = model.adamStep(own.adapter, found.gradient, own.adam, lr);
+      own.folded = null;
+      const { loss, ratio, clipped, tokens } = found, seconds = (performance.now() - started) / 1000;
+      const now = model.logprobsOf(weightsOf("own"), prompt, replies.map((r) => r.ids), temperature);
+      return { loss, ratio, clipped, tokens, norm, seconds, now };
+    },
+    undo() {
+      if (undo.length) own = undo.pop();
+      return undo.length;
+    },
+  };
+  return async (message) => {
+    try { tell({ job: message.job, done: await can[message.what](message) }); }
+    catch (error) { tell({ job: message.job, failed: String(error) }); }
+  };
+}
+
+// --------------------------------------------------------------------------- the page's side
+
+const model = pico();
+const one = (selector) => document.querySelector(selector);
+const jobs = new Map();
+let lastJob = 0, post, inWorker = true, readyAfter = null;  // milliseconds from opening the page
+
+function heard({ job, token, done, failed }) {
+  const asked = jobs.get(job);
+  if (!asked) return;
+  if (token) return asked.told?.(token);
+  jobs.delete(job);
+  if (failed) asked.fail(new Error(failed)); else asked.go(done);
+}
+
+function startEngine() {
+  try {
+    const source = `"use strict";\n${pico}\n${serve}\n` +
+      "const answer = serve(pico(), (m) => postMessage(m)); onmessage = (e) => answer(e.data);";
+    const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    worker.onmessage = (e) => heard(e.data);
+    post = (message) => worker.postMessage(message);
+  } catch {
+    inWorker = false;
+    const answer = serve(model, heard);
+    post = (message) => setTimeout(() => answer(message), 0);
+  }
+}
+
+// Ask the engine; told(token) hears of each token. Returns a promise of the answer.
+function ask(what, more = {}, told) {
+  const job = ++lastJob;
+  return new Promise((go, fail) => {
+    jobs.set(job, { go, fail, told });
+    post({ job, what, ...more });
+  });
+}
+
+const scripts = {};
+const script = (name) => scripts[name] ??= new Promise((go, fail) => {
+  const tag = document.createElement("script");
+  tag.src = `data/${name}.js`;
+  tag.onload = go;
+  tag.onerror = () => fail(new Error(`data/${name}.js could not be read`));
+  document.head.append(tag);
+});
+
+const sent = {};
+const ready = (name) => sent[name] ??= name === "base" || name === "own" ? Promise.resolve() : script(name)
+  .then(() => ask("adapter", { name, base64: LIVE.adapters[name] }));
+
+// ------------------------------------------------------------------------------ small things
+
+function make(tag, { text, ...more } = {}, ...inside) {
+  const element = document.createElement(tag);
+  if (text !== undefined) element.textContent = text;
+  for (const [name, value] of Object.entries(more)) element.setAttribute(name, value);
+  element.append(...inside);
+  return element;
+}
+function draw(tag, more = {}, text) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(more)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+const percent = (p, digits = 0) => `${(100 * p).toFixed(digits)}%`;
+const HABITS = { derives: "spells it out", states: "states the counts", bare: "answers at once" };
+const tokens = model.tokenizer(LIVE.tokenizer);
+const visible = (id) => tokens.decode([id]).replaceAll("\n", "↵\n");
+const named = (id) => tokens.decode([id]).replaceAll("\n", "↵").replaceAll(" ", "␣");
+const momentOf = (stop) => stop.update < 0 ? "the base" : stop.update === 0 ? "after SFT" : `update ${stop.update}`;
+const longMoment = (stop) => stop.update < 0 ? "the base, before anything"
+  : stop.update === 0 ? "after SFT, before RL" : `after update ${stop.update} of ${LIVE.updates}`;
+const fail = (error) => { one("#problem").textContent = `Something went wrong: ${error.message}`; };
+
+// ------------------------------------------------------------------------------ the question
+
+let task;                             // {text, letters: [...]}
+const asText = () => model.question(task.text, task.letters);
+
+function readTask() {
+  const text = one("#text").value, letters = [...new Set([...one("#letters").value.replace(/[\s,]/g, "")])];
+  if (!text || !letters.length) return false;
+  task = { text, letters };
+  const usual = /^[a-z]{1,80}$/.test(text) && letters.every((c) => /[a-z]/.test(c));
+  one("#unusual").hidden = usual;
+  return true;
+}
+
+function showTask(number) {
+  const [text, letters] = LIVE.tasks[number % LIVE.tasks.length];
+  one("#text").value = text;
+  one("#letters").value = letters;
+  one("#which").textContent = `Held-out task ${number % LIVE.tasks.length + 1} of ${LIVE.tasks.length}: ` +
+    `its seed is ${LIVE.eval_seeds + number % LIVE.tasks.length}, and no training has seen it.`;
+  readTask();
+}
+
+// -------------------------------------------------------------------- a reply, token by token
+
+// A box of coloured tokens. Arrow keys go from one to the next; the one in focus is told about.
+class Reply {
+  constructor(box, about) {
+    this.box = box;
+    this.about = about;
+    this.clear();
+    box.addEventListener("keydown", (e) => {
+      const way = { ArrowRight: 1, ArrowLeft: -1 }[e.key], at = this.spans.indexOf(document.activeElement);
+      if (!way || at < 0) return;
+      e.preventDefault();
+      this.spans[Math.min(Math.max(at + way, 0), this.spans.length - 1)].focus();
+    });
+    box.addEventListener("focusin", (e) => this.choose(this.spans.indexOf(e.target)));
+    box.addEventListener("pointerover", (e) => this.choose(this.spans.indexOf(e.target)));
+  }
+  clear() {
+    this.tokens = [];
+    this.spans = [];
+    this.box.replaceChildren();
+  }
+  push(token) {
+    const end = token.id === tokens.stop;
+    const span = make("span", { class: end ? "token end" : "token", text: end ? "⏹" : visible(token.id),
+      tabindex: this.spans.length ? -1 : 0 });
+    this.tokens.push(token);
+    this.spans.push(span);
+    this.box.append(span);
+    this.colour(this.spans.length - 1);
+  }
+  colour(i) {
+    const { logp, before } = this.tokens[i], span = this.spans[i];
+    span.style.setProperty("--unlikely", (1 - Math.exp(logp)).toFixed(3));
+    const change = before === undefined ? 0 : Math.max(-1, Math.min(1, (logp - before) / 3));
+    span.style.setProperty("--up", Math.max(0, change).toFixed(3));
+    span.style.setProperty("--down", Math.max(0, -change).toFixed(3));
+  }
+  choose(i) {
+    if (i < 0) return;
+    this.spans.forEach((span, j) => { span.tabIndex = i === j ? 0 : -1; span.classList.toggle("chosen", i === j); });
+    this.about?.(this.tokens[i], i);
+  }
+  text() {
+    return tokens.decode(this.tokens.map((t) => t.id).filter((id) => id !== tokens.stop));
+  }
+}
+
+// ----------------------------------------------------------------------- slide through the run
+
+let at = 0, answered = 0;             // the stop that is shown; which answer is the newest
+const stops = LIVE.stops;
+const reply = new Reply(one("#reply"), aboutToken);
+const temperature = () => Number(one("#temperature").value);
+
+function aboutToken(token, i) {
+  const box = one("#token"), p = Math.exp(token.logp);
+  const said = [make("b", { text: `Token ${i + 1}: ${token.id === tokens.stop ? "end of turn" : named(token.id)}` }),
+    ` has probability ${percent(p, p > 0.995 || p < 0.005 ? 2 : 1)}, log-prob ${token.logp.toFixed(3)}.`];
+  if (token.before !== undefined) {
+    const change = token.logp - token.before, moment = momentOf(stops[token.against]);
+    said.push(` At ${moment} it had ${percent(Math.exp(token.before), 1)}: ratio ${Math.exp(change).toFixed(2)}.`);
+  }
+  said.push(make("br"), "It could have said: ");
+  token.others?.forEach((other, n) => said.push(n ? ", " : "",
+    make("code", { text: other.id === tokens.stop ? "end of turn" : named(other.id) }), ` ${percent(Math.exp(other.logp), 1)}`));
+  box.replaceChildren(...said);
+}
+
+function verdict(box, text) {
+  const found = model.score(task.text, task.letters, text);
+  const row = task.letters.map((c, i) => make("span", { class: found.right[i] ? "right" : "wrong",
+    text: `${c} ${found.said[i] ?? "–"}${found.right[i] ? "" : ` (${found.truth[i]})`}` }));
+  box.replaceChildren(make("b", { text: found.reward ? "Exactly right." : "Not right." }),
+    ` It ${HABITS[found.habit]}. `, make("span", { class: "counts" }, ...row.flatMap((s) => [s, " "])));
+  return found;
+}
+
+async function answer() {
+  if (!task) return;
+  const mine = ++answered, stop = stops[at], before = at - 1;
+  reply.clear();
+  one("#token").textContent = "";
+  one("#verdict").textContent = "It speaks …";
+  one("#moment").textContent = longMoment(stop);
+  await ready(stop.name);
+  if (mine !== answered) return;
+  const settings = { temperature: temperature(), maxTokens: LIVE.max_tokens, seed: [Number(one("#seed").value), 1] };
+  const done = await ask("sample", { name: stop.name, question: asText(), k: 1, ...settings },
+    (token) => { if (mine === answered) reply.push(token); });
+  if (mine !== answered || !done) return;
+  verdict(one("#verdict"), reply.text());
+  const { ids, finished } = done.replies[0], speed = ids.length / done.seconds;
+  one("#speed").textContent = `${ids.length} tokens in ${done.seconds.toFixed(2)} s, ${speed.toFixed(0)} per second` +
+    (finished ? "." : ": it was cut off.");
+  if (before >= 0) {                  // the same tokens, as the snapshot before would have found them
+    await ready(stops[before].name);
+    const asked = { name: stops[before].name, prompt: done.prompt, replies: [ids], temperature: settings.temperature || 1 };
+    const [logps] = await ask("logprobs", asked);
+    if (mine !== answered) return;
+    logps.forEach((logp, i) => { Object.assign(reply.tokens[i], { before: logp, against: before }); reply.colour(i); });
+    const total = reply.tokens.reduce((sum, t) => sum + t.logp, 0), then = logps.reduce((a, b) => a + b, 0);
+    one("#whole").textContent = `The whole reply has log-prob ${total.toFixed(1)}; ` +
+      `at ${momentOf(stops[before])} the same words had ${then.toFixed(1)}.`;
+  } else {
+    one("#whole").textContent = "This is where it begins: there is no snapshot before to compare with.";
+  }
+  one("#reply").dataset.done = stop.name;
+}
+
+function goTo(i) {
+  at = Math.max(0, Math.min(stops.length - 1, i));
+  const stop = stops[at], slider = one("#slider");
+  slider.value = at;
+  slider.setAttribute("aria-valuetext", longMoment(stop));
+  delete one("#reply").dataset.done;
+  one("#exact").textContent = `${percent(stop.exact, 1)} [${(100 * stop.low).toFixed(1)}, ${(100 * stop.high).toFixed(1)}]`;
+  for (const habit in HABITS) one(`#${habit}`).textContent = percent(stop[habit], 0);
+  curve();
+  return answer().catch(fail);
+}
+
+async function playAll() {
+  const button = one("#play");
+  if (button.ariaPressed === "true") return void (button.ariaPressed = "false");
+  button.ariaPressed = "true";
+  for (let i = at === stops.length - 1 ? 0 : at; i < stops.length && button.ariaPressed === "true"; i++) {
+    await goTo(i);
+    await new Promise((go) => setTimeout(go, 700));
+  }
+  button.ariaPressed = "false";
+}
+
+// The curve: a place on the x axis for each stop, right above the slider's. The areas are the
+// habits, the line is the accuracy with its intervals, the dots are the batches trained on.
+function curve() {
+  const svg = one("#curve"), width = svg.clientWidth || 600, height = 190, inset = 11, bottom = 20, top = 8;
+  const x = (i) => inset + (width - 2 * inset) * (stops.length > 1 ? i / (stops.length - 1) : 0.5);
+  const y = (p) => top + (height - top - bottom) * (1 - p);
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.replaceChildren();
+  let floor = stops.map(() => 0);
+  for (const habit of Object.keys(HABITS)) {
+    const ceiling = stops.map((stop, i) => floor[i] + stop[habit]);
+    const edge = (values) => values.map((p, i) => `${x(i)},${y(p)}`);
+    svg.append(draw("polygon", { class: habit, points: [...edge(ceiling), ...edge(floor).reverse()].join(" ") }));
+    floor = ceiling;
+  }
+  const placeOf = (update) => {       // between two stops, in proportion
+    const i = stops.findLastIndex((stop) => stop.update <= update), next = stops[i + 1];
+    return i < 0 || !next ? null : i + (update - stops[i].update) / (next.update - stops[i].update);
+  };
+  for (const [update, exact] of LIVE.batches) {
+    const place = placeOf(update);
+    if (place !== null) svg.append(draw("circle", { class: "batch", cx: x(place), cy: y(exact), r: 1.6 }));
+  }
+  svg.append(draw("line", { class: "here", x1: x(at), x2: x(at), y1: top, y2: height - bottom }));
+  svg.append(draw("polyline", { class: "exact", points: stops.map((stop, i) => `${x(i)},${y(stop.exact)}`).join(" ") }));
+  stops.forEach((stop, i) => {
+    svg.append(draw("line", { class: "reach", x1: x(i), x2: x(i), y1: y(stop.low), y2: y(stop.high) }));
+    svg.append(draw("circle", { class: "exact", cx: x(i), cy: y(stop.exact), r: i === at ? 5 : 3 }));
+    const label = stop.update < 0 ? "base" : stop.update === 0 ? "SFT" : stop.update;
+    const edge = i === 0 ? "start" : i === stops.length - 1 ? "end" : "middle";
+    svg.append(draw("text", { x: edge === "start" ? 0 : edge === "end" ? width : x(i), y: height - 5, "text-anchor": edge,
+      class: i === at ? "tick now" : "tick" }, label));
+  });
+}
+
+// ----------------------------------------------------------------------- you are the reward
+
+const K = 8;
+let group = null;                     // the eight that are on the page: {prompt, replies, cards, rewards}
+let history = [];                     // of each draw: {reward, shares, step}
+let startedFrom = null, draws = 0, busy = false;
+
+const rewardsNow = () => group.cards.map((card) => card.good ? 1 : 0);
+
+function judge() {                    // rewards and advantages onto the cards, and what may be pressed
+  const complete = Boolean(group?.prompt), rewards = complete ? rewardsNow() : [];
+  const advantages = complete ? model.groupAdvantages(rewards) : [];
+  group?.cards.forEach((card, i) => {
+    card.button.ariaPressed = String(card.good);
+    card.button.textContent = card.good ? "good: reward 1" : "reward 0";
+    card.box.classList.toggle("good", complete && advantages[i] > 0);
+    card.box.classList.toggle("bad", complete && advantages[i] < 0);
+    const sign = advantages[i] > 0 ? "+" : "";
+    card.advantage.textContent = complete ? `advantage ${sign}${advantages[i].toFixed(2)}` : "";
+  });
+  const signal = advantages.some((a) => a !== 0);
+  one("#step").disabled = busy || !signal;
+  one("#five").disabled = one("#draw").disabled = one("#reset").disabled = busy;
+  one("#undo").disabled = busy || !history.some((h) => h.step);
+  one("#signal").textContent = !complete ? "" : signal
+    ? `Mean reward ${(rewards.reduce((a, b) => a + b) / K).toFixed(2)}: what lies above it becomes likelier, what lies below less likely.`
+    : "All eight earn the same, so every advantage is 0: there is nothing to learn from. Draw again, or judge otherwise.";
+  return advantages;
+}
+
+function newCards() {
+  const cards = Array.from({ length: K }, (_, i) => {
+    const text = make("div", { class: "said" }), habit = make("span", { class: "habit" }), advantage = make("span", { class: "advantage" });
+    const button = make("button", { type: "button", class: "thumb", "aria-label": `sample ${i + 1}: is it good?` });
+    const box = make("li", { class: "card" }, make("div", { class: "row" }, make("b", { text: `${i + 1}` }), habit), text,
+      make("div", { class: "row" }, button, advantage));
+    const card = { box, text, habit, button, advantage, ids: [], good: false };
+    button.addEventListener("click", () => {
+      if (busy) return;
+      card.good = !card.good;
+      one("#auto").checked = false;
+      judge();
+    });
+    return card;
+  });
+  one("#cards").replaceChildren(...cards.map((card) => card.box));
+  return cards;
+}
+
+async function drawEight() {
+  if (!startedFrom) await startFrom(stops[at]);
+  const seed = [Number(one("#seed2").value), 2, draws++];
+  const name = "own", asked = { question: asText(), text: task.text, letters: task.letters };
+  group = { cards: newCards(), asked };
+  busy = true;
+  judge();
+  const done = await ask("sample", { name, question: asked.question, k: K, temperature: 1, maxTokens: LIVE.max_tokens, seed },
+    ({ i, id }) => {
+      const card = group.cards[i];
+      card.ids.push(id);
+      if (id !== tokens.stop) card.text.append(visible(id));
+    });
+  if (!done) { busy = false; judge(); return false; }
+  Object.assign(group, { prompt: done.prompt, replies: done.replies, seconds: done.seconds });
+  const shares = { derives: 0, states: 0, bare: 0 };
+  let right = 0;
+  group.cards.forEach((card, i) => {
+    const text = tokens.decode(done.replies[i].ids.filter((id) => id !== tokens.stop));
+    card.score = model.score(asked.text, asked.letters, text);
+    card.habit.textContent = `${HABITS[card.score.habit]}, ${card.score.reward ? "right" : "wrong"}`;
+    card.habit.className = `habit ${card.score.habit}`;
+    shares[card.score.habit] += 1 / K;
+    right += card.score.reward / K;
+    card.good = one("#auto").checked && card.score.reward === 1;
+  });
+  history.push({ shares, right });
+  busy = false;
+  judge();
+  ownCurve();
+  const sampled = done.replies.reduce((sum, r) => sum + r.ids.length, 0);
+  one("#speed2").textContent = `${sampled} tokens in ${done.seconds.toFixed(1)} s, ${(sampled / done.seconds).toFixed(0)} per second.`;
+  return true;
+}
+
+async function makeStep() {
+  const advantages = judge();
+  if (!advantages.some((a) => a !== 0)) return false;
+  busy = true;
+  judge();
+  one("#signal").textContent = "One step: forward, backward, Adam …";
+  const done = await ask("step", { prompt: group.prompt, replies: group.replies, advantages, temperature: 1, lr: Number(one("#lr").value) });
+  busy = false;
+  const moved = (good) => {           // by how much the log-probs of the good, or the bad, have changed
+    const some = advantages.map((a, i) => i).filter((i) => good ? advantages[i] > 0 : advantages[i] < 0);
+    const change = (i) => done.now[i].reduce((sum, p, t) => sum + p - group.replies[i].logps[t], 0);
+    return some.reduce((sum, i) => sum + change(i), 0) / some.length;
+  };
+  history.at(-1).step = true;
+  history.at(-1).reward = rewardsNow().reduce((a, b) => a + b) / K;
+  const n = history.filter((h) => h.step).length;
+  const sign = (v, digits) => `${v > 0 ? "+" : ""}${v.toFixed(digits)}`;
+  const cells = [n, history.at(-1).reward.toFixed(2), sign(done.loss, 4).replace("-0.0000", "0.0000").replace("+0.0000", "0.0000"),
+    done.ratio.toFixed(3), done.norm.toFixed(2), sign(moved(true), 2), sign(moved(false), 2), done.tokens, done.seconds.toFixed(1)];
+  one("#steps tbody").append(make("tr", {}, ...cells.map((text) => make("td", { text }))));
+  one("#steps").hidden = false;
+  one("#since").textContent = `${n} ${n === 1 ? "step" : "steps"} from ${momentOf(startedFrom)}`;
+  return true;
+}
+
+async function stepAndDraw() {
+  if (await makeStep()) await drawEight();
+}
+
+async function fiveSteps() {
+  one("#auto").checked = true;
+  for (let made = 0, tried = 0; made < 5 && tried < 20; tried++) {
+    if (!group?.prompt || group.stale) await drawEight();
+    else {
+      group.cards.forEach((card) => { card.good = card.score.reward === 1; });
+      const stepped = await makeStep();
+      made += stepped;
+      if (!await drawEight()) return;
+    }
+  }
+}
+
+async function startFrom(stop) {
+  await ready(stop.name);
+  await ask("start", { name: stop.name, seed: Number(one("#seed2").value) });
+  startedFrom = stop;
+  history = [];
+  draws = 0;
+  group = null;
+  one("#cards").replaceChildren();
+  one("#steps tbody").replaceChildren();
+  one("#steps").hidden = true;
+  one("#speed2").textContent = "";
+  one("#since").textContent = `no step yet, from ${momentOf(stop)}`;
+  judge();
+  ownCurve();
+}
+
+async function undoStep() {
+  await ask("undo");
+  while (history.length && !history.at(-1).step) history.pop();   // what was drawn after that step
+  if (history.length) history.pop();                              // and the draw that it was made on
+  one("#steps tbody").lastElementChild?.remove();
+  const n = history.filter((h) => h.step).length;
+  one("#steps").hidden = n === 0;
+  one("#since").textContent = `${n || "no"} ${n === 1 ? "step" : "steps"} from ${momentOf(startedFrom)}`;
+  await drawEight();
+}
+
+// The same picture for the steps made here: each draw of eight has a place.
+function ownCurve() {
+  const svg = one("#own"), width = svg.clientWidth || 600, height = 120, bottom = 18, top = 6, n = history.length;
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.replaceChildren();
+  const room = Math.min(46, width / Math.max(n, 1)), y = (p) => top + (height - top - bottom) * (1 - p);
+  let made = 0;
+  history.forEach((h, i) => {
+    let floor = 0;
+    for (const habit of Object.keys(HABITS)) {
+      const ceiling = floor + h.shares[habit];
+      svg.append(draw("rect", { class: habit, x: i * room + 1, width: Math.max(room - 2, 1), y: y(ceiling), height: y(floor) - y(ceiling) }));
+      floor = ceiling;
+    }
+    svg.append(draw("circle", { class: "exact", cx: (i + 0.5) * room, cy: y(h.right), r: 3.5 }));
+    if (room > 18 || i % 5 === 0) svg.append(draw("text", { class: "tick", x: (i + 0.5) * room, y: height - 4, "text-anchor": "middle" }, made));
+    made += h.step ? 1 : 0;
+  });
+}
+
+// ------------------------------------------------------------------------------------ begin
+
+const doing = (work) => () => { if (!busy) Promise.resolve(work()).catch(fail); };
+
+function listen() {
+  let number = 0, later;
+  const soon = (work) => { clearTimeout(later); later = setTimeout(work, 250); };
+  one("#slider").max = stops.length - 1;
+  one("#slider").addEventListener("input", (e) => { one("#play").ariaPressed = "false"; goTo(Number(e.target.value)); });
+  one("#play").addEventListener("click", () => playAll().catch(fail));
+  one("#another").addEventListener("click", () => { showTask(++number); goTo(at); });
+  for (const id of ["#text", "#letters"]) one(id).addEventListener("input", () => {
+    one("#which").textContent = "A question of yours.";
+    soon(() => { if (readTask()) goTo(at); });
+  });
+  for (const id of ["#temperature", "#seed"]) one(id).addEventListener("input", () => {
+    one("#warm").textContent = temperature() === 0 ? "0: greedy" : temperature().toFixed(1);
+    soon(() => goTo(at));
+  });
+  document.querySelectorAll("[name=colour]").forEach((radio) => radio.addEventListener("change", () => {
+    one("#reply").className = radio.value;
+    one("#legend").className = `legend ${radio.value}`;
+  }));
+  one("#curve").addEventListener("click", (e) => {
+    const { left, width } = one("#curve").getBoundingClientRect();
+    goTo(Math.round((e.clientX - left - 11) / (width - 22) * (stops.length - 1)));
+  });
+  one("#draw").addEventListener("click", doing(drawEight));
+  one("#step").addEventListener("click", doing(stepAndDraw));
+  one("#five").addEventListener("click", doing(fiveSteps));
+  one("#undo").addEventListener("click", doing(undoStep));
+  one("#reset").addEventListener("click", doing(() => startFrom(stops[Number(one("#from").value)])));
+  one("#auto").addEventListener("change", () => {
+    if (one("#auto").checked && group?.prompt) group.cards.forEach((card) => { card.good = card.score.reward === 1; });
+    judge();
+  });
+  one("#from").append(...stops.map((stop, i) => make("option", { value: i, text: momentOf(stop) })));
+  one("#from").addEventListener("change", doing(() => startFrom(stops[Number(one("#from").value)])));
+  addEventListener("resize", () => { curve(); ownCurve(); });
+}
+
+function tellFacts() {
+  const last = stops.at(-1), facts = one("#facts");
+  const say = (text) => facts.append(make("li", { text }));
+  say(`The run: ${LIVE.run}, letters, tier ${LIVE.tier}, seed ${LIVE.seed}, ${LIVE.updates} updates of ${LIVE.num_tasks} tasks × ` +
+    `${LIVE.k} samples at learning rate ${LIVE.lr}.`);
+  say(`Snapshots: ${stops.map(momentOf).join(", ")}.`);
+  say(`Measured with torch ${LIVE.torch}, transformers ${LIVE.transformers}, Python ${LIVE.python}` +
+    (LIVE.commit ? `; the code was commit ${LIVE.commit.slice(0, 10)}.` : "."));
+  say(`This page computes ${inWorker ? "in a worker, beside the page" : "in the page itself, in slices"}.`);
+  one("#of").textContent = `n = ${last.n} held-out tasks`;
+  one("#samples").textContent = `${last.sampled_n} samples`;
+}
+
+async function begin() {
+  startEngine();
+  listen();
+  tellFacts();
+  showTask(0);
+  curve();
+  await script("base");
+  await ask("load", { base64: LIVE.base, entries: LIVE.entries, tokenizer: LIVE.tokenizer });
+  await startFrom(stops[0]);
+  readyAfter = performance.now();
+  document.documentElement.dataset.ready = "yes";
+  await goTo(0);
+}
+
+begin().catch(fail);
