@@ -327,7 +327,8 @@ function forward(w, step, cache, tape) {
     const x1 = add(linear("o", y), x);                                        // [N, D]
     const h1 = norm(x1, w[`${l}.norm2`], D);
     const gate = linear("gate", h1), up = linear("up", h1);                   // [N, F]
-    const a = gate.map((g, i) => g / (1 + Math.exp(-g)) * up[i]);             // SiLU(gate) · up
+    const a = new Float32Array(N * F);                                        // SiLU(gate) · up
+    for (let i = 0; i < N * F; i++) a[i] = gate[i] / (1 + Math.exp(-gate[i])) * up[i];
     const x2 = add(linear("down", a), x1);
     if (tape) tape.push({ x, h, q0, k0, q, p, y, x1, h1, gate, up, a });
     x = x2;
@@ -372,10 +373,11 @@ const head = (w, x, M) => matmul(norm(x, w.norm, D), w.embed, M, D, VOCAB);
 function logSoftmax(logits, temperature = 1) {
   const T = temperature || 1;
   let largest = -Infinity, sum = 0;
-  for (const z of logits) if (z > largest) largest = z;
-  for (const z of logits) sum += Math.exp((z - largest) / T);
-  const total = largest / T + Math.log(sum);
-  return Float64Array.from(logits, (z) => z / T - total);
+  for (let v = 0; v < logits.length; v++) if (logits[v] > largest) largest = logits[v];
+  for (let v = 0; v < logits.length; v++) sum += Math.exp((logits[v] - largest) / T);
+  const total = largest / T + Math.log(sum), logp = new Float64Array(logits.length);
+  for (let v = 0; v < logits.length; v++) logp[v] = logits[v] / T - total;
+  return logp;
 }
 
 // ---------------------------------------- sampling (book: rollout.py, fast/sampler.py)

@@ -11,11 +11,12 @@
 
 // ------------------------------------------------------------------------- the worker's side
 
-// Answers messages {job, what, …} with {job, token} while it samples and {job, done} at the end.
+// Answers messages {job, what, …} with {job, tokens} while it samples and {job, done} at the end.
 // tell(message) sends one back. It keeps the weights, and the policy that is trained in the page.
 function serve(model, tell) {
   const adapters = {}, folded = {};
-  let base, tokens, wanted = 0;       // wanted: the newest job that samples; older ones stop
+  const wanted = {};                  // of each part of the page, its newest job: older ones stop
+  let base, tokens;
   let own = null, undo = [];          // own: {adapter, adam}
 
   const weightsOf = (name) => {
@@ -23,9 +24,10 @@ function serve(model, tell) {
     return folded[name] ??= model.fold(base, adapters[name]);
   };
   let breath = 0;
-  const pause = (job) => () => {      // now and then, let messages in
-    if (performance.now() - breath < 25) return false;
-    return new Promise((go) => setTimeout(() => { breath = performance.now(); go(job < wanted); }, 0));
+  const pause = (job, part, news) => () => {  // now and then, tell what is new and let messages in
+    if (performance.now() - breath < 40) return false;
+    if (news.length) tell({ job, tokens: news.splice(0) });
+    return new Promise((go) => setTimeout(() => { breath = performance.now(); go(job < wanted[part]); }, 0));
   };
 
   const can = {
@@ -34,15 +36,15 @@ function serve(model, tell) {
       tokens = model.tokenizer(tokenizer);
     },
     adapter({ name, base64 }) { adapters[name] = model.unpackAdapter(base64); },
-    stop() { wanted = Infinity; },
-    // k replies to a question, or null if another job came in between
-    async sample({ job, name, question, k, temperature, maxTokens, seed }) {
-      wanted = job;
+    // k replies to a question, or null if that part of the page has asked for something else since
+    async sample({ job, part, name, question, k, temperature, maxTokens, seed }) {
+      wanted[part] = job;
       const prompt = tokens.prompt(question), started = performance.now();
-      const uniform = Array.from({ length: k }, (_, i) => model.randomOf(...seed, i));
+      const uniform = Array.from({ length: k }, (_, i) => model.randomOf(...seed, i)), news = [];
       const replies = await model.sample(weightsOf(name), prompt, k, { temperature, maxTokens, uniform,
-        stop: tokens.stop, told: (i, token) => tell({ job, token: { i, ...token } }), pause: pause(job) });
+        stop: tokens.stop, told: (i, token) => news.push({ i, ...token }), pause: pause(job, part, news) });
       if (!replies) return null;
+      tell({ job, tokens: news });
       return { replies, prompt, seconds: (performance.now() - started) / 1000 };
     },
     // how likely another snapshot finds the same replies, token by token
@@ -84,10 +86,10 @@ const one = (selector) => document.querySelector(selector);
 const jobs = new Map();
 let lastJob = 0, post, inWorker = true, readyAfter = null;  // milliseconds from opening the page
 
-function heard({ job, token, done, failed }) {
+function heard({ job, tokens, done, failed }) {
   const asked = jobs.get(job);
   if (!asked) return;
-  if (token) return asked.told?.(token);
+  if (tokens) return tokens.forEach((token) => asked.told?.(token));
   jobs.delete(job);
   if (failed) asked.fail(new Error(failed)); else asked.go(done);
 }
@@ -155,6 +157,7 @@ const fail = (error) => { one("#problem").textContent = `Something went wrong: $
 
 // ------------------------------------------------------------------------------ the question
 
+const FIRST = 1;                      // the task to begin with: in the one before, guesses are often right
 let task;                             // {text, letters: [...]}
 const asText = () => model.question(task.text, task.letters);
 
@@ -200,7 +203,7 @@ class Reply {
   }
   push(token) {
     const end = token.id === tokens.stop;
-    const span = make("span", { class: end ? "token end" : "token", text: end ? "⏹" : visible(token.id),
+    const span = make("span", { class: end ? "token end" : "token", text: end ? "■" : visible(token.id),
       tabindex: this.spans.length ? -1 : 0 });
     this.tokens.push(token);
     this.spans.push(span);
@@ -248,7 +251,7 @@ function aboutToken(token, i) {
 function verdict(box, text) {
   const found = model.score(task.text, task.letters, text);
   const row = task.letters.map((c, i) => make("span", { class: found.right[i] ? "right" : "wrong",
-    text: `${c} ${found.said[i] ?? "–"}${found.right[i] ? "" : ` (${found.truth[i]})`}` }));
+    text: `${c} ${found.said[i] ?? "–"}${found.right[i] ? " ✓" : ` ✗ ${found.truth[i]}`}` }));
   box.replaceChildren(make("b", { text: found.reward ? "Exactly right." : "Not right." }),
     ` It ${HABITS[found.habit]}. `, make("span", { class: "counts" }, ...row.flatMap((s) => [s, " "])));
   return found;
@@ -264,7 +267,7 @@ async function answer() {
   await ready(stop.name);
   if (mine !== answered) return;
   const settings = { temperature: temperature(), maxTokens: LIVE.max_tokens, seed: [Number(one("#seed").value), 1] };
-  const done = await ask("sample", { name: stop.name, question: asText(), k: 1, ...settings },
+  const done = await ask("sample", { part: "slide", name: stop.name, question: asText(), k: 1, ...settings },
     (token) => { if (mine === answered) reply.push(token); });
   if (mine !== answered || !done) return;
   verdict(one("#verdict"), reply.text());
@@ -282,6 +285,10 @@ async function answer() {
       `at ${momentOf(stops[before])} the same words had ${then.toFixed(1)}.`;
   } else {
     one("#whole").textContent = "This is where it begins: there is no snapshot before to compare with.";
+  }
+  if (!one("#reply .chosen")) {       // the token at which it could most likely have gone another way
+    const probabilities = reply.tokens.map((t) => t.logp);
+    reply.choose(probabilities.indexOf(Math.min(...probabilities)));
   }
   one("#reply").dataset.done = stop.name;
 }
@@ -332,6 +339,10 @@ function curve() {
     const place = placeOf(update);
     if (place !== null) svg.append(draw("circle", { class: "batch", cx: x(place), cy: y(exact), r: 1.6 }));
   }
+  for (const p of [0.5, 1]) {
+    svg.append(draw("line", { class: "grid", x1: x(0), x2: x(stops.length - 1), y1: y(p), y2: y(p) }));
+    svg.append(draw("text", { class: "axis", x: x(0) + 3, y: y(p) + 12 }, percent(p)));
+  }
   svg.append(draw("line", { class: "here", x1: x(at), x2: x(at), y1: top, y2: height - bottom }));
   svg.append(draw("polyline", { class: "exact", points: stops.map((stop, i) => `${x(i)},${y(stop.exact)}`).join(" ") }));
   stops.forEach((stop, i) => {
@@ -339,52 +350,60 @@ function curve() {
     svg.append(draw("circle", { class: "exact", cx: x(i), cy: y(stop.exact), r: i === at ? 5 : 3 }));
     const label = stop.update < 0 ? "base" : stop.update === 0 ? "SFT" : stop.update;
     const edge = i === 0 ? "start" : i === stops.length - 1 ? "end" : "middle";
-    svg.append(draw("text", { x: edge === "start" ? 0 : edge === "end" ? width : x(i), y: height - 5, "text-anchor": edge,
-      class: i === at ? "tick now" : "tick" }, label));
+    const aside = i === 1 && x(1) - x(0) < 34 ? 6 : 0;            // on a phone, out of the way of "base"
+    svg.append(draw("text", { x: edge === "start" ? 0 : edge === "end" ? width : x(i) + aside, y: height - 5,
+      "text-anchor": edge, class: i === at ? "tick now" : "tick" }, label));
   });
 }
 
 // ----------------------------------------------------------------------- you are the reward
 
-const K = 8;
-let group = null;                     // the eight that are on the page: {prompt, replies, cards, rewards}
-let history = [];                     // of each draw: {reward, shares, step}
+const K = 8, WARMUP = 5;              // samples of a group; steps over which the learning rate rises
+const ELSEWHERE = [32, 48];           // tasks that are asked to see whether a habit holds elsewhere
+let group = null;                     // the eight on the page: {cards, asked, prompt, replies}
+let history = [];                     // of each draw: {shares, right, step: was one made on it?}
 let startedFrom = null, draws = 0, busy = false;
+const stepsMade = () => history.filter((h) => h.step).length;
+const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
-const rewardsNow = () => group.cards.map((card) => card.good ? 1 : 0);
-
-function judge() {                    // rewards and advantages onto the cards, and what may be pressed
-  const complete = Boolean(group?.prompt), rewards = complete ? rewardsNow() : [];
+// Rewards and advantages onto the cards; what may be pressed. Returns the advantages.
+function judge() {
+  const complete = Boolean(group?.replies), rewards = complete ? group.cards.map((card) => Number(card.good)) : [];
   const advantages = complete ? model.groupAdvantages(rewards) : [];
   group?.cards.forEach((card, i) => {
     card.button.ariaPressed = String(card.good);
-    card.button.textContent = card.good ? "good: reward 1" : "reward 0";
+    card.button.textContent = `reward ${Number(card.good)}`;
     card.box.classList.toggle("good", complete && advantages[i] > 0);
     card.box.classList.toggle("bad", complete && advantages[i] < 0);
-    const sign = advantages[i] > 0 ? "+" : "";
-    card.advantage.textContent = complete ? `advantage ${sign}${advantages[i].toFixed(2)}` : "";
+    card.advantage.textContent = complete ? `advantage ${signed(advantages[i], 2)}` : "";
   });
   const signal = advantages.some((a) => a !== 0);
   one("#step").disabled = busy || !signal;
-  one("#five").disabled = one("#draw").disabled = one("#reset").disabled = busy;
-  one("#undo").disabled = busy || !history.some((h) => h.step);
+  one("#undo").disabled = busy || !stepsMade();
+  for (const id of ["#five", "#draw", "#reset", "#elsewhere", "#from"]) one(id).disabled = busy;
   one("#signal").textContent = !complete ? "" : signal
-    ? `Mean reward ${(rewards.reduce((a, b) => a + b) / K).toFixed(2)}: what lies above it becomes likelier, what lies below less likely.`
-    : "All eight earn the same, so every advantage is 0: there is nothing to learn from. Draw again, or judge otherwise.";
+    ? `Mean reward ${mean(rewards).toFixed(2)}: what lies above it becomes likelier, what lies below less likely.`
+    : "All eight earn the same, so every advantage is 0 and there is nothing to learn: draw again, or judge otherwise.";
   return advantages;
 }
 
+const signed = (v, digits) => {       // +0.50, -0.50, and 0.00 without a sign
+  const text = v.toFixed(digits);
+  return Number(text) === 0 ? text.replace("-", "") : v > 0 ? `+${text}` : text;
+};
+
 function newCards() {
   const cards = Array.from({ length: K }, (_, i) => {
-    const text = make("div", { class: "said" }), habit = make("span", { class: "habit" }), advantage = make("span", { class: "advantage" });
-    const button = make("button", { type: "button", class: "thumb", "aria-label": `sample ${i + 1}: is it good?` });
+    const text = make("div", { class: "said", tabindex: 0, "aria-label": `sample ${i + 1}` });
+    const habit = make("span", { class: "habit" }), advantage = make("span", { class: "advantage" });
+    const button = make("button", { type: "button", class: "thumb", "aria-label": `sample ${i + 1} is good` });
     const box = make("li", { class: "card" }, make("div", { class: "row" }, make("b", { text: `${i + 1}` }), habit), text,
       make("div", { class: "row" }, button, advantage));
-    const card = { box, text, habit, button, advantage, ids: [], good: false };
+    const card = { box, text, habit, button, advantage, good: false };
     button.addEventListener("click", () => {
       if (busy) return;
       card.good = !card.good;
-      one("#auto").checked = false;
+      one("#auto").checked = false;   // from here on, a person decides
       judge();
     });
     return card;
@@ -393,80 +412,62 @@ function newCards() {
   return cards;
 }
 
+const reply8 = (reply) => tokens.decode(reply.ids.filter((id) => id !== tokens.stop));
+
 async function drawEight() {
-  if (!startedFrom) await startFrom(stops[at]);
-  const seed = [Number(one("#seed2").value), 2, draws++];
-  const name = "own", asked = { question: asText(), text: task.text, letters: task.letters };
+  const asked = { ...task, question: asText() };
   group = { cards: newCards(), asked };
-  busy = true;
   judge();
-  const done = await ask("sample", { name, question: asked.question, k: K, temperature: 1, maxTokens: LIVE.max_tokens, seed },
-    ({ i, id }) => {
-      const card = group.cards[i];
-      card.ids.push(id);
-      if (id !== tokens.stop) card.text.append(visible(id));
-    });
-  if (!done) { busy = false; judge(); return false; }
-  Object.assign(group, { prompt: done.prompt, replies: done.replies, seconds: done.seconds });
+  const done = await ask("sample", { part: "own", name: "own", question: asked.question, k: K, temperature: 1,
+    maxTokens: LIVE.max_tokens, seed: [Number(one("#seed2").value), 2, draws++] },
+    ({ i, id }) => { if (id !== tokens.stop) group.cards[i].text.append(visible(id)); });
+  Object.assign(group, { prompt: done.prompt, replies: done.replies });
   const shares = { derives: 0, states: 0, bare: 0 };
-  let right = 0;
   group.cards.forEach((card, i) => {
-    const text = tokens.decode(done.replies[i].ids.filter((id) => id !== tokens.stop));
-    card.score = model.score(asked.text, asked.letters, text);
+    card.score = model.score(asked.text, asked.letters, reply8(done.replies[i]));
     card.habit.textContent = `${HABITS[card.score.habit]}, ${card.score.reward ? "right" : "wrong"}`;
     card.habit.className = `habit ${card.score.habit}`;
-    shares[card.score.habit] += 1 / K;
-    right += card.score.reward / K;
     card.good = one("#auto").checked && card.score.reward === 1;
+    shares[card.score.habit] += 1 / K;
   });
-  history.push({ shares, right });
-  busy = false;
+  history.push({ shares, right: mean(group.cards.map((card) => card.score.reward)), step: false });
   judge();
   ownCurve();
   const sampled = done.replies.reduce((sum, r) => sum + r.ids.length, 0);
   one("#speed2").textContent = `${sampled} tokens in ${done.seconds.toFixed(1)} s, ${(sampled / done.seconds).toFixed(0)} per second.`;
-  return true;
 }
 
+// One step of GRPO on the eight; false if their advantages are all 0.
 async function makeStep() {
   const advantages = judge();
   if (!advantages.some((a) => a !== 0)) return false;
-  busy = true;
-  judge();
   one("#signal").textContent = "One step: forward, backward, Adam …";
-  const done = await ask("step", { prompt: group.prompt, replies: group.replies, advantages, temperature: 1, lr: Number(one("#lr").value) });
-  busy = false;
-  const moved = (good) => {           // by how much the log-probs of the good, or the bad, have changed
-    const some = advantages.map((a, i) => i).filter((i) => good ? advantages[i] > 0 : advantages[i] < 0);
-    const change = (i) => done.now[i].reduce((sum, p, t) => sum + p - group.replies[i].logps[t], 0);
-    return some.reduce((sum, i) => sum + change(i), 0) / some.length;
+  const n = stepsMade(), lr = Number(one("#lr").value) * Math.min(1, (n + 1) / WARMUP);
+  const done = await ask("step", { prompt: group.prompt, replies: group.replies, advantages, temperature: 1, lr });
+  const moved = (sign) => {           // how far the log-prob of the good, or of the bad, went on average
+    const some = [...advantages.keys()].filter((i) => sign * advantages[i] > 0);
+    return mean(some.map((i) => done.now[i].reduce((sum, p, t) => sum + p - group.replies[i].logps[t], 0)));
   };
-  history.at(-1).step = true;
-  history.at(-1).reward = rewardsNow().reduce((a, b) => a + b) / K;
-  const n = history.filter((h) => h.step).length;
-  const sign = (v, digits) => `${v > 0 ? "+" : ""}${v.toFixed(digits)}`;
-  const cells = [n, history.at(-1).reward.toFixed(2), sign(done.loss, 4).replace("-0.0000", "0.0000").replace("+0.0000", "0.0000"),
-    done.ratio.toFixed(3), done.norm.toFixed(2), sign(moved(true), 2), sign(moved(false), 2), done.tokens, done.seconds.toFixed(1)];
+  Object.assign(history.at(-1), { step: true });
+  const cells = [n + 1, mean(group.cards.map((card) => Number(card.good))).toFixed(2), signed(done.loss, 4), done.ratio.toFixed(3),
+    done.norm.toFixed(2), lr.toFixed(4), signed(moved(1), 2), signed(moved(-1), 2), done.tokens, done.seconds.toFixed(1)];
   one("#steps tbody").append(make("tr", {}, ...cells.map((text) => make("td", { text }))));
-  one("#steps").hidden = false;
-  one("#since").textContent = `${n} ${n === 1 ? "step" : "steps"} from ${momentOf(startedFrom)}`;
+  tellSteps();
   return true;
 }
 
-async function stepAndDraw() {
-  if (await makeStep()) await drawEight();
+function tellSteps() {
+  const n = stepsMade();
+  one("#steps").hidden = n === 0;
+  one("#since").textContent = `${n || "No"} ${n === 1 ? "step" : "steps"} from ${momentOf(startedFrom)}`;
 }
 
-async function fiveSteps() {
+async function fiveSteps() {          // a draw without a signal costs no step, but there is an end
   one("#auto").checked = true;
-  for (let made = 0, tried = 0; made < 5 && tried < 20; tried++) {
-    if (!group?.prompt || group.stale) await drawEight();
-    else {
-      group.cards.forEach((card) => { card.good = card.score.reward === 1; });
-      const stepped = await makeStep();
-      made += stepped;
-      if (!await drawEight()) return;
-    }
+  for (let made = 0, draws = 0; made < 5 && draws < 20; draws++) {
+    group?.cards.forEach((card) => { card.good = card.score?.reward === 1; });
+    made += group?.replies && await makeStep() ? 1 : 0;
+    await drawEight();
   }
 }
 
@@ -477,52 +478,69 @@ async function startFrom(stop) {
   history = [];
   draws = 0;
   group = null;
-  one("#cards").replaceChildren();
-  one("#steps tbody").replaceChildren();
-  one("#steps").hidden = true;
-  one("#speed2").textContent = "";
-  one("#since").textContent = `no step yet, from ${momentOf(stop)}`;
-  judge();
+  for (const id of ["#cards", "#steps tbody"]) one(id).replaceChildren();
+  for (const id of ["#speed2", "#others"]) one(id).textContent = "";
+  tellSteps();
   ownCurve();
 }
 
 async function undoStep() {
   await ask("undo");
-  while (history.length && !history.at(-1).step) history.pop();   // what was drawn after that step
-  if (history.length) history.pop();                              // and the draw that it was made on
-  one("#steps tbody").lastElementChild?.remove();
-  const n = history.filter((h) => h.step).length;
-  one("#steps").hidden = n === 0;
-  one("#since").textContent = `${n || "no"} ${n === 1 ? "step" : "steps"} from ${momentOf(startedFrom)}`;
+  while (!history.at(-1).step) history.pop();   // what was drawn after that step
+  history.pop();                                // and the draw that it was made on
+  one("#steps tbody").lastElementChild.remove();
+  tellSteps();
   await drawEight();
 }
 
-// The same picture for the steps made here: each draw of eight has a place.
+// Does it hold elsewhere? Other held-out questions, greedy.
+async function askElsewhere() {
+  const some = LIVE.tasks.slice(...ELSEWHERE), found = { right: 0, derives: 0 }, n = stepsMade();
+  for (const [i, [text, letters]] of some.entries()) {
+    const { replies: [reply] } = await ask("sample", { part: "elsewhere", name: "own", question: model.question(text, [...letters]), k: 1,
+      temperature: 0, maxTokens: LIVE.max_tokens, seed: [0] });
+    const { reward, habit } = model.score(text, [...letters], reply8(reply));
+    found.right += reward;
+    found.derives += habit === "derives";
+    one("#others").textContent = `After ${n} ${n === 1 ? "step" : "steps"}, ${i + 1} other held-out questions, greedy: ` +
+      `${found.right} exactly right, ${found.derives} spelled out.`;
+  }
+}
+
+// The same picture for the steps made here: a column for each draw of eight.
 function ownCurve() {
   const svg = one("#own"), width = svg.clientWidth || 600, height = 120, bottom = 18, top = 6, n = history.length;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.replaceChildren();
   const room = Math.min(46, width / Math.max(n, 1)), y = (p) => top + (height - top - bottom) * (1 - p);
+  if (!n) svg.append(draw("text", { x: 0, y: y(0.5) }, "Draw eight to begin."));
   let made = 0;
   history.forEach((h, i) => {
     let floor = 0;
     for (const habit of Object.keys(HABITS)) {
-      const ceiling = floor + h.shares[habit];
-      svg.append(draw("rect", { class: habit, x: i * room + 1, width: Math.max(room - 2, 1), y: y(ceiling), height: y(floor) - y(ceiling) }));
-      floor = ceiling;
+      const height = h.shares[habit], x = i * room + 1;
+      svg.append(draw("rect", { class: habit, x, width: Math.max(room - 2, 1), y: y(floor + height), height: y(floor) - y(floor + height) }));
+      floor += height;
     }
     svg.append(draw("circle", { class: "exact", cx: (i + 0.5) * room, cy: y(h.right), r: 3.5 }));
-    if (room > 18 || i % 5 === 0) svg.append(draw("text", { class: "tick", x: (i + 0.5) * room, y: height - 4, "text-anchor": "middle" }, made));
-    made += h.step ? 1 : 0;
+    if (room > 18 || i % 5 === 0)
+      svg.append(draw("text", { class: "tick", x: (i + 0.5) * room, y: height - 4, "text-anchor": "middle" }, made));
+    made += Number(h.step);
   });
 }
 
 // ------------------------------------------------------------------------------------ begin
 
-const doing = (work) => () => { if (!busy) Promise.resolve(work()).catch(fail); };
+// One thing at a time: while it is done, the buttons of that part are off.
+const doing = (work) => async () => {
+  if (busy) return;
+  busy = true;
+  judge();
+  try { await work(); } catch (error) { fail(error); } finally { busy = false; judge(); }
+};
 
 function listen() {
-  let number = 0, later;
+  let number = FIRST, later;
   const soon = (work) => { clearTimeout(later); later = setTimeout(work, 250); };
   one("#slider").max = stops.length - 1;
   one("#slider").addEventListener("input", (e) => { one("#play").ariaPressed = "false"; goTo(Number(e.target.value)); });
@@ -545,12 +563,13 @@ function listen() {
     goTo(Math.round((e.clientX - left - 11) / (width - 22) * (stops.length - 1)));
   });
   one("#draw").addEventListener("click", doing(drawEight));
-  one("#step").addEventListener("click", doing(stepAndDraw));
+  one("#step").addEventListener("click", doing(async () => { if (await makeStep()) await drawEight(); }));
   one("#five").addEventListener("click", doing(fiveSteps));
+  one("#elsewhere").addEventListener("click", doing(askElsewhere));
   one("#undo").addEventListener("click", doing(undoStep));
   one("#reset").addEventListener("click", doing(() => startFrom(stops[Number(one("#from").value)])));
   one("#auto").addEventListener("change", () => {
-    if (one("#auto").checked && group?.prompt) group.cards.forEach((card) => { card.good = card.score.reward === 1; });
+    if (one("#auto").checked && group?.replies) group.cards.forEach((card) => { card.good = card.score.reward === 1; });
     judge();
   });
   one("#from").append(...stops.map((stop, i) => make("option", { value: i, text: momentOf(stop) })));
@@ -575,11 +594,12 @@ async function begin() {
   startEngine();
   listen();
   tellFacts();
-  showTask(0);
+  showTask(FIRST);
   curve();
   await script("base");
   await ask("load", { base64: LIVE.base, entries: LIVE.entries, tokenizer: LIVE.tokenizer });
   await startFrom(stops[0]);
+  judge();
   readyAfter = performance.now();
   document.documentElement.dataset.ready = "yes";
   await goTo(0);
