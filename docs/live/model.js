@@ -19,12 +19,14 @@ const LAYERS = 4, D = 128, HEADS = 4, KV_HEADS = 2, d = 32, F = 384, VOCAB = 102
 const GROUP = HEADS / KV_HEADS;       // so many heads of queries share one of keys and values (GQA)
 const Q = HEADS * d, KV = KV_HEADS * d;
 const EPS = 1e-6, THETA = 10000;      // of the norms; of RoPE
-const RANK = 32, ALPHA = 64;          // LoRA: how many directions of each matrix learn, how strongly
+const RANK = 32, ALPHA = 64;          // LoRA: directions of each matrix that learn; how strongly
 const SCALE = ALPHA / RANK;
 // The matrices that learn, as [rows out, columns in]: y = W x.
-const SHAPES = { q: [Q, D], k: [KV, D], v: [KV, D], o: [D, Q], gate: [F, D], up: [F, D], down: [D, F] };
+const SHAPES = { q: [Q, D], k: [KV, D], v: [KV, D], o: [D, Q],
+  gate: [F, D], up: [F, D], down: [D, F] };
 const LINEAR = [];                    // "0.q", "0.k", … "3.down"
-for (let layer = 0; layer < LAYERS; layer++) for (const name in SHAPES) LINEAR.push(`${layer}.${name}`);
+for (let layer = 0; layer < LAYERS; layer++)
+  for (const name in SHAPES) LINEAR.push(`${layer}.${name}`);
 const shapeOf = (name) => SHAPES[name.slice(2)];
 
 // ------------------------------------------------------------------ numbers that travel as text
@@ -56,7 +58,8 @@ function unpackAdapter(base64) {
   const bytes = bytesOf(base64), adapter = {};
   let at = 0;
   for (const name of LINEAR) {
-    const [out, inn] = shapeOf(name), A = new Float32Array(RANK * inn), B = new Float32Array(out * RANK);
+    const [out, inn] = shapeOf(name);
+    const A = new Float32Array(RANK * inn), B = new Float32Array(out * RANK);
     const scales = new Float32Array(bytes.slice(at, at += 8 * RANK).buffer);  // [2 r]
     const a = new Int8Array(bytes.buffer, at, A.length);
     const b = new Int8Array(bytes.buffer, at += A.length, B.length);
@@ -105,7 +108,8 @@ function tokenizer({ vocab, added, special, byteFrom }) {
 
   const escaped = Object.keys(added).map((t) => t.replace(/[|()/]/g, "\\$&"));
   const marks = new RegExp(`(${escaped.join("|")})`);
-  const encode = (text) => text.split(marks).flatMap((part) => part in added ? [added[part]] : cut(part));
+  const encode = (text) =>
+    text.split(marks).flatMap((part) => part in added ? [added[part]] : cut(part));
 
   const isByte = (id) => id >= byteFrom && id < byteFrom + 256;
   function decode(ids) {
@@ -115,13 +119,14 @@ function tokenizer({ vocab, added, special, byteFrom }) {
       const bytes = [];
       for (; i < ids.length && isByte(ids[i]); i++) bytes.push(ids[i] - byteFrom);
       i--;
-      try { text += new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(new Uint8Array(bytes)); }
+      const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+      try { text += utf8.decode(new Uint8Array(bytes)); }
       catch { text += "\ufffd".repeat(bytes.length); }
     }
     return text;
   }
 
-  // What would end a turn is broken up, "<|im_end|>" -> "< |im_end|>": what a user types stays text.
+  // What would end a turn is broken up, "<|im_end|>" -> "< |im_end|>": what is typed stays text.
   const defang = (text) => special.reduce((t, s) => t.replaceAll(s, s[0] + " " + s.slice(1)), text);
   const prompt = (question) =>
     encode(`<|im_start|>user\n${defang(question)}<|im_end|>\n<|im_start|>assistant\n`);
@@ -139,7 +144,7 @@ function question(text, letters) {
 
 const countsOf = (text, letters) => letters.map((c) => text.split(c).length - 1);
 const parts = (text, mark) => text.split(mark).length - 1;
-const PYTHON_SPACE = "[\\s\\x1c-\\x1f\\x85]";                      // what Python's strip() takes away
+const PYTHON_SPACE = "[\\s\\x1c-\\x1f\\x85]";  // what Python's strip() takes away
 const strip = (text) => text.replace(new RegExp(`^${PYTHON_SPACE}+|${PYTHON_SPACE}+$`, "g"), "");
 
 // [the thinking, what follows the last </think>]. If thinking never ends, nothing follows it.
@@ -169,7 +174,8 @@ function parseAnswer(reply, several) {
 
 // "derives" spells the string with a tally, "states" names counts, "bare" answers at once.
 function habitOf(reply) {
-  const items = splitThinking(reply)[0].slice(0, 10000).split(new RegExp(`${PYTHON_SPACE}+`)).filter(Boolean);
+  const thought = splitThinking(reply)[0].slice(0, 10000);
+  const items = thought.split(new RegExp(`${PYTHON_SPACE}+`)).filter(Boolean);
   if (!items.length) return "bare";
   const single = items.filter((item) => /^[a-z][0-9]*[,.:]?$/.test(item)).length;
   return single > items.length / 2 ? "derives" : "states";
@@ -177,12 +183,15 @@ function habitOf(reply) {
 
 // reward 1 if every count is right, else 0 (env_letters.py's "binary").
 function score(text, letters, reply) {
-  const several = letters.length > 1, answer = parseAnswer(reply, several), truth = countsOf(text, letters);
-  const said = (c) => answer && (several ? (Object.hasOwn(answer, c) ? answer[c] : null) : answer[""]);
+  const several = letters.length > 1, truth = countsOf(text, letters);
+  const answer = parseAnswer(reply, several);
+  const key = (c) => several ? c : "";
+  const said = (c) => answer && Object.hasOwn(answer, key(c)) ? answer[key(c)] : null;
   const complete = answer && (!several || Object.keys(answer).length === letters.length);
   const right = letters.map((c, i) => Boolean(complete) && said(c) === truth[i]);
   const reward = right.every(Boolean) ? 1 : 0;
-  return { reward, format: answer ? 1 : 0, habit: habitOf(reply), said: letters.map(said), truth, right };
+  const format = answer ? 1 : 0;
+  return { reward, format, habit: habitOf(reply), said: letters.map(said), truth, right };
 }
 
 // ------------------------------------------------------------------------------ arithmetic
@@ -199,7 +208,8 @@ function matmul(x, w, n, inner, out) {
       const w0 = o * inner, w1 = w0 + inner, w2 = w1 + inner, w3 = w2 + inner;
       let a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
       for (let c = 0; c < inner; c++) {
-        const a = x[x0 + c], b = x[x1 + c], p = w[w0 + c], q = w[w1 + c], r = w[w2 + c], s = w[w3 + c];
+        const a = x[x0 + c], b = x[x1 + c];
+        const p = w[w0 + c], q = w[w1 + c], r = w[w2 + c], s = w[w3 + c];
         a0 += a * p; a1 += a * q; a2 += a * r; a3 += a * s;
         b0 += b * p; b1 += b * q; b2 += b * r; b3 += b * s;
       }
@@ -226,7 +236,8 @@ function matmul(x, w, n, inner, out) {
 
 function transpose(x, rows, columns) {  // [rows, columns] -> [columns, rows]
   const y = new Float32Array(x.length);
-  for (let i = 0; i < rows; i++) for (let j = 0; j < columns; j++) y[j * rows + i] = x[i * columns + j];
+  for (let i = 0; i < rows; i++)
+    for (let j = 0; j < columns; j++) y[j * rows + i] = x[i * columns + j];
   return y;
 }
 
@@ -268,7 +279,8 @@ function rope(x, positions, heads, sign = 1) {
   const half = d / 2;
   for (let n = 0; n < positions.length; n++) {
     for (let i = 0; i < half; i++) {
-      const angle = sign * positions[n] * THETA ** (-2 * i / d), cos = Math.cos(angle), sin = Math.sin(angle);
+      const angle = sign * positions[n] * THETA ** (-2 * i / d);
+      const cos = Math.cos(angle), sin = Math.sin(angle);
       for (let h = 0; h < heads; h++) {
         const at = (n * heads + h) * d + i, a = x[at], b = x[at + half];
         x[at] = a * cos - b * sin;
@@ -312,22 +324,26 @@ function newCache(places) {
 function forward(w, step, cache, tape) {
   const N = step.ids.length;
   let x = new Float32Array(N * D);
-  for (let n = 0; n < N; n++) x.set(w.embed.subarray(step.ids[n] * D, (step.ids[n] + 1) * D), n * D);
+  const row = (x, n, width) => x.subarray(n * width, (n + 1) * width);
+  for (let n = 0; n < N; n++) x.set(row(w.embed, step.ids[n], D), n * D);
   for (let l = 0; l < LAYERS; l++) {
-    const linear = (name, input) => matmul(input, w[`${l}.${name}`], N, SHAPES[name][1], SHAPES[name][0]);
-    const h = norm(x, w[`${l}.norm1`], D);                                    // [N, D]
-    const q0 = linear("q", h), k0 = linear("k", h), v = linear("v", h);       // [N, Q], [N, KV], [N, KV]
+    const linear = (name, input) => {
+      const [out, inn] = SHAPES[name];
+      return matmul(input, w[`${l}.${name}`], N, inn, out);
+    };
+    const h = norm(x, w[`${l}.norm1`], D);                              // [N, D]
+    const q0 = linear("q", h), k0 = linear("k", h), v = linear("v", h); // [N, Q], [N, KV] twice
     const q = rope(norm(q0, w[`${l}.q_norm`], d), step.position, HEADS);
     const k = rope(norm(k0, w[`${l}.k_norm`], d), step.position, KV_HEADS);
     for (let n = 0; n < N; n++) {
-      cache.keys[l].set(k.subarray(n * KV, (n + 1) * KV), step.place[n] * KV);
-      cache.values[l].set(v.subarray(n * KV, (n + 1) * KV), step.place[n] * KV);
+      cache.keys[l].set(row(k, n, KV), step.place[n] * KV);
+      cache.values[l].set(row(v, n, KV), step.place[n] * KV);
     }
-    const { y, p } = attend(q, cache.keys[l], cache.values[l], step);         // [N, Q]
-    const x1 = add(linear("o", y), x);                                        // [N, D]
+    const { y, p } = attend(q, cache.keys[l], cache.values[l], step);   // [N, Q]
+    const x1 = add(linear("o", y), x);                                  // [N, D]
     const h1 = norm(x1, w[`${l}.norm2`], D);
-    const gate = linear("gate", h1), up = linear("up", h1);                   // [N, F]
-    const a = new Float32Array(N * F);                                        // SiLU(gate) · up
+    const gate = linear("gate", h1), up = linear("up", h1);             // [N, F]
+    const a = new Float32Array(N * F);                                  // SiLU(gate) · up
     for (let i = 0; i < N * F; i++) a[i] = gate[i] / (1 + Math.exp(-gate[i])) * up[i];
     const x2 = add(linear("down", a), x1);
     if (tape) tape.push({ x, h, q0, k0, q, p, y, x1, h1, gate, up, a });
@@ -410,19 +426,20 @@ function draw(logp, temperature, u) {
 }
 
 // k replies to one prompt. uniform[i] draws the random numbers of reply i. Each token is told as it
-// comes, told(i, {id, logp, others}), others being the likeliest tokens; await pause() lets the page
-// breathe, and stops the sampling when it returns true. Returns [{ids, logps, finished}].
+// comes, told(i, {id, logp, others}), others being the likeliest tokens; await pause() lets the
+// page breathe, and stops the sampling when it returns true. Returns [{ids, logps, finished}].
 async function sample(w, prompt, k, { temperature, maxTokens, stop, uniform, told, pause }) {
   const P = prompt.length, cache = newCache(P + k * maxTokens);
   const line = (n, value) => Int32Array.from({ length: n }, (_, i) => value(i));
-  const first = { ids: line(P, (i) => prompt[i]), place: line(P, (i) => i), position: line(P, (i) => i),
-    begin: line(P, () => 0), shared: line(P, () => 0) };
-  const last = forward(w, first, cache).slice((P - 1) * D);                   // [1, D]
-  let logits = head(w, last, 1), rows = line(k, (i) => i);                    // rows: still talking
+  const numbers = line(P, (i) => i), zeros = line(P, () => 0);
+  const read = { ids: line(P, (i) => prompt[i]), place: numbers, position: numbers, begin: zeros,
+    shared: zeros };
+  const last = forward(w, read, cache).slice((P - 1) * D);              // [1, D]
+  let logits = head(w, last, 1), rows = line(k, (i) => i);              // rows: still talking
   const replies = Array.from({ length: k }, () => ({ ids: [], logps: [], finished: false }));
   for (let t = 0; t < maxTokens && rows.length; t++) {
     rows.forEach((i, n) => {
-      const at = t === 0 ? 0 : n * VOCAB;                                     // at first all have the same
+      const at = t === 0 ? 0 : n * VOCAB;                               // at first all are the same
       const logp = logSoftmax(logits.subarray(at, at + VOCAB), temperature);
       const id = draw(logp, temperature, temperature ? uniform[i]() : 0);
       replies[i].ids.push(id);
@@ -430,13 +447,14 @@ async function sample(w, prompt, k, { temperature, maxTokens, stop, uniform, tol
       replies[i].finished = id === stop;
       if (told) told(i, { id, logp: logp[id], others: likeliest(logp, 4) });
     });
-    rows = rows.filter((i) => !replies[i].finished);                          // finished rows are dropped
+    rows = rows.filter((i) => !replies[i].finished);                    // finished: dropped
     if (pause && await pause()) return null;
     if (!rows.length || t + 1 === maxTokens) break;
     const n = rows.length, begin = (r) => P + rows[r] * maxTokens;
-    const step = { ids: line(n, (r) => replies[rows[r]].ids[t]), place: line(n, (r) => begin(r) + t),
-      position: line(n, () => P + t), begin: line(n, begin), shared: line(n, () => P) };
-    logits = head(w, forward(w, step, cache), n);                             // [n, VOCAB]
+    const step = { ids: line(n, (r) => replies[rows[r]].ids[t]), begin: line(n, begin),
+      place: line(n, (r) => begin(r) + t), position: line(n, () => P + t),
+      shared: line(n, () => P) };
+    logits = head(w, forward(w, step, cache), n);                       // [n, VOCAB]
   }
   return replies;
 }
@@ -467,8 +485,8 @@ function layOut(prompt, replies) {
     });
   });
   const column = (c) => Int32Array.from(rows, (row) => row[c]);
-  const step = { ids: column(0), place: column(1), position: column(2), begin: column(3), shared: column(4) };
-  return { step, predicts };
+  const [ids, place, position, begin, shared] = [0, 1, 2, 3, 4].map(column);
+  return { step: { ids, place, position, begin, shared }, predicts };
 }
 
 function gather(x, from) {            // rows of x [N, D] -> [M, D]
@@ -497,7 +515,7 @@ function groupAdvantages(rewards, normalize = true) {
   return centered.map((c) => Math.abs(c) < 1e-9 ? 0 : c / (normalize ? spread + 1e-6 : 1));
 }
 
-const CLIP = 0.2;                     // how far one update may push a token's probability, as a share
+const CLIP = 0.2;                     // how far a step may push a token's probability, as a share
 const MAX_GRAD_NORM = 1;              // a longer gradient is shortened to this
 
 // The gradient of the GRPO loss to the adapter (grpo.py: update). replies: [{ids, logps}] as they
@@ -513,9 +531,9 @@ function grpoGradient(base, adapter, prompt, replies, advantages, temperature = 
   predicts.forEach(({ id, reply, t }, m) => {
     const i = keep[reply], A = advantages[i];
     const logp = logSoftmax(logits.subarray(m * VOCAB, (m + 1) * VOCAB), temperature);
-    const ratio = Math.exp(logp[id] - replies[i].logps[t]);     // how likely now, over how likely then
+    const ratio = Math.exp(logp[id] - replies[i].logps[t]);  // how likely now, over how likely then
     const bounded = Math.min(Math.max(ratio, 1 - CLIP), 1 + CLIP);
-    const isClipped = bounded * A < ratio * A;                  // the smaller of the two counts (PPO)
+    const isClipped = bounded * A < ratio * A;               // the smaller of the two counts (PPO)
     const weight = 1 / (replies.length * replies[i].ids.length);  // every reply weighs the same
     loss -= weight * Math.min(ratio * A, bounded * A);
     ratios += ratio / M;
@@ -525,7 +543,8 @@ function grpoGradient(base, adapter, prompt, replies, advantages, temperature = 
     for (let v = 0; v < VOCAB; v++) dlogits[m * VOCAB + v] = push * Math.exp(logp[v]);
     dlogits[m * VOCAB + id] -= push;
   });
-  const dxs = normBackward(xs, w.norm, D, matmul(dlogits, transpose(w.embed, VOCAB, D), M, VOCAB, D));
+  const dh = matmul(dlogits, transpose(w.embed, VOCAB, D), M, VOCAB, D);        // [M, D]
+  const dxs = normBackward(xs, w.norm, D, dh);
   const dx = new Float32Array(N * D);
   from.forEach((n, m) => { for (let i = 0; i < D; i++) dx[n * D + i] += dxs[m * D + i]; });
   const dW = backward(w, step, cache, tape, dx);
@@ -534,7 +553,8 @@ function grpoGradient(base, adapter, prompt, replies, advantages, temperature = 
   for (const name of LINEAR) {
     const [out, inn] = shapeOf(name), { A, B } = adapter[name], g = dW[name];
     const dA = matmul(transpose(B, out, RANK), transpose(g, out, inn), RANK, out, inn);
-    gradient[name] = { A: dA.map((v) => SCALE * v), B: matmul(g, A, out, inn, RANK).map((v) => SCALE * v) };
+    const dB = matmul(g, A, out, inn, RANK);                            // [out, r]
+    gradient[name] = { A: dA.map((v) => SCALE * v), B: dB.map((v) => SCALE * v) };
   }
   return { gradient, loss, ratio: ratios, clipped: clippedTokens / M, tokens: M };
 }
@@ -609,14 +629,16 @@ const newAdam = () => ({ t: 0, m: {}, v: {} });
 // the norm before that. adapter and adam are changed in place.
 function adamStep(adapter, gradient, adam, lr, beta1 = 0.9, beta2 = 0.999, eps = 1e-8) {
   let squares = 0;
-  for (const name of LINEAR) for (const part of ["A", "B"]) for (const g of gradient[name][part]) squares += g * g;
+  for (const name of LINEAR)
+    for (const part of ["A", "B"]) for (const g of gradient[name][part]) squares += g * g;
   const length = Math.sqrt(squares), shorten = Math.min(1, MAX_GRAD_NORM / (length + 1e-6));
   adam.t += 1;
   const c1 = 1 - beta1 ** adam.t, c2 = 1 - beta2 ** adam.t;
   for (const name of LINEAR) {
     for (const part of ["A", "B"]) {
       const w = adapter[name][part], g = gradient[name][part], key = name + part;
-      const m = adam.m[key] ??= new Float32Array(w.length), v = adam.v[key] ??= new Float32Array(w.length);
+      const m = adam.m[key] ??= new Float32Array(w.length);
+      const v = adam.v[key] ??= new Float32Array(w.length);
       for (let i = 0; i < w.length; i++) {
         const gi = g[i] * shorten;
         m[i] = beta1 * m[i] + (1 - beta1) * gi;
@@ -642,7 +664,7 @@ function newAdapter(seed) {
 const copyOf = (adapter) => Object.fromEntries(LINEAR.map((name) =>
   [name, { A: adapter[name].A.slice(), B: adapter[name].B.slice() }]));
 
-return { LINEAR, VOCAB, unpackBase, unpackAdapter, tokenizer, question, score, countsOf, habitOf, fold, sample,
-  randomOf, logprobsOf, groupAdvantages, grpoGradient, adamStep, newAdam, newAdapter, copyOf,
-  forward, head, newCache, layOut };
+return { LINEAR, unpackBase, unpackAdapter, tokenizer, question, score, habitOf, fold, forward,
+  head, newCache, randomOf, sample, logprobsOf, groupAdvantages, grpoGradient, adamStep, newAdam,
+  newAdapter, copyOf };
 }

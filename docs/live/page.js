@@ -95,17 +95,25 @@ function heard({ job, tokens, done, failed }) {
 }
 
 function startEngine() {
+  const here = () => {
+    inWorker = false;
+    const answer = serve(model, heard);
+    post = (message) => setTimeout(() => answer(message), 0);
+  };
   try {
     const source = `"use strict";\n${pico}\n${serve}\n` +
       "const answer = serve(pico(), (m) => postMessage(m)); onmessage = (e) => answer(e.data);";
     const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-    worker.onmessage = (e) => heard(e.data);
-    post = (message) => worker.postMessage(message);
-  } catch {
-    inWorker = false;
-    const answer = serve(model, heard);
-    post = (message) => setTimeout(() => answer(message), 0);
-  }
+    const unanswered = [];            // until the worker's first word: some browsers refuse it late
+    post = (message) => { unanswered.push(message); worker.postMessage(message); };
+    worker.onmessage = (e) => {
+      post = (message) => worker.postMessage(message);
+      worker.onmessage = (later) => heard(later.data);
+      worker.onerror = (error) => fail(error);
+      heard(e.data);
+    };
+    worker.onerror = () => { here(); unanswered.forEach(post); };
+  } catch { here(); }
 }
 
 // Ask the engine; told(token) hears of each token. Returns a promise of the answer.
@@ -459,7 +467,7 @@ async function makeStep() {
 function tellSteps() {
   const n = stepsMade();
   one("#steps").hidden = n === 0;
-  one("#since").textContent = `${n || "No"} ${n === 1 ? "step" : "steps"} from ${momentOf(startedFrom)}`;
+  one("#since").textContent = `${n || "No"} ${n < 2 ? "step" : "steps"} from ${momentOf(startedFrom)}`;
 }
 
 async function fiveSteps() {          // a draw without a signal costs no step, but there is an end
@@ -593,11 +601,11 @@ function tellFacts() {
 async function begin() {
   startEngine();
   listen();
-  tellFacts();
   showTask(FIRST);
   curve();
   await script("base");
   await ask("load", { base64: LIVE.base, entries: LIVE.entries, tokenizer: LIVE.tokenizer });
+  tellFacts();
   await startFrom(stops[0]);
   judge();
   readyAfter = performance.now();

@@ -97,7 +97,7 @@ def matrices() -> list[str]:
 
 
 def long_name(name: str) -> str:
-    """"0.q" -> "model.layers.0.self_attn.q_proj", as in the files."""
+    """As in the files: of "0.q", it is "model.layers.0.self_attn.q_proj"."""
     layer, short = name.split(".")
     return f"model.layers.{layer}.{'self_attn' if short in 'qkvo' else 'mlp'}.{short}_proj"
 
@@ -172,7 +172,7 @@ def facts(run: Path, cfg: dict) -> dict:
     summary = read_json(run / "summary.json") if (run / "summary.json").exists() else {}
     about = {
         "run": run.name, "seed": cfg["seed"], "updates": cfg["updates"], "tier": cfg["difficulty"], "lr": cfg["lr"],
-        "num_tasks": cfg["num_tasks"], "k": cfg["k"], "commit": summary.get("machine", summary).get("commit") or summary.get("commit"),
+        "num_tasks": cfg["num_tasks"], "k": cfg["k"], "commit": summary.get("machine", {}).get("commit"),
         "torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version(),
         "max_tokens": cfg["max_tokens"], "eval_seeds": settings.EVAL_SEEDS,
     }  # fmt: skip
@@ -245,18 +245,18 @@ def script(into: Path, name: str, left: str, text: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ links to lines
-LINK = re.compile(r'<a data-line="([^"]*)" href="\.\./\.\./([\w/]+\.py)#L\d+">([^<]*?):\d+</a>')
+LINK = re.compile(r'(<a\s+data-line="([^"]*)"\s+href="\.\./\.\./([\w/]+\.py)#L)\d+(">[^<]*?:)\d+(</a>)')
 
 
 def with_lines(page: str) -> str:
     """The page with the numbers of the lines that its links name by their text. SystemExit if a line is not there, or not one."""
 
     def renew(link: re.Match) -> str:
-        text, file, label = html.unescape(link[1]), link[2], link[3]
+        text, file = html.unescape(link[2]), link[3]
         lines = [i for i, line in enumerate((ROOT / file).read_text().splitlines(), 1) if text in line]
         if len(lines) != 1:
             raise SystemExit(f"{file} has {len(lines)} lines with {text!r}; bring the links of docs/live/index.html up to date")
-        return f'<a data-line="{link[1]}" href="../../{file}#L{lines[0]}">{label}:{lines[0]}</a>'
+        return f"{link[1]}{lines[0]}{link[4]}{lines[0]}{link[5]}"
 
     return LINK.sub(renew, page)
 

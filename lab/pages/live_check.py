@@ -195,16 +195,18 @@ def drawn_alike(browser, policy: Policy, sampler: TorchSampler, name: str, task,
     return sum(a == b.token_ids for a, b in zip(ours["replies"], theirs))
 
 
-def step_gap(browser, policy: Policy, name: str, task, lr: float = 1e-3, steps: int = 3) -> dict:
-    """GRPO steps on the same eight samples, here by grpo.update. From the second on, the ratio is not 1 and Adam has moments.
+def step_gap(browser, policy: Policy, name: str, task, lr: float = 1e-3, steps: int = 3, k: int = 8) -> dict:
+    """GRPO steps on the same samples, here by grpo.update. From the second on, the ratio is not 1 and Adam has moments.
 
-    Largest differences: of the first gradient, as a share of its largest entry; of the adapter after each step, absolutely and as a
-    share of what the steps have changed; rewards are 1 and 0 in turn, so that there is always something to learn.
+    gradient: the largest difference of the first one, as a share of its largest entry. After each step, adapter: the largest difference of
+    an entry. share: of the norms, difference over change. far: the share of entries that are off by more than a hundredth of lr. Adam's
+    first step is lr times the gradient's *sign*, so an entry whose gradient is rounding noise may go either way; share and far tell more.
+    Rewards are 1 and 0 in turn, so that there is always something to learn.
     """
     seed, text, letters, env = task
     rng, most = np.random.default_rng(3), config().max_tokens
-    uniforms = rng.random((8, most)).astype(np.float32).tolist()
-    said, rewards = spoken_in(browser, name, text, letters, 1.0, uniforms), [1.0, 0.0] * 4
+    uniforms = rng.random((k, most)).astype(np.float32).tolist()
+    said, rewards = spoken_in(browser, name, text, letters, 1.0, uniforms), [1.0, 0.0] * (k // 2)
     code = """
       const [name, prompt, ids, logps, rewards, lr, steps] = a, adapter = (await m.adapterOf(name)), adam = m.newAdam();
       const replies = ids.map((x, i) => ({ ids: x, logps: logps[i] })), advantages = m.groupAdvantages(rewards), found = [];
@@ -223,7 +225,7 @@ def step_gap(browser, policy: Policy, name: str, task, lr: float = 1e-3, steps: 
     for reply, logps, reward in zip(said["replies"], said["logps"], rewards):
         sampled = [False] * P + [True] * len(reply)
         group.append(Episode(seed, 0, said["prompt"] + reply, sampled, [0.0] * P + logps, turns=1, reward=reward))
-    advantages, found = advantages_of([group], cfg), {"adapter": [], "share": []}
+    advantages, found = advantages_of([group], cfg), {"adapter": [], "share": [], "far": [], "stats": []}
     named = lambda: {key.replace(".default", ""): p for key, p in policy.trainable().items()}
     for i, their in enumerate(theirs):
         with policy.learning():
@@ -237,8 +239,10 @@ def step_gap(browser, policy: Policy, name: str, task, lr: float = 1e-3, steps: 
         gaps = {key: (after[key] - p.data).abs() for key, p in ours.items()}
         moved = torch.cat([(p.data - before[key]).flatten() for key, p in ours.items()])
         found["adapter"].append(max(gap.max().item() for gap in gaps.values()))
-        found["share"].append((torch.cat([g.flatten() for g in gaps.values()]).norm() / moved.norm()).item())
-        found.setdefault("stats", []).append({
+        every = torch.cat([gap.flatten() for gap in gaps.values()])
+        found["share"].append((every.norm() / moved.norm()).item())
+        found["far"].append((every > 0.01 * lr).float().mean().item())
+        found["stats"].append({
             "norm": abs(their["norm"] - stats["grad_norm"]), "loss": abs(their["loss"] - stats["loss"]),
             "ratio": abs(their["ratio"] - stats["ratio"]), "clipped": [their["clipped"], stats["clip_fraction"]],
         })  # fmt: skip
@@ -262,12 +266,12 @@ def pace(browser) -> dict:
     seconds, speeds = [], []
     for _ in range(4):
         click("#draw")
-        wait(browser, "return !busy && group?.prompt", 120)
+        wait(browser, "return !busy && group?.replies", 120)
         speeds.append(float(browser.execute_script("return document.querySelector('#speed2').textContent").split(" s, ")[1].split()[0]))
         browser.execute_script("group.cards.forEach((card, i) => { card.good = i % 2 === 0; }); judge();")
         n = browser.execute_script("return history.length")
         click("#step")
-        wait(browser, f"return !busy && history.length > {n} && group?.prompt", 120)
+        wait(browser, f"return !busy && history.length > {n} && group?.replies", 120)
         seconds.append(float(browser.execute_script("return document.querySelector('#steps tbody').lastElementChild.lastElementChild.textContent")))
     found["eight replies, tokens per second"] = max(speeds)
     found["seconds per step of GRPO, slowest of 4"] = max(seconds)
@@ -342,8 +346,8 @@ def page_of(found: dict) -> list[str]:
              f"{x['int8: same greedy replies']} of {x['of']}", f"{x['exact, int8']:.0f} and {x['exact, float32']:.0f}"]
             for stop, x in found["snapshots"].items() if "int8: largest" in x]  # fmt: skip
     step, speed = found["step"], found["pace"]
-    steps = [[i + 1, f"{gap:.1e}", f"{share:.1e}", f"{x['ratio']:.1e}", f"{x['norm']:.1e}"]
-             for i, (gap, share, x) in enumerate(zip(step["adapter"], step["share"], step["stats"]))]  # fmt: skip
+    steps = [[i + 1, f"{gap:.1e}", f"{share:.1e}", f"{far:.1e}", f"{x['ratio']:.1e}", f"{x['norm']:.1e}"]
+             for i, (gap, share, far, x) in enumerate(zip(step["adapter"], step["share"], step["far"], step["stats"]))]  # fmt: skip
     return [
         "# docs/live against torch", "",
         f"`python -m lab.pages.live_check`: [the page](../../docs/live/index.html) in headless {found['browser']} against torch {found['torch']}, "
@@ -356,8 +360,9 @@ def page_of(found: dict) -> list[str]:
         "## The same step", "",
         f"Steps of GRPO by the page and by `grpo.update`, from {name(found['middle'])}, learning rate 0.001, all on the same eight samples: from the "
         "second on the ratio is not 1, and Adam has moments. The largest difference of the first gradient is "
-        f"{step['gradient']:.1e} of its largest entry.", "",
-        *table(["after step", "largest difference of the adapter", "as a share of the change (norms)", "of the mean ratio", "of the gradient norm"], steps), "",
+        f"{step['gradient']:.1e} of its largest entry. Adam's first step is the learning rate times the gradient's sign, so an entry whose gradient "
+        "is rounding noise may go either way.", "",
+        *table(["after step", "largest difference of the adapter", "as a share of the change (norms)", "entries off by over 1% of the rate", "of the mean ratio", "of the gradient norm"], steps), "",
         "## What int8 costs", "",
         "Adapters are shipped in int8 with a scale per direction. Against the float32 ones that the run saved, on the replies of the rounded one:", "",
         *table(["snapshot", "mean difference of a token's log-prob, nats", "largest", "same greedy replies", "exact: int8 and float32"], ints), "",
