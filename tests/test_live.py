@@ -103,7 +103,11 @@ def test_a_run_that_the_page_cannot_show_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(SystemExit, match="it is no run folder; check the path"):
         live.snapshots_of(tmp_path)
     cfg = asdict(live_check.config())
-    for change, why in (({"lora_rank": 8}, "lora_rank 8"), ({"env": "alphabet"}, "env 'alphabet'"), ({"model": "Qwen/Qwen3-0.6B"}, "pico_base")):
+    for change, why in (
+        ({"lora_rank": 8}, "lora_rank 8"),
+        ({"env": "alphabet"}, "env 'alphabet'"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "pico_base"),
+    ):
         (tmp_path / "config.json").write_text(json.dumps(cfg | change))
         with pytest.raises(SystemExit, match=f"cannot show a run with .*{why}"):
             live.snapshots_of(tmp_path)
@@ -167,7 +171,7 @@ def test_logits_greedy_replies_and_samples_are_those_of_torch(chromium, policy, 
 
 def test_a_step_is_that_of_grpo_update(chromium, policy):
     """Two, on the same samples: in the second the ratio is not 1, and Adam has moments. A step that did nothing would have a share of 1."""
-    found = live_check.step_gap(chromium, policy, "0012", live_check.tasks_of(1)[0], lr=3e-4, steps=2, k=4)
+    found = live_check.step_gap(chromium, policy, "0012", live_check.tasks_of(1)[0], lr=3e-4, steps=2, k=2)
     assert found["advantages"] < 1e-6 and found["gradient"] < 1e-3
     assert max(found["adapter"]) < 1e-3 and max(found["share"]) < 5e-3 and max(found["far"]) < 1e-3
     assert max(stats["norm"] for stats in found["stats"]) < 1e-4 and max(stats["loss"] for stats in found["stats"]) < 1e-5
@@ -191,6 +195,15 @@ def answered(browser, stop: int) -> None:
     live_check.wait(browser, f"return document.querySelector('#reply').dataset.done === stops[{stop}].name")
 
 
+def ask(browser, text: str, letters: str) -> None:
+    """Type a question, and wait for the answer."""
+    code = "for (const [id, v] of [['#text', arguments[0]], ['#letters', arguments[1]]]) {"
+    code += "const e = document.querySelector(id); e.value = v; e.dispatchEvent(new Event('input')); }"
+    live_check.wait(browser, "return document.querySelector('#reply').dataset.done")
+    browser.execute_script("delete document.querySelector('#reply').dataset.done;" + code, text, letters)
+    live_check.wait(browser, f"return document.querySelector('#reply').dataset.done && task.text === {json.dumps(text)}")
+
+
 def test_it_slides_by_keyboard_and_tells_of_each_token(chromium):
     from selenium.webdriver.common.keys import Keys
 
@@ -199,7 +212,9 @@ def test_it_slides_by_keyboard_and_tells_of_each_token(chromium):
     chromium.execute_script("document.querySelector('#slider').focus()")
     keys(chromium, Keys.END)
     answered(chromium, len(RUN["stops"]) - 1)
-    assert text_of(chromium, "#moment") == "after update 150 of 150" and text_of(chromium, "#verdict").startswith("Exactly right. It spells it out.")
+    assert text_of(chromium, "#moment") == "after update 150 of 150" and text_of(chromium, "#verdict").startswith(
+        "Exactly right. It spells it out."
+    )
     last = RUN["stops"][-1]
     assert text_of(chromium, "#exact") == f"{last['exact']:.1%} [{100 * last['low']:.1f}, {100 * last['high']:.1f}]"
     chromium.find_elements("css selector", ".token")[0].click()
@@ -212,11 +227,11 @@ def test_it_slides_by_keyboard_and_tells_of_each_token(chromium):
 def test_what_a_person_types_stays_text(chromium):
     live_check.open_page(chromium)
     answered(chromium, 0)
-    code = "for (const [id, v] of [['#text', arguments[0]], ['#letters', '<>\"a']]) { const e = document.querySelector(id); e.value = v; e.dispatchEvent(new Event('input')); }"
-    chromium.execute_script("delete document.querySelector('#reply').dataset.done;" + code, HOSTILE)
-    live_check.wait(chromium, f"return document.querySelector('#reply').dataset.done && task.text === {json.dumps(HOSTILE)}")
+    ask(chromium, HOSTILE, '<>"a')
     assert "<" in text_of(chromium, "#verdict") and chromium.execute_script("return document.querySelector('#unusual').hidden") is False
-    chromium.execute_script("reply.clear(); tokens.encode(arguments[0]).forEach((id) => reply.push({ id, logp: -1 })); reply.choose(0)", HOSTILE)
+    chromium.execute_script(
+        "reply.clear(); tokens.encode(arguments[0]).forEach((id) => reply.push({ id, logp: -1 })); reply.choose(0)", HOSTILE
+    )
     assert text_of(chromium, "#reply") == HOSTILE
     assert chromium.execute_script("return [window.hacked ?? null, document.images.length]") == [None, 0]
     assert chromium.get_log("browser") == []
@@ -224,7 +239,7 @@ def test_what_a_person_types_stays_text(chromium):
 
 def test_a_person_is_the_reward_and_can_undo_it(chromium):
     live_check.open_page(chromium, width=390, height=844)
-    answered(chromium, 0)
+    ask(chromium, "abacab", "abc")  # a short question, for short replies
     click = lambda selector: chromium.execute_script("document.querySelector(arguments[0]).click()", selector)
     rest = lambda: live_check.wait(chromium, "return !busy && group?.replies")
     click("#draw")
@@ -250,8 +265,23 @@ def test_a_person_is_the_reward_and_can_undo_it(chromium):
     assert chromium.execute_script("return group.replies.map((r) => r.ids)") == before  # the same seed, the same replies
     wide = chromium.execute_script("return document.documentElement.scrollWidth")
     assert wide <= 390, "it scrolls sideways on a phone"
-    outside = chromium.execute_script("return performance.getEntriesByType('resource').map((e) => e.name).filter((n) => !/^(file|blob):/.test(n))")
+    outside = chromium.execute_script(
+        "return performance.getEntriesByType('resource').map((e) => e.name).filter((n) => !/^(file|blob):/.test(n))"
+    )
     assert outside == [] and chromium.get_log("browser") == []
+
+
+@pytest.mark.parametrize("refusal", ["throw new Error('no workers here')", "setTimeout(() => this.onerror(new Event('error')), 0)"])
+def test_without_a_worker_the_page_computes_by_itself(chromium, refusal):
+    """Some browsers allow a page from disk no worker, and say so at once or later."""
+    source = f"window.Worker = class {{ constructor() {{ {refusal} }} postMessage() {{}} }};"
+    script = chromium.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    try:
+        live_check.open_page(chromium)
+        ask(chromium, "banana", "an")
+        assert "in the page itself" in text_of(chromium, "#facts") and text_of(chromium, "#reply").endswith("■")
+    finally:
+        chromium.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
 def test_a_run_with_a_final_checkpoint_only_has_two_stops(chromium, policy, tmp_path, monkeypatch):
