@@ -1,6 +1,6 @@
 // GRPO in the browser: a language model, how it is sampled, and how it learns. No library.
 //
-//   text -> encode -> forward -> sample -> score -> advantages -> grpoStep -> other weights
+//   text -> encode -> forward -> sample -> score -> advantages -> gradient -> Adam
 //
 // The model is models/pico_base, a Qwen3 of 0.9M parameters. Every part names the file of the book
 // that does the same in Python; tests/test_live.py holds the two together, number by number.

@@ -200,6 +200,8 @@ function showTask(number) {
 
 // -------------------------------------------------------------------- a reply, token by token
 
+const FULL = Math.log(4);             // a change of this many nats has the full colour
+
 // A box of coloured tokens. Arrow keys go from one to the next; the one in focus is told about.
 class Reply {
   constructor(box, about) {
@@ -233,7 +235,7 @@ class Reply {
   colour(i) {
     const { logp, before } = this.tokens[i], span = this.spans[i];
     span.style.setProperty("--unlikely", (1 - Math.exp(logp)).toFixed(3));
-    const change = before === undefined ? 0 : Math.max(-1, Math.min(1, (logp - before) / 3));
+    const change = before === undefined ? 0 : Math.max(-1, Math.min(1, (logp - before) / FULL));
     span.style.setProperty("--up", Math.max(0, change).toFixed(3));
     span.style.setProperty("--down", Math.max(0, -change).toFixed(3));
   }
@@ -437,7 +439,8 @@ const signed = (v, digits) => {       // +0.50, -0.50, and 0.00 without a sign
 
 function newCards() {
   const cards = Array.from({ length: K }, (_, i) => {
-    const text = make("div", { class: "said", tabindex: 0, "aria-label": `sample ${i + 1}` });
+    const text = make("div", { class: "said", tabindex: 0, role: "group",
+      "aria-label": `sample ${i + 1}` });
     const habit = make("span", { class: "habit" });
     const advantage = make("span", { class: "advantage" });
     const good = { type: "button", class: "thumb", "aria-label": `sample ${i + 1} is good` };
@@ -657,6 +660,7 @@ function tellFacts() {
     `Python ${LIVE.python}` + (LIVE.commit ? `; code: ${LIVE.commit.slice(0, 10)}.` : "."));
   const where = inWorker ? "in a worker, beside the page" : "in the page itself, in slices";
   say(`This page computes ${where}.`);
+  one("#moments").textContent = stops.length;
   one("#of").textContent = `n = ${last.n} held-out tasks`;
   one("#samples").textContent = `${last.sampled_n} samples`;
 }

@@ -11,6 +11,7 @@ the 32 directions, 0.3 MB each; what the page shows of a snapshot (accuracy, hab
 `python -m lab.pages.live_check` then measures how far the page's JavaScript is from torch, and how far int8 is from float32.
 """
 
+import ast
 import base64
 import html
 import json
@@ -32,6 +33,7 @@ import metrics
 import settings
 import train as recipe
 from bookkeeping import run as records
+from bookkeeping.guard import one_sentence
 from evaluate import parts
 from fast.sampler import TorchSampler
 from lab.common import ROOT, read_json, read_lines
@@ -245,26 +247,36 @@ def script(into: Path, name: str, left: str, text: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ links to lines
-LINK = re.compile(r'(<a\s+data-line="([^"]*)"\s+href="\.\./\.\./([\w/]+\.py)#L)\d+(">[^<]*?:)\d+(</a>)')
+LINK = re.compile(r'(<a\s+data-line="([^"]*)"\s+href="\.\./\.\./([\w/]+\.py)#L)\d+(">)[^<]*(</a>)')
 
 
 def with_lines(page: str) -> str:
-    """The page with the numbers of the lines that its links name by their text. SystemExit if a line is not there, or not one."""
+    """The page with the numbers, and the functions, of the lines that its links name by their text. SystemExit if a line is not there,
+    or not one."""
 
     def renew(link: re.Match) -> str:
         text, file = html.unescape(link[2]), link[3]
-        lines = [i for i, line in enumerate((ROOT / file).read_text().splitlines(), 1) if text in line]
+        source = (ROOT / file).read_text()
+        lines = [i for i, line in enumerate(source.splitlines(), 1) if text in line]
         if len(lines) != 1:
             raise SystemExit(f"{file} has {len(lines)} lines with {text!r}; bring the links of docs/live/index.html up to date")
-        return f"{link[1]}{lines[0]}{link[4]}{lines[0]}{link[5]}"
+        return f"{link[1]}{lines[0]}{link[4]}{function_at(source, lines[0])}{file}:{lines[0]}{link[5]}"
 
     return LINK.sub(renew, page)
+
+
+def function_at(source: str, line: int) -> str:
+    """The name of the innermost function or class around the line, as a link says it."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    around = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and node.lineno <= line <= node.end_lineno]
+    return max(around, key=lambda node: node.lineno).name + ",&nbsp;" if around else ""
 
 
 def main(
     run: tyro.conf.Positional[str] = "", train_: Annotated[bool, tyro.conf.arg(name="train")] = False, into: str = "", eval_n: int = 256, lines: bool = False
 ) -> None:  # fmt: skip
-    """run: a run folder. into: where the page goes; empty: RUN/live. eval_n: held-out tasks per snapshot."""
+    """run: a run folder. --train: make one first, runs/live-0. into: where the page goes; empty: RUN/live. eval_n: held-out tasks per
+    snapshot. --lines: only bring the page's links up to date."""
     if lines:
         page = PAGE / "index.html"
         page.write_text(with_lines(page.read_text()))
@@ -278,4 +290,5 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    with one_sentence():
+        tyro.cli(main)
