@@ -117,6 +117,26 @@ def test_a_run_that_the_page_cannot_show_is_refused_in_one_sentence(tmp_path):
         live.snapshots_of(tmp_path)
 
 
+def test_train_keeps_a_copy_of_each_snapshot_and_changes_nothing_else(policy, tmp_path, monkeypatch):
+    """A run of train.py with the policy's weights set by hand, which saves after each of these updates."""
+    saves, real = (0, 2, 29, 31, 40), live.records.save_checkpoint
+
+    def run(cfg, typed):
+        assert (cfg.env, cfg.difficulty, cfg.seed, cfg.updates, cfg.lr) == ("letters", 6, 0, None, None)  # train.py's own
+        for update in saves:
+            next(iter(policy.trainable().values())).data.fill_(update)
+            live.records.save_checkpoint(tmp_path / cfg.name / "checkpoint", policy, None, {"update": update})
+        return tmp_path / cfg.name
+
+    (tmp_path / "again").mkdir()
+    monkeypatch.setattr(live.recipe, "train", run)
+    kept = live.train("again") / "snapshots"
+    assert [file.stem for file in sorted(kept.iterdir())] == ["0000", "0002", "0029", "0040"]  # 31 is neither early nor round
+    name = next(iter(policy.trainable())).replace(".default", "")
+    assert [load_file(file)[name].unique().tolist() for file in sorted(kept.iterdir())] == [[0], [2], [29], [40]]
+    assert live.records.save_checkpoint is real
+
+
 # ------------------------------------------------------------------------------------------------ the same numbers
 
 
@@ -309,4 +329,8 @@ def test_a_run_with_a_final_checkpoint_only_has_two_stops(chromium, policy, tmp_
 
 def test_the_tasks_are_the_first_held_out_ones():
     theirs = [[text, "".join(letters)] for _, text, letters, _ in live_check.tasks_of(live.TASKS)]
-    assert RUN["tasks"] == theirs and RUN["eval_seeds"] == settings.EVAL_SEEDS
+    assert (
+        RUN["tasks"] == theirs
+        and "const ELSEWHERE = [32, 48];" in (live.PAGE / "page.js").read_text()
+        and RUN["eval_seeds"] == settings.EVAL_SEEDS
+    )
