@@ -53,7 +53,7 @@ function unpackBase(base64, entries) {
 }
 
 // A snapshot's adapter. Per matrix: r scales of A's rows and r of B's columns (float32), then A and
-// B as int8. What learns is one direction after the other, so each has a scale of its own.
+// B as int8. Each of the r directions has its own scale.
 function unpackAdapter(base64) {
   const bytes = bytesOf(base64), adapter = {};
   let at = 0;
@@ -398,7 +398,8 @@ function logSoftmax(logits, temperature = 1) {
 
 // ---------------------------------------- sampling (book: rollout.py, fast/sampler.py)
 
-// Random numbers in [0, 1) of a seed and a place, never of what was drawn before (mulberry32).
+// Random numbers in [0, 1), keyed by what is given, such as (seed, draw, sample): they do not depend
+// on what was drawn before (mulberry32).
 function randomOf(...key) {
   let state = 0x9e3779b9;
   for (const n of key) state = Math.imul(state ^ n, 0x85ebca6b) ^ (state >>> 13);

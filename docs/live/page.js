@@ -89,8 +89,13 @@ function serve(model, tell) {
 
 // --------------------------------------------------------------------------- the page's side
 
-const model = pico();
 const one = (selector) => document.querySelector(selector);
+if (typeof LIVE === "undefined" || typeof pico === "undefined") {
+  const missing = "The page lacks model.js or data/run.js: keep its folder together.";
+  one("#problem").textContent = missing;
+  throw new Error(missing);
+}
+const model = pico();
 const jobs = new Map();
 let lastJob = 0, post, inWorker = true, readyAfter = null;  // milliseconds from opening the page
 
