@@ -205,7 +205,7 @@ def step_gap(browser, policy: Policy, name: str, task, lr: float = 1e-3, steps: 
     first step is lr times the gradient's *sign*, so an entry whose gradient is rounding noise may go either way; share and far tell more.
     Rewards are 1 and 0 in turn, so that there is always something to learn.
     """
-    seed, text, letters, env = task
+    seed, text, letters, _ = task
     rng, most = np.random.default_rng(3), config().max_tokens
     uniforms = rng.random((k, most)).astype(np.float32).tolist()
     said, rewards = spoken_in(browser, name, text, letters, 1.0, uniforms), [1.0, 0.0] * (k // 2)
