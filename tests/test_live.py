@@ -333,10 +333,10 @@ def test_a_run_with_a_final_checkpoint_only_has_two_stops(chromium, policy, tmp_
     assert len(base64.b64decode((run / "live" / "data" / "0007.js").read_text().split('"')[3])) == 311_296 + 28 * 64 * 4
 
 
-def test_the_tasks_are_the_first_held_out_ones():
+def test_the_tasks_are_the_first_development_ones():
     theirs = [[text, "".join(letters)] for _, text, letters, _ in live_check.tasks_of(live.TASKS)]
     assert (
         RUN["tasks"] == theirs
         and "const ELSEWHERE = [32, 48];" in (live.PAGE / "page.js").read_text()
-        and RUN["eval_seeds"] == settings.EVAL_SEEDS
+        and RUN["eval_seeds"] == settings.DEV_SEEDS
     )

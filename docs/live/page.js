@@ -198,7 +198,7 @@ function showTask(number) {
   const n = number % LIVE.tasks.length, [text, letters] = LIVE.tasks[n];
   one("#text").value = text;
   one("#letters").value = letters;
-  one("#which").textContent = `Held-out task ${n + 1} of ${LIVE.tasks.length}: its seed is ` +
+  one("#which").textContent = `Development task ${n + 1} of ${LIVE.tasks.length}: its seed is ` +
     `${LIVE.eval_seeds + n}, and no training has seen it.`;
   readTask();
 }
@@ -556,7 +556,7 @@ async function undoStep() {
   await drawEight();
 }
 
-// Does it hold elsewhere? Other held-out questions, greedy.
+// Does it hold elsewhere? Other development questions, greedy.
 async function askElsewhere() {
   const some = LIVE.tasks.slice(...ELSEWHERE), found = { right: 0, derives: 0 }, n = stepsMade();
   for (const [i, [text, letters]] of some.entries()) {
@@ -568,7 +568,7 @@ async function askElsewhere() {
     found.right += reward;
     found.derives += habit === "derives";
     one("#others").textContent = `After ${n} ${n === 1 ? "step" : "steps"}, ${i + 1} other ` +
-      `held-out questions, greedy: ${found.right} exactly right, ${found.derives} spelled out.`;
+      `development questions, greedy: ${found.right} exactly right, ${found.derives} spelled out.`;
   }
 }
 
@@ -666,7 +666,7 @@ function tellFacts() {
   const where = inWorker ? "in a worker, beside the page" : "in the page itself, in slices";
   say(`This page computes ${where}.`);
   one("#moments").textContent = stops.length;
-  one("#of").textContent = `n = ${last.n} held-out tasks`;
+  one("#of").textContent = `n = ${last.n} development tasks`;
   one("#samples").textContent = `${last.sampled_n} samples`;
 }
 

@@ -45,8 +45,8 @@ CODE = ("index.html", "model.js", "page.js")
 FLAGS = "--env letters --difficulty 6 --seed 0 --threads 1 --save-every 2 --no-eval-other-tiers --no-wandb"
 KEPT = lambda update: update <= 30 or update % 10 == 0
 SHOWN = (0, 4, 8, 10, 12, 14, 16, 18, 20, 30, 60, 150)  # of those, the stops of the slider: it changes between 8 and 20
-TASKS = 64  # held-out questions that the page can ask
-SAMPLED, K = 64, 8  # held-out tasks, and samples of each, for the share of habits
+TASKS = 64  # development questions that the page can ask
+SAMPLED, K = 64, 8  # development tasks, and samples of each, for the share of habits
 HABITS = ("derives", "states", "bare")
 
 
@@ -154,10 +154,10 @@ def put(policy: Policy, adapter: dict[str, torch.Tensor] | None) -> None:
 
 # ------------------------------------------------------------------------------------------------ what is measured
 def measure(policy: Policy, sampler: TorchSampler, make_env, n: int) -> dict:
-    """Greedy on n held-out tasks: exact answers with their interval. Sampled at temperature 1: exact answers, and the share of each habit."""
+    """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1: exact answers, and the share of each habit."""
     sampler.sync()
     rollout = partial(play, policy, sampler, make_env, max_tokens=settings.SMALL["letters"][2], noise=0)
-    seeds = [settings.EVAL_SEEDS + i for i in range(n)]
+    seeds = [settings.DEV_SEEDS + i for i in range(n)]
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])
     exact, mean = metrics.mean(greedy["exact"]), lambda values: round(sum(values) / len(values), 4)
@@ -176,7 +176,7 @@ def facts(run: Path, cfg: dict) -> dict:
         "run": run.name, "seed": cfg["seed"], "updates": cfg["updates"], "tier": cfg["difficulty"], "lr": cfg["lr"],
         "num_tasks": cfg["num_tasks"], "k": cfg["k"], "commit": summary.get("machine", {}).get("commit"),
         "torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version(),
-        "max_tokens": cfg["max_tokens"], "eval_seeds": settings.EVAL_SEEDS,
+        "max_tokens": cfg["max_tokens"], "eval_seeds": settings.DEV_SEEDS,
     }  # fmt: skip
     lines = read_lines(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
     # A batch of update u was sampled by the policy after u - 1 updates.
@@ -195,12 +195,12 @@ def tokenizer_data() -> dict:
     }
 
 
-def held_out_tasks(make_env, n: int) -> list[list[str]]:
-    """[string, letters] of the first held-out tasks."""
+def development_tasks(make_env, n: int) -> list[list[str]]:
+    """[string, letters] of the first development tasks."""
     tasks = []
     for i in range(n):
         env = make_env()
-        env.reset(settings.EVAL_SEEDS + i)
+        env.reset(settings.DEV_SEEDS + i)
         tasks.append([env.task.text, "".join(env.task.letters)])
     return tasks
 
@@ -234,7 +234,7 @@ def write(run: Path, into: Path, eval_n: int) -> None:
     script(into, "base", "LIVE.base", text_of(*(x.view(torch.uint16).numpy() for x in base.values())))
     about = {
         **facts(run, cfg), "stops": stops, "entries": [[name, x.numel()] for name, x in base.items()],
-        "tasks": held_out_tasks(make_env, TASKS), "tokenizer": tokenizer_data(),
+        "tasks": development_tasks(make_env, TASKS), "tokenizer": tokenizer_data(),
     }  # fmt: skip
     safe = json.dumps(about, separators=(",", ":")).replace("<", "\\u003c")
     (into / "data" / "run.js").write_text(f"var LIVE = {safe};\nLIVE.adapters = {{}};\n")
@@ -275,7 +275,7 @@ def function_at(source: str, line: int) -> str:
 def main(
     run: tyro.conf.Positional[str] = "", train_: Annotated[bool, tyro.conf.arg(name="train")] = False, into: str = "", eval_n: int = 256, lines: bool = False
 ) -> None:  # fmt: skip
-    """run: a run folder. --train: make one first, runs/live-0. into: where the page goes; empty: RUN/live. eval_n: held-out tasks per
+    """run: a run folder. --train: make one first, runs/live-0. into: where the page goes; empty: RUN/live. eval_n: development tasks per
     snapshot. --lines: only bring the page's links up to date."""
     if lines:
         page = PAGE / "index.html"

@@ -133,9 +133,9 @@ def adapter_of(rows: list | None) -> dict[str, torch.Tensor] | None:
 
 
 def tasks_of(n: int) -> list[tuple[int, str, tuple[str, ...], object]]:
-    """(seed, string, letters, environment) of the first held-out tasks."""
+    """(seed, string, letters, environment) of the first development tasks."""
     found = []
-    for seed in range(settings.EVAL_SEEDS, settings.EVAL_SEEDS + n):
+    for seed in range(settings.DEV_SEEDS, settings.DEV_SEEDS + n):
         env = new_env()
         env.reset(seed)
         found.append((seed, env.task.text, env.task.letters, env))
@@ -283,7 +283,7 @@ def pace(browser) -> dict:
 
 
 def main(run: tyro.conf.Positional[str] = "runs/live-0", n: int = 64, only_pace: bool = False) -> None:
-    """run: the run that the page's data were made from. n: held-out tasks whose greedy replies are compared."""
+    """run: the run that the page's data were made from. n: development tasks whose greedy replies are compared."""
     if only_pace:
         file = RESULTS / "live" / "check.json"
         return write({**read_json(file), **how_fast()})
@@ -370,7 +370,7 @@ def page_of(found: dict) -> list[str]:
         f"float32, on two cores of an {found['machine']}, run {found['run']}.", "",
         "## The same model", "",
         f"Both compute with the adapters as shipped. Logits: all places of eight conversations, all tokens. Greedy: the first "
-        f"{next(iter(found['snapshots'].values()))['of']} held-out tasks, token for token, prompts included. Drawn: eight replies to each of two "
+        f"{next(iter(found['snapshots'].values()))['of']} development tasks, token for token, prompts included. Drawn: eight replies to each of two "
         "tasks at temperature 1, with the same random numbers.", "",
         *table(["snapshot", "largest difference of logits", "greedy replies that are the same", "drawn replies that are the same"], rows), "",
         "## The same step", "",
