@@ -44,7 +44,7 @@ def kept(tmp_path, monkeypatch):
 
 
 def test_the_setting_that_is_best_in_development_is_taken_and_the_first_of_equals(kept):
-    assert letters.best("selection") == "lr1e-3" and letters.best("sft_states") == "lr1e-3-n300" and letters.best("grpo") == ""
+    assert letters.best("selection") == "lr1e-3" and letters.best("sft_states") == "lr3e-4-n1000" and letters.best("grpo") == ""
     (kept / "selection-lr3e-4-0" / "summary.json").write_text((kept / "selection-lr1e-3-0" / "summary.json").read_text())
     assert letters.best("selection") == "lr3e-4"
 

@@ -51,7 +51,7 @@ ARMS = {
     "selection": Arm("only what was right: SFT on the policy's own correct samples, anew in every update (no baseline, no advantage)",
                      "--loss reinforce --baseline none", {f"lr{rate}": f"--lr {rate}" for rate in ("3e-4", "1e-3")}),
     "sft_derives": Arm("SFT on 100 demonstrations that derive", f"{SFT} derives", grid("1e-4 3e-4 1e-3", "50 100")),
-    "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states", grid("3e-4 1e-3 3e-3", "300 1000")),
+    "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states", grid("1e-3", "300") | grid("3e-4 1e-3 3e-3", "1000")),
     "no_think_partial": Arm("GRPO, thinking not allowed, partial credit", "--no-think --reward partial"),
     "no_think": Arm("GRPO, thinking not allowed", "--no-think"),
     "start": Arm("after the default SFT: where GRPO begins", SFT.replace(" --sft-style", "")),
