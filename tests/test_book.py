@@ -30,7 +30,7 @@ PAGES = [
     *(ROOT / "models").rglob("*.md"),
     *sorted((ROOT / "results").rglob("*.md")),
 ]
-TINY = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 --max-tokens 32 --threads 1 --no-wandb"
+TINY = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 --max-tokens 32 --threads 1 --no-wandb --no-eval-other-tiers"
 
 # Every command of README.md and docs/, without its comment: the words that make it small, or why it is not run here.
 COMMANDS = {
@@ -84,15 +84,15 @@ def without_code(text: str) -> str:
 def finished(tmp_path_factory):
     """A run of letters that took seconds."""
     runs = tmp_path_factory.mktemp("runs")
-    done = call([sys.executable, "train.py", *TINY.split(), "--difficulty", "2", "--runs", str(runs), "--name", "run"])
+    done = call([sys.executable, "train.py", *TINY.split(), "--difficulty", "2", "--runs", str(runs), "--name", "run"], pictures=True)
     assert done.returncode == 0, done.stderr[-500:]
     return runs / "run"
 
 
-def call(words: list[str], cwd: Path = ROOT):
+def call(words: list[str], cwd: Path = ROOT, pictures: bool = False):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if words[0] == sys.executable:
-        return warm.run(words[1:], cwd, env)
+        return warm.run(words[1:], cwd, env, pictures=pictures)
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=env, timeout=300)
 
 
