@@ -30,7 +30,7 @@ PAGES = [
     *(ROOT / "models").rglob("*.md"),
     *sorted((ROOT / "results").rglob("*.md")),
 ]
-TINY = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 --max-tokens 32 --threads 1 --no-wandb --no-eval-other-tiers"
+TINY = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 --max-tokens 32 --threads 1 --no-wandb"
 
 # Every command of README.md and docs/, without its comment: the words that make it small, or why it is not run here.
 COMMANDS = {
@@ -42,9 +42,9 @@ COMMANDS = {
     "python env_swarm.py --evaluate grinder --n 100": "",
     "python env_swarm.py --governance-sweep": "an hour; tests/test_governance.py",
     "python train.py --env alphabet": TINY,
-    "python train.py --env swarm": TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1"),  # 25 turns each
+    "python train.py --env swarm": TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1").replace("--max-tokens 32", "--max-tokens 8"),  # 25 turns each
     "python train.py --eval-only runs/NAME --env swarm --difficulty hard": "parsed: the run is one of letters",
-    "python train.py --preset seed": TINY,
+    "python train.py --preset seed": TINY + " --no-eval-other-tiers",
     "python train.py --break stale-adapter": "tests/test_failures.py",
     "python train.py --env vowels.py:Vowels --sft-steps 200 --sft-lr 1e-3": TINY,
     "torchrun --standalone --nproc-per-node 2 train.py --env letters": "tests/test_parallel.py",
@@ -84,7 +84,7 @@ def without_code(text: str) -> str:
 def finished(tmp_path_factory):
     """A run of letters that took seconds."""
     runs = tmp_path_factory.mktemp("runs")
-    done = call([sys.executable, "train.py", *TINY.split(), "--difficulty", "2", "--runs", str(runs), "--name", "run"], pictures=True)
+    done = call([sys.executable, "train.py", *TINY.split(), "--difficulty", "2", "--no-eval-other-tiers", "--runs", str(runs), "--name", "run"], pictures=True)
     assert done.returncode == 0, done.stderr[-500:]
     return runs / "run"
 
