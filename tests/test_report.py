@@ -550,7 +550,7 @@ def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_
     draw = report.draw_own
     monkeypatch.setattr(report, "draw_own", lambda ax, *given: (draw(ax, *given), drawn.append(ax)))
     cfg = settings.Config(updates=2, num_tasks=2, k=2, eval_n=4, max_tokens=16, sft_steps=1, sft_examples=4, threads=1, wandb=False,
-                          difficulty=2, device="cpu", runs=str(tmp_path), name="run")  # fmt: skip
+                          difficulty=2, eval_other_tiers=False, device="cpu", runs=str(tmp_path), name="run")  # fmt: skip
     settings.check(cfg)
     text = (train.train(cfg) / "report.md").read_text()
     assert capsys.readouterr().out.count("  bonus for rhyme 0.25  ") == 2
