@@ -84,7 +84,10 @@ def without_code(text: str) -> str:
 def finished(tmp_path_factory):
     """A run of letters that took seconds."""
     runs = tmp_path_factory.mktemp("runs")
-    done = call([sys.executable, "train.py", *TINY.split(), "--difficulty", "2", "--no-eval-other-tiers", "--runs", str(runs), "--name", "run"], pictures=True)
+    done = call(
+        [sys.executable, "train.py", *TINY.split(), "--difficulty", "2", "--no-eval-other-tiers", "--runs", str(runs), "--name", "run"],
+        pictures=True,
+    )
     assert done.returncode == 0, done.stderr[-500:]
     return runs / "run"
 
