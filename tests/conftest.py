@@ -3,6 +3,7 @@
 Nothing here needs a network or a trained model: weights are random, only tokenizer and template are pico_base's.
 """
 
+import copy
 import os
 import warnings
 
@@ -117,11 +118,15 @@ def model_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def load(model_folder):
     """load(kind, lora_rank, awake, seed) -> a policy of its own, on the CPU. `awake` gives LoRA's B numbers other than 0."""
+    loaded = {}  # read once, and then copied: that takes a third of the time, and the tests ask for hundreds
 
     def make(kind: str = "qwen3", lora_rank: int = 0, awake: bool = False, seed: int = 0):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="fan_in_fan_out")  # PEFT on GPT-2's transposed linear layers
-            policy = load_policy(model_folder(kind), lora_rank, 2 * lora_rank, device="cpu", seed=seed)
+        if (kind, lora_rank, seed) not in loaded:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="fan_in_fan_out")  # PEFT on GPT-2's transposed linear layers
+                loaded[kind, lora_rank, seed] = load_policy(model_folder(kind), lora_rank, 2 * lora_rank, device="cpu", seed=seed)
+        policy = copy.deepcopy(loaded[kind, lora_rank, seed])
+        torch.manual_seed(seed)  # as load_policy does
         if awake:
             stir(policy, 0.1, seed)
         return policy

@@ -5,11 +5,10 @@ bridges/serve.py, our own endpoint, gives over HTTP exactly what rollout.play gi
 
 import asyncio
 import json
+import os
 import queue
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +18,7 @@ import pytest
 
 import settings
 import train
+import warm
 from bookkeeping import compare, records
 from bridges import api, serve
 from bridges import endpoint as endpoints
@@ -359,25 +359,24 @@ except KeyboardInterrupt:
     print("stopped", flush=True)
     os._exit(0)
 """
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120).stdout == "stopped\n"
+    assert warm.run(["-c", code], ROOT, timeout=120).stdout == "stopped\n"
 
 
 def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path):
     url, seen = endpoint(lambda h, b: time.sleep(HANGS) if number(b) >= 3 else say(right(b)))
     words = ["--eval-only", "--api-base", url, "--model", "m", "--env", "letters", "--difficulty", "2", "--eval-n", "20"]
-    run = subprocess.Popen(
-        [sys.executable, "train.py", *words, "--api-concurrency", "2", "--runs", str(tmp_path), "--name", "run"], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    words = ["train.py", *words, "--api-concurrency", "2", "--runs", str(tmp_path), "--name", "run"]
+    run = warm.Run(words, ROOT, dict(os.environ), tmp_path, pictures=False)
     until = time.monotonic() + HANGS
     while len(seen) < 5 and time.monotonic() < until:
         time.sleep(0.05)
-    run.send_signal(signal.SIGINT)
-    out, err = run.communicate(timeout=HANGS)
-    assert run.returncode == 130 and "stopped by you" in err and "Traceback" not in err
+    os.kill(run.process.pid, signal.SIGINT)
+    run.end(HANGS)
+    done = run.result()
+    assert done.returncode == 130 and "stopped by you" in done.stderr and "Traceback" not in done.stderr
     (line,) = records.lines(tmp_path / "run" / "evals.jsonl")
     assert line["reward"] == [1.0] * 3 and len(line["missing"]) == 17
-    assert "n = 3 development tasks; 17 more failed or were not played" in out
+    assert "n = 3 development tasks; 17 more failed or were not played" in done.stdout
 
 
 def test_a_name_server_that_does_not_answer_keeps_nobody_waiting(tmp_path, monkeypatch):

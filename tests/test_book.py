@@ -42,9 +42,9 @@ COMMANDS = {
     "python env_swarm.py --evaluate grinder --n 100": "",
     "python env_swarm.py --governance-sweep": "an hour; tests/test_governance.py",
     "python train.py --env alphabet": TINY,
-    "python train.py --env swarm": TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1"),  # 25 turns each
+    "python train.py --env swarm": TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1").replace("--max-tokens 32", "--max-tokens 8"),  # 25 turns each
     "python train.py --eval-only runs/NAME --env swarm --difficulty hard": "parsed: the run is one of letters",
-    "python train.py --preset seed": TINY,
+    "python train.py --preset seed": TINY + " --no-eval-other-tiers",
     "python train.py --break stale-adapter": "tests/test_failures.py",
     "python train.py --env vowels.py:Vowels --sft-steps 100 --sft-lr 3e-4": TINY,
     "torchrun --standalone --nproc-per-node 2 train.py --env letters": "tests/test_parallel.py",
@@ -84,15 +84,18 @@ def without_code(text: str) -> str:
 def finished(tmp_path_factory):
     """A run of letters that took seconds."""
     runs = tmp_path_factory.mktemp("runs")
-    done = call([sys.executable, "train.py", *TINY.split(), "--difficulty", "2", "--runs", str(runs), "--name", "run"])
+    done = call(
+        [sys.executable, "train.py", *TINY.split(), "--difficulty", "2", "--no-eval-other-tiers", "--runs", str(runs), "--name", "run"],
+        pictures=True,
+    )
     assert done.returncode == 0, done.stderr[-500:]
     return runs / "run"
 
 
-def call(words: list[str], cwd: Path = ROOT):
+def call(words: list[str], cwd: Path = ROOT, pictures: bool = False):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if words[0] == sys.executable:
-        return warm.run(words[1:], cwd, env)
+        return warm.run(words[1:], cwd, env, pictures=pictures)
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=env, timeout=300)
 
 

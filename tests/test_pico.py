@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ import metrics
 import pico
 import settings
 import train
+import warm
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
 from grpo import group_advantages, policy_loss, token_weights
@@ -280,7 +282,8 @@ def test_the_interval_is_the_books(monkeypatch, capsys):
 
 def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path, capsys):
     """The same start, demonstrations excepted: rewards equal one by one, and then the adapters."""
-    small = dict(TASKS=3, K=4, MAX_TOKENS=200, SFT_STEPS=0, DEV=range(2 * 10**9, 2 * 10**9 + 2))
+    warm.draw_nothing(monkeypatch)
+    small = dict(TASKS=3, K=4, MAX_TOKENS=200, SFT_STEPS=0, SFT_SEEDS=range(10**9, 10**9 + 1), DEV=range(2 * 10**9, 2 * 10**9 + 2))
     for name, value in small.items():
         monkeypatch.setattr(pico, name, value)
     cfg = settings.Config(
@@ -338,7 +341,7 @@ def warmed_up():
     kept, patch = {}, pytest.MonkeyPatch()
     with patch.context() as m:
         m.setattr(pico, "SFT_STEPS", 20)
-        m.setattr(pico, "DEV", pico.DEV[:1])
+        m.setattr(pico, "evaluate", lambda *_: None)
         new = pico.new_lora
         m.setattr(pico, "new_lora", lambda: kept.update(new()) or kept)
         pico.main(seed=0, updates=0)
@@ -350,7 +353,7 @@ def learn(monkeypatch, warmed_up, capsys):
     """learn(updates, NAME=value …) -> (rewards printed, adapter afterwards): GRPO from the warm start, small."""
 
     def go(updates: int, **numbers):
-        small = dict(TASKS=2, K=8, SFT_STEPS=0, DEV=pico.DEV[:1])
+        small = dict(TASKS=2, K=8, SFT_STEPS=0, SFT_SEEDS=pico.SFT_SEEDS[:1], evaluate=lambda *_: None)
         for name, value in (small | numbers).items():
             monkeypatch.setattr(pico, name, value)
         lora = {name: x.clone().requires_grad_() for name, x in warmed_up.items()}
@@ -393,29 +396,21 @@ def test_tried_a_rate_of_a_tenth_ends_in_babble(learn):
 # ----------------------------------------------------------------------------------------- wrong use
 
 
-def start(*flags: str, code: str = "", folder: Path = ROOT, **how):
+def start(*flags: str, code: str = "", folder: Path = ROOT) -> subprocess.CompletedProcess:
     """`python pico.py FLAGS`, after `code`."""
     script = f"import runpy, sys; {code}\nsys.argv = ['pico.py', *{flags!r}]\nrunpy.run_path('pico.py', run_name='__main__')"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", script],
-        cwd=folder,
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    return warm.run(["-c", script], folder, {**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def one_line(process) -> str:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 1 and out == "" and len(err.splitlines()) == 1, (out, err)
-    return err
+def one_line(done: subprocess.CompletedProcess) -> str:
+    assert done.returncode == 1 and done.stdout == "" and len(done.stderr.splitlines()) == 1, (done.stdout, done.stderr)
+    return done.stderr
 
 
 def test_without_its_model_it_says_so(tmp_path):
+    """In a Python of its own, as it is called."""
     shutil.copy(ROOT / "pico.py", tmp_path)
-    said = one_line(start(folder=tmp_path))
+    said = one_line(subprocess.run([sys.executable, "pico.py"], cwd=tmp_path, capture_output=True, text=True))
     assert "there is no model in" in said and "clone" in said
 
 
@@ -428,40 +423,30 @@ def test_out_of_memory_is_a_sentence_and_other_errors_are_not_hidden():
     fails = "import torch\ndef zeros(*a, **k): raise RuntimeError({!r})\ntorch.zeros = zeros"
     said = one_line(start(code=fails.format("[enforce fail] DefaultCPUAllocator: can't allocate memory")))
     assert "out of memory; lower TASKS" in said
-    _, err = start(code=fails.format("a bug")).communicate(timeout=120)
+    err = start(code=fails.format("a bug")).stderr
     assert "Traceback" in err and "RuntimeError: a bug" in err
 
 
 def test_a_wrong_flag_is_a_sentence():
-    process = start("--seeds", "1")
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 2 and "unrecognized arguments: --seeds 1" in err
+    done = start("--seeds", "1")
+    assert done.returncode == 2 and "unrecognized arguments: --seeds 1" in done.stderr
 
 
-def test_ctrl_c_ends_with_the_evaluation_so_far():
+def test_ctrl_c_ends_with_the_evaluation_so_far(tmp_path):
     """With small numbers at its top."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SMALL],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    out = ""
-    while "update   2" not in out:
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        out += line
-    process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=120)
-    assert process.returncode == 0 and err == ""
-    assert "stopped early" in rest and re.search(r"after GRPO +exact .* n = 2", rest)
+    run = warm.Run(["-c", SMALL], ROOT, {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path, pictures=False)
+    while not (run.said[0].exists() and "update   2" in run.said[0].read_text()):
+        assert run.process.exitcode is None, run.result().stderr
+        time.sleep(0.02)
+    os.kill(run.process.pid, signal.SIGINT)
+    run.end(120)
+    done = run.result()
+    assert done.returncode == 0 and done.stderr == ""
+    assert "stopped early" in done.stdout and re.search(r"after GRPO +exact .* n = 2", done.stdout)
 
 
 SMALL = """
-import sys, pico
-pico.TASKS, pico.K, pico.SFT_STEPS, pico.DEV = 1, 2, 1, pico.DEV[:2]
-sys.stdout.reconfigure(line_buffering=True)
+import pico
+pico.TASKS, pico.K, pico.SFT_STEPS, pico.SFT_SEEDS, pico.DEV, pico.MAX_TOKENS = 1, 2, 1, pico.SFT_SEEDS[:8], pico.DEV[:2], 40
 pico.main(seed=0, updates=1000)
 """

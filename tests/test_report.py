@@ -29,6 +29,12 @@ SHARES = {"before": 0.0, "after_sft": 0.3, "final": 0.75}  # exact answers on th
 HABITS = ("bare", "states", "derives")
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """For tests that do not look at them."""
+    warm.draw_nothing(monkeypatch)
+
+
 def make_config(**changes) -> dict:
     config = {
         "env": "letters", "difficulty": 6, "reward": "binary", "think": True, "curriculum": False, "model": "auto", "lora_rank": 32,
@@ -544,13 +550,14 @@ def test_runs_older_than_this_measurement_say_nothing_about_an_update(run):
 # ------------------------------------------------------------------------------------------------ a part of one's own
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_and_curves(monkeypatch, capsys, tmp_path):
     score, drawn = env_letters.Letters.score, []
     monkeypatch.setattr(env_letters.Letters, "score", lambda self: score(self) | {"bonus_for_rhyme": 0.25})
     draw = report.draw_own
     monkeypatch.setattr(report, "draw_own", lambda ax, *given: (draw(ax, *given), drawn.append(ax)))
     cfg = settings.Config(updates=2, num_tasks=2, k=2, eval_n=4, max_tokens=16, sft_steps=1, sft_examples=4, threads=1, wandb=False,
-                          difficulty=2, device="cpu", runs=str(tmp_path), name="run")  # fmt: skip
+                          difficulty=2, eval_other_tiers=False, device="cpu", runs=str(tmp_path), name="run")  # fmt: skip
     settings.check(cfg)
     text = (train.train(cfg) / "report.md").read_text()
     assert capsys.readouterr().out.count("  bonus for rhyme 0.25  ") == 2
@@ -653,12 +660,14 @@ def test_a_swarm_report_has_the_behaviour_and_what_was_evaluated_later(swarm):
     assert "## Behaviour" not in (ROOT / "results/letters/grpo-0/report.md").read_text()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_swarm_run_without_grpo_reports_too(tmp_path):
     summary = make_swarm(tmp_path / "still", updates=0, later=False)
     text = (tmp_path / "still" / "report.md").read_text()
     assert "No GRPO updates in this run." in text and "## Evaluated later" not in text and summary["env"] == "swarm"
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_letters_run_that_was_evaluated_later_tells_so(tmp_path):
     folder = tmp_path / "later"
     make_run(folder, growing_lines())

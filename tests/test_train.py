@@ -36,7 +36,7 @@ TINY = [
     "--updates", "3", "--sft-steps", "4", "--sft-examples", "6", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "4",
     "--eval-every", "2", "--save-every", "1", "--max-tokens", "24", "--difficulty", "2", "--reward", "partial", "--no-wandb",
 ]  # fmt: skip
-ONE_TIER = [*TINY, "--no-eval-other-tiers"]  # for runs that are not compared with the whole one
+ONE_TIER = [*TINY, "--no-eval-other-tiers"]
 
 
 def run(*flags: str, pictures: bool = False) -> subprocess.CompletedProcess:
@@ -61,22 +61,35 @@ def timeless(path: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
-    done = run(*TINY, "--runs", str(runs), "--name", "whole", pictures=True)
+    done = run(*ONE_TIER, "--runs", str(runs), "--name", "whole", pictures=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return runs / "whole"
+
+
+def check_evaluations(summary: dict, tiers: set[str], n: int) -> None:
+    assert set(summary["eval"]) == tiers
+    for tasks in tiers:
+        for stage in ("before", "after_sft", "final"):
+            result = summary["eval"][tasks][stage]
+            assert result["n"] == n and 0 <= result["low"] <= result["exact"] <= result["high"] <= 1
+            assert 0 <= result["reward_low"] <= result["reward"] <= result["reward_high"] <= 1
+            assert {"reward", "format"} <= result.keys()
+
+
+def test_other_tiers_are_evaluated_too(tmp_path):
+    """Unless --no-eval-other-tiers says that they are not, as in the other runs here."""
+    done = run(*TINY, "--updates", "1", "--eval-n", "2", "--runs", str(tmp_path), "--name", "tiers")
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "tiers" / "summary.json").read_text())
+    check_evaluations(summary, {"tier 2", "tier 3", "tier 5", "tier 6"}, n=2)
 
 
 def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     for name in ("config.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl", "summary.json", "report.md", "curves.png", "report.html"):
         assert (whole / name).stat().st_size > 0, name
     summary = json.loads((whole / "summary.json").read_text())
-    assert set(summary["eval"]) == {"tier 2", "tier 3", "tier 5", "tier 6"} and summary["trained"] == "tier 2"
-    for tasks in summary["eval"]:
-        for stage in ("before", "after_sft", "final"):
-            result = summary["eval"][tasks][stage]
-            assert result["n"] == 4 and 0 <= result["low"] <= result["exact"] <= result["high"] <= 1
-            assert 0 <= result["reward_low"] <= result["reward"] <= result["reward_high"] <= 1
-            assert {"reward", "format"} <= result.keys()
+    assert summary["trained"] == "tier 2"
+    check_evaluations(summary, {"tier 2"}, n=4)
     assert summary["gain"].keys() >= {"mean", "low", "high"}
     assert summary["seconds"].keys() >= {"total", "rollout", "train", "eval"}
     assert summary["tokens"]["sampled"] > 0 and summary["tokens"]["trained"] > 0
@@ -142,7 +155,7 @@ if kill == "update": train.update = bomb(train.update, 3)
 if kill == "save":
     from bookkeeping import checkpoint
     checkpoint.checksum = bomb(checkpoint.checksum, 2)  # the new checkpoint is written but not yet in place
-sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
+sys.argv = ["train.py", *{ONE_TIER!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
 train.main()
 """
     killed = python(script)
@@ -168,7 +181,7 @@ def update(*a, **k):
     os.kill(os.getpid(), signal.{name})  # in the middle of the first update
     return real(*a, **k)
 train.update = update
-sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
+sys.argv = ["train.py", *{ONE_TIER!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
 train.main()
 """
     done = python(script)
@@ -181,7 +194,7 @@ train.main()
 
 
 def test_the_seed_matters(whole, tmp_path):
-    assert run(*TINY, "--runs", str(tmp_path), "--name", "other", "--seed", "1").returncode == 0
+    assert run(*ONE_TIER, "--runs", str(tmp_path), "--name", "other", "--seed", "1").returncode == 0
     assert timeless(tmp_path / "other" / "metrics.jsonl") != timeless(whole / "metrics.jsonl")
     # The development tasks stay the same: the base is evaluated on them before anything is learnt.
     before = lambda folder: [line for line in lines(folder / "evals.jsonl") if line["stage"] == "before"]
@@ -251,7 +264,7 @@ def test_a_refusal_is_an_exit_code_and_a_line_on_stderr(tmp_path):
 
 def test_an_existing_run_is_never_overwritten(whole):
     before = (whole / "summary.json").read_text()
-    done = run(*TINY, "--runs", str(whole.parent), "--name", "whole")
+    done = run(*ONE_TIER, "--runs", str(whole.parent), "--name", "whole")
     assert done.returncode != 0 and "exists" in done.stderr and "--resume" in done.stderr
     assert (whole / "summary.json").read_text() == before
 
@@ -324,7 +337,7 @@ def test_wandb_logs_offline_without_asking(tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     env |= {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
     flags = [f for f in ONE_TIER if f != "--no-wandb"] + ["--updates", "1", "--runs", str(tmp_path), "--name", "w"]
-    done = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = warm.run(["train.py", *flags], ROOT, env, pictures=False)  # wandb itself is imported in the fork
     assert done.returncode == 0, done.stderr[-2000:]
     assert "wandb sync" in done.stdout and list((tmp_path / "w" / "wandb").glob("offline-run-*"))
 

@@ -40,6 +40,7 @@ SECRETS = dict(
 TINY = [
     "--updates", "1", "--sft-steps", "2", "--sft-examples", "3", "--sft-batch", "2", "--num-tasks", "2", "--k", "2", "--eval-n", "3", "--save-every", "1",
     "--max-tokens", "12", "--difficulty", "2", "--reward", "partial", "--kl", "0.1",
+    "--no-eval-other-tiers",
 ]  # fmt: skip
 
 
@@ -113,10 +114,12 @@ def test_a_models_own_code_never_runs(model, tmp_path):
     assert "cannot be loaded" in said(lambda: load(kernel))
 
     # In a process of its own: transformers would remember the class for the rest of this one.
-    trusting = f"from transformers import AutoConfig; AutoConfig.from_pretrained({str(unknown)!r}, trust_remote_code=True)"
-    subprocess.run(
-        [sys.executable, "-c", trusting], env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}, check=True, capture_output=True
-    )
+    trusting = f"""
+from transformers import AutoConfig, dynamic_module_utils
+dynamic_module_utils.HF_MODULES_CACHE = {str(tmp_path / "modules")!r}
+AutoConfig.from_pretrained({str(unknown)!r}, trust_remote_code=True)"""
+    done = warm.run(["-c", trusting], ROOT)
+    assert done.returncode == 0 and (tmp_path / "modules").exists(), done.stderr
     assert marker.exists(), "the folder was not armed: this test would pass whatever we did"
 
 

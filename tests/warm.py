@@ -126,10 +126,11 @@ def become(cwd: str, env: dict[str, str], files: list[int]) -> None:
         torch.set_num_threads(int(threads))
 
 
-def draw_nothing() -> None:
+def draw_nothing(patch=None) -> None:
+    """With pytest's monkeypatch: until the test ends."""
     from matplotlib.figure import Figure
 
-    Figure.savefig = lambda self, path, **_: Path(path).touch()
+    (patch.setattr if patch else setattr)(Figure, "savefig", lambda self, path, **_: Path(path).touch())
 
 
 # ------------------------------------------------------------------------------------------------ what a run starts itself
