@@ -392,14 +392,25 @@ class Given:
     """The tests of --tests, for every mistake, the quick ones first."""
 
     def __init__(self, root: Path, words: tuple[str, ...]):
-        self.words, copy = words, Copy(root)
+        """They are run without a mistake, in a fork: the servers that it starts must end with it."""
+        copy = Copy(root)
+        made = copy.home / "seconds.json"
+
+        def one(number: int, some) -> None:
+            for _ in some:
+                outcome = Player(copy).play(list(words), None, defaultdict(lambda: 400.0))
+                if outcome.how != "survived" or not outcome.passed:
+                    print(f"without a mistake: {outcome.how} {outcome.by} {outcome.said}", flush=True)
+                else:
+                    made.write_text(json.dumps(outcome.seconds))
+
         try:
-            outcome = Player(copy).play(list(words), None, defaultdict(lambda: 400.0))
+            share_out([words], 1, one)
+            if not made.exists():
+                raise SystemExit("choose other tests, or mend them: a mistake cannot be told by these")
+            self.tests = self.usual = json.loads(made.read_text())
         finally:
             copy.close()
-        if outcome.how != "survived" or not outcome.passed:
-            raise SystemExit(f"without a mistake: {outcome.how} {outcome.by} {outcome.said}")
-        self.tests = self.usual = outcome.seconds
 
     def batches(self, mistake: Mistake, budget: float) -> tuple[list[list[str]], int]:
         order = sorted(self.usual, key=self.usual.get)
