@@ -103,6 +103,15 @@ def test_resume_refuses_another_experiment_that_is_typed_as_the_default(tmp_path
         resume_folder(cfg, typed)
 
 
+def test_of_two_flags_that_resume_refuses_the_first_by_name_is_told(tmp_path):
+    """A set has an order of its own in every process: the same command must say the same."""
+    saved(tmp_path, loss="gspo", k=4)
+    cfg, typed = settings.command_line(["--resume", str(tmp_path), "--loss", "grpo", "--k=8"])
+    assert typed == {"resume", "loss", "k"}
+    with pytest.raises(SystemExit, match="^--k cannot change on --resume"):
+        resume_folder(cfg, ["resume", "loss", "k"])
+
+
 # ------------------------------------------------------------------------------------------------ an environment of one's own
 
 GOOD = """

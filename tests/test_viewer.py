@@ -33,6 +33,12 @@ HOSTILE = [
     "a\tb\r\n\u200b\u2028\x00 </ScRiPt >",
 ]
 
+
+def test_the_colours_range_over_the_rewards_that_there_are():
+    paid = lambda *rewards: viewer.scale([{"reward": reward, "advantage": None} for reward in rewards])["reward"]
+    assert paid(0.2, 0.9, None) == [0.0, 0.9] and paid(-1.5, -0.5) == [-1.5, 1e-9]
+
+
 # ------------------------------------------------------------------------------------------------ made-up runs
 
 
