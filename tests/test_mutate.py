@@ -276,3 +276,13 @@ def test_a_mistake_is_called_by_its_text_and_not_by_its_line():
     shifted = mistakes.mistakes("toy.py", "\n\n" + SOURCE)
     assert [m.key for m in shifted] == [m.key for m in mistakes.mistakes("toy.py", SOURCE)]
     assert isinstance(shifted[0], Mistake) and shifted[0].line == 4
+
+
+def test_a_mistake_keeps_its_result_when_its_function_gets_another_name(tmp_path):
+    m = next(m for m in mistakes.mistakes("sft.py", (ROOT / "sft.py").read_text()) if m.where)
+    out = tmp_path / "mutate.jsonl"
+    result = {"file": m.file, "where": "its_old_name", "line": 1, "before": m.before, "after": m.after, "how": "failed", "seed": 0}
+    out.write_text(json.dumps(result) + "\n" + json.dumps(result | {"before": "gone"}) + "\n")
+    mutate.follow(out)
+    (kept, gone) = (json.loads(line) for line in out.read_text().splitlines())
+    assert mutate.key(kept) == m.key and gone["where"] == "its_old_name"

@@ -711,6 +711,20 @@ def test_letters_shows_habits_and_lengths_where_swarm_shows_its_turns(run, monke
     assert titles[2:4] == ["habits of the sampled replies", "reply length"] and drawn[0].get_figwidth() == 11
 
 
+def test_the_trained_tasks_are_drawn_thickest_and_what_they_were_before_sft_as_a_cross(run):
+    summary, _, evals, _ = load(run)
+    ax = axes()
+    report.draw_development(ax, summary, evals)
+    curves = {line.get_label(): line for line in ax.lines if line.get_marker() == "o"}
+    assert {label: line.get_linewidth() for label, line in curves.items()} == {
+        "exact, tier 3": 1, "exact, tier 5": 1, "exact, tier 6": 2.2, "mean reward, tier 6": 2.2,
+    }  # fmt: skip
+    crosses = {line.get_color(): line.get_ydata()[0] for line in ax.lines if line.get_marker() == "x"}
+    before = next(e for e in evals if e["stage"] == "before" and e["trained"])
+    for label, what in (("exact, tier 6", "exact"), ("mean reward, tier 6", "reward")):
+        assert crosses[curves[label].get_color()] == pytest.approx(100 * np.mean(before[what]))
+
+
 def test_a_part_of_a_bar_is_named_if_there_is_room_for_its_name():
     ax = axes()
     report.draw_bars(ax, {"trainer": {"train": 90.0, "wait": 5.0, "sync": 5.0}})

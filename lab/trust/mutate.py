@@ -71,6 +71,7 @@ MEMORY = 12 * 2**30  # bytes that a mistake may take; with more, Python raises
 class Flags:
     n: int = 300  # mistakes, about
     seed: int = 0
+    least: int = 4  # of each file
     budget: float = 60.0  # seconds of tests for one mistake; those beyond are left out
     workers: int = 1  # mistakes tried at the same time
     again: bool = False  # try once more what nobody noticed
@@ -413,10 +414,13 @@ class Given:
             copy.close()
 
     def batches(self, mistake: Mistake, budget: float) -> tuple[list[list[str]], int]:
-        order = sorted(self.usual, key=self.usual.get)
+        order, spent = [], 0.0
+        for test in sorted(self.usual, key=self.usual.get):
+            spent += self.usual[test]
+            order += [test] * (spent <= budget or not order)
         file_of = lambda test: test.split("::")[0]
         rank = {file: i for i, file in enumerate(dict.fromkeys(map(file_of, order)))}
-        return [sorted(order, key=lambda test: rank[file_of(test)])], 0
+        return [sorted(order, key=lambda test: rank[file_of(test)])], len(self.usual) - len(order)
 
 
 def names_in(node) -> set[str]:
@@ -651,9 +655,8 @@ def told(r: dict, why: str) -> list[str]:
 
 def write(found: dict[tuple, dict]) -> None:
     """The page, and what it counts: the mistakes that can still be made."""
-    texts = {file: (ROOT / file).read_text() for file in FILES}
-    possible = {m.key for file, text in texts.items() for m in mistakes(file, text)}
-    results = [r for name, r in found.items() if name in possible]
+    keys = {m.key for m in possible()}
+    results = [r for name, r in found.items() if name in keys]
     results.sort(key=lambda r: (r["seed"], FILES.index(r["file"]), r["line"]))
     (OUT / "mutate.md").write_text("\n".join(page(results, reasons())).rstrip() + "\n")
     (OUT / "mutate.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
@@ -692,18 +695,37 @@ def run(root: Path, files: list[str], chosen: list[Mistake], flags: Flags, out: 
 def chosen_by(flags: Flags, done: dict[tuple, dict]) -> list[Mistake]:
     """The sample; or what was tried of it and can still be made, for the draw moves with the code."""
     if not (flags.again or flags.page):
-        return sample(ROOT, FILES, flags.n, flags.seed)
+        return sample(ROOT, FILES, flags.n, flags.seed, flags.least)
     found = {}
-    for file in FILES:
-        for m in mistakes(file, (ROOT / file).read_text()):
-            if m.key in done and done[m.key].get("seed", 0) == flags.seed:
-                found[m.key] = min(m, found.get(m.key, m), key=lambda m: abs(m.line - done[m.key]["line"]))
+    for m in possible():
+        if m.key in done and done[m.key]["seed"] == flags.seed:
+            line = done[m.key]["line"]  # of two that are called the same, the nearer
+            found[m.key] = min(m, found.get(m.key, m), key=lambda m: abs(m.line - line))
     return list(found.values())
+
+
+def possible() -> list[Mistake]:
+    """All that can be made today."""
+    return [m for file in FILES for m in mistakes(file, (ROOT / file).read_text())]
+
+
+def follow(out: Path) -> None:
+    """A function may have another name since: its mistakes keep their results."""
+    done, today = read_results(out), possible()
+    keys, places = {m.key for m in today}, defaultdict(list)
+    for m in today:
+        places[m.file, m.before, m.after].append(m.where)
+    for result in done.values():
+        where = places[result["file"], result["before"], result["after"]]
+        if key(result) not in keys and len(where) == 1:
+            result["where"] = where[0]
+    out.write_text("".join(json.dumps(result) + "\n" for result in done.values()))
 
 
 def main(flags: Flags) -> None:
     out = OUT / "mutate.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
+    follow(out)
     chosen = chosen_by(flags, read_results(out))
     wanted = tuple(flags.only) or ("",)
     if not flags.page:
