@@ -58,11 +58,15 @@ LIBRARIES = ("torch", "transformers", "transformers.models.qwen3.modeling_qwen3"
 LIMIT_S = 20.0  # a test that takes so much longer than five times its usual time does not end
 COLLECT_S = 120.0
 QUICK_S, QUICK_FILES = 1.5, 5  # what is tried first: tests that are done in a moment
-SAMPLES = {  # by seed: how the page's number came about
-    0: "First pass: 60 seconds of tests or fewer for each, of those that run its line. Those that "
-       "nobody noticed were then looked at one by one: tried against the tests that are most likely "
-       "to notice, and if none did, a test was written for what they break. So this is the share "
-       "of a sample that the tests were improved on.",
+SAMPLES = {  # by seed: its flags, and how the page's number came about
+    0: ("", "First pass: 60 seconds of tests or fewer for each, of those that run its line. Those that "
+        "nobody noticed were then looked at one by one and tried again, against the tests that are "
+        "most likely to notice. If none did, a test was written for what they break. So this is the "
+        "share of a sample that the tests were improved on: a fresh one must be expected to do worse."),
+    1: (" --n 60 --least 1", "A fresh sample, drawn when all those tests stood: no test was written for "
+        "any of it, and what stood in the first sample is left out. Each was tried against the tests "
+        "that bear the file's name or a neighbour's, 60 seconds at most, and if nobody noticed, "
+        "against more of them. So a mistake may count as survived that another test would catch."),
 }  # fmt: skip
 MEMORY = 12 * 2**30  # bytes that a mistake may take; with more, Python raises
 
@@ -78,6 +82,7 @@ class Flags:
     page: bool = False  # only write the page
     only: tuple[str, ...] = ()  # only mistakes whose FILE:LINE: begins so (fast/ or grpo.py:7:)
     tests: tuple[str, ...] = ()  # ask these tests, and no others
+    written: bool = False  # these tests were written for these mistakes: the share is without them
     pause: str = ""  # wait between two mistakes while this file exists: a timing is being taken
 
 
@@ -462,6 +467,7 @@ def attempt(player: Player, mistake: Mistake, who: Who | Given, flags: Flags) ->
     if outcome.how == "survived":
         result["left_out"] = left_out
     result |= {"seed": flags.seed} | ({"given": list(flags.tests)} if flags.tests else {})
+    result |= {"written": True} if flags.written else {}
     return result | {"seconds": round(time.time() - start, 1)}
 
 
@@ -586,10 +592,12 @@ def count_of(results: list[dict], why: dict, seed: int) -> list[str]:
 
     some = [r for r in results if r["seed"] == seed]
     counted = [r for r in some if not changes_nothing(r, why)]
-    caught = [r for r in counted if r["how"] != "survived"]
+    since = [r for r in counted if r["how"] != "survived" and r.get("written")]
+    caught = [r for r in counted if r["how"] != "survived" and not r.get("written")]
     how = Counter(r["how"] for r in caught)
-    again = sum(r.get("again", False) for r in counted)
-    command = f"`python -m lab.trust.mutate --seed {seed}`"
+    again = sum(r.get("again", False) and not r.get("written") for r in counted)
+    flags, told = SAMPLES.get(seed, ("", ""))
+    command = f"`python -m lab.trust.mutate --seed {seed}{flags}`"
     lines = [
         f"{command}: {len(some)} mistakes, of which {len(some) - len(counted)} change nothing that "
         f"anybody could see. **Of the other {len(counted)}, {len(caught)} were caught: "
@@ -598,7 +606,9 @@ def count_of(results: list[dict], why: dict, seed: int) -> list[str]:
     ]  # fmt: skip
     if again:
         lines[0] += f" {again} were tried more than once."
-    return [*lines, "", SAMPLES.get(seed, ""), ""]
+    if since:
+        lines[0] += f" {len(since)} more are caught by tests that were written for them since."
+    return [*lines, "", told, ""]
 
 
 def changes_nothing(r: dict, why: dict) -> bool:
@@ -623,7 +633,7 @@ def page(results: list[dict], why: dict) -> list[str]:
     lines = [
         "# Would the tests notice a mistake?", "",
         "Small mistakes, made by rule and one at a time (lab/trust/mistakes.py), each tried against "
-        "tests that run its line. They are drawn per file and per rule, so a share is that of its "
+        "tests that may notice it. They are drawn per file and per rule, so a share is that of its "
         "sample, not of all mistakes that people make.", "",
         *[line for seed in sorted({r["seed"] for r in results}) for line in count_of(results, why, seed)],
         "Every test that caught something passes without a mistake, run in the same way. Not tried: "
