@@ -315,3 +315,11 @@ def test_a_measure_that_only_one_later_evaluation_has_gets_its_column():
     (found,) = tables.eval_only(later)
     at = found["head"].index(tables.label("exact"))
     assert found["rows"][0][at] and found["rows"][1][at] == ""
+
+
+def test_what_some_updates_did_not_measure_has_no_curve():
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    behaviour.draw_turns(ax, [{"update": 1, "turns_used": 5}, {"update": 2, "turns_used": 6, "reputation": 0.5}], 1)
+    assert [line.get_label() for line in ax.lines] == ["turns used, of 25"]

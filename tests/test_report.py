@@ -335,6 +335,12 @@ def test_the_script_refuses_a_folder_that_is_no_finished_run(tmp_path):
     assert done.returncode != 0 and "summary.json" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [[], ["runs/a", "runs/b"], ["--help"]])
+def test_the_script_says_how_it_is_used_unless_one_folder_is_named(words):
+    with pytest.raises(SystemExit, match="^usage: python -m bookkeeping.report runs/NAME"):
+        report.main(words)
+
+
 # ------------------------------------------------------------------------------------------------ when thinking starts
 
 
@@ -708,6 +714,7 @@ def test_letters_shows_habits_and_lengths_where_swarm_shows_its_turns(run, monke
     summary, lines, evals, _ = load(run)
     report.draw_curves(tmp_path / "curves.png", summary, lines, evals)
     titles = [ax.get_title() for ax in drawn[0].axes]
+    assert titles[0].startswith("development tasks (n=") and titles[1] == "training reward"
     assert titles[2:4] == ["habits of the sampled replies", "reply length"] and drawn[0].get_figwidth() == 11
 
 

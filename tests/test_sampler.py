@@ -641,6 +641,17 @@ def test_no_step_is_made_after_the_last_token(tiny, monkeypatch):
     assert len(steps) == 5
 
 
+def test_the_plain_samplers_log_probs_are_float32_of_a_model_in_bfloat16(load):
+    """As the trainer's are: a log-prob that is itself rounded to bfloat16 is off by a hundredth of a nat."""
+    policy = load("qwen3")
+    policy.model.to(torch.bfloat16)
+    sample = PlainSampler(policy).sample([[5, 6, 7]], 1, 6, 1.0, [[(0,)]])[0][0]
+    for t, (token, logprob) in enumerate(zip(sample.token_ids, sample.logprobs)):
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor([[5, 6, 7, *sample.token_ids[:t]]])).logits[0, -1]  # [V]
+        assert logprob == pytest.approx(logits.float().log_softmax(-1)[token].item(), abs=1e-4)
+
+
 def test_a_decoder_that_is_wrong_everywhere_is_told_by_how_much(load):
     policy = load("qwen3")
     fast = FastDecoder(policy)

@@ -195,6 +195,11 @@ def test_what_is_wrong_with_an_environment_is_said_with_its_method_and_line_befo
     assert words in said and said.startswith(f"--env {tmp_path}/sums.py:Sums: ") and "docs/fork.md" in said and "\n" not in said
 
 
+def test_an_environment_is_never_asked_for_the_score_of_no_reply(tmp_path):
+    """A run asks for none: a reward that is a mean over the replies is as it should be."""
+    preflight(sums(tmp_path, "for reply in self.said) / 2", "for reply in self.said) / len(self.said)"))
+
+
 def test_without_sft_nobody_needs_an_expert(tmp_path):
     preflight(sums(tmp_path, EXPERT, "raise NotImplementedError", sft_steps=0))
     with pytest.raises(ValueError, match="expert_reply failed: NotImplementedError"):

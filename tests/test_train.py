@@ -385,6 +385,7 @@ def test_eval_only_gives_the_final_evaluation_again(whole):
     assert done.returncode == 0, done.stderr[-3000:]
     again, final = lines(whole / "evals.jsonl")[-1], next(e for e in before if e["stage"] == "final" and e["trained"])
     assert again["stage"] == "eval_only" and again["tasks"] == final["tasks"] and again["reward"] == final["reward"]
+    assert "## Evaluated later" in (whole / "report.md").read_text() and f"{whole}/report.md" in done.stdout
 
 
 def test_held_out_tasks_stand_under_a_name_of_their_own(whole):
