@@ -63,7 +63,7 @@ SAMPLES = {  # by seed: its flags, and how the page's number came about
         "nobody noticed were then looked at one by one and tried again, against the tests that are "
         "most likely to notice. If none did, a test was written for what they break. So this is the "
         "share of a sample that the tests were improved on: a fresh one must be expected to do worse."),
-    1: (" --n 60 --least 1", "A fresh sample, drawn when all those tests stood: no test was written for "
+    1: (" --n 60 --least 1", "A fresh sample, drawn when all those tests stood: no test had been written for "
         "any of it, and what stood in the first sample is left out. Each was tried against the tests "
         "that bear the file's name or a neighbour's, 60 seconds at most, and if nobody noticed, "
         "against more of them. So a mistake may count as survived that another test would catch."),
@@ -592,8 +592,7 @@ def count_of(results: list[dict], why: dict, seed: int) -> list[str]:
 
     some = [r for r in results if r["seed"] == seed]
     counted = [r for r in some if not changes_nothing(r, why)]
-    since = [r for r in counted if r["how"] != "survived" and r.get("written")]
-    caught = [r for r in counted if r["how"] != "survived" and not r.get("written")]
+    since, caught = [r for r in counted if is_caught(r, since=True)], [r for r in counted if is_caught(r)]
     how = Counter(r["how"] for r in caught)
     again = sum(r.get("again", False) and not r.get("written") for r in counted)
     flags, told = SAMPLES.get(seed, ("", ""))
@@ -607,8 +606,13 @@ def count_of(results: list[dict], why: dict, seed: int) -> list[str]:
     if again:
         lines[0] += f" {again} were tried more than once."
     if since:
-        lines[0] += f" {len(since)} more are caught by tests that were written for them since."
+        lines[0] += f" Tests that were written since, for what they break, catch {len(since)} more."
     return [*lines, "", told, ""]
+
+
+def is_caught(r: dict, since: bool = False) -> bool:
+    """since: by a test that was written for it."""
+    return r["how"] != "survived" and r.get("written", False) == since
 
 
 def changes_nothing(r: dict, why: dict) -> bool:
@@ -624,7 +628,7 @@ def page(results: list[dict], why: dict) -> list[str]:
     left = [r for r in counted if r["how"] == "survived"]
 
     def row(name: str, some: list[dict]) -> list:
-        caught = sum(r["how"] != "survived" for r in some)
+        caught = sum(map(is_caught, some))
         share = proportion(caught, len(some)).percent() if some else "–"
         return [name, len(some), caught, len(some) - caught, share]
 
@@ -639,7 +643,7 @@ def page(results: list[dict], why: dict) -> list[str]:
         "Every test that caught something passes without a mistake, run in the same way. Not tried: "
         "fast/vllm_engine.py, whose tests need vLLM; demos, f-strings, what is printed; and what "
         "deletes files or ends processes.",
-        "", "## By file", "",
+        "", "## By file", "", "Both samples together, without the tests that were written for survivors of the second.", "",
         *table("| file | mistakes | caught | survived | share caught |",
                [row(file, [r for r in counted if r["file"] == file]) for file in files]),
         "", "## By rule", "",
@@ -651,6 +655,10 @@ def page(results: list[dict], why: dict) -> list[str]:
         budget = f"; {r['left_out']} more beyond the budget" if r.get("left_out") else ""
         given = f", those of {', '.join(r['given'])}" if r.get("given") else ""
         lines += told(r, f"{r['asked']} tests passed{given}{budget}")
+    since = [r for r in counted if is_caught(r, since=True)]
+    lines += ["", "## Survivors for which a test was written", ""] if since else []
+    for r in since:
+        lines += told(r, f"caught by {r['by']}")
     lines += ["", "## Nobody could notice", ""] if equivalent else []
     for r in equivalent:
         lines += told(r, why[key(r)])
