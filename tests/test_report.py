@@ -726,6 +726,9 @@ def test_the_trained_tasks_are_drawn_thickest_and_what_they_were_before_sft_as_a
     assert {label: line.get_linewidth() for label, line in curves.items()} == {
         "exact, tier 3": 1, "exact, tier 5": 1, "exact, tier 6": 2.2, "mean reward, tier 6": 2.2,
     }  # fmt: skip
+    one = summary | {"eval": {"tier 6": summary["eval"]["tier 6"]}}
+    report.draw_development(alone := axes(), one, evals)
+    assert [line.get_label() for line in alone.lines if line.get_marker() == "o"] == ["exact", "mean reward"]
     crosses = {line.get_color(): line.get_ydata()[0] for line in ax.lines if line.get_marker() == "x"}
     before = next(e for e in evals if e["stage"] == "before" and e["trained"])
     for label, what in (("exact, tier 6", "exact"), ("mean reward, tier 6", "reward")):
