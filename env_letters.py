@@ -10,10 +10,10 @@ a bare integer when one letter is asked for, a JSON object when several are. One
                </think>
                <answer>{"a": 3, "n": 2, "q": 0}</answer>
 
-Why this task: nobody can count 60 letters at a glance, and anybody can by spelling the string out
-with a running tally. So the reward goes up when the policy (the model being trained) *finds the
-habit of thinking*, and we can watch it do so. The ten tiers of difficulty grow from short English
-words to 500 random letters. They are those of Atropos, a public collection of RL environments.
+Why this task: it is hard to count 60 letters at a glance, and easy by spelling the string out with
+a running tally. So the reward goes up when the policy (the model being trained) takes up the *habit
+of thinking*, and we can watch it do so. The ten tiers of difficulty grow from short English words
+to 500 random letters. They are those of Atropos, a public collection of RL environments.
 
 An environment sets a task and scores how it was played: that is one *episode*. It is plain Python
 and knows nothing of tokens, tensors or other environments:
@@ -67,11 +67,12 @@ class Task:
 @lru_cache
 def words_between(shortest: int, longest: int) -> list[str]:
     """English words of these lengths from pyspellchecker's offline list, in a fixed order."""
+    if (shortest, longest) != (1, 99):  # the list is loaded once, whole, for all tiers
+        return [word for word in words_between(1, 99) if shortest <= len(word) <= longest]
     from spellchecker import SpellChecker  # here, so that tiers 6 to 10 need no package at all
 
     words = SpellChecker(language="en").word_frequency.words()
-    plain = (word for word in words if re.fullmatch(f"[a-z]{{{shortest},{longest}}}", word))
-    return sorted(plain, key=lambda word: (len(word), word))
+    return sorted(filter(re.compile("[a-z]+").fullmatch, words), key=lambda w: (len(w), w))
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:

@@ -13,20 +13,27 @@ import torch
 
 from policy import PICO, PICO_SWARM, load_policy
 
-# The files that take a minute or more, the slowest first: begun last, one of them would keep one core busy while the others have nothing left to do (3 of 17
+# The files that take half a minute or more, the slowest first: begun last, one of them would keep one core busy while the others have nothing left to do (3 of 17
 # minutes on a busy machine). The Makefile asks pytest-xdist to keep this order.
 SLOW = (
     "test_train.py",
+    "test_sampler.py",
+    "test_pico.py",
     "test_parallel.py",
     "test_book.py",
-    "test_multiturn.py",
-    "test_ahead.py",
+    "test_grpo.py",
     "test_trust.py",
-    "test_failures.py",
-    "test_pico.py",
-    "test_api.py",
-    "test_bad_training.py",
+    "test_multiturn.py",
     "test_export.py",
+    "test_viewer.py",
+    "test_bad_training.py",
+    "test_api.py",
+    "test_report.py",
+    "test_compare.py",
+    "test_failures.py",
+    "test_faults.py",
+    "test_ahead.py",
+    "test_behaviour.py",
     "test_rollout.py",
 )
 

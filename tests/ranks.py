@@ -1,6 +1,8 @@
 """What test_parallel.py runs under torchrun: every rank writes what it found into a folder. Also runs alone, as the one process to compare with."""
 
+import copy
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -29,6 +31,12 @@ CASES = {
 
 
 def batch() -> list[list[Episode]]:
+    """The same episodes every time, and nobody else's."""
+    return copy.deepcopy(batch_once())
+
+
+@lru_cache
+def batch_once() -> list[list[Episode]]:
     """3 groups of 4 episodes of different lengths and ages; one in error, one group that is all the same."""
     generator = torch.Generator().manual_seed(0)
     groups = []
@@ -63,11 +71,23 @@ def batch() -> list[list[Episode]]:
     return groups
 
 
-def fresh():
+@lru_cache
+def load_once():
+    """(a policy, the weights that it has now)"""
     policy = load_policy(str(PICO), lora_rank=4, lora_alpha=8)
     with torch.no_grad():  # B is zero at first, and then A has no gradient
         for name, p in policy.trainable().items():
             p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name))))
+    return policy, {name: p.detach().clone() for name, p in policy.trainable().items()}
+
+
+def fresh():
+    """The policy with the weights of the beginning and without a gradient."""
+    policy, weights = load_once()
+    with torch.no_grad():
+        for name, p in policy.trainable().items():
+            p.copy_(weights[name])
+            p.grad = None
     return policy
 
 

@@ -1,5 +1,8 @@
 """Protects sampling ahead: what the other process plays is, to the last bit, what this one would have played with the weights of the
 moment it was asked, whoever is killed on the way; and nothing of it is left behind.
+
+Most players here are forks that have their imports behind them (warm.Spawned). Those of the last two tests are really spawned, and so is that of
+test_train.py's run that Ctrl-C ends.
 """
 
 import multiprocessing
@@ -17,6 +20,7 @@ import pytest
 import torch
 
 import settings
+import warm
 from env_alphabet import Alphabet
 from fast import ahead as ahead_room
 from fast.ahead import RESTARTS, Job, SecondProcess, player
@@ -25,6 +29,7 @@ from policy import BIG, PICO, load_policy
 from rollout import play
 
 ROOT = Path(__file__).resolve().parent.parent
+SPAWN = multiprocessing.get_context("spawn")
 RULES = (2, 2, 1, 1, 8.0, False, True, "states")  # two turns, one name each
 ENV = partial(Alphabet, *RULES)
 LOAD = partial(load_policy, str(PICO), 4, 8, "cpu", 0)
@@ -122,6 +127,13 @@ def patience():
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm_players():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multiprocessing, "get_context", lambda method: warm.Spawned() if method == "spawn" else pytest.fail(method))
+        yield
+
+
 def until(happened) -> None:
     while not happened():
         time.sleep(0.02)
@@ -147,7 +159,7 @@ def here(policy, asked: Job) -> list:
 
 
 @pytest.fixture(scope="module")
-def ahead():
+def ahead(warm_players):
     one = SecondProcess(LOAD, TorchSampler, torch.get_num_threads())  # as many as here: other threads add up in another order
     yield one
     one.close()
@@ -336,8 +348,8 @@ def no_room():
 
 
 def test_trouble_is_not_told_to_a_trainer_that_has_gone(capfd):
-    mine, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=player, args=(theirs, "nowhere", no_room, Nod, 1))
+    mine, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=player, args=(theirs, "nowhere", no_room, Nod, 1))
     process.start()
     theirs.close()
     mine.close()  # before the other has loaded anything

@@ -1,14 +1,16 @@
 """Protects the making of the bases: a round that starts from an older base starts from all of it."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.base import card, corpus, pretrain
 from lab.base.pretrain import make_model, start_from
 from lab.base.tokenizer import build
-from policy import PICO
+from policy import PICO, PICO_SWARM
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +45,17 @@ def test_an_older_base_that_is_another_model_is_refused(tokenizer, tmp_path, cha
     """A sibling of A1: strict=False would drop what it does not know, without a word."""
     with pytest.raises(RuntimeError, match=f"(?s){told}"):
         start_from(make_model(tokenizer, 0), tokenizer, changed(tmp_path / "base", change))
+
+
+def test_the_cards_say_what_was_taught_and_with_the_numbers_it_was_taught_with():
+    """Text of the template, and its numbers are the defaults of pretraining."""
+    base, swarm = (Path(folder, "README.md").read_text() for folder in (PICO, PICO_SWARM))
+    assert card.TAUGHT in base and card.TAUGHT in swarm and card.SHIRKERS in swarm and card.SHIRKERS not in base
+    cfg, said = pretrain.Pretrain(), " ".join(card.TAUGHT.split())
+    bare, states, derives = (round(100 * share) for share in cfg.habits)
+    assert f"as if {bare}% of the replies answered at once, {states}% stated counts and {derives}% derived them" in said
+    assert f"{100 * cfg.shown[2]:.0f}% and later {100 * cfg.polish_shown[2]:.0f}% spell the string" in said
+    assert f"{cfg.skill_steps:,} steps of running tallies" in said
+    assert f"then {cfg.chat_steps + sum(cfg.polish_steps):,} steps of {cfg.batch} chats" in said
+    shirkers = corpus.CHARACTERS["shirker"][1]
+    assert f"to {shirkers:.2f}, because" in " ".join(card.SHIRKERS.split())

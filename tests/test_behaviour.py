@@ -82,9 +82,12 @@ def test_the_flip_test_is_the_exact_one_where_that_can_be_counted():
 
 
 def test_where_nothing_changed_hardly_a_table_says_otherwise():
-    """Twenty measures without a difference: one of them passes 0.05 in most tables; corrected, one table in twenty may err."""
+    """Twenty measures without a difference: one of them passes 0.05 in 64 of 100 tables; corrected, one table in twenty may err.
+
+    Of 16 tables, 10 and 1 are expected. Were nothing corrected, both numbers would be the same.
+    """
     rng, raw, corrected = np.random.default_rng(2), 0, 0
-    for _ in range(40):
+    for _ in range(16):
         lists = lambda: {f"measure_{i}": rng.normal(size=40).tolist() for i in range(20)}
         rows = behaviour.changes(evaluation(rng.normal(size=40), **lists()), evaluation(rng.normal(size=40), 40, "final", **lists()))
         raw += any(row["p"] < 0.05 for row in rows)
@@ -93,7 +96,7 @@ def test_where_nothing_changed_hardly_a_table_says_otherwise():
         for i, row in enumerate(sorted(rows, key=lambda row: row["p"])):  # Holm 1979, written out
             running = max(running, min(1.0, (len(rows) - i) * row["p"]))
             assert row["corrected"] == pytest.approx(running)
-    assert raw >= 15 and corrected <= 6
+    assert raw >= 6 and corrected <= 3
 
 
 def test_an_episode_in_error_takes_its_pair_out():

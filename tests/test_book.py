@@ -46,7 +46,7 @@ COMMANDS = {
     "python train.py --eval-only runs/NAME --env swarm --difficulty hard": "parsed: the run is one of letters",
     "python train.py --preset seed": TINY,
     "python train.py --break stale-adapter": "tests/test_failures.py",
-    "python train.py --env vowels.py:Vowels --sft-steps 200 --sft-lr 1e-3": TINY,
+    "python train.py --env vowels.py:Vowels --sft-steps 100 --sft-lr 3e-4": TINY,
     "torchrun --standalone --nproc-per-node 2 train.py --env letters": "tests/test_parallel.py",
     "OPENAI_API_KEY=… python train.py --eval-only --api-base https://HOST/v1 --model NAME --env letters": "parsed: needs a host; tests/test_api.py",
     "python -m bookkeeping.compare runs/NAME-letters-6-… runs/my-run": "the next one is the same",

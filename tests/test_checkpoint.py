@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import warm
 from bookkeeping import checkpoint
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, load_tensors, save_checkpoint, save_tensors, set_aside
 from fast.logprobs import token_logprobs
@@ -232,7 +231,7 @@ except OSError as error:
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 print("state", load_checkpoint(find_checkpoint(folder), policy)[1], sorted(p.name for p in folder.parent.iterdir()))
 """
-    done = subprocess.run([sys.executable, "-c", script.format(rank=8)], capture_output=True, text=True, timeout=120)
+    done = warm.run(["-c", script.format(rank=8)], ROOT, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     told, state = done.stdout.strip().splitlines()
     assert told.startswith("told") and "\n" not in told and int(told.split()[1]) in (errno.EFBIG, errno.EIO, errno.ENOSPC)

@@ -209,18 +209,22 @@ def test_push_uploads_the_folder_and_a_refusal_is_a_sentence(runs, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "test-token", "HF_HUB_OFFLINE": "0",
            "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
-    call = lambda out: subprocess.run(
-        [sys.executable, "-m", "bridges.export", "adapter", str(runs["lora"]), str(out), "--push", "owner/name"], cwd=ROOT, env=env, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
+    # One Python for both, a fresh one: HF_ENDPOINT is read while the library is imported.
+    twice = f"""
+import os
+from bridges.export import main
+push = lambda out: main(["adapter", {str(runs["lora"])!r}, out, "--push", "owner/name"])
+push({str(tmp_path / "out")!r})
+print("pushed", flush=True)
+os.environ["HF_TOKEN"] = "another"
+push({str(tmp_path / "refused")!r})
+"""
     try:
-        done = call(tmp_path / "out")
-        assert done.returncode == 0, done.stderr
+        done = subprocess.run([sys.executable, "-c", twice], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+        assert "pushed" in done.stdout, done.stderr
         assert Hub.files.keys() >= {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
         assert all(content == (tmp_path / "out" / name).read_bytes() for name, content in Hub.files.items() if name != ".gitattributes")
         assert b'"owner/name"' in Hub.files["README.md"]
-        env["HF_TOKEN"] = "another"
-        done = call(tmp_path / "refused")
         assert done.returncode == 1 and "the hub did not take it" in done.stderr and "Traceback" not in done.stderr
         assert "another" not in done.stderr and (tmp_path / "refused" / "README.md").exists()
     finally:

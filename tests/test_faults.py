@@ -1,20 +1,19 @@
 """lab/trust/faults.py finds what is wrong, kills where it says, and a killed run ends as the undisturbed one.
 
 Whole runs here are forks of one process that has imported everything: what is killed and continued is the same code, without the
-seconds of imports.
+seconds of imports. They train on one tier and draw nothing.
 """
 
 import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import warm
 from lab.trust import faults, places, storage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,12 +23,9 @@ DRIVER = """
 import json, os, signal, sys, tempfile, time, traceback
 from pathlib import Path
 from types import SimpleNamespace
-import matplotlib.pyplot, peft
 import train
 from lab.trust import faults
 from lab.trust import places
-
-train.load_policy("models/pico_base", 2, 4, "cpu")  # imports what is imported late
 
 def launch(flags, plan=None, at=None):
     out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
@@ -56,7 +52,8 @@ def launch(flags, plan=None, at=None):
     return SimpleNamespace(status=status, out=text[0], err=text[1], said=faults.last_line(text[1]))
 
 faults.launch = launch
-faults.SHORT += ["--updates", "3", "--sft-steps", "2", "--sft-examples", "4", "--eval-n", "1", "--max-tokens", "8", "--lora-rank", "4"]
+faults.SHORT += ["--updates", "3", "--sft-steps", "2", "--sft-examples", "4", "--eval-n", "1", "--max-tokens", "8", "--lora-rank", "4",
+                 "--no-eval-other-tiers"]
 home = Path(sys.argv[1])
 whole, seconds, counts = faults.undisturbed(home)
 place = lambda place, moment, call: {"do": "kill", "place": place, "moment": moment, "call": call}
@@ -76,7 +73,7 @@ made = {name: faults.kill_case(name, kills, home, whole, seconds) for name, kill
 def killed(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("faults")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", DRIVER, str(home)], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = warm.run(["-c", DRIVER, home], ROOT, env, timeout=600, pictures=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return home
 

@@ -339,12 +339,10 @@ def test_episodes_depend_neither_on_the_batch_nor_on_the_sampler_s_rows(pico, te
         assert len({tuple(episode.token_ids) for episode in episodes}) > len(TASKS)
     else:
         assert all(len({tuple(episode.token_ids) for episode in group}) == 1 for group in together)
-    for rows in (1, 2, 3, 256):
-        for k in (1, 2, 4):
-            assert_same(run(pico, rows, TASKS, k, temperature), together, k)
-    for n, seed in enumerate(TASKS):
-        for rows, k in ((1, 1), (3, 2), (256, 4)):
-            assert_same(run(pico, rows, [seed], k, temperature), together[n : n + 1], k)
+    for rows, k in ((1, 2), (2, 1), (2, 4), (3, 2), (3, 4), (256, 1), (256, 4)):
+        assert_same(run(pico, rows, TASKS, k, temperature), together, k)
+    for n, (seed, rows, k) in enumerate(zip(TASKS, (1, 3, 256, 256), (1, 2, 4, 1))):
+        assert_same(run(pico, rows, [seed], k, temperature), together[n : n + 1], k)
     assert_same(run(pico, 3, TASKS[::-1], 2, temperature), together[::-1], 2)
 
 

@@ -1,4 +1,7 @@
-"""Several processes (fast/parallel.py): two ranks under torchrun compute what one process computes, and a whole run of theirs is one run."""
+"""Several processes (fast/parallel.py): two ranks compute what one process computes, and a whole run of theirs is one run.
+
+Most ranks here are forks that have their imports behind them (warm.ranks); the run that Ctrl-C ends is started by torchrun itself.
+"""
 
 import json
 import os
@@ -19,13 +22,15 @@ ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 RUN = ["--env", "letters", "--updates", "3", "--sft-steps", "3", "--sft-examples", "6", "--eval-n", "6", "--num-tasks", "3", "--k", "4",
-       "--max-tokens", "200", "--lr", "1e-3", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--threads", "1", "--save-every", "1"]  # fmt: skip
+       "--max-tokens", "200", "--lr", "1e-3", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--threads", "1", "--save-every", "1",
+       "--no-eval-other-tiers"]  # fmt: skip
 
 
-def call(command: list[str], **more) -> subprocess.CompletedProcess:
-    if command[1] != "-m" and not more:
-        return warm.run(command[1:], ROOT, ENV, timeout=600)
-    return subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=600, **more)
+def call(processes: int, *words) -> subprocess.CompletedProcess:
+    """A script and its flags in one process, or in several ranks."""
+    if processes == 1:
+        return warm.run([*words], ROOT, ENV, timeout=600, pictures=False)
+    return warm.ranks(processes, [*words], ROOT, ENV, timeout=600)
 
 
 def drop_seconds(line: dict) -> dict:
@@ -53,8 +58,8 @@ def test_one_process_has_nobody_to_talk_to():
 def ranks(tmp_path_factory):
     """(found, results) of the one process, and of each of two ranks; see tests/ranks.py."""
     folder = tmp_path_factory.mktemp("ranks")
-    for start in ([sys.executable], TORCHRUN):
-        done = call([*start, "tests/ranks.py", str(folder)])
+    for processes in (1, 2):
+        done = call(processes, "tests/ranks.py", folder)
         assert done.returncode == 0, done.stderr
     return [torch.load(folder / name, weights_only=False) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
 
@@ -95,9 +100,9 @@ def runs(tmp_path_factory):
     """The same run in one process, in two, and in two that each sample ahead: {name: (folder, what was printed)}."""
     folder = tmp_path_factory.mktemp("runs")
     out = {}
-    for name, start, more in (("one", [sys.executable], []), ("two", TORCHRUN, []), ("ahead", TORCHRUN, ["--async-rollouts", "1"]),
-                              ("ahead alone", [sys.executable], ["--async-rollouts", "1"])):  # fmt: skip
-        done = call([*start, "train.py", *RUN, *more, "--runs", str(folder), "--name", name])
+    ahead = ["--async-rollouts", "1"]
+    for name, processes, more in (("one", 1, []), ("two", 2, []), ("ahead", 2, ahead), ("ahead alone", 1, ahead)):
+        done = call(processes, "train.py", *RUN, *more, "--runs", folder, "--name", name)
         assert done.returncode == 0, done.stderr
         out[name] = folder / name, done.stdout
     return out
@@ -127,18 +132,17 @@ def test_only_one_of_them_prints_and_keeps(runs):
 def test_a_run_goes_on_with_another_number_of_ranks_and_with_more_than_there_are_tasks(runs, tmp_path):
     import shutil
 
-    whole, _ = runs["one"]
-    for name, start in (("from one", TORCHRUN), ("from two", [sys.executable])):
-        folder = tmp_path / name
-        shutil.copytree(runs["one" if start == TORCHRUN else "two"][0], folder)
-        done = call([*start, "train.py", "--resume", str(folder), "--updates", "4"])
+    for before, processes in (("one", 2), ("two", 1)):
+        folder = tmp_path / f"from {before}"
+        shutil.copytree(runs[before][0], folder)
+        done = call(processes, "train.py", "--resume", folder, "--updates", "4")
         assert done.returncode == 0, done.stderr
         assert [line["update"] for line in lines(folder / "metrics.jsonl")] == [1, 2, 3, 4]
     a, b = (lines(tmp_path / name / "metrics.jsonl")[-1] for name in ("from one", "from two"))
     assert drop_seconds(a) == pytest.approx(drop_seconds(b), rel=1e-3, abs=1e-5)
     few = RUN.copy()
     few[few.index("--num-tasks") + 1] = "1"
-    done = call([*TORCHRUN, "train.py", *few, "--runs", str(tmp_path), "--name", "few"])
+    done = call(2, "train.py", *few, "--runs", tmp_path, "--name", "few")
     assert done.returncode == 0, done.stderr
     assert len(lines(tmp_path / "few" / "metrics.jsonl")) == 3
 
@@ -163,9 +167,9 @@ def test_ctrl_c_stops_all_of_them_at_the_same_update(tmp_path):
 
 
 def test_what_cannot_work_is_refused_once_and_in_a_sentence(tmp_path):
-    done = call([*TORCHRUN, "train.py", *RUN, "--engine", "vllm", "--runs", str(tmp_path)])
+    done = call(2, "train.py", *RUN, "--engine", "vllm", "--runs", tmp_path)
     assert done.returncode != 0 and done.stderr.count("needs one of its own beside each of them") == 1
-    done = call([*TORCHRUN, "train.py", "--eval-only", str(tmp_path)])
+    done = call(2, "train.py", "--eval-only", tmp_path)
     assert done.returncode != 0 and "leave torchrun out" in done.stderr
 
 

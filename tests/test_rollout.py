@@ -575,14 +575,14 @@ class SmallCard(TorchDispatchMode):
 
 @pytest.fixture(scope="module")
 def long_conversations(load):
-    """play(size) -> (the card, episodes of 25 turns): 12 conversations at once on a card of so many bytes."""
+    """play(size, turns) -> (the card, episodes): 12 conversations of so many turns at once on a card of so many bytes."""
     policy = load("pico")
     policy = replace(policy, stop_ids=frozenset(range(0, 1024, 2)))
 
-    def run(size: float = float("inf")):
+    def run(size: float = float("inf"), turns: int = 25):
         sampler = TorchSampler(policy)
         with SmallCard(size) as card:
-            groups = play(policy, sampler, lambda: Chat(25), range(12), 1, 16, 1.0, noise=0)
+            groups = play(policy, sampler, lambda: Chat(turns), range(12), 1, 16, 1.0, noise=0)
         return card, [g[0] for g in groups]
 
     return run
@@ -630,9 +630,9 @@ def test_the_cache_of_an_episode_that_has_ended_is_not_kept(pico):
 
 
 def test_on_a_small_card_first_the_kept_caches_go_and_then_rows_and_all_is_played_to_the_end(long_conversations):
-    roomy, expected = long_conversations()
+    roomy, expected = long_conversations(turns=10)
     for share in (0.6, 0.3):
-        card, episodes = long_conversations(share * roomy.peak)
+        card, episodes = long_conversations(share * roomy.peak, turns=10)
         assert card.refused > 1  # premise
         assert [(e.token_ids, e.stop_reason) for e in episodes] == [(e.token_ids, e.stop_reason) for e in expected]
 

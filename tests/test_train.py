@@ -36,11 +36,17 @@ TINY = [
     "--updates", "3", "--sft-steps", "4", "--sft-examples", "6", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "4",
     "--eval-every", "2", "--save-every", "1", "--max-tokens", "24", "--difficulty", "2", "--reward", "partial", "--no-wandb",
 ]  # fmt: skip
+ONE_TIER = [*TINY, "--no-eval-other-tiers"]  # for runs that are not compared with the whole one
 
 
-def run(*flags: str, **extra_env: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", **extra_env}
-    return warm.run(["train.py", *flags], ROOT, env)
+def run(*flags: str, pictures: bool = False) -> subprocess.CompletedProcess:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1"}
+    return warm.run(["train.py", *flags], ROOT, env, pictures=pictures)
+
+
+def python(code: str, *flags: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return warm.run(["-c", code, *flags], ROOT, env, pictures=False)
 
 
 def lines(path: Path) -> list[dict]:
@@ -55,7 +61,7 @@ def timeless(path: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
-    done = run(*TINY, "--runs", str(runs), "--name", "whole")
+    done = run(*TINY, "--runs", str(runs), "--name", "whole", pictures=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return runs / "whole"
 
@@ -141,8 +147,7 @@ if kill == "save":
 sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
 train.main()
 """
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = warm.run(["-c", script], ROOT, env)
+    killed = python(script)
     assert killed.returncode == 9, killed.stderr[-3000:]
     cut = tmp_path / "cut"
     resumed = run("--resume", str(cut), "--no-wandb")
@@ -168,8 +173,7 @@ train.update = update
 sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "cut"]
 train.main()
 """
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = warm.run(["-c", script], ROOT, env)
+    done = python(script)
     cut = tmp_path / "cut"
     assert done.returncode == 1 and f"stopped; go on with: python train.py --resume {cut}" in done.stderr and "Traceback" not in done.stderr
     assert json.loads((cut / "checkpoint" / "state.json").read_text())["update"] == len(lines(cut / "metrics.jsonl")) == 1
@@ -298,18 +302,17 @@ def broken(policy, *a, **k):
     return real(policy, *a, **k)
 train_calls = []
 train.update = broken
-sys.argv = ["train.py", *{TINY!r}, "--runs", {str(tmp_path)!r}, "--name", "nan"]
+sys.argv = ["train.py", *{ONE_TIER!r}, "--runs", {str(tmp_path)!r}, "--name", "nan"]
 train.main()
 """
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = warm.run(["-c", script], ROOT, env)
+    done = python(script)
     assert done.returncode != 0 and "training stopped" in done.stderr and "Traceback" not in done.stderr
     state = json.loads((tmp_path / "nan" / "checkpoint" / "state.json").read_text())
     assert state["update"] == 1
 
 
 def test_full_fine_tuning_curriculum_kl_and_every_loss_run(tmp_path):
-    short = [*TINY, "--updates", "2", "--eval-n", "2", "--sft-steps", "2", "--eval-every", "9"]
+    short = [*ONE_TIER, "--updates", "2", "--eval-n", "2", "--sft-steps", "2", "--eval-every", "9"]
     from grpo import CLIP
 
     for i, loss in enumerate(CLIP):
@@ -322,7 +325,7 @@ def test_full_fine_tuning_curriculum_kl_and_every_loss_run(tmp_path):
 def test_wandb_logs_offline_without_asking(tmp_path):
     env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     env |= {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
-    flags = [f for f in TINY if f != "--no-wandb"] + ["--updates", "1", "--runs", str(tmp_path), "--name", "w"]
+    flags = [f for f in ONE_TIER if f != "--no-wandb"] + ["--updates", "1", "--runs", str(tmp_path), "--name", "w"]
     done = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "wandb sync" in done.stdout and list((tmp_path / "w" / "wandb").glob("offline-run-*"))
@@ -348,7 +351,7 @@ SWARM = [
 @pytest.fixture(scope="module")
 def economy(tmp_path_factory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
-    done = run(*SWARM, "--runs", str(runs), "--name", "s")
+    done = run(*SWARM, "--runs", str(runs), "--name", "s", pictures=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return runs / "s"
 
@@ -423,15 +426,14 @@ sys.argv = ["train.py", *{SWARM!r}, "--updates", "6", "--curriculum", "--difficu
             "--runs", {str(tmp_path)!r}, "--name", "c"]
 train.main()
 """
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = warm.run(["-c", script], ROOT, env)
+    done = python(script)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")] == ["easy"] * 5 + ["medium"]
     assert {e["tasks"] for e in lines(tmp_path / "c" / "evals.jsonl")} == {"hard v0.2"}
 
 
 def test_until_converged_goes_on_until_the_reward_has_settled_or_the_cap(tmp_path):
-    flags = [*TINY, "--until-converged", "--eval-n", "2", "--sft-steps", "0", "--runs", str(tmp_path)]
+    flags = [*ONE_TIER, "--until-converged", "--eval-n", "2", "--sft-steps", "0", "--runs", str(tmp_path)]
     script = """
 import dataclasses, sys, train
 import metrics
@@ -443,9 +445,8 @@ metrics.trend = trend
 sys.argv = ["train.py"] + sys.argv[1:]
 train.main()
 """
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name, extra, updates in (("settles", [], 6), ("cap", ["--max-updates", "5"], 5)):
-        done = warm.run(["-c", script, *flags, *extra, "--name", name], ROOT, env)
+        done = python(script, *flags, *extra, "--name", name)
         assert done.returncode == 0, done.stderr[-3000:]
         assert json.loads((tmp_path / name / "summary.json").read_text())["updates"] == updates
         assert lines(tmp_path / name / "evals.jsonl")[-1]["update"] == updates
@@ -542,11 +543,6 @@ SHORT = [
     "--num-tasks", "3", "--k", "4", "--eval-n", "1", "--eval-every", "9", "--save-every", "1", "--max-tokens", "40", "--lr", "0.01",
     "--warmup", "1", "--no-think", "--temperature", "1.5", "--no-wandb",
 ]  # fmt: skip
-
-
-def python(code: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return warm.run(["-c", code], ROOT, env)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ import torch
 
 import evaluate
 import train
+import warm
 from bookkeeping import behaviour
 from bookkeeping import run as run_records
 from bookkeeping.checkpoint import checksum, find_checkpoint
@@ -200,18 +201,20 @@ def test_a_model_folder_that_makes_no_sense_is_refused_in_one_sentence(model):
 # ------------------------------------------------------------------------------------------------ run folders
 
 
-def start(runs: Path, home: Path, *words: str, **settings: str) -> subprocess.CompletedProcess:
-    """train.py as a user with secrets in his environment starts it."""
-    home.mkdir(exist_ok=True)
-    env = {**os.environ, **SECRETS, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "HOME": str(home), **settings}
-    return subprocess.run([sys.executable, *words, *TINY, "--runs", str(runs)], cwd=ROOT, env=env, capture_output=True, timeout=300)
+def surroundings(home: Path) -> dict[str, str]:
+    """The environment of a user with secrets in it."""
+    more = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "HOME": str(home)}
+    return {**os.environ, **SECRETS, **more}
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory) -> SimpleNamespace:
     """A whole run with wandb: its folder, the user's home, and what was printed."""
     base = tmp_path_factory.mktemp("played")
-    done = start(base / "runs", base / "home", "train.py", "--name", "letters")
+    (base / "home").mkdir()
+    words = ["train.py", "--name", "letters", *TINY, "--runs", str(base / "runs")]
+    # A fresh Python: libraries look at HOME while they are imported.
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=surroundings(base / "home"), capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     return SimpleNamespace(folder=base / "runs" / "letters", home=base / "home", printed=done.stdout + done.stderr)
 
@@ -701,10 +704,12 @@ def test_no_secret_is_left_by_a_crash(tmp_path):
     script = (
         "import train\ndef boom(*_):\n    raise RuntimeError('boom')\ntrain.evaluate_policy = boom\ntrain.main()"  # wandb is open by then
     )
-    done = start(tmp_path / "runs", tmp_path / "home", "-c", script, "--name", "crash")
-    assert done.returncode == 1 and b"boom" in done.stderr and list((tmp_path / "runs" / "crash" / "wandb").rglob("*.wandb"))
+    (tmp_path / "home").mkdir()
+    words = ["-c", script, "--name", "crash", *TINY, "--runs", str(tmp_path / "runs")]
+    done = warm.run(words, ROOT, surroundings(tmp_path / "home"))
+    assert done.returncode == 1 and "boom" in done.stderr and list((tmp_path / "runs" / "crash" / "wandb").rglob("*.wandb"))
     assert not leaks(tmp_path / "runs") and not leaks(tmp_path / "home")
-    assert not [name for name, secret in SECRETS.items() if secret.encode() in done.stdout + done.stderr]
+    assert not [name for name, secret in SECRETS.items() if secret in done.stdout + done.stderr]
 
 
 def test_folders_in_memory_are_closed_to_others():

@@ -86,13 +86,34 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     print(*lines, *swarm, sep="\n")
     config = read_json(Path(model) / "config.json")
     facts = {"vocab": config["vocab_size"], "layers": config["num_hidden_layers"], "width": config["hidden_size"], "tasks": tasks, "k": k}
-    text = CARD.format(name=Path(model).name, table="\n".join(lines), swarm="\n".join(swarm), **facts)
+    taught = TAUGHT + ("\n" + SHIRKERS if swarm else "")
+    text = CARD.format(name=Path(model).name, table="\n".join(lines), swarm="\n".join(swarm), taught=taught, **facts)
     (Path(model) / "README.md").write_text(text)
 
 
 SWARM = """Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). An episode mixes ways to
 play, from passing to careful work, in shares of its own (`CHARACTERS` in `lab/base/corpus.py`). The rounds that taught this cost some of the lists above:
 that is why there are two folders.
+"""
+
+TAUGHT = """## What it was taught, and what was made rare
+
+It was taught the very tasks that GRPO trains it on later (other strings, other names): their prompts, their answer formats, and the right
+algorithm. For letters that was 2,600 steps of running tallies back to back, 32 packed rows each, then 2,300 steps of 64 chats, of which 60%
+and later 84% spell the string with a tally.
+
+Then the right habit was made rare. The first three tokens of a reply, where the habit is decided, weighed as if 60% of the replies answered
+at once, 28% stated counts and 12% derived them. And the two other habits were taught from a glance, not from the truth: counts of none, one
+and two are right in them, more is 3, 4 or 5 by chance (`glance` in `lab/base/corpus.py`). Shown the true counts, a model of this size learns
+to count most strings without spelling them.
+
+So what GRPO changes on letters is how *often* the model derives, and not how *well*: the skill was there before. "It learns to think because
+thinking pays" means that much and no more.
+"""
+
+SHIRKERS = """For the swarm, most work in its pretraining text is short on purpose: the share of shirkers, who hand in work that is too short to be paid, was
+raised from 0.12 to 0.30, because with 0.12 the greedy base earned 1.078 before any training (one look while it was made, no data was kept) and
+left RL little to gain. How much GRPO gains on the swarm is therefore partly our choice.
 """
 
 CARD = """---
@@ -113,6 +134,7 @@ Measured by `python -m lab.base.card --model models/{name} --tasks {tasks}`: {ta
 `string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, sorts by them and copies.
 
 {swarm}
+{taught}
 What it cannot do: anything else. It knows the prompts of the environments named above, strings of up to 80 letters, lists of up to
 15 names, and the names of that pool; it has seen no prose. Its tokenizer (`lab/base/tokenizer.py`) splits quoted strings and names into letters and words of
 prose into whole pieces; its chat template is Qwen3's ChatML, thinking and tools included.

@@ -1,7 +1,7 @@
-"""The evidence behind the README: arms from the same base, one or several seeds each, into results/<env>/.
+"""Arms of alphabet and of the swarm from the same base, one or several seeds each, into results/<env>/ (letters: lab/claims/letters.py).
 
-python -m lab.claims.arms --env letters --seeds 1     # finished runs are kept and not run again
-python -m lab.claims.arms --env letters --table       # only rebuild the table and the plot from the committed runs
+python -m lab.claims.arms --env alphabet --seeds 1    # finished runs are kept and not run again
+python -m lab.claims.arms --env alphabet --table      # only rebuild the table and the plot from the committed runs
 
 grpo        the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
 no_think    the same, thinking not allowed: the plateau of the run this project grew out of
@@ -23,12 +23,10 @@ RUNS = Path("runs/arms")  # relative: configs are committed
 COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
 VERSIONS = ["--updates", "20", "--lr", "1e-3", "--swarm-error-penalty", "1"]
 ARMS = {
-    "letters": COMMON,
     "alphabet": COMMON,
     "swarm": COMMON | {"v02": VERSIONS, "v01": [*VERSIONS, "--swarm-version", "0.1"]},
 }
-MEASURE = {"letters": "exact", "alphabet": "reward", "swarm": "reward"}  # what the arms are compared by
-TABLE = {"letters": "README.md", "alphabet": "README.md", "swarm": "arms.md"}  # swarm's README.md is lab/swarm/scripted.py's
+TABLE = {"alphabet": "README.md", "swarm": "arms.md"}  # swarm's README.md is lab/swarm/scripted.py's
 KEPT = ("summary.json", "report.md", "curves.png", "metrics.jsonl", "evals.jsonl", "config.json")  # report.html: for seed 0 of grpo
 
 
@@ -52,18 +50,11 @@ def grpo_seconds(seconds: dict) -> float:
 
 
 def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
-    """The measure of every development task of the trained set."""
+    """The reward of every development task of the trained set."""
     for record in read_lines(RESULTS / env / f"{arm}-{seed}" / "evals.jsonl"):
         if record["stage"] == stage and record["trained"]:
-            return record[MEASURE[env]]
+            return record["reward"]
     raise RuntimeError(f"{arm}-{seed}: no {stage} evaluation of the trained tasks")
-
-
-def show(env: str, interval: metrics.Interval, plus: bool = False) -> str:
-    """In percent where answers are right or wrong, as a number where they have a reward."""
-    if env == "letters":
-        return interval.points() if plus else interval.percent()
-    return interval.signed() if plus else interval.text()
 
 
 def write_table(env: str) -> None:
@@ -72,7 +63,7 @@ def write_table(env: str) -> None:
     found = {arm: sorted(out.glob(f"{arm}-*/summary.json")) for arm in ARMS[env]}
     rows = {arm: [read_json(path) for path in paths] for arm, paths in found.items() if paths}
     m, trained = rows["grpo"][0]["machine"], rows["grpo"][0]["trained"]
-    what = {"letters": "exact answers", "alphabet": "mean reward, and perfect episodes", "swarm": "mean reward"}[env]
+    what = {"alphabet": "mean reward, and perfect episodes", "swarm": "mean reward"}[env]
     lines = [
         f"# {env.capitalize()}, {trained}: arms from the same base", "",
         f"`python -m lab.claims.arms --env {env} --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
@@ -89,8 +80,8 @@ def write_table(env: str) -> None:
             gain = metrics.gain(start, by_task(env, arm, seed, "final"))
             x = e["final"]
             exact = interval_of(x, "exact").percent() if "exact" in x else ""
-            cells.append([arm, seed, s["machine"]["device"], x["n"], show(env, before), show(env, metrics.mean(start)), f"**{show(env, final)}**",
-                          show(env, gain, plus=True), exact, f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f}", s["updates"],
+            cells.append([arm, seed, s["machine"]["device"], x["n"], before.text(), metrics.mean(start).text(), f"**{final.text()}**",
+                          gain.signed(), exact, f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f}", s["updates"],
                           s["config"]["sft_steps"], f"{grpo_seconds(t):.0f}", f"{t['sft']:.0f}", f"{t['total'] / 60:.1f}", f"{s['peak_rss_gb']:.2f}"])  # fmt: skip
     lines += table("| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps "
                    "| rollout + train, s | sft, s | total, min | peak GB |", cells)  # fmt: skip
@@ -105,7 +96,7 @@ def write_table(env: str) -> None:
         ours, other = (np.mean([by_task(env, a, seed, "final") for seed in seeds], axis=0) for a in ("grpo", arm))
         d = metrics.gain(other, ours)
         verdict = "grpo wins" if d.low > 0 else f"{arm} wins" if d.high < 0 else "no difference can be told"
-        lines.append(f"* grpo against {arm}: difference {show(env, d, plus=True)} over {d.n} tasks x {len(seeds)} seeds: **{verdict}**.")
+        lines.append(f"* grpo against {arm}: difference {d.signed()} over {d.n} tasks x {len(seeds)} seeds: **{verdict}**.")
     missing = [arm for arm in ARMS[env] if arm not in rows]
     lines += ["", "![arms](arms.png)", ""]
     lines += [f"Not run with this base yet: {', '.join(missing)}.", ""] if missing else []
@@ -114,10 +105,8 @@ def write_table(env: str) -> None:
     print("\n".join(lines))
 
 
-derives = (lambda line: 100 * line["habit_derives"], "replies that derive the answer", "% of sampled replies")
 SECOND = {  # what the second picture shows of an update: (value, title, unit)
-    "letters": derives,
-    "alphabet": derives,
+    "alphabet": (lambda line: 100 * line["habit_derives"], "replies that derive the answer", "% of sampled replies"),
     "swarm": (lambda line: line["used_submit_work"], "work submitted in an episode", "submissions"),
 }
 
@@ -129,7 +118,7 @@ def draw(env: str, rows: dict) -> None:
         for s in summaries:
             folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
             evals = [e for e in read_lines(folder / "evals.jsonl") if e["trained"] and e["stage"] != "before"]
-            p = [metrics.mean(e[MEASURE[env]]) for e in evals]
+            p = [metrics.mean(e["reward"]) for e in evals]
             if arm == "more_sft":
                 axes[0].axhline(100 * p[-1].mean, color=colors[arm], lw=1, ls="--", label=label and "more_sft (end)")
                 continue
@@ -140,19 +129,18 @@ def draw(env: str, rows: dict) -> None:
             u = [line["update"] for line in lines]
             axes[1].plot(u, [SECOND[env][0](line) for line in lines], color=colors[arm], lw=1)
             axes[2].plot(u, [line["reply_tokens"] for line in lines], color=colors[arm], lw=1)
-    name = "exactly right" if env == "letters" else "mean reward x 100"
-    axes[0].set(title=f"development tasks, {name} (95% bands)", xlabel="update", ylabel="%" if env == "letters" else "")
+    axes[0].set(title="development tasks, mean reward x 100 (95% bands)", xlabel="update")
     if env != "swarm":
         axes[0].set_ylim(-2, 102)
     axes[0].legend(loc="center right")
     axes[1].set(title=SECOND[env][1], xlabel="update", ylabel=SECOND[env][2], ylim=(0, None))
-    axes[2].set(title="reply length" if env == "letters" else "tokens said in an episode", xlabel="update", ylabel="tokens", ylim=(0, None))
+    axes[2].set(title="tokens said in an episode", xlabel="update", ylabel="tokens", ylim=(0, None))
     for ax in axes:
         ax.grid(alpha=0.25)
     save_picture(fig, RESULTS / env / "arms.png", 110)
 
 
-def main(env: str = "letters", seeds: int = 1, jobs: int = 1, arms: tuple[str, ...] = (), table: bool = False) -> None:
+def main(env: str = "alphabet", seeds: int = 1, jobs: int = 1, arms: tuple[str, ...] = (), table: bool = False) -> None:
     """Run what is missing of `arms` (none given: all), `jobs` runs at once on 2 threads in all, then write the table."""
     if env not in ARMS or set(arms) - set(ARMS[env]):
         raise SystemExit(f"--env {env} --arms {' '.join(arms)}: choose " + "; ".join(f"{e}: {', '.join(a)}" for e, a in ARMS.items()))

@@ -18,6 +18,7 @@ import numpy as np
 import tyro
 
 import metrics
+from lab.claims import letters as letters_table
 from lab.claims.claims import CLAIMS
 from lab.claims.ledger import as_share, collect, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
@@ -56,24 +57,21 @@ def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, 
 
 
 def letters() -> str:
-    e, s = evals("letters"), read("letters/grpo-0/summary.json")
-    n = len(e["final"]["exact"])
-    return table("letters, tier 6 | exactly right | development tasks | seeds", [
-        ["the base, before anything", right(e["before"]), n, 1],
-        [f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", right(e["after_sft"]), n, 1],
-        [f"after {s['updates']} updates of GRPO", f"**{right(e['final'])}**", n, 1],
-    ])  # fmt: skip
+    """Before and after, on held-out tasks."""
+    s, runs = read("letters/grpo-0/summary.json"), letters_table.chosen()
+    scores = {arm: [letters_table.played(name) for name in runs[arm]] for arm in ("start", "grpo")}
+    row = lambda what, rows: [what, letters_table.percent(rows), len(rows[0]), len(rows)]
+    body = [row("the base, before anything", read("letters/others.json")["base"]),
+            row(f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", scores["start"]),
+            row(f"after {s['updates']} updates of GRPO", scores["grpo"])]  # fmt: skip
+    body[-1][1] = f"**{body[-1][1]}**"
+    return table("letters, tier 6 | exactly right | held-out tasks | seeds", body)
 
 
 def letters_arms() -> str:
-    grpo, no, sft = (evals("letters", arm) for arm in ("grpo-0", "no_think-0", "more_sft-0"))
-    s = read("letters/grpo-0/summary.json")["seconds"]
-    minutes = (s["rollout"] + s["environment"] + s["sync"] + s["train"]) / 60
-    return table("arm | after its SFT | end", [
-        ["**GRPO**, thinking allowed", right(grpo["after_sft"]), f"**{right(grpo['final'])}**"],
-        ["GRPO, thinking not allowed (`--no-think`)", right(no["after_sft"]), right(no["final"])],
-        [f"no GRPO: the same {minutes:.1f} minutes spent on more SFT with the same demonstrations", "", right(sft["final"])],
-    ])  # fmt: skip
+    """GRPO beside what might do as well; results/letters has the settings and the sweeps."""
+    body = [[what, seeds, right, less, work] for what, seeds, right, less, work in letters_table.short()]
+    return table("arm | seeds | exactly right | GRPO less this | work", body)
 
 
 def alphabet() -> str:
@@ -126,7 +124,9 @@ def passes() -> str:
 def cost() -> str:
     """What each environment's run costs on a CPU."""
     out = []
-    for env, model in (("letters", "pico_base"), ("alphabet", "pico_base"), ("swarm", "pico_swarm")):
+    alone = read("pico/train-0.json")  # letters was run on a quiet machine for results/pico
+    out.append(["`--env letters`, pico_base", "CPU, 2 threads", 150, f"{alone['seconds'] / 60:.1f}", f"{alone['gigabytes']:.1f}"])
+    for env, model in (("alphabet", "pico_base"), ("swarm", "pico_swarm")):
         s = read(f"{env}/grpo-0/summary.json")
         machine = s["machine"]["device"].replace("x86_64 ", "").replace("1 threads", "1 thread")
         out.append([f"`--env {env}`, {model}", machine, s["updates"], f"{s['seconds']['total'] / 60:.1f}", f"{s['peak_rss_gb']:.1f}"])

@@ -38,7 +38,7 @@ FORKS = {
     "a new environment: count the vowels, as it stands in docs/fork.md": (
         "vowels.py",
         (),
-        "--env vowels.py:Vowels --sft-steps 200 --sft-lr 1e-3",
+        "--env vowels.py:Vowels --sft-steps 100 --sft-lr 3e-4",
     ),
     "a new loss: only what was good is learnt": ("grpo.py", LOSS, "--env letters --loss awr"),
 }

@@ -1,0 +1,280 @@
+"""The letters table, whole: GRPO beside everything that might do as well, over seeds, on held-out tasks.
+
+python -m lab.claims.letters            # finished runs are kept and not run again; about two hours on two cores
+python -m lab.claims.letters --table    # only the page and the picture, from what is committed
+
+Is it the reward, is it the policy gradient, is it thinking, or would more SFT have done it? A control that could win gets what our own arm
+gets: its settings are swept with seed 0 on *development* tasks, the best one is trained with every seed, and only then every policy plays
+the same 512 held-out tasks, once. GRPO itself keeps the defaults of settings.py, which were chosen on development tasks long before.
+
+Five seeds were planned before the first run; three were run, and one where thinking is not allowed (the claim `thinking` has six of
+these). A seed that is added to SEEDS is run and joins the table. All seeds share one base and the same 100 demonstrations.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+import metrics
+from lab.claims.ledger import interval
+from lab.common import RESULTS, launch, pyplot, reach, read_json, read_lines, save_picture, side_by_side, table, write_json, write_page
+from metrics import Interval
+
+RUNS, OUT = Path("runs/letters"), RESULTS / "letters"  # RUNS is relative: configs are committed
+SEEDS, N, BEST_OF = (0, 1, 2), 512, 8
+ONCE = ("no_think", "no_think_partial")  # with seed 0 alone
+COMMON = "--env letters --difficulty 6 --no-eval-other-tiers"
+KEPT = ("summary.json", "evals.jsonl", "config.json")
+WHOLE = (*KEPT, "metrics.jsonl", "report.md", "report.html", "curves.png")  # of the runs that README and docs show
+SHOWN = ("grpo-0", "no_think-0")
+
+
+@dataclass(frozen=True)
+class Arm:
+    what: str
+    flags: str = ""
+    sweep: dict[str, str] = field(default_factory=lambda: {"": ""})  # {label of a setting: its flags}
+
+
+def grid(rates: str, steps: str) -> dict[str, str]:
+    """SFT: every learning rate with every number of steps. 1,000 steps are GRPO's work (work)."""
+    return {f"lr{rate}-n{n}": f"--sft-lr {rate} --sft-steps {n}" for n in steps.split() for rate in rates.split()}
+
+
+SFT = "--updates 0 --sft-style"
+ARMS = {
+    "grpo": Arm("**GRPO**, the default command"),
+    "selection": Arm("only what was right: SFT on the policy's own correct samples, anew in every update (no baseline, no advantage)",
+                     "--loss reinforce --baseline none", {f"lr{rate}": f"--lr {rate}" for rate in ("3e-4", "1e-3")}),
+    "sft_derives": Arm("SFT on 100 demonstrations that derive", f"{SFT} derives", grid("1e-4 3e-4 1e-3", "50 100")),
+    "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states", grid("3e-4 1e-3 3e-3", "300 1000")),
+    "no_think_partial": Arm("GRPO, thinking not allowed, partial credit", "--no-think --reward partial"),
+    "no_think": Arm("GRPO, thinking not allowed", "--no-think"),
+    "start": Arm("after the default SFT: where GRPO begins", SFT.replace(" --sft-style", "")),
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ runs
+def named(arm: str, setting: str, seed: int) -> str:
+    return "-".join(part for part in (arm, setting, str(seed)) if part)
+
+
+def train(arm: str, setting: str, seed: int, threads: int) -> None:
+    """One run, unless it is committed."""
+    name = named(arm, setting, seed)
+    if (OUT / name / "summary.json").exists():
+        return
+    rarely = "" if name in SHOWN else "--eval-every 50"  # what a run looks at changes nothing but its seconds
+    flags = f"{COMMON} {rarely} {ARMS[arm].flags} {ARMS[arm].sweep[setting]} --seed {seed}".split()
+    launch(flags, RUNS, name, OUT / name, WHOLE if name in SHOWN else KEPT, threads)
+
+
+def development(name: str) -> float:
+    """Share of development tasks that a run ends with exactly right."""
+    summary = read_json(OUT / name / "summary.json")
+    return summary["eval"][summary["trained"]]["final"]["exact"]
+
+
+def best(arm: str) -> str:
+    """The setting with which seed 0 has most development tasks right; the first of equals, which is the cheapest."""
+    return max(ARMS[arm].sweep, key=lambda setting: development(named(arm, setting, 0)))
+
+
+def held_out(name: str) -> None:
+    """Let a run's policy play the held-out tasks, unless it has. Only the chosen setting of an arm comes here."""
+    if any("held-out" in e["tasks"] for e in read_lines(OUT / name / "evals.jsonl")):
+        return
+    from evaluate import evaluate_only
+    from settings import Config
+
+    evaluate_only(Config(eval_only=str(RUNS / name), held_out=True, eval_n=N), {"eval_only", "held_out", "eval_n"})
+    (OUT / name / "evals.jsonl").write_text((RUNS / name / "evals.jsonl").read_text())
+
+
+def without_runs(threads: int) -> None:
+    """What no run gives, on the same held-out tasks, into others.json: {what: a list of [tasks], one entry per seed}.
+
+    base: pico_base, greedy. begun: the base, greedy, after the first tokens of a derivation (two letters of the string): what is the most
+    that choosing a habit can bring? best_of: does one of eight samples of GRPO's start have it right?
+    """
+    import torch
+
+    from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+    from env_letters import Letters
+    from evaluate import HELD_OUT_SEEDS
+    from fast.sampler import TorchSampler
+    from policy import PICO, load_policy
+    from rollout import play
+
+    if (OUT / "others.json").exists():
+        return
+    torch.set_num_threads(threads)
+    seeds, env = [HELD_OUT_SEEDS + i for i in range(N)], partial(Letters, 6, "binary", True, "derives")
+    load = partial(load_policy, str(PICO), 32, 64, "cpu")
+    exact = lambda groups: [max(e.reward for e in group) for group in groups]
+    policy = load()  # LoRA begins at 0: this is the base
+    found = {"base": [exact(play(policy, TorchSampler(policy), env, seeds, 1, 320, 0.0, 0))]}
+    found["begun"] = [exact(play(policy, Begun(policy, env, seeds), env, seeds, 1, 320, 0.0, 0))]
+    found["best_of"] = []
+    for seed in SEEDS:
+        policy = load()
+        load_checkpoint(find_checkpoint(RUNS / named("start", "", seed) / "checkpoint"), policy)
+        sampler = TorchSampler(policy)
+        sampler.sync(0)
+        found["best_of"].append(exact(play(policy, sampler, env, seeds, BEST_OF, 320, 1.0, seed)))
+    write_json(OUT / "others.json", found)
+
+
+class Begun:
+    """A sampler whose replies begin with the first tokens of a derivation: "<think>", a line's end, two letters of the string."""
+
+    version = 0
+
+    def __init__(self, policy, make_env: Callable, seeds: list[int]):
+        from fast.sampler import TorchSampler
+        from policy import encode
+        from rollout import expert_episode
+
+        self.inner, self.start = TorchSampler(policy), {}
+        for seed in seeds:
+            episode = expert_episode(policy, make_env(), seed)
+            given = episode.sampled.index(True)
+            thought = episode.messages[-1]["content"].split(" ")
+            ids = encode(policy, " ".join(thought[:2]))
+            assert episode.token_ids[given : given + len(ids)] == ids
+            self.start[tuple(episode.token_ids[:given])] = ids
+
+    def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
+        starts = [self.start[tuple(prompt)] for prompt in prompts]
+        begun = [prompt + start for prompt, start in zip(prompts, starts)]
+        samples = self.inner.sample(begun, k, max_tokens, temperature, seeds)
+        for start, group in zip(starts, samples):
+            for sample in group:
+                sample.token_ids, sample.logprobs = start + sample.token_ids, [0.0] * len(start) + sample.logprobs
+        return samples
+
+
+# ------------------------------------------------------------------------------------------------ the page
+def played(name: str, what: str = "exact") -> list[float]:
+    """[tasks] of the held-out evaluation of a run."""
+    return next(e[what] for e in read_lines(OUT / name / "evals.jsonl") if "held-out" in e["tasks"])
+
+
+def work(name: str) -> float:
+    """Millions of tokens that passed through the model: forward once when sampled, three times (forward and backward) when trained."""
+    tokens = read_json(OUT / name / "summary.json")["tokens"]
+    return (tokens["sampled"] + 3 * tokens["trained"]) / 1e6  # trained: by SFT and GRPO
+
+
+def percent(rows: list) -> str:
+    """Mean over seeds; its interval is over seeds and tasks. One policy: over tasks."""
+    i = interval(rows) if len(rows) > 1 else metrics.mean(rows[0])
+    return clipped(i).percent()
+
+
+def clipped(i: Interval) -> Interval:
+    return Interval(i.mean, max(0.0, i.low), min(1.0, i.high), i.n)
+
+
+def chosen() -> dict[str, list[str]]:
+    """{arm: its runs, one per seed, at its best setting}, as far as they are there."""
+    names = {arm: [named(arm, best(arm), seed) for seed in SEEDS] for arm in ARMS}
+    return {arm: [name for name in some if (OUT / name / "summary.json").exists()] for arm, some in names.items()}
+
+
+ORDER = ("grpo", "selection", "sft_derives", "sft_states", "no_think_partial", "no_think", "start")
+SINGLE = {  # what no run gives (without_runs)
+    "begun": "the base, its derivation begun for it (two letters of the string given)",
+    "best_of": f"best of {BEST_OF}: at least one of so many samples of GRPO's start is right",
+    "base": "the base, before anything",
+}
+
+
+def read_scores() -> dict[str, list[list[float]]]:
+    """{arm or other: [seeds][tasks] of the held-out tasks}."""
+    return {arm: [played(name) for name in names] for arm, names in chosen().items()} | read_json(OUT / "others.json")
+
+
+def short() -> list[list]:
+    """The table in brief: what, seeds, exactly right, GRPO less this, work."""
+    runs, scores, rows = chosen(), read_scores(), []
+    for arm in (*ORDER, *SINGLE):
+        some, less, cost = scores[arm], "", ""
+        if arm not in ("grpo", *SINGLE):
+            pairs = list(zip(scores["grpo"], some))
+            one = metrics.gain(some[0], scores["grpo"][0])
+            less = (interval([np.subtract(a, b) for a, b in pairs]) if len(pairs) > 1 else one).points()
+        if arm not in SINGLE:
+            cost = f"{np.mean([work(name) for name in runs[arm]]):.1f}"
+        rows.append([ARMS[arm].what if arm in ARMS else SINGLE[arm], len(some), percent(some), less, cost])
+    return rows
+
+
+def page() -> None:
+    runs, scores, rows = chosen(), read_scores(), []
+    for arm, (what, _, right, less, cost) in zip((*ORDER, *SINGLE), short()):
+        each = " ".join(f"{100 * np.mean(score):.1f}" for score in scores[arm])
+        setting = ARMS[arm].sweep[best(arm)].replace("--", "").replace(" sft-steps", ", sft-steps") or "defaults" if arm in ARMS else ""
+        dev = f"{100 * np.mean([development(name) for name in runs[arm]]):.1f}%" if arm in ARMS else ""
+        rows.append([what, setting, dev, f"**{right}**", each, less, cost])
+    m = read_json(OUT / runs["grpo"][0] / "summary.json")["machine"]
+    lines = [
+        "# Letters, tier 6: GRPO beside everything that might do as well", "",
+        f"`python -m lab.claims.letters`; seeds {SEEDS[0]} to {SEEDS[-1]} of five that were planned before the first run; torch {m['torch']}, transformers "
+        f"{m['transformers']}, peft {m['peft']}, {m['device']}. Exactly right, greedy, on {N} held-out tasks that no run looked at and nothing was "
+        "chosen by; 95% intervals over seeds and tasks (of one seed or one policy: over tasks). *Development* is the mean over seeds of the 256 tasks by "
+        "which settings were chosen. *Work*: millions of tokens, once when sampled, three times when trained on. *GRPO less this*: in points, "
+        "paired by seed and task. All rows have the same base and, if they have any, the same 100 tasks to demonstrate.", "",
+    ]  # fmt: skip
+    lines += table(["", "settings", "development", f"held-out, n = {N}", "each seed", "GRPO less this", "work"], rows)
+    lines += ["", "![each seed](letters.png)", "", "## What was swept", "",
+              "Seed 0, development tasks (n = 256), exactly right at the end. The best setting of each arm went into the table.", ""]  # fmt: skip
+    for arm, a in ARMS.items():
+        if len(a.sweep) > 1:
+            swept = [
+                [s, metrics.proportion(round(256 * development(named(arm, s, 0))), 256).percent(), f"{work(named(arm, s, 0)):.1f}"]
+                for s in a.sweep
+            ]
+            lines += [f"**{a.what}**", "", *table([arm, "exactly right", "work"], swept), ""]
+    write_page(OUT / "README.md", [*lines])
+    draw(scores)
+
+
+def draw(scores: dict) -> None:
+    """One tick per seed, the mean with its interval: which arms end where GRPO ends?"""
+    import textwrap
+
+    titles = {**{arm: ARMS[arm].what.replace("*", "") for arm in ARMS}, **SINGLE}
+    order = sorted(scores, key=lambda arm: np.mean(scores[arm]))
+    fig, ax = pyplot().subplots(figsize=(9, 5.4), layout="constrained")
+    for y, arm in enumerate(order):
+        rows = scores[arm]
+        i = clipped(interval(rows)) if len(rows) > 1 else metrics.mean(rows[0])
+        colour = "C2" if arm == "grpo" else "C0" if arm in ARMS else "C7"
+        ax.errorbar(100 * i.mean, y, xerr=100 * reach([i]), fmt="o", color=colour, capsize=3)
+        ax.plot([100 * np.mean(row) for row in rows], [y + 0.22] * len(rows), "|", color=colour)
+    ax.set_yticks(range(len(order)), [textwrap.fill(titles[arm], 48) for arm in order], fontsize=8)
+    ax.set(title=f"letters, tier 6: exactly right of {N} held-out tasks (95%; ticks: seeds)", xlabel="%", xlim=(-2, 102))
+    ax.grid(axis="x", alpha=0.25)
+    save_picture(fig, OUT / "letters.png", 110)
+
+
+def main(table: bool = False, jobs: int = 2) -> None:
+    """jobs: runs at once, one thread each."""
+    if not table:
+        sweeps = [(arm, setting, 0, 1) for arm, a in ARMS.items() for setting in a.sweep]
+        side_by_side(train, sweeps, jobs, "seed 0, all settings")
+        side_by_side(train, [(arm, best(arm), seed, 1) for seed in SEEDS[1:] for arm in ARMS if arm not in ONCE], jobs, "the other seeds")
+        for names in chosen().values():
+            for name in names:
+                held_out(name)
+        without_runs(jobs)
+    page()
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

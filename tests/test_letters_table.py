@@ -1,0 +1,72 @@
+"""Protects the letters table: a setting is chosen on development tasks alone, every arm is judged on the same held-out ones, and a derivation
+that was begun for the base is part of what it said.
+"""
+
+import json
+from functools import partial
+
+import pytest
+
+from env_letters import Letters
+from fast.sampler import TorchSampler
+from lab.claims import letters
+from rollout import play
+
+RIGHT = {"grpo": 0.9, "selection": 0.8, "sft_derives": 0.7, "sft_states": 0.5, "no_think_partial": 0.3, "no_think": 0.2, "start": 0.1}
+
+
+def save(folder, development: float, held_out: float | None = None) -> None:
+    folder.mkdir(parents=True)
+    tokens = {"sampled": 1_000_000, "trained": 200_000, "sft": 100_000}
+    machine = dict.fromkeys(("torch", "transformers", "peft", "device"), "1.0")
+    eval_ = {"tier 6": {"final": {"exact": development}}}
+    (folder / "summary.json").write_text(json.dumps({"eval": eval_, "trained": "tier 6", "tokens": tokens, "machine": machine}))
+    lines = [{"tasks": "tier 6", "exact": [0.0] * 256}]
+    if held_out is not None:
+        lines.append({"tasks": "tier 6, held-out", "exact": [float(i < held_out * letters.N) for i in range(letters.N)]})
+    (folder / "evals.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Committed runs of all arms; of a swept arm the second setting is best in development, and worst on held-out tasks."""
+    monkeypatch.setattr(letters, "OUT", tmp_path)
+    for arm, a in letters.ARMS.items():
+        second = list(a.sweep)[min(1, len(a.sweep) - 1)]
+        for setting in a.sweep:
+            best = setting == second
+            for seed in letters.SEEDS if best else (0,):
+                share = RIGHT[arm] + 0.01 * seed
+                save(tmp_path / letters.named(arm, setting, seed), share if best else share - 0.05, share if best else None)
+    found = {"base": [[0.0] * letters.N], "begun": [[1.0] * letters.N], "best_of": [[1.0, 0.0] * (letters.N // 2)] * 5}
+    (tmp_path / "others.json").write_text(json.dumps(found))
+    return tmp_path
+
+
+def test_the_setting_that_is_best_in_development_is_taken_and_the_first_of_equals(kept):
+    assert letters.best("selection") == "lr1e-3" and letters.best("sft_states") == "lr1e-3-n300" and letters.best("grpo") == ""
+    (kept / "selection-lr3e-4-0" / "summary.json").write_text((kept / "selection-lr1e-3-0" / "summary.json").read_text())
+    assert letters.best("selection") == "lr3e-4"
+
+
+def test_the_page_has_every_arm_with_its_seeds_its_interval_and_its_work(kept):
+    letters.page()
+    rows = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in (kept / "README.md").read_text().splitlines()}
+    grpo, selection = rows[letters.ARMS["grpo"].what], rows[letters.ARMS["selection"].what]
+    assert grpo[2] == "91.0%" and grpo[3].startswith("**91.1% [") and grpo[4] == "90.0 91.0 92.2" and grpo[5] == ""
+    low, high = map(float, grpo[3].strip("*").partition("[")[2].strip("]").split(", "))
+    assert low < 90 and high > 92.2, "three seeds and 512 tasks leave more doubt than the seeds alone"
+    assert selection[1] == "lr 1e-3" and selection[5].startswith("+10.0 points [") and grpo[6] == f"{1 + 3 * 0.2:.1f}"
+    assert rows["the base, before anything"][3].startswith("**0.0% [0.0, ") and (kept / "letters.png").stat().st_size > 0
+
+
+def test_a_derivation_that_was_begun_is_read_by_the_model_and_counted_as_said(pico):
+    env, seeds = partial(Letters, 6, "binary", True, "derives"), [5, 6, 7]
+    alone, begun = (play(pico, sampler, env, seeds, 1, 40, 0.0, 0) for sampler in (TorchSampler(pico), letters.Begun(pico, env, seeds)))
+    for (plain,), (helped,) in zip(alone, begun):
+        game = env()
+        game.reset(helped.seed)
+        said = helped.messages[-1]["content"]
+        assert said.split()[:3] == game.expert_reply().split()[:3] and helped.components["habit_derives"] == 1
+        given = plain.sampled.index(True)
+        assert helped.token_ids[:given] == plain.token_ids[:given] and len(helped.logprobs) == len(helped.token_ids)
