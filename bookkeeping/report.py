@@ -488,11 +488,12 @@ def draw_development(ax, summary: dict, evals: list[dict]) -> None:
     (has_exact, has_reward), trained = shown(summary), summary["trained"]
     factor, names = (100 if has_exact else 1), list(summary["eval"])
     exact, reward = (lambda e: metrics.mean(e["exact"])), (lambda e: metrics.mean(e["reward"]))
-    curves = [(name, "exact" if has_reward else name, exact) for name in names]
+    of = lambda name: f", {name}" if len(names) > 1 else ""  # else the title says it
+    curves = [(name, f"exact{of(name)}" if has_reward else name, exact) for name in names]
     if not has_exact:
         curves = [(name, f"reward, {name}", reward) for name in names]
     elif has_reward:
-        curves.append((trained, "mean reward", reward))
+        curves.append((trained, f"mean reward{of(trained)}", reward))
     if summary["env"] == "swarm":
         from bookkeeping import behaviour
 

@@ -304,3 +304,25 @@ def test_the_curves_of_the_sampled_episodes_are_rolling_means_in_percent():
     turns, errors = ax.lines
     assert turns.get_ydata() == pytest.approx([100, 100]) and errors.get_ydata() == pytest.approx([15, 25])
     assert list(errors.get_xdata()) == [2, 3] and errors.get_color() == behaviour.COLOURS["errors"]
+
+
+def test_counts_have_two_digits_shares_of_a_whole_one_and_the_rest_three():
+    scales = {name: tables.scale(name) for name in ("used_post", "turns_used", "quality", "reply_tokens", "error_rate")}
+    assert scales == {
+        "used_post": (2, 1, ""), "turns_used": (2, 1, ""), "quality": (3, 1, ""), "reply_tokens": (1, 1, ""), "error_rate": (1, 100, "%"),
+    }  # fmt: skip
+
+
+def test_a_measure_that_only_one_later_evaluation_has_gets_its_column():
+    later = [evaluation([1.0] * 4, stage="eval_only", exact=[1.0] * 4), evaluation([1.0] * 4, stage="eval_only")]
+    (found,) = tables.eval_only(later)
+    at = found["head"].index(tables.label("exact"))
+    assert found["rows"][0][at] and found["rows"][1][at] == ""
+
+
+def test_what_some_updates_did_not_measure_has_no_curve():
+    from matplotlib.figure import Figure
+
+    ax = Figure().subplots()
+    behaviour.draw_turns(ax, [{"update": 1, "turns_used": 5}, {"update": 2, "turns_used": 6, "reputation": 0.5}], 1)
+    assert [line.get_label() for line in ax.lines] == ["turns used, of 25"]

@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -215,6 +216,7 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
+from types import SimpleNamespace
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from policy import load_policy
 import torch
@@ -319,3 +321,34 @@ def test_whether_an_older_checkpoint_is_left_is_told(saved, tmp_path):
         write(tmp_path / name, {**saved, "state.json": b"{}"})
         with pytest.raises(SystemExit, match=older):
             find_checkpoint(tmp_path / "c")
+
+
+def test_of_a_weight_that_the_policy_lacks_a_hundred_characters_are_told(tmp_path):
+    """A file may come from anywhere, and hold a name of a megabyte."""
+    found = SimpleNamespace(missing_keys=[], unexpected_keys=["x" * 300])
+    model = SimpleNamespace(load_state_dict=lambda weights, strict: found, state_dict=dict)
+    with pytest.raises(ValueError) as error:
+        checkpoint.load_weights(tmp_path, SimpleNamespace(trainable=dict, lora_rank=0, model=model))
+    assert f"'{'x' * 100}'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change, ours",
+    [
+        ({}, True),
+        ({"level": "easy", "seconds": {"total": 1.0, "sft": 2.0, "sync": 3.0}}, True),  # a level may be a word; a clock that is new since
+        ({"rewards": {}}, False),  # one entry of another type
+        ({"seconds": {"total": 1.0}}, False),  # a clock less
+    ],
+)
+def test_a_state_is_that_of_a_run_if_every_entry_is(monkeypatch, tmp_path, change, ours):
+    start = {"update": -1, "level": 6, "rewards": [], "seconds": {"total": 0.0, "sft": 0.0}}
+    kept = {"update": 3, "level": 6, "rewards": [0.5], "seconds": {"total": 1.0, "sft": 2.0}} | change
+    monkeypatch.setattr(checkpoint, "load_checkpoint", lambda folder, policy: ({}, kept))
+    restore = lambda: checkpoint.restore(tmp_path, None, SimpleNamespace(load_state_dict=lambda moments: None), start)
+    if ours:
+        assert restore() == kept
+        return
+    with pytest.raises(SystemExit, match="is not that of this run") as error:
+        restore()
+    assert_one_sentence(error)

@@ -4,6 +4,7 @@ import json
 import math
 from itertools import combinations, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -544,3 +545,29 @@ def test_flags_of_swarm_do_not_part_runs_of_letters(make):
         compare.group([compare.read(f) for f in (make("old", draws(0.5)), make("new", draws(0.9), swarm_reputation=None, lr=1e-5))])
     )
     assert [row["what"] for row in rows] == ["exact", "reward"] and not any("different rewards" in note for note in notes)
+
+
+def test_runs_of_different_lengths_are_drawn_to_the_end_and_their_mean_as_far_as_all_of_them_go():
+    from matplotlib.figure import Figure
+
+    runs = [SimpleNamespace(rewards=[0.2] * 12), SimpleNamespace(rewards=[0.6] * 15)]
+    ax = Figure().subplots()
+    compare.draw_training(ax, [SimpleNamespace(runs=runs, seeds=lambda: [0, 1])])
+    short, long, mean = ax.lines
+    assert (len(short.get_ydata()), len(long.get_ydata())) == (3, 6)
+    assert mean.get_ydata() == pytest.approx([0.4] * 3) and list(mean.get_xdata()) == [10, 11, 12]
+
+
+def test_final_results_stand_in_the_colour_of_their_arm_and_a_set_is_named_at_its_middle(make):
+    from matplotlib.figure import Figure
+
+    sets = lambda p: {"tier 6": draws(p), "tier 3": draws(1 - p)}
+    arms = compare.group([compare.read(make(f"{k}-{seed}", sets(0.2 + k / 5), k=k, seed=seed)) for k in (1, 2) for seed in (0, 1)])
+    ax = Figure().subplots()
+    compare.draw_final(ax, arms)
+    shown = lambda marker: [line for line in ax.lines if line.get_marker() == marker and len(line.get_ydata())]
+    colour_at = {float(line.get_ydata()[0]): line.get_color() for line in shown("D")}
+    assert sorted(colour_at.values()) == ["C0", "C0", "C1", "C1"] and len(shown("o")) == 8
+    assert all(dot.get_color() == colour_at[float(dot.get_ydata()[0])] for dot in shown("o"))
+    heights = sorted(colour_at, reverse=True)  # of two sets, two arms each
+    assert list(ax.get_yticks()) == [sum(heights[:2]) / 2, sum(heights[2:]) / 2]

@@ -358,3 +358,15 @@ def test_the_command_line(tmp_path):
     assert told.startswith("update 18: noise: ") and "\nupdate 30: lost: " in told
     missing = ask(str(tmp_path / "no"))
     assert missing.returncode == 1 and "Traceback" not in missing.stderr and "check the path" in missing.stderr
+
+
+def test_noise_is_measured_against_the_first_five_updates():
+    entropies = (0.1, 0.2, 0.3, 0.4, 0.5, 4.0, 4.0, 4.0)
+    assert doctor.noise([{"entropy": e} for e in entropies]).startswith("the entropy of a token was 0.30 nats and is 4.00")
+
+
+def test_samples_that_are_corrected_are_not_called_uncorrected_after_an_update_without_a_signal():
+    """Such an update has measured nothing, so its line says nothing of the correction."""
+    silent, old = {"off_policy_steps": 3.0}, {"off_policy_steps": 3.0, "mismatch": 0.1, "ratio": 1.0}
+    assert "nothing corrects for who sampled" in doctor.uncorrected([silent, old, old, old])
+    assert doctor.uncorrected([silent] + [old | {"importance": 1.0}] * 3) is None

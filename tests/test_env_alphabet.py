@@ -664,6 +664,7 @@ def test_habit_is_read_from_the_last_list():
     for replies, habit in [
         ([block(*given)], "given"),
         ([block(*string)], "string"),
+        ([block(*(f"  {name} " for name in given))], "given"),  # blanks around a name are no habit
         ([block(*right)], "other"),
         ([f"<think>let me sort</think>{block(*string)}"], "string"),
         ([f"{thought}{block(*right)}"], "derives"),

@@ -1002,3 +1002,12 @@ def test_who_plays_at_random_offers_from_minus_five_to_five():
 
 def test_who_waits_passes():
     assert players.idle({}, random.Random(0))[1:] == ("pass_turn", {})
+
+
+def test_the_expert_answers_the_newest_post():
+    e = economy(bots=["honest"] * 4)
+    e.tasks.clear()
+    for text in ("an old plan", "a new plan"):
+        act.post(e, "bot_1", text)
+    moves = [players.expert(view(e) | {"step": step}, random.Random(0)) for step in range(8)]
+    assert {arguments["post_id"] for _, tool, arguments in moves if tool == "reply"} == {"post_2"}

@@ -192,3 +192,12 @@ def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load, monk
     mask = mask_of("some", 4, 39)
     token_logprobs(policy, random_rows(4, 40), mask, chunk=8)[0].sum().backward()
     assert max(seen) == 8 and sum(seen) == 2 * int(mask.sum())  # once forward, once again in the backward pass
+
+
+def test_the_head_makes_its_tensors_where_the_weights_are():
+    """On a card a buffer left on the CPU fails at the first update. The meta device stands in: it is another device, and computes shapes alone."""
+    hidden, weight = (torch.zeros(n, 8, device="meta", requires_grad=True) for n in (7, 11))
+    targets = torch.zeros(7, dtype=torch.long, device="meta")
+    found, entropies = logprobs.Head.apply(hidden, weight, None, targets, 1.0, None, 3)
+    found.sum().backward()
+    assert {t.device.type for t in (found, entropies, hidden.grad, weight.grad)} == {"meta"}

@@ -169,6 +169,8 @@ some = ("return n <= LIMIT", "LIMIT = 4", "return n > 101", "n += 1")
 chosen = [m for m in mistakes("toy.py", (root / "toy.py").read_text()) if m.after in some]
 mutate.run(root, ["toy.py"], chosen, mutate.Flags(), out)
 tests = mutate.recorded(root, ["toy.py"], root / mutate.WORK)[0]
+given = mutate.Flags(tests=("tests/test_toy.py::test_big_in_a_process_of_its_own",), again=True)
+mutate.run(root, ["toy.py"], chosen, given, out.with_suffix(".given"))
 who = mutate.Who(root, ["toy.py"], tests)
 who.tests = who.tests | {"tests/test_toy.py::test_fails": {}}
 print(mutate.control(root, [{"by": test} for test in who.tests], who))
@@ -178,7 +180,7 @@ print(json.dumps({name.split("::")[1]: kept["ran"] for name, kept in tests.items
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """(the results, which places each test runs, what git says afterwards, what fails anyway) of a package in which one mistake in three is noticed."""
+    """(the results, which places each test runs, what git says afterwards, what fails anyway, the results with a test given) of a package in which one mistake in three is noticed."""
     root = tmp_path_factory.mktemp("toy")
     (root / "tests").mkdir()
     (root / "toy.py").write_text(TOY)
@@ -193,12 +195,13 @@ def tried(tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "mutate.jsonl"
     done = warm.run(["-c", DRIVER, root, out], ROOT)
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
-    results = [json.loads(line) for line in out.read_text().splitlines()]
+    results, given = ([json.loads(line) for line in file.read_text().splitlines()] for file in (out, out.with_suffix(".given")))
     return (
         {r["after"]: r for r in results},
         json.loads(done.stdout.splitlines()[-1]),
         git("status", "--porcelain"),
         done.stdout.splitlines()[-2],
+        {r["after"]: r for r in given},
     )
 
 
@@ -220,6 +223,27 @@ def test_what_is_noticed_and_what_is_not_are_told_apart(tried):
     assert results["return n > 101"]["asked"] == 2 and results["return n > 101"]["left_out"] == 0
 
 
+def test_with_tests_given_those_are_asked_and_no_others(tried):
+    given = tried[4]
+    asked = {after: (r["how"], r["asked"]) for after, r in given.items()}
+    assert asked == {
+        "return n <= LIMIT": ("survived", 1),
+        "LIMIT = 4": ("survived", 1),
+        "return n > 101": ("survived", 1),
+        "n += 1": ("survived", 1),
+    }
+    assert all(r["given"] == ["tests/test_toy.py::test_big_in_a_process_of_its_own"] for r in given.values())
+
+
+def test_a_result_that_is_not_the_first_says_so(tmp_path):
+    file, line = tmp_path / "mutate.jsonl", {"file": "a.py", "where": "f", "before": "x", "after": "y"}
+    lines = [line | {"how": "survived"}, line | {"how": "failed", "seed": 0}, line | {"after": "z", "how": "failed", "seed": 1}]
+    file.write_text("".join(json.dumps(some) + "\n" for some in lines))
+    first, second = mutate.read_results(file).values()
+    assert (first["how"], first["seed"], first["again"]) == ("failed", 0, True)
+    assert second["seed"] == 1 and "again" not in second
+
+
 def test_a_test_that_fails_without_a_mistake_counts_for_nothing(tried):
     assert tried[3] == "['tests/test_toy.py::test_fails']"
 
@@ -232,11 +256,11 @@ def test_the_working_tree_is_never_touched(tried):
 
 
 def test_the_page_counts_what_could_be_noticed():
-    base = {"file": "grpo.py", "where": "f", "line": 3, "rule": "constant", "said": "", "asked": 4, "seconds": 1.0}
+    base = {"file": "grpo.py", "where": "f", "line": 3, "rule": "constant", "said": "", "asked": 4, "seconds": 1.0, "seed": 0}
     results = [base | {"before": f"x = {n}", "after": f"x = {n + 1}", "how": "failed", "by": "t"} for n in range(18)]
     results += [base | {"before": "y = 1", "after": "y = 2", "how": "survived", "by": "", "left_out": 3}]
     results += [base | {"before": "z = 1", "after": "z = 2", "how": "survived", "by": "", "left_out": 0}]
-    text = "\n".join(mutate.page(results, {("grpo.py", "f", "z = 1", "z = 2"): "z is not read"}, mutate.Flags()))
+    text = "\n".join(mutate.page(results, {("grpo.py", "f", "z = 1", "z = 2"): "z is not read"}))
     assert "Of the other 19, 18 were caught: 94.7% [75.4, 99.1]" in text
     assert "4 tests passed; 3 more beyond the budget" in text and "z is not read" in text
     assert "| grpo.py | 19 | 18 | 1 | 94.7% [75.4, 99.1] |" in text
@@ -252,3 +276,20 @@ def test_a_mistake_is_called_by_its_text_and_not_by_its_line():
     shifted = mistakes.mistakes("toy.py", "\n\n" + SOURCE)
     assert [m.key for m in shifted] == [m.key for m in mistakes.mistakes("toy.py", SOURCE)]
     assert isinstance(shifted[0], Mistake) and shifted[0].line == 4
+
+
+def test_a_mistake_keeps_its_result_when_its_function_gets_another_name(tmp_path):
+    m = next(m for m in mistakes.mistakes("sft.py", (ROOT / "sft.py").read_text()) if m.where)
+    out = tmp_path / "mutate.jsonl"
+    result = {"file": m.file, "where": "its_old_name", "line": 1, "before": m.before, "after": m.after, "how": "failed", "seed": 0}
+    out.write_text(json.dumps(result) + "\n" + json.dumps(result | {"before": "gone"}) + "\n")
+    mutate.follow(out)
+    (kept, gone) = (json.loads(line) for line in out.read_text().splitlines())
+    assert mutate.key(kept) == m.key and gone["where"] == "its_old_name"
+
+
+def test_what_only_tests_catch_that_were_written_for_it_is_no_part_of_the_share():
+    base = {"file": "a.py", "where": "f", "before": "x", "seed": 1, "how": "failed"}
+    results = [base | {"after": str(n)} for n in range(3)] + [base | {"after": "3", "written": True, "again": True}]
+    (said, *_) = mutate.count_of(results + [base | {"after": "4", "how": "survived"}], {}, 1)
+    assert "Of the other 5, 3 were caught: 60.0% [" in said and said.endswith(" written since, for what they break, catch 1 more.")

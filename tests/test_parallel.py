@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tqdm import tqdm
 
 import warm
 from fast import parallel
@@ -178,6 +179,27 @@ def test_there_is_a_card_for_every_rank_or_a_sentence(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(SystemExit, match="there are 1 cards; lower --nproc-per-node"):
         parallel.start()
+
+
+def test_all_ranks_but_the_first_fall_silent(monkeypatch):
+    """Two progress bars and two logs on one screen are none."""
+    from transformers.utils import logging
+
+    hidden = []
+    monkeypatch.setattr(logging, "disable_progress_bar", lambda: hidden.append("transformers"))
+    monkeypatch.setattr(parallel.dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for rank, silent in ((0, False), (1, True)):
+        monkeypatch.setattr(sys, "stdout", sys.stdout)
+        monkeypatch.setattr(parallel, "tqdm", type("Bar", (tqdm,), {}))
+        monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
+        for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)):
+            monkeypatch.setenv(name, str(value))
+        screen = sys.stdout
+        parallel.start()
+        bar = parallel.tqdm([1], file=open(os.devnull, "w"))
+        assert (bar.disable, sys.stdout is not screen, bool(hidden)) == (silent, silent, silent)
+        assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(os.environ)  # what is started from here is no rank
 
 
 def test_a_rank_without_tasks_plays_nothing():

@@ -341,6 +341,12 @@ def test_the_script_refuses_a_folder_that_is_no_finished_run(tmp_path):
     assert done.returncode != 0 and "summary.json" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [[], ["runs/a", "runs/b"], ["--help"]])
+def test_the_script_says_how_it_is_used_unless_one_folder_is_named(words):
+    with pytest.raises(SystemExit, match="^usage: python -m bookkeeping.report runs/NAME"):
+        report.main(words)
+
+
 # ------------------------------------------------------------------------------------------------ when thinking starts
 
 
@@ -698,3 +704,61 @@ print(sorted(name for name in sys.modules if "swarm" in name or name == "bookkee
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines() == ["[]", "[]"], done.stdout + done.stderr
     assert (folder / "report.html").exists()
+
+
+# ------------------------------------------------------------------------------------------------ what is drawn
+
+
+def axes():
+    from matplotlib.figure import Figure
+
+    return Figure().subplots()
+
+
+def test_letters_shows_habits_and_lengths_where_swarm_shows_its_turns(run, monkeypatch, tmp_path):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    summary, lines, evals, _ = load(run)
+    report.draw_curves(tmp_path / "curves.png", summary, lines, evals)
+    titles = [ax.get_title() for ax in drawn[0].axes]
+    assert titles[0].startswith("development tasks (n=") and titles[1] == "training reward"
+    assert titles[2:4] == ["habits of the sampled replies", "reply length"] and drawn[0].get_figwidth() == 11
+
+
+def test_the_trained_tasks_are_drawn_thickest_and_what_they_were_before_sft_as_a_cross(run):
+    summary, _, evals, _ = load(run)
+    ax = axes()
+    report.draw_development(ax, summary, evals)
+    curves = {line.get_label(): line for line in ax.lines if line.get_marker() == "o"}
+    assert {label: line.get_linewidth() for label, line in curves.items()} == {
+        "exact, tier 3": 1, "exact, tier 5": 1, "exact, tier 6": 2.2, "mean reward, tier 6": 2.2,
+    }  # fmt: skip
+    one = summary | {"eval": {"tier 6": summary["eval"]["tier 6"]}}
+    report.draw_development(alone := axes(), one, evals)
+    assert [line.get_label() for line in alone.lines if line.get_marker() == "o"] == ["exact", "mean reward"]
+    crosses = {line.get_color(): line.get_ydata()[0] for line in ax.lines if line.get_marker() == "x"}
+    before = next(e for e in evals if e["stage"] == "before" and e["trained"])
+    for label, what in (("exact, tier 6", "exact"), ("mean reward, tier 6", "reward")):
+        assert crosses[curves[label].get_color()] == pytest.approx(100 * np.mean(before[what]))
+
+
+def test_a_part_of_a_bar_is_named_if_there_is_room_for_its_name():
+    ax = axes()
+    report.draw_bars(ax, {"trainer": {"train": 90.0, "wait": 5.0, "sync": 5.0}})
+    assert [text.get_text() for text in ax.texts] == ["train 90%"] and len(ax.patches) == 3
+
+
+def test_the_steps_of_a_curriculum_are_marked_with_the_new_level():
+    ax = axes()
+    levels = [1, 1, 2, 2, 2, 3]
+    report.draw_training(ax, [{"update": 10 * i, "reward": 0.5, "level": level} for i, level in enumerate(levels)], False)
+    assert [text.get_text() for text in ax.texts] == [" 2", " 3"]
+    assert [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "--"] == [20, 50]
+
+
+def test_the_length_of_replies_is_drawn_from_0():
+    left, right = axes(), axes()
+    report.draw_habits(left, right, [{"update": i, "reply_tokens": 100.0 + i} for i in range(3)])
+    assert right.get_ylim()[0] == 0

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import rollout
+from bookkeeping import guard
 from bookkeeping.guard import Hung, guarded, in_time, told
 from env_letters import STYLES, Letters
 from fast.decoder import FastDecoder
@@ -634,3 +635,16 @@ def test_on_a_small_card_first_the_kept_caches_go_and_then_rows_and_all_is_playe
         card, episodes = long_conversations(share * roomy.peak, turns=10)
         assert card.refused > 1  # premise
         assert [(e.token_ids, e.stop_reason) for e in episodes] == [(e.token_ids, e.stop_reason) for e in expected]
+
+
+def test_prompts_that_begin_otherwise_in_sft_are_told_with_the_words_that_differ(monkeypatch):
+    """The usual cause is two chat templates. The third token differs, and six of each are shown."""
+    words = lambda text: [ord(letter) for letter in text]
+    policy = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: "".join(map(chr, ids))))
+    env = SimpleNamespace(reset=lambda seed: [], tools=None, think=True)
+    monkeypatch.setattr(rollout, "prompt_ids", lambda *_: words("abCDEFGHIJ"))
+    for shown, names in (("abcdefghijk", {"template"}), ("abCDEFGHIJklm", set())):
+        monkeypatch.setattr(guard.sft, "expert_episode", lambda *_, shown=shown: SimpleNamespace(token_ids=words(shown)))
+        found = guard.other_opening(policy, env, 0)
+        assert set(found) == names
+        assert not names or "token 2 on, 'CDEFGH' and not 'cdefgh'" in found["template"]

@@ -8,15 +8,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bookkeeping import folder as folder_room
+from bookkeeping import records
+from bookkeeping import run as run_records
 from bookkeeping.episodes import thin
 from bookkeeping.folder import claim, mend, trim
 from bookkeeping.records import append
+from bookkeeping.run import Run, State
 from fast import memory
 from fast.memory import memory_folder, sweep
+from settings import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 SHM = Path("/dev/shm")
@@ -195,3 +200,63 @@ print(memory.give_back_memory(), full, freed, rss())
         assert float(after) < float(full) - 300
     elif asked == "True":
         pytest.skip("this C library gives memory back by itself")
+
+
+def test_a_run_of_a_few_minutes_keeps_every_episode(tmp_path):
+    """Episodes are thinned for runs of days: without a limit of one's own a file of a megabyte stays as it is."""
+    path = tmp_path / "episodes.jsonl"
+    path.write_text("".join(json.dumps({"update": update, "text": "x" * 1000}) + "\n" for update in range(1000)))
+    before = path.read_bytes()
+    thin(path)
+    assert path.read_bytes() == before
+
+
+def test_a_blank_line_of_a_log_is_passed_over(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n  \t\n\n{"update": 2}\n')
+    assert records.lines(tmp_path / "metrics.jsonl") == [{"update": 1}, {"update": 2}]
+
+
+def test_if_one_evaluation_lacks_a_task_it_is_left_out_of_all():
+    whole, cut = {"stage": "final", "reward": [1.0, 2.0, 3.0]}, {"stage": "final", "reward": [5.0, 6.0], "missing": {"1": "no answer"}}
+    assert [e["reward"] for e in records.same_tasks(whole, cut)] == [[1.0, 3.0], [5.0, 6.0]]
+    assert records.same_tasks(whole, whole) == [whole, whole]
+
+
+# ------------------------------------------------------------------------------------------------ a run while it goes on
+
+
+def a_run(home: Path, folder: Path, **flags) -> Run:
+    return Run(Config(threads=1, **flags), home, folder, None, State(), keep=[])
+
+
+def test_only_the_first_process_logs_to_wandb(tmp_path, monkeypatch):
+    """The others write to a folder that is thrown away; a run of two would stand on the site twice."""
+    asked = []
+    monkeypatch.setattr(run_records, "open_wandb", lambda cfg, folder: asked.append((cfg.wandb, folder)))
+    monkeypatch.setattr(run_records, "StopSignal", lambda: None)
+    monkeypatch.setattr(run_records, "code_of", lambda env: {"environment_code": "abc"})
+    home, other = tmp_path / "home", tmp_path / "thrown-away"
+    for folder in (home, other):
+        folder.mkdir()
+        a_run(home, folder, wandb=True).open(SimpleNamespace(trainable=dict), None)
+    a_run(home, home, wandb=False).open(SimpleNamespace(trainable=dict), None)
+    assert asked == [(True, home), (False, other), (False, home)]
+
+
+def test_a_clock_adds_up_the_seconds_of_its_blocks(tmp_path, monkeypatch):
+    now = iter([100.0, 102.5, 200.0, 201.0])
+    monkeypatch.setattr(run_records.time, "monotonic", lambda: next(now))
+    run = SimpleNamespace(state=State())
+    for _ in range(2):
+        with Run.clock(run, "eval"):
+            pass
+    assert run.state.seconds["eval"] == 3.5
+
+
+def test_ctrl_c_and_sigterm_both_ask_for_a_clean_stop(monkeypatch):
+    heard = {}
+    monkeypatch.setattr(run_records.signal, "signal", heard.__setitem__)
+    stop = run_records.StopSignal()
+    assert heard == {signal.SIGINT: stop.ask, signal.SIGTERM: stop.ask} and not stop.asked
+    stop.ask(signal.SIGTERM, None)
+    assert stop.asked

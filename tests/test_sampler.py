@@ -17,7 +17,7 @@ from fast.decoder import FastDecoder, PlainDecoder, differences, folded, holes, 
 from fast.engine import make_sampler
 from fast.sampler import TorchSampler
 from fast.vllm_engine import VllmSampler
-from policy import PlainSampler, Policy, draw
+from policy import PlainSampler, Policy, draw, load_policy
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
 PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]
@@ -641,6 +641,17 @@ def test_no_step_is_made_after_the_last_token(tiny, monkeypatch):
     assert len(steps) == 5
 
 
+def test_the_plain_samplers_log_probs_are_float32_of_a_model_in_bfloat16(load):
+    """As the trainer's are: a log-prob that is itself rounded to bfloat16 is off by a hundredth of a nat."""
+    policy = load("qwen3")
+    policy.model.to(torch.bfloat16)
+    sample = PlainSampler(policy).sample([[5, 6, 7]], 1, 6, 1.0, [[(0,)]])[0][0]
+    for t, (token, logprob) in enumerate(zip(sample.token_ids, sample.logprobs)):
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor([[5, 6, 7, *sample.token_ids[:t]]])).logits[0, -1]  # [V]
+        assert logprob == pytest.approx(logits.float().log_softmax(-1)[token].item(), abs=1e-4)
+
+
 def test_a_decoder_that_is_wrong_everywhere_is_told_by_how_much(load):
     policy = load("qwen3")
     fast = FastDecoder(policy)
@@ -664,3 +675,14 @@ def test_what_the_copy_of_all_weights_takes_on_a_card_is_told(monkeypatch, capsy
     policy = SimpleNamespace(device=torch.device("cuda"), lora_rank=0, n_parameters=2**30)
     make_sampler(SimpleNamespace(plain=False, engine="torch"), policy)
     assert "float32 copy of the weights, 4.0 GiB more" in capsys.readouterr().out
+
+
+def test_the_decoder_makes_its_tensors_where_the_weights_are(model_folder, monkeypatch):
+    """On a card a table left on the CPU fails at the first prompt. The meta device stands in: it is another device, and computes shapes alone."""
+    decoder = FastDecoder(load_policy(model_folder("qwen3"), 4, 8, device="meta"))
+    there = dict(dtype=torch.long, device="meta")
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [0] * len(tensor))  # it has no values to tell
+    with torch.inference_mode():
+        read = decoder.prefill(torch.zeros((2, 5), **there), torch.zeros(2, **there), 3, 4)
+        stepped = decoder.step(torch.zeros(6, **there))
+    assert read.shape == stepped.shape == (6, 1024) and read.device.type == stepped.device.type == "meta"

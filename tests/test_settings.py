@@ -103,6 +103,15 @@ def test_resume_refuses_another_experiment_that_is_typed_as_the_default(tmp_path
         resume_folder(cfg, typed)
 
 
+def test_of_two_flags_that_resume_refuses_the_first_by_name_is_told(tmp_path):
+    """A set has an order of its own in every process: the same command must say the same."""
+    saved(tmp_path, loss="gspo", k=4)
+    cfg, typed = settings.command_line(["--resume", str(tmp_path), "--loss", "grpo", "--k=8"])
+    assert typed == {"resume", "loss", "k"}
+    with pytest.raises(SystemExit, match="^--k cannot change on --resume"):
+        resume_folder(cfg, ["resume", "loss", "k"])
+
+
 # ------------------------------------------------------------------------------------------------ an environment of one's own
 
 GOOD = """
@@ -184,6 +193,11 @@ def test_what_is_wrong_with_an_environment_is_said_with_its_method_and_line_befo
         preflight(sums(tmp_path, *change))
     said = str(told.value)
     assert words in said and said.startswith(f"--env {tmp_path}/sums.py:Sums: ") and "docs/fork.md" in said and "\n" not in said
+
+
+def test_an_environment_is_never_asked_for_the_score_of_no_reply(tmp_path):
+    """A run asks for none: a reward that is a mean over the replies is as it should be."""
+    preflight(sums(tmp_path, "for reply in self.said) / 2", "for reply in self.said) / len(self.said)"))
 
 
 def test_without_sft_nobody_needs_an_expert(tmp_path):

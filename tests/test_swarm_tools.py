@@ -285,3 +285,11 @@ def test_the_view_has_the_three_tasks_that_pay_best_and_the_last_two_posts():
     seen = view(e)
     assert [t["bounty"] for t in seen["tasks"]] == [40, 30, 20] and seen["more_tasks"] == 1
     assert {p["text"] for p in seen["feed"]} == {"post 1", "post 2"}
+
+
+def test_every_post_reply_and_vote_counts_once_as_activity():
+    """Bots that look for profit accept more of an active member."""
+    e = economy()
+    act.post(e, "bot_1", "a plan for the water")
+    done = [act.post(e, ME, "my plan"), act.reply(e, ME, "post_1", "thank you"), act.vote(e, ME, "post_1", "up")]
+    assert e.members[ME].activity == len(done) == 3 and e.members["bot_1"].activity == 1

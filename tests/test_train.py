@@ -95,6 +95,8 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     assert summary["tokens"]["sampled"] > 0 and summary["tokens"]["trained"] > 0
     assert 0.1 < summary["peak_rss_gb"] < 4 and summary["env"] == "letters" and summary["seed"] == 0
     assert [line["update"] for line in lines(whole / "metrics.jsonl")] == [1, 2, 3]
+    evals = [(line["update"], line["stage"]) for line in lines(whole / "evals.jsonl") if line["trained"]]
+    assert evals == [(-1, "before"), (0, "after_sft"), (2, "train"), (3, "final")]
 
 
 def test_saved_episodes_are_whole_groups_of_one_task_with_a_number_for_every_sampled_token(whole):
@@ -399,6 +401,7 @@ def test_eval_only_gives_the_final_evaluation_again(whole):
     assert done.returncode == 0, done.stderr[-3000:]
     again, final = lines(whole / "evals.jsonl")[-1], next(e for e in before if e["stage"] == "final" and e["trained"])
     assert again["stage"] == "eval_only" and again["tasks"] == final["tasks"] and again["reward"] == final["reward"]
+    assert "## Evaluated later" in (whole / "report.md").read_text() and f"{whole}/report.md" in done.stdout
 
 
 def test_held_out_tasks_stand_under_a_name_of_their_own(whole):
@@ -756,6 +759,18 @@ def test_out_of_memory_without_a_word_is_one_sentence_too(monkeypatch, message):
     monkeypatch.setattr(sys, "argv", ["train.py"])
     with pytest.raises(SystemExit, match="out of GPU memory"):
         train.main()
+
+
+@pytest.mark.parametrize("words, rank, checks", [([], 0, 1), ([], 1, 0), (["--resume", "runs/x"], 0, 0), (["--resume", "runs/x"], 1, 0)])
+def test_a_new_run_is_checked_once_and_a_resumed_one_by_its_own_settings(monkeypatch, words, rank, checks):
+    """The settings of a resumed run stand in its folder: those of its command line are mostly defaults. A refusal of every rank would be printed twice."""
+    seen, trained = [], []
+    monkeypatch.setattr(train, "preflight", seen.append)
+    monkeypatch.setattr(train, "train", lambda cfg, typed: trained.append(cfg))
+    monkeypatch.setattr(train.parallel, "rank", lambda: rank)
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    train.main()
+    assert len(seen) == checks and len(trained) == 1
 
 
 # ------------------------------------------------------------------------------------------------ what must hold ahead as in turn

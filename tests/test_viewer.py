@@ -33,6 +33,26 @@ HOSTILE = [
     "a\tb\r\n\u200b\u2028\x00 </ScRiPt >",
 ]
 
+
+def test_a_run_that_is_not_finished_is_described_by_its_settings():
+    """There is no summary yet. One that is finished may have chosen its model by itself, so there the summary is right."""
+    asked, done = {"env": "letters", "model": "auto", "seed": 3}, {"env": "letters", "model": "pico_base", "seed": 3, "updates": 30}
+    state = ["state", "not finished: there is no summary.json yet"]
+    assert viewer.facts({}, asked, [{"update": 7}]) == [
+        ["environment", "letters"],
+        ["model", "auto"],
+        ["seed", "3"],
+        ["updates", "7"],
+        state,
+    ]
+    assert viewer.facts(done, asked, []) == [["environment", "letters"], ["model", "pico_base"], ["seed", "3"], ["updates", "30"]]
+
+
+def test_the_colours_range_over_the_rewards_that_there_are():
+    paid = lambda *rewards: viewer.scale([{"reward": reward, "advantage": None} for reward in rewards])["reward"]
+    assert paid(0.2, 0.9, None) == [0.0, 0.9] and paid(-1.5, -0.5) == [-1.5, 1e-9]
+
+
 # ------------------------------------------------------------------------------------------------ made-up runs
 
 

@@ -2,6 +2,7 @@
 
     python -m lab.trust.mutate              # 300 mistakes; stop it and start it again, it goes on
     python -m lab.trust.mutate --again      # only those that nobody noticed, after new tests
+    python -m lab.trust.mutate --again --only fast/plan.py --tests tests/test_memory.py
     python -m lab.trust.mutate --page       # only results/trust/mutate.md again
 
 The mistakes are made by rule and drawn by a seed (lab/trust/mistakes.py). First every test runs once
@@ -13,6 +14,10 @@ A mistake counts as caught if a test fails, does not end (LIMIT_S and five times
 takes pytest down with it, and in no other case: tests beyond --budget seconds are left out, and
 the page says for which. Mistakes that change nothing that anybody could see are listed by hand, with
 the reason, in lab/trust/equivalent.toml.
+
+With --tests (files, or single tests) nothing is noted first: these tests run once without a
+mistake, must pass, and are then all that is tried. It is cheaper than to note every line of every
+test again, and it can only find less.
 
 What makes it cheap is a fork: torch and the other libraries are imported once, and each mistake is
 tried in a fork that has imported nothing of ours.
@@ -43,7 +48,7 @@ import psutil
 import tyro
 
 from lab.trust.marks import FILES, ROOT, WORK, Recorder, by_place, offsets_of, prepare, watch
-from lab.trust.mistakes import Mistake, sample
+from lab.trust.mistakes import Mistake, mistakes, sample
 
 OUT = ROOT / "results" / "trust"
 EQUIVALENT = ROOT / "lab" / "trust" / "equivalent.toml"
@@ -53,6 +58,16 @@ LIBRARIES = ("torch", "transformers", "transformers.models.qwen3.modeling_qwen3"
 LIMIT_S = 20.0  # a test that takes so much longer than five times its usual time does not end
 COLLECT_S = 120.0
 QUICK_S, QUICK_FILES = 1.5, 5  # what is tried first: tests that are done in a moment
+SAMPLES = {  # by seed: its flags, and how the page's number came about
+    0: ("", "First pass: 60 seconds of tests or fewer for each, of those that run its line. Those that "
+        "nobody noticed were then looked at one by one and tried again, against the tests that are "
+        "most likely to notice. If none did, a test was written for what they break. So this is the "
+        "share of a sample that the tests were improved on: a fresh one must be expected to do worse."),
+    1: (" --n 60 --least 1", "A fresh sample, drawn when all those tests stood: no test had been written for "
+        "any of it, and what stood in the first sample is left out. Each was tried against the tests "
+        "that bear the file's name or a neighbour's, 60 seconds at most, and if nobody noticed, "
+        "against more of them. So a mistake may count as survived that another test would catch."),
+}  # fmt: skip
 MEMORY = 12 * 2**30  # bytes that a mistake may take; with more, Python raises
 
 
@@ -60,11 +75,14 @@ MEMORY = 12 * 2**30  # bytes that a mistake may take; with more, Python raises
 class Flags:
     n: int = 300  # mistakes, about
     seed: int = 0
+    least: int = 4  # of each file
     budget: float = 60.0  # seconds of tests for one mistake; those beyond are left out
     workers: int = 1  # mistakes tried at the same time
     again: bool = False  # try once more what nobody noticed
     page: bool = False  # only write the page
-    only: str = ""  # only mistakes in files whose name holds this
+    only: tuple[str, ...] = ()  # only mistakes whose FILE:LINE: begins so (fast/ or grpo.py:7:)
+    tests: tuple[str, ...] = ()  # ask these tests, and no others
+    written: bool = False  # these tests were written for these mistakes: the share is without them
     pause: str = ""  # wait between two mistakes while this file exists: a timing is being taken
 
 
@@ -106,6 +124,7 @@ class Outcome:
     by: str = ""  # the test
     said: str = ""  # what it said, in a line
     passed: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # how long those that passed took
     found: dict = field(default_factory=dict)  # what a Recorder found
 
 
@@ -234,7 +253,7 @@ class Player:
             self.end_all()
 
     def listen(self, pipe: int, usual: dict[str, float], stop: bool) -> Outcome:
-        out, now, rest = Outcome(), "", b""
+        out, now, since, rest = Outcome(), "", 0.0, b""
         until = time.monotonic() + COLLECT_S
         while True:
             if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -245,10 +264,11 @@ class Player:
             *lines, rest = (rest + heard).split(b"\n")
             for line in map(json.loads, lines):
                 if "start" in line:
-                    now = line["start"]
+                    now, since = line["start"], time.monotonic()
                     until = time.monotonic() + LIMIT_S + 5 * usual.get(now, 60.0)
                 elif "passed" in line:
                     out.passed.append(line["passed"])
+                    out.seconds[now] = time.monotonic() - since
                 elif "failed" in line and stop:
                     return Outcome("failed", line["failed"], line["said"], out.passed)
                 elif "broken" in line:
@@ -374,6 +394,40 @@ class Who:
         return out
 
 
+class Given:
+    """The tests of --tests, for every mistake, the quick ones first."""
+
+    def __init__(self, root: Path, words: tuple[str, ...]):
+        """They are run without a mistake, in a fork: the servers that it starts must end with it."""
+        copy = Copy(root)
+        made = copy.home / "seconds.json"
+
+        def one(number: int, some) -> None:
+            for _ in some:
+                outcome = Player(copy).play(list(words), None, defaultdict(lambda: 400.0))
+                if outcome.how != "survived" or not outcome.passed:
+                    print(f"without a mistake: {outcome.how} {outcome.by} {outcome.said}", flush=True)
+                else:
+                    made.write_text(json.dumps(outcome.seconds))
+
+        try:
+            share_out([words], 1, one)
+            if not made.exists():
+                raise SystemExit("choose other tests, or mend them: a mistake cannot be told by these")
+            self.tests = self.usual = json.loads(made.read_text())
+        finally:
+            copy.close()
+
+    def batches(self, mistake: Mistake, budget: float) -> tuple[list[list[str]], int]:
+        order, spent = [], 0.0
+        for test in sorted(self.usual, key=self.usual.get):
+            spent += self.usual[test]
+            order += [test] * (spent <= budget or not order)
+        file_of = lambda test: test.split("::")[0]
+        rank = {file: i for i, file in enumerate(dict.fromkeys(map(file_of, order)))}
+        return [sorted(order, key=lambda test: rank[file_of(test)])], len(self.usual) - len(order)
+
+
 def names_in(node) -> set[str]:
     """The names that a statement uses, those of the statements in it aside."""
     found, todo = set(), [node]
@@ -392,10 +446,10 @@ def names_in(node) -> set[str]:
 # ---------------------------------------------------------------------------------------- try them
 
 
-def attempt(player: Player, mistake: Mistake, who: Who, budget: float) -> dict:
+def attempt(player: Player, mistake: Mistake, who: Who | Given, flags: Flags) -> dict:
     """Make the mistake in the copy, ask the tests, take it back."""
     start, source = time.time(), (player.copy.root / mistake.file).read_text()
-    batches, left_out = who.batches(mistake, budget)
+    batches, left_out = who.batches(mistake, flags.budget)
     player.copy.write(mistake.file, mistake.made_in(source))
     asked, outcome = 0, Outcome()
     for tests in batches:
@@ -412,6 +466,8 @@ def attempt(player: Player, mistake: Mistake, who: Who, budget: float) -> dict:
     result |= {"how": outcome.how, "by": outcome.by, "said": outcome.said, "asked": asked}
     if outcome.how == "survived":
         result["left_out"] = left_out
+    result |= {"seed": flags.seed} | ({"given": list(flags.tests)} if flags.tests else {})
+    result |= {"written": True} if flags.written else {}
     return result | {"seconds": round(time.time() - start, 1)}
 
 
@@ -469,14 +525,14 @@ def record_all(root: Path, files: list[str], work: Path, workers: int, pause: st
     return recorded(root, files, work)[0]
 
 
-def try_all(root: Path, todo: list[Mistake], who: Who, flags: Flags, out: Path) -> None:
+def try_all(root: Path, todo: list[Mistake], who: Who | Given, flags: Flags, out: Path) -> None:
     def one(number: int, some) -> None:
         copy = Copy(root)
         try:
             player = Player(copy)
             for mistake in some:
                 wait_for(flags.pause)
-                result = attempt(player, mistake, who, flags.budget)
+                result = attempt(player, mistake, who, flags)
                 with open(out, "a") as f:
                     f.write(json.dumps(result) + "\n")
                 print(f"{result['how']:9} {result['seconds']:6} s {mistake.file}:{mistake.line} "
@@ -514,9 +570,14 @@ def key(result: dict) -> tuple[str, str, str, str]:
 
 
 def read_results(file: Path) -> dict[tuple, dict]:
-    """The last result of each mistake."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    return {key(result): result for result in map(json.loads, lines)}
+    """The last result of each mistake; `again` if it is not the first."""
+    found = {}
+    for line in file.read_text().splitlines() if file.exists() else []:
+        result = {"seed": 0} | json.loads(line)
+        if key(result) in found:
+            result["again"] = True
+        found[key(result)] = result
+    return found
 
 
 def reasons(file: Path = EQUIVALENT) -> dict[tuple[str, str, str, str], str]:
@@ -525,37 +586,64 @@ def reasons(file: Path = EQUIVALENT) -> dict[tuple[str, str, str, str], str]:
     return {key(e): e["why"] for e in listed}
 
 
-def page(results: list[dict], why: dict, flags: Flags) -> list[str]:
+def count_of(results: list[dict], why: dict, seed: int) -> list[str]:
+    """What the page says first of a sample."""
+    from metrics import proportion
+
+    some = [r for r in results if r["seed"] == seed]
+    counted = [r for r in some if not changes_nothing(r, why)]
+    since, caught = [r for r in counted if is_caught(r, since=True)], [r for r in counted if is_caught(r)]
+    how = Counter(r["how"] for r in caught)
+    again = sum(r.get("again", False) and not r.get("written") for r in counted)
+    flags, told = SAMPLES.get(seed, ("", ""))
+    command = f"`python -m lab.trust.mutate --seed {seed}{flags}`"
+    lines = [
+        f"{command}: {len(some)} mistakes, of which {len(some) - len(counted)} change nothing that "
+        f"anybody could see. **Of the other {len(counted)}, {len(caught)} were caught: "
+        f"{proportion(len(caught), len(counted)).percent()}** (Wilson's 95% interval): a test failed "
+        f"({how['failed']}), did not end ({how['endless']}), or pytest ended with it ({how['ended']})."
+    ]  # fmt: skip
+    if again:
+        lines[0] += f" {again} were tried more than once."
+    if since:
+        lines[0] += f" Tests that were written since, for what they break, catch {len(since)} more."
+    return [*lines, "", told, ""]
+
+
+def is_caught(r: dict, since: bool = False) -> bool:
+    """since: by a test that was written for it."""
+    return r["how"] != "survived" and r.get("written", False) == since
+
+
+def changes_nothing(r: dict, why: dict) -> bool:
+    return key(r) in why and r["how"] == "survived"
+
+
+def page(results: list[dict], why: dict) -> list[str]:
     from lab.common import table
     from metrics import proportion
 
-    same = lambda r: key(r) in why and r["how"] == "survived"
-    equivalent = [r for r in results if same(r)]
-    counted = [r for r in results if not same(r)]
+    equivalent = [r for r in results if changes_nothing(r, why)]
+    counted = [r for r in results if not changes_nothing(r, why)]
     left = [r for r in counted if r["how"] == "survived"]
 
     def row(name: str, some: list[dict]) -> list:
-        caught = sum(r["how"] != "survived" for r in some)
+        caught = sum(map(is_caught, some))
         share = proportion(caught, len(some)).percent() if some else "–"
         return [name, len(some), caught, len(some) - caught, share]
 
     files = [file for file in FILES if any(r["file"] == file for r in counted)]
     rules = sorted({r["rule"] for r in counted})
-    how = Counter(r["how"] for r in counted)
     lines = [
         "# Would the tests notice a mistake?", "",
-        f"`python -m lab.trust.mutate --n {flags.n} --seed {flags.seed}` made {len(results)} small "
-        "mistakes by rule, one at a time, and ran the tests that run the line of each.",
-        f"{len(equivalent)} change nothing that anybody could see (listed below, each with its "
-        f"reason). **Of the other {len(counted)}, {len(counted) - len(left)} were caught: "
-        f"{proportion(len(counted) - len(left), len(counted)).percent()}** (Wilson's 95% interval; "
-        "drawn per file and per rule, so it is the share of this sample, not of all mistakes that "
-        "people make).", "",
-        f"Caught means that a test failed ({how['failed']}), did not end ({how['endless']}), or "
-        f"that pytest ended with it ({how['ended']}); run once more without a mistake, these tests "
-        "passed. Not tried: fast/vllm_engine.py, whose tests need vLLM; demos, f-strings, what is "
-        "printed; and what deletes files or ends processes.",
-        "", "## By file", "",
+        "Small mistakes, made by rule and one at a time (lab/trust/mistakes.py), each tried against "
+        "tests that may notice it. They are drawn per file and per rule, so a share is that of its "
+        "sample, not of all mistakes that people make.", "",
+        *[line for seed in sorted({r["seed"] for r in results}) for line in count_of(results, why, seed)],
+        "Every test that caught something passes without a mistake, run in the same way. Not tried: "
+        "fast/vllm_engine.py, whose tests need vLLM; demos, f-strings, what is printed; and what "
+        "deletes files or ends processes.",
+        "", "## By file", "", "Both samples together, without the tests that were written for survivors of the second.", "",
         *table("| file | mistakes | caught | survived | share caught |",
                [row(file, [r for r in counted if r["file"] == file]) for file in files]),
         "", "## By rule", "",
@@ -565,7 +653,12 @@ def page(results: list[dict], why: dict, flags: Flags) -> list[str]:
     lines += ["", "## Survivors", ""] if left else []
     for r in left:
         budget = f"; {r['left_out']} more beyond the budget" if r.get("left_out") else ""
-        lines += told(r, f"{r['asked']} tests passed{budget}")
+        given = f", those of {', '.join(r['given'])}" if r.get("given") else ""
+        lines += told(r, f"{r['asked']} tests passed{given}{budget}")
+    since = [r for r in counted if is_caught(r, since=True)]
+    lines += ["", "## Survivors for which a test was written", ""] if since else []
+    for r in since:
+        lines += told(r, f"caught by {r['by']}")
     lines += ["", "## Nobody could notice", ""] if equivalent else []
     for r in equivalent:
         lines += told(r, why[key(r)])
@@ -578,8 +671,12 @@ def told(r: dict, why: str) -> list[str]:
     return [head, "", "```diff", f"- {r['before']}", f"+ {r['after']}", "```", ""]
 
 
-def write(results: list[dict], flags: Flags) -> None:
-    (OUT / "mutate.md").write_text("\n".join(page(results, reasons(), flags)).rstrip() + "\n")
+def write(found: dict[tuple, dict]) -> None:
+    """The page, and what it counts: the mistakes that can still be made."""
+    keys = {m.key for m in possible()}
+    results = [r for name, r in found.items() if name in keys]
+    results.sort(key=lambda r: (r["seed"], FILES.index(r["file"]), r["line"]))
+    (OUT / "mutate.md").write_text("\n".join(page(results, reasons())).rstrip() + "\n")
     (OUT / "mutate.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
 
 
@@ -593,15 +690,18 @@ def run(root: Path, files: list[str], chosen: list[Mistake], flags: Flags, out: 
         import_module(library)
     first = Copy(root)  # the others are copies of it, whatever happens to the working tree now
     try:
-        tests = record_all(first.root, files, root / WORK, flags.workers, flags.pause)
-        done, who = read_results(out), Who(first.root, files, tests)
-        known = reasons()
+        if flags.tests:
+            who = Given(first.root, flags.tests)
+        else:
+            tests = record_all(first.root, files, root / WORK, flags.workers, flags.pause)
+            who = Who(first.root, files, tests)
+        done, known = read_results(out), reasons()
         left = lambda m: done[m.key]["how"] == "survived" and m.key not in known
         again = lambda m: flags.again and left(m)
         todo = [m for m in chosen if m.key not in done or again(m)]
-        print(f"{len(tests)} tests; {len(todo)} of {len(chosen)} mistakes to try", flush=True)
+        print(f"{len(who.tests)} tests; {len(todo)} of {len(chosen)} mistakes to try", flush=True)
         try_all(first.root, todo, who, flags, out)
-        if not flags.only:
+        if not flags.only and not flags.tests:
             failing = control(first.root, list(read_results(out).values()), who)
             kept = [r for r in read_results(out).values() if r["by"] not in failing]
             out.write_text("".join(json.dumps(r) + "\n" for r in kept))
@@ -610,17 +710,49 @@ def run(root: Path, files: list[str], chosen: list[Mistake], flags: Flags, out: 
         first.close()
 
 
+def chosen_by(flags: Flags, done: dict[tuple, dict]) -> list[Mistake]:
+    """The sample; or what was tried of it and can still be made, for the draw moves with the code."""
+    if not (flags.again or flags.page):
+        return sample(ROOT, FILES, flags.n, flags.seed, flags.least)
+    found = {}
+    for m in possible():
+        if m.key in done and done[m.key]["seed"] == flags.seed:
+            line = done[m.key]["line"]  # of two that are called the same, the nearer
+            found[m.key] = min(m, found.get(m.key, m), key=lambda m: abs(m.line - line))
+    return list(found.values())
+
+
+def possible() -> list[Mistake]:
+    """All that can be made today."""
+    return [m for file in FILES for m in mistakes(file, (ROOT / file).read_text())]
+
+
+def follow(out: Path) -> None:
+    """A function may have another name since: its mistakes keep their results."""
+    done, today = read_results(out), possible()
+    keys, places = {m.key for m in today}, defaultdict(list)
+    for m in today:
+        places[m.file, m.before, m.after].append(m.where)
+    for result in done.values():
+        where = places[result["file"], result["before"], result["after"]]
+        if key(result) not in keys and len(where) == 1:
+            result["where"] = where[0]
+    out.write_text("".join(json.dumps(result) + "\n" for result in done.values()))
+
+
 def main(flags: Flags) -> None:
-    chosen = [m for m in sample(ROOT, FILES, flags.n, flags.seed) if flags.only in m.file]
     out = OUT / "mutate.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
+    follow(out)
+    chosen = chosen_by(flags, read_results(out))
+    wanted = tuple(flags.only) or ("",)
     if not flags.page:
-        run(ROOT, FILES, chosen, flags, out)
-    done = read_results(out)
-    results = [done[m.key] | {"line": m.line} for m in chosen if m.key in done]
-    if not flags.only:
-        write(results, flags)
-    left = [r for r in results if r["how"] == "survived"]
+        some = [m for m in chosen if f"{m.file}:{m.line}:".startswith(wanted)]
+        run(ROOT, FILES, some, flags, out)
+    if flags.page or not flags.only:
+        write(read_results(out))
+    results = [r for r in read_results(out).values() if r["seed"] == flags.seed]
+    left = [r for r in results if r["how"] == "survived" and key(r) not in reasons()]
     print(f"{len(results)} tried, {len(left)} survived")
 
 
