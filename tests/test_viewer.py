@@ -803,7 +803,7 @@ def test_motion_is_left_out_where_it_is_not_wanted(page, plain):
 
 def test_tables_and_calls_in_the_page(page, swarm):
     page.open(swarm)
-    assert page.text("#headline th") == "development, mean reward"
+    assert page.text("#headline th") == "mean reward (dev)"
     assert page.js("return !one('#behaviour').hidden && all('#tables section').length") == 7
     rows = page.texts("#tables section:first-child td:last-child")
     assert set(rows) <= {"up", "down", "cannot tell"} and {"up", "down"} <= set(page.texts("#tables td.up, #tables td.down"))
