@@ -23,6 +23,7 @@ DRIVER = """
 import json, os, signal, sys, tempfile, time, traceback
 from pathlib import Path
 from types import SimpleNamespace
+import torch
 import train
 from lab.trust import faults
 from lab.trust import places
@@ -32,6 +33,7 @@ def launch(flags, plan=None, at=None):
     if not (pid := os.fork()):
         os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
         status = 0
+        torch.set_num_threads(1)  # makes the fork's own pool: weights are loaded by two threads, and if they were the first, one would find none
         try:
             places.child(plan or {"do": "none"}, flags)
         except SystemExit as stop:
