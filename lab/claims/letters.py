@@ -29,8 +29,8 @@ SEEDS, N, BEST_OF = (0, 1, 2), 512, 8
 ONCE = ("no_think", "no_think_partial")  # with seed 0 alone
 COMMON = "--env letters --difficulty 6 --no-eval-other-tiers"
 KEPT = ("summary.json", "evals.jsonl", "config.json")
-WHOLE = (*KEPT, "metrics.jsonl", "report.md", "report.html", "curves.png")  # of the runs that README and docs show
-SHOWN = ("grpo-0", "no_think-0")
+REPORT = (*KEPT, "metrics.jsonl", "report.md", "curves.png")
+SHOWN = {"grpo-0": (*REPORT, "report.html"), "no_think-0": REPORT}  # runs that README and docs show
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def train(arm: str, setting: str, seed: int, threads: int) -> None:
         return
     rarely = "" if name in SHOWN else "--eval-every 50"  # what a run looks at changes nothing but its seconds
     flags = f"{COMMON} {rarely} {ARMS[arm].flags} {ARMS[arm].sweep[setting]} --seed {seed}".split()
-    launch(flags, RUNS, name, OUT / name, WHOLE if name in SHOWN else KEPT, threads)
+    launch(flags, RUNS, name, OUT / name, SHOWN.get(name, KEPT), threads)
 
 
 def development(name: str) -> float:
