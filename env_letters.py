@@ -65,14 +65,18 @@ class Task:
 
 
 @lru_cache
-def words_between(shortest: int, longest: int) -> list[str]:
-    """English words of these lengths from pyspellchecker's offline list, in a fixed order."""
-    if (shortest, longest) != (1, 99):  # the list is loaded once, whole, for all tiers
-        return [word for word in words_between(1, 99) if shortest <= len(word) <= longest]
+def english_words() -> list[str]:
+    """The words of a-z in pyspellchecker's offline list, in a fixed order."""
     from spellchecker import SpellChecker  # here, so that tiers 6 to 10 need no package at all
 
     words = SpellChecker(language="en").word_frequency.words()
     return sorted(filter(re.compile("[a-z]+").fullmatch, words), key=lambda w: (len(w), w))
+
+
+@lru_cache
+def words_between(shortest: int, longest: int) -> list[str]:
+    """English words of these lengths, in that order."""
+    return [word for word in english_words() if shortest <= len(word) <= longest]
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:

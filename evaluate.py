@@ -40,7 +40,9 @@ from policy import Policy, load_policy
 from rollout import Episode, play
 from settings import Config, check, dev_seeds, eval_sets, make_env
 
-HELD_OUT_SEEDS = 4_000_000_000  # named in this file only, or they would not be held out for long
+# Named here and by the maker of the final table (lab/claims/letters.py), and a test holds that:
+# tasks that anybody can look at are not held out for long.
+HELD_OUT_SEEDS = 4_000_000_000
 MEND = "mend the environment and --resume, with --env again if it is a file of your own"
 
 
@@ -52,9 +54,9 @@ def evaluate_policy(
 
     roll(make_env, seeds) -> groups, one sample per task. sets: {name: (is it the one trained on?,
     make_env)}. stage: before, after_sft, train, final or eval_only; update: updates the policy has
-    seen (-1: not even SFT). Each task's result goes to evals.jsonl, a few whole episodes to
-    episodes.jsonl. Returns {set: its episodes}, without the
-    failed ones. Raises ValueError if all of them failed.
+    seen (-1: not even SFT). Each task's result goes to evals.jsonl, a few whole episodes of the
+    tasks that are trained to episodes.jsonl. Returns {set: its episodes}, without the failed ones.
+    Raises ValueError if all of them failed.
     """
     results = {}
     for tasks, (trained, new_env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):

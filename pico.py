@@ -246,7 +246,7 @@ def step(optimizer, lora: dict, rate: float) -> float:
 
 # ---------------------------------------------------- loop (book: sft.py, train.py, evaluate.py)
 def evaluate(w: dict, stage: str) -> None:
-    """Held-out tasks, greedy: how many are exactly right, with Wilson's 95% interval (1927)."""
+    """New tasks, greedy: how many are exactly right, with Wilson's 95% interval (1927)."""
     played = [group[0] for group in play(w, DEV, 1)]
     n, z2, p = len(played), 1.96**2, sum(e.reward for e in played) / len(played)
     half = (z2 * (p * (1 - p) / n + z2 / (4 * n * n))) ** 0.5

@@ -19,7 +19,7 @@ from typing import Annotated
 import tyro
 
 # A task is drawn from a seed. These ranges never meet (check sees to it); pretraining draws from
-# 3e9 on (lab/base/corpus.py), and held-out tasks have a range that only evaluate.py knows.
+# 3e9 on (lab/base/corpus.py), and held-out tasks from evaluate.HELD_OUT_SEEDS on.
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice

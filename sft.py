@@ -51,11 +51,7 @@ def demonstrations(policy: Policy, make_env: Callable, seeds: list[int]) -> list
 
 
 def sft_step(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    episodes: list[Episode],
-    micro_tokens: int,
-    plain: bool = False,
+    policy: Policy, optimizer, episodes: list[Episode], micro_tokens: int, plain: bool = False
 ) -> dict[str, float]:
     """One optimizer step. Returns the loss: the mean of -log p over all sampled tokens, in nats.
 

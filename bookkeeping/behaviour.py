@@ -9,7 +9,7 @@
     evals.jsonl -> averages with paired differences, rows per scenario, tool use over time, the best
                    episode -> sections (bookkeeping/tables.py) -> report.md and report.html
 
-Why paired? Every evaluation plays the same development scenarios, and a poor scenario is poor for
+Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for
 both. The p of a difference comes from flipping the signs of the scenarios' differences: if nothing
 changed, each is as likely to be above zero as below. A table asks about some twenty measures at
 once, and one of them would pass 0.05 by luck; so p is corrected by Holm's method (1979) over the
@@ -200,7 +200,7 @@ def over_time(evals: list[dict]) -> list[dict]:
     text = [f"Means over the same {n} scenarios, with 95% intervals."]
     head = ["", *(name.replace("_", " ") for name in names)]
     rows = [[moment(e), *(tables.cell(e, name) for name in names)] for e in evals]
-    results = section("Held-out, over time", text, head, rows)
+    results = section("Evaluations, over time", text, head, rows)
 
     shares = [tool_shares(e) for e in evals]
     used = [tool for tool in shares[0] if any(s[tool].any() for s in shares)]
@@ -369,7 +369,7 @@ def report(folder: Path, which: tuple[str, str] | None = None) -> str:
 
 
 def draw_parts(ax, config: dict, evals: list[dict]) -> None:
-    """What the development reward is made of: each part times its weight, stacked."""
+    """What the reward of the evaluations is made of: each part times its weight, stacked."""
     paid = {name: w for name, w in weights(config).items() if w and name in measures(*evals)}
     layers = [[w * np.nanmean(values(e, name)) for e in evals] for name, w in paid.items()]
     names = [f"{w:g} x {name}" for name, w in paid.items()]

@@ -34,7 +34,7 @@ plays the same development tasks, so two of them are compared task by task:
     no SFT               before and after SFT the same     too few steps, or nothing new was shown
     bad SFT              reward, exact lower after SFT     a rate that is too high, or bad examples
     pays something else  reward up, exact down             partial credit that pays a guess
-    only in training     training reward up, evaluations not  few or easier tasks in training
+    only in training     training up, evaluations not      few or easier tasks in training
     lost                 reward, exact below after SFT     a learning rate that is too high
     past its best        reward, exact below the best      it trained for too long
     length               replies half or twice as long     what longer replies were for is not paid
@@ -353,10 +353,10 @@ def uncorrected(lines: list[dict], n: int = 3) -> str | None:
     )
 
 
-# -------------------------------------------------------------------------- development evaluations
+# ------------------------------------------------------------------------------------ evaluations
 
 
-def development(evals: list[dict], rewards: list[float], config: dict) -> dict[str, str]:
+def evaluation_symptoms(evals: list[dict], rewards: list[float], config: dict) -> dict[str, str]:
     """{symptom: sentence} after an evaluation.
 
     evals: the lines of evals.jsonl so far. rewards: as in symptoms. config: the run's flags.
@@ -372,7 +372,7 @@ def development(evals: list[dict], rewards: list[float], config: dict) -> dict[s
         name = goal(*evals)
         best = max(evals[evals.index(sft) : -1], key=lambda e: np.mean(e[name]))
         told |= (  # the first that is there: the others would speak of the same illness
-            pays_something_else_in_development(sft, now)
+            evaluations_pay_something_else(sft, now)
             or ({} if config.get("curriculum") else only_in_training(sft, now, rewards))
             or lost(sft, now)
             or past_its_best(best, now)
@@ -446,7 +446,7 @@ def sft_changed(before: dict, after: dict) -> dict[str, str]:
     }
 
 
-def pays_something_else_in_development(sft: dict, now: dict) -> dict[str, str]:
+def evaluations_pay_something_else(sft: dict, now: dict) -> dict[str, str]:
     """The same as in training, see above. Two things come together, so exact answers need not have
     fallen as surely as the reward has risen."""
     if goal(sft, now) != "exact" or moved(sft, now, "reward") < sure(now):
@@ -545,7 +545,7 @@ def look_at(lines: list[dict], evals: list[dict] = (), config: dict | None = Non
     def after(update: int, rewards: list[float]) -> None:
         seen = [e for e in evals if e.get("stage") in STAGES and e["update"] <= update]
         if seen and max(e["update"] for e in seen) == update:
-            tell(update, development(seen, rewards, config or {}))
+            tell(update, evaluation_symptoms(seen, rewards, config or {}))
 
     after(0, [])
     for i, now in enumerate(lines, 1):

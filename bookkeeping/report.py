@@ -413,14 +413,14 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
     size = (13 if swarm else 11, 7.5 + 1.1 * timed + 3 * bool(own))
     fig = plt.figure(figsize=size, layout="constrained")
     grid = fig.add_gridspec(len(heights), 2, height_ratios=heights)
-    development, training, *lower = (fig.add_subplot(grid[i, j]) for i in (0, 1) for j in (0, 1))
+    evaluations, training, *lower = (fig.add_subplot(grid[i, j]) for i in (0, 1) for j in (0, 1))
     if timed:
         draw_time(fig.add_subplot(grid[2, :]), lines)
     if own:
         draw_own(fig.add_subplot(grid[-1, :]), own, lines, evals, summary["trained"])
     model, seed = Path(summary["model"]).name, summary["seed"]
     fig.suptitle(f"{summary['env']}, trained on {summary['trained']}, {model}, seed {seed}")
-    draw_development(development, summary, evals)
+    draw_evaluations(evaluations, summary, evals)
     if not lines:
         for ax in (training, *lower):
             where = {"ha": "center", "transform": ax.transAxes}
@@ -434,7 +434,7 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
             behaviour.draw_turns(lower[1], lines, min(10, len(lines)))
         else:
             draw_habits(*lower, lines)
-    for ax in (development, training, *lower):
+    for ax in (evaluations, training, *lower):
         ax.grid(alpha=0.25)
     fig.savefig(path, dpi=110)
     plt.close(fig)
@@ -483,7 +483,7 @@ def draw_bars(ax, bars: dict[str, dict[str, float]]) -> None:
     ax.margins(x=0)
 
 
-def draw_development(ax, summary: dict, evals: list[dict]) -> None:
+def draw_evaluations(ax, summary: dict, evals: list[dict]) -> None:
     """Exact answers, or the mean reward if there is no such thing, with 95% bands."""
     (has_exact, has_reward), trained = shown(summary), summary["trained"]
     factor, names = (100 if has_exact else 1), list(summary["eval"])

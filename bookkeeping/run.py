@@ -139,7 +139,7 @@ class Run:
             line |= {f"eval/{tasks}/{k}": v.mean for k, v in headline(played).items()}
         self.wandb(line)
         evals = records.lines(self.folder / "evals.jsonl")
-        self.tell(doctor.development(evals, state.rewards, asdict(self.cfg)))
+        self.tell(doctor.evaluation_symptoms(evals, state.rewards, asdict(self.cfg)))
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not told before, and keep it in the state."""

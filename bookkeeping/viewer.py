@@ -235,7 +235,7 @@ def point(update: int, i: Interval, factor: float = 1, digits: int = 3) -> list:
 
 
 def eval_charts(results: list[dict]) -> list[dict]:
-    """Held-out tasks: the share of exact answers and the mean reward, with bands."""
+    """Development tasks: the share of exact answers and the mean reward, with bands."""
     kinds = sorted(
         {r["tasks"]: r["trained"] for r in results}.items(), key=lambda kind: not kind[1]
     )

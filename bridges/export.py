@@ -46,8 +46,8 @@ TEXT = (
     "and what scored above its group's mean becomes likelier."
 )
 # Of the machine or of the moment: not part of the command that makes a run again.
-LOCAL = ("env", "break_", "model", "name", "runs", "resume", "eval_only", "threads", "wandb")
-LOCAL += ("device", "engine")
+LOCAL = ("env", "break_", "model", "name", "runs", "resume", "eval_only", "held_out", "threads")
+LOCAL += ("wandb", "device", "engine")
 
 
 def base_of(summary: dict) -> str:

@@ -211,3 +211,17 @@ def assert_close():
             assert (a[name] - b[name]).abs().max().item() <= share * largest, name
 
     return check
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A selenium driver of headless Chromium; without one, its tests are skipped and say why."""
+    from lab.pages import live_check
+
+    try:
+        driver = live_check.chromium()
+        browser = driver.__enter__()
+    except live_check.Missing as missing:
+        pytest.skip(str(missing))
+    yield browser
+    driver.__exit__(None, None, None)

@@ -20,6 +20,7 @@ import grpo
 import rollout
 import settings
 import warm
+from lab.claims.fork import example
 from lab.pages import book, walk
 
 ROOT = book.ROOT
@@ -336,10 +337,6 @@ def anchors(text: str) -> set[str]:
 
 
 # ------------------------------------------------------------------------------------------------ fork it
-
-
-def example() -> str:
-    return re.search(r"```python\n(# vowels.py\n.*?)```", FORK, re.S)[1]
 
 
 def test_the_environment_of_the_fork_page_is_short_and_takes_any_reply(tmp_path):

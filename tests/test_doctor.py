@@ -298,7 +298,7 @@ def test_flat_runs_are_rarely_told_anything_however_often_they_are_looked_at():
     rng, told = np.random.default_rng(0), 0
     for i in range(120):
         evals, rewards = flat_run(rng, n=(32, 128, 256)[i % 3], looks=20, paid_in_parts=i % 2 == 0)
-        told += any(doctor.development(evals[: k + 1], rewards[: 20 * (k - 1)], FLAGS) for k in range(1, len(evals)))
+        told += any(doctor.evaluation_symptoms(evals[: k + 1], rewards[: 20 * (k - 1)], FLAGS) for k in range(1, len(evals)))
     assert told <= 4
 
 

@@ -38,15 +38,9 @@ def sampler(policy):
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    try:
-        driver = live_check.chromium()
-        browser = driver.__enter__()
-    except live_check.Missing as why:
-        pytest.skip(str(why))
-    live_check.open_page(browser)
-    yield browser
-    driver.__exit__(None, None, None)
+def chromium(chromium):
+    live_check.open_page(chromium)
+    return chromium
 
 
 # ------------------------------------------------------------------------------------------------ the files

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import warm
-from lab.trust import mistakes, mutate
+from lab.trust import mistakes, mutate, mutate_page
 from lab.trust.mistakes import Mistake
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,10 +161,10 @@ def test_fails():
 DRIVER = """
 import json, sys
 from pathlib import Path
-from lab.trust import mutate
+from lab.trust import forks, mutate
 from lab.trust.mistakes import mistakes
 root, out = Path(sys.argv[1]), Path(sys.argv[2])
-mutate.LIMIT_S, mutate.LIBRARIES = 3.0, ("pytest", "hypothesis")
+forks.LIMIT_S, mutate.LIBRARIES = 3.0, ("pytest", "hypothesis")
 some = ("return n <= LIMIT", "LIMIT = 4", "return n > 101", "n += 1")
 chosen = [m for m in mistakes("toy.py", (root / "toy.py").read_text()) if m.after in some]
 mutate.run(root, ["toy.py"], chosen, mutate.Flags(), out)
@@ -291,5 +291,5 @@ def test_a_mistake_keeps_its_result_when_its_function_gets_another_name(tmp_path
 def test_what_only_tests_catch_that_were_written_for_it_is_no_part_of_the_share():
     base = {"file": "a.py", "where": "f", "before": "x", "seed": 1, "how": "failed"}
     results = [base | {"after": str(n)} for n in range(3)] + [base | {"after": "3", "written": True, "again": True}]
-    (said, *_) = mutate.count_of(results + [base | {"after": "4", "how": "survived"}], {}, 1)
+    (said, *_) = mutate_page.count_of(results + [base | {"after": "4", "how": "survived"}], {}, 1)
     assert "Of the other 5, 3 were caught: 60.0% [" in said and said.endswith(" written since, for what they break, catch 1 more.")

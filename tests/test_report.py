@@ -732,13 +732,13 @@ def test_letters_shows_habits_and_lengths_where_swarm_shows_its_turns(run, monke
 def test_the_trained_tasks_are_drawn_thickest_and_what_they_were_before_sft_as_a_cross(run):
     summary, _, evals, _ = load(run)
     ax = axes()
-    report.draw_development(ax, summary, evals)
+    report.draw_evaluations(ax, summary, evals)
     curves = {line.get_label(): line for line in ax.lines if line.get_marker() == "o"}
     assert {label: line.get_linewidth() for label, line in curves.items()} == {
         "exact, tier 3": 1, "exact, tier 5": 1, "exact, tier 6": 2.2, "mean reward, tier 6": 2.2,
     }  # fmt: skip
     one = summary | {"eval": {"tier 6": summary["eval"]["tier 6"]}}
-    report.draw_development(alone := axes(), one, evals)
+    report.draw_evaluations(alone := axes(), one, evals)
     assert [line.get_label() for line in alone.lines if line.get_marker() == "o"] == ["exact", "mean reward"]
     crosses = {line.get_color(): line.get_ydata()[0] for line in ax.lines if line.get_marker() == "x"}
     before = next(e for e in evals if e["stage"] == "before" and e["trained"])

@@ -18,6 +18,7 @@ from bookkeeping.guard import check_environment, preflight
 from bridges import serve
 from evaluate import take_typed
 from fast import plan
+from lab.claims import fork
 from settings import Config
 
 FLAGS = {f.name: f.default for f in fields(Config)}
@@ -176,8 +177,7 @@ def sums(folder, old: str = "", new: str = "", **flags) -> Config:
 
 def test_an_environment_as_it_should_be_passes(tmp_path):
     preflight(sums(tmp_path))
-    page = (Path(__file__).resolve().parents[1] / "docs" / "fork.md").read_text()
-    (tmp_path / "vowels.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    (tmp_path / "vowels.py").write_text(fork.example())
     preflight(Config(env=f"{tmp_path}/vowels.py:Vowels"))
     for env in ("letters", "alphabet", "swarm"):  # the built-in ones are tested here, and not before every run
         cfg = Config(env=env)

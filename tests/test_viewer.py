@@ -397,26 +397,6 @@ def test_every_swarm_episode_has_its_calls_in_short_and_its_scenario_as_title(sw
 
 # ------------------------------------------------------------------------------------------------ the page in a browser
 
-FLAGS = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update disable-sync"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")
-    from selenium.webdriver.chrome.service import Service
-
-    program, driver = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
-    if not (program and driver):
-        pytest.skip("Chromium or its driver is not installed: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for flag in (*FLAGS.split(), f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options, Service(driver))
-    yield browser
-    browser.quit()
-
 
 class Page:
     """A page with the few verbs that the tests need. wait(...) asks until it is true, for five seconds."""

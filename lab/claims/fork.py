@@ -14,8 +14,7 @@ from pathlib import Path
 import tyro
 
 import metrics
-from lab.claims.ledger import interval
-from lab.claims.letters import clipped
+from lab.claims.ledger import as_share, interval
 from lab.common import RESULTS, ROOT, launch, read_json, read_lines, table, write_page
 
 PAGE, RUNS, OUT = ROOT / "docs" / "fork.md", Path("runs/fork"), RESULTS / "fork"
@@ -24,9 +23,9 @@ KEPT = ("summary.json", "evals.jsonl", "config.json")
 STAGES = {"before": "the base", "after_sft": "after SFT", "final": "after GRPO"}
 
 
-def example() -> str:
+def example(page: Path = PAGE) -> str:
     """The file of the page."""
-    return re.search(r"```python\n(# vowels.py\n.*?)```", PAGE.read_text(), re.S)[1]
+    return re.search(r"```python\n(# vowels.py\n.*?)```", page.read_text(), re.S)[1]
 
 
 def command() -> list[str]:
@@ -62,7 +61,9 @@ def page() -> None:
     runs = [stages(seed) for seed in SEEDS]
     rows = [[f"seed {seed}", *(metrics.mean(run[stage]).percent() for stage in (*STAGES, "held-out")), metrics.gain(run["after_sft"], run["final"]).points()]
             for seed, run in zip(SEEDS, runs)]  # fmt: skip
-    over = lambda some: f"**{clipped(interval(some)).percent()}**" if len({tuple(x) for x in some}) > 1 else metrics.mean(some[0]).percent()
+    over = lambda some: (
+        f"**{as_share(interval(some)).percent()}**" if len({tuple(x) for x in some}) > 1 else metrics.mean(some[0]).percent()
+    )
     gains = interval([[b - a for a, b in zip(run["after_sft"], run["final"])] for run in runs])
     rows.append(["all", *(over([run[stage] for run in runs]) for stage in (*STAGES, "held-out")), f"**{gains.points()}**"])
     s = read_json(OUT / "vowels-0" / "summary.json")

@@ -11,6 +11,7 @@ Five seeds were planned before the first run; three were run, and one where thin
 these). A seed that is added to SEEDS is run and joins the table. All seeds share one base and the same 100 demonstrations.
 """
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,7 @@ import numpy as np
 import tyro
 
 import metrics
-from lab.claims.ledger import interval
+from lab.claims.ledger import as_share, interval
 from lab.common import RESULTS, launch, pyplot, reach, read_json, read_lines, save_picture, side_by_side, table, write_json, write_page
 from metrics import Interval
 
@@ -159,9 +160,9 @@ class Begun:
 
 
 # ------------------------------------------------------------------------------------------------ the page
-def played(name: str, what: str = "exact") -> list[float]:
+def played(name: str) -> list[float]:
     """[tasks] of the held-out evaluation of a run."""
-    return next(e[what] for e in read_lines(OUT / name / "evals.jsonl") if "held-out" in e["tasks"])
+    return next(e["exact"] for e in read_lines(OUT / name / "evals.jsonl") if "held-out" in e["tasks"])
 
 
 def work(name: str) -> float:
@@ -171,13 +172,12 @@ def work(name: str) -> float:
 
 
 def percent(rows: list) -> str:
-    """Mean over seeds; its interval is over seeds and tasks. One policy: over tasks."""
-    i = interval(rows) if len(rows) > 1 else metrics.mean(rows[0])
-    return clipped(i).percent()
+    return over_seeds(rows).percent()
 
 
-def clipped(i: Interval) -> Interval:
-    return Interval(i.mean, max(0.0, i.low), min(1.0, i.high), i.n)
+def over_seeds(rows: list) -> Interval:
+    """The mean of [seeds][tasks]; its interval is over seeds and tasks. Of one policy: over tasks."""
+    return as_share(interval(rows)) if len(rows) > 1 else metrics.mean(rows[0])
 
 
 def chosen() -> dict[str, list[str]]:
@@ -240,20 +240,18 @@ def page() -> None:
                 for s in a.sweep
             ]
             lines += [f"**{a.what}**", "", *table([arm, "exactly right", "work"], swept), ""]
-    write_page(OUT / "README.md", [*lines])
+    write_page(OUT / "README.md", lines)
     draw(scores)
 
 
 def draw(scores: dict) -> None:
     """One tick per seed, the mean with its interval: which arms end where GRPO ends?"""
-    import textwrap
-
     titles = {**{arm: ARMS[arm].what.replace("*", "") for arm in ARMS}, **SINGLE}
     order = sorted(scores, key=lambda arm: np.mean(scores[arm]))
     fig, ax = pyplot().subplots(figsize=(9, 5.4), layout="constrained")
     for y, arm in enumerate(order):
         rows = scores[arm]
-        i = clipped(interval(rows)) if len(rows) > 1 else metrics.mean(rows[0])
+        i = over_seeds(rows)
         colour = "C2" if arm == "grpo" else "C0" if arm in ARMS else "C7"
         ax.errorbar(100 * i.mean, y, xerr=100 * reach([i]), fmt="o", color=colour, capsize=3)
         ax.plot([100 * np.mean(row) for row in rows], [y + 0.22] * len(rows), "|", color=colour)

@@ -70,8 +70,7 @@ def letters() -> str:
 
 def letters_arms() -> str:
     """GRPO beside what might do as well; results/letters has the settings and the sweeps."""
-    body = [[what, seeds, right, less, work] for what, seeds, right, less, work in letters_table.short()]
-    return table("arm | seeds | exactly right | GRPO less this | work", body)
+    return table("arm | seeds | exactly right | GRPO less this | work", letters_table.short())
 
 
 def alphabet() -> str:

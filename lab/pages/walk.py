@@ -7,7 +7,6 @@ The forks are made as docs/fork.md says, as text in one file; `git status` of th
 """
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import tyro
 
+from lab.claims.fork import example
 from lab.common import ROOT, interval_of
 
 STORY = ("README.md", "env_letters.py", "rollout.py", "grpo.py", "sft.py", "train.py")
@@ -73,7 +73,7 @@ def fork(clone: Path, file: str, changes: tuple, flags: str, name: str) -> tuple
                 )
             text = text.replace(old, new)
     else:
-        text = re.search(r"```python\n(# vowels.py\n.*?)```", (clone / "docs" / "fork.md").read_text(), re.S)[1]
+        text = example(clone / "docs" / "fork.md")
     path.write_text(text)
     seconds, _ = timed([str(clone / ".venv/bin/python"), "train.py", *flags.split(), *SMALL.split(), "--name", name], clone)
     changed = timed(["git", "status", "--short"], clone)[1].split()[1::2]

@@ -158,7 +158,7 @@ def write(ranks: dict, sizes: dict, rates: dict, n: int) -> None:
     wrong = disjoint(ranks)
     lines = [
         "# Swarm: who earns what, and how fast it runs", "",
-        f"`python -m lab.swarm.scripted{'' if n == 500 else f' --n {n}'}`. Scripted players only, no model. Held-out scenarios (seeds from "
+        f"`python -m lab.swarm.scripted{'' if n == 500 else f' --n {n}'}`. Scripted players only, no model. Development scenarios (seeds from "
         f"{DEV_SEEDS:,}), the same for all players; means with 95% intervals. Machine: "
         f"{platform.machine()}, {cpu()}, one core; Python {platform.python_version()}.", "",
         "What nonsense earns instead of work: [a claim](../claims/swarm_versions/README.md). Policies that were trained on it: [arms.md](arms.md). Which findings of the published runs came out again: [findings.md](findings.md).", "",

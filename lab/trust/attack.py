@@ -250,7 +250,7 @@ def write(result: dict) -> None:
 
 HEAD = """# Hostile replies, and reward hacking
 
-`python -m lab.trust.hostile --n 1000000` writes fuzz.json, `python -m lab.trust.attack` writes attack.json and this page. Held-out tasks (seeds from 2,000,000,000), the same for
+`python -m lab.trust.hostile --n 1000000` writes fuzz.json, `python -m lab.trust.attack` writes attack.json and this page. Development tasks (seeds from 2,000,000,000), the same for
 all attackers; means with 95% intervals, differences to the expert paired by task, verdicts from these intervals alone."""
 
 NOTES = """None of these may beat the expert by a trick. Letters and alphabet pay at most 1, which the expert earns, so there the question is what a reply earns that

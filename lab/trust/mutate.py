@@ -11,7 +11,7 @@ last commit, and the tests that run its line are run, the quick ones first, unti
 working tree is read and never written, but for results/trust.
 
 A mistake counts as caught if a test fails, does not end (LIMIT_S and five times its usual time), or
-takes pytest down with it, and in no other case: tests beyond --budget seconds are left out, and
+takes pytest down with it (lab/trust/forks.py), and in no other case: tests beyond --budget seconds are left out, and
 the page says for which. Mistakes that change nothing that anybody could see are listed by hand, with
 the reason, in lab/trust/equivalent.toml.
 
@@ -24,51 +24,28 @@ tried in a fork that has imported nothing of ours.
 """
 
 import ast
-import ctypes
 import hashlib
 import json
 import os
-import resource
-import select
-import shutil
-import signal
 import subprocess
-import sys
-import tempfile
 import time
-import tomllib
-import types
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
-import psutil
 import tyro
 
+from lab.trust.forks import Copy, Outcome, Player
 from lab.trust.marks import FILES, ROOT, WORK, Recorder, by_place, offsets_of, prepare, watch
 from lab.trust.mistakes import Mistake, mistakes, sample
+from lab.trust.mutate_page import key, page, read_results, reasons
 
 OUT = ROOT / "results" / "trust"
-EQUIVALENT = ROOT / "lab" / "trust" / "equivalent.toml"
 LIBRARIES = ("torch", "transformers", "transformers.models.qwen3.modeling_qwen3", "peft", "pytest",
              "hypothesis", "scipy.stats", "statsmodels.stats.multitest", "matplotlib.pyplot",
              "tyro", "wandb", "httpx2", "tqdm", "filelock")  # fmt: skip
-LIMIT_S = 20.0  # a test that takes so much longer than five times its usual time does not end
-COLLECT_S = 120.0
 QUICK_S, QUICK_FILES = 1.5, 5  # what is tried first: tests that are done in a moment
-SAMPLES = {  # by seed: its flags, and how the page's number came about
-    0: ("", "First pass: 60 seconds of tests or fewer for each, of those that run its line. Those that "
-        "nobody noticed were then looked at one by one and tried again, against the tests that are "
-        "most likely to notice. If none did, a test was written for what they break. So this is the "
-        "share of a sample that the tests were improved on: a fresh one must be expected to do worse."),
-    1: (" --n 60 --least 1", "A fresh sample, drawn when all those tests stood: no test had been written for "
-        "any of it, and what stood in the first sample is left out. Each was tried against the tests "
-        "that bear the file's name or a neighbour's, 60 seconds at most, and if nobody noticed, "
-        "against more of them. So a mistake may count as survived that another test would catch."),
-}  # fmt: skip
-MEMORY = 12 * 2**30  # bytes that a mistake may take; with more, Python raises
 
 
 @dataclass
@@ -84,219 +61,6 @@ class Flags:
     tests: tuple[str, ...] = ()  # ask these tests, and no others
     written: bool = False  # these tests were written for these mistakes: the share is without them
     pause: str = ""  # wait between two mistakes while this file exists: a timing is being taken
-
-
-# --------------------------------------------------------------------------------- a private copy
-
-
-class Copy:
-    """A clone of the last commit, in which files can be changed and tests be run."""
-
-    def __init__(self, root: Path, name: str = "copy"):
-        self.home = Path(tempfile.mkdtemp(prefix="mutate-"))
-        self.root, self.changes = self.home / name, 0
-        git = ["git", "clone", "--quiet", "--shared", str(root), str(self.root)]
-        subprocess.run(git, check=True)
-
-    def write(self, file: str, text: str) -> None:
-        """Give the file a time of its own, or Python might take what it compiled for the last."""
-        path = self.root / file
-        path.write_text(text)
-        self.changes += 1
-        os.utime(path, (10**9 + self.changes, 10**9 + self.changes))
-
-    def clean(self) -> None:
-        """Take away what tests have left. What is compiled may stay."""
-        for words in (["checkout", "--quiet", "."], ["clean", "-fdq", "-e", "__pycache__"]):
-            subprocess.run(["git", *words], cwd=self.root, check=True)
-        shutil.rmtree(self.home / "tmp", ignore_errors=True)
-
-    def close(self) -> None:
-        shutil.rmtree(self.home, ignore_errors=True)
-
-
-# ------------------------------------------------------------------------------ pytest, in a fork
-
-
-@dataclass
-class Outcome:
-    how: str = "survived"  # or caught: "failed", "endless", "ended" (it took pytest down with it)
-    by: str = ""  # the test
-    said: str = ""  # what it said, in a line
-    passed: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # how long those that passed took
-    found: dict = field(default_factory=dict)  # what a Recorder found
-
-
-class Telling:
-    """A plugin of pytest: choose and order the tests, and tell the parent of each."""
-
-    def __init__(self, tests: list[str] | None, pipe: int):
-        self.rank = None if tests is None else {test: i for i, test in enumerate(tests)}
-        self.pipe, self.passed = pipe, set()
-
-    def tell(self, **what) -> None:
-        os.write(self.pipe, (json.dumps(what) + "\n").encode())
-
-    def hooks(self):
-        import pytest
-
-        telling = self
-
-        class Hooks:
-            @pytest.hookimpl(trylast=True)
-            def pytest_collection_modifyitems(self, items):
-                if telling.rank is not None:
-                    items[:] = [item for item in items if item.nodeid in telling.rank]
-                    items.sort(key=lambda item: telling.rank[item.nodeid])
-
-            def pytest_collectreport(self, report):
-                if report.failed:
-                    telling.tell(failed=report.nodeid, said=last_line(str(report.longrepr)))
-
-            def pytest_runtest_logstart(self, nodeid):
-                telling.tell(start=nodeid)
-
-            def pytest_runtest_logreport(self, report):
-                if report.failed:
-                    telling.passed.discard(report.nodeid)
-                    telling.tell(failed=report.nodeid, said=last_line(str(report.longrepr)))
-                elif report.when == "call" and report.passed:
-                    telling.passed.add(report.nodeid)
-                    telling.tell(passed=report.nodeid)
-
-        return Hooks()
-
-
-def last_line(text: str) -> str:
-    said = [line for line in text.splitlines() if line.startswith("E ")] or text.splitlines()
-    return said[0].removeprefix("E").strip()[:200] if said else ""
-
-
-def become_pytest(copy: Copy, files: list[str], tests, pipe: int, env: dict, recorder) -> None:
-    """In the fork: run the tests of the copy, as `python -m pytest` there would."""
-    os.setsid()
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    for number, name in enumerate([os.devnull, copy.home / "out", copy.home / "out"]):
-        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if number == 1 else 0)), number)
-    os.chdir(copy.root)
-    temporary = copy.home / "tmp"
-    temporary.mkdir(exist_ok=True)
-    os.environ.update(env, TMPDIR=str(temporary), OMP_NUM_THREADS="1")
-    tempfile.tempdir = None
-    forget(ROOT)
-    sys.path[:] = [str(copy.root), *(p for p in sys.path if p not in ("", str(ROOT)))]
-    sys.modules["__main__"] = types.ModuleType("__main__")  # else a child would import this file
-    forkserver._forkserver.ensure_running = lambda: None  # the parent's does
-
-    import hypothesis
-    import pytest
-
-    hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
-    hypothesis.settings.load_profile("same")
-    telling = Telling(tests, pipe)
-    plugins = [telling.hooks()] + ([recorder.hooks()] if recorder else [])
-    stop = [] if recorder else ["-x"]
-    base = f"--basetemp={temporary / 'pytest'}"
-    words = ["-q", *stop, "-p", "no:cacheprovider", "-p", "no:xdist", base, *files]
-    status = int(pytest.main(words, plugins=plugins))
-    if recorder:
-        (copy.home / "ran.json").write_text(json.dumps(recorder.record(telling.passed)))
-    telling.tell(end=status)
-
-
-def forget(root: Path) -> None:
-    """Leave nothing of ours among the modules that are imported."""
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if file.startswith(f"{root}/") and "site-packages" not in file:
-            del sys.modules[name]
-
-
-class Player:
-    """Runs tests of a copy in forks, and leaves no process behind."""
-
-    def __init__(self, copy: Copy, env: dict[str, str] | None = None):
-        self.copy, self.env = copy, env or {}
-        ctypes.CDLL(None).prctl(36, 1)  # Linux: orphans become ours (PR_SET_CHILD_SUBREAPER)
-        os.environ.update(self.env)
-        self.start_warm()
-        self.keep = {p.pid for p in psutil.Process().children(recursive=True)}
-
-    def start_warm(self) -> None:
-        """The server of tests/warm.py, once for all mistakes: it has imported libraries only."""
-        file = self.copy.root / "tests" / "warm.py"
-        if file.exists():
-            sys.path.insert(0, str(file.parent))
-            import_module("warm")
-            sys.path.pop(0)
-            forkserver.ensure_running()
-        resource_tracker.ensure_running()
-
-    def play(self, files, tests, usual: dict[str, float], recorder=None) -> Outcome:
-        """files: of tests. tests: their ids in order (None: all). usual: how long each takes."""
-        ours, theirs = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(ours)
-                become_pytest(self.copy, files, tests, theirs, self.env, recorder)
-            except BaseException as error:
-                os.write(theirs, (json.dumps({"broken": repr(error)}) + "\n").encode())
-            finally:
-                os._exit(0)
-        os.close(theirs)
-        try:
-            return self.listen(ours, usual, stop=recorder is None)
-        finally:
-            os.close(ours)
-            self.end_all()
-
-    def listen(self, pipe: int, usual: dict[str, float], stop: bool) -> Outcome:
-        out, now, since, rest = Outcome(), "", 0.0, b""
-        until = time.monotonic() + COLLECT_S
-        while True:
-            if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
-                return Outcome("endless", now, "", out.passed)
-            heard = os.read(pipe, 65536)
-            if not heard:
-                return Outcome("ended", now, "", out.passed)
-            *lines, rest = (rest + heard).split(b"\n")
-            for line in map(json.loads, lines):
-                if "start" in line:
-                    now, since = line["start"], time.monotonic()
-                    until = time.monotonic() + LIMIT_S + 5 * usual.get(now, 60.0)
-                elif "passed" in line:
-                    out.passed.append(line["passed"])
-                    out.seconds[now] = time.monotonic() - since
-                elif "failed" in line and stop:
-                    return Outcome("failed", line["failed"], line["said"], out.passed)
-                elif "broken" in line:
-                    raise RuntimeError(line["broken"])
-                elif "end" in line:
-                    return out
-
-    def end_all(self) -> None:
-        """Kill whatever a test has started, and the fork."""
-        for _ in range(20):
-            left = [p for p in psutil.Process().children(recursive=True) if p.pid not in self.keep]
-            for process in left:
-                try:
-                    process.send_signal(signal.SIGKILL)
-                except psutil.NoSuchProcess:
-                    pass
-            while reaped():
-                pass
-            if not left:
-                return
-            time.sleep(0.05)
-
-
-def reaped() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0] > 0
-    except ChildProcessError:
-        return False
 
 
 # ------------------------------------------------------------------------------- who runs which line
@@ -562,113 +326,7 @@ def control(root: Path, results: list[dict], who: Who) -> list[str]:
     return failing
 
 
-# ----------------------------------------------------------------------------------------- the page
-
-
-def key(result: dict) -> tuple[str, str, str, str]:
-    return result["file"], result["where"], result["before"], result["after"]
-
-
-def read_results(file: Path) -> dict[tuple, dict]:
-    """The last result of each mistake; `again` if it is not the first."""
-    found = {}
-    for line in file.read_text().splitlines() if file.exists() else []:
-        result = {"seed": 0} | json.loads(line)
-        if key(result) in found:
-            result["again"] = True
-        found[key(result)] = result
-    return found
-
-
-def reasons(file: Path = EQUIVALENT) -> dict[tuple[str, str, str, str], str]:
-    """{(file, function, line before, line after): why nobody could notice}"""
-    listed = tomllib.loads(file.read_text())["equivalent"] if file.exists() else []
-    return {key(e): e["why"] for e in listed}
-
-
-def count_of(results: list[dict], why: dict, seed: int) -> list[str]:
-    """What the page says first of a sample."""
-    from metrics import proportion
-
-    some = [r for r in results if r["seed"] == seed]
-    counted = [r for r in some if not changes_nothing(r, why)]
-    since, caught = [r for r in counted if is_caught(r, since=True)], [r for r in counted if is_caught(r)]
-    how = Counter(r["how"] for r in caught)
-    again = sum(r.get("again", False) and not r.get("written") for r in counted)
-    flags, told = SAMPLES.get(seed, ("", ""))
-    command = f"`python -m lab.trust.mutate --seed {seed}{flags}`"
-    lines = [
-        f"{command}: {len(some)} mistakes, of which {len(some) - len(counted)} change nothing that "
-        f"anybody could see. **Of the other {len(counted)}, {len(caught)} were caught: "
-        f"{proportion(len(caught), len(counted)).percent()}** (Wilson's 95% interval): a test failed "
-        f"({how['failed']}), did not end ({how['endless']}), or pytest ended with it ({how['ended']})."
-    ]  # fmt: skip
-    if again:
-        lines[0] += f" {again} were tried more than once."
-    if since:
-        lines[0] += f" Tests that were written since, for what they break, catch {len(since)} more."
-    return [*lines, "", told, ""]
-
-
-def is_caught(r: dict, since: bool = False) -> bool:
-    """since: by a test that was written for it."""
-    return r["how"] != "survived" and r.get("written", False) == since
-
-
-def changes_nothing(r: dict, why: dict) -> bool:
-    return key(r) in why and r["how"] == "survived"
-
-
-def page(results: list[dict], why: dict) -> list[str]:
-    from lab.common import table
-    from metrics import proportion
-
-    equivalent = [r for r in results if changes_nothing(r, why)]
-    counted = [r for r in results if not changes_nothing(r, why)]
-    left = [r for r in counted if r["how"] == "survived"]
-
-    def row(name: str, some: list[dict]) -> list:
-        caught = sum(map(is_caught, some))
-        share = proportion(caught, len(some)).percent() if some else "–"
-        return [name, len(some), caught, len(some) - caught, share]
-
-    files = [file for file in FILES if any(r["file"] == file for r in counted)]
-    rules = sorted({r["rule"] for r in counted})
-    lines = [
-        "# Would the tests notice a mistake?", "",
-        "Small mistakes, made by rule and one at a time (lab/trust/mistakes.py), each tried against "
-        "tests that may notice it. They are drawn per file and per rule, so a share is that of its "
-        "sample, not of all mistakes that people make.", "",
-        *[line for seed in sorted({r["seed"] for r in results}) for line in count_of(results, why, seed)],
-        "Every test that caught something passes without a mistake, run in the same way. Not tried: "
-        "fast/vllm_engine.py, whose tests need vLLM; demos, f-strings, what is printed; and what "
-        "deletes files or ends processes.",
-        "", "## By file", "", "Both samples together, without the tests that were written for survivors of the second.", "",
-        *table("| file | mistakes | caught | survived | share caught |",
-               [row(file, [r for r in counted if r["file"] == file]) for file in files]),
-        "", "## By rule", "",
-        *table("| rule | mistakes | caught | survived | share caught |",
-               [row(rule, [r for r in counted if r["rule"] == rule]) for rule in rules]),
-    ]  # fmt: skip
-    lines += ["", "## Survivors", ""] if left else []
-    for r in left:
-        budget = f"; {r['left_out']} more beyond the budget" if r.get("left_out") else ""
-        given = f", those of {', '.join(r['given'])}" if r.get("given") else ""
-        lines += told(r, f"{r['asked']} tests passed{given}{budget}")
-    since = [r for r in counted if is_caught(r, since=True)]
-    lines += ["", "## Survivors for which a test was written", ""] if since else []
-    for r in since:
-        lines += told(r, f"caught by {r['by']}")
-    lines += ["", "## Nobody could notice", ""] if equivalent else []
-    for r in equivalent:
-        lines += told(r, why[key(r)])
-    return lines
-
-
-def told(r: dict, why: str) -> list[str]:
-    place = f"{r['file']}, {r['where']}" if r["where"] else r["file"]
-    head = f"{place} ({r['rule']}): {why}"
-    return [head, "", "```diff", f"- {r['before']}", f"+ {r['after']}", "```", ""]
+# ------------------------------------------------------------------------------------- a whole run
 
 
 def write(found: dict[tuple, dict]) -> None:
