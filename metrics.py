@@ -132,7 +132,7 @@ def is_constant(values: np.ndarray) -> bool:
     return len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, abs(values[0]))
 
 
-def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0)) -> Interval:
+def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0), z2=Z2) -> Interval:
     """The mean, if n values agree (one always does): a share of them may yet differ.
 
     That share is Wilson's bound for 0 of n. Those that differ may be anything between the ends,
@@ -140,7 +140,7 @@ def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0)) -> Inter
     """
     if n == 0:
         return Interval(NAN, NAN, NAN, 0)
-    others, (low, high) = Z2 / (n + Z2), ends
+    others, (low, high) = z2 / (n + z2), ends
     low, high = (low, high) if low <= value <= high else (min(low, 2 * value), max(high, 2 * value))
     return Interval(value, value - others * (value - low), value + others * (high - value), n)
 

@@ -132,6 +132,35 @@ def test_a_claim_holds_only_if_all_of_it_holds():
     assert together([]) == together(["not run", "not run"]) == "not run"
 
 
+def test_the_rule_for_seeds_goes_on_while_a_part_is_undecided():
+    check, beside = Check("a", less("a", "b"), "above"), Check("b", less("a", "b"), "above", decides=False)
+    found = lambda rows, v, of=check: [(of, rows, interval(rows), v)]
+    assert [ledger.goes_on(found([0.1] * n, "undecided")) for n in (1, 3, 4, 6, 12)] == [3, 6, 6, 12, 0]
+    assert ledger.goes_on(found([0.1] * 3, "holds")) == ledger.goes_on(found([0.1] * 3, "undecided", beside)) == 0
+    assert ledger.goes_on(found([0.1] * 200, "undecided")) == 0  # units of a script are as many as were planned
+    assert ledger.goes_on(found([0.1] * 3, "holds") + found([0.1] * 3, "undecided")) == 6
+
+
+def test_a_verdict_on_seeds_asks_more_than_95_percent_and_says_so():
+    rows = [0.08, 0.1, 0.15]  # 95%: [0.020, 0.200]; 98.3%: below 0
+    check = Check("a", less("a", "b"), "above")
+    assert interval(rows).low > 0 > ledger.judged_by(rows).low
+    assert ledger.told(check, rows, "undecided").startswith("**undecided** (at 98.3%: [-")
+    units = rows * 10
+    assert ledger.judged_by(units) == interval(units) and ledger.told(check, units, "holds") == "**holds**"
+    assert ledger.in_parts(["holds", "fails", "holds"]) == "2 hold, 1 fails" and ledger.in_parts(["holds", "holds"]) == "holds"
+
+
+def test_three_looks_are_wrong_less_often_than_one_in_twenty():
+    from lab.claims import rule
+
+    for noise in rule.NOISE:
+        assert rule.share(0.0, noise, ledger.LEVEL, 400)[0].mean <= 0.05
+        assert rule.share(4.0, noise, ledger.LEVEL, 400, "equal", 4.0)[0].mean <= 0.05
+    by_rule, tempted = (rule.share(0.0, "normal", level, 400)[0].mean for level in (ledger.LEVEL, 0.95))
+    assert by_rule < tempted
+
+
 def rate(said: str, expect: str, truth: float, margin: float = 0.0, n: int = 1000) -> float:
     rng = np.random.default_rng(2)
     rows = lambda: [truth + rng.normal(0, 0.03) + rng.normal(0, 0.3, 100) for _ in range(3)]
@@ -373,7 +402,7 @@ def test_claims_that_have_not_run_say_so(place):
 
 
 @pytest.mark.parametrize(
-    "arguments, said", [({"claim": "nonsense"}, "no such claim"), ({}, "name a claim"), ({"all": True, "seeds": 0}, "at least 1")]
+    "arguments, said", [({"claim": "nonsense"}, "no such claim"), ({}, "name a claim"), ({"all": True, "threads": 0}, "at least 1")]
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(arguments, said):
     with pytest.raises(SystemExit, match=said):
@@ -396,7 +425,7 @@ def test_pass_at_k_by_hand():
 
 
 def test_the_best_rate_is_chosen_by_the_other_seeds():
-    line = lambda x: Run({}, [{"update": 1, "exact": x}], [], [])
+    line = lambda x: Run({}, [], [{"stage": "final", "update": 1, "exact": [x]}], [])
     arms = {"r_low": {0: line(0.1), 1: line(0.6), 2: line(0.6)}, "r_high": {0: line(0.9), 1: line(0.5), 2: line(0.5)}}
     assert at_best_rate(arms, "r", 0) is arms["r_low"][0]  # although its own seed says otherwise
     assert at_best_rate(arms, "r", 1) is arms["r_high"][1]

@@ -1,12 +1,13 @@
 """The claims ledger: every lesson that this project grew out of, tested again with intervals, into results/claims/.
 
     python -m lab.claims.ablate --list                     # the claims, their arms, and how long they take
-    python -m lab.claims.ablate thinking --seeds 3         # the runs of one claim (by name or number), then its page, its picture and the ledger
-    python -m lab.claims.ablate --all --seeds 3            # all of them: a night on two cores
+    python -m lab.claims.ablate thinking                   # the runs of one claim (by name or number), then its page, its picture and the ledger
+    python -m lab.claims.ablate --all                      # all of them: a night on two cores
     python -m lab.claims.ablate --table                    # every page, picture and the ledger again from what is kept; nothing is trained
 
 A claim is a few lines in lab/claims/claims.py; lab/claims/ledger.py judges it. Its arms are runs of train.py, one process each; finished runs are
-kept and not run again, cut ones go on with --resume. Two arms with the same flags are the same run, wherever they stand: it is made once.
+kept and not run again, cut ones go on with --resume. How many seeds a claim gets is a rule (ledger.LOOKS): 3, and 6 and 12 while a part of it is
+undecided; --seeds says otherwise. Two arms with the same flags are the same run, wherever they stand: it is made once.
 """
 
 import json
@@ -24,7 +25,7 @@ from bookkeeping.run import write_json
 from lab import common
 from lab.claims import ledger
 from lab.claims.claims import CLAIMS, Claim
-from lab.claims.ledger import agrees, asked, home, owner
+from lab.claims.ledger import LOOKS, agrees, asked, collect, goes_on, home, judge, owner
 from lab.claims.quantities import Script
 from lab.common import ROOT, read_json
 
@@ -147,20 +148,23 @@ def find(name: str) -> Claim:
 
 
 def main(
-    claim: tyro.conf.Positional[str] = "", seeds: int = 3, jobs: int = 0, threads: int = 1, all: bool = False, table: bool = False,
+    claim: tyro.conf.Positional[str] = "", seeds: int = 0, jobs: int = 0, threads: int = 1, all: bool = False, table: bool = False,
     list: bool = False,
 ) -> None:  # fmt: skip
-    """claim: name or number; seeds: 0 to seeds - 1 of every arm; jobs: runs at once, 0: as many as there are cores, at most 8; threads: of a run."""
+    """claim: name or number; seeds: 0 to seeds - 1 of every arm, 0: by the rule; jobs: runs at once, 0: as many as there are cores, at most 8; threads: of a run."""
     if list:
-        return listing(seeds)
+        return listing(seeds or LOOKS[0])
     if not (claim or all or table):
         raise SystemExit("name a claim, or give --all, --table or --list")
-    if seeds < 1 or threads < 1 or jobs < 0:
-        raise SystemExit(f"--seeds {seeds} --threads {threads} --jobs {jobs}: seeds and threads must be at least 1, jobs at least 0")
+    if seeds < 0 or threads < 1 or jobs < 0:
+        raise SystemExit(f"--seeds {seeds} --threads {threads} --jobs {jobs}: threads must be at least 1, seeds and jobs at least 0")
     failed = []
     if not table:
         jobs = jobs or min(8, max(1, (os.cpu_count() or 1) // threads))
-        failed = run_all([*CLAIMS] if all else [find(claim)], seeds, jobs, threads)
+        claims = [*CLAIMS] if all else [find(claim)]
+        for look in (seeds,) if seeds else LOOKS:
+            failed += run_all(claims, look, jobs, threads)
+            claims = [c for c in claims if goes_on(judge(c, collect(c))[0])]
     ledger.write()
     if failed:
         raise SystemExit("\n".join([*failed, "the rest is kept; the same command tries these again"]))

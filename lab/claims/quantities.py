@@ -61,6 +61,7 @@ class Claim:
     shows: tuple[str, str] = ("exact", "exactly right at the end, development tasks")  # of every arm, in the table and in the picture
     curve: str = "exact"  # of every update; empty: no curves
     then: Callable[[Path, Path], None] | None = None  # after a run: (its folder, where it is kept)
+    ours: str = ""  # if what is tested follows from rules that we wrote: which, and so what it cannot tell
 
 
 # ------------------------------------------------------------------------------------------------ numbers of a run
@@ -143,10 +144,10 @@ alone = lambda a, what: lambda arms: list(arms[a][what]) if a in arms else []
 apart = lambda a, b, what: lambda arms: (alone(a, what)(arms), alone(b, what)(arms)) if {a, b} <= arms.keys() else []
 
 
-def at_best_rate(arms: dict, kind: str, seed: int) -> Run:
-    """The run of this seed at the learning rate that was best in the *other* seeds, by their mean over all updates: who is judged has no vote."""
+def at_best_rate(arms: dict, kind: str, seed: int, of: Callable = held) -> Run:
+    """The run of this seed at the learning rate that was best in the *other* seeds, by the number that is judged: who is judged has no vote."""
     rates = [name for name in arms if name.startswith(f"{kind}_")]
-    best = max(rates, key=lambda name: np.mean([during(run) for s, run in arms[name].items() if s != seed]))
+    best = max(rates, key=lambda name: np.mean([np.mean(of(run)) for s, run in arms[name].items() if s != seed]))
     return arms[best][seed]
 
 
@@ -156,7 +157,7 @@ def at_best_rates(a: str, b: str, of: Callable = held) -> Callable:
     def value(arms: dict) -> list:
         names = [name for name in arms if name.startswith((f"{a}_", f"{b}_"))]
         seeds = both(arms, *names) if any(n.startswith(a) for n in names) and any(n.startswith(b) for n in names) else []
-        return [of(at_best_rate(arms, a, s)) - of(at_best_rate(arms, b, s)) for s in seeds] if len(seeds) > 1 else []
+        return [of(at_best_rate(arms, a, s, of)) - of(at_best_rate(arms, b, s, of)) for s in seeds] if len(seeds) > 1 else []
 
     return value
 

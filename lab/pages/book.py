@@ -20,7 +20,7 @@ import tyro
 import metrics
 from lab.claims import letters as letters_table
 from lab.claims.claims import CLAIMS
-from lab.claims.ledger import as_share, collect, interval, judge
+from lab.claims.ledger import as_share, collect, in_parts, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
 from lab.common import RESULTS, ROOT, read_json, read_lines
 
@@ -208,13 +208,19 @@ def speed() -> str:
 
 
 def lessons() -> str:
-    """The claims, by verdict."""
-    found: dict[str, list[str]] = {"holds": [], "fails": [], "undecided": [], "not run": []}
+    """The claims, each with the verdicts of its parts; those that hold whole come first."""
+    rows = []
     for claim in CLAIMS:
-        verdict = judge(claim, collect(claim))[1]
+        found, verdict = judge(claim, collect(claim))
         page = "" if verdict == "not run" else f" [page](../results/claims/{claim.name}/README.md)"
-        found[verdict].append(claim.sentence + page)
-    return table("verdict | lesson", [[f"**{verdict}**", text] for verdict, texts in found.items() for text in texts])
+        parts = in_parts([v for check, *_, v in found if check.decides])
+        rows.append(
+            (
+                ["holds", "fails", "undecided", "not run"].index(verdict),
+                [f"**{parts}**", claim.sentence + (" *Under rules of our own.*" if claim.ours else "") + page],
+            )
+        )
+    return table("verdict | lesson", [row for _, row in sorted(rows, key=lambda each: each[0])])
 
 
 TABLES = {f.__name__: f for f in (letters, letters_arms, alphabet, swarm, swarm_players, passes, cost, card, offpolicy, speed, lessons)}
