@@ -173,11 +173,12 @@ def refuse_pickles(folder: Path) -> None:
 
     transformers' use_safetensors is not enough: it looks at the name of one file only.
     """
-    read = lambda name: json.loads((folder / name).read_text()) if (folder / name).exists() else {}
-    index, config = read("model.safetensors.index.json"), read("config.json")
+    files = [folder / name for name in ("model.safetensors.index.json", "config.json")]
+    index, config = (json.loads(f.read_bytes()) if f.exists() else {} for f in files)
     named = config.get("transformers_weights") or "model.safetensors"
     for file in sorted({str(f) for f in (named, *index.get("weight_map", {}).values())}):
-        if "/" in file or not file.endswith((".safetensors", ".safetensors.index.json")):
+        elsewhere = any(c in file for c in "/\\:")  # Windows knows three ways into another folder
+        if elsewhere or not file.endswith((".safetensors", ".safetensors.index.json")):
             where = f"its weights are said to be in {file}"
             raise ValueError(f"{where}, and only safetensors beside the config are read")
     if "/" in str(config.get("attn_implementation")):

@@ -356,7 +356,7 @@ def check(cfg: Config) -> None:
     Fills in what depends on the environment.
     """
     if cfg.env.endswith(".py") and Path(cfg.env).is_file():
-        text = Path(cfg.env).read_text(errors="replace")
+        text = Path(cfg.env).read_text(encoding="utf-8", errors="replace")
         classes = ", ".join(re.findall(r"^class (\w+)", text, re.M))
         found = f"its classes are {classes}" if classes else "there is no class in it"
         refuse(cfg, "env", f"give FILE.py:CLASS; {found}")

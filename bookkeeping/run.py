@@ -31,6 +31,7 @@ from bookkeeping.records import append, write_json
 from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
+from fast.machine import peak_memory
 from fast.memory import memory_folder
 from settings import LEVELS, PROMOTE, PROMOTE_AFTER, kind
 
@@ -205,7 +206,7 @@ class Run:
         write_json(self.folder / "summary.json", about)
         report.write(self.folder)
         self.wandb.finish()
-        text = (self.folder / "report.md").read_text().split("## Config")[0]
+        text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
         pages = ("report.html", "report.md", "curves.png")
         print(f"\n{text}\nall of it: {', '.join(f'{self.folder}/{page}' for page in pages)}")
         return self.folder
@@ -295,13 +296,10 @@ class StopSignal:
 
 def machine(policy) -> dict:
     """Where a result was obtained."""
-    import resource
-
     import peft
     import transformers
 
     gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     return {
         "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "python": platform.python_version(),
@@ -312,7 +310,7 @@ def machine(policy) -> dict:
         "parameters": policy.n_parameters,
         "trainable": sum(p.numel() for p in policy.trainable().values()),
         "processes": parallel.world(),
-        "peak_rss_gb": round(peak / 2**20, 3),
+        "peak_rss_gb": round(peak_memory(), 3),
     }
 
 

@@ -25,7 +25,6 @@ Run me: `python -m fast.ahead` plays three batches ahead, and kills the second p
 """
 
 import multiprocessing
-import os
 import pickle
 import shutil
 import signal
@@ -399,7 +398,7 @@ def demo() -> None:
         spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.items())
         print(f"batch {batch}: {sum(map(len, groups))} episodes, {waited}, {spent}")
         if batch == 0:
-            os.kill(second.process.pid, signal.SIGKILL)
+            second.process.kill()
     second.close()
 
 
