@@ -65,7 +65,8 @@ class Config:
     model: str = "auto"
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
-    device: str = "auto"  # auto: cuda if there is one
+    # auto: cuda if there is one; a Mac's GPU (mps) for a model that is not small; else cpu
+    device: str = "auto"
     engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it is installed on a GPU
     plain: bool = False  # sample and compute log-probs the plain way (policy.py): to read, to fork
     vllm_memory: float = 0.3  # share of the card that vLLM takes, and lends to the trainer

@@ -24,6 +24,7 @@ from bookkeeping import folder
 from bookkeeping.records import printable
 from fast import machine
 from fast.machine import Hung
+from fast.memory import out_of_memory
 from rollout import EnvironmentFailed
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, make_env
 
@@ -226,8 +227,6 @@ def one_sentence():
 
     It speaks of a checkpoint only if there is one, and a run that never began leaves no folder.
     """
-    import torch
-
     folder.own.clear()
     try:
         yield
@@ -237,7 +236,9 @@ def one_sentence():
         close_bars()
         print(f"stopped at once{how_to_go_on()}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         first = (str(error).splitlines() or ["no more is known"])[0]
         cure = "start again with a lower --micro-tokens, or with --gradient-checkpointing"
         if folder.has_checkpoint():

@@ -38,7 +38,7 @@ from pathlib import Path
 import torch
 
 from fast import parallel
-from fast.engine import make_sampler
+from fast.engine import here, make_sampler
 from fast.memory import give_back_memory, memory_folder, sweep
 from fast.plan import DEFAULTS, MENDS, SIZES, card_memory, engine_of, needed, typed
 from policy import Policy, first_line
@@ -368,6 +368,7 @@ def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_
     threads = cfg.threads or torch.get_num_threads()
     half = max(1, threads // 2)
     torch.set_num_threads(half if cfg.async_rollouts else threads)
+    print(here(cfg, policy))
     if not cfg.async_rollouts:
         return InTurn(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
     check_room_for_two(cfg, policy)

@@ -64,6 +64,11 @@ def sweep() -> None:
             os.close(held)
 
 
+def out_of_memory(error: RuntimeError) -> bool:
+    """Is this a GPU without room? CUDA's error has a type of its own, that of Apple's has none."""
+    return type(error).__name__ == "OutOfMemoryError" or "MPS backend out of memory" in str(error)
+
+
 def give_back_memory() -> bool:
     """Have the C library return freed memory to the system; True if it can (glibc).
 

@@ -317,6 +317,7 @@ def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):
 @pytest.fixture
 def a100(monkeypatch):
     """This machine has a card of 80 GB, with vLLM."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(plan, "card_memory", lambda _: memory.CARDS["A100 80 GB"])
     monkeypatch.setattr(plan, "engine_of", lambda _: "vllm")
