@@ -437,6 +437,14 @@ def refuse(cfg: Config, name: str, why: str) -> None:
 
 
 def command_line(words: list[str]) -> tuple[Config, set[str]]:
+    """read_flags; flags that this environment does not read are named."""
+    cfg, typed = read_flags(words)
+    if not (cfg.resume or cfg.eval_only):
+        tell_unread(cfg.env, typed)
+    return cfg, typed
+
+
+def read_flags(words: list[str]) -> tuple[Config, set[str]]:
     """The Config that these words ask for, and the names of the flags that were typed."""
     words = without_bare_eval_only(words)
     cfg = tyro.cli(Config, args=words)
@@ -449,10 +457,7 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
-    typed = {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
-    if not (cfg.resume or cfg.eval_only):
-        tell_unread(cfg.env, typed)
-    return cfg, typed
+    return cfg, {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
 
 
 def tell_unread(env: str, typed: set[str]) -> None:

@@ -19,8 +19,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from bookkeeping.checkpoint import find_checkpoint, set_aside
+from bookkeeping.forecast import name_of
 from bookkeeping.records import append
-from settings import kind, short
+from settings import kind
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = (
@@ -61,9 +62,7 @@ def open_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     """
     if cfg.resume:
         return resume_folder(cfg, typed)
-    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    name = cfg.name or f"{short(cfg.env)}{level}-{time.strftime('%m%d-%H%M%S')}"
-    folder = Path(cfg.runs) / name
+    folder = Path(cfg.runs) / name_of(cfg, time.strftime("%m%d-%H%M%S"))
     try:
         if folder.exists() and any(file.name not in LEFTOVERS for file in folder.iterdir()):
             raise SystemExit(

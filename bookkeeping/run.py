@@ -14,6 +14,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -78,6 +79,8 @@ class Run:
         if self.saved:
             self.state = State(**restore(self.saved, policy, optimizer, asdict(self.state)))
             print(f"resumed {self.folder} after update {self.state.update}")
+        else:
+            print(f"into {self.folder}")
         code = {"update": self.state.update, **code_of(self.cfg.env)}
         self.versions = note_code(self.folder / "code.jsonl", code)
         parallel.same_weights(policy.trainable().values())
@@ -209,7 +212,18 @@ class Run:
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
         pages = ("report.html", "report.md", "curves.png")
         print(f"\n{text}\nall of it: {', '.join(f'{self.folder}/{page}' for page in pages)}")
+        print(f"next, on tasks that no run has seen: {next_command(self.folder)}")
         return self.folder
+
+
+def next_command(folder: Path) -> str:
+    """One command to try after a run, to be pasted: a final number, on tasks nothing was chosen by.
+
+    Its Python is this one: `make train` leaves no environment activated.
+    """
+    python, here = Path(sys.executable), Path.cwd()
+    python = python.relative_to(here) if python.is_relative_to(here) else "python"
+    return f"{python} train.py --eval-only {folder} --held-out"
 
 
 def open_run(cfg, typed: set[str]) -> Run:
