@@ -337,7 +337,7 @@ def code_of(env: str) -> dict:
 
     def git(*words: str) -> str | None:
         try:
-            how = {"capture_output": True, "text": True, "timeout": 10, "check": True}
+            how = {"capture_output": True, "encoding": "utf-8", "timeout": 10, "check": True}
             return subprocess.run(["git", "-C", str(ROOT), *words], **how).stdout.strip()
         except (OSError, subprocess.SubprocessError):  # a copy without its history, or no git
             return None
