@@ -20,12 +20,14 @@ import settings
 from fast import machine
 from settings import Config, by_env, by_size, eval_sets, kind, short
 
-# Seconds of an update, of an evaluation of one set of tasks and of a step of SFT, with the defaults
-# and pico_base on two idle cores; results/first_minute/README.md says from which runs.
-RATES = {"letters": (1.06, 2.6, 0.39), "alphabet": (9.9, 17.8, 0.48), "swarm": (102, 181, 4.7)}
+# Seconds of an update, of an evaluation of one set of tasks and of a step of SFT by the defaults, in
+# results/{alphabet,swarm}/grpo-0; letters: so that `make train` takes the 256 s of results/walk.md,
+# shared out as in results/offpolicy/in_turn-0.
+RATES = {"letters": (1.0, 2.35, 0.39), "alphabet": (9.9, 17.8, 0.48), "swarm": (102, 181, 4.7)}
 START = 10  # seconds: imports, the model, the report
 PACE = 0.26  # milliseconds of one round of `pace` there
 EMBEDDED = 0.9e6  # parameters
+BUSY = 4  # times as slow: hardly a slow machine alone
 RANGE = 2  # the time is between estimate / RANGE and estimate * RANGE
 
 
@@ -64,6 +66,8 @@ def how_long(cfg: Config, milliseconds: float) -> str:
     unit, name = (60, "minutes") if found > 90 else (1, "seconds")
     low, likely, high = (found * factor / unit for factor in (1 / RANGE, 1, RANGE))
     slower = f"arithmetic takes {milliseconds / PACE:.1f} times as long as where we timed it"
+    if milliseconds > BUSY * PACE and not cfg.threads:
+        slower += "; if others work here, --threads 1 is faster"  # two would wait for each other
     return f"about {likely:.0f} {name} here, between {low:.0f} and {high:.0f} ({slower})"
 
 

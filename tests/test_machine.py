@@ -7,6 +7,7 @@ No Windows and no Mac was at hand (docs/where.md). What stands in for them is th
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -253,10 +254,27 @@ def test_the_guess_grows_with_the_work_and_with_the_machines_slowness(monkeypatc
     assert base == pytest.approx(forecast.START + 150 * update + 10 * 3 * evaluation + 50 * step)
     assert guess(2.0) == pytest.approx(2 * base)
     assert guess(updates=151) - base == pytest.approx(update) and guess(updates=161) - base == pytest.approx(11 * update + 3 * evaluation)
+    assert guess(updates=160) - base == pytest.approx(10 * update)  # the evaluation after the last update is the final one
     assert guess(k=16) - base == pytest.approx(150 * update) == pytest.approx(guess(num_tasks=16) - base)
     assert guess(sft_steps=0) - base == pytest.approx(-50 * step)
     assert guess(eval_other_tiers=False) - base == pytest.approx(-10 * 2 * evaluation)
     assert guess(updates=0) == pytest.approx(forecast.START + 3 * 3 * evaluation + 50 * step)
+
+
+@pytest.mark.parametrize(
+    "env, source, evaluations", [("letters", "offpolicy/in_turn-0", 30), ("alphabet", "alphabet/grpo-0", 6), ("swarm", "swarm/grpo-0", 3)]
+)
+def test_the_rates_are_those_of_committed_runs(monkeypatch, env, source, evaluations):
+    monkeypatch.setattr(forecast.shutil, "which", lambda name: None)
+    run = json.loads((ROOT / "results" / source / "summary.json").read_text())
+    s, cfg, whole = run["seconds"], completed(env=env), 1.0
+    assert forecast.number_of_evaluations(cfg) * len(settings.eval_sets(cfg)) == evaluations and cfg.updates == run["updates"]
+    if env == "letters":  # that run was made beside other work
+        took = int(re.search(r"\| `make train` \|.*\| (\d+) \|", (ROOT / "results" / "walk.md").read_text())[1])
+        assert forecast.estimate(cfg, forecast.PACE) == pytest.approx(took, rel=0.03)
+        whole = (took - forecast.START) / (s["rollout"] + s["train"] + s["eval"] + s["sft"])
+    parts = ((s["rollout"] + s["train"]) / run["updates"], s["eval"] / evaluations, s["sft"] / cfg.sft_steps)
+    assert forecast.RATES[env] == pytest.approx([whole * part for part in parts], rel=0.05)
 
 
 def test_of_what_nobody_has_timed_no_time_is_said(monkeypatch, tmp_path):
@@ -272,12 +290,14 @@ def test_of_what_nobody_has_timed_no_time_is_said(monkeypatch, tmp_path):
 
 
 def test_short_runs_are_told_in_seconds_and_long_ones_in_minutes():
-    say = lambda seconds: forecast.how_long(SimpleNamespace(), seconds)
+    say = lambda seconds, threads=1: forecast.how_long(SimpleNamespace(threads=threads), seconds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forecast, "estimate", lambda cfg, seconds: seconds)
         patch.setattr(forecast, "PACE", 10.0)
         assert say(60.0) == "about 60 seconds here, between 30 and 120 (arithmetic takes 6.0 times as long as where we timed it)"
         assert say(600.0).startswith("about 10 minutes here, between 5 and 20 (")
+        busy = "; if others work here, --threads 1 is faster)"
+        assert say(60.0, threads=0).endswith(f"as where we timed it{busy}") and busy not in say(60.0) + say(30.0, threads=0)
 
 
 def test_the_other_ranks_of_torchrun_say_nothing(monkeypatch, capsys):

@@ -400,6 +400,17 @@ def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(monkeypatch):
     assert load_policy(str(PICO), 4, 8).device.type == "cpu"
 
 
+@pytest.mark.parametrize("small, device", [(50e6, "cpu"), (1000, "mps")])
+def test_a_model_goes_to_apples_gpu_by_its_size(monkeypatch, small, device):
+    went = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, *there, **_: went.extend(there) or module)
+    monkeypatch.setattr(policy_module, "FOR_MPS", small)
+    policy = load_policy(str(PICO), 4, 8)
+    assert str(went[-1]) == device and policy.device.type == device and {p.dtype for p in policy.model.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "gpu"])
 def test_a_device_that_is_not_there_is_refused_before_a_model_is_loaded(monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -445,6 +456,10 @@ def test_a_model_that_was_named_is_taken_and_what_would_make_it_fit_is_said(card
 
 
 def test_of_several_files_that_are_refused_the_first_by_name_is_told(tmp_path):
+    for elsewhere in ("../x", "..\\x", "C:x"):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"layer": f"{elsewhere}.safetensors"}}))
+        with pytest.raises(ValueError, match="its weights are said to be in"):
+            policy_module.refuse_pickles(tmp_path)
     weights = {f"layer {n}": f"{n}.bin" for n in "hgfedcb"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     with pytest.raises(ValueError, match="said to be in b.bin"):

@@ -21,9 +21,9 @@ from lab.common import RESULTS, ROOT, read_json
 
 HOME = RESULTS / "first_minute"
 RUNS = (
-    ["--env", "letters", "--updates", "20", "--eval-n", "64", "--no-eval-other-tiers"],
-    ["--env", "alphabet", "--updates", "4", "--eval-n", "64"],
-    ["--env", "letters", "--difficulty", "6"],  # make train
+    ["--env", "letters", "--updates", "20", "--eval-n", "64", "--no-eval-other-tiers", "--threads", "1"],
+    ["--env", "alphabet", "--updates", "4", "--eval-n", "64", "--threads", "1"],
+    ["--env", "letters", "--difficulty", "6"],  # make train; on a busy machine two threads wait for each other most of the time
 )
 GUESS = re.compile(r"about (\d+) (\w+) here, between (\d+) and (\d+) \(arithmetic takes ([\d.]+) times")
 MARKS = {"first_line": ": ", "guess": "about ", "torch": "here: ", "sft": "eval before"}  # what a line has to hold
