@@ -368,10 +368,11 @@ def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_
     threads = cfg.threads or torch.get_num_threads()
     half = max(1, threads // 2)
     torch.set_num_threads(half if cfg.async_rollouts else threads)
+    if cfg.async_rollouts:
+        check_room_for_two(cfg, policy)
     print(here(cfg, policy))
     if not cfg.async_rollouts:
         return InTurn(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
-    check_room_for_two(cfg, policy)
     weights = sum(p.numel() * p.element_size() for p in policy.trainable().values())
     needed = (cfg.async_rollouts + 2) * weights  # every open job carries them
     second = SecondProcess(load, partial(make_sampler, cfg), half, needed)

@@ -400,6 +400,7 @@ def test_the_pages_table_of_what_auto_takes_is_the_plan(monkeypatch):
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and line[2:].split(" |")[0] in CARDS]
     assert [row[0] for row in rows] == list(CARDS)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(plan, "where_is", lambda model: "the hub")
     for name, *cells in rows:
         monkeypatch.setattr(plan, "card_memory", lambda _, name=name: CARDS[name][0])
