@@ -34,7 +34,7 @@ from bookkeeping.episodes import save_evaluation
 from bookkeeping.guard import guarded, preflight
 from fast import parallel
 from fast.ahead import InTurn
-from fast.engine import make_sampler
+from fast.engine import here, make_sampler
 from fast.plan import choose_model
 from policy import Policy, load_policy
 from rollout import Episode, play
@@ -211,7 +211,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     _, state = load_checkpoint(saved, policy)
     update = state["update"]
-    print(f"{folder} after {update} updates; {why}")
+    print(f"{folder} after {update} updates; {why}\n{here(cfg, policy)}")
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
     roll = partial(rollouts.greedy, update=update)
     new = trained_set(cfg)  # of another difficulty, perhaps

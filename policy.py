@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from jinja2 import TemplateError
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
@@ -112,14 +113,36 @@ def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
 # ------------------------------------------------------------------------------------------ loading
 
 
-def pick_device(device: str) -> str:
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+FOR_MPS = 50e6  # parameters from which a Mac's GPU is taken: a guess, nobody has measured it
+
+
+def pick_device(device: str, n_parameters: float = 0) -> str:
+    """What --device means here, for a model of that size. SystemExit if there is no such device.
+
+    auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the embedded ones,
+    whose steps cost no arithmetic but the microseconds that starting an operation takes; else the
+    CPU.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device == "auto":
+        on_mac = there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()  # gloo: CPU
+        return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
+    try:
+        found = there.get(torch.device(device).type, True)
+    except RuntimeError:  # no such word
+        found = False
+    if not found:
+        known = ", ".join(name for name, is_here in (there | {"cpu": True}).items() if is_here)
+        raise SystemExit(f"--device {device}: torch finds none here; there is {known}")
+    return device
 
 
 def in_bfloat16(device) -> bool:
-    """Does this device compute in bfloat16? Not CPUs, Macs, or cards older than Ampere (a T4)."""
+    """Does this device compute in bfloat16? Not CPUs, Macs, or cards older than Ampere (a T4).
+
+    There all is float32. float16, which a T4 would compute faster, ends at 65,504: its gradients
+    would need to be scaled, and nothing here does that.
+    """
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
@@ -133,14 +156,15 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device="auto", seed=
     is lost in bfloat16's 8 bits. Adapters are always float32.
     SystemExit with a one-sentence message if the model cannot be loaded, or cannot chat.
     """
-    device = pick_device(device)
+    first = pick_device(device)
     try:
-        dtype = torch.bfloat16 if lora_rank and in_bfloat16(device) else torch.float32
+        dtype = torch.bfloat16 if lora_rank and in_bfloat16(first) else torch.float32
         tokenizer, lm = load_checked(EMBEDDED.get(name, name), dtype)
         stop_ids = find_stops(tokenizer, lm)
         check_tokenizer(tokenizer, lm)
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
+    device = pick_device(device, lm.num_parameters())
     lm.requires_grad_(lora_rank == 0)
     torch.manual_seed(seed)  # A is drawn at random
     model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm
@@ -173,11 +197,12 @@ def refuse_pickles(folder: Path) -> None:
 
     transformers' use_safetensors is not enough: it looks at the name of one file only.
     """
-    read = lambda name: json.loads((folder / name).read_text()) if (folder / name).exists() else {}
-    index, config = read("model.safetensors.index.json"), read("config.json")
+    files = [folder / name for name in ("model.safetensors.index.json", "config.json")]
+    index, config = (json.loads(f.read_bytes()) if f.exists() else {} for f in files)
     named = config.get("transformers_weights") or "model.safetensors"
     for file in sorted({str(f) for f in (named, *index.get("weight_map", {}).values())}):
-        if "/" in file or not file.endswith((".safetensors", ".safetensors.index.json")):
+        elsewhere = any(c in file for c in "/\\:")  # Windows knows three ways into another folder
+        if elsewhere or not file.endswith((".safetensors", ".safetensors.index.json")):
             where = f"its weights are said to be in {file}"
             raise ValueError(f"{where}, and only safetensors beside the config are read")
     if "/" in str(config.get("attn_implementation")):

@@ -65,7 +65,8 @@ class Config:
     model: str = "auto"
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
-    device: str = "auto"  # auto: cuda if there is one
+    # auto: cuda if there is one; a Mac's GPU (mps) for a model that is not small; else cpu
+    device: str = "auto"
     engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it is installed on a GPU
     plain: bool = False  # sample and compute log-probs the plain way (policy.py): to read, to fork
     vllm_memory: float = 0.3  # share of the card that vLLM takes, and lends to the trainer
@@ -356,7 +357,7 @@ def check(cfg: Config) -> None:
     Fills in what depends on the environment.
     """
     if cfg.env.endswith(".py") and Path(cfg.env).is_file():
-        text = Path(cfg.env).read_text(errors="replace")
+        text = Path(cfg.env).read_text(encoding="utf-8", errors="replace")
         classes = ", ".join(re.findall(r"^class (\w+)", text, re.M))
         found = f"its classes are {classes}" if classes else "there is no class in it"
         refuse(cfg, "env", f"give FILE.py:CLASS; {found}")
@@ -436,6 +437,14 @@ def refuse(cfg: Config, name: str, why: str) -> None:
 
 
 def command_line(words: list[str]) -> tuple[Config, set[str]]:
+    """read_flags; flags that this environment does not read are named."""
+    cfg, typed = read_flags(words)
+    if not (cfg.resume or cfg.eval_only):
+        tell_unread(cfg.env, typed)
+    return cfg, typed
+
+
+def read_flags(words: list[str]) -> tuple[Config, set[str]]:
     """The Config that these words ask for, and the names of the flags that were typed."""
     words = without_bare_eval_only(words)
     cfg = tyro.cli(Config, args=words)
@@ -448,10 +457,7 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
-    typed = {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
-    if not (cfg.resume or cfg.eval_only):
-        tell_unread(cfg.env, typed)
-    return cfg, typed
+    return cfg, {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
 
 
 def tell_unread(env: str, typed: set[str]) -> None:

@@ -5,15 +5,18 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (8 tasks x 8 samples -> one step) x updates, an eval now and then -> eval "final"
 
-Without a GPU, or without a way to the hub, the same command trains the embedded models/pico_base
-(for swarm, models/pico_swarm). A run leaves runs/NAME/. After any kill `--resume runs/NAME` goes on
-from its checkpoint; on one CPU thread the numbers come out the same to the last bit, because every
-random draw is keyed by (seed, task, sample, turn). `--help` lists every flag with its reason.
+Without a GPU, or a way to the hub, the same command trains the embedded models/pico_base. After any
+kill `--resume runs/NAME` goes on from its checkpoint. `--help` lists every flag with its reason.
 """
 
 import sys
 from functools import partial
 from pathlib import Path
+
+from bookkeeping.forecast import announce
+
+if __name__ == "__main__":
+    announce(sys.argv[1:])  # before torch is imported, which takes seconds
 
 import settings
 from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
@@ -30,8 +33,7 @@ from sft import sft
 
 
 def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
-    """One whole run; returns its folder. typed: the flags that were typed. Raises SystemExit,
-    ValueError or FloatingPointError, with one sentence."""
+    """One run; returns its folder. typed: flags that were typed. Any error is one sentence."""
     run = open_run(cfg, typed)  # its folder, and what an earlier process left in it
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
     path, why, fits = parallel.from_first(choose_model(*settings.asked(cfg, typed)))  # all the same
@@ -62,7 +64,6 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         evaluate("after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)
-
     # ---- GRPO: what scored above its group's mean becomes likelier -------------------------------
     print(settings.healthy_loss(cfg))
     while not finished(cfg, state):
@@ -82,7 +83,6 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         if state.update % cfg.save_every == 0 or last or run.stop_asked():
             run.save(policy, optimizer, groups, advantages)
         run.stop_if_asked()
-
     evaluate("final")
     rollouts.close()
     return run.finish(policy)

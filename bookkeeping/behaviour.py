@@ -430,7 +430,7 @@ def made_up(folder: Path, n: int = 32, players=("idle", "random", "grinder", "ex
         "env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "seed": 0, "model": "auto",
         "updates": 40,
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     evals, episodes = [], []
     when = ((-1, "before"), (0, "after_sft"), (20, "train"), (40, "final"))
     for (update, stage), style in zip(when, players):
@@ -446,7 +446,8 @@ def made_up(folder: Path, n: int = 32, players=("idle", "random", "grinder", "ex
                 "reply_tokens": 100, "messages": talks[i],
             })  # fmt: skip
     for name, written in (("evals", evals), ("episodes", episodes)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in written))
+        text = "".join(json.dumps(x) + "\n" for x in written)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     return folder
 
 

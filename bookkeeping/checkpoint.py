@@ -33,6 +33,7 @@ import torch
 from safetensors import SafetensorError
 from torch.optim import Optimizer
 
+from fast.machine import flush
 from policy import Policy, first_line
 
 CHUNK = 2**24  # bytes read at once: all weights of a 4B would be 16 GB of memory
@@ -58,15 +59,6 @@ def checksum(folder: Path) -> str:
             while block := f.read(CHUNK):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Put a file's bytes, or a folder's names, on the disk and not only into memory."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def readable(folder: Path) -> None:
@@ -95,8 +87,8 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, s
             policy.model.save_pretrained(new, save_original_format=False)
             policy.tokenizer.save_pretrained(new)  # this makes the folder a model of its own
         torch.save(optimizer.state_dict() if optimizer else {}, new / "optimizer.pt")
-        (new / "state.json").write_text(json.dumps(state))
-        (new / "checksum").write_text(checksum(new))
+        (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        (new / "checksum").write_text(checksum(new), encoding="utf-8")
         readable(new)
         for path in (*new.iterdir(), new):
             flush(path)
@@ -159,7 +151,7 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
     """
     try:
         load_weights(folder, policy)
-        state = json.loads((folder / "state.json").read_text())
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         if not (isinstance(state, dict) and isinstance(state.get("update"), int)):
             raise ValueError("state.json is not the state of a run")
     except torch.OutOfMemoryError:
@@ -223,7 +215,7 @@ def save_tensors(file: Path, tensors: dict) -> None:
     """A file of tensors and its SHA-256, both on the disk; load_tensors compares them."""
     new = sibling(file, "new")
     torch.save(tensors, new)
-    file.with_suffix(".checksum").write_text(digest(new))
+    file.with_suffix(".checksum").write_text(digest(new), encoding="utf-8")
     flush(new)
     new.rename(file)
     flush(file.parent)

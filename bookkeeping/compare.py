@@ -540,9 +540,9 @@ def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Pat
     page = text(arms, rows, notes)
     out = Path(out) if out else new_folder(folders[0].parent, page)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "compare.md").write_text(page)
+    (out / "compare.md").write_text(page, encoding="utf-8")
     draw(out / "compare.png", arms)
-    print((out / "compare.md").read_text())
+    print((out / "compare.md").read_text(encoding="utf-8"))
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out
 
@@ -552,7 +552,7 @@ def new_folder(place: Path, page: str) -> Path:
     for number in count(1):
         out = place / (f"compare-{number}" if number > 1 else "compare")
         file = out / "compare.md"
-        if not file.exists() or file.read_text() == page:
+        if not file.exists() or file.read_text(encoding="utf-8") == page:
             return out
 
 

@@ -103,13 +103,13 @@ def thin(path: Path, most: int = MOST_BYTES) -> None:
     """Keep episodes.jsonl under `most` bytes: every second update in it goes, not the ends."""
     while path.exists() and path.stat().st_size > most:
         update_of = lambda line: json.loads(line)["update"]
-        with open(path) as f:
+        with open(path, encoding="utf-8") as f:
             updates = sorted({update_of(line) for line in f})
         keep = {*updates[::2], updates[-1]}
         if len(keep) == len(updates):
             return  # one or two updates that are so large
         new = path.with_suffix(".new")
-        with open(path) as f, open(new, "w") as out:
+        with open(path, encoding="utf-8") as f, open(new, "w", encoding="utf-8") as out:
             out.writelines(line for line in f if update_of(line) in keep)
         new.replace(path)
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from bookkeeping.checkpoint import find_checkpoint, set_aside
+from bookkeeping.forecast import name_of
 from bookkeeping.records import append
-from settings import kind, short
+from settings import kind
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = (
@@ -61,9 +62,7 @@ def open_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     """
     if cfg.resume:
         return resume_folder(cfg, typed)
-    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    name = cfg.name or f"{short(cfg.env)}{level}-{time.strftime('%m%d-%H%M%S')}"
-    folder = Path(cfg.runs) / name
+    folder = Path(cfg.runs) / name_of(cfg, time.strftime("%m%d-%H%M%S"))
     try:
         if folder.exists() and any(file.name not in LEFTOVERS for file in folder.iterdir()):
             raise SystemExit(
@@ -130,7 +129,7 @@ def read_config(folder: Path, config: type) -> dict:
     ValueError if it has others, or values of other types.
     """
     try:
-        saved = json.loads((folder / "config.json").read_text())
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         saved = None
     if not isinstance(saved, dict):
@@ -171,8 +170,9 @@ def trim(folder: Path, update: int) -> None:
     for name in LOGS:
         if (folder / name).exists():
             new = folder / f"{name}.new"
-            with open(folder / name, errors="replace") as old, open(new, "w") as out:
-                out.writelines(line for line in old if stays(line, update))
+            with open(folder / name, encoding="utf-8", errors="replace") as old:
+                kept = [line for line in old if stays(line, update)]
+            new.write_text("".join(kept), encoding="utf-8")
             new.replace(folder / name)  # at once: a kill while writing would lose older lines, too
 
 
@@ -201,10 +201,10 @@ if __name__ == "__main__":
         folder = Path(name)
         for update in (1, 2, 3):
             append(folder / "metrics.jsonl", {"update": update, "reward": update / 10})
-        with open(folder / "metrics.jsonl", "a") as f:
+        with open(folder / "metrics.jsonl", "a", encoding="utf-8") as f:
             f.write(
                 '{"update": 4, "rew'
             )  # the kill came here; the last checkpoint was after update 2
-        print("before\n" + (folder / "metrics.jsonl").read_text())
+        print("before\n" + (folder / "metrics.jsonl").read_text(encoding="utf-8"))
         trim(folder, update=2)
-        print("\nafter --resume\n" + (folder / "metrics.jsonl").read_text())
+        print("\nafter --resume\n" + (folder / "metrics.jsonl").read_text(encoding="utf-8"))

@@ -12,7 +12,6 @@ Run me: `python -m bookkeeping.guard` calls an environment that hangs and one th
 import math
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -23,15 +22,14 @@ import rollout
 import sft
 from bookkeeping import folder
 from bookkeeping.records import printable
+from fast import machine
+from fast.machine import Hung
+from fast.memory import out_of_memory
 from rollout import EnvironmentFailed
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, make_env
 
 ENV_SECONDS = 60.0  # for one call of an environment; one that needs more (a judge over the
 #                     network) sets `seconds` on itself
-
-
-class Hung(BaseException):
-    """No answer in time. No Exception, so that an environment's own `except` cannot swallow it."""
 
 
 class Guarded:
@@ -73,41 +71,15 @@ def numbers(marks: dict) -> dict[str, float]:
 
 
 def in_time(env, call: Callable, *given):
-    """call(*given), or Hung after env.seconds (ENV_SECONDS).
-
-    A timer signal interrupts whatever Python is doing, loops, sleeps and regular expressions
-    included, but not C code that never comes back to Python. A thread with a deadline would not do:
-    nobody can end it, and a loop in it would take every second turn of the interpreter from then
-    on. Outside a main thread, and on Windows, there is no time limit: signals need both.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if not (main and hasattr(signal, "setitimer")):
-        return call(*given)
-    armed = True
-
-    def ring(*_):
-        if armed:
-            raise Hung(f"no answer within {seconds:g} seconds")
-
-    seconds = getattr(env, "seconds", ENV_SECONDS)
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again every second, if swallowed
-        return call(*given)
-    finally:
-        while True:  # it may ring in these very lines
-            try:
-                armed = False
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, before)
-                break
-            except Hung:
-                pass
+    """call(*given), or Hung after env.seconds (ENV_SECONDS); fast/machine.py says how, and where
+    only a loop can be ended."""
+    return machine.in_time(getattr(env, "seconds", ENV_SECONDS), call, *given)
 
 
 def told(error: BaseException) -> str:
     """What happened and where, in one line that is safe to print (a reply may stand in it)."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in frames if f.filename not in (__file__, machine.__file__)]
     # The environment's own frames, not those of what it calls.
     own = [f for f in frames if f.filename == frames[0].filename]
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
@@ -255,8 +227,6 @@ def one_sentence():
 
     It speaks of a checkpoint only if there is one, and a run that never began leaves no folder.
     """
-    import torch
-
     folder.own.clear()
     try:
         yield
@@ -266,7 +236,9 @@ def one_sentence():
         close_bars()
         print(f"stopped at once{how_to_go_on()}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         first = (str(error).splitlines() or ["no more is known"])[0]
         cure = "start again with a lower --micro-tokens, or with --gradient-checkpointing"
         if folder.has_checkpoint():

@@ -147,14 +147,14 @@ def foreign(folder):
 
 def append(path: Path, record: dict) -> None:
     """Add one line to a .jsonl file."""
-    with open(path, "a") as f:
+    with open(path, "a", encoding="utf-8") as f:
         f.write(json.dumps(record) + "\n")
 
 
 def write_json(path: Path, value: dict) -> None:
     """Write a whole file, or leave the old one as it is."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(value, indent=1))
+    new.write_text(json.dumps(value, indent=1), encoding="utf-8")
     new.replace(path)
 
 
@@ -164,9 +164,10 @@ def demo() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "metrics.jsonl"
-        file.write_text('{"update": 1, "reward": 0.25}\n{"update": 2, "reward": 0.5}\n')
+        for update in (1, 2):
+            append(file, {"update": update, "reward": update / 4})
         print("read:", lines(file))
-        file.write_text('{"update": 1, "rew')
+        file.write_text('{"update": 1, "rew', encoding="utf-8")
         try:
             with foreign(place):
                 lines(file)

@@ -115,7 +115,7 @@ def write(folder: Path) -> None:
         pages = [text(records.clean(folder.name), summary, lines, during)]
         if more:
             pages.append(tables.markdown(more))
-        (folder / "report.md").write_text("\n".join(pages))
+        (folder / "report.md").write_text("\n".join(pages), encoding="utf-8")
     viewer.write_html(folder)
 
 
@@ -575,7 +575,7 @@ def main(given: list[str]) -> None:
         )
     with records.foreign(given[0]):
         write(Path(given[0]))
-    print((Path(given[0]) / "report.md").read_text())
+    print((Path(given[0]) / "report.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

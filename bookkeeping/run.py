@@ -14,6 +14,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +32,7 @@ from bookkeeping.records import append, write_json
 from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
+from fast.machine import peak_memory
 from fast.memory import memory_folder
 from settings import LEVELS, PROMOTE, PROMOTE_AFTER, kind
 
@@ -77,6 +79,8 @@ class Run:
         if self.saved:
             self.state = State(**restore(self.saved, policy, optimizer, asdict(self.state)))
             print(f"resumed {self.folder} after update {self.state.update}")
+        else:
+            print(f"into {self.folder}")
         code = {"update": self.state.update, **code_of(self.cfg.env)}
         self.versions = note_code(self.folder / "code.jsonl", code)
         parallel.same_weights(policy.trainable().values())
@@ -205,10 +209,21 @@ class Run:
         write_json(self.folder / "summary.json", about)
         report.write(self.folder)
         self.wandb.finish()
-        text = (self.folder / "report.md").read_text().split("## Config")[0]
+        text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
         pages = ("report.html", "report.md", "curves.png")
         print(f"\n{text}\nall of it: {', '.join(f'{self.folder}/{page}' for page in pages)}")
+        print(f"next, on tasks that no run has seen: {next_command(self.folder)}")
         return self.folder
+
+
+def next_command(folder: Path) -> str:
+    """One command to try after a run, to be pasted: a final number, on tasks nothing was chosen by.
+
+    Its Python is this one: `make train` leaves no environment activated.
+    """
+    python, here = Path(sys.executable), Path.cwd()
+    python = python.relative_to(here) if python.is_relative_to(here) else "python"
+    return f"{python} train.py --eval-only {folder} --held-out"
 
 
 def open_run(cfg, typed: set[str]) -> Run:
@@ -295,13 +310,10 @@ class StopSignal:
 
 def machine(policy) -> dict:
     """Where a result was obtained."""
-    import resource
-
     import peft
     import transformers
 
     gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     return {
         "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "python": platform.python_version(),
@@ -312,7 +324,7 @@ def machine(policy) -> dict:
         "parameters": policy.n_parameters,
         "trainable": sum(p.numel() for p in policy.trainable().values()),
         "processes": parallel.world(),
-        "peak_rss_gb": round(peak / 2**20, 3),
+        "peak_rss_gb": round(peak_memory(), 3),
     }
 
 
@@ -325,7 +337,7 @@ def code_of(env: str) -> dict:
 
     def git(*words: str) -> str | None:
         try:
-            how = {"capture_output": True, "text": True, "timeout": 10, "check": True}
+            how = {"capture_output": True, "encoding": "utf-8", "timeout": 10, "check": True}
             return subprocess.run(["git", "-C", str(ROOT), *words], **how).stdout.strip()
         except (OSError, subprocess.SubprocessError):  # a copy without its history, or no git
             return None

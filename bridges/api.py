@@ -212,7 +212,7 @@ def evaluate_api(cfg) -> Path:
         folder / "summary.json", summary_of(cfg, end, tasks, means, len(episodes), ended, seconds)
     )
     text = tell(cfg, end, tasks, means, episodes, list(missing.values()), seconds, ended)
-    (folder / "report.md").write_text(text)
+    (folder / "report.md").write_text(text, encoding="utf-8")
     viewer.write_html(folder)
     lock.release()
     pages = ["report.md", "report.html", *["episodes.jsonl"] * bool(played)]

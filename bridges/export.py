@@ -248,7 +248,7 @@ def export(
         else:
             save_merged(policy, dtype, new)
         policy.tokenizer.save_pretrained(new)
-        (new / "README.md").write_text(card(summary, kind, push))
+        (new / "README.md").write_text(card(summary, kind, push), encoding="utf-8")
         readable(new)
         if out.exists():
             out.rmdir()
@@ -266,9 +266,9 @@ def export(
 def save_adapter(saved: Path, base: str, folder: Path) -> None:
     """The checkpoint's adapter. It names its base, not the path on the machine that trained it."""
     shutil.copy(saved / "adapter_model.safetensors", folder)
-    config = json.loads((saved / "adapter_config.json").read_text())
+    config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def save_merged(policy, dtype: str, folder: Path) -> None:
@@ -319,4 +319,4 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     else:
         example = Path(__file__).parents[1] / "results/letters/grpo-0/summary.json"
-        print(card(json.loads(example.read_text()), "adapter"))
+        print(card(json.loads(example.read_text(encoding="utf-8")), "adapter"))

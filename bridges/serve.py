@@ -438,7 +438,7 @@ def load(name: str) -> Policy:
     adapter of its checkpoint."""
     folder = Path(name)
     written = folder / "config.json"
-    config = json.loads(written.read_text()) if written.exists() else {}
+    config = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
     if "lora_rank" not in config:  # a model's config, not a run's
         if not folder.exists() and PICO.with_name(name).is_dir():
             name = str(PICO.with_name(name))

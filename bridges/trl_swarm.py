@@ -103,7 +103,7 @@ def train(steps: int, folder: str):
     # TRL recognizes a template by its exact text, and only then can read tool calls. Ours says what
     # Qwen3's says, in other words. A Qwen3 does not need this line.
     template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
-    tokenizer.chat_template = template.read_text()
+    tokenizer.chat_template = template.read_text(encoding="utf-8")
     args = trl.GRPOConfig(
         output_dir=folder,
         max_steps=steps,

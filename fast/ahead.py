@@ -25,7 +25,6 @@ Run me: `python -m fast.ahead` plays three batches ahead, and kills the second p
 """
 
 import multiprocessing
-import os
 import pickle
 import shutil
 import signal
@@ -39,7 +38,7 @@ from pathlib import Path
 import torch
 
 from fast import parallel
-from fast.engine import make_sampler
+from fast.engine import here, make_sampler
 from fast.memory import give_back_memory, memory_folder, sweep
 from fast.plan import DEFAULTS, MENDS, SIZES, card_memory, engine_of, needed, typed
 from policy import Policy, first_line
@@ -369,9 +368,11 @@ def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_
     threads = cfg.threads or torch.get_num_threads()
     half = max(1, threads // 2)
     torch.set_num_threads(half if cfg.async_rollouts else threads)
+    if cfg.async_rollouts:
+        check_room_for_two(cfg, policy)
+    print(here(cfg, policy))
     if not cfg.async_rollouts:
         return InTurn(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
-    check_room_for_two(cfg, policy)
     weights = sum(p.numel() * p.element_size() for p in policy.trainable().values())
     needed = (cfg.async_rollouts + 2) * weights  # every open job carries them
     second = SecondProcess(load, partial(make_sampler, cfg), half, needed)
@@ -399,7 +400,7 @@ def demo() -> None:
         spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.items())
         print(f"batch {batch}: {sum(map(len, groups))} episodes, {waited}, {spent}")
         if batch == 0:
-            os.kill(second.process.pid, signal.SIGKILL)
+            second.process.kill()
     second.close()
 
 

@@ -2,24 +2,73 @@
 
 All three have the interface of fast/sampler.TorchSampler: sync, asleep, sample.
 
-Run me: `python -m fast.engine` says which one samples from pico_base here.
+Run me: `python -m fast.engine` says which one samples from pico_base here, and why.
 """
 
+import importlib.util
+import platform
+
+import torch
+
 from fast import parallel
-from fast.plan import engine_of
+from fast.plan import card_memory, engine_of
 from fast.sampler import TorchSampler
-from policy import PlainSampler, Policy
+from policy import PlainSampler, Policy, in_bfloat16
+
+
+def which(cfg, device) -> tuple[str, str]:
+    """(plain, torch or vllm, why) for cfg.engine on this device. ValueError if that cannot be."""
+    if cfg.plain:
+        return "plain", "--plain"
+    on_card = torch.device(device).type == "cuda"
+    if cfg.engine == "vllm" and on_card and not in_bfloat16(device) and cfg.lora_rank:
+        raise ValueError(  # its kernels assert it (vllm/lora/ops/triton_ops/lora_shrink_op.py)
+            "--engine vllm: this card has no bfloat16, and vLLM has no LoRA in float32; "
+            "take --engine torch"
+        )
+    if cfg.engine != "auto":
+        return cfg.engine, f"--engine {cfg.engine}"
+    if engine_of(device) == "torch":
+        if not on_card:
+            return "torch", "vLLM is for NVIDIA cards"
+        installed = importlib.util.find_spec("vllm")
+        return "torch", "vLLM needs bfloat16" if installed else "vLLM is not installed"
+    if parallel.world() > 1:
+        return "torch", "several processes train (--async-rollouts 1 uses vLLM)"
+    return "vllm", "vLLM is installed"
+
+
+def here(cfg, policy: Policy) -> str:
+    """One line: on which device, in which number format and with which engine, and why."""
+    engine, why = which(cfg, policy.device)
+    kind, size = policy.device.type, f"{policy.n_parameters / 1e6:.1f}M parameters"
+    wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
+    reasons = [f"--device {cfg.device}"] if cfg.device != "auto" else []
+    if kind == "cuda":
+        name = torch.cuda.get_device_name(policy.device)
+        where = f"{name} with {card_memory(policy.device):.0f} GB"
+        if not in_bfloat16(policy.device):
+            reasons.append("this card has no bfloat16")
+        elif wide == "float32":
+            reasons.append("all weights learn, and an Adam step is lost in bfloat16")
+    elif kind == "mps":
+        where = "Apple's GPU (MPS), on which we have not run it"
+    else:
+        where = f"{platform.machine()} CPU with {torch.get_num_threads()} threads"
+        if torch.backends.mps.is_available() and not reasons:
+            reasons.append(f"a guess: {size} are faster here than on MPS, try --device mps")
+        elif not reasons:
+            reasons.append("no CUDA device")
+    own = {"plain": "the plain sampler", "torch": "our own sampler", "vllm": "vLLM"}[engine]
+    return f"here: {where}, {wide}, {own} ({'; '.join([*reasons, why])})"
 
 
 def make_sampler(cfg, policy: Policy):
-    """The engine: plain, or vLLM if asked for (cfg.engine) or installed beside a GPU, or ours."""
-    if cfg.plain:
+    """The engine that `which` names."""
+    engine, _ = which(cfg, policy.device)
+    if engine == "plain":
         return PlainSampler(policy)
-    has_vllm = engine_of(policy.device) == "vllm"
-    if has_vllm and cfg.engine == "auto" and parallel.world() > 1:
-        print("several processes train, so our own sampler samples (--async-rollouts 1 uses vLLM)")
-        has_vllm = False
-    if cfg.engine == "vllm" or (cfg.engine == "auto" and has_vllm):
+    if engine == "vllm":
         from fast.vllm_engine import VllmSampler
 
         return VllmSampler(policy, cfg.vllm_memory, seeded=cfg.vllm_seeds, sleeps=cfg.vllm_sleep)
@@ -41,8 +90,9 @@ if __name__ == "__main__":
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     prompt = policy.tokenizer("Count the letters")["input_ids"]
     for plain in (False, True):
-        cfg = SimpleNamespace(plain=plain, engine="auto")
+        cfg = SimpleNamespace(plain=plain, engine="auto", device="auto", lora_rank=0)
         cfg.vllm_memory, cfg.vllm_seeds, cfg.vllm_sleep = 0.3, True, True
+        print(here(cfg, policy))
         sampler = make_sampler(cfg, policy)
         sample = sampler.sample([prompt], 1, 8, 1.0, [[(0,)]])[0][0]
         said = policy.tokenizer.decode(sample.token_ids)

@@ -13,19 +13,21 @@ import tempfile
 import weakref
 from pathlib import Path
 
-SHM = Path("/dev/shm")  # Linux: files that exist in memory only
+from fast.machine import shared_memory
+
 PREFIX = "picoswarm-held-"
 
 
 def memory_folder(needed: int = 0) -> tempfile.TemporaryDirectory:
     """A folder that goes when its owner does, in memory if `needed` bytes are free there."""
-    if not (SHM.is_dir() and os.access(SHM, os.W_OK)):
+    memory = shared_memory()
+    if memory is None:
         return tempfile.TemporaryDirectory(prefix=PREFIX)
     sweep()
-    if shutil.disk_usage(SHM).free <= needed:
+    if shutil.disk_usage(memory).free <= needed:
         return tempfile.TemporaryDirectory(prefix=PREFIX)
     while True:
-        home = tempfile.TemporaryDirectory(prefix=PREFIX, dir=SHM)
+        home = tempfile.TemporaryDirectory(prefix=PREFIX, dir=memory)
         held = hold(home.name, wait=True)
         if held is not None and Path(home.name).exists():  # else swept before it was held
             weakref.finalize(home, os.close, held)
@@ -54,11 +56,17 @@ def hold(folder: str | Path, wait: bool = False) -> int | None:
 
 def sweep() -> None:
     """Remove what killed processes left, and nobody holds; the adapter of a 4B takes 264 MB."""
-    for folder in SHM.glob(f"{PREFIX}*"):
+    memory = shared_memory()
+    for folder in memory.glob(f"{PREFIX}*") if memory else ():
         held = hold(folder)
         if held is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(held)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Is this a GPU without room? CUDA's error has a type of its own, that of Apple's has none."""
+    return type(error).__name__ == "OutOfMemoryError" or "MPS backend out of memory" in str(error)
 
 
 def give_back_memory() -> bool:

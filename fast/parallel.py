@@ -66,7 +66,7 @@ def start() -> None:
         del os.environ[name]
     if rank():
         tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
         from transformers.utils import logging
 
         logging.disable_progress_bar()

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from fast.decoder import FastDecoder, Kept, holes, make_decoder
+from fast.memory import out_of_memory
 from policy import Policy, Sample, draw, first_line, plain_logprobs
 
 SLICE = 32  # conversations of an evaluation at a time, on a card: as many as a batch of swarm has
@@ -73,7 +74,9 @@ class TorchSampler:
             try:
                 out += self._batch(batch, k, max_tokens, temperature, batch_seeds, known, keep)
                 continue
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 if len(some) == 1 and not holds:
                     what = f"{k} replies of {max_tokens} tokens to one prompt ({first_line(error)})"
                     raise RuntimeError(

@@ -382,6 +382,7 @@ def test_the_second_process_has_half_the_threads_and_room_for_the_weights_of_eve
     monkeypatch.setattr(torch, "set_num_threads", lambda n: given.update(ours=n))
     monkeypatch.setattr(ahead_room, "Ahead", lambda *_: None)
     monkeypatch.setattr(ahead_room, "SecondProcess", lambda load, make, threads, needed: given.update(theirs=threads, needed=needed))
+    monkeypatch.setattr(ahead_room, "here", lambda *_: "")
     policy = SimpleNamespace(device=torch.device("cpu"), name="pico", trainable=lambda: sizes)
     ahead_room.open_rollouts(settings.Config(async_rollouts=2, threads=5), policy, None, None, None)
     assert given == {"ours": 2, "theirs": 2, "needed": 4 * 8 * 4}  # four times eight float32

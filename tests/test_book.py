@@ -39,6 +39,8 @@ COMMANDS = {
     "make train": "the next ones are what it does; CI makes a venv and runs `make test`",
     "make test": "this is it",
     "source .venv/bin/activate": "the Makefile has made it",
+    **dict.fromkeys(("py -m venv .venv", r".venv\Scripts\activate", "pip install torch==2.13.0", "pip install -r requirements.txt"), "Windows; not run"),
+    "python train.py --env letters --difficulty 6": "make train",
     "python env_swarm.py": "",
     "python env_swarm.py --evaluate grinder --n 100": "",
     "python env_swarm.py --governance-sweep": "an hour; tests/test_governance.py",

@@ -317,6 +317,7 @@ def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):
 @pytest.fixture
 def a100(monkeypatch):
     """This machine has a card of 80 GB, with vLLM."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(plan, "card_memory", lambda _: memory.CARDS["A100 80 GB"])
     monkeypatch.setattr(plan, "engine_of", lambda _: "vllm")
@@ -399,6 +400,7 @@ def test_the_pages_table_of_what_auto_takes_is_the_plan(monkeypatch):
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ") and line[2:].split(" |")[0] in CARDS]
     assert [row[0] for row in rows] == list(CARDS)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(plan, "where_is", lambda model: "the hub")
     for name, *cells in rows:
         monkeypatch.setattr(plan, "card_memory", lambda _, name=name: CARDS[name][0])

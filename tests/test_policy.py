@@ -10,9 +10,11 @@ import torch
 
 import policy as policy_module
 from fast import plan
+from fast.engine import here
 from fast.logprobs import token_logprobs
+from fast.memory import out_of_memory
 from fast.plan import choose_model
-from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy
+from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy, pick_device
 
 ROOT = Path(policy_module.__file__).resolve().parent
 
@@ -348,6 +350,81 @@ def test_a_card_without_bfloat16_gets_float32_and_our_own_sampler(card, load):
     assert plan.engine_of("cpu") == "torch"
 
 
+def placed(device: str, asked: str = "auto", engine: str = "auto", n_parameters: float = 0.6e9, dtype=torch.float32) -> str:
+    """The line that a run prints of the machine, for a policy that is said to be there."""
+    lm = SimpleNamespace(parameters=lambda: iter([torch.zeros(1, dtype=dtype)]))
+    there = SimpleNamespace(device=torch.device(device), lm=lm, n_parameters=n_parameters)
+    return here(SimpleNamespace(device=asked, engine=engine, plain=False, lora_rank=32), there)
+
+
+@pytest.mark.parametrize(
+    "name, memory, capability, vllm, dtype, line",
+    [
+        ("Tesla T4", 14.6, (7, 5), True, torch.float32, "here: Tesla T4 with 15 GB, float32, our own sampler (this card has no bfloat16; vLLM needs bfloat16)"),
+        ("Tesla T4", 14.6, (7, 5), False, torch.float32, "here: Tesla T4 with 15 GB, float32, our own sampler (this card has no bfloat16; vLLM is not installed)"),
+        ("NVIDIA A10G", 23.6, (8, 6), True, torch.bfloat16, "here: NVIDIA A10G with 24 GB, bfloat16, vLLM (vLLM is installed)"),
+        ("NVIDIA A10G", 23.6, (8, 6), False, torch.bfloat16, "here: NVIDIA A10G with 24 GB, bfloat16, our own sampler (vLLM is not installed)"),
+        ("NVIDIA A10G", 23.6, (8, 6), True, torch.float32, "here: NVIDIA A10G with 24 GB, float32, vLLM (all weights learn, and an Adam step is lost in bfloat16; vLLM is installed)"),
+    ],
+)  # fmt: skip
+def test_device_format_and_engine_of_a_card_are_said_in_one_line_with_the_reason(
+    card, monkeypatch, name, memory, capability, vllm, dtype, line
+):
+    card(memory, capability, vllm)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    assert pick_device("auto", 0.9e6) == "cuda"
+    assert placed("cuda", dtype=dtype) == line
+
+
+def test_vllm_is_refused_on_a_card_without_bfloat16_before_it_is_loaded(card):
+    card(14.6, (7, 5), vllm=True)
+    with pytest.raises(ValueError, match="--engine vllm: this card has no bfloat16") as error:
+        placed("cuda", engine="vllm")
+    assert_one_sentence(error)
+
+
+def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for there in (False, True):
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda there=there: there)
+        assert pick_device("auto", 0.9e6) == pick_device("auto") == "cpu"
+        assert pick_device("auto", 0.6e9) == ("mps" if there else "cpu") and pick_device("cpu", 0.6e9) == "cpu"
+        reason = "a guess: 0.9M parameters are faster here than on MPS, try --device mps" if there else "no CUDA device"
+        assert placed("cpu", n_parameters=0.9e6).endswith(f"float32, our own sampler ({reason}; vLLM is for NVIDIA cards)")
+        assert choose_model("auto")[1].startswith("no CUDA device, so the embedded pico_base")
+    assert pick_device("mps") == "mps" and not policy_module.in_bfloat16("mps")
+    assert placed("mps") == "here: Apple's GPU (MPS), on which we have not run it, float32, our own sampler (vLLM is for NVIDIA cards)"
+    assert "(--device cpu; vLLM is for NVIDIA cards)" in placed("cpu", asked="cpu")
+    monkeypatch.setattr(policy_module.dist, "is_initialized", lambda: True)
+    assert pick_device("auto", 0.6e9) == "cpu"  # gloo adds up no gradients on MPS
+    assert load_policy(str(PICO), 4, 8).device.type == "cpu"
+
+
+@pytest.mark.parametrize("small, device", [(50e6, "cpu"), (1000, "mps")])
+def test_a_model_goes_to_apples_gpu_by_its_size(monkeypatch, small, device):
+    went = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, *there, **_: went.extend(there) or module)
+    monkeypatch.setattr(policy_module, "FOR_MPS", small)
+    policy = load_policy(str(PICO), 4, 8)
+    assert str(went[-1]) == device and policy.device.type == device and {p.dtype for p in policy.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "gpu"])
+def test_a_device_that_is_not_there_is_refused_before_a_model_is_loaded(monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for ask in (lambda: choose_model("auto", "letters", device, {}), lambda: load_policy(str(PICO), 4, 8, device=device)):
+        with pytest.raises(SystemExit, match=f"--device {device}: torch finds none here; there is cpu") as error:
+            ask()
+        assert_one_sentence(error)
+
+
+def test_out_of_memory_of_apples_gpu_is_known_by_its_text():
+    assert out_of_memory(torch.OutOfMemoryError("x")) and out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
+    assert not out_of_memory(RuntimeError("shapes do not match"))
+
+
 def test_auto_on_the_cpu_of_a_machine_with_a_card_is_pico_base(card):
     card(79.1)
     path, why, fits = choose_model("auto", "letters", "cpu", {})
@@ -379,6 +456,10 @@ def test_a_model_that_was_named_is_taken_and_what_would_make_it_fit_is_said(card
 
 
 def test_of_several_files_that_are_refused_the_first_by_name_is_told(tmp_path):
+    for elsewhere in ("../x", "..\\x", "C:x"):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"layer": f"{elsewhere}.safetensors"}}))
+        with pytest.raises(ValueError, match="its weights are said to be in"):
+            policy_module.refuse_pickles(tmp_path)
     weights = {f"layer {n}": f"{n}.bin" for n in "hgfedcb"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     with pytest.raises(ValueError, match="said to be in b.bin"):

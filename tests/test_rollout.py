@@ -385,9 +385,30 @@ def test_a_call_that_is_done_in_time_is_not_interrupted_later_and_other_alarms_c
         signal.signal(signal.SIGALRM, before)
 
 
-def test_in_another_thread_there_is_no_limit_and_no_error():
+def test_in_another_thread_a_loop_is_ended_too_and_what_comes_after_it_is_not():
+    """There are no timer signals there, nor on Windows. A sleep is not interrupted, but it is too late when it is over."""
+
+    def seen(call) -> list:
+        try:
+            found = [in_time(Broken("nowhere"), call)]
+        except Hung as late:
+            found = [told(late)]
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:  # what was thrown twice or too late would arrive in here
+            pass
+        return found
+
+    def stubborn():
+        try:
+            spin()
+        except BaseException:
+            spin()  # it swallows the first one, so that another has to come
+
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(in_time, Broken("nowhere"), lambda: time.sleep(0.4) or "done").result() == "done"
+        assert pool.submit(seen, lambda: "done").result() == ["done"]
+        assert pool.submit(seen, lambda: time.sleep(0.35) or sum(range(10))).result()[0].startswith("Hung: no answer within 0.3 seconds")
+        for loop in (spin, stubborn):
+            assert pool.submit(seen, loop).result()[0].startswith("Hung: no answer within 0.3 seconds (test_rollout.py:")
 
 
 def test_an_error_is_one_line_that_is_safe_to_print():

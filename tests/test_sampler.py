@@ -372,11 +372,14 @@ def test_vllms_seeds_and_its_sleep_are_choices(tiny, fake_vllm, seeds, sleep):
     sampler.close()
 
 
-def test_on_a_card_without_bfloat16_vllm_is_asked_for_float32(tiny, fake_vllm, monkeypatch):
+def test_on_a_card_without_bfloat16_vllm_is_asked_for_float32_which_its_lora_does_not_have(tiny, fake_vllm, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    cfg = SimpleNamespace(plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True)
+    cfg = SimpleNamespace(plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True, lora_rank=0)
     make_sampler(cfg, replace(tiny, device=torch.device("cuda"))).close()
     assert FakeVllm.made.options["dtype"] == "float32"
+    cfg.lora_rank = 32
+    with pytest.raises(ValueError, match="--engine vllm: this card has no bfloat16, and vLLM has no LoRA in float32; take --engine torch"):
+        make_sampler(cfg, replace(tiny, device=torch.device("cuda")))
 
 
 # ---------------------------------------------------------------------------------------------- where it stops

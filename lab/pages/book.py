@@ -152,6 +152,16 @@ def card() -> str:
     return table("model | card | flags | sampling | training", out)
 
 
+def first_minute() -> str:
+    """What a run says at once, measured from outside."""
+    body = []
+    for r in read("first_minute/runs.json"):
+        soon = [f"{r[name]:.1f}" for name in ("first_line", "guess", "torch")]
+        body.append([f"`{r['flags']}`", f"{r['load']:.0f}", *soon, f"{r['likely']} ({r['low']} to {r['high']})", round(r["took"])])
+    head = "flags | load of the machine | first words after, s | the guess after, s | torch and the model after, s | guessed, s | took, s"
+    return table(head, body)
+
+
 def offpolicy() -> str:
     final = lambda arm: right(evals("offpolicy", f"{arm}-0")["final"])
     page = {row[0]: row for row in cells("offpolicy/README.md") if row[1:2] == ["0"]}
@@ -223,7 +233,10 @@ def lessons() -> str:
     return table("verdict | lesson", [row for _, row in sorted(rows, key=lambda each: each[0])])
 
 
-TABLES = {f.__name__: f for f in (letters, letters_arms, alphabet, swarm, swarm_players, passes, cost, card, offpolicy, speed, lessons)}
+TABLES = {
+    f.__name__: f
+    for f in (letters, letters_arms, alphabet, swarm, swarm_players, passes, cost, card, first_minute, offpolicy, speed, lessons)
+}
 
 
 # ------------------------------------------------------------------------------------------------ pages

@@ -1,0 +1,317 @@
+"""Protects the machines: what Linux has and Windows or macOS has not is taken away here, and a run still does what it promises. And the first seconds:
+what is said before torch is imported.
+
+No Windows and no Mac was at hand (docs/where.md). What stands in for them is this Python, without the modules, functions and signals that they lack.
+"""
+
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import settings
+from bookkeeping import forecast, guard
+from bookkeeping import run as run_records
+from fast import machine, memory
+from fast.machine import Hung
+from settings import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A Python like that of Windows. psutil comes first, because its half for Linux needs `resource`; a run calls it as on Windows.
+LIKE_WINDOWS = """
+import os, runpy, signal, sys
+import psutil
+for name in ("resource", "fcntl", "pwd", "grp", "syslog"):
+    sys.modules[name] = None
+for name in ("fork", "forkpty", "getuid", "geteuid", "getgid", "sync", "killpg", "getpgid", "setsid", "statvfs", "getloadavg", "sched_getaffinity",
+             "chown", "wait4", "O_NOFOLLOW"):
+    delattr(os, name)
+for name in ("SIGALRM", "setitimer", "ITIMER_REAL", "alarm", "SIGKILL", "SIGHUP", "SIGUSR1", "SIGQUIT", "pthread_sigmask"):
+    delattr(signal, name)
+sys.argv, sys.path[0] = sys.argv[1:], os.path.dirname(sys.argv[1])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+LOOPS = '''
+class Sums:
+    """One more; the fourth task never answers."""
+
+    seconds, think, tools, max_turns = 0.3, False, None, 1
+
+    def reset(self, seed):
+        self.seed = seed
+        return [{"role": "user", "content": f"{seed} + 1?"}]
+
+    def step(self, reply):
+        while self.seed == 3:
+            pass
+        self.reply = reply
+        return [], True
+
+    def score(self):
+        return {"reward": float(self.reply == str(self.seed + 1)) + len(self.reply) / 1e6}
+
+    def expert_reply(self):
+        return str(self.seed + 1)
+'''
+
+
+# ------------------------------------------------------------------------------------------------ a Python like that of Windows
+
+
+@pytest.fixture(scope="module")
+def on_windows(tmp_path_factory):
+    """A whole run of train.py without what Windows lacks, its output into a pipe that the system takes for code page 1252: (output, run folder)."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "C:\\x").write_text("")  # on Linux a name like any other
+    (home / "C:\\x\\loops.py").write_text(LOOPS)
+    flags = ["--env", "C:\\x\\loops.py:Sums", "--updates", "2", "--sft-steps", "1", "--sft-examples", "2", "--sft-batch", "2", "--num-tasks", "2",
+             "--k", "2", "--eval-n", "2", "--eval-every", "1", "--max-tokens", "8", "--no-wandb", "--name", "there"]  # fmt: skip
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    (home / "preamble.py").write_text(LIKE_WINDOWS)
+    words = [sys.executable, str(home / "preamble.py"), str(ROOT / "train.py"), *flags]
+    done = subprocess.run(words, cwd=home, env=env, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
+    return done.stdout.decode("utf-8"), home / "runs" / "there"
+
+
+def test_without_resource_fork_and_alarms_a_run_is_whole(on_windows):
+    text, folder = on_windows
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["updates"] == 2 and 0.1 < summary["peak_rss_gb"] < 4
+    for name in ("report.md", "report.html", "curves.png", "checkpoint/adapter_model.safetensors"):
+        assert (folder / name).stat().st_size > 0, name
+    assert " → " in text  # which code page 1252 does not have
+
+
+def test_it_says_what_it_chose_and_why(on_windows):
+    text, _ = on_windows
+    assert "\nno CUDA device, so the embedded pico_base (0.9M parameters) plays the policy\n" in text
+    (here,) = [line for line in text.splitlines() if line.startswith("here: ")]
+    assert here.endswith(" CPU with 1 threads, float32, our own sampler (no CUDA device; vLLM is for NVIDIA cards)")
+
+
+def test_an_environment_that_loops_costs_its_own_episodes_there_too(on_windows):
+    text, folder = on_windows
+    errors = [json.loads(line)["error"] for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    hung = [error for error in errors if error]
+    assert hung and all(error.startswith("Hung: no answer within 0.3 seconds (C:\\x\\loops.py:") for error in hung)
+    assert "episodes ended in an error and are left out: Hung: " in text and not all(errors)
+
+
+def test_what_was_said_first_is_what_it_did_and_what_is_said_last_is_a_command(on_windows):
+    text, folder = on_windows
+    first = text.splitlines()
+    assert first[0] == "Sums: 1 steps of SFT on 2 demonstrations, then 2 updates of GRPO on 2 tasks x 2 samples"
+    evals = [json.loads(line)["stage"] for line in (folder / "evals.jsonl").read_text().splitlines()]
+    assert first[1] == f"{len(evals)} evaluations on the way, of 2 tasks not trained on" and len(evals) == 4
+    assert first[2] == "look into runs/there/: metrics.jsonl grows with every update, report.html comes at the end"
+    assert first[3].startswith("how long that takes here, nobody has measured")  # an environment of somebody's
+    assert text.splitlines()[-1].endswith("train.py --eval-only runs/there --held-out")
+
+
+# ------------------------------------------------------------------------------------------------ one thing at a time
+
+
+def test_the_unit_of_the_peak_is_the_systems(monkeypatch):
+    held = {}
+    for name in ("linux", "darwin"):
+        monkeypatch.setattr(sys, "platform", name)
+        held[name] = machine.peak_memory()
+    assert 0.05 < held["linux"] < 64 and held["linux"] / held["darwin"] == pytest.approx(1024, rel=0.1)
+
+
+def test_without_resource_psutil_says_the_peak_or_what_is_held_now(monkeypatch):
+    import psutil
+
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert 0.05 < machine.peak_memory() < 64
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=2**30, peak_wset=3 * 2**30)))
+    assert machine.peak_memory() == 3  # Windows counts it
+
+
+@pytest.mark.parametrize("lacks", ["fcntl", "/dev/shm"])
+def test_without_memory_to_write_files_into_they_go_to_the_disk(monkeypatch, tmp_path, lacks):
+    if lacks == "fcntl":
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+    else:
+        monkeypatch.setattr(machine, "SHM", tmp_path / "none")
+    monkeypatch.setattr(memory.tempfile, "tempdir", str(tmp_path))
+    assert machine.shared_memory() is None
+    home = memory.memory_folder()
+    assert Path(home.name).parent == tmp_path
+    memory.sweep()
+    assert Path(home.name).is_dir()
+    home.cleanup()
+
+
+def test_on_windows_a_file_is_flushed_through_a_handle_that_may_write_and_a_folder_is_left_alone(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("x")
+    real, opened, flushed = os.open, [], []
+
+    def open_(path, flags):
+        opened.append((Path(path).name, flags))
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    for windows, expected in ((False, [("file", os.O_RDONLY), (tmp_path.name, os.O_RDONLY)]), (True, [("file", os.O_RDWR)])):
+        monkeypatch.setattr(machine, "WINDOWS", windows)
+        opened.clear()
+        flushed.clear()
+        for path in (tmp_path / "file", tmp_path):
+            machine.flush(path)
+        assert opened == expected and len(flushed) == len(expected)
+
+
+@pytest.mark.parametrize("lacks", ["SIGALRM", "setitimer"])
+def test_without_timer_signals_the_main_thread_has_a_limit_too(monkeypatch, lacks):
+    monkeypatch.delattr(signal, lacks)
+    loops = SimpleNamespace(seconds=0.2)
+
+    def spin():
+        while True:
+            pass
+
+    for _ in range(3):  # what is left of one must not reach the next
+        with pytest.raises(Hung) as late:
+            guard.in_time(loops, spin)
+        assert guard.told(late.value).startswith("Hung: no answer within 0.2 seconds (test_machine.py:")
+        assert guard.in_time(loops, sum, range(100_000)) == 4999950000
+
+
+ONLY = {  # what one system has and another has not: {the file that may name it: those}
+    "fast/machine.py": {"resource", "SIGALRM", "setitimer", "ITIMER_REAL", "fsync"},
+    "fast/memory.py": {"fcntl", "O_NOFOLLOW"},  # for folders in /dev/shm, and there alone
+}
+SOME_LACK = {*set().union(*ONLY.values()), "fork", "forkpty", "getuid", "geteuid", "SIGKILL", "SIGHUP", "SIGUSR1", "killpg", "setsid", "sched_getaffinity",
+             "getloadavg", "pwd", "grp", "termios", "symlink", "symlink_to", "uname", "wait4", "mkfifo"}  # fmt: skip
+FOR_USERS = [path for room in (".", "fast", "bookkeeping", "bridges", "learn", "swarm") for path in sorted((ROOT / room).glob("*.py"))]
+
+
+@pytest.mark.parametrize("path", FOR_USERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_system_may_lack_stands_in_one_file_and_text_is_utf8_everywhere(path):
+    allowed, found, unsaid = ONLY.get(str(path.relative_to(ROOT)), set()), set(), []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.name for alias in node.names} | {getattr(node, "module", "")}
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("os", "signal", "path", "folder", "new")
+        ):
+            found.add(node.attr)
+        if isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            binary = any(isinstance(a, ast.Constant) and isinstance(a.value, str) and "b" in a.value for a in node.args[1:2])
+            text = name in ("read_text", "write_text") or (name == "open" and isinstance(node.func, ast.Name) and not binary)
+            if text and "encoding" not in {keyword.arg for keyword in node.keywords}:
+                unsaid.append(node.lineno)
+    assert not (found & SOME_LACK) - allowed
+    assert not unsaid, "these lines would read or write in the system's own code page"
+
+
+# ------------------------------------------------------------------------------------------------ the first seconds
+
+
+def test_the_first_words_come_before_torch_is_imported_and_only_for_a_new_run(tmp_path):
+    code = f"""
+import sys
+from bookkeeping import forecast
+for words in (["--eval-only", "x"], ["--resume", "x"], ["--api-base", "http://x"], ["--k", "1"], ["--break", "nothing"], ["--env", "none"]):
+    forecast.announce(words)
+forecast.announce(["--env", "letters", "--runs", {str(tmp_path)!r}])
+print([name for name in ("torch", "transformers", "scipy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5 and lines[-1] == "[]" and not done.stderr, done.stdout + done.stderr
+    assert lines[0] == "letters 6: 50 steps of SFT on 100 demonstrations, then 150 updates of GRPO on 8 tasks x 8 samples"
+    assert lines[1] == "10 evaluations on the way, of 768 tasks not trained on"
+    assert lines[2].startswith(f"look into {tmp_path}/letters-6-*/: ") and lines[3].startswith("about ")
+    assert not list(tmp_path.iterdir())
+
+
+def completed(**how) -> Config:
+    cfg = Config(**how)
+    settings.check(cfg)
+    settings.fill(cfg, settings.by_size(forecast.size_of(cfg), settings.kind(cfg.env)))
+    return cfg
+
+
+def test_the_guess_grows_with_the_work_and_with_the_machines_slowness(monkeypatch):
+    monkeypatch.setattr(forecast.shutil, "which", lambda name: None)
+    guess = lambda slower=1.0, **how: forecast.estimate(completed(**how), slower * forecast.PACE)
+    base, (update, evaluation, step) = guess(), forecast.RATES["letters"]
+    assert base == pytest.approx(forecast.START + 150 * update + 10 * 3 * evaluation + 50 * step)
+    assert guess(2.0) == pytest.approx(2 * base)
+    assert guess(updates=151) - base == pytest.approx(update) and guess(updates=161) - base == pytest.approx(11 * update + 3 * evaluation)
+    assert guess(updates=160) - base == pytest.approx(10 * update)  # the evaluation after the last update is the final one
+    assert guess(k=16) - base == pytest.approx(150 * update) == pytest.approx(guess(num_tasks=16) - base)
+    assert guess(sft_steps=0) - base == pytest.approx(-50 * step)
+    assert guess(eval_other_tiers=False) - base == pytest.approx(-10 * 2 * evaluation)
+    assert guess(updates=0) == pytest.approx(forecast.START + 3 * 3 * evaluation + 50 * step)
+
+
+@pytest.mark.parametrize(
+    "env, source, evaluations", [("letters", "offpolicy/in_turn-0", 30), ("alphabet", "alphabet/grpo-0", 6), ("swarm", "swarm/grpo-0", 3)]
+)
+def test_the_rates_are_those_of_committed_runs(monkeypatch, env, source, evaluations):
+    monkeypatch.setattr(forecast.shutil, "which", lambda name: None)
+    run = json.loads((ROOT / "results" / source / "summary.json").read_text())
+    s, cfg, whole = run["seconds"], completed(env=env), 1.0
+    assert forecast.number_of_evaluations(cfg) * len(settings.eval_sets(cfg)) == evaluations and cfg.updates == run["updates"]
+    if env == "letters":  # that run was made beside other work
+        took = int(re.search(r"\| `make train` \|.*\| (\d+) \|", (ROOT / "results" / "walk.md").read_text())[1])
+        assert forecast.estimate(cfg, forecast.PACE) == pytest.approx(took, rel=0.03)
+        whole = (took - forecast.START) / (s["rollout"] + s["train"] + s["eval"] + s["sft"])
+    parts = ((s["rollout"] + s["train"]) / run["updates"], s["eval"] / evaluations, s["sft"] / cfg.sft_steps)
+    assert forecast.RATES[env] == pytest.approx([whole * part for part in parts], rel=0.05)
+
+
+def test_of_what_nobody_has_timed_no_time_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(forecast.shutil, "which", lambda name: None)
+    said = lambda **how: forecast.how_long(completed(**how), forecast.PACE)
+    nobody = "how long that takes here, nobody has measured; the progress bar says it soon"
+    assert said().startswith("about ") and said(model="pico_base").startswith("about ")
+    assert said(model="Qwen/Qwen3-0.6B") == said(plain=True) == said(engine="vllm") == nobody
+    monkeypatch.setattr(forecast.shutil, "which", lambda name: "/usr/bin/nvidia-smi")  # --model auto takes a large one there
+    assert said() == nobody and said(device="cpu").startswith("about ") and said(model="pico_base").startswith("about ")
+    (tmp_path / "model.safetensors").write_bytes(bytes(2000))
+    assert forecast.size_of(Config(model=str(tmp_path))) == 1000 and forecast.size_of(Config(model="owner/name")) > settings.SMALL_MODEL
+
+
+def test_short_runs_are_told_in_seconds_and_long_ones_in_minutes():
+    say = lambda seconds, threads=1: forecast.how_long(SimpleNamespace(threads=threads), seconds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast, "estimate", lambda cfg, seconds: seconds)
+        patch.setattr(forecast, "PACE", 10.0)
+        assert say(60.0) == "about 60 seconds here, between 30 and 120 (arithmetic takes 6.0 times as long as where we timed it)"
+        assert say(600.0).startswith("about 10 minutes here, between 5 and 20 (")
+        busy = "; if others work here, --threads 1 is faster)"
+        assert say(60.0, threads=0).endswith(f"as where we timed it{busy}") and busy not in say(60.0) + say(30.0, threads=0)
+
+
+def test_the_other_ranks_of_torchrun_say_nothing(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    forecast.announce(["--env", "letters"])
+    assert not capsys.readouterr().out
+
+
+def test_the_next_command_can_be_pasted(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    assert run_records.next_command(Path("runs/x")) == f"{Path('.venv/bin/python')} train.py --eval-only runs/x --held-out"
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    words = run_records.next_command(Path("runs/x")).split()
+    assert words[:2] == ["python", "train.py"]
+    cfg, typed = settings.command_line(words[2:])
+    assert cfg.held_out and cfg.eval_only == "runs/x" and typed == {"eval_only", "held_out"}
