@@ -11,6 +11,7 @@ import ast
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -212,18 +213,24 @@ class Run:
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
         pages = ("report.html", "report.md", "curves.png")
         print(f"\n{text}\nall of it: {', '.join(f'{self.folder}/{page}' for page in pages)}")
-        print(f"next, on tasks that no run has seen: {next_command(self.folder)}")
+        print(f"next, was it luck? The same with another seed: {next_command(self.cfg)}")
         return self.folder
 
 
-def next_command(folder: Path) -> str:
-    """One command to try after a run, to be pasted: a final number, on tasks nothing was chosen by.
+def next_command(cfg) -> str:
+    """One command to try after a run, to be pasted: one run is an anecdote, three are a result.
 
     Its Python is this one: `make train` leaves no environment activated.
     """
+    typed = Path(sys.argv[0]).name == "train.py" and not cfg.resume  # else a script called train()
+    words, kept, own = sys.argv[1:] if typed else [], [], ("--seed", "--name")
+    for before, word in zip(["", *words], words):
+        if before not in own and word.partition("=")[0] not in own:
+            kept.append(word)
+    kept = kept or ["--env", cfg.env]
     python, here = Path(sys.executable), Path.cwd()
     python = python.relative_to(here) if python.is_relative_to(here) else "python"
-    return f"{python} train.py --eval-only {folder} --held-out"
+    return f"{python} train.py {shlex.join(kept)} --seed {cfg.seed + 1}"
 
 
 def open_run(cfg, typed: set[str]) -> Run:

@@ -115,7 +115,7 @@ def test_what_was_said_first_is_what_it_did_and_what_is_said_last_is_a_command(o
     assert first[1] == f"{len(evals)} evaluations on the way, of 2 tasks not trained on" and len(evals) == 4
     assert first[2] == "look into runs/there/: metrics.jsonl grows with every update, report.html comes at the end"
     assert first[3].startswith("how long that takes here, nobody has measured")  # an environment of somebody's
-    assert text.splitlines()[-1].endswith("train.py --eval-only runs/there --held-out")
+    assert text.splitlines()[-1].endswith("--seed 1") and "train.py --env " in text.splitlines()[-1]
 
 
 # ------------------------------------------------------------------------------------------------ one thing at a time
@@ -309,9 +309,14 @@ def test_the_other_ranks_of_torchrun_say_nothing(monkeypatch, capsys):
 def test_the_next_command_can_be_pasted(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
-    assert run_records.next_command(Path("runs/x")) == f"{Path('.venv/bin/python')} train.py --eval-only runs/x --held-out"
+    monkeypatch.setattr(sys, "argv", ["train.py", "--env", "letters", "--seed", "4", "--name=one", "--no-think", "--name", "two"])
+    cfg = settings.Config(seed=4)
+    assert run_records.next_command(cfg) == f"{Path('.venv/bin/python')} train.py --env letters --no-think --seed 5"
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
-    words = run_records.next_command(Path("runs/x")).split()
-    assert words[:2] == ["python", "train.py"]
-    cfg, typed = settings.command_line(words[2:])
-    assert cfg.held_out and cfg.eval_only == "runs/x" and typed == {"eval_only", "held_out"}
+    monkeypatch.setattr(sys, "argv", ["/there/train.py"])  # make train has flags, a bare train.py has none
+    assert run_records.next_command(settings.Config()) == "python train.py --env letters --seed 1"
+    for argv, resume in (["train.py", "--resume", "runs/x"], "runs/x"), (["pytest", "-q"], ""):
+        monkeypatch.setattr(sys, "argv", argv)
+        words = run_records.next_command(settings.Config(env="alphabet", seed=2, resume=resume)).split()
+        found, typed = settings.command_line(words[2:])
+        assert words[:2] == ["python", "train.py"] and typed == {"env", "seed"} and (found.env, found.seed) == ("alphabet", 3)
