@@ -64,6 +64,9 @@ COMMANDS = {
     "vf-eval picoswarm --env.taskset.environment.type swarm -n 8 -r 2 -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push": "make test-verifiers",
     "uv run rl @ bridges/configs/prime_rl_swarm.toml": "needs prime-rl and a GPU; tests/verifiers reads the config",
     "make test-verifiers": "CI",
+    "pip install -r requirements/openenv.txt": "make test-openenv",
+    "python -m bridges.openenv_swarm --port 8000 --difficulty medium": "a server; make test-openenv",
+    "make test-openenv": "CI",
 }  # fmt: skip
 
 
@@ -169,6 +172,7 @@ OTHERWISE = {
     "bookkeeping/viewer.py": "needs a run",
     "bridges/serve.py": "a server; tests/test_api.py",
     "bridges/trl_swarm.py": "make test-verifiers",
+    "bridges/openenv_swarm.py": "a server; tests/test_openenv.py",
     "learn/exercises.py": "exits with 1, being unsolved; tests/test_exercises.py",
 }
 
