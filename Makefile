@@ -42,7 +42,17 @@ test-verifiers: .venv-verifiers/installed
 	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch .venv-verifiers/installed
 
-clean:
-	rm -rf .venv .venv-vllm .venv-verifiers
+# bridges/openenv_swarm.py against the real OpenEnv, its server and its client, on loopback.
+test-openenv: .venv-openenv/installed
+	OMP_NUM_THREADS=1 .venv-openenv/bin/python -m pytest -q tests/test_openenv.py
 
-.PHONY: train test test-vllm test-verifiers clean
+.venv-openenv/installed: requirements.txt requirements/openenv.txt
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
+	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/openenv.txt
+	@touch .venv-openenv/installed
+
+clean:
+	rm -rf .venv .venv-vllm .venv-verifiers .venv-openenv
+
+.PHONY: train test test-vllm test-verifiers test-openenv clean

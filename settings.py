@@ -60,8 +60,8 @@ class Config:
     swarm_floor_penalty: float | None = None  # … this times what is missing, as a share of 100
     swarm_error_penalty: float | None = None  # times the share of turns lost to errors; by size
     # policy
-    # folder or hub id of a causal LM; auto: the largest Qwen3 that fits the card, and what makes it
-    # fit (fast/plan.py), or pico_base without a card
+    # folder or hub id of a causal LM; auto: the largest Qwen3 for which the card has room, and what
+    # makes it fit (fast/plan.py), or pico_base without a card
     model: str = "auto"
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
@@ -84,7 +84,7 @@ class Config:
     until_converged: bool = False  # then go on until the reward has settled (metrics.trend) …
     max_updates: int = 400  # … or so many updates are done; the learning rate stays at its end
     num_tasks: int | None = None  # groups per update; by environment
-    k: int = 8  # samples per group: more find a rare good answer more often
+    k: int | None = None  # samples per group: more find a rare good answer more often; by size
     loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo: side by side in grpo.py
     baseline: str = "group"  # what a reward is compared with: group, batch or none
     normalize: bool = True  # divide advantages by the group's deviation (dr_grpo never does)
@@ -126,7 +126,7 @@ class Config:
     wandb: bool = True  # online if you are logged in, else into the run folder, to sync later
 
 
-SMALL_MODEL = 50e6  # parameters; below it pico_base's defaults, above it those of published runs
+SMALL_MODEL = 50e6  # parameters; below it pico_base's defaults, above it those of published recipes
 BY_ENV = {  # defaults that depend on the environment
     "letters": {"difficulty": 6, "sft_style": "states"},
     "alphabet": {"difficulty": 0, "sft_style": "states"},
@@ -135,7 +135,6 @@ BY_ENV = {  # defaults that depend on the environment
 }
 BATCHES = {"num_tasks": 8, "sft_batch": 8, "eval_n": 256}
 LONG_BATCHES = {"num_tasks": 4, "sft_batch": 2, "eval_n": 128}  # an episode of swarm has 25 replies
-LONGEST = {"letters": 2048, "alphabet": 768, "swarm": 512, "yours": 512}  # replies of large models
 # Small models: (lr, updates, max_tokens), what was stable on pico_base (results/). In swarm, 1e-3
 # ends at as much reward, but what the base could copy suffers: 3.9% of errors against 0.7%.
 SMALL = {
@@ -144,10 +143,37 @@ SMALL = {
     "swarm": (5e-4, 20, 160),
     "yours": (3e-4, 80, 160),
 }
+# Large models: what published recipes for models of these sizes take. No card has run it here.
+# prime-rl: github.com/PrimeIntellect-ai/prime-rl at 559b447, examples/basic/…; TRL: its page "LoRA
+# Without Regret" (huggingface.co/docs/trl/lora_without_regret); Tinker: tinker-cookbook.
+RATES = (  # (up to so many parameters, lr of LoRA with alpha 64)
+    # ten times the 3e-6 at which prime-rl trains all weights of a 0.6B (reverse-text); TRL trains
+    # that model's LoRA at 5e-5, as prime-rl's own test does, both with alpha 32
+    (1e9, 3e-5),
+    # prime-rl's LoRA 32/64 on Qwen3-4B (alphabet-sort, wiki-search); TRL's on a 3B; Tinker's is
+    # 4e-5 on an 8B (recipes/rl_loop.py), with alpha 32 and 16 times our batch
+    (float("inf"), 1e-5),
+)
+SFT_RATE = 1e-4  # of LoRA: ten times prime-rl's for all weights (wordle, 1.7B); TRL's page has 2e-4
+# LoRA wants ten times the rate of all weights, whatever its rank: found for SFT and RL by Schulman
+# et al. 2025 (thinkingmachines.ai/blog/lora), and so in TRL's pair of runs, 1e-5 and 1e-6.
+ALL_WEIGHTS = 0.1
+# prime-rl's groups in all these examples, and Tinker's; 8 tasks of 16 are prime-rl's default batch
+LARGE_K = 16
+# prime-rl's max_steps in alphabet-sort, wiki-search and wordle. Warm-up and decay are as for small
+# models: prime-rl's linear schedule has 10 steps of warm-up, Tinker's loop none
+LARGE_UPDATES = 200
+LONGEST = {  # tokens of a reply
+    "letters": 2048,  # to spell 80 letters with a tally; prime-rl's seq_len, TRL's run had 4096
+    "alphabet": 768,  # prime-rl's for this very task
+    "swarm": 512,  # prime-rl's for a turn with tools (wiki-search); 25 times 2048 would not fit
+    "yours": 512,  # TRL's default
+}
 PRESETS = {
-    "seed": {  # picoRL's run
+    "seed": {  # picoRL's run: all that it relied on
         "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200,
-        "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip",
+        "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip", "k": 8,
+        "sft_lr": 1e-5,
     },
 }  # fmt: skip
 OF_ALL = ("think", "sft_style")
@@ -175,15 +201,21 @@ def by_env(env: str) -> dict:
     return BY_ENV[env] | LONG_BATCHES | {f"swarm_{name}": getattr(Swarm, name) for name in own}
 
 
-def by_size(n_parameters: int, env: str) -> dict:
-    """Defaults that depend on the model. Large: those of published runs. Small: see SMALL."""
+def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> dict:
+    """Defaults that depend on the model. Large: published recipes (RATES …). Small: see SMALL."""
     small = n_parameters <= SMALL_MODEL
     # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed,
     # results/bench/memory.md).
-    defaults = {"sft_lr": 1e-4 if small else 1e-5, "micro_tokens": 8192}
-    defaults["importance"] = "clip" if small else "token"
-    lr, updates, max_tokens = SMALL[env] if small else (5e-6, 200, LONGEST[env])
-    defaults |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
+    defaults = {"micro_tokens": 8192, "importance": "clip" if small else "token"}
+    if small:
+        lr, updates, max_tokens = SMALL[env]
+        defaults |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
+        defaults |= {"k": 8, "sft_lr": 1e-4}
+    else:
+        lr = next(rate for most, rate in RATES if n_parameters <= most)
+        share = 1 if lora_rank else ALL_WEIGHTS
+        defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE, "k": LARGE_K}
+        defaults |= {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
     if env == "swarm":  # a small model slips in one call of ten while it samples: without a price
         #                 for that, a run that posted trades ended at 36% of errors
         defaults["swarm_error_penalty"] = 2.0 if small else 0.0
@@ -217,7 +249,7 @@ def complete(
         cfg.model = Path(path).name if Path(path).parent == MODELS else path
     if cfg.async_rollouts:
         fill(cfg, {"importance": "sequence"})  # learnt fastest on old samples (results/offpolicy)
-    fill(cfg, by_size(n_parameters, kind(cfg.env)))
+    fill(cfg, by_size(n_parameters, kind(cfg.env), cfg.lora_rank))
     check(cfg)
     chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
     size = f"{n_parameters / 1e6:.1f}M parameters"
@@ -386,7 +418,7 @@ def check(cfg: Config) -> None:
 
 def check_numbers(cfg: Config) -> None:
     """Refuse numbers that are too small, or that contradict each other."""
-    if cfg.k < 2 and cfg.baseline == "group":
+    if cfg.k is not None and cfg.k < 2 and cfg.baseline == "group":
         why = "a group of one has no baseline, every advantage would be 0"
         refuse(cfg, "k", f"must be at least 2, {why}; or use --baseline batch")
     counts = "num_tasks k epochs eval_n eval_every save_every sft_examples sft_batch"

@@ -41,7 +41,7 @@ def announce(words: list[str]) -> None:
         settings.check(cfg)
     except ValueError:
         return  # it is told when the run is about to begin
-    settings.fill(cfg, by_size(size_of(cfg), kind(cfg.env)))
+    settings.fill(cfg, by_size(size_of(cfg), kind(cfg.env), cfg.lora_rank))
     print(plan(cfg), flush=True)
     print(how_long(cfg, pace()), flush=True)
 
@@ -83,7 +83,7 @@ def estimate(cfg: Config, milliseconds: float) -> float | None:
     if unknown or size_of(cfg) != EMBEDDED:
         return None
     usual, (update, evaluation, step) = by_env(cfg.env), RATES[cfg.env]
-    batch = cfg.num_tasks * cfg.k / (usual["num_tasks"] * Config.k)
+    batch = cfg.num_tasks * cfg.k / (usual["num_tasks"] * by_size(0, cfg.env)["k"])
     tasks = number_of_evaluations(cfg) * len(eval_sets(cfg)) * cfg.eval_n / usual["eval_n"]
     steps = cfg.sft_steps * cfg.sft_batch / usual["sft_batch"]
     total = cfg.updates * batch * update + tasks * evaluation + steps * step

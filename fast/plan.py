@@ -5,9 +5,10 @@
     training     gradients, activations, the logits of a chunk
 
 A run's peak is what it always holds and the larger of the other two (`needed`). auto takes the
-largest model of SIZES that fits, and the first of MENDS that makes it fit. They change how an
-update is computed and never what is learnt: --max-tokens, --num-tasks and all that was typed stay
-as they are. (Fewer --num-tasks would not help: a batch that is too large is sampled in parts.)
+largest model of SIZES that fits and has room (ROOMY), and the first of MENDS that makes it fit.
+They change how an update is computed and never what is learnt: --max-tokens, --num-tasks and all
+that was typed stay as they are. (Fewer --num-tasks would not help: a batch that is too large is
+sampled in parts.)
 
 The numbers are computed (lab/speed/memory.py, results/bench/memory.md); nothing of them has been
 measured on a card yet.
@@ -31,6 +32,10 @@ SIZES = {
     "Qwen/Qwen3-1.7B": (3.21, 0.13, 0.11, 3.34, 0.24),
     "Qwen/Qwen3-0.6B": (1.11, 0.08, 0.11, 2.1, 0.11),
 }
+# GiB of the smallest card for which auto takes a model. By the plan each fits on less, but nobody
+# has measured that, and it would be slow: activations computed twice, hardly any room to sample the
+# 128 replies of a batch. Whoever wants that names the model, and is told what makes it fit.
+ROOMY = {BIG: 32, "Qwen/Qwen3-1.7B": 20, "Qwen/Qwen3-0.6B": 0}
 CONTEXT, LOGITS = 0.6, 1.4  # GiB: CUDA's own; the logits of a chunk and what goes with them
 GRAPHS, VLLM_ROOM = 1.0, 2.3  # GiB: what vLLM keeps while it sleeps; what it needs beside its cache
 ALL_WEIGHTS = 1.18  # times the activations if all weights learn: the norms' inputs are kept too
@@ -45,7 +50,7 @@ TALK = {
 # What a run has unless it says otherwise: settings.py's defaults (a test compares).
 DEFAULTS = {
     "lora_rank": 32,
-    "k": 8,
+    "k": 16,
     "micro_tokens": 8192,
     "gradient_checkpointing": False,
     "vllm_memory": 0.3,
@@ -89,8 +94,8 @@ def needed(model: str, env: str, device, engine: str, settings: dict, ahead: boo
             return float("inf")
         idle = GRAPHS if s["vllm_sleep"] else rollout
     else:  # our sampler's copy, and its keys and values, are as wide as the policy's weights
-        idle, rows = copy, max(ROWS, s["k"])
-        cache = kv * rows * longest(env, s.get("max_tokens")) / 1024
+        idle = copy
+        cache = kv * sampled_at_once(env, s["k"], s.get("max_tokens")) / 1024
         rollout = idle + 1.08 * cache * copy / weights + 0.3
     if ahead:  # nothing is lent, and the second process has a policy of its own
         return held + update + rollout + CONTEXT + own
@@ -101,6 +106,14 @@ def longest(env: str, max_tokens: int | None = None) -> int:
     """Tokens of the longest conversation, with replies of up to max_tokens."""
     replies, usual, between = TALK.get(env, TALK["yours"])
     return replies * (max_tokens or usual) + between
+
+
+def sampled_at_once(env: str, k: int, max_tokens: int | None = None) -> int:
+    """Tokens that our own sampler must hold at least: a group's first replies, or a few whole
+    conversations (from the second turn on each is sampled by itself)."""
+    _, usual, between = TALK.get(env, TALK["yours"])
+    whole = ROWS * longest(env, max_tokens)
+    return max(int(k * (between + (max_tokens or usual))), whole)
 
 
 def card_memory(device) -> float:
@@ -164,7 +177,8 @@ def choose_model(
         why = "a CPU was asked for" if torch.cuda.is_available() else "no CUDA device"
         return str(small), f"{why}, {fallback}", {}
     card, away = in_words(device), []
-    fitting = {model: settings_that_fit(model, env, device, asked) for model in SIZES}
+    sizes = [model for model, least in ROOMY.items() if card_memory(device) >= least]
+    fitting = {model: settings_that_fit(model, env, device, asked) for model in sizes}
     fitting = {model: found for model, found in fitting.items() if found}
     if not fitting:
         flags = typed({flag: value for flag, value in asked.items() if flag in READ})
@@ -173,7 +187,7 @@ def choose_model(
     for model, (settings, peak) in fitting.items():
         if where := where_is(model):
             how = f"with {typed(settings)}" if settings else "as it is"
-            why = f"{model} from {where}: the largest that fits {card}, {how}"
+            why = f"{model} from {where}: the choice for {card}, {how}"
             why += f" (about {peak:.0f} GB, computed)"
             why += f"; the hub cannot be reached for {', '.join(away)}" if away else ""
             return model, why, settings

@@ -66,6 +66,14 @@ COMMANDS = {
     "vf-eval picoswarm --env.taskset.environment.type swarm -n 8 -r 2 -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push": "make test-verifiers",
     "uv run rl @ bridges/configs/prime_rl_swarm.toml": "needs prime-rl and a GPU; tests/verifiers reads the config",
     "make test-verifiers": "CI",
+    "pip install -r requirements/verifiers.txt": "make test-verifiers",
+    "python train.py --env swarm --updates 0": TINY.replace("--updates 1 ", "").replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1").replace("--max-tokens 32", "--max-tokens 8"),
+    "accelerate launch --num_processes 4 -m bridges.trl --env swarm --model out/ -- --use_vllm true": "needs TRL; tests/verifiers/test_trl.py",
+    "python train.py --eval-only --api-base http://127.0.0.1:8000/v1 --model out/ --env swarm": "parsed: needs a server; tests/test_api.py",
+    "pip install -e .": "make test-verifiers",
+    "pip install -r requirements/openenv.txt": "make test-openenv",
+    "python -m bridges.openenv_swarm --port 8000 --difficulty medium": "a server; make test-openenv",
+    "make test-openenv": "CI",
 }  # fmt: skip
 
 
@@ -170,7 +178,8 @@ OTHERWISE = {
     "bookkeeping/report.py": "needs a run",
     "bookkeeping/viewer.py": "needs a run",
     "bridges/serve.py": "a server; tests/test_api.py",
-    "bridges/trl_swarm.py": "make test-verifiers",
+    "bridges/trl.py": "needs requirements/verifiers.txt; make test-verifiers",
+    "bridges/openenv_swarm.py": "a server; tests/test_openenv.py",
     "learn/exercises.py": "exits with 1, being unsolved; tests/test_exercises.py",
 }
 

@@ -259,19 +259,28 @@ def card(monkeypatch):
     "memory, capability, vllm, env, model, fits, peak",
     [
         # a T4: float32, and no vLLM although it is installed
-        (14.6, (7, 5), True, "letters", SIX, CHECKED, 10),
+        (14.6, (7, 5), True, "letters", SIX, CHECKED, 14),
         (14.6, (7, 5), True, "alphabet", SIX, CHECKED, 11),
         (14.6, (7, 5), True, "swarm", None, {}, None),
-        (15.7, (8, 6), False, "letters", T17, CHECKED, 11),
-        (23.6, (8, 6), False, "letters", B16, CHECKED, 21),
-        (23.6, (8, 6), False, "alphabet", B16, CHECKED, 21),
+        # by the plan a 1.7B would fit 16 GB, and a 4B 24, with their activations computed twice: too little room (ROOMY)
+        (15.7, (8, 6), False, "letters", SIX, HALF, 13),
+        (15.7, (8, 6), False, "alphabet", SIX, HALF, 13),
+        (15.7, (8, 6), False, "swarm", None, {}, None),
+        (15.7, (8, 6), True, "letters", SIX, share(0.5) | HALF, 13),
+        (15.7, (8, 6), True, "alphabet", SIX, share(0.5) | HALF, 13),
+        (15.7, (8, 6), True, "swarm", SIX, share(0.5) | CHECKED, 10),
+        (23.6, (8, 6), False, "letters", T17, HALF, 22),
+        (23.6, (8, 6), False, "alphabet", T17, HALF, 22),
         (23.6, (8, 6), False, "swarm", SIX, CHECKED, 20),
-        (23.6, (8, 6), True, "letters", B16, CHECKED | TORCH, 21),  # vLLM's share and the trainer: 14.3 and 9
+        (23.6, (8, 6), True, "letters", T17, share(0.4) | HALF, 20),
         (23.6, (8, 6), True, "swarm", T17, share(0.4) | CHECKED, 14),
-        (39.4, (8, 0), False, "letters", B16, CHECKED, 21),
+        (39.4, (8, 0), False, "letters", B16, CHECKED, 22),
         (39.4, (8, 0), True, "letters", B16, share(0.4) | HALF, 37),  # 0.3 of it are too few for vLLM
         (39.4, (8, 0), True, "alphabet", B16, share(0.4) | HALF, 37),
         (39.4, (8, 0), True, "swarm", B16, share(0.4) | CHECKED, 25),
+        (47.4, (8, 6), True, "letters", B16, share(0.4) | HALF, 37),
+        (47.4, (8, 6), True, "alphabet", B16, share(0.4) | HALF, 37),
+        (47.4, (8, 6), True, "swarm", B16, share(0.4) | CHECKED, 28),
         (79.1, (8, 0), True, "letters", B16, {}, 63),
         (79.1, (8, 0), True, "alphabet", B16, {}, 63),
         (79.1, (8, 0), True, "swarm", B16, CHECKED, 33),  # an episode alone exceeds micro_tokens
@@ -282,12 +291,14 @@ def card(monkeypatch):
         (5.0, (8, 6), False, "letters", None, {}, None),
     ],
 )
-def test_auto_takes_the_largest_model_and_the_mildest_settings_that_fit(card, memory, capability, vllm, env, model, fits, peak):
+def test_auto_takes_the_largest_model_that_has_room_and_the_mildest_settings_that_fit(
+    card, memory, capability, vllm, env, model, fits, peak
+):
     card(memory, capability, vllm)
     there = f"{memory:.0f} GB of GPU memory" + (" in float32 (this card has no bfloat16)" if capability < (8, 0) else "")
     if model:
         how = f"with {plan.typed(fits)}" if fits else "as it is"
-        line = f"{model} from the hub: the largest that fits {there}, {how} (about {peak} GB, computed)"
+        line = f"{model} from the hub: the choice for {there}, {how} (about {peak} GB, computed)"
     else:
         model = str(PICO_SWARM if env == "swarm" else PICO)
         line = f"{there} are too few for {SIX} and --env {env}, so the embedded {Path(model).name} (0.9M parameters) plays the policy"
@@ -441,6 +452,9 @@ def test_without_a_hub_auto_takes_the_largest_that_is_in_the_cache(card):
 
 
 def test_a_model_that_was_named_is_taken_and_what_would_make_it_fit_is_said(card):
+    card(23.6)
+    assert choose_model("auto", "letters", "auto", {})[0] == T17  # a 4B has too little room …
+    assert choose_model(B16, "letters", "auto", {})[1].endswith("it fits with --gradient-checkpointing")  # … and may be named
     card(39.4)
     kept = "; by the plan it does not fit 39 GB of GPU memory: "
     for name, asked, advice in (

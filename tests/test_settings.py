@@ -47,7 +47,9 @@ def test_tyro_takes_every_spelling():
         words = [word for name in FLAGS for word in spelled(name)[i % len(spelled(name))]]
         cfg, typed = settings.command_line(words)
         assert (
-            typed == set(FLAGS) and cfg.k == 8 and cfg.until_converged == ("--no" not in " ".join(w for w in words if "converged" in w))
+            typed == set(FLAGS)
+            and cfg.eval_every == 20
+            and cfg.until_converged == ("--no" not in " ".join(w for w in words if "converged" in w))
         ), words
 
 
@@ -299,7 +301,7 @@ def test_what_auto_sets_so_that_the_model_fits_is_kept_and_checked(capsys):
     ([], {}),
     (["--engine", "auto", "--micro-tokens", "None", "--vllm-memory", "0.3"], {"vllm_memory": 0.3}),  # auto and None leave the choice
     (["--no-gradient-checkpointing", "--lora-rank=0"], {"gradient_checkpointing": False, "lora_rank": 0}),
-    (["--preset", "seed"], {"max_tokens": 2048}),  # set by a preset and not typed
+    (["--preset", "seed"], {"max_tokens": 2048, "k": 8}),  # set by a preset and not typed
     (["--engine", "torch", "--max-tokens", "99"], {"engine": "torch", "max_tokens": 99}),
 ])  # fmt: skip
 def test_auto_is_told_what_was_typed_or_set_and_leaves_it(words, fixed):
@@ -343,3 +345,61 @@ def test_the_tiers_of_letters_are_evaluated_from_the_easiest_on(tier):
     cfg = Config(env="letters", difficulty=tier)
     settings.check(cfg)
     assert list(settings.eval_sets(cfg)) == [f"tier {t}" for t in sorted({3, 5, 6, tier})]
+
+
+# ------------------------------------------------------------------------------------------------ defaults by size
+
+
+def chosen(n_parameters: float, *words: str) -> Config:
+    """What a run of a model of this size has for these flags."""
+    cfg, _ = settings.command_line(list(words))
+    settings.check(cfg)
+    settings.complete(cfg, n_parameters, "because")
+    return cfg
+
+
+@pytest.mark.parametrize("n_parameters, words, lr, sft_lr", [
+    (0.6e9, [], 3e-5, 1e-4),
+    (1.7e9, [], 1e-5, 1e-4),
+    (4.0e9, [], 1e-5, 1e-4),
+    (30.5e9, [], 1e-5, 1e-4),
+    (0.6e9, ["--lora-rank", "0"], 3e-6, 1e-5),  # all weights learn: a tenth
+    (4.0e9, ["--lora-rank", "0"], 1e-6, 1e-5),
+    (4.0e9, ["--lora-rank", "8"], 1e-5, 1e-4),  # the rate does not depend on the rank
+    (4.0e9, ["--lora-rank", "0", "--lr", "1e-4"], 1e-4, 1e-5),
+    (0.9e6, ["--lora-rank", "0"], 3e-4, 1e-4),  # small models: one rate, as before
+])  # fmt: skip
+def test_the_rate_is_that_of_published_recipes_and_a_tenth_without_lora(n_parameters, words, lr, sft_lr):
+    cfg = chosen(n_parameters, *words)
+    assert (cfg.lr, cfg.sft_lr) == (pytest.approx(lr, rel=1e-12), pytest.approx(sft_lr, rel=1e-12))
+
+
+@pytest.mark.parametrize("env, max_tokens, num_tasks, sft_batch, eval_n", [
+    ("letters", 2048, 8, 8, 256), ("alphabet", 768, 8, 8, 256), ("swarm", 512, 4, 2, 128),
+])  # fmt: skip
+def test_a_large_model_samples_groups_of_16(env, max_tokens, num_tasks, sft_batch, eval_n):
+    cfg = chosen(4e9, "--env", env)
+    assert (cfg.k, cfg.num_tasks, cfg.max_tokens, cfg.updates, cfg.warmup) == (16, num_tasks, max_tokens, 200, 5)
+    assert (cfg.importance, cfg.micro_tokens, cfg.sft_batch, cfg.eval_n) == ("token", 8192, sft_batch, eval_n)
+    assert chosen(4e9, "--env", env, "--k", "8").k == 8
+
+
+@pytest.mark.parametrize("env, lr, updates, max_tokens", [
+    ("letters", 3e-4, 150, 320), ("alphabet", 3e-4, 80, 640), ("swarm", 5e-4, 20, 160),
+])  # fmt: skip
+def test_a_small_model_has_what_its_results_were_made_with(env, lr, updates, max_tokens):
+    cfg = chosen(0.9e6, "--env", env)
+    assert (cfg.lr, cfg.updates, cfg.max_tokens, cfg.k, cfg.sft_lr) == (lr, updates, max_tokens, 8, 1e-4)
+    assert (cfg.importance, cfg.warmup, cfg.lr_end, cfg.micro_tokens) == ("clip", 5, 0.1, 8192)
+
+
+@pytest.mark.parametrize("env, num_tasks, sft_batch", [("letters", 8, 8), ("swarm", 4, 2)])
+def test_the_preset_of_the_seed_is_what_it_was(env, num_tasks, sft_batch):
+    """picoRL's run: every setting of it that a default of ours could change, as it was when large models still got them by themselves."""
+    cfg = chosen(4e9, "--env", env, "--preset", "seed")
+    was = {
+        "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200, "max_tokens": 2048, "eval_n": 32, "eval_every": 10,
+        "importance": "clip", "k": 8, "num_tasks": num_tasks, "sft_lr": 1e-5, "sft_steps": 50, "sft_examples": 100, "sft_batch": sft_batch, "lora_rank": 32,
+        "lora_alpha": 64, "loss": "grpo", "baseline": "group", "normalize": True, "kl": 0.0, "epochs": 1, "temperature": 1.0, "micro_tokens": 8192,
+    }  # fmt: skip
+    assert {name: getattr(cfg, name) for name in was} == was

@@ -25,9 +25,10 @@ from fast.sampler import TorchSampler
 from fast.vllm_engine import LONGEST
 from lab.common import RESULTS, read_json, table, write_json, write_page
 from policy import attach_lora
-from settings import BATCHES, Config, by_size
+from settings import BATCHES, LONG_BATCHES, Config, by_size
 
 OUT = RESULTS / "bench"
+LARGE = by_size(4e9, "letters")
 GIB = 2**30
 
 # The shapes, from each model's public config.json. 0.6B, 1.7B and 4B use one matrix as embedding and as head.
@@ -68,11 +69,11 @@ class Setting:
     rank: int = Config.lora_rank
     engine: str = "vllm"
     share: float = Config.vllm_memory
-    max_tokens: int = by_size(1e9, "letters")["max_tokens"]
+    max_tokens: int = LARGE["max_tokens"]
     num_tasks: int = BATCHES["num_tasks"]
-    k: int = Config.k
+    k: int = LARGE["k"]
     eval_n: int = BATCHES["eval_n"]
-    micro_tokens: int = by_size(1e9, "letters")["micro_tokens"]
+    micro_tokens: int = LARGE["micro_tokens"]
     checkpointing: bool = Config.gradient_checkpointing
     ahead: bool = False  # --async-rollouts: a second process samples on the same card
 
@@ -296,8 +297,8 @@ def page(plans: dict[str, Plan | None], measured: dict) -> str:
     return "\n".join([
         "# The memory of a run on one GPU", "",
         "`python -m lab.speed.memory`; how it is computed and what is assumed stands in lab/speed/memory.py. All sizes in GiB, 2^30 bytes.", "",
-        f"Letters, thinking allowed: prompts of {PROMPT} tokens, replies of up to 2,048, 8 tasks x 8 samples, unless a row says otherwise.",
-        f"*4b-swarm*: conversations of up to {longest('swarm'):,} tokens, 4 tasks x 8 samples; one of them alone exceeds --micro-tokens.",
+        f"Letters, thinking allowed: prompts of {PROMPT} tokens, replies of up to 2,048, {BATCHES['num_tasks']} tasks x {LARGE['k']} samples, unless a row says otherwise.",
+        f"*4b-swarm*: conversations of up to {longest('swarm'):,} tokens, {LONG_BATCHES['num_tasks']} tasks x {LARGE['k']} samples; one of them alone exceeds --micro-tokens.",
         "*4b-ahead*: several cards with vLLM, each with a trainer and a second process; both work at the same time.",
         "*update*: forward and backward of a micro-batch; SFT takes less. *rows at once*: replies of full length in the KV cache.",
         "*main memory*: while the model loads or vLLM sleeps, whichever is more; the process itself takes some 4 beside it.", "",

@@ -1,0 +1,245 @@
+"""Our environments under TRL's GRPOTrainer, on as many processes as `accelerate launch` starts.
+
+    accelerate launch -m bridges.trl --env swarm --model Qwen/Qwen3-8B -- --use_vllm true
+
+What stands before `--` are flags of settings.py, and what stands behind it TRL's own; those win.
+docs/scale.md says when one needs this, and what of it was run.
+
+The division of labour: TRL has the model (on one card, or spread over many by FSDP or DeepSpeed),
+its engine draws the tokens (transformers, or vLLM beside it or on a server), and its loss learns.
+We play: `Rollout` is TRL's rollout_func, and calls rollout.play. So an episode is token for token
+ours, in all three environments. TRL gets
+
+    prompt_ids, completion_ids    the conversation, cut where the first reply begins
+    env_mask                      1 where the policy chose the token: Episode.sampled
+    reward                        env.score()["reward"], which reward_of hands on
+
+What is the same as in train.py, and what is not:
+
+    same       tasks, prompts, tokens, mask, rewards; k, batch, learning rate, clipping at 1
+    differs    the learning rate starts at 0 and falls to 0; TRL's engine draws, so a seed does
+               not repeat our samples; no SFT and no evaluation (train.py does both: docs/scale.md)
+    refused    --loss reinforce, --baseline batch or none, --epochs above 1, --importance: TRL has
+               other ones, to be set behind `--`
+
+Run me: `python -m bridges.trl --updates 2 --num-tasks 2 --k 2 --max-tokens 64` is one process, and
+trains pico_base on letters (pip install -r requirements/verifiers.txt).
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+import settings
+from fast.plan import choose_model
+from policy import Policy, Sample, in_bfloat16, pick_device
+from rollout import play
+
+# Our loss -> TRL's loss_type and importance_sampling_level. Its grpo is the mean over each reply,
+# dapo the mean over all tokens, as ours are (grpo.py has the table).
+LOSSES = {
+    "grpo": ("grpo", "token"),
+    "dr_grpo": ("dr_grpo", "token"),
+    "dapo": ("dapo", "token"),
+    "gspo": ("grpo", "sequence"),
+    "cispo": ("cispo", "token"),
+}
+
+
+class Engine:
+    """TRL's engine as a sampler of ours: token ids in, sampled ids out (fast/sampler.py).
+
+    An engine that is spread over processes is asked by all of them at once, and by each for as many
+    replies. So a process that has fewer conversations left asks for some that nobody reads, and one
+    that has none left goes on asking until the last is done (`wait`).
+    """
+
+    version = 0
+
+    def __init__(self, trainer, stop_ids: frozenset[int], rows: int):
+        self.trainer, self.stop_ids, self.rows = trainer, stop_ids, rows
+        self.told = True  # does the engine say how likely a token was? transformers' does not
+        self.spare: list[int] = []  # a prompt to ask for when there is nothing to ask
+
+    def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
+        """k samples of each prompt -> [len(prompts)][k] Samples.
+
+        max_tokens and temperature are the trainer's own (max_completion_length), and seeds are not
+        used: the engine draws. Its log-probs are 0 if it does not tell them.
+        """
+        asked = [prompt for prompt in prompts for _ in range(k)]
+        self.spare = min(asked, key=len)
+        self.anybody(True)
+        drawn = self.draw(asked)
+        ended = lambda ids: bool(ids) and ids[-1] in self.stop_ids
+        samples = [Sample(ids, logprobs, ended(ids)) for ids, logprobs in drawn]
+        return [samples[g * k : (g + 1) * k] for g in range(len(prompts))]
+
+    def draw(self, asked: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+        alone = self.trainer.accelerator.num_processes == 1
+        idle = [] if alone else [self.spare] * (self.rows - len(asked))
+        ids, logprobs = self.trainer._generate_single_turn(asked + idle, None, {}, 1)
+        self.told = logprobs is not None
+        logprobs = logprobs if self.told else [[0.0] * len(reply) for reply in ids]
+        return [(list(ids[i]), list(logprobs[i])) for i in range(len(asked))]
+
+    def wait(self) -> None:
+        """Ask along until every process has played its episodes to the end."""
+        while self.anybody(False):
+            self.draw([])
+
+    def anybody(self, active: bool) -> bool:
+        """Has any process a conversation left?"""
+        accelerator = self.trainer.accelerator
+        return bool(accelerator.gather(torch.tensor([active], device=accelerator.device)).any())
+
+
+class Rollout:
+    """TRL's rollout_func: plays the tasks that this process was given, one episode per prompt.
+
+    A prompt is a task's seed as text (`tasks`); the environment makes the real one from it.
+    """
+
+    __name__ = "rollout"  # TRL asks
+
+    def __init__(self, make_env: Callable[[], object]):
+        self.make_env = make_env
+
+    def __call__(self, prompts: list[str], trainer) -> dict[str, list]:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        stop_ids = frozenset(trainer.eos_token_ids)
+        device = trainer.accelerator.device
+        policy = Policy(model, trainer.processing_class, stop_ids, "TRL's", 0, device)
+        engine = Engine(trainer, stop_ids, len(prompts))
+        seeds, args = [int(prompt) for prompt in prompts], trainer.args
+        longest, temperature = args.max_completion_length, args.temperature
+        groups = play(policy, engine, self.make_env, seeds, 1, longest, temperature, 0)
+        engine.wait()
+        episodes = [group[0] for group in groups]
+        first = [e.sampled.index(True) for e in episodes]  # where the policy begins to speak
+        cut = lambda name: [list(getattr(e, name)[i:]) for e, i in zip(episodes, first)]
+        return {
+            "prompt_ids": [e.token_ids[:i] for e, i in zip(episodes, first)],
+            "completion_ids": cut("token_ids"),
+            "env_mask": [[int(chosen) for chosen in mask] for mask in cut("sampled")],
+            "logprobs": cut("logprobs") if engine.told else None,
+            "earned": [e.reward for e in episodes],
+        }
+
+
+def reward_of(earned: list[float], **_) -> list[float]:
+    """TRL's reward function: the environment has said it already."""
+    return earned
+
+
+def tasks(cfg: settings.Config):
+    """The tasks of train.py's updates in their order, as a datasets.Dataset."""
+    from datasets import Dataset
+
+    seeds = [seed for update in range(cfg.updates) for seed in settings.task_seeds(cfg, update)]
+    return Dataset.from_list([{"prompt": str(seed)} for seed in seeds])
+
+
+def arguments(cfg: settings.Config, processes: int) -> dict:
+    """Our settings as those of TRL's GRPOConfig. ValueError if TRL has no such thing."""
+    if cfg.loss not in LOSSES:
+        settings.refuse(cfg, "loss", f"TRL has {', '.join(LOSSES)}; choose one of them")
+    if cfg.baseline != "group" or cfg.epochs != 1:
+        raise ValueError("--baseline, --epochs: TRL's are set behind `--`; leave them out")
+    batch = cfg.num_tasks * cfg.k
+    if batch % processes:
+        why = f"{batch} episodes (--num-tasks times --k) cannot be shared by {processes} processes"
+        settings.refuse(cfg, "num_tasks", f"{why}; use a multiple")
+    loss_type, level = LOSSES[cfg.loss]
+    device = pick_device(cfg.device)
+    narrow = in_bfloat16(device)
+    return {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": batch // processes,  # one optimizer step per batch
+        "num_generations": cfg.k,
+        "max_steps": cfg.updates,
+        "learning_rate": cfg.lr,
+        "warmup_steps": cfg.warmup,
+        "lr_scheduler_type": "linear",
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,  # grpo.MAX_GRAD_NORM; a test compares
+        "max_completion_length": cfg.max_tokens,  # of one reply: TRL cuts no episode
+        "temperature": cfg.temperature,
+        "top_k": 0,
+        "top_p": 1.0,
+        "beta": cfg.kl,
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "scale_rewards": "group" if cfg.normalize and cfg.loss != "dr_grpo" else "none",
+        "shuffle_dataset": False,
+        "seed": cfg.seed,
+        "gradient_checkpointing": cfg.gradient_checkpointing,
+        "use_cpu": device == "cpu",
+        "bf16": narrow,
+        "output_dir": f"{cfg.runs}/{cfg.name or 'trl-' + settings.short(cfg.env)}",
+        "save_steps": cfg.save_every,
+        "logging_steps": 1,
+        "report_to": "none",
+        # as policy.load_policy: what learns is float32, what is frozen may be bfloat16
+        "model_init_kwargs": {
+            "dtype": "bfloat16" if cfg.lora_rank and narrow else "float32",
+            "use_safetensors": True,
+        },
+    }
+
+
+def size_of(model: str) -> int:
+    """Parameters of a model, from its config alone."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    return sum(p.numel() for p in lm.parameters())
+
+
+def make_trainer(ours: list[str], theirs: list[str]):
+    """TRL's trainer for flags of settings.py and flags of TRL."""
+    import trl
+    from accelerate import PartialState
+    from peft import LoraConfig
+    from transformers import AutoTokenizer, HfArgumentParser
+
+    cfg, typed = settings.command_line(ours)
+    settings.check(cfg)
+    if "importance" in typed:
+        raise ValueError("--importance: TRL's is vllm_importance_sampling_mode, behind `--`")
+    model, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
+    settings.complete(cfg, size_of(model), why)
+    parser = HfArgumentParser(trl.GRPOConfig)
+    given = arguments(cfg, PartialState(cpu=cfg.device == "cpu").num_processes)
+    in_words = {name: value for name, value in given.items() if name != "model_init_kwargs"}
+    parser.set_defaults(**in_words)
+    (args,) = parser.parse_args_into_dataclasses(theirs, look_for_args_file=False)
+    args.model_init_kwargs = args.model_init_kwargs or given["model_init_kwargs"]
+    targets = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    lora = LoraConfig(r=cfg.lora_rank, lora_alpha=cfg.lora_alpha, **targets)
+    return trl.GRPOTrainer(
+        model=model,
+        processing_class=AutoTokenizer.from_pretrained(model),
+        args=args,
+        reward_funcs=reward_of,
+        train_dataset=tasks(cfg),
+        rollout_func=Rollout(partial(settings.make_env, cfg, cfg.difficulty)),
+        peft_config=lora if cfg.lora_rank else None,
+    )
+
+
+def main(words: list[str]) -> None:
+    behind = words.index("--") if "--" in words else len(words)
+    try:
+        trainer = make_trainer(words[:behind], words[behind + 1 :])
+    except ValueError as wrong:
+        raise SystemExit(str(wrong)) from None
+    trainer.train()
+    trainer.save_model()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
