@@ -52,7 +52,21 @@ test-openenv: .venv-openenv/installed
 	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/openenv.txt
 	@touch .venv-openenv/installed
 
-clean:
-	rm -rf .venv .venv-vllm .venv-verifiers .venv-openenv
+# The ways in that are not `make train`: `uv run train.py` from a clean clone, the notebook executed cell by cell, the docs site with no dead link.
+test-entrance: .venv-entrance/installed
+	OMP_NUM_THREADS=1 .venv-entrance/bin/python -m pytest -q tests/entrance
 
-.PHONY: train test test-vllm test-verifiers test-openenv clean
+# docs/, README.md and every file that they link to, as a site: site/index.html
+docs: .venv-entrance/installed
+	.venv-entrance/bin/python -m lab.pages.site
+
+.venv-entrance/installed: requirements.txt requirements/entrance.txt
+	$(PYTHON) -m venv .venv-entrance
+	.venv-entrance/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
+	.venv-entrance/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/entrance.txt
+	@touch .venv-entrance/installed
+
+clean:
+	rm -rf .venv .venv-vllm .venv-verifiers .venv-openenv .venv-entrance site
+
+.PHONY: train test test-vllm test-verifiers test-openenv test-entrance docs clean
