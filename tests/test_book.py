@@ -74,6 +74,9 @@ COMMANDS = {
     "pip install -r requirements/openenv.txt": "make test-openenv",
     "python -m bridges.openenv_swarm --port 8000 --difficulty medium": "a server; make test-openenv",
     "make test-openenv": "CI",
+    "uv run train.py --env letters --difficulty 6": "make test-entrance",
+    "uv sync --no-group cpu --group gpu": "needs a card; tests/test_uv.py reads the lock",
+    "uv run --no-sync train.py --env letters": "make test-entrance",
 }  # fmt: skip
 
 
