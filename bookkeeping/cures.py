@@ -308,7 +308,7 @@ ILLNESSES = {
             "two runs write into one log",
         ),
         {
-            TRL: "save_only_model=False, then trainer.train(resume_from_checkpoint=…) on that folder",
+            TRL: "save_only_model=False, then trainer.train(resume_from_checkpoint=…)",
             VERL: (
                 "trainer.resume_mode=auto, and optimizer among "
                 "actor_rollout_ref.actor.checkpoint.save_contents"

@@ -3,12 +3,12 @@
     python -m bookkeeping.doctor trainer_state.json       # or a folder, a console log, a .wandb …
     picoswarm-doctor FILE_OR_FOLDER                       # the same, installed by pip
 
-    logs.py       what kind of log is it? its rows              protobufs.py  wandb, TensorBoard
+    logs.py       what kind of log is it? its rows      protobufs.py  wandb's and TensorBoard's
     names.py      whose names are these, and what are they to us?
-    symptoms.py   the rules                                     cures.py      causes, cures, words
+    symptoms.py   the rules                             cures.py      causes, cures, words
 
 Exit status: 0 nothing was found (remarks are nothing), 1 a symptom was found, 2 the log cannot be
-read. Our own runs (a folder with metrics.jsonl of ours) are told about by doctor.py itself, as ever.
+read. Our own runs (a folder with metrics.jsonl of ours) are told about by doctor.py itself.
 
 How sure? FALSE_ALARMS has, for each rule, of how many healthy runs it was told wrongly. They were
 made for this, on the test seeds that no threshold was chosen with (results/doctor/README.md). A
@@ -35,7 +35,10 @@ from bookkeeping.symptoms import Finding, look_at
 HEALTHY_RUNS = 0
 FALSE_ALARMS: dict[str, int] = {}
 # Rules whose columns none of those runs has.
-UNTRIED = ("engine", "errors", "only in training", "dropout", "stop token", "sequence ratio", "not exact", "uncorrected", "broken")  # fmt: skip
+UNTRIED = (
+    "engine", "errors", "only in training", "dropout", "stop token", "sequence ratio", "not exact",
+    "uncorrected", "broken",
+)  # fmt: skip
 
 
 def sure(name: str) -> str:
@@ -79,9 +82,7 @@ def not_logged(log: Log) -> dict[str, str]:
     """{what a rule would look at: what logs it}, for columns that are absent."""
     have = set(log.columns)
     return {
-        column: how
-        for column, how in names.UNLOGGED[log.framework].items()
-        if column not in have and not np.isfinite(log.columns.get(column, [])).any()
+        column: how for column, how in names.UNLOGGED[log.framework].items() if column not in have
     }
 
 
@@ -110,7 +111,7 @@ def nothing_found(log: Log) -> str:
     if len(loss) and np.median(np.abs(loss)) < 0.1:
         said += "; " + cures.why_the_loss_is_near_0(log.framework)
         norms = np.array(log.columns.get("grad_norm", []), dtype=float)
-        if np.isfinite(norms).any():
+        if np.nansum(norms) > 0:
             said += f" (its median is {np.nanmedian(norms):.2g})"
     return said
 
@@ -121,8 +122,8 @@ def text(found: dict) -> str:
     out = [
         f"{', '.join(found['files'])}: {found['format']} of {found['framework']}, "
         f"steps {first} to {last} ({found['rows']} rows)",
-        "read: " + ", ".join(sorted(found["columns"].values()))
-        + (f"; {found['unread_columns']} more columns are not looked at" if found["unread_columns"] else ""),
+        f"read: {', '.join(sorted(found['columns'].values()))}",
+        f"{found['unread_columns']} more columns are not looked at",
         *(f"note: {note}" for note in found["notes"]),
     ]  # fmt: skip
     for one in found["symptoms"] + found["remarks"]:
@@ -159,8 +160,8 @@ def main(path: Path, as_json: bool, symptoms: Callable) -> int:
 
 def demo() -> None:
     """TRL's console lines, of a run whose rewards are all equal."""
-    line = "{{'loss': 0.0, 'grad_norm': 0.0, 'learning_rate': 1e-06, 'reward': 0.0, 'reward_std': 0.0, 'frac_reward_zero_std': 1.0, 'epoch': {}}}"
-    rows = "\n".join(line.format(i / 100) for i in range(12)).encode()
+    line = {"loss": 0.0, "grad_norm": 0.0, "reward": 0.0, "frac_reward_zero_std": 1.0}
+    rows = "\n".join(str(line | {"epoch": i / 100}) for i in range(12)).encode()
     log = logs.collect(list(logs.rows_of(rows)[1]))
     print(text(answer(log, lambda lines, rewards: {})))
     assert math.isclose(log.columns["groups_with_signal"][-1], 0) and asdict(log)

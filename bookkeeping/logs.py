@@ -139,8 +139,8 @@ def choose(folder: Path) -> tuple[list[Path], list[str]]:
         note = f"{len(left)} more of the same kind were not read ({some}); give one to read it"
         return chosen, [note] if left and name != "trainer_state.json" else []
     raise ValueError(
-        f"{folder} has no log in it (trainer_state.json, *.jsonl, *.wandb, tfevents, *.csv, *.log); "
-        "give the folder of a run, or one file"
+        f"{folder} has no log in it (trainer_state.json, *.jsonl, *.wandb, tfevents, *.csv, "
+        "*.log); give the folder of a run, or one file"
     )
 
 
@@ -322,7 +322,7 @@ def written_number(text: str) -> float | None:
 
 def console_rows(text: str) -> Iterator[dict[str, float]]:
     """Lines that people paste. A progress bar may share a line with the numbers."""
-    count = 0
+    count, epoch = 0, -1.0
     for line in re.split(r"[\r\n]+", COLOUR.sub("", text)):
         line = line[:MOST_LINE]
         verl, prime = VERL_LINE.search(line), PRIME_LINE.search(line)
@@ -335,9 +335,13 @@ def console_rows(text: str) -> Iterator[dict[str, float]]:
             for entry in FLAT.finditer(line):
                 row = pairs(entry.group())
                 if len(row) > 1:
-                    # TRL prints no step: the rows are counted, evaluations beside them
+                    # TRL prints no step: the rows are counted, evaluations beside them. If the
+                    # epoch goes back, another run begins.
+                    if row.get("epoch", epoch) < epoch:
+                        count = 0
+                    epoch = row.get("epoch", epoch)
                     count += not any(name.startswith("eval_") for name in row)
-                    yield {"step": float(count)} | row
+                    yield {"step": float(max(count, 1))} | row
 
 
 def prime_row(line: str, found: re.Match) -> dict[str, float]:
@@ -371,7 +375,10 @@ def collect(rows: list[dict[str, float]]) -> Log:
     best: dict[str, int] = {}
     for mine, line in known.values():
         best[mine] = min(line, best.get(mine, line))
-    used = {name: mine for name, (mine, line) in known.items() if line == best[mine]}
+    used: dict[str, str] = {}  # of several with the same meaning the first, as for two environments
+    for name, (mine, line) in known.items():
+        if line == best[mine] and mine not in used.values():
+            used[name] = mine
     by_step: dict[int, dict[str, float]] = {}
     backwards, not_numbers, newest, unusable = [], {}, -1, 0
     for row in rows:
@@ -383,10 +390,11 @@ def collect(rows: list[dict[str, float]]) -> Log:
         useful = {mine: row[name] for name, mine in used.items() if name in row}
         if not useful:
             continue
-        if here < newest and any(mine in by_step.get(here, {}) for mine in useful):
+        if here < newest and useful.keys() & by_step.get(here, {}).keys():
             backwards.append(here)
-        newest = max(newest, here) if not backwards or here > newest else newest
-        for name, mine in used.items():
+            newest = here
+        newest = max(newest, here)
+        for name in used:
             if name in row and not math.isfinite(row[name]):
                 not_numbers.setdefault(name, here)
         by_step.setdefault(here, {}).update(useful)

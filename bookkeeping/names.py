@@ -1,17 +1,17 @@
 """What other frameworks call the numbers that we know: one line per framework and column.
 
     theirs        the name in their log; * stands for one part of it, such as a reward's name
-    ours          the name in our metrics.jsonl (fast/measure.py, evaluate.summarize); `share` columns
-                  are 1 minus ours, so `no_signal` becomes groups_with_signal
+    ours          the name in our metrics.jsonl (fast/measure.py, evaluate.summarize), or one that
+                  symptoms.py knows; no_signal is 1 minus our groups_with_signal
     unit          of the number as it is read
 
 A framework's log is known by the names in it, not by its file's name: KNOWN_BY. Names that are in
-no line are counted and left alone. UNLOGGED says what a rule misses in a log, and what would log it.
+no line are counted and left alone. UNLOGGED says what a rule misses, and what would log it.
 
 Sources, each read in the source code of that version:
     TRL 1.16.0       trl/trainer/grpo_trainer.py, `self._metrics[mode][…]`; the learning rate,
                      grad_norm and loss are those of transformers 5.19.0, trainer.py. Older names
-                     (completion_length, rewards/NAME without /mean, clip_ratio) are TRL 0.14 to 0.16
+                     (completion_length, rewards/NAME without /mean, clip_ratio): TRL 0.14 to 0.16
     Unsloth 2026.8.19  unsloth/models/rl_replacements.py (commit 015bdef): TRL's columns, with
                      completion_length and kl always there
     verl 0.10.0.dev  verl/trainer/ppo/metric_utils.py, core_algos.py, rollout_corr_helper.py,

@@ -4,22 +4,23 @@ Where doctor.py has a rule, it is that rule: look_at() hands it the lines as our
 written them. The rules here are those that our own runs need not (their settings are refused, or
 their evaluations say more), or for columns that only others log:
 
-    symptom            seen in                             told when
-    not a number       loss, grad_norm, reward, kl         once
-    cut off more       truncated                           the last 5 above all of the first 5, by 0.2
-    KL                 kl to the reference                 more than 1 nat per token, 10 times before
-    entropy collapse   entropy, groups_with_signal         a tenth of the start, and reward no higher
+    symptom              seen in                           told when
+    not a number         loss, grad_norm, reward, kl       once
+    cut off more         truncated                         the last 5 above the first 5, by 0.2
+    KL                   kl to the reference               above 1 nat per token, 10 times before
+    entropy collapse     entropy, groups_with_signal       a tenth of the start, reward no higher
     pays something else  reward up, right answers not      4 standard errors
-    pays length        the same, and replies 1.5 times as long
-    only in training   reward up, evaluations not          4 standard errors, 3 evaluations
-    still              reward, entropy, reply_tokens       none has moved, in 30 steps
-    learning rate      lr                                  0, or no number
-    warm-up            lr                                  rises to the very end
-    resumed            lr, steps                           a second warm-up; the count goes back
-    far off            clip_fraction                       above 0.3
-    engine             mismatch as KL or as probability    above ENGINE
-    thrown away        importance ratio of the sampler     below 0.5
-    errors             errors_share                        above 0.1
+    pays length          the same                          and replies 1.5 times as long
+    only in training     reward up, evaluations not        4 standard errors, 3 evaluations
+    still                reward, entropy, reply_tokens     none has moved, in 30 steps
+    learning rate        lr                                0
+    warm-up              lr                                rises to the very end
+    resumed              lr, steps                         a second warm-up; the count goes back
+    far off              clip_fraction                     above 0.3
+    engine               mismatch as KL or probability     above ENGINE
+    thrown away          importance ratio of the sampler   below 0.5
+    errors               errors_share                      above 0.1
+
 and four remarks, which are no symptoms: every step clipped, few groups, solved, too short.
 
 A threshold is a number that was chosen on development runs (results/doctor/README.md says which) or
@@ -364,6 +365,8 @@ def our_line(log: Log, i: int, first: bool) -> dict[str, float]:
     line["update"] = i + 1 if first else log.steps[i]
     if "mismatch" in line:
         line.setdefault("off_policy_steps", 0.0)
+    if line.get("grad_norm") == 0:  # verl logs no share of groups; a gradient of 0 is the same
+        line.setdefault("groups_with_signal", 0.0)
     return line
 
 
@@ -393,6 +396,9 @@ def evidence(name: str, sentence: str, view: View) -> Seen:
         "stale": ("mismatch",),
         "two distributions": ("mismatch",),
     }.get(name, ())
+    if name in ("no signal", "stuck") and not len(view.all("groups_with_signal")):
+        head = f"the gradient was exactly 0 in the last {START} steps, at a reward of {now('reward'):.2f}"
+        columns = ("grad_norm", "reward")
     if name == "cut short":
         head = (
             f"{100 * now('truncated'):.0f}% of the last {START} steps' replies ran into the limit"
