@@ -7,12 +7,12 @@ failure journal. docs/doctor.md is made from this table.
 The flags were read in the versions of names.VERSIONS: TRL's GRPOConfig and transformers'
 TrainingArguments, verl/trainer/config/*.yaml, packages/prime-rl-configs/. Unsloth takes TRL's.
 
-Run me: `python -m bookkeeping.cures` writes the tables of docs/doctor.md.
+Run me: `python -m bookkeeping.cures` prints the tables of docs/doctor.md.
 """
 
 from dataclasses import dataclass
 
-from bookkeeping.names import OURS, PRIME, TRL, UNKNOWN, UNSLOTH, VERL
+from bookkeeping.names import NAMES, OURS, PRIME, TRL, UNKNOWN, UNSLOTH, VERL
 
 JOURNAL = "learn/FAILURES.md"
 
@@ -475,17 +475,48 @@ def why_the_loss_is_near_0(framework: str) -> str:
     )
 
 
+# The column that shows a symptom, under our name. For the page; a rule says its own.
+LOOK_AT = {
+    "not a number": "loss", "collapse": "reward", "stuck": "no_signal", "noise": "entropy",
+    "KL": "kl", "no signal": "no_signal", "few groups": "no_signal", "solved": "no_signal",
+    "entropy collapse": "entropy", "cut short": "truncated", "cut off more": "truncated",
+    "pays something else": "part", "pays length": "reply_tokens", "only in training": "eval_reward",
+    "still": "reward", "learning rate": "lr", "warm-up": "lr", "resumed": "lr",
+    "far off": "clip_fraction", "stale": "mismatch", "two distributions": "mismatch",
+    "engine": "mismatch", "thrown away": "kept_ratio", "errors": "errors_share",
+    "every step clipped": "grad_norm",
+}  # fmt: skip
+# Where a framework has no such column, the next best.
+INSTEAD = {
+    "no_signal": ("groups_with_signal", "grad_norm"),
+    "mismatch": ("mismatch_kl", "mismatch_probability"),
+}
+
+
+def their_name(framework: str, ours: str) -> str:
+    """The first of the framework's columns that is this one of ours, or the next best."""
+    for wanted in (ours, *INSTEAD.get(ours, ())):
+        for theirs, mine, _ in NAMES[framework]:
+            if mine == wanted:
+                return f"`{theirs}`"
+    return "not logged"
+
+
 def page() -> str:
-    """The tables of docs/doctor.md."""
+    """The tables of docs/doctor.md: a question each, but for what only our own runs can show."""
     out = []
-    for name, illness in ILLNESSES.items():
+    for name, ours in LOOK_AT.items():
+        illness = ILLNESSES[name]
+        causes = [f"({i}) {cause}" for i, cause in enumerate(illness.causes, 1)]
+        why = "; ".join(causes) if len(causes) > 1 else illness.causes[0]
+        see = f" [See it happen](../{JOURNAL}#{illness.journal})." if illness.journal else ""
         out += [f"### {illness.asked[0].upper()}{illness.asked[1:]}", ""]
-        out += [f"The doctor calls it **{name}**. Most often first:"]
-        out += ["", *(f"{i}. {cause}" for i, cause in enumerate(illness.causes, 1)), ""]
-        out += ["| framework | what to set |", "|---|---|"]
-        out += [f"| {f} | {illness.cures[f]} |" for f in (TRL, VERL, PRIME) if f in illness.cures]
-        link = f"[the failure journal](../{JOURNAL}#{illness.journal})" if illness.journal else ""
-        out += ["", f"To see it happen: {link}.", ""] if link else [""]
+        out += [f"**{name}**. Because of: {why}.{see}", ""]
+        out += ["| framework | look at | set |", "| --- | --- | --- |"]
+        for framework in (TRL, VERL, PRIME):
+            cells = (framework, their_name(framework, ours), illness.cures[framework])
+            out.append("| " + " | ".join(cells) + " |")
+        out.append("")
     return "\n".join(out)
 
 

@@ -16,7 +16,8 @@ counted. What nobody can read is a ValueError of one sentence.
 A row is {column: number} of one step. Not a number (NaN, infinity) stays in, because that is a
 symptom. One step may come in several rows (prime-rl writes one per topic); collect() joins them.
 
-Run me: `python -m bookkeeping.logs FILE_OR_FOLDER` prints the rows that were read.
+Run me: `python -m bookkeeping.logs FILE_OR_FOLDER` prints the last of what was read; without one,
+three made-up logs.
 """
 
 import csv
@@ -413,9 +414,27 @@ def collect(rows: list[dict[str, float]]) -> Log:
                backwards[:10], not_numbers)  # fmt: skip
 
 
+def show(log: Log) -> None:
+    print(f"{log.framework}, {log.kind or 'made up'}, {len(log.steps)} steps", *log.notes, sep="; ")
+    for column, values in log.columns.items():
+        print(f"  {column:22} {log.theirs[column]:44}", *(f"{v:.4g}" for v in values[-3:]))
+
+
+def demo() -> None:
+    """The same two steps as verl, prime-rl and TRL print them."""
+    verl = "step:1 - critic/score/mean:0.25 - actor/lr:1e-06\nstep:2 - critic/score/mean:0.5"
+    prime = (
+        "12:00:00 SUCCESS Step 1 | 1s | Reward 0.25 | Max Off-Policy 0\nStep 2 | 1s | Reward 0.5"
+    )
+    trl = "{'reward': 0.25, 'reward_std': 0.4}\n 20%|#  {'reward': '0.5', 'reward_std': nan}"
+    for text in (verl, prime, trl):
+        log = collect(list(rows_of(text.encode())[1]))
+        show(log)
+        assert log.columns["reward"] == [0.25, 0.5] and log.steps == [1, 2]
+
+
 if __name__ == "__main__":
     for given in sys.argv[1:]:
-        log = read(Path(given))
-        print(f"{given}: {log.framework}, {log.kind}, {len(log.steps)} steps", *log.notes, sep="; ")
-        for column, values in log.columns.items():
-            print(f"  {column:22} {log.theirs[column]:44}", *(f"{v:.4g}" for v in values[-3:]))
+        show(read(Path(given)))
+    if len(sys.argv) == 1:
+        demo()

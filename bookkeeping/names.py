@@ -215,3 +215,4 @@ if __name__ == "__main__":
         print(f"\n{framework} {VERSIONS[framework]}")
         for theirs, mine, unit in NAMES[framework]:
             print(f"  {theirs:42} {mine:22} {unit}")
+    assert ours(TRL, "train/rewards/exact/mean") == ("part:exact", 6)

@@ -19,7 +19,8 @@ is wrong with it, and both read a damaged file to the end or raise. Here a lengt
 the file ends the reading, and what came before it counts. tests/test_foreign.py writes files with
 the real libraries and reads them here.
 
-Run me: `python -m bookkeeping.protobufs FILE` prints the last values of a file.
+Run me: `python -m bookkeeping.protobufs FILE` prints the last values of a file; without one, an
+event byte by byte.
 """
 
 import json
@@ -230,6 +231,17 @@ def rows(data: bytes) -> Iterator[dict[str, float]]:
     return wandb_rows(data) if data[:4] == b":W&B" else tensorboard_rows(data)
 
 
+def demo() -> None:
+    """One event, put together by hand: step 7, and a scalar of 0.5 called reward."""
+    scalar = b"\x0a\x06reward" + b"\x15" + struct.pack("<f", 0.5)
+    summary = b"\x0a" + bytes([len(scalar)]) + scalar
+    event = b"\x10\x07" + b"\x2a" + bytes([len(summary)]) + summary
+    record = struct.pack("<Q", len(event)) + b"sum1" + event + b"sum2"
+    print(f"{len(record)} bytes {record.hex(' ')} are", *rows(record))
+    print("the same, cut off:", *rows(record[:-9]), "nothing")
+    assert list(rows(record)) == [{"step": 7.0, "reward": 0.5}] and not list(rows(record[:-9]))
+
+
 if __name__ == "__main__":
     for file in sys.argv[1:]:
         with open(file, "rb") as f:
@@ -237,3 +249,5 @@ if __name__ == "__main__":
             for row in rows(f.read()):
                 seen |= row
         print(file, *(f"{name} = {value:.4g}" for name, value in sorted(seen.items())), sep="\n  ")
+    if len(sys.argv) == 1:
+        demo()

@@ -9,7 +9,7 @@ their evaluations say more), or for columns that only others log:
     cut off more         truncated                         the last 5 above the first 5, by 0.2
     KL                   kl to the reference               above 1 nat per token, 10 times before
     entropy collapse     entropy, groups_with_signal       a tenth of the start, reward no higher
-    pays something else  reward up, right answers not      4 standard errors
+    pays something else  reward up, right answers not      4 standard errors, or no relation
     pays length          the same                          and replies 1.5 times as long
     only in training     reward up, evaluations not        4 standard errors, 3 evaluations
     still                reward, entropy, reply_tokens     none has moved, in 30 steps
@@ -151,7 +151,8 @@ def entropy_collapse(view: View) -> Seen:
 
 
 def pays_something_else(view: View, goal: str | None) -> Seen:
-    """The reward rises, and the reward function that counts right answers does not."""
+    """The reward rises, and the reward function that counts right answers does not. Or the one
+    stands high and still while the other goes up and down: right answers hardly count in it."""
     if goal is None:
         return None
     rewards, right = view.all("reward"), view.all(goal)
@@ -159,11 +160,18 @@ def pays_something_else(view: View, goal: str | None) -> Seen:
         return None
     was, now, risen, errors = rise(rewards)
     right_was, right_now, right_risen, _ = rise(right)
+    name, noise = goal.removeprefix("part:"), np.std(np.diff(right))
+    if noise > 0.02 and np.std(np.diff(rewards)) < 0.3 * noise and right_now < now - 0.2:
+        return (
+            f"the reward is {now:.2f} where {name} is {right_now:.2f}, and it does not follow when "
+            f"{name} goes up and down",
+            ("reward", goal),
+        )
     if risen < 0.05 or errors < SURE or right_risen > 0.2 * risen:
         return None
     return (
-        f"the reward rose from {was:.2f} to {now:.2f}, and {goal.removeprefix('part:')} went from "
-        f"{right_was:.2f} to {right_now:.2f}",
+        f"the reward rose from {was:.2f} to {now:.2f}, and {name} went from {right_was:.2f} to "
+        f"{right_now:.2f}",
         ("reward", goal),
     )
 
@@ -332,7 +340,7 @@ def resumed(log: Log, rates: np.ndarray) -> Finding | None:
     return None
 
 
-def remarks(log: Log, view: View) -> list[Finding]:
+def remarks(log: Log, view: View, goal: str | None) -> list[Finding]:
     """What is worth a word and no alarm."""
     out, end = [], log.steps[-1]
     norms, signal, rewards = (
@@ -352,7 +360,8 @@ def remarks(log: Log, view: View) -> list[Finding]:
     late = signal[-20:]
     if len(late) == 20 and late.mean() < 0.25 and len(rewards) >= 20:
         seen = f"{100 * (1 - late.mean()):.0f}% of the last 20 steps' groups had equal rewards"
-        solved = rewards[-20:].mean() > 0.9 and rewards.max() <= 1.0001
+        right = view.all(goal or "reward")[-20:]
+        solved = right.mean() > 0.9 and rewards.max() <= 1.0001
         name = "solved" if solved else "few groups"
         seen += f", with a mean reward of {rewards[-20:].mean():.2f}"
         out.append(Finding(name, end, seen, ("groups_with_signal", "reward")))
@@ -397,7 +406,8 @@ def evidence(name: str, sentence: str, view: View) -> Seen:
         "two distributions": ("mismatch",),
     }.get(name, ())
     if name in ("no signal", "stuck") and not len(view.all("groups_with_signal")):
-        head = f"the gradient was exactly 0 in the last {START} steps, at a reward of {now('reward'):.2f}"
+        level = now("reward")
+        head = f"the gradient was exactly 0 in the last {START} steps, at a reward of {level:.2f}"
         columns = ("grad_norm", "reward")
     if name == "cut short":
         head = (
@@ -455,7 +465,7 @@ def look_at(log: Log, goal: str | None, symptoms: Callable) -> list[Finding]:
     for late in (warm_up(log, rates), resumed(log, rates)):
         if late:
             found[late.name] = late
-    said = remarks(log, View(columns, steps, n))
+    said = remarks(log, View(columns, steps, n), goal)
     return [*sorted(tidy(found, said), key=lambda f: f.step), *said]
 
 
