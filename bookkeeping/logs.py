@@ -36,7 +36,7 @@ from bookkeeping.records import printable
 
 MOST_BYTES = 64 << 20  # of one file; of a longer one, the beginning
 MOST_LINE = 1 << 18  # bytes of a line of text
-MOST_ROWS, MOST_COLUMNS, MOST_NAME = 100_000, 1_000, 200
+MOST_ROWS, MOST_COLUMNS, MOST_NAME = 100_000, 2_000, 200
 MOST_CELLS = 3_000_000  # numbers in all: 200 bytes each, at worst
 MOST_FILES, DEEPEST = 2_000, 4  # that are looked at in a folder, and levels of folders
 
@@ -366,10 +366,14 @@ def collect(rows: list[dict[str, float]]) -> Log:
     If the count of steps goes back, the run was resumed (or two runs share a file): the later
     numbers of a step replace the earlier ones, and Log.backwards says where.
     """
-    columns = {name for row in rows for name in row} - {"step"}
+    seen: dict[str, None] = {}  # the names, in their order; not more than MOST_COLUMNS
+    for row in rows:
+        if len(seen) < MOST_COLUMNS:
+            seen |= dict.fromkeys(row)
+    columns = sorted([name for name in seen if name != "step"][:MOST_COLUMNS])
     framework = names.whose(columns)
     known = {}
-    for name in sorted(columns):
+    for name in columns:
         found = names.ours(framework, name)
         if found:
             known[name] = found
@@ -377,9 +381,11 @@ def collect(rows: list[dict[str, float]]) -> Log:
     for mine, line in known.values():
         best[mine] = min(line, best.get(mine, line))
     used: dict[str, str] = {}  # of several with the same meaning the first, as for two environments
+    taken: set[str] = set()
     for name, (mine, line) in known.items():
-        if line == best[mine] and mine not in used.values():
+        if line == best[mine] and mine not in taken:
             used[name] = mine
+            taken.add(mine)
     by_step: dict[int, dict[str, float]] = {}
     backwards, not_numbers, newest, unusable = [], {}, -1, 0
     for row in rows:
