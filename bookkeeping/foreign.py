@@ -10,9 +10,9 @@
 Exit status: 0 nothing was found (remarks are nothing), 1 a symptom was found, 2 the log cannot be
 read. Our own runs (a folder with metrics.jsonl of ours) are told about by doctor.py itself.
 
-How sure? FALSE_ALARMS has, for each rule, of how many healthy runs it was told wrongly. They were
-made for this, on the test seeds that no threshold was chosen with (results/doctor/README.md). A
-rule that no run of ours could try says so.
+How sure? MEASURED has, for each rule, of how many healthy runs it was told wrongly. They were made
+for this, on the test seeds that no threshold was chosen with (results/doctor/README.md). A rule
+that no run of ours could try says so.
 
 Run me: `python -m bookkeeping.foreign` reads a made-up log of TRL.
 """
@@ -28,22 +28,17 @@ from bookkeeping.logs import Log
 from bookkeeping.records import printable
 from bookkeeping.symptoms import Finding, look_at
 
-# Of the rule's healthy test runs, how many were told it wrongly. Made by lab/trust/foreign_truth.py
-# (tests/test_foreign.py holds that these are the numbers of results/doctor/truth.json).
-HEALTHY_RUNS = 0
-FALSE_ALARMS: dict[str, int] = {}
-# Rules whose columns none of those runs has.
-UNTRIED = (
-    "engine", "errors", "only in training", "dropout", "stop token", "sequence ratio", "not exact",
-    "uncorrected", "broken",
-)  # fmt: skip
+# {rule: (healthy test runs that were told it wrongly, those that log what it looks at)}. Made by
+# lab/trust/foreign_truth.py; tests/test_foreign.py holds that these are the numbers of
+# results/doctor/truth.json.
+MEASURED: dict[str, tuple[int, int]] = {}
 
 
 def sure(name: str) -> str:
-    if name in UNTRIED or not HEALTHY_RUNS:
-        return "no healthy run of ours could try this rule"
-    wrong = FALSE_ALARMS.get(name, 0)
-    return f"told wrongly of {wrong} in {HEALTHY_RUNS} healthy TRL runs"
+    wrong, runs = MEASURED.get(name, (0, 0))
+    if not runs:
+        return "no healthy TRL run of ours logs what this rule looks at"
+    return f"told wrongly of {wrong} in {runs} healthy TRL runs"
 
 
 def answer(log: Log, symptoms: Callable) -> dict:

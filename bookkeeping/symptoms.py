@@ -55,6 +55,20 @@ OURS = (
 )  # fmt: skip
 
 
+# What a log must have for a rule to have anything to look at; "part" is the one of right answers.
+NEEDS = {
+    "collapse": "reward", "stuck": "groups_with_signal", "broken": "format",
+    "no signal": "groups_with_signal", "noise": "entropy", "cut short": "truncated",
+    "stop token": "stop_trained", "sequence ratio": "stretch", "not exact": "exact",
+    "stale": "mismatch", "two distributions": "mismatch", "dropout": "twice",
+    "uncorrected": "ratio", "not a number": "loss", "cut off more": "truncated", "KL": "kl",
+    "entropy collapse": "entropy", "learning rate": "lr", "far off": "clip_fraction",
+    "engine": "mismatch_kl", "thrown away": "kept_ratio", "errors": "errors_share",
+    "pays length": "part", "pays something else": "part", "only in training": "eval_reward",
+    "still": "entropy", "warm-up": "lr", "resumed": "lr",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Finding:
     """A symptom, the step at which it was first seen, and the numbers that show it."""

@@ -53,10 +53,9 @@ class Arm:
     generate: bool = False  # TRL's own model.generate
     every: int = 1  # the engine takes new weights at every n-th step; 0: never
     temperature: float = 1.0  # of the engine
-    dtype: str = "float32"  # of the engine's weights; it computes in float32
+    dtype: str = "float32"  # to which the engine's merged weights are rounded; it computes in float32
     dropout: float = 0.0
     lora: bool = True
-    resumed: bool = False  # stopped half-way and resumed without its optimizer
 
 
 HEALTHY = {
@@ -69,7 +68,7 @@ HEALTHY = {
     "full": Arm("all weights, cosine, learning rate 1e-4", False, lora=False, args={"learning_rate": 1e-4, "lr_scheduler_type": "cosine"}),
     "nearly-solved": Arm("an easy tier: many groups are all right", False, tier=1, args={"learning_rate": 5e-4}),
     "thinks-longer": Arm("tier 5: replies grow because thinking pays", False, tier=5, args={"max_completion_length": 96, "learning_rate": 5e-4}),
-    "engine-bf16": Arm("through an engine whose weights are rounded to bfloat16, corrected", False, engine=True, dtype="bfloat16"),
+    "engine-bf16": Arm("through an engine whose merged weights are rounded to bfloat16, corrected", False, engine=True, dtype="bfloat16"),
 }  # fmt: skip
 MISTAKES = {
     "learning-rate": Arm("the learning rate × 100", True, ("broken", "collapse", "noise", "KL", "stuck", "no signal", "entropy collapse"),
@@ -84,8 +83,6 @@ MISTAKES = {
     "off-policy": Arm("samples up to 10 steps old, vllm_importance_sampling_correction=False", True, ("uncorrected", "stale", "collapse", "broken"), engine=True,
                       every=10, args={"vllm_importance_sampling_correction": False}),
     "warm-up": Arm("a warm-up of 2,000 steps in a run of 30", True, ("warm-up",), args={"lr_scheduler_type": "linear", "warmup_steps": 2000}),
-    "resumed": Arm("stopped after 15 steps and resumed without its optimizer and schedule", True, ("resumed",), resumed=True,
-                   args={"lr_scheduler_type": "linear", "warmup_steps": 4, "save_strategy": "steps", "save_steps": 15}),
 }  # fmt: skip
 ARMS = HEALTHY | MISTAKES
 
@@ -95,16 +92,16 @@ def scorer(name: str, tier: int):
     """A reward function as TRL calls it, under this name in the log."""
     from env_letters import Letters
 
-    def score(completions, seed, completion_ids, **_):
+    def score(completions, seed, **_):
         out = []
-        for completion, task, ids in zip(completions, seed, completion_ids):
+        for completion, task in zip(completions, seed):
             reply = completion[0]["content"]
             env = Letters(tier, "partial", True, "states")
             env.reset(task)
             env.step(reply)
             found = env.score()
             out.append({"exact": found["exact"], "partial": found["reward"], "format": found["format"],
-                        "boxed": float("\\boxed" in reply), "longer": min(len(ids), 48) / 48}[name])  # fmt: skip
+                        "boxed": float("\\boxed" in reply)}[name])  # fmt: skip
         return out
 
     score.__name__ = name
@@ -132,10 +129,12 @@ class Engine:
             return
         self.version = step
         model = copy.deepcopy(self.trainer.accelerator.unwrap_model(self.trainer.model)).eval()
-        model.to(getattr(torch, self.arm.dtype)).to(torch.float32)
+        rank = 16 if self.arm.lora else 0
+        if self.arm.dtype != "float32":  # as TRL hands weights to vLLM: merged, then rounded
+            model, rank = model.merge_and_unload().to(getattr(torch, self.arm.dtype)).to(torch.float32), 0
         tokenizer = self.trainer.processing_class
         stops = frozenset(self.trainer.eos_token_ids)
-        self.sampler = TorchSampler(Policy(model, tokenizer, stops, "copy", 16 if self.arm.lora else 0, torch.device("cpu")))
+        self.sampler = TorchSampler(Policy(model, tokenizer, stops, "copy", rank, torch.device("cpu")))
 
     def generate(self, prompts, images=None, num_generations=1, profiler=None, **_):
         self.asked += 1
@@ -151,7 +150,7 @@ class Engine:
 
 
 # ------------------------------------------------------------------------------------------------ a run
-def train(arm: Arm, seed: int, folder: Path, steps: int = STEPS):
+def train(arm: Arm, seed: int, folder: Path):
     """A GRPOTrainer of this arm in `folder`."""
     import torch
     import trl
@@ -167,7 +166,7 @@ def train(arm: Arm, seed: int, folder: Path, steps: int = STEPS):
     env = Letters(arm.tier, "partial", True, "states")
     tasks = [FIRST_TASK + seed * 100_000 + i for i in range(TASKS * STEPS)]
     prompts = Dataset.from_list([{"prompt": env.reset(task), "seed": task} for task in tasks])
-    args = trl.GRPOConfig(output_dir=str(folder), seed=seed, **(BASE | {"max_steps": STEPS} | arm.args))
+    args = trl.GRPOConfig(output_dir=str(folder), seed=seed, **(BASE | arm.args))
     lora = (
         LoraConfig(r=16, lora_alpha=32, lora_dropout=arm.dropout, target_modules="all-linear", task_type="CAUSAL_LM") if arm.lora else None
     )
@@ -184,27 +183,13 @@ def train(arm: Arm, seed: int, folder: Path, steps: int = STEPS):
     return trainer
 
 
-def resume(arm: Arm, seed: int, folder: Path):
-    """Train, lose the optimizer of the checkpoint half-way, and train on from there."""
-    train(arm, seed, folder).train()
-    half = folder / f"checkpoint-{STEPS // 2}"
-    for name in ("optimizer.pt", "scheduler.pt"):
-        (half / name).unlink()
-    trainer = train(arm, seed, folder)
-    trainer.train(resume_from_checkpoint=str(half))
-    return trainer
-
-
 def make(name: str, seed: int) -> None:
     arm = ARMS[name]
     start = time.perf_counter()
     folder = Path(tempfile.mkdtemp())
     try:
-        if arm.resumed:
-            trainer = resume(arm, seed, folder)
-        else:
-            trainer = train(arm, seed, folder)
-            trainer.train()
+        trainer = train(arm, seed, folder)
+        trainer.train()
         trainer.state.save_to_json(str(folder / "trainer_state.json"))
         RUNS.mkdir(parents=True, exist_ok=True)
         packed = gzip.compress((folder / "trainer_state.json").read_bytes(), mtime=0)
@@ -232,8 +217,10 @@ def judged(name: str, seed: int) -> dict:
     log = logs.collect(list(rows))
     log.settings = settings
     told = told_of(log)
+    has = {*log.columns, *(["part"] if foreign.goal_of(log) else [])}
+    tried = sorted(rule for rule, column in symptoms.NEEDS.items() if column in has)
     rewards = [x for x in log.columns["reward"] if x == x]
-    return {"arm": name, "seed": seed, "mistake": arm.mistake, "told": told, "named": bool(set(told) & set(arm.told)),
+    return {"arm": name, "seed": seed, "mistake": arm.mistake, "told": told, "tried": tried, "named": bool(set(told) & set(arm.told)),
             "first_reward": round(sum(rewards[:5]) / 5, 3), "last_reward": round(sum(rewards[-5:]) / 5, 3)}  # fmt: skip
 
 
@@ -257,10 +244,12 @@ def judge() -> None:
     test = [run for run in runs if run["seed"] != DEVELOPMENT]
     healthy, sick = ([run for run in test if run["mistake"] is which] for which in (False, True))
     own = ours()
-    alarms = Counter(name for run in healthy for name in run["told"])
+    measured = {
+        rule: (sum(rule in run["told"] for run in healthy), sum(rule in run["tried"] for run in healthy)) for rule in symptoms.NEEDS
+    }
     own_alarms = Counter(name for told in own.values() for name in told)
-    truth = {"command": "python -m lab.trust.foreign_truth --page", "trl": "1.16.0", "development_seed": DEVELOPMENT, "healthy_runs": len(healthy),
-             "false_alarms": dict(sorted(alarms.items())), "our_runs": len(own), "our_alarms": {n: told for n, told in own.items() if told}, "runs": runs}  # fmt: skip
+    truth = {"command": "python -m lab.trust.foreign_truth --page", "trl": "1.16.0", "development_seed": DEVELOPMENT,
+             "measured": {rule: both for rule, both in measured.items() if both[1]}, "our_runs": len(own), "our_alarms": {n: told for n, told in own.items() if told}, "runs": runs}  # fmt: skip
     write_json(OUT / "truth.json", truth)
 
     def row(name: str) -> list:
