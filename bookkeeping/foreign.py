@@ -31,7 +31,25 @@ from bookkeeping.symptoms import Finding, look_at
 # {rule: (healthy test runs that were told it wrongly, those that log what it looks at)}. Made by
 # lab/trust/foreign_truth.py; tests/test_foreign.py holds that these are the numbers of
 # results/doctor/truth.json.
-MEASURED: dict[str, tuple[int, int]] = {}
+MEASURED: dict[str, tuple[int, int]] = {
+    "collapse": (0, 18),
+    "stuck": (0, 18),
+    "no signal": (0, 18),
+    "noise": (0, 18),
+    "cut short": (0, 18),
+    "stale": (0, 2),
+    "two distributions": (0, 2),
+    "not a number": (0, 18),
+    "cut off more": (0, 18),
+    "KL": (0, 2),
+    "entropy collapse": (0, 18),
+    "learning rate": (0, 18),
+    "far off": (0, 18),
+    "thrown away": (0, 2),
+    "still": (0, 18),
+    "warm-up": (0, 18),
+    "resumed": (0, 18),
+}
 
 
 def sure(name: str) -> str:

@@ -2,7 +2,7 @@
 
     python -m lab.trust.foreign_samples      # needs requirements/doctor.txt (tensorboard; wandb is in requirements.txt)
 
-Written by the real writer: trainer_state.json (TRL 1.16.0, from results/doctor/runs), run.wandb (wandb 0.31.0, offline), events.out.tfevents.plain
+Written by the real writer: trainer_state.json (TRL 1.16.0, from results/doctor/trl), run.wandb (wandb 0.31.0, offline), events.out.tfevents.plain
 (tensorboard 2.21.0 through torch). Written here, in the format that the framework's source documents, with the numbers of our own runs of
 results/failures: verl's console lines (verl/utils/logger/aggregate_logger.py) and JSON lines (FileLogger in verl/utils/tracking.py), prime-rl's console
 lines (orchestrator.log_train_batch, trainer/rl/train.py) and metrics.jsonl (monitors/file.py), TRL's console (transformers prints the dict), Unsloth's
