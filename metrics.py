@@ -47,7 +47,8 @@ made-up run whether it has settled.
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from scipy import fft, special, stats
+
+# scipy is imported by the functions that need it: the doctor of other people's logs does without.
 
 NAN = float("nan")
 
@@ -90,6 +91,8 @@ def proportion(successes: float, n: int) -> Interval:
     """A share with Wilson's 95% interval. successes in [0, n]; n = 0 gives (nan, 0, 1)."""
     if n == 0:
         return Interval(NAN, 0.0, 1.0, 0)
+    from scipy import stats
+
     interval = stats.binomtest(round(successes), n).proportion_ci(0.95, method="wilson")
     return Interval(successes / n, float(interval.low), float(interval.high), n)
 
@@ -100,6 +103,8 @@ Z2 = 1.96**2
 
 def mean(values) -> Interval:
     """A mean with its 95% interval. The bootstrap is seeded: equal values, equal intervals."""
+    from scipy import special
+
     values = np.asarray(values, dtype=float)
     n = len(values)
     if n and np.isin(values, (0, 1)).all():
@@ -115,6 +120,8 @@ def mean(values) -> Interval:
 
 def of_any(values: np.ndarray, ends: tuple[float, float]) -> Interval:
     """The mean of values of any size. ends: what they may be, if those that were seen agree."""
+    from scipy import special, stats
+
     n = len(values)
     middle = float(values.mean()) if n else NAN
     if n == 0 or is_constant(values):
@@ -218,6 +225,8 @@ def slow_noise(residuals: np.ndarray, fitted: int) -> float:
     slope contain the truth in 82% of the cases and the moving-block bootstrap's of a mean in 89%;
     these do in 96% and 95% (results/metrics).
     """
+    from scipy import fft, special
+
     waves = fft.dct(residuals, norm="ortho")[fitted:]
     count = min(len(waves), max(8, round(0.4 * len(residuals) ** (2 / 3))))
     return float(np.sqrt(np.mean(waves[:count] ** 2)) * special.stdtrit(count, 0.975))
@@ -334,6 +343,8 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
         raise ValueError(
             f"trend: {tolerance=} must be positive and {shortest=} at least 10 updates"
         )
+    from scipy import stats
+
     n, window = len(values), shortest
     if n < shortest:
         why = f"{n} updates are too few, {shortest} is the least"
@@ -421,6 +432,8 @@ def adaptive_window(values, threshold: float = STEP, least: int = LEAST) -> int:
     imprecise, too long a one is wrong). On a slow rise it still lags, and a fixed window of 10
     describes the present better: see results/metrics.
     """
+    from scipy import stats
+
     values = series(values, "adaptive_window")
     window = len(values) - cuts(values, threshold, least)[-1]
     while window >= 2 * least:

@@ -47,7 +47,8 @@ price: a loss of 8 points on 256 tasks is told in half of the runs that end with
 the report shows the others.
 
 Run me: `python -m bookkeeping.doctor runs/NAME` looks at a run update by update; without a run, at
-made-up ones.
+made-up ones. It also reads the logs of TRL, Unsloth, verl and prime-rl, and those of wandb and
+TensorBoard: give it a file or a folder (docs/doctor.md, bookkeeping/foreign.py).
 """
 
 import sys
@@ -611,8 +612,33 @@ def main(folder: Path) -> None:
         print("\n".join(map(records.printable, told)) or "nothing to tell")
 
 
+def is_ours(path: Path) -> bool:
+    """Is this the folder of a run of ours, or nothing at all? Others call their count `step`."""
+    lines = path / "metrics.jsonl"
+    if not path.exists() or (path / "evals.jsonl").exists():
+        return True
+    if not lines.is_file():
+        return False
+    with open(lines, "rb") as f:
+        start = f.read(4096)
+    return b'"update"' in start or b'"step"' not in start
+
+
+def command() -> None:
+    """`python -m bookkeeping.doctor`, and `picoswarm-doctor` if it is installed."""
+    words = [word for word in sys.argv[1:] if word != "--json"]
+    if not words and "--json" not in sys.argv:
+        return demo()
+    if len(words) != 1 or words[0].startswith("-"):
+        print("usage: doctor FILE_OR_FOLDER [--json]; docs/doctor.md says what it reads")
+        raise SystemExit(0 if words in (["-h"], ["--help"]) else 2)
+    path, as_json = Path(words[0]), "--json" in sys.argv
+    if is_ours(path) and not as_json:
+        return main(path)
+    from bookkeeping import foreign  # not needed while a run trains
+
+    raise SystemExit(foreign.main(path, as_json, symptoms))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        demo()
+    command()

@@ -1,4 +1,4 @@
-"""Protects the packaging: one package and nothing beside it, holding the environments as they are in the checkout. From the wheel alone every
+"""Protects the packaging: picoswarm and its doctor's command and nothing beside them, holding the files as they are in the checkout. From the wheel alone every
 environment can be played, and another package's `swarm` is neither used nor disturbed.
 """
 
@@ -21,7 +21,7 @@ def wheel(tmp_path_factory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for path in [*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"]:
         shutil.copy(path, source)
-    for folder in ("bridges", "swarm"):
+    for folder in ("bridges", "swarm", "bookkeeping"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
     done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True)
@@ -30,11 +30,14 @@ def wheel(tmp_path_factory) -> Path:
     return path
 
 
-def test_it_is_one_package_and_what_it_holds_is_the_checkout(wheel):
+def test_it_is_two_packages_and_what_they_hold_is_the_checkout(wheel):
     content = zipfile.ZipFile(wheel)
     names = [name for name in content.namelist() if ".dist-info/" not in name]
-    assert {name.split("/")[0] for name in names} == {"picoswarm"}
+    assert {name.split("/")[0] for name in names} == {"picoswarm", "picoswarm_doctor"}
+    assert content.read("picoswarm_doctor/__init__.py") == (ROOT / "bridges" / "doctor" / "__init__.py").read_bytes()
     for name in names:
+        if name.startswith("picoswarm_doctor/"):
+            continue
         inside = name.removeprefix("picoswarm/")
         path = ROOT / inside.removeprefix("world/") if inside.startswith("world/") else ROOT / "bridges" / "verifiers" / inside
         assert content.read(name) == path.read_bytes(), name
