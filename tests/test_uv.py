@@ -52,7 +52,9 @@ def test_the_lock_was_made_from_these_groups():
 
 def test_what_pip_installs_asks_for_none_of_it():
     assert [re.split("[=<>~]", line)[0] for line in PROJECT["project"]["dependencies"]] == ["pyspellchecker"]
-    assert "optional-dependencies" not in PROJECT["project"]
+    extras = PROJECT["project"]["optional-dependencies"]  # of picoswarm-doctor, which reads logs
+    assert {name: [re.split("[=<>~]", line)[0] for line in lines] for name, lines in extras.items()} == {"doctor": ["numpy"]}
+    assert OURS["metadata"]["provides-extras"] == ["doctor"] and OURS["optional-dependencies"]["doctor"] == [{"name": "numpy"}]
 
 
 def test_linux_without_a_card_gets_the_cpu_build_of_torch():
