@@ -38,7 +38,7 @@ from fast.engine import here, make_sampler
 from fast.plan import choose_model
 from policy import Policy, load_policy
 from rollout import Episode, play
-from settings import Config, check, dev_seeds, eval_sets, make_env
+from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
 
 # Named here and by the maker of the final table (lab/claims/letters.py), and a test holds that:
 # tasks that anybody can look at are not held out for long.
@@ -205,6 +205,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     take_typed(cfg, given, typed)
     check(cfg)
     preflight(cfg)
+    run_folder.tell_changed(folder, cfg.env)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
@@ -218,7 +219,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     name, trained, seeds = new, new == own, dev_seeds(cfg)
     if given.held_out:  # under another name, so that nobody takes them for the same tasks
         name, trained = f"{new}, held-out", False
-        seeds = [HELD_OUT_SEEDS + i for i in range(cfg.eval_n)]
+        seeds = seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
         print("held-out tasks: for a final table; choose nothing by them")
     sets = {name: (trained, eval_sets(cfg)[new][1])}
     results = evaluate_policy(policy, roll, sets, seeds, folder, "eval_only", update)

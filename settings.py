@@ -36,7 +36,9 @@ class Config:
     # make a mistake on purpose and see what it looks like (learn/FAILURES.md)
     break_: Annotated[str, tyro.conf.arg(name="break")] = ""
     # task
-    env: str = "letters"  # letters, alphabet, swarm, or a class of yours as FILE.py:CLASS
+    # letters, alphabet, swarm; a class of yours as FILE.py:CLASS; known tasks (docs/tasks.md) as
+    # jsonl:FILE or reasoning_gym:NAME
+    env: str = "letters"
     think: bool = True  # may the policy think before it answers?
     # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 of them asked); swarm: easy, medium, hard
     difficulty: int | str | None = None
@@ -132,6 +134,7 @@ BY_ENV = {  # defaults that depend on the environment
     "alphabet": {"difficulty": 0, "sft_style": "states"},
     "swarm": {"difficulty": "medium", "sft_style": "crowd"},
     "yours": {"difficulty": 0, "sft_style": ""},
+    "known": {"difficulty": 0, "sft_style": ""},
 }
 BATCHES = {"num_tasks": 8, "sft_batch": 8, "eval_n": 256}
 LONG_BATCHES = {"num_tasks": 4, "sft_batch": 2, "eval_n": 128}  # an episode of swarm has 25 replies
@@ -142,6 +145,7 @@ SMALL = {
     "alphabet": (3e-4, 80, 640),
     "swarm": (5e-4, 20, 160),
     "yours": (3e-4, 80, 160),
+    "known": (3e-4, 80, 160),
 }
 # Large models: what published recipes for models of these sizes take. No card has run it here.
 # prime-rl: github.com/PrimeIntellect-ai/prime-rl at 559b447, examples/basic/…; TRL: its page "LoRA
@@ -168,6 +172,7 @@ LONGEST = {  # tokens of a reply
     "alphabet": 768,  # prime-rl's for this very task
     "swarm": 512,  # prime-rl's for a turn with tools (wiki-search); 25 times 2048 would not fit
     "yours": 512,  # TRL's default
+    "known": 1024,  # room for a derivation; our choice
 }
 PRESETS = {
     "seed": {  # picoRL's run: all that it relied on
@@ -185,6 +190,7 @@ READS = {  # flags that only some environments read
     ),
     "swarm": ("difficulty", *(f.name for f in fields(Config) if "swarm_" in f.name), *OF_ALL),
     "yours": (),
+    "known": ("think",),
 }  # fmt: skip
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # of a curriculum
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # one level up, if the mean of …
@@ -265,12 +271,16 @@ def healthy_loss(cfg: Config) -> str:
 
 
 def kind(env: str) -> str:
-    """The environment's name in the tables above: its own, or "yours" for FILE.py:CLASS."""
+    """Its name in the tables above: its own, "known", or "yours" for FILE.py:CLASS."""
+    if env.startswith(("jsonl:", "reasoning_gym:")):
+        return "known"
     return "yours" if ".py:" in env else env
 
 
 def short(env: str) -> str:
-    """Its name in run folders and tables: of FILE.py:CLASS the class alone."""
+    """Its name in run folders and tables: of FILE.py:CLASS the class, of known tasks their name."""
+    if kind(env) == "known":
+        return Path(env.partition(":")[2].partition(",")[0]).stem
     return env.rpartition(":")[2]
 
 
@@ -306,12 +316,18 @@ def task_seeds(cfg: Config, update: int) -> list[int]:
 
 def sft_seeds(cfg: Config) -> list[int]:
     """The tasks of the demonstrations: the same for every --seed."""
-    return [SFT_SEEDS + i for i in range(cfg.sft_examples)]
+    return seeds_from(cfg, SFT_SEEDS, cfg.sft_examples)
 
 
 def dev_seeds(cfg: Config) -> list[int]:
     """The tasks of every evaluation during a run: the same for all runs, and never trained on."""
-    return [DEV_SEEDS + i for i in range(cfg.eval_n)]
+    return seeds_from(cfg, DEV_SEEDS, cfg.eval_n)
+
+
+def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
+    """n seeds, or as many as there are different tasks: a file of rows has only so many."""
+    most = make_env(cfg, 0).how_many(first) if kind(cfg.env) == "known" else None
+    return [first + i for i in range(n if most is None else min(n, most))]
 
 
 @cache  # an environment is made for every episode
@@ -339,6 +355,10 @@ def make_env(cfg: Config, difficulty):
     """A fresh environment. This, eval_sets and the tables above know which environments exist."""
     if kind(cfg.env) == "yours":
         return yours(cfg.env)()
+    if kind(cfg.env) == "known":
+        from bridges.known import open_known
+
+        return open_known(cfg.env, cfg.think)
     if cfg.env == "letters":
         from env_letters import Letters
 
@@ -359,6 +379,19 @@ def make_env(cfg: Config, difficulty):
     )  # fmt: skip
 
 
+def sources(env: str) -> list[Path]:
+    """The files that decide what its tasks are and what they pay."""
+    here = Path(__file__).resolve().parent
+    if kind(env) == "yours":
+        return [Path(env.rpartition(":")[0])]
+    if kind(env) == "known":
+        from bridges.known import open_source
+
+        return [here / "bridges" / "known.py", *open_source(env).files]
+    rules = sorted((here / "swarm").glob("*.py")) if env == "swarm" else []
+    return [here / f"env_{env}.py", *rules]
+
+
 def eval_sets(cfg: Config) -> dict[str, tuple]:
     """What is evaluated: {name of a set of tasks: (is it the one trained on?, make_env)}.
 
@@ -366,6 +399,8 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
     """
     if kind(cfg.env) == "yours":
         return {short(cfg.env): (True, partial(make_env, cfg, 0))}
+    if kind(cfg.env) == "known":
+        return {make_env(cfg, 0).source.name: (True, partial(make_env, cfg, 0))}
     if cfg.env == "letters":
         tiers = sorted({*(EVAL_TIERS if cfg.eval_other_tiers else ()), cfg.difficulty})
         sets = {f"tier {tier}": tier for tier in tiers}
@@ -393,9 +428,10 @@ def check(cfg: Config) -> None:
         classes = ", ".join(re.findall(r"^class (\w+)", text, re.M))
         found = f"its classes are {classes}" if classes else "there is no class in it"
         refuse(cfg, "env", f"give FILE.py:CLASS; {found}")
-    if kind(cfg.env) not in BY_ENV or cfg.env == "yours":
-        known = ", ".join(name for name in BY_ENV if name != "yours")
-        refuse(cfg, "env", f"there is no such environment; choose {known}, or FILE.py:CLASS")
+    if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
+        ours = ", ".join(name for name in BY_ENV if name not in ("yours", "known"))
+        others = "jsonl:FILE, reasoning_gym:NAME, or FILE.py:CLASS"
+        refuse(cfg, "env", f"there is no such environment; choose {ours}, {others}")
     if cfg.preset and cfg.preset not in PRESETS:
         refuse(cfg, "preset", f"choose {', '.join(PRESETS)}, or leave it out")
     fill(cfg, by_env(cfg.env))

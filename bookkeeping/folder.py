@@ -11,6 +11,8 @@ a folder: it holds a lock, which the kernel takes back however the process ends.
 Run me: `python -m bookkeeping.folder` shows what a killed run keeps.
 """
 
+import ast
+import hashlib
 import json
 import time
 from dataclasses import fields
@@ -20,8 +22,8 @@ from filelock import FileLock, Timeout
 
 from bookkeeping.checkpoint import find_checkpoint, set_aside
 from bookkeeping.forecast import name_of
-from bookkeeping.records import append
-from settings import kind
+from bookkeeping.records import append, lines
+from settings import sources
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = (
@@ -156,13 +158,35 @@ def is_plain(value, default) -> bool:
 
 
 def refuse_code(folder: Path, env: str, typed: str | None) -> None:
-    """SystemExit if the config's environment is a file of code and the command line does not say
-    the same: the folder may come from anywhere."""
-    if kind(env) == "yours" and env != typed:
+    """SystemExit if the config's environment is a file of code, or names one as its scorer, and the
+    command line does not say the same: the folder may come from anywhere."""
+    if ".py:" in env and env != typed:
         raise SystemExit(
             f"{folder}: this run's environment is somebody's code, {env[:200]!a}; read it, and if "
             "you trust it add --env and that"
         )
+
+
+def code_hash(env: str) -> str:
+    """A hash of the files that decide an environment's tasks and rewards (settings.sources).
+
+    Of Python neither comments nor layout count, of anything else every byte does.
+    """
+
+    def meaning(file: Path) -> str:
+        content = file.read_bytes()
+        python = file.suffix == ".py"
+        return ast.dump(ast.parse(content)) if python else hashlib.sha256(content).hexdigest()
+
+    source = "".join(map(meaning, filter(Path.exists, sources(env))))
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def tell_changed(folder: Path, env: str) -> None:
+    """Say so if the environment's code, or its file of rows, is not what the run ended with."""
+    ran = [line.get("environment_code") for line in lines(folder / "code.jsonl")]
+    if ran and ran[-1] != code_hash(env):
+        print(f"{env}: its code or its rows are not what this run was trained with")
 
 
 def trim(folder: Path, update: int) -> None:

@@ -114,12 +114,16 @@ MOST_TURNS = 100
 
 
 def preflight(cfg) -> None:
-    """Try out an environment of one's own. ValueError says what is wrong with it, and where."""
-    if kind(cfg.env) == "yours":
-        try:
-            check_environment(partial(make_env, cfg, cfg.difficulty), cfg.sft_steps > 0)
-        except ValueError as wrong:
-            raise ValueError(f"--env {cfg.env}: {wrong}; see docs/fork.md") from None
+    """Try out an environment that is not ours. ValueError says what is wrong with it, and where."""
+    page = {"yours": "docs/fork.md", "known": "docs/tasks.md"}.get(kind(cfg.env))
+    if page is None:
+        return
+    try:
+        check_environment(partial(make_env, cfg, cfg.difficulty), cfg.sft_steps > 0)
+    except ValueError as wrong:
+        raise ValueError(f"--env {cfg.env}: {wrong}; see {page}") from None
+    if kind(cfg.env) == "known":
+        print(make_env(cfg, cfg.difficulty).source.about)
 
 
 def check_environment(new_env: Callable, expert: bool = True) -> None:

@@ -7,8 +7,6 @@ started several processes, each has a Run, and only the first one's folder is ke
 Run me: `python -m bookkeeping.run` logs a made-up update.
 """
 
-import ast
-import hashlib
 import os
 import platform
 import shlex
@@ -28,14 +26,14 @@ from tqdm import tqdm
 import metrics
 from bookkeeping import doctor, episodes, records, tables
 from bookkeeping.checkpoint import flush, load_tensors, restore, save_checkpoint, save_tensors
-from bookkeeping.folder import LOGS, open_folder, trim
+from bookkeeping.folder import LOGS, code_hash, open_folder, trim
 from bookkeeping.records import append, write_json
 from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
 from fast.machine import peak_memory
 from fast.memory import memory_folder
-from settings import LEVELS, PROMOTE, PROMOTE_AFTER, kind
+from settings import LEVELS, PROMOTE, PROMOTE_AFTER
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -349,17 +347,11 @@ def code_of(env: str) -> dict:
         except (OSError, subprocess.SubprocessError):  # a copy without its history, or no git
             return None
 
-    files = [ROOT / f"env_{env}.py"]
-    if kind(env) == "yours":
-        files = [Path(env.rpartition(":")[0])]
-    elif env == "swarm":
-        files += sorted((ROOT / "swarm").glob("*.py"))
-    source = "".join(ast.dump(ast.parse(file.read_bytes())) for file in files if file.exists())
     changes = git("status", "--porcelain", "--untracked-files=no")
     return {
         "commit": git("rev-parse", "HEAD"),
         "uncommitted": None if changes is None else bool(changes),
-        "environment_code": hashlib.sha256(source.encode()).hexdigest()[:16],
+        "environment_code": code_hash(env),
     }
 
 

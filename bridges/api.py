@@ -46,7 +46,7 @@ from evaluate import eval_line, known, parts
 from fast import parallel
 from policy import first_line
 from rollout import Episode, finish
-from settings import DEV_SEEDS, Config, by_size, check, eval_sets, fill, kind, short
+from settings import Config, by_size, check, dev_seeds, eval_sets, fill, kind, short
 
 
 class Hopeless(Exception):
@@ -163,6 +163,8 @@ def evaluate_api(cfg) -> Path:
     if parallel.world() > 1:
         raise ValueError("--api-base is for one process; leave torchrun out")
     check(cfg)
+    seeds = dev_seeds(cfg)
+    cfg.eval_n = len(seeds)  # a file of rows may have fewer
     large = by_size(math.inf, kind(cfg.env))
     fill(
         cfg, {name: large[name] for name in ("max_tokens", "swarm_error_penalty") if name in large}
@@ -189,7 +191,7 @@ def evaluate_api(cfg) -> Path:
         bar.update()
 
     try:
-        run(play_all(end, make_env, [DEV_SEEDS + i for i in range(cfg.eval_n)], finished))
+        run(play_all(end, make_env, seeds, finished))
     except TimeoutError:
         ended = f"the {cfg.api_minutes:g} minutes were over (--api-minutes)"
     except Hopeless as reason:

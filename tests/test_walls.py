@@ -24,7 +24,7 @@ MAY = {
     "env_swarm": {"env_letters", "swarm", "metrics"},  # metrics: intervals of `--evaluate`; it is a leaf of numpy and scipy
     "swarm": {"swarm", "env_letters", "metrics"},
     "metrics": set(),
-    "settings": {*ENVS, "learn/failures"},  # the chosen environment; the flags of --break
+    "settings": {*ENVS, "bridges/known", "learn/failures"},  # the chosen environment; the flags of --break
     "policy": {"env_letters"},  # in the demo
     "rollout": {"policy", "fast", "env_letters"},
     "grpo": {"policy", "fast", "rollout"},
