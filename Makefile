@@ -31,11 +31,11 @@ test-vllm: .venv-vllm/installed
 	@touch .venv-vllm/installed
 
 # bridges/verifiers and the packaging, against the real verifiers on loopback: every path of an
-# evaluation, and the one that prime-rl trains on.
+# evaluation, and the one that prime-rl trains on. And bridges/gym.py against the real reasoning-gym.
 test-verifiers: .venv-verifiers/installed
 	OMP_NUM_THREADS=1 .venv-verifiers/bin/python -m pytest -q tests/verifiers
 
-.venv-verifiers/installed: requirements.txt requirements/verifiers.txt pyproject.toml
+.venv-verifiers/installed: requirements.txt requirements/verifiers.txt requirements/tasks.txt pyproject.toml
 	$(PYTHON) -m venv .venv-verifiers
 	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
 	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/verifiers.txt

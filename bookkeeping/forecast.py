@@ -53,7 +53,8 @@ def plan(cfg: Config) -> str:
     if cfg.sft_steps:
         what += f"{cfg.sft_steps} steps of SFT on {cfg.sft_examples} demonstrations, then "
     what += f"{cfg.updates} updates of GRPO on {cfg.num_tasks} tasks x {cfg.k} samples"
-    judged = f"{evaluations} evaluations on the way, of {sets * len(settings.dev_seeds(cfg))} tasks not trained on"
+    tasks = sets * len(settings.dev_seeds(cfg))
+    judged = f"{evaluations} evaluations on the way, of {tasks} tasks not trained on"
     where = f"look into {cfg.runs}/{name_of(cfg, '*')}/: metrics.jsonl grows with every update, "
     return f"{what}\n{judged}\n{where}report.html comes at the end"
 

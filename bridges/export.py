@@ -64,7 +64,7 @@ def flags(config: dict, n_parameters: int) -> str:
     env = settings.kind(config["env"])
     default = {f.name: f.default for f in fields(settings.Config)} | settings.by_env(env)
     by_itself = settings.by_size(n_parameters, env, config.get("lora_rank", default["lora_rank"]))
-    out = ["--env", config["env"]]
+    out = ["--env", shlex.quote(config["env"])]
     for name, value in config.items():
         if name in LOCAL or name not in default or value is None:
             continue
