@@ -30,8 +30,8 @@ from bridges.task import Source, Task, load_function, side_of, side_of_seed
 
 TRIES = 100  # for a question on the right side: 0.8 ** 100 is nothing
 # Scorers that run the answer as Python (eval, or sympy's parse_expr), by what an answer may be.
-# coin_flip only reads a fraction, but 1e999999999 is one. Some integrals' own answer is "Integral(…)",
-# which is not let through: the question itself, so written, would earn full marks.
+# coin_flip only reads a fraction, but 1e999999999 is one. A few integrals have "Integral(…)" for an
+# answer, which is not let through: the question itself, so written, would earn full marks.
 SUMS = ("coin_flip", "countdown", "puzzle24", "polynomial_multiplication", "simple_integration",
         "intermediate_integration")  # fmt: skip
 LISTS = ("n_queens", "string_insertion", "spiral_matrix", "binary_matrix")
