@@ -185,15 +185,14 @@ def bits(node) -> float:
 
 
 if __name__ == "__main__":
-    names = sys.argv[1:]
     try:
-        for name in names or sorted(generators()):
-            if not names:
-                print(name)
-                continue
+        for name in sys.argv[1:]:
             source = open_generator(name, {})
             task, takes = source.draw(0), parameters(generators()[name][1])
             print(f"{source.about}; it takes {', '.join(takes)}\n\n{task.question}\n")
             print(task.expert(False))
+        if not sys.argv[1:]:
+            print(*sorted(generators()), sep="\n")
     except ValueError as error:
-        raise SystemExit(str(error)) from None
+        print(error)
+        raise SystemExit(len(sys.argv) > 1) from None
