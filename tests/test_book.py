@@ -309,7 +309,7 @@ def test_the_plan_is_about_pages_that_are_there_and_makes_every_table_once():
 
 
 CHANGES = [
-    ("README.md", "78.8% [74.8, 82.8]", "78.8% [74.8, 82.9]"),
+    ("README.md", "79.9% [76.3, 83.5]", "79.9% [76.3, 83.6]"),
     ("README.md", "**97.2%", "**98.2%"),
     ("README.md", "82.8%", "83.8%"),
     ("docs/letters.md", "[+14.4, +22.4]", "[+14.4, +22.5]"),
