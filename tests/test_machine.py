@@ -300,6 +300,25 @@ def test_short_runs_are_told_in_seconds_and_long_ones_in_minutes():
         assert say(60.0, threads=0).endswith(f"as where we timed it{busy}") and busy not in say(60.0) + say(30.0, threads=0)
 
 
+def test_a_limit_without_signals_leaves_nothing_pending():
+    """With an exception that was taken back Python 3.11 hangs in the next traced function: a debugger, coverage, lab/pages/pico.py."""
+    code = """if True:
+        import sys
+        from fast.machine import Hung, by_thread
+        def forever():
+            while True: pass
+        assert by_thread(60.0, lambda: 5) == 5
+        for _ in range(3):
+            try: by_thread(0.02, forever)
+            except Hung: print("late")
+        def traced(): return 7
+        sys.settrace(lambda *_: None)
+        print(traced())
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["late"] * 3 + ["7"], done.stderr
+
+
 def test_the_other_ranks_of_torchrun_say_nothing(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     forecast.announce(["--env", "letters"])
