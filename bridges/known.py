@@ -133,7 +133,7 @@ if __name__ == "__main__":
     rows = [{"question": f"{a} + {a}?", "answer": f"twice {a} #### {2 * a}"} for a in range(1, 31)]
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "sums.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         env = open_known(f"jsonl:{file}", think=True)
         print(env.source.about)
         print("user      ", env.reset(0)[0]["content"])
