@@ -24,8 +24,8 @@ Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each 
 
     payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources, the share a third
                 of all bounties that the scenario will offer. So no gain pays 0.5, that share 0.88,
-                and more always pays more (the published runs reached a payoff of 1.0, from where
-                there is nothing left to learn).
+                and more always pays more. The published payoff ended at 1.0, from where there is
+                nothing left to learn; PAYOFFS has a scale like it (--swarm-payoff-scale published).
     reputation  at the end, out of 100. A penalty for ending below a floor can be added, and one for
                 the share of turns lost to errors.
     quality     mean p, the probability of being good (swarm/economy.py), of the model's submissions
@@ -56,10 +56,11 @@ from dataclasses import dataclass
 
 from env_letters import check_choice
 from swarm.bots import DIFFICULTIES, SCENARIOS, bots_act, draw_scenario, draw_tasks
-from swarm.economy import ME, Economy, Scenario, end_step, found
+from swarm.economy import CREDITS, ME, Economy, Scenario, end_step, found
 from swarm.players import HELP, PLAYERS, from_short
 from swarm.tools import (
     ACTIONS,
+    POST,
     Refused,
     pass_turn,
     read_call,
@@ -76,7 +77,9 @@ WEIGHTS = {
 }
 # How the scripted player plays, and so what SFT teaches.
 STYLES = {
-    "expert": "good offers, then good work, then whatever helps its name",
+    "tuned": "thorough work, fair proposals, posts: the best honest plan that a search found",
+    "proposer": "work, and fair proposals while there is none",
+    "expert": "a decent plan by hand: good offers, then good work, then whatever helps its name",
     "grinder": "work alone",
     "trader": "trades alone, and accepts anything",
     "novice": "any tool that is possible now: the format without a plan",
@@ -85,6 +88,16 @@ STYLES = {
     "idle": "always passes",
 }
 CROWD = ("expert", "grinder", "trader", "novice", "idle")
+# How a gain is paid, in [0, 1]; share: a third of all bounties of the scenario.
+# The published formula is not known, only that it normalises the total payoff, and some episodes:
+# six of eight trained ones, with 4 or 5 works each, stood at exactly 1. Untrained ones had about
+# 0.5 without any work and about 0.7 with one or two (their rewards, 0.68 to 1.0, less what the
+# other parts can have paid). So we chose a straight line from 0.5 at no gain to 1 at half the
+# share, which is about what five good works pay here, cut at 0 and 1.
+PAYOFFS = {
+    "ours": lambda gain, share: 0.5 * (1 + math.tanh(gain / share)),
+    "published": lambda gain, share: min(1.0, max(0.0, 0.5 + gain / share)),
+}
 DEV_SEEDS = 2_000_000_000  # in every environment, development tasks have seeds from here on
 
 
@@ -119,6 +132,9 @@ class Swarm:
     floor: float = 50.0  # of the final reputation; ending below it costs …
     floor_penalty: float = 0.0  # … this times the missing share of 100
     error_penalty: float = 0.0  # times the share of turns lost to errors
+    payoff_scale: str = "ours"  # one of PAYOFFS
+    trade_credit: str = Economy.trade_credit  # one of CREDITS
+    post_worth: float | None = Economy.post_worth  # reputation of a post; None: the version's
     max_turns = 25
 
     def __post_init__(self):
@@ -128,7 +144,12 @@ class Swarm:
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
-        for name in (*WEIGHTS[self.version], "floor", "floor_penalty", "error_penalty"):
+        check_choice("--swarm-payoff-scale", self.payoff_scale, PAYOFFS, "swarm")
+        check_choice("--swarm-trade-credit", self.trade_credit, CREDITS, "swarm")
+        if self.post_worth is None:
+            self.post_worth = POST[self.version]
+        prices = ("floor", "floor_penalty", "error_penalty", "post_worth")
+        for name in (*WEIGHTS[self.version], *prices):
             value, flag = getattr(self, name), f"--swarm-{name.replace('_', '-')}"
             if not 0 <= value < math.inf:
                 raise ValueError(f"{flag} {value}: must be a number of at least 0")
@@ -140,6 +161,7 @@ class Swarm:
 
     def start(self, scenario: Scenario) -> list[dict]:
         self.economy = found(scenario, draw_tasks(scenario))
+        self.economy.trade_credit, self.economy.post_worth = self.trade_credit, self.post_worth
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
         self.dice = random.Random(scenario.dice + " player")
@@ -206,7 +228,7 @@ class Swarm:
         rejected = [deal.p for deal in deals if not deal.accepted]
         mine = [d.p for d in deals if d.accepted and ME in (d.initiator, d.counterparty)]
         parts = {
-            "payoff": 0.5 * (1 + math.tanh(gain / share)),
+            "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
             "quality": mean(mine),
             "diversity": entropy(self.used.values()) / math.log(len(self.tools)),
@@ -221,7 +243,8 @@ class Swarm:
             "floor_missing": missing,
             "gain": gain,
             "survival": float(not me.frozen_at),
-            "turns_used": sum(turn.calls > 0 for turn in self.log),
+            "turns_used": sum(turn.calls > 0 for turn in self.log),  # a call, if only of pass_turn
+            "turns_acted": sum(self.used.values()) - self.used["pass_turn"],  # not passed, no error
             "truncated": float(cut),
             "format": sum(turn.calls > 0 and turn.tool != "" for turn in self.log) / n,
             "error_rate": errors,

@@ -177,6 +177,7 @@ FOR_EVAL = (
     "min_turns", "max_turns", "min_names", "max_names", "similarity_power", "power_per_turn",
     "reward", "swarm_version", "swarm_payoff", "swarm_reputation", "swarm_quality",
     "swarm_diversity", "swarm_floor", "swarm_floor_penalty", "swarm_error_penalty",
+    "swarm_payoff_scale", "swarm_trade_credit", "swarm_post_worth",
 )  # fmt: skip
 
 

@@ -61,6 +61,9 @@ class Config:
     swarm_floor: float | None = None  # ending with a reputation below it costs …
     swarm_floor_penalty: float | None = None  # … this times what is missing, as a share of 100
     swarm_error_penalty: float | None = None  # times the share of turns lost to errors; by size
+    swarm_payoff_scale: str | None = None  # ours, or published: saturates at 1, as theirs did
+    swarm_trade_credit: str | None = None  # who gains reputation in a trade: proposer or both
+    swarm_post_worth: float | None = None  # reputation that a post earns
     # policy
     # folder or hub id of a causal LM; auto: the largest Qwen3 for which the card has room, and what
     # makes it fit (fast/plan.py), or pico_base without a card
@@ -203,7 +206,7 @@ def by_env(env: str) -> dict:
         return BY_ENV[kind(env)] | BATCHES
     from env_swarm import Swarm
 
-    own = ("version", "floor", "floor_penalty")
+    own = ("version", "floor", "floor_penalty", "payoff_scale", "trade_credit")
     return BY_ENV[env] | LONG_BATCHES | {f"swarm_{name}": getattr(Swarm, name) for name in own}
 
 
@@ -376,6 +379,8 @@ def make_env(cfg: Config, difficulty):
         difficulty, cfg.swarm_version, cfg.think, cfg.sft_style, cfg.swarm_payoff,
         cfg.swarm_reputation, cfg.swarm_quality, cfg.swarm_diversity, cfg.swarm_floor,
         cfg.swarm_floor_penalty, cfg.swarm_error_penalty or 0.0,
+        cfg.swarm_payoff_scale or Swarm.payoff_scale,  # runs from before these flags have none
+        cfg.swarm_trade_credit or Swarm.trade_credit, cfg.swarm_post_worth,
     )  # fmt: skip
 
 

@@ -178,7 +178,7 @@ def by_scenario(a: dict, b: dict) -> dict:
         "reputation": (["reputation"], ".2f"), "turns used": (["turns_used"], ".0f"),
         "claimed/submitted": (["used_claim_task", "used_submit_work"], ".0f"),
         "proposed/accepted": (["used_propose_trade", "used_accept_proposal"], ".0f"),
-        "errors": (["error_rate"], ".0%"),
+        "acted": (["turns_acted"], ".0f"), "errors": (["error_rate"], ".0%"),
     }  # fmt: skip
     known, n = set(measures(a, b)), len(b["reward"])
     columns = {title: column for title, column in columns.items() if set(column[0]) <= known}
@@ -297,7 +297,7 @@ def against_the_others(b: dict, best: int) -> tuple[list[list[str]], list[tuple[
         distance = f"{z:+.1f}".replace("-0.0", "+0.0")
         last = "" if name == "reward" else pays
         rows.append([NAMES[name], mine, interval(name, mean), distance, last])
-        is_habit = name.startswith("used_") or name in ("turns_used", "error_rate")
+        is_habit = name.startswith("used_") or name in ("turns_used", "turns_acted", "error_rate")
         if is_habit and abs(z) >= 1:
             whole, decimal = (".0%", ".1%") if name in PERCENT else (".0f", ".1f")
             what = f"{NAMES[name]} {v[best]:{whole}} (mean {mean.mean:{decimal}})"
@@ -396,6 +396,7 @@ def draw_turns(ax, lines: list[dict], window: int) -> None:
     """How the sampled episodes go, all in percent."""
     curves = {
         "turns used, of 25": ("turns_used", 4, "C0", "-"),
+        "turns in which something was done": ("turns_acted", 4, "C2", "-"),  # since it is logged
         "errors, of the turns": ("error_rate", 100, COLOURS["errors"], "-"),
         "cut short": ("truncated", 100, "black", "-"),
         "reputation": ("reputation", 100, "C4", "-"),

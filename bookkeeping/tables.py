@@ -15,6 +15,7 @@ from bookkeeping.records import quote
 NAMES = {
     "reward": "reward", "payoff": "payoff", "quality": "interaction quality",
     "diversity": "action diversity", "reputation": "reputation, of 1", "turns_used": "turns used",
+    "turns_acted": "turns in which something was done",
     "used_claim_task": "tasks claimed", "used_submit_work": "tasks submitted",
     "used_propose_trade": "trades proposed", "used_accept_proposal": "trades accepted",
     "used_reject_proposal": "trades rejected", "used_cancel_proposal": "proposals cancelled",
@@ -24,10 +25,10 @@ NAMES = {
 }  # fmt: skip
 PARTS = ("payoff", "reputation", "quality", "diversity")  # of the swarm's reward
 PERCENT = ("error_rate", "format", "truncated", "survival", "exact")
-TWO_DIGITS = ("turns_used", "extra_calls", "self_proposal_errors")
+TWO_DIGITS = ("turns_used", "turns_acted", "extra_calls", "self_proposal_errors")
 OVER_TIME = (
-    "exact", "reward", "payoff", "quality", "diversity", "reputation", "turns_used", "error_rate",
-    "truncated",
+    "exact", "reward", "payoff", "quality", "diversity", "reputation", "turns_used",
+    "turns_acted", "error_rate", "truncated",
 )  # fmt: skip
 # Entries of letters' and alphabet's scores: the report has places for them, or leaves them out.
 OURS = ("reward", "exact", "format", "fraction", "similarity", "reply_tokens", "truncated")

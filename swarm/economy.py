@@ -63,6 +63,12 @@ PATIENCE = 5  # steps until a proposal lapses
 APPEAL_STEPS = 3  # steps that a freeze lasts
 APPEAL_ABOVE = 5.0  # then the member's reputation is set this far above the threshold
 
+# Who is credited, or blamed, in reputation when a trade is accepted.
+CREDITS = {
+    "proposer": "the side that wrote the terms, by (p - 0.5) (5 + |transfer|)",
+    "both": "the other side too, by (p - 0.5) 5, as for a submission",
+}
+
 SMALL_WORDS = {"the", "for", "a", "of", "and"}  # work need not repeat these words of its task
 
 
@@ -163,6 +169,8 @@ class Economy:
     history: dict[str, list[int]] = field(default_factory=dict)
     events: list[tuple[int, str]] = field(default_factory=list)  # (step, text), for the model
     interactions: list[Interaction] = field(default_factory=list)
+    trade_credit: str = "proposer"  # one of CREDITS
+    post_worth: float | None = None  # reputation of a post; None: the version's (swarm/tools.py)
 
     @property
     def epoch(self) -> int:

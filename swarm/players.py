@@ -1,9 +1,14 @@
 """Scripted players in the model's place: floors and ceilings for RL, and the teachers of SFT.
 
-    idle, novice, random, trader, grinder, expert       from doing nothing to our best set of rules
+    idle, novice, random, trader        do nothing, or anything
+    grinder                             works, and passes while there is no work
+    expert                              a decent set of rules, written by hand: trades, works, posts
+    proposer                            the grinder, but it proposes fair trades instead of passing
+    tuned                               the best honest plan that a search found
 
 They see what the model sees (swarm/view.py) and nothing else. They return (thought, tool,
 arguments), which env_swarm.py writes as a reply. None of them knows which bots are deceptive.
+The expert is not the best player: proposer and tuned earn more (results/swarm).
 
 Run me: `python -m swarm.players` lets each of them play the same scenario.
 """
@@ -116,6 +121,13 @@ def grinder(seen: dict, rng: random.Random):
     return move("There is no task.", "pass_turn")
 
 
+def proposer(seen: dict, rng: random.Random):
+    """The grinder, but while there is no work it proposes fair trades; it accepts none."""
+    work = grinder(seen, rng)
+    idle = work[1] == "pass_turn" and not seen["frozen"]
+    return (propose(seen, rng) or work) if idle else work
+
+
 def trader(seen: dict, rng: random.Random):
     """Trade and nothing else: accept any offer, else propose to a bot that has no proposal yet."""
     if seen["frozen"]:
@@ -182,13 +194,56 @@ def expert(seen: dict, rng: random.Random):
     return moves[seen["step"] % len(moves)]
 
 
+# What `tuned` adds to its work and to its proposals: what is longer is judged better.
+MORE_WORK = (
+    " I compare the options, explain the result, and note what to improve, "
+    "so that others can verify it. The report is complete."
+)
+MORE_TRADE = (
+    ". I share all the data and the method, and give a clear summary, so that others can verify it"
+)
+LAST_POSTS = 2  # turns at the end, in which the answer to a proposal would come too late
+
+
+def tuned(seen: dict, rng: random.Random):
+    """Thorough work on up to two tasks at a time; while there is none, fair proposals and posts.
+
+    The plan was found by search on training scenarios, over plays with honest texts and fair terms
+    (lab/swarm/rules.py tells what each of its choices is worth). Work comes before all else. It
+    claims a second task before it submits the first, so that no bot takes it. And it accepts no
+    trade: even a fair one is usually worse than its work, and so lowers the mean quality.
+    """
+    left = seen["last_step"] - seen["step"]
+    mine = [task for task in seen["tasks"] if task["yours"]]
+    free = [task for task in seen["tasks"] if not task["yours"]]
+    free = [task for task in free if task["deadline"] > seen["step"] and left > len(mine)]
+    if seen["frozen"]:
+        return move("I am frozen and can only wait.", "pass_turn")
+    if seen["reputation"] < seen["threshold"] + 4:
+        return move("My reputation is low, a post helps.", "post", content=news(rng))
+    pressing = mine and min(task["deadline"] for task in mine) - seen["step"] < len(mine)
+    if free and len(mine) < 2 and not pressing:
+        best = max(free, key=lambda task: task["bounty"])
+        thought = f"{best['id']} pays {best['bounty']}, the most."
+        return move(thought, "claim_task", task_id=best["id"])
+    if mine:
+        task = min(mine, key=lambda task: task["deadline"])
+        work, thought = work_text(task["text"]) + MORE_WORK, f"I hold {task['id']}, so I submit it."
+        return move(thought, "submit_work", task_id=task["id"], content=work)
+    trade = propose(seen, rng) if left >= LAST_POSTS and seen["step"] % 3 else None
+    if trade:
+        trade[2]["content"] += MORE_TRADE
+        return trade
+    return move("I share something, that helps my reputation.", "post", content=news(rng))
+
+
 def news(rng: random.Random) -> str:
     text = f"sharing a {pick(rng, NICE)} {pick(rng, THINGS)} on {pick(rng, PLACES)}"
     return f"{text}, with all the data and a note for the whole team"
 
 
-PLAYERS = {"expert": expert, "grinder": grinder, "trader": trader, "novice": novice}
-PLAYERS |= {"random": at_random, "idle": idle}
+PLAYERS = {"tuned": tuned, "proposer": proposer, "expert": expert, "grinder": grinder}
+PLAYERS |= {"trader": trader, "novice": novice, "random": at_random, "idle": idle}
 
 
 HELP = """claim 3            claim task_3              post TEXT          write to the feed

@@ -26,11 +26,15 @@ rules are silent about a tool, we chose (swarm/economy.py has the choices that c
     trade      the proposer wrote the terms, so only its reputation changes, by (p - 0.5)
                (5 + |transfer|) if the proposal is accepted. If it is rejected, the change is the
                same but never upward: rejecting a bad offer warns the others, ignoring it does not.
+               With the trade credit "both" (economy.CREDITS) the side that accepts is credited
+               too, by (p - 0.5) 5. The published texts do not say which of the two holds there.
                A negative transfer asks for resources, up to the 20 that deceptive bots ask for.
     proposals  only one from the same proposer to the same receiver can be pending. A second one is
                an error (in v0.1, which neither shows nor cancels them, it replaces the first).
     claims     have no limit.
     audit      finds a fault with probability 1 - p: it costs half the bounty and 3 of reputation.
+    posts      earn the published 2.0 (v0.1: 0.5) in reputation, replies 1.5 (0.3). If a post is
+               made worth more or less (economy.post_worth), so is a reply, in proportion.
     bonus      5 times the quality of a post, when up votes less down votes first reach 3.
     replies    to one's own post are allowed and earn nothing. Votes on one's own post, or a second
                vote on the same post, are refused.
@@ -203,26 +207,32 @@ def reputation_change(proposal: Proposal) -> float:
     return (proposal.p - 0.5) * (SWING + abs(proposal.transfer))
 
 
+def worth(economy: Economy, table: dict[str, float]) -> float:
+    """What a post (POST) or a reply (REPLY) earns in reputation under the economy's rules."""
+    version, chosen = economy.scenario.version, economy.post_worth
+    return table[version] if chosen is None else chosen * table[version] / POST[version]
+
+
 def post(economy: Economy, name: str, content: str) -> str:
     need_text(content)
-    member, version = economy.members[name], economy.scenario.version
+    member, earned = economy.members[name], worth(economy, POST)
     new = Post(f"post_{len(economy.posts) + 1}", name, content)
     economy.posts[new.id] = new
     member.activity += 1
-    respect(member, POST[version])
-    return f"{new.id} is in the feed, reputation +{POST[version]}"
+    respect(member, earned)
+    return f"{new.id} is in the feed, reputation +{earned:.1f}"
 
 
 def reply(economy: Economy, name: str, post_id: str, content: str) -> str:
     need_text(content)
     chosen = need(economy.posts, "post", post_id)
-    member, version = economy.members[name], economy.scenario.version
+    member, earned = economy.members[name], worth(economy, REPLY)
     if chosen.author == name:
         return f"you replied to your own {post_id}, which earns nothing"
     member.activity += 1
     member.interactions += 1
-    respect(member, REPLY[version])
-    return f"you replied to {post_id}, reputation +{REPLY[version]}"
+    respect(member, earned)
+    return f"you replied to {post_id}, reputation +{earned:.1f}"
 
 
 def vote(economy: Economy, name: str, post_id: str, direction: str) -> str:
@@ -293,6 +303,8 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
         gain[side] += earn(economy, side, "trade", STAKE * (2 * p - 1))
         economy.members[side].interactions += 1
     respect(economy.members[proposer], reputation_change(proposal))
+    if economy.trade_credit == "both":
+        respect(economy.members[receiver], (p - 0.5) * SWING)
     economy.interactions.append(Interaction(economy.step, "trade", proposer, receiver, True, p))
     if proposer == ME:
         economy.history[receiver][0] += 1

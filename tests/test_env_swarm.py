@@ -772,6 +772,40 @@ def test_weights_are_flags_and_the_floor_costs():
     assert WEIGHTS["0.2"] == {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1}
 
 
+@pytest.mark.parametrize("shares, ours, published", [
+    (0.0, 0.5, 0.5), (0.25, (1 + math.tanh(0.25)) / 2, 0.75), (0.5, (1 + math.tanh(0.5)) / 2, 1.0), (2.0, (1 + math.tanh(2)) / 2, 1.0),
+    (-0.2, (1 - math.tanh(0.2)) / 2, 0.3), (-0.9, (1 - math.tanh(0.9)) / 2, 0.0),
+])  # fmt: skip
+def test_the_published_payoff_ends_at_one_and_ours_does_not(shares, ours, published):
+    """shares: the gain, in thirds of all bounties of the scenario."""
+    for scale, payoff in (("ours", ours), ("published", published)):
+        env = Swarm("medium", payoff_scale=scale)
+        env.reset(3)
+        env.economy.step = 26
+        third = sum(task.bounty for tasks in draw_tasks(env.economy.scenario) for task in tasks) / 3
+        env.economy.members[ME].resources += shares * third
+        marks = env.score()
+        assert marks["payoff"] == pytest.approx(payoff) and marks["reward"] == pytest.approx(payoff + 0.3 * marks["reputation"])
+    assert Swarm().payoff_scale == "ours"
+
+
+def test_the_rules_reach_the_economy():
+    env = Swarm("medium", trade_credit="both", post_worth=0.25)
+    env.reset(0)
+    assert (env.economy.trade_credit, env.economy.post_worth) == ("both", 0.25)
+    assert call(env, "post", content="news").endswith("reputation +0.2")  # to one digit
+    assert [Swarm(version=version).post_worth for version in VERSIONS] == [2.0, 0.5]
+
+
+def test_a_turn_that_was_passed_or_lost_is_used_but_nothing_was_done_in_it(monkeypatch):
+    env = episode(monkeypatch=monkeypatch)
+    for tool, arguments in (("post", {"content": "news"}), ("pass_turn", {}), ("claim_task", {"task_id": "task_99"}), ("steal", {})):
+        call(env, tool, **arguments)
+    env.step("text alone")
+    marks = env.score()
+    assert (marks["turns_used"], marks["turns_acted"], marks["used_pass_turn"]) == (4, 1, 2)
+
+
 def with_errors(env: Swarm, turns: int = 25) -> Swarm:
     """Every third turn claims a task that is not there."""
     env.reset(4)
@@ -835,7 +869,7 @@ def test_toxicity_and_quality_gap():
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("difficulty", LEVELS)
 def test_the_expert_never_errs_and_beats_the_others(difficulty, version):
-    rewards = {style: [] for style in ("expert", "grinder", "random", "idle")}
+    rewards = {style: [] for style in ("tuned", "proposer", "expert", "grinder", "random", "idle")}
     for seed in range(40):
         for style in rewards:
             env = Swarm(difficulty, version, style=style, think=seed % 2 == 0)
@@ -845,7 +879,35 @@ def test_the_expert_never_errs_and_beats_the_others(difficulty, version):
                 assert [turn.result for turn in env.log if not turn.ok] == []
                 assert marks["extra_calls"] == 0 and marks["format"] == 1
     mean = {style: sum(values) / len(values) for style, values in rewards.items()}
-    assert mean["expert"] > mean["grinder"] > mean["random"] > mean["idle"]
+    assert mean["tuned"] > mean["expert"] > mean["grinder"] > mean["random"] > mean["idle"]
+    assert mean["tuned"] > mean["proposer"] > mean["grinder"]
+
+
+def test_the_proposer_proposes_where_the_grinder_passes_and_neither_it_nor_tuned_accepts():
+    for seed in range(20):
+        marks = {style: play(Swarm(style=style), seed) for style in ("grinder", "proposer", "tuned")}
+        assert marks["grinder"]["used_propose_trade"] == 0 < marks["grinder"]["used_pass_turn"]
+        for style in ("proposer", "tuned"):
+            assert marks[style]["used_propose_trade"] > 0 == marks[style]["used_accept_proposal"]
+        assert marks["proposer"]["used_pass_turn"] < marks["grinder"]["used_pass_turn"]
+
+
+def test_tuned_claims_a_second_task_and_submits_what_lapses_first():
+    task = lambda id, yours, deadline: {
+        "id": id,
+        "yours": yours,
+        "bounty": 9,
+        "difficulty": 1,
+        "deadline": deadline,
+        "text": "test the plan",
+    }
+    e = economy(bots=["honest"] * 4)
+    said = lambda *tasks, step=1: players.tuned(view(e) | {"step": step, "tasks": list(tasks)}, random.Random(0))[1:]
+    one, two, three = task("task_1", True, 10), task("task_2", True, 5), task("task_3", False, 10)
+    assert said(one, three) == ("claim_task", {"task_id": "task_3"})
+    assert said(one, two, three)[1]["task_id"] == "task_2"  # two are enough, and task_2 lapses first
+    assert said(two, three, step=5)[1]["task_id"] == "task_2"  # its last step
+    assert said(three, step=25)[0] == "post" == said(step=24)[0]  # nobody could answer, and nothing could be submitted, any more
 
 
 def test_players_speak_and_think():
@@ -940,6 +1002,9 @@ def test_it_renders_and_fits_the_context():
         ("--swarm-floor-penalty", {"floor_penalty": float("nan")}),
         ("--swarm-reputation", {"reputation": float("inf")}),
         ("--swarm-error-penalty", {"error_penalty": -0.1}),
+        ("--swarm-payoff-scale", {"payoff_scale": "theirs"}),
+        ("--swarm-trade-credit", {"trade_credit": "nobody"}),
+        ("--swarm-post-worth", {"post_worth": -2.0}),
         ("--swarm-error-penalty", {"error_penalty": float("nan")}),
     ],
 )

@@ -225,6 +225,39 @@ def test_posts_and_replies_move_reputation(version, posted, replied):
     assert e.members[ME].reputation == pytest.approx(50 + posted + replied)
 
 
+@pytest.mark.parametrize("version, replied", [("0.2", 0.75), ("0.1", 0.6)])  # a reply keeps its share of a post: 1.5 / 2, 0.3 / 0.5
+def test_what_a_post_is_worth_is_a_rule_and_a_reply_follows_it(version, replied):
+    for chosen in (1.0, 0.0, 4.0):
+        e = economy(version)
+        e.post_worth = chosen
+        act.post(e, "bot_1", "hello")
+        said = act.post(e, ME, "hello"), act.reply(e, ME, "post_1", "thank you")
+        assert e.members[ME].reputation == pytest.approx(50 + chosen + replied * chosen)
+        assert e.members["bot_1"].reputation == 50 + chosen  # the same rules for all
+        assert [float(text.rpartition("+")[2]) for text in said] == [chosen, pytest.approx(replied * chosen, abs=0.051)]
+
+
+@pytest.mark.parametrize("transfer", [0.0, 3.0, -15.0])
+@pytest.mark.parametrize("receiver", [ME, "bot_2"])
+def test_who_accepts_is_credited_only_if_the_rule_says_both(transfer, receiver):
+    moved = {}
+    for credit in eco.CREDITS:
+        e = economy()
+        e.trade_credit = credit
+        act.propose_trade(e, "bot_1", receiver, "fair data", transfer)
+        p = e.proposals["prop_1"].p
+        act.accept_proposal(e, receiver, "prop_1")
+        check_books(e)
+        moved[credit] = [e.members[name].reputation - 50 for name in ("bot_1", receiver)]
+        act.propose_trade(e, "bot_1", receiver, "more data", transfer)
+        before = e.members[receiver].reputation
+        act.reject_proposal(e, receiver, "prop_2")
+        assert e.members[receiver].reputation == before  # a rejection is about the proposer alone
+    terms = pytest.approx((p - 0.5) * (5 + abs(transfer)))
+    assert moved == {"proposer": [terms, 0], "both": [terms, pytest.approx((p - 0.5) * 5)]}
+    assert (p > 0.5) is (transfer != -15) and eco.Economy.trade_credit == "proposer"
+
+
 def test_three_votes_pay_once():
     e = economy(bots=("honest",) * 5)
     text = "x" * 60

@@ -539,6 +539,16 @@ def test_the_error_penalty_reaches_the_environment(monkeypatch):
         assert settings.make_env(cfg, cfg.difficulty).error_penalty == penalty
 
 
+def test_the_rules_of_the_swarm_reach_the_environment_and_a_config_from_before_them_means_the_defaults(monkeypatch):
+    cfg = configured(monkeypatch, *"--env swarm --swarm-payoff-scale published --swarm-trade-credit both --swarm-post-worth 0.5".split())
+    rules = lambda env: (env.payoff_scale, env.trade_credit, env.post_worth)
+    assert rules(settings.make_env(cfg, cfg.difficulty)) == ("published", "both", 0.5)
+    cfg = configured(monkeypatch, "--env", "swarm")
+    assert (cfg.swarm_payoff_scale, cfg.swarm_trade_credit) == ("ours", "proposer")
+    cfg.swarm_payoff_scale = cfg.swarm_trade_credit = None
+    assert rules(settings.make_env(cfg, cfg.difficulty)) == ("ours", "proposer", 2.0)
+
+
 # ------------------------------------------------------------------------------------------------ ahead
 
 

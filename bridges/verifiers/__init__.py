@@ -150,6 +150,9 @@ class SwarmSettings(Settings):
     floor: float = 50.0
     floor_penalty: float = 0.0
     error_penalty: float = 0.0
+    payoff_scale: str = "ours"
+    trade_credit: str = "proposer"
+    post_worth: float | None = None
 
 
 AnySettings = LettersSettings | AlphabetSettings | SwarmSettings

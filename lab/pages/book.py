@@ -23,6 +23,7 @@ from lab.claims.claims import CLAIMS
 from lab.claims.ledger import as_share, collect, in_parts, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
 from lab.common import RESULTS, ROOT, read_json, read_lines
+from lab.swarm.rules import on_published_scale
 
 PAGES = ["README.md", "learn/glossary.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 PLAN = tomllib.loads((ROOT / "docs" / "numbers.toml").read_text())
@@ -96,16 +97,19 @@ def swarm() -> str:
     for stage, name in stages.items():
         x = e[stage]
         reward = f"**{average(x)}**" if stage == "final" else average(x)
-        body.append([name, reward, five[stage], average(x, "payoff"), average(x, "quality"), average(x, "used_submit_work", 1),
+        published = on_published_scale(x)
+        body.append([name, reward, five[stage], average(published), average(x, "payoff"), average(published, "payoff"), average(x, "quality"), average(x, "used_submit_work", 1),
                      average(x, "used_pass_turn", 1), average(x, "error_rate", 1, 100, "%")])  # fmt: skip
-    return table("swarm | reward | reward, sampled | payoff | quality | works submitted | turns passed, of 25 | turns lost to errors", body)
+    head = "swarm | reward | reward, sampled | reward, published scale | payoff | payoff, published scale | quality | works submitted"
+    return table(f"{head} | turns passed, of 25 | turns lost to errors", body)
 
 
 def swarm_players() -> str:
     players = read("swarm/swarm.json")["ranking"]["0.2"]["medium"]
-    names = ("idle", "random", "trader", "grinder", "expert")
+    names = ("idle", "random", "trader", "grinder", "expert", "proposer", "tuned")
+    row = lambda what, measure: [what, *(f"{players[name][measure]['mean']:.3f}" for name in names)]
     return table("scripted player | " + " | ".join(names), [
-        [f"mean reward (n = {players['idle']['reward']['n']} each)", *(f"{players[name]['reward']['mean']:.3f}" for name in names)]
+        row(f"mean reward (n = {players['idle']['reward']['n']} each)", "reward"), row("on the published scale", "reward_published")
     ])  # fmt: skip
 
 

@@ -29,9 +29,10 @@ from swarm.players import PLAYERS
 
 OUT = RESULTS / "swarm"
 LEVELS = ("easy", "medium", "hard")
-SHOWN = ("reward", "payoff", "reputation", "quality", "diversity", "gain", "error_rate", "used_claim_task", "used_submit_work",
+SHOWN = ("reward", "reward_published", "payoff", "payoff_published", "reputation", "quality", "diversity", "gain", "error_rate", "used_claim_task", "used_submit_work",
          "used_propose_trade", "used_accept_proposal")  # fmt: skip
 LENGTH_EPISODES = 40
+ORDER = ("tuned", "proposer", "expert", "grinder", "random", "idle")
 
 
 def ranking(n: int) -> dict:
@@ -41,11 +42,18 @@ def ranking(n: int) -> dict:
         count = min(n, SCENARIOS[version])
         for difficulty in LEVELS:
             for style in tqdm(PLAYERS, desc=f"v{version} {difficulty}", leave=False):
-                marks = [play(Swarm(difficulty, version, style=style), DEV_SEEDS + i) for i in range(count)]
+                marks = [both_scales(Swarm(difficulty, version, style=style), DEV_SEEDS + i) for i in range(count)]
                 row = {name: metrics.mean([m[name] for m in marks]) for name in SHOWN}
                 row["survival"] = metrics.proportion(sum(m["survival"] for m in marks), count)
                 found.setdefault(version, {}).setdefault(difficulty, {})[style] = row
     return found
+
+
+def both_scales(env: Swarm, seed: int) -> dict[str, float]:
+    """The score of a whole episode, with its reward and payoff on the published scale too."""
+    marks = play(env, seed)
+    env.payoff_scale = "published"
+    return marks | {f"{name}_published": env.score()[name] for name in ("reward", "payoff")}
 
 
 def lengths(n: int) -> dict:
@@ -109,14 +117,14 @@ def slope(times: dict[int, float]) -> tuple[float, float]:
 def plot(ranks: dict, rates: dict) -> None:
     fig, axes = pyplot().subplots(2, 2, figsize=(11, 8.2))
     axes = axes.flatten()
-    colours = dict(zip(PLAYERS, ("#1b7837", "#2166ac", "#b2182b", "#762a83", "#b8860b", "#777777")))
+    colours = dict(zip(PLAYERS, ("#000000", "#00868b", "#1b7837", "#2166ac", "#b2182b", "#762a83", "#b8860b", "#777777")))
     for ax, version in zip(axes, ("0.2", "0.1")):
         for k, (style, colour) in enumerate(colours.items()):
             rows = [ranks[version][d][style]["reward"] for d in LEVELS]
-            x, y = np.arange(3) + 0.08 * (k - 2), [row.mean for row in rows]
+            x, y = np.arange(3) + 0.08 * (k - 3), [row.mean for row in rows]
             ax.errorbar(x, y, reach(rows), fmt="o", color=colour, label=style, capsize=3, markersize=5)
         ax.set_xticks(range(3), LEVELS)
-        ax.set(title=f"reward, v{version} (n = {rows[0].n} a difficulty)", ylabel="reward, mean and 95% interval", ylim=(0.5, 1.25))
+        ax.set(title=f"reward, v{version} (n = {rows[0].n} a difficulty)", ylabel="reward, mean and 95% interval", ylim=(0.5, 1.35))
         ax.grid(axis="y", alpha=0.3)
     task = "review the supply budget for river transport"
     lengths = np.arange(1, 301)
@@ -139,13 +147,13 @@ def plot(ranks: dict, rates: dict) -> None:
     axes[3].legend(fontsize=9)
     axes[3].grid(alpha=0.3, which="both")
     fig.tight_layout(h_pad=4)
-    fig.legend(*axes[0].get_legend_handles_labels(), ncols=6, fontsize=10, loc="center", bbox_to_anchor=(0.5, 0.505), frameon=False)
+    fig.legend(*axes[0].get_legend_handles_labels(), ncols=8, fontsize=10, loc="center", bbox_to_anchor=(0.5, 0.505), frameon=False)
     save_picture(fig, OUT / "swarm.png", 110)
 
 
 def disjoint(ranks: dict) -> list[str]:
-    """Where the order expert > grinder > random > idle does not hold with disjoint intervals. Empty: it holds everywhere."""
-    order, wrong = ("expert", "grinder", "random", "idle"), []
+    """Where this order does not hold with disjoint intervals. Empty: it holds everywhere."""
+    order, wrong = ORDER, []
     for version, difficulty in product(ranks, LEVELS):
         for better, worse in zip(order, order[1:]):
             a, b = (ranks[version][difficulty][who]["reward"] for who in (better, worse))
@@ -161,20 +169,24 @@ def write(ranks: dict, sizes: dict, rates: dict, n: int) -> None:
         f"`python -m lab.swarm.scripted{'' if n == 500 else f' --n {n}'}`. Scripted players only, no model. Development scenarios (seeds from "
         f"{DEV_SEEDS:,}), the same for all players; means with 95% intervals. Machine: "
         f"{platform.machine()}, {cpu()}, one core; Python {platform.python_version()}.", "",
-        "What nonsense earns instead of work: [a claim](../claims/swarm_versions/README.md). Policies that were trained on it: [arms.md](arms.md). Which findings of the published runs came out again: [findings.md](findings.md).", "",
+        "What nonsense earns instead of work: [a claim](../claims/swarm_versions/README.md). What the rules are worth that the published texts leave open: [rules.md](rules.md). Policies that were trained on it: [arms.md](arms.md). Which findings of the published runs came out again: [findings.md](findings.md).", "",
         "![rewards, the exploit, and the time](swarm.png)", "",
         "## Who earns what", "",
-        "Expert > grinder > random > idle, with disjoint intervals, in every difficulty of both versions." if not wrong
-        else "The order expert > grinder > random > idle with disjoint intervals does not hold here: " + "; ".join(wrong) + ".",
+        f"{' > '.join(ORDER).capitalize()}, with disjoint intervals, in every difficulty of both versions." if not wrong
+        else f"The order {' > '.join(ORDER)} holds with disjoint intervals, but not here: " + "; ".join(wrong) + ".",
+        "The expert is a decent player written by hand, not the best one: *proposer* is the grinder with fair proposals in its idle turns, and *tuned* the best honest plan "
+        "that a search on training scenarios found ([what its choices are worth](rules.md)).",
         "The trader accepts whatever is offered: fine among honest bots, ruinous among deceptive ones. The novice plays any tool that is possible: with its "
         "few words it works badly, and it trades at any price.",
-        "Nobody here looks at more than the model is shown.", "",
+        "Nobody here looks at more than the model is shown. *Published* is a scale of payoffs that ends at 1, as that of the published runs did (env_swarm.py): there the "
+        "untrained model's payoff was 0.652 and its reward 0.888, the trained one's 0.998 and 1.377.", "",
     ]  # fmt: skip
     for version, levels in ranks.items():
-        rows = [[difficulty, style, f"**{row['reward'].text()}**", *(row[m].text() for m in ("payoff", "reputation", "quality", "diversity")),
+        rows = [[difficulty, style, f"**{row['reward'].text()}**", row["reward_published"].text(),
+                 *(row[m].text() for m in ("payoff", "payoff_published", "reputation", "quality", "diversity")),
                  row["gain"].text(1), row["survival"].text(2)] for difficulty in LEVELS for style, row in levels[difficulty].items()]  # fmt: skip
         lines += [f"### v{version}, n = {levels['easy']['expert']['reward'].n} scenarios a difficulty", "",
-                  *table("| | player | reward | payoff | reputation | quality | diversity | gain | survival |", rows), ""]  # fmt: skip
+                  *table("| | player | reward | reward, published scale | payoff | payoff, published scale | reputation | quality | diversity | gain | survival |", rows), ""]  # fmt: skip
     used = ("used_claim_task", "used_submit_work", "used_propose_trade", "used_accept_proposal")
     lines += ["### What they do, v0.2 (successful calls an episode)", "", *table("| | player | claimed | submitted | proposed | accepted | error rate |", [
         [difficulty, style, *(row[tool].text(1) for tool in used), row["error_rate"].text()]
