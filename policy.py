@@ -248,8 +248,13 @@ def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
 
     Adapters of rank 32 on all 128 experts of a 30B would be 2 billion parameters.
     """
-    from peft import LoraConfig, get_peft_model
-
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ModuleNotFoundError:
+        why = "LoRA needs peft, which is not installed here"
+        raise SystemExit(
+            f"--lora-rank {rank}: {why}; `pip install peft`, or train all weights: --lora-rank 0"
+        ) from None
     config = lm.config
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"

@@ -17,6 +17,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -315,16 +316,19 @@ class StopSignal:
 
 def machine(policy) -> dict:
     """Where a result was obtained."""
-    import peft
     import transformers
 
+    try:
+        peft = version("peft")
+    except PackageNotFoundError:  # --lora-rank 0 needs none
+        peft = "not installed"
     gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
     return {
         "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "peft": peft.__version__,
+        "peft": peft,
         "model": policy.name,
         "parameters": policy.n_parameters,
         "trainable": sum(p.numel() for p in policy.trainable().values()),

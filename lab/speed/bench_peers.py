@@ -59,8 +59,10 @@ class Coin(Letters):
 
 # ------------------------------------------------------------------------------------------------ training
 class Ours:
-    def __init__(self, forced: bool):
-        self.policy = load_policy(str(PICO), 32, 64, "cpu")
+    groups: list = []  # of the last update
+
+    def __init__(self, forced: bool, device: str = "cpu"):
+        self.policy = load_policy(str(PICO), 32, 64, device)
         if forced:
             self.policy = replace(self.policy, stop_ids=frozenset([-1]))
         self.sampler = TorchSampler(self.policy)
@@ -72,7 +74,7 @@ class Ours:
         start = time.perf_counter()
         self.sampler.sync(self.step)
         seeds = [BENCH_SEEDS + self.step * TASKS + i for i in range(TASKS)]
-        groups = play(self.policy, self.sampler, partial(Coin, 6, "binary", True, "states"), seeds, K, self.limit, 1.0, self.step)
+        groups = self.groups = play(self.policy, self.sampler, partial(Coin, 6, "binary", True, "states"), seeds, K, self.limit, 1.0, self.step)
         sampled = time.perf_counter()
         stats = learn(self.policy, self.optimizer, groups, self.limit)
         self.step += 1
