@@ -32,7 +32,7 @@ EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is 
 class Config:
     """RL post-training of a chat model: SFT warm-up on a scripted expert, then GRPO."""
 
-    preset: str = ""  # seed: the settings of picoRL's run, which stood still at 44% (PRESETS)
+    preset: str = ""  # seed, swarm-published, alphabet-published: the settings of a run (PRESETS)
     # make a mistake on purpose and see what it looks like (learn/FAILURES.md)
     break_: Annotated[str, tyro.conf.arg(name="break")] = ""
     # task
@@ -177,11 +177,31 @@ LONGEST = {  # tokens of a reply
     "yours": 512,  # TRL's default
     "known": 1024,  # room for a derivation; our choice
 }
+# Published runs of others, as far as they were told, with a model that fits one A100 instead of a
+# 30B: no SFT, prime-rl's constant rate. What was not told is ours: the loss, the evaluations.
+PUBLISHED = {
+    "model": "Qwen/Qwen3-4B-Instruct-2507", "lora_rank": 32, "lora_alpha": 64, "lr": 1e-5,
+    "warmup": 0, "lr_end": 1.0, "sft_steps": 0, "temperature": 1.0,
+}  # fmt: skip
 PRESETS = {
     "seed": {  # picoRL's run: all that it relied on
         "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200,
         "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip", "k": 8,
         "sft_lr": 1e-5,
+    },
+    # SWARM v0.2 on Qwen3-30B-A3B-Thinking: batches of 64, 4 rollouts per example. Rank and rate
+    # were not told, and are the alphabet's. A conversation may reach 55,900 tokens (25 replies of
+    # 2048, and what is said between): a 4B needs gradient checkpointing to be trained on it.
+    "swarm-published": PUBLISHED | {
+        "env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "think": True,
+        "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048, "swarm_error_penalty": 0.0,
+        "gradient_checkpointing": True, "vllm_memory": 0.7,
+    },
+    # prime-rl's alphabet-sort on this very model, with the batch and the rollouts of the published
+    # run of the 30B. Tasks as by default.
+    "alphabet-published": PUBLISHED | {
+        "env": "alphabet", "think": False, "num_tasks": 32, "k": 8, "updates": 100,
+        "max_tokens": 768,
     },
 }  # fmt: skip
 OF_ALL = ("think", "sft_style")

@@ -11,7 +11,7 @@ import platform
 import torch
 
 from fast import parallel
-from fast.plan import card_memory, engine_of
+from fast.plan import card_memory, engine_of, longest
 from fast.sampler import TorchSampler
 from policy import PlainSampler, Policy, in_bfloat16
 
@@ -71,7 +71,10 @@ def make_sampler(cfg, policy: Policy):
     if engine == "vllm":
         from fast.vllm_engine import VllmSampler
 
-        return VllmSampler(policy, cfg.vllm_memory, seeded=cfg.vllm_seeds, sleeps=cfg.vllm_sleep)
+        return VllmSampler(
+            policy, cfg.vllm_memory, seeded=cfg.vllm_seeds, sleeps=cfg.vllm_sleep,
+            longest=longest(cfg.env, cfg.max_tokens),
+        )  # fmt: skip
     sampler = TorchSampler(policy)
     if policy.device.type == "cuda" and policy.lora_rank == 0:
         size = policy.n_parameters * 4 / 2**30

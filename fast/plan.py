@@ -90,7 +90,8 @@ def needed(model: str, env: str, device, engine: str, settings: dict, ahead: boo
     update = learnt + activations  # a gradient is as large as what it is of
     if engine == "vllm":
         rollout = s["vllm_memory"] * card_memory(device)
-        if rollout < wide * (weights + 32 * kv) + VLLM_ROOM:  # room for 32,768 tokens
+        room = max(32, longest(env, s.get("max_tokens")) / 1024)  # thousands of tokens
+        if rollout < wide * (weights + room * kv) + VLLM_ROOM:  # for 32,768, or a conversation
             return float("inf")
         idle = GRAPHS if s["vllm_sleep"] else rollout
     else:  # our sampler's copy, and its keys and values, are as wide as the policy's weights

@@ -49,12 +49,13 @@ from fast.memory import memory_folder
 from fast.sampler import demo_prompt, largest_gap
 from policy import Policy, Sample, first_line, in_bfloat16
 
-# Tokens of a conversation. vLLM sizes its tables by it: Qwen3-4B's 262,144 would cost gigabytes.
+# Tokens of a conversation, unless a run's can be longer. vLLM sizes its tables by it: Qwen3-4B's
+# 262,144 would cost gigabytes.
 LONGEST = 32768
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank of an adapter
 
 
-def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps=True):
+def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps=True, longest: int = LONGEST):
     """vLLM's LLM over the policy's base weights. SystemExit with one sentence if that fails."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of choices made on purpose
@@ -73,13 +74,14 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps=True):
     if rank > RANKS[-1]:
         why = f"vLLM takes adapters up to rank {RANKS[-1]}"
         raise SystemExit(f"--lora-rank {rank}: {why}; lower it, or take --engine torch")
-    longest = getattr(policy.lm.config, "max_position_embeddings", None) or LONGEST
+    longest = max(LONGEST, longest)
+    most = getattr(policy.lm.config, "max_position_embeddings", None) or longest
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
         "dtype": "bfloat16"
         if in_bfloat16(policy.device)
         else "float32",  # what the trainer computes in
-        "max_model_len": min(LONGEST, longest),
+        "max_model_len": min(longest, most),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # not the model's
@@ -120,16 +122,18 @@ class VllmSampler:
     """TorchSampler's `sample` and `sync`; `with sampler.asleep():` the trainer has the card."""
 
     def __init__(
-        self, policy: Policy, memory: float = 0.3, cpu_cache: int = 2**28, seeded=True, sleeps=True
-    ):
+        self, policy: Policy, memory: float = 0.3, cpu_cache: int = 2**28, seeded=True, sleeps=True,
+        longest: int = LONGEST,
+    ):  # fmt: skip
         """memory: share of the card for weights and cache. cpu_cache: bytes of cache on a CPU.
 
         seeded: every request brings its seed, so that a sample does not depend on the batch; on a
         card vLLM may draw seeded requests one by one. sleeps: vLLM lends its share to the trainer,
-        which costs seconds per update; else its share has to fit beside the trainer.
+        which costs seconds per update; else its share has to fit beside the trainer. longest:
+        tokens of a run's longest conversation.
         """
         self.policy, self.seeded, self.sleeps = policy, seeded, sleeps
-        self.llm = load_engine(policy, memory, cpu_cache, sleeps)
+        self.llm = load_engine(policy, memory, cpu_cache, sleeps, longest)
         self.max_len = self.llm.model_config.max_model_len  # of a conversation with its last reply
         self.awake = True
         self.syncs, self.adapter = 0, None

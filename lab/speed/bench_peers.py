@@ -74,7 +74,9 @@ class Ours:
         start = time.perf_counter()
         self.sampler.sync(self.step)
         seeds = [BENCH_SEEDS + self.step * TASKS + i for i in range(TASKS)]
-        groups = self.groups = play(self.policy, self.sampler, partial(Coin, 6, "binary", True, "states"), seeds, K, self.limit, 1.0, self.step)
+        groups = self.groups = play(
+            self.policy, self.sampler, partial(Coin, 6, "binary", True, "states"), seeds, K, self.limit, 1.0, self.step
+        )
         sampled = time.perf_counter()
         stats = learn(self.policy, self.optimizer, groups, self.limit)
         self.step += 1

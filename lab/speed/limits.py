@@ -13,7 +13,6 @@ On a CPU the product that torch takes by itself may be slower than another that 
 peak is the best of both, over several sizes.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Callable

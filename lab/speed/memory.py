@@ -8,14 +8,15 @@ models built on the meta device, which have shapes and no memory. The second is 
 policy.py makes on a GPU: bfloat16 autocast, over frozen bfloat16 weights with float32 LoRA or over float32 weights that all learn.
 tests/test_memory.py counts what autograd really keeps of small models, and does not let formula and count drift apart.
 
-Nothing of this has been measured on a card yet. `python -m lab.speed.bench_gpu memory --row KEY` does, into results/bench/memory_measured.json, as
-{"key": {"rollout": GiB, "evaluation": GiB, "update": GiB}}; such a row is marked *measured* and shows those numbers. GiB are 2^30 bytes.
+Nothing of this has been measured on a card yet. `python -m lab.speed.card --only update` does, into results/card/update.json; a row that is measured
+there with the settings of its default shows those numbers, and is marked *measured*. GiB are 2^30 bytes.
 """
 
 import inspect
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 
 import torch
 
@@ -25,7 +26,7 @@ from fast.sampler import TorchSampler
 from fast.vllm_engine import LONGEST
 from lab.common import RESULTS, read_json, table, write_json, write_page
 from policy import attach_lora
-from settings import BATCHES, LONG_BATCHES, Config, by_size
+from settings import BATCHES, LONG_BATCHES, PRESETS, Config, by_size
 
 OUT = RESULTS / "bench"
 LARGE = by_size(4e9, "letters")
@@ -203,8 +204,8 @@ def plan(s: Setting) -> Plan:
         # Room that vLLM keeps for activations (6 bytes a wide number, 8 a narrow one) and for the logits of 256 rows.
         room = VLLM_TOKENS[s.card] * (6 * wide + 8 * c["hidden_size"]) + 16 * 256 * c["vocab_size"] + GRAPHS
         cache_tokens = max(0, int((s.share * card - copy - room) / (2 * kv)))
-        if cache_tokens < LONGEST:
-            why = [f"vLLM does not start (no room for {LONGEST:,} tokens)"]
+        if cache_tokens < max(LONGEST, row):
+            why = [f"vLLM does not start (no room for {max(LONGEST, row):,} tokens)"]
         rollout = evaluation = s.share * card
         host = max(host, copy + 2 * adapter)  # asleep: its weights; and two adapters on their way, in /dev/shm
 
@@ -244,11 +245,24 @@ def flags(s: Setting) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- the table
+def published(preset: str) -> Setting:
+    """The row of a preset of settings.py: its conversations as long as they can get."""
+    p = PRESETS[preset]
+    return Setting(
+        p["model"].removeprefix("Qwen/").removesuffix("-Instruct-2507"), "A100 80 GB", p["lora_rank"], share=p.get("vllm_memory", Config.vllm_memory),
+        max_tokens=longest(p["env"], p["max_tokens"]) - PROMPT, num_tasks=p["num_tasks"], k=p["k"],
+        eval_n=(LONG_BATCHES if p["env"] == "swarm" else BATCHES)["eval_n"], checkpointing=p.get("gradient_checkpointing", False),
+    )  # fmt: skip
+
+
 ASKED = {
     "4b-lora": Setting("Qwen3-4B", "A100 80 GB"),
+    "4b-lora-torch": Setting("Qwen3-4B", "A100 80 GB", engine="torch"),
     "4b-full": Setting("Qwen3-4B", "A100 80 GB", rank=0),
     "4b-full-torch": Setting("Qwen3-4B", "A100 80 GB", rank=0, engine="torch"),
     "4b-swarm": Setting("Qwen3-4B", "A100 80 GB", max_tokens=longest("swarm") - PROMPT, num_tasks=4, eval_n=128),
+    "4b-swarm-published": published("swarm-published"),
+    "4b-alphabet-published": published("alphabet-published"),
     "4b-ahead": Setting("Qwen3-4B", "A100 80 GB", ahead=True),
     "30b-lora-a100": Setting("Qwen3-30B-A3B", "A100 80 GB"),
     "30b-lora-h200": Setting("Qwen3-30B-A3B", "H200 141 GB"),
@@ -298,6 +312,7 @@ def page(plans: dict[str, Plan | None], measured: dict) -> str:
         "# The memory of a run on one GPU", "",
         "`python -m lab.speed.memory`; how it is computed and what is assumed stands in lab/speed/memory.py. All sizes in GiB, 2^30 bytes.", "",
         f"Letters, thinking allowed: prompts of {PROMPT} tokens, replies of up to 2,048, {BATCHES['num_tasks']} tasks x {LARGE['k']} samples, unless a row says otherwise.",
+        "*4b-swarm-published*, *4b-alphabet-published*: the presets of settings.py, conversations as long as they can get.",
         f"*4b-swarm*: conversations of up to {longest('swarm'):,} tokens, {LONG_BATCHES['num_tasks']} tasks x {LARGE['k']} samples; one of them alone exceeds --micro-tokens.",
         "*4b-ahead*: several cards with vLLM, each with a trainer and a second process; both work at the same time.",
         "*update*: forward and backward of a micro-batch; SFT takes less. *rows at once*: replies of full length in the KV cache.",
@@ -310,9 +325,15 @@ def page(plans: dict[str, Plan | None], measured: dict) -> str:
     ])  # fmt: skip
 
 
+def on_a_card(file: Path = RESULTS / "card" / "update.json") -> dict[str, dict[str, float]]:
+    """{row: GiB at the peak of each phase}, as far as a card was asked (lab/speed/card.py)."""
+    found = read_json(file) if file.exists() else {}
+    return {f"{name}-default": found[name]["peak_gib"] for name in ASKED.keys() & found.keys()
+            if len(found[name].get("peak_gib", {})) == 3 and not found[name]["checkpointing"]}  # fmt: skip
+
+
 def main() -> None:
-    file = OUT / "memory_measured.json"
-    measured = read_json(file) if file.exists() else {}
+    measured = on_a_card()
     plans = cases()
     text = page(plans, measured)
     write_page(OUT / "memory.md", [text])

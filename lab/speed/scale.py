@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ import tyro
 from tqdm import tqdm
 
 import settings
-from fast import parallel
+from fast import parallel, plan
 from fast.ahead import InTurn
 from fast.sampler import TorchSampler
 from grpo import advantages_of, update
@@ -90,9 +91,10 @@ def tokens(
         row, total = {"episodes": count, "reply": reply}, count * reply
         for what, some, seconds in zip(("sampling", "training"), work[count, reply], times):
             found = limits.of_limit(machine, some, seconds, total)
-            micro = lambda value: round(1e6 * value / total, 2)
-            row[what] = {"microseconds": micro(found["seconds"]["median"]), "low": micro(min(seconds)), "high": micro(max(seconds)),
-                         "limit_microseconds": round(1e6 * found["limit_seconds"] / total, 3), "of_limit": found["of_limit"]}  # fmt: skip
+            middle, low, high, least = (
+                round(1e6 * t / total, 2) for t in (found["seconds"]["median"], min(seconds), max(seconds), found["limit_seconds"])
+            )
+            row[what] = {"microseconds": middle, "low": low, "high": high, "limit_microseconds": least, "of_limit": found["of_limit"]}
         rows.append(row)
         print(json.dumps(row), flush=True)
     command = f"python -m lab.speed.scale tokens --rounds {rounds} --threads {threads}"
@@ -181,7 +183,19 @@ def alone(world: int, tasks: int, updates: int, threads: int, max_tokens: int | 
     """`one` in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        words = ["-m", "lab.speed.scale", "one", "--out", str(out), "--tasks", str(tasks), "--updates", str(updates), "--threads", str(threads)]
+        words = [
+            "-m",
+            "lab.speed.scale",
+            "one",
+            "--out",
+            str(out),
+            "--tasks",
+            str(tasks),
+            "--updates",
+            str(updates),
+            "--threads",
+            str(threads),
+        ]
         words += ["--max-tokens", str(max_tokens)] if max_tokens else []
         if world > 1:
             words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), *words]
@@ -192,7 +206,9 @@ def alone(world: int, tasks: int, updates: int, threads: int, max_tokens: int | 
         return read_json(out)
 
 
-def exchange(world: int, sent: dict[str, list[float]], link: dict[str, dict[str, float]], pickled: float, pack: float, unpack: float) -> dict[str, float]:
+def exchange(
+    world: int, sent: dict[str, list[float]], link: dict[str, dict[str, float]], pickled: float, pack: float, unpack: float
+) -> dict[str, float]:
     """Seconds that `world` processes spend on talking in an update.
 
     sent: {call: [calls, bytes]} of one process; link: seconds of an empty call between two, and bytes a second. A ring of n processes moves
@@ -235,7 +251,10 @@ def processes(updates: int = 8, threads: int = 1, max_tokens: int | None = None)
     real = {n: limits.spread([row["seconds"] for row in found["rows"]]) for n, found in ((1, by_tasks[TASKS]), (2, two))}
     found = {n: {name: round(s, 4) for name, s in simulate(n, by_tasks, sent, two["link"]).items()} for n in PROCESSES}
     one_alone = found[1]["seconds"]
-    rows = [{"processes": n, "tasks": math.ceil(TASKS / n), **row, "times_as_fast": round(one_alone / row["seconds"], 2)} for n, row in found.items()]
+    rows = [
+        {"processes": n, "tasks": math.ceil(TASKS / n), **row, "times_as_fast": round(one_alone / row["seconds"], 2)}
+        for n, row in found.items()
+    ]
     mean = lambda name: statistics.mean(row[name] for row in by_tasks[TASKS]["rows"])
     whole = by_tasks[TASKS]
     result = {
@@ -258,54 +277,95 @@ def processes(updates: int = 8, threads: int = 1, max_tokens: int | None = None)
 # ------------------------------------------------------------------------------------------------ cards
 # Of an H100 SXM, from NVIDIA's data sheet: operations a second in bfloat16 without sparsity, bytes a second of its memory, and of NVLink in one
 # direction; between machines, an InfiniBand port of 400 Gb/s for each card. Seconds of a call: assumed.
-H100 = {"flops": 989e12, "memory": 3.35e12, "nvlink": 450e9, "network": 50e9, "call": 20e-6, "call_between_machines": 40e-6, "in_a_machine": 8}
+H100 = {
+    "flops": 989e12,
+    "memory": 3.35e12,
+    "nvlink": 450e9,
+    "network": 50e9,
+    "call": 20e-6,
+    "call_between_machines": 40e-6,
+    "in_a_machine": 8,
+}
 REACHED = {"sampling": 0.6, "training": 0.5}  # of the limit: what lab/speed/card.py is to find; until it has, a goal and no measurement
-REPLY, TASKS_OF, K = 1024, 8, 16  # tokens of a reply, all alike; train.py's batch for a large model
+REPLY = 1024  # tokens of a reply, all alike
+CARDS = (1, 8, 64)
 
 
-def one_update(cards: int, tasks: int, rank: int, measured: dict, reached: dict = REACHED, model: str = "Qwen3-4B") -> dict[str, float]:
-    """Seconds of the parts of one update, `tasks` groups of K replies on so many cards, as fast/parallel.py would go about it."""
-    shape = limits.shape_of(plans.MODELS[model], rank)
-    machine = limits.Machine(H100["flops"], {1: H100["memory"]})
-    mine = math.ceil(tasks / cards)  # the fullest card's groups
-    row = Episode(0, 0, [0] * (plans.PROMPT + REPLY), [False] * plans.PROMPT + [True] * REPLY, [])
-    groups = [[row] * K] * mine
-    batches = [groups[i : i + max(1, 256 // K)] for i in range(0, mine, max(1, 256 // K))]  # TorchSampler's most rows at once
+def one_update(cards: int, tasks: int, setting: plans.Setting, parts_of_a_row: tuple[int, ...], measured: dict) -> dict[str, float]:
+    """Seconds of the parts of one update, `tasks` groups of setting.k conversations on so many cards, as fast/parallel.py would go about it.
+
+    parts_of_a_row: tokens that are read, sampled, read, sampled, …; measured: what Python and the exchange take (processes). A card samples as many
+    rows at once as its cache holds; the rows of an update are shared out by tokens, so cards without a task of their own train too.
+    """
+    config, full = plans.MODELS[setting.model], setting.rank == 0
+    shape, machine = limits.shape_of(config, setting.rank), limits.Machine(H100["flops"], {1: H100["memory"]})
+    mask = [i % 2 == 1 for i, n in enumerate(parts_of_a_row) for _ in range(n)]
+    row, mine = Episode(0, 0, [0] * len(mask), mask, []), math.ceil(tasks / cards) * setting.k
+    at_once = min(mine, 256, plans.plan(setting).cache_tokens // len(mask))
+    groups = [[row] * min(setting.k, at_once)] * max(1, at_once // setting.k)
+    recomputed = (4 / 3 if full else 3 / 2) if setting.checkpointing else 1.0  # once more forward
+    bytes_each, learnt = (4 if full else 2), trained_sizes(setting.model, setting.rank)
     parts = {
-        "sampling": sum(machine.seconds(limits.sampling(shape, some, 2))[0] for some in batches) / reached["sampling"],
-        # the rows are shared out by tokens, not by tasks: also cards without a task of their own train
-        "training": machine.seconds(limits.training(shape, [[row] * K] * tasks, 2, rank == 0))[0] / cards / reached["training"],
-        "copy of the weights": 3 * (2 if rank else 4) * shape.weights / H100["memory"],  # read, add LoRA, write
-        "environment": measured["environment_seconds_per_episode"] * mine * K,
+        "sampling": mine / sum(map(len, groups)) * machine.seconds(limits.sampling(shape, groups, 2))[0] / REACHED["sampling"],
+        "training": recomputed
+        * machine.seconds(limits.training(shape, [[row] * setting.k] * tasks, 2, full))[0]
+        / cards
+        / REACHED["training"],
+        "copy of the weights": 3 * bytes_each * shape.weights / H100["memory"],  # read, add LoRA, write
+        "environment": measured["environment_seconds_per_episode"] * mine,
     }
     inside = cards <= H100["in_a_machine"]
-    wire, call = (H100["nvlink"], H100["call"]) if inside else (H100["network"], H100["call_between_machines"])
-    with torch.device("meta"):
-        learnt = [p.numel() * 4 for p in plans.build(plans.MODELS[model], rank).parameters() if p.requires_grad]
-    link = {"seconds": call, "bytes_per_second": wire}
-    sent = {"all_reduce": [len(learnt), sum(learnt)], "all_gather_object": measured["gathers"]}
-    pickled = measured["pickled_bytes_per_token"] * tasks * K * (plans.PROMPT + REPLY)
-    talk = exchange(cards, sent, {"all_reduce": link, "all_gather_object": link}, pickled, measured["pickle_seconds_per_byte"], measured["unpickle_seconds_per_byte"])  # fmt: skip
+    link = {"seconds": H100["call" if inside else "call_between_machines"], "bytes_per_second": H100["nvlink" if inside else "network"]}
+    sent = {"all_reduce": [len(learnt), sum(learnt)], "all_gather_object": [measured["gathers"], 0]}
+    pickled = measured["pickled_bytes_per_token"] * tasks * setting.k * len(mask)
+    python = (measured[f"{word}_seconds_per_byte"] for word in ("pickle", "unpickle"))
+    talk = exchange(cards, sent, {"all_reduce": link, "all_gather_object": link}, pickled, *python)
     parts |= {f"exchange of {what}": seconds for what, seconds in talk.items()}
     return parts | {"seconds": sum(parts.values())}
+
+
+@cache
+def trained_sizes(model: str, rank: int) -> list[int]:
+    """Bytes of the gradient of each tensor that learns."""
+    with torch.device("meta"):
+        return [4 * p.numel() for p in plans.build(plans.MODELS[model], rank).parameters() if p.requires_grad]
+
+
+def conversation(preset: str, share: float) -> tuple[int, ...]:
+    """Of a published run: its turns, with replies of this share of the longest; what is said between is fast/plan.py's."""
+    p = settings.PRESETS[preset]
+    replies, _, between = plan.TALK[p["env"]]
+    return (between // replies, int(share * p["max_tokens"])) * replies
 
 
 def cards() -> None:
     """The paper plan. From results/bench/scale-processes.json: what is sent, and what Python takes to pack and unpack it; from a data sheet: the card."""
     found = read_json(RESULTS / "bench" / "scale-processes.json")
-    measured = {name: found[name] for name in ("pickled_bytes_per_token", "pickle_seconds_per_byte", "unpickle_seconds_per_byte",
-                                               "environment_seconds_per_episode")}  # fmt: skip
-    measured["gathers"] = [found["sent_by_one_of_two"]["all_gather_object"]["calls"], 0]
-    rows = []
-    for rank in (32, 0):
-        for n in (1, 8, 64):
-            for tasks in dict.fromkeys((TASKS_OF, TASKS_OF * n)):
-                parts = one_update(n, tasks, rank, measured)
-                rows.append({"cards": n, "rank": rank, "tasks": tasks, "episodes": tasks * K, "episodes_per_second": round(tasks * K / parts["seconds"], 2),
-                             **{name: round(s, 3) for name, s in parts.items()}})  # fmt: skip
-                print(json.dumps(rows[-1]))
-    result = {"command": "python -m lab.speed.scale cards", "model": "Qwen3-4B", "card": H100, "reached": REACHED, "reply": REPLY, "k": K, "measured": measured, "rows": rows}
-    save("scale-cards", result)
+    names = ("pickled_bytes_per_token", "pickle_seconds_per_byte", "unpickle_seconds_per_byte", "environment_seconds_per_episode")
+    measured = {name: found[name] for name in names} | {"gathers": found["sent_by_one_of_two"]["all_gather_object"]["calls"]}
+    settings_of = {32: plans.ASKED["4b-lora"], 0: replace(plans.ASKED["4b-full"], checkpointing=True)}
+    shown = lambda seconds: {name: round(s, 3) for name, s in seconds.items()}
+    rows, presets = [], {}
+    for rank, setting in settings_of.items():
+        for n in CARDS:
+            for tasks in dict.fromkeys((TASKS, TASKS * n)):
+                spent = one_update(n, tasks, setting, (plans.PROMPT, REPLY), measured)
+                rate = round(tasks * setting.k / spent["seconds"], 2)
+                rows.append(
+                    {"cards": n, "rank": rank, "tasks": tasks, "episodes": tasks * setting.k, "episodes_per_second": rate, **shown(spent)}
+                )
+    for name in ("swarm-published", "alphabet-published"):
+        p, setting = settings.PRESETS[name], plans.published(name)
+        for share in (1.0, 0.25):
+            spent = one_update(1, p["num_tasks"], setting, conversation(name, share), measured)
+            hours = round(p["updates"] * spent["seconds"] / 3600, 1)
+            presets.setdefault(name, {})[f"replies of {share:.0%}"] = {
+                "tokens": sum(conversation(name, share)),
+                "hours": hours,
+                **shown(spent),
+            }
+    save("scale-cards", {"command": "python -m lab.speed.scale cards", "model": "Qwen3-4B", "card": H100, "reached": REACHED, "reply": REPLY,
+                         "measured": measured, "rows": rows, "presets": presets})  # fmt: skip
 
 
 if __name__ == "__main__":
