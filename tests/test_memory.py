@@ -393,6 +393,40 @@ def test_a_conversation_of_swarm_ends_the_memory_of_80_gb_where_the_page_says(a1
         assert plan.settings_that_fit(plan.BIG, "swarm", "cuda", {"max_tokens": each})[0] == settings_
 
 
+@pytest.mark.parametrize("preset", ["swarm-published", "alphabet-published"])
+def test_a_published_preset_fits_a_card_of_80_gb_in_both_plans(a100, preset):
+    p = settings.PRESETS[preset]
+    asked = {name: p[name] for name in plan.READ & p.keys()}
+    found, peak = plan.settings_that_fit(p["model"], p["env"], "cuda", asked)
+    row = memory.plan(memory.published(preset))
+    computed = max(row.phases.values()) / memory.GIB
+    assert found == {} and not row.why and computed - 0.1 < peak < max(computed + 2, 1.1 * computed)
+    # vLLM holds a whole conversation, and without checkpointing the swarm's could not be trained on.
+    assert row.cache_tokens > plan.longest(p["env"], p["max_tokens"])
+    without = memory.plan(replace(memory.published(preset), checkpointing=False)).why
+    assert without == (["update"] if preset == "swarm-published" else [])
+
+
+def test_vllm_needs_room_for_the_longest_conversation(a100):
+    """25 replies of 2,048 are longer than the 32,768 tokens that it has room for otherwise."""
+    long, share = {"max_tokens": 2048, "gradient_checkpointing": True}, (7.5 + plan.VLLM_ROOM + 6) / 79.1
+    assert plan.longest("swarm", 2048) == 55_900
+    assert plan.needed(plan.BIG, "swarm", "cuda", "vllm", long | {"vllm_memory": share}) == float("inf")
+    assert plan.needed(plan.BIG, "swarm", "cuda", "vllm", {"gradient_checkpointing": True, "vllm_memory": share}) < 79.1
+    small = replace(memory.published("swarm-published"), share=share)
+    assert any("no room for 55,900 tokens" in why for why in memory.plan(small).why)
+
+
+def test_a_row_is_measured_when_a_card_was_asked(tmp_path):
+    peaks = {"rollout": 55.0, "evaluation": 58.0, "update": 70.0}
+    (tmp_path / "update.json").write_text(json.dumps({
+        "command": "…", "4b-lora-torch": {"peak_gib": peaks, "checkpointing": False}, "4b-full-torch": {"peak_gib": peaks, "checkpointing": True},
+        "4b-lora": {"failed_while": "learning: out of memory", "checkpointing": False},
+    }))  # fmt: skip
+    assert memory.on_a_card(tmp_path / "update.json") == {"4b-lora-torch-default": peaks}
+    assert memory.on_a_card(tmp_path / "nothing.json") == {}
+
+
 CARDS = {"T4, 15 GB": (14.6, (7, 5)), "Ampere, 16 GB": (15.7, (8, 6)), "Ampere, 24 GB": (23.6, (8, 6)), "A100, 40 GB": (39.4, (8, 0)),
          "Ampere, 48 GB": (47.4, (8, 6)), "A100, 80 GB": (79.1, (8, 0)), "H200, 141 GB": (139.7, (9, 0))}  # fmt: skip
 

@@ -393,6 +393,31 @@ def test_a_small_model_has_what_its_results_were_made_with(env, lr, updates, max
     assert (cfg.importance, cfg.warmup, cfg.lr_end, cfg.micro_tokens) == ("clip", 5, 0.1, 8192)
 
 
+@pytest.mark.parametrize("preset, was", [
+    ("swarm-published", {"env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048, "think": True,
+                         "swarm_error_penalty": 0.0, "gradient_checkpointing": True}),
+    ("alphabet-published", {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768, "min_turns": 3, "max_turns": 3, "min_names": 1, "max_names": 4,
+                            "similarity_power": 8.0, "power_per_turn": False, "gradient_checkpointing": False}),
+])  # fmt: skip
+def test_a_published_preset_has_the_settings_of_the_published_run(preset, was):
+    """Batches of 64 and 256 episodes; what both have in common is the public recipe's. A typed flag wins, the environment too."""
+    was |= {
+        "model": plan.BIG,
+        "lora_rank": 32,
+        "lora_alpha": 64,
+        "lr": 1e-5,
+        "warmup": 0,
+        "lr_end": 1.0,
+        "sft_steps": 0,
+        "temperature": 1.0,
+    }
+    cfg = chosen(4e9, "--preset", preset)
+    assert {name: getattr(cfg, name) for name in was} == was
+    assert settings.learning_rate(cfg, 0) == settings.learning_rate(cfg, cfg.updates - 1) == 1e-5
+    typed = chosen(4e9, "--preset", preset, "--env", "letters", "--difficulty", "2", "--k", "2")
+    assert (typed.env, typed.k, typed.num_tasks) == ("letters", 2, was["num_tasks"])
+
+
 @pytest.mark.parametrize("env, num_tasks, sft_batch", [("letters", 8, 8), ("swarm", 4, 2)])
 def test_the_preset_of_the_seed_is_what_it_was(env, num_tasks, sft_batch):
     """picoRL's run: every setting of it that a default of ours could change, as it was when large models still got them by themselves."""

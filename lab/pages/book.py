@@ -194,6 +194,13 @@ def speed() -> str:
     ratio = lambda r: f"**{r['median']:.1f}** [{r['low']:.1f}, {r['high']:.1f}]"
     spread = lambda values: {"median": float(np.median(values)), "low": min(values), "high": max(values)}
     cases = {"stopping": "real stopping", "forced": "256 forced tokens"}
+    limits = read("bench/limits.json")["rows"]
+
+    def of_limit(*what: str) -> str:
+        """Which share of the limit these parts reach together."""
+        rows = [limits[name] for name in what]
+        return f"{sum(r['limit_seconds'] for r in rows) / sum(r['seconds']['median'] for r in rows):.0%}"
+
     samplers = {
         "model.generate": "`model.generate`",
         "generate_batch": "transformers' continuous batching",
@@ -204,7 +211,8 @@ def speed() -> str:
         faster = min(update[case], key=lambda side: update[case][side]["theirs_seconds"]["median"])
         way, r = "continuous batching" if "paged" in faster else "model.generate", update[case][faster]
         body.append([f"one GRPO update, 64 episodes, {what}", f"TRL {update['trl']} ({way}, its faster setting)",
-                     seconds(r["theirs_seconds"], 2), seconds(r["ours_seconds"], 2), ratio(r["ratio_per_token"])])  # fmt: skip
+                     seconds(r["theirs_seconds"], 2), seconds(r["ours_seconds"], 2), ratio(r["ratio_per_token"]),
+                     of_limit(*(f"{part}, letters, {what}" for part in ("sampling", "training")))])  # fmt: skip
     for case, what in cases.items():
         ours = sampler[case]["ours"]
         for side, name in samplers.items():
@@ -212,13 +220,66 @@ def speed() -> str:
             times = f"**{ours['tokens_per_second'] / theirs['tokens_per_second']:.1f}** (of medians)"
             if side == "model.generate":
                 times = f"**{ours['ratio']:.1f}** [{ours['ratio_low']:.1f}, {ours['ratio_high']:.1f}]"
-            body.append([f"sampling, {what}, tokens per second", name, rate(theirs), rate(ours), times])
+            body.append(
+                [f"sampling, {what}, tokens per second", name, rate(theirs), rate(ours), times, of_limit(f"sampling, letters, {what}")]
+            )
+    for part, row in ((name, limits[name]) for name in limits if "swarm" in name):
+        own = f"{row['tokens_per_second']:,}"
+        body.append([f"{part}, tokens per second", "", "", own, "", of_limit(part)])
     theirs, ours = ([r["seconds"] for r in reward["runs"] if r["side"] == side] for side in ("trl", "ours"))
     body.append([f"training to {100 * reward['target']:.0f}% of tier 6 from the same SFT checkpoint, {len(ours)} seeds", "TRL",
-                 seconds(spread(theirs), 0), seconds(spread(ours), 0), ratio(reward["ratio"])])  # fmt: skip
+                 seconds(spread(theirs), 0), seconds(spread(ours), 0), ratio(reward["ratio"]), ""])  # fmt: skip
     theirs, ours = (update["peak_mb"][f"{side}, stopping"] for side in ("trl", "ours"))
-    body.append(["memory of an update, real stopping", "TRL", f"{theirs:,} MB", f"{ours:,} MB", f"{theirs / ours:.1f}"])
-    return table("what | against | theirs | ours | times as fast, or as little [least, most]", body)
+    body.append(["memory of an update, real stopping", "TRL", f"{theirs:,} MB", f"{ours:,} MB", f"{theirs / ours:.1f}", ""])
+    return table("what | against | theirs | ours | times as fast, or as little [least, most] | ours, of the limit", body)
+
+
+def scale_tokens() -> str:
+    """What a token costs in larger batches and longer replies, beside its limit."""
+    body = []
+    for row in read("bench/scale-tokens.json")["rows"]:
+        cells = [f"{row[what]['microseconds']:.0f} ({row[what]['limit_microseconds']:.1f})" for what in ("sampling", "training")]
+        body.append([row["episodes"], f"{row['reply']:,}", *cells])
+    return table("episodes | tokens of a reply | sampling, µs per token (limit) | training, µs per token (limit)", body)
+
+
+def scale_processes() -> str:
+    """An update of 1 to 8 processes, simulated; one and two also for real."""
+    found, body = read("bench/scale-processes.json"), []
+    for row in found["rows"]:
+        real = found["real_seconds"].get(str(row["processes"]))
+        talk = row["gradients"] + row["episodes"]
+        body.append([row["processes"], f"{row['rollout']:.2f}", f"{row['train']:.2f}", f"{talk:.3f}", f"{row['seconds']:.2f}",
+                     f"{row['times_as_fast']:.1f}", f"{real['median']:.2f}" if real else ""])  # fmt: skip
+    return table("processes | sampling, s | training, s | exchange, s | an update, s | times as fast | for real, s", body)
+
+
+def scale_cards() -> str:
+    """One update of a 4B on 1, 8 and 64 cards, on paper."""
+    body = []
+    for row in read("bench/scale-cards.json")["rows"]:
+        talk = row["exchange of gradients"] + row["exchange of episodes"]
+        rest = row["copy of the weights"] + row["environment"]
+        what = f"LoRA {row['rank']}" if row["rank"] else "all weights"
+        body.append([what, row["cards"], f"{row['episodes']:,}", *(f"{s:.1f}" for s in (row["sampling"], row["training"], talk, rest, row["seconds"])),
+                     f"{row['episodes_per_second']:.1f}"])  # fmt: skip
+    return table(
+        "what learns | cards | episodes | sampling, s | training, s | exchange, s | the rest, s | an update, s | episodes per second", body
+    )
+
+
+def presets() -> str:
+    """The presets of published runs: memory and time, on paper."""
+    memory, time, body = read("bench/memory.json")["rows"], read("bench/scale-cards.json")["presets"], []
+    for name, cases in time.items():
+        row = memory[f"4b-{name}-default"]
+        sampling, training = (max(row["phases"][phase] for phase in phases) / 2**30 for phases in (("rollout", "evaluation"), ("update",)))
+        (long, short) = cases.values()
+        body.append([f"`--preset {name}`", f"{row['setting']['num_tasks']} × {row['setting']['k']}", f"{long['tokens']:,}", f"{sampling:.1f}", f"{training:.1f}",
+                     f"{short['seconds']:,.0f} to {long['seconds']:,.0f}", f"{short['hours']:.1f} to {long['hours']:.1f}"])  # fmt: skip
+    return table(
+        "preset | tasks × samples | longest conversation, tokens | sampling, GiB | training, GiB | an update, s | the run, hours", body
+    )
 
 
 def lessons() -> str:
@@ -239,7 +300,24 @@ def lessons() -> str:
 
 TABLES = {
     f.__name__: f
-    for f in (letters, letters_arms, alphabet, swarm, swarm_players, passes, cost, card, first_minute, offpolicy, speed, lessons)
+    for f in (
+        letters,
+        letters_arms,
+        alphabet,
+        swarm,
+        swarm_players,
+        passes,
+        cost,
+        card,
+        first_minute,
+        offpolicy,
+        speed,
+        scale_tokens,
+        scale_processes,
+        scale_cards,
+        presets,
+        lessons,
+    )  # fmt: skip
 }
 
 

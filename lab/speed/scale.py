@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -111,26 +112,30 @@ def flatness(cells: list[dict]) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------------------ processes
-class Counted:
-    """What this process sends: {call: [calls, bytes]}, since `clear`. Stands before torch.distributed's own functions."""
+@contextmanager
+def counted():
+    """`with counted() as sent:` {call: [calls, bytes]} of what this process sends. Stands before torch.distributed's own functions."""
+    sizes = {"all_reduce": lambda tensor: tensor.nbytes, "all_gather_object": lambda _, thing: len(pickle.dumps(thing))}
+    own, sent = {name: getattr(dist, name) for name in sizes}, {name: [0, 0] for name in sizes}
 
-    def __init__(self):
-        self.sent: dict[str, list[int]] = {}
-        size = {"all_reduce": lambda tensor: tensor.nbytes, "all_gather_object": lambda _, thing: len(pickle.dumps(thing))}
-        for name, nbytes in size.items():
-            setattr(dist, name, partial(self.call, name, getattr(dist, name), nbytes))
+    def call(name: str, *given, **named):
+        sent[name][0] += 1
+        sent[name][1] += sizes[name](*given)
+        return own[name](*given, **named)
 
-    def call(self, name: str, function, nbytes, *given, **named):
-        entry = self.sent.setdefault(name, [0, 0])
-        entry[0], entry[1] = entry[0] + 1, entry[1] + nbytes(*given)
-        return function(*given, **named)
+    for name in sizes:
+        setattr(dist, name, partial(call, name))
+    try:
+        yield sent
+    finally:
+        for name, function in own.items():
+            setattr(dist, name, function)
 
 
 def one(out: Path, tasks: int = TASKS, updates: int = 6, threads: int = 1, max_tokens: int | None = None) -> None:
     """Updates of letters in this process, or in its share of them; rank 0 writes what they took into `out`. Rewards are drawn by chance, so that
     every group has a signal and the weights hardly move: the batches of 1 and of 8 processes are alike."""
     parallel.start()
-    counted = Counted()
     cfg = settings.Config(env="letters", num_tasks=tasks, lr=1e-12, threads=threads, device="cpu", max_tokens=max_tokens)
     settings.check(cfg)
     torch.set_num_threads(threads)
@@ -140,14 +145,14 @@ def one(out: Path, tasks: int = TASKS, updates: int = 6, threads: int = 1, max_t
     env = lambda level: Coin(level, "binary", True, "states")
     rollouts, rows = InTurn(cfg, policy, TorchSampler(policy), env, partial(settings.task_seeds, cfg)), []
     for n in range(updates):
-        counted.sent = {}
         start = time.perf_counter()
-        groups = rollouts.batch(n, cfg.difficulty)
-        with rollouts.paused(), policy.learning():
-            update(policy, optimizer, groups, advantages_of(groups, cfg), cfg)
+        with counted() as sent:
+            groups = rollouts.batch(n, cfg.difficulty)
+            with rollouts.paused(), policy.learning():
+                update(policy, optimizer, groups, advantages_of(groups, cfg), cfg)
         seconds = time.perf_counter() - start
         episodes = sum(map(len, groups))
-        rows.append({"seconds": seconds, **rollouts.seconds, "sent": counted.sent, "episodes": episodes, "tokens": sum(len(e.token_ids) for g in groups for e in g),
+        rows.append({"seconds": seconds, **rollouts.seconds, "sent": sent, "episodes": episodes, "tokens": sum(len(e.token_ids) for g in groups for e in g),
                      "pickled": len(pickle.dumps(groups))})  # fmt: skip
     whole = timed(pickle.dumps, groups), timed(pickle.loads, pickle.dumps(groups))
     link = constants() if parallel.world() > 1 else {}
@@ -164,7 +169,7 @@ def timed(work, *given, times: int = 5) -> float:
     return min(limits.seconds(lambda: work(*given), "cpu") for _ in range(times))
 
 
-def constants(large: int = 2**24, times: int = 50) -> dict[str, float]:
+def constants(large: int = 2**24, times: int = 20) -> dict[str, float]:
     """Between these processes: seconds of a call that carries next to nothing, and bytes a second of one that carries a lot."""
     small, big = torch.zeros(1), torch.zeros(large // 4)
     found = {}
@@ -258,7 +263,7 @@ def processes(updates: int = 8, threads: int = 1, max_tokens: int | None = None)
     mean = lambda name: statistics.mean(row[name] for row in by_tasks[TASKS]["rows"])
     whole = by_tasks[TASKS]
     result = {
-        "command": f"python -m lab.speed.scale processes --updates {updates} --threads {threads}",
+        "command": f"python -m lab.speed.scale processes --updates {updates} --threads {threads}" + (f" --max-tokens {max_tokens}" if max_tokens else ""),
         **versions(threads),
         "real_seconds": real,
         "predicted_over_real_of_two": round(found[2]["seconds"] / real[2]["median"], 3),
@@ -297,8 +302,8 @@ def one_update(cards: int, tasks: int, setting: plans.Setting, parts_of_a_row: t
     parts_of_a_row: tokens that are read, sampled, read, sampled, …; measured: what Python and the exchange take (processes). A card samples as many
     rows at once as its cache holds; the rows of an update are shared out by tokens, so cards without a task of their own train too.
     """
-    config, full = plans.MODELS[setting.model], setting.rank == 0
-    shape, machine = limits.shape_of(config, setting.rank), limits.Machine(H100["flops"], {1: H100["memory"]})
+    full = setting.rank == 0
+    shape, machine = shape_of(setting.model, setting.rank), limits.Machine(H100["flops"], {1: H100["memory"]})
     mask = [i % 2 == 1 for i, n in enumerate(parts_of_a_row) for _ in range(n)]
     row, mine = Episode(0, 0, [0] * len(mask), mask, []), math.ceil(tasks / cards) * setting.k
     at_once = min(mine, 256, plans.plan(setting).cache_tokens // len(mask))
@@ -322,6 +327,9 @@ def one_update(cards: int, tasks: int, setting: plans.Setting, parts_of_a_row: t
     talk = exchange(cards, sent, {"all_reduce": link, "all_gather_object": link}, pickled, *python)
     parts |= {f"exchange of {what}": seconds for what, seconds in talk.items()}
     return parts | {"seconds": sum(parts.values())}
+
+
+shape_of = cache(lambda model, rank: limits.shape_of(plans.MODELS[model], rank))
 
 
 @cache
