@@ -98,7 +98,12 @@ def tokens(
             row[what] = {"microseconds": middle, "low": low, "high": high, "limit_microseconds": least, "of_limit": found["of_limit"]}
         rows.append(row)
         print(json.dumps(row), flush=True)
-    command = f"python -m lab.speed.scale tokens --rounds {rounds} --threads {threads}"
+    words = lambda flag, values, usual: f" --{flag} {' '.join(map(str, values))}" if values != usual else ""
+    command = (
+        f"python -m lab.speed.scale tokens --rounds {rounds} --threads {threads}"
+        + words("episodes", episodes, EPISODES)
+        + words("replies", replies, REPLIES)
+    )
     axes = {"episodes": [r for r in rows if r["reply"] == reply_at], "reply": [r for r in rows if r["episodes"] == episodes_at]}
     flat = {axis: {what: flatness([r[what] for r in some]) for what in ("sampling", "training")} for axis, some in axes.items()}
     save("scale-tokens", {"command": command, **versions(threads), "rows": rows, "largest_over_smallest": flat})
