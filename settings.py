@@ -194,6 +194,7 @@ PRESETS = {
     # 2048, and what is said between): a 4B needs gradient checkpointing to be trained on it.
     "swarm-published": PUBLISHED | {
         "env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "think": True,
+        "swarm_payoff_scale": "published",
         "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048, "swarm_error_penalty": 0.0,
         "gradient_checkpointing": True, "vllm_memory": 0.7,
     },

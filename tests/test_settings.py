@@ -394,7 +394,7 @@ def test_a_small_model_has_what_its_results_were_made_with(env, lr, updates, max
 
 
 @pytest.mark.parametrize("preset, was", [
-    ("swarm-published", {"env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048, "think": True,
+    ("swarm-published", {"env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "swarm_payoff_scale": "published", "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048, "think": True,
                          "swarm_error_penalty": 0.0, "gradient_checkpointing": True}),
     ("alphabet-published", {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768, "min_turns": 3, "max_turns": 3, "min_names": 1, "max_names": 4,
                             "similarity_power": 8.0, "power_per_turn": False, "gradient_checkpointing": False}),
