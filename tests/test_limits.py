@@ -38,6 +38,16 @@ def test_the_operations_of_a_training_step_are_those_that_torch_counts(rank):
     assert flops - rows * 12 * wide * seen / 2 == pytest.approx(counted, rel=0.06)  # with LoRA the first layer's inputs need no gradient
 
 
+def test_a_groups_prompt_is_trained_on_once():
+    """Two replies of 5 tokens to 100: the last token of each predicts nothing."""
+    shape, group = limits.shape_of(TINY, 4), [episode(100, 5), episode(100, 5)]
+    tokens = 100 + 2 * 4
+    pairs = 100**2 / 2 + 2 * sum(range(100, 104)) + 2 * 4 / 2  # half a pair is a token with itself
+    flops, size = limits.training(shape, [group], 4)[0]
+    assert flops == tokens * (4 * shape.linear + 6 * shape.lora) + 4 * 10 * shape.head + 12 * shape.wide * pairs
+    assert size == 2 * 4 * shape.weights + 32 * shape.lora
+
+
 def test_the_operations_of_sampling_are_those_that_torch_counts():
     policy, (prompt, reply) = card.random_policy(TINY, 0, "cpu"), (40, 8)
     policy.lm.set_attn_implementation("eager")

@@ -261,7 +261,7 @@ def scale_cards() -> str:
         talk = row["exchange of gradients"] + row["exchange of episodes"]
         rest = row["copy of the weights"] + row["environment"]
         what = f"LoRA {row['rank']}" if row["rank"] else "all weights"
-        body.append([what, row["cards"], f"{row['episodes']:,}", *(f"{s:.1f}" for s in (row["sampling"], row["training"], talk, rest, row["seconds"])),
+        body.append([what, row["cards"], f"{row['episodes']:,}", f"{row['sampling']:.1f}", f"{row['training']:.1f}", f"{talk:.2f}", f"{rest:.2f}", f"{row['seconds']:.1f}",
                      f"{row['episodes_per_second']:.1f}"])  # fmt: skip
     return table(
         "what learns | cards | episodes | sampling, s | training, s | exchange, s | the rest, s | an update, s | episodes per second", body

@@ -117,8 +117,9 @@ def table(rates: dict[str, list[float]], reference: str) -> dict:
 
 
 def versions(threads: int) -> dict:
+    """Where a number was measured; load: how many others wanted the cores at that moment."""
     machine = f"{platform.machine()}, {cpu()}, {threads} threads"
-    return {"machine": machine, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {"machine": machine, "load": round(os.getloadavg()[0], 1), "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def save(name: str, result: dict) -> None:
