@@ -486,3 +486,41 @@ def test_the_hub_is_not_waited_for(monkeypatch):
     asked = []
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, model, timeout=None: asked.append(timeout))
     assert plan.where_is("nobody/nothing-here") == "the hub" and 0 < asked[0] <= 10
+
+
+def test_lora_without_peft_ends_in_a_sentence_and_all_weights_need_none(monkeypatch):
+    import sys
+
+    from bookkeeping import run
+
+    monkeypatch.setitem(sys.modules, "peft", None)  # as if it were not there
+    with pytest.raises(
+        SystemExit, match="--lora-rank 4: LoRA needs peft, which is not installed here; .* or train all weights: --lora-rank 0"
+    ):
+        load_policy(str(PICO), 4, 8, "cpu")
+    nowhere = lambda name: (_ for _ in ()).throw(run.PackageNotFoundError(name))
+    monkeypatch.setattr(run, "version", nowhere)
+    assert run.machine(load_policy(str(PICO), 0, 8, "cpu"))["peft"] == "not installed"
+
+
+@pytest.mark.parametrize("tokens, context", [(512, 32_768), (2048, 55_900), (8192, 131_072)])
+def test_vllms_context_is_as_long_as_a_runs_longest_conversation(monkeypatch, tokens, context):
+    """25 replies and what is said between, but no more than the model's own; 32,768 if that is enough."""
+    import sys
+    from types import SimpleNamespace
+
+    from fast import engine
+
+    class Started(Exception):
+        pass
+
+    def llm(**options):
+        raise Started(options["max_model_len"])
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
+    monkeypatch.setattr(engine, "which", lambda cfg, device: ("vllm", "asked for"))
+    policy = load_policy(str(PICO), 0, 8, "cpu")
+    policy.lm.config.max_position_embeddings = 131_072
+    cfg = SimpleNamespace(env="swarm", max_tokens=tokens, vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True)
+    with pytest.raises(Started, match=f"^{context}$"):
+        engine.make_sampler(cfg, policy)
