@@ -34,6 +34,8 @@ from fast.trunk import BLOCK, SCALE, Rows, filled
 from fast.trunk import attend as attend_in_tiles
 from policy import Policy, first_line
 
+TILED = ("cpu",)  # devices that read prompts row by row
+
 
 class Kept(tuple):
     """What a row has read so far: its keys and values, [L][2, Hkv, n, d]."""
@@ -136,19 +138,18 @@ class FastDecoder:
         """
         (G, S), device = ids.shape, ids.device
         here = torch.arange(slot, slot + S, device=device)  # [S]
-        if device.type == "cpu":
+        positions = (here - self.pad[:, None]).clamp(min=0)  # [G, S]
+        if device.type in TILED:
             run = torch.arange(S) >= S - new[:, None]  # [G, S]
             attend = self.row_by_row(slot + S, new.tolist())
-        else:
-            run = torch.ones_like(ids, dtype=torch.bool)
-            attend = self.all_at_once(here)
-        positions = (here - self.pad[:, None]).clamp(min=0)[run]
-        return self.forward(ids[run], positions, attend, run.sum(1).cumsum(0) - 1)
+            return self.forward(ids[run], positions[run], attend, new.cumsum(0) - 1)
+        last = torch.arange(1, G + 1, device=device) * S - 1
+        return self.forward(ids.flatten(), positions.flatten(), self.all_at_once(slot, S), last)
 
     def row_by_row(self, end: int, new: list[int]):
         """Attention of new tokens whose row has all its keys up to slot `end`, in tiles.
 
-        Reading 24 observations of swarm, 16 episodes: 0.25 of the time of one masked attention.
+        Eight episodes of swarm are sampled in 0.71 of the time that one masked attention takes.
         """
         n_q, H, d, starts = self.n_q, self.n_kv, self.head_dim, self.pad.tolist()
         queries, stretch = [0, *accumulate(new)], [0, *accumulate(end - start for start in starts)]
@@ -169,10 +170,11 @@ class FastDecoder:
 
         return attend
 
-    def all_at_once(self, here: torch.Tensor):
-        """Attention of all rows' tokens at slots `here` [S] to all that came before, masked."""
-        G, S, end = len(self.pad), len(here), int(here[-1]) + 1
-        key = torch.arange(end, device=here.device)
+    def all_at_once(self, slot: int, S: int):
+        """Attention of all rows' tokens from `slot` on to all that came before, masked."""
+        G, end = len(self.pad), slot + S
+        key = torch.arange(end, device=self.pad.device)
+        here = key[slot:]  # [S]
         # Query i sees key j if j <= i and j is no padding. Padding sees itself: no key gives NaN.
         mask = (key <= here[:, None]) & (key >= self.pad[:, None, None])  # [G, S, end]
         mask = (mask | (key == here[:, None]))[:, None]

@@ -1,17 +1,17 @@
 """The matrix product of a CPU, twice as fast where torch's own choice is the wrong one.
 
 torch gives float32 products to MKL, which takes AVX2 on AMD's CPUs even where they have AVX-512.
-oneDNN, which torch carries too, takes what is there. One thread of an EPYC with AVX-512, in billions
-of operations a second (`python -m fast.products`):
+oneDNN, which torch carries too, takes what is there. One thread of an EPYC with AVX-512, in
+billions of operations a second:
 
     x [M, K], weight [N, K]    1024, 128, 768    1024, 384, 128    64, 128, 768    8, 128, 768
     MKL                                   106               110             104             65
     oneDNN                                240               245             183             63
 
 It starts more slowly, so a few rows stay with MKL. And it compiles a product for each new shape,
-which takes 0.5 to 5 ms: so the number of rows is filled up to a multiple of 16 or 128. Elsewhere (a card, other number formats, a torch
-without oneDNN) this is F.linear. bfloat16 would be twice as fast again, and its log-probs would not
-be those that were sampled: 3 digits instead of 7.
+which takes 0.5 to 5 ms: so the number of rows is filled up to a multiple of 16 or 128. Elsewhere
+(a card, other number formats, a torch without oneDNN) this is F.linear. bfloat16 would be twice as
+fast again, and its log-probs would not be those that were sampled: 3 digits instead of 7.
 
 Run me: `python -m fast.products` measures both.
 """

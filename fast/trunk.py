@@ -186,7 +186,8 @@ class Layer(torch.autograd.Function):
         rq = None if qk_norm is None else rms(raw[:, :n_qk], shape.eps)  # [M, Hq+H, 1]
         qk = raw[:, :n_qk].contiguous() if rq is None else raw[:, :n_qk] * rq * qk_norm
         turn(qk, turns)
-        q = filled((qk[:, :Hq] * (SCALE * d**-0.5)).view(M, H, -1, d).transpose(0, 1), BLOCK)  # [H, …, g, d]
+        q = (qk[:, :Hq] * (SCALE * d**-0.5)).view(M, H, -1, d)
+        q = filled(q.transpose(0, 1), BLOCK)  # [H, M + BLOCK, g, d]
         kv = torch.stack([qk[:, Hq:], raw[:, n_qk:]]).transpose(1, 2)  # [2, H, M, d]
         seen = kv if earlier is None else torch.cat([earlier, kv], 2)
         keys = F.pad(rows.keys, (0, BLOCK + 64))
@@ -210,7 +211,8 @@ class Layer(torch.autograd.Function):
             x, norm1, qkv, qk_norm, o, norm2, gate_up, down, turns,
             r1, raw, rq, q, seen, heads, total, middle, r2, inner,
         ) = ctx.saved_tensors  # fmt: skip
-        Hq, H, d, M, n_qk = ctx.shape.Hq, ctx.shape.H, ctx.shape.d, len(x), ctx.shape.Hq + ctx.shape.H
+        Hq, H, d, M = ctx.shape.Hq, ctx.shape.H, ctx.shape.d, len(x)
+        n_qk = Hq + H
         names = "x earlier norm1 qkv bias qk_norm o norm2 gate_up down".split()
         needed = dict(zip(names, ctx.needs_input_grad))
         found = dict.fromkeys(names)
@@ -358,7 +360,7 @@ class Trunk:
 
     @staticmethod
     def pieces(lengths: list[int]) -> list[list[int]]:
-        """Indices of rows in order, cut so that no more than PIECE tokens, or one row, go together."""
+        """Indices of rows, cut so that no more than PIECE tokens, or one row, go together."""
         out: list[list[int]] = []
         room = 0
         for n, length in enumerate(lengths):
@@ -397,7 +399,7 @@ def trunk_of(lm: torch.nn.Module) -> Trunk | None:
 
 
 def fits(lm: torch.nn.Module) -> bool:
-    """Are its hidden states those of the model's own layers, on four rows of a test?"""
+    """Does it give the model's hidden states on four rows of a test, and reach all that learns?"""
     try:
         dora = any(len(getattr(m, "lora_magnitude_vector", ())) for m in lm.modules())
         if dora or lm.dtype != torch.float32 or lm.config.hidden_size > WIDEST:
@@ -406,10 +408,14 @@ def fits(lm: torch.nn.Module) -> bool:
         ids[1, :5] = ids[0, :5]  # two rows begin alike
         mask = torch.zeros(4, 11, dtype=torch.bool)
         mask[:, 4:] = True
+        layers = getattr(lm, lm.base_model_prefix)
         with torch.no_grad():
-            own = getattr(lm, lm.base_model_prefix)(input_ids=ids[:, :-1], use_cache=False)
-            own, ours = own.last_hidden_state[mask], Trunk(lm).hidden_states(ids, mask)
-        return bool((own - ours).abs().max() < 1e-4 * own.abs().max())
+            own = layers(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[mask]
+        ours = Trunk(lm).hidden_states(ids, mask)
+        learns = [p for p in layers.parameters() if p.requires_grad]
+        found = torch.autograd.grad(ours.sum(), learns, allow_unused=True) if learns else ()
+        reached = all(grad is not None for grad in found)  # a bias may be 0 now, and learn
+        return reached and bool((own - ours).abs().max() < 1e-4 * own.abs().max())
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):  # another family
         return False
 

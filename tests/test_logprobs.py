@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fast import logprobs
+from fast import logprobs, trunk
 from fast.logprobs import token_logprobs
-from policy import plain_logprobs
+from policy import plain_logprobs, swapped
 
 
 def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
@@ -74,6 +74,9 @@ def three_groups() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     return ids, mask, lengths
 
 
+OURS = ("qwen3", "pico", "llama", "qwen2")  # families that fast/trunk.py computes
+
+
 @pytest.mark.parametrize("piece", [1, 12, 1024])
 @pytest.mark.parametrize(
     "kind, lora_rank", [("qwen3", 4), ("pico", 4), ("pico", 0), ("llama_bias", 0), ("qwen2", 4), ("gpt2", 0), ("gemma2", 4)]
@@ -82,6 +85,7 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
     load, naive_logprobs, gradients, assert_close, monkeypatch, kind, lora_rank, piece
 ):
     monkeypatch.setattr(logprobs, "PIECE", piece)
+    monkeypatch.setattr(logprobs, "trunk_of", lambda lm: None)
     policy = load(kind, lora_rank, awake=True)
     ids, mask, lengths = three_groups()
     pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M]
@@ -105,6 +109,69 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
         rows = [n for n, _ in seen[1:]]
         assert sum(rows) == 5 if piece == 1 else 5 <= sum(rows) <= 7  # a row of one token is run only in company
         assert len(rows) <= 5
+
+
+@pytest.mark.parametrize("piece", [1, 12, 1024])
+@pytest.mark.parametrize("kind, lora_rank", [(kind, rank) for kind in OURS for rank in (0, 4)])
+def test_our_own_layers_find_what_a_row_alone_finds(load, naive_logprobs, gradients, assert_close, monkeypatch, kind, lora_rank, piece):
+    monkeypatch.setattr(trunk, "PIECE", piece)
+    policy, seen, run = load(kind, lora_rank, awake=True), [], trunk.Trunk.run
+    ids, mask, lengths = three_groups()
+    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M]
+    assert trunk.trunk_of(policy.lm) is not None
+    monkeypatch.setattr(trunk.Trunk, "run", lambda self, tokens, *rest: seen.append(len(tokens)) or run(self, tokens, *rest))
+    found = token_logprobs(policy, ids, mask, 0.7)[0]
+    (pull * found).sum().backward()
+    ours = gradients(policy)
+    policy.model.zero_grad()
+    rows = [naive_logprobs(policy, row[:n].tolist(), 0.7) for row, n in zip(ids, lengths)]
+    expected = torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)])  # [M]
+    (pull * expected).sum().backward()
+    assert (found - expected).abs().max() < 1e-4
+    assert_close(ours, gradients(policy))
+    starts = {tuple(row[: int(m.int().argmax()) + 1].tolist()) for row, m in zip(ids, mask)}
+    ends = [int(m.nonzero().max()) + 1 for m in mask]
+    shared = [s for s in starts if sum(tuple(row[: len(s)].tolist()) == s for row in ids) > 1]
+    again = sum(len(s) * (sum(tuple(row[: len(s)].tolist()) == s for row in ids) - 1) for s in shared)
+    assert sum(seen) == sum(ends) - again  # a beginning that rows share is run once, and padding never
+    begun = [next((len(s) for s in shared if tuple(row[: len(s)].tolist()) == s), 0) for row in ids]
+    left = sum(end > n for end, n in zip(ends, begun))  # rows that are not at their end with what they share
+    assert len(seen) == {1: 1 + left, 1024: 2}.get(piece, len(seen))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "mistral_window", "qwen2_window", "llama_bias"])
+def test_other_families_keep_their_own_layers(load, monkeypatch, kind):
+    policy = load(kind)
+    ids, mask, _ = three_groups()
+    with_ours = token_logprobs(policy, ids, mask)[0]
+    monkeypatch.setattr(logprobs, "trunk_of", lambda lm: None)
+    assert torch.equal(with_ours, token_logprobs(policy, ids, mask)[0])
+
+
+@pytest.mark.parametrize("wrong", ["norm", "turn", "wide", "dora"])
+def test_a_model_that_computes_otherwise_is_not_taken_for_ours(load, monkeypatch, wrong):
+    policy = load("qwen3", 4)
+    assert trunk.fits(policy.lm)
+    if wrong == "norm":
+        norm = policy.lm.model.layers[0].input_layernorm
+        monkeypatch.setattr(norm, "forward", lambda x: 1.01 * type(norm).forward(norm, x))
+    elif wrong == "turn":
+        monkeypatch.setattr(trunk, "turn", lambda x, turns: None)
+    elif wrong == "wide":
+        monkeypatch.setattr(trunk, "WIDEST", policy.lm.config.hidden_size - 1)
+    else:
+        policy.lm.model.layers[0].mlp.up_proj.lora_magnitude_vector["default"] = torch.nn.Identity()
+    assert not trunk.fits(policy.lm)
+
+
+def test_weights_that_move_move_our_layers(load):
+    """A Trunk is made of the weights of its moment, also where a reference's are swapped in."""
+    policy = load("qwen3", 4, awake=True)
+    ids, mask, _ = three_groups()
+    now = token_logprobs(policy, ids, mask)[0].detach()
+    with torch.no_grad(), swapped(policy, {name: 0.5 * p for name, p in policy.trainable().items()}):
+        there, plain = token_logprobs(policy, ids, mask)[0], plain_logprobs(policy, ids, mask)[0]
+    assert (there - plain).abs().max() < 1e-4 < (there - now).abs().max()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -150,6 +217,7 @@ def test_gradients_flow_through_plain_entropies(load, gradients, assert_close, k
 def test_prompts_are_not_shared_where_transformers_checkpoints_or_little_is_saved(load, monkeypatch):
     policy = load("qwen3", 4)
     runs = []
+    monkeypatch.setattr(logprobs, "trunk_of", lambda lm: None)
     monkeypatch.setattr(logprobs, "run_prompts", lambda *_: runs.append(1) or 1 / 0)
     ids, mask, _ = three_groups()
     policy.lm.gradient_checkpointing_enable()

@@ -139,12 +139,12 @@ def test_attention_for_a_card_is_attention(heads):
     mask = torch.rand(3, 1, 5, 12, generator=rng) < 0.6
     mask[..., 0] = True
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
-    assert torch.equal(decoder_room.attention(q, k, v, mask), expected)  # on a CPU as it was
     assert torch.allclose(decoder_room.grouped_attention(q, k, v, mask), expected, atol=1e-6)
 
 
 def test_on_a_card_reading_and_resuming_use_the_grouped_one(load, monkeypatch, naive_logprobs):
-    monkeypatch.setattr(decoder_room, "attention", decoder_room.grouped_attention)
+    monkeypatch.setattr(decoder_room, "TILED", ())
+    monkeypatch.setattr(FastDecoder, "row_by_row", None)
     policy, prompts = with_stops(load("qwen3"), range(1024)), random_prompts(4, 19)
     sampler = TorchSampler(policy)
     assert isinstance(sampler.decoder, FastDecoder)
@@ -362,7 +362,10 @@ def fake_vllm(monkeypatch):
 @pytest.mark.parametrize("sleep", [True, False])
 def test_vllms_seeds_and_its_sleep_are_choices(tiny, fake_vllm, seeds, sleep):
     on_card = replace(tiny, device=torch.device("cuda"))
-    sampler = make_sampler(SimpleNamespace(plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=seeds, vllm_sleep=sleep), on_card)
+    sampler = make_sampler(
+        SimpleNamespace(env="letters", max_tokens=64, plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=seeds, vllm_sleep=sleep),
+        on_card,
+    )
     assert FakeVllm.made.options["enable_sleep_mode"] == sleep and FakeVllm.made.options["dtype"] == "bfloat16"
     sampler.sample([[1, 2]], 2, 1, 1.0, grid(1, 2))
     assert (len(set(FakeVllm.made.seeds)) == 2) == seeds and (FakeVllm.made.seeds == [None, None]) == (not seeds)
@@ -374,7 +377,9 @@ def test_vllms_seeds_and_its_sleep_are_choices(tiny, fake_vllm, seeds, sleep):
 
 def test_on_a_card_without_bfloat16_vllm_is_asked_for_float32_which_its_lora_does_not_have(tiny, fake_vllm, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    cfg = SimpleNamespace(plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True, lora_rank=0)
+    cfg = SimpleNamespace(
+        env="letters", max_tokens=64, plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True, lora_rank=0
+    )
     make_sampler(cfg, replace(tiny, device=torch.device("cuda"))).close()
     assert FakeVllm.made.options["dtype"] == "float32"
     cfg.lora_rank = 32
@@ -668,7 +673,7 @@ def test_vllm_is_left_alone_if_several_processes_train(tiny, monkeypatch, proces
     monkeypatch.setattr(engine, "engine_of", lambda device: "vllm")
     monkeypatch.setattr(engine.parallel, "world", lambda: processes)
     monkeypatch.setattr("fast.vllm_engine.VllmSampler", lambda *_, **__: "vllm")
-    cfg = SimpleNamespace(plain=False, engine="auto", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True)
+    cfg = SimpleNamespace(env="letters", max_tokens=64, plain=False, engine="auto", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True)
     assert ("vllm" if make_sampler(cfg, tiny) == "vllm" else "ours") == taken
 
 
