@@ -8,11 +8,11 @@ policy.plain_logprobs computes the same in ten lines. These tricks are exact but
 
     run a group's prompt once, its replies attend to it   0.77 of the time (pico_base, 64 episodes)
     run rows in pieces that fit a CPU's caches            both: 0.37 of the time (1 thread)
+    layers of our own on a CPU (fast/trunk.py)            0.5 to 0.9 of what that leaves
     logits for a chunk of tokens only, computed twice     0.6 GB, not 11 (16,320 tokens, V 151,936)
 
 `python -m lab.speed.bench train` measures them. Tried, not worth it: keeping pico_base's few logits
-instead of computing them twice (2%). Computed, not worth it: packing rows end to end under a block
-mask, because a CPU's attention would cost what the padding saves.
+instead of computing them twice (2%).
 
 Run me: `python -m fast.logprobs` compares a group with the plain way, in numbers and time.
 """
