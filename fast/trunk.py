@@ -392,8 +392,20 @@ WIDEST = 512  # channels: beyond, LoRA's A and B are little beside W, and dW' of
 FITS: WeakKeyDictionary = WeakKeyDictionary()  # {model: does it fit?}
 
 
+def drops(module: torch.nn.Module) -> bool:
+    """Whether a module drops out what passes it: as a Dropout, or as attention with a rate."""
+    rate = (
+        module.p
+        if isinstance(module, torch.nn.Dropout)
+        else getattr(module, "attention_dropout", 0)
+    )
+    return module.training and bool(rate)
+
+
 def trunk_of(lm: torch.nn.Module) -> Trunk | None:
     """The Trunk of a model that attends to all, if it computes what the model's layers compute."""
+    if any(drops(m) for m in lm.modules()):
+        return None  # nothing here drops anything
     if lm not in FITS:
         FITS[lm] = fits(lm)
     return Trunk(lm) if FITS[lm] else None

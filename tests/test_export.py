@@ -102,7 +102,7 @@ def test_an_exported_adapter_is_loaded_by_peft_and_names_no_path(runs, tmp_path)
     assert AutoTokenizer.from_pretrained(out)("Count the letters a and b in abcab. <think> a1")["input_ids"] == ids[0].tolist()
     policy_too = trained(runs["lora"])
     policy_too.model = model
-    torch.testing.assert_close(export.logprobs(policy_too, ids), export.logprobs(policy, ids), rtol=0, atol=1e-5)
+    torch.testing.assert_close(export.logprobs(policy_too, ids), export.logprobs(policy, ids), rtol=0, atol=1e-4)
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "pico_base"
     for file in out.iterdir():
         assert str(ROOT).encode() not in file.read_bytes(), file.name

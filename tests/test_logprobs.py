@@ -164,6 +164,13 @@ def test_a_model_that_computes_otherwise_is_not_taken_for_ours(load, monkeypatch
     assert not trunk.fits(policy.lm)
 
 
+def test_dropout_that_is_on_is_not_left_out(load):
+    policy = load("qwen3", 4)
+    policy.lm.model.layers[0].mlp.drops = torch.nn.Dropout(0.5)
+    assert trunk.trunk_of(policy.lm.eval()) is not None
+    assert trunk.trunk_of(policy.lm.train()) is None
+
+
 def test_weights_that_move_move_our_layers(load):
     """A Trunk is made of the weights of its moment, also where a reference's are swapped in."""
     policy = load("qwen3", 4, awake=True)

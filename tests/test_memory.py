@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import settings
 import train
-from fast import ahead, plan
+from fast import ahead, logprobs, plan
 from fast.decoder import FastDecoder
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
@@ -31,6 +31,13 @@ CONFIGS = {
 }
 CONFIGS["experts"] = CONFIGS["narrow"] | dict(num_experts=8, num_experts_per_tok=4, moe_intermediate_size=64, norm_topk_prob=True)
 CASES = [(name, 8) for name in CONFIGS] + [("narrow", 0), ("wide", 0)]  # all weights of the experts are no plan for one card
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_card(monkeypatch):
+    """The plan is about cards: transformers' layers, and one buffer for a chunk's logits."""
+    monkeypatch.setattr(logprobs, "trunk_of", lambda lm: None)
+    monkeypatch.setattr(logprobs.Head, "room", staticmethod(lambda chunk, V, device: torch.empty(chunk, V, device=device)))
 
 
 def as_on_cuda():

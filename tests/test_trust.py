@@ -378,6 +378,7 @@ ALLOWED = {
     ("lab/pages/pico.py", "compile"): "lines of pico.py and of its own table, for docs/pico.md",
     ("lab/pages/pico.py", "exec"): "the same",
     ("lab/pages/pico.py", "eval"): "the same",
+    ("lab/speed/scale.py", "pickle.loads"): "what it has pickled in the same line, to time it",
     ("fast/parallel.py", "all_gather_object"): "between the processes of one run, which torchrun has started",
     ("fast/parallel.py", "broadcast_object_list"): "the same",
 }
