@@ -1,0 +1,1 @@
+"""One file per entry; each has one function, train(policy, game)."""
