@@ -95,7 +95,12 @@ def fence(source: str) -> list[str]:
         name = getattr(node, "id", getattr(node, "attr", ""))
         if isinstance(name, str) and (name in FORBIDDEN or name.startswith("__")):
             out.append(f"{where} uses {name}")
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and len(node.value) > LITERAL and not docstring(node, tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str | bytes)
+            and len(node.value) > LITERAL
+            and not docstring(node, tree)
+        ):
             out.append(f"{where} a literal of more than {LITERAL} characters")
     return out
 
@@ -334,7 +339,10 @@ def p_values(logs: np.ndarray) -> np.ndarray:
 
 def against(rounds: list[dict], entry: str, other: str) -> dict:
     """The entry's seconds over the other's: geometric mean with a 95% interval (t, on logs), p; and the same ratio of CPU seconds and of episodes."""
-    logs = {what: np.array([math.log(r["sides"][entry][what] / r["sides"][other][what]) for r in rounds]) for what in ("seconds", "cpu", "episodes")}
+    logs = {
+        what: np.array([math.log(r["sides"][entry][what] / r["sides"][other][what]) for r in rounds])
+        for what in ("seconds", "cpu", "episodes")
+    }
     middle, n = logs["seconds"].mean(), len(rounds)
     half = stats.t.ppf(0.975, n - 1) * logs["seconds"].std(ddof=1) / math.sqrt(n) if n > 1 else math.inf
     return {"ratio": round(math.exp(middle), 3), "low": round(math.exp(middle - half), 3), "high": round(math.exp(middle + half), 3),
@@ -383,7 +391,9 @@ def run(entry: Path, rounds: int = ROUNDS, threads: int = 2, to_the_end: bool = 
             "source": digest(entry), "code": fingerprint(deciding(files))}  # fmt: skip
     folder = ROOT / "runs" / "speedrun" / name
     if (folder / "plan.json").exists() and read_json(folder / "plan.json") != plan:
-        raise SystemExit(f"{folder} was begun with another source or plan; a judgement is all or nothing: remove that folder to begin a new one")
+        raise SystemExit(
+            f"{folder} was begun with another source or plan; a judgement is all or nothing: remove that folder to begin a new one"
+        )
     for complaint in fence(entry.read_text()):
         raise SystemExit(f"{entry}: {complaint}")
     write_json(folder / "plan.json", plan)
@@ -401,7 +411,14 @@ def run(entry: Path, rounds: int = ROUNDS, threads: int = 2, to_the_end: bool = 
     upside_down = read_json(folder / "upside_down.json") if (folder / "upside_down.json").exists() else None
     found = verdict(name, rounds, done, upside_down, entry.read_text())
     machine = {"cpu": cpu(), "threads": threads, "torch": torch.__version__}
-    result = {"command": f"python -m lab.speedrun.judge run {entry}", **plan, "machine": machine, **found, "upside_down": upside_down, "played": done}
+    result = {
+        "command": f"python -m lab.speedrun.judge run {entry}",
+        **plan,
+        "machine": machine,
+        **found,
+        "upside_down": upside_down,
+        "played": done,
+    }
     write_json(BOARD / f"{name}.json", result)
     board()
     print("a record" if found["record"] else "no record: " + "; ".join(found["why_not"]))
@@ -422,7 +439,10 @@ def digest(file: Path) -> str:
 
 def deciding(files: dict[str, Path]) -> list[Path]:
     """What decides how long a side takes: its own file, the judge's, and the story's."""
-    ours = [*sorted((ROOT / "fast").glob("*.py")), *(ROOT / f"{name}.py" for name in ("policy", "rollout", "grpo", "sft", "settings", "env_letters"))]
+    ours = [
+        *sorted((ROOT / "fast").glob("*.py")),
+        *(ROOT / f"{name}.py" for name in ("policy", "rollout", "grpo", "sft", "settings", "env_letters")),
+    ]
     return [*files.values(), *ours, *sorted((ROOT / "lab" / "speedrun").glob("*.py")), START]
 
 
@@ -482,7 +502,10 @@ def simulate(draws: int = 4000, seed: int = 0) -> None:
             logs = math.log(ratio) + spread * (draw(size) - shapes["normal"](size) if shape == "skewed" else draw(size) - draw(size))
             passed.setdefault(shape, {})[str(ratio)] = float((p_values(logs) < P).mean())
     ends = {str(share): round(share**ROUNDS, 4) for share in (0.5, 0.63, 0.8, 0.9, 0.95, 0.99)}
-    true = {str(x): round(float(stats.binom.sf(math.ceil(TARGET * HELD_OUT) - 1, HELD_OUT, x) ** ROUNDS), 4) for x in (0.88, 0.89, 0.9, 0.91, 0.92, 0.93, 0.95)}
+    true = {
+        str(x): round(float(stats.binom.sf(math.ceil(TARGET * HELD_OUT) - 1, HELD_OUT, x) ** ROUNDS), 4)
+        for x in (0.88, 0.89, 0.9, 0.91, 0.92, 0.93, 0.95)
+    }
     write_json(BOARD / "simulate.json", {"command": "python -m lab.speedrun.judge simulate", "draws": draws, "spread": spread, "rounds": ROUNDS,
                                          "faster_by_the_test": passed, "all_runs_at_the_target": {"by_share_of_good_runs": ends, "by_true_accuracy": true}})  # fmt: skip
     print((BOARD / "simulate.json").read_text())
