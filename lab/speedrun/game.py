@@ -82,9 +82,9 @@ def start_policy(threads: int) -> Policy:
 
 
 def weights_of(policy: Policy) -> dict[str, torch.Tensor]:
-    """The whole model in float32, LoRA folded in: {name: weight} as pico_base names them."""
+    """The whole model in float32, LoRA folded in: {name: weight} as pico_base names them (the head is the embedding)."""
     lm = policy.model.merge_and_unload() if policy.lora_rank else policy.lm
-    return {name: w.detach().float().contiguous() for name, w in lm.state_dict().items()}
+    return {name: w.detach().float().contiguous() for name, w in lm.named_parameters()}
 
 
 def load_entry(file: Path) -> Callable:

@@ -153,14 +153,15 @@ def new_held_out_root() -> int:
 def exact_share(weights: dict[str, torch.Tensor], root: int, n: int = HELD_OUT) -> float:
     """Share of n tasks that greedy replies of these weights get exactly right."""
     policy = load_policy(str(PICO), 0, 64, "cpu")
-    policy.lm.load_state_dict(weights)
+    for name, w in policy.lm.named_parameters():
+        w.data.copy_(weights[name])
     groups = play(policy, TorchSampler(policy), LETTERS, [root + i for i in range(n)], 1, LONGEST, 0.0, 0)
     return statistics.mean(group[0].components["exact"] for group in groups)
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
     """What an entry has left. ValueError if these are not the weights of a pico_base."""
-    shapes = {name: w.shape for name, w in load_policy(str(PICO), 0, 64, "cpu").lm.state_dict().items()}
+    shapes = {name: w.shape for name, w in load_policy(str(PICO), 0, 64, "cpu").lm.named_parameters()}
     if file.stat().st_size > 8 * sum(map(math.prod, shapes.values())):
         raise ValueError("its weights are no model of this shape")
     weights = load_file(file)
@@ -182,12 +183,12 @@ class Side:
     end: str = ""  # "done", or what went wrong; "": it plays
     unread: bytes = b""
     process: subprocess.Popen = None
-    socket: socket.socket = None
+    line: socket.socket = None
     out: tempfile.TemporaryDirectory = field(default_factory=tempfile.TemporaryDirectory)
 
     def start(self, seed: int, threads: int) -> None:
         """Begin, and wait until it has imported everything and loaded the policy. It goes on when it is told to."""
-        self.socket, theirs = socket.socketpair()
+        self.line, theirs = socket.socketpair()
         cpus = sorted(os.sched_getaffinity(0))[:threads]
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
         words = [str(theirs.fileno()), str(self.file), str(self.weights), str(seed), str(threads)]
@@ -214,7 +215,7 @@ class Side:
 
     def say(self, answer: dict) -> None:
         try:
-            self.socket.sendall(json.dumps(answer).encode() + b"\n")
+            self.line.sendall(json.dumps(answer).encode() + b"\n")
         except OSError:
             self.end = self.last_words()
 
@@ -238,9 +239,9 @@ class Side:
     def serve(self, until: float, until_ready: bool = False) -> None:
         """Answer what it asks until then, or until it has ended."""
         while not self.end and (left := until - time.monotonic()) > 0:
-            if not select.select([self.socket], [], [], left)[0]:
+            if not select.select([self.line], [], [], left)[0]:
                 break
-            data = self.socket.recv(1 << 16)
+            data = self.line.recv(1 << 16)
             self.unread += data
             if not data or len(self.unread) > 1 << 20:
                 self.end = self.last_words()
@@ -267,17 +268,9 @@ class Side:
         return f"stopped: {lines[-1][:300] if lines else 'without a word'}"
 
     def close(self) -> None:
-        """End its processes; whatever of them lives on outside of their group disqualifies it."""
         self.signal(signal.SIGKILL)
         self.process.wait()
-        self.socket.close()
-        for orphan in psutil.Process().children():
-            if orphan.pid not in LIVING:
-                orphan.kill()
-                self.end = f"left a process behind: {' '.join(orphan.cmdline())[:100]}"
-
-
-LIVING: set[int] = set()  # processes of the sides that are still being judged
+        self.line.close()
 
 
 def adopt_orphans() -> None:
@@ -286,19 +279,32 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def left_behind(before: set[int]) -> str:
+    """End what lives on outside of the sides' process groups. Returns what it was, "" if there was nothing."""
+    found = ""
+    for child in psutil.Process().children():
+        if child.pid in before:
+            continue
+        try:
+            child.wait(1)  # one of a group that was just killed needs a moment
+        except psutil.TimeoutExpired:
+            found = " ".join(child.cmdline())[:100]
+            child.kill()
+            child.wait()
+    return found
+
+
 def play_round(files: dict[str, Path], threads: int, tasks: int = HELD_OUT, upside_down: bool = False, most: float = MOST) -> dict:
     """All sides once, in turns. {"root", "held_out": first seeds, "sides": {name: seconds, cpu, episodes, exact, end}}.
 
-    The first side is the one that the others are measured against: after SLOWEST times its seconds they are stopped.
+    The first side is the one that the others are measured against: after SLOWEST times its seconds they are stopped. The last one is the entry.
     """
     adopt_orphans()
-    LIVING.clear()
-    LIVING.update(child.pid for child in psutil.Process().children())
+    before = {child.pid for child in psutil.Process().children()}
     root = new_training_root()
     sides = [Side(name, file, Bank(root, upside_down)) for name, file in files.items()]
     for side in sides:
         side.start(root % 2**31, threads)
-        LIVING.add(side.process.pid)
     while playing := [side for side in sides if not side.end]:
         limit = SLOWEST * sides[0].seconds if sides[0].end == "done" else most
         for side in playing:
@@ -306,8 +312,9 @@ def play_round(files: dict[str, Path], threads: int, tasks: int = HELD_OUT, upsi
             if not side.end and side.seconds > min(limit, most):
                 side.end, side.cpu = f"was not done after {side.seconds:.0f} s", side.cpu + side.cpu_seconds()
     for side in sides:
-        LIVING.discard(side.process.pid)
         side.close()
+    if what := left_behind(before):
+        sides[-1].end = f"left a process behind: {what}"
     torch.set_num_threads(threads)
     held_out, found = new_held_out_root(), {}  # drawn when no entry lives any more
     for side in sides:
@@ -383,10 +390,11 @@ def run(entry: Path, rounds: int = ROUNDS, threads: int = 2, to_the_end: bool = 
     to_the_end: play all rounds, even if one has failed and it can be no record any more.
     """
     name, holder = entry.stem, standing() if record == "auto" else record
-    files = {"reference": REFERENCE, name if entry != REFERENCE.relative_to(ROOT) else "copy": entry}
-    if holder and holder not in files:
+    files = {"reference": REFERENCE}
+    if holder and holder != name:
         files[holder] = ENTRIES / f"{holder}.py"
-    name = list(files)[1]
+    name = "copy" if name == "reference" else name  # the reference against itself: what is chance?
+    files[name] = entry
     plan = {"entry": str(entry), "rounds": rounds, "threads": threads, "against": [side for side in files if side != name],
             "source": digest(entry), "code": fingerprint(deciding(files))}  # fmt: skip
     folder = ROOT / "runs" / "speedrun" / name
