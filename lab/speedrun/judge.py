@@ -2,6 +2,7 @@
 
     python -m lab.speedrun.judge run lab/speedrun/entries/NAME.py   # ten rounds; interrupted, the same command goes on
     python -m lab.speedrun.judge simulate                           # how often does a lucky entry pass, how often a good one?
+    python -m lab.speedrun.judge tricks                             # made-up entries that cheat, and what stops each
     python -m lab.speedrun.judge board                              # the board again, from results/speedrun/*.json
     python -m lab.speedrun.judge start                              # the checkpoint that all begin from, made again
 
@@ -54,6 +55,7 @@ from env_letters import Letters
 from fast.sampler import TorchSampler
 from lab.common import RESULTS, ROOT, cpu, fingerprint, read_json, read_lines, table, write_json, write_page
 from lab.speedrun.game import START
+from lab.speedrun.tricks import TRICKS
 from policy import PICO, load_policy
 from rollout import play
 
@@ -72,7 +74,7 @@ SPARE = 1.1  # CPU seconds per wall second and thread: clocks tick in 1/100 s
 
 # ------------------------------------------------------------------------------------------------ the fence
 ALLOWED = {  # modules, and which of their names; None: all
-    **dict.fromkeys(("torch", "numpy", "math", "random", "collections", "dataclasses", "functools", "itertools", "statistics", "contextlib", "copy", "time")),
+    **dict.fromkeys(("torch", "numpy", "math", "random", "collections", "dataclasses", "functools", "itertools", "statistics", "contextlib", "copy")),
     **dict.fromkeys(("fast", "grpo", "policy")),
     "rollout": {"Episode", "Sample", "play", "prompt_ids"}, "settings": {"learning_rate"}, "sft": {"sft_step", "sft_batches"},
 }  # fmt: skip
@@ -84,6 +86,7 @@ LINES, LITERAL = 200, 200  # no weights, no answers
 def fence(source: str) -> list[str]:
     """What an entry's source does that none may, one sentence each. It keeps the honest honest, and the file short enough to be read."""
     out, tree = [], ast.parse(source)
+    bound = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names}
     if len(source.splitlines()) > LINES:
         out.append(f"it has more than {LINES} lines")
     for node in ast.walk(tree):
@@ -92,6 +95,8 @@ def fence(source: str) -> list[str]:
             for module, name in imported(node):
                 if (names := ALLOWED.get(module.split(".")[0], set())) is not None and name not in names:
                     out.append(f"{where} imports {module}{name and '.' + name}; ask game for tasks and rewards")
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") in bound:
+            out.append(f"{where} changes {node.value.id}, which is not its own")
         name = getattr(node, "id", getattr(node, "attr", ""))
         if isinstance(name, str) and (name in FORBIDDEN or name.startswith("__")):
             out.append(f"{where} uses {name}")
@@ -227,12 +232,15 @@ class Side:
             return 0.0
         return sum(t.user + t.system + t.children_user + t.children_system for t in times)
 
-    def take_turn(self) -> None:
+    def take_turn(self, limit: float) -> None:
+        """A turn of a second. limit: its seconds, of all turns."""
         began = time.monotonic()
         self.signal(signal.SIGCONT)
         self.serve(began + TURN)
         self.signal(signal.SIGSTOP)
         self.seconds += time.monotonic() - began
+        if not self.end and self.seconds > limit:
+            self.end = f"was not done after {self.seconds:.0f} s"
         if self.end:
             self.cpu += self.cpu_seconds()
 
@@ -268,9 +276,10 @@ class Side:
         return f"stopped: {lines[-1][:300] if lines else 'without a word'}"
 
     def close(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.process.wait()
-        self.line.close()
+        if self.process:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+            self.line.close()
 
 
 def adopt_orphans() -> None:
@@ -303,16 +312,16 @@ def play_round(files: dict[str, Path], threads: int, tasks: int = HELD_OUT, upsi
     before = {child.pid for child in psutil.Process().children()}
     root = new_training_root()
     sides = [Side(name, file, Bank(root, upside_down)) for name, file in files.items()]
-    for side in sides:
-        side.start(root % 2**31, threads)
-    while playing := [side for side in sides if not side.end]:
-        limit = SLOWEST * sides[0].seconds if sides[0].end == "done" else most
-        for side in playing:
-            side.take_turn()
-            if not side.end and side.seconds > min(limit, most):
-                side.end, side.cpu = f"was not done after {side.seconds:.0f} s", side.cpu + side.cpu_seconds()
-    for side in sides:
-        side.close()
+    try:
+        for side in sides:
+            side.start(root % 2**31, threads)
+        while playing := [side for side in sides if not side.end]:
+            limit = min(most, SLOWEST * sides[0].seconds if sides[0].end == "done" else most)
+            for side in playing:
+                side.take_turn(limit)
+    finally:
+        for side in sides:
+            side.close()
     if what := left_behind(before):
         sides[-1].end = f"left a process behind: {what}"
     torch.set_num_threads(threads)
@@ -457,7 +466,7 @@ def deciding(files: dict[str, Path]) -> list[Path]:
 # ------------------------------------------------------------------------------------------------ the board
 def judged() -> list[dict]:
     """Every judgement that is committed, the fastest first."""
-    found = [read_json(file) | {"name": file.stem} for file in sorted(BOARD.glob("*.json")) if file.stem != "simulate"]
+    found = [read_json(file) | {"name": file.stem} for file in sorted(BOARD.glob("*.json")) if file.stem not in ("simulate", "tricks")]
     return sorted(found, key=lambda r: r["against"].get("reference", {"ratio": math.inf})["ratio"])
 
 
@@ -519,6 +528,21 @@ def simulate(draws: int = 4000, seed: int = 0) -> None:
     print((BOARD / "simulate.json").read_text())
 
 
+def tricks(threads: int = 2) -> None:
+    """Play every made-up entry of tricks.py once, without asking the fence; writes results/speedrun/tricks.json."""
+    result = {"command": "python -m lab.speedrun.judge tricks", "tricks": {}}
+    for name, (tries, stops, source) in TRICKS.items():
+        with tempfile.TemporaryDirectory() as place:
+            file = Path(place) / f"{name}.py"
+            file.write_text(source)
+            ways = {"upright": False, "upside down": True} if name == "solver" else {"upright": False}
+            played = {way: play_round({name: file}, threads, upside_down=turned, most=20.0 if name != "solver" else MOST)["sides"][name]
+                      for way, turned in ways.items()}  # fmt: skip
+        result["tricks"][name] = {"tries": tries, "stopped by": stops, "the fence says": fence(source), "played": played}
+        print(name, json.dumps(result["tricks"][name]), flush=True)
+    write_json(BOARD / "tricks.json", result)
+
+
 def start(threads: int = 1) -> None:
     """Make the checkpoint that all begin from: train.py's own SFT, and no update of GRPO. One thread: the sums then always come in the same order."""
     words = f"train.py --env letters --updates 0 --threads {threads} --no-wandb --runs runs/speedrun --name sft"
@@ -527,4 +551,4 @@ def start(threads: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"run": run, "simulate": simulate, "board": board, "start": start})
+    tyro.extras.subcommand_cli_from_dict({f.__name__: f for f in (run, simulate, tricks, board, start)})
