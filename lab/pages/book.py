@@ -23,6 +23,7 @@ from lab.claims.claims import CLAIMS
 from lab.claims.ledger import as_share, collect, in_parts, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
 from lab.common import RESULTS, ROOT, read_json, read_lines
+from lab.speedrun import judge as judge_of_speedrun
 from lab.swarm.rules import on_published_scale
 
 PAGES = ["README.md", "learn/glossary.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
@@ -298,6 +299,17 @@ def lessons() -> str:
     return table("verdict | lesson", [row for _, row in sorted(rows, key=lambda each: each[0])])
 
 
+def speedrun() -> str:
+    return table(" | ".join(judge_of_speedrun.HEAD), judge_of_speedrun.rows())
+
+
+def speedrun_luck() -> str:
+    """How often the test calls an entry faster, by how fast it really is."""
+    passed = read("speedrun/simulate.json")["faster_by_the_test"]
+    rows = [[ratio, *(f"{100 * passed[shape][ratio]:.1f}%" for shape in passed)] for ratio in passed["normal"]]
+    return table("true ratio of seconds | " + " | ".join(passed), rows)
+
+
 TABLES = {
     f.__name__: f
     for f in (
@@ -316,6 +328,8 @@ TABLES = {
         scale_processes,
         scale_cards,
         presets,
+        speedrun,
+        speedrun_luck,
         lessons,
     )  # fmt: skip
 }

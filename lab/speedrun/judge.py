@@ -51,9 +51,10 @@ import tyro
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
+from bookkeeping import records
 from env_letters import Letters
 from fast.sampler import TorchSampler
-from lab.common import RESULTS, ROOT, cpu, fingerprint, read_json, read_lines, table, write_json, write_page
+from lab.common import RESULTS, ROOT, cpu, fingerprint, read_json, table, write_json, write_page
 from lab.speedrun.game import START
 from lab.speedrun.tricks import TRICKS
 from policy import PICO, load_policy
@@ -342,6 +343,9 @@ def play_round(files: dict[str, Path], threads: int, tasks: int = HELD_OUT, upsi
 
 
 # ------------------------------------------------------------------------------------------------ the verdict
+NOT_YET = "it was not yet run with the rewards upside down"
+
+
 def p_values(logs: np.ndarray) -> np.ndarray:
     """Exact one-sided sign-flip test (Fisher 1935) for each column of logs [rounds, n]: p that their mean is so low if the two sides are alike.
 
@@ -380,6 +384,12 @@ def verdict(entry: str, planned: int, rounds: list[dict], upside_down: dict | No
             why.append(f"round {i}: it stopped at {run['exact']:.1%}")
         elif run["episodes"] == 0:
             why.append(f"round {i}: it asked for no reward at all")
+    why += [
+        f"round {i}: {other} {run['end']}"
+        for i, r in enumerate(rounds)
+        for other, run in r["sides"].items()
+        if other != entry and run["end"] != "done"
+    ]
     if not why and len(rounds) < planned:
         why.append(f"{len(rounds)} of {planned} rounds are done")
     found = {}
@@ -389,7 +399,7 @@ def verdict(entry: str, planned: int, rounds: list[dict], upside_down: dict | No
     if upside_down and upside_down["exact"] > FAKE:
         why.append(f"it ends at {upside_down['exact']:.1%} with the rewards upside down, so it does not learn from rewards")
     if not why and upside_down is None:
-        why.append("it was not yet run with the rewards upside down")
+        why.append(NOT_YET)
     return {"record": not why, "why_not": why, "against": found}
 
 
@@ -400,56 +410,36 @@ def run(entry: Path, rounds: int = ROUNDS, threads: int = 2, to_the_end: bool = 
     record: the standing record that it has to beat, too; auto: that of the board; "": none.
     to_the_end: play all rounds, even if one has failed and it can be no record any more.
     """
-    name, holder = entry.stem, standing() if record == "auto" else record
-    files = {"reference": REFERENCE}
-    if holder and holder != name:
-        files[holder] = ENTRIES / f"{holder}.py"
-    name = "copy" if name == "reference" else name  # the reference against itself: what is chance?
-    files[name] = entry
-    plan = {"entry": str(entry), "rounds": rounds, "threads": threads, "against": [side for side in files if side != name],
+    if entry.resolve().parent != ENTRIES:
+        raise SystemExit(f"{entry}: put it into {ENTRIES.relative_to(ROOT)}/, so that others can read what was judged")
+    source, holder = entry.read_text(), standing() if record == "auto" else record
+    if complaints := fence(source):
+        raise SystemExit(f"{entry}: {'; '.join(complaints)}")
+    name = "copy" if entry.stem == "reference" else entry.stem  # the reference against itself: what is chance?
+    files = {"reference": REFERENCE} | {other: ENTRIES / f"{other}.py" for other in {holder} - {"", name}} | {name: entry}
+    plan = {"entry": f"{ENTRIES.relative_to(ROOT)}/{entry.name}", "rounds": rounds, "threads": threads, "against": list(files)[:-1],
             "source": digest(entry), "code": fingerprint(deciding(files))}  # fmt: skip
-    folder = ROOT / "runs" / "speedrun" / name
-    if (folder / "plan.json").exists() and read_json(folder / "plan.json") != plan:
-        raise SystemExit(
-            f"{folder} was begun with another source or plan; a judgement is all or nothing: remove that folder to begin a new one"
-        )
-    for complaint in fence(entry.read_text()):
-        raise SystemExit(f"{entry}: {complaint}")
-    write_json(folder / "plan.json", plan)
-    done = read_lines(folder / "rounds.jsonl") if (folder / "rounds.jsonl").exists() else []
-    said = lambda: verdict(name, rounds, done, None, entry.read_text())
-    failed = lambda: any(r["sides"][name]["end"] != "done" or r["sides"][name]["exact"] < TARGET for r in done)
-    while len(done) < rounds and (to_the_end or not failed()):
-        keep(folder / "rounds.jsonl", play_round(files, threads))
-        done = read_lines(folder / "rounds.jsonl")
-        print(json.dumps(done[-1]["sides"]), flush=True)
-    if not (folder / "upside_down.json").exists() and said()["why_not"] == ["it was not yet run with the rewards upside down"]:
-        longest = 1.5 * max(r["sides"][name]["seconds"] for r in done)
-        only = play_round({name: files[name]}, threads, upside_down=True, most=longest)["sides"][name]
-        write_json(folder / "upside_down.json", only)
-    upside_down = read_json(folder / "upside_down.json") if (folder / "upside_down.json").exists() else None
-    found = verdict(name, rounds, done, upside_down, entry.read_text())
-    machine = {"cpu": cpu(), "threads": threads, "torch": torch.__version__}
-    result = {
-        "command": f"python -m lab.speedrun.judge run {entry}",
-        **plan,
-        "machine": machine,
-        **found,
-        "upside_down": upside_down,
-        "played": done,
-    }
-    write_json(BOARD / f"{name}.json", result)
+    kept = ROOT / "runs" / "speedrun" / f"{name}.json"  # what is done, in case that it is interrupted
+    state = read_json(kept) if kept.exists() else {"plan": plan, "played": [], "upside_down": None}
+    if state["plan"] != plan:
+        raise SystemExit(f"{kept} was begun with other code or another plan, and a judgement is all or nothing: remove it to begin anew")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    played, judge = state["played"], lambda: verdict(name, rounds, state["played"], state["upside_down"], source)
+    bad = lambda: any(r["sides"][name]["end"] != "done" or r["sides"][name]["exact"] < TARGET for r in played)
+    while len(played) < rounds and (to_the_end or not bad()):
+        played.append(play_round(files, threads))
+        records.write_json(kept, state)
+        print(json.dumps(played[-1]["sides"]), flush=True)
+    if judge()["why_not"] == [NOT_YET]:
+        longest = 1.5 * max(r["sides"][name]["seconds"] for r in played)
+        state["upside_down"] = play_round({name: entry}, threads, upside_down=True, most=longest)["sides"][name]
+        records.write_json(kept, state)
+    found = judge()
+    how = {"command": f"python -m lab.speedrun.judge run {plan['entry']}", "machine": {"cpu": cpu(), "torch": torch.__version__}}
+    write_json(BOARD / f"{name}.json", how | plan | found | {"upside_down": state["upside_down"], "played": played})
     board()
     print("a record" if found["record"] else "no record: " + "; ".join(found["why_not"]))
     print(json.dumps(found["against"], indent=1))
-
-
-def keep(file: Path, line: dict) -> None:
-    """Append a line that survives a power cut."""
-    with open(file, "a") as f:
-        f.write(json.dumps(line) + "\n")
-        f.flush()
-        os.fsync(f.fileno())
 
 
 def digest(file: Path) -> str:
