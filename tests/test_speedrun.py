@@ -202,3 +202,7 @@ def test_the_made_up_entries_were_stopped_when_they_were_played():
     seen = read_json(judge.BOARD / "tricks.json")["tricks"]
     assert {name: entry["the fence says"] for name, entry in seen.items()} == {n: judge.fence(t[2]) for n, t in TRICKS.items()}
     assert seen["solver"]["played"]["upside down"]["exact"] > judge.FAKE
+
+
+def test_the_page_shows_the_reference_as_it_is():
+    assert f"```python\n{HONEST.rstrip()}\n```" in (judge.ROOT / "docs" / "speedrun.md").read_text()

@@ -16,8 +16,10 @@ could count its letters itself. lab/speedrun/judge.py says what is done about th
 The process says when it is ready, so that nobody's seconds have the imports in them, and waits for the judge's word. It imports the entry only then.
 """
 
+import ctypes
 import importlib.util
 import json
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -32,6 +34,7 @@ from lab.common import RESULTS
 from policy import PICO, Policy, load_policy
 
 START = RESULTS / "speedrun" / "start.safetensors"  # `python -m lab.speedrun.judge start` makes it
+PR_SET_PDEATHSIG = 1
 
 
 class Env:
@@ -96,6 +99,7 @@ def load_entry(file: Path) -> Callable:
 
 def main(fd: int, file: str, out: str, seed: int, threads: int) -> None:
     """The entry's process. Messages are lines of JSON; the judge reads no pickle of an entry's."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # Linux: if the judge is killed, so is this
     lines = socket.socket(fileno=fd).makefile("rw", encoding="utf-8")
 
     def ask(question: dict) -> dict:

@@ -69,7 +69,7 @@ TARGET, HELD_OUT, LONGEST = 0.9, 512, 320  # share, tasks per run, tokens of a r
 FAKE = 0.5  # with the rewards upside down: the start has 0.19, an honest entry goes down from there
 TURN = 1.0  # seconds
 MOST = 600.0  # seconds of the reference; others are stopped after SLOWEST times the reference's
-SLOWEST = 3.0
+SLOWEST = 2.0
 SPARE = 1.1  # CPU seconds per wall second and thread: clocks tick in 1/100 s
 
 
@@ -411,7 +411,7 @@ def verdict(entry: str, planned: int, rounds: list[dict], upside_down: dict | No
 
 
 # ------------------------------------------------------------------------------------------------ a judgement
-def run(entry: Path, rounds: int = ROUNDS, threads: int = 2, to_the_end: bool = False, record: str = "auto") -> None:
+def run(entry: tyro.conf.Positional[Path], rounds: int = ROUNDS, threads: int = 2, to_the_end: bool = False, record: str = "auto") -> None:
     """Judge an entry; results/speedrun/NAME.json and the board say what came out. Interrupted, the same command goes on.
 
     record: the standing record that it has to beat, too; auto: that of the board; "": none.

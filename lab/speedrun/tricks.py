@@ -85,7 +85,7 @@ def train(policy, game):
     ),
     "sleeper": (
         "sleeps, in the hope that its seconds are not counted while it does",
-        "they are; and after three times the reference's it is stopped",
+        "they are; and after twice the reference's it is stopped",
         '''
 import time
 
