@@ -12,7 +12,7 @@ from policy import adam, set_learning_rate
 from rollout import play
 
 LR, FIRST = 2e-3, 4
-LOOK, TASKS, ENOUGH = 0.5, 64, 0.95  # as in reference.py
+LOOK, TASKS, ENOUGH = 0.5, 128, 0.95  # as in reference.py
 
 
 def share(groups):
@@ -29,13 +29,15 @@ def train(policy, game):
     cfg = game.config()
     sampler, optimizer = TorchSampler(policy), adam(policy, LR)
     playing = lambda n, k, heat: play(policy, sampler, game.env, game.tasks(n), k, cfg.max_tokens, heat, game.seed)
+    best = 0.0
     for step in range(cfg.updates):
         sampler.sync(step)
         groups = playing(cfg.num_tasks, cfg.k, cfg.temperature)
         right = share(groups)
         if right >= LOOK and share(playing(TASKS, 1, 0.0)) >= ENOUGH:
             return
-        set_learning_rate(optimizer, LR * (1 - right))
+        best = max(best, right)  # a bad batch must not raise the rate again
+        set_learning_rate(optimizer, LR * (1 - best))
         advantages = advantages_of(groups, cfg)
         with policy.learning():
             update(policy, optimizer, [[beginning(e) for e in g] for g in groups], advantages, cfg)

@@ -7,7 +7,7 @@ from rollout import play
 from settings import learning_rate
 
 LOOK = 0.5  # from this share of right samples on, look greedily: that is how the judge will play
-TASKS, ENOUGH = 64, 0.95  # at so many new training tasks; this share of them is the end
+TASKS, ENOUGH = 128, 0.95  # at so many new training tasks; this share of them is the end
 
 
 def share(groups):
