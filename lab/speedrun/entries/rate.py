@@ -20,7 +20,11 @@ def share(groups):
 def train(policy, game):
     cfg = game.config()
     sampler, optimizer = TorchSampler(policy), adam(policy, LR)
-    playing = lambda n, k, heat: play(policy, sampler, game.env, game.tasks(n), k, cfg.max_tokens, heat, game.seed)
+
+    def playing(n, k, heat):
+        tasks = game.tasks(n)
+        return play(policy, sampler, game.env, tasks, k, cfg.max_tokens, heat, game.seed)
+
     best = 0.0
     for step in range(cfg.updates):
         sampler.sync(step)

@@ -17,7 +17,11 @@ def share(groups):
 def train(policy, game):
     cfg = game.config()
     sampler, optimizer = TorchSampler(policy), adam(policy, cfg.lr)
-    playing = lambda n, k, heat: play(policy, sampler, game.env, game.tasks(n), k, cfg.max_tokens, heat, game.seed)
+
+    def playing(n, k, heat):
+        tasks = game.tasks(n)
+        return play(policy, sampler, game.env, tasks, k, cfg.max_tokens, heat, game.seed)
+
     for step in range(cfg.updates):
         sampler.sync(step)
         groups = playing(cfg.num_tasks, cfg.k, cfg.temperature)
