@@ -218,12 +218,8 @@ def speed() -> str:
         ours = sampler[case]["ours"]
         for side, name in samplers.items():
             theirs = sampler[case][side]
-            times = f"**{ours['tokens_per_second'] / theirs['tokens_per_second']:.1f}** (of medians)"
-            if side == "model.generate":
-                times = f"**{ours['ratio']:.1f}** [{ours['ratio_low']:.1f}, {ours['ratio_high']:.1f}]"
-            body.append(
-                [f"sampling, {what}, tokens per second", name, rate(theirs), rate(ours), times, of_limit(f"sampling, letters, {what}")]
-            )
+            body.append([f"sampling, {what}, tokens per second", name, rate(theirs), rate(ours), ratio(theirs["ours_is_faster"]),
+                         of_limit(f"sampling, letters, {what}")])  # fmt: skip
     for part, row in ((name, limits[name]) for name in limits if "swarm" in name):
         own = f"{row['tokens_per_second']:,}"
         body.append([f"{part}, tokens per second", "", "", own, "", of_limit(part)])

@@ -402,7 +402,10 @@ def sampler(rounds: int = 7, threads: int = 2) -> None:
                     other.go()
                     seconds, tokens = other.answer()
                     rates[side].append(tokens / seconds)
-        result[case] = table({side: values[1:] for side, values in rates.items()}, "model.generate")
+        rates = {side: values[1:] for side, values in rates.items()}
+        result[case] = table(rates, "model.generate")
+        for side in names[1:]:
+            result[case][side]["ours_is_faster"] = spread([ours / theirs for ours, theirs in zip(rates["ours"], rates[side])])
         print(json.dumps(result[case], indent=1))
     save("sampler", result)
 
