@@ -34,7 +34,8 @@ from fast.products import linear, product
 
 BLOCKS = (64, 128, 256)  # queries of a tile: all of a short row, 64 of a longer one
 BLOCK = BLOCKS[-1]
-PIECE = 2048  # tokens in the layers at once, but whole rows; with 1024, two threads take 1.06 times as long
+# Tokens in the layers at once, but whole rows. With 1,024 two threads take 1.06 times as long.
+PIECE = 2048
 ROUND = 128  # they are filled up to a multiple of this
 SCALE = math.log2(math.e)
 
