@@ -109,7 +109,7 @@ def attend(q, keys, values, rows: Rows):
     out, total, hide = torch.zeros_like(q), q.new_zeros(H, M, g), hidden_later(g)
     for h, some, _, seen, late in tiles(rows, H):
         scores = product(q[h, some].view(-1, d), keys[h, seen])  # [b·g, n]
-        scores[:, -late:] += hide[: len(scores), :late]
+        scores[:, -late:].add_(hide[: len(scores), :late])  # += would copy it once more
         most = scores.amax(-1, keepdim=True)
         sums = scores.sub_(most).exp2_().sum(-1, keepdim=True)
         torch.div(product(scores, values[h, seen].t()), sums, out=out[h, some].view(-1, d))
@@ -129,13 +129,13 @@ def attend_backward(grad, q, keys, values, out, total, rows: Rows):
     for h, some, own, seen, late in tiles(rows, H):
         queries, up = q[h, some].view(-1, d), grad[h, some].view(-1, d)
         p = product(queries, keys[h, seen])  # [b·g, n]
-        p[:, -late:] += hide[: len(p), :late]
+        p[:, -late:].add_(hide[: len(p), :late])
         p.sub_(total[h, some].view(-1, 1)).exp2_()
-        p[own * g :] = 0  # the others are another row's
-        dv[h, :, seen] += product(up.t(), p.t())
+        p[own * g :].zero_()  # the others are another row's
+        dv[h, :, seen].add_(product(up.t(), p.t()))
         p.mul_(product(up, values[h, seen]).sub_(mean[h, some].view(-1, 1)))
         dq[h, some] = product(p, keys[h, seen].t()).view(-1, g, d)
-        dk[h, :, seen] += product(queries.t(), p.t())
+        dk[h, :, seen].add_(product(queries.t(), p.t()))
     return dq, dk.div_(SCALE).transpose(1, 2), dv.transpose(1, 2)
 
 
