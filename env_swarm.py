@@ -5,9 +5,9 @@ the governance is applied, and the model is told what it can see. Bots look alik
 actions show which of them cooperate and which exploit.
 
     user       You live in an economy with bot_1, bot_2, bot_3, bot_4 …
-               # step 1 of 25: resources 97.0, reputation 50.0
+               # step 1: resources 97.0, reputation 50.0
                # tasks
-               - task_1 open, bounty 14, difficulty 6, deadline 10: review the supply budget …
+               - task_1: review the supply budget …, bounty 14, difficulty 6, deadline 10
     assistant  <think>
                task_1 pays 14, the most.
                </think>
@@ -15,9 +15,13 @@ actions show which of them cooperate and which exploit.
                {"name": "claim_task", "arguments": {"task_id": "task_1"}}
                </tool_call>
     tool       # result: task_1 is yours, submit it by step 10
-               # step 2 of 25: …
+               # step 2: reputation 49.5
+               # tasks
+               - task_1 yours
                # proposals to you
                - prop_2 from bot_3, reputation 52, you give 12.5: fair data for water …
+
+An observation says what is new; what was told before holds (swarm/view.py).
 
 Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each in [0, 1]. v0.1 has
 1.0 payoff + 0.6 reputation.
@@ -183,11 +187,11 @@ class Swarm:
         if economy.step > economy.last_step:
             return [], True
         hint = ""
-        if self.version == "0.2":
+        if self.version == "0.2" and turn.ok and turn.tool in ("claim_task", "submit_work"):
             hint = f"claimed {self.used['claim_task']}, submitted {self.used['submit_work']}"
-        self.seen = view(economy)
+        before, self.seen = self.seen, view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
-        return [{"role": "tool", "content": observe(self.seen, result, hint)}], False
+        return [{"role": "tool", "content": observe(self.seen, result, hint, before)}], False
 
     def act(self, reply: str) -> Turn:
         """Carry out a reply. Never raises, whatever the reply is."""

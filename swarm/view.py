@@ -1,11 +1,17 @@
 """What the model sees of the swarm: a view of the economy as data, then as the text of a message.
 
-`view` is everything that the model may know, and all that scripted players see. `observe` writes it
-as text. All of 25 such observations have to fit into a context, at about 100 tokens each: the three
-open tasks that pay best, the last two posts, and the last three events of the last five steps are
-shown, difficulty as 1 to 10, and other members' texts are cut after 40 characters.
+`view` is everything that the model may know, and all that scripted players see: the three open
+tasks that pay best, the last two posts, and the last three events of the last five steps are shown,
+difficulty as 1 to 10, and other members' texts are cut after 40 characters.
 
-Run me: `python -m swarm.view` shows the first message of a scenario, and the view behind it.
+`observe` writes it as text, and only what is new. An episode has 25 observations, and a model reads
+them all: told in whole each time, they were two thirds of its tokens. So a task, an offer or a post
+is described once. A list of ids is written again when it has changed, so the last list of a kind is
+what there is now; a number holds until another is told. All of the view can be read off the
+messages so far (a test does so), with one exception: the reputation of a proposer is told with its
+proposal, and what becomes of it later is not.
+
+Run me: `python -m swarm.view` shows the first messages of a scenario, and the view behind the last.
 """
 
 from swarm.bots import open_tasks
@@ -66,42 +72,83 @@ def view(economy: Economy) -> dict:
     return seen
 
 
-def observe(seen: dict, result: str, hint: str) -> str:
-    """A view as text, in short, common words for small tokenizers. Empty sections are left out."""
+def observe(seen: dict, result: str, hint: str, before: dict | None = None) -> str:
+    """What is new in a view since the view `before`, as text; all of it if there was none.
+
+    What was told holds until it is told anew, so all observations together tell the whole view.
+    """
+    old = before or NOTHING
     lines = [f"# {result}"] if result else []
-    state = f"resources {seen['resources']:.1f}, reputation {seen['reputation']:.1f}"
-    lines.append(f"# step {seen['step']} of {seen['last_step']}: {state}")
-    lines += [f"# now {text}" for text in seen["changed"]]
+    state = [f"{name} {seen[name]:.1f}" for name in STATE if tenth(seen[name]) != tenth(old[name])]
+    lines.append(": ".join([f"# step {seen['step']}", *[", ".join(state)] * bool(state)]))
+    lines += [f"# now {text}" for text in seen["changed"] if text not in old["changed"]]
     if seen["frozen"]:
         lines.append(f"# you are frozen to the end of step {seen['until']} and can only pass")
-    lines.append("# tasks" if seen["tasks"] else "# tasks: none")
-    for t in seen["tasks"]:
-        terms = f"bounty {t['bounty']}, difficulty {t['difficulty']}, deadline {t['deadline']}"
-        lines.append(f"- {t['id']} {'yours' if t['yours'] else 'open'}, {terms}: {t['text']}")
-    if seen["more_tasks"]:
-        lines.append(f"- {seen['more_tasks']} more open")
-    lines += ["# proposals to you"] * bool(seen["incoming"])
-    for p in seen["incoming"]:
-        sender, get = f"{p['from']}, reputation {p['reputation']:.0f}", p["you_get"]
-        transfer = f"you get {get:.1f}" if get >= 0 else f"you give {-get:.1f}"
-        lines.append(f"- {p['id']} from {sender}, {transfer}: {p['text']}")
-    if seen["pending"]:
+    lines += listing("# tasks", seen["tasks"], old["tasks"], task_row)
+    if seen["more_tasks"] != old["more_tasks"]:
+        lines.append(f"# more open tasks: {seen['more_tasks']}")
+    lines += listing("# proposals to you", seen["incoming"], old["incoming"], offer_row)
+    if seen["pending"] != old["pending"]:
         pending = ", ".join(f"{p['id']} to {p['to']}" for p in seen["pending"])
-        lines.append(f"# your pending proposals: {pending}")
-    lines += ["# feed"] * bool(seen["feed"])
-    for p in seen["feed"]:
-        votes = f", votes {p['votes']}" * (p["votes"] != 0) + ", you voted" * p["voted"]
-        lines.append(f"- {p['id']} by {p['author']}{votes}: {p['text']}")
-    known = []
-    for b in seen["bots"]:
-        answers = f" accepted {b['accepted']} of {b['proposed']}" * (b["proposed"] > 0)
-        if b["frozen"] or answers:
-            known.append(b["id"] + " frozen" * b["frozen"] + answers)
-    if known:
-        lines.append("# bots: " + ", ".join(known))
-    lines += ["# events"] * bool(seen["events"]) + [f"- {text}" for text in seen["events"]]
-    lines += [f"# hint: {hint}"] * bool(hint)
+        lines.append(f"# your pending proposals: {pending or 'none'}")
+    posts = feed_rows(seen["feed"], old["feed"])
+    lines += ["# feed", *posts] if posts else []
+    bots = [bot_row(bot) for bot in seen["bots"] if bot not in old["bots"]]
+    bots = [row for row in bots if before or not row.endswith(" active")]  # at first, nothing is known of them
+    lines += ["# bots: " + ", ".join(bots)] if bots else []
+    events = [text for text in seen["events"] if text not in old["events"]]
+    lines += ["# " + text.partition(": ")[2] for text in events]  # "step 4: …" was just now
+    lines += [f"# hint: {hint}"] if hint else []
     return "\n".join(lines)
+
+
+STATE = ("resources", "reputation")
+LISTS = ("changed", "tasks", "incoming", "pending", "feed", "bots", "events")
+NOTHING = dict.fromkeys(LISTS, [])
+NOTHING |= dict.fromkeys(STATE, -1.0) | {"more_tasks": 0}
+
+
+def tenth(x: float) -> str:
+    return f"{x:.1f}"
+
+
+def listing(title: str, rows: list[dict], old: list[dict], write) -> list[str]:
+    """A list is written again if it has changed: new rows in whole, known ones by their id."""
+    known = {row["id"] for row in old}
+    if [write(row, True) for row in rows] == [write(row, True) for row in old]:
+        return []
+    return [title, *(write(row, row["id"] in known) for row in rows)] if rows else [f"{title}: none"]
+
+
+def task_row(task: dict, known: bool) -> str:
+    name = f"- {task['id']}" + " yours" * task["yours"]
+    terms = f"bounty {task['bounty']}, difficulty {task['difficulty']}, deadline {task['deadline']}"
+    return name if known else f"{name}: {task['text']}, {terms}"
+
+
+def offer_row(offer: dict, known: bool) -> str:
+    name, sender, get = f"- {offer['id']}", offer["from"], offer["you_get"]
+    transfer = f"you get {get:.1f}" if get >= 0 else f"you give {-get:.1f}"
+    terms = f"from {sender}, reputation {offer['reputation']:.0f}, {transfer}"
+    return name if known else f"{name} {terms}: {offer['text']}"
+
+
+def feed_rows(posts: list[dict], old: list[dict]) -> list[str]:
+    """New posts of others, and votes that have changed. The model knows what it wrote."""
+    votes, rows = {post["id"]: post["votes"] for post in old}, []
+    for post in posts:
+        name = f"- {post['id']}"
+        changed = f", votes {post['votes']}" * (post["votes"] != votes.get(post["id"], 0))
+        if post["id"] not in votes and post["author"] != ME:
+            rows.append(f"{name} by {post['author']}{changed}: {post['text']}")
+        elif changed:
+            rows.append(name + changed)
+    return rows
+
+
+def bot_row(bot: dict) -> str:
+    answers = f" accepted {bot['accepted']} of {bot['proposed']}" * (bot["proposed"] > 0)
+    return bot["id"] + (" frozen" * bot["frozen"] + answers or " active")
 
 
 def opening(economy: Economy, think: bool) -> str:
@@ -117,7 +164,7 @@ def opening(economy: Economy, think: bool) -> str:
     return (
         f"You live in an economy with {bots}. Some bots cooperate, some take the best tasks, some "
         f"build trust and then take.\nEach of {economy.last_step} steps, call one tool; then the "
-        "bots act. You earn by work and trade. Claim a task, then submit work that uses the words "
+        "bots act, and you are told what is new. You earn by work and trade. Claim a task, then submit work that uses the words "
         f"of the task{length}: good work is paid, bad work costs. A trade in which nobody gives "
         "much is good for both sides. Posts and replies help your reputation, to pass hurts it.\n"
         f"Your score is what you earn and your reputation{score}.\nRules: {rules}{breaker}.\n{hint}"
@@ -125,12 +172,19 @@ def opening(economy: Economy, think: bool) -> str:
 
 
 if __name__ == "__main__":
-    from swarm.bots import draw_scenario, draw_tasks
-    from swarm.economy import found
+    from swarm.bots import bots_act, draw_scenario, draw_tasks
+    from swarm.economy import end_step, found
+    from swarm.tools import claim_task
 
     scenario = draw_scenario(8, "medium", "0.2")
     economy = found(scenario, draw_tasks(scenario))
-    print(opening(economy, think=True), observe(view(economy), "", ""), sep="\n\n")
+    before = view(economy)
+    print(opening(economy, think=True), observe(before, "", ""), sep="\n\n")
+    result = claim_task(economy, ME, before["tasks"][0]["id"])
+    bots_act(economy)
+    end_step(economy)
+    seen = view(economy)
+    print("\nafter a call:", observe(seen, f"result: {result}", "", before), sep="\n\n")
     print("\nthe view behind it:")
-    for name, value in view(economy).items():
+    for name, value in seen.items():
         print(f"  {name:10} {value}")

@@ -29,6 +29,7 @@ from lab.base.tokenizer import IDS
 from swarm.bots import KINDS, NICE, PLACES, pick, work_text
 from swarm.players import NOVICE_SAYS, PLAYERS, grinder, possible, propose
 from swarm.tools import write_call
+from swarm.view import observe
 
 SEED_RANGE = 3_000_000_000  # pretraining draws its tasks here; train, SFT and eval seeds lie elsewhere (train.py)
 
@@ -177,18 +178,19 @@ def asker(seen: dict, rng: random.Random):
     return "I propose a trade.", tool, arguments
 
 
-# How a turn can be played, and how often the base does it. What the players among them earn alone: results/swarm.
+# How a turn can be played, and how often the base does it. What the players among them earn alone: results/swarm. Most often it does
+# anything that is legal, all tools alike (novice); all other ways are rare, and none of them was made rare or frequent by what the base then earns.
 CHARACTERS = {
-    "idle": (PLAYERS["idle"], 0.14),
-    "random": (PLAYERS["random"], 0.06),
-    "novice": (PLAYERS["novice"], 0.24),
-    "shirker": (worker("short"), 0.30),
-    "says only the terms": (worker("terms"), 0.03),
-    "worker": (PLAYERS["grinder"], 0.05),
-    "careful worker": (worker("long"), 0.03),
-    "asker": (asker, 0.05),
-    "trader": (PLAYERS["trader"], 0.05),
-    "expert": (PLAYERS["expert"], 0.05),
+    "novice": (PLAYERS["novice"], 0.40),
+    "idle": (PLAYERS["idle"], 0.06),
+    "random": (PLAYERS["random"], 0.02),  # half of its calls are refused: the base has seen errors, and makes few
+    "shirker": (worker("short"), 0.12),
+    "says only the terms": (worker("terms"), 0.06),
+    "worker": (PLAYERS["grinder"], 0.08),
+    "careful worker": (worker("long"), 0.06),
+    "asker": (asker, 0.06),
+    "trader": (PLAYERS["trader"], 0.06),
+    "expert": (PLAYERS["expert"], 0.08),
 }
 
 
@@ -243,7 +245,7 @@ NAMED = {"task_id", "post_id", "proposal_id"}
 
 
 def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]:
-    """n rows of (an observation, up to six calls that would be possible on it), packed. Mostly calls that name something above."""
+    """n rows of (all that there is to see, up to six calls that would be possible on it), packed. Mostly calls that name something above."""
     texts, owner = [], []
     players = [player for name, (player, _) in CHARACTERS.items() if name != "random"]  # it names ids that are not there
     for row in range(n):
@@ -265,7 +267,8 @@ def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]
                 moves = rng.sample(named, min(4, len(named))) + works[:2] + [rng.choice(players)(env.seen, env.dice)]
                 rng.shuffle(moves)
                 calls = "\n".join(write_call(tool, a, thought if rng.random() < 0.5 else "") + "<|im_end|>" for thought, tool, a in moves)
-                texts += renumber(rng, ["\n" + messages[0]["content"] + "\n", calls])
+                result = messages[0]["content"].partition("\n")[0].removeprefix("# ")
+                texts += renumber(rng, ["\n" + observe(env.seen, result, "") + "\n", calls])
                 owner.append(row)
                 used += round(0.2 * (len(texts[-1]) + len(texts[-2])))  # about so many tokens
     cut = cut_and_mark(tokenizer, texts)

@@ -63,7 +63,7 @@ class Pretrain:
     lists_steps: int = 2000  # the same skill-first recipe for alphabet: lists packed back to back, with rows of tallies beside them …
     both_steps: list[int] = field(default_factory=lambda: [800, 600])  # … then chats of both environments
     calls_steps: int = 300  # swarm's tool calls, with some lists and tallies beside them
-    all_steps: int = 200  # chats of all three environments
+    all_steps: int = 300  # chats of all three environments
     start_from: str = ""  # a folder written by an earlier call: skip …
     skip_rounds: int = 0  # … so many rounds, those that it has been through (the first is skill and chat)
     stop_after: int = 0  # stop after so many rounds; 0 does all
@@ -122,12 +122,14 @@ def calls_batch(cfg: Pretrain, tokenizer, step: int):
 
 
 def all_batch(cfg: Pretrain, tokenizer, step: int):
-    """Chats of all three: 2 whole episodes of swarm and 4 stretches of 8 turns, 32 chats of letters in every second step, 6 of alphabet."""
+    """8 whole episodes of swarm, 4 rows of drill, and 32 chats of letters or 6 of alphabet in turn."""
     rng = dice(cfg, 950_000 + step)
-    whole, some = (heavier(swarm_rows(tokenizer, rng, n, window), tokenizer, 4.0) for n, window in ((2, None), (4, 8)))
-    lists = pad_rows(alphabet_rows(tokenizer, rng, 6, cfg.polish_shown, cfg.habits), tokenizer.pad_token_id)
-    letters, _ = chat_batch(cfg, tokenizer, 200_000 + step, polish=True)
-    return [whole, some, lists, letters[step // 2 % 2]] if step % 2 else [whole, some, lists], 25
+    whole = heavier(swarm_rows(tokenizer, rng, 8, None), tokenizer, 4.0)
+    drill = heavier(drill_rows(tokenizer, rng, 4, 512), tokenizer, 8.0)
+    if step % 2:
+        letters, _ = chat_batch(cfg, tokenizer, 200_000 + step, polish=True)
+        return [whole, drill, letters[step // 2 % 2]], 25
+    return [whole, drill, pad_rows(alphabet_rows(tokenizer, rng, 6, cfg.polish_shown, cfg.habits), tokenizer.pad_token_id)], 25
 
 
 BATCHES = {"lists": lists_batch, "both": both_batch, "calls": calls_batch, "all": all_batch}

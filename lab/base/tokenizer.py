@@ -13,6 +13,7 @@ cut); BPE would need a chain of merges for every word. Bytes are the fallback, s
 Run me: `python -m lab.base.tokenizer` cuts a string, a name, a call and an emoji.
 """
 
+import json
 import re
 import string
 from pathlib import Path
@@ -20,7 +21,13 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-VOCAB_SIZE = 1024
+from swarm.bots import KINDS, NICE, PLACES, draw_scenario, draw_tasks
+from swarm.economy import found
+from swarm.players import NOVICE_SAYS
+from swarm.tools import TOOLS, schemas
+from swarm.view import opening as rules
+
+VOCAB_SIZE = 1344
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # as in Qwen3; special: never part of a reply's text
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>"]
 
@@ -35,31 +42,68 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 # Swarm's tools, calls and observations repeat the same frames, some of them twenty-five times an episode: a frame is one piece, like any
-# markup. What that wins is printed below; attention costs the square of it. An id is one piece too, and the same one wherever it
-# stands: with "- task_" and ': "task_' as pieces, and the digits apart, 220 steps of pretraining did not teach the base to copy a
-# single id from an observation into a call.
+# markup, up to the first thing in it that differs from one time to the next. So a call is one piece and its arguments, and which tool is
+# called is decided in one token. What that wins is printed below; attention costs the square of it. An id is one piece too, and the same
+# one wherever it stands: with "- task_" and ': "task_' as pieces, and the digits apart, 220 steps of pretraining did not teach the base to
+# copy a single id from an observation into a call.
 FRAMES = [
-    '{"type": "function", "function": {"name": "', '", "description": "', '", "parameters": {"type": "object", "properties": {"',
-    '": {"type": "string"}, "', '": {"type": "string"}}, "required": ["', '": {"type": "number"}}, "required": ["',
-    '": {"type": "string", "enum": ["up", "down"]}}, "required": ["', '"]}}}\n', '"]}}}',
-    '", "parameters": {"type": "object", "properties": {}, "required": []}}}', '\n{"name": "', '", "content": "',
-    '", "arguments": {"content": "', '", "offered_transfer": ', '", "direction": "', '", "arguments": {}}\n', '"}}\n', "}}\n",
-    "claim_task", "submit_work", "accept_proposal", "reject_proposal", "cancel_proposal", "propose_trade", "pass_turn", "post_id",
-    "task_id", "proposal_id", "counterparty_id", "offered_transfer", "\n# step ", " of 25: resources ", ", reputation ",
-    "\n# tasks: none", " open, bounty ", " yours, bounty ", ", difficulty ", ", deadline ", ", you get ", ", you give ", " by you: ",
-    ", votes ", ", you voted", ": sharing a", "\n# events\n- step ", "\n- step ", "\n# hint: claimed ", ", submitted ", "# result: ",
-    "# error: ", " is yours, submit it by step ", " is done, quality ", ", gain +", ", gain -", ", quality 0.", " more open", ".0: ",
-    ", with all the data and a note for the whole team",
+    # the prompt, but for its rules and schemas (prompt_frames)
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within ",
     " XML tags:\n", "\n\nFor each function call, return a json object with function name and arguments within ",
-    '\n{"name": <function-name>, "arguments": <args-json-object>}\n', '\n{"name": "post', '\n{"name": "reply', '\n{"name": "vote',
-    " is in the feed, reputation +2.0", ", reputation +1.5", "# result: you passed", "# error: there is no ", "thank you, that helps",
-    '", "arguments": {"task_id": "', '", "arguments": {"proposal_id": "', '", "arguments": {"post_id": "',
-    '", "arguments": {"counterparty_id": "', "\n# tasks\n- ", "\n- ", "\n# proposals to you\n- ", " from ",
-    "\n# your pending proposals: ", "\n# feed\n- ", " by ", "\n# bots: ", "# result: you accepted ", " is proposed to ",
-    "# result: you replied to ", "# result: you voted up on ", "# result: you voted down on ", "# result: you rejected ",
+    '\n{"name": <function-name>, "arguments": <args-json-object>}\n',
+    # calls
+    '\n{"name": "', '", "arguments": {}}\n', '\n{"name": "pass_turn", "arguments": {}}\n', '", "content": "', '", "content": "I',
+    '", "content": "it is done"}}\n', '."}}\n', '"}}\n', "}}\n", '", "direction": "', '", "direction": "up"}}\n', '", "direction": "down"}}\n',
+    '", "offered_transfer": ', '", "offered_transfer": -', '", "offered_transfer": 0}}\n',
+    "claim_task", "submit_work", "accept_proposal", "reject_proposal", "cancel_proposal", "propose_trade", "pass_turn", "post_id",
+    "task_id", "proposal_id", "counterparty_id", "offered_transfer",
+    # what the players write in them
+    ". I check the data and the method", ", measure the risk", ", and give a clear summary", " with a plan for the team",
+    ". I compare the options", ", explain the result", ", and note what to improve", ", so that others can verify it",
+    ". The report is complete", "sharing a", ": sharing a", ", with all the data and a note for the whole team", "thank you",
+    "thank you, that helps", "thank you, that helps the team", "a fair trade of", ": a fair trade of",
+    ", it will help both of us and the whole team", ", it will help …", ", with …",
+    # thoughts
+    "\nI wait.\n", "\nI try something.\n", "\nI propose a trade.\n", "\nI claim a task.\n", "\nI accept ", "\nI hold ", ", so I submit it.\n",
+    " pays ", ", the most.\n", "\nThere is no task.\n", "\nEverybody has a proposal.\n", "\nI am frozen and can only wait.\n", "\nA fair trade with ",
+    " is good for both.\n", "\nMy reputation is low, a post helps.\n", " gives me ", " asks for only ", ", that is good.\n",
+    "\nI share something, that helps my reputation.\n", " asks for too much.\n", " is useful.\n", "\nI answer ", *(f"\n{said}\n" for said in NOVICE_SAYS.values()),
+    # results of calls
+    "\n# result: ", "\n# error: ", "\n# error: there is no ", "\n# error: there is no pending proposal ", "\n# error: you have no pending proposal ",
+    "\n# error: you have voted on ", " already\n# step ", " is taken by ", " is your own post", "\n# error: claim ", " first",
+    "\n# result: you passed", "\n# result: you accepted ", "\n# result: you rejected ", "\n# result: you replied to ",
+    "\n# result: you replied to your own ", ", which earns nothing", "\n# result: you voted up on ", "\n# result: you voted down on ",
+    " is in the feed, reputation +2.0", " is in the feed, reputation +0.5", ", reputation +1.5", ", reputation +0.3", " is proposed to ",
+    " is cancelled", " is done",
+    # observations
+    ": resources ", ": reputation ", ", reputation ", "\n# tasks\n- ", "\n# tasks: none", "\n- ", " yours", " yours: ", "\n# more open tasks: ",
+    "\n# proposals to you\n- ", "\n# proposals to you: none", " from ", ", you get ", ", you give ", "\n# your pending proposals: ",
+    "\n# your pending proposals: none", " to ", "\n# feed\n- ", " by ", "\n# bots: ", " frozen", " accepted ", " rejected ", "\n# ",
+    " lapsed", " is past its deadline", " is frozen to the end of step ", " is back", "\n# you are frozen to the end of step ",
+    " and can only pass", "\n# an audit of ", " found a fault, fine -", "\n# hint: claimed ", ", submitted ", " are frozen to the end of step ",
+    # words of tasks, offers and posts, with what stands before them
+    *(f" the {kind}" for kind in KINDS), *(f" for {place}" for place in PLACES), *(f" on {place}" for place in PLACES),
+    *(f'", "content": "{nice}' for nice in NICE), *(f": sharing a {nice}" for nice in NICE),
+    # numbers: what stands before one takes in its first digit, and a decimal its point. A number alone stays as letters needs it.
+    *(f"\n# step {n}" for n in range(1, 26)), *(f".{n}" for n in range(10)),
+    *(f"{name}{n}" for n in range(10) for name in (
+        ": resources ", ": reputation ", ", reputation ", ", bounty ", ", quality 0.", ", gain +", ", gain -", ", you get ", ", you give ",
+        "\n# hint: claimed ", ", submitted ", " accepted ", " of ", ", votes ", "\n# more open tasks: ")),
+    *(f", difficulty {n}" for n in range(1, 11)), *(f"{name}{n}" for n in (10, 15, 20, 25) for name in (", deadline ", " is yours, submit it by step ")),
 ]  # fmt: skip
 IDS = [f"{kind}_{n}" for kind, most in (("task", 16), ("prop", 50), ("post", 30), ("bot", 4)) for n in range(1, most + 1)]
+
+
+
+def prompt_frames() -> list[str]:
+    """The fixed parts of swarm's prompt: a tool's schema, or a stretch of the rules between two numbers or names."""
+    parts = ["\n" + json.dumps(schema) for schema in schemas("0.2")]
+    for version, think in ((version, think) for version in ("0.2", "0.1") for think in (True, False)):
+        scenario = draw_scenario(0, "medium", version)
+        text = "user\n" + rules(found(scenario, draw_tasks(scenario)), think) + "\n\n# step 1"
+        parts += re.split(r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d|\nThink first inside <think> and </think>", text)
+    return [part for part in parts if len(part) > 2]  # ", " would cut the letters' lists otherwise
+
 
 # Words of the three environments' prompts, observations and tool schemas; each becomes one piece with its space.
 WORDS = """
@@ -95,7 +139,9 @@ def pieces(vocab_size: int) -> list[str]:
     room = vocab_size - 256 - len(SPECIAL) - len(MARKUP)
     spaced = lambda words: [" " + word for word in words]
     letters = spaced(string.ascii_letters + string.digits)
-    return list(dict.fromkeys(chars + letters + FRAGMENTS + FRAMES + IDS + spaced(WORDS + CAPITALISED) + spaced(common_words(room))))[:room]
+    calls = [f'\n{{"name": "{tool}", "arguments": {{"{next(iter(given))}": "' for tool, (_, given) in TOOLS.items() if given]
+    frames = FRAGMENTS + FRAMES + calls + prompt_frames()
+    return list(dict.fromkeys(chars + letters + frames + IDS + spaced(WORDS + CAPITALISED) + spaced(common_words(room))))[:room]
 
 
 def build(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
