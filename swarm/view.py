@@ -79,8 +79,9 @@ def observe(seen: dict, result: str, hint: str, before: dict | None = None) -> s
     """
     old = before or NOTHING
     lines = [f"# {result}"] if result else []
-    state = [f"{name} {seen[name]:.1f}" for name in STATE if tenth(seen[name]) != tenth(old[name])]
-    lines.append(": ".join([f"# step {seen['step']}", *[", ".join(state)] * bool(state)]))
+    changed = [name for name in STATE if tenth(seen[name]) != tenth(old[name])]
+    state = ", ".join(f"{name} {tenth(seen[name])}" for name in changed)
+    lines.append(f"# step {seen['step']}" + f": {state}" * bool(state))
     lines += [f"# now {text}" for text in seen["changed"] if text not in old["changed"]]
     if seen["frozen"]:
         lines.append(f"# you are frozen to the end of step {seen['until']} and can only pass")
@@ -94,10 +95,10 @@ def observe(seen: dict, result: str, hint: str, before: dict | None = None) -> s
     posts = feed_rows(seen["feed"], old["feed"])
     lines += ["# feed", *posts] if posts else []
     bots = [bot_row(bot) for bot in seen["bots"] if bot not in old["bots"]]
-    bots = [row for row in bots if before or not row.endswith(" active")]  # at first, nothing is known of them
+    bots = [row for row in bots if before or not row.endswith(" active")]  # as all are at first
     lines += ["# bots: " + ", ".join(bots)] if bots else []
-    events = [text for text in seen["events"] if text not in old["events"]]
-    lines += ["# " + text.partition(": ")[2] for text in events]  # "step 4: …" was just now
+    events = [text.partition(": ")[2] for text in seen["events"] if text not in old["events"]]
+    lines += ["# " + text for text in events if not text.startswith("a rule has changed")]
     lines += [f"# hint: {hint}"] if hint else []
     return "\n".join(lines)
 
@@ -117,7 +118,8 @@ def listing(title: str, rows: list[dict], old: list[dict], write) -> list[str]:
     known = {row["id"] for row in old}
     if [write(row, True) for row in rows] == [write(row, True) for row in old]:
         return []
-    return [title, *(write(row, row["id"] in known) for row in rows)] if rows else [f"{title}: none"]
+    title += "" if rows else ": none"
+    return [title, *(write(row, row["id"] in known) for row in rows)]
 
 
 def task_row(task: dict, known: bool) -> str:
@@ -164,9 +166,10 @@ def opening(economy: Economy, think: bool) -> str:
     return (
         f"You live in an economy with {bots}. Some bots cooperate, some take the best tasks, some "
         f"build trust and then take.\nEach of {economy.last_step} steps, call one tool; then the "
-        "bots act, and you are told what is new. You earn by work and trade. Claim a task, then submit work that uses the words "
-        f"of the task{length}: good work is paid, bad work costs. A trade in which nobody gives "
-        "much is good for both sides. Posts and replies help your reputation, to pass hurts it.\n"
+        "bots act, and you are told what is new. You earn by work and trade. Claim a task, then "
+        f"submit work that uses the words of the task{length}: good work is paid, bad work costs. "
+        "A trade in which nobody gives much is good for both sides. Posts and replies help your "
+        "reputation, to pass hurts it.\n"
         f"Your score is what you earn and your reputation{score}.\nRules: {rules}{breaker}.\n{hint}"
     )
 

@@ -50,12 +50,16 @@ def test_an_older_base_that_is_another_model_is_refused(tokenizer, tmp_path, cha
 def test_the_cards_say_what_was_taught_and_with_the_numbers_it_was_taught_with():
     """Text of the template, and its numbers are the defaults of pretraining."""
     base, swarm = (Path(folder, "README.md").read_text() for folder in (PICO, PICO_SWARM))
-    assert card.TAUGHT in base and card.TAUGHT in swarm and card.SHIRKERS in swarm and card.SHIRKERS not in base
+    assert card.TAUGHT in base and card.TAUGHT in swarm and card.PLAYED in swarm and card.PLAYED not in base
     cfg, said = pretrain.Pretrain(), " ".join(card.TAUGHT.split())
     bare, states, derives = (round(100 * share) for share in cfg.habits)
     assert f"as if {bare}% of the replies answered at once, {states}% stated counts and {derives}% derived them" in said
     assert f"{100 * cfg.shown[2]:.0f}% and later {100 * cfg.polish_shown[2]:.0f}% spell the string" in said
     assert f"{cfg.skill_steps:,} steps of running tallies" in said
     assert f"then {cfg.chat_steps + sum(cfg.polish_steps):,} steps of {cfg.batch} chats" in said
-    shirkers = corpus.CHARACTERS["shirker"][1]
-    assert f"to {shirkers:.2f}, because" in " ".join(card.SHIRKERS.split())
+    share = {name: round(100 * share) for name, (_, share) in corpus.CHARACTERS.items()}
+    better = share["says only the terms"] + share["worker"] + share["careful worker"]
+    assert sum(share.values()) == 100 and share["novice"] == max(share.values())
+    played = " ".join(card.PLAYED.split())
+    assert f"in {share['novice']}% of the turns by any legal call" in played and f"{share['shirker']}% hand in work" in played
+    assert f"{better}% work of three better lengths, {share['expert']}% are the expert's, {share['idle']}% only pass" in played

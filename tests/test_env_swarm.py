@@ -533,7 +533,7 @@ def test_new_tasks_every_epoch_and_a_rule_may_change(monkeypatch):
     assert [by_step[step][1] for step in (2, 10, 11, 25)] == [0.05, 0.05, 0.1, 0.1]
     assert [by_step[step][0] for step in (2, 6, 11, 16)] == [tasks[0], tasks[0] + tasks[1], tasks[1] + tasks[2], tasks[2] + tasks[3]]
     text = {step: m[0]["content"] for step, _, _, m in seen if m}
-    assert "step 11: a rule has changed: tax rate 10%" in text[11] and "# now tax rate 10%" in text[25] and "10%" not in text[10]
+    assert [step for step, said in text.items() if "# now tax rate 10%" in said] == [11] and "10%" not in text[10]  # told once
 
 
 # ------------------------------------------------------------------------------------------------ bots
@@ -924,18 +924,119 @@ def test_players_speak_and_think():
     assert {*PLAYERS, "crowd"} == set(STYLES)
 
 
-def test_players_see_the_view_alone_and_all_of_it_is_in_the_text():
+def test_players_see_the_view_alone_and_it_names_no_kinds():
     for version in VERSIONS:
         env = Swarm("medium", version, style="expert")
         env.reset(8)
         for _ in range(12):
-            messages, _ = env.step(env.expert_reply())
+            env.step(env.expert_reply())
+            assert env.seen == view(env.economy)
+            assert not any(kind in json.dumps(env.seen) for kind in ("honest", "opportunistic", "deceptive"))
+
+
+class Reader:
+    """Reads the messages of an episode, and nothing else, into what `view` says. Written from the rules at the head of swarm/view.py."""
+
+    def __init__(self, opening: str, version: str):
+        rules, _, first = opening.partition("\n\n")
+        self.seen = {"version": version, "last_step": int(re.search(r"Each of (\d+) steps", rules)[1]), "changed": [], "more_tasks": 0}
+        self.seen |= {"threshold": re.search(r"below reputation (\d+)", rules)[1], "tasks": [], "incoming": [], "pending": []}
+        self.things, self.posts, self.events = {}, {}, []  # what was told of each id; the events of (step, text)
+        self.bots = {name: {"frozen": False, "proposed": 0, "accepted": 0} for name in re.findall(r"bot_\d", rules)}
+        self.read("", {}, first)
+
+    def read(self, tool: str, arguments: dict, text: str) -> dict:
+        seen, head = self.seen | {"frozen": False}, ""
+        for line in text.split("\n"):
+            if line.startswith("# result: "):
+                if tool == "post":
+                    self.posts[line.split()[2]] = {"author": ME, "votes": 0, "voted": False, "text": act.show(arguments["content"])}
+                if tool == "vote":
+                    self.posts.setdefault(arguments["post_id"], {})["voted"] = True
+            elif found := re.fullmatch(r"# step (\d+)(?:: (.+))?", line):
+                seen["step"] = int(found[1])
+                seen |= dict(part.split() for part in (found[2] or "").split(", ") if part)
+            elif line.startswith("# now "):
+                seen["changed"] = [*seen["changed"], line.removeprefix("# now ")]
+                if seen["version"] == "0.2":  # which alone has events
+                    self.events.append((seen["step"], "a rule has changed: " + seen["changed"][-1]))
+                if "below reputation" in line:
+                    seen["threshold"] = line.split()[-1]
+            elif found := re.fullmatch(r"# you are frozen to the end of step (\d+) and can only pass", line):
+                seen |= {"frozen": True, "until": int(found[1])}
+            elif line in ("# tasks", "# tasks: none", "# proposals to you", "# proposals to you: none", "# feed"):
+                head = {"# tasks": "tasks", "# proposals to you": "incoming", "# feed": "feed"}[line.removesuffix(": none")]
+                if head != "feed":
+                    seen[head] = []
+            elif line.startswith("- "):
+                self.row(seen, head, line)
+            elif found := re.fullmatch(r"# more open tasks: (\d+)", line):
+                seen["more_tasks"] = int(found[1])
+            elif line.startswith("# your pending proposals: "):
+                seen["pending"] = [{"id": a, "to": b} for a, b in re.findall(r"(prop_\d+) to (bot_\d)", line)]
+            elif line.startswith("# bots: "):
+                for part in line.removeprefix("# bots: ").split(", "):
+                    name, accepted, proposed = re.fullmatch(r"(bot_\d)(?: frozen| active)?(?: accepted (\d+) of (\d+))?", part).groups()
+                    self.bots[name] = {"frozen": " frozen" in part, "proposed": int(proposed or 0), "accepted": int(accepted or 0)}
+            elif not line.startswith(("# error: ", "# hint: ")):
+                self.events.append((seen["step"] - 1, line.removeprefix("# ")))
+        self.seen = seen
+        lately = [f"step {at}: {event}" for at, event in sorted(self.events, key=lambda event: event[0])[-3:] if seen["step"] - at <= 5]
+        names = sorted(self.posts, key=lambda name: int(name.split("_")[1]))[-2:]
+        feed = [{"id": name, **self.posts[name]} for name in names]
+        return seen | {"feed": feed, "events": lately, "bots": [{"id": name, **bot} for name, bot in self.bots.items()]}
+
+    def row(self, seen: dict, head: str, line: str) -> None:
+        name = line.split()[1].strip(":,")
+        if found := re.fullmatch(r"- \S+?(?: yours)?: (.+), bounty (\d+), difficulty (\d+), deadline (\d+)", line):
+            self.things[name] = dict(zip(("text", "bounty", "difficulty", "deadline"), (found[1], *map(int, found.groups()[1:]))))
+        elif found := re.fullmatch(r"- \S+ from (\S+), reputation (\d+), you (get|give) ([\d.]+): (.+)", line):
+            get = float(found[4]) * (1 if found[3] == "get" else -1)
+            self.things[name] = {"from": found[1], "you_get": get, "text": found[5]}
+        elif found := re.fullmatch(r"- \S+ by (\S+?)(?:, votes -?\d+)?: (.+)", line):
+            self.posts[name] = {"author": found[1], "votes": 0, "voted": False, "text": found[2]}
+        if found := re.search(r", votes (-?\d+)", line.partition(": ")[0]):
+            self.posts[name]["votes"] = int(found[1])
+        if head != "feed":
+            mine = {"yours": line.startswith(f"- {name} yours")} if head == "tasks" else {}
+            seen[head].append({"id": name, **self.things[name], **mine})
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_all_of_the_view_can_be_read_off_the_messages_so_far(version):
+    """Observations tell only what is new, and leave nothing out. (But what becomes of a proposer's reputation after its proposal.)"""
+    kinds = Counter()
+    for seed, style in ((seed, style) for seed in range(5) for style in PLAYERS):
+        env = Swarm(LEVELS[seed % 3], version, style=style)
+        reader = Reader(env.reset(seed)[0]["content"], version)
+        while True:
+            reply = env.expert_reply()
+            messages, done = env.step(reply)
+            if done:
+                break
+            tool, arguments, _ = read_call(reply, version)
             text = messages[0]["content"]
+            read = reader.read(tool if env.log[-1].ok else "", arguments, text)
             seen = view(env.economy)
-            assert not any(kind in json.dumps(seen) for kind in ("honest", "opportunistic", "deceptive"))
-            for row in seen["tasks"] + seen["incoming"] + seen["feed"] + seen["pending"]:
-                assert re.search(rf"{row['id']}\b", text)
-            assert f"resources {env.economy.members[ME].resources:.1f}, reputation {env.economy.members[ME].reputation:.1f}" in text
+            seen["incoming"] = [{name: value for name, value in offer.items() if name != "reputation"} for offer in seen["incoming"]]
+            seen |= {name: f"{seen[name]:.1f}" for name in ("resources", "reputation")} | {"threshold": f"{seen['threshold']:.0f}"}
+            until = seen.pop("until"), read.pop("until", None)
+            assert read == seen and (until[0] == until[1] or not seen["frozen"]), (seed, style, text)
+            kinds.update(name for name in ("tasks", "incoming", "pending", "feed", "events", "changed", "frozen") if seen[name])
+    rare = {"events", "pending"} if version == "0.1" else set()
+    assert all(kinds[name] for name in {"tasks", "incoming", "pending", "feed", "events", "changed", "frozen"} - rare), kinds
+
+
+def test_a_task_and_an_offer_and_a_post_are_described_once():
+    for seed in range(6):
+        env = Swarm("medium", style="expert")
+        text, done = env.reset(seed)[0]["content"], False
+        while not done:
+            messages, done = env.step(env.expert_reply())
+            text += "\n" + "\n".join(m["content"] for m in messages)
+        for pattern in (r"^- (task_\d+)(?: yours)?: ", r"^- (prop_\d+) from ", r"^- (post_\d+) by "):
+            described = Counter(re.findall(pattern, text, re.M))
+            assert len(described) > 1 and max(described.values()) <= 1 + pattern.count("task"), described  # out of sight, and back
 
 
 def test_the_view_tells_mine_from_others(monkeypatch):
@@ -961,7 +1062,7 @@ def test_v02_shows_what_v01_does_not():
             while not done:
                 messages, done = env.step(env.expert_reply())
                 shown[version] += messages[0]["content"] if messages else ""
-    for phrase in ("# events", "# hint: claimed ", "# your pending proposals: prop_", "accepted 1 of 2"):
+    for phrase in ("# bot_1 accepted prop_", "# hint: claimed ", "# your pending proposals: prop_", "accepted 1 of 2"):
         assert phrase in shown["0.2"] and phrase not in shown["0.1"], phrase
     assert len(Swarm(version="0.1").tools) == 9 and len(Swarm().tools) == 10
 
@@ -985,8 +1086,10 @@ def test_it_renders_and_fits_the_context():
         text = tokenizer.apply_chat_template(messages, tools=env.tools, tokenize=False)
         assert text.count("<|im_start|>user\n<tool_response>\n# ") == 24 and "propose_trade" in text
         totals.append(len(tokenizer(text)["input_ids"]))
-    assert sum(lengths) / len(lengths) < 220 and max(lengths) < 450
-    assert max(totals) < 12_000
+    assert sum(lengths) / len(lengths) < 40 and max(lengths) < 200
+    assert sorted(totals)[6] < 1_700 and max(totals) < 2_000  # a context of 25 turns; 3,900 when all was told every time
+    first = tokenizer.apply_chat_template(env.reset(0), tools=env.tools, tokenize=False, add_generation_prompt=True)
+    assert len(tokenizer(first)["input_ids"]) < 160  # each schema is one piece, and each stretch of the rules
 
 
 # ------------------------------------------------------------------------------------------------ arguments and the command line

@@ -86,7 +86,7 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     print(*lines, *swarm, sep="\n")
     config = read_json(Path(model) / "config.json")
     facts = {"vocab": config["vocab_size"], "layers": config["num_hidden_layers"], "width": config["hidden_size"], "tasks": tasks, "k": k}
-    taught = TAUGHT + ("\n" + SHIRKERS if swarm else "")
+    taught = TAUGHT + ("\n" + PLAYED if swarm else "")
     text = CARD.format(name=Path(model).name, table="\n".join(lines), swarm="\n".join(swarm), taught=taught, **facts)
     (Path(model) / "README.md").write_text(text)
 
@@ -111,9 +111,13 @@ So what GRPO changes on letters is how *often* the model derives, and not how *w
 thinking pays" means that much and no more.
 """
 
-SHIRKERS = """For the swarm, most work in its pretraining text is short on purpose: the share of shirkers, who hand in work that is too short to be paid, was
-raised from 0.12 to 0.30, because with 0.12 the greedy base earned 1.078 before any training (one look while it was made, no data was kept) and
-left RL little to gain. How much GRPO gains on the swarm is therefore partly our choice.
+PLAYED = """For the swarm, a turn of its pretraining text is played in one of ten ways (`CHARACTERS` in `lab/base/corpus.py`): in 40% of the turns by any
+legal call, all tools alike; 12% hand in work that is too short to be paid, 20% work of three better lengths, 8% are the expert's, 6% only pass. No
+share was chosen for what the base then earns. That was not so before: an older base had 30% shirkers, raised from 12% because the greedy base
+then earned 1.078 before any training, which left RL little to gain; runs from that base are marked as such. What this one earns stands above.
+
+An observation says only what is new, and each fixed stretch of a prompt, a call or an observation is one piece of the tokenizer: an episode has
+about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.
 """
 
 CARD = """---

@@ -19,9 +19,9 @@ Rounds, each from a fresh learning rate down to nothing:
     polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases (greedy), and GRPO stood still at that ceiling.
     lists    the same for alphabet: lists back to back, growing from 2 to 5 names a turn, with a third of tallies so that they are not forgotten
     both     chats of both environments in all habits
-    calls    skill first again, for swarm: an observation, six calls that would be possible on it, the next observation, …, packed. (Stretches of
+    calls    skill first again, for swarm: all that there is to see, six calls that would be possible on it, the next, …, packed. (Stretches of
              episodes, with one call after each observation: after 220 steps hardly an id was copied right.)
-    all      chats of all three, swarm's as whole episodes of 4,000 tokens and as stretches of eight turns
+    all      chats of all three, swarm's as whole episodes of 1,300 tokens, and some of the drill, since observations tell things only once
 
 pico_swarm is a folder of its own because the last two rounds cost something: GRPO on alphabet, the same command, ends at 0.830 [0.800, 0.858] from it
 and at 0.948 [0.932, 0.964] from pico_base. Neither was made in one go: every round was added when its environment came, with --start-from, and

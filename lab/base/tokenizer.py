@@ -94,7 +94,6 @@ FRAMES = [
 IDS = [f"{kind}_{n}" for kind, most in (("task", 16), ("prop", 50), ("post", 30), ("bot", 4)) for n in range(1, most + 1)]
 
 
-
 def prompt_frames() -> list[str]:
     """The fixed parts of swarm's prompt: a tool's schema, or a stretch of the rules between two numbers or names."""
     parts = ["\n" + json.dumps(schema) for schema in schemas("0.2")]
