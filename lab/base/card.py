@@ -86,6 +86,7 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     print(*lines, *swarm, sep="\n")
     config = read_json(Path(model) / "config.json")
     facts = {"vocab": config["vocab_size"], "layers": config["num_hidden_layers"], "width": config["hidden_size"], "tasks": tasks, "k": k}
+    facts["millions"] = sum(p.numel() for p in policy.lm.parameters()) / 1e6
     taught = TAUGHT + ("\n" + PLAYED if swarm else "")
     text = CARD.format(name=Path(model).name, table="\n".join(lines), swarm="\n".join(swarm), taught=taught, **facts)
     (Path(model) / "README.md").write_text(text)
@@ -126,7 +127,7 @@ library_name: transformers
 ---
 # {name}
 
-A Qwen3-architecture chat model of 0.9M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
+A Qwen3-architecture chat model of {millions:.2f}M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
 embeddings, bfloat16), made from nothing by `python -m lab.base.pretrain` (seeded, two CPU cores). It counts letters and sorts names over
 several turns (pico_swarm, which had more rounds, also calls the ten tools of a small economy), each in habits of different worth, and is
 meant as a place for RL to start from: what is right is what it rarely does.
