@@ -27,7 +27,7 @@ from env_letters import STYLES, Task, make_task, question, write_reply
 from env_swarm import Swarm
 from lab.base.tokenizer import IDS
 from swarm.bots import KINDS, NICE, PLACES, pick, work_text
-from swarm.players import NOVICE_SAYS, PLAYERS, grinder, possible, propose
+from swarm.players import MORE_WORK, NOVICE_SAYS, PLAYERS, grinder, possible, propose
 from swarm.tools import write_call
 from swarm.view import observe
 
@@ -152,7 +152,6 @@ def alphabet_rows(tokenizer, rng: random.Random, n: int, shown: list[float], sai
 
 
 # ------------------------------------------------------------------------------------------------ swarm
-LONG = " I compare the options, explain the result, and note what to improve, so that others can verify it. The report is complete."
 
 
 def worker(how: str):
@@ -162,7 +161,7 @@ def worker(how: str):
         thought, tool, arguments = grinder(seen, rng)
         if tool == "submit_work":
             task = next(task for task in seen["tasks"] if task["yours"])
-            text = {"short": "it is done", "terms": f"I {task['text']}.", "long": work_text(task["text"]) + LONG}[how]
+            text = {"short": "it is done", "terms": f"I {task['text']}.", "long": work_text(task["text"]) + MORE_WORK}[how]
             arguments = {**arguments, "content": text}
         return thought, tool, arguments
 
@@ -288,7 +287,7 @@ def hoarder(seen: dict, rng: random.Random):
 def work_on(seen: dict, task_id: str, rng: random.Random) -> str:
     """Work that uses the words of the task: the words alone, or more."""
     text = next(task["text"] for task in seen["tasks"] if task["id"] == task_id)
-    return pick(rng, [f"I {text}.", work_text(text), work_text(text) + LONG])
+    return pick(rng, [f"I {text}.", work_text(text), work_text(text) + MORE_WORK])
 
 
 # ------------------------------------------------------------------------------------------------ rows as tensors
