@@ -4,12 +4,13 @@
 tasks that pay best, the last two posts, and the last three events of the last five steps are shown,
 difficulty as 1 to 10, and other members' texts are cut after 40 characters.
 
-`observe` writes it as text, and only what is new. An episode has 25 observations, and a model reads
-them all: told in whole each time, they were two thirds of its tokens. So a task, an offer or a post
-is described once. A list of ids is written again when it has changed, so the last list of a kind is
-what there is now; a number holds until another is told. All of the view can be read off the
-messages so far (a test does so), with one exception: the reputation of a proposer is told with its
-proposal, and what becomes of it later is not.
+`observe` writes it as text, and describes only what is new. An episode has 25 observations, and a
+model reads them all: told in whole each time, they were two thirds of its tokens. So a task, an
+offer or a post is described once, and a number or a bot's record holds until another is told. Only
+the tasks, the offers and the own proposals that there are now are listed every time, by their ids:
+without these lists a small model acted on what was gone, in one call of nine. All of the view can
+be read off the messages so far (a test does so), with one exception: the reputation of a proposer
+is told with its proposal, and what becomes of it later is not.
 
 Run me: `python -m swarm.view` shows the first messages of a scenario, and the view behind the last.
 """
@@ -73,10 +74,7 @@ def view(economy: Economy) -> dict:
 
 
 def observe(seen: dict, result: str, hint: str, before: dict | None = None) -> str:
-    """What is new in a view since the view `before`, as text; all of it if there was none.
-
-    What was told holds until it is told anew, so all observations together tell the whole view.
-    """
+    """A view as text: what is new since the view `before` (None: all of it), and what there is."""
     old = before or NOTHING
     lines = [f"# {result}"] if result else []
     changed = [name for name in STATE if tenth(seen[name]) != tenth(old[name])]
@@ -89,9 +87,9 @@ def observe(seen: dict, result: str, hint: str, before: dict | None = None) -> s
     if seen["more_tasks"] != old["more_tasks"]:
         lines.append(f"# more open tasks: {seen['more_tasks']}")
     lines += listing("# proposals to you", seen["incoming"], old["incoming"], offer_row)
-    if seen["pending"] != old["pending"]:
+    if seen["pending"]:
         pending = ", ".join(f"{p['id']} to {p['to']}" for p in seen["pending"])
-        lines.append(f"# your pending proposals: {pending or 'none'}")
+        lines.append(f"# your pending proposals: {pending}")
     posts = feed_rows(seen["feed"], old["feed"])
     lines += ["# feed", *posts] if posts else []
     bots = [bot_row(bot) for bot in seen["bots"] if bot not in old["bots"]]
@@ -104,7 +102,7 @@ def observe(seen: dict, result: str, hint: str, before: dict | None = None) -> s
 
 
 STATE = ("resources", "reputation")
-LISTS = ("changed", "tasks", "incoming", "pending", "feed", "bots", "events")
+LISTS = ("changed", "tasks", "incoming", "feed", "bots", "events")
 NOTHING = dict.fromkeys(LISTS, [])
 NOTHING |= dict.fromkeys(STATE, -1.0) | {"more_tasks": 0}
 
@@ -114,12 +112,9 @@ def tenth(x: float) -> str:
 
 
 def listing(title: str, rows: list[dict], old: list[dict], write) -> list[str]:
-    """A list is written again if it has changed: new rows in whole, known ones by their id."""
+    """What there is now: new rows in whole, known ones by their id."""
     known = {row["id"] for row in old}
-    if [write(row, True) for row in rows] == [write(row, True) for row in old]:
-        return []
-    title += "" if rows else ": none"
-    return [title, *(write(row, row["id"] in known) for row in rows)]
+    return [title, *(write(row, row["id"] in known) for row in rows)] if rows else []
 
 
 def task_row(task: dict, known: bool) -> str:
@@ -166,10 +161,10 @@ def opening(economy: Economy, think: bool) -> str:
     return (
         f"You live in an economy with {bots}. Some bots cooperate, some take the best tasks, some "
         f"build trust and then take.\nEach of {economy.last_step} steps, call one tool; then the "
-        "bots act, and you are told what is new. You earn by work and trade. Claim a task, then "
-        f"submit work that uses the words of the task{length}: good work is paid, bad work costs. "
-        "A trade in which nobody gives much is good for both sides. Posts and replies help your "
-        "reputation, to pass hurts it.\n"
+        "bots act, and you are told what is new and what is there. You earn by work and trade. "
+        f"Claim a task, then submit work that uses the words of the task{length}: good work is "
+        "paid, bad work costs. A trade in which nobody gives much is good for both sides. Posts "
+        "and replies help your reputation, to pass hurts it.\n"
         f"Your score is what you earn and your reputation{score}.\nRules: {rules}{breaker}.\n{hint}"
     )
 

@@ -946,7 +946,7 @@ class Reader:
         self.read("", {}, first)
 
     def read(self, tool: str, arguments: dict, text: str) -> dict:
-        seen, head = self.seen | {"frozen": False}, ""
+        seen, head = self.seen | {"frozen": False, "tasks": [], "incoming": [], "pending": []}, ""  # listed every time, if there are any
         for line in text.split("\n"):
             if line.startswith("# result: "):
                 if tool == "post":
@@ -964,10 +964,8 @@ class Reader:
                     seen["threshold"] = line.split()[-1]
             elif found := re.fullmatch(r"# you are frozen to the end of step (\d+) and can only pass", line):
                 seen |= {"frozen": True, "until": int(found[1])}
-            elif line in ("# tasks", "# tasks: none", "# proposals to you", "# proposals to you: none", "# feed"):
-                head = {"# tasks": "tasks", "# proposals to you": "incoming", "# feed": "feed"}[line.removesuffix(": none")]
-                if head != "feed":
-                    seen[head] = []
+            elif line in ("# tasks", "# proposals to you", "# feed"):
+                head = {"# tasks": "tasks", "# proposals to you": "incoming", "# feed": "feed"}[line]
             elif line.startswith("- "):
                 self.row(seen, head, line)
             elif found := re.fullmatch(r"# more open tasks: (\d+)", line):

@@ -62,7 +62,7 @@ FRAMES = [
     ". I compare the options", ", explain the result", ", and note what to improve", ", so that others can verify it",
     ". The report is complete", "sharing a", ": sharing a", ", with all the data and a note for the whole team", "thank you",
     "thank you, that helps", "thank you, that helps the team", "a fair trade of", ": a fair trade of",
-    ", it will help both of us and the whole team", ", it will help …", ", with …",
+    ", it will help both of us and the whole team", ", it will help …", ", with …", ". I share all the data and the method",
     # thoughts
     "\nI wait.\n", "\nI try something.\n", "\nI propose a trade.\n", "\nI claim a task.\n", "\nI accept ", "\nI hold ", ", so I submit it.\n",
     " pays ", ", the most.\n", "\nThere is no task.\n", "\nEverybody has a proposal.\n", "\nI am frozen and can only wait.\n", "\nA fair trade with ",
@@ -76,9 +76,9 @@ FRAMES = [
     " is in the feed, reputation +2.0", " is in the feed, reputation +0.5", ", reputation +1.5", ", reputation +0.3", " is proposed to ",
     " is cancelled", " is done",
     # observations
-    ": resources ", ": reputation ", ", reputation ", "\n# tasks\n- ", "\n# tasks: none", "\n- ", " yours", " yours: ", "\n# more open tasks: ",
-    "\n# proposals to you\n- ", "\n# proposals to you: none", " from ", ", you get ", ", you give ", "\n# your pending proposals: ",
-    "\n# your pending proposals: none", " to ", "\n# feed\n- ", " by ", "\n# bots: ", " frozen", " accepted ", " rejected ", "\n# ",
+    ": resources ", ": reputation ", ", reputation ", "\n# tasks\n- ", "\n- ", " yours", " yours: ", "\n# more open tasks: ",
+    "\n# proposals to you\n- ", " from ", ", you get ", ", you give ", "\n# your pending proposals: ",
+    " to ", "\n# feed\n- ", " by ", "\n# bots: ", " frozen", " accepted ", " rejected ", "\n# ",
     " lapsed", " is past its deadline", " is frozen to the end of step ", " is back", "\n# you are frozen to the end of step ",
     " and can only pass", "\n# an audit of ", " found a fault, fine -", "\n# hint: claimed ", ", submitted ", " are frozen to the end of step ",
     # words of tasks, offers and posts, with what stands before them
