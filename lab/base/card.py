@@ -117,8 +117,8 @@ legal call, all tools alike; 12% hand in work that is too short to be paid, 20% 
 share was chosen for what the base then earns. That was not so before: an older base had 30% shirkers, raised from 12% because the greedy base
 then earned 1.078 before any training, which left RL little to gain; runs from that base are marked as such. What this one earns stands above.
 
-An observation says only what is new, and each fixed stretch of a prompt, a call or an observation is one piece of the tokenizer: an episode has
-about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.
+An observation describes only what is new, and each fixed stretch of a prompt, a call or an observation is one piece of the tokenizer: an episode
+has about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.
 """
 
 CARD = """---
