@@ -22,7 +22,7 @@ Rounds, each from a fresh learning rate down to nothing:
     calls    skill first again, for swarm: all that there is to see, six calls that would be possible on it, the next, …, packed. (Stretches of
              episodes, with one call after each observation: after 220 steps hardly an id was copied right.)
     all      chats of all three, swarm's as whole episodes of 1,300 tokens, and some of the drill, since observations describe things only once.
-             Three rounds of it: after the first, the second and the third, 12%, 11% and ERRORS of the sampled calls were refused or unreadable.
+             Three rounds of it: after the first, the second and the third, 12%, 11% and 8% of the sampled calls were refused or unreadable.
 
 pico_swarm is a folder of its own because the last rounds cost something: it sorts lists worse than pico_base (both cards; GRPO on alphabet ended at
 0.830 [0.800, 0.858] from an older pico_swarm and at 0.948 [0.932, 0.964] from pico_base). Neither was made in one go: every round was added when
