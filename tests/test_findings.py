@@ -7,7 +7,8 @@ import numpy as np
 from scipy import stats
 
 from lab.base import corpus
-from lab.swarm.findings import difference, ratio_change, verdict
+from lab.swarm.findings import between, ratio_change, verdict, within
+from lab.swarm.trained import MEASURED
 from metrics import Interval
 
 
@@ -26,11 +27,26 @@ def test_the_share_that_goes_unsubmitted():
     assert ratio_change(before, np.zeros((30, 2))) is None
 
 
-def test_a_difference_is_welch_s_and_never_without_width():
-    d, welch = difference([1.0, 2.0, 4.0], [5.0, 5.5]), stats.ttest_ind([5.0, 5.5], [1.0, 2.0, 4.0], equal_var=False)
-    assert np.allclose((d.low, d.high), welch.confidence_interval(0.95))
-    still = difference([0.0] * 5, [0.0] * 5)
-    assert still.low < still.mean == 0.0 < still.high
+def made_up(worth: float, seeds: int) -> dict:
+    """[seeds][40] of every measure: about `worth` times what it is worth in the base, from dice."""
+    dice = np.random.default_rng(seeds)
+    return {name: (worth * (i + 1) * dice.normal(1.0, 0.1, (seeds, 40))).tolist() for i, name in enumerate(MEASURED)}
+
+
+def test_what_rises_everywhere_comes_out_and_what_should_have_fallen_came_the_other_way_round():
+    rows = {text: found for text, _, _, found in within(made_up(1.0, 1), made_up(2.0, 3))}
+    assert rows["reward rises"] == rows["more trades are proposed"] == "**came out**"
+    assert rows["errors vanish"] == "**came out the other way round**" and rows["reputation stagnates"] == "it did change here"
+    same = {text: found for text, _, _, found in within(made_up(1.0, 1), made_up(1.0, 3))}
+    assert same["reward rises"] == same["errors vanish"] == "cannot be told"
+
+
+def test_versions_are_compared_by_seeds():
+    """Two seeds that differ by 1 and scenarios that differ by nothing: the interval is that of two numbers a side."""
+    flat = lambda *levels: {name: [[level] * 40 for level in levels] for name in MEASURED}
+    row = next(r for r in between(flat(1.0, 2.0), flat(1.2, 2.2)) if r[0].startswith("higher reward"))
+    welch = stats.ttest_ind([1.2, 2.2], [1.0, 2.0], equal_var=False).confidence_interval(0.95)
+    assert f"{welch.low:+.3f}, {welch.high:+.3f}" in row[2] and row[3] == "cannot be told"
 
 
 def test_renumbered_ids_keep_their_order_and_who_is_who():

@@ -1,13 +1,11 @@
-"""Arms of alphabet and of the swarm from the same base, one or several seeds each, into results/<env>/ (letters: lab/claims/letters.py).
+"""Arms of alphabet from the same base, one or several seeds each, into results/alphabet/ (letters: lab/claims/letters.py; swarm: lab/swarm/trained.py).
 
-python -m lab.claims.arms --env alphabet --seeds 1    # finished runs are kept and not run again
-python -m lab.claims.arms --env alphabet --table      # only rebuild the table and the plot from the committed runs
+python -m lab.claims.arms --seeds 1    # finished runs are kept and not run again
+python -m lab.claims.arms --table      # only rebuild the table and the plot from the committed runs
 
 grpo        the default: SFT on 100 demonstrations that only show the format, then GRPO, thinking allowed
 no_think    the same, thinking not allowed: the plateau of the run this project grew out of
 more_sft    the control: the time that GRPO took, spent on more SFT over the same 100 demonstrations
-v02, v01    swarm: at twice the learning rate and half the error penalty, under the rules of v0.2, and under those of v0.1 with their loopholes
-            (other scenarios and another reward: not to be compared line by line; lab/swarm/findings.py does what can be done)
 """
 
 from pathlib import Path
@@ -20,28 +18,22 @@ from bookkeeping import compare
 from lab.common import RESULTS, ends, interval_of, launch, pyplot, read_json, read_lines, save_picture, side_by_side, table, write_page
 
 RUNS = Path("runs/arms")  # relative: configs are committed
-COMMON = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
-VERSIONS = ["--updates", "20", "--lr", "1e-3", "--swarm-error-penalty", "1"]
-ARMS = {
-    "alphabet": COMMON,
-    "swarm": COMMON | {"v02": VERSIONS, "v01": [*VERSIONS, "--swarm-version", "0.1"]},
-}
-TABLE = {"alphabet": "README.md", "swarm": "arms.md"}  # swarm's README.md is lab/swarm/scripted.py's
+OUT = RESULTS / "alphabet"
+ARMS = {"grpo": [], "no_think": ["--no-think"], "more_sft": ["--updates", "0"]}
 KEPT = ("summary.json", "report.md", "curves.png", "metrics.jsonl", "evals.jsonl", "config.json")  # report.html: for seed 0 of grpo
 
 
-def run(env: str, arm: str, seed: int, threads: int) -> None:
+def run(arm: str, seed: int, threads: int) -> None:
     """One run of one arm, unless it has finished before; resumed if it was cut."""
-    out, name = RESULTS / env, f"{env}-{arm}-{seed}"
-    if (out / f"{arm}-{seed}" / "summary.json").exists():
+    if (OUT / f"{arm}-{seed}" / "summary.json").exists():
         return
-    flags = list(ARMS[env][arm])
+    flags = list(ARMS[arm])
     if arm == "more_sft":  # as many SFT steps as fit into the time that GRPO took for the same seed
-        g = read_json(out / f"grpo-{seed}" / "summary.json")
+        g = read_json(OUT / f"grpo-{seed}" / "summary.json")
         per_step = g["seconds"]["sft"] / g["config"]["sft_steps"]
         flags += ["--sft-steps", str(g["config"]["sft_steps"] + round(grpo_seconds(g["seconds"]) / per_step))]
     kept = (*KEPT, *(["report.html"] if (arm, seed) == ("grpo", 0) else []))
-    launch(["--env", env, *flags, "--seed", str(seed)], RUNS, name, out / f"{arm}-{seed}", kept, threads)
+    launch(["--env", "alphabet", *flags, "--seed", str(seed)], RUNS, f"alphabet-{arm}-{seed}", OUT / f"{arm}-{seed}", kept, threads)
 
 
 def grpo_seconds(seconds: dict) -> float:
@@ -49,35 +41,33 @@ def grpo_seconds(seconds: dict) -> float:
     return sum(seconds.get(part, 0.0) for part in ("rollout", "environment", "sync", "train"))
 
 
-def by_task(env: str, arm: str, seed: int, stage: str) -> list[float]:
+def by_task(arm: str, seed: int, stage: str) -> list[float]:
     """The reward of every development task of the trained set."""
-    for record in read_lines(RESULTS / env / f"{arm}-{seed}" / "evals.jsonl"):
+    for record in read_lines(OUT / f"{arm}-{seed}" / "evals.jsonl"):
         if record["stage"] == stage and record["trained"]:
             return record["reward"]
     raise RuntimeError(f"{arm}-{seed}: no {stage} evaluation of the trained tasks")
 
 
-def write_table(env: str) -> None:
-    """results/<env>/README.md and arms.png from the runs there."""
-    out = RESULTS / env
-    found = {arm: sorted(out.glob(f"{arm}-*/summary.json")) for arm in ARMS[env]}
+def write_table() -> None:
+    """results/alphabet/README.md and arms.png from the runs there."""
+    found = {arm: sorted(OUT.glob(f"{arm}-*/summary.json")) for arm in ARMS}
     rows = {arm: [read_json(path) for path in paths] for arm, paths in found.items() if paths}
     m, trained = rows["grpo"][0]["machine"], rows["grpo"][0]["trained"]
-    what = {"alphabet": "mean reward, and perfect episodes", "swarm": "mean reward"}[env]
     lines = [
-        f"# {env.capitalize()}, {trained}: arms from the same base", "",
-        f"`python -m lab.claims.arms --env {env} --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
-        f"transformers {m['transformers']}, peft {m['peft']}. {what.capitalize()}, greedy, the same development tasks for all, with 95% intervals "
-        "(over tasks: the seed's own noise is not in them); the gain is GRPO (or more SFT) over the 50-step SFT, paired by task.", "",
+        f"# Alphabet, {trained}: arms from the same base", "",
+        f"`python -m lab.claims.arms --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
+        f"transformers {m['transformers']}, peft {m['peft']}. Mean reward, and perfect episodes, greedy, the same development tasks for all, with 95% "
+        "intervals (over tasks: the seed's own noise is not in them); the gain is GRPO (or more SFT) over the 50-step SFT, paired by task.", "",
     ]  # fmt: skip
     cells = []
     for arm, summaries in rows.items():
         for s in summaries:
             e, t, seed = s["eval"][s["trained"]], s["seconds"], s["seed"]
-            before, final = (metrics.mean(by_task(env, arm, seed, stage)) for stage in ("before", "final"))
+            before, final = (metrics.mean(by_task(arm, seed, stage)) for stage in ("before", "final"))
             # more SFT's own "after SFT" is its end; what 50 steps give is the GRPO arm's.
-            start = by_task(env, "grpo" if arm == "more_sft" else arm, seed, "after_sft")
-            gain = metrics.gain(start, by_task(env, arm, seed, "final"))
+            start = by_task("grpo" if arm == "more_sft" else arm, seed, "after_sft")
+            gain = metrics.gain(start, by_task(arm, seed, "final"))
             x = e["final"]
             exact = interval_of(x, "exact").percent() if "exact" in x else ""
             cells.append([arm, seed, s["machine"]["device"], x["n"], before.text(), metrics.mean(start).text(), f"**{final.text()}**",
@@ -85,38 +75,29 @@ def write_table(env: str) -> None:
                           s["config"]["sft_steps"], f"{grpo_seconds(t):.0f}", f"{t['sft']:.0f}", f"{t['total'] / 60:.1f}", f"{s['peak_rss_gb']:.2f}"])  # fmt: skip
     lines += table("| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps "
                    "| rollout + train, s | sft, s | total, min | peak GB |", cells)  # fmt: skip
-    if env == "swarm":
-        price = ", ".join(f"{arm} {summaries[0]['config']['swarm_error_penalty']:g}" for arm, summaries in rows.items())
-        lines += ["", f"Each arm's reward is counted as it was paid: less a price times the share of turns lost to errors ({price})."]
     lines += ["", "## What wins", ""] if {"no_think", "more_sft"} & rows.keys() else []
-    paid = lambda arm: compare.paid_by(compare.read(out / f"{arm}-{rows[arm][0]['seed']}"))
+    paid = lambda arm: compare.paid_by(compare.read(OUT / f"{arm}-{rows[arm][0]['seed']}"))
     for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained and paid(a) == paid("grpo")]:
         seeds = sorted({s["seed"] for s in rows[arm]} & {s["seed"] for s in rows["grpo"]})
         # Tasks are shared by all arms and seeds: average a task over the seeds, then bootstrap over tasks.
-        ours, other = (np.mean([by_task(env, a, seed, "final") for seed in seeds], axis=0) for a in ("grpo", arm))
+        ours, other = (np.mean([by_task(a, seed, "final") for seed in seeds], axis=0) for a in ("grpo", arm))
         d = metrics.gain(other, ours)
         verdict = "grpo wins" if d.low > 0 else f"{arm} wins" if d.high < 0 else "no difference can be told"
         lines.append(f"* grpo against {arm}: difference {d.signed()} over {d.n} tasks x {len(seeds)} seeds: **{verdict}**.")
-    missing = [arm for arm in ARMS[env] if arm not in rows]
+    missing = [arm for arm in ARMS if arm not in rows]
     lines += ["", "![arms](arms.png)", ""]
     lines += [f"Not run with this base yet: {', '.join(missing)}.", ""] if missing else []
-    write_page(out / TABLE[env], lines)
-    draw(env, rows)
+    write_page(OUT / "README.md", lines)
+    draw(rows)
     print("\n".join(lines))
 
 
-SECOND = {  # what the second picture shows of an update: (value, title, unit)
-    "alphabet": (lambda line: 100 * line["habit_derives"], "replies that derive the answer", "% of sampled replies"),
-    "swarm": (lambda line: line["used_submit_work"], "work submitted in an episode", "submissions"),
-}
-
-
-def draw(env: str, rows: dict) -> None:
+def draw(rows: dict) -> None:
     fig, axes = pyplot().subplots(1, 3, figsize=(15, 4.4), layout="constrained")
-    colors = dict(zip(ARMS[env], ("C0", "C3", "C7", "C1", "C4")))
+    colors = dict(zip(ARMS, ("C0", "C3", "C7", "C1", "C4")))
     for arm, summaries in rows.items():
         for s in summaries:
-            folder, label = RESULTS / env / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
+            folder, label = OUT / f"{arm}-{s['seed']}", arm if s is summaries[0] else None
             evals = [e for e in read_lines(folder / "evals.jsonl") if e["trained"] and e["stage"] != "before"]
             p = [metrics.mean(e["reward"]) for e in evals]
             if arm == "more_sft":
@@ -127,28 +108,27 @@ def draw(env: str, rows: dict) -> None:
             axes[0].fill_between(x, *(100 * np.array(ends(p))), color=colors[arm], alpha=0.12)
             lines = read_lines(folder / "metrics.jsonl")
             u = [line["update"] for line in lines]
-            axes[1].plot(u, [SECOND[env][0](line) for line in lines], color=colors[arm], lw=1)
+            axes[1].plot(u, [100 * line["habit_derives"] for line in lines], color=colors[arm], lw=1)
             axes[2].plot(u, [line["reply_tokens"] for line in lines], color=colors[arm], lw=1)
     axes[0].set(title="development tasks, mean reward x 100 (95% bands)", xlabel="update")
-    if env != "swarm":
-        axes[0].set_ylim(-2, 102)
+    axes[0].set_ylim(-2, 102)
     axes[0].legend(loc="center right")
-    axes[1].set(title=SECOND[env][1], xlabel="update", ylabel=SECOND[env][2], ylim=(0, None))
+    axes[1].set(title="replies that derive the answer", xlabel="update", ylabel="% of sampled replies", ylim=(0, None))
     axes[2].set(title="tokens said in an episode", xlabel="update", ylabel="tokens", ylim=(0, None))
     for ax in axes:
         ax.grid(alpha=0.25)
-    save_picture(fig, RESULTS / env / "arms.png", 110)
+    save_picture(fig, OUT / "arms.png", 110)
 
 
-def main(env: str = "alphabet", seeds: int = 1, jobs: int = 1, arms: tuple[str, ...] = (), table: bool = False) -> None:
+def main(seeds: int = 1, jobs: int = 1, arms: tuple[str, ...] = (), table: bool = False) -> None:
     """Run what is missing of `arms` (none given: all), `jobs` runs at once on 2 threads in all, then write the table."""
-    if env not in ARMS or set(arms) - set(ARMS[env]):
-        raise SystemExit(f"--env {env} --arms {' '.join(arms)}: choose " + "; ".join(f"{e}: {', '.join(a)}" for e, a in ARMS.items()))
-    arms = arms or tuple(ARMS[env])
+    if set(arms) - set(ARMS):
+        raise SystemExit(f"--arms {' '.join(arms)}: choose among {', '.join(ARMS)}")
+    arms = arms or tuple(ARMS)
     if not table:
         for some in ([a for a in arms if a != "more_sft"], [a for a in arms if a == "more_sft"]):  # the control needs to know GRPO's time
-            side_by_side(run, [(env, arm, seed, max(1, 2 // jobs)) for seed in range(seeds) for arm in some], jobs, " ".join(some))
-    write_table(env)
+            side_by_side(run, [(arm, seed, max(1, 2 // jobs)) for seed in range(seeds) for arm in some], jobs, " ".join(some))
+    write_table()
 
 
 if __name__ == "__main__":

@@ -1,43 +1,24 @@
-"""Which of the published swarm run's findings come out again here? Computed from the arms v02 and v01, into results/swarm/findings.md.
+"""Which of the published swarm runs' findings come out again here? From the policies of lab/swarm/trained.py, into results/swarm/findings.md.
 
-    python -m lab.claims.arms --env swarm --arms v02 v01      # the runs, if they are not there yet
+    python -m lab.swarm.trained --only grpo v01      # the runs, if they are not there yet
     python -m lab.swarm.findings
 
-The publication had one run a version, and compared 6 sampled episodes with 8. Here both ends of a run play the same development scenarios,
-greedy, and every difference is paired by scenario with its 95% interval. A finding "came out" if its interval lies on the side that the
-publication says, "came out the other way round" if it lies on the other, and otherwise "cannot be told". Nothing in this file knows the
-answer beforehand.
+The publication had one run a version, and compared 6 sampled episodes of the untrained model with 8 of the trained one. Here the base and three
+policies a version, each from a seed of its own, are sampled at temperature 1 on the same held-out scenarios; within a version every difference is
+paired by scenario. A finding "came out" if its 95% interval, over seeds and scenarios, lies on the side that the publication says, "came out the
+other way round" if it lies on the other, and otherwise "cannot be told". Nothing in this file knows the answer beforehand.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 
 import metrics
-from bookkeeping import compare
 from bookkeeping.behaviour import rank_correlation
-from lab.common import RESULTS, ROOT, read_lines, table, write_page
+from lab.claims.ledger import interval
+from lab.common import read_lines, table, write_page
+from lab.swarm.trained import OUT, PRICE, SEEDS, N, runs_of, scores
 
-OUT = RESULTS / "swarm"
-
-
-@dataclass
-class Run:
-    before: dict  # lists by component, after SFT
-    after: dict  # the same scenarios after GRPO
-    training: list[dict]  # a line of metrics.jsonl an update: means over 32 episodes, sampled at temperature 1
-
-
-def load(arm: str, seed: int) -> Run:
-    folder = OUT / f"{arm}-{seed}"
-    if not (folder / "evals.jsonl").exists():
-        raise SystemExit(f"{folder.relative_to(ROOT)} is not there; run: python -m lab.claims.arms --env swarm --arms {arm}")
-    stage = lambda name: next(e for e in read_lines(folder / "evals.jsonl") if e["stage"] == name and e["trained"])
-    return Run(stage("after_sft"), stage("final"), read_lines(folder / "metrics.jsonl"))
-
-
-def change(run: Run, name: str) -> metrics.Interval:
-    return metrics.gain(run.before[name], run.after[name])
+VERSIONS = {"v0.2": ("grpo", "medium"), "v0.1": ("v01", "medium, v0.1")}  # {version: (its policies, their world)}
+Rows = dict[str, list[list[float]]]  # {measure: [seeds][N]}; the base is one policy
 
 
 def verdict(interval: metrics.Interval | None, expected: int) -> str:
@@ -50,9 +31,14 @@ def verdict(interval: metrics.Interval | None, expected: int) -> str:
     return "**came out**" if side == expected else "cannot be told" if side == 0 else "**came out the other way round**"
 
 
-def waste(e: dict) -> np.ndarray:
-    """[n, 2]: tasks claimed and submitted, by scenario."""
-    return np.column_stack([e["used_claim_task"], e["used_submit_work"]])
+def change(before: Rows, after: Rows, name: str) -> metrics.Interval:
+    """From the base to the trained policies, paired by scenario."""
+    return interval([np.subtract(some, before[name][0]) for some in after[name]])
+
+
+def waste(rows: Rows) -> np.ndarray:
+    """[N, 2]: tasks claimed and submitted, by scenario, mean over seeds."""
+    return np.column_stack([np.mean(rows["used_claim_task"], axis=0), np.mean(rows["used_submit_work"], axis=0)])
 
 
 def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -> metrics.Interval | None:
@@ -70,8 +56,8 @@ def show(i: metrics.Interval | None) -> str:
     return "it never happens at one end, so there is nothing to compare" if i is None else i.signed()
 
 
-def within(run: Run) -> list[tuple[str, str, str, str]]:
-    """(finding, what the publication says of its v0.2, here, verdict) about one run."""
+def within(before: Rows, after: Rows) -> list[tuple[str, str, str, str]]:
+    """(finding, what the publication says of its v0.2, here, verdict) about one version."""
     rows = []
     for text, said, name, expected in (
         ("reward rises", "0.888 → 1.377", "reward", 1),
@@ -79,26 +65,26 @@ def within(run: Run) -> list[tuple[str, str, str, str]]:
         ("interaction quality rises", "0.184 → 0.717", "quality", 1),
         ("reputation stagnates", "0.544 → 0.541", "reputation", 0),
         ("action diversity falls once the policy acts", "0.737 (step 20) → 0.596", "diversity", -1),
-        ("more turns are used", "12.8 → 20.8", "turns_used", 1),
+        ("more turns are used", "12.8 → 20.8", "turns_acted", 1),
         ("more tasks are claimed", "2.7 → 5.6", "used_claim_task", 1),
         ("more work is submitted", "2.2 → 4.0", "used_submit_work", 1),
         ("more trades are proposed", "1.3 → 5.1", "used_propose_trade", 1),
         ("errors vanish", "9.4% → 0%, with spikes to 50%", "error_rate", -1),
         ("truncation vanishes", "68.8% → 0%", "truncated", -1),
     ):
-        before, after = (metrics.mean(e[name]).mean for e in (run.before, run.after))
-        rows.append((text, said, f"{before:.3f} → {after:.3f}: {show(change(run, name))}", verdict(change(run, name), expected)))
+        d = change(before, after, name)
+        rows.append((text, said, f"{np.mean(before[name]):.3f} → {np.mean(after[name]):.3f}: {show(d)}", verdict(d, expected)))
     names = ("payoff", "reputation", "quality", "diversity")
-    parts = {name: change(run, name).mean / max(metrics.mean(run.before[name]).mean, 1e-9) for name in names}
+    parts = {name: change(before, after, name).mean / max(np.mean(before[name]), 1e-9) for name in names}
     fastest = max(parts, key=parts.get)
     rows.append((
         "quality is the fastest mover", "+290%, payoff +53%", ", ".join(f"{name} {100 * x:+.0f}%" for name, x in parts.items()),
         "**came out**" if fastest == "quality" else f"no, {fastest} is (no interval: a ranking)",
     ))  # fmt: skip
-    less = ratio_change(waste(run.before), waste(run.after))
+    less = ratio_change(waste(before), waste(after))
     rows.append(("less of what is claimed goes unsubmitted", "41% → 28%", show(less), verdict(less, -1)))
-    with_reward = lambda name: rank_correlation(np.array(run.after[name]), np.array(run.after["reward"]))
-    accepted, proposed = with_reward("used_accept_proposal"), with_reward("used_propose_trade")
+    pooled = lambda name: np.concatenate(after[name])
+    accepted, proposed = (rank_correlation(pooled(name), pooled("reward")) for name in ("used_accept_proposal", "used_propose_trade"))
     rows.append((
         "who accepts scores higher", "the best of 8 accepted 8 and proposed 2",
         f"rank correlation with reward: accepted {show(accepted)}, proposed {show(proposed)}", verdict(accepted, 1),
@@ -106,8 +92,8 @@ def within(run: Run) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def between(old: Run, new: Run) -> list[tuple[str, str, str, str]]:
-    """v0.1 against v0.2, each trained the same way. Scenarios differ, so these differences are not paired."""
+def between(old: Rows, new: Rows) -> list[tuple[str, str, str, str]]:
+    """v0.1 against v0.2, each trained the same way. Scenarios differ, so these differences are not paired: the units are the seeds."""
     rows = []
     for text, said, name, expected in (
         ("fewer self-proposal errors in v0.2", "about 4 an episode → 0", "self_proposal_errors", -1),
@@ -115,50 +101,48 @@ def between(old: Run, new: Run) -> list[tuple[str, str, str, str]]:
         ("higher interaction quality in v0.2", "0.619 → 0.717", "quality", 1),
         ("higher reward in v0.2 (other weights: 1.6 is the most in both)", "1.131 → 1.377", "reward", 1),
     ):
-        d = difference(old.after[name], new.after[name])
-        a, b = (metrics.mean(run.after[name]) for run in (old, new))
-        rows.append((text, said, f"{a.mean:.3f} → {b.mean:.3f}: {show(d)}", verdict(d, expected)))
-    top = [metrics.proportion(sum(p > 0.95 for p in run.after["payoff"]), len(run.after["payoff"])) for run in (old, new)]
+        a, b = (np.mean(rows_of[name], axis=1) for rows_of in (old, new))  # [seeds] each
+        d = interval((b, a))
+        rows.append((text, said, f"{a.mean():.3f} → {b.mean():.3f}: {show(d)}", verdict(d, expected)))
+    tops = []
+    for found in (old, new):
+        some = np.concatenate(found["payoff_published"])
+        tops.append(metrics.proportion(int((some >= 1).sum()), len(some)).percent())
     rows.append((
-        "payoff is at its ceiling", "0.992 and 0.998 on average", f"episodes above 0.95: {top[0].percent()} in v0.1, {top[1].percent()} in v0.2",
-        "depends on the scale: ours never saturates (env_swarm.py)",
+        "payoff is at its ceiling", "0.992 and 0.998 on average", f"episodes at 1 on the published scale: {tops[0]} in v0.1, {tops[1]} in v0.2",
+        "on that scale; ours has no ceiling (env_swarm.py)",
     ))  # fmt: skip
     return rows
 
 
-def sampled(old: Run, new: Run) -> list[str]:
-    """What greedy evaluations hide: a policy that samples still tries what it would not do at its likeliest. Five updates at either end."""
-    rows = []
-    for text, name in (("trades proposed", "used_propose_trade"), ("trades accepted", "used_accept_proposal"),
-                       ("self-proposal errors", "self_proposal_errors"), ("errors, share of the turns", "error_rate")):  # fmt: skip
-        ends = [[[line[name] for line in some] for some in (run.training[:5], run.training[-5:])] for run in (old, new)]
-        cells = [f"{np.mean(first):.3f} → {np.mean(last):.3f}: {show(difference(first, last))}" for first, last in ends]
-        rows.append([text, *cells, show(difference(ends[0][1], ends[1][1]))])
-    return [*table("| an episode's | v0.1 | v0.2 | v0.2 less v0.1, at the end |", rows), ""]
+def spikes(arm: str) -> str:
+    """Errors while it trains: the first five batches, the worst one, the last five, per seed."""
+    out = []
+    for name in runs_of(arm):
+        errors = [100 * line["error_rate"] for line in read_lines(OUT / name / "metrics.jsonl")]
+        out.append(f"{np.mean(errors[:5]):.1f}% → {np.mean(errors[-5:]):.1f}%, at most {max(errors):.1f}%")
+    return "; ".join(out)
 
 
-def difference(a, b) -> metrics.Interval:
-    """Mean of b minus mean of a, independent samples: Welch's 95% interval."""
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    parts = [compare.variance_of_mean(a), compare.variance_of_mean(b)]
-    return compare.by_variance(float(b.mean() - a.mean()), parts, min(len(a), len(b)))[0]
-
-
-def main(seed: int = 0) -> None:
-    new, old = load("v02", seed), load("v01", seed)
-    n, findings = len(new.after["reward"]), lambda rows: [*table("| finding | published | here | verdict |", rows), ""]
+def main() -> None:
+    base = {version: scores("base", world, "sampled") for version, (_, world) in VERSIONS.items()}
+    after = {version: scores(arm, world, "sampled") for version, (arm, world) in VERSIONS.items()}
+    for version, (arm, _) in VERSIONS.items():
+        if len(after[version]["reward"]) < len(SEEDS):
+            raise SystemExit(f"{version}: not all seeds have played; run: python -m lab.swarm.trained --only {arm}")
+    findings = lambda rows: [*table("| finding | published | here | verdict |", rows), ""]
     lines = [
         "# Which of the published findings come out again?", "",
-        f"`python -m lab.swarm.findings`. Seed {seed}, medium scenarios, greedy, n = {n} development scenarios a version, 95% intervals. "
-        "The published runs are of a 30B model; ours has 0.9M parameters and our payoff is scaled otherwise, so only directions are compared. "
-        "Here an error costs 1/25 (both versions, `--swarm-error-penalty 1`), there it cost nothing; rewards are told with that price. "
-        "One seed a version: the noise between seeds is not in these intervals.", "",
-        "## v0.2, from after SFT to after GRPO", "", *findings(within(new)),
-        "## v0.1 against v0.2, both after GRPO", "", *findings(between(old, new)),
-        "## v0.1, from after SFT to after GRPO", "", *findings(within(old)[:11]),
-        "## While it trains: sampled at temperature 1, the first five updates and the last five", "",
-        "Greedy evaluations show what is likeliest; this is what is tried besides. Welch's intervals over the means of five updates.", "",
-        *sampled(old, new),
+        f"`python -m lab.swarm.findings`. {len(SEEDS)} seeds a version, medium scenarios, sampled at temperature 1 as published, n = {N} held-out "
+        "scenarios; 95% intervals over seeds and scenarios. The published runs are of a 30B model; ours has 1M parameters and a payoff that is scaled "
+        f"otherwise, so only directions are compared. Here an error costs {PRICE:g}/25 (both versions), there it cost nothing; rewards are told with that "
+        "price. *Before* is the base, before SFT and GRPO: the published runs had no SFT. *More turns* are those that did something: a pass is none.", "",
+        "## v0.2, from the base to after GRPO", "", *findings(within(base["v0.2"], after["v0.2"])),
+        "## v0.1 against v0.2, both after GRPO", "", *findings(between(after["v0.1"], after["v0.2"])),
+        "## v0.1, from the base to after GRPO", "", *findings(within(base["v0.1"], after["v0.1"])[:11]),
+        "## Errors while it trains", "",
+        "Share of the turns, batches of 32 sampled episodes; the first five, the last five and the worst one, per seed.", "",
+        *(f"* {version}: {spikes(arm)}" for version, (arm, _) in VERSIONS.items()), "",
     ]  # fmt: skip
     write_page(OUT / "findings.md", lines)
     print("\n".join(lines))

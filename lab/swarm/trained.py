@@ -8,12 +8,22 @@ with every seed, and only then every policy plays the same held-out scenarios, o
 first run; each trains on scenarios of its own.
 """
 
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import torch
 import tyro
+from tqdm import tqdm
 
-from lab.common import RESULTS, launch, read_json, side_by_side
+import metrics
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from env_swarm import Swarm
+from env_swarm import play as play_scripted
+from lab.claims.ledger import interval
+from lab.common import RESULTS, launch, pyplot, reach, read_json, read_lines, save_picture, side_by_side, table, write_json, write_page
+from policy import PICO_SWARM, load_policy
 
 RUNS, OUT = Path("runs/swarm"), RESULTS / "swarm"  # RUNS is relative: configs are committed
 SEEDS, N = (0, 1, 2), 256
@@ -40,7 +50,9 @@ ARMS = {
     "grpo": Arm("**GRPO**, the default settings, until it has settled", LONG),
     "no_think": Arm("GRPO, thinking not allowed", f"{LONG} --no-think"),
     "v01": Arm("GRPO under the rules of v0.1", f"{LONG} --swarm-version 0.1"),
-    "more_sft": Arm("more SFT on the 100 episodes of the expert that GRPO begins with", f"{SFT} expert", grid("1e-4 3e-4 1e-3", "200 1000")),
+    "more_sft": Arm(
+        "more SFT on the 100 episodes of the expert that GRPO begins with", f"{SFT} expert", grid("1e-4 3e-4 1e-3", "200 1000")
+    ),
     "sft_tuned": Arm("SFT on 100 episodes of the best scripted player", f"{SFT} tuned", grid("1e-4 3e-4 1e-3", "200 1000")),
     "start": Arm("after the default SFT: where GRPO begins", "--updates 0"),
 }
@@ -72,14 +84,232 @@ def best(arm: str) -> str:
     return max(ARMS[arm].sweep, key=lambda setting: development(named(arm, setting, 0)))
 
 
-def main(only: str = "", jobs: int = 2) -> None:
+# ------------------------------------------------------------------------------------------------ held-out scenarios
+WORLDS = {  # where policies that were trained on medium scenarios of v0.2 play: (difficulty, version)
+    "medium": ("medium", "0.2"), "easy": ("easy", "0.2"), "hard": ("hard", "0.2"), "medium, v0.1": ("medium", "0.1"),
+}  # fmt: skip
+DECODINGS = {"greedy": 0.0, "sampled": 1.0}
+YARDSTICKS = ("tuned", "proposer", "expert", "grinder", "trader", "random", "idle")
+PRICE = 0.5  # of an error, settings.py's for small models; scripted players pay it too
+MEASURED = (
+    "reward", "reward_published", "payoff", "payoff_published", "reputation", "quality", "diversity", "error_rate", "turns_acted", "truncated",
+    "used_pass_turn", "used_claim_task", "used_submit_work", "used_propose_trade", "used_accept_proposal", "used_post", "self_proposal_errors",
+)  # fmt: skip
+
+
+def scenarios() -> list[int]:
+    """Their seeds. No run has looked at them."""
+    from evaluate import HELD_OUT_SEEDS
+
+    return [HELD_OUT_SEEDS + i for i in range(N)]
+
+
+def kept(marks: list[dict]) -> dict[str, list[float]]:
+    """{measure: its value in each episode}."""
+    return {name: [round(m[name], 4) for m in marks] for name in MEASURED}
+
+
+def both_scales(env: Swarm) -> dict[str, float]:
+    """The score of an episode that was played, with its reward and payoff on the published scale too."""
+    marks = env.score()
+    env.payoff_scale = "published"
+    return marks | {f"{name}_published": env.score()[name] for name in ("reward", "payoff")}
+
+
+def plays(policy, world: str, temperature: float, think: bool, seed: int) -> dict[str, list[float]]:
+    """{measure: [N]} of a policy on the held-out scenarios of a world."""
+    from fast.sampler import TorchSampler
+    from rollout import play
+
+    difficulty, version = WORLDS[world]
+    envs: list[Swarm] = []
+
+    def make_env() -> Swarm:
+        envs.append(Swarm(difficulty, version, think, error_penalty=PRICE))
+        return envs[-1]
+
+    play(policy, TorchSampler(policy), make_env, scenarios(), 1, 160, temperature, seed)
+    return kept([both_scales(env) for env in envs])
+
+
+def worlds_of(arm: str) -> list[str]:
+    return list(WORLDS) if arm == "grpo" else ["medium, v0.1"] if arm == "v01" else ["medium"]
+
+
+def held_out(arm: str, name: str, seed: int, threads: int) -> None:
+    """Let a run's policy play, unless it has, into its held_out.json. Only the chosen setting of an arm comes here."""
+    if (OUT / name / "held_out.json").exists():
+        return
+    torch.set_num_threads(threads)
+    policy = load_policy(str(PICO_SWARM), 32, 64, "cpu")
+    load_checkpoint(find_checkpoint(RUNS / name / "checkpoint"), policy)
+    found = {
+        world: {how: plays(policy, world, heat, arm != "no_think", seed) for how, heat in DECODINGS.items()} for world in worlds_of(arm)
+    }
+    write_json(OUT / name / "held_out.json", found)
+
+
+def others(threads: int) -> None:
+    """The base and the scripted players on the same scenarios, into others.json."""
+    if (OUT / "others.json").exists():
+        return
+    torch.set_num_threads(threads)
+    policy = load_policy(str(PICO_SWARM), 0, 64, "cpu")
+    base = lambda world: {how: plays(policy, world, heat, True, 0) for how, heat in DECODINGS.items()}
+    found: dict = {"base": {world: base(world) for world in ("medium", "medium, v0.1")}}
+    for player in tqdm(YARDSTICKS, desc="scripted players"):
+        found[player] = {}
+        for world, (difficulty, version) in WORLDS.items():
+            envs = [Swarm(difficulty, version, style=player, error_penalty=PRICE) for _ in range(N)]
+            for env, number in zip(envs, scenarios()):
+                play_scripted(env, number)
+            found[player][world] = {"scripted": kept([both_scales(env) for env in envs])}
+    write_json(OUT / "others.json", found)
+
+
+# ------------------------------------------------------------------------------------------------ the page
+NAMES = {
+    "base": "the base, before anything", "tuned": "scripted: tuned", "proposer": "scripted: proposer", "expert": "scripted: expert",
+    "grinder": "scripted: grinder", "trader": "scripted: trader", "random": "scripted: random", "idle": "scripted: idle",
+}  # fmt: skip
+SHORT = ("grpo", "sft_tuned", "more_sft", "no_think", "start")  # on medium, v0.2
+COLUMNS = {  # of the table of parts: (title, digits, factor)
+    "reward": ("reward", 3, 1), "reward_published": ("published scale", 3, 1), "payoff": ("payoff", 3, 1), "quality": ("quality", 3, 1),
+    "reputation": ("reputation", 3, 1), "diversity": ("diversity", 3, 1), "error_rate": ("errors, %", 1, 100),
+    "used_pass_turn": ("passes", 1, 1), "used_submit_work": ("works", 1, 1), "used_propose_trade": ("proposals", 1, 1),
+    "used_accept_proposal": ("accepted", 1, 1), "used_post": ("posts", 1, 1),
+}  # fmt: skip
+
+
+def runs_of(arm: str) -> list[str]:
+    """Its runs at the best setting that have played held-out scenarios, one per seed."""
+    names = [named(arm, best(arm), seed) for seed in SEEDS]
+    return [name for name in names if (OUT / name / "held_out.json").exists()]
+
+
+def scores(arm: str, world: str = "medium", how: str = "greedy") -> dict[str, list[list[float]]]:
+    """{measure: [seeds][N]} of an arm, or of what no run gives."""
+    if arm in NAMES:
+        every = [read_json(OUT / "others.json")[arm][world]]
+        how = how if how in every[0] else "scripted"
+    else:
+        every = [read_json(OUT / name / "held_out.json")[world] for name in runs_of(arm)]
+    return {name: [each[how][name] for each in every] for name in MEASURED}
+
+
+def over_seeds(rows: list) -> metrics.Interval:
+    """The mean of [seeds][N]; its interval is over seeds and scenarios. Of one policy: over scenarios."""
+    return interval(rows) if len(rows) > 1 else metrics.mean(rows[0])
+
+
+def less(arm: str, how: str) -> str:
+    """GRPO less this arm, paired by seed and scenario."""
+    ours, theirs = (scores(a, how=how)["reward"] for a in ("grpo", arm))
+    if len(theirs) < len(ours):
+        theirs = theirs * len(ours)  # one policy stands beside every seed of ours
+    return over_seeds([np.subtract(a, b) for a, b in zip(ours, theirs)]).signed()
+
+
+def page() -> None:
+    arms = [arm for arm in SHORT if runs_of(arm)]
+    m = read_json(OUT / runs_of("grpo")[0] / "summary.json")["machine"]
+    rows = []
+    for arm in (*arms, *NAMES):
+        greedy, sampled = (scores(arm, how=how)["reward"] for how in DECODINGS)
+        setting = ARMS[arm].sweep[best(arm)].replace("--", "").replace(" sft-steps", ", sft-steps") or "defaults" if arm in ARMS else ""
+        both = arm in ARMS or arm == "base"
+        rows.append([
+            ARMS[arm].what if arm in ARMS else NAMES[arm], setting, len(greedy), f"**{over_seeds(greedy).text()}**",
+            over_seeds(sampled).text() if both else "", " ".join(f"{np.mean(row):.3f}" for row in greedy),
+            "" if arm == "grpo" else less(arm, "greedy"), less(arm, "sampled") if both and arm != "grpo" else "",
+        ])  # fmt: skip
+    lines = [
+        "# Swarm, trained to the end", "",
+        f"`python -m lab.swarm.trained`; seeds {SEEDS[0]} to {SEEDS[-1]}, planned before the first run; torch {m['torch']}, transformers "
+        f"{m['transformers']}, peft {m['peft']}, {m['device']}. Mean reward on {N} held-out medium scenarios (v0.2) that no run looked at and "
+        f"nothing was chosen by, less {PRICE} times the share of turns lost to errors; 95% intervals over seeds and scenarios (of one policy: over "
+        "scenarios). *GRPO less this* is paired by seed and scenario. Scripted players see what the model sees.", "",
+    ]  # fmt: skip
+    lines += table(["", "settings", "seeds", "greedy", "sampled", "each seed, greedy", "GRPO less this, greedy", "sampled"], rows)
+    lines += ["", "![each seed](trained.png)", "", "## How they play", "",
+              "The same episodes: means over seeds and scenarios; an episode has 25 turns. *Published scale*: env_swarm.py.", ""]  # fmt: skip
+    rows = []
+    for arm in (*arms, *NAMES):
+        for how in DECODINGS if arm in ARMS or arm == "base" else ["scripted"]:
+            found = scores(arm, how=how)
+            cells = [f"{factor * np.mean(found[name]):.{digits}f}" for name, (_, digits, factor) in COLUMNS.items()]
+            rows.append([ARMS[arm].what if arm in ARMS else NAMES[arm], how, *cells])
+    lines += table(["", "decoding", *(title for title, _, _ in COLUMNS.values())], rows)
+    lines += ["", "## Elsewhere", "", "GRPO's policies, trained on medium scenarios of v0.2, in worlds that they have not seen.", ""]
+    rows = []
+    for world in WORLDS:
+        cells = [over_seeds(scores("grpo", world, how)["reward"]).text() for how in DECODINGS]
+        at_home = over_seeds(scores("v01", world)["reward"]).text() if world in worlds_of("v01") and runs_of("v01") else ""
+        rows.append([world, *cells, at_home, *(over_seeds(scores(p, world)["reward"]).text() for p in ("expert", "tuned"))])
+    lines += table(["world", "GRPO, greedy", "GRPO, sampled", "GRPO trained there, greedy", "expert", "tuned"], rows)
+    lines += ["", "## The runs", "", "*Settled*: what `--until-converged` asked after every update (metrics.trend).", ""]
+    rows = []
+    for arm in ("grpo", "no_think", "v01"):
+        for name in runs_of(arm):
+            s, updates = read_json(OUT / name / "summary.json"), read_lines(OUT / name / "metrics.jsonl")
+            sampled = [line["reward"] for line in updates]
+            end = f"{np.mean(sampled[:5]):.3f} → {np.mean(sampled[-5:]):.3f}"
+            rows.append(
+                [name, s["updates"], end, metrics.trend(sampled).sentence(), f"{s['seconds']['total'] / 60:.0f}", f"{s['peak_rss_gb']:.1f}"]
+            )
+    lines += table(["run", "updates", "sampled reward, first and last five batches", "settled?", "minutes", "peak GB"], rows)
+    lines += ["", "## What was swept", "", "Seed 0, development scenarios (n = 128), greedy, at the end.", ""]
+    for arm, a in ARMS.items():
+        done = [s for s in a.sweep if (OUT / named(arm, s, 0) / "summary.json").exists()]
+        if len(a.sweep) > 1 and done:
+            lines += [f"**{a.what}**", "", *table([arm, "reward"], [[s, f"{development(named(arm, s, 0)):.3f}"] for s in done]), ""]
+    write_page(OUT / "trained.md", lines)
+    draw(arms)
+
+
+def draw(arms: list[str]) -> None:
+    """How the sampled reward rose, and one tick per seed: which arms end where GRPO ends?"""
+    fig, (curves, ends) = pyplot().subplots(1, 2, figsize=(13, 4.8), layout="constrained")
+    for name in runs_of("grpo"):
+        rewards = [line["reward"] for line in read_lines(OUT / name / "metrics.jsonl")]
+        curves.plot(range(1, len(rewards) + 1), rewards, lw=1, alpha=0.35, color="C2")
+        smooth = np.convolve(rewards, np.ones(10) / 10, "valid")
+        curves.plot(
+            range(10, len(rewards) + 1), smooth, color="C2", label="GRPO, a seed (mean of ten batches)" if name.endswith("0") else None
+        )
+    for player, colour in (("tuned", "C3"), ("expert", "C0"), ("grinder", "C7")):
+        curves.axhline(np.mean(scores(player)["reward"]), color=colour, ls="--", lw=1, label=NAMES[player])
+    curves.set(title="reward of the training batches, sampled", xlabel="update", ylabel="reward")
+    curves.legend(fontsize=8)
+    order = sorted((*arms, *NAMES), key=lambda arm: np.mean(scores(arm)["reward"]))
+    for y, arm in enumerate(order):
+        rows = scores(arm)["reward"]
+        i = over_seeds(rows)
+        colour = "C2" if arm == "grpo" else "C0" if arm in ARMS else "C7"
+        ends.errorbar(i.mean, y, xerr=reach([i]), fmt="o", color=colour, capsize=3)
+        ends.plot([np.mean(row) for row in rows], [y + 0.22] * len(rows), "|", color=colour)
+    titles = {**{arm: a.what.replace("*", "") for arm, a in ARMS.items()}, **NAMES}
+    ends.set_yticks(range(len(order)), [textwrap.fill(titles[arm], 40) for arm in order], fontsize=8)
+    ends.set(title=f"greedy reward, {N} held-out scenarios (95%; ticks: seeds)", xlabel="reward")
+    for ax in (curves, ends):
+        ax.grid(alpha=0.25)
+    save_picture(fig, OUT / "trained.png", 110)
+
+
+def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
     """only: arms, by name, separated by spaces; all by default. jobs: runs at once, one thread each."""
     arms = only.split() or list(ARMS)
-    swept = [arm for arm in arms if len(ARMS[arm].sweep) > 1]
-    plain = [(arm, "", seed, 1) for seed in SEEDS for arm in arms if arm not in swept]
-    side_by_side(train, plain, jobs, "one setting")
-    side_by_side(train, [(arm, setting, 0, 1) for arm in swept for setting in ARMS[arm].sweep], jobs, "seed 0, all settings")
-    side_by_side(train, [(arm, best(arm), seed, 1) for seed in SEEDS[1:] for arm in swept], jobs, "the other seeds")
+    if not table:
+        swept = [arm for arm in arms if len(ARMS[arm].sweep) > 1]
+        plain = [(arm, "", seed, 1) for seed in SEEDS for arm in arms if arm not in swept]
+        side_by_side(train, plain, jobs, "one setting")
+        side_by_side(train, [(arm, setting, 0, 1) for arm in swept for setting in ARMS[arm].sweep], jobs, "seed 0, all settings")
+        side_by_side(train, [(arm, best(arm), seed, 1) for seed in SEEDS[1:] for arm in swept], jobs, "the other seeds")
+        for arm in arms:
+            for seed in SEEDS:
+                held_out(arm, named(arm, best(arm), seed), seed, jobs)
+        others(jobs)
+    page()
 
 
 if __name__ == "__main__":
