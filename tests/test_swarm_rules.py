@@ -91,17 +91,6 @@ def test_a_price_is_no_loss_until_its_interval_is_wholly_below_nothing():
     assert rules.not_a_loss({"at": {str(p): metrics.Interval(-0.2, -0.3, -0.1, 9) for p in rules.PRICES}}) is None
 
 
-def test_an_evaluation_is_told_on_the_published_scale_and_another_one_is_refused():
-    scores = played(grinder, 4)
-    e = {name: [round(x, 4) for x in rules.column(scores, name)] for name in ("reward", "payoff", "gain")}
-    assert rules.on_published_scale(e)["reward"] == pytest.approx(rules.column(scores, "reward, published"), abs=2e-4)
-    assert rules.on_published_scale(e)["payoff"] == pytest.approx(
-        [s["payoff"] for s in played(grinder, 4, payoff_scale="published")], abs=2e-4
-    )
-    with pytest.raises(ValueError, match="episode 0 is not of development scenario 0, hard"):
-        rules.on_published_scale(e, "hard")
-
-
 def test_the_published_scale_is_told_beside_ours():
     one, other = played(grinder, 3), played(grinder, 3, payoff_scale="published")
     assert rules.column(one, "reward, published") == rules.column(other) != rules.column(one)

@@ -24,7 +24,7 @@ from lab.claims.ledger import as_share, collect, in_parts, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
 from lab.common import RESULTS, ROOT, read_json, read_lines
 from lab.speedrun import judge as judge_of_speedrun
-from lab.swarm.rules import on_published_scale
+from lab.swarm import trained
 
 PAGES = ["README.md", "learn/glossary.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 PLAN = tomllib.loads((ROOT / "docs" / "numbers.toml").read_text())
@@ -86,23 +86,32 @@ def alphabet() -> str:
 
 
 def swarm() -> str:
-    e, s = evals("swarm"), read("swarm/grpo-0/summary.json")
-    sampled = [line["reward"] for line in read("swarm/grpo-0/metrics.jsonl")]
-    five = {"before": "", "after_sft": f"{np.mean(sampled[:5]):.2f}", "final": f"{np.mean(sampled[-5:]):.2f}"}
-    stages = {
-        "before": "the base, before anything",
-        "after_sft": f"after SFT on {s['config']['sft_examples']} episodes of a crowd of players, good and bad",
-        "final": f"after {s['updates']} updates of GRPO",
-    }
+    """Base, SFT and GRPO on held-out scenarios, greedy and sampled."""
+    n_sft, body = read("swarm/start-0/summary.json")["config"]["sft_examples"], []
+    for arm, name in (
+        ("base", "the base, before anything"),
+        ("start", f"after SFT on {n_sft} episodes of the scripted expert"),
+        ("grpo", "after GRPO"),
+    ):
+        greedy, sampled = (trained.scores(arm, how=how) for how in trained.DECODINGS)
+        mean = lambda rows, what, digits=2, factor=1: f"{factor * np.mean(rows[what]):.{digits}f}"
+        both = [trained.over_seeds(rows["reward"]).text() for rows in (greedy, sampled)]
+        if arm == "grpo":
+            both = [f"**{text}**" for text in both]
+        body.append([name, len(greedy["reward"]), *both, trained.over_seeds(greedy["reward_published"]).text(), mean(greedy, "payoff"), mean(greedy, "quality"),
+                     mean(greedy, "used_submit_work", 1), mean(greedy, "used_pass_turn", 1), mean(greedy, "error_rate", 1, 100), mean(sampled, "error_rate", 1, 100)])  # fmt: skip
+    head = "swarm, medium | seeds | reward, greedy | reward, sampled | published scale | payoff | quality | works | turns passed, of 25"
+    return table(f"{head} | errors, % | errors sampled, %", body)
+
+
+def swarm_arms() -> str:
+    """GRPO beside what might do as well; results/swarm/trained.md has the settings and the sweeps."""
     body = []
-    for stage, name in stages.items():
-        x = e[stage]
-        reward = f"**{average(x)}**" if stage == "final" else average(x)
-        published = on_published_scale(x)
-        body.append([name, reward, five[stage], average(published), average(x, "payoff"), average(published, "payoff"), average(x, "quality"), average(x, "used_submit_work", 1),
-                     average(x, "used_pass_turn", 1), average(x, "error_rate", 1, 100, "%")])  # fmt: skip
-    head = "swarm | reward | reward, sampled | reward, published scale | payoff | payoff, published scale | quality | works submitted"
-    return table(f"{head} | turns passed, of 25 | turns lost to errors", body)
+    for arm in (arm for arm in trained.SHORT if trained.runs_of(arm)):
+        rows = [trained.scores(arm, how=how)["reward"] for how in trained.DECODINGS]
+        less = ["", ""] if arm == "grpo" else [trained.less(arm, how) for how in trained.DECODINGS]
+        body.append([trained.ARMS[arm].what, len(rows[0]), *(trained.over_seeds(some).text() for some in rows), *less])
+    return table("arm | seeds | greedy | sampled | GRPO less this, greedy | GRPO less this, sampled", body)
 
 
 def swarm_players() -> str:
@@ -313,6 +322,7 @@ TABLES = {
         letters_arms,
         alphabet,
         swarm,
+        swarm_arms,
         swarm_players,
         passes,
         cost,

@@ -21,9 +21,8 @@ import tyro
 from tqdm import tqdm
 
 import metrics
-from env_swarm import DEV_SEEDS, PAYOFFS, WEIGHTS, Swarm
+from env_swarm import DEV_SEEDS, Swarm
 from lab.common import RESULTS, ROOT, table, write_json, write_page
-from swarm.bots import draw_scenario, draw_tasks
 from swarm.economy import CREDITS
 from swarm.players import MORE_TRADE, MORE_WORK, PLAYERS, grinder, move, news, propose, tuned
 from swarm.tools import POST, write_call
@@ -136,23 +135,6 @@ def column(scores: list[dict], name: str = "reward") -> list[float]:
 def less(a: list[dict], b: list[dict], name: str = "reward") -> metrics.Interval:
     """Mean of a minus mean of b, paired by scenario."""
     return metrics.gain(column(b, name), column(a, name))
-
-
-def on_published_scale(e: dict, difficulty: str = "medium", version: str = "0.2") -> dict[str, list[float]]:
-    """Reward and payoff of an evaluation (a line of evals.jsonl) as they would be on the published scale of payoffs.
-
-    The payoff follows from the gain, which is logged, and the scenario. ValueError if these were other scenarios, or another scale.
-    """
-    found: dict = {"reward": [], "payoff": []}
-    for i, (reward, payoff, gain) in enumerate(zip(e["reward"], e["payoff"], e["gain"], strict=True)):
-        scenario = draw_scenario(DEV_SEEDS + i, difficulty, version)
-        share = sum(task.bounty for tasks in draw_tasks(scenario) for task in tasks) / 3
-        if abs(PAYOFFS["ours"](gain, share) - payoff) > 1e-3:  # evals.jsonl has four digits
-            raise ValueError(f"episode {i} is not of development scenario {i}, {difficulty} v{version}, or was not paid on our scale")
-        published = PAYOFFS["published"](gain, share)
-        found["payoff"].append(published)
-        found["reward"].append(reward + WEIGHTS[version]["payoff"] * (published - payoff))
-    return found
 
 
 def average(scores: list[dict], name: str) -> float:

@@ -169,7 +169,7 @@ def write(ranks: dict, sizes: dict, rates: dict, n: int) -> None:
         f"`python -m lab.swarm.scripted{'' if n == 500 else f' --n {n}'}`. Scripted players only, no model. Development scenarios (seeds from "
         f"{DEV_SEEDS:,}), the same for all players; means with 95% intervals. Machine: "
         f"{platform.machine()}, {cpu()}, one core; Python {platform.python_version()}.", "",
-        "What nonsense earns instead of work: [a claim](../claims/swarm_versions/README.md). What the rules are worth that the published texts leave open: [rules.md](rules.md). Policies that were trained on it: [arms.md](arms.md). Which findings of the published runs came out again: [findings.md](findings.md).", "",
+        "What nonsense earns instead of work: [a claim](../claims/swarm_versions/README.md). What the rules are worth that the published texts leave open: [rules.md](rules.md). Policies that were trained on it: [trained.md](trained.md). Which findings of the published runs came out again: [findings.md](findings.md).", "",
         "![rewards, the exploit, and the time](swarm.png)", "",
         "## Who earns what", "",
         f"{' > '.join(ORDER).capitalize()}, with disjoint intervals, in every difficulty of both versions." if not wrong

@@ -9,7 +9,8 @@ first run; each trains on scenarios of its own.
 """
 
 import textwrap
-from dataclasses import dataclass, field
+import threading
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from env_swarm import play as play_scripted
 from lab.claims.ledger import interval
 from lab.common import RESULTS, launch, pyplot, reach, read_json, read_lines, save_picture, side_by_side, table, write_json, write_page
 from policy import PICO_SWARM, load_policy
+from swarm.bots import draw_scenario
 
 RUNS, OUT = Path("runs/swarm"), RESULTS / "swarm"  # RUNS is relative: configs are committed
 SEEDS, N = (0, 1, 2), 256
@@ -85,12 +87,28 @@ def best(arm: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ held-out scenarios
-WORLDS = {  # where policies that were trained on medium scenarios of v0.2 play: (difficulty, version)
-    "medium": ("medium", "0.2"), "easy": ("easy", "0.2"), "hard": ("hard", "0.2"), "medium, v0.1": ("medium", "0.1"),
+PRICE = 0.5  # of an error, settings.py's for small models; scripted players pay it too
+
+
+@dataclass
+class World(Swarm):
+    """A swarm whose scenarios keep their bots and tasks, under other rules than those they were drawn with."""
+
+    error_penalty: float = PRICE
+    rules: dict = field(default_factory=dict)  # {parameter of a Scenario: its value}
+
+    def reset(self, seed: int) -> list[dict]:
+        return self.start(replace(draw_scenario(seed, self.difficulty, self.version), **self.rules))
+
+
+NO_RULES = {"tax": 0.0, "audit": 0.0, "decay": 1.0, "threshold": 0.0, "shift": None}
+STRICT = {"tax": 0.15, "audit": 0.3, "decay": 0.97, "threshold": 20.0, "shift": None}  # the tightest of hard
+WORLDS = {  # where policies that were trained on medium scenarios of v0.2 play
+    "medium": {}, "easy": {"difficulty": "easy"}, "hard": {"difficulty": "hard"}, "medium, no rules": {"rules": NO_RULES},
+    "medium, rules at their tightest": {"rules": STRICT}, "medium, v0.1": {"version": "0.1"},
 }  # fmt: skip
 DECODINGS = {"greedy": 0.0, "sampled": 1.0}
 YARDSTICKS = ("tuned", "proposer", "expert", "grinder", "trader", "random", "idle")
-PRICE = 0.5  # of an error, settings.py's for small models; scripted players pay it too
 MEASURED = (
     "reward", "reward_published", "payoff", "payoff_published", "reputation", "quality", "diversity", "error_rate", "turns_acted", "truncated",
     "used_pass_turn", "used_claim_task", "used_submit_work", "used_propose_trade", "used_accept_proposal", "used_post", "self_proposal_errors",
@@ -121,11 +139,10 @@ def plays(policy, world: str, temperature: float, think: bool, seed: int) -> dic
     from fast.sampler import TorchSampler
     from rollout import play
 
-    difficulty, version = WORLDS[world]
     envs: list[Swarm] = []
 
     def make_env() -> Swarm:
-        envs.append(Swarm(difficulty, version, think, error_penalty=PRICE))
+        envs.append(World(think=think, **WORLDS[world]))
         return envs[-1]
 
     play(policy, TorchSampler(policy), make_env, scenarios(), 1, 160, temperature, seed)
@@ -149,18 +166,38 @@ def held_out(arm: str, name: str, seed: int, threads: int) -> None:
     write_json(OUT / name / "held_out.json", found)
 
 
+def over_http(name: str) -> dict[str, list[float]]:
+    """{measure: [N]} of a run's policy, asked as any OpenAI-compatible endpoint is asked: text goes there, text comes back."""
+    from bridges import api, serve
+    from settings import Config
+
+    server = serve.serve_policy(serve.load(str(RUNS / name)), name)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    cfg = Config(env="swarm", model=name, api_base=f"http://127.0.0.1:{server.server_port}/v1", max_tokens=160, api_concurrency=64)
+    envs: list[Swarm] = []
+
+    def make_env() -> Swarm:  # in the order of the scenarios: api.play_all begins them so
+        envs.append(World())
+        return envs[-1]
+
+    api.run(api.play_all(api.open_endpoint(cfg), make_env, scenarios(), lambda episode: None))
+    server.shutdown()
+    return kept([both_scales(env) for env in envs])
+
+
 def others(threads: int) -> None:
-    """The base and the scripted players on the same scenarios, into others.json."""
+    """The base, a policy over HTTP, and the scripted players on the same scenarios, into others.json."""
     if (OUT / "others.json").exists():
         return
     torch.set_num_threads(threads)
     policy = load_policy(str(PICO_SWARM), 0, 64, "cpu")
     base = lambda world: {how: plays(policy, world, heat, True, 0) for how, heat in DECODINGS.items()}
     found: dict = {"base": {world: base(world) for world in ("medium", "medium, v0.1")}}
+    found["http"] = {"medium": {"greedy": over_http(named("grpo", "", SEEDS[0]))}}
     for player in tqdm(YARDSTICKS, desc="scripted players"):
         found[player] = {}
-        for world, (difficulty, version) in WORLDS.items():
-            envs = [Swarm(difficulty, version, style=player, error_penalty=PRICE) for _ in range(N)]
+        for world, given in WORLDS.items():
+            envs = [World(style=player, **given) for _ in range(N)]
             for env, number in zip(envs, scenarios()):
                 play_scripted(env, number)
             found[player][world] = {"scripted": kept([both_scales(env) for env in envs])}
@@ -169,7 +206,7 @@ def others(threads: int) -> None:
 
 # ------------------------------------------------------------------------------------------------ the page
 NAMES = {
-    "base": "the base, before anything", "tuned": "scripted: tuned", "proposer": "scripted: proposer", "expert": "scripted: expert",
+    "base": "the base, before anything", "http": "GRPO, seed 0, asked over HTTP", "tuned": "scripted: tuned", "proposer": "scripted: proposer", "expert": "scripted: expert",
     "grinder": "scripted: grinder", "trader": "scripted: trader", "random": "scripted: random", "idle": "scripted: idle",
 }  # fmt: skip
 SHORT = ("grpo", "sft_tuned", "more_sft", "no_think", "start")  # on medium, v0.2
@@ -191,7 +228,7 @@ def scores(arm: str, world: str = "medium", how: str = "greedy") -> dict[str, li
     """{measure: [seeds][N]} of an arm, or of what no run gives."""
     if arm in NAMES:
         every = [read_json(OUT / "others.json")[arm][world]]
-        how = how if how in every[0] else "scripted"
+        how = how if how in every[0] else next(iter(every[0]))
     else:
         every = [read_json(OUT / name / "held_out.json")[world] for name in runs_of(arm)]
     return {name: [each[how][name] for each in every] for name in MEASURED}
@@ -231,11 +268,13 @@ def page() -> None:
         "scenarios). *GRPO less this* is paired by seed and scenario. Scripted players see what the model sees.", "",
     ]  # fmt: skip
     lines += table(["", "settings", "seeds", "greedy", "sampled", "each seed, greedy", "GRPO less this, greedy", "sampled"], rows)
-    lines += ["", "![each seed](trained.png)", "", "## How they play", "",
+    same = sum(a == b for a, b in zip(scores("http")["reward"][0], scores("grpo")["reward"][0]))
+    lines += ["", f"Over HTTP the policy of seed {SEEDS[0]} earns the same reward as in process in {same} of the {N} scenarios.", "",
+              "![each seed](trained.png)", "", "## How they play", "",
               "The same episodes: means over seeds and scenarios; an episode has 25 turns. *Published scale*: env_swarm.py.", ""]  # fmt: skip
     rows = []
     for arm in (*arms, *NAMES):
-        for how in DECODINGS if arm in ARMS or arm == "base" else ["scripted"]:
+        for how in DECODINGS if arm in ARMS or arm == "base" else ["greedy" if arm == "http" else "scripted"]:
             found = scores(arm, how=how)
             cells = [f"{factor * np.mean(found[name]):.{digits}f}" for name, (_, digits, factor) in COLUMNS.items()]
             rows.append([ARMS[arm].what if arm in ARMS else NAMES[arm], how, *cells])
