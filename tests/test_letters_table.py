@@ -3,13 +3,14 @@ that was begun for the base is part of what it said.
 """
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from env_letters import Letters
 from fast.sampler import TorchSampler
-from lab.claims import letters
+from lab.claims import letters, study
 from rollout import play
 
 RIGHT = {"grpo": 0.9, "selection": 0.8, "sft_derives": 0.7, "sft_states": 0.5, "no_think_partial": 0.3, "no_think": 0.2, "start": 0.1}
@@ -30,24 +31,24 @@ def save(folder, development: float, held_out: float | None = None) -> None:
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """Committed runs of all arms; of a swept arm the second setting is best in development, and worst on held-out tasks."""
-    monkeypatch.setattr(letters, "OUT", tmp_path)
-    monkeypatch.setattr(letters, "SEEDS", (0, 1, 2))
+    monkeypatch.setattr(letters, "STUDY", replace(letters.STUDY, out=tmp_path, seeds=(0, 1, 2)))
     for arm, a in letters.ARMS.items():
         second = list(a.sweep)[min(1, len(a.sweep) - 1)]
         for setting in a.sweep:
             best = setting == second
-            for seed in letters.SEEDS if best else (0,):
+            for seed in letters.STUDY.seeds if best else (0,):
                 share = RIGHT[arm] + 0.01 * seed
-                save(tmp_path / letters.named(arm, setting, seed), share if best else share - 0.05, share if best else None)
+                save(tmp_path / study.named(arm, setting, seed), share if best else share - 0.05, share if best else None)
     found = {"base": [[0.0] * letters.N], "begun": [[1.0] * letters.N], "best_of": [[1.0, 0.0] * (letters.N // 2)] * 5}
     (tmp_path / "others.json").write_text(json.dumps(found))
     return tmp_path
 
 
 def test_the_setting_that_is_best_in_development_is_taken_and_the_first_of_equals(kept):
-    assert letters.best("selection") == "lr3e-5" and letters.best("sft_states") == "lr3e-4-n1000" and letters.best("grpo") == ""
+    best = partial(study.best, letters.STUDY)
+    assert best("selection") == "lr3e-5" and best("sft_states") == "lr3e-4-n1000" and best("grpo") == ""
     (kept / "selection-lr1e-5-0" / "summary.json").write_text((kept / "selection-lr3e-5-0" / "summary.json").read_text())
-    assert letters.best("selection") == "lr1e-5"
+    assert best("selection") == "lr1e-5"
 
 
 def test_the_page_has_every_arm_with_its_seeds_its_interval_and_its_work(kept):

@@ -11,9 +11,7 @@ Five seeds, planned before the first run, and one where thinking is not allowed 
 one base and the same 100 demonstrations.
 """
 
-import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,79 +19,59 @@ import numpy as np
 import tyro
 
 import metrics
-from lab.claims.ledger import as_share, interval
-from lab.common import RESULTS, launch, pyplot, reach, read_json, read_lines, save_picture, side_by_side, table, write_json, write_page
-from metrics import Interval
+from lab.claims.ledger import as_share
+from lab.claims.study import (
+    KEPT,
+    REPORT,
+    Arm,
+    Study,
+    chosen,
+    development,
+    dots,
+    grid,
+    less,
+    named,
+    over_seeds,
+    setting_of,
+    swept,
+    train_all,
+    versions,
+)
+from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_json, write_page
 
-RUNS, OUT = Path("runs/letters"), RESULTS / "letters"  # RUNS is relative: configs are committed
-SEEDS, N, BEST_OF = (0, 1, 2, 3, 4), 512, 8
-ONCE = ("no_think", "no_think_partial")  # with seed 0 alone
-COMMON = "--env letters --difficulty 6 --no-eval-other-tiers"
-KEPT = ("summary.json", "evals.jsonl", "config.json")
-REPORT = (*KEPT, "metrics.jsonl", "report.md", "curves.png")
+N, BEST_OF = 512, 8
 SHOWN = {"grpo-0": (*REPORT, "report.html"), "no_think-0": REPORT}  # runs that README and docs show
-
-
-@dataclass(frozen=True)
-class Arm:
-    what: str
-    flags: str = ""
-    sweep: dict[str, str] = field(default_factory=lambda: {"": ""})  # {label of a setting: its flags}
-
-
-def grid(rates: str, steps: str) -> dict[str, str]:
-    """SFT: every learning rate with every number of steps. 1,000 steps are GRPO's work (work)."""
-    return {f"lr{rate}-n{n}": f"--sft-lr {rate} --sft-steps {n}" for n in steps.split() for rate in rates.split()}
-
-
-SFT = "--updates 0 --sft-style"
+SFT = "--updates 0 --sft-style"  # 1,000 steps are GRPO's work (work)
 ARMS = {
     "grpo": Arm("**GRPO**, the default command"),
     "selection": Arm("only what was right: SFT on the policy's own correct samples, anew in every update (no baseline, no advantage)",
                      "--loss reinforce --baseline none", {f"lr{rate}": f"--lr {rate}" for rate in ("1e-5", "3e-5", "1e-4", "3e-4", "1e-3")}),
     "sft_derives": Arm("SFT on 100 demonstrations that derive", f"{SFT} derives", grid("3e-5 1e-4 3e-4 1e-3", "50 100 200")),
     "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states", grid("1e-3", "300") | grid("3e-4 1e-3 3e-3", "1000")),
-    "no_think_partial": Arm("GRPO, thinking not allowed, partial credit", "--no-think --reward partial"),
-    "no_think": Arm("GRPO, thinking not allowed", "--no-think"),
+    "no_think_partial": Arm("GRPO, thinking not allowed, partial credit", "--no-think --reward partial", once=True),
+    "no_think": Arm("GRPO, thinking not allowed", "--no-think", once=True),
     "start": Arm("after the default SFT: where GRPO begins", SFT.replace(" --sft-style", "")),
 }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ runs
-def named(arm: str, setting: str, seed: int) -> str:
-    return "-".join(part for part in (arm, setting, str(seed)) if part)
-
-
-def train(arm: str, setting: str, seed: int, threads: int) -> None:
-    """One run, unless it is committed."""
-    name = named(arm, setting, seed)
-    if (OUT / name / "summary.json").exists():
-        return
+def flags(name: str) -> str:
     rarely = "" if name in SHOWN else "--eval-every 50"  # what a run looks at changes nothing but its seconds
-    flags = f"{COMMON} {rarely} {ARMS[arm].flags} {ARMS[arm].sweep[setting]} --seed {seed}".split()
-    launch(flags, RUNS, name, OUT / name, SHOWN.get(name, KEPT), threads)
+    return f"--env letters --difficulty 6 --no-eval-other-tiers {rarely}"
 
 
-def development(name: str) -> float:
-    """Share of development tasks that a run ends with exactly right."""
-    summary = read_json(OUT / name / "summary.json")
-    return summary["eval"][summary["trained"]]["final"]["exact"]
+STUDY = Study(Path("runs/letters"), RESULTS / "letters", ARMS, (0, 1, 2, 3, 4), "exact", flags, lambda name: SHOWN.get(name, KEPT))
 
 
-def best(arm: str) -> str:
-    """The setting with which seed 0 has most development tasks right; the first of equals, which is the cheapest."""
-    return max(ARMS[arm].sweep, key=lambda setting: development(named(arm, setting, 0)))
-
-
+# ------------------------------------------------------------------------------------------------ held-out tasks
 def held_out(name: str) -> None:
     """Let a run's policy play the held-out tasks, unless it has. Only the chosen setting of an arm comes here."""
-    if any("held-out" in e["tasks"] for e in read_lines(OUT / name / "evals.jsonl")):
+    if any("held-out" in e["tasks"] for e in read_lines(STUDY.out / name / "evals.jsonl")):
         return
     from evaluate import evaluate_only
     from settings import Config
 
-    evaluate_only(Config(eval_only=str(RUNS / name), held_out=True, eval_n=N), {"eval_only", "held_out", "eval_n"})
-    (OUT / name / "evals.jsonl").write_text((RUNS / name / "evals.jsonl").read_text())
+    evaluate_only(Config(eval_only=str(STUDY.runs / name), held_out=True, eval_n=N), {"eval_only", "held_out", "eval_n"})
+    (STUDY.out / name / "evals.jsonl").write_text((STUDY.runs / name / "evals.jsonl").read_text())
 
 
 def without_runs(threads: int) -> None:
@@ -111,7 +89,7 @@ def without_runs(threads: int) -> None:
     from policy import PICO, load_policy
     from rollout import play
 
-    if (OUT / "others.json").exists():
+    if (STUDY.out / "others.json").exists():
         return
     torch.set_num_threads(threads)
     seeds, env = [HELD_OUT_SEEDS + i for i in range(N)], partial(Letters, 6, "binary", True, "derives")
@@ -121,13 +99,13 @@ def without_runs(threads: int) -> None:
     found = {"base": [exact(play(policy, TorchSampler(policy), env, seeds, 1, 320, 0.0, 0))]}
     found["begun"] = [exact(play(policy, Begun(policy, env, seeds), env, seeds, 1, 320, 0.0, 0))]
     found["best_of"] = []
-    for seed in SEEDS:
+    for seed in STUDY.seeds:
         policy = load()
-        load_checkpoint(find_checkpoint(RUNS / named("start", "", seed) / "checkpoint"), policy)
+        load_checkpoint(find_checkpoint(STUDY.runs / named("start", "", seed) / "checkpoint"), policy)
         sampler = TorchSampler(policy)
         sampler.sync(0)
         found["best_of"].append(exact(play(policy, sampler, env, seeds, BEST_OF, 320, 1.0, seed)))
-    write_json(OUT / "others.json", found)
+    write_json(STUDY.out / "others.json", found)
 
 
 class Begun:
@@ -162,28 +140,17 @@ class Begun:
 # ------------------------------------------------------------------------------------------------ the page
 def played(name: str) -> list[float]:
     """[tasks] of the held-out evaluation of a run."""
-    return next(e["exact"] for e in read_lines(OUT / name / "evals.jsonl") if "held-out" in e["tasks"])
+    return next(e["exact"] for e in read_lines(STUDY.out / name / "evals.jsonl") if "held-out" in e["tasks"])
 
 
 def work(name: str) -> float:
     """Millions of tokens that passed through the model: forward once when sampled, three times (forward and backward) when trained."""
-    tokens = read_json(OUT / name / "summary.json")["tokens"]
+    tokens = read_json(STUDY.out / name / "summary.json")["tokens"]
     return (tokens["sampled"] + 3 * tokens["trained"]) / 1e6  # trained: by SFT and GRPO
 
 
 def percent(rows: list) -> str:
-    return over_seeds(rows).percent()
-
-
-def over_seeds(rows: list) -> Interval:
-    """The mean of [seeds][tasks]; its interval is over seeds and tasks. Of one policy: over tasks."""
-    return as_share(interval(rows)) if len(rows) > 1 else metrics.mean(rows[0])
-
-
-def chosen() -> dict[str, list[str]]:
-    """{arm: its runs, one per seed, at its best setting}, as far as they are there."""
-    names = {arm: [named(arm, best(arm), seed) for seed in SEEDS] for arm in ARMS}
-    return {arm: [name for name in some if (OUT / name / "summary.json").exists()] for arm, some in names.items()}
+    return (as_share(over_seeds(rows)) if len(rows) > 1 else metrics.mean(rows[0])).percent()
 
 
 ORDER = ("grpo", "selection", "sft_derives", "sft_states", "no_think_partial", "no_think", "start")
@@ -196,36 +163,30 @@ SINGLE = {  # what no run gives (without_runs)
 
 def read_scores() -> dict[str, list[list[float]]]:
     """{arm or other: [seeds][tasks] of the held-out tasks}."""
-    return {arm: [played(name) for name in names] for arm, names in chosen().items()} | read_json(OUT / "others.json")
+    return {arm: [played(name) for name in names] for arm, names in chosen(STUDY).items()} | read_json(STUDY.out / "others.json")
 
 
 def short() -> list[list]:
     """The table in brief: what, seeds, exactly right, GRPO less this, work."""
-    runs, scores, rows = chosen(), read_scores(), []
+    runs, scores, rows = chosen(STUDY), read_scores(), []
     for arm in (*ORDER, *SINGLE):
-        some, less, cost = scores[arm], "", ""
-        if arm not in ("grpo", *SINGLE):
-            pairs = list(zip(scores["grpo"], some))
-            one = metrics.gain(some[0], scores["grpo"][0])
-            less = (interval([np.subtract(a, b) for a, b in pairs]) if len(pairs) > 1 else one).points()
-        if arm not in SINGLE:
-            cost = f"{np.mean([work(name) for name in runs[arm]]):.1f}"
-        rows.append([ARMS[arm].what if arm in ARMS else SINGLE[arm], len(some), percent(some), less, cost])
+        gain = "" if arm in ("grpo", *SINGLE) else less(scores["grpo"], scores[arm]).points()
+        cost = "" if arm in SINGLE else f"{np.mean([work(name) for name in runs[arm]]):.1f}"
+        rows.append([ARMS[arm].what if arm in ARMS else SINGLE[arm], len(scores[arm]), percent(scores[arm]), gain, cost])
     return rows
 
 
 def page() -> None:
-    runs, scores, rows = chosen(), read_scores(), []
-    for arm, (what, _, right, less, cost) in zip((*ORDER, *SINGLE), short()):
+    runs, scores, rows = chosen(STUDY), read_scores(), []
+    for arm, (what, _, right, gain, cost) in zip((*ORDER, *SINGLE), short()):
         each = " ".join(f"{100 * np.mean(score):.1f}" for score in scores[arm])
-        setting = ARMS[arm].sweep[best(arm)].replace("--", "").replace(" sft-steps", ", sft-steps") or "defaults" if arm in ARMS else ""
-        dev = f"{100 * np.mean([development(name) for name in runs[arm]]):.1f}%" if arm in ARMS else ""
-        rows.append([what, setting, dev, f"**{right}**", each, less, cost])
-    m = read_json(OUT / runs["grpo"][0] / "summary.json")["machine"]
+        setting = setting_of(STUDY, arm) if arm in ARMS else ""
+        dev = f"{100 * np.mean([development(STUDY, name) for name in runs[arm]]):.1f}%" if arm in ARMS else ""
+        rows.append([what, setting, dev, f"**{right}**", each, gain, cost])
     lines = [
         "# Letters, tier 6: GRPO beside everything that might do as well", "",
-        f"`python -m lab.claims.letters`; seeds {SEEDS[0]} to {SEEDS[-1]}, planned before the first run; torch {m['torch']}, transformers "
-        f"{m['transformers']}, peft {m['peft']}, {m['device']}. Exactly right, greedy, on {N} held-out tasks that no run looked at and nothing was "
+        f"`python -m lab.claims.letters`; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first run; {versions(STUDY, runs['grpo'][0])}. "
+        f"Exactly right, greedy, on {N} held-out tasks that no run looked at and nothing was "
         "chosen by; 95% intervals over seeds and tasks (of one seed or one policy: over tasks). *Development* is the mean over seeds of the 256 tasks by "
         "which settings were chosen. *Work*: millions of tokens, once when sampled, three times when trained on. *GRPO less this*: in points, "
         "paired by seed and task. All rows have the same base and, if they have any, the same 100 tasks to demonstrate.", "",
@@ -233,41 +194,24 @@ def page() -> None:
     lines += table(["", "settings", "development", f"held-out, n = {N}", "each seed", "GRPO less this", "work"], rows)
     lines += ["", "![each seed](letters.png)", "", "## What was swept", "",
               "Seed 0, development tasks (n = 256), exactly right at the end. The best setting of each arm went into the table.", ""]  # fmt: skip
-    for arm, a in ARMS.items():
-        if len(a.sweep) > 1:
-            swept = [
-                [s, metrics.proportion(round(256 * development(named(arm, s, 0))), 256).percent(), f"{work(named(arm, s, 0)):.1f}"]
-                for s in a.sweep
-            ]
-            lines += [f"**{a.what}**", "", *table([arm, "exactly right", "work"], swept), ""]
-    write_page(OUT / "README.md", lines)
+    right = lambda name: metrics.proportion(round(256 * development(STUDY, name)), 256).percent()
+    lines += swept(STUDY, "exactly right | work", lambda name: [right(name), f"{work(name):.1f}"])
+    write_page(STUDY.out / "README.md", lines)
     draw(scores)
 
 
 def draw(scores: dict) -> None:
-    """One tick per seed, the mean with its interval: which arms end where GRPO ends?"""
-    titles = {**{arm: ARMS[arm].what.replace("*", "") for arm in ARMS}, **SINGLE}
-    order = sorted(scores, key=lambda arm: np.mean(scores[arm]))
     fig, ax = pyplot().subplots(figsize=(9, 5.4), layout="constrained")
-    for y, arm in enumerate(order):
-        rows = scores[arm]
-        i = over_seeds(rows)
-        colour = "C2" if arm == "grpo" else "C0" if arm in ARMS else "C7"
-        ax.errorbar(100 * i.mean, y, xerr=100 * reach([i]), fmt="o", color=colour, capsize=3)
-        ax.plot([100 * np.mean(row) for row in rows], [y + 0.22] * len(rows), "|", color=colour)
-    ax.set_yticks(range(len(order)), [textwrap.fill(titles[arm], 48) for arm in order], fontsize=8)
+    dots(ax, STUDY, scores, SINGLE, 100)
     ax.set(title=f"letters, tier 6: exactly right of {N} held-out tasks (95%; ticks: seeds)", xlabel="%", xlim=(-2, 102))
-    ax.grid(axis="x", alpha=0.25)
-    save_picture(fig, OUT / "letters.png", 110)
+    save_picture(fig, STUDY.out / "letters.png", 110)
 
 
 def main(table: bool = False, jobs: int = 2) -> None:
     """jobs: runs at once, one thread each."""
     if not table:
-        sweeps = [(arm, setting, 0, 1) for arm, a in ARMS.items() for setting in a.sweep]
-        side_by_side(train, sweeps, jobs, "seed 0, all settings")
-        side_by_side(train, [(arm, best(arm), seed, 1) for seed in SEEDS[1:] for arm in ARMS if arm not in ONCE], jobs, "the other seeds")
-        for names in chosen().values():
+        train_all(STUDY, jobs)
+        for names in chosen(STUDY).values():
             for name in names:
                 held_out(name)
         without_runs(jobs)

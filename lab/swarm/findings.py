@@ -15,7 +15,7 @@ import metrics
 from bookkeeping.behaviour import rank_correlation
 from lab.claims.ledger import interval
 from lab.common import read_lines, table, write_page
-from lab.swarm.trained import OUT, PRICE, SEEDS, N, runs_of, scores
+from lab.swarm.trained import PRICE, STUDY, N, runs_of, scores
 
 VERSIONS = {"v0.2": ("grpo", "medium"), "v0.1": ("v01", "medium, v0.1")}  # {version: (its policies, their world)}
 Rows = dict[str, list[list[float]]]  # {measure: [seeds][N]}; the base is one policy
@@ -119,7 +119,7 @@ def spikes(arm: str) -> str:
     """Errors while it trains: the first five batches, the worst one, the last five, per seed."""
     out = []
     for name in runs_of(arm):
-        errors = [100 * line["error_rate"] for line in read_lines(OUT / name / "metrics.jsonl")]
+        errors = [100 * line["error_rate"] for line in read_lines(STUDY.out / name / "metrics.jsonl")]
         out.append(f"{np.mean(errors[:5]):.1f}% → {np.mean(errors[-5:]):.1f}%, at most {max(errors):.1f}%")
     return "; ".join(out)
 
@@ -128,12 +128,12 @@ def main() -> None:
     base = {version: scores("base", world, "sampled") for version, (_, world) in VERSIONS.items()}
     after = {version: scores(arm, world, "sampled") for version, (arm, world) in VERSIONS.items()}
     for version, (arm, _) in VERSIONS.items():
-        if len(after[version]["reward"]) < len(SEEDS):
+        if len(after[version]["reward"]) < len(STUDY.seeds):
             raise SystemExit(f"{version}: not all seeds have played; run: python -m lab.swarm.trained --only {arm}")
     findings = lambda rows: [*table("| finding | published | here | verdict |", rows), ""]
     lines = [
         "# Which of the published findings come out again?", "",
-        f"`python -m lab.swarm.findings`. {len(SEEDS)} seeds a version, medium scenarios, sampled at temperature 1 as published, n = {N} held-out "
+        f"`python -m lab.swarm.findings`. {len(STUDY.seeds)} seeds a version, medium scenarios, sampled at temperature 1 as published, n = {N} held-out "
         "scenarios; 95% intervals over seeds and scenarios. The published runs are of a 30B model; ours has 1M parameters and a payoff that is scaled "
         f"otherwise, so only directions are compared. Here an error costs {PRICE:g}/25 (both versions), there it cost nothing; rewards are told with that "
         "price. *Before* is the base, before SFT and GRPO: the published runs had no SFT. *More turns* are those that did something: a pass is none.", "",
@@ -144,7 +144,7 @@ def main() -> None:
         "Share of the turns, batches of 32 sampled episodes; the first five, the last five and the worst one, per seed.", "",
         *(f"* {version}: {spikes(arm)}" for version, (arm, _) in VERSIONS.items()), "",
     ]  # fmt: skip
-    write_page(OUT / "findings.md", lines)
+    write_page(STUDY.out / "findings.md", lines)
     print("\n".join(lines))
 
 

@@ -8,7 +8,6 @@ with every seed, and only then every policy plays the same held-out scenarios, o
 first run; each trains on scenarios of its own.
 """
 
-import textwrap
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,68 +21,31 @@ import metrics
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from env_swarm import Swarm
 from env_swarm import play as play_scripted
-from lab.claims.ledger import interval
-from lab.common import RESULTS, launch, pyplot, reach, read_json, read_lines, save_picture, side_by_side, table, write_json, write_page
+from lab.claims import study
+from lab.claims.study import KEPT, REPORT, Arm, Study, chosen, development, dots, grid, over_seeds, setting_of, swept, versions
+from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_json, write_page
 from policy import PICO_SWARM, load_policy
 from swarm.bots import draw_scenario
 
-RUNS, OUT = Path("runs/swarm"), RESULTS / "swarm"  # RUNS is relative: configs are committed
-SEEDS, N = (0, 1, 2), 256
-KEPT = ("summary.json", "evals.jsonl", "config.json")
-REPORT = (*KEPT, "metrics.jsonl", "report.md", "curves.png")
-SHOWN = {"grpo-0": (*REPORT, "report.html")}
-
-
-@dataclass(frozen=True)
-class Arm:
-    what: str
-    flags: str = ""
-    sweep: dict[str, str] = field(default_factory=lambda: {"": ""})  # {label of a setting: its flags}
-
-
-def grid(rates: str, steps: str) -> dict[str, str]:
-    """SFT: every learning rate with every number of steps."""
-    return {f"lr{rate}-n{n}": f"--sft-lr {rate} --sft-steps {n}" for n in steps.split() for rate in rates.split()}
-
-
+N = 256
 LONG = "--until-converged --max-updates 250"
 SFT = "--updates 0 --sft-style"
 ARMS = {
     "grpo": Arm("**GRPO**, the default settings, until it has settled", LONG),
     "no_think": Arm("GRPO, thinking not allowed", f"{LONG} --no-think"),
     "v01": Arm("GRPO under the rules of v0.1", f"{LONG} --swarm-version 0.1"),
-    "more_sft": Arm(
-        "more SFT on the 100 episodes of the expert that GRPO begins with", f"{SFT} expert", grid("1e-4 3e-4 1e-3", "200 1000")
-    ),
+    "more_sft": Arm("more SFT on the 100 episodes of the expert that GRPO begins with", f"{SFT} expert", grid("1e-4 3e-4 1e-3", "200 1000")),
     "sft_tuned": Arm("SFT on 100 episodes of the best scripted player", f"{SFT} tuned", grid("1e-4 3e-4 1e-3", "200 1000")),
     "start": Arm("after the default SFT: where GRPO begins", "--updates 0"),
-}
+}  # fmt: skip
+TRAINED = ("grpo", "no_think", "v01")  # their runs have reports
 
 
-# ------------------------------------------------------------------------------------------------ runs
-def named(arm: str, setting: str, seed: int) -> str:
-    return "-".join(part for part in (arm, setting, str(seed)) if part)
+def keeps(name: str) -> tuple[str, ...]:
+    return (*REPORT, "report.html") if name == "grpo-0" else REPORT if name.startswith(TRAINED) else KEPT
 
 
-def train(arm: str, setting: str, seed: int, threads: int) -> None:
-    """One run, unless it is committed."""
-    name = named(arm, setting, seed)
-    if (OUT / name / "summary.json").exists() and read_json(OUT / name / "summary.json")["config"]["name"] == name:
-        return
-    flags = f"--env swarm {ARMS[arm].flags} {ARMS[arm].sweep[setting]} --seed {seed}".split()
-    kept = REPORT if len(ARMS[arm].sweep) == 1 and arm != "start" else KEPT
-    launch(flags, RUNS, name, OUT / name, SHOWN.get(name, kept), threads)
-
-
-def development(name: str) -> float:
-    """Mean greedy reward on the development scenarios at the end of a run."""
-    summary = read_json(OUT / name / "summary.json")
-    return summary["eval"][summary["trained"]]["final"]["reward"]
-
-
-def best(arm: str) -> str:
-    """The setting with which seed 0 earns most on development scenarios."""
-    return max(ARMS[arm].sweep, key=lambda setting: development(named(arm, setting, 0)))
+STUDY = Study(Path("runs/swarm"), RESULTS / "swarm", ARMS, (0, 1, 2), "reward", lambda name: "--env swarm", keeps)
 
 
 # ------------------------------------------------------------------------------------------------ held-out scenarios
@@ -155,15 +117,15 @@ def worlds_of(arm: str) -> list[str]:
 
 def held_out(arm: str, name: str, seed: int, threads: int) -> None:
     """Let a run's policy play, unless it has, into its held_out.json. Only the chosen setting of an arm comes here."""
-    if (OUT / name / "held_out.json").exists():
+    if (STUDY.out / name / "held_out.json").exists():
         return
     torch.set_num_threads(threads)
     policy = load_policy(str(PICO_SWARM), 32, 64, "cpu")
-    load_checkpoint(find_checkpoint(RUNS / name / "checkpoint"), policy)
+    load_checkpoint(find_checkpoint(STUDY.runs / name / "checkpoint"), policy)
     found = {
         world: {how: plays(policy, world, heat, arm != "no_think", seed) for how, heat in DECODINGS.items()} for world in worlds_of(arm)
     }
-    write_json(OUT / name / "held_out.json", found)
+    write_json(STUDY.out / name / "held_out.json", found)
 
 
 def over_http(name: str) -> dict[str, list[float]]:
@@ -171,7 +133,7 @@ def over_http(name: str) -> dict[str, list[float]]:
     from bridges import api, serve
     from settings import Config
 
-    server = serve.serve_policy(serve.load(str(RUNS / name)), name)
+    server = serve.serve_policy(serve.load(str(STUDY.runs / name)), name)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     cfg = Config(env="swarm", model=name, api_base=f"http://127.0.0.1:{server.server_port}/v1", max_tokens=160, api_concurrency=64)
     envs: list[Swarm] = []
@@ -187,13 +149,13 @@ def over_http(name: str) -> dict[str, list[float]]:
 
 def others(threads: int) -> None:
     """The base, a policy over HTTP, and the scripted players on the same scenarios, into others.json."""
-    if (OUT / "others.json").exists():
+    if (STUDY.out / "others.json").exists():
         return
     torch.set_num_threads(threads)
     policy = load_policy(str(PICO_SWARM), 0, 64, "cpu")
     base = lambda world: {how: plays(policy, world, heat, True, 0) for how, heat in DECODINGS.items()}
     found: dict = {"base": {world: base(world) for world in ("medium", "medium, v0.1")}}
-    found["http"] = {"medium": {"greedy": over_http(named("grpo", "", SEEDS[0]))}}
+    found["http"] = {"medium": {"greedy": over_http("grpo-0")}}
     for player in tqdm(YARDSTICKS, desc="scripted players"):
         found[player] = {}
         for world, given in WORLDS.items():
@@ -201,7 +163,7 @@ def others(threads: int) -> None:
             for env, number in zip(envs, scenarios()):
                 play_scripted(env, number)
             found[player][world] = {"scripted": kept([both_scales(env) for env in envs])}
-    write_json(OUT / "others.json", found)
+    write_json(STUDY.out / "others.json", found)
 
 
 # ------------------------------------------------------------------------------------------------ the page
@@ -220,40 +182,31 @@ COLUMNS = {  # of the table of parts: (title, digits, factor)
 
 def runs_of(arm: str) -> list[str]:
     """Its runs at the best setting that have played held-out scenarios, one per seed."""
-    names = [named(arm, best(arm), seed) for seed in SEEDS]
-    return [name for name in names if (OUT / name / "held_out.json").exists()]
+    return [name for name in chosen(STUDY)[arm] if (STUDY.out / name / "held_out.json").exists()]
 
 
 def scores(arm: str, world: str = "medium", how: str = "greedy") -> dict[str, list[list[float]]]:
     """{measure: [seeds][N]} of an arm, or of what no run gives."""
     if arm in NAMES:
-        every = [read_json(OUT / "others.json")[arm][world]]
+        every = [read_json(STUDY.out / "others.json")[arm][world]]
         how = how if how in every[0] else next(iter(every[0]))
     else:
-        every = [read_json(OUT / name / "held_out.json")[world] for name in runs_of(arm)]
+        every = [read_json(STUDY.out / name / "held_out.json")[world] for name in runs_of(arm)]
     return {name: [each[how][name] for each in every] for name in MEASURED}
 
 
-def over_seeds(rows: list) -> metrics.Interval:
-    """The mean of [seeds][N]; its interval is over seeds and scenarios. Of one policy: over scenarios."""
-    return interval(rows) if len(rows) > 1 else metrics.mean(rows[0])
-
-
 def less(arm: str, how: str) -> str:
-    """GRPO less this arm, paired by seed and scenario."""
+    """GRPO less this, paired by seed and scenario; what is one policy stands beside every seed of GRPO."""
     ours, theirs = (scores(a, how=how)["reward"] for a in ("grpo", arm))
-    if len(theirs) < len(ours):
-        theirs = theirs * len(ours)  # one policy stands beside every seed of ours
-    return over_seeds([np.subtract(a, b) for a, b in zip(ours, theirs)]).signed()
+    return study.less(ours, theirs * len(ours) if arm in NAMES else theirs).signed()
 
 
 def page() -> None:
     arms = [arm for arm in SHORT if runs_of(arm)]
-    m = read_json(OUT / runs_of("grpo")[0] / "summary.json")["machine"]
     rows = []
     for arm in (*arms, *NAMES):
         greedy, sampled = (scores(arm, how=how)["reward"] for how in DECODINGS)
-        setting = ARMS[arm].sweep[best(arm)].replace("--", "").replace(" sft-steps", ", sft-steps") or "defaults" if arm in ARMS else ""
+        setting = setting_of(STUDY, arm) if arm in ARMS else ""
         both = arm in ARMS or arm == "base"
         rows.append([
             ARMS[arm].what if arm in ARMS else NAMES[arm], setting, len(greedy), f"**{over_seeds(greedy).text()}**",
@@ -262,14 +215,14 @@ def page() -> None:
         ])  # fmt: skip
     lines = [
         "# Swarm, trained to the end", "",
-        f"`python -m lab.swarm.trained`; seeds {SEEDS[0]} to {SEEDS[-1]}, planned before the first run; torch {m['torch']}, transformers "
-        f"{m['transformers']}, peft {m['peft']}, {m['device']}. Mean reward on {N} held-out medium scenarios (v0.2) that no run looked at and "
+        f"`python -m lab.swarm.trained`; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first run; "
+        f"{versions(STUDY, runs_of('grpo')[0])}. Mean reward on {N} held-out medium scenarios (v0.2) that no run looked at and "
         f"nothing was chosen by, less {PRICE} times the share of turns lost to errors; 95% intervals over seeds and scenarios (of one policy: over "
         "scenarios). *GRPO less this* is paired by seed and scenario. Scripted players see what the model sees.", "",
     ]  # fmt: skip
     lines += table(["", "settings", "seeds", "greedy", "sampled", "each seed, greedy", "GRPO less this, greedy", "sampled"], rows)
     same = sum(a == b for a, b in zip(scores("http")["reward"][0], scores("grpo")["reward"][0]))
-    lines += ["", f"Over HTTP the policy of seed {SEEDS[0]} earns the same reward as in process in {same} of the {N} scenarios.", "",
+    lines += ["", f"Over HTTP the policy of seed 0 earns the same reward as in process in {same} of the {N} scenarios.", "",
               "![each seed](trained.png)", "", "## How they play", "",
               "The same episodes: means over seeds and scenarios; an episode has 25 turns. *Published scale*: env_swarm.py.", ""]  # fmt: skip
     rows = []
@@ -288,9 +241,9 @@ def page() -> None:
     lines += table(["world", "GRPO, greedy", "GRPO, sampled", "GRPO trained there, greedy", "expert", "tuned"], rows)
     lines += ["", "## The runs", "", "*Settled*: what `--until-converged` asked after every update (metrics.trend).", ""]
     rows = []
-    for arm in ("grpo", "no_think", "v01"):
+    for arm in TRAINED:
         for name in runs_of(arm):
-            s, updates = read_json(OUT / name / "summary.json"), read_lines(OUT / name / "metrics.jsonl")
+            s, updates = read_json(STUDY.out / name / "summary.json"), read_lines(STUDY.out / name / "metrics.jsonl")
             sampled = [line["reward"] for line in updates]
             end = f"{np.mean(sampled[:5]):.3f} → {np.mean(sampled[-5:]):.3f}"
             rows.append(
@@ -298,11 +251,8 @@ def page() -> None:
             )
     lines += table(["run", "updates", "sampled reward, first and last five batches", "settled?", "minutes", "peak GB"], rows)
     lines += ["", "## What was swept", "", "Seed 0, development scenarios (n = 128), greedy, at the end.", ""]
-    for arm, a in ARMS.items():
-        done = [s for s in a.sweep if (OUT / named(arm, s, 0) / "summary.json").exists()]
-        if len(a.sweep) > 1 and done:
-            lines += [f"**{a.what}**", "", *table([arm, "reward"], [[s, f"{development(named(arm, s, 0)):.3f}"] for s in done]), ""]
-    write_page(OUT / "trained.md", lines)
+    lines += swept(STUDY, "reward", lambda name: [f"{development(STUDY, name):.3f}"])
+    write_page(STUDY.out / "trained.md", lines)
     draw(arms)
 
 
@@ -310,7 +260,7 @@ def draw(arms: list[str]) -> None:
     """How the sampled reward rose, and one tick per seed: which arms end where GRPO ends?"""
     fig, (curves, ends) = pyplot().subplots(1, 2, figsize=(13, 4.8), layout="constrained")
     for name in runs_of("grpo"):
-        rewards = [line["reward"] for line in read_lines(OUT / name / "metrics.jsonl")]
+        rewards = [line["reward"] for line in read_lines(STUDY.out / name / "metrics.jsonl")]
         curves.plot(range(1, len(rewards) + 1), rewards, lw=1, alpha=0.35, color="C2")
         smooth = np.convolve(rewards, np.ones(10) / 10, "valid")
         curves.plot(
@@ -320,33 +270,20 @@ def draw(arms: list[str]) -> None:
         curves.axhline(np.mean(scores(player)["reward"]), color=colour, ls="--", lw=1, label=NAMES[player])
     curves.set(title="reward of the training batches, sampled", xlabel="update", ylabel="reward")
     curves.legend(fontsize=8)
-    order = sorted((*arms, *NAMES), key=lambda arm: np.mean(scores(arm)["reward"]))
-    for y, arm in enumerate(order):
-        rows = scores(arm)["reward"]
-        i = over_seeds(rows)
-        colour = "C2" if arm == "grpo" else "C0" if arm in ARMS else "C7"
-        ends.errorbar(i.mean, y, xerr=reach([i]), fmt="o", color=colour, capsize=3)
-        ends.plot([np.mean(row) for row in rows], [y + 0.22] * len(rows), "|", color=colour)
-    titles = {**{arm: a.what.replace("*", "") for arm, a in ARMS.items()}, **NAMES}
-    ends.set_yticks(range(len(order)), [textwrap.fill(titles[arm], 40) for arm in order], fontsize=8)
+    dots(ends, STUDY, {arm: scores(arm)["reward"] for arm in (*arms, *NAMES)}, NAMES, width=40)
     ends.set(title=f"greedy reward, {N} held-out scenarios (95%; ticks: seeds)", xlabel="reward")
-    for ax in (curves, ends):
-        ax.grid(alpha=0.25)
-    save_picture(fig, OUT / "trained.png", 110)
+    curves.grid(alpha=0.25)
+    save_picture(fig, STUDY.out / "trained.png", 110)
 
 
 def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
     """only: arms, by name, separated by spaces; all by default. jobs: runs at once, one thread each."""
     arms = only.split() or list(ARMS)
     if not table:
-        swept = [arm for arm in arms if len(ARMS[arm].sweep) > 1]
-        plain = [(arm, "", seed, 1) for seed in SEEDS for arm in arms if arm not in swept]
-        side_by_side(train, plain, jobs, "one setting")
-        side_by_side(train, [(arm, setting, 0, 1) for arm in swept for setting in ARMS[arm].sweep], jobs, "seed 0, all settings")
-        side_by_side(train, [(arm, best(arm), seed, 1) for seed in SEEDS[1:] for arm in swept], jobs, "the other seeds")
+        study.train_all(STUDY, jobs, arms)
         for arm in arms:
-            for seed in SEEDS:
-                held_out(arm, named(arm, best(arm), seed), seed, jobs)
+            for seed, name in zip(STUDY.seeds, chosen(STUDY)[arm]):
+                held_out(arm, name, seed, jobs)
         others(jobs)
     page()
 

@@ -1,0 +1,139 @@
+"""A final table, made fairly: one arm beside everything that might do as well, over seeds, on held-out tasks.
+
+    sweep       every setting of an arm with seed 0; the best is chosen on *development* tasks
+    seeds       the best setting with every seed; how many is said before the first run
+    held-out    only then does every policy play tasks that no run has looked at; the table's own file does that
+
+The tables are lab/claims/letters.py, lab/claims/alphabet.py and lab/swarm/trained.py. Finished runs are committed and not run again; a run that
+was cut goes on where it was.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import metrics
+from lab.claims.ledger import interval
+from lab.common import launch, reach, read_json, side_by_side, table
+from metrics import Interval
+
+KEPT = ("summary.json", "evals.jsonl", "config.json")  # of every run
+REPORT = (*KEPT, "metrics.jsonl", "report.md", "curves.png")  # of one that a page shows
+
+
+@dataclass(frozen=True)
+class Arm:
+    what: str
+    flags: str = ""
+    sweep: dict[str, str] = field(default_factory=lambda: {"": ""})  # {label of a setting: its flags}
+    once: bool = False  # with seed 0 alone
+
+
+def grid(rates: str, steps: str) -> dict[str, str]:
+    """SFT: every learning rate with every number of steps."""
+    return {f"lr{rate}-n{n}": f"--sft-lr {rate} --sft-steps {n}" for n in steps.split() for rate in rates.split()}
+
+
+@dataclass(frozen=True)
+class Study:
+    runs: Path  # relative, because configs are committed
+    out: Path
+    arms: dict[str, Arm]
+    seeds: tuple[int, ...]
+    measure: str  # whose mean over development tasks chooses a setting
+    flags: Callable[[str], str]  # of the run of that name, besides its arm's
+    keeps: Callable[[str], tuple[str, ...]]  # files of the run of that name
+
+
+# ------------------------------------------------------------------------------------------------ runs
+def named(arm: str, setting: str, seed: int) -> str:
+    return "-".join(part for part in (arm, setting, str(seed)) if part)
+
+
+def train(study: Study, arm: str, setting: str, seed: int, threads: int) -> None:
+    """One run, unless it is committed."""
+    name, a = named(arm, setting, seed), study.arms[arm]
+    if not (study.out / name / "summary.json").exists():
+        flags = f"{study.flags(name)} {a.flags} {a.sweep[setting]} --seed {seed}".split()
+        launch(flags, study.runs, name, study.out / name, study.keeps(name), threads)
+
+
+def development(study: Study, name: str) -> float:
+    """The mean of the study's measure, greedy, over development tasks, at a run's end."""
+    summary = read_json(study.out / name / "summary.json")
+    return summary["eval"][summary["trained"]]["final"][study.measure]
+
+
+def best(study: Study, arm: str) -> str:
+    """The setting that is best with seed 0; the first of equals, which is the cheapest."""
+    return max(study.arms[arm].sweep, key=lambda setting: development(study, named(arm, setting, 0)))
+
+
+def train_all(study: Study, jobs: int, only: Iterable[str] = ()) -> None:
+    """What is missing of these arms, or of all. jobs: runs at once, one thread each."""
+    arms = {arm: study.arms[arm] for arm in only or study.arms}
+    work = [(study, arm, setting, study.seeds[0], 1) for arm, a in arms.items() for setting in a.sweep]
+    side_by_side(train, work, jobs, f"seed {study.seeds[0]}, all settings")
+    work = [(study, arm, best(study, arm), seed, 1) for seed in study.seeds[1:] for arm, a in arms.items() if not a.once]
+    side_by_side(train, work, jobs, "the other seeds")
+
+
+def chosen(study: Study) -> dict[str, list[str]]:
+    """{arm: its runs, one per seed, at its best setting}, as far as they are there."""
+    there = lambda arm, setting, seed: (study.out / named(arm, setting, seed) / "summary.json").exists()
+    found: dict[str, list[str]] = {}
+    for arm, a in study.arms.items():
+        swept = all(there(arm, setting, study.seeds[0]) for setting in a.sweep)
+        setting = best(study, arm) if swept else None
+        found[arm] = [named(arm, setting, seed) for seed in study.seeds if swept and there(arm, setting, seed)]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ what a page says
+def over_seeds(rows: list) -> Interval:
+    """The mean of [seeds][tasks]; its interval is over seeds and tasks. Of one policy: over tasks."""
+    return interval(rows) if len(rows) > 1 else metrics.mean(rows[0])
+
+
+def less(ours: list, theirs: list) -> Interval:
+    """Ours less theirs, [seeds][tasks] each, paired by seed and task, as far as both have seeds."""
+    pairs = list(zip(ours, theirs))
+    return over_seeds([np.subtract(a, b) for a, b in pairs]) if len(pairs) > 1 else metrics.gain(theirs[0], ours[0])
+
+
+def setting_of(study: Study, arm: str) -> str:
+    """The chosen setting, in words."""
+    return study.arms[arm].sweep[best(study, arm)].replace("--", "").replace(" sft-steps", ", sft-steps") or "defaults"
+
+
+def versions(study: Study, name: str) -> str:
+    m = read_json(study.out / name / "summary.json")["machine"]
+    return f"torch {m['torch']}, transformers {m['transformers']}, peft {m['peft']}, {m['device']}"
+
+
+def swept(study: Study, head: str, cells: Callable[[str], list]) -> list[str]:
+    """A table per arm that was swept. cells(run) are those of a setting's row."""
+    lines = []
+    for arm, a in study.arms.items():
+        names = {setting: named(arm, setting, study.seeds[0]) for setting in a.sweep}
+        done = {setting: name for setting, name in names.items() if (study.out / name / "summary.json").exists()}
+        if len(a.sweep) > 1 and done:
+            rows = [[setting, *cells(name)] for setting, name in done.items()]
+            lines += [f"**{a.what}**", "", *table(f"| {arm} | {head} |", rows), ""]
+    return lines
+
+
+def dots(ax, study: Study, scores: dict[str, list], others: dict[str, str], factor: float = 1, width: int = 48) -> None:
+    """The mean of every arm with its interval, and a tick per seed, in order: which arms end where GRPO ends?"""
+    titles = {arm: a.what.replace("*", "") for arm, a in study.arms.items()} | others
+    order = sorted(scores, key=lambda arm: np.mean(scores[arm]))
+    for y, arm in enumerate(order):
+        i = over_seeds(scores[arm])
+        colour = "C2" if arm == "grpo" else "C0" if arm in study.arms else "C7"
+        ax.errorbar(factor * i.mean, y, xerr=factor * reach([i]), fmt="o", color=colour, capsize=3)
+        ax.plot([factor * np.mean(row) for row in scores[arm]], [y + 0.22] * len(scores[arm]), "|", color=colour)
+    ax.set_yticks(range(len(order)), [textwrap.fill(titles[arm], width) for arm in order], fontsize=8)
+    ax.grid(axis="x", alpha=0.25)
