@@ -262,7 +262,7 @@ def test_the_guess_grows_with_the_work_and_with_the_machines_slowness(monkeypatc
 
 
 @pytest.mark.parametrize(
-    "env, source, evaluations", [("letters", "offpolicy/in_turn-0", 30), ("alphabet", "alphabet/grpo-0", 6), ("swarm", "swarm/grpo-0", 3)]
+    "env, source, evaluations", [("letters", "offpolicy/in_turn-0", 30), ("alphabet", "alphabet/grpo-0", 6), ("swarm", "swarm/grpo-2", 10)]
 )
 def test_the_rates_are_those_of_committed_runs(monkeypatch, env, source, evaluations):
     monkeypatch.setattr(forecast.shutil, "which", lambda name: None)
