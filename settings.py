@@ -245,11 +245,10 @@ def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> d
         share = 1 if lora_rank else ALL_WEIGHTS
         defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE, "k": LARGE_K}
         defaults |= {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
-    if (
-        env == "swarm"
-    ):  # a small model slips in one call of twelve while it samples. Without a price
-        # a run that posted trades ended at 36% of errors; from 0.85 on, trying to accept a fair
-        # offer is a loss for who slips as often as the base does (results/swarm/rules.md)
+    # A small model slips in one call of twelve while it samples. Without a price a run that posted
+    # trades ended at 36% of errors; from 0.67 on, trying to accept a fair offer is a loss for who
+    # slips as often as the base does (results/swarm/rules.md).
+    if env == "swarm":
         defaults["swarm_error_penalty"] = 0.5 if small else 0.0
     return defaults
 

@@ -229,7 +229,7 @@ def swarm(machine: Machine, rounds: int, device: str) -> dict[str, dict]:
 
     sampler, optimizer = TorchSampler(policy), torch.optim.AdamW(policy.trainable().values(), lr=1e-12, weight_decay=0.0)
     shape, element, seen = shape_of(policy.lm.config.to_dict(), 32), policy.lm.dtype.itemsize, []
-    for n in tqdm(range(rounds), desc="swarm"):  # a minute each: what warming up would take is a small part
+    for n in tqdm(range(rounds), desc="swarm"):  # ten seconds each: what warming up takes is a small part
         start = time.perf_counter()
         seeds = [BENCH_SEEDS + n * cfg.num_tasks + i for i in range(cfg.num_tasks)]
         groups = play(policy, sampler, partial(settings.make_env, cfg, cfg.difficulty), seeds, cfg.k, cfg.max_tokens, 1.0, n)
