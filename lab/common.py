@@ -96,11 +96,12 @@ def launch(
     flags = [*flags, "--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]
     if (ROOT / runs / name / "config.json").exists():
         flags = ["--resume", str(runs / name)]
-    with open(log, "a") as f:
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run([python, "train.py", *flags], cwd=ROOT, stdout=f, stderr=f, env=env)
-    if done.returncode:
-        raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
+    if not (ROOT / runs / name / "summary.json").exists():  # to resume a finished run would evaluate it again, and add that to its time
+        with open(log, "a") as f:
+            env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            done = subprocess.run([python, "train.py", *flags], cwd=ROOT, stdout=f, stderr=f, env=env)
+        if done.returncode:
+            raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
     target.mkdir(parents=True, exist_ok=True)
     for file in kept:
         if (ROOT / runs / name / file).exists():

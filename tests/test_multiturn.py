@@ -478,7 +478,7 @@ def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico_swarm, mon
             return super().step(reply)
 
     monkeypatch.setattr(corpus, "Swarm", Seen)
-    rows = corpus.swarm_rows(pico_swarm.tokenizer, random.Random(5), 12, None)
+    rows = corpus.swarm_rows(pico_swarm.tokenizer, random.Random(6), 12, None)
     monkeypatch.undo()
     assert len(rows) == len(envs) == 12 and {env.think for env in envs} == {True, False} and {env.version for env in envs} == {"0.1", "0.2"}
     tools = set()

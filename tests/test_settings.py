@@ -385,7 +385,7 @@ def test_a_large_model_samples_groups_of_16(env, max_tokens, num_tasks, sft_batc
 
 
 @pytest.mark.parametrize("env, lr, updates, max_tokens", [
-    ("letters", 3e-4, 150, 320), ("alphabet", 3e-4, 80, 640), ("swarm", 5e-4, 20, 160),
+    ("letters", 3e-4, 150, 320), ("alphabet", 3e-4, 80, 640), ("swarm", 5e-4, 150, 160),
 ])  # fmt: skip
 def test_a_small_model_has_what_its_results_were_made_with(env, lr, updates, max_tokens):
     cfg = chosen(0.9e6, "--env", env)

@@ -1,7 +1,6 @@
 """lab/swarm/trained.py: the worlds that policies play in, and the page that is made of what is kept."""
 
 import numpy as np
-import pytest
 
 from env_swarm import Swarm, play
 from lab.claims.study import over_seeds
@@ -41,7 +40,6 @@ def test_an_interval_of_several_policies_is_over_seeds_and_of_one_over_scenarios
     assert over_seeds(rows[:1]) == mean(rows[0])
 
 
-@pytest.mark.skipif(not (trained.STUDY.out / "others.json").exists(), reason="not played yet")
 def test_what_is_committed_is_of_the_planned_scenarios_and_finished_runs():
     for arm in trained.SHORT:
         for name in trained.runs_of(arm):

@@ -8,6 +8,7 @@ with every seed, and only then every policy plays the same held-out scenarios, o
 first run; each trains on scenarios of its own.
 """
 
+import json
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from env_swarm import Swarm
 from env_swarm import play as play_scripted
 from lab.claims import study
 from lab.claims.study import KEPT, REPORT, Arm, Study, chosen, development, dots, grid, over_seeds, setting_of, swept, versions
-from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_json, write_page
+from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 from policy import PICO_SWARM, load_policy
 from swarm.bots import draw_scenario
 
@@ -38,11 +39,11 @@ ARMS = {
     "sft_tuned": Arm("SFT on 100 episodes of the best scripted player", f"{SFT} tuned", grid("1e-4 3e-4 1e-3", "200 1000")),
     "start": Arm("after the default SFT: where GRPO begins", "--updates 0"),
 }  # fmt: skip
-TRAINED = ("grpo", "no_think", "v01")  # their runs have reports
+TRAINED = ("grpo", "no_think", "v01")  # by RL
 
 
 def keeps(name: str) -> tuple[str, ...]:
-    return (*REPORT, "report.html") if name == "grpo-0" else REPORT if name.startswith(TRAINED) else KEPT
+    return (*REPORT, "report.html") if name == "grpo-0" else (*KEPT, "metrics.jsonl") if name.startswith(TRAINED) else KEPT
 
 
 STUDY = Study(Path("runs/swarm"), RESULTS / "swarm", ARMS, (0, 1, 2), "reward", lambda name: "--env swarm", keeps)
@@ -125,7 +126,7 @@ def held_out(arm: str, name: str, seed: int, threads: int) -> None:
     found = {
         world: {how: plays(policy, world, heat, arm != "no_think", seed) for how, heat in DECODINGS.items()} for world in worlds_of(arm)
     }
-    write_json(STUDY.out / name / "held_out.json", found)
+    write_page(STUDY.out / name / "held_out.json", [json.dumps(found), ""])
 
 
 def over_http(name: str) -> dict[str, list[float]]:
@@ -162,8 +163,9 @@ def others(threads: int) -> None:
             envs = [World(style=player, **given) for _ in range(N)]
             for env, number in zip(envs, scenarios()):
                 play_scripted(env, number)
-            found[player][world] = {"scripted": kept([both_scales(env) for env in envs])}
-    write_json(STUDY.out / "others.json", found)
+            marks = kept([both_scales(env) for env in envs])
+            found[player][world] = {"scripted": marks if world == "medium" else {"reward": marks["reward"]}}
+    write_page(STUDY.out / "others.json", [json.dumps(found), ""])
 
 
 # ------------------------------------------------------------------------------------------------ the page
@@ -192,7 +194,7 @@ def scores(arm: str, world: str = "medium", how: str = "greedy") -> dict[str, li
         how = how if how in every[0] else next(iter(every[0]))
     else:
         every = [read_json(STUDY.out / name / "held_out.json")[world] for name in runs_of(arm)]
-    return {name: [each[how][name] for each in every] for name in MEASURED}
+    return {name: [each[how][name] for each in every] for name in every[0][how]}
 
 
 def less(arm: str, how: str) -> str:
