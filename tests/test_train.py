@@ -389,7 +389,7 @@ def test_eval_only_plays_the_checkpoint_on_other_scenarios_and_keeps_the_result(
     assert record["stage"] == "eval_only" and record["tasks"] == "hard v0.2" and not record["trained"] and len(record["reward"]) == 3
     weights = {"payoff": 1.0, "reputation": 0.5, "quality": 0.2, "diversity": 0.1}
     for i, reward in enumerate(record["reward"]):
-        assert reward == pytest.approx(sum(w * record[name][i] for name, w in weights.items()) - 2.0 * record["error_rate"][i], abs=1e-3)
+        assert reward == pytest.approx(sum(w * record[name][i] for name, w in weights.items()) - 0.5 * record["error_rate"][i], abs=1e-3)
     assert "expert" in done.stdout and "n=3" in done.stdout and "payoff" in done.stdout
     done = run("--eval-only", str(economy), "--env", "swarm", "--lr", "0.5")
     assert done.returncode != 0 and "--lr" in done.stderr and "Traceback" not in done.stderr
@@ -531,7 +531,7 @@ def test_the_error_penalty_reaches_the_environment(monkeypatch):
     (_, (_, evaluated)), *_ = settings.eval_sets(cfg).items()
     assert evaluated().error_penalty == 0.5
     for env, n_parameters, penalty in (
-        ("swarm", 1e6, 2.0),
+        ("swarm", 1e6, 0.5),
         ("swarm", 4e9, 0.0),
     ):  # a small model pays for slips, a large one is paid as published
         cfg = configured(monkeypatch, "--env", env)
