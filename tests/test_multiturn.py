@@ -493,7 +493,7 @@ def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico_swarm, mon
     assert tools >= set(TOOLS) - {"cancel_proposal"}  # who plays hardly ever has reason to cancel: that is for the drill
     drilled = [
         pico_swarm.tokenizer.decode(reply)
-        for row in corpus.drill_rows(pico_swarm.tokenizer, random.Random(5), 24, 512)
+        for row in corpus.drill_rows(pico_swarm.tokenizer, random.Random(5), 96, 512)
         for _, reply, *_ in row
     ]
     assert all(any(f'"name": "{tool}"' in text for text in drilled) for tool in TOOLS)
