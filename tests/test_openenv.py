@@ -131,7 +131,7 @@ def test_openenvs_own_client_for_tools_lists_and_calls_them(url):
         assert [tool.name for tool in env.list_tools()] == list(TOOLS)
         env.reset(seed=3)
         told = env.call_tool("pass_turn")
-        assert "step 2 of 25" in json.dumps(told, default=str)
+        assert "# step 2: " in json.dumps(told, default=str)
         assert env.state().step_count == 1
 
 
@@ -184,7 +184,7 @@ def test_a_seed_that_is_none_is_refused_and_the_session_goes_on(url, seed):
     with client(url) as env:
         with pytest.raises(RuntimeError, match="must be a whole number of at least 0"):
             env.reset(seed=seed)
-        assert "step 1 of 25" in env.reset(seed=10**400).observation["prompt"]  # any whole number is one
+        assert "# step 1: " in env.reset(seed=10**400).observation["prompt"]  # any whole number is one
 
 
 def test_reset_without_a_seed_draws_one_of_training_and_says_which(url):
@@ -236,7 +236,7 @@ def test_garbage_is_answered_and_the_next_client_is_served(url, text):
         except Exception as closed:  # a frame that OpenEnv cannot read at all ends this session
             assert type(closed).__name__.startswith("ConnectionClosed"), closed
     with client(url) as env:
-        assert "step 1 of 25" in env.reset(seed=1).observation["prompt"]
+        assert "# step 1: " in env.reset(seed=1).observation["prompt"]
 
 
 @pytest.mark.parametrize("path, body", [("/step", b"{"), ("/step", b"{}"), ("/step", b'{"action": {"tool_name": "x"}}'), ("/reset", b"[]"),
