@@ -38,7 +38,7 @@ def kept(tmp_path, monkeypatch):
             best = setting == second
             for seed in letters.STUDY.seeds if best else (0,):
                 share = RIGHT[arm] + 0.01 * seed
-                save(tmp_path / study.named(arm, setting, seed), share if best else share - 0.05, share if best else None)
+                save(tmp_path / study.run_name(arm, setting, seed), share if best else share - 0.05, share if best else None)
     found = {"base": [[0.0] * letters.N], "begun": [[1.0] * letters.N], "best_of": [[1.0, 0.0] * (letters.N // 2)] * 5}
     (tmp_path / "others.json").write_text(json.dumps(found))
     return tmp_path

@@ -491,12 +491,15 @@ def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico_swarm, mon
         assert episode.turns == 25 and len(episode.token_ids) < 6000
         tools |= {turn.tool for turn in env.log if turn.ok}
     assert tools >= set(TOOLS) - {"cancel_proposal"}  # who plays hardly ever has reason to cancel: that is for the drill
-    drilled = [
-        pico_swarm.tokenizer.decode(reply)
-        for row in corpus.drill_rows(pico_swarm.tokenizer, random.Random(5), 96, 512)
-        for _, reply, *_ in row
-    ]
-    assert all(any(f'"name": "{tool}"' in text for text in drilled) for tool in TOOLS)
+
+    def drilled(rows: int) -> set[str]:
+        """The tools that so many rows of drill call."""
+        found = corpus.drill_rows(pico_swarm.tokenizer, random.Random(5), rows, 512)
+        texts = [pico_swarm.tokenizer.decode(reply) for row in found for _, reply, *_ in row]
+        return {tool for tool in TOOLS if any(f'"name": "{tool}"' in text for text in texts)}
+
+    # To have a proposal to cancel is rarer since pretraining plays more ways: 1 in some 200 calls.
+    assert drilled(24) >= set(TOOLS) - {"cancel_proposal"} and drilled(96) == set(TOOLS)
 
 
 def test_a_stretch_of_swarm_begins_after_the_opening(pico_swarm):

@@ -1,11 +1,12 @@
 """lab/swarm/trained.py: the worlds that policies play in, and the page that is made of what is kept."""
 
 import numpy as np
+import pytest
 
 from env_swarm import Swarm, play
 from lab.claims.study import over_seeds
-from lab.common import RESULTS, read_json
-from lab.swarm import trained
+from lab.common import read_json
+from lab.swarm import findings, trained
 from metrics import mean
 
 
@@ -41,8 +42,18 @@ def test_an_interval_of_several_policies_is_over_seeds_and_of_one_over_scenarios
 
 
 def test_what_is_committed_is_of_the_planned_scenarios_and_finished_runs():
-    for arm in trained.SHORT:
-        for name in trained.runs_of(arm):
+    for arm in ("grpo", "sft_tuned", "start"):
+        names = trained.runs_of(arm)
+        assert len(names) == len(trained.STUDY.seeds)
+        for name in names:
             assert read_json(trained.STUDY.out / name / "summary.json")["config"]["name"] == name
-            assert all(len(row) == trained.N for row in trained.scores(arm)["reward"])
-    assert (RESULTS / "swarm" / "trained.md").exists()
+        assert all(len(row) == trained.N for row in trained.scores(arm)["reward"])
+
+
+@pytest.mark.parametrize("make, module, page", [(trained.page, trained, "trained.md"), (findings.main, findings, "findings.md")])
+def test_the_committed_pages_are_what_the_committed_scores_give(monkeypatch, make, module, page):
+    written = {}
+    monkeypatch.setattr(module, "write_page", lambda path, lines: written.update({path.name: "\n".join(lines)}))
+    monkeypatch.setattr(trained, "draw", lambda arms: None)
+    make()
+    assert written == {page: (trained.STUDY.out / page).read_text()}

@@ -800,9 +800,8 @@ def test_tables_and_calls_in_the_page(page, swarm):
 def test_calls_and_observations_look_different(page, swarm):
     page.open(swarm, "against=")
     called = page.js("return all('#samples .call').map(e => e.textContent).join('')")
-    assert (
-        called.startswith('<tool_call>\n{"name": "') and called.count("<tool_call>") >= called.count("</tool_call>") > 3
-    )  # a reply may be cut
+    assert called.startswith('<tool_call>\n{"name": "')
+    assert called.count("<tool_call>") == called.count("</tool_call>") + 1 > 4  # one reply breaks off in its call (behaviour.made_up)
     assert "<think>" not in called and "<|im_end|>" not in called
     blocks = page.texts("#samples .given")
     assert blocks and all("# step " in text and "<tool_response>" in text for text in blocks)

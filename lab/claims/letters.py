@@ -25,15 +25,15 @@ from lab.claims.study import (
     REPORT,
     Arm,
     Study,
-    chosen,
+    best_runs,
     development,
     dots,
     grid,
     less,
-    named,
     over_seeds,
+    run_name,
     setting_of,
-    swept,
+    sweep_tables,
     train_all,
     versions,
 )
@@ -101,7 +101,7 @@ def without_runs(threads: int) -> None:
     found["best_of"] = []
     for seed in STUDY.seeds:
         policy = load()
-        load_checkpoint(find_checkpoint(STUDY.runs / named("start", "", seed) / "checkpoint"), policy)
+        load_checkpoint(find_checkpoint(STUDY.runs / run_name("start", "", seed) / "checkpoint"), policy)
         sampler = TorchSampler(policy)
         sampler.sync(0)
         found["best_of"].append(exact(play(policy, sampler, env, seeds, BEST_OF, 320, 1.0, seed)))
@@ -163,12 +163,12 @@ SINGLE = {  # what no run gives (without_runs)
 
 def read_scores() -> dict[str, list[list[float]]]:
     """{arm or other: [seeds][tasks] of the held-out tasks}."""
-    return {arm: [played(name) for name in names] for arm, names in chosen(STUDY).items()} | read_json(STUDY.out / "others.json")
+    return {arm: [played(name) for name in names] for arm, names in best_runs(STUDY).items()} | read_json(STUDY.out / "others.json")
 
 
 def short() -> list[list]:
     """The table in brief: what, seeds, exactly right, GRPO less this, work."""
-    runs, scores, rows = chosen(STUDY), read_scores(), []
+    runs, scores, rows = best_runs(STUDY), read_scores(), []
     for arm in (*ORDER, *SINGLE):
         gain = "" if arm in ("grpo", *SINGLE) else less(scores["grpo"], scores[arm]).points()
         cost = "" if arm in SINGLE else f"{np.mean([work(name) for name in runs[arm]]):.1f}"
@@ -177,7 +177,7 @@ def short() -> list[list]:
 
 
 def page() -> None:
-    runs, scores, rows = chosen(STUDY), read_scores(), []
+    runs, scores, rows = best_runs(STUDY), read_scores(), []
     for arm, (what, _, right, gain, cost) in zip((*ORDER, *SINGLE), short()):
         each = " ".join(f"{100 * np.mean(score):.1f}" for score in scores[arm])
         setting = setting_of(STUDY, arm) if arm in ARMS else ""
@@ -195,7 +195,7 @@ def page() -> None:
     lines += ["", "![each seed](letters.png)", "", "## What was swept", "",
               "Seed 0, development tasks (n = 256), exactly right at the end. The best setting of each arm went into the table.", ""]  # fmt: skip
     right = lambda name: metrics.proportion(round(256 * development(STUDY, name)), 256).percent()
-    lines += swept(STUDY, "exactly right | work", lambda name: [right(name), f"{work(name):.1f}"])
+    lines += sweep_tables(STUDY, "exactly right | work", lambda name: [right(name), f"{work(name):.1f}"])
     write_page(STUDY.out / "README.md", lines)
     draw(scores)
 
@@ -211,7 +211,7 @@ def main(table: bool = False, jobs: int = 2) -> None:
     """jobs: runs at once, one thread each."""
     if not table:
         train_all(STUDY, jobs)
-        for names in chosen(STUDY).values():
+        for names in best_runs(STUDY).values():
             for name in names:
                 held_out(name)
         without_runs(jobs)

@@ -49,13 +49,13 @@ class Study:
 
 
 # ------------------------------------------------------------------------------------------------ runs
-def named(arm: str, setting: str, seed: int) -> str:
+def run_name(arm: str, setting: str, seed: int) -> str:
     return "-".join(part for part in (arm, setting, str(seed)) if part)
 
 
 def train(study: Study, arm: str, setting: str, seed: int, threads: int) -> None:
     """One run, unless it is committed."""
-    name, a = named(arm, setting, seed), study.arms[arm]
+    name, a = run_name(arm, setting, seed), study.arms[arm]
     if not (study.out / name / "summary.json").exists():
         flags = f"{study.flags(name)} {a.flags} {a.sweep[setting]} --seed {seed}".split()
         launch(flags, study.runs, name, study.out / name, study.keeps(name), threads)
@@ -69,7 +69,7 @@ def development(study: Study, name: str) -> float:
 
 def best(study: Study, arm: str) -> str:
     """The setting that is best with seed 0; the first of equals, which is the cheapest."""
-    return max(study.arms[arm].sweep, key=lambda setting: development(study, named(arm, setting, 0)))
+    return max(study.arms[arm].sweep, key=lambda setting: development(study, run_name(arm, setting, 0)))
 
 
 def train_all(study: Study, jobs: int, only: Iterable[str] = ()) -> None:
@@ -81,14 +81,14 @@ def train_all(study: Study, jobs: int, only: Iterable[str] = ()) -> None:
     side_by_side(train, work, jobs, "the other seeds")
 
 
-def chosen(study: Study) -> dict[str, list[str]]:
+def best_runs(study: Study) -> dict[str, list[str]]:
     """{arm: its runs, one per seed, at its best setting}, as far as they are there."""
-    there = lambda arm, setting, seed: (study.out / named(arm, setting, seed) / "summary.json").exists()
+    there = lambda arm, setting, seed: (study.out / run_name(arm, setting, seed) / "summary.json").exists()
     found: dict[str, list[str]] = {}
     for arm, a in study.arms.items():
         swept = all(there(arm, setting, study.seeds[0]) for setting in a.sweep)
         setting = best(study, arm) if swept else None
-        found[arm] = [named(arm, setting, seed) for seed in study.seeds if swept and there(arm, setting, seed)]
+        found[arm] = [run_name(arm, setting, seed) for seed in study.seeds if swept and there(arm, setting, seed)]
     return found
 
 
@@ -114,11 +114,11 @@ def versions(study: Study, name: str) -> str:
     return f"torch {m['torch']}, transformers {m['transformers']}, peft {m['peft']}, {m['device']}"
 
 
-def swept(study: Study, head: str, cells: Callable[[str], list]) -> list[str]:
+def sweep_tables(study: Study, head: str, cells: Callable[[str], list]) -> list[str]:
     """A table per arm that was swept. cells(run) are those of a setting's row."""
     lines = []
     for arm, a in study.arms.items():
-        names = {setting: named(arm, setting, study.seeds[0]) for setting in a.sweep}
+        names = {setting: run_name(arm, setting, study.seeds[0]) for setting in a.sweep}
         done = {setting: name for setting, name in names.items() if (study.out / name / "summary.json").exists()}
         if len(a.sweep) > 1 and done:
             rows = [[setting, *cells(name)] for setting, name in done.items()]

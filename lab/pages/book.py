@@ -60,7 +60,7 @@ def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, 
 
 def letters() -> str:
     """Before and after, on held-out tasks."""
-    s, runs = read("letters/grpo-0/summary.json"), letters_table.chosen(letters_table.STUDY)
+    s, runs = read("letters/grpo-0/summary.json"), letters_table.best_runs(letters_table.STUDY)
     scores = {arm: [letters_table.played(name) for name in runs[arm]] for arm in ("start", "grpo")}
     row = lambda what, rows: [what, letters_table.percent(rows), len(rows[0]), len(rows)]
     body = [row("the base, before anything", read("letters/others.json")["base"]),

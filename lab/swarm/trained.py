@@ -19,11 +19,12 @@ import tyro
 from tqdm import tqdm
 
 import metrics
+import settings
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from env_swarm import Swarm
 from env_swarm import play as play_scripted
 from lab.claims import study
-from lab.claims.study import KEPT, REPORT, Arm, Study, chosen, development, dots, grid, over_seeds, setting_of, swept, versions
+from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, development, dots, grid, over_seeds, setting_of, sweep_tables, versions
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 from policy import PICO_SWARM, load_policy
 from swarm.bots import draw_scenario
@@ -50,7 +51,8 @@ STUDY = Study(Path("runs/swarm"), RESULTS / "swarm", ARMS, (0, 1, 2), "reward", 
 
 
 # ------------------------------------------------------------------------------------------------ held-out scenarios
-PRICE = 0.5  # of an error, settings.py's for small models; scripted players pay it too
+SMALL = settings.by_size(1e6, "swarm")  # what a small model gets by default
+PRICE, MAX_TOKENS = SMALL["swarm_error_penalty"], SMALL["max_tokens"]  # scripted players pay for errors, too
 
 
 @dataclass
@@ -85,7 +87,7 @@ def scenarios() -> list[int]:
     return [HELD_OUT_SEEDS + i for i in range(N)]
 
 
-def kept(marks: list[dict]) -> dict[str, list[float]]:
+def by_measure(marks: list[dict]) -> dict[str, list[float]]:
     """{measure: its value in each episode}."""
     return {name: [round(m[name], 4) for m in marks] for name in MEASURED}
 
@@ -97,7 +99,7 @@ def both_scales(env: Swarm) -> dict[str, float]:
     return marks | {f"{name}_published": env.score()[name] for name in ("reward", "payoff")}
 
 
-def plays(policy, world: str, temperature: float, think: bool, seed: int) -> dict[str, list[float]]:
+def play_world(policy, world: str, temperature: float, think: bool, seed: int) -> dict[str, list[float]]:
     """{measure: [N]} of a policy on the held-out scenarios of a world."""
     from fast.sampler import TorchSampler
     from rollout import play
@@ -108,15 +110,15 @@ def plays(policy, world: str, temperature: float, think: bool, seed: int) -> dic
         envs.append(World(think=think, **WORLDS[world]))
         return envs[-1]
 
-    play(policy, TorchSampler(policy), make_env, scenarios(), 1, 160, temperature, seed)
-    return kept([both_scales(env) for env in envs])
+    play(policy, TorchSampler(policy), make_env, scenarios(), 1, MAX_TOKENS, temperature, seed)
+    return by_measure([both_scales(env) for env in envs])
 
 
 def worlds_of(arm: str) -> list[str]:
     return list(WORLDS) if arm == "grpo" else ["medium, v0.1"] if arm == "v01" else ["medium"]
 
 
-def held_out(arm: str, name: str, seed: int, threads: int) -> None:
+def play_held_out(arm: str, name: str, seed: int, threads: int) -> None:
     """Let a run's policy play, unless it has, into its held_out.json. Only the chosen setting of an arm comes here."""
     if (STUDY.out / name / "held_out.json").exists():
         return
@@ -124,7 +126,8 @@ def held_out(arm: str, name: str, seed: int, threads: int) -> None:
     policy = load_policy(str(PICO_SWARM), 32, 64, "cpu")
     load_checkpoint(find_checkpoint(STUDY.runs / name / "checkpoint"), policy)
     found = {
-        world: {how: plays(policy, world, heat, arm != "no_think", seed) for how, heat in DECODINGS.items()} for world in worlds_of(arm)
+        world: {how: play_world(policy, world, heat, arm != "no_think", seed) for how, heat in DECODINGS.items()}
+        for world in worlds_of(arm)
     }
     write_page(STUDY.out / name / "held_out.json", [json.dumps(found), ""])
 
@@ -132,11 +135,12 @@ def held_out(arm: str, name: str, seed: int, threads: int) -> None:
 def over_http(name: str) -> dict[str, list[float]]:
     """{measure: [N]} of a run's policy, asked as any OpenAI-compatible endpoint is asked: text goes there, text comes back."""
     from bridges import api, serve
-    from settings import Config
 
     server = serve.serve_policy(serve.load(str(STUDY.runs / name)), name)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    cfg = Config(env="swarm", model=name, api_base=f"http://127.0.0.1:{server.server_port}/v1", max_tokens=160, api_concurrency=64)
+    cfg = settings.Config(
+        env="swarm", model=name, api_base=f"http://127.0.0.1:{server.server_port}/v1", max_tokens=MAX_TOKENS, api_concurrency=64
+    )
     envs: list[Swarm] = []
 
     def make_env() -> Swarm:  # in the order of the scenarios: api.play_all begins them so
@@ -145,7 +149,7 @@ def over_http(name: str) -> dict[str, list[float]]:
 
     api.run(api.play_all(api.open_endpoint(cfg), make_env, scenarios(), lambda episode: None))
     server.shutdown()
-    return kept([both_scales(env) for env in envs])
+    return by_measure([both_scales(env) for env in envs])
 
 
 def others(threads: int) -> None:
@@ -154,7 +158,7 @@ def others(threads: int) -> None:
         return
     torch.set_num_threads(threads)
     policy = load_policy(str(PICO_SWARM), 0, 64, "cpu")
-    base = lambda world: {how: plays(policy, world, heat, True, 0) for how, heat in DECODINGS.items()}
+    base = lambda world: {how: play_world(policy, world, heat, True, 0) for how, heat in DECODINGS.items()}
     found: dict = {"base": {world: base(world) for world in ("medium", "medium, v0.1")}}
     found["http"] = {"medium": {"greedy": over_http("grpo-0")}}
     for player in tqdm(YARDSTICKS, desc="scripted players"):
@@ -163,7 +167,7 @@ def others(threads: int) -> None:
             envs = [World(style=player, **given) for _ in range(N)]
             for env, number in zip(envs, scenarios()):
                 play_scripted(env, number)
-            marks = kept([both_scales(env) for env in envs])
+            marks = by_measure([both_scales(env) for env in envs])
             found[player][world] = {"scripted": marks if world == "medium" else {"reward": marks["reward"]}}
     write_page(STUDY.out / "others.json", [json.dumps(found), ""])
 
@@ -184,7 +188,7 @@ COLUMNS = {  # of the table of parts: (title, digits, factor)
 
 def runs_of(arm: str) -> list[str]:
     """Its runs at the best setting that have played held-out scenarios, one per seed."""
-    return [name for name in chosen(STUDY)[arm] if (STUDY.out / name / "held_out.json").exists()]
+    return [name for name in best_runs(STUDY)[arm] if (STUDY.out / name / "held_out.json").exists()]
 
 
 def scores(arm: str, world: str = "medium", how: str = "greedy") -> dict[str, list[list[float]]]:
@@ -253,7 +257,7 @@ def page() -> None:
             )
     lines += table(["run", "updates", "sampled reward, first and last five batches", "settled?", "minutes", "peak GB"], rows)
     lines += ["", "## What was swept", "", "Seed 0, development scenarios (n = 128), greedy, at the end.", ""]
-    lines += swept(STUDY, "reward", lambda name: [f"{development(STUDY, name):.3f}"])
+    lines += sweep_tables(STUDY, "reward", lambda name: [f"{development(STUDY, name):.3f}"])
     write_page(STUDY.out / "trained.md", lines)
     draw(arms)
 
@@ -284,8 +288,8 @@ def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
     if not table:
         study.train_all(STUDY, jobs, arms)
         for arm in arms:
-            for seed, name in zip(STUDY.seeds, chosen(STUDY)[arm]):
-                held_out(arm, name, seed, jobs)
+            for seed, name in zip(STUDY.seeds, best_runs(STUDY)[arm]):
+                play_held_out(arm, name, seed, jobs)
         others(jobs)
     page()
 
