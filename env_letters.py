@@ -16,14 +16,14 @@ of thinking*, and we can watch it do so. The ten tiers of difficulty grow from s
 to 500 random letters. They are those of Atropos, a public collection of RL environments.
 
 An environment sets a task and scores how it was played: that is one *episode*. It is plain Python
-and knows nothing of tokens, tensors or other environments:
+and knows nothing of tokens or tensors:
 
     reset(seed) -> messages        step(reply) -> (new messages, done)
     score() -> {"reward": …, …}    expert_reply() -> str
 
 It also has `think` (may a reply think first?), `tools` (JSON schemas, or None) and, if an episode
 is always one turn, `max_turns = 1`. Any string is a legal reply: garbage lowers the reward but
-never raises. The same seed and the same replies give the same score on any machine.
+is no error. The same seed and the same replies give the same score on any machine.
 
 Run me: `python env_letters.py` plays one task with every style of expert and three bad players.
 """
@@ -80,7 +80,7 @@ def words_between(shortest: int, longest: int) -> list[str]:
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:
-    """Draw one task of a tier. The letters are distinct, a share b ~ U(0.3, 0.9) of them occurs."""
+    """Draw one task of a tier: distinct letters; each is to occur with chance b ~ U(0.3, 0.9)."""
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":
         text = rng.choice(words_between(shortest, longest))
@@ -89,7 +89,7 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
         text = "".join(rng.choice(string.ascii_lowercase) for _ in range(length))
     several = rng.random() < p_several
     n_letters = min(max(2, rng.randint(fewest, most)), 26) if several else 1
-    bias = rng.uniform(0.3, 0.9)  # how often an asked letter is one that occurs
+    bias = rng.uniform(0.3, 0.9)  # how often a letter that occurs is wanted
     present, absent = sorted(set(text)), sorted(set(string.ascii_lowercase) - set(text))
     rng.shuffle(present)
     rng.shuffle(absent)
@@ -168,7 +168,7 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
 
     partial: 0 without exactly one well-formed answer; 0.1 for a wrong single count or a wrong set
              of letters; else 0.1 + 0.9 · (share of the letters that are exactly right).
-    binary:  1 if everything is right, else 0. Sparse, but it never pays a guess (results/letters).
+    binary:  1 if everything is right, else 0. Sparse; half right pays nothing (results/letters).
     `exact` is 1 only if every count is right, whatever the reward.
     """
     several = len(task.letters) > 1

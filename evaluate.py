@@ -54,8 +54,8 @@ def evaluate_policy(
 
     roll(make_env, seeds) -> groups, one sample per task. sets: {name: (is it the one trained on?,
     make_env)}. stage: before, after_sft, train, final or eval_only; update: updates the policy has
-    seen (-1: not even SFT). Each task's result goes to evals.jsonl, a few whole episodes of the
-    tasks that are trained to episodes.jsonl. Returns {set: its episodes}, without the failed ones.
+    seen (-1: not even SFT). Each task's result goes to evals.jsonl; episodes.jsonl gets a few whole
+    episodes of the trained set. Returns {set: its episodes}, without the failed ones.
     Raises ValueError if all of them failed.
     """
     results = {}
@@ -77,11 +77,10 @@ def evaluate_policy(
 
 
 def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
-    """The first eight, and the best one if no episode is simply right or wrong."""
-    first, best = groups[:8], max(groups, key=lambda g: g[0].reward)
-    graded = any(
-        e.stop_reason != "error" and "exact" not in e.components for g in groups for e in g
-    )
+    """The first eight, and the best one unless every episode is simply right or wrong."""
+    played = [g for g in groups if g[0].stop_reason != "error"]
+    first, best = groups[:8], max(played, key=lambda g: g[0].reward)
+    graded = any("exact" not in g[0].components for g in played)
     return [*first, best] if graded and best not in first else first
 
 
@@ -100,7 +99,7 @@ def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
     An episode of two turns has no turn_3, and 0 would be a third turn that was played badly.
     """
     names = dict.fromkeys(name for e in episodes for name in e.components)
-    missing = {"exact": 0.0, "format": 0.0}  # not said to be right is not right
+    missing = {"exact": 0.0, "format": 0.0}  # what is not reported to be right is not
     return {name: [e.components.get(name, missing.get(name)) for e in episodes] for name in names}
 
 
@@ -279,8 +278,8 @@ if __name__ == "__main__":
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
     with tempfile.TemporaryDirectory() as name:
         roll = partial(rollouts.greedy, update=0)
-        done = (Path(name), "demo", 0)
-        results = evaluate_policy(policy, roll, eval_sets(cfg), dev_seeds(cfg), *done)
+        about = (dev_seeds(cfg), Path(name), "demo", 0)
+        results = evaluate_policy(policy, roll, eval_sets(cfg), *about)
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
     env = partial(Letters, 3, "binary", True, "states")

@@ -9,14 +9,14 @@ Make every token of the two good answers a little likelier and of the two bad on
 likely. That is all. The group's mean is the baseline, so there is no value network; a group whose
 answers all score the same says nothing (its advantages are 0) and is skipped.
 
-What is left out of the papers: no reward model, no value function, no reference model unless --kl
-asks for one, and one optimizer step per batch by default, so that the importance ratio (how likely
-a token is now, over how likely it was when it was sampled) is 1 and clipping never acts. That is
-why the printed loss is near 0 and the ratio 1.000 in a healthy run: the *value* of
-mean(ratio · advantage) is about the mean advantage, which is 0 by construction; its *gradient* is
-not. Watch the reward and grad_norm instead.
+Left out of the papers: the reward model, the value function and, without --kl, the reference model.
+There is one optimizer step per batch by default, so the importance ratio (how likely a token is
+now, over how likely it was when it was sampled) is 1 and clipping never acts. That is why the
+printed loss is near 0 and the ratio 1.000 in a healthy run: the *value* of mean(ratio · advantage)
+is about the mean advantage, which is 0 by construction; its *gradient* is not. Watch the reward and
+grad_norm instead.
 
-The losses differ in three things only: which ratio, how it is clipped, and how tokens are weighed.
+The losses differ in the ratio, its clip and the weight of a token; dr_grpo also drops the std.
 
     name        ratio        clip               weight of a token            source
     reinforce   none         none               1 / all tokens               Williams 1992
@@ -44,7 +44,7 @@ from fast.off_policy import IMPORTANCE, importance_weights
 from policy import Policy, plain_logprobs, swapped
 from rollout import Episode
 
-# loss name: (ε, ε_high), each paper's own; cispo's ε of 1 leaves the ratio without a lower bound
+# loss name: (ε, ε_high), the paper's where it names them; cispo's ε of 1 means no lower bound
 CLIP = {
     "reinforce": (0.0, 0.0),
     "grpo": (0.2, 0.2),
@@ -74,12 +74,12 @@ def advantages_of(groups: list[list[Episode]], cfg) -> torch.Tensor:
     that cannot be trained on (trainable) get 0, and do not count in the means.
     """
     rewards = [[e.reward if trainable(e, cfg) else float("nan") for e in g] for g in groups]
-    normalize = cfg.normalize and cfg.loss != "dr_grpo"  # Liu et al. 2025: it favours easy tasks
+    normalize = cfg.normalize and cfg.loss != "dr_grpo"  # Liu et al. 2025: it favours extremes
     return group_advantages(torch.tensor(rewards), cfg.baseline, normalize)
 
 
 def trainable(episode: Episode, cfg) -> bool:
-    """Not if its environment failed, nor if it is older than --max-off-policy-steps."""
+    """False if its environment failed, or if it is older than --max-off-policy-steps."""
     too_old = cfg.max_off_policy_steps is not None and episode.age > cfg.max_off_policy_steps
     return episode.stop_reason != "error" and not too_old
 
@@ -112,7 +112,7 @@ def group_advantages(
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
     """What each token of an episode weighs, [N] float32. Σ weight · length <= 1.
 
-    lengths [N]: the sampled tokens of each episode. max_tokens: the longest reply.
+    lengths [N]: the sampled tokens of each episode. max_tokens: of the longest episode.
     """
     if loss in ("grpo", "gspo"):
         return 1.0 / (len(lengths) * lengths.clamp(min=1))
@@ -133,7 +133,7 @@ def policy_loss(
     Returns (loss [M], ratio [M], clipped [M] bool); minimise Σ weight · loss.
     """
     log_ratio = logprobs - old_logprobs  # [M]
-    if loss == "gspo":  # one ratio per episode: the geometric mean over its tokens (eq. 5)
+    if loss == "gspo":  # one ratio per episode: the geometric mean over its tokens
         n = torch.zeros(int(row.max()) + 1, device=row.device).index_add(
             0, row, torch.ones_like(log_ratio)
         )
@@ -230,8 +230,8 @@ def update(
 def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> float:
     """One optimizer step along the sum of all processes' gradients; returns the gradient's norm.
 
-    The norm is that before clipping to MAX_GRAD_NORM. loss: that of all processes. Raises
-    FloatingPointError, which calls it `what`, before the step, if it or the norm is not finite.
+    The norm is that before clipping to MAX_GRAD_NORM. loss: summed over all processes. Raises
+    FloatingPointError before the step if loss or norm is not finite; what: the loss's name there.
     """
     parameters = list(policy.trainable().values())
     parallel.sum_gradients(parameters)

@@ -5,7 +5,7 @@
 The model (0.9M parameters, models/pico_base) is asked how often letters occur in a random string.
 It can answer at once, and be wrong; or first spell the string out with a running tally, and be
 right. Pretraining showed it both and made the good habit rare. Nobody says which is better: it
-plays, each reply is scored, and what beat the mean of its group becomes likelier.
+plays, each reply is scored, and replies above the mean of their group become likelier.
 
     task -> tokens -> model -> sample -> reward -> advantage -> loss -> loop
 
@@ -34,7 +34,7 @@ K = 8  # samples per task. Try 1: nothing to compare with, every advantage is 0,
 MAX_TOKENS = 320  # of a reply. Try 64: every thought is cut off before it can pay: none is learnt
 LR = 3e-4  # Try 0.1: after a few updates it babbles, and the reward stays at 0
 WARMUP, LR_END = 5, 0.1  # the rate rises over 5 updates, then falls to a tenth
-TASKS, CLIP = 8, 0.2  # per update; how far it may push a token's probability, as a share of it
+TASKS, CLIP = 8, 0.2  # per update; PPO's clip, which acts only from a batch's second step on
 # A task is drawn from a seed. The ranges never meet: nobody is examined on what it trained on.
 SFT_SEEDS, DEV = range(10**9, 10**9 + 100), range(2 * 10**9, 2 * 10**9 + 256)  # GRPO: from 0
 
@@ -230,7 +230,7 @@ def grpo_loss(w: dict, group: list[Episode], advantages: torch.Tensor) -> torch.
     now, row = logprobs_of(w, group)  # [M], [M]
     then = torch.tensor([logp for e in group for logp in e.logprobs], device=DEVICE)  # [M]
     length = torch.tensor([len(e.reply) for e in group], device=DEVICE)  # [k]
-    ratio = (now - then).exp()  # [M] is 1 here; its gradient is that of the log-prob
+    ratio = (now - then).exp()  # [M], all 1 here; its gradient is that of the log-prob
     gain = torch.minimum(ratio * advantages[row], ratio.clamp(1 - CLIP, 1 + CLIP) * advantages[row])
     return -(gain / length[row]).sum()  # every reply weighs the same, however long it is
 
@@ -272,7 +272,7 @@ def main(seed: int, updates: int) -> None:
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)  # with fresh moments
     try:
         for i in range(updates):
-            first, chance = (seed * 100_000 + i) * TASKS, torch.rand(TASKS * K, MAX_TOKENS)
+            first, chance = (seed * 100_000 + i) * TASKS % 10**9, torch.rand(TASKS * K, MAX_TOKENS)
             groups = play(policy_of(lora), range(first, first + TASKS), K, chance.to(DEVICE))
             rewards = torch.tensor([[e.reward for e in group] for group in groups])  # [TASKS, K]
             for group, advantages in zip(groups, advantages_of(rewards).to(DEVICE)):

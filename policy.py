@@ -3,10 +3,10 @@
     W' = W + (alpha / rank) · B A     LoRA (Hu et al. 2021, §4.1): only A [r, in], B [out, r] learn
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains every
-weight instead. Nothing edits the base in place: folding LoRA into bfloat16 weights and out again
-at every update loses bits (28% of mean |W| after 100 rounds, measured elsewhere). The sampler folds
-it into a copy of its own. The embedded `models/pico_base/` (`models/pico_swarm/` for swarm) loads
-exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
+weight instead. Nothing edits the base in place: folding LoRA into bfloat16 weights and out again at
+every update would lose bits of them each time. The sampler folds it into a copy of its own. The
+embedded `models/pico_base/` (`models/pico_swarm/` for swarm) loads exactly as
+`Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
 
 The last third is what one does with a policy, the plain way: ask how likely each token of a text is
 (`plain_logprobs`), and sample a text (`PlainSampler`). The files of fast/ do both much sooner, with
@@ -244,7 +244,7 @@ def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
-    """LoRA on every linear layer; in a mixture of experts on attention only.
+    """LoRA on every linear layer but the output; in a mixture of experts on attention only.
 
     Adapters of rank 32 on all 128 experts of a 30B would be 2 billion parameters.
     """
@@ -406,7 +406,7 @@ if __name__ == "__main__":
     print("Adam keeps two numbers per learning weight; that is why LoRA is cheap for large models:")
     for label, n, lora in (("pico_base", base.n_parameters, learn), ("Qwen3-4B ", 4.02e9, 66e6)):
         full, frozen = n * (4 + 4 + 8) / 2**30, (n * 2 + lora * (4 + 4 + 8)) / 2**30
-        print(f"  {label}  full, float32: {full:8.3f} GB   bfloat16 + LoRA 32: {frozen:8.3f} GB")
+        print(f"  {label}  full, float32: {full:8.3f} GiB   bfloat16 + LoRA 32: {frozen:8.3f} GiB")
     prompt = policy.tokenizer.encode("<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n")
     sample = PlainSampler(policy).sample([prompt], 1, 100, 1.0, [[(0,)]])[0][0]
     print(f"sampled: {policy.tokenizer.decode(sample.token_ids)!r}")

@@ -39,10 +39,9 @@ class Episode:
     turns: int = 0  # replies given
     reward: float = 0.0
     components: dict[str, float] = field(default_factory=dict)  # the rest of env.score()
-    stop_reason: str = "done"  # "truncated": out of tokens; "error": the environment failed;
-    #                            "": still playing
-    policy_version: int = 0  # how many updates the policy had seen that sampled it
-    age: int = 0  # how many updates the policy had gone on since, when the episode was trained on
+    stop_reason: str = "done"  # truncated: out of tokens; error: environment failed; "": playing
+    policy_version: int = 0  # updates that the policy had seen when it sampled this
+    age: int = 0  # updates between that policy and the one trained on this episode
     messages: list[dict] = field(default_factory=list)  # the conversation as text, for people
     error: str = ""  # with stop_reason "error": what happened, in one line
 
@@ -65,10 +64,10 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 
 
 def delta_ids(policy: Policy, new_messages: list[dict], think: bool) -> list[int]:
-    """Token ids between two replies: the end of the turn, the new messages, the next opening.
+    """Token ids between two replies: what follows the end-of-turn token, up to the next opening.
 
     Found by rendering a marker in the reply's place and keeping what follows it, so it holds for
-    any template. The end-of-turn token itself is left out: the policy sampled it.
+    any template that ends a turn at once. The end-of-turn token is left out: the policy sampled it.
     """
     marker = "@@reply@@"
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
@@ -179,9 +178,7 @@ def take_turn(policy: Policy, episode: Episode, env, sample: Sample, room: int) 
     log-prob is not finite.
     """
     if not all(map(math.isfinite, sample.logprobs)):
-        raise FloatingPointError(
-            "the policy gave a token no probability (NaN): its weights are broken"
-        )
+        raise FloatingPointError("a token has probability NaN: the policy's weights are broken")
     episode.token_ids += sample.token_ids
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
@@ -226,7 +223,7 @@ def finish(episode: Episode, env) -> None:
 
 
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
-    """An Episode spoken by the environment's scripted expert: what SFT learns from."""
+    """An Episode spoken by the scripted expert: what SFT learns from. ValueError if it fails."""
     player = Player(open_episode(env, seed, 0), env, 0)
     ask_first_question(policy, [player], 10**9)
     episode = player.episode
@@ -234,6 +231,8 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
         said = encode(policy, env.expert_reply()) + [policy.tokenizer.eos_token_id]
         take_turn(policy, episode, env, Sample(said, [0.0] * len(said), finished=True), 10**9)
     finish(episode, env)
+    if episode.stop_reason == "error":
+        raise ValueError(f"the expert's episode of task {seed} failed: {episode.error}")
     return episode
 
 

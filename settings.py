@@ -3,7 +3,7 @@
     python train.py --help        # the same, from the dataclass below: it *is* the command line
 
 Each default is declared once. If it depends on the environment or on the model's size, it is None
-in the dataclass and stands in BY_ENV or by_size. Only the environment that is chosen is imported.
+in the dataclass and comes from by_env or by_size. Only the environment that is chosen is imported.
 
 Run me: `python settings.py` prints what each environment gets.
 """
@@ -36,6 +36,7 @@ class Config:
     # make a mistake on purpose and see what it looks like (learn/FAILURES.md)
     break_: Annotated[str, tyro.conf.arg(name="break")] = ""
     # task
+
     # letters, alphabet, swarm; a class of yours as FILE.py:CLASS; known tasks (docs/tasks.md) as
     # jsonl:FILE or reasoning_gym:NAME
     env: str = "letters"
@@ -45,19 +46,22 @@ class Config:
     curriculum: bool = False  # start at the easiest level, go up when it is mastered (PROMOTE)
     # letters
     reward: str = "binary"  # binary pays exact answers only; partial pays every right letter
-    # alphabet: the settings of the public single-GPU recipe
+    # alphabet: turns of an episode; like the four below, of the public single-GPU recipe
     min_turns: int = 3
     max_turns: int = 3
-    min_names: int = 1  # new names per turn
-    max_names: int = 4
-    similarity_power: float = 8.0  # pushes the 0.66 that unsorted names get for nothing to 0.08
+    min_names: int = 1  # new names per turn, at least
+    max_names: int = 4  # new names per turn, at most
+    similarity_power: float = 8.0  # the mean score of unsorted names, 0.66, becomes 0.08
     power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn
     # swarm: rules, and what is paid for. None: the environment's own defaults (env_swarm.py)
+
     swarm_version: str | None = None  # 0.1 has the loopholes that the published run found
+    # weight of a part of swarm's reward
     swarm_payoff: float | None = None
     swarm_reputation: float | None = None
     swarm_quality: float | None = None
     swarm_diversity: float | None = None
+
     swarm_floor: float | None = None  # ending with a reputation below it costs …
     swarm_floor_penalty: float | None = None  # … this times what is missing, as a share of 100
     swarm_error_penalty: float | None = None  # times the share of turns lost to errors; by size
@@ -65,14 +69,15 @@ class Config:
     swarm_trade_credit: str | None = None  # who gains reputation in a trade: proposer or both
     swarm_post_worth: float | None = None  # reputation that a post earns
     # policy
+
     # folder or hub id of a causal LM; auto: the largest Qwen3 for which the card has room, and what
-    # makes it fit (fast/plan.py), or pico_base without a card
+    # makes it fit (fast/plan.py), or an embedded model without a card
     model: str = "auto"
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
     # auto: cuda if there is one; a Mac's GPU (mps) for a model that is not small; else cpu
     device: str = "auto"
-    engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it is installed on a GPU
+    engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it is there and a GPU, too
     plain: bool = False  # sample and compute log-probs the plain way (policy.py): to read, to fork
     vllm_memory: float = 0.3  # share of the card that vLLM takes, and lends to the trainer
     vllm_seeds: bool = True  # a seed per request: a sample depends on no other; may be slow on CUDA
@@ -81,7 +86,7 @@ class Config:
     # SFT
     sft_style: str | None = None  # whom to imitate; the default shows the format, not the algorithm
     sft_examples: int = 100  # demonstrations are scarce, rewards are not
-    sft_steps: int = 50
+    sft_steps: int = 50  # optimizer steps; 0: no SFT
     sft_batch: int | None = None  # by environment
     sft_lr: float | None = None  # by model size
     # GRPO
@@ -94,9 +99,7 @@ class Config:
     baseline: str = "group"  # what a reward is compared with: group, batch or none
     normalize: bool = True  # divide advantages by the group's deviation (dr_grpo never does)
     lr: float | None = None  # by model size and environment
-    warmup: int = (
-        5  # updates over which the learning rate rises; Adam's first steps are its largest
-    )
+    warmup: int = 5  # updates over which the rate rises; Adam's first steps are its largest
     lr_end: float = 0.1  # it then falls linearly to this share of lr; 1 keeps it constant
     kl: float = 0.0  # weight of the KL to the policy after SFT; 0 needs no reference at all
     epochs: int = 1  # optimizer steps per batch; above 1 the ratio leaves 1 and clipping acts
@@ -108,8 +111,8 @@ class Config:
     micro_tokens: int | None = None  # padded tokens per forward pass: memory, never the gradient
     gradient_checkpointing: bool = False  # less memory, a third slower
     # evaluation: fixed development tasks, which nothing is trained on, greedy
-    eval_n: int | None = None  # tasks per set; 32 would give an interval 34 points wide
-    eval_every: int = 20  # updates
+    eval_n: int | None = None  # tasks per set; 32 would give an interval 33 points wide
+    eval_every: int = 20  # updates from one evaluation to the next
     eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well
     # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its name there
     api_base: str = ""  # such as https://HOST/v1
@@ -216,8 +219,8 @@ READS = {  # flags that only some environments read
     "known": ("think",),
 }  # fmt: skip
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # of a curriculum
-PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # one level up, if the mean of …
-PROMOTE_AFTER = 5  # … so many updates at this level is so high
+PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # go up if the mean of this …
+PROMOTE_AFTER = 5  # … over so many updates at this level is so high
 
 
 def by_env(env: str) -> dict:
@@ -246,8 +249,8 @@ def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> d
         defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE, "k": LARGE_K}
         defaults |= {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
     # A small model slips in one call of twelve while it samples. Without a price a run that posted
-    # trades ended at 36% of errors; from 0.67 on, trying to accept a fair offer is a loss for who
-    # slips as often as the base does (results/swarm/rules.md).
+    # trades ended at 36% of errors; from 0.67 on, trying to accept a fair offer does not
+    # pay for a policy that slips as often as the base does (results/swarm/rules.md).
     if env == "swarm":
         defaults["swarm_error_penalty"] = 0.5 if small else 0.0
     return defaults
@@ -288,7 +291,7 @@ def complete(
 
 
 def healthy_loss(cfg: Config) -> str:
-    """What the printed loss and ratio are while all is well, and to look at the reward instead."""
+    """A line to print: loss and ratio of a healthy run, and that the reward is what to watch."""
     if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
         return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
     # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor is a KL term
@@ -485,7 +488,7 @@ def check_numbers(cfg: Config) -> None:
         why = "a group of one has no baseline, every advantage would be 0"
         refuse(cfg, "k", f"must be at least 2, {why}; or use --baseline batch")
     counts = "num_tasks k epochs eval_n eval_every save_every sft_examples sft_batch"
-    from_zero = "updates sft_steps lora_rank kl lr_end async_rollouts"
+    from_zero = "updates sft_steps lora_rank kl lr_end async_rollouts threads"
     positive = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
     for names, enough, must in (
         (counts, lambda x: x >= 1, "must be at least 1"),
@@ -544,11 +547,11 @@ def read_flags(words: list[str]) -> tuple[Config, set[str]]:
     words = without_bare_eval_only(words)
     cfg = tyro.cli(Config, args=words)
     if cfg.preset in PRESETS or cfg.break_:  # again, with these as defaults: a typed flag wins
-        defaults = PRESETS.get(cfg.preset)
+        defaults = PRESETS.get(cfg.preset, {})
         if cfg.break_:
             from learn import failures
 
-            defaults = failures.settings(cfg.break_)
+            defaults = defaults | failures.settings(cfg.break_)
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}

@@ -24,13 +24,13 @@ from rollout import Episode, expert_episode
 
 
 def sft(policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable) -> dict:
-    """Train on one demonstration per seed, cfg.sft_steps steps; returns what to keep of it.
+    """Train on one demonstration per seed, cfg.sft_steps steps; returns losses, tokens, seconds.
 
     make_env() -> an environment; stop_here() is called after every step, and raises if somebody
     asked the run to stop. Call it inside `with policy.learning()`.
     """
     started = time.monotonic()
-    episodes = demonstrations(policy, make_env, seeds)
+    episodes = demonstrations(policy, make_env, seeds if cfg.sft_steps else [])
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
@@ -53,7 +53,7 @@ def demonstrations(policy: Policy, make_env: Callable, seeds: list[int]) -> list
 def sft_step(
     policy: Policy, optimizer, episodes: list[Episode], micro_tokens: int, plain: bool = False
 ) -> dict[str, float]:
-    """One optimizer step. Returns the loss: the mean of -log p over all sampled tokens, in nats.
+    """One optimizer step; returns its loss (mean -log p per sampled token, nats), norm and tokens.
 
     micro_tokens: padded tokens per forward pass. plain: log-probs the plain way. Raises
     FloatingPointError if loss or gradient is not finite, before the optimizer step.

@@ -5,7 +5,7 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (8 tasks x 8 samples -> one step) x updates, an eval now and then -> eval "final"
 
-Without a GPU, or a way to the hub, the same command trains the embedded models/pico_base. After any
+Without a GPU, or a way to the hub, the same command trains an embedded model (models/). After any
 kill `--resume runs/NAME` goes on from its checkpoint. `--help` lists every flag with its reason.
 """
 
@@ -34,7 +34,7 @@ from sft import sft
 
 def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     """One run; returns its folder. typed: flags that were typed. Any error is one sentence."""
-    run = open_run(cfg, typed)  # its folder, and what an earlier process left in it
+    run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
     path, why, fits = parallel.from_first(choose_model(*settings.asked(cfg, typed)))  # all the same
     load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
@@ -50,8 +50,8 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     def evaluate(stage: str) -> None:
         with run.clock("eval"):
             play, sets = partial(rollouts.greedy, update=max(state.update, 0)), eval_sets(cfg)
-            done = (dev_seeds(cfg), run.folder, stage, state.update)
-            run.log_evaluation(evaluate_policy(policy, play, sets, *done))
+            about = (dev_seeds(cfg), run.folder, stage, state.update)
+            run.log_evaluation(evaluate_policy(policy, play, sets, *about))
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------
     if state.update < 0:

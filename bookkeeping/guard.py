@@ -90,12 +90,12 @@ def told(error: BaseException) -> str:
 def other_opening(policy, env, seed: int) -> dict[str, str]:
     """{"template": sentence} if RL's prompt of a task is not that of its demonstration, else {}.
 
-    The cause is most often another chat template.
+    The cause is most often another chat template. Without an expert there is nothing to compare.
     """
     try:
         prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
         shown = sft.expert_episode(policy, env, seed).token_ids
-    except EnvironmentFailed:
+    except (EnvironmentFailed, ValueError):
         return {}
     n = next((i for i, (a, b) in enumerate(zip(prompt, shown)) if a != b), len(shown))
     if n >= len(prompt):

@@ -1,6 +1,6 @@
 """What an update says about itself, measured in the same pass. Nothing here moves a weight.
 
-    log = UpdateLog(advantages, episodes, trains)
+    log = UpdateLog(device)
     log.add(...)              after every micro-batch: sums over its tokens
     log.columns(...)          at the end: means per token, the columns of metrics.jsonl
 

@@ -310,7 +310,7 @@ def test_a_player_that_is_killed_again_and_again_is_given_up_in_one_sentence(ope
         (load_nobody, no_sampler, ValueError, "no room for a cache"),  # what train.py prints as one sentence, as it is
         (partial(load_policy, "no_such_model", 4, 8), TorchSampler, SystemExit, "--model no_such_model: no such folder"),
         (load_nobody, Failing, RuntimeError, "KeyError: 'version 4'"),
-        (load_nobody, Nan, FloatingPointError, "its weights are broken"),
+        (load_nobody, Nan, FloatingPointError, "weights are broken"),
     ],
 )
 def test_what_another_try_would_not_mend_is_told_with_its_reason(opened, load, make_sampler, refused, reason):

@@ -97,6 +97,12 @@ def test_where_nothing_is_simply_right_the_best_episode_is_kept_too(tiny, tmp_pa
     assert [e["seed"] - DEV_SEEDS for e in lines(tmp_path / "episodes.jsonl")] == kept
 
 
+def test_an_episode_that_broke_is_not_the_best_one(tiny, tmp_path):
+    played = [episode(-1.0 - i, payoff=0.5) for i in range(9)] + [episode(-0.5, payoff=0.5), episode(stop="error")]
+    judged(tiny, tmp_path, {"medium": (True, played)}, 11)
+    assert [e["seed"] - DEV_SEEDS for e in lines(tmp_path / "episodes.jsonl")] == [*range(8), 9]
+
+
 def test_where_every_episode_broke_there_is_no_result_and_the_first_error_is_told(tiny, tmp_path):
     with pytest.raises(ValueError, match="mine: every episode of this evaluation ended in an error .Lost: it."):
         judged(tiny, tmp_path, {"mine": (True, [episode(stop="error"), episode(stop="error")])}, 2)

@@ -280,6 +280,21 @@ def test_the_interval_is_the_books(monkeypatch, capsys):
         assert float(low) == pytest.approx(100 * book.low, abs=0.051) and float(high) == pytest.approx(100 * book.high, abs=0.051)
 
 
+@pytest.mark.parametrize("seed", [0, 1250, 2500])  # 1250 · 100,000 · 8 is where SFT's tasks begin
+def test_whatever_the_seed_it_trains_on_tasks_of_neither_sft_nor_evaluation(monkeypatch, seed):
+    drawn = []
+
+    def play(w, seeds, k, chance=None):
+        drawn.append(seeds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pico, "evaluate", lambda w, stage: None)
+    monkeypatch.setattr(pico, "SFT_STEPS", 0)
+    monkeypatch.setattr(pico, "play", play)
+    pico.main(seed, updates=1)
+    assert len(drawn) == 1 and len(drawn[0]) == pico.TASKS and not set(drawn[0]) & {*pico.SFT_SEEDS, *pico.DEV}
+
+
 def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path, capsys):
     """The same start, demonstrations excepted: rewards equal one by one, and then the adapters."""
     warm.draw_nothing(monkeypatch)

@@ -19,6 +19,7 @@ from bridges import serve
 from evaluate import take_typed
 from fast import plan
 from lab.claims import fork
+from learn import failures
 from settings import Config
 
 FLAGS = {f.name: f.default for f in fields(Config)}
@@ -230,6 +231,24 @@ def refused(**flags) -> str:
     return str(told.value)
 
 
+def test_a_negative_number_of_threads_is_refused():
+    with pytest.raises(ValueError, match="^--threads -1: must be at least 0"):
+        settings.check(Config(threads=-1))
+
+
+def test_every_flag_says_what_it_is(capsys):
+    """In `train.py --help`, which tyro makes of the comments in the dataclass."""
+    with pytest.raises(SystemExit):
+        settings.read_flags(["--help"])
+    entries = re.split(r"\n\W{1,6}--(?=[a-z])", capsys.readouterr().out)[1:]  # each begins with a flag; boxes are drawn on a terminal only
+    entries = [" ".join(re.sub("[│╰─╯]|--{9,}", " ", entry).split()) for entry in entries]
+    words = re.compile(r"^(\S+?),? (?:--\S+ |\{None\}\S+ |[A-Z]+ )?(.*?) ?(?:\(default: .*)?$")
+    told = {match[1].replace("-", "_"): match[2] for match in map(words.match, entries)}
+    assert set(told) == {f.name.rstrip("_") for f in fields(Config)}
+    assert {name: text for name, text in told.items() if len(text) < 8} == {}
+    assert told["env"].startswith("letters, alphabet, swarm;") and told["model"].startswith("folder or hub id")
+
+
 def test_until_converged_needs_an_update_to_begin_with():
     """A13: it divided by the number of rewards so far, none."""
     assert refused(until_converged=True, updates=0).startswith("--updates 0: --until-converged ")
@@ -416,6 +435,12 @@ def test_a_published_preset_has_the_settings_of_the_published_run(preset, was):
     assert settings.learning_rate(cfg, 0) == settings.learning_rate(cfg, cfg.updates - 1) == 1e-5
     typed = chosen(4e9, "--preset", preset, "--env", "letters", "--difficulty", "2", "--k", "2")
     assert (typed.env, typed.k, typed.num_tasks) == ("letters", 2, was["num_tasks"])
+
+
+def test_a_mistake_on_purpose_keeps_the_rest_of_a_preset():
+    cfg, _ = settings.read_flags(["--preset", "seed", "--break", "learning-rate"])
+    assert (cfg.preset, cfg.break_, cfg.think, cfg.reward) == ("seed", "learning-rate", False, "partial")
+    assert {name: getattr(cfg, name) for name in failures.settings("learning-rate")} == failures.settings("learning-rate")
 
 
 @pytest.mark.parametrize("env, num_tasks, sft_batch", [("letters", 8, 8), ("swarm", 4, 2)])

@@ -44,6 +44,15 @@ def test_a_demonstration_is_one_expert_episode_a_seed(episodes):
     assert len({len(e.token_ids) for e in episodes}) > 1  # premise of the tests below: there is padding
 
 
+def test_an_expert_that_fails_stops_the_run_and_is_not_learnt_from(tiny):
+    class Fails(Letters):
+        def step(self, reply):
+            raise ValueError("no such move")
+
+    with pytest.raises(ValueError, match="the expert's episode of task 2 failed: no such move"):
+        demonstrations(tiny, lambda: Fails(2, "binary", True, "states"), [2])
+
+
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_loss_and_gradient_are_those_of_the_naive_mean(load, naive_logprobs, gradients, assert_close, episodes, lora_rank):
     policy = load("qwen3", lora_rank, awake=True)

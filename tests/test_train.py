@@ -875,6 +875,24 @@ def handed_on(tmp_path_factory) -> SimpleNamespace:
     return seen
 
 
+def test_without_sft_a_run_is_whole_although_nobody_is_an_expert(tmp_path, monkeypatch):
+    """What docs/tasks.md recommends for rows without demonstrations."""
+    warm.draw_nothing(monkeypatch)
+    rows = [{"prompt": f"Say {i}.", "answer": str(i % 2)} for i in range(30)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = f"jsonl:{tmp_path}/rows.jsonl,scorer=regex"
+    expert = settings.make_env(settings.Config(env=env), 0)
+    expert.reset(0)
+    with pytest.raises(ValueError, match="--sft-steps 0"):  # there is no expert indeed
+        expert.expert_reply()
+    monkeypatch.setattr(sys, "argv", [
+        "train.py", *ONE_TIER[: ONE_TIER.index("--difficulty")], "--no-wandb", "--env", env, "--sft-steps", "0", "--updates", "1",
+        "--runs", str(tmp_path), "--name", "alone",
+    ])  # fmt: skip
+    train.main()
+    assert [e["stage"] for e in lines(tmp_path / "alone" / "evals.jsonl")] == ["before", "after_sft", "final"]
+
+
 def test_demonstrations_are_of_tasks_that_are_neither_trained_on_nor_held_out(handed_on):
     assert handed_on.seeds == [1_000_000_000 + i for i in range(5)]  # the same for every --seed
     assert 1_000_000_000 + 5 < DEV_SEEDS

@@ -113,9 +113,10 @@ thinking pays" means that much and no more.
 """
 
 PLAYED = """For the swarm, a turn of its pretraining text is played in one of ten ways (`CHARACTERS` in `lab/base/corpus.py`): in 40% of the turns by any
-legal call, all tools alike; 12% hand in work that is too short to be paid, 20% work of three better lengths, 8% are the expert's, 6% only pass. No
-share was chosen for what the base then earns. That was not so before: an older base had 30% shirkers, raised from 12% because the greedy base
-then earned 1.078 before any training, which left RL little to gain; runs from that base are marked as such. What this one earns stands above.
+legal call, all tools alike; 12% hand in work that is too short to be paid, 20% work of three better lengths (the longest is the text of
+`tuned`, the best scripted player), 8% are the expert's, 6% only pass. No share was chosen for what the base then earns. That was not so before:
+an older base had 30% shirkers, raised from 12% because the greedy base then earned 1.078 before any training, which left RL little to gain;
+runs from that base are marked as such. What this one earns stands above.
 
 An observation describes only what is new, and each fixed stretch of a prompt, a call or an observation is one piece of the tokenizer: an episode
 has about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.

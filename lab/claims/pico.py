@@ -66,7 +66,8 @@ def page() -> None:
         "",
         "Made by `python -m lab.claims.pico`: the same task, base, demonstrations, rates and numbers of samples; each with its own",
         "random numbers. Exact answers on the same 256 development tasks, greedy, with the 95% interval over tasks. Seeds 0, 1 and 2,",
-        f"planned before the first run. The last row of each: the mean over seeds with its interval. {cpu()},",
+        "planned before the first run. The last row of each: the mean over seeds; all have the same tasks,",
+        f"so its interval is that of one policy with so many right. {cpu()},",
         f"{os.cpu_count()} cores, torch {torch.__version__}, Python {python_version()}.",
         "",
     ]
@@ -84,8 +85,9 @@ def page() -> None:
 
 
 def over_seeds(shares: list[float]) -> str:
-    """The mean and its interval; without one if all seeds are one policy."""
-    return "the same" if len(set(shares)) == 1 else f"**{metrics.mean(shares).percent()}**"
+    """The mean, with the interval over the tasks that all seeds share; without one if all seeds are one policy."""
+    share = sum(shares) / len(shares)
+    return "the same" if len(set(shares)) == 1 else f"**{metrics.proportion(share * DEV, DEV).percent()}**"
 
 
 def cost(seconds: float, gigabytes: float) -> list[str]:

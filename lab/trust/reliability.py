@@ -108,7 +108,8 @@ def long_run(r: dict, frozen: dict) -> list[str]:
     word = lambda s: "the interval holds 0" if s["flat"] else "the interval does not hold 0"
     return [
         "## 7. Two hours of swarm", "",
-        f"`{r['command']}`: {r['hours']} hours, {r['updates']} updates, the first {r['warm_up_updates']} of them warm-up; {r['machine']}.", "",
+        f"`{r['command']}`: {r['hours']} hours, {r['updates']} updates, the first {r['warm_up_updates']} of them warm-up; {r['machine']}. "
+        "It was the base before, with longer observations; not run again.", "",
         "| | slope after the warm-up, 95% HAC interval | |", "|---|---|---|",
         f"| memory, mean RSS of an update (median {r['rss_mb']['median']:,.0f} MB, most {r['rss_mb']['most']:,.0f} MB) | {slope(r['rss_mb_per_hour'], 0, 'MB')} | {word(r['rss_mb_per_hour'])} |",
         f"| the same, at equal tokens an update (they grew by {slope(r['tokens_percent_per_hour'], 1, '%')}) | {slope(r['rss_mb_per_hour_at_equal_tokens'], 0, 'MB')} | {word(r['rss_mb_per_hour_at_equal_tokens'])} |",
