@@ -39,7 +39,7 @@ import torch
 
 from fast import parallel
 from fast.engine import here, make_sampler
-from fast.memory import give_back_memory, memory_folder, sweep
+from fast.memory import CannotGoOn, give_back_memory, memory_folder, sweep
 from fast.plan import DEFAULTS, MENDS, SIZES, card_memory, engine_of, needed, typed
 from policy import Policy, first_line
 from rollout import Episode, play
@@ -55,7 +55,7 @@ RESTARTS = 3  # of a process that was killed; more, and another try does not men
 class InTurn:
     """Rollouts in the trainer's own process: sample, then train, then sample again.
 
-    fast/ahead.py has `Ahead` with the same four methods, for --async-rollouts. After `batch`,
+    `Ahead`, below, has the same four methods, for --async-rollouts. After `batch`,
     `seconds` holds where this update's time went, and `level` the level that was played.
     """
 
@@ -77,7 +77,7 @@ class InTurn:
             cfg.max_tokens, cfg.temperature, cfg.seed, self.seconds,
         )  # fmt: skip
         started = time.monotonic()
-        groups = parallel.gather(groups)
+        groups = numbered(parallel.gather(groups))
         if parallel.world() > 1:
             self.seconds["wait"] = time.monotonic() - started
         return groups
@@ -98,6 +98,14 @@ class InTurn:
 
     def close(self) -> None:
         """Nothing is left running."""
+
+
+def numbered(groups: list[list[Episode]]) -> list[list[Episode]]:
+    """Groups with their numbers in the whole batch: every process counted its own from 0."""
+    for number, group in enumerate(groups):
+        for episode in group:
+            episode.group = number
+    return groups
 
 
 @contextmanager
@@ -127,6 +135,14 @@ class Job:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)  # what learns, on the CPU
 
 
+KINDS = (
+    SystemExit,
+    ValueError,
+    FloatingPointError,
+    CannotGoOn,
+)  # the trainer's `except` knows them
+
+
 def player(pipe, home: str, load_policy: Callable, make_sampler: Callable, threads: int) -> None:
     """The second process: receive the name of a job, play it, write the result, say so.
 
@@ -146,15 +162,14 @@ def player(pipe, home: str, load_policy: Callable, make_sampler: Callable, threa
             pipe.send(None)
     except (EOFError, ConnectionError):  # the trainer is gone; a killed one has left its folder
         shutil.rmtree(home, ignore_errors=True)
-    except (SystemExit, ValueError, FloatingPointError) as error:  # a model, setting or weights
-        kinds = (SystemExit, ValueError, FloatingPointError)  # the trainer's `except` knows these
-        complain(pipe, next(kind for kind in kinds if isinstance(error, kind)), str(error))
+    except KINDS as error:  # a model, a setting, weights or memory
+        complain(pipe, next(kind for kind in KINDS if isinstance(error, kind)), str(error))
     except Exception as error:
         text = (
             f"the sampling process cannot go on ({first_line(error)}); "
             "what was saved is kept, mend that and --resume"
         )
-        complain(pipe, RuntimeError, text)
+        complain(pipe, CannotGoOn, text)
 
 
 def in_slices(policy: Policy, sampler, job: Job) -> list[list[Episode]]:
@@ -240,7 +255,7 @@ class SecondProcess:
         """(groups, seconds by part) of a batch that was asked for; waits for it.
 
         Raises what the player met: SystemExit, ValueError or FloatingPointError with a sentence
-        that says what is wrong, else RuntimeError.
+        that says what is wrong, else CannotGoOn.
         """
         file = self.open[tag]
         played = file.with_suffix(".played")
@@ -264,12 +279,12 @@ class SecondProcess:
         return self.take("now")[0]
 
     def restart(self) -> None:
-        """Start another process after one that died. RuntimeError after RESTARTS of them."""
+        """Start another process after one that died. CannotGoOn after RESTARTS of them."""
         self.process.join()
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if self.starts > RESTARTS:
-            raise RuntimeError(
+            raise CannotGoOn(
                 f"the sampling process {how} for the {self.starts}th time; is there enough memory? "
                 "What was saved is kept; --resume it, or start again with fewer --num-tasks "
                 "or without --async-rollouts"
@@ -315,7 +330,7 @@ class Ahead:
             self.levels[self.next_batch] = level
             self.next_batch += 1
         groups, spent = self.second.take(update)
-        groups = parallel.gather(groups)
+        groups = numbered(parallel.gather(groups))
         self.level = self.levels.pop(update)  # a curriculum may have gone up since
         self.seconds = dict.fromkeys(SECONDS, 0.0) | spent
         self.seconds["wait"] = time.monotonic() - started

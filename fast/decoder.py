@@ -30,7 +30,7 @@ from itertools import accumulate, pairwise
 import torch
 import torch.nn.functional as F
 
-from fast.logprobs import attends_to_all
+from fast.logprobs import attends_to_all, grows
 from fast.products import linear, product
 from fast.trunk import BLOCK, SCALE, Rows, filled
 from fast.trunk import attend as attend_in_tiles
@@ -378,10 +378,13 @@ class PlainDecoder:
         positions = (torch.cumsum(self.seen, 1) - 1).clamp(min=0)
         self.cache = DynamicCache(config=self.lm.config)
         logits = self.run(ids, positions, logits_to_keep=1).repeat_interleave(copies, 0)
-        self.cache.batch_repeat_interleave(copies)
-        self.seen = self.seen.repeat_interleave(copies, 0)
-        self.position = self.position.repeat_interleave(copies)
+        self.pick(torch.arange(len(ids), device=ids.device).repeat_interleave(copies))
         return logits
+
+    def pick(self, rows: torch.Tensor) -> None:
+        """Go on with these rows. reorder_cache is what every kind of layer has, hybrid ones too."""
+        self.cache.reorder_cache(rows)
+        self.seen, self.position = self.seen[rows], self.position[rows]
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [B], the tokens just sampled -> the logits of the next ones [B, V]."""
@@ -403,8 +406,7 @@ class PlainDecoder:
     def move(self, source: torch.Tensor, target: torch.Tensor, n: int) -> None:
         order = torch.arange(len(self.position), device=source.device)
         order[target] = source
-        self.cache.batch_select_indices(order[:n])
-        self.seen, self.position = self.seen[order[:n]], self.position[order[:n]]
+        self.pick(order[:n])
 
 
 def holes(ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -426,12 +428,6 @@ def folded(linear: torch.nn.Module) -> torch.Tensor:
         A, B = linear.lora_A[name].weight, linear.lora_B[name].weight  # [r, in], [out, r]
         weight = weight + linear.scaling[name] * (B @ A).float()
     return weight.to(linear.base_layer.weight.dtype)
-
-
-def grows(config) -> bool:
-    """Do RoPE's angles depend on how long the text is? The table of `open` is for one length."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("rope_type") in ("dynamic", "longrope")
 
 
 def make_decoder(policy: Policy):

@@ -11,6 +11,7 @@ import platform
 import torch
 
 from fast import parallel
+from fast.decoder import FastDecoder
 from fast.plan import card_memory, engine_of, longest
 from fast.sampler import TorchSampler
 from policy import PlainSampler, Policy, in_bfloat16
@@ -33,7 +34,7 @@ def which(cfg, device) -> tuple[str, str]:
             return "torch", "vLLM is for NVIDIA cards"
         installed = importlib.util.find_spec("vllm")
         return "torch", "vLLM needs bfloat16" if installed else "vLLM is not installed"
-    if parallel.world() > 1:
+    if parallel.world() > 1 and not cfg.async_rollouts:
         return "torch", "several processes train (--async-rollouts 1 uses vLLM)"
     return "vllm", "vLLM is installed"
 
@@ -76,7 +77,8 @@ def make_sampler(cfg, policy: Policy):
             longest=longest(cfg.env, cfg.max_tokens),
         )  # fmt: skip
     sampler = TorchSampler(policy)
-    if policy.device.type == "cuda" and policy.lora_rank == 0:
+    copies = isinstance(sampler.decoder, FastDecoder)
+    if policy.device.type == "cuda" and policy.lora_rank == 0 and copies:
         size = policy.n_parameters * 4 / 2**30
         print(
             f"--lora-rank 0: our sampler holds a float32 copy of the weights, {size:.1f} GiB more"
@@ -93,7 +95,9 @@ if __name__ == "__main__":
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     prompt = policy.tokenizer("Count the letters")["input_ids"]
     for plain in (False, True):
-        cfg = SimpleNamespace(plain=plain, engine="auto", device="auto", lora_rank=0)
+        cfg = SimpleNamespace(
+            plain=plain, engine="auto", device="auto", lora_rank=0, async_rollouts=0
+        )
         cfg.vllm_memory, cfg.vllm_seeds, cfg.vllm_sleep = 0.3, True, True
         print(here(cfg, policy))
         sampler = make_sampler(cfg, policy)

@@ -9,15 +9,17 @@ policy.plain_logprobs computes the same in ten lines. These tricks are exact but
     run a group's prompt once, its replies attend to it   0.77 of the time (pico_base, 64 episodes)
     run rows in pieces that fit a CPU's caches            both: 0.37 of the time (1 thread)
     layers of our own on a CPU (fast/trunk.py)            0.5 to 0.9 of what that leaves
-    logits for a chunk of tokens only, computed twice     0.6 GB, not 11 (16,320 tokens, V 151,936)
+    logits for a chunk of tokens only, computed twice     0.8 GB (16,320 tokens, V 151,936)
 
-`python -m lab.speed.bench train` measures them. Tried, not worth it: keeping pico_base's few logits
+`python -m lab.speed.bench train` has today's time and memory; the shares above were measured once,
+each against the file without it. Tried, not worth it: keeping pico_base's few logits
 instead of computing them twice (2%).
 
 Run me: `python -m fast.logprobs` compares a group with the plain way, in numbers and time.
 """
 
 import math
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -138,10 +140,17 @@ def pieces(widths: list[int], most: int) -> list[list[int]]:
 def shares_prompts(lm: torch.nn.Module) -> bool:
     """Can rows attend to a prompt that was run once?
 
-    Not with sliding windows, nor with gradient checkpointing, which keeps no keys.
+    Not with sliding windows, nor with gradient checkpointing, which keeps no keys, nor if a token's
+    angle depends on how long the text is.
     """
     checkpoints = lm.training and getattr(lm, "is_gradient_checkpointing", False)
-    return not checkpoints and attends_to_all(lm.config)
+    return not checkpoints and attends_to_all(lm.config) and not grows(lm.config)
+
+
+def grows(config) -> bool:
+    """Do RoPE's angles depend on how long the text is? Then no table is right for all lengths."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope.get("rope_type") in ("dynamic", "longrope")
 
 
 def attends_to_all(config) -> bool:
@@ -180,7 +189,31 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: i
     if chunk is None:
         chunk = CHUNK if cuda else max(FEWEST, min(CHUNK, LOGITS // head.weight.shape[0]))
     hidden = hidden.to(head.weight.dtype)
-    return Head.apply(hidden, head.weight, head.bias, targets, temperature, cap, chunk)
+    heat = temperature / logit_scale(lm)
+    return Head.apply(hidden, head.weight, head.bias, targets, heat, cap, chunk)
+
+
+SCALES: WeakKeyDictionary = WeakKeyDictionary()  # {model: logit_scale}
+
+
+@torch.no_grad()
+def logit_scale(lm: torch.nn.Module) -> float:
+    """What a model multiplies its head's outputs by: Granite, Cohere, Falcon-H1. Each has another
+    name for it, so it is measured, once. ValueError if it does something else with them."""
+    if lm not in SCALES:
+        head, cap = lm.get_output_embeddings(), getattr(lm.config, "final_logit_softcapping", None)
+        outputs: list[torch.Tensor] = []
+        hook = head.register_forward_hook(lambda module, given, out: outputs.append(out))
+        ids = (torch.arange(1, 9, device=head.weight.device) * 37 % len(head.weight))[None]
+        logits = lm(input_ids=ids, use_cache=False).logits.float()
+        hook.remove()
+        own = outputs[-1].float()
+        own = cap * torch.tanh(own / cap) if cap else own
+        scale = float((own * logits).sum() / (own * own).sum())
+        if (scale * own - logits).abs().max() > 0.05 * logits.abs().max():
+            raise ValueError("this model's logits are not its head's times a number: take --plain")
+        SCALES[lm] = 1.0 if abs(scale - 1) < 1e-3 else scale  # rounding is not a scale
+    return SCALES[lm]
 
 
 def exp(x: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ import torch
 
 from fast import parallel
 from fast.off_policy import CAP
+from policy import in_bfloat16
 
 MEANS = (
     "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"
@@ -47,8 +48,8 @@ class UpdateLog:
     """Sums over the tokens of an epoch; one optimizer step is one epoch."""
 
     def __init__(self, device):
-        # What of `mismatch` number formats explain: float32 on a CPU, elsewhere bfloat16.
-        self.rounding = 1e-3 if device.type == "cpu" else 0.03
+        # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
+        self.rounding = 0.03 if in_bfloat16(device) else 1e-3
         self.first: dict[str, float] = {}  # measured before the first step
         self.start_epoch()
 

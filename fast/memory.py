@@ -64,6 +64,10 @@ def sweep() -> None:
             os.close(held)
 
 
+class CannotGoOn(RuntimeError):
+    """Known to go wrong; its one sentence says what to do (bookkeeping/guard.py prints it)."""
+
+
 def out_of_memory(error: RuntimeError) -> bool:
     """Is this a GPU without room? CUDA's error has a type of its own, that of Apple's has none."""
     return type(error).__name__ == "OutOfMemoryError" or "MPS backend out of memory" in str(error)
@@ -75,7 +79,7 @@ def give_back_memory() -> bool:
     It keeps freed memory for later, and batches of ever new lengths leave more and more holes in
     it: two hours of swarm grew by 138 MB per hour although no object was left over. A process that
     held 1,199 MB after an update of swarm holds 481 after this call, and as much after the next
-    ones. It takes 0.08 s, so train.py calls it after long updates only.
+    ones. It takes 0.08 s, so it is called after long updates only.
     """
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -27,7 +27,6 @@ import os
 import sys
 from collections.abc import Iterable
 from datetime import timedelta
-from functools import partialmethod
 
 import torch
 import torch.distributed as dist
@@ -52,8 +51,8 @@ def start() -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
         return
     mine = int(os.environ["LOCAL_RANK"])
-    cards = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = cards.split(",") if cards else [str(i) for i in range(torch.cuda.device_count())]
+    n, cards = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = cards.split(",")[:n] if cards else [str(i) for i in range(n)]
     if cards and mine >= len(cards):
         number = f"torchrun started a process number {mine + 1} here"
         raise SystemExit(f"{number}, and there are {len(cards)} cards; lower --nproc-per-node")
@@ -65,7 +64,8 @@ def start() -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # processes started from here are no ranks
         del os.environ[name]
     if rank():
-        tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
+        draws = tqdm.__init__
+        tqdm.__init__ = lambda *given, **named: draws(*given, **(named | {"disable": True}))
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
         from transformers.utils import logging
 

@@ -17,7 +17,9 @@ Run me: `python -m fast.plan` says which model this machine would train in each 
 """
 
 import importlib.util
+import json
 from itertools import product
+from pathlib import Path
 
 import torch
 
@@ -225,7 +227,13 @@ def where_is(model: str) -> str:
     """From where a model can be loaded; "" if it cannot."""
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(model, "config.json"), str):
+    here = lambda file: isinstance(found := try_to_load_from_cache(model, file), str) and found
+    index = here("model.safetensors.index.json")
+    weights = {"model.safetensors"}
+    if index:
+        weights = {*json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()}
+    # All of it: a download may have been broken off.
+    if all(map(here, ("config.json", "tokenizer.json", *weights))):
         return "the local cache"
     try:
         HfApi().model_info(model, timeout=5)

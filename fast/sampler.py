@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from fast.decoder import FastDecoder, Kept, holes, make_decoder
-from fast.memory import out_of_memory
+from fast.memory import CannotGoOn, out_of_memory
 from policy import Policy, Sample, draw, first_line, plain_logprobs
 
-SLICE = 32  # conversations of an evaluation at a time, on a card: as many as a batch of swarm has
+SLICE = 32  # conversations of an evaluation at a time, on a card: a batch of a small model's
 
 
 class TorchSampler:
@@ -58,7 +58,7 @@ class TorchSampler:
         earlier call gave for the beginning of prompt g (then k is 1); a list's memory is given back
         while it is copied. Both only save time, and an engine may ignore them. Out of
         memory? First the kept caches go, then the rows are halved.
-        RuntimeError with a one-sentence message if not even one prompt fits.
+        CannotGoOn with a one-sentence message if not even one prompt fits.
         """
         out, tokens = [], k * sum(map(len, prompts))
         groups = max(1, self.max_rows // k)
@@ -79,7 +79,7 @@ class TorchSampler:
                     raise
                 if len(some) == 1 and not holds:
                     what = f"{k} replies of {max_tokens} tokens to one prompt ({first_line(error)})"
-                    raise RuntimeError(
+                    raise CannotGoOn(
                         f"the card has not enough memory for {what}; lower --k or --max-tokens"
                     ) from error
             # Out here, because the exception keeps the failed batch alive. Later calls remember.

@@ -412,6 +412,7 @@ def trunk_of(lm: torch.nn.Module) -> Trunk | None:
     return Trunk(lm) if FITS[lm] else None
 
 
+@torch.enable_grad()  # whoever asks first: what is found here is remembered
 def fits(lm: torch.nn.Module) -> bool:
     """Does it give the model's hidden states on four rows of a test, and reach all that learns?"""
     try:

@@ -45,7 +45,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fast.memory import memory_folder
+from fast.memory import CannotGoOn, memory_folder
 from fast.sampler import demo_prompt, largest_gap
 from policy import Policy, Sample, first_line, in_bfloat16
 
@@ -138,11 +138,12 @@ class VllmSampler:
         self.awake = True
         self.syncs, self.adapter = 0, None
         learning = sum(p.numel() * p.element_size() for p in policy.trainable().values())
-        self.home = memory_folder(4 * learning)  # two adapters at a time, and room to spare
+        # Two adapters at a time, and room to spare; without adapters nothing is written there.
+        self.home = memory_folder(4 * learning * bool(policy.lora_rank))
         self.sync(0)  # the policy may have learnt something since its base weights were loaded
 
     def sync(self, version: int = 0) -> None:
-        """Sample from the policy's current weights from now on. RuntimeError if vLLM refuses."""
+        """Sample from the policy's current weights from now on. CannotGoOn if vLLM refuses."""
         assert self.awake, "wake the engine before a sync"
         self.syncs += 1
         if self.policy.lora_rank:
@@ -165,7 +166,7 @@ class VllmSampler:
             self.llm.llm_engine.add_lora(self.adapter)
         except Exception as error:
             why = f"vLLM does not take the adapter {folder} ({first_line(error)})"
-            raise RuntimeError(f"{why}; take --engine torch") from error
+            raise CannotGoOn(f"{why}; take --engine torch") from error
         self._check_adapter()
         if old:
             shutil.rmtree(old.lora_path, ignore_errors=True)
@@ -196,7 +197,7 @@ class VllmSampler:
     def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
         """k samples of each prompt, [len(prompts)][k]; arguments as in TorchSampler.sample.
 
-        ValueError if a prompt and its reply do not fit into max_len, RuntimeError if vLLM fails,
+        ValueError if a prompt and its reply do not fit into max_len, CannotGoOn if vLLM fails,
         each with a one-sentence message.
         """
         from vllm import SamplingParams
@@ -223,12 +224,12 @@ class VllmSampler:
         try:
             samples = [self._as_sample(out) for out in answer(self.llm, requests, self.adapter)]
         except torch.OutOfMemoryError as error:
-            raise RuntimeError(
+            raise CannotGoOn(
                 f"the card has not enough memory for one reply of {max_tokens} tokens at policy "
                 f"version {self.version}; lower --max-tokens, or take --engine torch"
             ) from error
         except Exception as error:
-            raise RuntimeError(
+            raise CannotGoOn(
                 f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts at policy "
                 f"version {self.version} ({first_line(error)}); what was saved is kept, "
                 "go on with --resume"
@@ -250,7 +251,7 @@ class VllmSampler:
             self.awake = False
 
     def wake(self) -> None:
-        """Take the card again. RuntimeError if too little of it is free."""
+        """Take the card again. CannotGoOn if too little of it is free."""
         if not self.awake:
             torch.cuda.empty_cache()  # torch still holds what the backward pass used
             try:
@@ -258,7 +259,7 @@ class VllmSampler:
             except RuntimeError as error:
                 why = f"vLLM found too little of the card free to wake up ({first_line(error)})"
                 lower = "lower --micro-tokens, or vLLM's share of the card"
-                raise RuntimeError(f"{why}; {lower}") from error
+                raise CannotGoOn(f"{why}; {lower}") from error
             self.awake = True
 
     @contextmanager

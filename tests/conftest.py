@@ -83,6 +83,13 @@ def build_config(kind: str):
         return t.MistralConfig(**SMALL, tie_word_embeddings=False, sliding_window=24)
     if kind == "gemma2":  # Llama's names, other norms, and logits squashed by a tanh
         return t.Gemma2Config(**SMALL, head_dim=8, query_pre_attn_scalar=8, final_logit_softcapping=2.0, sliding_window=16)
+    if kind == "granite":  # divides its logits by a number
+        return t.GraniteConfig(**SMALL, tie_word_embeddings=True, logits_scaling=4.0)
+    if kind == "llama_longrope":  # RoPE's angles are others for a text of over 32 tokens
+        rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [9.0] * 4, "factor": 16.0}
+        return t.LlamaConfig(**SMALL, tie_word_embeddings=False, rope_parameters=rope | {"original_max_position_embeddings": 32})
+    if kind == "lfm2":  # hybrid: a short convolution, then attention
+        return t.Lfm2Config(**SMALL, tie_word_embeddings=True, layer_types=["conv", "full_attention"])
     if kind == "gpt2":  # learned positions, LayerNorm, other names
         return t.GPT2Config(
             vocab_size=1024, n_positions=512, n_embd=32, n_layer=2, n_head=4, initializer_range=0.2,

@@ -1,10 +1,13 @@
 """Protects the log-probs of training: those of the model, one token after the other, whatever is shared, cut or thrown away on the way; and gradients alike."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from fast import logprobs, trunk
 from fast.logprobs import token_logprobs
+from fast.trunk import trunk_of
 from policy import plain_logprobs, swapped
 
 
@@ -89,6 +92,7 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
     policy = load(kind, lora_rank, awake=True)
     ids, mask, lengths = three_groups()
     pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M]
+    logprobs.logit_scale(policy.lm)  # runs the model, once
     seen = []
     trunk = getattr(policy.lm, policy.lm.base_model_prefix)
     hook = trunk.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape), with_kwargs=True)
@@ -185,7 +189,7 @@ def test_weights_that_move_move_our_layers(load):
 @pytest.mark.parametrize(
     "kind, lora_rank",
     [("qwen3", 4), ("qwen3", 0), ("pico", 4), ("llama", 0), ("llama_bias", 0), ("llama_dynamic", 0), ("qwen2", 4), ("qwen2_window", 0),
-     ("mistral_window", 4), ("gemma2", 4), ("gpt2", 0)],
+     ("mistral_window", 4), ("gemma2", 4), ("gpt2", 0), ("granite", 4), ("llama_longrope", 0), ("lfm2", 0)],
 )  # fmt: skip
 def test_the_plain_way_finds_the_same(load, gradients, assert_close, kind, lora_rank, temperature):
     policy = load(kind, lora_rank, awake=True)
@@ -276,3 +280,23 @@ def test_the_head_makes_its_tensors_where_the_weights_are():
     found, entropies = logprobs.Head.apply(hidden, weight, None, targets, 1.0, None, 3)
     found.sum().backward()
     assert {t.device.type for t in (found, entropies, hidden.grad, weight.grad)} == {"meta"}
+
+
+@pytest.mark.parametrize("kind, scale", [("granite", 0.25), ("qwen3", 1.0), ("gemma2", 1.0), ("gpt2", 1.0)])
+def test_what_a_model_multiplies_its_logits_by_is_measured(load, kind, scale):
+    assert logprobs.logit_scale(load(kind).lm) == pytest.approx(scale, rel=1e-4)
+
+
+def test_a_model_that_does_something_else_with_its_logits_is_refused(load, monkeypatch):
+    lm = load("qwen3").lm
+    forward = lm.forward
+    monkeypatch.setattr(lm, "forward", lambda **given: SimpleNamespace(logits=forward(**given).logits ** 3))
+    with pytest.raises(ValueError, match="take --plain"):
+        logprobs.logit_scale(lm)
+
+
+def test_who_asks_first_without_gradients_does_not_switch_our_layers_off(load):
+    lm = load("qwen3", 4).lm
+    with torch.no_grad():
+        assert trunk_of(lm) is not None
+    assert trunk_of(lm) is not None and all(p.grad is None for p in lm.parameters())

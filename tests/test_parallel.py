@@ -17,6 +17,8 @@ from tqdm import tqdm
 
 import warm
 from fast import parallel
+from fast.ahead import numbered
+from rollout import Episode
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -177,8 +179,26 @@ def test_there_is_a_card_for_every_rank_or_a_sentence(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(SystemExit, match="there are 1 cards; lower --nproc-per-node"):
         parallel.start()
+
+
+@pytest.mark.parametrize("named", ["0,1", "-1", ""])
+def test_cards_that_are_named_and_not_there_are_no_cards(monkeypatch, named):
+    joined = []
+    monkeypatch.setattr(parallel.dist, "init_process_group", lambda backend, **_: joined.append(backend))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for name, value in (("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("RANK", "1"), ("CUDA_VISIBLE_DEVICES", named)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(parallel, "rank", lambda: 0)
+    parallel.start()
+    assert joined == ["gloo"]
+
+
+def test_groups_of_several_processes_have_numbers_of_their_own():
+    two = [[Episode(seed, 0, [1], [True], [0.0]) for _ in range(2)] for seed in (7, 8)]  # each process counted from 0
+    assert [[e.group for e in group] for group in numbered(two)] == [[0, 0], [1, 1]]
 
 
 def test_all_ranks_but_the_first_fall_silent(monkeypatch):

@@ -488,6 +488,26 @@ def test_the_hub_is_not_waited_for(monkeypatch):
     assert plan.where_is("nobody/nothing-here") == "the hub" and 0 < asked[0] <= 10
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_download_that_was_broken_off_is_no_model(monkeypatch, tmp_path, sharded):
+    import huggingface_hub
+
+    weights = ["a.safetensors", "b.safetensors"] if sharded else ["model.safetensors"]
+    files = ["config.json", "tokenizer.json", *(["model.safetensors.index.json"] if sharded else []), *weights]
+
+    def no_hub(self, model, timeout=None):
+        raise OSError("offline")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_hub)
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda model, file: str(tmp_path / file) if (tmp_path / file).exists() else None
+    )
+    for i, file in enumerate(files):
+        assert plan.where_is("owner/name") == "", files[:i]
+        (tmp_path / file).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    assert plan.where_is("owner/name") == "the local cache"
+
+
 def test_lora_without_peft_ends_in_a_sentence_and_all_weights_need_none(monkeypatch):
     import sys
 

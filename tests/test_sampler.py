@@ -295,7 +295,8 @@ def test_the_members_of_a_group_are_not_copies(tiny):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
 @pytest.mark.parametrize(
-    "kind, lora_rank", [("pico", 4), ("qwen3", 0), ("llama_bias", 4), ("llama_dynamic", 0), ("gemma2", 4), ("gpt2", 0)]
+    "kind, lora_rank",
+    [("pico", 4), ("qwen3", 0), ("llama_bias", 4), ("llama_dynamic", 0), ("gemma2", 4), ("gpt2", 0), ("lfm2", 0), ("granite", 4)],
 )
 def test_the_plain_sampler_draws_the_same_tokens(load, kind, lora_rank, temperature):
     policy = with_stops(load(kind, lora_rank, awake=True), range(0, 1024, 12))
