@@ -51,9 +51,11 @@ def digest(file: Path) -> str:
 
 
 def checksum(folder: Path) -> str:
-    """SHA-256 over names and contents of a checkpoint's files, except the checksum itself."""
+    """SHA-256 over names and contents of a checkpoint's files, except the checksum itself and what
+    somebody's file manager leaves (.DS_Store, .ipynb_checkpoints)."""
     digest = hashlib.sha256()
-    for file in sorted(p for p in folder.iterdir() if p.name != "checksum"):
+    named = lambda p: p.name != "checksum" and not p.name.startswith(".")
+    for file in sorted(filter(named, folder.iterdir())):
         digest.update(file.name.encode())
         with open(file, "rb") as f:
             while block := f.read(CHUNK):

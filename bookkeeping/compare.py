@@ -53,7 +53,7 @@ EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that
 # Flags that do not make another arm.
 SAME = {
     "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every",
-    "eval_other_tiers",
+    "eval_other_tiers", "micro_tokens", "gradient_checkpointing", "vllm_memory", "vllm_sleep",
 }  # fmt: skip
 
 
@@ -157,7 +157,8 @@ def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
     over_api = lambda run: run.config.get("api_base") or ""
     members: dict[str, list[Run]] = {}
     for run in runs:
-        key = json.dumps([over_api(run), *(flag(run, name) for name in flags)])
+        heat = over_api(run) and run.config.get("api_temperature")
+        key = json.dumps([over_api(run), heat, *(flag(run, name) for name in flags)])
         members.setdefault(key, []).append(run)
     if len(members) > 26:
         cure = "give fewer runs, or --ignore the flag that sets them apart"
@@ -169,7 +170,11 @@ def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
 
     def label(run: Run) -> str:
         if over_api(run):
-            return f"{run.config['model']} over an API"
+            like = [r for r in firsts if over_api(r) and r.config["model"] == run.config["model"]]
+            names = [*flags, "api_base", "api_temperature"]
+            names = [n for n in names if len({json.dumps(r.config.get(n)) for r in like}) > 1]
+            told = [f"{n}={run.config.get(n)}" for n in names]
+            return ", ".join([f"{run.config['model']} over an API", *told])
         told = ", ".join(f"{name}={flag(run, name)}" for name in differing)
         return told or ("all other runs" if len(firsts) > len(ours) else "all runs")
 

@@ -144,8 +144,8 @@ def no_signal(lines: list[dict], n: int = 10) -> str | None:
         return None
     if np.ptp(reward) < 1e-9 and reward[0] <= 0:
         why = (
-            "the task is too hard to be right even once; lower --difficulty, train SFT longer, "
-            "or pay parts (--reward partial)"
+            "the task is too hard to be right even once; make it easier (letters, swarm: "
+            "--difficulty), train SFT longer, or pay parts (letters: --reward partial)"
         )
     else:
         why = (
@@ -635,7 +635,7 @@ def command() -> None:
         print("usage: doctor FILE_OR_FOLDER [--json]; docs/doctor.md says what it reads")
         raise SystemExit(0 if words in (["-h"], ["--help"]) else 2)
     path, as_json = Path(words[0]), "--json" in sys.argv
-    if is_ours(path) and not as_json:
+    if path.exists() and is_ours(path) and not as_json:
         return main(path)
     from bookkeeping import foreign  # not needed while a run trains
 

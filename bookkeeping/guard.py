@@ -24,7 +24,7 @@ from bookkeeping import folder
 from bookkeeping.records import printable
 from fast import machine
 from fast.machine import Hung
-from fast.memory import out_of_memory
+from fast.memory import CannotGoOn, out_of_memory
 from rollout import EnvironmentFailed
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, make_env
 
@@ -42,13 +42,16 @@ class Guarded:
         return getattr(self.env, name)
 
     def reset(self, seed: int) -> list[dict]:
-        return self._call(lambda: list(self.env.reset(seed)))
+        return self._call(lambda: self._checked("reset", messages_of, list(self.env.reset(seed))))
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
-        return self._call(lambda: self.env.step(reply))
+        return self._call(lambda: self._checked("step", answer_of, self.env.step(reply)))
 
     def score(self) -> dict[str, float]:
         return self._call(lambda: numbers(self.env.score()))
+
+    def _checked(self, method: str, read: Callable, found):
+        return checked(self.env, method, read, found)
 
     def _call(self, call: Callable):
         try:
@@ -95,7 +98,7 @@ def other_opening(policy, env, seed: int) -> dict[str, str]:
     try:
         prompt = rollout.prompt_ids(policy, env.reset(seed), env.tools, env.think)
         shown = sft.expert_episode(policy, env, seed).token_ids
-    except (EnvironmentFailed, ValueError):
+    except Exception:  # somebody's code, which may have no expert
         return {}
     n = next((i for i, (a, b) in enumerate(zip(prompt, shown)) if a != b), len(shown))
     if n >= len(prompt):
@@ -176,6 +179,11 @@ def ask(env, method: str, read: Callable, *given):
         found = in_time(env, getattr(env, method), *given)
     except (Exception, Hung) as error:
         raise ValueError(f"{method} failed: {told(error)}") from None
+    return checked(env, method, read, found)
+
+
+def checked(env, method: str, read: Callable, found):
+    """read(found). ValueError says what the method returned, and what it should have."""
     try:
         return read(found)
     except (TypeError, KeyError, ValueError) as error:
@@ -202,11 +210,19 @@ def answer_of(found) -> tuple[list[dict], bool]:
     raise ValueError("(new messages, is it over?), with a message to answer unless it is over")
 
 
+# Columns of the logs: an entry of a score with such a name would take their place.
+TAKEN = {"update", "stage", "tasks", "trained", "missing", "level", "n", "errors", "reply_tokens"}
+TAKEN |= {"reward_low", "reward_high", "exact_reward"}
+
+
 def numbers_of(found) -> dict[str, float]:
     try:
-        return numbers(found)
+        marks = numbers(found)
     except (TypeError, KeyError, ValueError):
         raise ValueError('a dict of numbers with a finite "reward"') from None
+    if taken := sorted(TAKEN & marks.keys()):
+        raise ValueError(f"a dict without {taken[0]!r}, which is a column of the logs: rename it")
+    return marks
 
 
 def text_of(found) -> str:
@@ -240,6 +256,8 @@ def one_sentence():
         close_bars()
         print(f"stopped at once{how_to_go_on()}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
+    except CannotGoOn as error:
+        raise SystemExit(str(error)) from None
     except RuntimeError as error:
         if not out_of_memory(error):
             raise

@@ -132,7 +132,8 @@ def choose(folder: Path) -> tuple[list[Path], list[str]]:
             home = max(kind, key=lambda p: p.stat().st_size).parent
             chosen = [p for p in kind if p.parent == home]
         elif name == "metrics.jsonl":  # prime-rl: the trainer's and the orchestrator's
-            chosen = kind[:2]
+            pair = [p for p in kind if p.parent.name in ("trainer", "orchestrator")]
+            chosen = pair[:2] or kind[:1]
         else:
             chosen = [max(kind, key=lambda p: p.stat().st_size)]
         left = [p for p in kind if p not in chosen]
@@ -193,7 +194,7 @@ def rows_of(data: bytes) -> tuple[str, Iterator[dict[str, float]], dict[str, flo
     if b"\0" in data[:4096]:
         raise ValueError("the file is binary, and neither wandb's nor TensorBoard's; give a log")
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    head = text[:4096].lstrip()
+    head = text[: MOST_LINE + 1].lstrip()
     if '"log_history"' in text:
         return "trainer_state.json", state_rows(text), state_settings(text)
     first = head.split("\n", 1)[0]

@@ -145,6 +145,13 @@ def foreign(folder):
         raise SystemExit(f"{folder} holds what no run writes ({found}); {advice}") from None
 
 
+def with_exact(evals: list[dict]) -> list[dict]:
+    """Evaluations in which nothing is reported to be right, where others of these tasks have it."""
+    tasks = {e["tasks"] for e in evals if "exact" in e}
+    lacks = lambda e: "exact" not in e and e["tasks"] in tasks
+    return [e | {"exact": [0.0] * len(e["reward"])} if lacks(e) else e for e in evals]
+
+
 def append(path: Path, record: dict) -> None:
     """Add one line to a .jsonl file."""
     with open(path, "a", encoding="utf-8") as f:
@@ -153,8 +160,14 @@ def append(path: Path, record: dict) -> None:
 
 def write_json(path: Path, value: dict) -> None:
     """Write a whole file, or leave the old one as it is."""
+    write_text(path, json.dumps(value, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same of a text. A link in the file's place is replaced, not followed."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    new.unlink(missing_ok=True)
+    new.write_text(text, encoding="utf-8", newline="\n")
     new.replace(path)
 
 

@@ -34,7 +34,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     gain: GRPO over SFT on the trained tasks, paired by task. An environment without exact answers
     (swarm) has no exact, low, high and gain; every part of its reward has an interval instead.
     """
-    evals = records.lines(folder / "evals.jsonl")
+    evals = records.with_exact(records.lines(folder / "evals.jsonl"))
     trained = next(e["tasks"] for e in evals if e["trained"])
     results: dict = {}
     for e in evals:
@@ -103,7 +103,7 @@ def write(folder: Path) -> None:
     summary = records.record(folder / "summary.json")
     if "api" not in summary:  # an evaluation over an API already has its report.md (bridges/api.py)
         lines = records.clean(records.lines(folder / "metrics.jsonl"))
-        evals = records.clean(records.lines(folder / "evals.jsonl"))
+        evals = records.with_exact(records.clean(records.lines(folder / "evals.jsonl")))
         during = [e for e in evals if e["stage"] != "eval_only"]  # the others get their own table
         draw_curves(folder / "curves.png", summary, lines, during)
         more = tables.eval_only(evals)
@@ -115,7 +115,7 @@ def write(folder: Path) -> None:
         pages = [text(records.clean(folder.name), summary, lines, during)]
         if more:
             pages.append(tables.markdown(more))
-        (folder / "report.md").write_text("\n".join(pages), encoding="utf-8")
+        records.write_text(folder / "report.md", "\n".join(pages))
     viewer.write_html(folder)
 
 
@@ -426,7 +426,8 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
             where = {"ha": "center", "transform": ax.transAxes}
             ax.text(0.5, 0.5, "no GRPO updates in this run", **where)
     else:
-        draw_training(training, lines, "gain" in summary)
+        shares = "gain" in summary and all(0 <= line["reward"] <= 1 for line in lines)
+        draw_training(training, lines, shares)
         if swarm:
             from bookkeeping import behaviour
 
@@ -436,6 +437,8 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
             draw_habits(*lower, lines)
     for ax in (evaluations, training, *lower):
         ax.grid(alpha=0.25)
+    if path.is_symlink():  # somebody's: it is replaced, not followed
+        path.unlink()
     fig.savefig(path, dpi=110)
     plt.close(fig)
 

@@ -99,7 +99,8 @@ class Run:
         if self.state.update > 0:
             return load_tensors(self.home / "reference.pt", policy.device)
         weights = {name: p.detach().clone() for name, p in policy.trainable().items()}
-        save_tensors(self.folder / "reference.pt", weights)
+        if self.folder == self.home:  # the others' folders are thrown away, and may be small
+            save_tensors(self.folder / "reference.pt", weights)
         return weights
 
     def log(self, groups, stats: dict, rollouts) -> None:
@@ -157,8 +158,7 @@ class Run:
             how = f" (python -m bookkeeping.viewer {self.folder} writes it now)" if missing else ""
             tqdm.write(f"{name.upper()} at {state.warnings[name]}{how}")
             if name == "collapse" and parallel.rank() == 0:  # the next checkpoint is worse
-                saved, kept = self.folder / "checkpoint", self.folder / "checkpoint-at-collapse"
-                shutil.copytree(saved, kept, dirs_exist_ok=True)
+                keep_copy(self.folder)
 
     @contextmanager
     def clock(self, part: str):
@@ -391,9 +391,9 @@ def open_wandb(cfg, folder: Path):
     silent.finish = lambda: None
     if not cfg.wandb:
         return silent
-    import wandb
-
     try:
+        import wandb
+
         online = wandb.login(prompt=False)
         mode = os.environ.get("WANDB_MODE") or ("online" if online else "offline")
         run = wandb.init(
@@ -406,9 +406,33 @@ def open_wandb(cfg, folder: Path):
     if mode == "offline":
         later = f"wandb sync {folder}/wandb/offline-run-*"
         print(f"wandb: not logged in, so logging offline; later: {later}")
-    log = lambda line: run.log(line)
-    log.finish = run.finish
+    log = without_fail(run.log)
+    log.finish = without_fail(run.finish)
     return log
+
+
+def without_fail(call):
+    """call, with its failures told and not raised: wandb's process may have died, or the disk."""
+
+    def done(*given):
+        try:
+            call(*given)
+        except Exception as error:
+            tqdm.write(f"wandb failed ({error}); the run's own logs go on")
+
+    return done
+
+
+def keep_copy(folder: Path) -> None:
+    """checkpoint -> checkpoint-at-collapse, if there is one and room for two; never stops a run."""
+    places = (folder / "checkpoint", folder / "checkpoint.old")  # after a resume only the second
+    saved, kept = next(filter(Path.exists, places), None), folder / "checkpoint-at-collapse"
+    try:
+        if saved:
+            shutil.copytree(saved, kept, dirs_exist_ok=True)
+    except OSError as error:
+        shutil.rmtree(kept, ignore_errors=True)
+        tqdm.write(f"{kept} could not be written ({error.strerror})")
 
 
 if __name__ == "__main__":

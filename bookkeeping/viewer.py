@@ -54,7 +54,7 @@ def write_html(folder: Path) -> Path:
     }
     # One pass over the template: a placeholder's name inside a reply is not filled in again.
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: fill[match[1]], template)
-    (folder / "report.html").write_text(page, encoding="utf-8", newline="\n")
+    records.write_text(folder / "report.html", page)
     return folder / "report.html"
 
 

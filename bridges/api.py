@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -38,14 +38,14 @@ from tqdm import tqdm
 import metrics
 from bookkeeping import records, viewer
 from bookkeeping.episodes import save_evaluation
-from bookkeeping.folder import open_folder
-from bookkeeping.guard import Guarded
+from bookkeeping.folder import code_hash, open_folder
+from bookkeeping.guard import Guarded, preflight
 from bookkeeping.records import append, write_json
 from bridges.endpoint import HINTS, Endpoint, Failure, ask, blank, connect, open_endpoint, put_back
 from evaluate import eval_line, known, parts
 from fast import parallel
 from policy import first_line
-from rollout import Episode, finish
+from rollout import EnvironmentFailed, Episode, finish
 from settings import Config, by_size, check, dev_seeds, eval_sets, fill, kind, short
 
 
@@ -61,7 +61,7 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
     their number."""
     episode, dice = Episode(seed, group, [], [], []), random.Random(seed)
     try:
-        env = make_env()
+        env = Guarded(make_env())
         episode.messages = list(env.reset(seed))
         talk, done = list(episode.messages), False
         while not done:
@@ -84,12 +84,12 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
             hopeless = failure.nobody or failure.status in HINTS or end.counts["refused"] >= 3
             if hopeless and not end.counts["answers"]:
                 raise Hopeless(str(failure)) from None
-    except (
-        Exception
-    ) as error:  # the environment's bug, or a strange answer: costs this episode only
+    except EnvironmentFailed as error:
+        episode.stop_reason, episode.error = "error", blank(end, str(error))
+    except Exception as error:  # a strange answer: costs this episode only
         episode.stop_reason, episode.error = "error", blank(end, first_line(error))
     if episode.stop_reason != "error":
-        finish(episode, Guarded(env))
+        finish(episode, env)
     return episode
 
 
@@ -162,7 +162,10 @@ def evaluate_api(cfg) -> Path:
     folder, which bookkeeping/compare.py takes like any other."""
     if parallel.world() > 1:
         raise ValueError("--api-base is for one process; leave torchrun out")
+    if cfg.held_out:
+        raise ValueError("--held-out: an endpoint is asked development tasks only; leave it out")
     check(cfg)
+    preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; nobody is imitated here
     seeds = dev_seeds(cfg)
     cfg.eval_n = len(seeds)  # a file of rows may have fewer
     large = by_size(math.inf, kind(cfg.env))
@@ -257,6 +260,7 @@ def summary_of(
         "eval": {tasks: {"final": {p: mean.dict() for p, mean in means.items()}}} if means else {},
         "seconds": {"total": seconds},
         "tokens": {"prompt": tokens["prompt"], "sampled": tokens["completion"]},
+        "machine": {"environment_code": code_hash(cfg.env)},
         "config": asdict(cfg),
     }
 

@@ -64,11 +64,14 @@ def flags(config: dict, n_parameters: int) -> str:
     env = settings.kind(config["env"])
     default = {f.name: f.default for f in fields(settings.Config)} | settings.by_env(env)
     by_itself = settings.by_size(n_parameters, env, config.get("lora_rank", default["lora_rank"]))
+    chosen = default | by_itself | settings.PRESETS.get(config.get("preset"), {})
+    if config.get("async_rollouts") and config.get("preset") not in settings.PRESETS:
+        chosen["importance"] = "sequence"  # settings.complete
     out = ["--env", shlex.quote(config["env"])]
     for name, value in config.items():
         if name in LOCAL or name not in default or value is None:
             continue
-        if value in (default[name], by_itself.get(name)):
+        if value == chosen[name]:
             continue
         flag = name.replace("_", "-")
         if isinstance(value, bool):
@@ -90,8 +93,8 @@ CARD = """---
 
 ## Evaluation
 
-Greedy, on development tasks, with 95% intervals (Wilson for shares, bootstrap for means). One
-training seed.
+Greedy, on development tasks, with 95% intervals (Wilson for shares; Student's t or a bootstrap for
+other means). One training seed.
 
 | tasks | before | after SFT | after GRPO | n |
 |---|---|---|---|---|
@@ -101,9 +104,7 @@ GRPO over SFT, on the same {n} tasks of {s[trained]}: {gain}.
 {warnings}
 ## Data
 
-No data set. Every task is generated from a seed by picoswarm's `{c[env]}` environment; training \
-and evaluation draw from ranges of seeds that never meet. {s[tokens][sampled]:,} tokens were \
-sampled, {s[tokens][trained]:,} trained on.
+{data} {s[tokens][sampled]:,} tokens were sampled, {s[tokens][trained]:,} trained on.
 
 ## Use
 
@@ -146,6 +147,15 @@ model = AutoModelForCausalLM.from_pretrained("{where}")
 tokenizer = AutoTokenizer.from_pretrained("{where}")"""
 
 
+APART = "training and evaluation draw from ranges of seeds that never meet."
+DATA = {  # where the tasks came from, by settings.kind; else they are ours
+    "known": "The tasks are those of `{}`; a hash of each question keeps training and evaluation "
+    "apart.",
+    "yours": "No data set. Every task is generated from a seed by `{}`; " + APART,
+}
+OURS = "No data set. Every task is generated from a seed by picoswarm's `{}` environment; " + APART
+
+
 def card(summary: dict, kind: str, hub: str = "") -> str:
     """README.md of an exported folder, with the hub's front matter. kind: adapter or merge."""
     config, machine, base = summary["config"], summary["machine"], base_of(summary)
@@ -169,8 +179,9 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
         use = USE_ADAPTER
         lora = f"--enable-lora --max-lora-rank {rank} --lora-modules trained={where}"
         serve = f"vllm serve {shlex.quote(base)} {lora}"
-    command = f"python train.py {flags(config, machine['parameters'])}"
+    command = f"python train.py {flags(config, machine['parameters'])} --model {shlex.quote(base)}"
     told = doctor.kept(summary).items()
+    gain = Interval(**summary["gain" if exact else "gain_reward"])
     kept = {name: value for name, value in config.items() if value not in ("", None)}
     return CARD.format(
         s=summary,
@@ -181,14 +192,13 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
         suffix=", the adapter" if is_adapter else "",
         how=f"LoRA of rank {rank}, alpha {config['lora_alpha']}" if rank else "all weights",
         rows="\n".join(rows),
-        n=next(iter(summary["eval"].values()))["final"]["n"],
-        gain=Interval(**summary["gain"]).points()
-        if exact
-        else Interval(**summary["gain_reward"]).signed(),
+        n=gain.n,
+        gain=gain.points() if exact else gain.signed(),
+        data=DATA.get(settings.kind(config["env"]), OURS).format(config["env"]),
         warnings="".join(f"The run reports, {name}: {sentence}.\n" for name, sentence in told),
         use=use.format(base=json.dumps(base), where=where),
         serve=serve,
-        command=f"{command} --model {shlex.quote(base)}" if on_hub else command,
+        command=command,
         minutes=summary["seconds"]["total"] / 60,
         settings=json.dumps(kept, indent=1),
     )

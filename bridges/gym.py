@@ -171,7 +171,9 @@ def bits(node) -> float:
             return max(1, math.log2(abs(x) + 1))
         case ast.Name(id=name) if not name.startswith("_"):
             return 1
-        case ast.Call(func=ast.Name(id="sin" | "cos" | "tan" | "exp" | "log" | "sqrt"), args=[x]):
+        case ast.Call(  # a pattern that does not name the keywords lets any of them through to eval
+            func=ast.Name(id="sin" | "cos" | "tan" | "exp" | "log" | "sqrt"), args=[x], keywords=[]
+        ):
             return bits(x) + 1
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=x):
             return bits(x)

@@ -16,6 +16,7 @@ import json
 import random
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, partial
 from pathlib import Path
@@ -120,7 +121,7 @@ def read_row(line: int, text: str) -> Row:
         raise ValueError('there is no "answer" in it')
     answer = whole["answer"]
     if type(answer) in (int, float) and abs(answer) < 10**50:
-        answer = str(answer)
+        answer = format(Decimal(repr(answer)), "f")  # 0.00001, not 1e-05
     if not isinstance(answer, str):
         raise ValueError('"answer" is neither a text nor a number')
     thought, _, right = answer.rpartition("####")

@@ -46,7 +46,9 @@ import torch
 from tqdm import tqdm
 
 import settings
+from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping.folder import read_config
 from bridges.replies import call_text, split_calls
 from fast.plan import choose_model
 from fast.sampler import Sample, TorchSampler
@@ -226,6 +228,13 @@ NOT_OFFERED = {  # field: the values that change nothing
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_tokens": (None, 0),
+    "ignore_eos": (None, False),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto"),
 }
 
 
@@ -438,7 +447,7 @@ def load(name: str) -> Policy:
     adapter of its checkpoint."""
     folder = Path(name)
     written = folder / "config.json"
-    config = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
+    config = records.record(written) if written.exists() else {}
     if "lora_rank" not in config:  # a model's config, not a run's
         if not folder.exists() and PICO.with_name(name).is_dir():
             name = str(PICO.with_name(name))
@@ -446,7 +455,7 @@ def load(name: str) -> Policy:
     saved = find_checkpoint(folder / "checkpoint")
     if saved is None:
         raise SystemExit(f"{folder}: it has no checkpoint yet; train first, or serve its base")
-    cfg = settings.Config(**config)
+    cfg = settings.Config(**read_config(folder, settings.Config))
     base, *_ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(base, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     load_checkpoint(saved, policy)
@@ -462,14 +471,17 @@ def main(model: str = "pico_base", /, port: int = 8000, max_tokens: int = 1024) 
         max_tokens: the longest reply if a request does not say.
     """
     name = Path(model).resolve().name if Path(model).exists() else model
+    if model != "scripted":
+        with records.foreign(model):
+            policy = load(model)
     try:
         if model == "scripted":
             server = listen(scripted(lambda messages: "no"), name, port)
         else:
-            policy = load(model)
             server = serve_policy(policy, name, port, max_tokens)
-    except OSError as error:
-        raise SystemExit(f"--port {port}: {error.strerror}; choose another one") from None
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SystemExit(f"--port {port}: {why}; choose another one") from None
     url = f"http://127.0.0.1:{server.server_port}/v1"
     shown = "" if model == "scripted" else f" ({policy.n_parameters / 1e6:.1f}M parameters)"
     try:

@@ -199,15 +199,28 @@ def size_of(model: str) -> int:
     return sum(p.numel() for p in lm.parameters())
 
 
+UNREAD = {  # flags that would change nothing here
+    "curriculum", "until_converged", "async_rollouts", "max_off_policy_steps", "resume",
+    "eval_only", "api_base", "held_out", "break_", "plain", "engine", "lr_end",
+}  # fmt: skip
+
+
 def make_trainer(ours: list[str], theirs: list[str]):
     """TRL's trainer for flags of settings.py and flags of TRL."""
-    import trl
+    try:
+        import trl
+    except ImportError:
+        cure = "pip install -r requirements/verifiers.txt"
+        raise ValueError(f"bridges/trl.py needs trl; {cure}") from None
     from accelerate import PartialState
     from peft import LoraConfig
     from transformers import AutoTokenizer, HfArgumentParser
 
     cfg, typed = settings.command_line(ours)
     settings.check(cfg)
+    if unread := sorted(typed & UNREAD):
+        flag = unread[0].strip("_").replace("_", "-")
+        raise ValueError(f"--{flag}: train.py has it and TRL's trainer has not; leave it out")
     if "importance" in typed:
         raise ValueError("--importance: TRL's is vllm_importance_sampling_mode, behind `--`")
     model, why, _ = choose_model(cfg.model, cfg.env, cfg.device)

@@ -336,7 +336,26 @@ def test_an_environment_that_raises_costs_one_episode(endpoint, tmp_path, monkey
     monkeypatch.setattr(Letters, "step", step)
     url, _ = endpoint(lambda h, b: say("poison" if number(b) == 1 else right(b)))
     _, line = evaluate(tmp_path, url)
-    assert line["missing"] == {"1": "ZeroDivisionError: oops"} and line["reward"] == [1.0] * 3
+    assert (
+        list(line["missing"]) == ["1"]
+        and line["missing"]["1"].startswith("ZeroDivisionError: oops (test_api.py:")
+        and line["reward"] == [1.0] * 3
+    )
+
+
+def test_an_environment_that_hangs_costs_one_episode_too(endpoint, tmp_path, monkeypatch):
+    honest = Letters.step
+
+    def step(self, reply):
+        while "poison" in reply:
+            pass
+        return honest(self, reply)
+
+    monkeypatch.setattr(Letters, "step", step)
+    monkeypatch.setattr(Letters, "seconds", 0.3, raising=False)
+    url, _ = endpoint(lambda h, b: say("poison" if number(b) == 1 else right(b)))
+    _, line = evaluate(tmp_path, url)
+    assert list(line["missing"]) == ["1"] and line["missing"]["1"].startswith("Hung: ") and line["reward"] == [1.0] * 3
 
 
 def test_the_time_limit_ends_it_and_keeps_what_was_done(endpoint, tmp_path):
@@ -442,7 +461,7 @@ def test_no_key_no_header(endpoint, tmp_path):
     ({"api_base": "host/v1"}, "--api-base"), ({"api_base": "http://h:hunter2/v1"}, "--api-base"), ({"model": "auto"}, "--model"), ({"eval_only": "runs/x"}, "give one of them"),
     ({"resume": "runs/x"}, "give one of them"), ({"api_key_env": "hunter2"}, "--api-key-env"), ({"api_timeout": 0.0}, "--api-timeout"),
     ({"api_minutes": float("inf")}, "--api-minutes"), ({"api_concurrency": 0}, "--api-concurrency"), ({"api_retries": -1}, "--api-retries"),
-    ({"api_rpm": float("nan")}, "--api-rpm"),
+    ({"api_rpm": float("nan")}, "--api-rpm"), ({"held_out": True}, "--held-out: an endpoint is asked development tasks only"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_in_a_sentence_that_repeats_no_secret(tmp_path, given, told):
     cfg = config(tmp_path, "http://127.0.0.1:9/v1")
@@ -691,7 +710,8 @@ def test_sampling_follows_the_request(desk):
     ({"messages": [USER, {"role": "assistant", "tool_calls": [{}]}, USER]}, "tool call"), ({"temperature": float("nan")}, "temperature"),
     ({"temperature": True}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
     ({"max_tokens": 10**6}, "context length"), ({"n": 0}, "n must"), ({"seed": "x"}, "seed"), ({"stream": True}, "stream"), ({"top_p": 0.9}, "top_p"),
-    ({"stop": 5}, "stop"), ({"tools": "all"}, "tools"),
+    ({"stop": 5}, "stop"), ({"tools": "all"}, "tools"), ({"top_k": 1}, "top_k"), ({"min_p": 0.9}, "min_p"), ({"repetition_penalty": 2}, "repetition_penalty"),
+    ({"response_format": {"type": "json_object"}}, "response_format"), ({"tool_choice": "required"}, "tool_choice"),
 ])  # fmt: skip
 def test_nonsense_is_refused_in_a_sentence(desk, change, told):
     with pytest.raises(serve.Refused, match=told):

@@ -173,6 +173,13 @@ def test_no_checkpoint_is_no_error(saved, tmp_path):
     assert find_checkpoint(tmp_path / "c") is None
 
 
+def test_what_a_file_manager_leaves_does_not_damage_a_checkpoint(saved, tmp_path):
+    folder = write(tmp_path / "c", saved)
+    (folder / ".DS_Store").write_bytes(b"x")
+    (folder / ".ipynb_checkpoints").mkdir()
+    assert find_checkpoint(folder) == folder
+
+
 @pytest.mark.parametrize("half_written_new", [False, True])
 def test_between_the_two_renames_the_old_checkpoint_is_found(saved, tmp_path, half_written_new):
     old = write(tmp_path / "c.old", saved)

@@ -99,6 +99,16 @@ def test_an_evaluation_over_an_api_is_an_arm_called_by_its_model(make):
     assert [arm.label for arm in alone] == ["all other runs", "gpt-x over an API", "gpt-y over an API"]
 
 
+def test_evaluations_of_one_model_over_an_api_are_told_apart_by_temperature_and_thinking(make):
+    api = {"api_base": "https://host/v1", "model": "gpt", "lr": None, "updates": 0}
+    given = ({"api_temperature": 0.0}, {"api_temperature": 1.0}, {"api_temperature": 0.0, "think": False})
+    arms = compare.group([compare.read(make(f"r{i}", draws(0.5), **api, **more)) for i, more in enumerate(given)])
+    assert [arm.label for arm in arms] == [
+        "gpt over an API, think=True, api_temperature=0.0", "gpt over an API, think=True, api_temperature=1.0",
+        "gpt over an API, think=False, api_temperature=0.0",
+    ]  # fmt: skip
+
+
 def test_two_that_answered_no_task_in_common_are_not_compared(make):
     a, b = drop(make("a", [1, 1, 0, 0]), [0, 1]), drop(make("b", [1, 1, 0, 0], think=False), [2, 3])
     rows, notes = compare.compare(compare.group([compare.read(f) for f in (a, b)]))
@@ -109,7 +119,10 @@ def test_two_that_answered_no_task_in_common_are_not_compared(make):
 
 
 def test_runs_that_differ_in_seed_and_name_are_one_arm(make):
-    a = [make(f"a{s}", draws(0.9, seed=s), seed=s, runs=f"elsewhere{s}", threads=s, device="cpu", save_every=s + 1) for s in range(3)]
+    a = [
+        make(f"a{s}", draws(0.9, seed=s), seed=s, runs=f"elsewhere{s}", threads=s, device="cpu", save_every=s + 1, micro_tokens=2**s)
+        for s in range(3)
+    ]
     b = [make(f"b{s}", draws(0.5, seed=9 + s), seed=s, think=False) for s in range(2)]
     arms = compare.group([compare.read(f) for f in [a[0], b[0], a[1], b[1], a[2]]])
     assert [(arm.letter, arm.label, arm.seeds()) for arm in arms] == [("A", "think=True", [0, 1, 2]), ("B", "think=False", [0, 1])]

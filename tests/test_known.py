@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -385,6 +386,12 @@ def test_the_committed_rows_are_those_of_their_generator():
     assert sum(map(env.how_many, (TRAIN_SEEDS, DEV_SEEDS))) == 200 and env.how_many(HELD_OUT_SEEDS) == 256
 
 
+@pytest.mark.parametrize("answer, written", [(0.00001, "0.00001"), (1e20, "100000000000000000000"), (72, "72"), (72.0, "72.0"), (-0.5, "-0.5")])
+def test_a_number_is_written_out_so_that_a_scorer_of_numbers_knows_it(answer, written):
+    row = rows.read_row(1, json.dumps({"question": "a?", "answer": answer}))
+    assert row.answer == written and rows.as_number(row.answer) == Fraction(str(answer)) and rows.guess([row]) == "number"
+
+
 # ------------------------------------------------------------------------------------------------ answers that would be run as Python
 
 
@@ -392,7 +399,7 @@ def test_only_small_sums_reach_a_scorer_that_runs_them():
     for answer in ("6*(98 - 54) - 34 - 66", "1*3*5 + 9", "-2.5/4", "-5*X**9 - 2*X**6/3 + C", "exp(x)*cos(x) + C", "(x + 1)**12"):
         assert is_small_sum(answer), answer
     for answer in ("9**9**9**9", "((9**99)**99)**99", "(2**3**4**5)", "__import__('os')", "x.real", "exit()", "a[0]", "lambda: 1", "1e999", "factorial(9)",
-                   "9!", "'a'*9", "f(1)", "_", "1 if 2 else 3", "print(1)", "(" * 500, "1," * 9, "1+" * 5000 + "1"):  # fmt: skip
+                   "9!", "'a'*9", "f(1)", "_", "1 if 2 else 3", "sin(1, a=__import__('os'))", "sin(1, **x)", "exp(x, y=1)", "sin(*x)", "print(1)", "(" * 500, "1," * 9, "1+" * 5000 + "1"):  # fmt: skip
         assert not is_small_sum(answer), answer
 
 

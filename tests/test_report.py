@@ -251,6 +251,21 @@ def test_the_evaluation_table_has_a_row_for_every_evaluation(run):
         assert [cell.split(" [")[0] for cell in row[4:]] == [f"{np.mean(e['reward']):.3f}" for e in mine]
 
 
+def test_an_evaluation_in_which_nothing_is_reported_right_has_nothing_right(tmp_path):
+    """An environment may report `exact` only when it is so."""
+    folder = tmp_path / "silent"
+    make_run(folder, growing_lines())
+    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    for e in evals:
+        if e["stage"] == "after_sft":
+            del e["exact"]
+    write_lines(folder / "evals.jsonl", evals)
+    summary = report.summarize_run(folder, make_config(updates=30), make_state(30), MACHINE)
+    assert summary["eval"][summary["trained"]]["after_sft"]["exact"] == 0 and summary["gain"]["mean"] > 0
+    (folder / "summary.json").write_text(json.dumps(summary))
+    report.write(folder)
+
+
 def test_where_reward_is_exactness_it_is_shown_once(tmp_path):
     folder = tmp_path / "binary"
     make_run(folder, growing_lines())

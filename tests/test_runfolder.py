@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bookkeeping import folder as folder_room
 from bookkeeping import records
@@ -241,6 +242,48 @@ def test_only_the_first_process_logs_to_wandb(tmp_path, monkeypatch):
         a_run(home, folder, wandb=True).open(SimpleNamespace(trainable=dict), None)
     a_run(home, home, wandb=False).open(SimpleNamespace(trainable=dict), None)
     assert asked == [(True, home), (False, other), (False, home)]
+
+
+def test_a_wandb_that_dies_does_not_take_the_run_with_it(capsys):
+    def lost(*given):
+        raise ConnectionResetError("Connection lost")
+
+    run_records.without_fail(lost)({"reward": 1})
+    assert "wandb failed (Connection lost)" in capsys.readouterr().out
+
+
+def test_at_a_collapse_whatever_checkpoint_there_is_is_kept_and_nothing_stops_the_run(tmp_path, monkeypatch, capsys):
+    run_records.keep_copy(tmp_path)
+    assert not (tmp_path / "checkpoint-at-collapse").exists()
+    (tmp_path / "checkpoint.old").mkdir()
+    (tmp_path / "checkpoint.old" / "state.json").write_text("{}")
+    run_records.keep_copy(tmp_path)
+    assert (tmp_path / "checkpoint-at-collapse" / "state.json").exists()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_records.shutil, "copytree", full)
+    run_records.keep_copy(tmp_path)
+    assert "could not be written (No space left on device)" in capsys.readouterr().out
+
+
+def test_of_several_processes_only_the_first_writes_the_reference(tmp_path):
+    home, other = tmp_path / "home", tmp_path / "thrown-away"
+    weight = torch.ones(2)
+    for folder in (home, other):
+        folder.mkdir()
+        kept = a_run(home, folder, kl=0.1).reference(SimpleNamespace(trainable=lambda: {"w": weight}))
+        assert torch.equal(kept["w"], weight)
+    assert (home / "reference.pt").exists() and not list(other.iterdir())
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "page.html").symlink_to(victim)
+    records.write_text(tmp_path / "page.html", "new")
+    assert victim.read_text() == "mine" and (tmp_path / "page.html").read_text() == "new"
 
 
 def test_a_clock_adds_up_the_seconds_of_its_blocks(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from evaluate import take_typed
 from fast import plan
 from lab.claims import fork
 from learn import failures
+from rollout import EnvironmentFailed
 from settings import Config
 
 FLAGS = {f.name: f.default for f in fields(Config)}
@@ -196,6 +197,26 @@ def test_what_is_wrong_with_an_environment_is_said_with_its_method_and_line_befo
         preflight(sums(tmp_path, *change))
     said = str(told.value)
     assert words in said and said.startswith(f"--env {tmp_path}/sums.py:Sums: ") and "docs/fork.md" in said and "\n" not in said
+
+
+def test_a_wrong_answer_in_the_middle_of_a_run_costs_its_episode(tmp_path):
+    """What preflight did not meet: the types are checked at every call."""
+    for change, words in (
+        ((RESET, "return []"), "reset (sums.py:5) returned [], and not a list of messages"),
+        (("return ([], True) if", "None if"), "step (sums.py:9) returned None, and not (new messages, is it over?)"),
+    ):
+        cfg = sums(tmp_path, *change)
+        env = guard.guarded(settings.make_env, cfg, cfg.difficulty)
+        with pytest.raises(EnvironmentFailed, match=re.escape(words)):
+            env.reset(0)
+            env.step("3")
+            env.step("3")
+
+
+@pytest.mark.parametrize("name", ["level", "update", "tasks", "stage"])
+def test_an_entry_of_a_score_cannot_take_the_place_of_a_column_of_the_logs(tmp_path, name):
+    with pytest.raises(ValueError, match=f"a dict without '{name}', which is a column of the logs"):
+        preflight(sums(tmp_path, SCORE, f'return {{"reward": right, "{name}": 1.0}}'))
 
 
 def test_an_environment_is_never_asked_for_the_score_of_no_reply(tmp_path):
