@@ -40,6 +40,7 @@ swarm/ has the world: its rules and books (economy), the ten tools (tools), the 
 (bots), what the model sees (view), and scripted players (players). Decided here:
 
     no call     a reply without a tool call counts as pass_turn, and the observation says so.
+    no think    with --no-think a reply that says something before its call is an error.
     two calls   the first is carried out; the observation says that only it counts.
     errors      cost the turn, and the reputation decays as if it had been passed. Nothing else.
     frozen      a frozen model can only pass; anything else is an error.
@@ -58,7 +59,7 @@ from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 
-from env_letters import check_choice
+from env_letters import check_choice, split_thinking
 from swarm.bots import DIFFICULTIES, SCENARIOS, bots_act, draw_scenario, draw_tasks
 from swarm.economy import CREDITS, ME, Economy, Scenario, end_step, found
 from swarm.players import HELP, PLAYERS, from_short
@@ -103,6 +104,7 @@ PAYOFFS = {
     "published": lambda gain, share: min(1.0, max(0.0, 0.5 + gain / share)),
 }
 DEV_SEEDS = 2_000_000_000  # in every environment, development tasks have seeds from here on
+ONLY_FIRST = " (only the first of {} calls counts)"
 
 
 # --------------------------------------------------------------------------- the environment
@@ -205,9 +207,11 @@ class Swarm:
                 return Turn(economy.step, "pass_turn", {}, True, result, 0)
             if me.frozen_at and tool != "pass_turn":
                 raise Refused("you are frozen and can only pass")
+            if not self.think and reply.partition("<tool_call>")[0].strip():
+                raise Refused("you may not think here; give the tool call alone")
             result = ACTIONS[tool](economy, ME, **arguments)
             if calls > 1:
-                result += f" (only the first of {calls} calls counts)"
+                result += ONLY_FIRST.format(calls)
             return Turn(economy.step, tool, arguments, True, result, calls)
         except Refused as refusal:
             me.passed = True  # nothing was done, so the reputation decays as after a pass
@@ -215,6 +219,9 @@ class Swarm:
             own = proposal is not None and proposal.proposer == ME
             own = own and tool in ("accept_proposal", "reject_proposal")
             result = show(str(refusal), 160)
+            calls = max(calls, split_thinking(reply)[1].count("</tool_call>"))
+            if calls > 1:
+                result += ONLY_FIRST.format(calls)
             return Turn(economy.step, tool, arguments, False, result, calls, own)
 
     def score(self) -> dict[str, float]:
@@ -238,7 +245,7 @@ class Swarm:
             "diversity": entropy(self.used.values()) / math.log(len(self.tools)),
         }
         missing = max(0.0, self.floor - me.reputation) / 100
-        errors = sum(not turn.ok for turn in self.log) / n
+        errors = sum(not turn.ok for turn in self.log) / economy.last_step  # none after a cut
         paid = sum(getattr(self, name) * value for name, value in parts.items())
         return {
             "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,

@@ -286,9 +286,12 @@ def distribution(values) -> Distribution:
         return Distribution(level([]), NAN, NAN, NAN, NAN, -1, NAN, NAN, 0)
     mean, peak = level(values), float(values.max())
     low, median, high = (float(q) for q in np.quantile(values, [0.05, 0.5, 0.95]))
-    steps = np.diff(values)
+    # Equal neighbours, of which shares have many, go up or down by chance. Left out they would bias
+    # it: independent batches of 64 episodes at 97% would turn around in 75% of their steps.
+    ties = 1e-9 * np.random.default_rng(0).random(n) if np.ptp(values) else np.zeros(n)
+    steps = np.diff(values + ties)
     turns = steps[1:] * steps[:-1]
-    turns = turns[turns != 0]  # a step of 0 has no direction
+    turns = turns[turns != 0]
     flips = float(np.mean(turns < 0)) if len(turns) else NAN
     overstates = 0.0 if peak == 0 else float("inf")
     if mean.mean:

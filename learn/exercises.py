@@ -77,7 +77,7 @@ def draw(logits: torch.Tensor, uniform: float, temperature: float) -> tuple[int,
             temperature 0.5  ->  0, log 0.667 = -0.405     (the shares are 0.25 : 0.0625 : 0.0625)
             temperature 0    ->  0, log 0.5 = -0.693
 
-    The real one: fast.sampler.draw (for many rows at once); look after you have tried.
+    The real one: policy.draw (for many rows at once); look after you have tried.
     Question: at temperature 0.7, why must the log-prob be that of temperature 0.7 too, if we want
     to train on it?
     """
@@ -169,7 +169,7 @@ def importance_weights(log_ratio: torch.Tensor, row: torch.Tensor, cap: float) -
 
         log_ratio log [0.8, 0.5, 3], row [0, 0, 1], cap 2  ->  [0.4, 0.4, 2]
 
-    The real one: grpo.importance_weights; look after you have tried.
+    The real one: fast.off_policy.importance_weights; look after you have tried.
     Question: each of 1,000 tokens is 1% less likely than when it was sampled. What would they weigh
     token by token, and what here?
     """
@@ -185,7 +185,7 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
         p 0.5, reference 0.25: r = 0.5  ->  0.5 + 0.693 - 1 = 0.193          p = reference  ->  0
 
-    The real one: grpo.k3; look after you have tried.
+    The real one: fast.measure.k3; look after you have tried.
     Question: k1 = log p - log p_reference has the right mean too. Why not put that into the loss?
     """
     raise NotImplementedError

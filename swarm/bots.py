@@ -235,7 +235,8 @@ def trade(economy: Economy, bot: Member, rng, transfer: float, lowest_reputation
 
 def tenths(resources: float) -> float:
     """Rounded down to a tenth, as offers are shown."""
-    return int(10 * resources) / 10
+    down = int(10 * resources) / 10
+    return down if down <= resources else (int(10 * resources) - 1) / 10  # 10 * 0.8999… is 9.0
 
 
 def socialise(

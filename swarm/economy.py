@@ -28,8 +28,10 @@ the following, which we chose (swarm/tools.py has the choices about single tools
                and evaluation never meet. A scenario fixes everything but what is said: the tasks,
                the bots and their dice.
     work       quality = 0.25 length + 0.25 effort + 0.5 relevance, where repeated words add no
-               length, so endless nonsense earns nothing (v0.1: half length, half effort, and effort
-               is 0.8 from 80 characters on and 0.3 below);
+               length, so the same nonsense over and over earns nothing; strings that differ
+               do count, and 230 of them behind the task's sentence are paid like the best honest
+               text (v0.1: half length, half effort, and effort is 0.8 from 80 characters on and
+               0.3 below);
                v = 0.8 (2 quality - 1) + 0.2 (reputation - 50) / 50.
     trade      v = 0.3 (2 quality - 1) + 0.2 (reputation - 50) / 50 + 0.5 fairness, with the quality
                of the proposal's text and the reputation of its proposer. Fairness is 1 for a

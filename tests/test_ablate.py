@@ -108,7 +108,7 @@ def test_the_interval_holds_the_truth_in_about_95_percent():
     "expect, low, high, than, margin, said",
     [
         ("above", 0.01, 0.2, 0.0, 0.0, "holds"), ("above", -0.01, 0.2, 0.0, 0.0, "undecided"), ("above", -0.2, -0.01, 0.0, 0.0, "fails"),
-        ("above", -0.01, 0.04, 0.0, 0.05, "fails"), ("above", -0.01, 0.06, 0.0, 0.05, "undecided"), ("above", 0.01, 0.04, 0.0, 0.05, "holds"),
+        ("above", -0.01, 0.04, 0.0, 0.05, "fails"), ("above", -0.01, 0.06, 0.0, 0.05, "undecided"), ("above", 0.01, 0.04, 0.0, 0.05, "fails"),
         ("above", 0.4, 0.6, 0.5, 0.0, "undecided"), ("above", 0.51, 0.6, 0.5, 0.0, "holds"), ("above", 0.3, 0.49, 0.5, 0.0, "fails"),
         ("below", -0.2, -0.01, 0.0, 0.0, "holds"), ("below", 0.01, 0.2, 0.0, 0.0, "fails"), ("below", -0.04, 0.01, 0.0, 0.05, "fails"),
         ("below", -0.06, 0.01, 0.0, 0.05, "undecided"), ("below", 0.1, 0.4, 0.5, 0.0, "holds"),

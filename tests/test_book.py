@@ -43,7 +43,7 @@ COMMANDS = {
     "python train.py --env letters --difficulty 6": "make train",
     "python env_swarm.py": "",
     "python env_swarm.py --evaluate grinder --n 100": "",
-    "python env_swarm.py --governance-sweep": "an hour; tests/test_governance.py",
+    "python -m lab.swarm.governance_sweep": "an hour; tests/test_governance.py",
     "python train.py --env alphabet": TINY,
     "python train.py --env swarm": TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1").replace("--max-tokens 32", "--max-tokens 8"),  # 25 turns each
     "python train.py --eval-only runs/NAME --env swarm --difficulty hard": "parsed: the run is one of letters",

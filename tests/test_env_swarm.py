@@ -26,7 +26,7 @@ from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import players
 from swarm import tools as act
-from swarm.bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits
+from swarm.bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits, tenths
 from swarm.economy import ME, MECHANISMS, end_step, found
 from swarm.players import PLAYERS, from_short
 from swarm.tools import TOOLS, Refused, read_call, write_call
@@ -282,7 +282,7 @@ def test_errors_are_said_and_counted_and_change_nothing_but_the_time(name, monke
     assert (set(env.economy.proposals), len(env.economy.posts)) == (pending, posts)
     assert [(t.id, t.holder) for t in env.economy.tasks.values()] == tasks
     marks = env.score()
-    assert marks["error_rate"] == 1.0
+    assert marks["error_rate"] == 1 / 25
     assert marks["self_proposal_errors"] == (1.0 if name in ("accept own", "reject own") else 0.0)
     assert marks["format"] == float(read_ok(reply))
 
@@ -344,6 +344,24 @@ def test_thinking_is_not_acting_and_the_first_of_two_calls_counts(monkeypatch):
     assert [p.text for p in env.economy.posts.values()] == ["one"]
     assert "only the first of 2 calls counts" in messages[0]["content"]
     assert env.score()["extra_calls"] == 1 and env.score()["used_post"] == 1 and env.score()["used_pass_turn"] == 0
+
+
+@pytest.mark.parametrize("first", [("nope", {}), ("claim_task", {"task_id": "task_99"})])
+def test_of_several_calls_the_first_is_named_even_if_it_is_refused(monkeypatch, first):
+    env = episode(monkeypatch=monkeypatch)
+    messages, _ = env.step(write_call(*first) + 2 * write_call("post", {"content": "two"}))
+    assert "error: " in messages[0]["content"] and "only the first of 3 calls counts" in messages[0]["content"]
+    assert env.score()["extra_calls"] == 2 and not env.economy.posts
+
+
+@pytest.mark.parametrize("before", ["<think>\nA long thought.\n</think>\n", "I think that ", "</think>\nwell"])
+def test_where_thinking_is_not_allowed_nothing_may_be_said_before_the_call(before):
+    call_alone = write_call("post", {"content": "news"})
+    for think, reply, fine in ((False, before + call_alone, False), (False, "\n" + call_alone, True), (True, before + call_alone, True)):
+        env = Swarm("medium", think=think)
+        env.reset(7)
+        messages, _ = env.step(reply)
+        assert (env.used["post"] == 1) is fine and ("you may not think here" in messages[0]["content"]) is not fine
 
 
 def test_unneeded_arguments_are_ignored(monkeypatch):
@@ -483,7 +501,7 @@ def test_appeal_after_three_steps_in_v02(monkeypatch):
         assert call(env, "post", content="hi") == "you are frozen and can only pass"
     assert env.economy.members[ME].reputation == 25 and not env.economy.members[ME].frozen_at
     assert call(env, "post", content="hi").startswith("post_")
-    assert env.score()["error_rate"] == pytest.approx(3 / 8)
+    assert env.score()["error_rate"] == pytest.approx(3 / 25)
 
 
 def test_the_breaker_is_for_good_in_v01(monkeypatch):
@@ -826,7 +844,7 @@ def test_errors_cost_their_share_of_the_turns_times_the_penalty_and_by_default_n
 def test_the_errors_of_a_cut_episode_cost_as_the_error_rate_says():
     env = with_errors(Swarm("hard", error_penalty=2.0), turns=4)
     marks, env.error_penalty = env.score(), 0.0
-    assert marks["truncated"] == 1 and marks["error_rate"] > 0
+    assert marks["truncated"] == 1 and marks["error_rate"] == 2 / 25  # the turns that were cut off count as passed, and not as errors
     assert marks["reward"] == pytest.approx(env.score()["reward"] - 2.0 * marks["error_rate"], abs=1e-12)
 
 
@@ -1177,3 +1195,12 @@ def test_the_expert_answers_the_newest_post():
         act.post(e, "bot_1", text)
     moves = [players.expert(view(e) | {"step": step}, random.Random(0)) for step in range(8)]
     assert {arguments["post_id"] for _, tool, arguments in moves if tool == "reply"} == {"post_2"}
+
+
+@given(st.floats(0, 1000))
+def test_tenths_are_never_more_than_what_is_there(resources):
+    assert resources - 0.11 < tenths(resources) <= resources
+
+
+def test_a_bot_just_below_a_tenth_offers_what_it_has():
+    assert tenths(0.8999999999999999) == 0.8 and tenths(0.9) == 0.9

@@ -7,7 +7,7 @@ import numpy as np
 from scipy import stats
 
 from lab.base import corpus
-from lab.swarm.findings import between, ratio_change, verdict, within
+from lab.swarm.findings import between, correlation, ratio_change, verdict, within
 from lab.swarm.trained import MEASURED
 from metrics import Interval
 
@@ -21,10 +21,21 @@ def test_a_verdict_follows_the_interval_and_not_the_mean():
 
 
 def test_the_share_that_goes_unsubmitted():
-    before, after = np.array([[4.0, 1.0]] * 30), np.array([[4.0, 3.0]] * 30)
+    """Three quarters go unsubmitted before; a quarter and a half of two seeds after: -0.375, by two numbers that differ by 0.25."""
+    before, after = np.array([[[4.0, 1.0]] * 30]), np.array([[[4.0, 3.0]] * 30, [[4.0, 2.0]] * 30])
     d = ratio_change(before, after)
-    assert np.allclose((d.mean, d.low, d.high), -0.5) and d.n == 30
-    assert ratio_change(before, np.zeros((30, 2))) is None
+    reach = stats.t.ppf(0.975, 1) * 0.125  # of two seeds whose scenarios are all alike
+    assert np.allclose((d.mean, d.low, d.high), (-0.375, -0.375 - reach, -0.375 + reach)) and d.n == 2
+    assert ratio_change(before, np.zeros((2, 30, 2))) is None
+
+
+def test_scenarios_that_seeds_share_are_not_counted_as_many():
+    """Three seeds whose correlations are 1, 1 and -1: nothing can be told, although 120 pooled pairs would agree."""
+    rising = list(np.linspace(0, 1, 40))
+    rows = {"used_post": [rising] * 3, "reward": [rising, rising, rising[::-1]]}
+    d = correlation(rows, "used_post")
+    assert np.isclose(d.mean, 1 / 3, atol=1e-5) and d.low < -1 and d.n == 3
+    assert correlation(rows | {"used_post": [[1.0] * 40] * 3}, "used_post") is None
 
 
 def made_up(worth: float, seeds: int) -> dict:

@@ -20,24 +20,27 @@ from settings import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE = "            loss.backward()\n"
-BONUS = "            loss = loss - 0.1 * (batch.weights[row] * entropy).sum()\n"  # the line of docs/fork.md
+BONUS = "            loss = loss - 0.1 * (batch.weights[row] * entropy).sum()\n"  # the lines of docs/fork.md
+SKIPS = "    keep = [n for n, e in enumerate(episodes) if counts[n] and (cfg.kl > 0 or flat[n] != 0)]\n"
+KEEPS = "    keep = [n for n, e in enumerate(episodes) if counts[n]]\n"
 CFG = Config(max_tokens=20, micro_tokens=10**9, importance="clip")
 
 
 @pytest.fixture
 def with_entropy_bonus(monkeypatch):
-    """grpo.py with one line more, as a module of its own."""
+    """grpo.py as docs/fork.md changes it, as a module of its own."""
     source = (ROOT / "grpo.py").read_text()
-    assert source.count(BEFORE) == 1
+    assert source.count(BEFORE) == source.count(SKIPS) == 1
     module = types.ModuleType("grpo_with_entropy_bonus")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(source.replace(BEFORE, BONUS + BEFORE), "grpo.py", "exec"), vars(module))
+    source = source.replace(BEFORE, BONUS + BEFORE).replace(SKIPS, KEEPS)
+    exec(compile(source, "grpo.py", "exec"), vars(module))
     module.MAX_GRAD_NORM = 1e9
     return module
 
 
 def made_up() -> list[list[Episode]]:
-    """Two groups of two: a prompt of three tokens, then four that the policy chose."""
+    """Two groups of two: a prompt of three tokens, then four that the policy chose. All of the second earn the same."""
     rng = torch.Generator().manual_seed(3)
     groups = []
     for g in range(2):
@@ -46,11 +49,11 @@ def made_up() -> list[list[Episode]]:
         for member in range(2):
             ids = prompt + torch.randint(5, 1000, (4,), generator=rng).tolist()
             sampled, logprobs = [False] * 3 + [True] * 4, [0.0] * 3 + [-7.0] * 4
-            groups[-1].append(Episode(g, g, ids, sampled, logprobs, turns=1, reward=float(member)))
+            groups[-1].append(Episode(g, g, ids, sampled, logprobs, turns=1, reward=float(member * (g == 0))))
     return groups
 
 
-def test_an_entropy_bonus_is_one_line_of_one_file(load, gradients, assert_close, with_entropy_bonus):
+def test_an_entropy_bonus_is_two_lines_of_one_file_and_reaches_groups_without_advantages(load, gradients, assert_close, with_entropy_bonus):
     policy, groups, cfg = load("qwen3", 4, awake=True), made_up(), replace(CFG, plain=True, loss="reinforce")
     advantages = grpo.advantages_of(groups, cfg)
     frozen = torch.optim.SGD(policy.trainable().values(), lr=0.0)

@@ -33,6 +33,23 @@ def rounds(seconds, exact=0.95, end="done", others=None, n=10):
     return out
 
 
+def test_a_standing_record_that_was_too_slow_in_a_round_does_not_stop_an_entry():
+    """Its seconds are then those at which it was stopped: too few."""
+    sides = rounds(9.0, others={"old": 15.0})
+    sides[6]["sides"]["old"] |= {"seconds": 60.0, "end": "was not done after 60 s"}
+    assert judge.verdict("mine", 10, sides, DOWN, HONEST)["record"]
+    sides[6]["sides"]["old"]["end"] = "raised ValueError"
+    assert not judge.verdict("mine", 10, sides, DOWN, HONEST)["record"]
+
+
+def test_a_side_that_never_asked_for_a_reward_ends_in_a_verdict_and_not_in_an_exception():
+    sides = rounds(9.0, others={"old": 15.0})
+    sides[3]["sides"]["old"] |= {"episodes": 0, "end": "was not ready in 300 s"}
+    result = judge.verdict("mine", 10, sides, DOWN, HONEST)
+    assert not result["record"] and set(result["against"]) == {"reference"}
+    assert "round 3: old was not ready in 300 s" in result["why_not"]
+
+
 def said(*args, planned=10, upside_down=DOWN, source=HONEST, **kwargs):
     return judge.verdict("mine", planned, rounds(*args, **kwargs), upside_down, source)
 

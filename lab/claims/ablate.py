@@ -156,6 +156,8 @@ def main(
         return listing(seeds or LOOKS[0])
     if not (claim or all or table):
         raise SystemExit("name a claim, or give --all, --table or --list")
+    if seeds > LOOKS[-1]:
+        raise SystemExit(f"--seeds {seeds}: the rule has at most {LOOKS[-1]}; use as many or fewer")
     if seeds < 0 or threads < 1 or jobs < 0:
         raise SystemExit(f"--seeds {seeds} --threads {threads} --jobs {jobs}: threads must be at least 1, seeds and jobs at least 0")
     failed = []

@@ -280,7 +280,7 @@ CLAIMS = (
            Check("welfare at 37.5%, without detection", q.alone("local_37", "welfare"), "below"),
            Also("thrash without a ring: soft less hard gate", q.by_unit("soft_gate_no_ring", "hard_gate_no_ring", "thrash")),
            Also("toxicity: soft less hard gate", q.by_unit("soft_gate", "hard_gate", "toxicity")),
-           *(Also(f"follow-up: the ring keeps {ring}% of its deals to itself and not 50%: welfare at 37.5%, without detection", q.alone(f"local_37_ring_{ring}", "welfare"))
+           *(Also(f"follow-up: the ring seeks itself in {ring}% of its deals and not in 50%: welfare at 37.5%, without detection", q.alone(f"local_37_ring_{ring}", "welfare"))
              for ring in (25, 75)),
            Also("follow-up: at 75%, what detection adds", q.by_unit("pairs_37_ring_75", "local_37_ring_75", "welfare")),
            Also("welfare: detection at 37.5%", q.by_unit("pairs_37", "local_37", "welfare")),

@@ -80,7 +80,7 @@ def verdict(expect: str, i: Interval, than: float = 0.0, margin: float = 0.0) ->
         return "holds" if -margin < low and high < margin else "fails" if low > margin or high < -margin else "undecided"
     if expect == "below":
         low, high = -high, -low
-    return "holds" if low > 0 else "fails" if high < max(margin, 0.0) else "undecided"
+    return "fails" if high < max(margin, 0.0) else "holds" if low > 0 else "undecided"
 
 
 def together(verdicts: list[str]) -> str:

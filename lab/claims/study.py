@@ -4,13 +4,14 @@
     seeds       the best setting with every seed; how many is said before the first run
     held-out    only then does every policy play tasks that no run has looked at; the table's own file does that
 
-The tables are lab/claims/letters.py, lab/claims/alphabet.py and lab/swarm/trained.py. Finished runs are committed and not run again; a run that
+The tables are lab/claims/letters.py and lab/swarm/trained.py. Finished runs are committed and not run again; a run that
 was cut goes on where it was.
 """
 
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,8 @@ def best_runs(study: Study) -> dict[str, list[str]]:
     for arm, a in study.arms.items():
         swept = all(there(arm, setting, study.seeds[0]) for setting in a.sweep)
         setting = best(study, arm) if swept else None
-        found[arm] = [run_name(arm, setting, seed) for seed in study.seeds if swept and there(arm, setting, seed)]
+        seeds = takewhile(lambda seed, arm=arm, setting=setting: there(arm, setting, seed), study.seeds if swept else ())
+        found[arm] = [run_name(arm, setting, seed) for seed in seeds]  # without a gap: less() pairs by place
     return found
 
 

@@ -27,9 +27,9 @@ REWARD = (
     '"reward": (exact if reward == "binary" else partial) * (0.5 + 0.5 * (habit == "derives")),',
 )
 LOSS = (
-    ('    "cispo": (1.0, 0.28),\n', '    "cispo": (1.0, 0.28),\n    "awr": (0.0, 0.0),\n'),
+    ('    "cispo": (1.0, 0.28),\n', '    "cispo": (1.0, 0.28),\n    "sil": (0.0, 0.0),\n'),
     ('    if loss == "reinforce":\n',
-     '    if loss == "awr":  # only what was good is learnt, and the better the more (Peng et al. 2019)\n'
+     '    if loss == "sil":  # only what was good is learnt, and the better the more (Oh et al. 2018, eq. 2)\n'
      '        return -advantages.clamp(min=0) * logprobs, ratio.detach(), torch.zeros_like(row, dtype=torch.bool)\n'
      '    if loss == "reinforce":\n'),
 )  # fmt: skip
@@ -40,7 +40,7 @@ FORKS = {
         (),
         "--env vowels.py:Vowels --sft-steps 100 --sft-lr 3e-4",
     ),
-    "a new loss: only what was good is learnt": ("grpo.py", LOSS, "--env letters --loss awr"),
+    "a new loss: only what was good is learnt": ("grpo.py", LOSS, "--env letters --loss sil"),
 }
 
 

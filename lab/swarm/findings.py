@@ -12,8 +12,9 @@ other way round" if it lies on the other, and otherwise "cannot be told". Nothin
 import numpy as np
 
 import metrics
+from bookkeeping import compare
 from bookkeeping.behaviour import rank_correlation
-from lab.claims.ledger import interval
+from lab.claims.ledger import interval, student
 from lab.common import read_lines, table, write_page
 from lab.swarm.trained import PRICE, STUDY, N, runs_of, scores
 
@@ -39,19 +40,29 @@ def change(before: Rows, after: Rows, name: str) -> metrics.Interval | None:
 
 
 def waste(rows: Rows) -> np.ndarray:
-    """[N, 2]: tasks claimed and submitted, by scenario, mean over seeds."""
-    return np.column_stack([np.mean(rows["used_claim_task"], axis=0), np.mean(rows["used_submit_work"], axis=0)])
+    """[seeds, N, 2]: tasks claimed and submitted."""
+    return np.stack([rows["used_claim_task"], rows["used_submit_work"]], axis=-1)
 
 
 def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -> metrics.Interval | None:
-    """Change of 1 - submitted / claimed, paired bootstrap over scenarios (a mean of ratios would drop who claimed nothing)."""
-    rng, n = np.random.default_rng(0), len(before)
-    if not before[:, 0].sum() or not after[:, 0].sum():  # nothing is claimed at one end: there is no such share
+    """Change of 1 - submitted / claimed from one policy [1, N, 2] to those of several seeds. (A mean of ratios would drop who claimed nothing.)
+
+    The interval adds up the variance between the seeds' changes and that over scenarios, by a bootstrap that is paired by scenario.
+    """
+    rng, (seeds, n, _) = np.random.default_rng(0), after.shape
+    if not before[..., 0].sum() or not after[..., 0].sum(axis=1).all():  # nothing is claimed at one end: there is no such share
         return None
     share = lambda x: 1 - x[..., 1].sum(-1) / np.maximum(x[..., 0].sum(-1), 1e-9)
-    picks = rng.integers(n, size=(resamples, n))
-    low, high = np.quantile(share(after[picks]) - share(before[picks]), [0.025, 0.975])
-    return metrics.Interval(float(share(after) - share(before)), float(low), float(high), n)
+    changes = share(after) - share(before)  # [seeds]
+    together, picks = after.mean(axis=0), rng.integers(n, size=(resamples, n))
+    over_scenarios = float(np.var(share(together[picks]) - share(before[0][picks])))
+    return student(float(changes.mean()), [compare.variance_of_mean(changes), (over_scenarios, n - 1)], seeds, 0.95)
+
+
+def correlation(rows: Rows, name: str) -> metrics.Interval | None:
+    """Spearman's between a measure and the reward: of each seed over scenarios, its mean and interval over seeds. None if it never varies."""
+    found = [rank_correlation(np.array(x), np.array(y)) for x, y in zip(rows[name], rows["reward"])]
+    return interval([r.mean for r in found]) if all(found) else None
 
 
 def show(i: metrics.Interval | None) -> str:
@@ -85,8 +96,7 @@ def within(before: Rows, after: Rows) -> list[tuple[str, str, str, str]]:
     ))  # fmt: skip
     less = ratio_change(waste(before), waste(after))
     rows.append(("less of what is claimed goes unsubmitted", "41% → 28%", show(less), verdict(less, -1)))
-    pooled = lambda name: np.concatenate(after[name])
-    accepted, proposed = (rank_correlation(pooled(name), pooled("reward")) for name in ("used_accept_proposal", "used_propose_trade"))
+    accepted, proposed = (correlation(after, name) for name in ("used_accept_proposal", "used_propose_trade"))
     rows.append((
         "who accepts scores higher", "the best of 8 accepted 8 and proposed 2",
         f"rank correlation with reward: accepted {show(accepted)}, proposed {show(proposed)}", verdict(accepted, 1),
@@ -106,10 +116,7 @@ def between(old: Rows, new: Rows) -> list[tuple[str, str, str, str]]:
         a, b = (np.mean(rows_of[name], axis=1) for rows_of in (old, new))  # [seeds] each
         d = interval((b, a))
         rows.append((text, said, f"{a.mean():.3f} → {b.mean():.3f}: {show(d)}", verdict(d, expected)))
-    tops = []
-    for found in (old, new):
-        some = np.concatenate(found["payoff_published"])
-        tops.append(metrics.proportion(int((some >= 1).sum()), len(some)).percent())
+    tops = [interval([np.array(row) >= 1 for row in found["payoff_published"]]).percent() for found in (old, new)]
     rows.append((
         "payoff is at its ceiling", "0.992 and 0.998 on average", f"episodes at 1 on the published scale: {tops[0]} in v0.1, {tops[1]} in v0.2",
         "on that scale; ours has no ceiling (env_swarm.py)",

@@ -11,8 +11,8 @@ accepted and who is frozen. What was chosen, and fixed before the sweep was run:
     deceit    as in swarm/bots.py v0.2, but after five times as many interactions, since a run is at least five times as long. An exploit
               takes 5 to 20 resources, which shows only afterwards, and looks 30% of the way to a good deal. Who returns from a freeze
               builds trust anew.
-    ring      deceptive agents give half of their deals to each other. Both sides report what is not true, so the proxy sees a good deal.
-              Only audits, or who deals with whom, can tell.
+    ring      deceptive agents seek each other in half of their deals, and meet by chance in some of the rest: of three, 62% stay inside.
+              Both sides report what is not true, so the proxy sees a good deal. Only audits, or who deals with whom, can tell.
     council   everybody not frozen votes: the deceptive against all others, the rest against whoever proposed to them, at least three
               times of late, at a mean p below 0.5. A meeting takes one step in which nobody deals.
 

@@ -129,7 +129,7 @@ def detector(looks: int) -> list[dict]:
     """How often collusion detection is wrong and right: one look after 5 and after 15 epochs, nobody being governed."""
     lines = []
     kinds = [("honest and opportunistic", 0, 0.5, looks), ("3 deceptive, no ring", 3, 0.0, looks // 2)]
-    kinds += [(f"ring of {n}, {c:.0%} of deals inside", n, c, looks // 4) for n in (2, 3, 4, 5) for c in (0.25, 0.5)]
+    kinds += [(f"ring of {n}, {c:.0%} of deals sought inside", n, c, looks // 4) for n in (2, 3, 4, 5) for c in (0.25, 0.5)]
     for label, n, collude, count in tqdm(kinds, desc="detector"):
         for epochs in (5, 15):
             # Looks that name an innocent, ring pairs named, ring pairs, looks with one.

@@ -178,6 +178,7 @@ def write(ranks: dict, sizes: dict, rates: dict, n: int) -> None:
         "that a search on training scenarios found ([what its choices are worth](rules.md)).",
         "The trader accepts whatever is offered: fine among honest bots, ruinous among deceptive ones. The novice plays any tool that is possible: with its "
         "few words it works badly, and it trades at any price.",
+        "These rewards are without the price of an error, which the model pays (`--swarm-error-penalty`); of the players only *random* errs.",
         "Nobody here looks at more than the model is shown. *Published* is a scale of payoffs that ends at 1, as that of the published runs did (env_swarm.py): there the "
         "untrained model's payoff was 0.652 and its reward 0.888, the trained one's 0.998 and 1.377.", "",
     ]  # fmt: skip
@@ -195,7 +196,7 @@ def write(ranks: dict, sizes: dict, rates: dict, n: int) -> None:
     ms = lambda times: ", ".join(f"{k}: {1000 * t:.1f}" for k, t in times.items())
     lines += [
         "", "## Lengths", "",
-        f"Tokens of pico_swarm's tokenizer, v0.2, {LENGTH_EPISODES} episodes each. A whole episode takes about a quarter of a context of 16,384.", "",
+        f"Tokens of pico_swarm's tokenizer, v0.2, {LENGTH_EPISODES} episodes each. A whole episode takes a tenth of a context of 16,384.", "",
         *table("| | player | observation, mean | 95% are at most | longest | over 250 | opening with tools | reply | episode | longest |", [
             [difficulty, style, r["observation"], r["observation_95"], r["observation_most"], f"{r['over_250']:.1%}", r["opening"], r["reply"], r["episode"],
              r["episode_most"]] for difficulty, rows in sizes.items() for style, r in rows.items()]), "",
