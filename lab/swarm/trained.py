@@ -5,7 +5,7 @@
 
 A control that could win gets what our own arm gets: its settings are swept with seed 0 on *development* scenarios, the best one is trained
 with every seed, and only then every policy plays the same held-out scenarios, once, greedily and sampled. Three seeds, planned before the
-first run; each trains on scenarios of its own.
+first run. There are 500 training scenarios, and a run of 125 updates has met them all: a seed decides their order, and what is sampled.
 """
 
 import json
@@ -27,7 +27,7 @@ from lab.claims import study
 from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, development, dots, grid, over_seeds, setting_of, sweep_tables, versions
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 from policy import PICO_SWARM, load_policy
-from swarm.bots import draw_scenario
+from swarm.bots import SCENARIOS, draw_scenario
 
 N = 256
 LONG = "--until-converged --max-updates 250"
@@ -35,12 +35,14 @@ SFT = "--updates 0 --sft-style"
 ARMS = {
     "grpo": Arm("**GRPO**, the default settings, until it has settled", LONG),
     "no_think": Arm("GRPO, thinking not allowed", f"{LONG} --no-think"),
+    "no_sft": Arm("GRPO from the base, without SFT", f"{LONG} --sft-steps 0"),
     "v01": Arm("GRPO under the rules of v0.1", f"{LONG} --swarm-version 0.1"),
     "more_sft": Arm("more SFT on the 100 episodes of the expert that GRPO begins with", f"{SFT} expert", grid("1e-4 3e-4 1e-3", "200 1000")),
     "sft_tuned": Arm("SFT on 100 episodes of the best scripted player", f"{SFT} tuned", grid("1e-4 3e-4 1e-3", "200 1000")),
+    "grpo_tuned": Arm("GRPO after that SFT, until it has settled", f"{LONG} --sft-style tuned --sft-lr 1e-3 --sft-steps 1000"),
     "start": Arm("after the default SFT: where GRPO begins", "--updates 0"),
 }  # fmt: skip
-TRAINED = ("grpo", "no_think", "v01")  # by RL
+TRAINED = ("grpo", "grpo_tuned", "no_sft", "no_think", "v01")  # by RL
 
 
 def keeps(name: str) -> tuple[str, ...]:
@@ -80,11 +82,11 @@ MEASURED = (
 )  # fmt: skip
 
 
-def scenarios() -> list[int]:
+def scenarios(world: str) -> list[int]:
     """Their seeds. No run has looked at them."""
     from evaluate import HELD_OUT_SEEDS
 
-    return [HELD_OUT_SEEDS + i for i in range(N)]
+    return [HELD_OUT_SEEDS + i for i in range(min(N, SCENARIOS[WORLDS[world].get("version", "0.2")]))]
 
 
 def by_measure(marks: list[dict]) -> dict[str, list[float]]:
@@ -100,7 +102,7 @@ def both_scales(env: Swarm) -> dict[str, float]:
 
 
 def play_world(policy, world: str, temperature: float, think: bool, seed: int) -> dict[str, list[float]]:
-    """{measure: [N]} of a policy on the held-out scenarios of a world."""
+    """{measure: [scenarios]} of a policy on the held-out scenarios of a world."""
     from fast.sampler import TorchSampler
     from rollout import play
 
@@ -110,7 +112,7 @@ def play_world(policy, world: str, temperature: float, think: bool, seed: int) -
         envs.append(World(think=think, **WORLDS[world]))
         return envs[-1]
 
-    play(policy, TorchSampler(policy), make_env, scenarios(), 1, MAX_TOKENS, temperature, seed)
+    play(policy, TorchSampler(policy), make_env, scenarios(world), 1, MAX_TOKENS, temperature, seed)
     return by_measure([both_scales(env) for env in envs])
 
 
@@ -147,7 +149,7 @@ def over_http(name: str) -> dict[str, list[float]]:
         envs.append(World())
         return envs[-1]
 
-    api.run(api.play_all(api.open_endpoint(cfg), make_env, scenarios(), lambda episode: None))
+    api.run(api.play_all(api.open_endpoint(cfg), make_env, scenarios("medium"), lambda episode: None))
     server.shutdown()
     return by_measure([both_scales(env) for env in envs])
 
@@ -164,8 +166,8 @@ def others(threads: int) -> None:
     for player in tqdm(YARDSTICKS, desc="scripted players"):
         found[player] = {}
         for world, given in WORLDS.items():
-            envs = [World(style=player, **given) for _ in range(N)]
-            for env, number in zip(envs, scenarios()):
+            envs = [World(style=player, **given) for _ in scenarios(world)]
+            for env, number in zip(envs, scenarios(world)):
                 play_scripted(env, number)
             marks = by_measure([both_scales(env) for env in envs])
             found[player][world] = {"scripted": marks if world == "medium" else {"reward": marks["reward"]}}
@@ -177,7 +179,7 @@ NAMES = {
     "base": "the base, before anything", "http": "GRPO, seed 0, asked over HTTP", "tuned": "scripted: tuned", "proposer": "scripted: proposer", "expert": "scripted: expert",
     "grinder": "scripted: grinder", "trader": "scripted: trader", "random": "scripted: random", "idle": "scripted: idle",
 }  # fmt: skip
-SHORT = ("grpo", "sft_tuned", "more_sft", "no_think", "start")  # on medium, v0.2
+SHORT = ("grpo", "sft_tuned", "grpo_tuned", "no_sft", "more_sft", "no_think", "start")  # on medium, v0.2
 COLUMNS = {  # of the table of parts: (title, digits, factor)
     "reward": ("reward", 3, 1), "reward_published": ("published scale", 3, 1), "payoff": ("payoff", 3, 1), "quality": ("quality", 3, 1),
     "reputation": ("reputation", 3, 1), "diversity": ("diversity", 3, 1), "error_rate": ("errors, %", 1, 100),
@@ -201,14 +203,15 @@ def scores(arm: str, world: str = "medium", how: str = "greedy") -> dict[str, li
     return {name: [each[how][name] for each in every] for name in every[0][how]}
 
 
-def less(arm: str, how: str) -> str:
-    """GRPO less this, paired by seed and scenario; what is one policy stands beside every seed of GRPO."""
-    ours, theirs = (scores(a, how=how)["reward"] for a in ("grpo", arm))
+def less(arm: str, how: str, ours: str = "grpo", world: str = "medium") -> str:
+    """GRPO, or another arm, less this, paired by seed and scenario; what is one policy stands beside every seed of GRPO."""
+    ours, theirs = (scores(a, world, how)["reward"] for a in (ours, arm))
     return study.less(ours, theirs * len(ours) if arm in NAMES else theirs).signed()
 
 
 def page() -> None:
     arms = [arm for arm in SHORT if runs_of(arm)]
+    each = lambda rows: " ".join(f"{np.mean(row):.3f}" for row in rows)
     rows = []
     for arm in (*arms, *NAMES):
         greedy, sampled = (scores(arm, how=how)["reward"] for how in DECODINGS)
@@ -216,7 +219,7 @@ def page() -> None:
         both = arm in ARMS or arm == "base"
         rows.append([
             ARMS[arm].what if arm in ARMS else NAMES[arm], setting, len(greedy), f"**{over_seeds(greedy).text()}**",
-            over_seeds(sampled).text() if both else "", " ".join(f"{np.mean(row):.3f}" for row in greedy),
+            over_seeds(sampled).text() if both else "", each(greedy), each(sampled) if both else "",
             "" if arm == "grpo" else less(arm, "greedy"), less(arm, "sampled") if both and arm != "grpo" else "",
         ])  # fmt: skip
     lines = [
@@ -226,7 +229,12 @@ def page() -> None:
         f"nothing was chosen by, less {PRICE} times the share of turns lost to errors; 95% intervals over seeds and scenarios (of one policy: over "
         "scenarios). *GRPO less this* is paired by seed and scenario. Scripted players see what the model sees.", "",
     ]  # fmt: skip
-    lines += table(["", "settings", "seeds", "greedy", "sampled", "each seed, greedy", "GRPO less this, greedy", "sampled"], rows)
+    lines += table(
+        ["", "settings", "seeds", "greedy", "sampled", "each seed, greedy", "sampled", "GRPO less this, greedy", "sampled"], rows
+    )
+    if runs_of("grpo_tuned"):
+        gains = ", ".join(f"{how} {less('sft_tuned', how, 'grpo_tuned')}" for how in DECODINGS)
+        lines += ["", f"What GRPO adds to SFT on the best scripted player, paired by seed and scenario: {gains}."]
     same = sum(a == b for a, b in zip(scores("http")["reward"][0], scores("grpo")["reward"][0]))
     lines += ["", f"Over HTTP the policy of seed 0 earns the same reward as in process in {same} of the {N} scenarios.", "",
               "![each seed](trained.png)", "", "## How they play", "",
@@ -238,13 +246,17 @@ def page() -> None:
             cells = [f"{factor * np.mean(found[name]):.{digits}f}" for name, (_, digits, factor) in COLUMNS.items()]
             rows.append([ARMS[arm].what if arm in ARMS else NAMES[arm], how, *cells])
     lines += table(["", "decoding", *(title for title, _, _ in COLUMNS.values())], rows)
-    lines += ["", "## Elsewhere", "", "GRPO's policies, trained on medium scenarios of v0.2, in worlds that they have not seen.", ""]
+    lines += ["", "## Elsewhere", "", "GRPO's policies, trained on medium scenarios of v0.2, in worlds that they have not seen.",
+              f"v0.1 has {SCENARIOS['0.1']} scenarios of a difficulty.", ""]  # fmt: skip
     rows = []
     for world in WORLDS:
         cells = [over_seeds(scores("grpo", world, how)["reward"]).text() for how in DECODINGS]
         at_home = over_seeds(scores("v01", world)["reward"]).text() if world in worlds_of("v01") and runs_of("v01") else ""
-        rows.append([world, *cells, at_home, *(over_seeds(scores(p, world)["reward"]).text() for p in ("expert", "tuned"))])
-    lines += table(["world", "GRPO, greedy", "GRPO, sampled", "GRPO trained there, greedy", "expert", "tuned"], rows)
+        players = [over_seeds(scores(p, world)["reward"]).text() for p in ("expert", "proposer", "tuned")]
+        gains = [less(player, how, world=world) for player in ("expert", "proposer") for how in DECODINGS]
+        rows.append([world, *cells, at_home, *players, *gains])
+    head = "GRPO, greedy|GRPO, sampled|GRPO trained there, greedy|expert|proposer|tuned|GRPO less expert, greedy|sampled|GRPO less proposer, greedy|sampled"
+    lines += table(["world", *head.split("|")], rows)
     lines += ["", "## The runs", "", "*Settled*: what `--until-converged` asked after every update (metrics.trend).", ""]
     rows = []
     for arm in TRAINED:
