@@ -386,7 +386,9 @@ def test_the_committed_rows_are_those_of_their_generator():
     assert sum(map(env.how_many, (TRAIN_SEEDS, DEV_SEEDS))) == 200 and env.how_many(HELD_OUT_SEEDS) == 256
 
 
-@pytest.mark.parametrize("answer, written", [(0.00001, "0.00001"), (1e20, "100000000000000000000"), (72, "72"), (72.0, "72.0"), (-0.5, "-0.5")])
+@pytest.mark.parametrize(
+    "answer, written", [(0.00001, "0.00001"), (1e20, "100000000000000000000"), (72, "72"), (72.0, "72.0"), (-0.5, "-0.5")]
+)
 def test_a_number_is_written_out_so_that_a_scorer_of_numbers_knows_it(answer, written):
     row = rows.read_row(1, json.dumps({"question": "a?", "answer": answer}))
     assert row.answer == written and rows.as_number(row.answer) == Fraction(str(answer)) and rows.guess([row]) == "number"
