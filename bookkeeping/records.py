@@ -160,10 +160,10 @@ def append(path: Path, record: dict) -> None:
 
 def write_json(path: Path, value: dict) -> None:
     """Write a whole file, or leave the old one as it is."""
-    write_text(path, json.dumps(value, indent=1))
+    write_whole(path, json.dumps(value, indent=1))
 
 
-def write_text(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """The same of a text. A link in the file's place is replaced, not followed."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)

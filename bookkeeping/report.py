@@ -115,7 +115,7 @@ def write(folder: Path) -> None:
         pages = [text(records.clean(folder.name), summary, lines, during)]
         if more:
             pages.append(tables.markdown(more))
-        records.write_text(folder / "report.md", "\n".join(pages))
+        records.write_whole(folder / "report.md", "\n".join(pages))
     viewer.write_html(folder)
 
 

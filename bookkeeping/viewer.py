@@ -54,7 +54,7 @@ def write_html(folder: Path) -> Path:
     }
     # One pass over the template: a placeholder's name inside a reply is not filled in again.
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: fill[match[1]], template)
-    records.write_text(folder / "report.html", page)
+    records.write_whole(folder / "report.html", page)
     return folder / "report.html"
 
 

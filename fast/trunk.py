@@ -405,8 +405,8 @@ def drops(module: torch.nn.Module) -> bool:
 
 def trunk_of(lm: torch.nn.Module) -> Trunk | None:
     """The Trunk of a model that attends to all, if it computes what the model's layers compute."""
-    if any(drops(m) for m in lm.modules()):
-        return None  # nothing here drops anything
+    if lm.dtype != torch.float32 or any(drops(m) for m in lm.modules()):
+        return None  # nothing here drops anything, and all is float32
     if lm not in FITS:
         FITS[lm] = fits(lm)
     return Trunk(lm) if FITS[lm] else None
@@ -417,7 +417,7 @@ def fits(lm: torch.nn.Module) -> bool:
     """Does it give the model's hidden states on four rows of a test, and reach all that learns?"""
     try:
         dora = any(len(getattr(m, "lora_magnitude_vector", ())) for m in lm.modules())
-        if dora or lm.dtype != torch.float32 or lm.config.hidden_size > WIDEST:
+        if dora or lm.config.hidden_size > WIDEST:
             return False
         ids = (torch.arange(1, 49) * 37 % lm.config.vocab_size).view(4, 12)
         ids[1, :5] = ids[0, :5]  # two rows begin alike

@@ -75,7 +75,7 @@ def test_nothing_right_and_everything_right_have_different_remedies():
     equal = {"groups_with_signal": np.zeros(30)}
     (hard,) = doctor.look_at(doctor.made_up(reward=np.zeros(30), **equal))
     (solved,) = doctor.look_at(doctor.made_up(reward=np.ones(30), **equal))
-    assert "lower --difficulty" in hard and "raise --difficulty" in solved
+    assert "make it easier (letters, swarm: --difficulty)" in hard and "raise --difficulty" in solved
 
 
 def test_a_run_that_never_scored_is_not_stuck_but_has_no_signal():
@@ -325,6 +325,9 @@ TOO_FAST = ("full_1e-3", "rank1_3e-2", "rank8_1e-2", "rank32_3e-3")
 # What SFT or GRPO really did, and only the evaluations show: SFT on the expert makes swarm's greedy base worse, a rank of 1 learns nothing from SFT, and three runs that are paid for parts stop thinking.
 SHOWN = {
     "swarm/grpo-": "bad SFT",
+    "swarm/grpo_tuned-0": "lost",
+    "swarm/no_think-0": "past its best",
+    "swarm/no_think-": "only in training",
     "lora_rank/rank1_": "no SFT",
     "partial_raw-2": "length",
     "partial_tier5-0": "length",
@@ -363,7 +366,7 @@ def test_the_command_line(tmp_path):
     told = ask(str(tmp_path)).stdout
     assert told.startswith("update 18: noise: ") and "\nupdate 30: lost: " in told
     missing = ask(str(tmp_path / "no"))
-    assert missing.returncode == 1 and "Traceback" not in missing.stderr and "check the path" in missing.stderr
+    assert missing.returncode == 2 and "Traceback" not in missing.stderr and "no" in missing.stderr
 
 
 def test_noise_is_measured_against_the_first_five_updates():

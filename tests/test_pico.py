@@ -244,7 +244,7 @@ def test_loss_and_gradient_are_the_books_also_where_clipping_acts(policy):
     assert ours.item() == pytest.approx(book.item(), abs=1e-5)
     largest = max(g.abs().max() for g in gradients.values())
     for name, g in gradients.items():
-        torch.testing.assert_close(lora[name].grad, g, atol=1e-5 * float(largest), rtol=1e-3)
+        torch.testing.assert_close(lora[name].grad, g, atol=2e-5 * float(largest), rtol=1e-3)
 
 
 def padded(episodes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 import policy as policy_module
 from fast import plan
 from fast.engine import here
-from fast.logprobs import token_logprobs
+from fast.logprobs import logit_scale, token_logprobs
 from fast.memory import out_of_memory
 from fast.plan import choose_model
 from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy, pick_device
@@ -98,6 +98,7 @@ def learn(policy) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_learning_keeps_eval_mode_unless_activations_are_checkpointed_and_frees_the_gradients(load, assert_close, lora_rank):
     policy, found, runs = load("qwen3", lora_rank, awake=True), {}, []
+    logit_scale(policy.lm)  # runs the model, once
     layer = policy.lm.model.layers[0]
     layer.mlp.register_forward_pre_hook(lambda module, _: runs.append(module.training))
     for checkpointing in (False, True):

@@ -282,7 +282,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / "page.html").symlink_to(victim)
-    records.write_text(tmp_path / "page.html", "new")
+    records.write_whole(tmp_path / "page.html", "new")
     assert victim.read_text() == "mine" and (tmp_path / "page.html").read_text() == "new"
 
 

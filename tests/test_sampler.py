@@ -674,16 +674,20 @@ def test_vllm_is_left_alone_if_several_processes_train(tiny, monkeypatch, proces
     monkeypatch.setattr(engine, "engine_of", lambda device: "vllm")
     monkeypatch.setattr(engine.parallel, "world", lambda: processes)
     monkeypatch.setattr("fast.vllm_engine.VllmSampler", lambda *_, **__: "vllm")
-    cfg = SimpleNamespace(env="letters", max_tokens=64, plain=False, engine="auto", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True)
+    cfg = SimpleNamespace(env="letters", max_tokens=64, plain=False, engine="auto", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True,
+                          async_rollouts=0)  # fmt: skip
     assert ("vllm" if make_sampler(cfg, tiny) == "vllm" else "ours") == taken
 
 
 def test_what_the_copy_of_all_weights_takes_on_a_card_is_told(monkeypatch, capsys):
     monkeypatch.setattr(engine, "engine_of", lambda device: "torch")
-    monkeypatch.setattr(engine, "TorchSampler", lambda policy: SimpleNamespace(decoder=SimpleNamespace(why="")))
     policy = SimpleNamespace(device=torch.device("cuda"), lora_rank=0, n_parameters=2**30)
-    make_sampler(SimpleNamespace(plain=False, engine="torch"), policy)
-    assert "float32 copy of the weights, 4.0 GiB more" in capsys.readouterr().out
+    for kind, told in ((FastDecoder, True), (PlainDecoder, False)):  # the plain one samples from the policy's own weights
+        decoder = kind.__new__(kind)
+        decoder.why = ""
+        monkeypatch.setattr(engine, "TorchSampler", lambda policy, decoder=decoder: SimpleNamespace(decoder=decoder))
+        make_sampler(SimpleNamespace(plain=False, engine="torch"), policy)
+        assert ("float32 copy of the weights, 4.0 GiB more" in capsys.readouterr().out) is told
 
 
 def test_the_decoder_makes_its_tensors_where_the_weights_are(model_folder, monkeypatch):
