@@ -635,7 +635,10 @@ def command() -> None:
         print("usage: doctor FILE_OR_FOLDER [--json]; docs/doctor.md says what it reads")
         raise SystemExit(0 if words in (["-h"], ["--help"]) else 2)
     path, as_json = Path(words[0]), "--json" in sys.argv
-    if path.exists() and is_ours(path) and not as_json:
+    if not path.exists():
+        print(f"{path}: there is no such file or folder; check the path", file=sys.stderr)
+        raise SystemExit(2)
+    if is_ours(path) and not as_json:
         return main(path)
     from bookkeeping import foreign  # not needed while a run trains
 

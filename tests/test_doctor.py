@@ -366,7 +366,7 @@ def test_the_command_line(tmp_path):
     told = ask(str(tmp_path)).stdout
     assert told.startswith("update 18: noise: ") and "\nupdate 30: lost: " in told
     missing = ask(str(tmp_path / "no"))
-    assert missing.returncode == 2 and "Traceback" not in missing.stderr and "no" in missing.stderr
+    assert missing.returncode == 2 and "Traceback" not in missing.stderr and "check the path" in missing.stderr
 
 
 def test_noise_is_measured_against_the_first_five_updates():
