@@ -29,7 +29,7 @@ import numpy as np
 from scipy import stats
 
 import metrics
-from bookkeeping import compare, records, tables
+from bookkeeping import records, significance, tables
 from bookkeeping.tables import NAMES, PERCENT, average, interval, measures, scale, section, values
 from env_swarm import DEV_SEEDS, WEIGHTS, Swarm, Turn, brief
 from swarm.tools import Refused, read_call
@@ -108,8 +108,9 @@ def changes(a: dict, b: dict) -> list[dict]:
     if not rows:
         return []
     difference = np.stack(differences, axis=1)  # [n, measures]
-    p = compare.permutation_test(difference, np.zeros_like(difference))
-    return [row | {"p": float(x), "corrected": y} for row, x, y in zip(rows, p, compare.holm(p))]
+    p = significance.permutation_test(difference)
+    corrected = significance.holm(p)
+    return [row | {"p": float(x), "corrected": y} for row, x, y in zip(rows, p, corrected)]
 
 
 def averages(config: dict, a: dict, b: dict) -> dict:
@@ -125,7 +126,7 @@ def averages(config: dict, a: dict, b: dict) -> dict:
         clearly = "up" if gain.mean > 0 else "down"
         table.append([
             tables.label(name), interval(name, row["a"]), interval(name, row["b"]),
-            gain.text(digits, factor, sign="+") + unit, compare.small(row["corrected"]),
+            gain.text(digits, factor, sign="+") + unit, significance.small(row["corrected"]),
             clearly if row["corrected"] < 0.05 else "cannot tell",
         ])  # fmt: skip
     text = [

@@ -25,7 +25,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import doctor, episodes, records, tables
+from bookkeeping import doctor, episodes, progress, records, tables
 from bookkeeping.checkpoint import flush, load_tensors, restore, save_checkpoint, save_tensors
 from bookkeeping.folder import LOGS, code_hash, open_folder, trim
 from bookkeeping.records import append, write_json
@@ -144,7 +144,7 @@ class Run:
             line |= {f"eval/{tasks}/{k}": v.mean for k, v in headline(played).items()}
         self.wandb(line)
         evals = records.lines(self.folder / "evals.jsonl")
-        self.tell(doctor.evaluation_symptoms(evals, state.rewards, asdict(self.cfg)))
+        self.tell(progress.symptoms(evals, state.rewards, asdict(self.cfg)))
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not told before, and keep it in the state."""

@@ -44,6 +44,24 @@ def own_parts(names, env: str) -> list[str]:
     return [name for name in names if name not in OURS and not name.startswith(("habit_", "turn_"))]
 
 
+def own_parts_of(summary: dict, evals: list[dict]) -> list[str]:
+    """The entries of the score that somebody has added, of the tasks that are trained."""
+    found = [measures(e) for e in evals if e["tasks"] == summary["trained"]]
+    names = dict.fromkeys(name for some in found for name in some)
+    return own_parts(names, summary["env"])
+
+
+def eval_of(evals: list[dict], stage: str, tasks: str) -> dict | None:
+    return next((e for e in evals if e["stage"] == stage and e["tasks"] == tasks), None)
+
+
+def shown(summary: dict) -> tuple[bool, bool]:
+    """(exact, reward): what is there to show? If the reward is the exactness, one is enough."""
+    results = [result for stages in summary["eval"].values() for result in stages.values()]
+    exact = "gain" in summary
+    return exact, not exact or any(result["reward"] != result["exact"] for result in results)
+
+
 def values(e: dict, name: str) -> np.ndarray:
     """[n] floats; NaN for an episode that has none."""
     return np.array([np.nan if v is None else v for v in e[name]], dtype=float)

@@ -36,7 +36,8 @@ from safetensors import SafetensorError
 import settings
 from bookkeeping import doctor, records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
-from bookkeeping.report import STAGES, cell, reward_cell, shown
+from bookkeeping.report import STAGES, cell, reward_cell
+from bookkeeping.tables import shown
 from fast.logprobs import token_logprobs
 from metrics import Interval
 from policy import BIG, EMBEDDED, first_line, load_policy

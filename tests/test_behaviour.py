@@ -16,7 +16,7 @@ from scipy import stats
 
 import metrics
 import warm
-from bookkeeping import behaviour, compare, tables
+from bookkeeping import behaviour, significance, tables
 from env_swarm import DEV_SEEDS, Swarm, play
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,7 +77,7 @@ def test_the_flip_test_is_the_exact_one_where_that_can_be_counted():
     d = np.stack([rng.normal(0.3, 1, 10), rng.normal(0, 1, 10), np.r_[np.ones(4), np.zeros(6)]], axis=1)
     signs = np.array(np.meshgrid(*[[-1, 1]] * 10)).reshape(10, -1).T  # all 1024
     exact = (np.abs(signs @ d) >= np.abs(d.sum(axis=0)) - 1e-9).mean(axis=0)
-    assert compare.permutation_test(d, np.zeros_like(d)) == pytest.approx(exact, abs=0.015)
+    assert significance.permutation_test(d) == pytest.approx(exact, abs=0.015)
     assert exact[2] == pytest.approx(2 / 2**4)
 
 

@@ -12,7 +12,7 @@ import pytest
 import env_alphabet
 import env_letters
 import warm
-from bookkeeping import doctor, records, report
+from bookkeeping import doctor, progress, records, report
 from bookkeeping.run import Run, State
 from evaluate import summarize
 from lab.pages import walk
@@ -298,7 +298,7 @@ def test_flat_runs_are_rarely_told_anything_however_often_they_are_looked_at():
     rng, told = np.random.default_rng(0), 0
     for i in range(120):
         evals, rewards = flat_run(rng, n=(32, 128, 256)[i % 3], looks=20, paid_in_parts=i % 2 == 0)
-        told += any(doctor.evaluation_symptoms(evals[: k + 1], rewards[: 20 * (k - 1)], FLAGS) for k in range(1, len(evals)))
+        told += any(progress.symptoms(evals[: k + 1], rewards[: 20 * (k - 1)], FLAGS) for k in range(1, len(evals)))
     assert told <= 4
 
 
@@ -309,13 +309,13 @@ def test_a_loss_of_8_points_on_256_tasks_is_told_in_half_of_the_runs_that_end_wi
     told = 0
     for i in range(400):
         was, now = ({"exact": np.where(lost[i], x, np.where(won[i], 1 - x, right)), "reward": right, "stage": "final"} for x in (1.0, 0.0))
-        told += doctor.moved(was, now, "exact") < -doctor.sure(now)
+        told += progress.moved(was, now, "exact") < -progress.sure(now)
     assert 160 <= told <= 240
 
 
 def test_the_table_has_a_row_for_every_symptom():
     """Of each a test above, or a run of learn/failures.py, shows that it is told."""
-    rows = re.findall(r"^    (\w+(?: \w+)*)  ", doctor.__doc__, re.M)
+    rows = re.findall(r"^    (\w+(?: \w+)*)  ", doctor.__doc__ + progress.__doc__, re.M)
     assert set(rows) - {"symptom"} == {*ILL, *DEV, *(f.told for f in failures.FAILURES.values())} - {"template"}
 
 

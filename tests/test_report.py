@@ -19,7 +19,7 @@ import metrics
 import settings
 import train
 import warm
-from bookkeeping import behaviour, report
+from bookkeeping import behaviour, curves, report
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 64  # tasks a tier
@@ -386,16 +386,16 @@ def shares(*values: float) -> list[dict]:
     ],
 )
 def test_thinking_starts_at_the_first_of_five_updates_with_a_majority(values, expected):
-    assert report.thinking_starts(shares(*values)) == expected
+    assert curves.thinking_starts(shares(*values)) == expected
 
 
 def test_thinking_starts_tells_the_update_and_not_the_line():
     lines = [{"update": i, "habit_derives": 0.9 if i >= 43 else 0.1} for i in range(41, 60)]
-    assert report.thinking_starts(lines) == 43
+    assert curves.thinking_starts(lines) == 43
 
 
 def test_an_environment_without_habits_never_starts_to_think():
-    assert report.thinking_starts([{"update": i} for i in range(1, 20)]) is None
+    assert curves.thinking_starts([{"update": i} for i in range(1, 20)]) is None
 
 
 # ------------------------------------------------------------------------------------------------ observations
@@ -504,22 +504,22 @@ AHEAD = [timed(3.0, 1.0, 0.5, 3.0, 3.0), timed(2.0, 1.0, 0.5, 1.0, 3.0)]  # samp
 
 
 def test_in_turn_an_update_is_one_bar_and_the_trainer_waits_for_all_but_its_own_work():
-    (name, bar), *others = report.time_bars(IN_TURN).items()
+    (name, bar), *others = curves.time_bars(IN_TURN).items()
     assert name == "in turn" and not others
     assert bar == pytest.approx({"rollout": 3.0, "environment": 1.0, "sync": 0.2, "train": 1.5})
-    assert report.waiting(IN_TURN) == pytest.approx(1 - 1.5 / 5.7)
-    assert report.where_time_goes(IN_TURN) == [
+    assert curves.waiting(IN_TURN) == pytest.approx(1 - 1.5 / 5.7)
+    assert curves.where_time_goes(IN_TURN) == [
         "An update, on average: in turn 5.70 s: rollout 53%, environment 18%, sync 4%, train 26%. The trainer waits for samples 74% of the time."
     ]
 
 
 def test_ahead_trainer_and_sampler_have_a_bar_each_and_both_may_wait():
-    bars = report.time_bars(AHEAD)
+    bars = curves.time_bars(AHEAD)
     assert list(bars) == ["trainer", "sampler"]
     assert bars["trainer"] == pytest.approx({"train": 3.0, "wait": 2.0})
     assert bars["sampler"] == pytest.approx({"rollout": 2.5, "environment": 1.0, "sync": 0.5, "wait": 1.0})
-    assert report.waiting(AHEAD) == pytest.approx(2 / 5)
-    assert report.where_time_goes(AHEAD) == [
+    assert curves.waiting(AHEAD) == pytest.approx(2 / 5)
+    assert curves.where_time_goes(AHEAD) == [
         "An update, on average: trainer 5.00 s: train 60%, wait 40%; sampler 5.00 s: rollout 50%, environment 20%, sync 10%, wait 20%. "
         "The trainer waits for samples 40% of the time."
     ]
@@ -527,7 +527,7 @@ def test_ahead_trainer_and_sampler_have_a_bar_each_and_both_may_wait():
 
 def test_a_sampler_that_is_the_bottleneck_never_waits_less_than_not_at_all():
     lines = [timed(9.0, 1.0, 0.0, 0.5, 3.0)]  # it played on while something else, an evaluation, was waited for
-    assert report.time_bars(lines)["sampler"] == {"rollout": 9.0, "environment": 1.0, "sync": 0.0, "wait": 0.0}
+    assert curves.time_bars(lines)["sampler"] == {"rollout": 9.0, "environment": 1.0, "sync": 0.0, "wait": 0.0}
 
 
 @pytest.mark.parametrize("lines", [IN_TURN, AHEAD])
@@ -538,13 +538,13 @@ def test_the_drawn_bars_are_as_long_as_the_parts(lines):
     import matplotlib.pyplot as plt
 
     fig, ax = plt.subplots()
-    report.draw_time(ax, lines)
-    bars = report.time_bars(lines)
+    curves.draw_time(ax, lines)
+    bars = curves.time_bars(lines)
     assert [p.get_width() for p in ax.patches] == pytest.approx([s for bar in bars.values() for s in bar.values()])
     ends = [sum(list(bar.values())[:i]) for bar in bars.values() for i in range(len(bar))]
     assert [p.get_x() for p in ax.patches] == pytest.approx(ends)
     assert [label.get_text() for label in ax.get_yticklabels()] == list(bars)
-    assert f"waits for samples {100 * report.waiting(lines):.0f}% of the time" in ax.get_title()
+    assert f"waits for samples {100 * curves.waiting(lines):.0f}% of the time" in ax.get_title()
     plt.close(fig)
 
 
@@ -559,13 +559,13 @@ def test_the_report_tells_the_share_of_each_part_and_where_an_updates_seconds_go
     observed = section((folder / "report.md").read_text(), "Observations (computed)")
     told = f"* Time: {part} {total[part]:.0f}%, train {total['train']:.0f}%, eval 20%, sft 5%; the rest is loading and writing."
     assert told in observed
-    assert f"* {report.where_time_goes(lines)[0]}" in observed
+    assert f"* {curves.where_time_goes(lines)[0]}" in observed
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_older_than_this_measurement_say_nothing_about_an_update(run):
     _, lines, _, text = load(run)
-    assert report.where_time_goes(lines) == [] and "An update, on average" not in text and "waits for samples" not in text
+    assert curves.where_time_goes(lines) == [] and "An update, on average" not in text and "waits for samples" not in text
 
 
 # ------------------------------------------------------------------------------------------------ a part of one's own
@@ -575,8 +575,8 @@ def test_runs_older_than_this_measurement_say_nothing_about_an_update(run):
 def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_and_curves(monkeypatch, capsys, tmp_path):
     score, drawn = env_letters.Letters.score, []
     monkeypatch.setattr(env_letters.Letters, "score", lambda self: score(self) | {"bonus_for_rhyme": 0.25})
-    draw = report.draw_own
-    monkeypatch.setattr(report, "draw_own", lambda ax, *given: (draw(ax, *given), drawn.append(ax)))
+    draw = curves.draw_own
+    monkeypatch.setattr(curves, "draw_own", lambda ax, *given: (draw(ax, *given), drawn.append(ax)))
     cfg = settings.Config(updates=2, num_tasks=2, k=2, eval_n=4, max_tokens=16, sft_steps=1, sft_examples=4, threads=1, wandb=False,
                           difficulty=2, eval_other_tiers=False, device="cpu", runs=str(tmp_path), name="run")  # fmt: skip
     settings.check(cfg)
@@ -585,8 +585,8 @@ def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_
     trajectory, evaluation = table_rows(text, "Trajectory"), table_rows(text, "Evaluation")
     assert [row[trajectory[0].index("bonus for rhyme")] for row in trajectory[1:]] == ["0.25", "0.25"]
     assert [row[evaluation[0].index("tier 2, bonus for rhyme")][:6] for row in evaluation[1:]] == ["0.250 "] * 3
-    curves = {line.get_label(): list(line.get_ydata()) for line in drawn[0].lines}
-    assert curves["bonus for rhyme"] == [0.25, 0.25] and [0.25, 0.25] in list(curves.values())[:1]
+    shown = {line.get_label(): list(line.get_ydata()) for line in drawn[0].lines}
+    assert shown["bonus for rhyme"] == [0.25, 0.25] and [0.25, 0.25] in list(shown.values())[:1]
 
 
 # ------------------------------------------------------------------------------------------------ what must not change
@@ -738,7 +738,7 @@ def test_letters_shows_habits_and_lengths_where_swarm_shows_its_turns(run, monke
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     summary, lines, evals, _ = load(run)
-    report.draw_curves(tmp_path / "curves.png", summary, lines, evals)
+    curves.draw_curves(tmp_path / "curves.png", summary, lines, evals)
     titles = [ax.get_title() for ax in drawn[0].axes]
     assert titles[0].startswith("development tasks (n=") and titles[1] == "training reward"
     assert titles[2:4] == ["habits of the sampled replies", "reply length"] and drawn[0].get_figwidth() == 11
@@ -747,35 +747,35 @@ def test_letters_shows_habits_and_lengths_where_swarm_shows_its_turns(run, monke
 def test_the_trained_tasks_are_drawn_thickest_and_what_they_were_before_sft_as_a_cross(run):
     summary, _, evals, _ = load(run)
     ax = axes()
-    report.draw_evaluations(ax, summary, evals)
-    curves = {line.get_label(): line for line in ax.lines if line.get_marker() == "o"}
-    assert {label: line.get_linewidth() for label, line in curves.items()} == {
+    curves.draw_evaluations(ax, summary, evals)
+    shown = {line.get_label(): line for line in ax.lines if line.get_marker() == "o"}
+    assert {label: line.get_linewidth() for label, line in shown.items()} == {
         "exact, tier 3": 1, "exact, tier 5": 1, "exact, tier 6": 2.2, "mean reward, tier 6": 2.2,
     }  # fmt: skip
     one = summary | {"eval": {"tier 6": summary["eval"]["tier 6"]}}
-    report.draw_evaluations(alone := axes(), one, evals)
+    curves.draw_evaluations(alone := axes(), one, evals)
     assert [line.get_label() for line in alone.lines if line.get_marker() == "o"] == ["exact", "mean reward"]
     crosses = {line.get_color(): line.get_ydata()[0] for line in ax.lines if line.get_marker() == "x"}
     before = next(e for e in evals if e["stage"] == "before" and e["trained"])
     for label, what in (("exact, tier 6", "exact"), ("mean reward, tier 6", "reward")):
-        assert crosses[curves[label].get_color()] == pytest.approx(100 * np.mean(before[what]))
+        assert crosses[shown[label].get_color()] == pytest.approx(100 * np.mean(before[what]))
 
 
 def test_a_part_of_a_bar_is_named_if_there_is_room_for_its_name():
     ax = axes()
-    report.draw_bars(ax, {"trainer": {"train": 90.0, "wait": 5.0, "sync": 5.0}})
+    curves.draw_bars(ax, {"trainer": {"train": 90.0, "wait": 5.0, "sync": 5.0}})
     assert [text.get_text() for text in ax.texts] == ["train 90%"] and len(ax.patches) == 3
 
 
 def test_the_steps_of_a_curriculum_are_marked_with_the_new_level():
     ax = axes()
     levels = [1, 1, 2, 2, 2, 3]
-    report.draw_training(ax, [{"update": 10 * i, "reward": 0.5, "level": level} for i, level in enumerate(levels)], False)
+    curves.draw_training(ax, [{"update": 10 * i, "reward": 0.5, "level": level} for i, level in enumerate(levels)], False)
     assert [text.get_text() for text in ax.texts] == [" 2", " 3"]
     assert [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "--"] == [20, 50]
 
 
 def test_the_length_of_replies_is_drawn_from_0():
     left, right = axes(), axes()
-    report.draw_habits(left, right, [{"update": i, "reply_tokens": 100.0 + i} for i in range(3)])
+    curves.draw_habits(left, right, [{"update": i, "reply_tokens": 100.0 + i} for i in range(3)])
     assert right.get_ylim()[0] == 0

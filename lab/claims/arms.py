@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 
 import metrics
-from bookkeeping import compare
+from bookkeeping import significance
 from lab.common import RESULTS, ends, interval_of, launch, pyplot, read_json, read_lines, save_picture, side_by_side, table, write_page
 
 RUNS = Path("runs/arms")  # relative: configs are committed
@@ -76,7 +76,7 @@ def write_table() -> None:
     lines += table("| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps "
                    "| rollout + train, s | sft, s | total, min | peak GB |", cells)  # fmt: skip
     lines += ["", "## What wins", ""] if {"no_think", "more_sft"} & rows.keys() else []
-    paid = lambda arm: compare.paid_by(compare.read(OUT / f"{arm}-{rows[arm][0]['seed']}"))
+    paid = lambda arm: significance.paid_by(significance.read(OUT / f"{arm}-{rows[arm][0]['seed']}"))
     for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained and paid(a) == paid("grpo")]:
         seeds = sorted({s["seed"] for s in rows[arm]} & {s["seed"] for s in rows["grpo"]})
         # Tasks are shared by all arms and seeds: average a task over the seeds, then bootstrap over tasks.

@@ -35,7 +35,7 @@ from threading import Lock
 import numpy as np
 import tyro
 
-from bookkeeping import compare, records
+from bookkeeping import records, significance
 from lab.claims.claims import CLAIMS, Check, Claim
 from lab.claims.quantities import Run, Script, held
 from lab.common import RESULTS, pyplot, read_json, save_picture, table, write_page
@@ -51,7 +51,7 @@ VERDICTS = {"holds": "#1b7837", "fails": "#b2182b", "undecided": "#777777", "not
 def interval(rows: list | tuple, level: float = 0.95) -> Interval:
     """The mean with its interval, at 95% or another level. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a pair of independent
     samples. n is the number of seeds (or units). One seed has no interval: from minus to plus infinity."""
-    part = compare.variance_of_mean
+    part = significance.variance_of_mean
     if isinstance(rows, tuple):
         a, b = (np.asarray(side, float) for side in rows)
         return student(float(a.mean() - b.mean()), [part(a), part(b)], min(len(a), len(b)), level)
@@ -65,8 +65,8 @@ def interval(rows: list | tuple, level: float = 0.95) -> Interval:
 
 
 def student(mean: float, parts: list[tuple[float, int]], n: int, level: float) -> Interval:
-    """Student's interval (compare.by_variance); a mean that is not a finite number has none."""
-    return compare.by_variance(mean, parts, n, level=level)[0] if math.isfinite(mean) else Interval(mean, -math.inf, math.inf, n)
+    """Student's interval (significance.by_variance); a mean that is not a finite number has none."""
+    return significance.by_variance(mean, parts, n, level=level)[0] if math.isfinite(mean) else Interval(mean, -math.inf, math.inf, n)
 
 
 def verdict(expect: str, i: Interval, than: float = 0.0, margin: float = 0.0) -> str:
@@ -157,7 +157,7 @@ def asked(flags: str, whole: bool = False):
 
 def wanted(flags: str) -> dict:
     """What these flags ask for; what train.py fills in later is left out, and so is what makes no other run."""
-    return {k: v for k, v in vars(asked(flags)).items() if v is not None and k not in compare.SAME and not k.startswith("api_")}
+    return {k: v for k, v in vars(asked(flags)).items() if v is not None and k not in significance.SAME and not k.startswith("api_")}
 
 
 def agrees(config: dict, flags: str) -> bool:

@@ -22,7 +22,7 @@ import tyro
 
 import metrics
 from bookkeeping import records
-from bookkeeping.report import draw_bars, time_bars, waiting
+from bookkeeping.curves import draw_bars, time_bars, waiting
 from grpo import IMPORTANCE
 from lab.common import RESULTS, ROOT, launch, pyplot, read_json, save_picture, side_by_side, table, write_page
 

@@ -12,7 +12,7 @@ other way round" if it lies on the other, and otherwise "cannot be told". Nothin
 import numpy as np
 
 import metrics
-from bookkeeping import compare
+from bookkeeping import significance
 from bookkeeping.behaviour import rank_correlation
 from lab.claims.ledger import interval, student
 from lab.common import read_lines, table, write_page
@@ -56,7 +56,7 @@ def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -
     changes = share(after) - share(before)  # [seeds]
     together, picks = after.mean(axis=0), rng.integers(n, size=(resamples, n))
     over_scenarios = float(np.var(share(together[picks]) - share(before[0][picks])))
-    return student(float(changes.mean()), [compare.variance_of_mean(changes), (over_scenarios, n - 1)], seeds, 0.95)
+    return student(float(changes.mean()), [significance.variance_of_mean(changes), (over_scenarios, n - 1)], seeds, 0.95)
 
 
 def correlation(rows: Rows, name: str) -> metrics.Interval | None:
