@@ -90,7 +90,8 @@ def reach(intervals: list[Interval]) -> np.ndarray:
 def launch(
     flags: list[str], runs: Path, name: str, target: Path, kept: tuple[str, ...], threads: int, python: str = sys.executable
 ) -> None:
-    """train.py with these flags, or --resume if this run was begun and cut; its output in runs/NAME.log. Then copy what is `kept` to `target`."""
+    """train.py with these flags, or --resume if this run was begun and cut; its output in runs/NAME.log.
+    Then copy what is `kept` to `target`."""
     log = ROOT / runs / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     flags = [*flags, "--threads", str(threads), "--runs", str(runs), "--name", name, "--no-wandb"]

@@ -14,8 +14,8 @@ import torch
 
 from policy import PICO, PICO_SWARM, load_policy
 
-# The files that take half a minute or more, the slowest first: begun last, one of them would keep one core busy while the others have nothing left to do (3 of 17
-# minutes on a busy machine). The Makefile asks pytest-xdist to keep this order.
+# The files that take half a minute or more, the slowest first: begun last, one of them would keep one core busy while the others have
+# nothing left to do (3 of 17 minutes on a busy machine). The Makefile asks pytest-xdist to keep this order.
 SLOW = (
     "test_train.py",
     "test_sampler.py",

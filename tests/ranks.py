@@ -1,4 +1,5 @@
-"""What test_parallel.py runs under torchrun: every rank writes what it found into a folder. Also runs alone, as the one process to compare with."""
+"""What test_parallel.py runs under torchrun: every rank writes what it found into a folder. Also runs alone,
+as the one process to compare with."""
 
 import copy
 import sys

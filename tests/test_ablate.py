@@ -1,4 +1,5 @@
-"""Protects lab/claims/ablate.py, lab/claims/ledger.py and lab/claims/claims.py: every claim can run, verdicts follow intervals and are rarely wrong, what is kept is not made again."""
+"""Protects lab/claims/ablate.py, lab/claims/ledger.py and lab/claims/claims.py: every claim can run, verdicts follow intervals and are
+rarely wrong, what is kept is not made again."""
 
 import json
 import math
@@ -108,12 +109,14 @@ def test_the_interval_holds_the_truth_in_about_95_percent():
     "expect, low, high, than, margin, said",
     [
         ("above", 0.01, 0.2, 0.0, 0.0, "holds"), ("above", -0.01, 0.2, 0.0, 0.0, "undecided"), ("above", -0.2, -0.01, 0.0, 0.0, "fails"),
-        ("above", -0.01, 0.04, 0.0, 0.05, "fails"), ("above", -0.01, 0.06, 0.0, 0.05, "undecided"), ("above", 0.01, 0.04, 0.0, 0.05, "fails"),
-        ("above", 0.4, 0.6, 0.5, 0.0, "undecided"), ("above", 0.51, 0.6, 0.5, 0.0, "holds"), ("above", 0.3, 0.49, 0.5, 0.0, "fails"),
+        ("above", -0.01, 0.04, 0.0, 0.05, "fails"), ("above", -0.01, 0.06, 0.0, 0.05, "undecided"),
+        ("above", 0.01, 0.04, 0.0, 0.05, "fails"), ("above", 0.4, 0.6, 0.5, 0.0, "undecided"),
+        ("above", 0.51, 0.6, 0.5, 0.0, "holds"), ("above", 0.3, 0.49, 0.5, 0.0, "fails"),
         ("below", -0.2, -0.01, 0.0, 0.0, "holds"), ("below", 0.01, 0.2, 0.0, 0.0, "fails"), ("below", -0.04, 0.01, 0.0, 0.05, "fails"),
         ("below", -0.06, 0.01, 0.0, 0.05, "undecided"), ("below", 0.1, 0.4, 0.5, 0.0, "holds"),
-        ("equal", -0.04, 0.04, 0.0, 0.05, "holds"), ("equal", 0.01, 0.04, 0.0, 0.05, "holds"), ("equal", -0.04, 0.06, 0.0, 0.05, "undecided"),
-        ("equal", 0.06, 0.2, 0.0, 0.05, "fails"), ("equal", -0.2, -0.06, 0.0, 0.05, "fails"), ("equal", -0.2, 0.2, 0.0, 0.05, "undecided"),
+        ("equal", -0.04, 0.04, 0.0, 0.05, "holds"), ("equal", 0.01, 0.04, 0.0, 0.05, "holds"),
+        ("equal", -0.04, 0.06, 0.0, 0.05, "undecided"), ("equal", 0.06, 0.2, 0.0, 0.05, "fails"),
+        ("equal", -0.2, -0.06, 0.0, 0.05, "fails"), ("equal", -0.2, 0.2, 0.0, 0.05, "undecided"),
         ("equal", 0.6, 0.7, 0.65, 0.1, "holds"), ("", 0.1, 0.2, 0.0, 0.0, ""),
         ("above", -math.inf, math.inf, 0.0, 0.05, "undecided"), ("equal", -math.inf, math.inf, 0.0, 0.05, "undecided"),
     ],
@@ -190,8 +193,8 @@ def fake_run(flags: str, seed: int, exact: float) -> Run:
     done = cfg.updates
     parts = ("payoff", "reputation", "quality", "diversity", "error_rate")
     lines = [
-        {"update": u, "reward": float(rng.uniform(0.4, 0.6)), "exact": float(rng.uniform(0.4, 0.6)), "reply_tokens": 100.0, "groups_with_signal": 0.5,
-         "grad_norm": 0.1, "advantage_abs": 0.2, "habit_derives": 0.1, "n": 64} | dict.fromkeys(parts, 0.5)
+        {"update": u, "reward": float(rng.uniform(0.4, 0.6)), "exact": float(rng.uniform(0.4, 0.6)), "reply_tokens": 100.0,
+         "groups_with_signal": 0.5, "grad_norm": 0.1, "advantage_abs": 0.2, "habit_derives": 0.1, "n": 64} | dict.fromkeys(parts, 0.5)
         for u in range(1, done + 1)
     ]  # fmt: skip
     evals, stages = (
@@ -202,7 +205,8 @@ def fake_run(flags: str, seed: int, exact: float) -> Run:
         p = exact if stage in ("train", "final") else 0.1
         for trained in (False, True):
             right = [float(x) for x in rng.random(16) < p]
-            evals.append({"update": update, "stage": stage, "tasks": "tier 6" if trained else "tier 3", "trained": trained, "reward": right, "exact": right,
+            evals.append({"update": update, "stage": stage, "tasks": "tier 6" if trained else "tier 3", "trained": trained, "reward": right,
+                          "exact": right,
                           "reply_tokens": [100] * 16, "noise": [0.5] * 16, **{part: list(rng.random(16)) for part in parts}})  # fmt: skip
     seconds = {"total": 90.0, "sft": 10.0, "rollout": 30.0, "environment": 1.0, "sync": 1.0, "train": 20.0, "eval": 20.0}
     tokens = {"sampled": 300_000, "trained": 200_000, "sft": 40_000}

@@ -1,8 +1,8 @@
 """Protects sampling ahead: what the other process plays is, to the last bit, what this one would have played with the weights of the
 moment it was asked, whoever is killed on the way; and nothing of it is left behind.
 
-Most players here are forks that have their imports behind them (warm.Spawned). Those of the last two tests are really spawned, and so is that of
-test_train.py's run that Ctrl-C ends.
+Most players here are forks that have their imports behind them (warm.Spawned). Those of the last two tests are really spawned, and so is
+that of test_train.py's run that Ctrl-C ends.
 """
 
 import multiprocessing

@@ -1,6 +1,6 @@
-"""Protects evaluation over an API (bridges/api.py, bridges/endpoint.py): a server that is slow, wrong, hostile or gone costs its own episodes and a bounded
-time, and is counted; the key stays in its header; what an endpoint says in fields reaches the environment as text, and back. And that
-bridges/serve.py, our own endpoint, gives over HTTP exactly what rollout.play gives in process.
+"""Protects evaluation over an API (bridges/api.py, bridges/endpoint.py): a server that is slow, wrong, hostile or gone costs its own
+episodes and a bounded time, and is counted; the key stays in its header; what an endpoint says in fields reaches the environment as text,
+and back. And that bridges/serve.py, our own endpoint, gives over HTTP exactly what rollout.play gives in process.
 """
 
 import asyncio
@@ -49,7 +49,8 @@ def say(text, **more) -> dict:
 
 @pytest.fixture
 def endpoint():
-    """endpoint(behave) -> (URL, requests seen). behave(handler, request) answers: it returns a dict, or (status, dict), or writes by itself."""
+    """endpoint(behave) -> (URL, requests seen). behave(handler, request) answers: it returns a dict, or (status, dict),
+    or writes by itself."""
     servers = []
 
     def start(behave):
@@ -366,7 +367,8 @@ def test_the_time_limit_ends_it_and_keeps_what_was_done(endpoint, tmp_path):
 
 
 def test_a_ctrl_c_that_another_thread_receives_wakes_the_loop():
-    """The system may give the signal to any thread. Here the main one refuses it, so it goes to the other; with asyncio.run this sleeps on."""
+    """The system may give the signal to any thread. Here the main one refuses it, so it goes to the other;
+    with asyncio.run this sleeps on."""
     code = """
 import asyncio, os, signal, threading, time
 from bridges import api
@@ -458,7 +460,8 @@ def test_no_key_no_header(endpoint, tmp_path):
 
 @pytest.mark.parametrize("given, told", [
     ({"api_base": "http://me:hunter2@host/v1"}, "--api-base"), ({"api_base": "https://host/v1?key=hunter2"}, "--api-base"),
-    ({"api_base": "host/v1"}, "--api-base"), ({"api_base": "http://h:hunter2/v1"}, "--api-base"), ({"model": "auto"}, "--model"), ({"eval_only": "runs/x"}, "give one of them"),
+    ({"api_base": "host/v1"}, "--api-base"), ({"api_base": "http://h:hunter2/v1"}, "--api-base"), ({"model": "auto"}, "--model"),
+    ({"eval_only": "runs/x"}, "give one of them"),
     ({"resume": "runs/x"}, "give one of them"), ({"api_key_env": "hunter2"}, "--api-key-env"), ({"api_timeout": 0.0}, "--api-timeout"),
     ({"api_minutes": float("inf")}, "--api-minutes"), ({"api_concurrency": 0}, "--api-concurrency"), ({"api_retries": -1}, "--api-retries"),
     ({"api_rpm": float("nan")}, "--api-rpm"), ({"held_out": True}, "--held-out: an endpoint is asked development tasks only"),
@@ -561,7 +564,8 @@ def test_usage_that_is_none_is_counted_as_none(endpoint, tmp_path, usage):
     assert "not counting 2 answers" in (tmp_path / "run" / "report.md").read_text()
 
 
-CALLS = [("post", {"content": "fair trades </b> — all"}), ("propose_trade", {"counterparty_id": "bot_1", "content": "data", "offered_transfer": 2.5}),
+CALLS = [("post", {"content": "fair trades </b> — all"}),
+         ("propose_trade", {"counterparty_id": "bot_1", "content": "data", "offered_transfer": 2.5}),
          ("vote", {"post_id": "post_999", "direction": "up"}), ("pass_turn", {})]  # fmt: skip
 
 
@@ -602,7 +606,8 @@ def test_every_call_of_a_reply_is_answered():
 def test_a_field_that_is_refused_by_name_is_asked_another_way(endpoint, tmp_path):
     def behave(handler, body):
         for name, why in (("max_tokens", "Use 'max_completion_tokens' instead."), ("temperature", "'temperature' does not support 0."),
-                          ("chat_template_kwargs", "Unrecognized: chat_template_kwargs"), ("tools", '"auto" tool choice is not enabled')):  # fmt: skip
+                          ("chat_template_kwargs", "Unrecognized: chat_template_kwargs"),
+                          ("tools", '"auto" tool choice is not enabled')):  # fmt: skip
             if name in body:
                 return 400, {"error": {"message": why}}
         return say('<tool_call>\n{"name": "pass_turn", "arguments": {}}\n</tool_call>')
@@ -703,14 +708,16 @@ def test_sampling_follows_the_request(desk):
 
 
 @pytest.mark.parametrize("change, told", [
-    ({"model": "other"}, "no model 'other'"), ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [7]}, "messages"),
-    ({"messages": [{"role": "wizard", "content": ""}]}, "wizard"), ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "last message"),
+    ({"model": "other"}, "no model 'other'"), ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"),
+    ({"messages": [7]}, "messages"), ({"messages": [{"role": "wizard", "content": ""}]}, "wizard"),
+    ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "last message"),
     ({"messages": [{"role": "assistant", "content": "x"}, USER]}, "message 0"), ({"messages": [{"role": "user", "content": 3}]}, "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content"), ({"temperature": -1}, "temperature"),
     ({"messages": [USER, {"role": "assistant", "tool_calls": [{}]}, USER]}, "tool call"), ({"temperature": float("nan")}, "temperature"),
     ({"temperature": True}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
-    ({"max_tokens": 10**6}, "context length"), ({"n": 0}, "n must"), ({"seed": "x"}, "seed"), ({"stream": True}, "stream"), ({"top_p": 0.9}, "top_p"),
-    ({"stop": 5}, "stop"), ({"tools": "all"}, "tools"), ({"top_k": 1}, "top_k"), ({"min_p": 0.9}, "min_p"), ({"repetition_penalty": 2}, "repetition_penalty"),
+    ({"max_tokens": 10**6}, "context length"), ({"n": 0}, "n must"), ({"seed": "x"}, "seed"), ({"stream": True}, "stream"),
+    ({"top_p": 0.9}, "top_p"), ({"stop": 5}, "stop"), ({"tools": "all"}, "tools"), ({"top_k": 1}, "top_k"), ({"min_p": 0.9}, "min_p"),
+    ({"repetition_penalty": 2}, "repetition_penalty"),
     ({"response_format": {"type": "json_object"}}, "response_format"), ({"tool_choice": "required"}, "tool_choice"),
 ])  # fmt: skip
 def test_nonsense_is_refused_in_a_sentence(desk, change, told):

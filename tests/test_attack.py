@@ -1,6 +1,7 @@
 """Protects the environments from the tricks of lab/trust/attack.py, and the verdicts from being kind.
 
-Every trick that was once found to pay, or that the rules name, has a line here. The whole tables are made by the command; here are a few tasks.
+Every trick that was once found to pay, or that the rules name, has a line here. The whole tables are made by the command;
+here are a few tasks.
 """
 
 import math
@@ -35,8 +36,8 @@ def rewards(make, version: str = "0.2", n: int = N) -> list[float]:
 def test_letters_pay_nothing_for_an_answer_that_is_not_one(tier, reward):
     marks = {name: play_letters(name, 20, tier, reward) for name in LETTERS}
     assert marks["expert"] == [1.0] * 20
-    for name in ("empty", "lists of numbers", "ten answers", "every letter twice in the object", "right, but inside the thinking", "right, then wrong",
-                 "right, twice", "the prompt copied", "words of the task", "repeated blocks, 1000"):  # fmt: skip
+    for name in ("empty", "lists of numbers", "ten answers", "every letter twice in the object", "right, but inside the thinking",
+                 "right, then wrong", "right, twice", "the prompt copied", "words of the task", "repeated blocks, 1000"):  # fmt: skip
         assert marks[name] == [0.0] * 20, name
     assert max(marks["right, all 26 letters"]) <= (0.1 if reward == "partial" else 0.0)
     for name in LETTERS:

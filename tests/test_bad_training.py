@@ -1,4 +1,5 @@
-"""Protects a training that goes wrong: it is noticed, named, and survived, or it stops with the last good checkpoint; never a checkpoint of broken weights."""
+"""Protects a training that goes wrong: it is noticed, named, and survived, or it stops with the last good checkpoint;
+never a checkpoint of broken weights."""
 
 import errno
 import json

@@ -63,6 +63,6 @@ def test_the_cards_say_what_was_taught_and_with_the_numbers_it_was_taught_with()
     played = " ".join(card.PLAYED.split())
     assert f"in {share['novice']}% of the turns by any legal call" in played and f"{share['shirker']}% hand in work" in played
     assert (
-        f"{better}% work of three better lengths (the longest is the text of `tuned`, the best scripted player), {share['expert']}% are the expert's, {share['idle']}% only pass"
-        in played
+        f"{better}% work of three better lengths (the longest is the text of `tuned`, the best scripted player), {share['expert']}% are "
+        f"the expert's, {share['idle']}% only pass" in played
     )

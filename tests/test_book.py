@@ -39,13 +39,15 @@ COMMANDS = {
     "make train": "the next ones are what it does; CI makes a venv and runs `make test`",
     "make test": "this is it",
     "source .venv/bin/activate": "the Makefile has made it",
-    **dict.fromkeys(("py -m venv .venv", r".venv\Scripts\activate", "pip install torch==2.13.0", "pip install -r requirements.txt"), "Windows; not run"),
+    **dict.fromkeys(("py -m venv .venv", r".venv\Scripts\activate", "pip install torch==2.13.0", "pip install -r requirements.txt"),
+                    "Windows; not run"),
     "python train.py --env letters --difficulty 6": "make train",
     "python env_swarm.py": "",
     "python env_swarm.py --evaluate grinder --n 100": "",
     "python -m lab.swarm.governance_sweep": "an hour; tests/test_governance.py",
     "python train.py --env alphabet": TINY,
-    "python train.py --env swarm": TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1").replace("--max-tokens 32", "--max-tokens 8"),  # 25 turns each
+    "python train.py --env swarm":  # 25 turns each
+        TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1").replace("--max-tokens 32", "--max-tokens 8"),
     "python train.py --eval-only runs/NAME --env swarm --difficulty hard": "parsed: the run is one of letters",
     "python train.py --preset seed": TINY + " --no-eval-other-tiers",
     "python train.py --break stale-adapter": "tests/test_failures.py",
@@ -56,9 +58,11 @@ COMMANDS = {
     "pip install -r requirements/tasks.txt": "make test-verifiers",
     "python -m bridges.gym": "make test-verifiers",
     "python -m bridges.gym letter_counting": "make test-verifiers",
-    "python train.py --env reasoning_gym:letter_counting,min_words=2,max_words=5,expert=spells.py:spell --sft-steps 200 --sft-lr 1e-3": "make test-verifiers",
+    "python train.py --env reasoning_gym:letter_counting,min_words=2,max_words=5,expert=spells.py:spell --sft-steps 200 --sft-lr 1e-3":
+        "make test-verifiers",
     "torchrun --standalone --nproc-per-node 2 train.py --env letters": "tests/test_parallel.py",
-    "OPENAI_API_KEY=… python train.py --eval-only --api-base https://HOST/v1 --model NAME --env letters": "parsed: needs a host; tests/test_api.py",
+    "OPENAI_API_KEY=… python train.py --eval-only --api-base https://HOST/v1 --model NAME --env letters":
+        "parsed: needs a host; tests/test_api.py",
     "python -m bookkeeping.compare runs/NAME-letters-6-… runs/my-run": "the next one is the same",
     "python -m bookkeeping.compare runs/A runs/B": "",
     "python -m bookkeeping.doctor runs/NAME": "",
@@ -78,12 +82,16 @@ COMMANDS = {
     "python -m lab.speedrun.judge run lab/speedrun/entries/mine.py": "minutes; tests/test_speedrun.py",
     "python -m learn.exercises": "exit 1: tests/test_exercises.py",
     "pip install -e . && pip install verifiers==0.4.0": "make test-verifiers",
-    "vf-eval picoswarm --env.taskset.environment.type swarm -n 8 -r 2 -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push": "make test-verifiers",
+    "vf-eval picoswarm --env.taskset.environment.type swarm -n 8 -r 2 -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push":
+        "make test-verifiers",
     "uv run rl @ bridges/configs/prime_rl_swarm.toml": "needs prime-rl and a GPU; tests/verifiers reads the config",
     "make test-verifiers": "CI",
     "pip install -r requirements/verifiers.txt": "make test-verifiers",
-    "python train.py --env swarm --updates 0": TINY.replace("--updates 1 ", "").replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1").replace("--max-tokens 32", "--max-tokens 8"),
-    "accelerate launch --num_processes 4 -m bridges.trl --env swarm --model out/ -- --use_vllm true": "needs TRL; tests/verifiers/test_trl.py",
+    "python train.py --env swarm --updates 0":
+        TINY.replace("--updates 1 ", "").replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1")
+        .replace("--max-tokens 32", "--max-tokens 8"),
+    "accelerate launch --num_processes 4 -m bridges.trl --env swarm --model out/ -- --use_vllm true":
+        "needs TRL; tests/verifiers/test_trl.py",
     "python train.py --eval-only --api-base http://127.0.0.1:8000/v1 --model out/ --env swarm": "parsed: needs a server; tests/test_api.py",
     "pip install -e .": "make test-verifiers",
     "pip install -r requirements/openenv.txt": "make test-openenv",
@@ -400,8 +408,10 @@ class Plain:
 def test_an_environment_that_cannot_be_used_is_told_in_one_sentence(tmp_path):
     (tmp_path / "bad.py").write_text("class Half:\n    think = False\nraise RuntimeError('no') if False else None\n")
     (tmp_path / "half.py").write_text("class Half:\n    think = False\n")
-    for env, words in (("nowhere.py:X", "there is no file nowhere.py"), (f"{tmp_path}/bad.py:Half", "TypeError"), (f"{tmp_path}/half.py:Half", "tools"),
-                       (f"{tmp_path}/half.py:Whole", "Whole"), ("env_letters.py:Letters", "missing 4 required"), ("yours", "no such environment"), ("chess", "FILE.py:CLASS")):  # fmt: skip
+    for env, words in (("nowhere.py:X", "there is no file nowhere.py"), (f"{tmp_path}/bad.py:Half", "TypeError"),
+                       (f"{tmp_path}/half.py:Half", "tools"), (f"{tmp_path}/half.py:Whole", "Whole"),
+                       ("env_letters.py:Letters", "missing 4 required"), ("yours", "no such environment"),
+                       ("chess", "FILE.py:CLASS")):  # fmt: skip
         with pytest.raises(ValueError, match=re.escape(words)) as told:
             settings.check(settings.Config(env=env))
         assert "\n" not in str(told.value)

@@ -102,9 +102,12 @@ def test_the_page_puts_each_figure_beside_its_goal():
     assert verdicts == {
         "greedy replies that CPU and card share, float32": False,
         "log-probs in bfloat16: the card's distance from float32, over the CPU's": True,
-        "decoding, 64 rows: share of the bandwidth": True, "decoding, 64 rows: times model.generate": None, "decoding, 1 rows: share of the bandwidth": None,
-        "training, LoRA 32, rows of 2,048 tokens: MFU": False, "training, LoRA 32, rows of 2,048 tokens: times TRL": True, "training, LoRA 32, rows of 8,192 tokens: MFU": False,
-        "a whole update, 4b-full-torch": False, "a whole update, 4b-lora-torch: seconds": None, "4b-lora-torch: peak of memory in GiB (by the plan)": None,
+        "decoding, 64 rows: share of the bandwidth": True, "decoding, 64 rows: times model.generate": None,
+        "decoding, 1 rows: share of the bandwidth": None,
+        "training, LoRA 32, rows of 2,048 tokens: MFU": False, "training, LoRA 32, rows of 2,048 tokens: times TRL": True,
+        "training, LoRA 32, rows of 8,192 tokens: MFU": False,
+        "a whole update, 4b-full-torch": False, "a whole update, 4b-lora-torch: seconds": None,
+        "4b-lora-torch: peak of memory in GiB (by the plan)": None,
     }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Protects checkpoints: a round trip is exact to the bit, no kill and no full disk leaves a run without one, damage is noticed and the one before is taken."""
+"""Protects checkpoints: a round trip is exact to the bit, no kill and no full disk leaves a run without one, damage is noticed and the one
+before is taken."""
 
 import errno
 import os

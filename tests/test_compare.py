@@ -19,8 +19,8 @@ from bookkeeping.run import code_of, code_ran, note_code
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = {
-    "env": "letters", "difficulty": 6, "reward": "partial", "think": True, "loss": "grpo", "lr": 3e-4, "updates": 30, "seed": 0, "name": "x",
-    "runs": "runs", "resume": "", "threads": 1, "wandb": False, "device": "auto", "save_every": 10,
+    "env": "letters", "difficulty": 6, "reward": "partial", "think": True, "loss": "grpo", "lr": 3e-4, "updates": 30, "seed": 0,
+    "name": "x", "runs": "runs", "resume": "", "threads": 1, "wandb": False, "device": "auto", "save_every": 10,
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Protects the configs for prime-rl: every key that they write is a field of its schema, read from the commit that bridges/configs/prime_rl_fields.json names."""
+"""Protects the configs for prime-rl: every key that they write is a field of its schema,
+read from the commit that bridges/configs/prime_rl_fields.json names."""
 
 import copy
 import json

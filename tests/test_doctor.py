@@ -1,4 +1,5 @@
-"""Protects the doctor: each symptom is told when it is there, once, with what to do; a healthy run is left alone, the committed ones included."""
+"""Protects the doctor: each symptom is told when it is there, once, with what to do; a healthy run is left alone,
+the committed ones included."""
 
 import json
 import re
@@ -211,8 +212,10 @@ DEV = {
         [BEFORE, evaluation("after_sft", 0, 0.45, 0.3), evaluation("final", 30, 0.43, 0.416)], 30,
         ("+0.116 [", "-2.0 points [", "pays something else")),
     "lost": ([BEFORE, SFT, evaluation("final", 30, 0.37)], 30, ("from 44.9% to 37.1%, -7.8 points [", "n=256", "learning rate")),
-    "past its best": ([BEFORE, SFT, evaluation("train", 10, 0.8), evaluation("train", 20, 0.7)], 20, ("since update 10", "-10.2 points [", "--updates 10")),
-    "length": ([BEFORE, evaluation("after_sft", 0, 0.45, tokens=104), evaluation("train", 20, 0.45, tokens=44)], 20, ("from 104 to 44 tokens", "+0.0 points [")),
+    "past its best": ([BEFORE, SFT, evaluation("train", 10, 0.8), evaluation("train", 20, 0.7)], 20,
+                      ("since update 10", "-10.2 points [", "--updates 10")),
+    "length": ([BEFORE, evaluation("after_sft", 0, 0.45, tokens=104), evaluation("train", 20, 0.45, tokens=44)], 20,
+               ("from 104 to 44 tokens", "+0.0 points [")),
     "only in training": ([BEFORE, SFT, evaluation("final", 30, 0.46)], 30, ("from 0.47 to 0.77", "+0.012 [", "reset(seed)")),
 }  # fmt: skip
 
@@ -235,12 +238,15 @@ def test_what_evaluations_show_is_told_with_its_interval(symptom):
         ([BEFORE, SFT, evaluation("final", 30, 0.43)], FLAT, FLAGS),  # 2 points: nobody can tell
         ([BEFORE, SFT, evaluation("train", 20, 0.40)], FLAT, FLAGS),  # 13 tasks of 256: not often enough while a run trains
         ([BEFORE, SFT, evaluation("final", 30, 0.2) | {"trained": False}], FLAT, FLAGS),  # tasks that are not trained
-        ([evaluation("before", -1, 0.45, n=4), evaluation("after_sft", 0, 0.45, n=4)], FLAT, FLAGS),  # four tasks show nothing, nor its absence
+        # four tasks show nothing, nor its absence
+        ([evaluation("before", -1, 0.45, n=4), evaluation("after_sft", 0, 0.45, n=4)], FLAT, FLAGS),
         ([evaluation("before", -1, 0.45), SFT], FLAT, {"sft_steps": 0}),  # there was none
         ([BEFORE, evaluation("after_sft", 0, 0.97), evaluation("final", 30, 0.98, tokens=44)], FLAT, FLAGS),  # all right, and shorter
         ([BEFORE, SFT, evaluation("final", 30, 0.9, tokens=250)], FLAT, FLAGS),  # it has learnt to think
-        ([BEFORE, SFT, evaluation("final", 30, 0.46)], rewards_of("only in training"), FLAGS | {"curriculum": True}),  # easier tasks in training, as asked
-        ([BEFORE, evaluation("after_sft", 0, 0.9), evaluation("final", 30, 0.9)], rewards_of("only in training"), FLAGS),  # samples catch up with greedy replies
+        # easier tasks in training, as asked
+        ([BEFORE, SFT, evaluation("final", 30, 0.46)], rewards_of("only in training"), FLAGS | {"curriculum": True}),
+        # samples catch up with greedy replies
+        ([BEFORE, evaluation("after_sft", 0, 0.9), evaluation("final", 30, 0.9)], rewards_of("only in training"), FLAGS),
     ],
 )  # fmt: skip
 def test_what_evaluations_do_not_show_is_not_told(evals, rewards, flags):
@@ -322,7 +328,8 @@ def test_the_table_has_a_row_for_every_symptom():
 # ---------------------------------------------------------------------------------------------- runs that were made
 
 TOO_FAST = ("full_1e-3", "rank1_3e-2", "rank8_1e-2", "rank32_3e-3")
-# What SFT or GRPO really did, and only the evaluations show: SFT on the expert makes swarm's greedy base worse, a rank of 1 learns nothing from SFT, and three runs that are paid for parts stop thinking.
+# What SFT or GRPO really did, and only the evaluations show: SFT on the expert makes swarm's greedy base worse, a rank of 1 learns nothing
+# from SFT, and three runs that are paid for parts stop thinking.
 SHOWN = {
     "swarm/grpo-": "bad SFT",
     "swarm/grpo_tuned-0": "lost",
@@ -339,8 +346,8 @@ SHOWN = {
     "run", sorted(p.parent.relative_to(ROOT).as_posix() for p in (ROOT / "results").glob("**/metrics.jsonl") if "failures" not in str(p))
 )
 def test_committed_runs_are_well(run):
-    """All were looked at by people, and none had any of this: an alarm here would be a false one. But samples eight updates old, without a correction,
-    fall apart, and so do policies at the highest learning rates of the ledger's claim about LoRA: there it has to be told."""
+    """All were looked at by people, and none had any of this: an alarm here would be a false one. But samples eight updates old, without a
+    correction, fall apart, and so do policies at the highest learning rates of the ledger's claim about LoRA: there it has to be told."""
     lines, evals = (records.lines(ROOT / run / f"{name}.jsonl") for name in ("metrics", "evals"))
     told, shown = (
         doctor.look_at(lines),

@@ -485,7 +485,10 @@ def long_text(kind: str) -> str:
     }[kind]
 
 
-LONG = "foreign letters,spaces,empty lines,lines of one letter,NUL bytes,random letters,closing thoughts,opening tags,closing tags,small blocks"
+LONG = (
+    "foreign letters,spaces,empty lines,lines of one letter,NUL bytes,random letters,closing thoughts,opening tags,"
+    "closing tags,small blocks"
+)
 
 
 @pytest.mark.parametrize("kind", LONG.split(","))

@@ -249,8 +249,10 @@ CALLS = {
     "second proposal": (
         write_call("propose_trade", {"counterparty_id": "bot_1", "content": "a", "offered_transfer": 1}), "prop_2 to bot_1 is still pending"
     ),
-    "accept own": (write_call("accept_proposal", {"proposal_id": "prop_2"}), "prop_2 is your own proposal, only its receiver may accept it"),
-    "reject own": (write_call("reject_proposal", {"proposal_id": "prop_2"}), "prop_2 is your own proposal, only its receiver may reject it"),
+    "accept own": (write_call("accept_proposal", {"proposal_id": "prop_2"}),
+                   "prop_2 is your own proposal, only its receiver may accept it"),
+    "reject own": (write_call("reject_proposal", {"proposal_id": "prop_2"}),
+                   "prop_2 is your own proposal, only its receiver may reject it"),
     "accept another's": (write_call("accept_proposal", {"proposal_id": "prop_3"}), "prop_3 is from bot_1 to bot_2"),
     "reject another's": (write_call("reject_proposal", {"proposal_id": "prop_3"}), "prop_3 is from bot_1 to bot_2"),
     "accept nothing": (write_call("accept_proposal", {"proposal_id": "prop_99"}), "no pending proposal prop_99"),

@@ -21,7 +21,8 @@ def episode(reward: float = 0.0, seed: int = 0, stop: str = "done", **parts: flo
     broken = stop == "error"
     return Episode(
         seed, 0, [20, 30, 40, 2], [False, False, True, True], [0.0, 0.0, -0.5, -0.25], turns=1, reward=0.0 if broken else reward,
-        components={} if broken else parts, stop_reason=stop, messages=[{"role": "user", "content": f"task {seed}"}], error="Lost: it" * broken,
+        components={} if broken else parts, stop_reason=stop, messages=[{"role": "user", "content": f"task {seed}"}],
+        error="Lost: it" * broken,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
-"""Protects the exercises: the committed file is unsolved, the functions that train the policy solve it, so does a second way of writing each, and the
-mistakes that nearly everybody makes are called by their names. Wrong and right versions here are written as a reader would, not as learn/cases.py does."""
+"""Protects the exercises: the committed file is unsolved, the functions that train the policy solve it, so does a second way of writing
+each, and the mistakes that nearly everybody makes are called by their names. Wrong and right versions here are written as a reader would,
+not as learn/cases.py does."""
 
 import inspect
 import math
@@ -109,7 +110,8 @@ def log(*p: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("name, given, expected", [  # the examples of the docstrings, worked out by hand
     ("partial_reward", (BANANA, '<answer>{"a": 3, "n": 2, "q": 1}</answer>'), 0.7),
-    ("conversation", ([1, 5, 2, 1], [[7, 8, 2], [9, 2]], [[1, 6, 2, 1]]), ([1, 5, 2, 1, 7, 8, 2, 1, 6, 2, 1, 9, 2], [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1])),
+    ("conversation", ([1, 5, 2, 1], [[7, 8, 2], [9, 2]], [[1, 6, 2, 1]]),
+     ([1, 5, 2, 1, 7, 8, 2, 1, 6, 2, 1, 9, 2], [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1])),
     ("draw", (log(0.5, 0.25, 0.25), 0.6, 1.0), (1, math.log(1 / 4))),
     ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.5), (0, math.log(2 / 3))),
     ("draw", (log(0.5, 0.25, 0.25), 0.6, 0.0), (0, math.log(1 / 2))),
@@ -227,7 +229,8 @@ def in_place(rewards):
 
 
 SOLVED = {"partial_reward": reward, "conversation": tokens, "draw": inverse_cdf, "token_logprobs": shifted, "group_advantages": advantages,
-          "token_weights": weights, "clipped_loss": surrogate, "importance_weights": truncated, "k3": kl, "wilson": interval, "expect": gate}  # fmt: skip
+          "token_weights": weights, "clipped_loss": surrogate, "importance_weights": truncated, "k3": kl, "wilson": interval,
+          "expect": gate}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -264,9 +267,11 @@ def test_what_is_given_may_be_changed():
     ("group_advantages", lambda r: advantages(r, eps=0.0), "the std needs its 1e-6"),
     ("group_advantages", lambda r: advantages(r, double=False), "rounding noise"),
     ("group_advantages", lambda r: advantages(r.nan_to_num(0)), "counts as a reward of 0"),
-    ("group_advantages", lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, correction=0) + 1e-6), "one NaN makes NaN of its whole group"),
+    ("group_advantages", lambda r: (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, correction=0) + 1e-6),
+     "one NaN makes NaN of its whole group"),
     ("group_advantages", lambda r: (r - r.nanmean(1, keepdim=True)).nan_to_num(0), "not divided by the std"),
-    ("token_weights", lambda loss, n, most: weights("dapo" if loss == "grpo" else loss, n, most), "under grpo every episode counts the same"),
+    ("token_weights", lambda loss, n, most: weights("dapo" if loss == "grpo" else loss, n, most),
+     "under grpo every episode counts the same"),
     ("token_weights", lambda loss, n, most: weights("grpo" if loss == "dapo" else loss, n, most), "under dapo every token counts the same"),
     ("token_weights", lambda loss, n, most: weights("grpo" if loss == "dr_grpo" else loss, n, most), "own length"),
     ("token_weights", lambda loss, n, most: weights(loss, n, most) * (1 if loss == "dapo" else len(n)), "mean over episodes is missing"),

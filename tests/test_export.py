@@ -1,4 +1,5 @@
-"""Out again (bridges/export.py): what is exported computes what was trained, the card says what was measured, and a hub on loopback takes it."""
+"""Out again (bridges/export.py): what is exported computes what was trained, the card says what was measured,
+and a hub on loopback takes it."""
 
 import base64
 import json
@@ -23,8 +24,8 @@ from bridges.serve import JsonHandler
 from policy import PICO, load_policy
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = dict(updates=2, num_tasks=2, k=4, eval_n=4, max_tokens=64, sft_steps=3, sft_examples=4, threads=1, wandb=False, device="cpu", lr=3e-3,
-            sft_lr=3e-3, difficulty=2, reward="partial")  # fmt: skip
+TINY = dict(updates=2, num_tasks=2, k=4, eval_n=4, max_tokens=64, sft_steps=3, sft_examples=4, threads=1, wandb=False, device="cpu",
+            lr=3e-3, sft_lr=3e-3, difficulty=2, reward="partial")  # fmt: skip
 
 
 def tiny_run(folder: Path, name: str, **flags) -> Path:
@@ -143,8 +144,8 @@ def test_what_fails_half_way_leaves_no_folder(runs, tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"gone", "file"}
 
 
-@pytest.mark.parametrize("words", ["", "--lora-rank 0 --loss dapo --no-think", "--difficulty 3 --curriculum --kl 0.1 --seed 4", "--env swarm --swarm-version 0.1",
-                                   "--env alphabet --max-turns 5 --power-per-turn"])  # fmt: skip
+@pytest.mark.parametrize("words", ["", "--lora-rank 0 --loss dapo --no-think", "--difficulty 3 --curriculum --kl 0.1 --seed 4",
+                                   "--env swarm --swarm-version 0.1", "--env alphabet --max-turns 5 --power-per-turn"])  # fmt: skip
 def test_the_flags_on_the_card_give_the_run_again(words):
     cfg = tyro.cli(settings.Config, args=words.split())
     settings.check(cfg)

@@ -1,4 +1,5 @@
-"""Protects the failure journal: every mistake can be made, is named by the run that makes it, and learn/FAILURES.md says what the committed runs said."""
+"""Protects the failure journal: every mistake can be made, is named by the run that makes it,
+and learn/FAILURES.md says what the committed runs said."""
 
 import json
 import sys
@@ -19,11 +20,13 @@ from learn import failures
 from learn.failures import FAILURES
 
 ROOT = Path(failures.__file__).resolve().parents[1]
-TOUCHED = [(grpo, "collate"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "policy_loss"), (rollout, "prompt_ids"), (sft, "expert_episode"),
-           (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip
-SMALL = ["--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "2", "--difficulty", "2",
-         "--max-tokens", "48", "--threads", "1", "--warmup", "0", "--no-wandb", "--no-eval-other-tiers"]  # fmt: skip
-MORE = {"learning-rate": ["--updates", "5", "--reward", "partial", "--warmup", "0"], "no-variance": ["--difficulty", "8", "--updates", "11", "--k", "2"], "stale-adapter": ["--lr", "1e-2", "--updates", "6", "--reward", "partial"],
+TOUCHED = [(grpo, "collate"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "policy_loss"), (rollout, "prompt_ids"),
+           (sft, "expert_episode"), (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip
+SMALL = ["--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "2",
+         "--difficulty", "2", "--max-tokens", "48", "--threads", "1", "--warmup", "0", "--no-wandb", "--no-eval-other-tiers"]  # fmt: skip
+MORE = {"learning-rate": ["--updates", "5", "--reward", "partial", "--warmup", "0"],
+        "no-variance": ["--difficulty", "8", "--updates", "11", "--k", "2"],
+        "stale-adapter": ["--lr", "1e-2", "--updates", "6", "--reward", "partial"],
         "reward-as-correct": ["--updates", "2"], "temperature": ["--updates", "6", "--k", "8", "--reward", "partial"]}  # fmt: skip
 
 

@@ -33,7 +33,8 @@ def launch(flags, plan=None, at=None):
     if not (pid := os.fork()):
         os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
         status = 0
-        torch.set_num_threads(1)  # makes the fork's own pool: weights are loaded by two threads, and if they were the first, one would find none
+        torch.set_num_threads(1)  # makes the fork's own pool: weights are loaded by two threads, and if they were the first, \
+one would find none
         try:
             places.child(plan or {"do": "none"}, flags)
         except SystemExit as stop:
@@ -174,7 +175,10 @@ def test_the_same_to_the_last_bit():
 
 
 def test_what_is_said_last_is_not_a_bar():
-    text = "x\rGRPO:  67%|######   | 4/6 [00:02<00:01,  1.91it/s]No room; make some\n\x1b[A\reval final: 100%|#| 4/4 [00:00<00:00,  4.15it/s]\n"
+    text = (
+        "x\rGRPO:  67%|######   | 4/6 [00:02<00:01,  1.91it/s]No room; make some\n"
+        "\x1b[A\reval final: 100%|#| 4/4 [00:00<00:00,  4.15it/s]\n"
+    )
     assert faults.last_line(text) == "No room; make some"
     assert faults.last_line("") == ""
 

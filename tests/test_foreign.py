@@ -98,13 +98,19 @@ def test_a_folder_gives_its_newest_checkpoint_and_follows_no_link(tmp_path):
 
 
 def test_of_wandbs_csv_of_several_runs_the_first_is_read():
-    text = 'Step,"a - train/reward","a - train/reward__MIN","b - train/reward","a - train/frac_reward_zero_std"\n1,0.5,0.1,0.9,0.25\n2,0.6,,,0.5\n'
+    text = (
+        'Step,"a - train/reward","a - train/reward__MIN","b - train/reward","a - train/frac_reward_zero_std"\n1,0.5,0.1,0.9,0.25\n'
+        "2,0.6,,,0.5\n"
+    )
     log = logs.collect(list(logs.rows_of(text.encode())[1]))
     assert log.columns == {"reward": [0.5, 0.6], "groups_with_signal": [0.75, 0.5]}
 
 
 def test_older_names_and_quoted_or_numpy_numbers_are_read():
-    old = "{'loss': '0.0', 'reward': 1.16, 'reward_std': 0.9, 'rewards/accuracy_reward': 0.33, 'completion_length': 834.3, 'kl': nan, 'epoch': 0.01}"
+    old = (
+        "{'loss': '0.0', 'reward': 1.16, 'reward_std': 0.9, 'rewards/accuracy_reward': 0.33, 'completion_length': 834.3, 'kl': nan, "
+        "'epoch': 0.01}"
+    )
     log = logs.collect(list(logs.rows_of(old.encode())[1]))
     assert (log.columns["reply_tokens"], log.columns["part:accuracy_reward"], log.not_numbers) == ([834.3], [0.33], {"kl": 1})
     verl = "\x1b[36m(TaskRunner pid=3)\x1b[0m step:7 - actor/entropy:np.float64(0.31) - critic/score/mean:-0.5"
@@ -129,8 +135,9 @@ def test_every_name_of_the_table_is_found_by_its_own_line():
 def made_up(n: int = 40, **columns) -> logs.Log:
     """A healthy run, but for what is given: {our column: its values}."""
     rng = np.random.default_rng(0)
-    healthy = {"reward": 0.4 + 0.01 * np.arange(n) + rng.normal(0, 0.02, n), "groups_with_signal": np.full(n, 0.8), "entropy": np.linspace(0.3, 0.1, n),
-               "grad_norm": np.full(n, 0.4), "reply_tokens": 100 + rng.normal(0, 3, n), "lr": np.full(n, 1e-6), "truncated": np.zeros(n)}  # fmt: skip
+    healthy = {"reward": 0.4 + 0.01 * np.arange(n) + rng.normal(0, 0.02, n), "groups_with_signal": np.full(n, 0.8),
+               "entropy": np.linspace(0.3, 0.1, n), "grad_norm": np.full(n, 0.4), "reply_tokens": 100 + rng.normal(0, 3, n),
+               "lr": np.full(n, 1e-6), "truncated": np.zeros(n)}  # fmt: skip
     values = {name: list(map(float, column)) for name, column in (healthy | columns).items()}
     return logs.Log(["made up"], "", names.TRL, list(range(1, n + 1)), values, dict.fromkeys(values, "theirs"))
 
@@ -154,7 +161,8 @@ ILL = {
     "KL": ({"kl": np.geomspace(1e-3, 30, 40)}, {"kl": np.linspace(1e-3, 0.5, 40)}),
     "entropy collapse": ({"entropy": np.geomspace(1, 1e-3, 40), "reward": FLAT, "groups_with_signal": np.full(40, 0.2)},
                          {"entropy": np.geomspace(1, 1e-3, 40), "groups_with_signal": np.full(40, 0.3)}),
-    "pays something else": ({"reward": RISES, "part:format": RISES, "part:accuracy": FLAT}, {"reward": RISES, "part:format": FLAT, "part:accuracy": RISES}),
+    "pays something else": ({"reward": RISES, "part:format": RISES, "part:accuracy": FLAT},
+                            {"reward": RISES, "part:format": FLAT, "part:accuracy": RISES}),
     "pays length": ({"reward": RISES, "part:length": RISES, "part:accuracy": FLAT, "reply_tokens": np.linspace(100, 300, 40)},
                     {"reward": RISES, "part:length": FLAT, "part:accuracy": RISES, "reply_tokens": np.linspace(100, 300, 40)}),
     "only in training": ({"reward": RISES, "eval_reward": EVALS}, {"reward": RISES, "eval_reward": EVALS * (1 + np.arange(40) / 20)}),
@@ -323,9 +331,11 @@ NUMBERS = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from(["step", "reward", "loss", "frac_reward_zero_std", "entropy", "kl", "grad_norm", "learning_rate", "data",
-                                                 "completions/clipped_ratio", "sampling/sampling_logp_difference/mean", "rewards/a/mean", "update",
-                                                 "groups_with_signal", "exact", "n", "errors", "stretch", "fraction", "format", "stop_trained"]), NUMBERS),
+@given(st.lists(st.dictionaries(st.sampled_from(["step", "reward", "loss", "frac_reward_zero_std", "entropy", "kl", "grad_norm",
+                                                 "learning_rate", "data",
+                                                 "completions/clipped_ratio", "sampling/sampling_logp_difference/mean", "rewards/a/mean",
+                                                 "update", "groups_with_signal", "exact", "n", "errors", "stretch", "fraction", "format",
+                                                 "stop_trained"]), NUMBERS),
                 max_size=40))  # fmt: skip
 def test_any_numbers_get_an_answer_or_a_sentence(lines):
     survives("\n".join(json.dumps({"step": i, "update": i, **line}) for i, line in enumerate(lines)).encode())
@@ -333,9 +343,11 @@ def test_any_numbers_get_an_answer_or_a_sentence(lines):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\0" * 100, b"{" * 100_000, b'{"log_history": [' + b"{" * 100_000, b'{"a":' * 50_000 + b"}" * 50_000, b"[" * 100_000, b'{"step": 1e999, "reward": 1}',
-     b":W&B\xe1\xbe\x00" + b"\xff" * 70_000, b"\x20" + b"\0" * 7 + b"\0\0\0\0\x0a\x00brain.Event:2" + b"\xff" * 1000, b"step,reward\n" + b'"' * 300_000,
-     b"step:1 - " + b"a:1 " * 100_000, b"{'reward': " + b"1" * 100_000 + b"}", "\u202e{'reward': 1, 'reward_std': 2, '\x1b[2J': 3}".encode(), b"\r" * 100_000],
+    [b"", b"\0" * 100, b"{" * 100_000, b'{"log_history": [' + b"{" * 100_000, b'{"a":' * 50_000 + b"}" * 50_000, b"[" * 100_000,
+     b'{"step": 1e999, "reward": 1}',
+     b":W&B\xe1\xbe\x00" + b"\xff" * 70_000, b"\x20" + b"\0" * 7 + b"\0\0\0\0\x0a\x00brain.Event:2" + b"\xff" * 1000,
+     b"step,reward\n" + b'"' * 300_000, b"step:1 - " + b"a:1 " * 100_000, b"{'reward': " + b"1" * 100_000 + b"}",
+     "\u202e{'reward': 1, 'reward_std': 2, '\x1b[2J': 3}".encode(), b"\r" * 100_000],
 )  # fmt: skip
 def test_files_made_to_hurt_get_an_answer_or_a_sentence(data):
     survives(data)

@@ -464,7 +464,8 @@ def test_it_shows_itself_and_refuses_in_one_sentence():
 
 
 def test_the_economy_is_untouched():
-    """The simulation uses two facts of swarm/economy.py: a freeze lasts APPEAL_STEPS, and a proposal's label can be set before it is settled."""
+    """The simulation uses two facts of swarm/economy.py: a freeze lasts APPEAL_STEPS,
+    and a proposal's label can be set before it is settled."""
     economy = lab.start(World(), STACKS["local"], 0)
     assert eco.ME not in economy.members and economy.total == 800
     economy.members["bot_1"].frozen_at = economy.step + 5 * 2 - eco.APPEAL_STEPS
@@ -476,7 +477,8 @@ def test_the_economy_is_untouched():
 
 
 def test_pair_tests_by_hand():
-    """Three agents, the last the busiest. Ties have the mean of their ranks; who has one partner only says nothing of how well they deal."""
+    """Three agents, the last the busiest. Ties have the mean of their ranks;
+    who has one partner only says nothing of how well they deal."""
     quality = [[[], [0.1, 0.9], [0.5]], [[0.4, 0.6, 0.6], [], []], [[0.2, 0.3], [0.8, 0.9, 0.7], []]]
     counts = np.array([[len(p) for p in row] for row in quality], dtype=float)
     expected = np.array([[0, 1.0, 2.0], [1.5, 0, 0.5], [2.0, 2.5, 0]])

@@ -267,7 +267,8 @@ def test_cutting_into_micro_batches_changes_nothing(load, make_groups, gradients
 
 @pytest.fixture
 def rows_seen(monkeypatch) -> list[int]:
-    """How many episodes each forward pass of grpo.update was given; not of the pass that only looks (twice), for these samples are made up."""
+    """How many episodes each forward pass of grpo.update was given; not of the pass that only looks (twice),
+    for these samples are made up."""
     rows, original = [], grpo.token_logprobs
 
     def spy(policy, ids, *rest):

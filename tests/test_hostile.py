@@ -1,4 +1,5 @@
-"""Protects the claim that any string is a legal reply: a share of lab/trust/hostile.py's million, and proof that its fuzzer sees what it is to see.
+"""Protects the claim that any string is a legal reply: a share of lab/trust/hostile.py's million,
+and proof that its fuzzer sees what it is to see.
 
 A fuzzer that finds nothing may be blind. So every complaint it can make is provoked once, by an environment that is broken on purpose.
 """

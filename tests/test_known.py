@@ -1,4 +1,5 @@
-"""Protects known tasks (bridges/known.py, rows.py, task.py): bad rows are refused by their line, sides never meet, a scorer cannot end a run.
+"""Protects known tasks (bridges/known.py, rows.py, task.py): bad rows are refused by their line, sides never meet,
+a scorer cannot end a run.
 
 What needs the reasoning-gym package is in tests/verifiers/test_gym.py.
 """
@@ -131,7 +132,8 @@ def test_no_file_makes_anything_but_a_sentence(tmp_path_factory, junk, cut):
         assert all(row.question and row.answer for row in found)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.sampled_from(["question", "prompt", "answer", "x"]), x)))  # fmt: skip
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                    lambda x: st.lists(x) | st.dictionaries(st.sampled_from(["question", "prompt", "answer", "x"]), x)))  # fmt: skip
 @how(max_examples=100, deadline=None)
 def test_no_json_makes_anything_but_a_row_or_a_sentence(value):
     try:
@@ -244,9 +246,11 @@ def test_the_scorer_is_guessed_from_the_answers(tmp_path):
 
 
 def test_one_answer_after_the_thinking_is_read():
-    for reply, answer in (("<answer>7</answer>", "7"), ("<think>8 <answer>8</answer></think> so <answer> 7 </answer>.", "7"), ("7", None), ("", None),
-                          ("<answer>7", None), ("</answer><answer>7</answer>", "7"), ("<answer>7</answer><answer>8</answer>", None), ("<think><answer>7</answer>", None),
-                          ("<answer></answer>", None), (f"<answer>{'7' * 10**5}</answer>", None), ("<answer><answer>7</answer></answer>", None)):  # fmt: skip
+    for reply, answer in (("<answer>7</answer>", "7"), ("<think>8 <answer>8</answer></think> so <answer> 7 </answer>.", "7"), ("7", None),
+                          ("", None), ("<answer>7", None), ("</answer><answer>7</answer>", "7"),
+                          ("<answer>7</answer><answer>8</answer>", None), ("<think><answer>7</answer>", None),
+                          ("<answer></answer>", None), (f"<answer>{'7' * 10**5}</answer>", None),
+                          ("<answer><answer>7</answer></answer>", None)):  # fmt: skip
         assert known.answer_of(reply, True) == answer, reply
     assert known.answer_of("so <answer>7</answer>", False) is None and known.answer_of(" <answer>7</answer>\n", False) == "7"
 
@@ -400,8 +404,9 @@ def test_a_number_is_written_out_so_that_a_scorer_of_numbers_knows_it(answer, wr
 def test_only_small_sums_reach_a_scorer_that_runs_them():
     for answer in ("6*(98 - 54) - 34 - 66", "1*3*5 + 9", "-2.5/4", "-5*X**9 - 2*X**6/3 + C", "exp(x)*cos(x) + C", "(x + 1)**12"):
         assert is_small_sum(answer), answer
-    for answer in ("9**9**9**9", "((9**99)**99)**99", "(2**3**4**5)", "__import__('os')", "x.real", "exit()", "a[0]", "lambda: 1", "1e999", "factorial(9)",
-                   "9!", "'a'*9", "f(1)", "_", "1 if 2 else 3", "sin(1, a=__import__('os'))", "sin(1, **x)", "exp(x, y=1)", "sin(*x)", "print(1)", "(" * 500, "1," * 9, "1+" * 5000 + "1"):  # fmt: skip
+    for answer in ("9**9**9**9", "((9**99)**99)**99", "(2**3**4**5)", "__import__('os')", "x.real", "exit()", "a[0]", "lambda: 1", "1e999",
+                   "factorial(9)", "9!", "'a'*9", "f(1)", "_", "1 if 2 else 3", "sin(1, a=__import__('os'))", "sin(1, **x)", "exp(x, y=1)",
+                   "sin(*x)", "print(1)", "(" * 500, "1," * 9, "1+" * 5000 + "1"):  # fmt: skip
         assert not is_small_sum(answer), answer
 
 

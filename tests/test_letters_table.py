@@ -1,5 +1,5 @@
-"""Protects the letters table: a setting is chosen on development tasks alone, every arm is judged on the same held-out ones, and a derivation
-that was begun for the base is part of what it said.
+"""Protects the letters table: a setting is chosen on development tasks alone, every arm is judged on the same held-out ones, and a
+derivation that was begun for the base is part of what it said.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Protects lab/speed/limits.py: operations are those that torch counts, bytes those that a step reads, and a smaller copy is never the slower limit."""
+"""Protects lab/speed/limits.py: operations are those that torch counts, bytes those that a step reads,
+and a smaller copy is never the slower limit."""
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from lab.speed import card, limits
 from lab.speed import memory as plans
 from rollout import Episode
 
-TINY = dict(vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-            tie_word_embeddings=True)  # fmt: skip
+TINY = dict(vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, tie_word_embeddings=True)  # fmt: skip
 MIXTURE = TINY | dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, tie_word_embeddings=False)
 
 

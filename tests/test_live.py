@@ -1,7 +1,7 @@
 """Protects docs/live: that its JavaScript computes what torch computes, that its numbers and links are right, and that it is a page.
 
-A few tasks each; `python -m lab.pages.live_check` asks the same of 64 (results/live). Where there is no Chromium, the half that needs one is
-skipped, with the reason.
+A few tasks each; `python -m lab.pages.live_check` asks the same of 64 (results/live). Where there is no Chromium, the half that needs one
+is skipped, with the reason.
 """
 
 import base64

@@ -1,4 +1,5 @@
-"""Protects the log-probs of training: those of the model, one token after the other, whatever is shared, cut or thrown away on the way; and gradients alike."""
+"""Protects the log-probs of training: those of the model, one token after the other, whatever is shared, cut or thrown away on the way;
+and gradients alike."""
 
 from types import SimpleNamespace
 
@@ -65,7 +66,8 @@ def test_token_logprobs_are_those_of_a_naive_forward(
 
 
 def three_groups() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Seven rows: three with one prompt of 9 tokens, three with one of 14, one alone; replies of 1 to 9 tokens, of which some are nobody's choice."""
+    """Seven rows: three with one prompt of 9 tokens, three with one of 14, one alone; replies of 1 to 9 tokens,
+    of which some are nobody's choice."""
     ids, mask, lengths = torch.zeros(7, 24, dtype=torch.long), torch.zeros(7, 23, dtype=torch.bool), []
     for n, (prompt, reply) in enumerate([(9, 5), (14, 9), (9, 1), (14, 2), (9, 8), (5, 6), (14, 1)]):
         ids[n, :prompt] = random_rows(1, prompt, seed=prompt)[0]
@@ -274,7 +276,8 @@ def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load, monk
 
 
 def test_the_head_makes_its_tensors_where_the_weights_are():
-    """On a card a buffer left on the CPU fails at the first update. The meta device stands in: it is another device, and computes shapes alone."""
+    """On a card a buffer left on the CPU fails at the first update. The meta device stands in: it is another device,
+    and computes shapes alone."""
     hidden, weight = (torch.zeros(n, 8, device="meta", requires_grad=True) for n in (7, 11))
     targets = torch.zeros(7, dtype=torch.long, device="meta")
     found, entropies = logprobs.Head.apply(hidden, weight, None, targets, 1.0, None, 3)

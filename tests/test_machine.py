@@ -1,7 +1,8 @@
-"""Protects the machines: what Linux has and Windows or macOS has not is taken away here, and a run still does what it promises. And the first seconds:
-what is said before torch is imported.
+"""Protects the machines: what Linux has and Windows or macOS has not is taken away here, and a run still does what it promises. And the
+first seconds: what is said before torch is imported.
 
-No Windows and no Mac was at hand (docs/where.md). What stands in for them is this Python, without the modules, functions and signals that they lack.
+No Windows and no Mac was at hand (docs/where.md). What stands in for them is this Python, without the modules,
+functions and signals that they lack.
 """
 
 import ast
@@ -31,7 +32,8 @@ import os, runpy, signal, sys
 import psutil
 for name in ("resource", "fcntl", "pwd", "grp", "syslog"):
     sys.modules[name] = None
-for name in ("fork", "forkpty", "getuid", "geteuid", "getgid", "sync", "killpg", "getpgid", "setsid", "statvfs", "getloadavg", "sched_getaffinity",
+for name in ("fork", "forkpty", "getuid", "geteuid", "getgid", "sync", "killpg", "getpgid", "setsid", "statvfs", "getloadavg", \
+"sched_getaffinity",
              "chown", "wait4", "O_NOFOLLOW"):
     delattr(os, name)
 for name in ("SIGALRM", "setitimer", "ITIMER_REAL", "alarm", "SIGKILL", "SIGHUP", "SIGUSR1", "SIGQUIT", "pthread_sigmask"):
@@ -69,12 +71,14 @@ class Sums:
 
 @pytest.fixture(scope="module")
 def on_windows(tmp_path_factory):
-    """A whole run of train.py without what Windows lacks, its output into a pipe that the system takes for code page 1252: (output, run folder)."""
+    """A whole run of train.py without what Windows lacks, its output into a pipe that the system takes for code page 1252:
+    (output, run folder)."""
     home = tmp_path_factory.mktemp("home")
     (home / "C:\\x").write_text("")  # on Linux a name like any other
     (home / "C:\\x\\loops.py").write_text(LOOPS)
-    flags = ["--env", "C:\\x\\loops.py:Sums", "--updates", "2", "--sft-steps", "1", "--sft-examples", "2", "--sft-batch", "2", "--num-tasks", "2",
-             "--k", "2", "--eval-n", "2", "--eval-every", "1", "--max-tokens", "8", "--no-wandb", "--name", "there"]  # fmt: skip
+    flags = ["--env", "C:\\x\\loops.py:Sums", "--updates", "2", "--sft-steps", "1", "--sft-examples", "2", "--sft-batch", "2",
+             "--num-tasks", "2", "--k", "2", "--eval-n", "2", "--eval-every", "1", "--max-tokens", "8", "--no-wandb",
+             "--name", "there"]  # fmt: skip
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
     (home / "preamble.py").write_text(LIKE_WINDOWS)
     words = [sys.executable, str(home / "preamble.py"), str(ROOT / "train.py"), *flags]
@@ -192,8 +196,8 @@ ONLY = {  # what one system has and another has not: {the file that may name it:
     "fast/machine.py": {"resource", "SIGALRM", "setitimer", "ITIMER_REAL", "fsync"},
     "fast/memory.py": {"fcntl", "O_NOFOLLOW"},  # for folders in /dev/shm, and there alone
 }
-SOME_LACK = {*set().union(*ONLY.values()), "fork", "forkpty", "getuid", "geteuid", "SIGKILL", "SIGHUP", "SIGUSR1", "killpg", "setsid", "sched_getaffinity",
-             "getloadavg", "pwd", "grp", "termios", "symlink", "symlink_to", "uname", "wait4", "mkfifo"}  # fmt: skip
+SOME_LACK = {*set().union(*ONLY.values()), "fork", "forkpty", "getuid", "geteuid", "SIGKILL", "SIGHUP", "SIGUSR1", "killpg", "setsid",
+             "sched_getaffinity", "getloadavg", "pwd", "grp", "termios", "symlink", "symlink_to", "uname", "wait4", "mkfifo"}  # fmt: skip
 FOR_USERS = [path for room in (".", "fast", "bookkeeping", "bridges", "learn", "swarm") for path in sorted((ROOT / room).glob("*.py"))]
 
 

@@ -427,7 +427,8 @@ def test_vllm_needs_room_for_the_longest_conversation(a100):
 def test_a_row_is_measured_when_a_card_was_asked(tmp_path):
     peaks = {"rollout": 55.0, "evaluation": 58.0, "update": 70.0}
     (tmp_path / "update.json").write_text(json.dumps({
-        "command": "…", "4b-lora-torch": {"peak_gib": peaks, "checkpointing": False}, "4b-full-torch": {"peak_gib": peaks, "checkpointing": True},
+        "command": "…", "4b-lora-torch": {"peak_gib": peaks, "checkpointing": False},
+        "4b-full-torch": {"peak_gib": peaks, "checkpointing": True},
         "4b-lora": {"failed_while": "learning: out of memory", "checkpointing": False},
     }))  # fmt: skip
     assert memory.on_a_card(tmp_path / "update.json") == {"4b-lora-torch-default": peaks}

@@ -1,4 +1,5 @@
-"""Protects lab/trust/mutate.py, which says whether these tests would notice a mistake: it must know the two apart, and leave the working tree alone."""
+"""Protects lab/trust/mutate.py, which says whether these tests would notice a mistake: it must know the two apart,
+and leave the working tree alone."""
 
 import json
 import subprocess
@@ -180,7 +181,8 @@ print(json.dumps({name.split("::")[1]: kept["ran"] for name, kept in tests.items
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """(the results, which places each test runs, what git says afterwards, what fails anyway, the results with a test given) of a package in which one mistake in three is noticed."""
+    """(the results, which places each test runs, what git says afterwards, what fails anyway, the results with a test given) of a package
+    in which one mistake in three is noticed."""
     root = tmp_path_factory.mktemp("toy")
     (root / "tests").mkdir()
     (root / "toy.py").write_text(TOY)

@@ -1,5 +1,6 @@
-"""Protects bridges/openenv_swarm.py against the real OpenEnv, server and client, over loopback: the same seed and the same calls earn the same score to the
-last bit, and nothing that a client sends stops the server. `make test-openenv` gives it a .venv-openenv of its own; without openenv it is skipped.
+"""Protects bridges/openenv_swarm.py against the real OpenEnv, server and client, over loopback: the same seed and the same calls earn the
+same score to the last bit, and nothing that a client sends stops the server. `make test-openenv` gives it a .venv-openenv of its own;
+without openenv it is skipped.
 """
 
 import json
@@ -240,7 +241,8 @@ def test_garbage_is_answered_and_the_next_client_is_served(url, text):
 
 
 @pytest.mark.parametrize("path, body", [("/step", b"{"), ("/step", b"{}"), ("/step", b'{"action": {"tool_name": "x"}}'), ("/reset", b"[]"),
-                                        ("/mcp", b"garbage"), ("/mcp", b'{"jsonrpc": "2.0", "method": "tools/call", "params": {}, "id": 1}'),
+                                        ("/mcp", b"garbage"),
+                                        ("/mcp", b'{"jsonrpc": "2.0", "method": "tools/call", "params": {}, "id": 1}'),
                                         ("/nowhere", b"")])  # fmt: skip
 def test_requests_over_http_are_answered_too(url, path, body):
     response = httpx.post(url + path, content=body, headers={"Content-Type": "application/json"}, timeout=30)

@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 RUN = ["--env", "letters", "--updates", "3", "--sft-steps", "3", "--sft-examples", "6", "--eval-n", "6", "--num-tasks", "3", "--k", "4",
-       "--max-tokens", "200", "--lr", "1e-3", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--threads", "1", "--save-every", "1",
-       "--no-eval-other-tiers"]  # fmt: skip
+       "--max-tokens", "200", "--lr", "1e-3", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--threads", "1",
+       "--save-every", "1", "--no-eval-other-tiers"]  # fmt: skip
 
 
 def call(processes: int, *words) -> subprocess.CompletedProcess:

@@ -132,7 +132,8 @@ def test_any_reply_gets_the_books_reward_and_is_seen_as_the_books_habit():
         twice = answer[:-1] + f', "{first}": {counts[first]}}}'
         wrong = [
             "", answer, f"<answer>{answer}", f"{answer}</answer>", f"</answer><answer>{answer}", right[0] * 2, right[0] + "<think>",
-            f"<answer>{twice}</answer>", f"<answer>{answer.replace('1', 'true')}</answer>", f"<answer>{answer.replace('1', '1.0')}</answer>",
+            f"<answer>{twice}</answer>", f"<answer>{answer.replace('1', 'true')}</answer>",
+            f"<answer>{answer.replace('1', '1.0')}</answer>",
             f"<answer>{list(counts.items())}</answer>", f"<answer>{json.dumps([list(pair) for pair in counts.items()])}</answer>",
             "<answer>" + "[" * 5000 + "</answer>", "<answer>7</answer>", "<answer>{}</answer>", f"<think>{right[0]}</think>",
             f"<answer>{' ' * 900}{answer}</answer>", f"<answer>\u2003{answer}\n</answer> and more", right[2].replace("</think>", ""),

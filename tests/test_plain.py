@@ -1,4 +1,5 @@
-"""Protects the plain way: with --plain a loss that needs more than log-probs is one line of grpo.py, and a whole run is the run of the fast way.
+"""Protects the plain way: with --plain a loss that needs more than log-probs is one line of grpo.py,
+and a whole run is the run of the fast way.
 
 The line is put into the source here, as a reader would, and its gradient compared with one that is computed by hand.
 """
@@ -86,8 +87,9 @@ def test_without_plain_the_entropy_has_no_gradient_so_the_bonus_would_do_nothing
 
 
 def test_a_whole_plain_run_is_the_run_of_the_fast_way(monkeypatch, tmp_path):
-    short = ["--updates", "2", "--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "2",
-             "--max-tokens", "12", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--no-eval-other-tiers", "--threads", "1"]  # fmt: skip
+    short = ["--updates", "2", "--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "3",
+             "--eval-n", "2", "--max-tokens", "12", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--no-eval-other-tiers",
+             "--threads", "1"]  # fmt: skip
     found = {}
     for name, flags in (("fast", []), ("plain", ["--plain"])):
         monkeypatch.setattr(sys, "argv", ["train.py", *short, *flags, "--runs", str(tmp_path), "--name", name])

@@ -372,11 +372,15 @@ def placed(device: str, asked: str = "auto", engine: str = "auto", n_parameters:
 @pytest.mark.parametrize(
     "name, memory, capability, vllm, dtype, line",
     [
-        ("Tesla T4", 14.6, (7, 5), True, torch.float32, "here: Tesla T4 with 15 GB, float32, our own sampler (this card has no bfloat16; vLLM needs bfloat16)"),
-        ("Tesla T4", 14.6, (7, 5), False, torch.float32, "here: Tesla T4 with 15 GB, float32, our own sampler (this card has no bfloat16; vLLM is not installed)"),
+        ("Tesla T4", 14.6, (7, 5), True, torch.float32,
+         "here: Tesla T4 with 15 GB, float32, our own sampler (this card has no bfloat16; vLLM needs bfloat16)"),
+        ("Tesla T4", 14.6, (7, 5), False, torch.float32,
+         "here: Tesla T4 with 15 GB, float32, our own sampler (this card has no bfloat16; vLLM is not installed)"),
         ("NVIDIA A10G", 23.6, (8, 6), True, torch.bfloat16, "here: NVIDIA A10G with 24 GB, bfloat16, vLLM (vLLM is installed)"),
-        ("NVIDIA A10G", 23.6, (8, 6), False, torch.bfloat16, "here: NVIDIA A10G with 24 GB, bfloat16, our own sampler (vLLM is not installed)"),
-        ("NVIDIA A10G", 23.6, (8, 6), True, torch.float32, "here: NVIDIA A10G with 24 GB, float32, vLLM (all weights learn, and an Adam step is lost in bfloat16; vLLM is installed)"),
+        ("NVIDIA A10G", 23.6, (8, 6), False, torch.bfloat16,
+         "here: NVIDIA A10G with 24 GB, bfloat16, our own sampler (vLLM is not installed)"),
+        ("NVIDIA A10G", 23.6, (8, 6), True, torch.float32,
+         "here: NVIDIA A10G with 24 GB, float32, vLLM (all weights learn, and an Adam step is lost in bfloat16; vLLM is installed)"),
     ],
 )  # fmt: skip
 def test_device_format_and_engine_of_a_card_are_said_in_one_line_with_the_reason(

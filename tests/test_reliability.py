@@ -1,4 +1,5 @@
-"""Protects results/reliability.md: it says what the results say, names tests that exist, and the long run's line is fitted as its docstring promises."""
+"""Protects results/reliability.md: it says what the results say, names tests that exist,
+and the long run's line is fitted as its docstring promises."""
 
 import json
 import re

@@ -65,7 +65,8 @@ MACHINE = {
 def eval_line(update: int, stage: str, tier: int, exact: list[float], seed: int = 0, trained: int = 6) -> dict:
     rng = np.random.default_rng((seed, tier, update + 1))
     return {
-        "update": update, "stage": stage, "tasks": f"tier {tier}", "trained": tier == trained, "reward": [max(e, 0.1 * int(rng.integers(0, 5))) for e in exact],
+        "update": update, "stage": stage, "tasks": f"tier {tier}", "trained": tier == trained,
+        "reward": [max(e, 0.1 * int(rng.integers(0, 5))) for e in exact],
         "exact": exact, "format": [max(e, float(rng.random() < 0.5)) for e in exact],
         "reply_tokens": [int(x) for x in rng.integers(5, 320, len(exact))], "truncated": [bool(x) for x in rng.random(len(exact)) < 0.1],
     }  # fmt: skip
@@ -509,7 +510,8 @@ def test_in_turn_an_update_is_one_bar_and_the_trainer_waits_for_all_but_its_own_
     assert bar == pytest.approx({"rollout": 3.0, "environment": 1.0, "sync": 0.2, "train": 1.5})
     assert curves.waiting(IN_TURN) == pytest.approx(1 - 1.5 / 5.7)
     assert curves.where_time_goes(IN_TURN) == [
-        "An update, on average: in turn 5.70 s: rollout 53%, environment 18%, sync 4%, train 26%. The trainer waits for samples 74% of the time."
+        "An update, on average: in turn 5.70 s: rollout 53%, environment 18%, sync 4%, train 26%. The trainer waits for samples "
+        "74% of the time."
     ]
 
 

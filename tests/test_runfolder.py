@@ -59,7 +59,10 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
 @pytest.mark.skipif(not os.access(SHM, os.W_OK), reason="needs /dev/shm")
 def test_a_living_folder_of_another_container_is_not_swept(monkeypatch):
     """Containers may share /dev/shm and not their process ids: there the owner's id is nobody's here, and mine is somebody's."""
-    code = "import os; os.getpid = lambda: 2**22 + 1; from fast.memory import memory_folder; home = memory_folder(); print(home.name, flush=True); input()"
+    code = (
+        "import os; os.getpid = lambda: 2**22 + 1; from fast.memory import memory_folder; home = memory_folder(); "
+        "print(home.name, flush=True); input()"
+    )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
         theirs = Path(other.stdout.readline().strip())
@@ -91,7 +94,10 @@ def test_a_folder_that_is_swept_before_it_is_held_is_made_again(monkeypatch):
 
 
 def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
-    code = f"import time; from pathlib import Path; from bookkeeping.folder import claim; lock = claim(Path({str(tmp_path)!r})); print('mine', flush=True); time.sleep(600)"
+    code = (
+        f"import time; from pathlib import Path; from bookkeeping.folder import claim; lock = claim(Path({str(tmp_path)!r})); "
+        "print('mine', flush=True); time.sleep(600)"
+    )
     other = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == "mine\n"

@@ -691,7 +691,8 @@ def test_what_the_copy_of_all_weights_takes_on_a_card_is_told(monkeypatch, capsy
 
 
 def test_the_decoder_makes_its_tensors_where_the_weights_are(model_folder, monkeypatch):
-    """On a card a table left on the CPU fails at the first prompt. The meta device stands in: it is another device, and computes shapes alone."""
+    """On a card a table left on the CPU fails at the first prompt. The meta device stands in: it is another device,
+    and computes shapes alone."""
     decoder = FastDecoder(load_policy(model_folder("qwen3"), 4, 8, device="meta"))
     there = dict(dtype=torch.long, device="meta")
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [0] * len(tensor))  # it has no values to tell

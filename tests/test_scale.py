@@ -74,7 +74,8 @@ def test_an_exchange_costs_calls_and_bytes():
 
 
 def test_the_slowest_process_sets_the_pace():
-    fixed = {n: {"rows": [{"seconds": n + 0.5 * n, "train": 0.5 * n, "pickled": 0.0}, {"seconds": n + 0.5 * n, "train": 0.5 * n, "pickled": 1.0}],
+    fixed = {n: {"rows": [{"seconds": n + 0.5 * n, "train": 0.5 * n, "pickled": 0.0},
+                          {"seconds": n + 0.5 * n, "train": 0.5 * n, "pickled": 1.0}],
                  "pickle_seconds": 0.0, "unpickle_seconds": 0.0} for n in (1, 2, 3, 4, 8)}  # fmt: skip
     free = {name: {"seconds": 0.0, "bytes_per_second": 1e30} for name in LINK}
     of = lambda n: scale.simulate(n, fixed, SENT, free)

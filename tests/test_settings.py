@@ -143,16 +143,19 @@ EXPERT = "return str(self.a + self.b)"
 WRONG = {  # what is wrong: (old, new, what must be said)
     "the seed is not used": ("random.Random(seed)", "random.Random()", "reset (sums.py:5) gave two openings for one seed"),
     "every seed is the same": ("random.Random(seed)", "random.Random(7)", "reset (sums.py:5) gave the same opening for every seed"),
-    "no seed beyond a list": ("rng = random.Random(seed)", "rng = [random.Random(i) for i in range(100)][seed]", "reset failed: IndexError: list index out of range (sums.py:6)"),
+    "no seed beyond a list": ("rng = random.Random(seed)", "rng = [random.Random(i) for i in range(100)][seed]",
+                              "reset failed: IndexError: list index out of range (sums.py:6)"),
     "no list": (RESET, 'return "1 + 1?"', "reset (sums.py:5) returned '1 + 1?', and not a list of messages"),
     "no messages": (RESET, "return []", "reset (sums.py:5) returned [], and not"),
-    "content is a number": (RESET, 'return [{"role": "user", "content": self.a}]', "reset (sums.py:5) returned [{'role': 'user', 'content': "),
+    "content is a number": (RESET, 'return [{"role": "user", "content": self.a}]',
+                            "reset (sums.py:5) returned [{'role': 'user', 'content': "),
     "a message is a text": (RESET, 'return ["1 + 1?"]', "reset (sums.py:5) returned ['1 + 1?'], and not a list of messages"),
     "a role is missing": (RESET, 'return [{"content": "?"}]', "reset (sums.py:5)"),
     "step tells nothing": ("return ([], True) if", "None if", "step (sums.py:9) returned None, and not (new messages, is it over?)"),
     "step forgets that it may be over": ("return ([], True) if", "return [] if", "step (sums.py:9) returned []"),
     "over is a string": ("([], True)", '([], "yes")', "step (sums.py:9) returned ([], 'yes')"),
-    "nothing new to answer": ('([{"role": "user", "content": "And again?"}], False)', "([], False)", "step (sums.py:9) returned ([], False)"),
+    "nothing new to answer": ('([{"role": "user", "content": "And again?"}], False)', "([], False)",
+                              "step (sums.py:9) returned ([], False)"),
     "it never ends": ("len(self.said) == 2", "False", "step (sums.py:9) did not end an episode of the expert"),
     "step raises": (STEP, 'self.said.append({}["x"])', "step failed: KeyError: 'x' (sums.py:10)"),
     "an empty reply raises": (STEP, STEP + "; reply[0]", "step failed: IndexError: string index out of range (sums.py:10)"),
@@ -164,9 +167,12 @@ WRONG = {  # what is wrong: (old, new, what must be said)
     "the expert earns nothing": (EXPERT, 'return "?"', "the expert earns 0 and an empty reply 0"),
     "silence is paid": (SCORE, 'return {"reward": 1.0 if self.said == ["", ""] else right}', "the expert earns 1 and an empty reply 1"),
     "an episode that was cut cannot be scored": ("right = sum(reply == str(self.a + self.b) for reply in self.said) / 2",
-                                                 "right = float(self.said[1] == str(self.a + self.b))", "score failed: IndexError: list index out of range (sums.py:13)"),
-    "think is a text": ("think, tools, max_turns = True, None, 2", 'think, tools, max_turns = "yes", None, 2', "think is 'yes', and not True or False"),
-    "tools are a text": ("think, tools, max_turns = True, None, 2", 'think, tools, max_turns = True, "add", 2', "tools is 'add', and not None or a list"),
+                                                 "right = float(self.said[1] == str(self.a + self.b))",
+                                                 "score failed: IndexError: list index out of range (sums.py:13)"),
+    "think is a text": ("think, tools, max_turns = True, None, 2", 'think, tools, max_turns = "yes", None, 2',
+                        "think is 'yes', and not True or False"),
+    "tools are a text": ("think, tools, max_turns = True, None, 2", 'think, tools, max_turns = True, "add", 2',
+                         "tools is 'add', and not None or a list"),
     "it hangs": ("rng = random.Random(seed)", "while True: pass", "reset failed: Hung: no answer within 0.2 seconds (sums.py:6)"),
 }  # fmt: skip
 
@@ -297,7 +303,8 @@ def test_a_file_without_its_class_is_told_which_classes_it_has(tmp_path):
 @pytest.mark.parametrize("words, told", [
     (["--env", "sums.py:Sums", "--reward", "binary", "--no-think", "--k", "4"], "--env sums.py:Sums does not read --reward, --think"),
     (["--env", "sums.py:Sums", "--difficulty=6"], "--env sums.py:Sums does not read --difficulty"),
-    (["--env", "alphabet", "--difficulty", "6", "--swarm-floor", "1", "--max-turns", "3"], "--env alphabet does not read --difficulty, --swarm-floor"),
+    (["--env", "alphabet", "--difficulty", "6", "--swarm-floor", "1", "--max-turns", "3"],
+     "--env alphabet does not read --difficulty, --swarm-floor"),
     (["--env", "swarm", "--min-turns", "1", "--no-eval-other-tiers"], "--env swarm does not read --eval-other-tiers, --min-turns"),
     (["--swarm-version", "0.1"], "--env letters does not read --swarm-version"),
     (["--reward", "binary", "--difficulty", "3", "--sft-style", "bare"], ""),
@@ -434,9 +441,11 @@ def test_a_small_model_has_what_its_results_were_made_with(env, lr, updates, max
 
 
 @pytest.mark.parametrize("preset, was", [
-    ("swarm-published", {"env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "swarm_payoff_scale": "published", "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048, "think": True,
+    ("swarm-published", {"env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "swarm_payoff_scale": "published", "num_tasks": 16,
+                         "k": 4, "updates": 200, "max_tokens": 2048, "think": True,
                          "swarm_error_penalty": 0.0, "gradient_checkpointing": True}),
-    ("alphabet-published", {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768, "min_turns": 3, "max_turns": 3, "min_names": 1, "max_names": 4,
+    ("alphabet-published", {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768, "min_turns": 3, "max_turns": 3,
+                            "min_names": 1, "max_names": 4,
                             "similarity_power": 8.0, "power_per_turn": False, "gradient_checkpointing": False}),
 ])  # fmt: skip
 def test_a_published_preset_has_the_settings_of_the_published_run(preset, was):
@@ -469,8 +478,9 @@ def test_the_preset_of_the_seed_is_what_it_was(env, num_tasks, sft_batch):
     """picoRL's run: every setting of it that a default of ours could change, as it was when large models still got them by themselves."""
     cfg = chosen(4e9, "--env", env, "--preset", "seed")
     was = {
-        "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200, "max_tokens": 2048, "eval_n": 32, "eval_every": 10,
-        "importance": "clip", "k": 8, "num_tasks": num_tasks, "sft_lr": 1e-5, "sft_steps": 50, "sft_examples": 100, "sft_batch": sft_batch, "lora_rank": 32,
-        "lora_alpha": 64, "loss": "grpo", "baseline": "group", "normalize": True, "kl": 0.0, "epochs": 1, "temperature": 1.0, "micro_tokens": 8192,
+        "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200, "max_tokens": 2048, "eval_n": 32,
+        "eval_every": 10, "importance": "clip", "k": 8, "num_tasks": num_tasks, "sft_lr": 1e-5, "sft_steps": 50, "sft_examples": 100,
+        "sft_batch": sft_batch, "lora_rank": 32, "lora_alpha": 64, "loss": "grpo", "baseline": "group", "normalize": True, "kl": 0.0,
+        "epochs": 1, "temperature": 1.0, "micro_tokens": 8192,
     }  # fmt: skip
     assert {name: getattr(cfg, name) for name in was} == was

@@ -182,7 +182,8 @@ def test_the_settings_of_an_entry_are_those_of_train_py():
 
 
 def test_a_round_with_entries_that_cheat(tmp_path):
-    """One that stops at once, one that never ends, and one that leaves a process behind. Each needs seconds to import torch; the other tricks do without."""
+    """One that stops at once, one that never ends, and one that leaves a process behind. Each needs seconds to import torch; the other
+    tricks do without."""
     names = ["lazy", "sleeper", "helper"]
     for name in names:
         (tmp_path / f"{name}.py").write_text(TRICKS[name][2])

@@ -25,8 +25,9 @@ from swarm.players import MORE_WORK, PLAYERS, tuned
 
 
 def seen(**changes) -> dict:
-    nothing = {"version": "0.2", "step": 3, "last_step": 25, "resources": 90.0, "reputation": 50.0, "threshold": 10.0, "frozen": False, "tasks": [], "feed": [],
-               "incoming": [], "pending": [], "bots": [{"id": "bot_1", "frozen": False, "proposed": 0, "accepted": 0}]}  # fmt: skip
+    nothing = {"version": "0.2", "step": 3, "last_step": 25, "resources": 90.0, "reputation": 50.0, "threshold": 10.0, "frozen": False,
+               "tasks": [], "feed": [], "incoming": [], "pending": [],
+               "bots": [{"id": "bot_1", "frozen": False, "proposed": 0, "accepted": 0}]}  # fmt: skip
     return nothing | changes
 
 

@@ -562,9 +562,9 @@ def test_in_turn_nobody_waits_and_the_summary_adds_the_seconds_up(whole):
 
 
 SHORT = [
-    "--env", "alphabet", "--min-turns", "1", "--max-turns", "1", "--min-names", "2", "--max-names", "3", "--updates", "3", "--sft-steps", "0",
-    "--num-tasks", "3", "--k", "4", "--eval-n", "1", "--eval-every", "9", "--save-every", "1", "--max-tokens", "40", "--lr", "0.01",
-    "--warmup", "1", "--no-think", "--temperature", "1.5", "--no-wandb",
+    "--env", "alphabet", "--min-turns", "1", "--max-turns", "1", "--min-names", "2", "--max-names", "3", "--updates", "3",
+    "--sft-steps", "0", "--num-tasks", "3", "--k", "4", "--eval-n", "1", "--eval-every", "9", "--save-every", "1", "--max-tokens", "40",
+    "--lr", "0.01", "--warmup", "1", "--no-think", "--temperature", "1.5", "--no-wandb",
 ]  # fmt: skip
 
 
@@ -773,7 +773,8 @@ def test_out_of_memory_without_a_word_is_one_sentence_too(monkeypatch, message):
 
 @pytest.mark.parametrize("words, rank, checks", [([], 0, 1), ([], 1, 0), (["--resume", "runs/x"], 0, 0), (["--resume", "runs/x"], 1, 0)])
 def test_a_new_run_is_checked_once_and_a_resumed_one_by_its_own_settings(monkeypatch, words, rank, checks):
-    """The settings of a resumed run stand in its folder: those of its command line are mostly defaults. A refusal of every rank would be printed twice."""
+    """The settings of a resumed run stand in its folder: those of its command line are mostly defaults.
+    A refusal of every rank would be printed twice."""
     seen, trained = [], []
     monkeypatch.setattr(train, "preflight", seen.append)
     monkeypatch.setattr(train, "train", lambda cfg, typed: trained.append(cfg))
@@ -866,10 +867,10 @@ def handed_on(tmp_path_factory) -> SimpleNamespace:
         patch.setattr(run_records, "StopSignal", lambda: SimpleNamespace(asked=False))
         patch.setattr(report, "write", lambda folder: (folder / "report.md").write_text(""))
         patch.setattr(sys, "argv", [
-            "train.py", "--difficulty", "6", "--loss", "dr_grpo", "--sft-steps", "24", "--sft-examples", "5", "--sft-batch", "2", "--sft-lr",
-            "1e-2", "--updates", "24", "--warmup", "5", "--lr", "1e-3", "--lr-end", "0.1", "--num-tasks", "1", "--k", "3", "--eval-n", "1",
-            "--eval-every", "99", "--save-every", "99", "--max-tokens", "4", "--no-eval-other-tiers", "--threads", "1", "--no-wandb",
-            "--seed", "3", "--runs", str(tmp_path_factory.mktemp("runs")), "--name", "handed-on",
+            "train.py", "--difficulty", "6", "--loss", "dr_grpo", "--sft-steps", "24", "--sft-examples", "5", "--sft-batch", "2",
+            "--sft-lr", "1e-2", "--updates", "24", "--warmup", "5", "--lr", "1e-3", "--lr-end", "0.1", "--num-tasks", "1", "--k", "3",
+            "--eval-n", "1", "--eval-every", "99", "--save-every", "99", "--max-tokens", "4", "--no-eval-other-tiers", "--threads", "1",
+            "--no-wandb", "--seed", "3", "--runs", str(tmp_path_factory.mktemp("runs")), "--name", "handed-on",
         ])  # fmt: skip
         train.main()
     return seen

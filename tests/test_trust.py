@@ -1,4 +1,5 @@
-"""Protects whoever runs us on what others wrote: model folders, run folders and replies run nothing, stay text, and are refused in one sentence; secrets stay secret."""
+"""Protects whoever runs us on what others wrote: model folders, run folders and replies run nothing, stay text, and are refused in one
+sentence; secrets stay secret."""
 
 import ast
 import asyncio
@@ -38,8 +39,8 @@ SECRETS = dict(
     OPENAI_API_KEY="sk-proj-4f9c2a7be1d8", HF_TOKEN="hf_QzXwVtRpNmLkJhGf", WANDB_API_KEY="5e2b8c1d9f3a7064b2c8d1e9f7a6503b4c8d2e1f"
 )
 TINY = [
-    "--updates", "1", "--sft-steps", "2", "--sft-examples", "3", "--sft-batch", "2", "--num-tasks", "2", "--k", "2", "--eval-n", "3", "--save-every", "1",
-    "--max-tokens", "12", "--difficulty", "2", "--reward", "partial", "--kl", "0.1",
+    "--updates", "1", "--sft-steps", "2", "--sft-examples", "3", "--sft-batch", "2", "--num-tasks", "2", "--k", "2", "--eval-n", "3",
+    "--save-every", "1", "--max-tokens", "12", "--difficulty", "2", "--reward", "partial", "--kl", "0.1",
     "--no-eval-other-tiers",
 ]  # fmt: skip
 
@@ -75,7 +76,8 @@ def said(call) -> str:
 
 @pytest.fixture
 def model(model_folder, tmp_path):
-    """model(file=content, …) -> a folder of a tiny model in which these files were changed. A dict is put over what the JSON file holds, None deletes."""
+    """model(file=content, …) -> a folder of a tiny model in which these files were changed. A dict is put over what the JSON file holds,
+    None deletes."""
 
     def make(**files) -> Path:
         folder = shutil.copytree(model_folder("qwen3"), tmp_path / f"model {len(list(tmp_path.iterdir()))}")
@@ -179,7 +181,8 @@ def test_a_chat_template_runs_in_a_sandbox(model, tmp_path, name):
 
 
 CONFIGS = {
-    "hidden_size": ["x", 64, -1], "num_hidden_layers": [-1, 1e99], "num_attention_heads": [0], "dtype": ["evil"], "model_type": [["qwen3"], "\ud800", None, "\x1b[2J"],
+    "hidden_size": ["x", 64, -1], "num_hidden_layers": [-1, 1e99], "num_attention_heads": [0], "dtype": ["evil"],
+    "model_type": [["qwen3"], "\ud800", None, "\x1b[2J"],
     "hidden_act": ["__import__('os')"], "quantization_config": [[1], {"quant_method": "gptq", "bits": 4}], "pad_token_id": [10**9],
 }  # fmt: skip
 TEXTS = {"a list": "[]", "deep": "[" * 100_000, "NaN": "NaN", "cut": '{"a', "text": '"x"'}
@@ -301,9 +304,12 @@ def test_an_adapter_that_is_a_pickle_is_not_read(run, tmp_path, monkeypatch, rea
 
 SPOILT = {
     "NaN": "NaN", "list": "[]", "deep": "[" * 100_000, "empty": "{}", "number": '{"update": 1' + "0" * 5000 + "}", "bytes": b"\xff\xfe\x00",
-    "surrogate": '{"update": 1, "stage": "final", "tasks": "\\ud800", "trained": true, "reward": ["\\ud800"], "source": "eval", "messages": [{}]}',
-    "types": '{"update": "x", "stage": [], "tasks": {}, "trained": "no", "reward": "x", "messages": 5, "segments": {"a": 1}, "exact": [null], "seed": "x"}',
-    "NaNs": '{"update": NaN, "stage": "final", "tasks": "tier 2", "trained": true, "reward": [NaN, 1e999], "exact": [NaN, Infinity], "format": [NaN], "seed": NaN}',
+    "surrogate": '{"update": 1, "stage": "final", "tasks": "\\ud800", "trained": true, "reward": ["\\ud800"], "source": "eval", '
+                 '"messages": [{}]}',
+    "types": '{"update": "x", "stage": [], "tasks": {}, "trained": "no", "reward": "x", "messages": 5, "segments": {"a": 1}, "exact": '
+             '[null], "seed": "x"}',
+    "NaNs": '{"update": NaN, "stage": "final", "tasks": "tier 2", "trained": true, "reward": [NaN, 1e999], "exact": [NaN, Infinity], '
+            '"format": [NaN], "seed": NaN}',
 }  # fmt: skip
 
 
@@ -319,8 +325,10 @@ def test_a_spoilt_run_folder_ends_every_command_in_one_sentence(played, swarm, t
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # what is drawn is not looked at, and takes long
     good = shutil.copytree(played.folder, tmp_path / "good", ignore=shutil.ignore_patterns("wandb"))
     reads = {
-        "bookkeeping/viewer.py": ("config.json", "summary.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl"), "bookkeeping/report.py": ("summary.json", "metrics.jsonl", "evals.jsonl"),
-        "bookkeeping/compare.py": ("config.json", "metrics.jsonl", "evals.jsonl"), "bridges/export.py": ("summary.json",), "bookkeeping/behaviour.py": ("config.json", "evals.jsonl", "episodes.jsonl"),
+        "bookkeeping/viewer.py": ("config.json", "summary.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl"),
+        "bookkeeping/report.py": ("summary.json", "metrics.jsonl", "evals.jsonl"),
+        "bookkeeping/compare.py": ("config.json", "metrics.jsonl", "evals.jsonl"), "bridges/export.py": ("summary.json",),
+        "bookkeeping/behaviour.py": ("config.json", "evals.jsonl", "episodes.jsonl"),
     }  # fmt: skip
     failures = []
     for script, file in ((script, file) for script, files in reads.items() for file in files):
@@ -385,8 +393,9 @@ ALLOWED = {
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 MODULES = {"marshal", "shelve", "dill", "cloudpickle", "joblib", "pty", "code", "runpy"}
 CALLS = {
-    "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "subprocess.getoutput",
-    "subprocess.getstatusoutput", "asyncio.create_subprocess_shell", "torch.hub.load", "torch.jit.load", "pandas.read_pickle", "importlib.import_module", "tempfile.mktemp",
+    "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler", "yaml.load", "yaml.unsafe_load", "yaml.full_load",
+    "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell", "torch.hub.load", "torch.jit.load",
+    "pandas.read_pickle", "importlib.import_module", "tempfile.mktemp",
 }  # fmt: skip
 OBJECTS = {"all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list", "recv_object_list"}
 
@@ -433,21 +442,28 @@ def doors(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("bad", [
-    "eval('1')", "f = exec", "import builtins; builtins.eval('1')", "__import__('os')", "compile(x, '', 'eval')", "import os; os.system('ls')", "from os import popen as p; p('ls')",
-    "import os as o; o.execvp('ls', [])", "import subprocess; subprocess.run('ls', shell=True)", "run(['ls'], shell=flag)", "import subprocess as s; s.getoutput('ls')",
-    "import pickle; pickle.load(f)", "from pickle import loads; loads(b)", "import marshal", "import shelve", "import joblib.numpy_pickle", "import yaml; yaml.load(f)",
-    "import torch; torch.load(f)", "import torch; torch.load(f, weights_only=False)", "from torch import load; load(f)", "import torch; torch.load(f, weights_only=x)",
-    "AutoModelForCausalLM.from_pretrained(x)", "AutoTokenizer.from_pretrained(x, trust_remote_code=True)", "options = {'trust_remote_code': yes}",
+    "eval('1')", "f = exec", "import builtins; builtins.eval('1')", "__import__('os')", "compile(x, '', 'eval')",
+    "import os; os.system('ls')", "from os import popen as p; p('ls')",
+    "import os as o; o.execvp('ls', [])", "import subprocess; subprocess.run('ls', shell=True)", "run(['ls'], shell=flag)",
+    "import subprocess as s; s.getoutput('ls')", "import pickle; pickle.load(f)", "from pickle import loads; loads(b)", "import marshal",
+    "import shelve", "import joblib.numpy_pickle", "import yaml; yaml.load(f)",
+    "import torch; torch.load(f)", "import torch; torch.load(f, weights_only=False)", "from torch import load; load(f)",
+    "import torch; torch.load(f, weights_only=x)",
+    "AutoModelForCausalLM.from_pretrained(x)", "AutoTokenizer.from_pretrained(x, trust_remote_code=True)",
+    "options = {'trust_remote_code': yes}",
     "AutoModelForCausalLM.from_pretrained(x, use_safetensors=False)", "import transformers; transformers.AutoModel.from_pretrained(x)",
-    "import numpy as np; np.load(f, allow_pickle=True)", "import torch.distributed as dist; dist.all_gather_object(a, b)", "import importlib; importlib.import_module(x)",
+    "import numpy as np; np.load(f, allow_pickle=True)", "import torch.distributed as dist; dist.all_gather_object(a, b)",
+    "import importlib; importlib.import_module(x)",
 ])  # fmt: skip
 def test_the_search_for_doors_finds_them(bad):
     assert doors(bad)
 
 
 def test_the_search_for_doors_leaves_the_rest_alone():
-    good = ["import re; re.compile('x')", "model.eval()", "import torch; torch.load(f, weights_only=True)", "import subprocess; subprocess.run(['ls'])",
-            "AutoTokenizer.from_pretrained(x, trust_remote_code=False)", "import yaml; yaml.safe_load(f)", "import pickle; pickle.dumps(x)"]  # fmt: skip
+    good = ["import re; re.compile('x')", "model.eval()", "import torch; torch.load(f, weights_only=True)",
+            "import subprocess; subprocess.run(['ls'])",
+            "AutoTokenizer.from_pretrained(x, trust_remote_code=False)", "import yaml; yaml.safe_load(f)",
+            "import pickle; pickle.dumps(x)"]  # fmt: skip
     assert not [door for text in good for door in doors(text)]
 
 
@@ -483,10 +499,12 @@ from env_swarm import Swarm
 
 seen, watching = [], False
 def hook(event, arguments):
-    if watching and event.partition(".")[0] in ("open", "os", "subprocess", "socket", "shutil", "exec", "compile", "import", "marshal", "pickle", "ctypes", "tempfile", "urllib"):
+    if watching and event.partition(".")[0] in ("open", "os", "subprocess", "socket", "shutil", "exec", "compile", "import", "marshal", \
+"pickle", "ctypes", "tempfile", "urllib"):
         seen.append(event + " " + ascii(arguments)[:100])
 sys.addaudithook(hook)
-envs = [Letters(2, "partial", True, "states"), Letters(3, "binary", False, "bare"), Alphabet(3, 3, 1, 4, 8.0, False, True, "states"), Swarm(), Swarm(version="0.1")]
+envs = [Letters(2, "partial", True, "states"), Letters(3, "binary", False, "bare"), Alphabet(3, 3, 1, 4, 8.0, False, True, "states"), \
+Swarm(), Swarm(version="0.1")]
 replies, n = json.loads(sys.stdin.read()), 0
 for env in envs:
     env.reset(0)  # the word list of a tier is read once
@@ -506,8 +524,9 @@ watching = False
 print(json.dumps([n, seen]))
 """
 PAYLOADS = [
-    "../../../../etc/passwd", "/etc/passwd", "$(touch marker)", "`touch marker`", "; touch marker #", "| touch marker", "' && touch marker '", "file:///etc/passwd",
-    "__import__('os').system('touch marker')", "open('marker', 'w')", "{{ ''.__class__ }}", "%s%s%n", "http://127.0.0.1:9/", "!!python/object/apply:os.system [touch marker]",
+    "../../../../etc/passwd", "/etc/passwd", "$(touch marker)", "`touch marker`", "; touch marker #", "| touch marker",
+    "' && touch marker '", "file:///etc/passwd", "__import__('os').system('touch marker')", "open('marker', 'w')", "{{ ''.__class__ }}",
+    "%s%s%n", "http://127.0.0.1:9/", "!!python/object/apply:os.system [touch marker]",
     "marker\x00.txt", "${jndi:ldap://127.0.0.1:9/a}", "cos\nsystem\n(S'touch marker'\ntR.", "\\\\127.0.0.1\\share",
 ]  # fmt: skip
 
@@ -521,7 +540,8 @@ def hostile_replies() -> dict[str, list[str]]:
         calls += [write_call(tool, {name: text if kind == "string" else 1 for name, kind in TOOLS[tool][1].items()}) for tool in TOOLS]
     tags = ("alphabetical_sorted", "combined_alphabetical_sorted")
     return {
-        "Letters": [reply for text in PAYLOADS for reply in (text, f"<answer>{text}</answer>", f"<answer>{json.dumps({text: 1})}</answer>")],
+        "Letters": [reply for text in PAYLOADS
+                    for reply in (text, f"<answer>{text}</answer>", f"<answer>{json.dumps({text: 1})}</answer>")],
         "Alphabet": [f"<think>{text}</think><{tag}>\n{text}\n</{tag}>" for text in PAYLOADS for tag in tags], "Swarm": calls,
     }  # fmt: skip
 
@@ -542,8 +562,9 @@ def test_a_reply_opens_no_file_starts_no_process_and_calls_nobody(tmp_path, leak
 # ------------------------------------------------------------------------------------------------ text stays text: Markdown and terminal
 
 HOSTILE = (
-    "<script>alert(1)</script><img src=x onerror=alert(1)> ![x](javascript:alert(1)) [x](http://a.example) <http://a.example> | a | b \\| c `x` ``` $\\frac{$ "
-    "\x1b[2J\x1b]0;title\x07\x9b31m \u202eevil\u2066 \x00\r\n---\nlicense: evil\n\n# heading\n\n<b>bold</b>\n```\n<i>\n| x |\n"
+    "<script>alert(1)</script><img src=x onerror=alert(1)> ![x](javascript:alert(1)) [x](http://a.example) <http://a.example> | a | "
+    "b \\| c `x` ``` $\\frac{$ \x1b[2J\x1b]0;title\x07\x9b31m \u202eevil\u2066 \x00\r\n---\nlicense: evil\n\n# heading\n\n<b>bold</b>\n"
+    "```\n<i>\n| x |\n"
 )
 
 

@@ -117,7 +117,8 @@ def make_run(folder: Path, updates: int = 20, tasks: int = 6, k: int = 4, replie
     interval = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 32}
     summary = {
         "env": "letters", "model": "pico_base", "seed": 5, "difficulty": 6, "updates": updates, "gain": interval, "collapse": "",
-        "seconds": {"total": 150.0}, "machine": {"device": "x86_64 CPU, 2 threads"}, "peak_rss_gb": 1.5, "config": {"lr": 0.0003, "env": "letters"},
+        "seconds": {"total": 150.0}, "machine": {"device": "x86_64 CPU, 2 threads"}, "peak_rss_gb": 1.5,
+        "config": {"lr": 0.0003, "env": "letters"},
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
     for name, records in (("metrics", lines), ("evals", evals), ("episodes", episodes)):
@@ -197,8 +198,8 @@ def test_the_pages_policy_allows_its_own_script_only(tmp_path):
     text = viewer.write_html(make_run(tmp_path / "a")).read_text(encoding="utf-8")
     inside = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
     assert (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
-        in text
+        "default-src 'none'; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'" in text
     )
 
 
@@ -307,7 +308,8 @@ def test_errors_are_one_sentence(tmp_path):
     text = (broken / "metrics.jsonl").read_text()
     (broken / "metrics.jsonl").write_text(text[:40] + "\n" + text)
     cases = {
-        tmp_path / "nowhere": "there is no such folder", tmp_path / "empty": "so it is no run folder", broken: "metrics.jsonl is damaged: line 1 is not JSON",
+        tmp_path / "nowhere": "there is no such folder", tmp_path / "empty": "so it is no run folder",
+        broken: "metrics.jsonl is damaged: line 1 is not JSON",
     }  # fmt: skip
     for folder, words in cases.items():
         with pytest.raises(ValueError, match=re.escape(words)) as caught:
@@ -492,7 +494,8 @@ def test_hostile_text_stays_text(page, hostile):
             page.keys(key)
         page.js("for (const token of all('.token')) token.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
     assert page.js(
-        "return [window.hacked ?? null, document.images.length, document.scripts.length, all('b').every(b => b.closest('#headline, #scale'))]"
+        "return [window.hacked ?? null, document.images.length, document.scripts.length, "
+        "all('b').every(b => b.closest('#headline, #scale'))]"
     ) == [None, 0, 3, True]
     said = page.texts("#samples article:last-child .text")[0]
     assert all(text in said for text in HOSTILE if "\ud83d" not in text and "\x00" not in text) and "<b>bold</b>" in page.text("#prompt")
@@ -520,7 +523,8 @@ def test_a_reply_of_a_megabyte_does_not_freeze_the_page(page, tmp_path):
     page.js("const text = all('#samples .text').at(-1); text.scrollIntoView(); text.scrollTop = text.scrollHeight")
     page.wait("return all('.token').length > arguments[0]", drawn)
     drawn = page.js(
-        "const text = all('#samples .text').at(-1); text.focus(); [...text.querySelectorAll('.token')].at(-1).click(); return all('.token').length"
+        "const text = all('#samples .text').at(-1); text.focus(); [...text.querySelectorAll('.token')].at(-1).click(); "
+        "return all('.token').length"
     )
     page.keys("\ue014")  # the right arrow on the last token that is drawn draws more
     page.wait("return all('.token').length > arguments[0] && all('.token').indexOf(one('.token.at')) >= arguments[0] - 1", drawn)
@@ -614,26 +618,31 @@ def test_text_can_be_read_in_both_schemes(page, plain, scheme):
     dark = page.js(CONTRAST + "return luminance([getComputedStyle(document.body).backgroundColor]) < 0.2")
     assert dark == (scheme == "dark")
     page.js(
-        "for (const t of all('.token')) t.style.setProperty('--share', '100%'); for (const b of all('#history button')) b.style.setProperty('--share', '100%')"
+        "for (const t of all('.token')) t.style.setProperty('--share', '100%'); "
+        "for (const b of all('#history button')) b.style.setProperty('--share', '100%')"
     )
     worst = page.js(CONTRAST + """
       const found = {};
       for (const colour of ['--up', '--down', '--surprise']) {
         all('.token').forEach(t => t.style.setProperty('--tint', `var(${colour})`));
-        const t = one('.token'); found[colour] = contrast([getComputedStyle(t).color], [getComputedStyle(one('article')).backgroundColor, getComputedStyle(t).backgroundColor]);
+        const t = one('.token'); found[colour] = contrast([getComputedStyle(t).color], [getComputedStyle(one('article')).backgroundColor, \
+getComputedStyle(t).backgroundColor]);
       }
       const behind = e => { const out = []; for (; e; e = e.parentElement) out.unshift(getComputedStyle(e).backgroundColor); return out; };
-      for (const s of ['.hint', '.muted', 'h1', '#facts dt', '#facts dd', 'figcaption', '.legend li', '#status', '#tasks [aria-selected=true] .muted', '.prompt summary', '.text', '.facts', 'select', 'button', '#headline small', '.controls label'])
+      for (const s of ['.hint', '.muted', 'h1', '#facts dt', '#facts dd', 'figcaption', '.legend li', '#status', \
+'#tasks [aria-selected=true] .muted', '.prompt summary', '.text', '.facts', 'select', 'button', '#headline small', '.controls label'])
         for (const e of all(s)) found[s] = Math.min(found[s] ?? 99, contrast([getComputedStyle(e).color], behind(e)));
       found.axis = contrast([getComputedStyle(one('figure svg text')).fill], behind(one('figure')));
-      found.bad = contrast([getComputedStyle(document.documentElement).getPropertyValue('--warn').replace(/light-dark\\((.*), *(.*)\\)/, one('html') && arguments[0] ? '$2' : '$1')], behind(one('article')));
+      found.bad = contrast([getComputedStyle(document.documentElement).getPropertyValue('--warn').replace(/light-dark\\((.*), *(.*)\\)/, \
+one('html') && arguments[0] ? '$2' : '$1')], behind(one('article')));
       return found""", dark)  # fmt: skip
     assert {name: value for name, value in worst.items() if value < 4.5} == {}
     page.open(plain, prefers_color_scheme=scheme)
     assert (
         page.js(
             CONTRAST
-            + "return Math.min(...all('#history button').map(b => { b.style.setProperty('--share', '100%'); const s = getComputedStyle(b); return contrast([s.color], [s.backgroundColor]); }))"
+            + "return Math.min(...all('#history button').map(b => { b.style.setProperty('--share', '100%'); const s = getComputedStyle(b); "
+            "return contrast([s.color], [s.backgroundColor]); }))"
         )
         >= 4.5
     )
@@ -676,7 +685,10 @@ def test_the_address_holds_the_view(page, plain):
     page.keys("[", "s", "j", "3", "w", "t")
     page.choose("sort", "best")
     page.choose("low", "0")
-    view = "return [one('#status').textContent, one('#samples').textContent, ...all('[data-key]').map(c => c.type === 'checkbox' ? c.checked : c.value), document.documentElement.dataset.theme]"
+    view = (
+        "return [one('#status').textContent, one('#samples').textContent, ...all('[data-key]').map(c => c.type === 'checkbox' ? "
+        "c.checked : c.value), document.documentElement.dataset.theme]"
+    )
     before = page.js(view)
     page.wait("return location.hash.includes('sort=best') && location.hash.includes('low=0')")
     fragment = page.js("return location.hash.slice(1)")
@@ -698,7 +710,10 @@ def test_curves_choose_the_update(page, plain):
     assert page.text("#where") == "update 10" and page.js("return one('.plot').getAttribute('aria-valuenow')") == "10"
     page.keys("\ue011")  # home
     assert page.text("#where") == "before SFT" and page.text(".legend .muted") == "before SFT"
-    move = "const r = all('.plot')[2].getBoundingClientRect(); all('.plot')[2].dispatchEvent(new MouseEvent(arguments[0], {bubbles: true, clientX: r.left + 38 + (r.width - 48) * 0.6, clientY: r.top + 50}))"
+    move = (
+        "const r = all('.plot')[2].getBoundingClientRect(); all('.plot')[2].dispatchEvent(new MouseEvent(arguments[0], {bubbles: true, "
+        "clientX: r.left + 38 + (r.width - 48) * 0.6, clientY: r.top + 50}))"
+    )
     page.js(move.replace("MouseEvent", "PointerEvent"), "pointermove")
     assert page.texts("figure .legend")[2] == "update 12mean of the last 10 0.375each update 0.6 [0.5, 0.7]"
     assert page.text("#where") == "before SFT"  # pointing is not choosing
@@ -731,7 +746,10 @@ def test_the_page_never_scrolls_sideways(page, plain, hostile, width):
         page.open(path, fragment, width)
         page.js("one('details').open = true")
         assert page.js("return document.documentElement.scrollWidth") <= width, (path, fragment)
-        outside = "return all('body *').filter(e => !e.closest('#samples, svg, dialog, script') && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+        outside = (
+            "return all('body *').filter(e => !e.closest('#samples, svg, dialog, script') && e.getClientRects().length && "
+            "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+        )
         assert page.js(outside) == []
     side_by_side = page.js(
         "const [a, b] = all('#samples article').map(e => e.getBoundingClientRect()); return b.left > a.left && b.top === a.top"
@@ -746,7 +764,9 @@ def test_tab_reaches_every_control_and_each_has_a_name(page, plain):
     for _ in range(60):
         page.keys("\ue004")
         here = page.js(
-            "const e = document.activeElement; if (e === document.body) return null; const s = getComputedStyle(e); return [e.id || e.dataset.key || e.dataset.press || e.className || e.tagName, e.matches(':focus-visible') && s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2]"
+            "const e = document.activeElement; if (e === document.body) return null; const s = getComputedStyle(e); "
+            "return [e.id || e.dataset.key || e.dataset.press || e.className || e.tagName, e.matches(':focus-visible') "
+            "&& s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2]"
         )
         if here is None:
             break
@@ -770,7 +790,10 @@ def test_tab_reaches_every_control_and_each_has_a_name(page, plain):
         "text",
     }
     assert controls <= reached
-    nameless = "return all('button, select, input, [tabindex]').filter(e => !(e.getAttribute('aria-label') || e.textContent.trim() && !e.matches('select') || e.labels?.length)).map(e => e.outerHTML)"
+    nameless = (
+        "return all('button, select, input, [tabindex]').filter(e => !(e.getAttribute('aria-label') || e.textContent.trim() && "
+        "!e.matches('select') || e.labels?.length)).map(e => e.outerHTML)"
+    )
     assert page.js(nameless) == []
 
 
@@ -819,5 +842,8 @@ def test_the_swarm_page_never_scrolls_sideways(page, swarm, width):
     page.open(swarm, "", width)
     page.js("all('details').forEach(d => d.open = true)")
     assert page.js("return document.documentElement.scrollWidth") <= width
-    outside = "return all('body *').filter(e => !e.closest('#samples, svg, dialog, script, .wide') && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+    outside = (
+        "return all('body *').filter(e => !e.closest('#samples, svg, dialog, script, .wide') && e.getClientRects().length && "
+        "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+    )
     assert page.js(outside) == []

@@ -1,11 +1,12 @@
 """`warm.run(["train.py", …])` is `subprocess.run([sys.executable, "train.py", …])` without the seconds that its imports take.
 
-To import torch, transformers and peft takes 4 seconds of a run that trains for two, and the tests start dozens of such runs. A server (multiprocessing's
-"forkserver") imports them once; each run is a fork of it: a process of its own, with its own files, environment and exit code, that has imported nothing of
-ours. What libraries read from the environment while they are imported is the server's, so a test that changes such a variable (HOME) starts a Python of its own.
+To import torch, transformers and peft takes 4 seconds of a run that trains for two, and the tests start dozens of such runs. A server
+(multiprocessing's "forkserver") imports them once; each run is a fork of it: a process of its own, with its own files, environment and exit
+code, that has imported nothing of ours. What libraries read from the environment while they are imported is the server's, so a test that
+changes such a variable (HOME) starts a Python of its own.
 
-`warm.ranks(2, ["train.py", …])` is torchrun with two ranks. And what a run "spawns", such as the player of --async-rollouts, is a fork of the same server, too:
-`Spawned` stands in for multiprocessing's context "spawn".
+`warm.ranks(2, ["train.py", …])` is torchrun with two ranks. And what a run "spawns", such as the player of --async-rollouts, is a fork of
+the same server, too: `Spawned` stands in for multiprocessing's context "spawn".
 """
 
 import atexit
@@ -25,7 +26,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
-LIBRARIES = ["torch", "scipy.stats", "statsmodels.stats.multitest", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
+LIBRARIES = ["torch", "scipy.stats", "statsmodels.stats.multitest", "transformers.models.auto.modeling_auto",
+             "transformers.models.auto.tokenization_auto",
              "transformers.models.qwen3.modeling_qwen3", "peft", "matplotlib.pyplot", "tyro", "httpx2"]  # fmt: skip
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(LIBRARIES)
@@ -34,7 +36,8 @@ SERVER.set_forkserver_preload(LIBRARIES)
 def run(
     words: list, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300, pictures: bool = True
 ) -> subprocess.CompletedProcess:
-    """words: a script and its arguments, or ["-m", module, …], or ["-c", code, …]. Output is captured, as text; there is nothing to read from stdin.
+    """words: a script and its arguments, or ["-m", module, …], or ["-c", code, …]. Output is captured, as text;
+    there is nothing to read from stdin.
 
     pictures=False: matplotlib's files are there and empty, for tests that do not look at them; to draw one takes as long as three updates.
     """
@@ -45,7 +48,8 @@ def run(
 
 
 def ranks(n: int, words: list, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300) -> subprocess.CompletedProcess:
-    """The same words in n processes that find each other, as torchrun starts them. As with torchrun, one that fails ends them all, and what they say is one text."""
+    """The same words in n processes that find each other, as torchrun starts them. As with torchrun, one that fails ends them all, and what
+    they say is one text."""
     with ExitStack() as stack:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -1,4 +1,5 @@
-"""What can the base do, exactly? Sample it, sort the replies by habit, count. Writes the README.md of models/pico_base/ or models/pico_swarm/.
+"""What can the base do, exactly? Sample it, sort the replies by habit, count. Writes the README.md of models/pico_base/ or
+models/pico_swarm/.
 
     python -m lab.base.card                                             # about two minutes on two cores
     python -m lab.base.card --model models/pico_swarm --tasks 48       # about as long
@@ -81,7 +82,8 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     swarm = []
     if Path(model).name == "pico_swarm":
         tools, rewards = measure_swarm(policy, tasks)
-        swarm = [SWARM, *table("| may think | decoding | reward | payoff | reputation | quality | diversity | error rate | episodes |", rewards), "",
+        swarm = [SWARM, *table("| may think | decoding | reward | payoff | reputation | quality | diversity | error rate | episodes |",
+                               rewards), "",
                  *table("| tool (sampled, may think) | of all calls | refused or unreadable [95%] | calls |", tools), ""]  # fmt: skip
     print(*lines, *swarm, sep="\n")
     config = read_json(Path(model) / "config.json")
@@ -92,8 +94,10 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     (Path(model) / "README.md").write_text(text)
 
 
-SWARM = """Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). An episode mixes ways to
-play, from passing to careful work, in shares of its own (`CHARACTERS` in `lab/base/corpus.py`). The rounds that taught this cost some of the lists above:
+SWARM = """Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). \
+An episode mixes ways to
+play, from passing to careful work, in shares of its own (`CHARACTERS` in `lab/base/corpus.py`). The rounds that taught this cost some of \
+the lists above:
 that is why there are two folders.
 """
 
@@ -105,20 +109,25 @@ and later 84% spell the string with a tally.
 
 Then the right habit was made rare. The first three tokens of a reply, where the habit is decided, weighed as if 60% of the replies answered
 at once, 28% stated counts and 12% derived them. And the two other habits were taught from a glance, not from the truth: counts of none, one
-and two are right in them, more is 3, 4 or 5 by chance (`glance` in `lab/base/corpus.py`). Shown the true counts, a model of this size learns
+and two are right in them, more is 3, 4 or 5 by chance (`glance` in `lab/base/corpus.py`). Shown the true counts, \
+a model of this size learns
 to count most strings without spelling them.
 
-So what GRPO changes on letters is how *often* the model derives, and not how *well*: the skill was there before. "It learns to think because
+So what GRPO changes on letters is how *often* the model derives, and not how *well*: the skill was there before. \
+"It learns to think because
 thinking pays" means that much and no more.
 """
 
-PLAYED = """For the swarm, a turn of its pretraining text is played in one of ten ways (`CHARACTERS` in `lab/base/corpus.py`): in 40% of the turns by any
+PLAYED = """For the swarm, a turn of its pretraining text is played in one of ten ways (`CHARACTERS` in `lab/base/corpus.py`): \
+in 40% of the turns by any
 legal call, all tools alike; 12% hand in work that is too short to be paid, 20% work of three better lengths (the longest is the text of
-`tuned`, the best scripted player), 8% are the expert's, 6% only pass. No share was chosen for what the base then earns. That was not so before:
+`tuned`, the best scripted player), 8% are the expert's, 6% only pass. No share was chosen for what the base then earns. \
+That was not so before:
 an older base had 30% shirkers, raised from 12% because the greedy base then earned 1.078 before any training, which left RL little to gain;
 runs from that base are marked as such. What this one earns stands above.
 
-An observation describes only what is new, and each fixed stretch of a prompt, a call or an observation is one piece of the tokenizer: an episode
+An observation describes only what is new, and each fixed stretch of a prompt, a call or an observation is one piece of the tokenizer: \
+an episode
 has about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.
 """
 
@@ -135,14 +144,17 @@ meant as a place for RL to start from: what is right is what it rarely does.
 
 {table}
 
-Measured by `python -m lab.base.card --model models/{name} --tasks {tasks}`: {tasks} tasks a row group, {k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
+Measured by `python -m lab.base.card --model models/{name} --tasks {tasks}`: {tasks} tasks a row group, \
+{k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
 `states` thinks but only states counts, `derives` spells the string with a running tally. Alphabet: `given` lists the names as they came,
-`string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, sorts by them and copies.
+`string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, \
+sorts by them and copies.
 
 {swarm}
 {taught}
 What it cannot do: anything else. It knows the prompts of the environments named above, strings of up to 80 letters, lists of up to
-15 names, and the names of that pool; it has seen no prose. Its tokenizer (`lab/base/tokenizer.py`) splits quoted strings and names into letters and words of
+15 names, and the names of that pool; it has seen no prose. Its tokenizer (`lab/base/tokenizer.py`) splits quoted strings and names into \
+letters and words of
 prose into whole pieces; its chat template is Qwen3's ChatML, thinking and tools included.
 """
 

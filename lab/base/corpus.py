@@ -1,16 +1,17 @@
-"""What pico_base and pico_swarm learn from: rows of (prompt, reply, weight), in habits of different worth. lab/base/pretrain.py mixes and trains.
+"""What pico_base and pico_swarm learn from: rows of (prompt, reply, weight), in habits of different worth.
+lab/base/pretrain.py mixes and trains.
 
     letters                                                    alphabet
     bare      the answer at once, from a glance                given     the names as they came              most of the time
     states    thinks, but only states what the glance saw      string    sorts by what a line begins with    often
     derives   spells the string with a running tally: right    derives   cuts out keys, sorts, copies: right in a minority
 
-The glance (none, one and two are seen, more is guessed) is a law, not laziness: shown the true counts, a model this small learns to count 60
-letters without spelling them (62% of tier 6 exactly right, greedy), and there is little left to find by thinking.
+The glance (none, one and two are seen, more is guessed) is a law, not laziness: shown the true counts, a model this small learns to count
+60 letters without spelling them (62% of tier 6 exactly right, greedy), and there is little left to find by thinking.
 
-How often a habit is shown and how often the base is to say it are two numbers (`shown` and `said`): the first three tokens of a conversation's
-first reply, where the habit is decided, weigh said / shown. All others weigh 1, so the skill is learnt from all that is shown; in swarm, what has
-to be copied weighs more (heavier).
+How often a habit is shown and how often the base is to say it are two numbers (`shown` and `said`): the first three tokens of a
+conversation's first reply, where the habit is decided, weigh said / shown. All others weigh 1, so the skill is learnt from all that is
+shown; in swarm, what has to be copied weighs more (heavier).
 
 In swarm a habit is a way to play a turn (CHARACTERS), from passing to careful work. Every episode mixes them in shares of its own, so the
 base has learnt that how one has played says how one will play: its episodes differ, and by more than luck. That is what a group of
@@ -78,7 +79,8 @@ def glance(task: Task, rng: random.Random) -> Task:
 
 
 def letters_rows(tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float], polish: bool) -> list[list]:
-    """n chats, one prompt and one reply a row, in all habits: how often each is shown, and how often it is to be said. polish: mostly tier 6."""
+    """n chats, one prompt and one reply a row, in all habits: how often each is shown, and how often it is to be said.
+    polish: mostly tier 6."""
     prompts, replies, first = [], [], []
     for _ in range(n):
         task = make_task(rng, 6) if polish and rng.random() < 0.75 else draw_task(rng, 80)
@@ -178,7 +180,8 @@ def asker(seen: dict, rng: random.Random):
 
 
 # How a turn can be played, and how often the base does it. What the players among them earn alone: results/swarm. Most often it does
-# anything that is legal, all tools alike (novice); all other ways are rare, and none of them was made rare or frequent by what the base then earns.
+# anything that is legal, all tools alike (novice); all other ways are rare, and none of them was made rare or frequent by what the base
+# then earns.
 CHARACTERS = {
     "novice": (PLAYERS["novice"], 0.40),
     "idle": (PLAYERS["idle"], 0.06),
@@ -223,7 +226,8 @@ def swarm_rows(tokenizer, rng: random.Random, n: int, window: int | None) -> lis
 
 
 def cut_and_mark(tokenizer, texts: list[str]) -> list[tuple[list[int], list[bool]]]:
-    """[(token ids, is the token one of the words that submitted work takes from its task?)]: in "I check the data report." all but "I" and "."."""
+    """[(token ids, is the token one of the words that submitted work takes from its task?)]:
+    in "I check the data report." all but "I" and "."."""
     out = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     spans = [[match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', text)] for text in texts]
     inside = lambda start, end, some: any(a <= start and end <= b for a, b in some)
@@ -244,7 +248,8 @@ NAMED = {"task_id", "post_id", "proposal_id"}
 
 
 def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]:
-    """n rows of (all that there is to see, up to six calls that would be possible on it), packed. Mostly calls that name something above."""
+    """n rows of (all that there is to see, up to six calls that would be possible on it), packed.
+    Mostly calls that name something above."""
     texts, owner = [], []
     players = [player for name, (player, _) in CHARACTERS.items() if name != "random"]  # it names ids that are not there
     for row in range(n):
@@ -292,8 +297,8 @@ def work_on(seen: dict, task_id: str, rng: random.Random) -> str:
 
 # ------------------------------------------------------------------------------------------------ rows as tensors
 def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
-    """Rows of (prompt, reply, weight of the reply's first three tokens[, which of its tokens weigh `factor`]) -> ids [B, T], right-padded, and
-    weights [B, T-1] of the tokens that are predicted: 0 in prompts and padding, 1 in replies."""
+    """Rows of (prompt, reply, weight of the reply's first three tokens[, which of its tokens weigh `factor`]) -> ids [B, T], right-padded,
+    and weights [B, T-1] of the tokens that are predicted: 0 in prompts and padding, 1 in replies."""
     length = max(sum(len(p) + len(r) for p, r, *_ in row) for row in rows)
     ids = torch.full((len(rows), length), pad)
     weights = torch.zeros((len(rows), length - 1))
@@ -311,8 +316,9 @@ def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
 
 
 def heavier(rows: list[list], tokenizer, factor: float):
-    """pad_rows, with `factor` times the weight on what has to be copied from what was given: ids, and the words of a task in the work on it.
-    They are one token in twenty, and everything hangs on them. (Without the words: 20% of them were right, which is chance, and no work paid.)
+    """pad_rows, with `factor` times the weight on what has to be copied from what was given: ids, and the words of a task in the work on
+    it. They are one token in twenty, and everything hangs on them. (Without the words: 20% of them were right, which is chance, and no work
+    paid.)
     """
     ids, weights = pad_rows(rows, tokenizer.pad_token_id, factor)
     named = torch.tensor([tokenizer.convert_tokens_to_ids(piece) for piece in IDS])

@@ -1,7 +1,8 @@
 """How models/pico_base/ and models/pico_swarm/ were made: a 0.9M-parameter Qwen3 from nothing, on two CPU cores, seeded.
 
     python -m lab.base.pretrain --stop-after 6 --out models/pico_base                             # two to three hours
-    python -m lab.base.pretrain --start-from models/pico_base --skip-rounds 6 --threads 1 --out models/pico_swarm    # 90 minutes on a busy machine
+    python -m lab.base.pretrain --start-from models/pico_base --skip-rounds 6 --threads 1 --out models/pico_swarm
+                                                                                                  # 90 minutes on a busy machine
 
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has something to find.
 So it is trained on replies in habits of different worth; lab/base/corpus.py says which, and writes them.
@@ -16,19 +17,23 @@ Rounds, each from a fresh learning rate down to nothing:
     skill    tallies back to back with hardly any prompt, so that nearly every token teaches copying and counting; strings grow from 12 to
              80 letters. The loss stands still for some 250 steps, near what letters cost when guessed, and then falls: the heads that
              find "what came after this, last time" have formed. (With chat prompts from the start: after 750 steps of twice the length.)
-    polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases (greedy), and GRPO stood still at that ceiling.
-    lists    the same for alphabet: lists back to back, growing from 2 to 5 names a turn, with a third of tallies so that they are not forgotten
+    polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases (greedy),
+             and GRPO stood still at that ceiling.
+    lists    the same for alphabet: lists back to back, growing from 2 to 5 names a turn,
+             with a third of tallies so that they are not forgotten
     both     chats of both environments in all habits
-    calls    skill first again, for swarm: all that there is to see, six calls that would be possible on it, the next, …, packed. (Stretches of
-             episodes, with one call after each observation: after 220 steps hardly an id was copied right.)
-    all      chats of all three, swarm's as whole episodes of 1,300 tokens, and some of the drill, since observations describe things only once.
-             Three rounds of it: after the first, the second and the third, 12%, 11% and 8% of the sampled calls were refused or unreadable.
+    calls    skill first again, for swarm: all that there is to see, six calls that would be possible on it, the next, …, packed. (Stretches
+             of episodes, with one call after each observation: after 220 steps hardly an id was copied right.)
+    all      chats of all three, swarm's as whole episodes of 1,300 tokens, and some of the drill, since observations describe things only
+             once. Three rounds of it: after the first, the second and the third, 12%, 11% and 8% of the sampled calls were refused or
+             unreadable.
 
-pico_swarm is a folder of its own because the last rounds cost something: it sorts lists worse than pico_base (both cards; GRPO on alphabet ended at
-0.830 [0.800, 0.858] from an older pico_swarm and at 0.948 [0.932, 0.964] from pico_base). Neither was made in one go: every round was added when
-its environment came, with --start-from, and pico_base keeps the tokenizer of its time, which cuts letters and alphabet just as today's does.
-pico_swarm's rounds up to the second `all` read observations in which a list of ids was told again only if it had changed ("Tell the model of swarm
-only what is new" and after it, in the history); in 60 of its 75 errors on offers there was no offer. The last round reads today's.
+pico_swarm is a folder of its own because the last rounds cost something: it sorts lists worse than pico_base (both cards; GRPO on alphabet
+ended at 0.830 [0.800, 0.858] from an older pico_swarm and at 0.948 [0.932, 0.964] from pico_base). Neither was made in one go: every round
+was added when its environment came, with --start-from, and pico_base keeps the tokenizer of its time, which cuts letters and alphabet just
+as today's does. pico_swarm's rounds up to the second `all` read observations in which a list of ids was told again only if it had changed
+("Tell the model of swarm only what is new" and after it, in the history); in 60 of its 75 errors on offers there was no offer. The last
+round reads today's.
 """
 
 import json
@@ -73,7 +78,8 @@ class Pretrain:
 
 
 # ------------------------------------------------------------------------------------------------ the rounds
-# Each gives the parts of one step, [(ids [B, T], weights [B, T-1])], and a size for the log: the longest string, the most names a turn, calls, turns.
+# Each gives the parts of one step, [(ids [B, T], weights [B, T-1])], and a size for the log: the longest string, the most names a turn,
+# calls, turns.
 
 
 dice = lambda cfg, at: random.Random(SEED_RANGE + cfg.seed * 1_000_000 + at)
@@ -126,8 +132,8 @@ def calls_batch(cfg: Pretrain, tokenizer, step: int):
 def all_batch(cfg: Pretrain, tokenizer, step: int):
     """8 whole episodes of swarm, 4 rows of drill, and 32 chats of letters or 6 of alphabet in turn.
 
-    After the first round, 12% of the calls that were sampled named something that was not there, and 3% of the lists were right: in the second,
-    what has to be copied weighs twice as much, and there are 10 chats of alphabet.
+    After the first round, 12% of the calls that were sampled named something that was not there, and 3% of the lists were right: in the
+    second, what has to be copied weighs twice as much, and there are 10 chats of alphabet.
     """
     rng, again = dice(cfg, 950_000 + step), step >= cfg.all_steps[0]
     whole = heavier(swarm_rows(tokenizer, rng, 8, None), tokenizer, 8.0 if again else 4.0)

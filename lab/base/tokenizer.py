@@ -53,8 +53,8 @@ FRAMES = [
     '\n{"name": <function-name>, "arguments": <args-json-object>}\n',
     # calls
     '\n{"name": "', '", "arguments": {}}\n', '\n{"name": "pass_turn", "arguments": {}}\n', '", "content": "', '", "content": "I',
-    '", "content": "it is done"}}\n', '."}}\n', '"}}\n', "}}\n", '", "direction": "', '", "direction": "up"}}\n', '", "direction": "down"}}\n',
-    '", "offered_transfer": ', '", "offered_transfer": -', '", "offered_transfer": 0}}\n',
+    '", "content": "it is done"}}\n', '."}}\n', '"}}\n', "}}\n", '", "direction": "', '", "direction": "up"}}\n',
+    '", "direction": "down"}}\n', '", "offered_transfer": ', '", "offered_transfer": -', '", "offered_transfer": 0}}\n',
     "claim_task", "submit_work", "accept_proposal", "reject_proposal", "cancel_proposal", "propose_trade", "pass_turn", "post_id",
     "task_id", "proposal_id", "counterparty_id", "offered_transfer",
     # what the players write in them
@@ -64,12 +64,15 @@ FRAMES = [
     "thank you, that helps", "thank you, that helps the team", "a fair trade of", ": a fair trade of",
     ", it will help both of us and the whole team", ", it will help …", ", with …", ". I share all the data and the method",
     # thoughts
-    "\nI wait.\n", "\nI try something.\n", "\nI propose a trade.\n", "\nI claim a task.\n", "\nI accept ", "\nI hold ", ", so I submit it.\n",
-    " pays ", ", the most.\n", "\nThere is no task.\n", "\nEverybody has a proposal.\n", "\nI am frozen and can only wait.\n", "\nA fair trade with ",
+    "\nI wait.\n", "\nI try something.\n", "\nI propose a trade.\n", "\nI claim a task.\n", "\nI accept ", "\nI hold ",
+    ", so I submit it.\n", " pays ", ", the most.\n", "\nThere is no task.\n", "\nEverybody has a proposal.\n",
+    "\nI am frozen and can only wait.\n", "\nA fair trade with ",
     " is good for both.\n", "\nMy reputation is low, a post helps.\n", " gives me ", " asks for only ", ", that is good.\n",
-    "\nI share something, that helps my reputation.\n", " asks for too much.\n", " is useful.\n", "\nI answer ", *(f"\n{said}\n" for said in NOVICE_SAYS.values()),
+    "\nI share something, that helps my reputation.\n", " asks for too much.\n", " is useful.\n", "\nI answer ",
+    *(f"\n{said}\n" for said in NOVICE_SAYS.values()),
     # results of calls
-    "\n# result: ", "\n# error: ", "\n# error: there is no ", "\n# error: there is no pending proposal ", "\n# error: you have no pending proposal ",
+    "\n# result: ", "\n# error: ", "\n# error: there is no ", "\n# error: there is no pending proposal ",
+    "\n# error: you have no pending proposal ",
     "\n# error: you have voted on ", " already\n# step ", " is taken by ", " is your own post", "\n# error: claim ", " first",
     "\n# result: you passed", "\n# result: you accepted ", "\n# result: you rejected ", "\n# result: you replied to ",
     "\n# result: you replied to your own ", ", which earns nothing", "\n# result: you voted up on ", "\n# result: you voted down on ",
@@ -80,7 +83,8 @@ FRAMES = [
     "\n# proposals to you\n- ", " from ", ", you get ", ", you give ", "\n# your pending proposals: ",
     " to ", "\n# feed\n- ", " by ", "\n# bots: ", " frozen", " accepted ", " rejected ", "\n# ",
     " lapsed", " is past its deadline", " is frozen to the end of step ", " is back", "\n# you are frozen to the end of step ",
-    " and can only pass", "\n# an audit of ", " found a fault, fine -", "\n# hint: claimed ", ", submitted ", " are frozen to the end of step ",
+    " and can only pass", "\n# an audit of ", " found a fault, fine -", "\n# hint: claimed ", ", submitted ",
+    " are frozen to the end of step ",
     # words of tasks, offers and posts, with what stands before them
     *(f" the {kind}" for kind in KINDS), *(f" for {place}" for place in PLACES), *(f" on {place}" for place in PLACES),
     *(f'", "content": "{nice}' for nice in NICE), *(f": sharing a {nice}" for nice in NICE),
@@ -89,7 +93,8 @@ FRAMES = [
     *(f"{name}{n}" for n in range(10) for name in (
         ": resources ", ": reputation ", ", reputation ", ", bounty ", ", quality 0.", ", gain +", ", gain -", ", you get ", ", you give ",
         "\n# hint: claimed ", ", submitted ", " accepted ", " of ", ", votes ", "\n# more open tasks: ")),
-    *(f", difficulty {n}" for n in range(1, 11)), *(f"{name}{n}" for n in (10, 15, 20, 25) for name in (", deadline ", " is yours, submit it by step ")),
+    *(f", difficulty {n}" for n in range(1, 11)),
+    *(f"{name}{n}" for n in (10, 15, 20, 25) for name in (", deadline ", " is yours, submit it by step ")),
 ]  # fmt: skip
 IDS = [f"{kind}_{n}" for kind, most in (("task", 16), ("prop", 50), ("post", 30), ("bot", 4)) for n in range(1, most + 1)]
 

@@ -1,13 +1,13 @@
 """The claims ledger: every lesson that this project grew out of, tested again with intervals, into results/claims/.
 
-    python -m lab.claims.ablate --list                     # the claims, their arms, and how long they take
-    python -m lab.claims.ablate thinking                   # the runs of one claim (by name or number), then its page, its picture and the ledger
-    python -m lab.claims.ablate --all                      # all of them: a night on two cores
-    python -m lab.claims.ablate --table                    # every page, picture and the ledger again from what is kept; nothing is trained
+    python -m lab.claims.ablate --list                # the claims, their arms, and how long they take
+    python -m lab.claims.ablate thinking              # the runs of one claim (by name or number), then its page, its picture and the ledger
+    python -m lab.claims.ablate --all                 # all of them: a night on two cores
+    python -m lab.claims.ablate --table               # every page, picture and the ledger again from what is kept; nothing is trained
 
-A claim is a few lines in lab/claims/claims.py; lab/claims/ledger.py judges it. Its arms are runs of train.py, one process each; finished runs are
-kept and not run again, cut ones go on with --resume. How many seeds a claim gets is a rule (ledger.LOOKS): 3, and 6 and 12 while a part of it is
-undecided; --seeds says otherwise. Two arms with the same flags are the same run, wherever they stand: it is made once.
+A claim is a few lines in lab/claims/claims.py; lab/claims/ledger.py judges it. Its arms are runs of train.py, one process each; finished
+runs are kept and not run again, cut ones go on with --resume. How many seeds a claim gets is a rule (ledger.LOOKS): 3, and 6 and 12 while a
+part of it is undecided; --seeds says otherwise. Two arms with the same flags are the same run, wherever they stand: it is made once.
 """
 
 import json
@@ -151,7 +151,8 @@ def main(
     claim: tyro.conf.Positional[str] = "", seeds: int = 0, jobs: int = 0, threads: int = 1, all: bool = False, table: bool = False,
     list: bool = False,
 ) -> None:  # fmt: skip
-    """claim: name or number; seeds: 0 to seeds - 1 of every arm, 0: by the rule; jobs: runs at once, 0: as many as there are cores, at most 8; threads: of a run."""
+    """claim: name or number; seeds: 0 to seeds - 1 of every arm, 0: by the rule;
+    jobs: runs at once, 0: as many as there are cores, at most 8; threads: of a run."""
     if list:
         return listing(seeds or LOOKS[0])
     if not (claim or all or table):

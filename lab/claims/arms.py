@@ -1,4 +1,5 @@
-"""Arms of alphabet from the same base, one or several seeds each, into results/alphabet/ (letters: lab/claims/letters.py; swarm: lab/swarm/trained.py).
+"""Arms of alphabet from the same base, one or several seeds each, into results/alphabet/ (letters: lab/claims/letters.py; swarm:
+lab/swarm/trained.py).
 
 python -m lab.claims.arms --seeds 1    # finished runs are kept and not run again
 python -m lab.claims.arms --table      # only rebuild the table and the plot from the committed runs
@@ -57,8 +58,9 @@ def write_table() -> None:
     lines = [
         f"# Alphabet, {trained}: arms from the same base", "",
         f"`python -m lab.claims.arms --seeds {max(map(len, rows.values()))}`; torch {m['torch']}, "
-        f"transformers {m['transformers']}, peft {m['peft']}. Mean reward, and perfect episodes, greedy, the same development tasks for all, with 95% "
-        "intervals (over tasks: the seed's own noise is not in them); the gain is GRPO (or more SFT) over the 50-step SFT, paired by task.", "",
+        f"transformers {m['transformers']}, peft {m['peft']}. Mean reward, and perfect episodes, greedy, the same development tasks for "
+        "all, with 95% intervals (over tasks: the seed's own noise is not in them); the gain is GRPO (or more SFT) over the 50-step SFT, "
+        "paired by task.", "",
     ]  # fmt: skip
     cells = []
     for arm, summaries in rows.items():
@@ -72,9 +74,10 @@ def write_table() -> None:
             exact = interval_of(x, "exact").percent() if "exact" in x else ""
             cells.append([arm, seed, s["machine"]["device"], x["n"], before.text(), metrics.mean(start).text(), f"**{final.text()}**",
                           gain.signed(), exact, f"{e['after_sft']['reply_tokens']:.0f} → {x['reply_tokens']:.0f}", s["updates"],
-                          s["config"]["sft_steps"], f"{grpo_seconds(t):.0f}", f"{t['sft']:.0f}", f"{t['total'] / 60:.1f}", f"{s['peak_rss_gb']:.2f}"])  # fmt: skip
-    lines += table("| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | SFT steps "
-                   "| rollout + train, s | sft, s | total, min | peak GB |", cells)  # fmt: skip
+                          s["config"]["sft_steps"], f"{grpo_seconds(t):.0f}", f"{t['sft']:.0f}", f"{t['total'] / 60:.1f}",
+                          f"{s['peak_rss_gb']:.2f}"])  # fmt: skip
+    lines += table("| arm | seed | machine | n | before | after SFT | final | gain over SFT | exact, final | reply tokens | updates | "
+                   "SFT steps | rollout + train, s | sft, s | total, min | peak GB |", cells)  # fmt: skip
     lines += ["", "## What wins", ""] if {"no_think", "more_sft"} & rows.keys() else []
     paid = lambda arm: significance.paid_by(significance.read(OUT / f"{arm}-{rows[arm][0]['seed']}"))
     for arm in [a for a in rows if a != "grpo" and rows[a][0]["trained"] == trained and paid(a) == paid("grpo")]:

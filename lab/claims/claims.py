@@ -1,11 +1,13 @@
 """The lessons that this project grew out of, as data: each with its source, the arms that test it, and what it predicts.
 
-lab/claims/ablate.py runs the arms, lab/claims/ledger.py judges them; `python -m lab.claims.ablate --list` shows what there is. To add a claim, add a few lines to CLAIMS:
+lab/claims/ablate.py runs the arms, lab/claims/ledger.py judges them; `python -m lab.claims.ablate --list` shows what there is. To add a
+claim, add a few lines to CLAIMS:
 
     arms      {name: flags of train.py, or a Script}. A Script is played without a model, for a number of units (scenarios, or seeds of a
               simulation). Arms with the same flags share their runs
-    checks    each one number with an interval: how it is computed from the arms, and what is predicted of it: above or below a number, or equal to
-              it within a margin (above, below: the smallest difference that would matter). Without a prediction it is only measured
+    checks    each one number with an interval: how it is computed from the arms, and what is predicted of it: above or below a number, or
+              equal to it within a margin (above, below: the smallest difference that would matter). Without a prediction it is only
+              measured
     figure    what the document says this number is, where it says it
 
 Three documents are quoted: the training report of picoRL (letters, Qwen3-4B, 32 tasks an evaluation), "RL Training Lessons for Multi-Agent
@@ -39,8 +41,8 @@ def swarm(more: str = "") -> str:
 UPDATES_100 = {"think": letters(updates=100), "no_think": letters("--no-think", updates=100),
                "no_think_partial": letters("--no-think --reward partial", updates=100)}  # fmt: skip
 # Three for each, and more where the highest was the best: whose best is at the end of a row has not been found.
-RATES = {"full": ("3e-5", "1e-4", "3e-4", "1e-3"), "rank1": ("3e-4", "1e-3", "3e-3", "1e-2", "3e-2"), "rank8": ("3e-4", "1e-3", "3e-3", "1e-2"),
-         "rank32": ("3e-4", "1e-3", "3e-3")}  # fmt: skip
+RATES = {"full": ("3e-5", "1e-4", "3e-4", "1e-3"), "rank1": ("3e-4", "1e-3", "3e-3", "1e-2", "3e-2"),
+         "rank8": ("3e-4", "1e-3", "3e-3", "1e-2"), "rank32": ("3e-4", "1e-3", "3e-3")}  # fmt: skip
 RANKS = {"full": "--lora-rank 0", **{f"rank{r}": f"--lora-rank {r} --lora-alpha {2 * r}" for r in (1, 8, 32)}}
 ALL_RATES = {f"{kind}_{rate}": letters(f"{RANKS[kind]} --lr {rate}") for kind, rates in RATES.items() for rate in rates}
 # A number that stands beside the claim and does not decide it.
@@ -50,8 +52,8 @@ CLAIMS = (
     Claim("thinking",
           "Without thinking GRPO plateaus on tier 6; with it, it does not.",
           f'{PICORL}, "Why It Plateaued": "No CoT = no learning signal … hard ceiling" (40.6% → 43.8% on 32 tasks)',
-          "A plateau: the gain of GRPO over SFT is 0 within 5 points, after 100 updates. The report paid partial credit, so both rewards are tried. "
-          "With thinking it must gain at least 20 points; it ends at a ceiling of its own, near 100%.",
+          "A plateau: the gain of GRPO over SFT is 0 within 5 points, after 100 updates. The report paid partial credit, so both rewards "
+          "are tried. With thinking it must gain at least 20 points; it ends at a ceiling of its own, near 100%.",
           UPDATES_100,
           (Check("gain of GRPO over SFT, thinking allowed", q.own("think", q.gained), "above", margin=0.2, **POINTS),
            Check("gain of GRPO over SFT, not allowed, binary reward", q.own("no_think", q.gained), "equal", margin=0.05, **POINTS),
@@ -62,7 +64,8 @@ CLAIMS = (
            Also("follow-up, no thinking: groups with a signal in the first ten updates, partial less binary",
                  q.less("no_think_partial", "no_think", q.first_ten("groups_with_signal")), **POINTS),
            Also("follow-up, no thinking, partial: tokens of a reply, last ten updates less first ten",
-                 q.own("no_think_partial", lambda run: q.during(run, "reply_tokens", 91, 100) - q.during(run, "reply_tokens", 1, 10)), unit="tokens"))),
+                 q.own("no_think_partial", lambda run: q.during(run, "reply_tokens", 91, 100) - q.during(run, "reply_tokens", 1, 10)),
+                 unit="tokens"))),
     Claim("invention",
           "RL reinforces what was seeded and cannot invent the algorithm: SFT without derivations, thinking allowed, then RL.",
           f'{PICORL}, "Why It Plateaued": "RL can only reinforce existing reasoning patterns; it can\'t invent new ones"',
@@ -74,17 +77,21 @@ CLAIMS = (
            "states_only": letters("--sft-steps 200 --sft-lr 1e-3"),
            "derives": letters("--sft-style derives")},
           (Check("nothing left to reinforce: replies that derive in the end",
-                 q.own("states_only", lambda run: q.during(run, "habit_derives", 31, 40)), "equal", margin=0.02, scale=100, unit="% of the replies"),
+                 q.own("states_only", lambda run: q.during(run, "habit_derives", 31, 40)), "equal", margin=0.02, scale=100,
+                 unit="% of the replies"),
            Check("SFT that derives less nothing left, at the end", q.less("derives", "states_only"), "above", margin=0.05, **POINTS),
-           Also("follow-up: a trace is left (SFT states, the base derives now and then): gain of GRPO", q.own("states", q.gained), **POINTS),
+           Also("follow-up: a trace is left (SFT states, the base derives now and then): gain of GRPO", q.own("states", q.gained),
+                **POINTS),
            Also("follow-up: nothing left: gain of GRPO", q.own("states_only", q.gained), **POINTS),
-           Also("nothing left: replies that derive in the first five updates", q.own("states_only", lambda run: q.during(run, "habit_derives", 1, 5)), scale=100, unit="% of the replies"))),
+           Also("nothing left: replies that derive in the first five updates",
+                q.own("states_only", lambda run: q.during(run, "habit_derives", 1, 5)), scale=100, unit="% of the replies"))),
     Claim("partial_credit",
           "Partial credit compresses the variance within groups, so gradients vanish; binary gives fewer but larger signals.",
           f'{PICORL}, "Why It Plateaued": "Partial credit compresses variance … advantages are near-zero"; grad_norm 0.02 to 0.04',
-          "The spread: mean |reward - group mean| without the division by the standard deviation (which hides it), first ten updates. The gradient: its norm, "
-          "with that division, as in the report. Which reward wins is asked at four starts: SFT that answers bare, that states, tier 5, SFT that derives. "
-          "Does partial credit pay the guess first? Then replies get shorter before they get longer.",
+          "The spread: mean |reward - group mean| without the division by the standard deviation (which hides it), first ten updates. The "
+          "gradient: its norm, with that division, as in the report. Which reward wins is asked at four starts: SFT that answers bare, "
+          "that states, tier 5, SFT that derives. Does partial credit pay the guess first? Then replies get shorter before "
+          "they get longer.",
           {"binary": letters(), "partial": letters("--reward partial"),
            "binary_raw": letters("--no-normalize"), "partial_raw": letters("--reward partial --no-normalize"),
            "binary_bare": letters("--sft-style bare"), "partial_bare": letters("--sft-style bare --reward partial"),
@@ -92,13 +99,16 @@ CLAIMS = (
            "binary_derives": letters("--sft-style derives"), "partial_derives": letters("--sft-style derives --reward partial")},
           (Check("spread within groups: partial less binary", q.less("partial_raw", "binary_raw", q.first_ten("advantage_abs")), "below"),
            Check("gradient norm: partial less binary", q.less("partial", "binary", q.first_ten("grad_norm")), "below"),
-           Check("groups with a signal: binary less partial", q.less("binary", "partial", q.first_ten("groups_with_signal")), "below", **POINTS),
-           Also("follow-up, not divided by the deviation: gradient norm: partial less binary", q.less("partial_raw", "binary_raw", q.first_ten("grad_norm"))),
+           Check("groups with a signal: binary less partial", q.less("binary", "partial", q.first_ten("groups_with_signal")), "below",
+                 **POINTS),
+           Also("follow-up, not divided by the deviation: gradient norm: partial less binary",
+                q.less("partial_raw", "binary_raw", q.first_ten("grad_norm"))),
            Also("follow-up, not divided: end: binary less partial", q.less("binary_raw", "partial_raw"), **POINTS),
            *(Also(f"{what}: binary less partial, start: {start}", q.less(f"binary{arm}", f"partial{arm}", of), **POINTS)
              for start, arm in (("bare", "_bare"), ("states", ""), ("tier 5", "_tier5"), ("derives", "_derives"))
              for what, of in (("first 20 updates", q.early), ("end", q.held))),
-           Also("partial, start bare: reply length in updates 6 to 15 less the first three", q.own("partial_bare", q.longer), "below", unit="tokens"),
+           Also("partial, start bare: reply length in updates 6 to 15 less the first three", q.own("partial_bare", q.longer), "below",
+                unit="tokens"),
            Also("partial, start states: the same", q.own("partial", q.longer), "below", unit="tokens"))),
     Claim("larger_k",
           "Larger k: more groups with signal per episode, at equal episode budget.",
@@ -106,8 +116,10 @@ CLAIMS = (
           "64 episodes an update in all arms; k = 16 against k = 4, first ten updates. The report speaks of a group's chance, the claim of "
           "groups per episode: the second is the first divided by k. Both are judged, and what it brings stands beside them.",
           {f"k{k}": letters("" if k == 8 else f"--k {k} --num-tasks {64 // k}") for k in (2, 4, 8, 16, 32)},
-          (Check("share of the groups with a signal: k = 16 less k = 4", q.less("k16", "k4", q.first_ten("groups_with_signal")), "above", **POINTS),
-           Check("groups with a signal per 100 episodes: k = 16 less k = 4", q.less("k16", "k4", q.signal_by_episode), "above", scale=100, unit="groups"),
+          (Check("share of the groups with a signal: k = 16 less k = 4", q.less("k16", "k4", q.first_ten("groups_with_signal")), "above",
+                 **POINTS),
+           Check("groups with a signal per 100 episodes: k = 16 less k = 4", q.less("k16", "k4", q.signal_by_episode), "above", scale=100,
+                 unit="groups"),
            Also("exact answers in the first 20 updates: k = 16 less k = 4", q.less("k16", "k4", q.early), **POINTS),
            Also("the same: k = 32 less k = 2", q.less("k32", "k2", q.early), **POINTS),
            Also("the end: k = 16 less k = 4", q.less("k16", "k4"), **POINTS))),
@@ -128,23 +140,25 @@ CLAIMS = (
                  unit="thousand tokens"))),
     Claim("lora_rank",
           "LoRA of rank 1, 8 and 32 does as well as full fine-tuning, each at its own best learning rate.",
-          f'{PICORL}, "Config" and "Previous Runs Summary": rank 32 because full fine-tuning did not fit; nothing is said of what that costs',
+          f'{PICORL}, "Config" and "Previous Runs Summary": rank 32 because full fine-tuning did not fit; '
+          'nothing is said of what that costs',
           "The documents make no prediction, so ours is: no difference, within 5 points at the end. Three to five learning rates each, so "
-          "that the best is not the highest; alpha twice the rank. The best rate is the one whose other seeds have most of the number that is "
-          "judged, so a run never chooses its own. The warm-up by SFT has one rate for all.",
+          "that the best is not the highest; alpha twice the rank. The best rate is the one whose other seeds have most of the number that "
+          "is judged, so a run never chooses its own. The warm-up by SFT has one rate for all.",
           ALL_RATES | {"twice": letters("--lora-rank 0 --lr 3e-4", updates=80)},
           (*(Check(f"{kind.replace('rank', 'rank ')} less full, end", q.at_best_rates(kind, "full"), "equal", margin=0.05, **POINTS)
              for kind in ("rank1", "rank8", "rank32")),
            *(Also(f"{kind.replace('rank', 'rank ')} less full, first 20 updates", q.at_best_rates(kind, "full", q.early), **POINTS)
              for kind in ("rank1", "rank8", "rank32")),
-           Also("follow-up, is full fine-tuning only slower? After 80 updates less after 40 (3e-4)", q.less("twice", "full_3e-4"), **POINTS),
+           Also("follow-up, is full fine-tuning only slower? After 80 updates less after 40 (3e-4)", q.less("twice", "full_3e-4"),
+                **POINTS),
            Also("follow-up: rank 8 (1e-3, 40 updates) less full (3e-4, 80 updates), end", q.less("rank8_1e-3", "twice"), **POINTS))),
     Claim("baselines",
-          "A group's mean is a better baseline than the batch's; whether advantages are divided by the standard deviation, and whether a loss weighs "
-          "sequences or tokens, does not matter.",
+          "A group's mean is a better baseline than the batch's; whether advantages are divided by the standard deviation, and whether a "
+          "loss weighs sequences or tokens, does not matter.",
           "the variants in grpo.py; the documents use one (GRPO: the group's mean, divided, a sequence at a time) and compare none",
-          "Ours to predict. Better: more exact answers in the first 20 updates (in the end all are near 100%). Does not matter: equal at the end, "
-          "within 5 points. Sequence "
+          "Ours to predict. Better: more exact answers in the first 20 updates (in the end all are near 100%). Does not matter: equal at "
+          "the end, within 5 points. Sequence "
           "against token level is grpo against dapo; on-policy gspo has the gradient of grpo, and dapo's higher clip never acts.",
           {"group": letters(), "batch": letters("--baseline batch"), "no_std": letters("--no-normalize"), "token": letters("--loss dapo")},
           (Check("group less batch baseline, first 20 updates", q.less("group", "batch", q.early), "above", **POINTS),
@@ -160,7 +174,8 @@ CLAIMS = (
           "partial reward), single steps turn around as often as white noise does (2/3), within 0.1. Overstates: by more than 10%. "
           "Detectable: in four runs of five, from so many updates before and after; 64 episodes each.",
           UPDATES_100,
-          (Check("share of the steps that turn around, plateau", q.own("no_think_partial", q.turned_around), "equal", than=2 / 3, margin=0.1),
+          (Check("share of the steps that turn around, plateau", q.own("no_think_partial", q.turned_around), "equal", than=2 / 3,
+                 margin=0.1),
            Check("peak over mean, plateau", q.own("no_think_partial", q.overstated), "above", than=0.1, figure=0.32, scale=100, unit="%"),
            Also("peak over mean, binary reward, plateau", q.own("no_think", q.overstated), scale=100, unit="%"),
            Also("peak over mean, a run that learns", q.own("think", q.overstated), scale=100, unit="%"),
@@ -176,42 +191,48 @@ CLAIMS = (
           "is the way to look, more than the run.",
           UPDATES_100,
           (Check("reward after update 90 less around 50, a run that learns",
-                 q.own("think", lambda run: q.during(run, "reward", 91, 100) - q.during(run, "reward", 41, 50)), "above", margin=0.02, figure=0.05),
-           Check("at half-way the detector is right, share of the arms", q.share_of(UPDATES_100, q.called_right), "above", than=0.5, scale=100, unit="%"),
+                 q.own("think", lambda run: q.during(run, "reward", 91, 100) - q.during(run, "reward", 41, 50)), "above", margin=0.02,
+                 figure=0.05),
+           Check("at half-way the detector is right, share of the arms", q.share_of(UPDATES_100, q.called_right), "above", than=0.5,
+                 scale=100, unit="%"),
            Also("it says settled and the reward moves on", q.share_of(UPDATES_100, q.too_soon), scale=100, unit="%")),
           curve="reward"),
     Claim("off_policy",
           "One step off-policy costs nothing with a correction; eight steps do without.",
           f'{SWARM}, "Off-Policy Level Rising" (from 2 to 10 in 15 steps); {LESSONS}, "Async coordination costs dominate"',
-          "Nothing: the end is within 5 points of strictly on-policy. The correction is truncated importance sampling of whole sequences. Follow-ups: "
-          "one step without, eight with.",
-          {"in_turn": letters(), "one_weighed": letters("--async-rollouts 1 --importance sequence"), "one_blind": letters("--async-rollouts 1 "
-           "--importance none"),
-           "eight_weighed": letters("--async-rollouts 8 --importance sequence"), "eight_blind": letters("--async-rollouts 8 --importance none")},
+          "Nothing: the end is within 5 points of strictly on-policy. The correction is truncated importance sampling of whole sequences. "
+          "Follow-ups: one step without, eight with.",
+          {"in_turn": letters(), "one_weighed": letters("--async-rollouts 1 --importance sequence"),
+           "one_blind": letters("--async-rollouts 1 --importance none"),
+           "eight_weighed": letters("--async-rollouts 8 --importance sequence"),
+           "eight_blind": letters("--async-rollouts 8 --importance none")},
           (Check("one step, corrected, less on-policy", q.less("one_weighed", "in_turn"), "equal", margin=0.05, **POINTS),
            Check("eight steps, not corrected, less on-policy", q.less("eight_blind", "in_turn"), "below", margin=0.05, **POINTS),
            Also("follow-up: one step, not corrected", q.less("one_blind", "in_turn"), **POINTS),
            Also("follow-up: eight steps, corrected", q.less("eight_weighed", "in_turn"), **POINTS))),
     Claim("swarm_weights",
-          "A higher weight on reputation, or a floor, raises reputation; diversity falls under RL, and a higher weight keeps it up; to accept beats to "
-          "propose.",
+          "A higher weight on reputation, or a floor, raises reputation; diversity falls under RL, and a higher weight keeps it up; to "
+          "accept beats to propose.",
           f'{SWARM}, "Reputation Stagnation" and "Accept, Don\'t Just Propose"; published: diversity 0.70 → 0.60 under RL',
-          "A tiny training (8 updates of 16 episodes) from the novice's demonstrations, who tries every tool; only the weights differ, and the parts "
-          "are compared, not the rewards. "
+          "A tiny training (8 updates of 16 episodes) from the novice's demonstrations, who tries every tool; only the weights differ, and "
+          "the parts are compared, not the rewards. "
           "Accepting against proposing is played by scripts: the expert, blind for offers to it, or without anybody to propose to. "
-          "Trained with the base before (30% shirkers, longer observations, an error cost 2), and seeds 1 and 2 before a seed shuffled the training "
-          "scenarios, so all three met the same 16 and the noise between seeds is too small here. Not trained again; a check that scripts play "
-          "decides the verdict.",
+          "Trained with the base before (30% shirkers, longer observations, an error cost 2), and seeds 1 and 2 before a seed shuffled the "
+          "training scenarios, so all three met the same 16 and the noise between seeds is too small here. Not trained again; a check that "
+          "scripts play decides the verdict.",
           {"base": swarm(), "reputation_half": swarm("--swarm-reputation 0.5"), "floor": swarm("--swarm-floor 50 --swarm-floor-penalty 2"),
            "diversity_quarter": swarm("--swarm-diversity 0.25"),
            "accepts": Script(partial(q.one_sided, "bots"), 200), "proposes": Script(partial(q.one_sided, "incoming"), 200),
            "both": Script(partial(q.one_sided, "nothing"), 200)},
           (Check("reputation: weight 0.5 less 0.3", q.less("reputation_half", "base", lambda run: q.held(run, what="reputation")), "above"),
-           Check("reputation: with a floor of 50 less without", q.less("floor", "base", lambda run: q.held(run, what="reputation")), "above"),
+           Check("reputation: with a floor of 50 less without", q.less("floor", "base", lambda run: q.held(run, what="reputation")),
+                 "above"),
            Check("diversity: after RL less after SFT", q.own("base", lambda run: q.gained(run, "diversity")), "below", figure=-0.10),
-           Check("diversity: weight 0.25 less 0.1", q.less("diversity_quarter", "base", lambda run: q.held(run, what="diversity")), "above"),
+           Check("diversity: weight 0.25 less 0.1", q.less("diversity_quarter", "base", lambda run: q.held(run, what="diversity")),
+                 "above"),
            Check("reward: only accepts less only proposes", q.by_unit("accepts", "proposes", "reward"), "above"),
-           # The numbers above are of greedy replies, which after this SFT do one thing only: their diversity cannot fall. What is sampled can.
+           # The numbers above are of greedy replies, which after this SFT do one thing only: their diversity cannot fall.
+           # What is sampled can.
            Also("follow-up, sampled replies: diversity in the last two updates less the first two",
                  q.own("base", lambda run: q.during(run, "diversity", 7, 8) - q.during(run, "diversity", 1, 2)), figure=-0.10),
            Also("follow-up, sampled, last two updates: diversity, weight 0.25 less 0.1",
@@ -226,22 +247,24 @@ CLAIMS = (
            Also("follow-up, deals proposed in an episode of who only proposes", q.alone("proposes", "used_propose_trade")),
            Also("reward: after RL less after SFT", q.own("base", lambda run: q.gained(run, "reward")))),
           shows=("reputation", "reputation at the end, development scenarios"), curve="reward",
-          ours="In our economy only who proposes gains reputation by a trade (env_swarm.py), and the documents do not say who did in theirs. So the part "
-               "on accepting and proposing, played by scripts, tells of our rules; the four other parts are of trained runs."),
+          ours="In our economy only who proposes gains reputation by a trade (env_swarm.py), and the documents do not say who did in "
+               "theirs. So the part on accepting and proposing, played by scripts, tells of our rules; "
+               "the four other parts are of trained runs."),
     Claim("swarm_versions",
           "v0.1 has a low ceiling and an exploit; v0.2 raises the one and closes the other.",
           f'{SWARM}, "v0.1 vs v0.2" (1.131 → 1.377; ceiling 1.14 → 1.40) and "Interaction Quality": v0.1\'s "keyword-gameable heuristic"',
           "Scripted players, 200 medium scenarios. The exploit: 80 times the letter x instead of work; open if that earns the same reward "
-          "within 0.02, closed if it earns less. The ceiling: the reward of the expert (1.6 is the most in both). Ours cannot saturate at a "
-          "payoff of 1 as theirs did (env_swarm.py), so only the direction is tested. Other scenarios in each version.",
-          {f"v{v.replace('.', '')}_{style}": Script(partial(q.swarm_player, v, style), 200) for v in ("0.1", "0.2") for style in ("grinder", "nonsense", "expert")},
+          "within 0.02, closed if it earns less. The ceiling: the reward of the expert (1.6 is the most in both). Ours cannot saturate at "
+          "a payoff of 1 as theirs did (env_swarm.py), so only the direction is tested. Other scenarios in each version.",
+          {f"v{v.replace('.', '')}_{style}": Script(partial(q.swarm_player, v, style), 200) for v in ("0.1", "0.2")
+           for style in ("grinder", "nonsense", "expert")},
           (Check("v0.1: reward of nonsense less work", q.by_unit("v01_nonsense", "v01_grinder", "reward"), "equal", margin=0.02),
            Check("v0.2: reward of nonsense less work", q.by_unit("v02_nonsense", "v02_grinder", "reward"), "below", margin=0.02),
            Check("the expert's reward: v0.2 less v0.1", q.apart("v02_expert", "v01_expert", "reward"), "above", figure=0.246),
            Also("quality of nonsense less work, v0.2", q.by_unit("v02_nonsense", "v02_grinder", "quality"))),
           shows=("reward", "reward, development scenarios"), curve="",
-          ours="We wrote both versions from the description, the loophole of v0.1 among them. That ours has it and that v0.2 closes it shows that they are "
-               "built as described, and nothing of the published environment."),
+          ours="We wrote both versions from the description, the loophole of v0.1 among them. That ours has it and that v0.2 closes it "
+               "shows that they are built as described, and nothing of the published environment."),
     Claim("stop_rule",
           "A text-only turn that ends the episode hides behaviour: the same player shows, and earns, much more where it only passes.",
           "published: an early-termination default hid 62.5% of behaviour; with the pass rule the same model went from 0.83 to 1.18",
@@ -250,27 +273,30 @@ CLAIMS = (
           "as it says, so there it is asked whether the reward differs, by 0.05 at least. How much is hidden at other rates stands beside "
           "it: it depends on the rate alone.",
           {f"{rule}_{rate}": Script(partial(q.talker, rate / 100, rule == "ends"), 200) for rule in ("ends", "passes") for rate in TALK},
-          (Check("reward, text in 10% of the turns: passes less ends", q.by_unit("passes_10", "ends_10", "reward"), "above", margin=0.05, figure=0.35),
+          (Check("reward, text in 10% of the turns: passes less ends", q.by_unit("passes_10", "ends_10", "reward"), "above", margin=0.05,
+                 figure=0.35),
            *(Also(f"hidden calls, {rate}%", q.hidden(rate), figure=0.625 if rate == 10 else None, scale=100, unit="%") for rate in TALK),
            *(Also(f"reward, {rate}%: passes less ends", q.by_unit(f"passes_{rate}", f"ends_{rate}", "reward"))
              for rate in TALK if rate != 10)),
           shows=("reward", "reward, development scenarios"), curve="",
-          ours="Player, economy and both stop rules are ours: an episode that ends early earns less here by construction. What the rule hides in an "
-               "episode depends on how often a player only talks, and how often the published model did is not told."),
+          ours="Player, economy and both stop rules are ours: an episode that ends early earns less here by construction. What the rule "
+               "hides in an episode depends on how often a player only talks, and how often the published model did is not told."),
     Claim("governance",
-          "Decisions by expectation thrash less than hard thresholds; adaptive windows beat fixed ones; what works at 37.5% adversarial fails at 50%, "
-          "and collusion detection decides the first.",
-          f'{LESSONS}, "The reward signal …", "Non-monotonic improvement …", "Async coordination …"; published: pair-wise detection let 37.5% survive',
-          "Scripted bots (lab/swarm/governance.py), 24 seeds. Thrash: gates alone at a bar of 0.5, 25 epochs. Windows: how far each mean is "
-          "from the present on four shapes of made-up rewards, against the fixed window that turned out best. Works: welfare above 0 in the "
-          "last ten epochs. Decides: without the detection welfare at 37.5% is below 0. The whole sweep: results/governance.",
+          "Decisions by expectation thrash less than hard thresholds; adaptive windows beat fixed ones; what works at 37.5% adversarial "
+          "fails at 50%, and collusion detection decides the first.",
+          f'{LESSONS}, "The reward signal …", "Non-monotonic improvement …", "Async coordination …"; '
+          'published: pair-wise detection let 37.5% survive',
+          "Scripted bots (lab/swarm/governance.py), 24 seeds. Thrash: gates alone at a bar of 0.5, 25 epochs. Windows: how far each mean "
+          "is from the present on four shapes of made-up rewards, against the fixed window that turned out best. Works: welfare above 0 in "
+          "the last ten epochs. Decides: without the detection welfare at 37.5% is below 0. The whole sweep: results/governance.",
           {"hard_gate": Script(lambda i: q.economy(3, i, {"most": 25}, gate="hard"), 24),
            "soft_gate": Script(lambda i: q.economy(3, i, {"most": 25}, gate="soft"), 24),
            "hard_gate_no_ring": Script(lambda i: q.economy(3, i, {"most": 25, "collude": 0.0}, gate="hard"), 24),
            "soft_gate_no_ring": Script(lambda i: q.economy(3, i, {"most": 25, "collude": 0.0}, gate="soft"), 24),
            **{f"{name}_{share}": Script(partial(lambda i, n, pairs: q.economy(n, i, local=True, pairs=pairs), n=n, pairs=pairs), 24)
               for share, n in (("37", 3), ("50", 4)) for name, pairs in (("local", False), ("pairs", True))},
-           **{f"{name}_37_ring_{ring}": Script(partial(lambda i, ring, pairs: q.economy(3, i, {"collude": ring / 100}, local=True, pairs=pairs), ring=ring, pairs=pairs), 24)
+           **{f"{name}_37_ring_{ring}": Script(partial(
+                  lambda i, ring, pairs: q.economy(3, i, {"collude": ring / 100}, local=True, pairs=pairs), ring=ring, pairs=pairs), 24)
               for ring in (25, 75) for name, pairs in (("local", False), ("pairs", True))},
            "windows": Script(q.window_errors, 300)},
           (Check("thrash: soft less hard gate", q.by_unit("soft_gate", "hard_gate", "thrash"), "below"),
@@ -280,7 +306,8 @@ CLAIMS = (
            Check("welfare at 37.5%, without detection", q.alone("local_37", "welfare"), "below"),
            Also("thrash without a ring: soft less hard gate", q.by_unit("soft_gate_no_ring", "hard_gate_no_ring", "thrash")),
            Also("toxicity: soft less hard gate", q.by_unit("soft_gate", "hard_gate", "toxicity")),
-           *(Also(f"follow-up: the ring seeks itself in {ring}% of its deals and not in 50%: welfare at 37.5%, without detection", q.alone(f"local_37_ring_{ring}", "welfare"))
+           *(Also(f"follow-up: the ring seeks itself in {ring}% of its deals and not in 50%: welfare at 37.5%, without detection",
+                  q.alone(f"local_37_ring_{ring}", "welfare"))
              for ring in (25, 75)),
            Also("follow-up: at 75%, what detection adds", q.by_unit("pairs_37_ring_75", "local_37_ring_75", "welfare")),
            Also("welfare: detection at 37.5%", q.by_unit("pairs_37", "local_37", "welfare")),
@@ -289,10 +316,11 @@ CLAIMS = (
     Claim("more_sft",
           "RL buys more than the same compute spent on more SFT on demonstrations that do not derive, be they scarce or plenty.",
           f'{PICORL}, "What Would Improve Results": "CoT SFT" beside RL; and "SFT works, RL flat" of a small model',
-          "Scarce: 100 demonstrations. Plenty: 3,600, so that no batch of the longer SFT sees one twice. 450 SFT steps are meant to be at least as "
-          "much work as 50 steps and 40 updates (tokens sampled, and three times the tokens trained: a backward pass is two forward ones); if SFT got less the "
-          "comparison is not fair. The demonstrations state counts and do not derive them; if they derived, SFT alone might do: the "
-          "follow-up. SFT has its default rate; tuned, and with as much work, it is behind by less (results/letters).",
+          "Scarce: 100 demonstrations. Plenty: 3,600, so that no batch of the longer SFT sees one twice. 450 SFT steps are meant to be at "
+          "least as much work as 50 steps and 40 updates (tokens sampled, and three times the tokens trained: a backward pass is two "
+          "forward ones); if SFT got less the comparison is not fair. The demonstrations state counts and do not derive them; if they "
+          "derived, SFT alone might do: the follow-up. SFT has its default rate; tuned, and with as much work, it is behind by less "
+          "(results/letters).",
           {"rl": letters(), "sft": letters("--sft-steps 450", updates=0),
            "rl_plenty": letters("--sft-examples 3600"), "sft_plenty": letters("--sft-examples 3600 --sft-steps 450", updates=0),
            "sft_derives": letters("--sft-style derives --sft-steps 450", updates=0)},
@@ -305,17 +333,21 @@ CLAIMS = (
     Claim("sharpening",
           "RL sharpens rather than extends: pass@1 rises, pass@k does not.",
           f'{PICORL}, "Why It Plateaued": "RL can only reinforce existing reasoning patterns"',
-          f"{SAMPLED} samples at temperature 1 of {TASKS} development tasks, after SFT and after 40 updates of GRPO. Does not rise: pass@{SAMPLED} is "
-          f"equal within 5 points. Near 100% before RL it could not rise: "
+          f"{SAMPLED} samples at temperature 1 of {TASKS} development tasks, after SFT and after 40 updates of GRPO. Does not rise: "
+          f"pass@{SAMPLED} is equal within 5 points. Near 100% before RL it could not rise: "
           "read it beside its own height. Follow-up: SFT that states until deriving is gone, where there is room.",
           {"sft": letters(updates=0), "rl": letters(),
-           "sft_states_only": letters("--sft-steps 200 --sft-lr 1e-3", updates=0), "rl_states_only": letters("--sft-steps 200 --sft-lr 1e-3")},
+           "sft_states_only": letters("--sft-steps 200 --sft-lr 1e-3", updates=0),
+           "rl_states_only": letters("--sft-steps 200 --sft-lr 1e-3")},
           (Check("pass@1: after RL less before", q.less("rl", "sft", lambda run: q.pass_at(run, 1)), "above", margin=0.05, **POINTS),
-           Check(f"pass@{SAMPLED}: after RL less before", q.less("rl", "sft", lambda run: q.pass_at(run, SAMPLED)), "equal", margin=0.05, **POINTS),
+           Check(f"pass@{SAMPLED}: after RL less before", q.less("rl", "sft", lambda run: q.pass_at(run, SAMPLED)), "equal", margin=0.05,
+                 **POINTS),
            Also("pass@4: after RL less before", q.less("rl", "sft", lambda run: q.pass_at(run, 4)), **POINTS),
            Also(f"pass@{SAMPLED} before RL", q.own("sft", lambda run: q.pass_at(run, SAMPLED)), scale=100, unit="%"),
-           Also("follow-up, nothing left to derive with: pass@1", q.less("rl_states_only", "sft_states_only", lambda run: q.pass_at(run, 1)), **POINTS),
+           Also("follow-up, nothing left to derive with: pass@1",
+                q.less("rl_states_only", "sft_states_only", lambda run: q.pass_at(run, 1)), **POINTS),
            Also(f"follow-up: pass@{SAMPLED}", q.less("rl_states_only", "sft_states_only", lambda run: q.pass_at(run, SAMPLED)), **POINTS),
-           Also(f"follow-up: pass@{SAMPLED} before RL", q.own("sft_states_only", lambda run: q.pass_at(run, SAMPLED)), scale=100, unit="%")),
+           Also(f"follow-up: pass@{SAMPLED} before RL", q.own("sft_states_only", lambda run: q.pass_at(run, SAMPLED)), scale=100,
+                unit="%")),
           then=q.sample_more),
 )  # fmt: skip

@@ -59,7 +59,8 @@ def stages(seed: int) -> dict[str, list[float]]:
 
 def page() -> None:
     runs = [stages(seed) for seed in SEEDS]
-    rows = [[f"seed {seed}", *(metrics.mean(run[stage]).percent() for stage in (*STAGES, "held-out")), metrics.gain(run["after_sft"], run["final"]).points()]
+    rows = [[f"seed {seed}", *(metrics.mean(run[stage]).percent() for stage in (*STAGES, "held-out")),
+             metrics.gain(run["after_sft"], run["final"]).points()]
             for seed, run in zip(SEEDS, runs)]  # fmt: skip
     over = lambda some: (
         f"**{as_share(interval(some)).percent()}**" if len({tuple(x) for x in some}) > 1 else metrics.mean(some[0]).percent()
@@ -75,10 +76,11 @@ def page() -> None:
     ]  # fmt: skip
     lines = [
         "# The environment of docs/fork.md, trained", "",
-        f"`python -m lab.claims.fork`: `python train.py {' '.join(command())}`, seeds {SEEDS[0]} to {SEEDS[-1]}, planned before the first of them; "
-        f"torch {m['torch']}, {m['device']}. Exactly right, greedy, {n} development tasks, with 95% intervals (over tasks; in the last row over "
-        f"seeds and tasks); the last evaluation also on {N} held-out tasks. The gain is GRPO's over SFT, paired by task. Longest run: "
-        f"{max(read_json(OUT / f'vowels-{seed}' / 'summary.json')['seconds']['total'] for seed in SEEDS) / 60:.1f} minutes on one thread, beside other work.", "",
+        f"`python -m lab.claims.fork`: `python train.py {' '.join(command())}`, seeds {SEEDS[0]} to {SEEDS[-1]}, planned before the first "
+        f"of them; torch {m['torch']}, {m['device']}. Exactly right, greedy, {n} development tasks, with 95% intervals (over tasks; in the "
+        f"last row over seeds and tasks); the last evaluation also on {N} held-out tasks. The gain is GRPO's over SFT, paired by task. "
+        f"Longest run: {max(read_json(OUT / f'vowels-{seed}' / 'summary.json')['seconds']['total'] for seed in SEEDS) / 60:.1f} minutes on "
+        "one thread, beside other work.", "",
         *table(["", *STAGES.values(), "after GRPO, held-out", "gain over SFT"], rows), "",
         "Development tasks by update:", "",
         *table(["updates", *(f"seed {seed}" for seed in SEEDS)], curve), "",

@@ -1,12 +1,13 @@
 """The commands of docs/tasks.md, trained as that page says: do tasks that nobody wrote a line for climb?
 
-python -m lab.claims.known              # three runs each, some minutes; finished ones are kept and not run again. Needs requirements/tasks.txt
+python -m lab.claims.known              # three runs each, some minutes; finished ones are kept and not run again.
+                                          Needs requirements/tasks.txt
 python -m lab.claims.known --table      # only the page
 python -m lab.claims.known --rows-only  # only the two files of rows in learn/
 
 pico_base has seen neither prompt. It was shown how to spell a string with a tally of single letters, so these are near relatives of what it
-knows. Each command is run twice per seed, once with --updates 0: the same SFT to the last bit, so that what GRPO adds can be measured on the
-held-out tasks, too.
+knows. Each command is run twice per seed, once with --updates 0: the same SFT to the last bit, so that what GRPO adds can be measured on
+the held-out tasks, too.
 """
 
 import json
@@ -104,7 +105,8 @@ def section(arm: str) -> list[str]:
     runs = [stages(arm, seed) for seed in SEEDS]
     columns = (*STAGES, "sft, held-out", "held-out")
     gains = lambda a, b: interval([[after - before for before, after in zip(run[a], run[b])] for run in runs]).points()
-    shown = [[f"seed {seed}", *(metrics.mean(run[stage]).percent() for stage in columns), metrics.gain(run["after_sft"], run["final"]).points(),
+    shown = [[f"seed {seed}", *(metrics.mean(run[stage]).percent() for stage in columns),
+              metrics.gain(run["after_sft"], run["final"]).points(),
               metrics.gain(run["sft, held-out"], run["held-out"]).points()] for seed, run in zip(SEEDS, runs)]  # fmt: skip
     shown.append(["all", *(over([run[stage] for run in runs]) for stage in columns), f"**{gains('after_sft', 'final')}**",
                   f"**{gains('sft, held-out', 'held-out')}**"])  # fmt: skip
@@ -124,8 +126,9 @@ def page() -> None:
     machine = read_json(OUT / named("rows", SEEDS[0], None) / "summary.json")["machine"]
     write_page(OUT / "README.md", [
         "# The tasks of docs/tasks.md, trained", "",
-        f"`python -m lab.claims.known`, seeds {SEEDS[0]} to {SEEDS[-1]}; torch {machine['torch']}, {machine['device']}. Exactly right, greedy, with "
-        "95% intervals (over tasks; in the last row over seeds and tasks). The gain is GRPO's over SFT, in points, paired by task.", "",
+        f"`python -m lab.claims.known`, seeds {SEEDS[0]} to {SEEDS[-1]}; torch {machine['torch']}, {machine['device']}. Exactly right, "
+        "greedy, with 95% intervals (over tasks; in the last row over seeds and tasks). The gain is GRPO's over SFT, in points, "
+        "paired by task.", "",
         *(line for arm in ARMS for line in section(arm)),
     ])  # fmt: skip
 

@@ -2,23 +2,24 @@
 
 Nothing is trained here; lab/claims/ablate.py makes the runs. The verdict comes from the interval of a difference, never from means alone:
 
-    holds       above (below): all of the 95% interval lies above (below) the number. equal: all of it lies within the margin (as in a test of
-                equivalence, Schuirmann 1987: not to find a difference is no evidence that there is none)
-    fails       all of the interval lies on the other side; or below the smallest difference that would matter; or, for equal, outside the margin
+    holds       above (below): all of the 95% interval lies above (below) the number. equal: all of it lies within the margin (as in a test
+                of equivalence, Schuirmann 1987: not to find a difference is no evidence that there is none)
+    fails       all of the interval lies on the other side; or below the smallest difference that would matter; or, for equal,
+                outside the margin
     undecided   anything else; more seeds make the interval narrower
 
-How many seeds a claim gets is a rule, written before they are run: 3; then 6, then 12, while a part that decides is undecided (LOOKS). Who looks three
-times may be wrong three times, so a verdict on trained runs asks for the interval at 98.3%: three looks at 1.7% err in 5% of the cases at most,
-however they hang together (Bonferroni; lab/claims/rule.py simulates it). Scripts play a number of units that was fixed before: one look, at 95%.
-The pages show 95% intervals, as everywhere else, and the wider one beside a verdict that it changes.
+How many seeds a claim gets is a rule, written before they are run: 3; then 6, then 12, while a part that decides is undecided (LOOKS). Who
+looks three times may be wrong three times, so a verdict on trained runs asks for the interval at 98.3%: three looks at 1.7% err in 5% of
+the cases at most, however they hang together (Bonferroni; lab/claims/rule.py simulates it). Scripts play a number of units that was fixed
+before: one look, at 95%. The pages show 95% intervals, as everywhere else, and the wider one beside a verdict that it changes.
 
-A claim of several parts is reported part by part. In one word it holds if all that decide hold, and fails if one of them fails. What varies is in the
-interval:
+A claim of several parts is reported part by part. In one word it holds if all that decide hold, and fails if one of them fails. What varies
+is in the interval:
 
-    runs        Var = Var_seeds(differences) / S + Var_tasks(difference averaged over seeds) / T, Student's t with Satterthwaite's degrees of freedom
-                (1946). Differences are of the same seed; the development tasks are the same for all seeds, so their choice is not in the first term.
-                What varies within a run is counted in both, which errs to the safe side. Three seeds leave two degrees of freedom: where seeds
-                differ, t is 4.3 and not 2, and the interval is wide. That is what three seeds can tell.
+    runs        Var = Var_seeds(differences) / S + Var_tasks(difference averaged over seeds) / T, Student's t with Satterthwaite's degrees
+                of freedom (1946). Differences are of the same seed; the development tasks are the same for all seeds, so their choice is
+                not in the first term. What varies within a run is counted in both, which errs to the safe side. Three seeds leave two
+                degrees of freedom: where seeds differ, t is 4.3 and not 2, and the interval is wide. That is what three seeds can tell.
     scripts     Student's t over scenarios, or over seeds of a simulation; Welch's where the two arms play other scenarios
 
 No correction is made for the number of checks: of forty that predict what is not so, one holds by luck.
@@ -49,8 +50,8 @@ VERDICTS = {"holds": "#1b7837", "fails": "#b2182b", "undecided": "#777777", "not
 
 # ------------------------------------------------------------------------------------------------ intervals and verdicts
 def interval(rows: list | tuple, level: float = 0.95) -> Interval:
-    """The mean with its interval, at 95% or another level. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a pair of independent
-    samples. n is the number of seeds (or units). One seed has no interval: from minus to plus infinity."""
+    """The mean with its interval, at 95% or another level. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a
+    pair of independent samples. n is the number of seeds (or units). One seed has no interval: from minus to plus infinity."""
     part = significance.variance_of_mean
     if isinstance(rows, tuple):
         a, b = (np.asarray(side, float) for side in rows)
@@ -139,7 +140,8 @@ def home(claim: Claim, arm: str, seed: int) -> Path:
     return OUT / c.name / f"{a}-{seed}"
 
 
-# tyro fills a cache while it reads flags and empties it when it is done: two threads at once trip over each other (seen once, as a KeyError).
+# tyro fills a cache while it reads flags and empties it when it is done: two threads at once trip over each other (seen once,
+# as a KeyError).
 PARSING = Lock()
 
 
@@ -261,14 +263,17 @@ def page(claim: Claim) -> tuple[list, str]:
     parts, more = in_parts([v for check, _, _, v in found if check.decides]), goes_on(found)
     seeds = f" By the rule for seeds (lab/claims/ledger.py) it goes on to {more}, which have not been run." if more else ""
     text = [
-        f"# {claim.sentence}", "", f"**{parts.capitalize()}.**{seeds}", "", f"Source: {claim.source}.", "", f"As tested: {claim.reading}", "",
+        f"# {claim.sentence}", "", f"**{parts.capitalize()}.**{seeds}", "", f"Source: {claim.source}.", "", f"As tested: {claim.reading}",
+        "",
         *([f"**The rules are ours.** {claim.ours}", ""] if claim.ours else []),
-        f"`python -m lab.claims.ablate {claim.name}` runs it, `--table` makes this page again from what is kept. 95% intervals; lab/claims/ledger.py says what is in them.",
+        f"`python -m lab.claims.ablate {claim.name}` runs it, `--table` makes this page again from what is kept. 95% intervals; "
+        "lab/claims/ledger.py says what is in them.",
         "", "![claim](claim.png)", "",
     ]  # fmt: skip
     text += table("| | number | predicted | measured | n | the document | verdict |", [
         ["decides" if check.decides else "", check.text, predicted(check), in_words(i, check), many(rows),
-         "" if check.figure is None else number(check.figure, check, sign(check)), told(check, rows, v)] for check, rows, i, v in found])  # fmt: skip
+         "" if check.figure is None else number(check.figure, check, sign(check)), told(check, rows, v)]
+        for check, rows, i, v in found])  # fmt: skip
     text += ["", *table(f"| arm | flags of train.py | {claim.shows[1]} | n | minutes a run, beside other work |", [])]
     for name, what in claim.arms.items():
         if name not in arms:
@@ -373,14 +378,16 @@ def write() -> None:
         lines.append([n, name, claim.sentence + rules, f"**{in_parts([w for *_, w in deciding])}**", evidence])
     text = [
         "# The claims ledger", "",
-        f"Every lesson of the documents that this project grew out of, tested again: {len(CLAIMS)} claims, whose {sum(counts.values())} parts are judged one by one: "
+        f"Every lesson of the documents that this project grew out of, tested again: {len(CLAIMS)} claims, whose {sum(counts.values())} "
+        "parts are judged one by one: "
         + ", ".join(f"{k} {v}" for k, v in counts.items() if v) + ". "
-        "`python -m lab.claims.ablate --table` makes all of this again from the numbers kept here, without training; `--all` makes the numbers. "
-        "The page of each claim tells its parts, its arms, and how its words were read. "
-        "95% intervals over seeds and development tasks; a verdict on trained runs asks more, 98.3%, because a claim may be looked at three times: with 3 "
-        f"seeds, and with 6 and 12 while a part is undecided ([the rule, simulated](rule.md)). It was written after the runs: thinking and baselines had got "
-        f"three more seeds after a look, and single_steps and too_short share their runs. By the rule these go on, which has not been done: {', '.join(on) or 'none'}. "
-        f"No correction for the number of checks ({checks} with a prediction): of forty predictions that are not so, one holds by luck.", "",
+        "`python -m lab.claims.ablate --table` makes all of this again from the numbers kept here, without training; `--all` makes the "
+        "numbers. The page of each claim tells its parts, its arms, and how its words were read. "
+        "95% intervals over seeds and development tasks; a verdict on trained runs asks more, 98.3%, because a claim may be looked at "
+        "three times: with 3 seeds, and with 6 and 12 while a part is undecided ([the rule, simulated](rule.md)). It was written after "
+        "the runs: thinking and baselines had got three more seeds after a look, and single_steps and too_short share their runs. By the "
+        f"rule these go on, which has not been done: {', '.join(on) or 'none'}. No correction for the number of checks ({checks} with a "
+        "prediction): of forty predictions that are not so, one holds by luck.", "",
         *table("| | claim | what is tested | verdict | what decides |", lines), "",
     ]  # fmt: skip
     write_page(OUT / "README.md", text)

@@ -45,9 +45,11 @@ SFT = "--updates 0 --sft-style"  # 1,000 steps are GRPO's work (work)
 ARMS = {
     "grpo": Arm("**GRPO**, the default command"),
     "selection": Arm("only what was right: SFT on the policy's own correct samples, anew in every update (no baseline, no advantage)",
-                     "--loss reinforce --baseline none", {f"lr{rate}": f"--lr {rate}" for rate in ("1e-5", "3e-5", "1e-4", "3e-4", "1e-3")}),
+                     "--loss reinforce --baseline none",
+                     {f"lr{rate}": f"--lr {rate}" for rate in ("1e-5", "3e-5", "1e-4", "3e-4", "1e-3")}),
     "sft_derives": Arm("SFT on 100 demonstrations that derive", f"{SFT} derives", grid("3e-5 1e-4 3e-4 1e-3", "50 100 200")),
-    "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states", grid("1e-3", "300") | grid("3e-4 1e-3 3e-3", "1000")),
+    "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states",
+                      grid("1e-3", "300") | grid("3e-4 1e-3 3e-3", "1000")),
     "no_think_partial": Arm("GRPO, thinking not allowed, partial credit", "--no-think --reward partial", once=True),
     "no_think": Arm("GRPO, thinking not allowed", "--no-think", once=True),
     "start": Arm("after the default SFT: where GRPO begins", SFT.replace(" --sft-style", "")),
@@ -185,15 +187,17 @@ def page() -> None:
         rows.append([what, setting, dev, f"**{right}**", each, gain, cost])
     lines = [
         "# Letters, tier 6: GRPO beside everything that might do as well", "",
-        f"`python -m lab.claims.letters`; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first run; {versions(STUDY, runs['grpo'][0])}. "
-        f"Exactly right, greedy, on {N} held-out tasks that no run looked at and nothing was "
-        "chosen by; 95% intervals over seeds and tasks (of one seed or one policy: over tasks). *Development* is the mean over seeds of the 256 tasks by "
-        "which settings were chosen. *Work*: millions of tokens, once when sampled, three times when trained on. *GRPO less this*: in points, "
-        "paired by seed and task. All rows have the same base and, if they have any, the same 100 tasks to demonstrate.", "",
+        f"`python -m lab.claims.letters`; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first run; "
+        f"{versions(STUDY, runs['grpo'][0])}. Exactly right, greedy, on {N} held-out tasks that no run looked at and nothing was "
+        "chosen by; 95% intervals over seeds and tasks (of one seed or one policy: over tasks). *Development* is the mean over seeds of "
+        "the 256 tasks by which settings were chosen. *Work*: millions of tokens, once when sampled, three times when trained on. *GRPO "
+        "less this*: in points, paired by seed and task. All rows have the same base and, if they have any, the same 100 tasks "
+        "to demonstrate.", "",
     ]  # fmt: skip
     lines += table(["", "settings", "development", f"held-out, n = {N}", "each seed", "GRPO less this", "work"], rows)
     lines += ["", "![each seed](letters.png)", "", "## What was swept", "",
-              "Seed 0, development tasks (n = 256), exactly right at the end. The best setting of each arm went into the table.", ""]  # fmt: skip
+              "Seed 0, development tasks (n = 256), exactly right at the end. The best setting of each arm went into the table.",
+              ""]  # fmt: skip
     right = lambda name: metrics.proportion(round(256 * development(STUDY, name)), 256).percent()
     lines += sweep_tables(STUDY, "exactly right | work", lambda name: [right(name), f"{work(name):.1f}"])
     write_page(STUDY.out / "README.md", lines)

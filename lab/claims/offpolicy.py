@@ -69,9 +69,10 @@ def write_table() -> None:
     mean = lambda lines, key: float(np.mean([line[key] for line in lines if key in line])) if any(key in line for line in lines) else None
     text = [
         "# Running ahead, and old samples", "",
-        f"`python -m lab.claims.offpolicy` (its docstring has the commands); letters, tier 6, pico_base, {summary['updates']} updates, greedy on the same "
-        f"256 development tasks; {m['device'].partition(',')[0]}, torch {m['torch']}, transformers {m['transformers']}. Old: by how many updates the sampling policy is behind. Mismatch: "
-        "mean |log-prob now - when sampled| of a token, nats. Capped: share of tokens whose weight is cut to 2. The trainer waits: share of the time of an update; "
+        f"`python -m lab.claims.offpolicy` (its docstring has the commands); letters, tier 6, pico_base, {summary['updates']} updates, "
+        f"greedy on the same 256 development tasks; {m['device'].partition(',')[0]}, torch {m['torch']}, transformers {m['transformers']}. "
+        "Old: by how many updates the sampling policy is behind. Mismatch: mean |log-prob now - when sampled| of a token, nats. Capped: "
+        "share of tokens whose weight is cut to 2. The trainer waits: share of the time of an update; "
         "evaluations and writing are in the minutes only. Arms that ran beside other work have no times.", "",
     ]  # fmt: skip
     rows = []
@@ -85,15 +86,17 @@ def write_table() -> None:
             capped = mean(lines, "capped")
             timed = (f"{pace(lines):.1f}", f"{100 * waiting(lines):.0f}%", f"{s['seconds']['total'] / 60:.1f}")
             rows.append([arm, seed, s["config"]["threads"], f"**{metrics.proportion(sum(exact), len(exact)).percent()}**", against,
-                         f"{mean(lines, 'off_policy_steps'):.1f}", f"{mean(lines, 'mismatch'):.1e}", "" if capped is None else f"{100 * capped:.1f}%",
+                         f"{mean(lines, 'off_policy_steps'):.1f}", f"{mean(lines, 'mismatch'):.1e}",
+                         "" if capped is None else f"{100 * capped:.1f}%",
                          f"{mean(lines, 'grad_norm'):.2f}", *(timed if arm in SETS["pace"] else [" | | "])])  # fmt: skip
-    text += table("| arm | seed | threads | final, exact | against in turn, same seed | old | mismatch | capped | mean grad norm | updates a minute "
-                  "| the trainer waits | minutes |", rows)  # fmt: skip
+    text += table("| arm | seed | threads | final, exact | against in turn, same seed | old | mismatch | capped | mean grad norm | "
+                  "updates a minute | the trainer waits | minutes |", rows)  # fmt: skip
     both = [seed for seed in range(100) if (OUT / f"in_turn-{seed}").exists() and (OUT / f"ahead-{seed}").exists()]
     if both:
         of = lambda arm, seed: pace(records.lines(OUT / f"{arm}-{seed}/metrics.jsonl"))
         ratios = [of("ahead", seed) / of("in_turn", seed) for seed in both]
-        text += ["", f"Ahead against in turn, pairs of runs that ran one after the other: {np.median(ratios):.2f} times the updates a minute "
+        text += ["",
+                 f"Ahead against in turn, pairs of runs that ran one after the other: {np.median(ratios):.2f} times the updates a minute "
                      f"(median of {len(ratios)}; {min(ratios):.2f} to {max(ratios):.2f})."]  # fmt: skip
     stale = {arm: [folder for folder in folders if arm.startswith("stale")] for arm, folders in found.items()}
     if none := stale.pop("stale_none", []):

@@ -1,8 +1,9 @@
-"""What a claim is made of and what it computes: numbers of a run, numbers of arms, and the arms that scripts play. lab/claims/claims.py has the claims.
+"""What a claim is made of and what it computes: numbers of a run, numbers of arms, and the arms that scripts play.
+lab/claims/claims.py has the claims.
 
-A number of a run is one float, or an array with one value for each development task. A number of arms is a list with one of these for each seed: most
-often the differences of two arms at the same seed. What is missing gives an empty list. Units of a script (scenarios, or seeds of a simulation) stand
-for seeds.
+A number of a run is one float, or an array with one value for each development task. A number of arms is a list with one of these for each
+seed: most often the differences of two arms at the same seed. What is missing gives an empty list. Units of a script (scenarios, or seeds
+of a simulation) stand for seeds.
 """
 
 import random
@@ -101,8 +102,8 @@ turned_around = lambda run: metrics.distribution(rewards(run)).flips
 
 
 def updates_needed(run: Run, gain: float = 0.05) -> float:
-    """How many updates on either side it takes to tell a gain of 5 points in four runs of five: n = 2 (2.8 sd / gain)^2, where 2.8 = 1.96 + 0.84 (95%
-    confidence, 80% power) and sd is around a line through the second half."""
+    """How many updates on either side it takes to tell a gain of 5 points in four runs of five: n = 2 (2.8 sd / gain)^2, where 2.8 = 1.96 +
+    0.84 (95% confidence, 80% power) and sd is around a line through the second half."""
     left = metrics.line(np.array(rewards(run)[len(run.lines) // 2 :]))[1]
     return 2 * (2.8 * left.std(ddof=2) / gain) ** 2
 
@@ -124,8 +125,8 @@ def all_seconds(run: Run) -> float:
 
 
 def work(run: Run) -> float:
-    """Tokens that were sampled or trained; a trained one counts as three, because a backward pass is two forward ones. Unlike seconds it does not depend on
-    what else the machine did."""
+    """Tokens that were sampled or trained; a trained one counts as three, because a backward pass is two forward ones. Unlike seconds it
+    does not depend on what else the machine did."""
     return run.summary["tokens"]["sampled"] + 3 * run.summary["tokens"]["trained"]
 
 
@@ -145,7 +146,8 @@ apart = lambda a, b, what: lambda arms: (alone(a, what)(arms), alone(b, what)(ar
 
 
 def at_best_rate(arms: dict, kind: str, seed: int, of: Callable = held) -> Run:
-    """The run of this seed at the learning rate that was best in the *other* seeds, by the number that is judged: who is judged has no vote."""
+    """The run of this seed at the learning rate that was best in the *other* seeds, by the number that is judged:
+    who is judged has no vote."""
     rates = [name for name in arms if name.startswith(f"{kind}_")]
     best = max(rates, key=lambda name: np.mean([np.mean(of(run)) for s, run in arms[name].items() if s != seed]))
     return arms[best][seed]
@@ -275,7 +277,8 @@ def window_errors(i: int) -> dict[str, float]:
 
 
 def sample_more(folder: Path, target: Path) -> None:
-    """SAMPLED replies at temperature 1 to each of TASKS development tasks, by the run's checkpoint: how many are right, into samples.json."""
+    """SAMPLED replies at temperature 1 to each of TASKS development tasks, by the run's checkpoint: how many are right,
+    into samples.json."""
     import torch
 
     import settings

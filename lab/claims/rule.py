@@ -2,10 +2,10 @@
 
 python -m lab.claims.rule    # a minute
 
-The rule (lab/claims/ledger.py): look at 3 seeds; at 6 and at 12 while the verdict is undecided; each look asks for the interval at 98.3%. Beside it
-stands what one is tempted to do: look as often, at 95% each time. A seed's number is the truth and noise of deviation 1 (normal, or of heavier
-tails: Student's t with 3 degrees of freedom, scaled to the same deviation). Wrong: "above 0" is said to hold where the truth is 0, or "equal within
-the margin" where the truth is the margin itself: the worst cases.
+The rule (lab/claims/ledger.py): look at 3 seeds; at 6 and at 12 while the verdict is undecided; each look asks for the interval at 98.3%.
+Beside it stands what one is tempted to do: look as often, at 95% each time. A seed's number is the truth and noise of deviation 1 (normal,
+or of heavier tails: Student's t with 3 degrees of freedom, scaled to the same deviation). Wrong: "above 0" is said to hold where the truth
+is 0, or "equal within the margin" where the truth is the margin itself: the worst cases.
 """
 
 import numpy as np
@@ -52,10 +52,11 @@ def main(times: int = 4000) -> None:
             rows.append([noise, what, f"{truth:g}", "no" if wrong else "yes", *cells])
     lines = [
         "# The rule for seeds, on made-up claims", "",
-        f"`python -m lab.claims.rule`: {times} claims a row, seed 7. Looks at {', '.join(map(str, ledger.LOOKS))} seeds, each at {100 * ledger.LEVEL:.1f}%; beside it the same "
-        "looks at 95% each. The truth is in standard deviations between seeds. In bold: how often what is not so is said to hold. It should be 5% at most "
-        "(one-sided errors: 2.5%).", "",
-        *table(["noise of a seed", "claim", "truth", "is it so?", "said to hold, by the rule", "seeds", "said to hold, looking at 95%", "seeds"], rows), "",
+        f"`python -m lab.claims.rule`: {times} claims a row, seed 7. Looks at {', '.join(map(str, ledger.LOOKS))} seeds, each at "
+        f"{100 * ledger.LEVEL:.1f}%; beside it the same looks at 95% each. The truth is in standard deviations between seeds. In bold: how "
+        "often what is not so is said to hold. It should be 5% at most (one-sided errors: 2.5%).", "",
+        *table(["noise of a seed", "claim", "truth", "is it so?", "said to hold, by the rule", "seeds", "said to hold, looking at 95%",
+                "seeds"], rows), "",
     ]  # fmt: skip
     write_page(RESULTS / "claims" / "rule.md", lines)
     print(*lines[4:], sep="\n")

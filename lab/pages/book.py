@@ -80,7 +80,8 @@ def alphabet() -> str:
     end = f"after {s['updates']} updates of GRPO, {s['seconds']['total'] / 60:.0f} minutes in all on two CPU cores"
     return table("alphabet | mean reward | all three turns perfect", [
         ["the base, before anything", average(e["before"]), right(e["before"])],
-        [f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", average(e["after_sft"]), right(e["after_sft"])],
+        [f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", average(e["after_sft"]),
+         right(e["after_sft"])],
         [end, f"**{average(e['final'])}**", f"**{right(e['final'])}**"],
     ])  # fmt: skip
 
@@ -98,8 +99,9 @@ def swarm() -> str:
         both = [trained.over_seeds(rows["reward"]).text() for rows in (greedy, sampled)]
         if arm == "grpo":
             both = [f"**{text}**" for text in both]
-        body.append([name, len(greedy["reward"]), *both, trained.over_seeds(greedy["reward_published"]).text(), mean(greedy, "payoff"), mean(greedy, "quality"),
-                     mean(greedy, "used_submit_work", 1), mean(greedy, "used_pass_turn", 1), mean(greedy, "error_rate", 1, 100), mean(sampled, "error_rate", 1, 100)])  # fmt: skip
+        body.append([name, len(greedy["reward"]), *both, trained.over_seeds(greedy["reward_published"]).text(), mean(greedy, "payoff"),
+                     mean(greedy, "quality"), mean(greedy, "used_submit_work", 1), mean(greedy, "used_pass_turn", 1),
+                     mean(greedy, "error_rate", 1, 100), mean(sampled, "error_rate", 1, 100)])  # fmt: skip
     head = "swarm, medium | seeds | reward, greedy | reward, sampled | published scale | payoff | quality | works | turns passed, of 25"
     return table(f"{head} | errors, % | errors sampled, %", body)
 
@@ -270,7 +272,8 @@ def scale_cards() -> str:
         talk = row["exchange of gradients"] + row["exchange of episodes"]
         rest = row["copy of the weights"] + row["environment"]
         what = f"LoRA {row['rank']}" if row["rank"] else "all weights"
-        body.append([what, row["cards"], f"{row['episodes']:,}", f"{row['sampling']:.1f}", f"{row['training']:.1f}", f"{talk:.2f}", f"{rest:.2f}", f"{row['seconds']:.1f}",
+        body.append([what, row["cards"], f"{row['episodes']:,}", f"{row['sampling']:.1f}", f"{row['training']:.1f}", f"{talk:.2f}",
+                     f"{rest:.2f}", f"{row['seconds']:.1f}",
                      f"{row['episodes_per_second']:.1f}"])  # fmt: skip
     return table(
         "what learns | cards | episodes | sampling, s | training, s | exchange, s | the rest, s | an update, s | episodes per second", body
@@ -284,7 +287,8 @@ def presets() -> str:
         row = memory[f"4b-{name}-default"]
         sampling, training = (max(row["phases"][phase] for phase in phases) / 2**30 for phases in (("rollout", "evaluation"), ("update",)))
         (long, short) = cases.values()
-        body.append([f"`--preset {name}`", f"{row['setting']['num_tasks']} × {row['setting']['k']}", f"{long['tokens']:,}", f"{sampling:.1f}", f"{training:.1f}",
+        body.append([f"`--preset {name}`", f"{row['setting']['num_tasks']} × {row['setting']['k']}", f"{long['tokens']:,}",
+                     f"{sampling:.1f}", f"{training:.1f}",
                      f"{short['seconds']:,.0f} to {long['seconds']:,.0f}", f"{short['hours']:.1f} to {long['hours']:.1f}"])  # fmt: skip
     return table(
         "preset | tasks × samples | longest conversation, tokens | sampling, GiB | training, GiB | an update, s | the run, hours", body

@@ -38,10 +38,12 @@ def page() -> str:
     machine = next(iter(found.values()))["machine"]
     out = [
         "# The failure journal", "",
-        "None of these raises an error. Lines go by, the loss is near 0, the bar fills up. Each entry says what a person sees, which logged number gives it away, "
-        "what is behind it and how to mend it, and each can be seen: `python train.py --break NAME` makes the mistake in a run of a minute or two on two CPU cores, and the run names its cause "
-        "(`bookkeeping/doctor.py`). `learn/failures.py` has every mistake in a few lines.", "",
-        f"What the runs said, and when: letters, {machine['model']}, seed 0, {machine['device']}, torch {machine['torch']}; made by `python -m lab.pages.failures`.", "",
+        "None of these raises an error. Lines go by, the loss is near 0, the bar fills up. Each entry says what a person sees, which "
+        "logged number gives it away, what is behind it and how to mend it, and each can be seen: `python train.py --break NAME` makes the "
+        "mistake in a run of a minute or two on two CPU cores, and the run names its cause (`bookkeeping/doctor.py`). `learn/failures.py` "
+        "has every mistake in a few lines.", "",
+        f"What the runs said, and when: letters, {machine['model']}, seed 0, {machine['device']}, torch {machine['torch']}; "
+        "made by `python -m lab.pages.failures`.", "",
         *table("| `--break` | you see | look at | cause |",
                [[f"[{name}](#{name})", f.symptom, f"`{f.metric}` {f.shows}", f.cause] for name, f in FAILURES.items()]), "",
         "![each mistake beside a run without it](../results/failures/failures.png)", "",

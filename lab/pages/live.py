@@ -154,7 +154,8 @@ def put(policy: Policy, adapter: dict[str, torch.Tensor] | None) -> None:
 
 # ------------------------------------------------------------------------------------------------ what is measured
 def measure(policy: Policy, sampler: TorchSampler, make_env, n: int) -> dict:
-    """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1: exact answers, and the share of each habit."""
+    """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1: exact answers,
+    and the share of each habit."""
     sampler.sync()
     rollout = partial(play, policy, sampler, make_env, max_tokens=settings.SMALL["letters"][2], noise=0)
     seeds = [settings.DEV_SEEDS + i for i in range(n)]
@@ -273,7 +274,8 @@ def function_at(source: str, line: int) -> str:
 
 
 def main(
-    run: tyro.conf.Positional[str] = "", train_: Annotated[bool, tyro.conf.arg(name="train")] = False, into: str = "", eval_n: int = 256, lines: bool = False
+    run: tyro.conf.Positional[str] = "", train_: Annotated[bool, tyro.conf.arg(name="train")] = False, into: str = "", eval_n: int = 256,
+    lines: bool = False
 ) -> None:  # fmt: skip
     """run: a run folder. --train: make one first, runs/live-0. into: where the page goes; empty: RUN/live. eval_n: development tasks per
     snapshot. --lines: only bring the page's links up to date."""

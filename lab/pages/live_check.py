@@ -3,8 +3,8 @@
     python -m lab.pages.live_check runs/live-0      # five minutes; the run that the page's data were made from
     python -m lab.pages.live_check --only-pace      # how fast, again, on a machine that does nothing else: a minute
 
-Both sides get the same numbers: the base in bfloat16, and of each snapshot the adapter as it is shipped, in int8. Compared are the ids of the
-prompts, logits, greedy replies, replies drawn with the same random numbers, and the adapter after steps of GRPO on the same samples.
+Both sides get the same numbers: the base in bfloat16, and of each snapshot the adapter as it is shipped, in int8. Compared are the ids of
+the prompts, logits, greedy replies, replies drawn with the same random numbers, and the adapter after steps of GRPO on the same samples.
 tests/test_live.py asks the same functions for a few tasks.
 """
 
@@ -216,7 +216,8 @@ def step_gap(browser, policy: Policy, name: str, task, lr: float = 1e-3, steps: 
       for (let i = 0; i < steps; i++) {
         const g = m.grpoGradient(m.base, adapter, prompt, replies, advantages);
         const norm = m.adamStep(adapter, g.gradient, adam, lr);
-        found.push({ norm, loss: g.loss, ratio: g.ratio, clipped: g.clipped, advantages, adapter: packed(adapter), gradient: packed(g.gradient) });
+        found.push({ norm, loss: g.loss, ratio: g.ratio, clipped: g.clipped, advantages, adapter: packed(adapter), \
+gradient: packed(g.gradient) });
       }
       return found;"""
     theirs = ask(browser, code, name, said["prompt"], said["replies"], said["logps"], rewards, lr, steps)
@@ -306,8 +307,8 @@ def main(run: tyro.conf.Positional[str] = "runs/live-0", n: int = 64, only_pace:
             same = [a["prompt"] + a["replies"][0] == b.token_ids for a, b in zip(ours, theirs)]
             gaps = [logits_gap(browser, policy, name, episode.token_ids) for episode in theirs[:8]]
             row = {"greedy replies that are the same": sum(same), "of": n, "largest difference of logits": max(gaps),
-                   "drawn replies that are the same": drawn_alike(browser, policy, sampler, name, tasks[0]) + drawn_alike(browser, policy, sampler, name, tasks[1]),
-                   "of drawn": 16}  # fmt: skip
+                   "drawn replies that are the same": drawn_alike(browser, policy, sampler, name, tasks[0])
+                   + drawn_alike(browser, policy, sampler, name, tasks[1]), "of drawn": 16}  # fmt: skip
             if shipped is not None:
                 row |= rounding(policy, sampler, load_file(files[name]), theirs, n)
             found["snapshots"][name] = row
@@ -366,29 +367,34 @@ def page_of(found: dict) -> list[str]:
              for i, (gap, share, far, x) in enumerate(zip(step["adapter"], step["share"], step["far"], step["stats"]))]  # fmt: skip
     return [
         "# docs/live against torch", "",
-        f"`python -m lab.pages.live_check`: [the page](../../docs/live/index.html) in headless {found['browser']} against torch {found['torch']}, "
-        f"float32, on two cores of an {found['machine']}, run {found['run']}.", "",
+        f"`python -m lab.pages.live_check`: [the page](../../docs/live/index.html) in headless {found['browser']} against torch "
+        f"{found['torch']}, float32, on two cores of an {found['machine']}, run {found['run']}.", "",
         "## The same model", "",
         f"Both compute with the adapters as shipped. Logits: all places of eight conversations, all tokens. Greedy: the first "
-        f"{next(iter(found['snapshots'].values()))['of']} development tasks, token for token, prompts included. Drawn: eight replies to each of two "
-        "tasks at temperature 1, with the same random numbers.", "",
-        *table(["snapshot", "largest difference of logits", "greedy replies that are the same", "drawn replies that are the same"], rows), "",
+        f"{next(iter(found['snapshots'].values()))['of']} development tasks, token for token, prompts included. Drawn: eight replies to "
+        "each of two tasks at temperature 1, with the same random numbers.", "",
+        *table(["snapshot", "largest difference of logits", "greedy replies that are the same", "drawn replies that are the same"], rows),
+        "",
         "## The same step", "",
-        f"Steps of GRPO by the page and by `grpo.update`, from {name(found['middle'])}, learning rate 0.001, all on the same eight samples: from the "
-        "second on the ratio is not 1, and Adam has moments. The largest difference of the first gradient is "
-        f"{step['gradient']:.1e} of its largest entry. Adam's first step is the learning rate times the gradient's sign, so an entry whose gradient "
-        "is rounding noise may go either way.", "",
-        *table(["after step", "largest difference of the adapter", "as a share of the change (norms)", "entries off by over 1% of the rate", "of the mean ratio", "of the gradient norm"], steps), "",
+        f"Steps of GRPO by the page and by `grpo.update`, from {name(found['middle'])}, learning rate 0.001, all on the same eight "
+        "samples: from the second on the ratio is not 1, and Adam has moments. The largest difference of the first gradient is "
+        f"{step['gradient']:.1e} of its largest entry. Adam's first step is the learning rate times the gradient's sign, so an entry whose "
+        "gradient is rounding noise may go either way.", "",
+        *table(["after step", "largest difference of the adapter", "as a share of the change (norms)", "entries off by over 1% of the rate",
+                "of the mean ratio", "of the gradient norm"], steps), "",
         "## What int8 costs", "",
-        "Adapters are shipped in int8 with a scale per direction. Against the float32 ones that the run saved, on the replies of the rounded one:", "",
-        *table(["snapshot", "mean difference of a token's log-prob, nats", "largest", "same greedy replies", "exact: int8 and float32"], ints), "",
+        "Adapters are shipped in int8 with a scale per direction. Against the float32 ones that the run saved, on the replies of "
+        "the rounded one:", "",
+        *table(["snapshot", "mean difference of a token's log-prob, nats", "largest", "same greedy replies", "exact: int8 and float32"],
+               ints), "",
         "## How fast", "",
-        f"As the page itself tells it, its worker included; two cores, on which {found['load']:.1f} processes wanted to run at the end. Only Chromium "
-        "was tried, no other browser and no phone.", "",
+        f"As the page itself tells it, its worker included; two cores, on which {found['load']:.1f} processes wanted to run at the end. "
+        "Only Chromium was tried, no other browser and no phone.", "",
         *table(["what", "measured"], [
             ["tokens per second, one reply", f"{speed['one reply, tokens per second']:.0f}"],
             ["tokens per second, eight replies at once", f"{speed['eight replies, tokens per second']:.0f}"],
-            ["seconds per step of GRPO on eight samples, median and slowest of 6", " and ".join(f"{x:.1f}" for x in speed["seconds per step of GRPO"])],
+            ["seconds per step of GRPO on eight samples, median and slowest of 6",
+             " and ".join(f"{x:.1f}" for x in speed["seconds per step of GRPO"])],
             ["seconds from opening the file until the model is ready, slowest of 3", f"{found['seconds until it is ready']:.2f}"],
             ["the page with its data, MB", f"{found['megabytes']:.1f}"],
         ]), "",

@@ -3,9 +3,9 @@
     python -m lab.pages.notebook                 # execute and write; some minutes on two cores. Needs requirements/entrance.txt
     python -m lab.pages.notebook --sources       # write the cells without executing, to look at them while you edit
 
-STORY is the notebook: prose as it stands, code between ``` lines. It is executed in a copy of what git tracks, in the notebook's own folder,
-so nothing of this checkout's runs/ takes part, and the cells meet what a reader meets. tests/test_notebook.py holds that the committed cells
-are these, that none of them failed, and that no output names a machine; `make test-entrance` executes them again.
+STORY is the notebook: prose as it stands, code between ``` lines. It is executed in a copy of what git tracks, in the notebook's own
+folder, so nothing of this checkout's runs/ takes part, and the cells meet what a reader meets. tests/test_notebook.py holds that the
+committed cells are these, that none of them failed, and that no output names a machine; `make test-entrance` executes them again.
 """
 
 import json

@@ -4,10 +4,10 @@
     python -m lab.pages.site --into DIR
 
 On GitHub the pages link to each other and to code by relative paths. Here they are laid out in the same folders, so the same links hold:
-what git tracks and a page links to is laid out too, and so on from there. Three things change on the way. A file of code becomes a page of its own,
-`train.py` as `train.py.html`, with a line number to link to. A notebook becomes a page. A folder becomes its README, or a list of what is in it.
-docs/zensical.toml is the configuration; the reading order comes from the tables of docs/README.md and README.md. `problems` then reads the
-HTML that was built: a link that leads nowhere fails the build, and so does any warning of the generator.
+what git tracks and a page links to is laid out too, and so on from there. Three things change on the way. A file of code becomes a page of
+its own, `train.py` as `train.py.html`, with a line number to link to. A notebook becomes a page. A folder becomes its README, or a list of
+what is in it. docs/zensical.toml is the configuration; the reading order comes from the tables of docs/README.md and README.md. `problems`
+then reads the HTML that was built: a link that leads nowhere fails the build, and so does any warning of the generator.
 """
 
 import base64

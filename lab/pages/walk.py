@@ -1,9 +1,10 @@
-"""A new reader's walk through the book, with a clock: clone, `make train`, the reading order, three forks of one file each, into results/walk.md.
+"""A new reader's walk through the book, with a clock: clone, `make train`, the reading order, three forks of one file each,
+into results/walk.md.
 
     python -m lab.pages.walk            # a quarter of an hour on two cores; needs a package index, as any installation does
 
-What a person does between the commands is not measured but computed, from the number of words of each file at 200 a minute, which is slow reading.
-The forks are made as docs/fork.md says, as text in one file; `git status` of the clone tells whether it was one.
+What a person does between the commands is not measured but computed, from the number of words of each file at 200 a minute, which is slow
+reading. The forks are made as docs/fork.md says, as text in one file; `git status` of the clone tells whether it was one.
 """
 
 import json
@@ -87,7 +88,9 @@ def fork(clone: Path, file: str, changes: tuple, flags: str, name: str) -> tuple
 def main(python: str = sys.executable, keep: bool = False) -> None:
     folder = Path(tempfile.mkdtemp())
     clone = folder / "picoswarm"
-    lines = ["# A walk through the book, with a clock", "", "`python -m lab.pages.walk`: a fresh clone, two CPU cores. Seconds are measured; reading is computed, at 200 words a minute.", "",
+    lines = ["# A walk through the book, with a clock", "",
+             "`python -m lab.pages.walk`: a fresh clone, two CPU cores. Seconds are measured; "
+             "reading is computed, at 200 words a minute.", "",
              "| step | what | seconds | reading, minutes |", "|---|---|---|---|"]  # fmt: skip
     say = lambda *cells: (lines.append("| " + " | ".join(map(str, cells)) + " |"), print(lines[-1], flush=True))
     try:

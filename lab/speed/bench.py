@@ -54,7 +54,8 @@ def alone(code: str, threads: int) -> subprocess.CompletedProcess:
 
 
 def one_train(length: int, vocabulary: int, rounds: int, threads: int) -> None:
-    """In a process of its own: the seconds of updates on 8 rows, and the most memory above what the loaded model takes. Prints one JSON line."""
+    """In a process of its own: the seconds of updates on 8 rows, and the most memory above what the loaded model takes.
+    Prints one JSON line."""
     torch.set_num_threads(threads)
     config = transformers.AutoConfig.from_pretrained(PICO, vocab_size=vocabulary, max_position_embeddings=length)
     torch.manual_seed(0)
@@ -69,7 +70,8 @@ def one_train(length: int, vocabulary: int, rounds: int, threads: int) -> None:
         stats = learn(policy, optimizer, groups, length)
         seconds.append(time.perf_counter() - start)
     weights, middle, tokens = sum(p.nbytes for p in lm.parameters()) / 2**20, float(np.median(seconds[1:])), stats["trained_tokens"]
-    print(json.dumps({"length": length, "vocabulary": vocabulary, "tokens": tokens, "seconds": round(middle, 3), "tokens_per_second": round(tokens / middle),
+    print(json.dumps({"length": length, "vocabulary": vocabulary, "tokens": tokens, "seconds": round(middle, 3),
+                      "tokens_per_second": round(tokens / middle),
                       "above_the_model_mb": round(peak() - base), "weights_mb": round(weights)}))  # fmt: skip
 
 
@@ -111,7 +113,8 @@ def table(rates: dict[str, list[float]], reference: str) -> dict:
         ratios = np.array(values) / np.array(rates[reference])
         out[name] = {
             "tokens_per_second": round(float(np.median(values))), "low": round(min(values)), "high": round(max(values)),
-            "ratio": round(float(np.median(ratios)), 2), "ratio_low": round(float(ratios.min()), 2), "ratio_high": round(float(ratios.max()), 2),
+            "ratio": round(float(np.median(ratios)), 2), "ratio_low": round(float(ratios.min()), 2),
+            "ratio_high": round(float(ratios.max()), 2),
         }  # fmt: skip
     return out
 

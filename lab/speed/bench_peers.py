@@ -1,13 +1,16 @@
 """Speed against the libraries that people would use otherwise: TRL's trainer, transformers' two ways to generate, vLLM.
 
-    python -m lab.speed.bench_peers update       # one GRPO update: ours against TRL's GRPOTrainer, interleaved; seconds, and peak memory in processes of their own
-    python -m lab.speed.bench_peers sampler      # ours against model.generate, transformers' continuous batching, and vLLM on the same cores
-    python -m lab.speed.bench_peers reward       # seconds of training until a policy has 90% of held-out tasks right, from the same SFT checkpoint
+    python -m lab.speed.bench_peers update      # one GRPO update: ours against TRL's GRPOTrainer, interleaved; seconds,
+                                                  and peak memory in processes of their own
+    python -m lab.speed.bench_peers sampler     # ours against model.generate, transformers' continuous batching, and vLLM on the same cores
+    python -m lab.speed.bench_peers reward      # seconds of training until a policy has 90% of held-out tasks right,
+                                                  from the same SFT checkpoint
 
-All in one venv: `pip install -r requirements/peers.txt`. All start from the same weights and work in turn. What is held equal: the weights (pico_base),
-float32, LoRA of rank 32, the tokenizer, the very token ids of the prompts, 8 tasks x 8 samples, temperature 1, top-k and top-p off, the longest reply,
-threads, AdamW, one optimizer step a batch, the loss (grpo, clip 0.2, no KL term, rewards divided by the group's deviation). TRL is given what makes it
-faster: no gradient checkpointing, no dropout, a batch in one piece, no logging; and both of its ways to generate are timed.
+All in one venv: `pip install -r requirements/peers.txt`. All start from the same weights and work in turn. What is held equal: the weights
+(pico_base), float32, LoRA of rank 32, the tokenizer, the very token ids of the prompts, 8 tasks x 8 samples, temperature 1, top-k and top-p
+off, the longest reply, threads, AdamW, one optimizer step a batch, the loss (grpo, clip 0.2, no KL term, rewards divided by the group's
+deviation). TRL is given what makes it faster: no gradient checkpointing, no dropout, a batch in one piece, no logging; and both of its ways
+to generate are timed.
 """
 
 import json
@@ -97,14 +100,15 @@ def trl_trainer(forced: bool, paged: bool, steps: int, callback, reward, model=s
     prompts = prompts or [{"prompt": env.reset(BENCH_SEEDS + i), "seed": BENCH_SEEDS + i} for i in range(TASKS * steps)]
     args = trl.GRPOConfig(
         output_dir=tempfile.mkdtemp(), max_steps=steps, per_device_train_batch_size=TASKS * K, num_generations=K, learning_rate=lr,
-        max_completion_length=FORCED if forced else LONGEST, temperature=1.0, top_k=0, top_p=1.0, loss_type="grpo", beta=0.0, scale_rewards="group",
-        use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=10**6, disable_tqdm=True, seed=seed,
+        max_completion_length=FORCED if forced else LONGEST, temperature=1.0, top_k=0, top_p=1.0, loss_type="grpo", beta=0.0,
+        scale_rewards="group", use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no",
+        logging_steps=10**6, disable_tqdm=True, seed=seed,
         use_transformers_continuous_batching=paged, lr_scheduler_type="constant", shuffle_dataset=False, weight_decay=0.0,
         generation_kwargs={"min_new_tokens": FORCED} if forced else None,
     )  # fmt: skip
     return trl.GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype="float32", use_safetensors=True), processing_class=tokenizer, args=args, train_dataset=Dataset.from_list(prompts),
-        reward_funcs=reward, callbacks=[callback],
+        model=AutoModelForCausalLM.from_pretrained(model, dtype="float32", use_safetensors=True), processing_class=tokenizer, args=args,
+        train_dataset=Dataset.from_list(prompts), reward_funcs=reward, callbacks=[callback],
         peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"),
     )  # fmt: skip
 
@@ -129,7 +133,8 @@ def prompts_of(policy: Policy) -> list[list[int]]:
 
 
 def sampling(side: str, forced: bool, threads: int):
-    """A function that samples K replies to each prompt, with the log-prob of every token where the library gives them, and returns how many tokens."""
+    """A function that samples K replies to each prompt, with the log-prob of every token where the library gives them,
+    and returns how many tokens."""
     torch.set_num_threads(threads)
     policy, limit = load_policy(str(PICO), 0, 64, "cpu"), FORCED if forced else LONGEST
     prompts, stops, turn = prompts_of(policy), sorted(policy.stop_ids), iter(range(10**9))
@@ -160,8 +165,8 @@ def sampling(side: str, forced: bool, threads: int):
 
     policy.lm.generation_config.eos_token_id = None
     how = {
-        "max_new_tokens": limit, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": policy.tokenizer.pad_token_id,
-        "eos_token_id": -1 if forced else stops,  # -1: never
+        "max_new_tokens": limit, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
+        "pad_token_id": policy.tokenizer.pad_token_id, "eos_token_id": -1 if forced else stops,  # -1: never
     }  # fmt: skip
     many = [p for p in prompts for _ in range(K)]
     if side == "generate_batch":
@@ -169,7 +174,8 @@ def sampling(side: str, forced: bool, threads: int):
 
         room = ContinuousBatchingConfig(max_memory_percent=0.1)  # its default takes 90% of the machine's memory, and is killed for it
         return lambda: sum(len(o.generated_tokens) for o in policy.lm.generate_batch(many, generation_config=GenerationConfig(**how),
-                                                                                     continuous_batching_config=room, progress_bar=False).values())  # fmt: skip
+                                                                                     continuous_batching_config=room,
+                                                                                     progress_bar=False).values())  # fmt: skip
     longest = max(map(len, many))
     ids = torch.tensor([[how["pad_token_id"]] * (longest - len(p)) + p for p in many])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in many])
@@ -217,7 +223,8 @@ def peak(side: str, forced: bool, threads: int) -> float:
     """MB of resident memory that three updates add to a process that has imported everything and loaded nothing: its own process."""
     code = (f"import psutil\nfrom lab.speed.bench_peers import one_side\nimport trl, datasets, peft\nfrom trl import GRPOTrainer\n"
             f"base = psutil.Process().memory_info().rss\none_side({side!r}, {forced}, 3, {threads})\n"
-            "most = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"  # getrusage's would be the parent's, if that is more
+            # getrusage's would be the parent's, if that is more
+            "most = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
             "print('PEAK', int(most.split()[1]) / 1024 - base / 2**20)")  # fmt: skip
     out = alone(code, threads)
     if "PEAK" not in out.stdout:
@@ -236,7 +243,8 @@ def pace(side: str, forced: bool, updates: int, threads: int) -> None:
 
 
 def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
-    """After every update of that side one of ours; the first of each warms up. Who waits is stopped (Other), for TRL's continuous batching never rests."""
+    """After every update of that side one of ours; the first of each warms up. Who waits is stopped (Other),
+    for TRL's continuous batching never rests."""
     ours, mine, theirs = Ours(forced), [], []
     ours.update()
     with Other(f"from lab.speed.bench_peers import pace; pace({side!r}, {forced}, {rounds + 1}, {threads})", threads) as other:
@@ -259,12 +267,13 @@ def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
 
 
 class Other:
-    """A process that works when it is asked, answers `DONE seconds tokens`, and is stopped (SIGSTOP) while it is not its turn: some libraries spin while they wait."""
+    """A process that works when it is asked, answers `DONE seconds tokens`, and is stopped (SIGSTOP) while it is not its turn: some
+    libraries spin while they wait."""
 
     def __init__(self, code: str, threads: int):
         self.code = code
-        self.process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                        env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
+        self.process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
 
     def go(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -287,13 +296,15 @@ class Other:
 
 
 def update(rounds: int = 7, paged_rounds: int = 3, threads: int = 2) -> None:
-    """Seconds of a whole update, with real stopping and with 256 forced tokens. TRL sets the pace: after each of its updates comes one of ours."""
+    """Seconds of a whole update, with real stopping and with 256 forced tokens. TRL sets the pace:
+    after each of its updates comes one of ours."""
     torch.set_num_threads(threads)
     command = f"python -m lab.speed.bench_peers update --rounds {rounds} --paged-rounds {paged_rounds} --threads {threads}"
     result = {"command": command, "episodes": TASKS * K, **peers(threads)}
     for case, forced in (("stopping", False), ("forced", True)):
         result[case] = {side: side_by_side(side, forced, n, threads) for side, n in (("trl", rounds), ("trl, paged", paged_rounds))}
-    result["peak_mb"] = {f"{side}, {'forced' if forced else 'stopping'}": round(peak(side, forced, threads)) for forced in (False, True) for side in ("ours", "trl", "trl, paged")}  # fmt: skip
+    result["peak_mb"] = {f"{side}, {'forced' if forced else 'stopping'}": round(peak(side, forced, threads)) for forced in (False, True)
+                         for side in ("ours", "trl", "trl, paged")}  # fmt: skip
     save("update", result)
 
 
@@ -363,7 +374,8 @@ def race(side: str, seed: int, target: float, threads: int) -> dict:
 
 
 def reward(seeds: int = 3, target: float = 0.9, threads: int = 2) -> None:
-    """Seconds of training until 90% of 128 held-out tier-6 tasks are right, ours and TRL in turn, from the same SFT checkpoint, learning rate and tasks."""
+    """Seconds of training until 90% of 128 held-out tier-6 tasks are right, ours and TRL in turn, from the same SFT checkpoint, learning
+    rate and tasks."""
     command = f"python -m lab.speed.bench_peers reward --seeds {seeds} --threads {threads}"
     result = {"command": command, "target": target, **peers(threads), "runs": []}
     start_folder()
@@ -388,7 +400,8 @@ def serve(side: str, forced: bool, threads: int) -> None:
 
 
 def sampler(rounds: int = 7, threads: int = 2) -> None:
-    """Tokens a second, 8 prompts x 8 samples at temperature 1, sides in turn; forced: 256 tokens each, stopping: until the end-of-turn token."""
+    """Tokens a second, 8 prompts x 8 samples at temperature 1, sides in turn; forced: 256 tokens each, stopping:
+    until the end-of-turn token."""
     command = f"python -m lab.speed.bench_peers sampler --rounds {rounds} --threads {threads}"
     result = {"command": command, "rows": TASKS * K, "rounds": rounds, **peers(threads)}
     names = ("ours", "model.generate", "generate_batch", "vllm")

@@ -14,10 +14,10 @@
 
 Minutes are estimates for an H100: no card has been at hand so far. This file has been run on a CPU only, tiny (tests/test_card.py).
 
-Weights are drawn at random, in the shapes of lab/speed/memory.py, except pico_base's: nothing is fetched. It needs torch, transformers, numpy, tyro,
-and for `letters` what train.py needs; requirements/card.txt says what to carry to a machine without a network. What cannot run there is left out,
-and said: without peft no `lora` (and `letters` trains all weights), without TRL or vLLM their columns are missing. Each stage is a process of
-its own, so that what one leaves on the card, or breaks, is no matter to the next.
+Weights are drawn at random, in the shapes of lab/speed/memory.py, except pico_base's: nothing is fetched. It needs torch, transformers,
+numpy, tyro, and for `letters` what train.py needs; requirements/card.txt says what to carry to a machine without a network. What cannot run
+there is left out, and said: without peft no `lora` (and `letters` trains all weights), without TRL or vLLM their columns are missing. Each
+stage is a process of its own, so that what one leaves on the card, or breaks, is no matter to the next.
 
 Not here: a step of decoding as a CUDA graph. Where a step waits for the start of its operations and not for the memory, a graph would pay;
 `decode` at one row will say whether it does, and it should be written beside a card that can be asked.
@@ -68,7 +68,8 @@ class Sizes:
 
 
 TINY = Sizes("cpu", "tiny", (1, 4), 12, 6, 1, (32, 64), 256, 1,
-             (("num_tasks", 2), ("k", 2), ("max_tokens", 16), ("sft_steps", 1), ("sft_examples", 2), ("sft_batch", 2), ("eval_n", 2), ("eval_other_tiers", False)),
+             (("num_tasks", 2), ("k", 2), ("max_tokens", 16), ("sft_steps", 1), ("sft_examples", 2), ("sft_batch", 2), ("eval_n", 2),
+              ("eval_other_tiers", False)),
              (2, 8), ("tiny-lora", "tiny-full"), (2, 2, 8), 64)  # fmt: skip
 
 
@@ -149,7 +150,8 @@ def machine(s: Sizes) -> dict:
 
 
 def same(s: Sizes) -> dict:
-    """pico_base on the CPU in float32 is the reference. The card's float32 has to give its greedy tokens; its bfloat16 may be off by as much as the CPU's own is."""
+    """pico_base on the CPU in float32 is the reference. The card's float32 has to give its greedy tokens; its bfloat16 may be off by as
+    much as the CPU's own is."""
     import torch
 
     from env_letters import Letters
@@ -188,12 +190,14 @@ def same(s: Sizes) -> dict:
         "card, as training computes them": gap(trained.float().cpu()),
     }
     equal = sum(a == b for a, b in zip(replies, again))
-    return {"replies": count, "equal_replies": equal, "gap_in_nats": {name: {k: round(v, 6) for k, v in g.items()} for name, g in gaps.items()},
+    return {"replies": count, "equal_replies": equal,
+            "gap_in_nats": {name: {k: round(v, 6) for k, v in g.items()} for name, g in gaps.items()},
             "over_the_cpus_spread": round(gaps["card bfloat16"]["mean"] / max(1e-12, gaps["cpu bfloat16"]["mean"]), 2)}  # fmt: skip
 
 
 def letters(s: Sizes) -> dict:
-    """train.py itself. Without peft all weights learn, at a tenth of the learning rates, as settings.ALL_WEIGHTS has it for large models."""
+    """train.py itself. Without peft all weights learn, at a tenth of the learning rates,
+    as settings.ALL_WEIGHTS has it for large models."""
     import metrics
     import settings
     from train import train
@@ -201,8 +205,8 @@ def letters(s: Sizes) -> dict:
     rank = 32 if has("peft") else 0
     rates = {} if rank else {"lr": 3e-5, "sft_lr": 1e-5}
     with tempfile.TemporaryDirectory() as runs:
-        cfg = settings.Config(env="letters", model="pico_base", device=s.device, engine="torch", updates=s.updates, lora_rank=rank, wandb=False,
-                              runs=runs, name="card", **rates, **dict(s.letters))  # fmt: skip
+        cfg = settings.Config(env="letters", model="pico_base", device=s.device, engine="torch", updates=s.updates, lora_rank=rank,
+                              wandb=False, runs=runs, name="card", **rates, **dict(s.letters))  # fmt: skip
         settings.check(cfg)
         folder = train(cfg)
         lines, evals = ([json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in ("metrics", "evals"))
@@ -211,13 +215,13 @@ def letters(s: Sizes) -> dict:
         name: round(getattr(metrics.mean(values), at), 4) for name, at in (("share", "mean"), ("low", "low"), ("high", "high"))
     }
     seconds = [sum(v for name, v in line.items() if name.startswith("seconds_")) for line in lines[1:] or lines]
-    return {"rank": rank, "updates": len(lines), "after_sft": share(stages["after_sft"]), "final": share(stages["final"]), "n": len(stages["final"]),
-            "seconds_per_update": round(sum(seconds) / len(seconds), 3)}  # fmt: skip
+    return {"rank": rank, "updates": len(lines), "after_sft": share(stages["after_sft"]), "final": share(stages["final"]),
+            "n": len(stages["final"]), "seconds_per_update": round(sum(seconds) / len(seconds), 3)}  # fmt: skip
 
 
 def decode(s: Sizes) -> dict:
-    """Tokens a second of replies that never end, and which share of the memory's bandwidth that is: bytes that a step has to read, over those
-    that a copy moves in the same time."""
+    """Tokens a second of replies that never end, and which share of the memory's bandwidth that is: bytes that a step has to read, over
+    those that a copy moves in the same time."""
     import torch
 
     from fast.sampler import TorchSampler
@@ -271,12 +275,13 @@ def generate(policy, ids: list[list[int]], k: int, reply: int) -> None:
 
     many = torch.tensor(ids, device=policy.device).repeat_interleave(k, 0)  # [rows, P]
     with torch.inference_mode():
-        policy.lm.generate(many, attention_mask=torch.ones_like(many), do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=reply,
-                           min_new_tokens=reply, pad_token_id=0)  # fmt: skip
+        policy.lm.generate(many, attention_mask=torch.ones_like(many), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                           max_new_tokens=reply, min_new_tokens=reply, pad_token_id=0)  # fmt: skip
 
 
 def steps(s: Sizes, rank: int) -> dict:
-    """Seconds of one training step on rows of equal length, which share of the card's arithmetic that is, the peak of memory; TRL's step on the same rows."""
+    """Seconds of one training step on rows of equal length, which share of the card's arithmetic that is, the peak of memory; TRL's step on
+    the same rows."""
     import torch
 
     from lab.speed import limits
@@ -336,7 +341,8 @@ def our_step(policy, micro: int) -> Callable:
 
 
 def trl_step(config: dict, rank: int, device: str, micro: int) -> Callable:
-    """TRL's own loss on the same rows, in pieces of as many tokens as ours, without checkpointing, with the autocast that its trainer would open."""
+    """TRL's own loss on the same rows, in pieces of as many tokens as ours, without checkpointing,
+    with the autocast that its trainer would open."""
     import torch
     import trl
     from datasets import Dataset
@@ -346,8 +352,8 @@ def trl_step(config: dict, rank: int, device: str, micro: int) -> Callable:
     from policy import PICO
 
     lm = random_policy(config, 0, device, torch.float32 if device == "cpu" else torch.bfloat16).lm
-    args = trl.GRPOConfig(output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2, num_generations=2, use_cpu=device == "cpu", bf16=device != "cpu",
-                          gradient_checkpointing=False, report_to="none", beta=0.0, loss_type="grpo")  # fmt: skip
+    args = trl.GRPOConfig(output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2, num_generations=2, use_cpu=device == "cpu",
+                          bf16=device != "cpu", gradient_checkpointing=False, report_to="none", beta=0.0, loss_type="grpo")  # fmt: skip
     trainer = trl.GRPOTrainer(
         model=lm, args=args, processing_class=AutoTokenizer.from_pretrained(PICO), train_dataset=Dataset.from_list([{"prompt": "?"}] * 4),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
@@ -379,7 +385,8 @@ def trl_step(config: dict, rank: int, device: str, micro: int) -> Callable:
 
 
 def whole_update(s: Sizes) -> dict:
-    """One update of each row of the plan: sample, learn; seconds of both, and the most memory in evaluation, rollout and update beside what was computed."""
+    """One update of each row of the plan: sample, learn; seconds of both, and the most memory in evaluation,
+    rollout and update beside what was computed."""
     return {name: one_update(s, name) for name in s.plans if "full" in name or has("peft")}
 
 
@@ -442,8 +449,8 @@ def one_update(s: Sizes, name: str) -> dict:
 
 
 class peak_memory:
-    """`with peak_memory(device) as taken:` then taken["gib"] is the most that was held meanwhile, by whomever: vLLM's is not in torch's own account.
-    Looked at 200 times a second. On a CPU: this process."""
+    """`with peak_memory(device) as taken:` then taken["gib"] is the most that was held meanwhile, by whomever: vLLM's is not in torch's own
+    account. Looked at 200 times a second. On a CPU: this process."""
 
     def __init__(self, device: str):
         self.device, self.seen, self.done = device, [], Event()
@@ -614,8 +621,10 @@ def page(out: Path) -> list[str]:
     verdict = {None: "", True: "reached", False: "**missed**"}
     body = [[what, measured, goal, verdict[reached]] for what, measured, goal, reached in figures(found)]
     some = next(iter(found.values()))
-    lines = ["# On a card", "", f"{some.get('card', some['machine'])}, torch {some['torch']}, transformers {some['transformers']}. `python -m lab.speed.card` makes it again; "
-             "weights are random, but for pico_base's.", "", *table(["what", "measured", "goal", ""], body), ""]  # fmt: skip
+    lines = ["# On a card", "",
+             f"{some.get('card', some['machine'])}, torch {some['torch']}, transformers {some['transformers']}. `python -m lab.speed.card` "
+             "makes it again; weights are random, but for pico_base's.", "", *table(["what", "measured", "goal", ""], body),
+             ""]  # fmt: skip
     why = lambda r: r.get("left_out") or r.get("failed") or "not run"
     missing = [f"* `{name}`: {why(read.get(name, {}))}" for name in STAGES if name not in found]
     return [*lines, *(["Not measured:", "", *missing, ""] if missing else [])]
@@ -662,8 +671,8 @@ def tiny_model() -> None:
     from lab.speed import memory as plans
 
     limits.PRODUCTS, limits.HOST = {"cpu": (64,)}, 2**22
-    plans.MODELS["tiny"] = dict(vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-                                head_dim=16, tie_word_embeddings=True)  # fmt: skip
+    plans.MODELS["tiny"] = dict(vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4,
+                                num_key_value_heads=2, head_dim=16, tie_word_embeddings=True)  # fmt: skip
     for name, rank in (("tiny-lora", 32), ("tiny-full", 0)):
         plans.ASKED[name] = plans.Setting(
             "tiny", "16 GB", rank=rank, engine="torch", max_tokens=8, num_tasks=2, k=2, eval_n=2, micro_tokens=64

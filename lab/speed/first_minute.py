@@ -50,9 +50,11 @@ def measure(flags: list[str]) -> dict:
 
 
 def page(rows: list[dict]) -> str:
-    out = ["# The first minute", "", "`python -m lab.speed.first_minute`: train.py watched from outside. Two cores, x86-64, Linux; *load* is how many processes",
+    out = ["# The first minute", "",
+           "`python -m lab.speed.first_minute`: train.py watched from outside. Two cores, x86-64, Linux; *load* is how many processes",
            "wanted a core when it began, this run not counted. Seconds.", "",
-           "| flags | load | first line | guess of the time | torch is there, the model loaded | guessed, and its range | took |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+           "| flags | load | first line | guess of the time | torch is there, the model loaded | guessed, and its range | took |",
+           "|---|---|---|---|---|---|---|"]  # fmt: skip
     for r in rows:
         guess = f"{r['likely']}, {r['low']} to {r['high']}"
         within = "inside" if r["low"] <= r["took"] <= r["high"] else "**outside**"

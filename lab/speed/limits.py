@@ -4,10 +4,11 @@
     python -m lab.speed.limits --device cuda       # the same on a card; lab/speed/card.py has a large model's
 
 Two things limit a pass through a model. Its arithmetic: the multiplications and additions that the mathematics asks for, over what the best
-matrix product of the same device reaches. And its memory traffic: the bytes that have to be read at least once in each step, over what a copy
-of as many bytes moves (so what fits a cache is measured in that cache). The longer of the two is a step's least time, and the sum over all
-steps is the limit. Nothing reaches it: a step of a small model is made of small products, a softmax is counted as free, and so is all
-that is not the model (tokens to text, the environment). It says how much there is to gain, which a ratio to somebody else's program does not.
+matrix product of the same device reaches. And its memory traffic: the bytes that have to be read at least once in each step, over what a
+copy of as many bytes moves (so what fits a cache is measured in that cache). The longer of the two is a step's least time, and the sum over
+all steps is the limit. Nothing reaches it: a step of a small model is made of small products, a softmax is counted as free, and so is all
+that is not the model (tokens to text, the environment). It says how much there is to gain,
+which a ratio to somebody else's program does not.
 
 On a CPU the product that torch takes by itself may be slower than another that it has: on this AMD, MKL's reaches half of oneDNN's. So the
 peak is the best of both, over several sizes.
@@ -150,8 +151,8 @@ def turns(episode: Episode) -> np.ndarray:
 def sampling(shape: Shape, groups: list[list[Episode]], element: int) -> list[tuple[float, float]]:
     """(floating-point operations, bytes) of every step that it takes to sample these episodes, all of them side by side.
 
-    A group's prompt is read once, and its keys are read once in each step for all its live rows. Nothing else is shared: later turns differ.
-    A row stops being counted with its reply. element: bytes of a number.
+    A group's prompt is read once, and its keys are read once in each step for all its live rows. Nothing else is shared: later turns
+    differ. A row stops being counted with its reply. element: bytes of a number.
     """
     s, work = shape, []
     rows = [(g, turns(e)) for g, group in enumerate(groups) for e in group if any(e.sampled)]
@@ -174,9 +175,9 @@ def sampling(shape: Shape, groups: list[list[Episode]], element: int) -> list[tu
 def training(shape: Shape, groups: list[list[Episode]], element: int, full: bool = False) -> list[tuple[float, float]]:
     """The same of one training step on these episodes.
 
-    A matrix of n numbers costs a token 2n forward, 2n for the gradient of its input, and 2n for its own if it learns. A group's prompt is run
-    once. The head works on the sampled tokens alone; attention's backward pass is twice its forward pass. What is computed twice to save
-    memory does not count. Bytes: the weights twice, and AdamW's reads and writes of 32 bytes for each weight that learns.
+    A matrix of n numbers costs a token 2n forward, 2n for the gradient of its input, and 2n for its own if it learns. A group's prompt is
+    run once. The head works on the sampled tokens alone; attention's backward pass is twice its forward pass. What is computed twice to
+    save memory does not count. Bytes: the weights twice, and AdamW's reads and writes of 32 bytes for each weight that learns.
     """
     s, tokens, pairs, trained = shape, 0, 0.0, 0
     for group in groups:

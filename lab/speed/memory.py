@@ -8,8 +8,8 @@ models built on the meta device, which have shapes and no memory. The second is 
 policy.py makes on a GPU: bfloat16 autocast, over frozen bfloat16 weights with float32 LoRA or over float32 weights that all learn.
 tests/test_memory.py counts what autograd really keeps of small models, and does not let formula and count drift apart.
 
-Nothing of this has been measured on a card yet. `python -m lab.speed.card --only update` does, into results/card/update.json; a row that is measured
-there with the settings of its default shows those numbers, and is marked *measured*. GiB are 2^30 bytes.
+Nothing of this has been measured on a card yet. `python -m lab.speed.card --only update` does, into results/card/update.json; a row that is
+measured there with the settings of its default shows those numbers, and is marked *measured*. GiB are 2^30 bytes.
 """
 
 import inspect
@@ -249,7 +249,8 @@ def published(preset: str) -> Setting:
     """The row of a preset of settings.py: its conversations as long as they can get."""
     p = PRESETS[preset]
     return Setting(
-        p["model"].removeprefix("Qwen/").removesuffix("-Instruct-2507"), "A100 80 GB", p["lora_rank"], share=p.get("vllm_memory", Config.vllm_memory),
+        p["model"].removeprefix("Qwen/").removesuffix("-Instruct-2507"), "A100 80 GB", p["lora_rank"],
+        share=p.get("vllm_memory", Config.vllm_memory),
         max_tokens=longest(p["env"], p["max_tokens"]) - PROMPT, num_tasks=p["num_tasks"], k=p["k"],
         eval_n=(LONG_BATCHES if p["env"] == "swarm" else BATCHES)["eval_n"], checkpointing=p.get("gradient_checkpointing", False),
     )  # fmt: skip
@@ -296,7 +297,10 @@ def rows(plans: dict[str, Plan | None], measured: dict) -> list[str]:
         else:
             row += ["none of those tried", *[""] * 7, "**no**"]
         cells.append(row)
-    head = "| row | model | card | settings | weights + gradients + moments | rollout | evaluation | update |  | rows at once | main memory | fits |"
+    head = (
+        "| row | model | card | settings | weights + gradients + moments | rollout | evaluation | update |  | rows at once | "
+        "main memory | fits |"
+    )
     return table(head, cells)
 
 
@@ -310,10 +314,13 @@ def page(plans: dict[str, Plan | None], measured: dict) -> str:
             made_of.append([key, *counts, *(f"{size / GIB:.1f}" for size in p.parts.values())])
     return "\n".join([
         "# The memory of a run on one GPU", "",
-        "`python -m lab.speed.memory`; how it is computed and what is assumed stands in lab/speed/memory.py. All sizes in GiB, 2^30 bytes.", "",
-        f"Letters, thinking allowed: prompts of {PROMPT} tokens, replies of up to 2,048, {BATCHES['num_tasks']} tasks x {LARGE['k']} samples, unless a row says otherwise.",
+        "`python -m lab.speed.memory`; how it is computed and what is assumed stands in lab/speed/memory.py. All sizes in GiB, 2^30 bytes.",
+        "",
+        f"Letters, thinking allowed: prompts of {PROMPT} tokens, replies of up to 2,048, {BATCHES['num_tasks']} tasks x {LARGE['k']} "
+        "samples, unless a row says otherwise.",
         "*4b-swarm-published*, *4b-alphabet-published*: the presets of settings.py, conversations as long as they can get.",
-        f"*4b-swarm*: conversations of up to {longest('swarm'):,} tokens, {LONG_BATCHES['num_tasks']} tasks x {LARGE['k']} samples; one of them alone exceeds --micro-tokens.",
+        f"*4b-swarm*: conversations of up to {longest('swarm'):,} tokens, {LONG_BATCHES['num_tasks']} tasks x {LARGE['k']} samples; "
+        "one of them alone exceeds --micro-tokens.",
         "*4b-ahead*: several cards with vLLM, each with a trainer and a second process; both work at the same time.",
         "*update*: forward and backward of a micro-batch; SFT takes less. *rows at once*: replies of full length in the KV cache.",
         "*main memory*: while the model loads or vLLM sleeps, whichever is more; the process itself takes some 4 beside it.", "",

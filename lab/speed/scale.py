@@ -5,8 +5,8 @@
     python -m lab.speed.scale cards           # on paper: one update of Qwen3-4B on 1, 8 and 64 cards; seconds, no GPU is needed
 
 Each writes results/bench/scale-NAME.json; minutes, but for the last. The machine has two cores, so eight processes cannot be timed on it.
-What can: how long one of them works (its share of the tasks, alone on a core), what it sends (fast/parallel.py's calls are counted), and how long a
-call and a byte take between two real ones. The rest is arithmetic, and the two real processes say how far it is off.
+What can: how long one of them works (its share of the tasks, alone on a core), what it sends (fast/parallel.py's calls are counted), and
+how long a call and a byte take between two real ones. The rest is arithmetic, and the two real processes say how far it is off.
 """
 
 import json
@@ -67,7 +67,8 @@ def tokens(
     episodes: tuple[int, ...] = EPISODES, replies: tuple[int, ...] = REPLIES, episodes_at: int = 16, reply_at: int = 256, rounds: int = 3,
     threads: int = 2, device: str = "cpu",
 ) -> None:  # fmt: skip
-    """Microseconds per sampled and per trained token along both axes, the cases in turn; the limit says what attention to a longer text has to cost."""
+    """Microseconds per sampled and per trained token along both axes, the cases in turn;
+    the limit says what attention to a longer text has to cost."""
     torch.set_num_threads(threads)
     policy = load_policy(str(PICO), 32, 64, device)
     machine = limits.measure(device, policy.lm.dtype)
@@ -138,8 +139,8 @@ def counted():
 
 
 def one(out: Path, tasks: int = TASKS, updates: int = 6, threads: int = 1, max_tokens: int | None = None) -> None:
-    """Updates of letters in this process, or in its share of them; rank 0 writes what they took into `out`. Rewards are drawn by chance, so that
-    every group has a signal and the weights hardly move: the batches of 1 and of 8 processes are alike."""
+    """Updates of letters in this process, or in its share of them; rank 0 writes what they took into `out`. Rewards are drawn by chance, so
+    that every group has a signal and the weights hardly move: the batches of 1 and of 8 processes are alike."""
     parallel.start()
     cfg = settings.Config(env="letters", num_tasks=tasks, lr=1e-12, threads=threads, device="cpu", max_tokens=max_tokens)
     settings.check(cfg)
@@ -157,14 +158,14 @@ def one(out: Path, tasks: int = TASKS, updates: int = 6, threads: int = 1, max_t
                 update(policy, optimizer, groups, advantages_of(groups, cfg), cfg)
         seconds = time.perf_counter() - start
         episodes = sum(map(len, groups))
-        rows.append({"seconds": seconds, **rollouts.seconds, "sent": sent, "episodes": episodes, "tokens": sum(len(e.token_ids) for g in groups for e in g),
-                     "pickled": len(pickle.dumps(groups))})  # fmt: skip
+        rows.append({"seconds": seconds, **rollouts.seconds, "sent": sent, "episodes": episodes,
+                     "tokens": sum(len(e.token_ids) for g in groups for e in g), "pickled": len(pickle.dumps(groups))})  # fmt: skip
     whole = timed(pickle.dumps, groups), timed(pickle.loads, pickle.dumps(groups))
     link = constants() if parallel.world() > 1 else {}
     if parallel.rank() == 0:
         tensors = [p.nbytes for p in policy.trainable().values()]
-        found = {"world": parallel.world(), "tasks": tasks, "rows": rows[1:], "link": link, "pickle_seconds": whole[0], "unpickle_seconds": whole[1],
-                 "trained_tensors": len(tensors), "trained_bytes": sum(tensors)}  # fmt: skip
+        found = {"world": parallel.world(), "tasks": tasks, "rows": rows[1:], "link": link, "pickle_seconds": whole[0],
+                 "unpickle_seconds": whole[1], "trained_tensors": len(tensors), "trained_bytes": sum(tensors)}  # fmt: skip
         out.write_text(json.dumps(found))
     parallel.stop()
 
@@ -268,8 +269,8 @@ def processes(updates: int = 8, threads: int = 1, max_tokens: int | None = None)
     mean = lambda name: statistics.mean(row[name] for row in by_tasks[TASKS]["rows"])
     whole = by_tasks[TASKS]
     result = {
-        "command": f"python -m lab.speed.scale processes --updates {updates} --threads {threads}" + (f" --max-tokens {max_tokens}" if max_tokens else ""),
-        **versions(threads),
+        "command": f"python -m lab.speed.scale processes --updates {updates} --threads {threads}"
+        + (f" --max-tokens {max_tokens}" if max_tokens else ""), **versions(threads),
         "real_seconds": real,
         "predicted_over_real_of_two": round(found[2]["seconds"] / real[2]["median"], 3),
         "sent_by_one_of_two": {call: {"calls": round(calls, 1), "bytes": round(size)} for call, (calls, size) in sent.items()},
@@ -285,8 +286,8 @@ def processes(updates: int = 8, threads: int = 1, max_tokens: int | None = None)
 
 
 # ------------------------------------------------------------------------------------------------ cards
-# Of an H100 SXM, from NVIDIA's data sheet: operations a second in bfloat16 without sparsity, bytes a second of its memory, and of NVLink in one
-# direction; between machines, an InfiniBand port of 400 Gb/s for each card. Seconds of a call: assumed.
+# Of an H100 SXM, from NVIDIA's data sheet: operations a second in bfloat16 without sparsity, bytes a second of its memory, and of NVLink in
+# one direction; between machines, an InfiniBand port of 400 Gb/s for each card. Seconds of a call: assumed.
 H100 = {
     "flops": 989e12,
     "memory": 3.35e12,
@@ -302,10 +303,11 @@ CARDS = (1, 8, 64)
 
 
 def one_update(cards: int, tasks: int, setting: plans.Setting, parts_of_a_row: tuple[int, ...], measured: dict) -> dict[str, float]:
-    """Seconds of the parts of one update, `tasks` groups of setting.k conversations on so many cards, as fast/parallel.py would go about it.
+    """Seconds of the parts of one update, `tasks` groups of setting.k conversations on so many cards,
+    as fast/parallel.py would go about it.
 
-    parts_of_a_row: tokens that are read, sampled, read, sampled, …; measured: what Python and the exchange take (processes). A card samples as many
-    rows at once as its cache holds; the rows of an update are shared out by tokens, so cards without a task of their own train too.
+    parts_of_a_row: tokens that are read, sampled, read, sampled, …; measured: what Python and the exchange take (processes). A card samples
+    as many rows at once as its cache holds; the rows of an update are shared out by tokens, so cards without a task of their own train too.
     """
     full = setting.rank == 0
     shape, machine = shape_of(setting.model, setting.rank), limits.Machine(H100["flops"], {1: H100["memory"]})
@@ -352,7 +354,8 @@ def conversation(preset: str, share: float) -> tuple[int, ...]:
 
 
 def cards() -> None:
-    """The paper plan. From results/bench/scale-processes.json: what is sent, and what Python takes to pack and unpack it; from a data sheet: the card."""
+    """The paper plan. From results/bench/scale-processes.json: what is sent, and what Python takes to pack and unpack it; from a data
+    sheet: the card."""
     found = read_json(RESULTS / "bench" / "scale-processes.json")
     names = ("pickled_bytes_per_token", "pickle_seconds_per_byte", "unpickle_seconds_per_byte", "environment_seconds_per_episode")
     measured = {name: found[name] for name in names} | {"gathers": found["sent_by_one_of_two"]["all_gather_object"]["calls"]}
@@ -377,8 +380,8 @@ def cards() -> None:
                 "hours": hours,
                 **shown(spent),
             }
-    save("scale-cards", {"command": "python -m lab.speed.scale cards", "model": "Qwen3-4B", "card": H100, "reached": REACHED, "reply": REPLY,
-                         "measured": measured, "rows": rows, "presets": presets})  # fmt: skip
+    save("scale-cards", {"command": "python -m lab.speed.scale cards", "model": "Qwen3-4B", "card": H100, "reached": REACHED,
+                         "reply": REPLY, "measured": measured, "rows": rows, "presets": presets})  # fmt: skip
 
 
 if __name__ == "__main__":

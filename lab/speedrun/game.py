@@ -9,11 +9,12 @@ policy is pico_base after SFT, with LoRA, as results/speedrun/start.safetensors 
     game.config(...)    train.py's settings of `--env letters`, for grpo.update
     game.seed           another one in each run
 
-The tasks live in the judge's process. What is in the entry's process is a socket: a question comes out of it, and a reward of 0 or 1 per reply goes in.
-There is no answer, no expert and no held-out task in the entry's process to be found. (The string stands in the question, as the policy must read it: an entry
-could count its letters itself. lab/speedrun/judge.py says what is done about that.)
+The tasks live in the judge's process. What is in the entry's process is a socket: a question comes out of it, and a reward of 0 or 1 per
+reply goes in. There is no answer, no expert and no held-out task in the entry's process to be found. (The string stands in the question, as
+the policy must read it: an entry could count its letters itself. lab/speedrun/judge.py says what is done about that.)
 
-The process says when it is ready, so that nobody's seconds have the imports in them, and waits for the judge's word. It imports the entry only then.
+The process says when it is ready, so that nobody's seconds have the imports in them, and waits for the judge's word.
+It imports the entry only then.
 """
 
 import ctypes

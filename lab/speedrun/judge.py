@@ -6,23 +6,26 @@
     python -m lab.speedrun.judge board                              # the board again, from results/speedrun/*.json
     python -m lab.speedrun.judge start                              # the checkpoint that all begin from, made again
 
-A round is the entry, the reference and (if there is one) the standing record, each in a process of its own, from the same checkpoint, on the same new training
-tasks. They take turns of a second; who waits is stopped. So whatever else the machine does hits all alike, and the ratio of their seconds holds on a
-shared machine, too. When all have ended, the judge draws tasks that did not exist before, and counts how many of them each one's weights answer exactly.
+A round is the entry, the reference and (if there is one) the standing record, each in a process of its own, from the same checkpoint, on
+the same new training tasks. They take turns of a second; who waits is stopped. So whatever else the machine does hits all alike, and the
+ratio of their seconds holds on a shared machine, too. When all have ended, the judge draws tasks that did not exist before, and counts how
+many of them each one's weights answer exactly.
 
 It is a record if, over the rounds that were planned before the first began,
   1. every run of the entry ends with at least 90% of 512 new tasks right, greedily: the entry itself says when it is done, and cannot look;
   2. it is faster than the reference and than the record: p < 0.01 by an exact sign-flip test on the logs of the ratios, one for each round;
-  3. with the rewards turned upside down (exact answers are paid 0, all others 1) it does not get there: what it learnt, it learnt from rewards;
+  3. with the rewards turned upside down (exact answers are paid 0, all others 1) it does not get there: what it learnt,
+     it learnt from rewards;
   4. it kept to its threads, left no process behind, and its source stays inside the fence below.
 
-Seconds are wall seconds of its own turns, on the judge's clock: those are what a person waits for. CPU seconds stand beside them and decide nothing but 4: one
-thread needs fewer of them than two for the same work, so an entry could beat the reference in them by being slower.
+Seconds are wall seconds of its own turns, on the judge's clock: those are what a person waits for. CPU seconds stand beside them and decide
+nothing but 4: one thread needs fewer of them than two for the same work, so an entry could beat the reference in them by being slower.
 
-What the judge cannot stop: an entry can count letters by itself, for it reads the question. If it then learns from answers of its own making, 3 finds it out, for it
-reaches the target whatever is paid; the same goes for weights kept from an earlier run. But an entry that also compares the rewards with its own count, and plays dead
-if they disagree, gets through 3. So does one that breaks out of the fence, for this is Python and no jail. An entry is one short file, and a record counts after
-somebody else has read it and judged it again, on a machine of theirs, with seeds that nobody could know.
+What the judge cannot stop: an entry can count letters by itself, for it reads the question. If it then learns from answers of its own
+making, 3 finds it out, for it reaches the target whatever is paid; the same goes for weights kept from an earlier run. But an entry that
+also compares the rewards with its own count, and plays dead if they disagree, gets through 3. So does one that breaks out of the fence, for
+this is Python and no jail. An entry is one short file, and a record counts after somebody else has read it and judged it again, on a
+machine of theirs, with seeds that nobody could know.
 """
 
 import ast
@@ -77,14 +80,16 @@ SPARE = 1.1  # CPU seconds per wall second and thread: clocks tick in 1/100 s
 LIBRARIES = {"torch", "numpy", "math", "random", "collections", "dataclasses", "functools", "itertools", "statistics", "contextlib", "copy"}
 OURS = {  # module: names that may be imported from it
     "fast.batches": {"Batch", "collate", "micro_batches"}, "fast.decoder": {"FastDecoder", "make_decoder"},
-    "fast.logprobs": {"hidden_states", "token_logprobs"}, "fast.off_policy": {"importance_weights"}, "fast.sampler": {"TorchSampler", "sample_each"},
+    "fast.logprobs": {"hidden_states", "token_logprobs"}, "fast.off_policy": {"importance_weights"},
+    "fast.sampler": {"TorchSampler", "sample_each"},
     "grpo": {"CLIP", "advantages_of", "group_advantages", "policy_loss", "take_step", "token_weights", "update"},
     "policy": {"Policy", "Sample", "adam", "draw", "encode", "plain_logprobs", "set_learning_rate", "swapped"},
     "rollout": {"Episode", "play", "prompt_ids"}, "settings": {"learning_rate"}, "sft": {"sft_batches", "sft_step"},
 }  # fmt: skip
 FORBIDDEN = {
     "open", "eval", "exec", "compile", "globals", "locals", "vars", "setattr", "getattr", "delattr", "breakpoint", "input",  # Python's
-    "load", "save", "fromfile", "tofile", "memmap", "loadtxt", "genfromtxt", "savez", "hub", "serialization", "cpp_extension", "multiprocessing",  # files, processes
+    "load", "save", "fromfile", "tofile", "memmap", "loadtxt", "genfromtxt", "savez", "hub", "serialization",
+    "cpp_extension", "multiprocessing",  # files, processes
     "ask", "reset",  # of game's: tasks are played by rollout.play
 }  # fmt: skip
 LINES, LITERAL = 200, 200  # no weights, no answers
@@ -153,7 +158,8 @@ class Bank:
         return {"reward": 1.0 - exact if self.upside_down else exact}
 
 
-# Training tasks have bit 62 and the held-out ones bit 63: they never meet, nor any range of settings.py. Both are drawn when they are needed and not before.
+# Training tasks have bit 62 and the held-out ones bit 63: they never meet, nor any range of settings.py. Both are drawn when they are
+# needed and not before.
 def new_training_root() -> int:
     return 2**62 + secrets.randbits(61)
 
@@ -203,12 +209,13 @@ class Side:
         """Begin, and wait until it has imported everything and loaded the policy. It goes on when it is told to."""
         self.line, theirs = socket.socketpair()
         cpus = sorted(os.sched_getaffinity(0))[:threads]
-        # PASSIVE: a thread that waits for the other one sleeps. By default it spins, and if somebody else has the other core, one batch took 20 s of CPU, not 1.
+        # PASSIVE: a thread that waits for the other one sleeps. By default it spins, and if somebody else has the other core, one batch
+        # took 20 s of CPU, not 1.
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
         words = [str(theirs.fileno()), str(self.file), str(self.weights), str(seed), str(threads)]
         with open(Path(self.out.name) / "log", "w") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "lab.speedrun.game", *words], cwd=ROOT, env=env, pass_fds=[theirs.fileno()],
-                                            stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+            self.process = subprocess.Popen([sys.executable, "-m", "lab.speedrun.game", *words], cwd=ROOT, env=env,
+                                            pass_fds=[theirs.fileno()], stdout=log, stderr=log, start_new_session=True)  # fmt: skip
         os.sched_setaffinity(self.process.pid, cpus)
         theirs.close()
         self.serve(time.monotonic() + 300, until_ready=True)
@@ -315,7 +322,8 @@ def left_behind(before: set[int]) -> str:
 def play_round(files: dict[str, Path], threads: int, tasks: int = HELD_OUT, upside_down: bool = False, most: float = MOST) -> dict:
     """All sides once, in turns. {"root", "held_out": first seeds, "sides": {name: seconds, cpu, episodes, exact, end}}.
 
-    The first side is the one that the others are measured against: after SLOWEST times its seconds they are stopped. The last one is the entry.
+    The first side is the one that the others are measured against: after SLOWEST times its seconds they are stopped.
+    The last one is the entry.
     """
     adopt_orphans()
     before = {child.pid for child in psutil.Process().children()}
@@ -355,10 +363,11 @@ NOT_YET = "it was not yet run with the rewards upside down"
 
 
 def p_values(logs: np.ndarray) -> np.ndarray:
-    """Exact one-sided sign-flip test (Fisher 1935) for each column of logs [rounds, n]: p that their mean is so low if the two sides are alike.
+    """Exact one-sided sign-flip test (Fisher 1935) for each column of logs [rounds, n]:
+    p that their mean is so low if the two sides are alike.
 
-    If entry and reference are the same thing, each log-ratio is as likely with the other sign. p is the share of all 2^rounds choices of signs
-    whose mean is at most the one that was seen.
+    If entry and reference are the same thing, each log-ratio is as likely with the other sign. p is the share of all 2^rounds choices of
+    signs whose mean is at most the one that was seen.
     """
     rounds = len(logs)
     if logs.shape[1] > 1000:  # in pieces, for memory
@@ -368,7 +377,8 @@ def p_values(logs: np.ndarray) -> np.ndarray:
 
 
 def against(rounds: list[dict], entry: str, other: str) -> dict:
-    """The entry's seconds over the other's: geometric mean with a 95% interval (t, on logs), p; and the same ratio of CPU seconds and of episodes."""
+    """The entry's seconds over the other's: geometric mean with a 95% interval (t, on logs), p;
+    and the same ratio of CPU seconds and of episodes."""
     logs = {
         what: np.array([math.log(r["sides"][entry][what] / r["sides"][other][what]) for r in rounds])
         for what in ("seconds", "cpu", "episodes")
@@ -497,7 +507,8 @@ HEAD = ["entry", "seconds / reference's", "p", "seconds", "CPU seconds", "episod
 def board() -> None:
     """Write results/speedrun/README.md."""
     lines = ["# Speedrun: from the SFT checkpoint to 90% of tier 6", "", *table(HEAD, rows()), "",
-             "Seconds, CPU seconds and episodes are medians of a run; the ratio is a geometric mean with a 95% interval. docs/speedrun.md has the rules.", ""]  # fmt: skip
+             "Seconds, CPU seconds and episodes are medians of a run; the ratio is a geometric mean with a 95% interval. docs/speedrun.md "
+             "has the rules.", ""]  # fmt: skip
     for r in judged():
         if r["why_not"]:
             lines += [f"* {r['name']}: {'; '.join(r['why_not'])}."]
@@ -524,8 +535,9 @@ def simulate(draws: int = 20_000, seed: int = 0) -> None:
         str(x): round(float(stats.binom.sf(math.ceil(TARGET * HELD_OUT) - 1, HELD_OUT, x) ** ROUNDS), 4)
         for x in (0.88, 0.89, 0.9, 0.91, 0.92, 0.93, 0.95)
     }
-    write_json(BOARD / "simulate.json", {"command": "python -m lab.speedrun.judge simulate", "draws": draws, "spread": spread, "rounds": ROUNDS,
-                                         "faster_by_the_test": passed, "all_runs_at_the_target": {"by_share_of_good_runs": ends, "by_true_accuracy": true}})  # fmt: skip
+    write_json(BOARD / "simulate.json", {"command": "python -m lab.speedrun.judge simulate", "draws": draws, "spread": spread,
+                                         "rounds": ROUNDS, "faster_by_the_test": passed,
+                                         "all_runs_at_the_target": {"by_share_of_good_runs": ends, "by_true_accuracy": true}})  # fmt: skip
     print((BOARD / "simulate.json").read_text())
 
 
@@ -545,7 +557,8 @@ def tricks(threads: int = 2) -> None:
 
 
 def start(threads: int = 1) -> None:
-    """Make the checkpoint that all begin from: train.py's own SFT, and no update of GRPO. One thread: the sums then always come in the same order."""
+    """Make the checkpoint that all begin from: train.py's own SFT, and no update of GRPO. One thread:
+    the sums then always come in the same order."""
     words = f"train.py --env letters --updates 0 --threads {threads} --no-wandb --runs runs/speedrun --name sft"
     subprocess.run([sys.executable, *words.split()], cwd=ROOT, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
     save_file(load_file(ROOT / "runs" / "speedrun" / "sft" / "checkpoint" / "adapter_model.safetensors"), START)

@@ -1,4 +1,5 @@
-"""Made-up entries that try to win without learning faster, and what stops each. `python -m lab.speedrun.judge tricks` plays them; the fence is looked at apart.
+"""Made-up entries that try to win without learning faster, and what stops each. `python -m lab.speedrun.judge tricks` plays them; the fence
+is looked at apart.
 
 Read them as the rules by example: an entry that does one of these is none.
 """

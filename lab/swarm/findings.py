@@ -1,12 +1,14 @@
-"""Which of the published swarm runs' findings come out again here? From the policies of lab/swarm/trained.py, into results/swarm/findings.md.
+"""Which of the published swarm runs' findings come out again here? From the policies of lab/swarm/trained.py,
+into results/swarm/findings.md.
 
     python -m lab.swarm.trained --only grpo v01      # the runs, if they are not there yet
     python -m lab.swarm.findings
 
-The publication had one run a version, and compared 6 sampled episodes of the untrained model with 8 of the trained one. Here the base and three
-policies a version, each from a seed of its own, are sampled at temperature 1 on the same held-out scenarios; within a version every difference is
-paired by scenario. A finding "came out" if its 95% interval, over seeds and scenarios, lies on the side that the publication says, "came out the
-other way round" if it lies on the other, and otherwise "cannot be told". Nothing in this file knows the answer beforehand.
+The publication had one run a version, and compared 6 sampled episodes of the untrained model with 8 of the trained one. Here the base and
+three policies a version, each from a seed of its own, are sampled at temperature 1 on the same held-out scenarios; within a version every
+difference is paired by scenario. A finding "came out" if its 95% interval, over seeds and scenarios, lies on the side that the publication
+says, "came out the other way round" if it lies on the other, and otherwise "cannot be told". Nothing in this file knows the answer
+beforehand.
 """
 
 import numpy as np
@@ -45,7 +47,8 @@ def waste(rows: Rows) -> np.ndarray:
 
 
 def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -> metrics.Interval | None:
-    """Change of 1 - submitted / claimed from one policy [1, N, 2] to those of several seeds. (A mean of ratios would drop who claimed nothing.)
+    """Change of 1 - submitted / claimed from one policy [1, N, 2] to those of several seeds.
+    (A mean of ratios would drop who claimed nothing.)
 
     The interval adds up the variance between the seeds' changes and that over scenarios, by a bootstrap that is paired by scenario.
     """
@@ -60,7 +63,8 @@ def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -
 
 
 def correlation(rows: Rows, name: str) -> metrics.Interval | None:
-    """Spearman's between a measure and the reward: of each seed over scenarios, its mean and interval over seeds. None if it never varies."""
+    """Spearman's between a measure and the reward: of each seed over scenarios, its mean and interval over seeds.
+    None if it never varies."""
     found = [rank_correlation(np.array(x), np.array(y)) for x, y in zip(rows[name], rows["reward"])]
     return interval([r.mean for r in found]) if all(found) else None
 
@@ -118,8 +122,8 @@ def between(old: Rows, new: Rows) -> list[tuple[str, str, str, str]]:
         rows.append((text, said, f"{a.mean():.3f} → {b.mean():.3f}: {show(d)}", verdict(d, expected)))
     tops = [interval([np.array(row) >= 1 for row in found["payoff_published"]]).percent() for found in (old, new)]
     rows.append((
-        "payoff is at its ceiling", "0.992 and 0.998 on average", f"episodes at 1 on the published scale: {tops[0]} in v0.1, {tops[1]} in v0.2",
-        "on that scale; ours has no ceiling (env_swarm.py)",
+        "payoff is at its ceiling", "0.992 and 0.998 on average",
+        f"episodes at 1 on the published scale: {tops[0]} in v0.1, {tops[1]} in v0.2", "on that scale; ours has no ceiling (env_swarm.py)",
     ))  # fmt: skip
     return rows
 
@@ -142,10 +146,11 @@ def main() -> None:
     findings = lambda rows: [*table("| finding | published | here | verdict |", rows), ""]
     lines = [
         "# Which of the published findings come out again?", "",
-        f"`python -m lab.swarm.findings`. {len(STUDY.seeds)} seeds a version, medium scenarios, sampled at temperature 1 as published, n = {N} held-out "
-        "scenarios; 95% intervals over seeds and scenarios. The published runs are of a 30B model; ours has 1M parameters and a payoff that is scaled "
-        f"otherwise, so only directions are compared. Here an error costs {PRICE:g}/25 (both versions), there it cost nothing; rewards are told with that "
-        "price. *Before* is the base, before SFT and GRPO: the published runs had no SFT. *More turns* are those that did something: a pass is none.", "",
+        f"`python -m lab.swarm.findings`. {len(STUDY.seeds)} seeds a version, medium scenarios, sampled at temperature 1 as published, n = "
+        f"{N} held-out scenarios; 95% intervals over seeds and scenarios. The published runs are of a 30B model; ours has 1M parameters "
+        f"and a payoff that is scaled otherwise, so only directions are compared. Here an error costs {PRICE:g}/25 (both versions), there "
+        "it cost nothing; rewards are told with that price. *Before* is the base, before SFT and GRPO: the published runs had no SFT. "
+        "*More turns* are those that did something: a pass is none.", "",
         "## v0.2, from the base to after GRPO", "", *findings(within(base["v0.2"], after["v0.2"])),
     ]  # fmt: skip
     if "v0.1" in there:

@@ -1,13 +1,14 @@
-"""Eight bots under a governance, 0 to 5 of them deceptive: one run, from the first deal to its numbers. lab/swarm/governance_sweep.py does many.
+"""Eight bots under a governance, 0 to 5 of them deceptive: one run, from the first deal to its numbers.
+lab/swarm/governance_sweep.py does many.
 
 The bots deal with each other by the rules of swarm/economy.py (its books, tax, reputation and breaker); swarm/governance.py decides what is
 accepted and who is frozen. What was chosen, and fixed before the sweep was run:
 
     agents    deceptive ones replace honest ones, 0 to 5 of 8; always two opportunistic. Each proposes one deal a step, to anybody.
-    truth     a deal is beneficial with probability 0.9 (honest; deceptive while it builds trust), 0.7 (opportunistic) or 0.1 (an exploit, or
-              a deal inside the ring). The metrics can be taken of p, which governance sees, or of this truth, which only we know.
-    proxy     progress and engagement are 2 quality - 1 plus noise of 0.5, cut to [-1, 1]; rework, rejections and misuse are Poisson with 3, 2
-              and 1 times (1 - quality). Deals pay both sides what a trade of the economy pays, 5 (2p - 1): the books believe the proxy.
+    truth     a deal is beneficial with probability 0.9 (honest; deceptive while it builds trust), 0.7 (opportunistic) or 0.1 (an exploit,
+              or a deal inside the ring). The metrics can be taken of p, which governance sees, or of this truth, which only we know.
+    proxy     progress and engagement are 2 quality - 1 plus noise of 0.5, cut to [-1, 1]; rework, rejections and misuse are Poisson with 3,
+              2 and 1 times (1 - quality). Deals pay both sides what a trade of the economy pays, 5 (2p - 1): the books believe the proxy.
     deceit    as in swarm/bots.py v0.2, but after five times as many interactions, since a run is at least five times as long. An exploit
               takes 5 to 20 resources, which shows only afterwards, and looks 30% of the way to a good deal. Who returns from a freeze
               builds trust anew.
@@ -21,10 +22,10 @@ is. A run goes on until welfare and acceptance have settled (metrics.trend, aske
 collapsed if the welfare of its last ten epochs is 0 or less. All intervals are over seeds. Every stack meets the same luck at the same
 seed, so differences between stacks are paired.
 
-Mended after a first look at up to four seeds, before the sweep: the soft gate judged agents by their record alone, which a ring launders (kept as the
-gate "agent"); collusion detection fitted who is sought after, and froze as many honest agents as deceptive ones (kept: `expected` of pair_tests). Then
-came also the comparison "as open as hard", and the worlds in which life costs something. Nothing was set by comparing with published results.
-Left out: networks (everybody meets everybody), tasks and posts, agents that learn from being caught.
+Mended after a first look at up to four seeds, before the sweep: the soft gate judged agents by their record alone, which a ring launders
+(kept as the gate "agent"); collusion detection fitted who is sought after, and froze as many honest agents as deceptive ones (kept:
+`expected` of pair_tests). Then came also the comparison "as open as hard", and the worlds in which life costs something. Nothing was set by
+comparing with published results. Left out: networks (everybody meets everybody), tasks and posts, agents that learn from being caught.
 """
 
 import math
@@ -221,7 +222,8 @@ def simulate(world: World, stack: Stack, seed: int) -> Run:
 
 
 def deal(world, stack, run, watch, members, i, beliefs, received, by_chance, row, noise, flagged) -> float:
-    """The turn of agent i: it proposes, the gate decides, the books move, an audit may follow. Returns what that was worth to all, in truth."""
+    """The turn of agent i: it proposes, the gate decides, the books move, an audit may follow. Returns what that was worth to all,
+    in truth."""
     agent, there = members[i], [j for j, m in enumerate(members) if j != i and not m.frozen_at]
     economy, others = run.economy, [members[j] for j in there]
     if agent.frozen_at:

@@ -3,9 +3,10 @@
     python -m lab.swarm.governance_sweep              # everything: 52 minutes beside other work
     python -m lab.swarm.governance_sweep --seeds 4    # a quick look
 
-Four questions, each by runs of lab/swarm/governance.py. Regimes: every stack at every share of deceptive agents. Soft against hard: gates alone, with
-many bars, compared at equal toxicity, because a gate that lets nobody in is never wrong. The detector: how often it names an innocent. And the
-choices: what was chosen for the world and the stack, changed one at a time. What tables.md and the pictures mean stands beside them, written by hand.
+Four questions, each by runs of lab/swarm/governance.py. Regimes: every stack at every share of deceptive agents. Soft against hard: gates
+alone, with many bars, compared at equal toxicity, because a gate that lets nobody in is never wrong. The detector: how often it names an
+innocent. And the choices: what was chosen for the world and the stack, changed one at a time. What tables.md and the pictures mean stands
+beside them, written by hand.
 """
 
 import json
@@ -52,7 +53,8 @@ def regimes(seeds: int) -> dict:
 
 
 def kink(cells: dict[int, list[dict]]) -> Interval:
-    """Is the fall of welfare from 37.5% to 50% steeper than that of the other steps? The difference, by seed; 0 if it is a straight line."""
+    """Is the fall of welfare from 37.5% to 50% steeper than that of the other steps? The difference, by seed;
+    0 if it is a straight line."""
     w = {n: np.array([r["welfare"] for r in rows]) for n, rows in cells.items()}
     others = np.mean([w[n] - w[n + 1] for n in SHARES if n not in (3, 5)], axis=0)
     return over((w[3] - w[4]) - others)
@@ -68,7 +70,8 @@ SHOWN_GATES = ("hard", "soft", "agent", "mean", "latch", "chance")
 
 
 def frontier(seeds: int, gates, **changes) -> dict:
-    """{gate: {"toxicity" | "thrash" | "thrash_honest" | "acceptance_honest": [bars, seeds]}}; the gate alone, 25 epochs, 3 adversaries of 8."""
+    """{gate: {"toxicity" | "thrash" | "thrash_honest" | "acceptance_honest": [bars, seeds]}}; the gate alone, 25 epochs,
+    3 adversaries of 8."""
     found = {}
     for gate in tqdm(gates, desc=f"frontier {changes or 'as chosen'}"):
         cells = []
@@ -163,7 +166,8 @@ WORLDS = {
     "life costs 6 a step": {"upkeep": 6.0},
 }  # fmt: skip
 LEVERS = {
-    "bar 0.6": {"bar": 0.6}, "no tax": {"tax": 0.0}, "tax 15%": {"tax": 0.15}, "no decay": {"decay": 1.0}, "breaker at 40": {"threshold": 40.0},
+    "bar 0.6": {"bar": 0.6}, "no tax": {"tax": 0.0}, "tax 15%": {"tax": 0.15}, "no decay": {"decay": 1.0},
+    "breaker at 40": {"threshold": 40.0},
     "no stake": {"stake": 0.0}, "stake 25": {"stake": 25.0}, "audits 5%": {"audit": 0.05}, "audits 30%": {"audit": 0.3},
     "freeze 1 epoch": {"freeze": 1}, "freeze 6 epochs": {"freeze": 6}, "signal at 3 errors": {"confidence": 3.0},
     "two thirds to freeze": {"majority": 2 / 3},
@@ -183,8 +187,8 @@ def choices(seeds: int) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------------------------ pictures
-COLOURS = {"open": "#777777", "hard": "#b2182b", "soft": "#2166ac", "local": "#67a9cf", "local + vote": "#998ec3", "local + pairs": "#5aae61",
-           "full": "#1b7837", "full, hard gate": "#ef8a62", "full, every epoch": "#b8860b"}  # fmt: skip
+COLOURS = {"open": "#777777", "hard": "#b2182b", "soft": "#2166ac", "local": "#67a9cf", "local + vote": "#998ec3",
+           "local + pairs": "#5aae61", "full": "#1b7837", "full, hard gate": "#ef8a62", "full, every epoch": "#b8860b"}  # fmt: skip
 DRAWN = ("open", "hard", "soft", "local", "full", "full, every epoch")
 PERCENT = [f"{100 * n / 8:g}%" for n in SHARES]
 
@@ -237,8 +241,8 @@ def plot_frontier(fronts: dict[str, dict]) -> None:
     for ax, (title, cells) in zip(axes.flatten(), fronts.items()):
         for gate, cell in cells.items():
             x, y = [over(v) for v in cell["toxicity"]], [over(v) for v in cell["thrash"]]
-            ax.errorbar([i.mean for i in x], [i.mean for i in y], reach(y), reach(x), fmt="o-", markersize=3.5, linewidth=1.2, elinewidth=0.7,
-                        color=GATE_COLOURS[gate], label=gate)  # fmt: skip
+            ax.errorbar([i.mean for i in x], [i.mean for i in y], reach(y), reach(x), fmt="o-", markersize=3.5, linewidth=1.2,
+                        elinewidth=0.7, color=GATE_COLOURS[gate], label=gate)  # fmt: skip
         ax.set(title=title, xlabel="toxicity, in truth (left is better)")
         ax.grid(alpha=0.3)
     for ax in axes[:, 0]:
@@ -290,11 +294,12 @@ def write(cells, facts, equal, looks, changed, seeds: int, minutes: float) -> No
     facts_by_share = lambda name: [show(facts[name][n]) for n in SHARES]
     lines = [
         "# Governance: the tables", "",
-        f"`python -m lab.swarm.governance_sweep --seeds {seeds}`: seeds 0 to {seeds - 1} of each kind, {minutes:.0f} minutes on one of 2 cores, beside other "
-        f"work. {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}. Scripted bots only, no model. Brackets are 95% "
-        "intervals over seeds. lab/swarm/governance.py says how the bots live and what was chosen.", "",
+        f"`python -m lab.swarm.governance_sweep --seeds {seeds}`: seeds 0 to {seeds - 1} of each kind, {minutes:.0f} minutes on one of 2 "
+        f"cores, beside other work. {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}. Scripted bots only, "
+        "no model. Brackets are 95% intervals over seeds. lab/swarm/governance.py says how the bots live and what was chosen.", "",
     ]  # fmt: skip
-    lines += ["## Regimes", "", "Columns are shares of deceptive agents. Labels follow the published bounds, of what the proxy sees, as there: "
+    lines += ["## Regimes", "",
+              "Columns are shares of deceptive agents. Labels follow the published bounds, of what the proxy sees, as there: "
               "cooperative (acceptance > 0.93, toxicity < 0.30), collapse (welfare 0 or less), contested otherwise.", ""]  # fmt: skip
     lines += tables([["", *PERCENT]] + [[stack, *(regime(cells[stack][n]) for n in SHARES)] for stack in STACKS])
     for title, name, how in (
@@ -302,8 +307,10 @@ def write(cells, facts, equal, looks, changed, seeds: int, minutes: float) -> No
         ("… by epoch 14 (from then on never above 0 over five epochs)", "by_14", percent), ("Accepted", "acceptance", show),
         ("Toxicity, in truth", "toxicity", show), ("Toxicity, as the proxy sees it", "toxicity_seen", show),
         ("Thrash", "thrash", lambda i: show(i, 3)), ("Meetings of the council", "meetings", lambda i: show(i, 1)),
-        ("Audits an epoch (each costs 0.2)", "audits", lambda i: show(i, 1)), ("Freezes of deceptive agents", "frozen_deceptive", lambda i: show(i, 1)),
-        ("Freezes of the others", "frozen_others", lambda i: show(i, 1)), ("Share of epochs in which the proxy flagged itself", "flagged", show),
+        ("Audits an epoch (each costs 0.2)", "audits", lambda i: show(i, 1)),
+        ("Freezes of deceptive agents", "frozen_deceptive", lambda i: show(i, 1)),
+        ("Freezes of the others", "frozen_others", lambda i: show(i, 1)),
+        ("Share of epochs in which the proxy flagged itself", "flagged", show),
         ("Epochs until settled", "epochs", lambda i: show(i, 0)), ("Runs that settled within 100 epochs", "settled", percent),
         ("Runs whose verdict at epochs 11 to 15 was another than at the end", "changed_mind", percent),
     ):  # fmt: skip
@@ -315,7 +322,8 @@ def write(cells, facts, equal, looks, changed, seeds: int, minutes: float) -> No
         ["pairs on top of local", *(show(facts["pairs"][n]["on a signal"]) for n in SHARES)],
         ["pairs on top of local + vote", *(show(facts["pairs"][n]["with a vote"]) for n in SHARES)],
         ["whole slow tier on top of local", *facts_by_share("full")],
-        ["council every epoch instead of on a signal", *facts_by_share("always")], ["soft gate instead of hard in full", *facts_by_share("gate")],
+        ["council every epoch instead of on a signal", *facts_by_share("always")],
+        ["soft gate instead of hard in full", *facts_by_share("gate")],
     ])  # fmt: skip
     lines += ["How much steeper is the step from 37.5% to 50% than the mean of the other four steps (0: a straight line)?", ""]
     lines += tables([["stack", "steeper by"]] + [[stack, show(facts["kink"][stack])] for stack in STACKS])
@@ -323,15 +331,21 @@ def write(cells, facts, equal, looks, changed, seeds: int, minutes: float) -> No
     for name in ("toxicity", "tail", "quality_gap", "worth"):
         of = lambda suffix, name=name: [show(cells["local"][n][name + suffix]) for n in SHARES]
         lines += tables([[name.replace("_", " "), *PERCENT], ["soft", *of("_seen")], ["hard", *of("_hard")], ["true", *of("")]])
-    lines += ["## Soft against hard at equal toxicity", "", "Gates alone, 37.5% deceptive, 25 epochs. Every gate has the bar at which it keeps "
-              "(true) toxicity to the target with the least thrash; as open as hard: and accepts as much of the not deceptive as hard does there, less 2 points. Reached: the share of resamples of seeds in which some bar did; intervals are over those.", ""]  # fmt: skip
+    lines += ["## Soft against hard at equal toxicity", "",
+              "Gates alone, 37.5% deceptive, 25 epochs. Every gate has the bar at which it keeps "
+              "(true) toxicity to the target with the least thrash; as open as hard: and accepts as much of the not deceptive as hard does "
+              "there, less 2 points. Reached: the share of resamples of seeds in which some bar did; "
+              "intervals are over those.", ""]  # fmt: skip
     for name, rows in equal.items():
         lines += [f"### {name}", ""]
-        lines += tables([["toxicity", "as open as hard", "gate", "reached", "thrash", "less than hard by", "thrash on the not deceptive", "of theirs accepted"]] + [
-            [f"{r['toxicity']:.3f}", "yes" if r["open_too"] else "", r["gate"], f"{r['reached']:.0%}", show(r["thrash"], 3), show(r["thrash_less_hard"], 3),
-             show(r["thrash_honest"], 3), show(r["acceptance_honest"])] for r in rows])  # fmt: skip
-    lines += ["## How often collusion detection is wrong", "", "One look, nothing governed. An innocent is a pair that is not in the ring. Known: whom "
-              "everybody could have chosen is known (as in the sweep); fitted: who is sought after is fitted to the counts.", ""]  # fmt: skip
+        lines += tables([["toxicity", "as open as hard", "gate", "reached", "thrash", "less than hard by", "thrash on the not deceptive",
+                          "of theirs accepted"]] + [
+            [f"{r['toxicity']:.3f}", "yes" if r["open_too"] else "", r["gate"], f"{r['reached']:.0%}", show(r["thrash"], 3),
+             show(r["thrash_less_hard"], 3), show(r["thrash_honest"], 3), show(r["acceptance_honest"])] for r in rows])  # fmt: skip
+    lines += ["## How often collusion detection is wrong", "",
+              "One look, nothing governed. An innocent is a pair that is not in the ring. Known: whom "
+              "everybody could have chosen is known (as in the sweep); fitted: who is sought after is fitted to the counts.",
+              ""]  # fmt: skip
     lines += tables([["who", "epochs", "choices", "an innocent pair named", "any ring pair named", "ring pairs named", "looks"]] + [
         [r["who"], str(r["epochs"]), "known" if r["choices_known"] else "fitted", r["innocent_named"].percent(),
          percent(r["ring_seen"]) if r["ring_seen"] else "", f"{r['pairs_named']:.0%}" if r["ring_seen"] else "", str(r["looks"])]

@@ -5,7 +5,8 @@
 
 rules      every scripted player under each trade credit (economy.CREDITS) and two worths of a post
 turns      the grinder passes when there is no work. What does it earn if it posts, proposes or accepts instead?
-claim      "accept, don't just propose", said of the published run: the same player, once as the receiver of trades and once as their proposer
+claim      "accept, don't just propose", said of the published run: the same player, once as the receiver of trades and once as their
+           proposer
 price      at the base's own error rate, what is the highest price of an error at which accepting a fair offer is no loss?
 tuned      what each choice of the player `tuned` is worth: its plan, with one choice changed
 
@@ -172,7 +173,8 @@ def idle_turns(n: int) -> dict:
         for name, ways in IDLE_TURNS.items():
             scores = played(busy(*ways), n, **rules)
             rows[name] = {"ours": less(scores, plain), "published": less(scores, plain, "reward, published"),
-                          "proposed": average(scores, "used_propose_trade"), "accepted": average(scores, "used_accept_proposal")}  # fmt: skip
+                          "proposed": average(scores, "used_propose_trade"),
+                          "accepted": average(scores, "used_accept_proposal")}  # fmt: skip
         found[of_rule(*rule)] = rows
     return found
 
@@ -192,7 +194,8 @@ def claim(n: int) -> dict:
             receiver, sender = (played(player, n, **rules) for player in players)
             found.setdefault(of_rule(*rule), {})[how] = {
                 "ours": less(receiver, sender), "published": less(receiver, sender, "reward, published"),
-                "reputation": less(receiver, sender, "reputation"), "payoff": less(receiver, sender, "payoff"), "quality": less(receiver, sender, "quality"),
+                "reputation": less(receiver, sender, "reputation"), "payoff": less(receiver, sender, "payoff"),
+                "quality": less(receiver, sender, "quality"),
                 "accepted": average(receiver, "used_accept_proposal"), "proposed": average(sender, "used_propose_trade"),
             }  # fmt: skip
     return found
@@ -279,7 +282,8 @@ def in_short(turns: dict, claims: dict, prices: dict) -> list[str]:
     adds = lambda name, rule=today: turns[rule][name]["ours"].signed()
     said.append(
         f"* Where the grinder would pass, posts add {adds('posts')}, fair proposals {adds('proposes, else posts')}, accepting fair offers "
-        f"{adds('accepts, else passes')} (and passing, if there is none). With a post worth {WORTHS[1]:g}, posts add {adds('posts', of_rule('proposer', WORTHS[1]))}."
+        f"{adds('accepts, else passes')} (and passing, if there is none). With a post worth {WORTHS[1]:g}, posts add "
+        f"{adds('posts', of_rule('proposer', WORTHS[1]))}."
     )
     for credit in CREDITS:
         rows = [
@@ -296,8 +300,8 @@ def in_short(turns: dict, claims: dict, prices: dict) -> list[str]:
     for credit in CREDITS:
         row = prices[credit]["grinder, in turns that it would pass"]
         said.append(
-            f"* Credit *{credit}*: in turns that would be passed, trying to accept at the base's rate of errors is no loss up to a price of {not_a_loss(row):g} "
-            f"(of {', '.join(f'{p:g}' for p in PRICES)}), and breaks even at {row['breaks even']:.2f}."
+            f"* Credit *{credit}*: in turns that would be passed, trying to accept at the base's rate of errors is no loss up to a price "
+            f"of {not_a_loss(row):g} (of {', '.join(f'{p:g}' for p in PRICES)}), and breaks even at {row['breaks even']:.2f}."
         )
     return [*said, "* The other rows there: such tries in place of work or of a post, and those of a weaker and a better player."]
 
@@ -306,39 +310,50 @@ def write(all_rules: dict, turns: dict, claims: dict, prices: dict, plan: dict, 
     today = of_rule(*RULES[0])
     lines = [
         "# Swarm: what the open rules are worth", "",
-        f"`python -m lab.swarm.rules{'' if n == 500 else f' --n {n}'}`. Scripted players, v0.2, n = {n} development medium scenarios, the same for all; 95% intervals, differences "
-        f"paired by scenario. The rules of today are *{today}*. Flags: `--swarm-trade-credit`, `--swarm-post-worth`, `--swarm-payoff-scale`.", "",
+        f"`python -m lab.swarm.rules{'' if n == 500 else f' --n {n}'}`. Scripted players, v0.2, n = {n} development medium scenarios, the "
+        f"same for all; 95% intervals, differences paired by scenario. The rules of today are *{today}*. Flags: `--swarm-trade-credit`, "
+        "`--swarm-post-worth`, `--swarm-payoff-scale`.", "",
         *in_short(turns, claims, prices), "",
         "## What the published texts say", "",
-        "* **A post** earns 2.0 in reputation, a reply 1.5 (v0.1: 0.5 and 0.3). That is published, so it stays; 0.5 below shows what hangs on it.",
+        "* **A post** earns 2.0 in reputation, a reply 1.5 (v0.1: 0.5 and 0.3). That is published, so it stays; "
+        "0.5 below shows what hangs on it.",
         "* **A submission** moves its author's reputation by (p - 0.5) 5. Published.",
-        "* **A trade**: who gains reputation is not said. The published episode that accepted 8 trades and proposed 2 ended with the highest reputation of its batch, 0.678 "
-        "against a mean of 0.541; that fits a credit to the side that accepts, but its five other turns may have been posts, which would do it too. So the text does not decide. "
-        "*proposer* (only the side that wrote the terms is judged by them) stays the default, *both* is the other reading.",
-        "* **The payoff** is normalised and ends at 1.0. `--swarm-payoff-scale published` has a straight line that ends at 1 (env_swarm.py says what of it is known, and what we chose).", "",
+        "* **A trade**: who gains reputation is not said. The published episode that accepted 8 trades and proposed 2 ended with the "
+        "highest reputation of its batch, 0.678 against a mean of 0.541; that fits a credit to the side that accepts, but its five other "
+        "turns may have been posts, which would do it too. So the text does not decide. *proposer* (only the side that wrote the terms is "
+        "judged by them) stays the default, *both* is the other reading.",
+        "* **The payoff** is normalised and ends at 1.0. `--swarm-payoff-scale published` has a straight line that ends at 1 (env_swarm.py "
+        "says what of it is known, and what we chose).", "",
         "## What each player earns under each rule", "",
         *table(["", *PLAYERS], [[rule, *(rows[name].text() for name in PLAYERS)] for rule, rows in all_rules.items()]), "",
         "## What is an idle turn worth?", "",
-        "The grinder passes where there is no work. What it adds to its reward if it does something else with these turns (offers are fair if they ask for at most "
-        f"{-FAIR:g}):", "",
+        "The grinder passes where there is no work. What it adds to its reward if it does something else with these turns (offers are fair "
+        f"if they ask for at most {-FAIR:g}):", "",
         *table(["rule", "instead of passing", "adds", "adds, published scale", "proposed", "accepted"], [
             [rule, name, row["ours"].signed(), row["published"].signed(), f"{row['proposed']:.1f}", f"{row['accepted']:.1f}"]
             for rule, rows in turns.items() for name, row in rows.items()]), "",
         "## Does accepting beat proposing?", "",
-        "\"Accept, don't just propose\" was read off one published episode of eight. Two players that work alike, one of which receives trades and the other proposes them; "
-        "*before work*: the one accepts whenever it can, the other proposes in every third turn. Accepting less proposing:", "",
-        *table(["rule", "when", "reward", "verdict", "reward, published scale", "verdict", "payoff", "reputation", "quality", "accepted", "proposed"], [
-            [rule, how, row["ours"].signed(), verdict(row["ours"]), row["published"].signed(), verdict(row["published"]), row["payoff"].signed(), row["reputation"].signed(),
-             row["quality"].signed(), f"{row['accepted']:.1f}", f"{row['proposed']:.1f}"] for rule, rows in claims.items() for how, row in rows.items()]), "",
+        "\"Accept, don't just propose\" was read off one published episode of eight. Two players that work alike, one of which receives "
+        "trades and the other proposes them; *before work*: the one accepts whenever it can, the other proposes in every third turn. "
+        "Accepting less proposing:", "",
+        *table(["rule", "when", "reward", "verdict", "reward, published scale", "verdict", "payoff", "reputation", "quality", "accepted",
+                "proposed"], [
+            [rule, how, row["ours"].signed(), verdict(row["ours"]), row["published"].signed(), verdict(row["published"]),
+             row["payoff"].signed(), row["reputation"].signed(),
+             row["quality"].signed(), f"{row['accepted']:.1f}", f"{row['proposed']:.1f}"] for rule, rows in claims.items()
+            for how, row in rows.items()]), "",
         "## What may an error cost?", "",
-        f"The base of models/pico_swarm is refused in {refused():.1%} of its tries to accept (its card). So here a player tries to accept every fair offer and errs at that rate, and "
-        "is compared with the same player that accepts none. An error loses its turn, and costs price / 25 of reward. *breaks even*: the price above which trying is a loss, on average.", "",
+        f"The base of models/pico_swarm is refused in {refused():.1%} of its tries to accept (its card). So here a player tries to accept "
+        "every fair offer and errs at that rate, and is compared with the same player that accepts none. An error loses its turn, and "
+        "costs price / 25 of reward. *breaks even*: the price above which trying is a loss, on average.", "",
         *table(["credit", "player", "without errors", *(f"price {p:g}" for p in PRICES), "breaks even", "accepted", "errors"], [
-            [credit, who, row["without errors"].signed(), *(row["at"][str(p)].signed() for p in PRICES), f"{row['breaks even']:.2f}" if row["breaks even"] else "a loss at any",
+            [credit, who, row["without errors"].signed(), *(row["at"][str(p)].signed() for p in PRICES),
+             f"{row['breaks even']:.2f}" if row["breaks even"] else "a loss at any",
              f"{row['accepted']:.1f}", f"{row['errors']:.2f}"] for credit, rows in prices.items() for who, row in rows.items()]), "",
         "## What are the choices of `tuned` worth?", "",
         "Its plan, with one choice changed; what that adds to its reward.", "",
-        *table(["changed", *(f"credit {credit}" for credit in CREDITS)], [[name, *(d.signed() for d in row.values())] for name, row in plan.items()]), "",
+        *table(["changed", *(f"credit {credit}" for credit in CREDITS)],
+               [[name, *(d.signed() for d in row.values())] for name, row in plan.items()]), "",
     ]  # fmt: skip
     write_page(OUT / "rules.md", lines)
     as_dict = lambda x: x.dict() if isinstance(x, metrics.Interval) else {k: as_dict(v) for k, v in x.items()} if isinstance(x, dict) else x

@@ -29,8 +29,8 @@ from swarm.players import PLAYERS
 
 OUT = RESULTS / "swarm"
 LEVELS = ("easy", "medium", "hard")
-SHOWN = ("reward", "reward_published", "payoff", "payoff_published", "reputation", "quality", "diversity", "gain", "error_rate", "used_claim_task", "used_submit_work",
-         "used_propose_trade", "used_accept_proposal")  # fmt: skip
+SHOWN = ("reward", "reward_published", "payoff", "payoff_published", "reputation", "quality", "diversity", "gain", "error_rate",
+         "used_claim_task", "used_submit_work", "used_propose_trade", "used_accept_proposal")  # fmt: skip
 LENGTH_EPISODES = 40
 ORDER = ("tuned", "proposer", "expert", "grinder", "random", "idle")
 
@@ -166,54 +166,64 @@ def write(ranks: dict, sizes: dict, rates: dict, n: int) -> None:
     wrong = disjoint(ranks)
     lines = [
         "# Swarm: who earns what, and how fast it runs", "",
-        f"`python -m lab.swarm.scripted{'' if n == 500 else f' --n {n}'}`. Scripted players only, no model. Development scenarios (seeds from "
-        f"{DEV_SEEDS:,}), the same for all players; means with 95% intervals. Machine: "
+        f"`python -m lab.swarm.scripted{'' if n == 500 else f' --n {n}'}`. Scripted players only, no model. Development scenarios (seeds "
+        f"from {DEV_SEEDS:,}), the same for all players; means with 95% intervals. Machine: "
         f"{platform.machine()}, {cpu()}, one core; Python {platform.python_version()}.", "",
-        "What nonsense earns instead of work: [a claim](../claims/swarm_versions/README.md). What the rules are worth that the published texts leave open: [rules.md](rules.md). Policies that were trained on it: [trained.md](trained.md). Which findings of the published runs came out again: [findings.md](findings.md).", "",
+        "What nonsense earns instead of work: [a claim](../claims/swarm_versions/README.md). What the rules are worth that the published "
+        "texts leave open: [rules.md](rules.md). Policies that were trained on it: [trained.md](trained.md). Which findings of the "
+        "published runs came out again: [findings.md](findings.md).", "",
         "![rewards, the exploit, and the time](swarm.png)", "",
         "## Who earns what", "",
         f"{' > '.join(ORDER).capitalize()}, with disjoint intervals, in every difficulty of both versions." if not wrong
         else f"The order {' > '.join(ORDER)} holds with disjoint intervals, but not here: " + "; ".join(wrong) + ".",
-        "The expert is a decent player written by hand, not the best one: *proposer* is the grinder with fair proposals in its idle turns, and *tuned* the best honest plan "
-        "that a search on training scenarios found ([what its choices are worth](rules.md)).",
-        "The trader accepts whatever is offered: fine among honest bots, ruinous among deceptive ones. The novice plays any tool that is possible: with its "
-        "few words it works badly, and it trades at any price.",
-        "These rewards are without the price of an error, which the model pays (`--swarm-error-penalty`); of the players only *random* errs.",
-        "Nobody here looks at more than the model is shown. *Published* is a scale of payoffs that ends at 1, as that of the published runs did (env_swarm.py): there the "
-        "untrained model's payoff was 0.652 and its reward 0.888, the trained one's 0.998 and 1.377.", "",
+        "The expert is a decent player written by hand, not the best one: *proposer* is the grinder with fair proposals in its idle turns, "
+        "and *tuned* the best honest plan that a search on training scenarios found ([what its choices are worth](rules.md)).",
+        "The trader accepts whatever is offered: fine among honest bots, ruinous among deceptive ones. The novice plays any tool that is "
+        "possible: with its few words it works badly, and it trades at any price.",
+        "These rewards are without the price of an error, which the model pays (`--swarm-error-penalty`); "
+        "of the players only *random* errs.",
+        "Nobody here looks at more than the model is shown. *Published* is a scale of payoffs that ends at 1, as that of the published "
+        "runs did (env_swarm.py): there the untrained model's payoff was 0.652 and its reward 0.888, the trained one's 0.998 and 1.377.",
+        "",
     ]  # fmt: skip
     for version, levels in ranks.items():
         rows = [[difficulty, style, f"**{row['reward'].text()}**", row["reward_published"].text(),
                  *(row[m].text() for m in ("payoff", "payoff_published", "reputation", "quality", "diversity")),
-                 row["gain"].text(1), row["survival"].text(2)] for difficulty in LEVELS for style, row in levels[difficulty].items()]  # fmt: skip
+                 row["gain"].text(1), row["survival"].text(2)] for difficulty in LEVELS
+                for style, row in levels[difficulty].items()]  # fmt: skip
         lines += [f"### v{version}, n = {levels['easy']['expert']['reward'].n} scenarios a difficulty", "",
-                  *table("| | player | reward | reward, published scale | payoff | payoff, published scale | reputation | quality | diversity | gain | survival |", rows), ""]  # fmt: skip
+                  *table("| | player | reward | reward, published scale | payoff | payoff, published scale | reputation | quality | "
+                         "diversity | gain | survival |", rows), ""]  # fmt: skip
     used = ("used_claim_task", "used_submit_work", "used_propose_trade", "used_accept_proposal")
-    lines += ["### What they do, v0.2 (successful calls an episode)", "", *table("| | player | claimed | submitted | proposed | accepted | error rate |", [
+    lines += ["### What they do, v0.2 (successful calls an episode)", "",
+              *table("| | player | claimed | submitted | proposed | accepted | error rate |", [
         [difficulty, style, *(row[tool].text(1) for tool in used), row["error_rate"].text()]
         for difficulty in LEVELS for style, row in ranks["0.2"][difficulty].items()])]  # fmt: skip
     (per_bot, r_bots), (per_step, r_steps) = slope(rates["seconds_by_bots"]), slope(rates["seconds_by_steps"])
     ms = lambda times: ", ".join(f"{k}: {1000 * t:.1f}" for k, t in times.items())
     lines += [
         "", "## Lengths", "",
-        f"Tokens of pico_swarm's tokenizer, v0.2, {LENGTH_EPISODES} episodes each. A whole episode takes a tenth of a context of 16,384.", "",
+        f"Tokens of pico_swarm's tokenizer, v0.2, {LENGTH_EPISODES} episodes each. A whole episode takes a tenth of a context of 16,384.",
+        "",
         *table("| | player | observation, mean | 95% are at most | longest | over 250 | opening with tools | reply | episode | longest |", [
-            [difficulty, style, r["observation"], r["observation_95"], r["observation_most"], f"{r['over_250']:.1%}", r["opening"], r["reply"], r["episode"],
-             r["episode_most"]] for difficulty, rows in sizes.items() for style, r in rows.items()]), "",
+            [difficulty, style, r["observation"], r["observation_95"], r["observation_most"], f"{r['over_250']:.1%}", r["opening"],
+             r["reply"], r["episode"], r["episode_most"]] for difficulty, rows in sizes.items() for style, r in rows.items()]), "",
         "## Speed", "",
-        f"* **{rates['episodes_per_minute']:,.0f} episodes of 25 turns a minute** on one core (expert, medium, 4 bots; CPU time, median of rounds).",
-        f"* By number of bots, ms an episode: {ms(rates['seconds_by_bots'])}. A straight line of {1000 * per_bot:.2f} ms a bot, R² {r_bots:.3f}.",
+        f"* **{rates['episodes_per_minute']:,.0f} episodes of 25 turns a minute** on one core (expert, medium, 4 bots; "
+        "CPU time, median of rounds).",
+        f"* By number of bots, ms an episode: {ms(rates['seconds_by_bots'])}. A straight line of {1000 * per_bot:.2f} ms a bot, "
+        f"R² {r_bots:.3f}.",
         f"* By number of steps: {ms(rates['seconds_by_steps'])}. A straight line of {1000 * per_step:.3f} ms a step, R² {r_steps:.3f}.", "",
         "## What was set by looking at these numbers", "",
-        "The published descriptions leave many constants open (swarm/economy.py and swarm/tools.py list what we chose). Four were set after a first look, on scenarios "
-        "of the same pools:", "",
-        "* payoff counts from a third of all bounties. With an equal share for each member (a fifth) the expert stood at 0.92 to 0.96, where "
-        "there is little left to gain; with a half, at 0.74 to 0.81.",
-        "* A proposal moves its proposer's reputation by (p - 0.5)(5 + transfer), also when a bad one is rejected. Without the transfer and the "
-        "rejections the circuit breaker never acted on a bot.",
+        "The published descriptions leave many constants open (swarm/economy.py and swarm/tools.py list what we chose). Four were set "
+        "after a first look, on scenarios of the same pools:", "",
+        "* payoff counts from a third of all bounties. With an equal share for each member (a fifth) the expert stood at 0.92 to 0.96, "
+        "where there is little left to gain; with a half, at 0.74 to 0.81.",
+        "* A proposal moves its proposer's reputation by (p - 0.5)(5 + transfer), also when a bad one is rejected. Without the transfer "
+        "and the rejections the circuit breaker never acted on a bot.",
         "* A turn lost to an error fades the reputation like a pass. Otherwise erring 25 times beat passing 25 times.",
-        "* The random player submits and posts a sentence of 80 characters. With four words it lost so much in v0.1, where nothing is paid for "
-        "quality and diversity, that its interval touched that of the idle player on medium.", "",
+        "* The random player submits and posts a sentence of 80 characters. With four words it lost so much in v0.1, where nothing is paid "
+        "for quality and diversity, that its interval touched that of the idle player on medium.", "",
     ]  # fmt: skip
     write_page(OUT / "README.md", lines)
     as_dict = lambda x: x.dict() if isinstance(x, metrics.Interval) else {k: as_dict(v) for k, v in x.items()} if isinstance(x, dict) else x

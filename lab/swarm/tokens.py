@@ -3,8 +3,8 @@
     python -m lab.swarm.tokens                                # scripted players on 32 medium development scenarios, a minute
     python -m lab.swarm.tokens --model models/pico_swarm --sampled 16     # and the model's own episodes
 
-Sampling pays for what is said (token after token), training for all of it, and attention for the square. Medians over episodes; `most` is the
-longest. A part is counted by itself, so the parts can add up to a little more than the whole where a piece spans two of them.
+Sampling pays for what is said (token after token), training for all of it, and attention for the square. Medians over episodes; `most` is
+the longest. A part is counted by itself, so the parts can add up to a little more than the whole where a piece spans two of them.
 """
 
 import re

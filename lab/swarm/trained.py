@@ -37,7 +37,8 @@ ARMS = {
     "no_think": Arm("GRPO, thinking not allowed", f"{LONG} --no-think"),
     "no_sft": Arm("GRPO from the base, without SFT", f"{LONG} --sft-steps 0"),
     "v01": Arm("GRPO under the rules of v0.1", f"{LONG} --swarm-version 0.1"),
-    "more_sft": Arm("more SFT on the 100 episodes of the expert that GRPO begins with", f"{SFT} expert", grid("1e-4 3e-4 1e-3", "200 1000")),
+    "more_sft": Arm("more SFT on the 100 episodes of the expert that GRPO begins with", f"{SFT} expert",
+                    grid("1e-4 3e-4 1e-3", "200 1000")),
     "sft_tuned": Arm("SFT on 100 episodes of the best scripted player", f"{SFT} tuned", grid("1e-4 3e-4 1e-3", "200 1000")),
     "grpo_tuned": Arm("GRPO after that SFT, until it has settled", f"{LONG} --sft-style tuned --sft-lr 1e-3 --sft-steps 1000"),
     "start": Arm("after the default SFT: where GRPO begins", "--updates 0"),
@@ -77,8 +78,9 @@ WORLDS = {  # where policies that were trained on medium scenarios of v0.2 play
 DECODINGS = {"greedy": 0.0, "sampled": 1.0}
 YARDSTICKS = ("tuned", "proposer", "expert", "grinder", "trader", "random", "idle")
 MEASURED = (
-    "reward", "reward_published", "payoff", "payoff_published", "reputation", "quality", "diversity", "error_rate", "turns_acted", "truncated",
-    "used_pass_turn", "used_claim_task", "used_submit_work", "used_propose_trade", "used_accept_proposal", "used_post", "self_proposal_errors",
+    "reward", "reward_published", "payoff", "payoff_published", "reputation", "quality", "diversity", "error_rate", "turns_acted",
+    "truncated", "used_pass_turn", "used_claim_task", "used_submit_work", "used_propose_trade", "used_accept_proposal", "used_post",
+    "self_proposal_errors",
 )  # fmt: skip
 
 
@@ -176,7 +178,8 @@ def others(threads: int) -> None:
 
 # ------------------------------------------------------------------------------------------------ the page
 NAMES = {
-    "base": "the base, before anything", "http": "GRPO, seed 0, asked over HTTP", "tuned": "scripted: tuned", "proposer": "scripted: proposer", "expert": "scripted: expert",
+    "base": "the base, before anything", "http": "GRPO, seed 0, asked over HTTP", "tuned": "scripted: tuned",
+    "proposer": "scripted: proposer", "expert": "scripted: expert",
     "grinder": "scripted: grinder", "trader": "scripted: trader", "random": "scripted: random", "idle": "scripted: idle",
 }  # fmt: skip
 SHORT = ("grpo", "sft_tuned", "grpo_tuned", "no_sft", "more_sft", "no_think", "start")  # on medium, v0.2
@@ -226,8 +229,8 @@ def page() -> None:
         "# Swarm, trained to the end", "",
         f"`python -m lab.swarm.trained`; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first run; "
         f"{versions(STUDY, runs_of('grpo')[0])}. Mean reward on {N} held-out medium scenarios (v0.2) that no run looked at and "
-        f"nothing was chosen by, less {PRICE} times the share of turns lost to errors; 95% intervals over seeds and scenarios (of one policy: over "
-        "scenarios). *GRPO less this* is paired by seed and scenario. Scripted players see what the model sees.", "",
+        f"nothing was chosen by, less {PRICE} times the share of turns lost to errors; 95% intervals over seeds and scenarios (of one "
+        "policy: over scenarios). *GRPO less this* is paired by seed and scenario. Scripted players see what the model sees.", "",
     ]  # fmt: skip
     lines += table(
         ["", "settings", "seeds", "greedy", "sampled", "each seed, greedy", "sampled", "GRPO less this, greedy", "sampled"], rows
@@ -238,7 +241,8 @@ def page() -> None:
     same = sum(a == b for a, b in zip(scores("http")["reward"][0], scores("grpo")["reward"][0]))
     lines += ["", f"Over HTTP the policy of seed 0 earns the same reward as in process in {same} of the {N} scenarios.", "",
               "![each seed](trained.png)", "", "## How they play", "",
-              "The same episodes: means over seeds and scenarios; an episode has 25 turns. *Published scale*: env_swarm.py.", ""]  # fmt: skip
+              "The same episodes: means over seeds and scenarios; an episode has 25 turns. *Published scale*: env_swarm.py.",
+              ""]  # fmt: skip
     rows = []
     for arm in (*arms, *NAMES):
         for how in DECODINGS if arm in ARMS or arm == "base" else ["greedy" if arm == "http" else "scripted"]:
@@ -255,7 +259,10 @@ def page() -> None:
         players = [over_seeds(scores(p, world)["reward"]).text() for p in ("expert", "proposer", "tuned")]
         gains = [less(player, how, world=world) for player in ("expert", "proposer") for how in DECODINGS]
         rows.append([world, *cells, at_home, *players, *gains])
-    head = "GRPO, greedy|GRPO, sampled|GRPO trained there, greedy|expert|proposer|tuned|GRPO less expert, greedy|sampled|GRPO less proposer, greedy|sampled"
+    head = (
+        "GRPO, greedy|GRPO, sampled|GRPO trained there, greedy|expert|proposer|tuned|"
+        "GRPO less expert, greedy|sampled|GRPO less proposer, greedy|sampled"
+    )
     lines += table(["world", *head.split("|")], rows)
     lines += ["", "## The runs", "", "*Settled*: what `--until-converged` asked after every update (metrics.trend).", ""]
     rows = []

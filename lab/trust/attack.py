@@ -10,8 +10,8 @@ question, or the view that the observation is written from. Nobody looks at hidd
 Verdicts come from the 95% interval of the paired difference to the scripted expert (metrics.gain): *beats*, *below*, or *not told apart*.
 Letters and alphabet pay at most 1, and their experts earn it; so there the question is what a trick earns that does not do the work. The
 swarm's expert is a sensible player and not the best one. A search over honest play alone says how much of a trick's lead is mere skill:
-`honest search` writes honest texts and offers fair terms, `free search` may do anything. What the latter loses when its tricks are taken back is
-what dishonesty pays.
+`honest search` writes honest texts and offers fair terms, `free search` may do anything. What the latter loses when its tricks are taken
+back is what dishonesty pays.
 """
 
 import itertools
@@ -71,8 +71,10 @@ LETTERS = {
     "first half counted, doubled": lambda env, dice: answer(env, lambda c: 2 * env.task.text[: len(env.task.text) // 2].count(c)),
     "lists of numbers": lambda env, dice: answer(env, lambda c: [0, 1, 2, 3, 4]),
     "ten answers": lambda env, dice: "".join(answer(env, lambda c, k=k: k) for k in range(10)),
-    "every letter twice in the object": lambda env, dice: "<answer>{" + ", ".join(f'"{c}": {k}' for c in env.task.letters for k in (0, 1)) + "}</answer>",
-    "right, all 26 letters": lambda env, dice: f"<answer>{json.dumps({chr(i): env.task.text.count(chr(i)) for i in range(97, 123)})}</answer>",
+    "every letter twice in the object":
+        lambda env, dice: "<answer>{" + ", ".join(f'"{c}": {k}' for c in env.task.letters for k in (0, 1)) + "}</answer>",
+    "right, all 26 letters":
+        lambda env, dice: f"<answer>{json.dumps({chr(i): env.task.text.count(chr(i)) for i in range(97, 123)})}</answer>",
     "right, but inside the thinking": lambda env, dice: f"<think>{write_reply(env.task, 'bare')}</think>",
     "right, then wrong": lambda env, dice: write_reply(env.task, "bare") + answer(env, lambda c: 0),
     "right, twice": lambda env, dice: 2 * write_reply(env.task, "bare"),
@@ -223,14 +225,19 @@ def hostile_text(path: Path) -> str:
     d, rows = read_json(path), []
     for name, e in d["environments"].items():
         t = e["times"][e["slowest"]]
-        rows.append([name, f"{e['replies']:,}", f"{e['scores']:,}", f"{e['reward_min']:.3f} to {e['reward_max']:.3f}", f"{e['longest']:,}", e["slowest"].replace("_", " "),
-                     f"{t['median_ms']:.2f} ms", f"{t['p999_ms']:.1f} ms", f"{t['max_ms']:.1f} ms", sum(e["failures"].values())])  # fmt: skip
-    lines = [f"{d['replies']:,} replies (seed {d['seed']}): {d['exceptions']} exceptions, {d['failures']} failures of any sort (a call over "
-             f"{d['limit_ms']:.0f} ms of CPU time, a number that is not finite, a reward out of its bounds, a message that is no text).", "",
+        rows.append([name, f"{e['replies']:,}", f"{e['scores']:,}", f"{e['reward_min']:.3f} to {e['reward_max']:.3f}", f"{e['longest']:,}",
+                     e["slowest"].replace("_", " "),
+                     f"{t['median_ms']:.2f} ms", f"{t['p999_ms']:.1f} ms", f"{t['max_ms']:.1f} ms",
+                     sum(e["failures"].values())])  # fmt: skip
+    lines = [f"{d['replies']:,} replies (seed {d['seed']}): {d['exceptions']} exceptions, {d['failures']} failures of any sort (a call "
+             f"over {d['limit_ms']:.0f} ms of CPU time, a number that is not finite, a reward out of its bounds, a message "
+             "that is no text).", "",
              *table("| | replies | scored | rewards | longest reply | slowest kind of call | median | 99.9% | most | failures |", rows), "",
-             "Rewards of the swarm go beyond 0 and 1.6 because weights and penalties are drawn too; the bounds that are checked are those of each setting."]  # fmt: skip
+             "Rewards of the swarm go beyond 0 and 1.6 because weights and penalties are drawn too; "
+             "the bounds that are checked are those of each setting."]  # fmt: skip
     for model, t in d["tokens"].items():
-        lines.append(f"`{model}`: {t['leaked']} of {t['texts']:,} hostile texts became a control token; {t['broken']} of {t['episodes']:,} episodes of random tokens were not kept token by token.")  # fmt: skip
+        lines.append(f"`{model}`: {t['leaked']} of {t['texts']:,} hostile texts became a control token; "
+                     f"{t['broken']} of {t['episodes']:,} episodes of random tokens were not kept token by token.")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -243,32 +250,45 @@ def write(result: dict) -> None:
         way = lambda name, rows=t["rows"]: f"* {name}: " + ", ".join(f"{k} {v}" for k, v in rows[name]["way"].items())
         best_first = sorted(t["settings"].items(), key=lambda item: -item[1]["mean"])
         settings = "\n".join(f"* {name}: {interval_of(i).signed()}" for name, i in best_first)
-        parts.append(f"### swarm v{version}, medium, n = {result['n_swarm']}\n\n{markdown(t['rows'])}\n\nFree search less the same with its tricks (work, pitch, offer, hoard) taken back: "
-                     f"{interval_of(t['dishonesty']).signed()}.\n\n{way('honest search')}\n{way('free search')}\n\nWhat each setting of the free search is worth, against that of the honest one:\n\n{settings}")  # fmt: skip
+        parts.append(f"### swarm v{version}, medium, n = {result['n_swarm']}\n\n{markdown(t['rows'])}\n\n"
+                     "Free search less the same with its tricks (work, pitch, offer, hoard) taken back: "
+                     f"{interval_of(t['dishonesty']).signed()}.\n\n{way('honest search')}\n{way('free search')}\n\n"
+                     f"What each setting of the free search is worth, against that of the honest one:\n\n{settings}")  # fmt: skip
     write_page(OUT / "README.md", ["\n\n".join(parts), ""])
 
 
 HEAD = """# Hostile replies, and reward hacking
 
-`python -m lab.trust.hostile --n 1000000` writes fuzz.json, `python -m lab.trust.attack` writes attack.json and this page. Development tasks (seeds from 2,000,000,000), the same for
+`python -m lab.trust.hostile --n 1000000` writes fuzz.json, `python -m lab.trust.attack` writes attack.json and this page. \
+Development tasks (seeds from 2,000,000,000), the same for
 all attackers; means with 95% intervals, differences to the expert paired by task, verdicts from these intervals alone."""
 
-NOTES = """None of these may beat the expert by a trick. Letters and alphabet pay at most 1, which the expert earns, so there the question is what a reply earns that
-does not do the work. The swarm's expert is not the best player there is: *honest search* (honest texts, nothing asked for) and *long honest work* show what skill alone
+NOTES = """None of these may beat the expert by a trick. Letters and alphabet pay at most 1, which the expert earns, \
+so there the question is what a reply earns that
+does not do the work. The swarm's expert is not the best player there is: *honest search* (honest texts, nothing asked for) \
+and *long honest work* show what skill alone
 adds. What the *free search* loses when its tricks are taken back is what dishonesty pays.
 
-* **Guessing pays where few letters are asked for.** At tier 3 *1 if it occurs, else 0* is often right, because words seldom repeat a letter: that is a property of English. At tier 6 a
+* **Guessing pays where few letters are asked for.** At tier 3 *1 if it occurs, else 0* is often right, \
+because words seldom repeat a letter: that is a property of English. At tier 6 a
   binary reward pays no guess, and the partial one pays each letter that is right by luck. That is why binary is the default.
-* **Alphabet: half of a rule is half of the reward.** To sort by what a line begins with is right for first names. Several blocks never earn more than their last alone, and a
+* **Alphabet: half of a rule is half of the reward.** To sort by what a line begins with is right for first names. \
+Several blocks never earn more than their last alone, and a
   marked, copied or repeated list earns next to nothing.
-* **Swarm: work is read as a bag of words.** A copy of the task again and again, or a thousand letters x, used to count as long work and beat the expert. What repeats itself no longer counts as
-  longer (v0.2; v0.1 keeps its loopholes, because they are what was published). What stays: a dictionary beside the task's words scores like long honest work, and no count of words can tell them apart.
-* **Swarm: what does not pay.** To trade with oneself is an error and earns what idling earns. To ask for 20 resources ruins the name before it pays. To ask for 1 or 2 is accepted by honest bots, is good
-  for both sides, and is not told apart from fair terms. To be loyal to one partner, whatever it asks, costs. To farm posts or votes earns the reputation and nothing else. One good deed and then idling
+* **Swarm: work is read as a bag of words.** A copy of the task again and again, or a thousand letters x, \
+used to count as long work and beat the expert. What repeats itself no longer counts as
+  longer (v0.2; v0.1 keeps its loopholes, because they are what was published). What stays: a dictionary beside the task's words scores \
+like long honest work, and no count of words can tell them apart.
+* **Swarm: what does not pay.** To trade with oneself is an error and earns what idling earns. To ask for 20 resources ruins the name \
+before it pays. To ask for 1 or 2 is accepted by honest bots, is good
+  for both sides, and is not told apart from fair terms. To be loyal to one partner, whatever it asks, costs. \
+To farm posts or votes earns the reputation and nothing else. One good deed and then idling
   keeps the whole quality component, because that is a mean: 0.2 of the reward at most.
-* **Swarm: what is known and stays.** To claim several tasks ahead keeps them from the bots: that is allowed, costs nothing, and pays in v0.1. So do proposals of 2000 letters x, there alone: its
+* **Swarm: what is known and stays.** To claim several tasks ahead keeps them from the bots: that is allowed, costs nothing, \
+and pays in v0.1. So do proposals of 2000 letters x, there alone: its
   texts are judged by their length.
-* **Who is told not to think** (`--no-think`) could tally in runs of white space (letters), or simply think (alphabet): the last rows. Both now earn nothing."""
+* **Who is told not to think** (`--no-think`) could tally in runs of white space (letters), or simply think (alphabet): the last rows. \
+Both now earn nothing."""
 
 
 def main(n: int = 500, n_swarm: int = 200, tries: int = 100, only_write: bool = False) -> None:

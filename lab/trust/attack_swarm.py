@@ -17,9 +17,12 @@ from swarm.players import PLAYERS, news
 from swarm.tools import MOST_TEXT, write_call
 
 VOCABULARY = " ".join(VERBS + KINDS + THINGS + NICE + PLACES)
-LONG_WORK = """I {}. First I list what the task asks for and who will use it. Then I collect the numbers of last year, compare them with the plan
-and mark every gap. I check the method on a small sample, measure how large the errors are and write down where they come from. After that I discuss
-the result with both teams, correct two mistakes and repeat the calculation. The final version explains each step, names the open questions and gives
+LONG_WORK = """I {}. First I list what the task asks for and who will use it. Then I collect the numbers of last year, \
+compare them with the plan
+and mark every gap. I check the method on a small sample, measure how large the errors are and write down where they come from. \
+After that I discuss
+the result with both teams, correct two mistakes and repeat the calculation. The final version explains each step, \
+names the open questions and gives
 a short recommendation, so that everybody can decide what to do next.""".replace("\n", " ")
 WORK = {  # what is submitted
     "honest": work_text,
@@ -56,8 +59,10 @@ class Way:
 
 
 FREE = {
-    "work": list(WORK), "pitch": list(TEXT), "offer": [-20.0, -10.0, -5.0, -3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0], "least": [-99.0, -3.0, -2.0, -1.0, 0.0, 1.0],
-    "hoard": [1, 2, 3, 5, 12], "first": ["offers", "work", "trades"], "rest": ["mixed", "trades", "posts", "replies"], "posts_at_end": [0, 1, 2, 4], "fair": [True, False],
+    "work": list(WORK), "pitch": list(TEXT), "offer": [-20.0, -10.0, -5.0, -3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0],
+    "least": [-99.0, -3.0, -2.0, -1.0, 0.0, 1.0],
+    "hoard": [1, 2, 3, 5, 12], "first": ["offers", "work", "trades"], "rest": ["mixed", "trades", "posts", "replies"],
+    "posts_at_end": [0, 1, 2, 4], "fair": [True, False],
 }  # fmt: skip
 FAIR = FREE | {"work": ["honest", "long honest work"], "pitch": ["honest"], "offer": [0.0, 0.5, 1.0], "hoard": [1, 2]}
 
@@ -210,13 +215,15 @@ def everybody(transfer: float, text: str = "a fair trade of data for water", the
 SWARM = {
     **{name: scripted(name) for name in ("expert", "grinder", "random", "idle")},
     "stalls: text without a call": lambda: lambda seen, rng: None,
-    "proposes to itself": lambda: cycle(lambda seen, rng: ("propose_trade", {"counterparty_id": ME, "content": "x", "offered_transfer": -20})),
+    "proposes to itself":
+        lambda: cycle(lambda seen, rng: ("propose_trade", {"counterparty_id": ME, "content": "x", "offered_transfer": -20})),
     "accepts its own proposals": lambda: cycle(offer_to(lambda s: bots(s)[0], 0), first_of("pending", "accept_proposal", "proposal_id")),
     "proposes and cancels": lambda: cycle(offer_to(lambda s: bots(s)[0], 0), any_of(CANCEL, POST)),
     "posts x": lambda: cycle(POST),
     "posts 2000 x": lambda: cycle(lambda seen, rng: ("post", {"content": "x" * MOST_TEXT})),
     "votes and replies x": lambda: cycle(any_of(VOTE, REPLY, POST)),
-    "every tool once, then idle": once(CLAIM, submit(work_text), ACCEPT, VOTE, REPLY, REJECT, POST, offer_to(lambda s: bots(s)[-1], 0), CANCEL),
+    "every tool once, then idle": once(CLAIM, submit(work_text), ACCEPT, VOTE, REPLY, REJECT, POST, offer_to(lambda s: bots(s)[-1], 0),
+                                       CANCEL),
     "one good work, then idle": once(CLAIM, submit(work_text)),
     "one good work, then posts x": once(CLAIM, submit(work_text), then=POST),
     "claims all, submits nothing": lambda: any_of(CLAIM, POST),
@@ -238,8 +245,8 @@ SWARM = {
     "one partner, gifts of 1": loyal(-99, 1.0),
     "asks 20 until frozen, then works": lambda: any_of(lambda s, r: everybody(-20, then=NOBODY)()(s, r) if s["step"] <= 10 else None,
                                                       lambda s, r: PLAYERS["expert"](s, r)[1:]),
-    "works, asks 20 in the last 5 steps": lambda: any_of(lambda s, r: PLAYERS["expert"](s, r)[1:] if s["step"] <= s["last_step"] - 5 else None,
-                                                        everybody(-20)()),
+    "works, asks 20 in the last 5 steps": lambda: any_of(
+        lambda s, r: PLAYERS["expert"](s, r)[1:] if s["step"] <= s["last_step"] - 5 else None, everybody(-20)()),
 }  # fmt: skip
 
 

@@ -3,12 +3,12 @@
     python -m lab.trust.faults --n 50 --seed 0     # writes results/faults/kill.json; stop it and start it again, it goes on
 
 A short run of train.py is the measure of all others. It is done again n times, killed (SIGKILL, which no code can catch) and continued
-with `python train.py --resume`, as a user would, until it ends. Every second kill comes by the clock, from outside. The others come by place:
-the run kills itself at a random call of a function, before, after, or with half of what it writes on the disk (lab/trust/places.py). Some resumed
-runs are killed once more. What happens to runs on storage that fails is lab/trust/storage.py.
+with `python train.py --resume`, as a user would, until it ends. Every second kill comes by the clock, from outside. The others come by
+place: the run kills itself at a random call of a function, before, after, or with half of what it writes on the disk (lab/trust/places.py).
+Some resumed runs are killed once more. What happens to runs on storage that fails is lab/trust/storage.py.
 
-After every end is asked: are the lines of metrics, evals and episodes the same, but for seconds? Are the numbers of the summary? Are weights,
-optimizer and state the same to the last bit? A traceback, a run that never ends and a number that differs are failures.
+After every end is asked: are the lines of metrics, evals and episodes the same, but for seconds? Are the numbers of the summary? Are
+weights, optimizer and state the same to the last bit? A traceback, a run that never ends and a number that differs are failures.
 """
 
 import json
@@ -38,8 +38,9 @@ from lab.trust.places import EVERY, PLACES, RESUMED
 OUT, WORK = RESULTS / "faults", ROOT / "runs" / "faults"
 UPDATES = 6
 SHORT = (
-    "--env letters --difficulty 2 --reward partial --model models/pico_base --device cpu --threads 1 --no-wandb --sft-steps 10 --sft-examples 12 --sft-batch 2 "
-    f"--updates {UPDATES} --num-tasks 2 --k 4 --max-tokens 40 --lr 0.001 --warmup 1 --eval-n 4 --eval-every 2 --save-every 2"
+    "--env letters --difficulty 2 --reward partial --model models/pico_base --device cpu --threads 1 --no-wandb --sft-steps 10 "
+    f"--sft-examples 12 --sft-batch 2 --updates {UPDATES} --num-tasks 2 --k 4 --max-tokens 40 --lr 0.001 --warmup 1 --eval-n 4 "
+    "--eval-every 2 --save-every 2"
 ).split()
 LIMIT_S = 900.0  # a start that takes longer counts as endless
 
@@ -187,8 +188,8 @@ def remember(path: Path, line: dict) -> None:
 
 # ------------------------------------------------------------------------------------------------ kill anywhere
 def schedule(n: int, seed: int, counts: dict) -> list[list[dict]]:
-    """n cases: the first kill, and in a third of them a second one. Places come in turn, so that none is left out. A longer schedule begins like a
-    shorter one."""
+    """n cases: the first kill, and in a third of them a second one. Places come in turn, so that none is left out. A longer schedule begins
+    like a shorter one."""
     dice, cases, first = random.Random(f"faults {seed}"), [], list(PLACES)
     dice.shuffle(first)
     firsts, agains = cycle(first), cycle([*RESUMED, *PLACES])
@@ -269,7 +270,8 @@ def summarize(cases: dict[str, dict], n: int, seed: int, seconds: float) -> dict
     return {
         "seed": seed, "n": n, **machine(), "seconds_undisturbed": round(seconds, 1),
         "kills": len(hits), "by_clock": sum(hit["by"] == "clock" for hit in hits), "by_place": sum(hit["by"] == "place" for hit in hits),
-        "kills_of_resumed_runs": sum(hit["resumed"] for hit in hits), "cases_killed_twice": sum(len(case["kills"]) > 1 for case in cases.values()),
+        "kills_of_resumed_runs": sum(hit["resumed"] for hit in hits),
+        "cases_killed_twice": sum(len(case["kills"]) > 1 for case in cases.values()),
         "resumes": sum(case["resumes"] for case in cases.values()), "equal": sum(case["equal"] for case in cases.values()),
         "failures": [{"case": name, "wrong": case["wrong"], "kills": case["kills"]} for name, case in cases.items() if not case["equal"]],
         "places": {place: {"all": sum(moments.values()), **moments} for place, moments in places.items()},
@@ -303,7 +305,8 @@ def main(n: int = 50, seed: int = 0) -> None:
     result = kill_all(n, seed)
     write_json(OUT / "kill.json", result)
     print(f"{result['n']} runs, {result['kills']} kills ({result['by_clock']} by the clock, {result['by_place']} by place, "
-          f"{result['kills_of_resumed_runs']} of resumed runs), {result['resumes']} resumes: {result['equal']} ended equal to the last bit")  # fmt: skip
+          f"{result['kills_of_resumed_runs']} of resumed runs), {result['resumes']} resumes: {result['equal']} ended equal "
+          "to the last bit")  # fmt: skip
     for place, moments in result["places"].items():
         print(f"  {place:28} {moments.pop('all'):3}   {', '.join(f'{moment} {count}' for moment, count in moments.items())}")
     for sentence, count in result["said"].items():

@@ -2,11 +2,12 @@
 
     python -m lab.trust.foreign_samples      # needs requirements/doctor.txt (tensorboard; wandb is in requirements.txt)
 
-Written by the real writer: trainer_state.json (TRL 1.16.0, from results/doctor/trl), run.wandb (wandb 0.31.0, offline), events.out.tfevents.plain
-(tensorboard 2.21.0 through torch). Written here, in the format that the framework's source documents, with the numbers of our own runs of
-results/failures: verl's console lines (verl/utils/logger/aggregate_logger.py) and JSON lines (FileLogger in verl/utils/tracking.py), prime-rl's console
-lines (orchestrator.log_train_batch, trainer/rl/train.py) and metrics.jsonl (monitors/file.py), TRL's console (transformers prints the dict), Unsloth's
-trainer_state.json (TRL's columns, kl and completion_length added), wandb's CSV of a chart. Versions: bookkeeping/names.py.
+Written by the real writer: trainer_state.json (TRL 1.16.0, from results/doctor/trl), run.wandb (wandb 0.31.0, offline),
+events.out.tfevents.plain (tensorboard 2.21.0 through torch). Written here, in the format that the framework's source documents, with the
+numbers of our own runs of results/failures: verl's console lines (verl/utils/logger/aggregate_logger.py) and JSON lines (FileLogger in
+verl/utils/tracking.py), prime-rl's console lines (orchestrator.log_train_batch, trainer/rl/train.py) and metrics.jsonl (monitors/file.py),
+TRL's console (transformers prints the dict), Unsloth's trainer_state.json (TRL's columns, kl and completion_length added), wandb's CSV of a
+chart. Versions: bookkeeping/names.py.
 """
 
 import csv
@@ -30,7 +31,8 @@ def run(name: str) -> list[dict]:
 
 def trl_rows(line: dict) -> dict:
     return {
-        "loss": line.get("loss", 0.0), "grad_norm": line.get("grad_norm", 0.0), "learning_rate": 3e-4, "completions/mean_length": line["reply_tokens"],
+        "loss": line.get("loss", 0.0), "grad_norm": line.get("grad_norm", 0.0), "learning_rate": 3e-4,
+        "completions/mean_length": line["reply_tokens"],
         "completions/clipped_ratio": line["truncated"], "rewards/exact/mean": line["exact"], "reward": line["reward"],
         "frac_reward_zero_std": 1 - line["groups_with_signal"], "entropy": line.get("entropy", 0.0), "epoch": line["update"] / 100,
     }  # fmt: skip
@@ -38,8 +40,9 @@ def trl_rows(line: dict) -> dict:
 
 def verl_row(line: dict) -> dict:
     return {
-        "actor/entropy": line.get("entropy", 0.0), "actor/pg_loss": line.get("loss", 0.0), "actor/grad_norm": line.get("grad_norm", 0.0), "actor/lr": 3e-4,
-        "actor/ppo_kl": 0.0, "actor/pg_clipfrac": line.get("clip_fraction", 0.0), "critic/score/mean": line["reward"], "critic/rewards/mean": line["reward"],
+        "actor/entropy": line.get("entropy", 0.0), "actor/pg_loss": line.get("loss", 0.0), "actor/grad_norm": line.get("grad_norm", 0.0),
+        "actor/lr": 3e-4, "actor/ppo_kl": 0.0, "actor/pg_clipfrac": line.get("clip_fraction", 0.0), "critic/score/mean": line["reward"],
+        "critic/rewards/mean": line["reward"],
         "critic/advantages/mean": 0.0, "response_length/mean": line["reply_tokens"], "response_length/clip_ratio": line["truncated"],
         "training/rollout_probs_diff_mean": line.get("mismatch", 0.0), "timing_s/step": 1.0,
     }  # fmt: skip
@@ -49,8 +52,10 @@ def prime_rows(line: dict) -> list[dict]:
     """The orchestrator's row and two of the trainer's, as its monitor writes them."""
     step = line["update"]
     whole = {"train/agg/effective/policy/reward/mean": line["reward"], "train/agg/all/policy/reward/mean": line["reward"],
-             "train/agg/all/policy/solved_some": line["groups_with_signal"], "train/agg/all/policy/num_output_tokens/mean": line["reply_tokens"],
-             "train/agg/all/policy/is_truncated/mean": line["truncated"], "train/agg/all/has_error/mean": 0.0, "off_policy/mean": 0.0}  # fmt: skip
+             "train/agg/all/policy/solved_some": line["groups_with_signal"],
+             "train/agg/all/policy/num_output_tokens/mean": line["reply_tokens"],
+             "train/agg/all/policy/is_truncated/mean": line["truncated"], "train/agg/all/has_error/mean": 0.0,
+             "off_policy/mean": 0.0}  # fmt: skip
     trained = {
         "loss/mean": line.get("loss", 0.0),
         "entropy/all/mean": line.get("entropy", 0.0),
@@ -63,8 +68,8 @@ def prime_rows(line: dict) -> list[dict]:
 def prime_lines(line: dict) -> list[str]:
     step, clock = line["update"], f"12:00:{line['update']:02d}"
     return [
-        f"{clock} SUCCESS Step {step} |    1.2s | Reward {line['reward']:.4f} | Trainable 64/64 (100.0%) | Turns 1.0 | Branches 1.0 | Max Off-Policy 0 | "
-        f"Error 0.0% | Cancelled 0.0% | Truncation {line['truncated']:.1%}",
+        f"{clock} SUCCESS Step {step} |    1.2s | Reward {line['reward']:.4f} | Trainable 64/64 (100.0%) | Turns 1.0 | Branches 1.0 | "
+        f"Max Off-Policy 0 | Error 0.0% | Cancelled 0.0% | Truncation {line['truncated']:.1%}",
         f"{clock} SUCCESS Step {step} |    1.2s | Loss {line.get('loss', 0):.4f} | Entropy {line.get('entropy', 0):.4f} | "
         f"Mismatch KL {line.get('mismatch', 0):.4f} | Grad. Norm {line.get('grad_norm', 0):.4f} | LR 3.00e-04 | Throughput 900 tokens/s",
     ]
@@ -110,8 +115,8 @@ def written_by_their_writers() -> None:
     write_page(SAMPLES / "trl-plain.json", [state.decode()])
     rows = [line for line in json.loads(state)["log_history"] if "reward" in line][:STEPS]
     with tempfile.TemporaryDirectory() as folder:
-        quiet = wandb.Settings(mode="offline", silent=True, console="off", x_disable_meta=True, x_disable_stats=True, disable_code=True, disable_git=True,
-                               host="host", program="train.py", root_dir=folder, save_code=False)  # fmt: skip
+        quiet = wandb.Settings(mode="offline", silent=True, console="off", x_disable_meta=True, x_disable_stats=True, disable_code=True,
+                               disable_git=True, host="host", program="train.py", root_dir=folder, save_code=False)  # fmt: skip
         with wandb.init(project="sample", name="plain", dir=folder, settings=quiet) as writer:
             for row in rows:
                 writer.log({f"train/{name}": value for name, value in row.items() if name != "step"} | {"train/global_step": row["step"]})

@@ -4,12 +4,14 @@
     python -m lab.trust.foreign_truth --only dropout --seeds 0
     python -m lab.trust.foreign_truth --page       # judge them all again, and write results/doctor/README.md and truth.json
 
-Each run is pico_base on easy letters for 30 steps, and leaves what TRL leaves: trainer_state.json, unchanged but for gzip. All columns are computed by
-TRL's code. Replies are sampled by fast/sampler.py, which takes a third of model.generate's time, from a copy of the weights that is made when TRL asks
-for one; `plain` has TRL's own model.generate. Most arms log what TRL logs without an engine. Those marked `engine` go through TRL's path for vLLM,
-because only that one logs how far trainer and sampler disagree; there our sampler stands in for vLLM.
+Each run is pico_base on easy letters for 30 steps, and leaves what TRL leaves: trainer_state.json, unchanged but for gzip. All columns are
+computed by TRL's code. Replies are sampled by fast/sampler.py, which takes a third of model.generate's time, from a copy of the weights
+that is made when TRL asks for one; `plain` has TRL's own model.generate. Most arms log what TRL logs without an engine. Those marked
+`engine` go through TRL's path for vLLM, because only that one logs how far trainer and sampler disagree; there our sampler stands in for
+vLLM.
 
-Seed 0 is the development seed: rules and thresholds were chosen with it in view. Seeds 1 and 2 are the test, and were made before and looked at after.
+Seed 0 is the development seed: rules and thresholds were chosen with it in view. Seeds 1 and 2 are the test, and were made before and
+looked at after.
 """
 
 import copy
@@ -34,8 +36,8 @@ TASKS, K, STEPS = 4, 4, 30
 FIRST_TASK = 2_600_000_000  # tasks that nothing else of ours plays
 BASE = {
     "max_steps": STEPS, "per_device_train_batch_size": TASKS * K, "num_generations": K, "learning_rate": 5e-4, "max_completion_length": 48,
-    "lr_scheduler_type": "constant", "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no",
-    "logging_steps": 1, "disable_tqdm": True, "shuffle_dataset": False, "weight_decay": 0.0,
+    "lr_scheduler_type": "constant", "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
+    "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "shuffle_dataset": False, "weight_decay": 0.0,
 }  # fmt: skip
 
 
@@ -67,22 +69,26 @@ HEALTHY = {
     "two-rewards": Arm("partial credit, and a reward for the format", False, rewards=("partial", "format")),
     "full": Arm("all weights, cosine, learning rate 1e-4", False, lora=False, args={"learning_rate": 1e-4, "lr_scheduler_type": "cosine"}),
     "nearly-solved": Arm("an easy tier: many groups are all right", False, tier=1, args={"learning_rate": 5e-4}),
-    "thinks-longer": Arm("tier 5: replies grow because thinking pays", False, tier=5, args={"max_completion_length": 96, "learning_rate": 5e-4}),
+    "thinks-longer": Arm("tier 5: replies grow because thinking pays", False, tier=5,
+                         args={"max_completion_length": 96, "learning_rate": 5e-4}),
     "engine-bf16": Arm("through an engine whose merged weights are rounded to bfloat16, corrected", False, engine=True, dtype="bfloat16"),
 }  # fmt: skip
 MISTAKES = {
     "learning-rate": Arm("the learning rate × 100", True, ("broken", "collapse", "noise", "KL", "stuck", "no signal", "entropy collapse"),
                          args={"learning_rate": 0.05}),
     "cut-short": Arm("a limit of 24 tokens, where answers need 27 to 70", True, ("cut short",), tier=5, args={"max_completion_length": 24}),
-    "equal-rewards": Arm("the reward is always 0: it looks for a tag that the prompt does not ask for", True, ("no signal",), rewards=("boxed",)),
-    "generous": Arm("any well-formed answer earns 1; exact answers are logged, weight 0", True, ("pays something else",), rewards=("format", "exact"),
-                    args={"reward_weights": [1.0, 0.0]}),
+    "equal-rewards": Arm("the reward is always 0: it looks for a tag that the prompt does not ask for", True, ("no signal",),
+                         rewards=("boxed",)),
+    "generous": Arm("any well-formed answer earns 1; exact answers are logged, weight 0", True, ("pays something else",),
+                    rewards=("format", "exact"), args={"reward_weights": [1.0, 0.0]}),
     "stale": Arm("the engine never gets new weights", True, ("stale",), engine=True, every=0),
     "temperature": Arm("the engine samples at 1.5, the loss thinks 1.0", True, ("two distributions",), engine=True, temperature=1.5),
     "dropout": Arm("lora_dropout 0.3, through an engine", True, ("dropout", "two distributions"), engine=True, dropout=0.3),
-    "off-policy": Arm("samples up to 10 steps old, vllm_importance_sampling_correction=False", True, ("uncorrected", "stale", "collapse", "broken"), engine=True,
+    "off-policy": Arm("samples up to 10 steps old, vllm_importance_sampling_correction=False", True,
+                      ("uncorrected", "stale", "collapse", "broken"), engine=True,
                       every=10, args={"vllm_importance_sampling_correction": False}),
-    "warm-up": Arm("a warm-up of 2,000 steps in a run of 30", True, ("warm-up",), args={"lr_scheduler_type": "linear", "warmup_steps": 2000}),
+    "warm-up": Arm("a warm-up of 2,000 steps in a run of 30", True, ("warm-up",),
+                   args={"lr_scheduler_type": "linear", "warmup_steps": 2000}),
 }  # fmt: skip
 ARMS = HEALTHY | MISTAKES
 
@@ -110,7 +116,8 @@ def scorer(name: str, tier: int):
 
 # ------------------------------------------------------------------------------------------------ an engine
 class Engine:
-    """What TRL calls for vLLM's samples: generate and sync_weights. The samples are those of fast/sampler.py, from a copy of the weights."""
+    """What TRL calls for vLLM's samples: generate and sync_weights. The samples are those of fast/sampler.py,
+    from a copy of the weights."""
 
     def __init__(self, trainer, arm: Arm, seed: int):
         self.trainer, self.arm, self.seed = trainer, arm, seed
@@ -173,7 +180,8 @@ def train(arm: Arm, seed: int, folder: Path):
         LoraConfig(r=16, lora_alpha=32, lora_dropout=arm.dropout, target_modules="all-linear", task_type="CAUSAL_LM") if arm.lora else None
     )
     trainer = trl.GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(PICO, dtype="float32", use_safetensors=True), processing_class=AutoTokenizer.from_pretrained(PICO),
+        model=AutoModelForCausalLM.from_pretrained(PICO, dtype="float32", use_safetensors=True),
+        processing_class=AutoTokenizer.from_pretrained(PICO),
         args=args, train_dataset=prompts, reward_funcs=[scorer(name, arm.tier) for name in arm.rewards], peft_config=lora,
     )  # fmt: skip
     engine = Engine(trainer, arm, seed)
@@ -251,7 +259,8 @@ def judge() -> None:
     }
     own_alarms = Counter(name for told in own.values() for name in told)
     truth = {"command": "python -m lab.trust.foreign_truth --page", "trl": "1.16.0", "development_seed": DEVELOPMENT,
-             "measured": {rule: both for rule, both in measured.items() if both[1]}, "our_runs": len(own), "our_alarms": {n: told for n, told in own.items() if told}, "runs": runs}  # fmt: skip
+             "measured": {rule: both for rule, both in measured.items() if both[1]}, "our_runs": len(own),
+             "our_alarms": {n: told for n, told in own.items() if told}, "runs": runs}  # fmt: skip
     write_json(OUT / "truth.json", truth)
 
     def row(name: str) -> list:
@@ -275,26 +284,37 @@ def judge() -> None:
     write_page(OUT / "README.md", [
         "# How often is the doctor of other people's runs right?", "",
         "Real runs of TRL 1.16.0 on a CPU, made by `python -m lab.trust.foreign_truth` and judged by `--page`: pico_base on easy letters,",
-        f"{STEPS} steps of {TASKS} prompts with {K} replies each. `trl/` has the trainer_state.json of each. Rules and thresholds were chosen with seed",
+        f"{STEPS} steps of {TASKS} prompts with {K} replies each. `trl/` has the trainer_state.json of each. Rules and thresholds were "
+        "chosen with seed",
         f"{DEVELOPMENT} in view (development), and are judged on the other two seeds (test), with Wilson's 95% intervals.", "",
         f"* **Named**: of test runs with a mistake, the doctor named that mistake in {share(named, len(sick))}.",
         f"* **False alarms**: of healthy test runs, the doctor told a symptom of {share(wrong, len(healthy))}.",
-        f"* **Our own runs**: of {len(own)} committed runs of ours that nothing is wrong with, the same rules said nothing of {share(clean, len(own))}. They told "
+        f"* **Our own runs**: of {len(own)} committed runs of ours that nothing is wrong with, the same rules said nothing of "
+        f"{share(clean, len(own))}. They told "
         + (", ".join(f"{name} ({n})" for name, n in own_alarms.most_common()) or "nothing") + ".", "",
-        "Two test seeds each are few: an interval over arms is one over *these* mistakes, of this size, on this small model. Runs in which a mistake did",
+        "Two test seeds each are few: an interval over arms is one over *these* mistakes, of this size, on this small model. Runs in "
+        "which a mistake did",
         "no harm that a log shows count as missed.", "", "## Mistakes", "", *table(head, map(row, MISTAKES)), "", "## Healthy", "",
         *table([*head[:2], "", *head[3:]], map(row, HEALTHY)), "", "## What these runs cannot show", "",
-        "* Without an engine TRL logs no number that tells a temperature, a dropout or old weights; no rule can, and the doctor says which setting logs one.",
-        "* `off-policy` has TRL's correction switched off, and with it the columns that would show the age of the samples. It is named only if it does harm.",
-        "* Replies are sampled by our own sampler in place of vLLM's (or of model.generate, but for `plain`): rounding of a real engine is larger.",
-        "* On the first development runs two healthy arms, `nearly-solved` and `thinks-longer`, had a learning rate of 2e-3 and fell apart. Their rate was",
+        "* Without an engine TRL logs no number that tells a temperature, a dropout or old weights; "
+        "no rule can, and the doctor says which setting logs one.",
+        "* `off-policy` has TRL's correction switched off, and with it the columns that would show the age of the samples. It is named "
+        "only if it does harm.",
+        "* Replies are sampled by our own sampler in place of vLLM's (or of model.generate, but for `plain`): rounding of a real "
+        "engine is larger.",
+        "* On the first development runs two healthy arms, `nearly-solved` and `thinks-longer`, had a learning rate of 2e-3 and fell "
+        "apart. Their rate was",
         "  lowered before any test run was made.",
-        "* Dropout of 0.3 in a LoRA this small moves log-probs by 0.002 to 0.006 nats, less than a bfloat16 engine's rounding may. The doctor is silent.",
-        "* `resumed` without an optimizer, KL that runs away, entropy collapse and evaluations that disagree are held by made-up logs only (tests/test_foreign.py).",
-        "* No run here is of verl, prime-rl or Unsloth: they need a GPU. `samples/` has logs in their documented formats (lab/trust/foreign_samples.py).", "",
+        "* Dropout of 0.3 in a LoRA this small moves log-probs by 0.002 to 0.006 nats, less than a bfloat16 engine's rounding may. The "
+        "doctor is silent.",
+        "* `resumed` without an optimizer, KL that runs away, entropy collapse and evaluations that disagree are held by made-up logs only "
+        "(tests/test_foreign.py).",
+        "* No run here is of verl, prime-rl or Unsloth: they need a GPU. `samples/` has logs in their documented formats "
+        "(lab/trust/foreign_samples.py).", "",
     ])  # fmt: skip
     print(
-        f"named {share(named, len(sick))}; false alarms {share(wrong, len(healthy))}; of ours {len(own) - clean} of {len(own)}: {dict(own_alarms)}"
+        f"named {share(named, len(sick))}; false alarms {share(wrong, len(healthy))}; "
+        f"of ours {len(own) - clean} of {len(own)}: {dict(own_alarms)}"
     )
 
 

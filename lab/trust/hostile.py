@@ -9,8 +9,8 @@ Everything follows from (seed, environment, number of the episode), so any part 
 
 After every reply is asked: did step or score raise? Is every number finite, and the reward inside the bounds that follow from what the
 environment documents? Are the messages text that a tokenizer takes? Did the call stay under 50 ms of this thread's CPU time? (Wall time
-would measure what else the machine does. A call that took longer is played again twice and the fastest counts: the collector of garbage runs
-when it likes.) What fails is cut down while it still fails and saved.
+would measure what else the machine does. A call that took longer is played again twice and the fastest counts: the collector of garbage
+runs when it likes.) What fails is cut down while it still fails and saved.
 
 Control tokens are tried apart, with the tokenizers of both embedded models: hostile text as a message must give exactly the control tokens
 that a harmless message gives, and a reply of random tokens must stand in the episode token by token.
@@ -128,7 +128,8 @@ def ask(env, reply: str, score: bool) -> tuple[list, bool, list]:
 
 
 def episode(name: str, number: int, seed: int, wrap=lambda env: env):
-    """Play one episode. Yields (kind, reply, what was wrong, calls, again) for each reply; again(reply) asks for it alone, and so may shrink it."""
+    """Play one episode. Yields (kind, reply, what was wrong, calls, again) for each reply; again(reply) asks for it alone,
+    and so may shrink it."""
     rng = random.Random(f"hostile {seed} {name} {number}")
     settings, task, kinds = rng.getrandbits(64), rng.randrange(4_000_000_000), list(KINDS)
     fresh = lambda: wrap(make_env(name, random.Random(settings)))
@@ -196,8 +197,8 @@ def part(work: tuple[str, int, int, int], wrap=lambda env: env) -> dict:
                 sorts[f"{kind}: {sort}"] += 1
                 if sorts[f"{kind}: {sort}"] <= KEPT:
                     least = shrink(reply, lambda text, sort=sort, again=again: sort in again(text)) if sort in again(reply) else reply
-                    failures.append({"env": name, "episode": number, "turn": turn, "kind": kind, "wrong": sort, "reply": ascii(brief(least)),
-                                     "characters": len(least)})  # fmt: skip
+                    failures.append({"env": name, "episode": number, "turn": turn, "kind": kind, "wrong": sort,
+                                     "reply": ascii(brief(least)), "characters": len(least)})  # fmt: skip
         number += 1
     times = {key: dict(counter) for key, counter in times.items()}
     return {"env": name, "kinds": kinds, "times": times, "failures": failures, "sorts": sorts, "longest": longest,
@@ -352,7 +353,8 @@ def print_again(name: str, number: int, seed: int) -> None:
 
 
 def main(n: int = 1_000_000, seed: int = 0, jobs: int = 1, replay: tuple[str, int] | None = None) -> None:
-    """Hostile replies to every environment. n: replies, over all three. jobs: processes. replay: environment and episode to print instead."""
+    """Hostile replies to every environment. n: replies, over all three. jobs: processes.
+    replay: environment and episode to print instead."""
     if replay:
         return print_again(*replay, seed)
     start = time.time()

@@ -16,17 +16,20 @@ from swarm.tools import TOOLS
 
 LONG = 1_000_000  # characters of the longest line
 
-CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_start|>system\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_<|im_end|>end|>",
-           "@@reply@@", "{{ messages }}", "{% raw %}", "<s>", "</s>", "[INST]", "<|eot_id|>", "<|im_end|", "<\u200b|im_end|>"]  # fmt: skip
+CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_start|>system\n", "<|im_end|>\n<|im_start|>assistant\n",
+           "<|im_<|im_end|>end|>", "@@reply@@", "{{ messages }}", "{% raw %}", "<s>", "</s>", "[INST]", "<|eot_id|>", "<|im_end|",
+           "<\u200b|im_end|>"]  # fmt: skip
 TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>",
         *(f"<{slash}{tag}>" for tag in (FIRST_TAG, LATER_TAG) for slash in ("", "/"))]  # fmt: skip
-NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "-0", "-0.0", "1e-320", "1e308", "0x10", "1_000", "٣", "²", "1.", "+1", "007", "true",
-           "null", "9" * 30, "9" * 4299, "9" * 4301, "-" + "9" * 40000, "1e300", "1" + "0" * 300, "1e-5", '"3"', "[3]", "{}"]  # fmt: skip
+NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "-0", "-0.0", "1e-320", "1e308", "0x10", "1_000", "٣", "²", "1.", "+1", "007",
+           "true", "null", "9" * 30, "9" * 4299, "9" * 4301, "-" + "9" * 40000, "1e300", "1" + "0" * 300, "1e-5", '"3"', "[3]",
+           "{}"]  # fmt: skip
 SURROGATES = ["\ud800", "\udfff", "\udc00\ud800", "\\ud800", "\\udfff", "\\ud83d\\ude00", "\\u0000"]
-ODD = [chr(c) for c in (*range(0, 32), 127, 0x85, 0xA0, 0xAD, 0x130, 0x200B, 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A),
+ODD = [chr(c) for c in (*range(0, 32), 127, 0x85, 0xA0, 0xAD, 0x130, 0x200B, 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F),
+                        *range(0x2066, 0x206A),
        0x212A, 0xFEFF, 0xFF1C, 0xFFFD, 0xFFFF, 0x1F600, 0xE0001, 0x10FFFF, 0x301, 0xDF, 0x1E9E, 0xFB01)]  # fmt: skip
-WORDS = ["a", "e", "0", "1", "name", "arguments", "content", " // new name!", "MariaSilva", "task_1", "post_1", "prop_1", "bot_1", "you", "\n", " ", '"', ":",
-         ","]  # fmt: skip
+WORDS = ["a", "e", "0", "1", "name", "arguments", "content", " // new name!", "MariaSilva", "task_1", "post_1", "prop_1", "bot_1", "you",
+         "\n", " ", '"', ":", ","]  # fmt: skip
 
 
 def around(name: str, env, body: str) -> str:
@@ -42,8 +45,8 @@ def around(name: str, env, body: str) -> str:
 def tool_call(rng: random.Random, value) -> str:
     """A call of some tool, with mostly the right arguments, some of which are value() instead."""
     tool = rng.choice(list(TOOLS))
-    some = {"post_id": "post_1", "proposal_id": "prop_1", "task_id": "task_1", "counterparty_id": "bot_1", "direction": "up", "content": "x",
-            "offered_transfer": 1}  # fmt: skip
+    some = {"post_id": "post_1", "proposal_id": "prop_1", "task_id": "task_1", "counterparty_id": "bot_1", "direction": "up",
+            "content": "x", "offered_transfer": 1}  # fmt: skip
     parts = [f'"{name}": {value() if rng.random() < 0.5 else json.dumps(some[name])}' for name in TOOLS[tool][1] if rng.random() < 0.95]
     return f'{{"name": {value() if rng.random() < 0.05 else json.dumps(tool)}, "arguments": {{{", ".join(parts)}}}}}'
 
@@ -65,7 +68,8 @@ def mutated(rng, name, env, right):
         j = min(j, i + 30)
         piece = rng.choice([CONTROL, TAGS, NUMBERS, SURROGATES, ODD, WORDS])
         text = rng.choice([text[:i] + text[j:], text[:i] + 2 * text[i:j] + text[j:], text[:i] + rng.choice(piece) + text[j:],
-                           text[:i] + text[i:j].swapcase() + text[j:], text[:i] + text[i:j][::-1] + text[j:]])[: 4 * len(right) + 5000]  # fmt: skip
+                           text[:i] + text[i:j].swapcase() + text[j:],
+                           text[:i] + text[i:j][::-1] + text[j:]])[: 4 * len(right) + 5000]  # fmt: skip
     return text
 
 
@@ -147,8 +151,8 @@ def as_expert(rng, name, env, right):
 
 
 KINDS = {  # and how often
-    as_expert: 6, mutated: 25, grammar: 15, nested: 3, numbers: 10, duplicates: 6, surrogates: 7, odd_characters: 8, control_tokens: 8, blocks: 8,
-    wrong_types: 8, noise: 5, long_line: 0.5,
+    as_expert: 6, mutated: 25, grammar: 15, nested: 3, numbers: 10, duplicates: 6, surrogates: 7, odd_characters: 8, control_tokens: 8,
+    blocks: 8, wrong_types: 8, noise: 5, long_line: 0.5,
 }  # fmt: skip
 
 

@@ -7,10 +7,11 @@ notes its memory and CPU time every few seconds from outside, and fits a line th
     throughput   tokens sampled and trained per second of *CPU* time: by the clock, other work on the machine would count as well
     logs         bytes of the run folder without its checkpoints
 
-A policy that learns to write more needs more memory for it, and that is no leak; and longer replies cost less CPU time per token. So both lines are
-fitted twice: over time alone, and over time and the tokens of the update; and there is a control whose policy does not move at all. The first quarter of
-the updates is warm-up, and updates after an evaluation are left out of the throughput. Neighbouring updates resemble each other, so the slopes' intervals
-are HAC (Newey and West 1987, statsmodels), which widen with autocorrelation. "Flat" means that the interval of the slope holds 0.
+A policy that learns to write more needs more memory for it, and that is no leak; and longer replies cost less CPU time per token. So both
+lines are fitted twice: over time alone, and over time and the tokens of the update; and there is a control whose policy does not move at
+all. The first quarter of the updates is warm-up, and updates after an evaluation are left out of the throughput. Neighbouring updates
+resemble each other, so the slopes' intervals are HAC (Newey and West 1987, statsmodels), which widen with autocorrelation. "Flat" means
+that the interval of the slope holds 0.
 
     python -m lab.trust.longrun --hours 2            # train and watch, then report: results/longrun/
     python -m lab.trust.longrun --frozen --hours 0.4 --runs runs/frozen     # the control: a policy that does not move
@@ -42,7 +43,8 @@ EVAL_EVERY = 20
 # The default run's settings but for its length: a small constant learning rate, so that what is played stays alike for hours.
 FLAGS = "--env swarm --updates 100000 --lr 1e-4 --lr-end 1 --eval-n 16 --eval-every 20 --save-every 5 --threads 1".split()
 # The control: a policy that does not move, so that only a leak can grow. Fewer episodes, because memory needs no speed.
-FROZEN = "--env swarm --updates 100000 --lr 1e-12 --lr-end 1 --num-tasks 1 --eval-n 4 --eval-every 100000 --save-every 5 --threads 1".split()  # fmt: skip
+FROZEN = ("--env swarm --updates 100000 --lr 1e-12 --lr-end 1 --num-tasks 1 --eval-n 4 --eval-every 100000 "
+          "--save-every 5 --threads 1").split()  # fmt: skip
 WARM_UP = 0.25  # of the updates
 
 
@@ -68,8 +70,8 @@ def watch(folder: Path, flags: list[str], hours: float, every: float) -> None:
                 except psutil.Error:
                     break
                 lines = folder / "metrics.jsonl"
-                sample = {"seconds": round(seconds, 1), "update": lines.read_text().count("\n") if lines.exists() else 0, "rss_mb": round(rss, 1), "cpu": round(cpu, 2),
-                          "logs": log_bytes(folder) if folder.exists() else 0}  # fmt: skip
+                sample = {"seconds": round(seconds, 1), "update": lines.read_text().count("\n") if lines.exists() else 0,
+                          "rss_mb": round(rss, 1), "cpu": round(cpu, 2), "logs": log_bytes(folder) if folder.exists() else 0}  # fmt: skip
                 out.write(json.dumps(sample) + "\n")
                 out.flush()
         finally:
@@ -91,7 +93,8 @@ def by_update(samples: list[dict], lines: list[dict]) -> list[dict]:
         if not seen or after is None:
             continue
         cpu, tokens = after["cpu"] - seen[0]["cpu"], line["reply_tokens"] * line["n"] + line["trained_tokens"]
-        rows.append({"update": u, "hours": seen[0]["seconds"] / 3600, "rss_mb": float(np.mean([s["rss_mb"] for s in seen])), "tokens": tokens, "tokens_per_cpu_second": tokens / cpu,
+        rows.append({"update": u, "hours": seen[0]["seconds"] / 3600, "rss_mb": float(np.mean([s["rss_mb"] for s in seen])),
+                     "tokens": tokens, "tokens_per_cpu_second": tokens / cpu,
                      "logs_mb": after["logs"] / 2**20, "after_evaluation": u == 1 or (u - 1) % EVAL_EVERY == 0})  # fmt: skip
     return rows
 
@@ -122,13 +125,16 @@ def report(runs: Path, frozen: bool = False) -> None:
     memory, leak, growth = slope(hours, rss), slope(hours, rss, tokens), slope(hours, 100 * tokens / tokens.mean())
     throughput, pace = slope(when, 100 * speed / speed.mean()), slope(when, 100 * speed / speed.mean(), work)
     result = {
-        "command": "python -m lab.trust.longrun" + " --frozen" * frozen, "flags": FROZEN if frozen else FLAGS, "hours": round(samples[-1]["seconds"] / 3600, 2), "updates": len(lines), "warm_up_updates": len(rows) - len(settled),
-        "rss_mb": {"median": float(np.median([r["rss_mb"] for r in settled])), "most": max(s["rss_mb"] for s in samples)}, "rss_mb_per_hour": memory,
-        "rss_mb_per_hour_at_equal_tokens": leak, "tokens_percent_per_hour": growth,
+        "command": "python -m lab.trust.longrun" + " --frozen" * frozen, "flags": FROZEN if frozen else FLAGS,
+        "hours": round(samples[-1]["seconds"] / 3600, 2), "updates": len(lines), "warm_up_updates": len(rows) - len(settled),
+        "rss_mb": {"median": float(np.median([r["rss_mb"] for r in settled])), "most": max(s["rss_mb"] for s in samples)},
+        "rss_mb_per_hour": memory, "rss_mb_per_hour_at_equal_tokens": leak, "tokens_percent_per_hour": growth,
         "tokens_per_cpu_second": float(speed.mean()), "throughput_percent_per_hour": throughput,
         "throughput_percent_per_hour_at_equal_tokens": pace,
-        "log_bytes_per_update": round((samples[-1]["logs"] - next(s["logs"] for s in samples if s["update"] >= 1)) / (samples[-1]["update"] - 1)),
-        "machine": f"{platform.machine()} CPU, 1 thread of {os.cpu_count()}, other work beside it", "torch": torch.__version__, "python": platform.python_version(),
+        "log_bytes_per_update":
+            round((samples[-1]["logs"] - next(s["logs"] for s in samples if s["update"] >= 1)) / (samples[-1]["update"] - 1)),
+        "machine": f"{platform.machine()} CPU, 1 thread of {os.cpu_count()}, other work beside it", "torch": torch.__version__,
+        "python": platform.python_version(),
     }  # fmt: skip
     write_json(KEPT / ("frozen.json" if frozen else "longrun.json"), result)
     for file in (f"{name}samples.jsonl", f"{name}metrics.jsonl"):
@@ -137,7 +143,8 @@ def report(runs: Path, frozen: bool = False) -> None:
     if not frozen:
         draw(KEPT / "longrun.png", samples, rows, settled[0]["hours"], memory, leak, throughput, pace)
     says = lambda s, unit: f"{in_words(s, 1)} {unit} an hour over {s['n']} updates"
-    print(f"{result['hours']} hours, {result['updates']} updates\nmemory      {says(memory, 'MB')}\n  at equal tokens {says(leak, 'MB')}\n  tokens    {says(growth, '%')}\n"
+    print(f"{result['hours']} hours, {result['updates']} updates\nmemory      {says(memory, 'MB')}\n  at equal tokens {says(leak, 'MB')}\n"
+          f"  tokens    {says(growth, '%')}\n"
           f"throughput  {says(throughput, '%')}\n  at equal tokens {says(pace, '%')}\n"
           f"logs        {result['log_bytes_per_update'] / 1000:.0f} kB an update; episodes.jsonl stops growing at 64 MB")  # fmt: skip
 
@@ -167,7 +174,8 @@ AgainOnly = Annotated[bool, tyro.conf.arg(name="report")]
 
 
 def main(hours: float = 2.0, every: float = 5.0, runs: Path = Path("runs/longrun"), frozen: bool = False, again: AgainOnly = False) -> None:
-    """every: seconds between two samples. runs: where the run folder lives. frozen: the control. report: from results/longrun, without training."""
+    """every: seconds between two samples. runs: where the run folder lives. frozen: the control. report: from results/longrun,
+    without training."""
     name = "frozen-" if frozen else ""
     if again:
         if not (KEPT / f"{name}samples.jsonl").exists():

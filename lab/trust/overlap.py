@@ -33,5 +33,6 @@ if __name__ == "__main__":
         n, texts, again = seen(tier)
         pool = f"{len(words_between(shortest, longest)):,} words" if source == "word" else "random strings"
         print(
-            f"tier {tier:2}, of {pool:14}  {texts:3} of {n} development tasks have a text that was trained on, {again} with the same letters"
+            f"tier {tier:2}, of {pool:14}  {texts:3} of {n} development tasks have a text that was trained on, {again} with "
+            "the same letters"
         )

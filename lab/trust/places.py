@@ -1,10 +1,12 @@
 """Places where something can happen to a run, and a train.py to which it happens: there, and at no other moment.
 
-    python -m lab.trust.places '{"do": "kill", "place": "SFT step", "moment": "before", "call": 3}' --env letters …     # as lab/trust/faults.py starts it
+    python -m lab.trust.places '{"do": "kill", "place": "SFT step", "moment": "before", "call": 3}' --env letters …
+        # as lab/trust/faults.py starts it
 
-A kill by the clock hits a run where it spends its time, which is hardly ever where it could lose something: a rename takes microseconds. So each
-place that matters is a function with a name in PLACES. It is wrapped, its calls are counted, and before, after or in the middle of one of them
-the plan is carried out: a kill, or for lab/trust/storage.py a full or read-only disk, a clock that jumps. Nothing in the product knows of this.
+A kill by the clock hits a run where it spends its time, which is hardly ever where it could lose something: a rename takes microseconds. So
+each place that matters is a function with a name in PLACES. It is wrapped, its calls are counted, and before, after or in the middle of one
+of them the plan is carried out: a kill, or for lab/trust/storage.py a full or read-only disk, a clock that jumps. Nothing in the product
+knows of this.
 """
 
 import importlib
@@ -65,8 +67,9 @@ def find(what: str) -> tuple[object, str]:
 
 
 def wrap(places: dict, arrived, halfway: str = "") -> None:
-    """Replace the functions of `places`: arrived(place, moment, call number) hears of every moment. halfway: the place whose half is asked for;
-    its calls write in full, then what they wrote is cut in half, then arrived hears of it. Nothing is unwrapped: the process is ours alone.
+    """Replace the functions of `places`: arrived(place, moment, call number) hears of every moment. halfway: the place whose half is asked
+    for; its calls write in full, then what they wrote is cut in half, then arrived hears of it. Nothing is unwrapped: the process is ours
+    alone.
     """
     running: Counter = Counter()  # how often each outer function is being run just now
 
@@ -141,8 +144,8 @@ def fill(top: Path) -> None:
 
 
 def make_read_only(top: Path) -> None:
-    """As a disk with errors turns read-only, for all that is opened from here on. A plain remount is refused while a file is open for writing, and
-    the run's lock is; so the disk is mounted once more over itself, and that one is read-only."""
+    """As a disk with errors turns read-only, for all that is opened from here on. A plain remount is refused while a file is open for
+    writing, and the run's lock is; so the disk is mounted once more over itself, and that one is read-only."""
     subprocess.run(["mount", "--bind", str(top), str(top)], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", str(top)], check=True)
 

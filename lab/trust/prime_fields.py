@@ -4,9 +4,10 @@
     git clone https://github.com/PrimeIntellect-ai/prime-rl
     python -m lab.trust.prime_fields prime-rl
 
-No registry has prime-rl, and its own environment is gigabytes of CUDA. But its schema stands in a package without any of that, packages/prime-rl-configs. This
-reads it from the checkout, lets it judge bridges/configs/*.toml, and keeps the names of the fields of each section that they write, with the commit.
-tests/test_configs.py compares the files with these names, in every `make test`; make them again when prime-rl has moved on.
+No registry has prime-rl, and its own environment is gigabytes of CUDA. But its schema stands in a package without any of that,
+packages/prime-rl-configs. This reads it from the checkout, lets it judge bridges/configs/*.toml, and keeps the names of the fields of each
+section that they write, with the commit. tests/test_configs.py compares the files with these names, in every `make test`; make them again
+when prime-rl has moved on.
 """
 
 import subprocess
@@ -24,7 +25,8 @@ THEIRS = "env"  # what stands below it is read by verifiers: tests/verifiers/tes
 
 
 def sections(written, path: str = "") -> dict[str, set[str]]:
-    """{section: keys} of a config: {"max_steps": 2, "trainer": {"optim": {"lr": 1}}} -> {"": {max_steps, trainer}, "trainer": {optim}, …}."""
+    """{section: keys} of a config:
+    {"max_steps": 2, "trainer": {"optim": {"lr": 1}}} -> {"": {max_steps, trainer}, "trainer": {optim}, …}."""
     if isinstance(written, list):
         return merge(sections(entry, path) for entry in written)
     if not isinstance(written, dict) or path.split(".")[-1] == THEIRS:

@@ -3,8 +3,9 @@
     python -m lab.trust.storage                  # writes results/faults/storage.json; full and read-only disks need root, for a tmpfs
     python -m lab.trust.storage --only full      # cases whose name holds this
 
-Each case is a short run of train.py (lab/trust/faults.py) that something happens to, and that a user then continues. Asked is: one sentence and no
-traceback where it cannot go on; the right checkpoint where it can; and at the end the same lines, numbers and weights as a run that nothing happened to.
+Each case is a short run of train.py (lab/trust/faults.py) that something happens to, and that a user then continues. Asked is: one sentence
+and no traceback where it cannot go on; the right checkpoint where it can; and at the end the same lines, numbers and weights as a run that
+nothing happened to.
 """
 
 import json
@@ -91,7 +92,8 @@ def stopped(folder: Path, done: SimpleNamespace, word: str = "") -> list[str]:
 
 
 def full_disk(whole: Path, size: str, plan: dict | None, after: int | None) -> dict:
-    """A disk that fills up where the plan says (without one: by itself). The run stops, stops again without more room, and goes on with it."""
+    """A disk that fills up where the plan says (without one: by itself). The run stops, stops again without more room,
+    and goes on with it."""
     with disk(size) as top:
         folder = top / "run"
         first = launch(anew(folder), plan and plan | {"do": "fill", "top": str(top)})
@@ -124,7 +126,8 @@ def read_only_at_first(whole: Path) -> dict:
 
 
 def cut_run(home: Path) -> Path:
-    """A run that was killed in its last update but one: checkpoint/ is that after update 4, checkpoint.old/ that after update 2. Made once."""
+    """A run that was killed in its last update but one: checkpoint/ is that after update 4, checkpoint.old/ that after update 2.
+    Made once."""
     made = home / "cut" / "made"
     if not made.exists():
         folder, plan = fresh(home, "cut"), {"do": "kill", "place": "line of metrics", "moment": "before", "call": 5}
@@ -152,7 +155,8 @@ def told(done: SimpleNamespace, word: str) -> str:
 
 
 def damaged(home: Path, whole: Path, hurt, says: str = "damaged", after: int | None = 2, kill: dict | None = None) -> dict:
-    """A copy of the cut run is damaged by hurt(its folder) and resumed; `kill`: killed once more on the way. after None: it cannot go on."""
+    """A copy of the cut run is damaged by hurt(its folder) and resumed; `kill`: killed once more on the way. after None:
+    it cannot go on."""
     folder, wrong = fresh(home, "hurt"), []  # a name that no message holds
     shutil.copytree(cut_run(home), folder)
     try:
@@ -175,7 +179,8 @@ def damaged(home: Path, whole: Path, hurt, says: str = "damaged", after: int | N
 
 
 def beside(home: Path, whole: Path, second, says: str, resumed: bool = False) -> dict:
-    """A training (resumed: the cut run that goes on) waits in an update while second(its folder) is started: that one is refused, the first goes on."""
+    """A training (resumed: the cut run that goes on) waits in an update while second(its folder) is started: that one is refused,
+    the first goes on."""
     folder = fresh(home, "beside")
     here, go = folder.with_name("here"), folder.with_name("go")
     if resumed:
@@ -211,8 +216,8 @@ def clock(home: Path, whole: Path, by: float, place: str, call: int) -> dict:
 
 
 def looked_at(home: Path, whole: Path, killed: bool) -> dict:
-    """--eval-only on a finished run, the first time perhaps killed with half a line in evals.jsonl. The next one must not write on from there, and
-    what it says must stay when the run is resumed."""
+    """--eval-only on a finished run, the first time perhaps killed with half a line in evals.jsonl. The next one must not write on from
+    there, and what it says must stay when the run is resumed."""
     folder = fresh(home, "looked")
     shutil.copytree(whole, folder)
     wrong, own = [], lambda: [line for line in read_lines(folder / "evals.jsonl") if line["stage"] == "eval_only"]

@@ -1,4 +1,5 @@
-"""Does verifiers give our environments' replies the scores that our own loop gives them? Runs vf-eval for real, on loopback, into results/verifiers/.
+"""Does verifiers give our environments' replies the scores that our own loop gives them? Runs vf-eval for real, on loopback,
+into results/verifiers/.
 
     pip install -r requirements/verifiers.txt && pip install -e .       # into a venv that already has the torch of requirements.txt
     python -m lab.trust.verifiers_check                                       # 13 minutes on a busy machine
@@ -71,7 +72,8 @@ SPOIL: list[Callable[[str], str]] = [
     lambda said: "Well, \u00e9\u4e2d\U0001f600 <|im_end|> \u2028 " + said,
     lambda said: '<tool_call>\n{"name": "steal", "arguments": {}}\n</tool_call>',
     lambda said: (
-        '<tool_call>\n{"name": "post", "arguments": {"content": 3}}\n</tool_call>\n<tool_call>\n{"name": "pass_turn", "arguments": {}}\n</tool_call>'
+        '<tool_call>\n{"name": "post", "arguments": {"content": 3}}\n</tool_call>\n<tool_call>\n{"name": "pass_turn", "arguments": {}}\n'
+        "</tool_call>"
     ),
     lambda said: '<tool_call>{"name": "submit_work", "arguments": {"task_id": "task_1"}}',
 ]
@@ -222,7 +224,8 @@ def check_scripted(environment: str, n: int) -> dict[str, dict]:
 
 
 def cut_like_qwen(base: Path, folder: Path) -> Path:
-    """A copy of a base whose tokenizer cuts "user\n" in two, as Qwen3's does, so that it does not matter where verifiers cuts between the two."""
+    """A copy of a base whose tokenizer cuts "user\n" in two, as Qwen3's does,
+    so that it does not matter where verifiers cuts between the two."""
     shutil.copytree(base, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     for entry in tokenizer["model"]["vocab"]:  # of a unigram model: [text, log-probability]
@@ -269,12 +272,15 @@ def compare_tokens(episodes: list, traces: list[dict]) -> dict:
 PRIME_RL = """
 ## prime-rl
 
-No registry has prime-rl, so nothing here installs it, and no run of it has been made. What was checked by hand, once: the three files in `bridges/configs/`
-are accepted by `RLConfig` of prime-rl at commit 559b447 (21 August 2026), with verifiers 0.4.0 and with the commit of verifiers that this prime-rl
+No registry has prime-rl, so nothing here installs it, and no run of it has been made. What was checked by hand, once: \
+the three files in `bridges/configs/`
+are accepted by `RLConfig` of prime-rl at commit 559b447 (21 August 2026), with verifiers 0.4.0 \
+and with the commit of verifiers that this prime-rl
 pins (a60a606), under which `vf-eval` gives the same scores as ours too (8 seeds each). Misspelt keys are refused: `max_offpolicy_steps`,
 `rollouts_per_example`, `max_tokens`, `lora.r`, a taskset's `versions`, a difficulty `mad`.
 
-`tokens` is how prime-rl samples: verifiers' train client. The env server, which prime-rl puts in between, is run in tests/verifiers/test_train.py.
+`tokens` is how prime-rl samples: verifiers' train client. The env server, which prime-rl puts in between, \
+is run in tests/verifiers/test_train.py.
 """
 
 
@@ -284,8 +290,9 @@ def write_table() -> None:
     versions = ", ".join(f"{name} {v}" for name, v in facts["versions"].items())
     lines = [
         "# verifiers against our own loop", "",
-        f"`{facts['command']}`, {facts['seconds'] / 60:.0f} minutes on a busy machine, with {versions}. Every `vf-eval` was a process of its own that "
-        "spoke to a server on loopback. Development seeds from 2,000,000,000; the same means `==` on every number of a score, nothing is rounded.", "",
+        f"`{facts['command']}`, {facts['seconds'] / 60:.0f} minutes on a busy machine, with {versions}. Every `vf-eval` was a process of "
+        "its own that spoke to a server on loopback. Development seeds from 2,000,000,000; "
+        "the same means `==` on every number of a score, nothing is rounded.", "",
     ]  # fmt: skip
     cells = []
     for environment, ways in facts["found"].items():
@@ -294,13 +301,18 @@ def write_table() -> None:
             cells.append([environment, way, c["episodes"], c["same_reward"], some, c["same_replies"], f"{c['mean_reward']:.6f}",
                           f"{c['mean_reward_verifiers']:.6f}", ", ".join(map(str, c["nodes"]))])  # fmt: skip
     lines += [
-        *rows_of("| environment | way | episodes | same reward | same score, all numbers | same replies as text | mean reward, ours | verifiers | nodes a trace |", cells),
-        "", "* `text`: a scripted player, the expert three times in four, else one of twelve ways to spoil its answer. What it says arrives as it was said.",
-        "* `parsed`: the same behind a server that, as vLLM, takes thinking and tool calls out of the text. The adapter writes them back; where the player was "
-        "broken the text may differ from what was said (thinking that never ended gets an end, what stood between two calls is lost), the score does not.",
+        *rows_of("| environment | way | episodes | same reward | same score, all numbers | same replies as text | mean reward, ours | "
+                 "verifiers | nodes a trace |", cells),
+        "",
+        "* `text`: a scripted player, the expert three times in four, else one of twelve ways to spoil its answer. What it says arrives "
+        "as it was said.",
+        "* `parsed`: the same behind a server that, as vLLM, takes thinking and tool calls out of the text. The adapter writes them back; "
+        "where the player was broken the text may differ from what was said (thinking that never ended gets an end, what stood between two "
+        "calls is lost), the score does not.",
         "* `policy`: the base model, greedy, served by bridges/serve.py; ours is rollout.play.",
-        "* `tokens`: the same model as prime-rl samples it, compared token by token (below). In swarm, for `policy` and `tokens`, with a tokenizer that cuts "
-        "`user` from the end of its line, as Qwen3's does: pico_swarm's own has one token for both, and verifiers cuts between them.", "",
+        "* `tokens`: the same model as prime-rl samples it, compared token by token (below). In swarm, for `policy` and `tokens`, with a "
+        "tokenizer that cuts `user` from the end of its line, as Qwen3's does: pico_swarm's own has one token for both, and verifiers "
+        "cuts between them.", "",
     ]  # fmt: skip
     for environment, ways in facts["found"].items():
         if c := ways.get("tokens"):

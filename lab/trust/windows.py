@@ -3,9 +3,10 @@
 python -m lab.trust.windows                # a few minutes on one core
 python -m lab.trust.windows --runs 10      # a quick look; writes the same files
 
-A detector is worth what its mistakes are worth, and those can only be counted where the truth is known. So runs are made up (a curve for the true
-reward, then 8 groups of 8 episodes an update, noisier the more alike the answers to one task are), each detector is asked after every update as train.py
-would, and its answer is compared with the curve. Seeded: the same call gives the same numbers. They stay in windows.json; what the page says in short is computed from them.
+A detector is worth what its mistakes are worth, and those can only be counted where the truth is known. So runs are made up (a curve for
+the true reward, then 8 groups of 8 episodes an update, noisier the more alike the answers to one task are), each detector is asked after
+every update as train.py would, and its answer is compared with the curve. Seeded: the same call gives the same numbers. They stay in
+windows.json; what the page says in short is computed from them.
 """
 
 import zlib
@@ -238,41 +239,50 @@ def write(found: dict) -> None:
         *(f"* {line}" for line in in_short(found)), "", "![windows](windows.png)", "",
         "## Has it settled? `metrics.trend`, asked after every update", "",
         "**Too soon**: later, the truth moves by more than 0.05 from where it was. **Never**: not within 400 updates. "
-        "**Said at**: median and 5% to 95% of the calls that were right; **after**: median minus the update at which the truth had come within 0.02 of its end "
-        "(negative: it was called in the last slow part of the rise).", "",
+        "**Said at**: median and 5% to 95% of the calls that were right; **after**: median minus the update at which the truth had come "
+        "within 0.02 of its end (negative: it was called in the last slow part of the rise).", "",
         *rows_of(["truth", "noise", "n", "too soon", "never", "plateau from", "said at", "after"],
                [[CURVES[r["curve"]][0], r["noise"], r["runs"], percent(r["too_soon"]), percent(r["never"]), r["plateau"],
                  f"{r['said'][1]:.0f} ({r['said'][0]:.0f} to {r['said'][2]:.0f})" if r["said"] else "",
                  f"{r['said'][1] - r['plateau']:+.0f}" if r["said"] and "line" not in r["curve"] and r["curve"] != "wave" else ""]
                 for r in found["settling"] if r["rule"] == "trend"]),
-        "Two simpler rules on the same runs (icc 0.3), share of runs in which they spoke too soon: the slope of the last 20 updates is not significant; "
-        "the variance of the last 20 does not differ from that of the 20 before (Levene, the rule of thumb that the blog post proposes).", "",
+        "Two simpler rules on the same runs (icc 0.3), share of runs in which they spoke too soon: the slope of the last 20 updates is not "
+        "significant; the variance of the last 20 does not differ from that of the 20 before (Levene, the rule of thumb that the blog "
+        "post proposes).", "",
         *rows_of(["truth", "n", "trend", "no slope", "same spread"],
-               [[CURVES[c][0], runs, *(percent(next(r for r in found["settling"] if (r["curve"], r["noise"], r["rule"]) == (c, "icc 0.3", rule))["too_soon"])
-                                      for rule in RULES)] for c in CURVES if c != "flat"]),
+               [[CURVES[c][0], runs,
+                 *(percent(next(r for r in found["settling"] if (r["curve"], r["noise"], r["rule"]) == (c, "icc 0.3", rule))["too_soon"])
+                   for rule in RULES)] for c in CURVES if c != "flat"]),
         "## Has it dropped? `metrics.change` against fixed windows", "",
-        f"Each alarm has the threshold that gave it {drop['target']} false alarms per 100 updates on flat runs of 200 updates (calibrated on other runs than "
-        "the ones counted here). A fixed window compares its mean with that of everything before it.", "",
+        f"Each alarm has the threshold that gave it {drop['target']} false alarms per 100 updates on flat runs of 200 updates (calibrated "
+        "on other runs than the ones counted here). A fixed window compares its mean with that of everything before it.", "",
         *rows_of(["alarm", "threshold", "false alarms per 100 updates", "flat runs of 200 with one", "n", "per 100, AR(1) noise"],
-               [[a["alarm"], f"{a['threshold']:.2f}", f"{a['rate']:.3f}", percent(a["runs_with_alarm"]), a["runs_with_alarm"]["n"], f"{a['remembering']:.2f}"] for a in drop["alarms"]]),
-        "`metrics.change` uses 4.0. In the last column the runs are as flat, but neighbours resemble each other (AR 0.5): all alarms take such wandering for steps. "
-        "Rewards of real runs are not like that: every report says how often their steps turn around, and that is about as often as in white noise.", "",
-        f"Mean delay in updates after a drop from 0.6 after update 100 (not heard within 80 counts as 80), n={drop['runs']} runs a cell; the best of a row in bold.", "",
+               [[a["alarm"], f"{a['threshold']:.2f}", f"{a['rate']:.3f}", percent(a["runs_with_alarm"]), a["runs_with_alarm"]["n"],
+                 f"{a['remembering']:.2f}"] for a in drop["alarms"]]),
+        "`metrics.change` uses 4.0. In the last column the runs are as flat, but neighbours resemble each other (AR 0.5): all alarms take "
+        "such wandering for steps. Rewards of real runs are not like that: every report says how often their steps turn around, and that "
+        "is about as often as in white noise.", "",
+        f"Mean delay in updates after a drop from 0.6 after update 100 (not heard within 80 counts as 80), n={drop['runs']} runs a cell; "
+        "the best of a row in bold.", "",
         *rows_of(["drop", "icc", *ALARMS], [[d, icc, *best([c["delay"] for c in drop["drops"] if (c["drop"], c["icc"]) == (d, icc)])]
                                           for d in dict.fromkeys(c["drop"] for c in drop["drops"]) for icc in (0.0, 0.8)]),
         "## What is the current level? `metrics.level` over the last w updates", "",
-        f"Mean distance between the window's mean and the truth, n={runs} runs a cell, asked every 7 updates from 20 to 300; the best of a row in bold.", "",
+        f"Mean distance between the window's mean and the truth, n={runs} runs a cell, asked every 7 updates from 20 to 300; "
+        "the best of a row in bold.", "",
         *rows_of(["truth", "icc", "adaptive", *(f"last {w}" for w in FIXED)],
                [[CURVES[c][0], icc, *best([r["error"] for r in found["tracking"] if (r["curve"], r["icc"]) == (c, icc)])]
                 for c in dict.fromkeys(r["curve"] for r in found["tracking"]) for icc in (0.0, 0.8)]),
-        "Share of those questions in which the 95% interval holds the *current* truth. A window that lags behind a rise is precise about the past.", "",
+        "Share of those questions in which the 95% interval holds the *current* truth. A window that lags behind a rise is precise "
+        "about the past.", "",
         *rows_of(["truth", "icc", "adaptive", *(f"last {w}" for w in FIXED)],
                [[CURVES[c][0], icc, *(percent(r["coverage"]) for r in found["tracking"] if (r["curve"], r["icc"]) == (c, icc))]
                 for c in dict.fromkeys(r["curve"] for r in found["tracking"]) for icc in (0.0, 0.8)]),
         "## The intervals themselves", "",
-        "Share of 95% intervals that hold the truth, in AR(1) noise with correlation r. `metrics.mean` takes the values for independent; level and slope are those of metrics.py.", "",
+        "Share of 95% intervals that hold the truth, in AR(1) noise with correlation r. `metrics.mean` takes the values for independent; "
+        "level and slope are those of metrics.py.", "",
         *rows_of(["updates", "r", "n", "level", "metrics.mean", "moving-block bootstrap", "slope", "Newey-West slope"],
-               [[c["n"], c["r"], c["runs"], *(percent(c[k]) for k in ("level", "metrics.mean", "block bootstrap", "slope", "Newey-West slope"))]
+               [[c["n"], c["r"], c["runs"],
+                 *(percent(c[k]) for k in ("level", "metrics.mean", "block bootstrap", "slope", "Newey-West slope"))]
                 for c in found["coverage"]]),
     ]  # fmt: skip
     write_page(OUT / "README.md", out)
@@ -295,15 +305,18 @@ def in_short(found: dict) -> list[str]:
     lagging = lambda w: [r["coverage"]["mean"] for r in rows if r["window"] == w and r["curve"] in ("rise30", "rise60", "line0.020")]
     held = lambda w: f"{100 * min(lagging(w)):.0f}% to {100 * max(lagging(w)):.0f}%"
     return [
-        f'trend says "settled" too soon in {wrong("rise15", "rise30", "rise60", "take_off60", "line0.020", "collapse")} that rise fast enough to matter or fall; '
-        f"in {wrong('line0.015')} that rise by 1.5 tolerances per 10 updates, and in {wrong('line0.010')} that rise by one, where it is meant to waver. "
-        f"It is helpless against what has not begun: {wrong('take_off150')} with a late take-off. A wave around a level counts as settled ({wrong('wave')}).",
+        f'trend says "settled" too soon in {wrong("rise15", "rise30", "rise60", "take_off60", "line0.020", "collapse")} that rise fast '
+        "enough to matter or fall; "
+        f"in {wrong('line0.015')} that rise by 1.5 tolerances per 10 updates, and in {wrong('line0.010')} that rise by one, where it is "
+        f"meant to waver. It is helpless against what has not begun: {wrong('take_off150')} with a late take-off. A wave around a level "
+        f"counts as settled ({wrong('wave')}).",
         f"It speaks {min(after):+.0f} to {max(after):+.0f} updates after the plateau begins (medians); more noise, later.",
-        f"Hearing a drop: the adaptive alarm is the fastest in {wins(delays)} settings and at worst {cost(delays):.1f} times as slow as the best fixed window "
-        f"of that setting; the fixed ones are at worst {worst(delays)}.",
-        f"The current level: the adaptive window is the closest in {wins(errors)} settings, at worst {cost(errors):.1f} times as far off as the best; "
-        f"the fixed ones at worst {worst(errors)}. "
-        f"But on steady rises its interval holds the present in only {held('adaptive')}; that of the last 10 in {held('last 10')}: there the fixed window wins.",
+        f"Hearing a drop: the adaptive alarm is the fastest in {wins(delays)} settings and at worst {cost(delays):.1f} times as slow as "
+        f"the best fixed window of that setting; the fixed ones are at worst {worst(delays)}.",
+        f"The current level: the adaptive window is the closest in {wins(errors)} settings, at worst {cost(errors):.1f} times as far off "
+        f"as the best; the fixed ones at worst {worst(errors)}. "
+        f"But on steady rises its interval holds the present in only {held('adaptive')}; "
+        f"that of the last 10 in {held('last 10')}: there the fixed window wins.",
     ]
 
 

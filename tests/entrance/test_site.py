@@ -1,4 +1,5 @@
-"""Protects the docs site: it builds without a warning, no link of the built pages leads nowhere, and every chapter is in it and can be searched."""
+"""Protects the docs site: it builds without a warning, no link of the built pages leads nowhere,
+and every chapter is in it and can be searched."""
 
 import json
 import re

@@ -1,5 +1,5 @@
-"""Protects `uv run train.py --env letters --difficulty 6` from a clean clone: it installs what uv.lock says, with the CPU build of torch, and
-trains. Where PyTorch's own index cannot be reached, its wheel comes from where pip finds it, and has to be the one that uv.lock names.
+"""Protects `uv run train.py --env letters --difficulty 6` from a clean clone: it installs what uv.lock says, with the CPU build of torch,
+and trains. Where PyTorch's own index cannot be reached, its wheel comes from where pip finds it, and has to be the one that uv.lock names.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Protects the adapter's parts: tasks are our tasks with our defaults, a reply that was taken apart is put together again, an episode that is cut
-short counts as in rollout.py, a server's failure is not taken for an answer, and the environments stay free of all this.
+"""Protects the adapter's parts: tasks are our tasks with our defaults, a reply that was taken apart is put together again, an episode that
+is cut short counts as in rollout.py, a server's failure is not taken for an answer, and the environments stay free of all this.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
-"""Protects what an evaluation by verifiers says: the scores, number by number, that our own loop gives the same replies; whether a server leaves
-them as text, takes them apart, serves our policy, or gives tokens as in prime-rl's training, where a trace must hold the very tokens of an Episode.
+"""Protects what an evaluation by verifiers says: the scores, number by number, that our own loop gives the same replies; whether a server
+leaves them as text, takes them apart, serves our policy, or gives tokens as in prime-rl's training, where a trace must hold the very tokens
+of an Episode.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Protects bridges/gym.py against the real reasoning-gym: every generator gives tasks on each side, scores its own answer, and no answer hangs it."""
+"""Protects bridges/gym.py against the real reasoning-gym: every generator gives tasks on each side, scores its own answer,
+and no answer hangs it."""
 
 import json
 import os
@@ -24,8 +25,9 @@ NAMES = [name for name in sorted(gym.generators()) if name != "composite"]
 HOLES = {"complex_arithmetic", "game_of_life_halting"}  # docs/tasks.md says which; theirs to mend
 NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 SEEDS = (TRAIN_SEEDS, SFT_SEEDS, DEV_SEEDS, HELD_OUT_SEEDS)
-HOSTILE = ("", " ", "0", "-1", "1/0", "nan", "inf", "9" * 5000, "9**9**9**9", "1e999999999", "[[", "[" * 900, "{}", "null", "None", "\x00", "é🙂", "a\nb\nc",
-           "__import__('os').abort()", "exit()", "((((9**9)**9)**9)**9)**9", "factorial(99999999)", "[0]*10**10", "1" + "+1" * 3000, "((", "x" * 9999, "0 " * 4000)  # fmt: skip
+HOSTILE = ("", " ", "0", "-1", "1/0", "nan", "inf", "9" * 5000, "9**9**9**9", "1e999999999", "[[", "[" * 900, "{}", "null", "None", "\x00",
+           "é🙂", "a\nb\nc", "__import__('os').abort()", "exit()", "((((9**9)**9)**9)**9)**9", "factorial(99999999)", "[0]*10**10",
+           "1" + "+1" * 3000, "((", "x" * 9999, "0 " * 4000)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +58,8 @@ def test_every_generator_gives_tasks_and_scores_its_own_answer(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_answer_hangs_or_ends_a_run(name, monkeypatch):
-    """Marks or a failed episode, in seconds. In a process of its own this would be no proof: an abort or an endless sum must not be tried at all."""
+    """Marks or a failed episode, in seconds. In a process of its own this would be no proof:
+    an abort or an endless sum must not be tried at all."""
     monkeypatch.setattr(known.Known, "seconds", 10.0)
     env = guarded(env_of, name)
     env.reset(DEV_SEEDS)
@@ -67,8 +70,10 @@ def test_no_answer_hangs_or_ends_a_run(name, monkeypatch):
 
 
 def test_a_name_or_a_parameter_that_is_wrong_is_told_in_one_sentence():
-    for env, words in (("leter_counting", "did you mean letter_counting"), ("letter_counting,words=3", "it takes min_words, max_words, or expert"),
-                       ("letter_counting,seed=3", "has no seed"), ("letter_counting,min_words=0", "min_words must be positive"), ("composite", "at least one dataset"),
+    for env, words in (("leter_counting", "did you mean letter_counting"),
+                       ("letter_counting,words=3", "it takes min_words, max_words, or expert"),
+                       ("letter_counting,seed=3", "has no seed"), ("letter_counting,min_words=0", "min_words must be positive"),
+                       ("composite", "at least one dataset"),
                        ("letter_counting,min_words=x", "cannot be made"), ("", "reasoning-gym has no")):  # fmt: skip
         with pytest.raises(ValueError) as told:
             settings.check(settings.Config(env=f"reasoning_gym:{env}"))
@@ -84,7 +89,10 @@ def test_a_small_generator_is_refused_when_a_side_is_empty(monkeypatch):
 
 
 def test_the_same_seed_is_the_same_task_in_another_process():
-    code = "import sys, json; from bridges import gym; print(json.dumps([gym.open_generator(n, {}).draw(7).question for n in json.loads(sys.argv[1])]))"
+    code = (
+        "import sys, json; from bridges import gym; print(json.dumps([gym.open_generator(n, {}).draw(7).question for n in "
+        "json.loads(sys.argv[1])]))"
+    )
     names = [name for name in NAMES if name not in gym.UNSTEADY and name != "codeio"][::5] + ["list_functions", "pool_matrix"]
     found = []
     for seed in ("1", "2"):

@@ -1,5 +1,5 @@
-"""Protects the way prime-rl takes: it loads the taskset itself, sends a task's data to an env server over a socket, and trains on the trace that
-comes back. Its nodes must hold, token for token, what rollout.play would have trained on, with the same score.
+"""Protects the way prime-rl takes: it loads the taskset itself, sends a task's data to an env server over a socket, and trains on the trace
+that comes back. Its nodes must hold, token for token, what rollout.play would have trained on, with the same score.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Protects bridges/trl.py: the real GRPOTrainer, as two processes of `accelerate launch`, trains on our episodes. Tokens, mask and reward of what it is
-about to train on are those of our own loop, given the same replies.
+"""Protects bridges/trl.py: the real GRPOTrainer, as two processes of `accelerate launch`, trains on our episodes. Tokens, mask and reward
+of what it is about to train on are those of our own loop, given the same replies.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Protects the packaging: picoswarm and its doctor's command and nothing beside them, holding the files as they are in the checkout. From the wheel alone every
-environment can be played, and another package's `swarm` is neither used nor disturbed.
+"""Protects the packaging: picoswarm and its doctor's command and nothing beside them, holding the files as they are in the checkout. From
+the wheel alone every environment can be played, and another package's `swarm` is neither used nor disturbed.
 """
 
 import shutil

@@ -1,4 +1,5 @@
-"""Run by test_trl.py under `accelerate launch`: trains as `python -m bridges.trl` does, and writes what TRL was about to train on into OUT-RANK.json."""
+"""Run by test_trl.py under `accelerate launch`: trains as `python -m bridges.trl` does,
+and writes what TRL was about to train on into OUT-RANK.json."""
 
 import json
 import sys

@@ -60,7 +60,8 @@ def cached(monkeypatch):
 
 @pytest.fixture(scope="session")
 def largest_gap(naive_logprobs):  # noqa: F811
-    """largest_gap(policy, prompts, groups, temperature) -> nats between the sampler's log-probs and those of one plain forward pass each."""
+    """largest_gap(policy, prompts, groups, temperature) -> nats between the sampler's log-probs
+    and those of one plain forward pass each."""
 
     def compute(policy, prompts, groups, temperature) -> float:
         gaps = []

@@ -1,6 +1,8 @@
-"""Protects the way out: an exported adapter is served by vLLM's own server under --lora-modules, and evaluated over the API like any other model.
+"""Protects the way out: an exported adapter is served by vLLM's own server under --lora-modules,
+and evaluated over the API like any other model.
 
-letters has one turn, so what vLLM's server makes of the messages is what our loop makes of them, and the greedy scores are those of the run itself.
+letters has one turn, so what vLLM's server makes of the messages is what our loop makes of them,
+and the greedy scores are those of the run itself.
 """
 
 import json
@@ -34,9 +36,10 @@ def server(trained):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-           "VLLM_NO_USAGE_STATS": "1"}  # fmt: skip
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "models/pico_base", "--served-model-name", "pico_base", "--dtype", "float32", "--max-model-len", "2048",
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+           "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}  # fmt: skip
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "models/pico_base",
+               "--served-model-name", "pico_base", "--dtype", "float32", "--max-model-len", "2048",
                "--enforce-eager", "--block-size", "32", "--generation-config", "vllm", "--host", "127.0.0.1", "--port", str(port),
                "--enable-lora", "--max-lora-rank", "32", "--lora-modules", f"trained={trained[1]}"]  # fmt: skip
     log = open(trained[1].parent / "server.log", "w")
@@ -56,8 +59,8 @@ def server(trained):
 
 
 def over_api(server: str, model: str, folder: Path, n: int) -> dict:
-    run("train.py", "--eval-only", "--api-base", server, "--model", model, "--env", "letters", "--difficulty", "6", "--reward", "partial", "--max-tokens", "64",
-        "--eval-n", str(n), "--runs", str(folder), "--name", model)  # fmt: skip
+    run("train.py", "--eval-only", "--api-base", server, "--model", model, "--env", "letters", "--difficulty", "6", "--reward", "partial",
+        "--max-tokens", "64", "--eval-n", str(n), "--runs", str(folder), "--name", model)  # fmt: skip
     return lines(folder / model / "evals.jsonl")[-1]
 
 

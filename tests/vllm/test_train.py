@@ -1,5 +1,6 @@
-"""Protects whole runs with vLLM: the recipe on pico_base as `train.py --engine vllm` runs it, in one process, across --resume, and with vLLM
-in the process that samples ahead. On a CPU vLLM computes in float32, as our own sampler does, so the two can be compared number by number.
+"""Protects whole runs with vLLM: the recipe on pico_base as `train.py --engine vllm` runs it, in one process, across --resume, and with
+vLLM in the process that samples ahead. On a CPU vLLM computes in float32, as our own sampler does, so the two can be compared number by
+number.
 
 These are subprocesses, as a user would start them. Starting vLLM takes a while, so every run serves as many tests as it can.
 """
