@@ -42,6 +42,7 @@ class Config:
     env: str = "letters"
     think: bool = True  # may the policy think before it answers?
     # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 of them asked); swarm: easy, medium, hard
+    # yours: one of its levels, by default the last
     difficulty: int | str | None = None
     curriculum: bool = False  # start at the easiest level, go up when it is mastered (PROMOTE)
     # letters
@@ -113,7 +114,7 @@ class Config:
     # evaluation: fixed development tasks, which nothing is trained on, greedy
     eval_n: int | None = None  # tasks per set; 32 would give an interval 33 points wide
     eval_every: int = 20  # updates from one evaluation to the next
-    eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well
+    eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; yours: its other levels
     # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its name there
     api_base: str = ""  # such as https://HOST/v1
     api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
@@ -139,7 +140,7 @@ BY_ENV = {  # defaults that depend on the environment
     "letters": {"difficulty": 6, "sft_style": "states"},
     "alphabet": {"difficulty": 0, "sft_style": "states"},
     "swarm": {"difficulty": "medium", "sft_style": "expert"},
-    "yours": {"difficulty": 0, "sft_style": ""},
+    "yours": {"sft_style": ""},
     "known": {"difficulty": 0, "sft_style": ""},
 }
 BATCHES = {"num_tasks": 8, "sft_batch": 8, "eval_n": 256}
@@ -215,7 +216,7 @@ READS = {  # flags that only some environments read
         *OF_ALL,
     ),
     "swarm": ("difficulty", *(f.name for f in fields(Config) if "swarm_" in f.name), *OF_ALL),
-    "yours": (),
+    "yours": ("difficulty", "eval_other_tiers"),
     "known": ("think",),
 }  # fmt: skip
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # of a curriculum
@@ -379,10 +380,24 @@ def yours(env: str) -> type:
     return found
 
 
+def levels_of(env: str) -> list:
+    """What a curriculum climbs, the easiest first. A class of yours may have `levels`, too."""
+    return getattr(yours(env), "levels", []) if kind(env) == "yours" else LEVELS.get(env, [])
+
+
+def promote_of(env: str) -> tuple[str, float]:
+    """Go up if the mean of this measure is so high. A class of yours may have `promote`."""
+    usual = PROMOTE.get(env, ("exact", 0.75))
+    return getattr(yours(env), "promote", usual) if kind(env) == "yours" else usual
+
+
 def make_env(cfg: Config, difficulty):
     """A fresh environment. This, eval_sets and the tables above know which environments exist."""
     if kind(cfg.env) == "yours":
-        return yours(cfg.env)()
+        env = yours(cfg.env)()
+        if levels_of(cfg.env):
+            env.level = difficulty
+        return env
     if kind(cfg.env) == "known":
         from bridges.known import open_known
 
@@ -427,13 +442,17 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
 
     The same name means the same tasks.
     """
-    if kind(cfg.env) == "yours":
-        return {short(cfg.env): (True, partial(make_env, cfg, 0))}
+    name = short(cfg.env)
+    if kind(cfg.env) == "yours" and not levels_of(cfg.env):
+        return {name: (True, partial(make_env, cfg, 0))}
     if kind(cfg.env) == "known":
         return {make_env(cfg, 0).source.name: (True, partial(make_env, cfg, 0))}
     if cfg.env == "letters":
         tiers = sorted({*(EVAL_TIERS if cfg.eval_other_tiers else ()), cfg.difficulty})
         sets = {f"tier {tier}": tier for tier in tiers}
+    elif kind(cfg.env) == "yours":
+        others = levels_of(cfg.env) if cfg.eval_other_tiers else [cfg.difficulty]
+        sets = {f"{name}, level {level}": level for level in others}
     elif cfg.env == "swarm":
         sets = {f"{cfg.difficulty} v{cfg.swarm_version}": cfg.difficulty}
     else:
@@ -467,8 +486,10 @@ def check(cfg: Config) -> None:
     fill(cfg, by_env(cfg.env))
     if cfg.env == "letters" and not isinstance(cfg.difficulty, int):
         refuse(cfg, "difficulty", "letters has tiers 1 to 10; choose one of them")
+    if kind(cfg.env) == "yours":
+        check_level(cfg)
     check_tasks(cfg, make_env(cfg, cfg.difficulty))
-    if cfg.curriculum and cfg.env not in LEVELS:
+    if cfg.curriculum and len(levels_of(cfg.env)) < 2:
         raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")
     choices = {"engine": ("auto", "torch", "vllm"), "baseline": ("group", "batch", "none")}
     for name, some in choices.items():
@@ -506,6 +527,15 @@ def check_numbers(cfg: Config) -> None:
         refuse(cfg, "updates", "--until-converged watches the rewards of updates; use 1 or more")
     if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
         refuse(cfg, "max_updates", f"must be at least --updates {cfg.updates}")
+
+
+def check_level(cfg: Config) -> None:
+    """A class of yours is trained at its last level, or at the one that was asked for."""
+    levels = levels_of(cfg.env) or [0]
+    fill(cfg, {"difficulty": levels[-1]})
+    if cfg.difficulty not in levels:
+        some = f"has {', '.join(map(str, levels))}" if levels != [0] else "has no levels"
+        refuse(cfg, "difficulty", f"{short(cfg.env)} {some}; see docs/fork.md")
 
 
 def check_tasks(cfg: Config, env) -> None:

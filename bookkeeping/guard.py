@@ -26,7 +26,7 @@ from fast import machine
 from fast.machine import Hung
 from fast.memory import CannotGoOn, out_of_memory
 from rollout import EnvironmentFailed
-from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, make_env
+from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, levels_of, make_env, promote_of
 
 ENV_SECONDS = 60.0  # for one call of an environment; one that needs more (a judge over the
 #                     network) sets `seconds` on itself
@@ -122,7 +122,10 @@ def preflight(cfg) -> None:
     if page is None:
         return
     try:
-        check_environment(partial(make_env, cfg, cfg.difficulty), cfg.sft_steps > 0)
+        for level in levels_of(cfg.env) or [cfg.difficulty]:
+            check_environment(partial(make_env, cfg, level), cfg.sft_steps > 0)
+        if cfg.curriculum:
+            check_promotion(make_env(cfg, cfg.difficulty), promote_of(cfg.env)[0])
     except ValueError as wrong:
         raise ValueError(f"--env {cfg.env}: {wrong}; see {page}") from None
     if kind(cfg.env) == "known":
@@ -159,6 +162,17 @@ def check_environment(new_env: Callable, expert: bool = True) -> None:
                 f"the expert earns {mean(right)} and an empty reply {mean(silence)}; "
                 "SFT learns from the expert, so it should earn more"
             )
+
+
+def check_promotion(env, measure: str) -> None:
+    """A curriculum goes up by a measure that every score has."""
+    ask(env, "reset", messages_of, TRAIN_SEEDS)
+    ask(env, "step", answer_of, "")
+    if measure not in ask(env, "score", numbers_of):
+        raise ValueError(
+            f"{place(env, 'score')} has no {measure!r}, by which a curriculum goes up; "
+            'add it, or say promote = ("reward", 0.75) in the class'
+        )
 
 
 def reward_of(env, seed: int, speak: Callable, most: int, must_end: bool = False) -> float:

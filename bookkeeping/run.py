@@ -34,7 +34,7 @@ from fast import parallel
 from fast.ahead import SECONDS
 from fast.machine import peak_memory
 from fast.memory import memory_folder
-from settings import LEVELS, PROMOTE, PROMOTE_AFTER
+from settings import PROMOTE_AFTER, levels_of, promote_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -255,7 +255,7 @@ def open_run(cfg, typed: set[str]) -> Run:
     throwaway = None if first else memory_folder()
     folder = home if first else Path(throwaway.name)
     lock: FileLock | None = opened[2] if first else None
-    state = State(level=LEVELS[cfg.env][0] if cfg.curriculum else cfg.difficulty)
+    state = State(level=levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty)
     return Run(cfg, home, folder, saved, state, keep=[lock, throwaway])
 
 
@@ -267,12 +267,12 @@ def finished(cfg, state: State) -> bool:
 
 
 def climb(cfg, state: State, line: dict) -> None:
-    """One level up if the last updates of this one were good enough (PROMOTE)."""
-    measure, enough = PROMOTE[cfg.env]
+    """One level up if the last updates of this one were good enough (settings.promote_of)."""
+    measure, enough = promote_of(cfg.env)
     state.recent = (state.recent + [line[measure]])[-PROMOTE_AFTER:]
     mastered = sum(state.recent) / PROMOTE_AFTER >= enough
     if len(state.recent) == PROMOTE_AFTER and mastered:
-        levels = LEVELS[cfg.env]
+        levels = levels_of(cfg.env)
         state.level, state.recent = levels[levels.index(state.level) + 1], []
 
 

@@ -445,6 +445,58 @@ train.main()
     assert {e["tasks"] for e in lines(tmp_path / "c" / "evals.jsonl")} == {"hard v0.2"}
 
 
+LEVELLED = """
+class Echo:
+    think, tools, max_turns, levels, promote = False, None, 1, ["short", "long"], ("format", 0.0)
+
+    def reset(self, seed):
+        self.word, self.reply = f"{seed:010d}"[-2 if self.level == "short" else -6 :], ""
+        return [{"role": "user", "content": f"Say {self.word}."}]
+
+    def step(self, reply):
+        self.reply = reply
+        return [], True
+
+    def score(self):
+        return {"reward": float(self.reply == self.word), "format": 1.0}
+
+    def expert_reply(self):
+        return self.word
+"""
+
+
+def test_an_environment_of_ones_own_can_have_levels_and_climb_them(tmp_path):
+    file = tmp_path / "echo.py"
+    file.write_text(LEVELLED)
+    words = [
+        "--env",
+        f"{file}:Echo",
+        "--updates",
+        "6",
+        "--num-tasks",
+        "2",
+        "--k",
+        "2",
+        "--eval-n",
+        "2",
+        "--max-tokens",
+        "8",
+        "--sft-steps",
+        "0",
+    ]
+    done = run(*words, "--curriculum", "--eval-every", "9", "--runs", str(tmp_path), "--name", "c")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line["level"] for line in lines(tmp_path / "c" / "metrics.jsonl")] == ["short"] * 5 + ["long"]
+    found = {e["tasks"]: e["trained"] for e in lines(tmp_path / "c" / "evals.jsonl")}
+    assert found == {"Echo, level short": False, "Echo, level long": True}
+    assert json.loads((tmp_path / "c" / "config.json").read_text())["difficulty"] == "long"
+    wrong = run(*words, "--difficulty", "longer", "--runs", str(tmp_path))
+    assert wrong.returncode != 0 and "--difficulty longer: Echo has short, long; see docs/fork.md" in wrong.stderr
+    file.write_text(LEVELLED.replace(', ("format", 0.0)', ', ("exact", 0.0)'))
+    wrong = run(*words, "--curriculum", "--runs", str(tmp_path))
+    assert wrong.returncode != 0 and "score (echo.py:13) has no 'exact', by which a curriculum goes up" in wrong.stderr
+
+
 def test_until_converged_goes_on_until_the_reward_has_settled_or_the_cap(tmp_path):
     flags = [*ONE_TIER, "--until-converged", "--eval-n", "2", "--sft-steps", "0", "--runs", str(tmp_path)]
     script = """
