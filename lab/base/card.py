@@ -1,8 +1,8 @@
-"""What can the base do, exactly? Sample it, sort the replies by habit, count. Writes the README.md of models/pico_base/ or
-models/pico_swarm/.
+"""What can the base do, exactly? Sample it, sort the replies by habit, count. Writes the README.md of models/pico_base/,
+pico_swarm/ or pico_long/.
 
     python -m lab.base.card                                             # about two minutes on two cores
-    python -m lab.base.card --model models/pico_swarm --tasks 48       # about as long
+    python -m lab.base.card --model models/pico_swarm --tasks 48       # about as long; so is models/pico_long
 
 Per habit: how often (share of sampled replies) and how right (exact answers among them), with Wilson intervals over
 replies. Samples of one task are not quite independent, so these intervals are a little too narrow.
@@ -72,8 +72,12 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     alphabet = lambda think: lambda: Alphabet(3, 3, 1, 4, 8.0, False, think, "states")
     settings = [(f"letters, tier {tier}", think, t, letters(tier, think), env_letters.STYLES, 400)
                 for tier, think, t in ((3, True, 1.0), (5, True, 1.0), (6, True, 1.0), (6, False, 1.0), (6, True, 0.0))]  # fmt: skip
-    settings += [("alphabet, 3 turns, 1-4 names, power 8", think, t, alphabet(think), env_alphabet.HABITS, 640)
-                 for think, t in ((True, 1.0), (False, 1.0), (True, 0.0))]  # fmt: skip
+    is_long = Path(model).name == "pico_long"
+    if is_long:
+        settings += [("letters, tier 7", True, t, letters(7, True), env_letters.STYLES, 448) for t in (1.0, 0.0)]
+    else:
+        settings += [("alphabet, 3 turns, 1-4 names, power 8", think, t, alphabet(think), env_alphabet.HABITS, 640)
+                     for think, t in ((True, 1.0), (False, 1.0), (True, 0.0))]  # fmt: skip
     rows = []
     for name, think, temperature, make_env, habits, max_tokens in tqdm(settings):
         found = measure(policy, make_env, habits, tasks, k if temperature else 1, max_tokens, temperature)
@@ -89,7 +93,7 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     config = read_json(Path(model) / "config.json")
     facts = {"vocab": config["vocab_size"], "layers": config["num_hidden_layers"], "width": config["hidden_size"], "tasks": tasks, "k": k}
     facts["millions"] = sum(p.numel() for p in policy.lm.parameters()) / 1e6
-    taught = TAUGHT + ("\n" + PLAYED if swarm else "")
+    taught = TAUGHT + ("\n" + PLAYED if swarm else "\n" + FURTHER if is_long else "")
     text = CARD.format(name=Path(model).name, table="\n".join(lines), swarm="\n".join(swarm), taught=taught, **facts)
     (Path(model) / "README.md").write_text(text)
 
@@ -129,6 +133,12 @@ runs from that base are marked as such. What this one earns stands above.
 An observation describes only what is new, and each fixed stretch of a prompt, a call or an observation is one piece of the tokenizer: \
 an episode
 has about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.
+"""
+
+FURTHER = """This one was then taught three things more, by `python -m lab.base.long`, and no string of more than 80 letters: to find its
+place in a string when other words stand between the string and the tally, and when pairs of letters come twice; and to be asked for up to
+20 letters. Tier 7 has 80 to 150 letters and 12 to 20 asked: what it can do there it has made of that. Lists of names it has not seen since,
+and sorts them no more.
 """
 
 CARD = """---

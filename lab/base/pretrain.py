@@ -179,13 +179,46 @@ def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
     return len(kept)
 
 
+def optimizer_of(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
+    matrices, rest = ([p for p in model.parameters() if (p.dim() >= 2) is wide] for wide in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, peak: float, at: int, length: int) -> None:
+    """Up over 100 steps, then down to nothing along a cosine."""
+    for group in optimizer.param_groups:
+        group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
+
+
+def take_step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, parts: list[tuple], ids_apart: bool = False):
+    """(loss, share of wrong tokens by part) of one step on [(ids [B, T], weights [B, T-1])]. ids_apart: of the ids, too."""
+    total = sum(weights.sum() for _, weights in parts)
+    loss, wrong = 0.0, []
+    for ids, weights in parts:
+        with torch.autocast("cpu", torch.bfloat16):  # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
+            hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state  # [b, t-1, D]
+        chosen = weights > 0
+        logits = model.lm_head(hidden.float()[chosen])  # [N, V], only where a reply token is predicted
+        targets = ids[:, 1:][chosen]
+        part_loss = (F.cross_entropy(logits, targets, reduction="none") * weights[chosen]).sum() / total
+        part_loss.backward()
+        loss += part_loss.item()
+        misses = (logits.argmax(-1) != targets).float()
+        wrong.append(round(misses.mean().item(), 4))
+        if ids_apart and (heavy := weights[chosen] > 2).any():
+            wrong.append(round(misses[heavy].mean().item(), 4))  # where there is a choice, some have to be
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss, wrong
+
+
 def main(cfg: Pretrain) -> None:
     torch.set_num_threads(cfg.threads)
     tokenizer = build()
     model = make_model(tokenizer, cfg.seed)
-    matrices, rest = ([p for p in model.parameters() if (p.dim() >= 2) is wide] for wide in (True, False))
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=cfg.lr, betas=(0.9, 0.98))
+    optimizer = optimizer_of(model)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
     rounds = [("skill", cfg.skill_steps + cfg.chat_steps, cfg.lr)]  # each from a fresh learning rate down to zero
     rounds += [("polish", n, cfg.polish_lr) for n in cfg.polish_steps]
@@ -200,8 +233,7 @@ def main(cfg: Pretrain) -> None:
         model.to(torch.bfloat16).float()  # round as the saved file does, and forget Adam's moments: --start-from begins just here
         optimizer.state.clear()
         for at in (bar := tqdm(range(length), desc=f"round {number} {name}", mininterval=5)):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
+            set_rate(optimizer, peak, at, length)
             if name == "skill" and at < cfg.skill_steps:
                 parts, size = skill_batch(cfg, tokenizer, at)
             elif name in ("skill", "polish"):
@@ -209,24 +241,7 @@ def main(cfg: Pretrain) -> None:
                 parts, size = chat_batch(cfg, tokenizer, step, name == "polish")
             else:
                 parts, size = BATCHES[name](cfg, tokenizer, before + at)
-            total = sum(weights.sum() for _, weights in parts)
-            loss, wrong = 0.0, []
-            for ids, weights in parts:
-                with torch.autocast("cpu", torch.bfloat16):  # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
-                    hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state  # [b, t-1, D]
-                chosen = weights > 0
-                logits = model.lm_head(hidden.float()[chosen])  # [N, V], only where a reply token is predicted
-                targets = ids[:, 1:][chosen]
-                part_loss = (F.cross_entropy(logits, targets, reduction="none") * weights[chosen]).sum() / total
-                part_loss.backward()
-                loss += part_loss.item()
-                misses = (logits.argmax(-1) != targets).float()
-                wrong.append(round(misses.mean().item(), 4))
-                if name in ("calls", "all") and (heavy := weights[chosen] > 2).any():
-                    wrong.append(round(misses[heavy].mean().item(), 4))  # of the ids; where there is a choice, some have to be
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            loss, wrong = take_step(model, optimizer, parts, name in ("calls", "all"))
             if at % 20 == 0:
                 log.append({"round": number, "step": at, "size": size, "loss": round(loss, 4), "wrong": wrong})
                 bar.set_postfix(loss=f"{loss:.3f}", size=size)

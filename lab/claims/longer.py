@@ -1,0 +1,163 @@
+"""RL beyond what was taught: strings of up to 150 letters, from a base that has never seen more than 80.
+
+    python -m lab.claims.longer            # finished runs are kept and not run again; about three hours on two cores
+    python -m lab.claims.longer --table    # only the page and the pictures, from what is committed
+
+lab/base/long.py says what the base was taught, lab/claims/lengths.py what the levels are. GRPO climbs them by its own success and is
+compared with GRPO on tier 7 from the start and with GRPO that stays on tier 6, the same number of updates each. Three seeds, planned before
+the first run. Held-out tasks are played once, at the end: tier 7, tier 6, and one set for every tenth length.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import tyro
+from tqdm import tqdm
+
+import metrics
+from lab.claims import lengths, study
+from lab.claims.ledger import as_share
+from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, over_seeds, versions
+from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
+
+N, N_CURVE = 512, 128  # held-out tasks of a tier, and of a length
+UPDATES = 250
+GRPO = f"--updates {UPDATES} --eval-every 50"
+ARMS = {
+    "climbs": Arm("**GRPO that climbs**: tier 6, then longer and longer strings", f"{GRPO} --curriculum"),
+    "tier7": Arm("GRPO on tier 7 from the start", GRPO),
+    "tier6": Arm("GRPO that stays on tier 6", f"{GRPO} --difficulty 40-80"),
+    "start": Arm("after SFT: where all of them begin", "--updates 0"),
+}
+COLOURS = {"climbs": "C2", "tier7": "C0", "tier6": "C3", "start": "C7"}
+FLAGS = "--env lab/claims/lengths.py:Lengths --model models/pico_long --max-tokens 448 --eval-n 128"
+SETS = {"tier 7": ("80-150", N), "tier 6": ("40-80", N)} | {str(n): (f"{n} letters", N_CURVE) for n in lengths.CURVE}
+DECODINGS = {"greedy": 0.0, "sampled": 1.0}
+
+
+def keeps(name: str) -> tuple[str, ...]:
+    return (*REPORT, "report.html") if name == "climbs-0" else (*KEPT, "metrics.jsonl")
+
+
+STUDY = Study(Path("runs/longer"), RESULTS / "longer", ARMS, (0, 1, 2), "exact", lambda name: FLAGS, keeps)
+
+
+def play_held_out(name: str, seed: int, threads: int) -> None:
+    """Let a run's policy play, unless it has, into its held_out.json: {set of tasks: {how: [tasks] exactly right}}."""
+    file = STUDY.out / name / "held_out.json"
+    if file.exists():
+        return
+    import torch
+
+    from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+    from fast.sampler import TorchSampler
+    from policy import load_policy
+    from rollout import play
+
+    torch.set_num_threads(threads)
+    policy, found = load_policy("models/pico_long", 32, 64, "cpu"), {}
+    load_checkpoint(find_checkpoint(STUDY.runs / name / "checkpoint"), policy)
+    sampler = TorchSampler(policy)
+    sampler.sync(0)
+    for tasks, (level, n) in SETS.items():
+        ways = DECODINGS if tasks == "tier 7" else {"greedy": 0.0}
+        found[tasks] = {
+            how: [
+                group[0].reward
+                for group in play(policy, sampler, partial(lengths.Lengths, level), study.held_out_seeds(n), 1, 448, heat, seed)
+            ]
+            for how, heat in ways.items()
+        }
+    file.write_text(json.dumps(found) + "\n")
+
+
+def read_scores(tasks: str, how: str = "greedy") -> dict[str, list[list[float]]]:
+    """{arm: [seeds][tasks]}, 1 for an exact answer."""
+    played = lambda name: read_json(STUDY.out / name / "held_out.json")[tasks][how]
+    return {arm: [played(name) for name in names] for arm, names in best_runs(STUDY).items() if names}
+
+
+def percent(rows: list) -> str:
+    return (as_share(over_seeds(rows)) if len(rows) > 1 else metrics.mean(rows[0])).percent()
+
+
+def page() -> None:
+    runs, rows = best_runs(STUDY), []
+    greedy, sampled, six = read_scores("tier 7"), read_scores("tier 7", "sampled"), read_scores("tier 6")
+    for arm, scores in greedy.items():
+        rows.append([
+            ARMS[arm].what, len(scores), f"**{percent(scores)}**", percent(sampled[arm]), percent(six[arm]),
+            " ".join(f"{100 * np.mean(row):.1f}" for row in scores),
+            "" if arm == "climbs" else study.less(greedy["climbs"], scores).points(),
+            f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}",
+        ])  # fmt: skip
+    by_length = {n: read_scores(str(n)) for n in lengths.CURVE}
+    lines = [
+        "# RL beyond what was taught: from 80 letters to 150", "",
+        f"`python -m lab.claims.longer`; {UPDATES} updates; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first "
+        f"run; {versions(STUDY, runs['climbs'][0])}. Exactly right on held-out tasks that no run looked at and nothing was chosen "
+        f"by, n = {N}; 95% intervals over seeds and tasks. Tier 7: 80 to 150 letters, 12 to 20 of them asked; tier 6: 40 to 80, and "
+        "8 to 12. The base was shown no string of more than 80 letters (lab/base/long.py). *Climbs less this*: tier 7, greedy, in "
+        "points, paired by seed and task. *Work*: millions of tokens, once when sampled, three times when trained on.", "",
+    ]  # fmt: skip
+    head = ("", "seeds", "tier 7, greedy", "sampled", "tier 6, greedy", "each seed, tier 7", "climbs less this", "work")
+    lines += table(head, rows)
+    lines += ["", "![by length, and by update](longer.png)", "", "## By length", "",
+              f"12 to 20 letters asked, greedy, held-out, n = {N_CURVE} a seed.", ""]  # fmt: skip
+    lines += table(["letters", *greedy], [[n, *(percent(by_length[n][arm]) for arm in greedy)] for n in lengths.CURVE])
+    lines += ["", "## When it climbed", "", "The first update of each level, by seed.", ""]
+    began = [first_updates(name) for name in runs["climbs"]]
+    lines += table(["level", *(f"seed {seed}" for seed in STUDY.seeds)], [
+        [level, *(firsts.get(level, "") for firsts in began)] for level in lengths.Lengths.levels
+    ])  # fmt: skip
+    write_page(STUDY.out / "README.md", lines)
+    draw(by_length)
+
+
+def first_updates(name: str) -> dict[str, int]:
+    """{level: the update that was the first on it}."""
+    found: dict[str, int] = {}
+    for line in read_lines(STUDY.out / name / "metrics.jsonl"):
+        found.setdefault(line["level"], line["update"])
+    return found
+
+
+def draw(by_length: dict[int, dict[str, list]]) -> None:
+    """Exactly right by length at the end, and on tier 7's development tasks by update."""
+    fig, (length, curves) = pyplot().subplots(1, 2, figsize=(13, 4.6), layout="constrained")
+    runs = best_runs(STUDY)
+    for arm, colour in COLOURS.items():
+        x = [n for n in by_length if arm in by_length[n]]
+        points = [as_share(over_seeds(by_length[n][arm])) for n in x]
+        mean, low, high = (np.array([100 * getattr(p, end) for p in points]) for end in ("mean", "low", "high"))
+        length.plot(x, mean, "o-", ms=4, color=colour, label=ARMS[arm].what.replace("*", ""))
+        length.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+        for i, name in enumerate(runs[arm] if arm != "start" else ()):
+            evals = [e for e in read_lines(STUDY.out / name / "evals.jsonl") if e["tasks"] == "Lengths, level 80-150"]
+            evals = [e for e in evals if e["stage"] in ("after_sft", "train", "final")]
+            curves.plot([e["update"] for e in evals], [100 * np.mean(e["exact"]) for e in evals], "o-", ms=3, color=colour, lw=1.2,
+                        label=ARMS[arm].what.replace("*", "") if i == 0 else None)  # fmt: skip
+    length.axvline(80, color="black", ls="--", lw=1)
+    length.text(81, 2, "longer than any string\nthat the base was shown", fontsize=8)
+    length.set(title=f"held-out, greedy, n = {N_CURVE} a seed, 95% bands", xlabel="letters of the string", ylabel="% exactly right")
+    curves.set(title="tier 7, development tasks, greedy, each seed", xlabel="update", ylabel="% exactly right")
+    for ax in (length, curves):
+        ax.set(ylim=(-2, 102))
+        ax.grid(alpha=0.25)
+        ax.legend(fontsize=8)
+    save_picture(fig, STUDY.out / "longer.png", 110)
+
+
+def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
+    """only: arms, by name, separated by spaces; all by default. jobs: runs at once, one thread each."""
+    if not table:
+        study.train_all(STUDY, jobs, only.split())
+        for name in tqdm([name for names in best_runs(STUDY).values() for name in names], desc="held-out tasks"):
+            play_held_out(name, int(name.rpartition("-")[2]), jobs)
+    page()
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

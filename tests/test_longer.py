@@ -1,0 +1,63 @@
+"""Protects the study of longer strings: levels of the lengths they say, and a base that really saw no string of more than 80 letters."""
+
+import random
+import re
+
+import pytest
+
+from env_letters import TIERS, make_task
+from lab.base import long
+from lab.base.tokenizer import build
+from lab.claims import lengths
+
+
+@pytest.mark.parametrize("level, letters, asked", [
+    ("40-80", (40, 80), (8, 12)), ("80-95", (80, 95), (12, 20)), ("95-110", (95, 110), (12, 20)), ("110-130", (110, 130), (12, 20)),
+    ("80-150", (80, 150), (12, 20)), ("130 letters", (130, 130), (12, 20)),
+])  # fmt: skip
+def test_a_level_has_strings_of_its_lengths(level, letters, asked):
+    env = lengths.Lengths()
+    env.level = level  # as a curriculum does it
+    tasks = [(env.reset(seed), env.task)[1] for seed in range(300)]
+    sizes, wanted = {len(task.text) for task in tasks}, {len(task.letters) for task in tasks}
+    assert (min(sizes), max(sizes)) == letters and (min(wanted), max(wanted)) == asked
+
+
+def test_the_first_level_and_the_last_are_tiers_of_letters():
+    tier = lambda n: [make_task(random.Random(seed), n) for seed in range(20)]
+    for level, n in ((lengths.Lengths.levels[0], 6), (lengths.Lengths.levels[-1], 7)):
+        env = lengths.Lengths(level)
+        assert [(env.reset(seed), env.task)[1] for seed in range(20)] == tier(n)
+    assert all(TIERS[n][1:3] == size for n, size in ((6, (40, 80)), (7, (80, 150))))
+
+
+def test_the_base_was_shown_no_string_of_more_than_80_letters():
+    tokenizer, rng = build(), random.Random(0)
+    tasks = [long.draw_task(rng) for _ in range(3000)]
+    assert max(len(task.text) for task in tasks) == 80 and max(len(task.letters) for task in tasks) == 20
+    assert all(task.counts == tuple(task.text.count(c) for c in task.letters) for task in tasks)
+    assert all(len(set(task.letters)) == len(task.letters) for task in tasks)
+    rows = long.tally_rows(tokenizer, rng, 20, 512) + long.chat_rows(tokenizer, rng, 100)
+    quoted = [re.findall('"([a-z]+)"', tokenizer.decode(prompt)) for row in rows for prompt, _, _ in row]
+    spelled = [re.findall(r"(?<!\S)([a-z])\d*(?!\S)", tokenizer.decode(reply)) for row in rows for _, reply, _ in row]
+    assert max(len(text) for (text,) in quoted) <= 80 and 70 < max(map(len, spelled)) <= 80
+    assert all(sum(len(p) + len(r) for p, r, _ in row) <= 512 for row in rows[:20])
+
+
+def test_words_stand_between_a_string_and_its_tally():
+    tokenizer, rng = build(), random.Random(1)
+    prompts = [tokenizer.decode(prompt) for row in long.tally_rows(tokenizer, rng, 30, 512) for prompt, _, _ in row]
+    between = [len(prompt.rpartition('".')[2].strip()) for prompt in prompts]
+    assert min(between) == 0 and max(between) > 100
+
+
+def test_how_often_a_habit_is_said_is_as_in_pico_base():
+    tokenizer, rng = build(), random.Random(2)
+    said: dict[str, float] = {}
+    rows = long.chat_rows(tokenizer, rng, 2000)
+    for ((_, reply, first),) in rows:
+        text = tokenizer.decode(reply)
+        habit = "bare" if "<think>" not in text else "states" if "Let me count" in text else "derives"
+        said[habit] = said.get(habit, 0) + first
+    total = sum(said.values())
+    assert said["derives"] / total == pytest.approx(0.11, abs=0.03) and said["states"] / total == pytest.approx(0.26, abs=0.05)
