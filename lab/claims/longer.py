@@ -17,8 +17,10 @@ import tyro
 from tqdm import tqdm
 
 import metrics
+from env_letters import Letters
 from lab.claims import lengths, study
 from lab.claims.ledger import as_share
+from lab.claims.letters import Begun
 from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, over_seeds, versions
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 
@@ -29,10 +31,12 @@ ARMS = {
     "climbs": Arm("**GRPO that climbs**: tier 6, then longer and longer strings", f"{GRPO} --curriculum"),
     "tier7": Arm("GRPO on tier 7 from the start", GRPO),
     "tier6": Arm("GRPO that stays on tier 6", f"{GRPO} --difficulty 40-80"),
-    "start": Arm("after SFT: where all of them begin", "--updates 0"),
 }
-COLOURS = {"climbs": "C2", "tier7": "C0", "tier6": "C3", "start": "C7"}
-FLAGS = "--env lab/claims/lengths.py:Lengths --model models/pico_long --max-tokens 448 --eval-n 128"
+BASES = {"begun": "the base, with the first tokens of a derivation given: all that choosing a habit can reach", "base": "the base"}
+WHAT = {arm: a.what for arm, a in ARMS.items()} | BASES
+COLOURS = {"climbs": "C2", "tier7": "C0", "tier6": "C3", "begun": "C7"}
+MODEL, MAX_TOKENS = "models/pico_long", 448
+FLAGS = f"--env lab/claims/lengths.py:Lengths --model {MODEL} --sft-steps 0 --max-tokens {MAX_TOKENS} --eval-n 128"
 SETS = {"tier 7": ("80-150", N), "tier 6": ("40-80", N)} | {str(n): (f"{n} letters", N_CURVE) for n in lengths.CURVE}
 DECODINGS = {"greedy": 0.0, "sampled": 1.0}
 
@@ -45,7 +49,7 @@ STUDY = Study(Path("runs/longer"), RESULTS / "longer", ARMS, (0, 1, 2), "exact",
 
 
 def play_held_out(name: str, seed: int, threads: int) -> None:
-    """Let a run's policy play, unless it has, into its held_out.json: {set of tasks: {how: [tasks] exactly right}}."""
+    """Let a run's policy, or the base, play, unless it has, into held_out.json: {set of tasks: {how: [tasks] exactly right}}."""
     file = STUDY.out / name / "held_out.json"
     if file.exists():
         return
@@ -57,26 +61,26 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
     from rollout import play
 
     torch.set_num_threads(threads)
-    policy, found = load_policy("models/pico_long", 32, 64, "cpu"), {}
-    load_checkpoint(find_checkpoint(STUDY.runs / name / "checkpoint"), policy)
+    policy, found = load_policy(MODEL, 32, 64, "cpu"), {}
+    if name not in BASES:  # LoRA begins at 0: that is the base
+        load_checkpoint(find_checkpoint(STUDY.runs / name / "checkpoint"), policy)
     sampler = TorchSampler(policy)
     sampler.sync(0)
     for tasks, (level, n) in SETS.items():
-        ways = DECODINGS if tasks == "tier 7" else {"greedy": 0.0}
-        found[tasks] = {
-            how: [
-                group[0].reward
-                for group in play(policy, sampler, partial(lengths.Lengths, level), study.held_out_seeds(n), 1, 448, heat, seed)
-            ]
-            for how, heat in ways.items()
-        }
+        make_env, seeds, found[tasks] = partial(lengths.Lengths, level), study.held_out_seeds(n), {}
+        for how, heat in (DECODINGS if tasks == "tier 7" else {"greedy": 0.0}).items():
+            player = Begun(policy, partial(Letters, level, "binary", True, "derives"), seeds) if name == "begun" else sampler
+            groups = play(policy, player, make_env, seeds, 1, MAX_TOKENS, heat, seed)
+            found[tasks][how] = [group[0].reward for group in groups]
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found) + "\n")
 
 
 def read_scores(tasks: str, how: str = "greedy") -> dict[str, list[list[float]]]:
     """{arm: [seeds][tasks]}, 1 for an exact answer."""
     played = lambda name: read_json(STUDY.out / name / "held_out.json")[tasks][how]
-    return {arm: [played(name) for name in names] for arm, names in best_runs(STUDY).items() if names}
+    runs = {arm: names for arm, names in best_runs(STUDY).items() if names} | {name: [name] for name in BASES}
+    return {arm: [played(name) for name in names] for arm, names in runs.items()}
 
 
 def percent(rows: list) -> str:
@@ -88,10 +92,10 @@ def page() -> None:
     greedy, sampled, six = read_scores("tier 7"), read_scores("tier 7", "sampled"), read_scores("tier 6")
     for arm, scores in greedy.items():
         rows.append([
-            ARMS[arm].what, len(scores), f"**{percent(scores)}**", percent(sampled[arm]), percent(six[arm]),
+            WHAT[arm], len(scores), f"**{percent(scores)}**", percent(sampled[arm]), percent(six[arm]),
             " ".join(f"{100 * np.mean(row):.1f}" for row in scores),
-            "" if arm == "climbs" else study.less(greedy["climbs"], scores).points(),
-            f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}",
+            "" if arm == "climbs" else study.less(greedy["climbs"], scores * len(greedy["climbs"]) if arm in BASES else scores).points(),
+            "" if arm in BASES else f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}",
         ])  # fmt: skip
     by_length = {n: read_scores(str(n)) for n in lengths.CURVE}
     lines = [
@@ -132,13 +136,13 @@ def draw(by_length: dict[int, dict[str, list]]) -> None:
         x = [n for n in by_length if arm in by_length[n]]
         points = [as_share(over_seeds(by_length[n][arm])) for n in x]
         mean, low, high = (np.array([100 * getattr(p, end) for p in points]) for end in ("mean", "low", "high"))
-        length.plot(x, mean, "o-", ms=4, color=colour, label=ARMS[arm].what.replace("*", ""))
+        length.plot(x, mean, "o-", ms=4, color=colour, label=WHAT[arm].replace("*", "").partition(":")[0])
         length.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
-        for i, name in enumerate(runs[arm] if arm != "start" else ()):
+        for i, name in enumerate(runs.get(arm, ())):
             evals = [e for e in read_lines(STUDY.out / name / "evals.jsonl") if e["tasks"] == "Lengths, level 80-150"]
             evals = [e for e in evals if e["stage"] in ("after_sft", "train", "final")]
             curves.plot([e["update"] for e in evals], [100 * np.mean(e["exact"]) for e in evals], "o-", ms=3, color=colour, lw=1.2,
-                        label=ARMS[arm].what.replace("*", "") if i == 0 else None)  # fmt: skip
+                        label=WHAT[arm].replace("*", "").partition(":")[0] if i == 0 else None)  # fmt: skip
     length.axvline(80, color="black", ls="--", lw=1)
     length.text(81, 2, "longer than any string\nthat the base was shown", fontsize=8)
     length.set(title=f"held-out, greedy, n = {N_CURVE} a seed, 95% bands", xlabel="letters of the string", ylabel="% exactly right")
@@ -154,8 +158,9 @@ def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
     """only: arms, by name, separated by spaces; all by default. jobs: runs at once, one thread each."""
     if not table:
         study.train_all(STUDY, jobs, only.split())
-        for name in tqdm([name for names in best_runs(STUDY).values() for name in names], desc="held-out tasks"):
-            play_held_out(name, int(name.rpartition("-")[2]), jobs)
+        names = [name for names in best_runs(STUDY).values() for name in names]
+        for name in tqdm([*BASES, *names], desc="held-out tasks"):
+            play_held_out(name, 0 if name in BASES else int(name.rpartition("-")[2]), jobs)
     page()
 
 
