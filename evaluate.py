@@ -40,7 +40,7 @@ from policy import Policy, load_policy
 from rollout import Episode, play
 from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
 
-# Named here and by the maker of the final table (lab/claims/letters.py), and a test holds that:
+# Named here and by the maker of final tables (lab/claims/study.py), and a test holds that:
 # tasks that anybody can look at are not held out for long.
 HELD_OUT_SEEDS = 4_000_000_000
 MEND = "mend the environment and --resume, with --env again if it is a file of your own"

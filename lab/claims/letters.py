@@ -19,6 +19,7 @@ import numpy as np
 import tyro
 
 import metrics
+from lab.claims import study
 from lab.claims.ledger import as_share
 from lab.claims.study import (
     KEPT,
@@ -29,15 +30,13 @@ from lab.claims.study import (
     development,
     dots,
     grid,
-    less,
     over_seeds,
     run_name,
     setting_of,
     sweep_tables,
-    train_all,
     versions,
 )
-from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_json, write_page
+from lab.common import RESULTS, pyplot, read_json, save_picture, table, write_json, write_page
 
 N, BEST_OF = 512, 8
 SHOWN = {"grpo-0": (*REPORT, "report.html"), "no_think-0": REPORT}  # runs that README and docs show
@@ -65,17 +64,6 @@ STUDY = Study(Path("runs/letters"), RESULTS / "letters", ARMS, (0, 1, 2, 3, 4), 
 
 
 # ------------------------------------------------------------------------------------------------ held-out tasks
-def held_out(name: str) -> None:
-    """Let a run's policy play the held-out tasks, unless it has. Only the chosen setting of an arm comes here."""
-    if any("held-out" in e["tasks"] for e in read_lines(STUDY.out / name / "evals.jsonl")):
-        return
-    from evaluate import evaluate_only
-    from settings import Config
-
-    evaluate_only(Config(eval_only=str(STUDY.runs / name), held_out=True, eval_n=N), {"eval_only", "held_out", "eval_n"})
-    (STUDY.out / name / "evals.jsonl").write_text((STUDY.runs / name / "evals.jsonl").read_text())
-
-
 def without_runs(threads: int) -> None:
     """What no run gives, on the same held-out tasks, into others.json: {what: a list of [tasks], one entry per seed}.
 
@@ -86,7 +74,6 @@ def without_runs(threads: int) -> None:
 
     from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
     from env_letters import Letters
-    from evaluate import HELD_OUT_SEEDS
     from fast.sampler import TorchSampler
     from policy import PICO, load_policy
     from rollout import play
@@ -94,7 +81,7 @@ def without_runs(threads: int) -> None:
     if (STUDY.out / "others.json").exists():
         return
     torch.set_num_threads(threads)
-    seeds, env = [HELD_OUT_SEEDS + i for i in range(N)], partial(Letters, 6, "binary", True, "derives")
+    seeds, env = study.held_out_seeds(N), partial(Letters, 6, "binary", True, "derives")
     load = partial(load_policy, str(PICO), 32, 64, "cpu")
     exact = lambda groups: [max(e.reward for e in group) for group in groups]
     policy = load()  # LoRA begins at 0: this is the base
@@ -140,17 +127,6 @@ class Begun:
 
 
 # ------------------------------------------------------------------------------------------------ the page
-def played(name: str) -> list[float]:
-    """[tasks] of the held-out evaluation of a run."""
-    return next(e["exact"] for e in read_lines(STUDY.out / name / "evals.jsonl") if "held-out" in e["tasks"])
-
-
-def work(name: str) -> float:
-    """Millions of tokens that passed through the model: forward once when sampled, three times (forward and backward) when trained."""
-    tokens = read_json(STUDY.out / name / "summary.json")["tokens"]
-    return (tokens["sampled"] + 3 * tokens["trained"]) / 1e6  # trained: by SFT and GRPO
-
-
 def percent(rows: list) -> str:
     return (as_share(over_seeds(rows)) if len(rows) > 1 else metrics.mean(rows[0])).percent()
 
@@ -165,15 +141,17 @@ SINGLE = {  # what no run gives (without_runs)
 
 def read_scores() -> dict[str, list[list[float]]]:
     """{arm or other: [seeds][tasks] of the held-out tasks}."""
-    return {arm: [played(name) for name in names] for arm, names in best_runs(STUDY).items()} | read_json(STUDY.out / "others.json")
+    return {arm: [study.played(STUDY, name, "exact") for name in names] for arm, names in best_runs(STUDY).items()} | read_json(
+        STUDY.out / "others.json"
+    )
 
 
 def short() -> list[list]:
     """The table in brief: what, seeds, exactly right, GRPO less this, work."""
     runs, scores, rows = best_runs(STUDY), read_scores(), []
     for arm in (*ORDER, *SINGLE):
-        gain = "" if arm in ("grpo", *SINGLE) else less(scores["grpo"], scores[arm]).points()
-        cost = "" if arm in SINGLE else f"{np.mean([work(name) for name in runs[arm]]):.1f}"
+        gain = "" if arm in ("grpo", *SINGLE) else study.less(scores["grpo"], scores[arm]).points()
+        cost = "" if arm in SINGLE else f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}"
         rows.append([ARMS[arm].what if arm in ARMS else SINGLE[arm], len(scores[arm]), percent(scores[arm]), gain, cost])
     return rows
 
@@ -199,7 +177,7 @@ def page() -> None:
               "Seed 0, development tasks (n = 256), exactly right at the end. The best setting of each arm went into the table.",
               ""]  # fmt: skip
     right = lambda name: metrics.proportion(round(256 * development(STUDY, name)), 256).percent()
-    lines += sweep_tables(STUDY, "exactly right | work", lambda name: [right(name), f"{work(name):.1f}"])
+    lines += sweep_tables(STUDY, "exactly right | work", lambda name: [right(name), f"{study.work(STUDY, name):.1f}"])
     write_page(STUDY.out / "README.md", lines)
     draw(scores)
 
@@ -214,10 +192,10 @@ def draw(scores: dict) -> None:
 def main(table: bool = False, jobs: int = 2) -> None:
     """jobs: runs at once, one thread each."""
     if not table:
-        train_all(STUDY, jobs)
+        study.train_all(STUDY, jobs)
         for names in best_runs(STUDY).values():
             for name in names:
-                held_out(name)
+                study.held_out(STUDY, name, N)
         without_runs(jobs)
     page()
 

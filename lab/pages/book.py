@@ -19,6 +19,7 @@ import tyro
 
 import metrics
 from lab.claims import letters as letters_table
+from lab.claims import study
 from lab.claims.claims import CLAIMS
 from lab.claims.ledger import as_share, collect, in_parts, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
@@ -61,7 +62,7 @@ def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, 
 def letters() -> str:
     """Before and after, on held-out tasks."""
     s, runs = read("letters/grpo-0/summary.json"), letters_table.best_runs(letters_table.STUDY)
-    scores = {arm: [letters_table.played(name) for name in runs[arm]] for arm in ("start", "grpo")}
+    scores = {arm: [study.played(letters_table.STUDY, name, "exact") for name in runs[arm]] for arm in ("start", "grpo")}
     row = lambda what, rows: [what, letters_table.percent(rows), len(rows[0]), len(rows)]
     body = [row("the base, before anything", read("letters/others.json")["base"]),
             row(f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", scores["start"]),

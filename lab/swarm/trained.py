@@ -86,9 +86,7 @@ MEASURED = (
 
 def scenarios(world: str) -> list[int]:
     """Their seeds. No run has looked at them."""
-    from evaluate import HELD_OUT_SEEDS
-
-    return [HELD_OUT_SEEDS + i for i in range(min(N, SCENARIOS[WORLDS[world].get("version", "0.2")]))]
+    return study.held_out_seeds(min(N, SCENARIOS[WORLDS[world].get("version", "0.2")]))
 
 
 def by_measure(marks: list[dict]) -> dict[str, list[float]]:

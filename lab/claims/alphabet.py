@@ -1,0 +1,142 @@
+"""The alphabet table: GRPO beside everything that might do as well, over seeds, on held-out lists.
+
+    python -m lab.claims.alphabet            # finished runs are kept and not run again; about four hours on two cores
+    python -m lab.claims.alphabet --table    # only the page and the picture, from what is committed
+
+As for letters (lab/claims/study.py): settings are swept with seed 0 on development lists, the best one is trained with every seed, and only then
+every policy sorts the same held-out lists, once. Three seeds, planned before the first run; all share one base and the same 100 demonstrations.
+Held-out lists are new, but their names come from the one pool that the base was pretrained on.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+import metrics
+from lab.claims import study
+from lab.claims.ledger import as_share
+from lab.claims.study import (
+    KEPT,
+    REPORT,
+    Arm,
+    Study,
+    best_runs,
+    development,
+    dots,
+    grid,
+    over_seeds,
+    setting_of,
+    sweep_tables,
+    versions,
+    work,
+)
+from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_json, write_page
+
+N = 256
+SFT = "--updates 0 --sft-style"  # 1,000 steps are about GRPO's work (work)
+ARMS = {
+    "grpo": Arm("**GRPO**, the default command"),
+    "no_think": Arm("GRPO, thinking not allowed", "--no-think"),
+    "sft_derives": Arm("SFT on 100 demonstrations that derive", f"{SFT} derives", grid("1e-4 3e-4 1e-3", "100 300")),
+    "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states", grid("1e-4 3e-4 1e-3", "300 1000")),
+    "start": Arm("after the default SFT: where GRPO begins", SFT.replace(" --sft-style", "")),
+}  # fmt: skip
+BASE = "the base, before anything"
+
+
+def keeps(name: str) -> tuple[str, ...]:
+    return (*REPORT, "report.html") if name == "grpo-0" else REPORT if name == "no_think-0" else KEPT
+
+
+STUDY = Study(Path("runs/alphabet"), RESULTS / "alphabet", ARMS, (0, 1, 2), "reward", lambda name: "--env alphabet", keeps)
+
+
+def base(threads: int) -> None:
+    """The base on the same lists, greedily, into base.json."""
+    if (STUDY.out / "base.json").exists():
+        return
+    import torch
+
+    import settings
+    from fast.sampler import TorchSampler
+    from policy import PICO, load_policy
+    from rollout import play
+
+    torch.set_num_threads(threads)
+    cfg, policy = settings.Config(env="alphabet"), load_policy(str(PICO), 0, 64, "cpu")
+    settings.check(cfg)
+    settings.complete(cfg, policy.n_parameters, "alphabet with pico_base")
+    make_env = settings.eval_sets(cfg)[next(iter(settings.eval_sets(cfg)))][1]
+    groups = play(policy, TorchSampler(policy), make_env, study.held_out_seeds(N), 1, cfg.max_tokens, 0.0, 0)
+    episodes = [episode for group in groups for episode in group]
+    write_json(STUDY.out / "base.json", {"reward": [e.reward for e in episodes], "exact": [e.components["exact"] for e in episodes]})
+
+
+def read_scores(measure: str) -> dict[str, list[list[float]]]:
+    """{arm: [seeds][lists] of the held-out lists}."""
+    runs = {arm: names for arm, names in best_runs(STUDY).items() if names}
+    return {arm: [study.played(STUDY, name, measure) for name in names] for arm, names in runs.items()} | {
+        "base": [read_json(STUDY.out / "base.json")[measure]]
+    }
+
+
+def perfect(rows: list) -> str:
+    return (as_share(over_seeds(rows)) if len(rows) > 1 else metrics.mean(rows[0])).percent()
+
+
+def page() -> None:
+    runs, rewards, exact, rows = best_runs(STUDY), read_scores("reward"), read_scores("exact"), []
+    for arm, scores in rewards.items():
+        known = arm in ARMS
+        rows.append([
+            ARMS[arm].what if known else BASE, setting_of(STUDY, arm) if known else "", len(scores), f"**{over_seeds(scores).text()}**",
+            perfect(exact[arm]), " ".join(f"{np.mean(row):.3f}" for row in scores),
+            study.less(rewards["grpo"], scores).signed() if known and arm != "grpo" else "",
+            f"{np.mean([work(STUDY, name) for name in runs[arm]]):.1f}" if known else "",
+        ])  # fmt: skip
+    lines = [
+        "# Alphabet: GRPO beside everything that might do as well", "",
+        f"`python -m lab.claims.alphabet`; three turns, 1 to 4 names, power 8; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first "
+        f"run; {versions(STUDY, runs['grpo'][0])}. Greedy, on {N} held-out lists that no run looked at and nothing was chosen by; 95% intervals over "
+        "seeds and lists (of one policy: over lists). *Perfect*: all three turns right. *GRPO less this*: mean reward, paired by seed and list. *Work*: "
+        "millions of tokens, once when sampled, three times when trained on.", "",
+    ]  # fmt: skip
+    lines += table(["", "settings", "seeds", "mean reward", "perfect", "each seed", "GRPO less this", "work"], rows)
+    lines += ["", "![each seed](arms.png)", "", "## What was swept", "", "Seed 0, development lists (n = 256), mean reward at the end.", ""]
+    lines += sweep_tables(STUDY, "reward | work", lambda name: [f"{development(STUDY, name):.3f}", f"{work(STUDY, name):.1f}"])
+    write_page(STUDY.out / "README.md", lines)
+    draw(rewards)
+
+
+def draw(scores: dict[str, list]) -> None:
+    """Greedy reward by update, and where each arm ends."""
+    fig, (curves, end) = pyplot().subplots(1, 2, figsize=(13, 4.4), layout="constrained")
+    for arm, colour in (("grpo", "C2"), ("no_think", "C3")):
+        for name in best_runs(STUDY)[arm]:
+            evals = [
+                e for e in read_lines(STUDY.out / name / "evals.jsonl") if e["trained"] and e["stage"] in ("after_sft", "train", "final")
+            ]
+            label = ARMS[arm].what.replace("*", "") if name.endswith("-0") else None
+            curves.plot([e["update"] for e in evals], [np.mean(e["reward"]) for e in evals], color=colour, lw=1.2, label=label)
+    curves.set(title="mean reward on development lists, greedy", xlabel="update", ylim=(-0.02, 1.02))
+    curves.legend(fontsize=8)
+    curves.grid(alpha=0.25)
+    dots(end, STUDY, scores, {"base": BASE}, width=40)
+    end.set(title=f"mean reward, {N} held-out lists (95%; ticks: seeds)", xlabel="reward", xlim=(-0.02, 1.02))
+    save_picture(fig, STUDY.out / "arms.png", 110)
+
+
+def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
+    """only: arms, by name, separated by spaces; all by default. jobs: runs at once, one thread each."""
+    if not table:
+        study.train_all(STUDY, jobs, only.split())
+        for names in best_runs(STUDY).values():
+            for name in names:
+                study.held_out(STUDY, name, N)
+        base(jobs)
+    page()
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
