@@ -8,10 +8,12 @@ every policy sorts the same held-out lists, once. Three seeds, planned before th
 Held-out lists are new, but their names come from the one pool that the base was pretrained on.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
 import tyro
+from tqdm import tqdm
 
 import metrics
 from lab.claims import study
@@ -29,9 +31,8 @@ from lab.claims.study import (
     setting_of,
     sweep_tables,
     versions,
-    work,
 )
-from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_json, write_page
+from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 
 N = 256
 SFT = "--updates 0 --sft-style"  # 1,000 steps are about GRPO's work (work)
@@ -43,6 +44,7 @@ ARMS = {
     "start": Arm("after the default SFT: where GRPO begins", SFT.replace(" --sft-style", "")),
 }  # fmt: skip
 BASE = "the base, before anything"
+DECODINGS = {"greedy": 0.0, "sampled": 1.0}
 
 
 def keeps(name: str) -> tuple[str, ...]:
@@ -52,61 +54,95 @@ def keeps(name: str) -> tuple[str, ...]:
 STUDY = Study(Path("runs/alphabet"), RESULTS / "alphabet", ARMS, (0, 1, 2), "reward", lambda name: "--env alphabet", keeps)
 
 
-def base(threads: int) -> None:
-    """The base on the same lists, greedily, into base.json."""
-    if (STUDY.out / "base.json").exists():
+# ------------------------------------------------------------------------------------------------ held-out lists
+def play_held_out(name: str, seed: int, threads: int) -> None:
+    """Let a run's policy, or the base, sort them, unless it has, into its held_out.json: {how: {measure: [lists]}}."""
+    file = STUDY.out / name / "held_out.json"
+    if file.exists():
         return
     import torch
 
     import settings
+    from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
     from fast.sampler import TorchSampler
     from policy import PICO, load_policy
     from rollout import play
 
     torch.set_num_threads(threads)
-    cfg, policy = settings.Config(env="alphabet"), load_policy(str(PICO), 0, 64, "cpu")
+    cfg, policy = settings.Config(env="alphabet", think=not name.startswith("no_think")), load_policy(str(PICO), 32, 64, "cpu")
     settings.check(cfg)
     settings.complete(cfg, policy.n_parameters, "alphabet with pico_base")
-    make_env = settings.eval_sets(cfg)[next(iter(settings.eval_sets(cfg)))][1]
-    groups = play(policy, TorchSampler(policy), make_env, study.held_out_seeds(N), 1, cfg.max_tokens, 0.0, 0)
-    episodes = [episode for group in groups for episode in group]
-    write_json(STUDY.out / "base.json", {"reward": [e.reward for e in episodes], "exact": [e.components["exact"] for e in episodes]})
+    if name != "base":  # LoRA begins at 0: this is the base
+        load_checkpoint(find_checkpoint(STUDY.runs / name / "checkpoint"), policy)
+    sampler, make_env, found = TorchSampler(policy), next(iter(settings.eval_sets(cfg).values()))[1], {}
+    sampler.sync(0)
+    for how, heat in DECODINGS.items():
+        groups = play(policy, sampler, make_env, study.held_out_seeds(N), 1, cfg.max_tokens, heat, seed)
+        episodes = [episode for group in groups for episode in group]
+        found[how] = {"reward": [round(e.reward, 4) for e in episodes], "exact": [e.components["exact"] for e in episodes]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found) + "\n")
 
 
-def read_scores(measure: str) -> dict[str, list[list[float]]]:
+def read_scores(measure: str, how: str = "greedy") -> dict[str, list[list[float]]]:
     """{arm: [seeds][lists] of the held-out lists}."""
-    runs = {arm: names for arm, names in best_runs(STUDY).items() if names}
-    return {arm: [study.played(STUDY, name, measure) for name in names] for arm, names in runs.items()} | {
-        "base": [read_json(STUDY.out / "base.json")[measure]]
-    }
+    runs = {arm: names for arm, names in best_runs(STUDY).items() if names} | {"base": ["base"]}
+    return {arm: [read_json(STUDY.out / name / "held_out.json")[how][measure] for name in names] for arm, names in runs.items()}
 
 
 def perfect(rows: list) -> str:
     return (as_share(over_seeds(rows)) if len(rows) > 1 else metrics.mean(rows[0])).percent()
 
 
+def short() -> list[list]:
+    """The table in brief: what, seeds, mean reward, greedy and sampled, GRPO less this, work."""
+    runs, greedy, sampled = best_runs(STUDY), read_scores("reward"), read_scores("reward", "sampled")
+    return [
+        [
+            ARMS[arm].what, len(names), over_seeds(greedy[arm]).text(), over_seeds(sampled[arm]).text(),
+            "" if arm == "grpo" else study.less(greedy["grpo"], greedy[arm]).signed(),
+            f"{np.mean([study.work(STUDY, name) for name in names]):.1f}",
+        ]
+        for arm, names in runs.items()
+    ]  # fmt: skip
+
+
 def page() -> None:
-    runs, rewards, exact, rows = best_runs(STUDY), read_scores("reward"), read_scores("exact"), []
-    for arm, scores in rewards.items():
+    runs, rows = best_runs(STUDY), []
+    rewards, exact = ({how: read_scores(measure, how) for how in DECODINGS} for measure in ("reward", "exact"))
+    greedy, sampled = rewards["greedy"], rewards["sampled"]
+    for arm, scores in greedy.items():
         known = arm in ARMS
         rows.append([
             ARMS[arm].what if known else BASE, setting_of(STUDY, arm) if known else "", len(scores), f"**{over_seeds(scores).text()}**",
-            perfect(exact[arm]), " ".join(f"{np.mean(row):.3f}" for row in scores),
-            study.less(rewards["grpo"], scores).signed() if known and arm != "grpo" else "",
-            f"{np.mean([work(STUDY, name) for name in runs[arm]]):.1f}" if known else "",
+            over_seeds(sampled[arm]).text(), *(perfect(exact[how][arm]) for how in DECODINGS),
+            " ".join(f"{np.mean(row):.3f}" for row in scores), study.less(greedy["grpo"], scores).signed() if known and arm != "grpo" else "",
+            f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}" if known else "",
         ])  # fmt: skip
     lines = [
         "# Alphabet: GRPO beside everything that might do as well", "",
         f"`python -m lab.claims.alphabet`; three turns, 1 to 4 names, power 8; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first "
-        f"run; {versions(STUDY, runs['grpo'][0])}. Greedy, on {N} held-out lists that no run looked at and nothing was chosen by; 95% intervals over "
-        "seeds and lists (of one policy: over lists). *Perfect*: all three turns right. *GRPO less this*: mean reward, paired by seed and list. *Work*: "
-        "millions of tokens, once when sampled, three times when trained on.", "",
+        f"run; {versions(STUDY, runs['grpo'][0])}. {N} held-out lists that no run looked at and nothing was chosen by; 95% intervals over seeds and "
+        "lists (of one policy: over lists). *Perfect*: all three turns right. *GRPO less this*: mean reward, greedy, paired by seed and list. "
+        "*Work*: millions of tokens, once when sampled, three times when trained on.", "",
     ]  # fmt: skip
-    lines += table(["", "settings", "seeds", "mean reward", "perfect", "each seed", "GRPO less this", "work"], rows)
+    head = (
+        "",
+        "settings",
+        "seeds",
+        "mean reward, greedy",
+        "sampled",
+        "perfect, greedy",
+        "sampled",
+        "each seed, greedy",
+        "GRPO less this",
+        "work",
+    )
+    lines += table(head, rows)
     lines += ["", "![each seed](arms.png)", "", "## What was swept", "", "Seed 0, development lists (n = 256), mean reward at the end.", ""]
-    lines += sweep_tables(STUDY, "reward | work", lambda name: [f"{development(STUDY, name):.3f}", f"{work(STUDY, name):.1f}"])
+    lines += sweep_tables(STUDY, "reward | work", lambda name: [f"{development(STUDY, name):.3f}", f"{study.work(STUDY, name):.1f}"])
     write_page(STUDY.out / "README.md", lines)
-    draw(rewards)
+    draw(greedy)
 
 
 def draw(scores: dict[str, list]) -> None:
@@ -123,7 +159,7 @@ def draw(scores: dict[str, list]) -> None:
     curves.legend(fontsize=8)
     curves.grid(alpha=0.25)
     dots(end, STUDY, scores, {"base": BASE}, width=40)
-    end.set(title=f"mean reward, {N} held-out lists (95%; ticks: seeds)", xlabel="reward", xlim=(-0.02, 1.02))
+    end.set(title=f"mean reward, greedy, {N} held-out lists (95%; ticks: seeds)", xlabel="reward", xlim=(-0.02, 1.02))
     save_picture(fig, STUDY.out / "arms.png", 110)
 
 
@@ -131,10 +167,9 @@ def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
     """only: arms, by name, separated by spaces; all by default. jobs: runs at once, one thread each."""
     if not table:
         study.train_all(STUDY, jobs, only.split())
-        for names in best_runs(STUDY).values():
-            for name in names:
-                study.held_out(STUDY, name, N)
-        base(jobs)
+        names = [name for names in best_runs(STUDY).values() for name in names]
+        for name in tqdm(["base", *names], desc="held-out lists"):
+            play_held_out(name, 0 if name == "base" else int(name.rpartition("-")[2]), jobs)
     page()
 
 

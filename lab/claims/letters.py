@@ -30,13 +30,15 @@ from lab.claims.study import (
     development,
     dots,
     grid,
+    less,
     over_seeds,
     run_name,
     setting_of,
     sweep_tables,
+    train_all,
     versions,
 )
-from lab.common import RESULTS, pyplot, read_json, save_picture, table, write_json, write_page
+from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_json, write_page
 
 N, BEST_OF = 512, 8
 SHOWN = {"grpo-0": (*REPORT, "report.html"), "no_think-0": REPORT}  # runs that README and docs show
@@ -64,6 +66,17 @@ STUDY = Study(Path("runs/letters"), RESULTS / "letters", ARMS, (0, 1, 2, 3, 4), 
 
 
 # ------------------------------------------------------------------------------------------------ held-out tasks
+def held_out(name: str) -> None:
+    """Let a run's policy play the held-out tasks, unless it has. Only the chosen setting of an arm comes here."""
+    if any("held-out" in e["tasks"] for e in read_lines(STUDY.out / name / "evals.jsonl")):
+        return
+    from evaluate import evaluate_only
+    from settings import Config
+
+    evaluate_only(Config(eval_only=str(STUDY.runs / name), held_out=True, eval_n=N), {"eval_only", "held_out", "eval_n"})
+    (STUDY.out / name / "evals.jsonl").write_text((STUDY.runs / name / "evals.jsonl").read_text())
+
+
 def without_runs(threads: int) -> None:
     """What no run gives, on the same held-out tasks, into others.json: {what: a list of [tasks], one entry per seed}.
 
@@ -127,6 +140,11 @@ class Begun:
 
 
 # ------------------------------------------------------------------------------------------------ the page
+def played(name: str) -> list[float]:
+    """[tasks] of the held-out evaluation of a run."""
+    return next(e["exact"] for e in read_lines(STUDY.out / name / "evals.jsonl") if "held-out" in e["tasks"])
+
+
 def percent(rows: list) -> str:
     return (as_share(over_seeds(rows)) if len(rows) > 1 else metrics.mean(rows[0])).percent()
 
@@ -141,16 +159,14 @@ SINGLE = {  # what no run gives (without_runs)
 
 def read_scores() -> dict[str, list[list[float]]]:
     """{arm or other: [seeds][tasks] of the held-out tasks}."""
-    return {arm: [study.played(STUDY, name, "exact") for name in names] for arm, names in best_runs(STUDY).items()} | read_json(
-        STUDY.out / "others.json"
-    )
+    return {arm: [played(name) for name in names] for arm, names in best_runs(STUDY).items()} | read_json(STUDY.out / "others.json")
 
 
 def short() -> list[list]:
     """The table in brief: what, seeds, exactly right, GRPO less this, work."""
     runs, scores, rows = best_runs(STUDY), read_scores(), []
     for arm in (*ORDER, *SINGLE):
-        gain = "" if arm in ("grpo", *SINGLE) else study.less(scores["grpo"], scores[arm]).points()
+        gain = "" if arm in ("grpo", *SINGLE) else less(scores["grpo"], scores[arm]).points()
         cost = "" if arm in SINGLE else f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}"
         rows.append([ARMS[arm].what if arm in ARMS else SINGLE[arm], len(scores[arm]), percent(scores[arm]), gain, cost])
     return rows
@@ -192,10 +208,10 @@ def draw(scores: dict) -> None:
 def main(table: bool = False, jobs: int = 2) -> None:
     """jobs: runs at once, one thread each."""
     if not table:
-        study.train_all(STUDY, jobs)
+        train_all(STUDY, jobs)
         for names in best_runs(STUDY).values():
             for name in names:
-                study.held_out(STUDY, name, N)
+                held_out(name)
         without_runs(jobs)
     page()
 

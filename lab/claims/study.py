@@ -18,7 +18,7 @@ import numpy as np
 
 import metrics
 from lab.claims.ledger import interval
-from lab.common import launch, reach, read_json, read_lines, side_by_side, table
+from lab.common import launch, reach, read_json, side_by_side, table
 from metrics import Interval
 
 KEPT = ("summary.json", "evals.jsonl", "config.json")  # of every run
@@ -94,28 +94,11 @@ def best_runs(study: Study) -> dict[str, list[str]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------ held-out tasks
 def held_out_seeds(n: int) -> list[int]:
     """Of the first n held-out tasks. No run has looked at them."""
     from evaluate import HELD_OUT_SEEDS
 
     return [HELD_OUT_SEEDS + i for i in range(n)]
-
-
-def held_out(study: Study, name: str, n: int) -> None:
-    """Let a run's policy play n held-out tasks, greedily, unless it has. Only the chosen setting of an arm comes here."""
-    if any("held-out" in e["tasks"] for e in read_lines(study.out / name / "evals.jsonl")):
-        return
-    from evaluate import evaluate_only
-    from settings import Config
-
-    evaluate_only(Config(eval_only=str(study.runs / name), held_out=True, eval_n=n), {"eval_only", "held_out", "eval_n"})
-    (study.out / name / "evals.jsonl").write_text((study.runs / name / "evals.jsonl").read_text())
-
-
-def played(study: Study, name: str, measure: str) -> list[float]:
-    """[tasks] of the held-out evaluation of a run."""
-    return next(e[measure] for e in read_lines(study.out / name / "evals.jsonl") if "held-out" in e["tasks"])
 
 
 def work(study: Study, name: str) -> float:

@@ -18,8 +18,8 @@ import numpy as np
 import tyro
 
 import metrics
+from lab.claims import alphabet as alphabet_table
 from lab.claims import letters as letters_table
-from lab.claims import study
 from lab.claims.claims import CLAIMS
 from lab.claims.ledger import as_share, collect, in_parts, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
@@ -62,7 +62,7 @@ def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, 
 def letters() -> str:
     """Before and after, on held-out tasks."""
     s, runs = read("letters/grpo-0/summary.json"), letters_table.best_runs(letters_table.STUDY)
-    scores = {arm: [study.played(letters_table.STUDY, name, "exact") for name in runs[arm]] for arm in ("start", "grpo")}
+    scores = {arm: [letters_table.played(name) for name in runs[arm]] for arm in ("start", "grpo")}
     row = lambda what, rows: [what, letters_table.percent(rows), len(rows[0]), len(rows)]
     body = [row("the base, before anything", read("letters/others.json")["base"]),
             row(f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", scores["start"]),
@@ -77,14 +77,28 @@ def letters_arms() -> str:
 
 
 def alphabet() -> str:
-    e, s = evals("alphabet"), read("alphabet/grpo-0/summary.json")
-    end = f"after {s['updates']} updates of GRPO, {s['seconds']['total'] / 60:.0f} minutes in all on two CPU cores"
-    return table("alphabet | mean reward | all three turns perfect", [
-        ["the base, before anything", average(e["before"]), right(e["before"])],
-        [f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", average(e["after_sft"]),
-         right(e["after_sft"])],
-        [end, f"**{average(e['final'])}**", f"**{right(e['final'])}**"],
-    ])  # fmt: skip
+    """Before and after, on held-out lists, greedy and sampled."""
+    s, body = read("alphabet/grpo-0/summary.json"), []
+    rewards, exact = (
+        {how: alphabet_table.read_scores(measure, how) for how in alphabet_table.DECODINGS} for measure in ("reward", "exact")
+    )
+    for arm, what in (
+        ("base", "the base, before anything"),
+        ("start", f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm"),
+        ("grpo", f"after {s['updates']} updates of GRPO"),
+    ):
+        cells = [f(rows[arm]) for how in rewards for f, rows in ((mean_reward, rewards[how]), (alphabet_table.perfect, exact[how]))]
+        body.append([what, *((f"**{cell}**" for cell in cells) if arm == "grpo" else cells), len(rewards["greedy"][arm])])
+    return table("alphabet | greedy: mean reward | all three turns perfect | sampled: mean reward | perfect | seeds", body)
+
+
+def mean_reward(rows: list) -> str:
+    return alphabet_table.over_seeds(rows).text()
+
+
+def alphabet_arms() -> str:
+    """GRPO beside what might do as well; results/alphabet has the settings and the sweeps."""
+    return table("arm | seeds | mean reward, greedy | sampled | GRPO less this, greedy | work", alphabet_table.short())
 
 
 def swarm() -> str:
@@ -329,6 +343,7 @@ TABLES = {
         letters,
         letters_arms,
         alphabet,
+        alphabet_arms,
         swarm,
         swarm_arms,
         swarm_players,
