@@ -3,9 +3,9 @@
     python -m lab.claims.alphabet            # finished runs are kept and not run again; about four hours on two cores
     python -m lab.claims.alphabet --table    # only the page and the picture, from what is committed
 
-As for letters (lab/claims/study.py): settings are swept with seed 0 on development lists, the best one is trained with every seed, and only then
-every policy sorts the same held-out lists, once. Three seeds, planned before the first run; all share one base and the same 100 demonstrations.
-Held-out lists are new, but their names come from the one pool that the base was pretrained on.
+As for letters (lab/claims/study.py): settings are swept with seed 0 on development lists, the best one is trained with every seed, and
+only then every policy sorts the same held-out lists, once, greedily and sampled. Three seeds, planned before the first run; all share one
+base and the same 100 demonstrations. Held-out lists are new, but their names come from the one pool that the base was pretrained on.
 """
 
 import json
@@ -40,7 +40,9 @@ ARMS = {
     "grpo": Arm("**GRPO**, the default command"),
     "no_think": Arm("GRPO, thinking not allowed", "--no-think"),
     "sft_derives": Arm("SFT on 100 demonstrations that derive", f"{SFT} derives", grid("1e-4 3e-4 1e-3", "100 300")),
-    "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states", grid("1e-4 3e-4 1e-3", "300 1000")),
+    "sft_states": Arm(
+        "SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states", grid("1e-4 3e-4 1e-3", "300 1000")
+    ),
     "start": Arm("after the default SFT: where GRPO begins", SFT.replace(" --sft-style", "")),
 }  # fmt: skip
 BASE = "the base, before anything"
@@ -116,15 +118,16 @@ def page() -> None:
         rows.append([
             ARMS[arm].what if known else BASE, setting_of(STUDY, arm) if known else "", len(scores), f"**{over_seeds(scores).text()}**",
             over_seeds(sampled[arm]).text(), *(perfect(exact[how][arm]) for how in DECODINGS),
-            " ".join(f"{np.mean(row):.3f}" for row in scores), study.less(greedy["grpo"], scores).signed() if known and arm != "grpo" else "",
+            " ".join(f"{np.mean(row):.3f}" for row in scores),
+            study.less(greedy["grpo"], scores).signed() if known and arm != "grpo" else "",
             f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}" if known else "",
         ])  # fmt: skip
     lines = [
         "# Alphabet: GRPO beside everything that might do as well", "",
-        f"`python -m lab.claims.alphabet`; three turns, 1 to 4 names, power 8; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first "
-        f"run; {versions(STUDY, runs['grpo'][0])}. {N} held-out lists that no run looked at and nothing was chosen by; 95% intervals over seeds and "
-        "lists (of one policy: over lists). *Perfect*: all three turns right. *GRPO less this*: mean reward, greedy, paired by seed and list. "
-        "*Work*: millions of tokens, once when sampled, three times when trained on.", "",
+        f"`python -m lab.claims.alphabet`; three turns, 1 to 4 names, power 8; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before "
+        f"the first run; {versions(STUDY, runs['grpo'][0])}. {N} held-out lists that no run looked at and nothing was chosen by; 95% "
+        "intervals over seeds and lists (of one policy: over lists). *Perfect*: all three turns right. *GRPO less this*: mean reward, "
+        "greedy, paired by seed and list. *Work*: millions of tokens, once when sampled, three times when trained on.", "",
     ]  # fmt: skip
     head = (
         "",

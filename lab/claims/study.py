@@ -4,8 +4,8 @@
     seeds       the best setting with every seed; how many is said before the first run
     held-out    only then does every policy play tasks that no run has looked at; the table's own file does that
 
-The tables are lab/claims/letters.py, lab/claims/alphabet.py and lab/swarm/trained.py. Finished runs are committed and not run again; a run that
-was cut goes on where it was.
+The tables are lab/claims/letters.py, alphabet.py and longer.py, and lab/swarm/trained.py. Finished runs are committed and not run
+again; a run that was cut goes on where it was.
 """
 
 import textwrap

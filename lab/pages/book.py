@@ -55,10 +55,6 @@ def right(e: dict) -> str:
     return metrics.mean(e["exact"]).percent()
 
 
-def average(e: dict, what: str = "reward", digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
-    return metrics.mean(e[what]).text(digits, scale, unit)
-
-
 def letters() -> str:
     """Before and after, on held-out tasks."""
     s, runs = read("letters/grpo-0/summary.json"), letters_table.best_runs(letters_table.STUDY)
