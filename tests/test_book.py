@@ -324,7 +324,7 @@ def test_the_plan_is_about_pages_that_are_there_and_makes_every_table_once():
 CHANGES = [
     ("README.md", "79.9% [76.3, 83.5]", "79.9% [76.3, 83.6]"),
     ("README.md", "**96.8%", "**98.2%"),
-    ("README.md", "82.8%", "83.8%"),
+    ("README.md", "85.0%", "85.1%"),
     ("docs/letters.md", "[+13.1, +20.7]", "[+13.1, +20.8]"),
     ("docs/speed.md", "1.25 times", "1.24 times"),
     ("docs/swarm.md", "1.089 [1.064, 1.114]", "1.088 [1.064, 1.114]"),

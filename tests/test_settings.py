@@ -185,6 +185,17 @@ def sums(folder, old: str = "", new: str = "", **flags) -> Config:
     return Config(env=f"{folder}/sums.py:Sums", **flags)
 
 
+def test_a_level_that_a_class_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="--difficulty 6: Sums has no levels; see docs/fork.md"):
+        settings.check(sums(tmp_path, difficulty=6))
+    (folder := tmp_path / "two").mkdir()
+    levelled = sums(folder, "class Sums:\n", "class Sums:\n    levels = [3, 5]\n")
+    settings.check(levelled)
+    assert levelled.difficulty == 5 and settings.make_env(levelled, 3).level == 3
+    with pytest.raises(ValueError, match="--difficulty 6: Sums has 3, 5; see docs/fork.md"):
+        settings.check(sums(folder, "class Sums:\n", "class Sums:\n    levels = [3, 5]\n", difficulty=6))
+
+
 def test_an_environment_as_it_should_be_passes(tmp_path):
     preflight(sums(tmp_path))
     (tmp_path / "vowels.py").write_text(fork.example())
@@ -302,7 +313,7 @@ def test_a_file_without_its_class_is_told_which_classes_it_has(tmp_path):
 
 @pytest.mark.parametrize("words, told", [
     (["--env", "sums.py:Sums", "--reward", "binary", "--no-think", "--k", "4"], "--env sums.py:Sums does not read --reward, --think"),
-    (["--env", "sums.py:Sums", "--difficulty=6"], "--env sums.py:Sums does not read --difficulty"),
+    (["--env", "sums.py:Sums", "--min-turns=6"], "--env sums.py:Sums does not read --min-turns"),
     (["--env", "alphabet", "--difficulty", "6", "--swarm-floor", "1", "--max-turns", "3"],
      "--env alphabet does not read --difficulty, --swarm-floor"),
     (["--env", "swarm", "--min-turns", "1", "--no-eval-other-tiers"], "--env swarm does not read --eval-other-tiers, --min-turns"),

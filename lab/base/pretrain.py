@@ -29,7 +29,7 @@ Rounds, each from a fresh learning rate down to nothing:
              unreadable.
 
 pico_swarm is a folder of its own because the last rounds cost something: it sorts lists worse than pico_base (both cards; GRPO on alphabet
-ended at 0.830 [0.800, 0.858] from an older pico_swarm and at 0.948 [0.932, 0.964] from pico_base). Neither was made in one go: every round
+ended at 0.830 [0.800, 0.858] from an older pico_swarm and at 0.952 [0.937, 0.965] from pico_base). Neither was made in one go: every round
 was added when its environment came, with --start-from, and pico_base keeps the tokenizer of its time, which cuts letters and alphabet just
 as today's does. pico_swarm's rounds up to the second `all` read observations in which a list of ids was told again only if it had changed
 ("Tell the model of swarm only what is new" and after it, in the history); in 60 of its 75 errors on offers there was no offer. The last

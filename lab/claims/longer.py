@@ -42,7 +42,7 @@ DECODINGS = {"greedy": 0.0, "sampled": 1.0}
 
 
 def keeps(name: str) -> tuple[str, ...]:
-    return (*REPORT, "report.html") if name == "climbs-0" else (*KEPT, "metrics.jsonl")
+    return (*REPORT, "report.html") if name == "climbs-0" else (*KEPT, "metrics.jsonl") if name.startswith("climbs") else KEPT
 
 
 STUDY = Study(Path("runs/longer"), RESULTS / "longer", ARMS, (0, 1, 2), "exact", lambda name: FLAGS, keeps)
@@ -113,7 +113,7 @@ def page() -> None:
     lines += table(["letters", *greedy], [[n, *(percent(by_length[n][arm]) for arm in greedy)] for n in lengths.CURVE])
     lines += ["", "## When it climbed", "", "The first update of each level, by seed.", ""]
     began = [first_updates(name) for name in runs["climbs"]]
-    lines += table(["level", *(f"seed {seed}" for seed in STUDY.seeds)], [
+    lines += table(["level", *(f"seed {seed}" for seed, _ in zip(STUDY.seeds, began))], [
         [level, *(firsts.get(level, "") for firsts in began)] for level in lengths.Lengths.levels
     ])  # fmt: skip
     write_page(STUDY.out / "README.md", lines)
@@ -133,7 +133,9 @@ def draw(by_length: dict[int, dict[str, list]]) -> None:
     fig, (length, curves) = pyplot().subplots(1, 2, figsize=(13, 4.6), layout="constrained")
     runs = best_runs(STUDY)
     for arm, colour in COLOURS.items():
-        x = [n for n in by_length if arm in by_length[n]]
+        if arm not in by_length[lengths.CURVE[0]]:  # not made yet
+            continue
+        x = list(by_length)
         points = [as_share(over_seeds(by_length[n][arm])) for n in x]
         mean, low, high = (np.array([100 * getattr(p, end) for p in points]) for end in ("mean", "low", "high"))
         length.plot(x, mean, "o-", ms=4, color=colour, label=WHAT[arm].replace("*", "").partition(":")[0])
