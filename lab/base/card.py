@@ -137,8 +137,8 @@ has about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.
 
 FURTHER = """This one was then taught three things more, by `python -m lab.base.long`, and no string of more than 80 letters: to find its
 place in a string when other words stand between the string and the tally, and when pairs of letters come twice; and to be asked for up to
-20 letters. Tier 7 has 80 to 150 letters and 12 to 20 asked: what it can do there it has made of that. Lists of names it has not seen since,
-and sorts them no more.
+20 letters. Tier 7 has 80 to 150 letters and 12 to 20 asked: what it can do there it has made of that, and there GRPO does change how well
+(`results/longer`). Lists of names it has not seen since, and sorts them no more.
 """
 
 CARD = """---
