@@ -122,12 +122,14 @@ def eval_line(
 ) -> dict:  # fmt: skip
     """A line of evals.jsonl: every task's result, in order; missing: {task without one: why}.
 
-    null stands for an entry that an episode's score does not have.
+    null stands for an entry that an episode's score does not have. 1.0 is written as 1, because
+    most results are 0 or 1 and a run has thousands.
     """
+    short = lambda x, digits: int(x) if float(x).is_integer() else round(float(x), digits)
     line = {"update": update, "stage": stage, "tasks": tasks, "trained": trained}
-    line["reward"] = [round(e.reward, 5) for e in episodes]
+    line["reward"] = [short(e.reward, 5) for e in episodes]
     for part, values in parts(episodes).items():
-        line[part] = [None if x is None else round(x, 4) for x in values]
+        line[part] = [None if x is None else short(x, 4) for x in values]
     line["reply_tokens"] = [e.reply_tokens for e in episodes]
     line["truncated"] = [e.stop_reason == "truncated" for e in episodes]
     return line | ({"missing": missing} if missing else {})

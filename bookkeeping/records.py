@@ -155,7 +155,7 @@ def with_exact(evals: list[dict]) -> list[dict]:
 def append(path: Path, record: dict) -> None:
     """Add one line to a .jsonl file."""
     with open(path, "a", encoding="utf-8") as f:
-        f.write(json.dumps(record) + "\n")
+        f.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 
 def write_json(path: Path, value: dict) -> None:

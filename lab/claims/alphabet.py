@@ -83,7 +83,7 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
         episodes = [episode for group in groups for episode in group]
         found[how] = {"reward": [round(e.reward, 4) for e in episodes], "exact": [e.components["exact"] for e in episodes]}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(found) + "\n")
+    file.write_text(json.dumps(found, separators=(",", ":")) + "\n")
 
 
 def read_scores(measure: str, how: str = "greedy") -> dict[str, list[list[float]]]:

@@ -73,7 +73,7 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
             groups = play(policy, player, make_env, seeds, 1, MAX_TOKENS, heat, seed)
             found[tasks][how] = [group[0].reward for group in groups]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(found) + "\n")
+    file.write_text(json.dumps(found, separators=(",", ":")) + "\n")
 
 
 def read_scores(tasks: str, how: str = "greedy") -> dict[str, list[list[float]]]:
