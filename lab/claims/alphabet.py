@@ -65,19 +65,15 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
     import torch
 
     import settings
-    from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
-    from fast.sampler import TorchSampler
-    from policy import PICO, load_policy
+    from policy import PICO
     from rollout import play
 
     torch.set_num_threads(threads)
-    cfg, policy = settings.Config(env="alphabet", think=not name.startswith("no_think")), load_policy(str(PICO), 32, 64, "cpu")
+    cfg = settings.Config(env="alphabet", think=not name.startswith("no_think"))
+    policy, sampler = study.player(str(PICO), None if name == "base" else STUDY.runs / name)
     settings.check(cfg)
     settings.complete(cfg, policy.n_parameters, "alphabet with pico_base")
-    if name != "base":  # LoRA begins at 0: this is the base
-        load_checkpoint(find_checkpoint(STUDY.runs / name / "checkpoint"), policy)
-    sampler, make_env, found = TorchSampler(policy), next(iter(settings.eval_sets(cfg).values()))[1], {}
-    sampler.sync(0)
+    make_env, found = next(iter(settings.eval_sets(cfg).values()))[1], {}
     for how, heat in DECODINGS.items():
         groups = play(policy, sampler, make_env, study.held_out_seeds(N), 1, cfg.max_tokens, heat, seed)
         episodes = [episode for group in groups for episode in group]

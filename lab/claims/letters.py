@@ -85,27 +85,21 @@ def without_runs(threads: int) -> None:
     """
     import torch
 
-    from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
     from env_letters import Letters
-    from fast.sampler import TorchSampler
-    from policy import PICO, load_policy
+    from policy import PICO
     from rollout import play
 
     if (STUDY.out / "others.json").exists():
         return
     torch.set_num_threads(threads)
     seeds, env = study.held_out_seeds(N), partial(Letters, 6, "binary", True, "derives")
-    load = partial(load_policy, str(PICO), 32, 64, "cpu")
     exact = lambda groups: [max(e.reward for e in group) for group in groups]
-    policy = load()  # LoRA begins at 0: this is the base
-    found = {"base": [exact(play(policy, TorchSampler(policy), env, seeds, 1, 320, 0.0, 0))]}
+    policy, sampler = study.player(str(PICO))
+    found = {"base": [exact(play(policy, sampler, env, seeds, 1, 320, 0.0, 0))]}
     found["begun"] = [exact(play(policy, Begun(policy, env, seeds), env, seeds, 1, 320, 0.0, 0))]
     found["best_of"] = []
     for seed in STUDY.seeds:
-        policy = load()
-        load_checkpoint(find_checkpoint(STUDY.runs / run_name("start", "", seed) / "checkpoint"), policy)
-        sampler = TorchSampler(policy)
-        sampler.sync(0)
+        policy, sampler = study.player(str(PICO), STUDY.runs / run_name("start", "", seed))
         found["best_of"].append(exact(play(policy, sampler, env, seeds, BEST_OF, 320, 1.0, seed)))
     write_json(STUDY.out / "others.json", found)
 

@@ -101,6 +101,20 @@ def held_out_seeds(n: int) -> list[int]:
     return [HELD_OUT_SEEDS + i for i in range(n)]
 
 
+def player(model: str, run: Path | None = None):
+    """(policy, sampler) of a model, as it is or as this run left it."""
+    from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+    from fast.sampler import TorchSampler
+    from policy import load_policy
+
+    policy = load_policy(model, 32, 64, "cpu")
+    if run:  # LoRA begins at 0: without a run, this is the model itself
+        load_checkpoint(find_checkpoint(run / "checkpoint"), policy)
+    sampler = TorchSampler(policy)
+    sampler.sync(0)
+    return policy, sampler
+
+
 def work(study: Study, name: str) -> float:
     """Millions of tokens that passed through the model: forward once when sampled, three times (forward and backward) when trained."""
     tokens = read_json(study.out / name / "summary.json")["tokens"]

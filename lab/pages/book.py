@@ -19,7 +19,9 @@ import tyro
 
 import metrics
 from lab.claims import alphabet as alphabet_table
+from lab.claims import bases as bases_table
 from lab.claims import letters as letters_table
+from lab.claims import longer as longer_table
 from lab.claims.claims import CLAIMS
 from lab.claims.ledger import as_share, collect, in_parts, interval, judge
 from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
@@ -95,6 +97,16 @@ def mean_reward(rows: list) -> str:
 def alphabet_arms() -> str:
     """GRPO beside what might do as well; results/alphabet has the settings and the sweeps."""
     return table("arm | seeds | mean reward, greedy | sampled | GRPO less this, greedy | work", alphabet_table.short())
+
+
+def longer_arms() -> str:
+    """Strings longer than any that the base was shown; results/longer has the curves by length."""
+    return table("arm | seeds | tier 7, greedy | sampled | climbs less this, greedy | work", longer_table.short())
+
+
+def bases() -> str:
+    """Letters on bases that were made in other ways; results/bases has every run."""
+    return table(" | ".join(bases_table.HEAD), bases_table.short())
 
 
 def swarm() -> str:
@@ -340,6 +352,8 @@ TABLES = {
         letters_arms,
         alphabet,
         alphabet_arms,
+        longer_arms,
+        bases,
         swarm,
         swarm_arms,
         swarm_players,
