@@ -490,7 +490,12 @@ def check(cfg: Config) -> None:
         check_level(cfg)
     check_tasks(cfg, make_env(cfg, cfg.difficulty))
     if cfg.curriculum and len(levels_of(cfg.env)) < 2:
-        raise ValueError(f"--curriculum: {cfg.env} has no tiers to climb; leave it out")
+        cure = (
+            "give it two levels or more (docs/fork.md)"
+            if kind(cfg.env) == "yours"
+            else "leave it out"
+        )
+        raise ValueError(f"--curriculum: {cfg.env} has no levels to climb; {cure}")
     choices = {"engine": ("auto", "torch", "vllm"), "baseline": ("group", "batch", "none")}
     for name, some in choices.items():
         if getattr(cfg, name) not in some:
@@ -531,11 +536,17 @@ def check_numbers(cfg: Config) -> None:
 
 def check_level(cfg: Config) -> None:
     """A class of yours is trained at its last level, or at the one that was asked for."""
-    levels = levels_of(cfg.env) or [0]
-    fill(cfg, {"difficulty": levels[-1]})
-    if cfg.difficulty not in levels:
-        some = f"has {', '.join(map(str, levels))}" if levels != [0] else "has no levels"
+    levels = levels_of(cfg.env)
+    if not isinstance(levels, list | tuple) or any(type(one) not in (int, str) for one in levels):
+        raise ValueError(
+            f"levels of {cfg.env} must be numbers or words in a list; see docs/fork.md"
+        )
+    found = {str(one): one for one in levels or [0]}
+    fill(cfg, {"difficulty": list(found.values())[-1]})
+    if str(cfg.difficulty) not in found:
+        some = f"has {', '.join(found)}" if levels else "has no levels"
         refuse(cfg, "difficulty", f"{short(cfg.env)} {some}; see docs/fork.md")
+    cfg.difficulty = found[str(cfg.difficulty)]  # "1" is a word if the class says so
 
 
 def check_tasks(cfg: Config, env) -> None:

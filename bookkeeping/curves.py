@@ -206,12 +206,11 @@ def draw_training(ax, lines: list[dict], shares: bool) -> None:
         signal = [line["groups_with_signal"] for line in lines]
         ax.plot(x, signal, lw=0.7, color="grey", label="share of groups with signal")
         ax.set(ylim=(-0.02, 1.02))
-    else:
-        for before, line in zip(lines, lines[1:]):
-            if before.get("level") != line.get("level"):  # a step of the curriculum
-                ax.axvline(line["update"], color="black", ls="--", lw=1)
-                where = {"transform": ax.get_xaxis_transform(), "fontsize": 9}
-                ax.text(line["update"], 0.02, f" {line['level']}", **where)
+    moves = [b for a, b in zip(lines, lines[1:]) if a.get("level") != b.get("level")]
+    for i, line in enumerate(moves):  # the steps of a curriculum; names of close ones stand apart
+        ax.axvline(line["update"], color="black", ls="--", lw=1)
+        where = {"transform": ax.get_xaxis_transform(), "fontsize": 9}
+        ax.text(line["update"], 0.02 + 0.05 * (i % 4), f" {line['level']}", **where)
     ax.legend(loc="lower right")
 
 

@@ -125,7 +125,7 @@ def preflight(cfg) -> None:
         for level in levels_of(cfg.env) or [cfg.difficulty]:
             check_environment(partial(make_env, cfg, level), cfg.sft_steps > 0)
         if cfg.curriculum:
-            check_promotion(make_env(cfg, cfg.difficulty), promote_of(cfg.env)[0])
+            check_promotion(make_env(cfg, cfg.difficulty), promote_of(cfg.env))
     except ValueError as wrong:
         raise ValueError(f"--env {cfg.env}: {wrong}; see {page}") from None
     if kind(cfg.env) == "known":
@@ -164,8 +164,14 @@ def check_environment(new_env: Callable, expert: bool = True) -> None:
             )
 
 
-def check_promotion(env, measure: str) -> None:
+def check_promotion(env, promote: tuple[str, float]) -> None:
     """A curriculum goes up by a measure that every score has."""
+    match promote:
+        case (str(measure), int() | float()):
+            pass
+        case _:
+            example = 'it is a measure and how high its mean has to be, as in ("reward", 0.75)'
+            raise ValueError(f"promote is {shown(promote)}; {example}")
     ask(env, "reset", messages_of, TRAIN_SEEDS)
     ask(env, "step", answer_of, "")
     if measure not in ask(env, "score", numbers_of):

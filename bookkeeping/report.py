@@ -11,6 +11,7 @@ report.html by bookkeeping/viewer.py. What only some runs need is loaded when it
 training letters loads no swarm and no HTML.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -241,7 +242,7 @@ def mean_of(lines: list[dict], key: str) -> float:
 
 def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> list[str]:
     """What the data says, each sentence with its numbers."""
-    out = about_gains(summary)
+    out = about_gains(summary, lines)
     if versions := records.edited(records.environments_of(summary.get("machine", {}))):
         out.append(f"It was {versions}.")
     told = doctor.look_at(lines, evals, summary["config"])
@@ -252,7 +253,7 @@ def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> li
     out.append(f"Training reward, update by update: {metrics.distribution(rewards).sentence()}.")
     settled = metrics.trend(rewards).sentence().capitalize()
     out.append(f"Has the training reward settled? {settled}.")
-    out += about_levels(summary, lines)
+    out += about_levels(lines)
     tenth = max(1, len(lines) // 10)
     first, last = np.mean(lengths[:tenth]), np.mean(lengths[-tenth:])
     out.append(
@@ -272,8 +273,9 @@ def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> li
     return out + curves.where_time_goes(lines)
 
 
-def about_gains(summary: dict) -> list[str]:
+def about_gains(summary: dict, lines: list[dict]) -> list[str]:
     """Did GRPO gain over SFT on the trained tasks, and what became of the others?"""
+    last = {str(line["level"]): line["update"] for line in lines if "level" in line}
     (exact, reward), trained, out = tables.shown(summary), summary["trained"], []
 
     def verdict(gain: Interval) -> str:
@@ -293,17 +295,20 @@ def about_gains(summary: dict) -> list[str]:
     for other, stages in summary["eval"].items():
         if other != trained:
             results = " → ".join(form(stages[s]) for s in STAGES[1:] if s in stages)
-            out.append(f"{other.capitalize()}, which was not trained: {results}.")
+            named = r"(?:tier |.*, level )?{}(?: v.*)?"  # "tier 6", "hard v0.2", "Mine, level 3-5"
+            until = [last[at] for at in last if re.fullmatch(named.format(re.escape(at)), other)]
+            what = f"trained until update {until[0]}" if until else "not trained"
+            out.append(f"{other[0].upper()}{other[1:]}, which was {what}: {results}.")
     return out
 
 
-def about_levels(summary: dict, lines: list[dict]) -> list[str]:
-    """When a curriculum of named levels moved on."""
+def about_levels(lines: list[dict]) -> list[str]:
+    """When a curriculum moved on."""
     began: dict = {}
     for line in lines:
         if "level" in line:
             began.setdefault(line["level"], line["update"])
-    if len(began) < 2 or "gain" in summary:
+    if len(began) < 2:
         return []
     told = ", ".join(f"{level} from update {update}" for level, update in began.items())
     return [f"The curriculum: {told}."]

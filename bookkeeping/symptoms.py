@@ -41,7 +41,7 @@ LOOKS = 3_000  # moments at which a log is looked at; a longer one at every seco
 LOOKS_BACK = 50  # lines that our doctor is handed, as while a run trains
 LONGEST = 1_000  # rewards that it is handed
 START = 5  # steps that count as the start
-SURE = 4.0  # standard errors, as in doctor.py
+SURE = 4.0  # standard errors, as in progress.py
 FEWEST = 10  # steps: fewer say nothing
 # bfloat16 and another engine make about 0.01 nats per token: 0.01²/2 of k3 KL, most of it in few
 # tokens. Ten times that is no rounding. Probabilities differ by less than their logarithms.

@@ -10,6 +10,7 @@ import pytest
 import tyro
 from scipy import stats
 
+import metrics
 import settings
 from lab.claims import ablate, ledger, quantities
 from lab.claims.ablate import minutes
@@ -65,6 +66,14 @@ def test_scalars_of_three_seeds_give_the_textbook_interval():
     """mean 2, sd 1: 2 ± 4.303 / sqrt(3)."""
     i = interval([1.0, 2.0, 3.0])
     assert (i.mean, i.n) == (2.0, 3) and i.high - 2 == pytest.approx(4.30265 / math.sqrt(3), rel=1e-5) == pytest.approx(2 - i.low, rel=1e-5)
+
+
+def test_seeds_that_agree_in_every_task_are_as_sure_as_there_are_tasks():
+    one, three = metrics.mean([1.0] * 128), interval([np.ones(128)] * 3)
+    assert three.n == 3 and one.low - 0.04 < three.low <= one.low and three.high == 1.0
+    none = interval([np.zeros(128)] * 3)
+    assert none.mean == 0 and none.high == pytest.approx(metrics.mean([0.0] * 128).high, abs=1e-4)
+    assert interval([0.0, 0.0, 0.0]).high > 0.5  # of three numbers, three are all there is to know
 
 
 def test_tasks_and_seeds_are_both_in_the_interval():

@@ -157,6 +157,12 @@ def test_the_flags_on_the_card_give_the_run_again(words):
     assert all(word in export.flags(asdict(cfg), 900_000) for word in words.split())
 
 
+def test_a_class_without_levels_has_no_difficulty_on_the_card(tmp_path):
+    (tmp_path / "one.py").write_text("class One:\n    think = tools = reset = step = score = expert_reply = most_tasks = None\n")
+    settings.check(cfg := settings.Config(env=f"{tmp_path}/one.py:One"))
+    assert "--difficulty" not in export.flags(asdict(cfg), 900_000)
+
+
 def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
     cases = [
         (["merge", str(tmp_path / "none"), str(tmp_path / "out")], "there is no summary.json"),

@@ -777,6 +777,30 @@ def test_the_steps_of_a_curriculum_are_marked_with_the_new_level():
     assert [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "--"] == [20, 50]
 
 
+def test_a_curriculum_with_exact_answers_has_its_steps_beside_the_shares():
+    ax = axes()
+    lines = [{"update": i, "reward": 0.5, "groups_with_signal": 0.5, "level": level} for i, level in enumerate(["3", "3-5", "3-5"])]
+    curves.draw_training(ax, lines, True)
+    assert [text.get_text() for text in ax.texts] == [" 3-5"]
+
+
+def test_a_level_that_a_curriculum_passed_was_trained_on():
+    one = {"exact": 0.5, "low": 0.4, "high": 0.6, "reward": 0.5, "reward_low": 0.4, "reward_high": 0.6, "n": 8}
+    stages = dict.fromkeys(STAGES, one)
+    gain = {"mean": 0.0, "low": -0.1, "high": 0.1, "n": 8}
+    names = ["Mine, level 3", "Mine, level 3-5", "tier 3", "easy v0.2", "Mine, level 5"]
+    summary = {"trained": "Mine, level 5", "eval": dict.fromkeys(names, stages), "gain": gain}
+    lines = [{"update": i, "level": level} for i, level in enumerate(["easy", "3", "3", "5"], 1)]
+    told = [sentence.partition(": ")[0] for sentence in report.about_gains(summary, lines)[1:]]
+    assert told == [
+        "Mine, level 3, which was trained until update 3",
+        "Mine, level 3-5, which was not trained",
+        "Tier 3, which was trained until update 3",
+        "Easy v0.2, which was trained until update 1",
+    ]
+    assert report.about_levels(lines) == ["The curriculum: easy from update 1, 3 from update 2, 5 from update 4."]
+
+
 def test_the_length_of_replies_is_drawn_from_0():
     left, right = axes(), axes()
     curves.draw_habits(left, right, [{"update": i, "reply_tokens": 100.0 + i} for i in range(3)])

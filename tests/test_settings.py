@@ -196,6 +196,36 @@ def test_a_level_that_a_class_does_not_have_is_refused(tmp_path):
         settings.check(sums(folder, "class Sums:\n", "class Sums:\n    levels = [3, 5]\n", difficulty=6))
 
 
+def levelled(folder, levels: str, **flags) -> Config:
+    return sums(folder, "class Sums:\n", f"class Sums:\n    levels = {levels}\n", **flags)
+
+
+@pytest.mark.parametrize("levels, asked, played", [("['1', '2']", 1, "1"), ("(3, 5)", "3", 3), ("['a b']", None, "a b"), ("[]", None, 0)])
+def test_a_level_is_a_number_or_a_word_as_the_class_has_it(levels, asked, played, tmp_path):
+    settings.check(cfg := levelled(tmp_path, levels, difficulty=asked))
+    assert cfg.difficulty == played and type(cfg.difficulty) is type(played)
+
+
+@pytest.mark.parametrize("levels", ["[(3, 5), (5, 20)]", "[0.25, 0.5]", "3", "[True]", "'abc'"])
+def test_levels_that_no_flag_could_name_are_refused(levels, tmp_path):
+    with pytest.raises(ValueError, match="levels of .* must be numbers or words in a list; see docs/fork.md"):
+        settings.check(levelled(tmp_path, levels))
+
+
+@pytest.mark.parametrize("levels", ["[]", "[3]"])
+def test_a_curriculum_needs_two_levels(levels, tmp_path):
+    with pytest.raises(ValueError, match=r"has no levels to climb; give it two levels or more \(docs/fork.md\)"):
+        settings.check(levelled(tmp_path, levels, curriculum=True))
+
+
+@pytest.mark.parametrize("promote", ["0.8", "'exact'", "('exact',)", "('exact', '0.8')", "(0.8, 'exact')"])
+def test_what_a_curriculum_goes_up_by_is_a_measure_and_a_number(promote, tmp_path):
+    cfg = levelled(tmp_path, f"[3, 5]\n    promote = {promote}", curriculum=True)
+    settings.check(cfg)
+    with pytest.raises(ValueError, match=r'promote is .*; it is a measure and how high its mean has to be, as in \("reward", 0.75\)'):
+        preflight(cfg)
+
+
 def test_an_environment_as_it_should_be_passes(tmp_path):
     preflight(sums(tmp_path))
     (tmp_path / "vowels.py").write_text(fork.example())

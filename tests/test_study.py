@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lab.claims.study import Arm, Study, best_runs
+from lab.claims.study import Arm, Study, best_runs, played_runs
 
 
 def test_a_missing_seed_ends_an_arm_so_that_seeds_stay_paired(tmp_path):
@@ -23,3 +23,7 @@ def test_a_missing_seed_ends_an_arm_so_that_seeds_stay_paired(tmp_path):
     (tmp_path / "b-high-1").mkdir()
     (tmp_path / "b-high-1" / "summary.json").write_text("{}")
     assert best_runs(study)["b"] == ["b-high-0", "b-high-1", "b-high-2"]
+    assert played_runs(study) == {}
+    for name in ("a-0", "a-2", "b-high-0", "b-high-1"):
+        (tmp_path / name / "held_out.json").write_text("{}")
+    assert played_runs(study) == {"a": ["a-0"], "b": ["b-high-0", "b-high-1"]}

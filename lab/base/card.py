@@ -93,7 +93,8 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     config = read_json(Path(model) / "config.json")
     facts = {"vocab": config["vocab_size"], "layers": config["num_hidden_layers"], "width": config["hidden_size"], "tasks": tasks, "k": k}
     facts["millions"] = sum(p.numel() for p in policy.lm.parameters()) / 1e6
-    taught = TAUGHT + ("\n" + PLAYED if swarm else "\n" + FURTHER if is_long else "")
+    taught = TAUGHT + (FURTHER if is_long else ONLY_HOW_OFTEN) + ("\n" + PLAYED if swarm else "")
+    facts |= {"what": WHAT_LONG if is_long else WHAT, "lists": "" if is_long else LISTS, "can": CAN_LONG if is_long else CAN}
     text = CARD.format(name=Path(model).name, table="\n".join(lines), swarm="\n".join(swarm), taught=taught, **facts)
     (Path(model) / "README.md").write_text(text)
 
@@ -116,7 +117,9 @@ at once, 28% stated counts and 12% derived them. And the two other habits were t
 and two are right in them, more is 3, 4 or 5 by chance (`glance` in `lab/base/corpus.py`). Shown the true counts, \
 a model of this size learns
 to count most strings without spelling them.
+"""
 
+ONLY_HOW_OFTEN = """
 So what GRPO changes on letters is how *often* the model derives, and not how *well*: the skill was there before. \
 "It learns to think because
 thinking pays" means that much and no more.
@@ -135,11 +138,27 @@ an episode
 has about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.
 """
 
-FURTHER = """This one was then taught three things more, by `python -m lab.base.long`, and no string of more than 80 letters: to find its
-place in a string when other words stand between the string and the tally, and when pairs of letters come twice; and to be asked for up to
-20 letters. Tier 7 has 80 to 150 letters and 12 to 20 asked: what it can do there it has made of that, and there GRPO does change how well
-(`results/longer`). Lists of names it has not seen since, and sorts them no more.
+FURTHER = """
+All this is pico_base. This one was then taught three things more, by `python -m lab.base.long`, and no string of more than 80 letters: to
+find its place in a string when other words stand between the string and the tally, and when pairs of letters come twice; and to be asked
+for up to 20 letters. Tier 7 has 80 to 150 letters and 12 to 20 asked: what it can do there it has made of that.
+
+So on strings of up to 80 letters GRPO changes how *often* the model derives, and not how *well*: the skill was there before. On longer ones
+it changes both (`docs/longer.md`). Lists of names it has not seen since, and sorts them no more.
 """
+
+WHAT = """made from nothing by `python -m lab.base.pretrain` (seeded, two CPU cores). It counts letters and sorts names over
+several turns (pico_swarm, which had more rounds, also calls the ten tools of a small economy), each in habits of different worth"""
+WHAT_LONG = """made from pico_base by `python -m lab.base.long` (seeded, one CPU core). It counts letters in strings that may be
+long, in habits of different worth"""
+
+LISTS = """ Alphabet: `given` lists the names as they came,
+`string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, \
+sorts by them and copies."""
+
+CAN = """the prompts of the environments named above, strings of up to 80 letters, lists of up to
+15 names, and the names of that pool"""
+CAN_LONG = "the prompts of letters"
 
 CARD = """---
 license: mit
@@ -148,22 +167,18 @@ library_name: transformers
 # {name}
 
 A Qwen3-architecture chat model of {millions:.2f}M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
-embeddings, bfloat16), made from nothing by `python -m lab.base.pretrain` (seeded, two CPU cores). It counts letters and sorts names over
-several turns (pico_swarm, which had more rounds, also calls the ten tools of a small economy), each in habits of different worth, and is
+embeddings, bfloat16), {what}, and is
 meant as a place for RL to start from: what is right is what it rarely does.
 
 {table}
 
 Measured by `python -m lab.base.card --model models/{name} --tasks {tasks}`: {tasks} tasks a row group, \
 {k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
-`states` thinks but only states counts, `derives` spells the string with a running tally. Alphabet: `given` lists the names as they came,
-`string` sorts by what a line begins with (right for first names, wrong for last names), `derives` cuts out the keys, \
-sorts by them and copies.
+`states` thinks but only states counts, `derives` spells the string with a running tally.{lists}
 
 {swarm}
 {taught}
-What it cannot do: anything else. It knows the prompts of the environments named above, strings of up to 80 letters, lists of up to
-15 names, and the names of that pool; it has seen no prose. Its tokenizer (`lab/base/tokenizer.py`) splits quoted strings and names into \
+What it cannot do: anything else. It knows {can}; it has seen no prose. Its tokenizer (`lab/base/tokenizer.py`) splits quoted strings and names into \
 letters and words of
 prose into whole pieces; its chat template is Qwen3's ChatML, thinking and tools included.
 """

@@ -28,6 +28,7 @@ from lab.claims.study import (
     dots,
     grid,
     over_seeds,
+    played_runs,
     setting_of,
     sweep_tables,
     versions,
@@ -84,7 +85,7 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
 
 def read_scores(measure: str, how: str = "greedy") -> dict[str, list[list[float]]]:
     """{arm: [seeds][lists] of the held-out lists}."""
-    runs = {arm: names for arm, names in best_runs(STUDY).items() if names} | {"base": ["base"]}
+    runs = played_runs(STUDY) | {"base": ["base"]}
     return {arm: [read_json(STUDY.out / name / "held_out.json")[how][measure] for name in names] for arm, names in runs.items()}
 
 
@@ -94,7 +95,7 @@ def perfect(rows: list) -> str:
 
 def short() -> list[list]:
     """The table in brief: what, seeds, mean reward, greedy and sampled, GRPO less this, work."""
-    runs, greedy, sampled = best_runs(STUDY), read_scores("reward"), read_scores("reward", "sampled")
+    runs, greedy, sampled = played_runs(STUDY), read_scores("reward"), read_scores("reward", "sampled")
     return [
         [
             ARMS[arm].what, len(names), over_seeds(greedy[arm]).text(), over_seeds(sampled[arm]).text(),
@@ -106,7 +107,7 @@ def short() -> list[list]:
 
 
 def page() -> None:
-    runs, rows = best_runs(STUDY), []
+    runs, rows = played_runs(STUDY), []
     rewards, exact = ({how: read_scores(measure, how) for how in DECODINGS} for measure in ("reward", "exact"))
     greedy, sampled = rewards["greedy"], rewards["sampled"]
     for arm, scores in greedy.items():
@@ -148,7 +149,7 @@ def draw(scores: dict[str, list]) -> None:
     """Greedy reward by update, and where each arm ends."""
     fig, (curves, end) = pyplot().subplots(1, 2, figsize=(13, 4.4), layout="constrained")
     for arm, colour in (("grpo", "C2"), ("no_think", "C3")):
-        for name in best_runs(STUDY)[arm]:
+        for name in played_runs(STUDY)[arm]:
             evals = [
                 e for e in read_lines(STUDY.out / name / "evals.jsonl") if e["trained"] and e["stage"] in ("after_sft", "train", "final")
             ]

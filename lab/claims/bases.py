@@ -26,7 +26,7 @@ from env_letters import STYLES, Letters
 from lab.base.card import CARD_SEEDS
 from lab.claims import study
 from lab.claims.letters import Begun, N, percent
-from lab.claims.study import KEPT, Arm, Study, best_runs, development, grid, setting_of, sweep_tables, versions
+from lab.claims.study import KEPT, Arm, Study, development, grid, played_runs, setting_of, sweep_tables, versions
 from lab.common import RESULTS, ROOT, pyplot, reach, read_json, read_lines, save_picture, side_by_side, table, write_page
 
 LETTERS_ALONE = "--stop-after 3"  # pico_base's first three rounds; the others teach other tasks
@@ -112,9 +112,9 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
 # ------------------------------------------------------------------------------------------------ the page
 def rows_of(base: str) -> dict[str, list[list[float]]]:
     """{how: [seeds][tasks], greedy} of one base, as far as it is there."""
-    runs = best_runs(STUDY)
-    names = {how: runs[f"{base}_{how}"] for how in HOW} | {how: [f"{base}_{how}"] for how in ALONE}
-    names = {how: [name for name in some if (OUT / name / "held_out.json").exists()] for how, some in names.items()}
+    runs = played_runs(STUDY)
+    names = {how: runs.get(f"{base}_{how}", []) for how in HOW}
+    names |= {how: [f"{base}_{how}"] if (OUT / f"{base}_{how}" / "held_out.json").exists() else [] for how in ALONE}
     return {how: [read_json(OUT / name / "held_out.json")["greedy"] for name in some] for how, some in names.items() if some}
 
 
@@ -145,8 +145,10 @@ HEAD = ("base", "derives, sampled", "right when it does", "before", "begun for i
 
 
 def page() -> None:
-    runs = best_runs(STUDY)
-    one = next(name for name in runs.values() if name)[0]
+    runs = played_runs(STUDY)
+    if not runs:
+        raise SystemExit(f"{OUT} has no run that has played the held-out tasks; leave --table out")
+    one = next(iter(runs.values()))[0]
     lines = [
         "# Letters, tier 6, on other bases", "",
         f"`python -m lab.claims.bases`; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]} (without thinking: one), planned before the first run; "
@@ -168,11 +170,10 @@ def page() -> None:
     every = []
     for arm, names in runs.items():
         for name in names:
-            if (OUT / name / "held_out.json").exists():
-                played, swept = read_json(OUT / name / "held_out.json"), len(ARMS[arm].sweep) > 1
-                cells = [f"{100 * np.mean(played['greedy']):.1f}%", f"{100 * np.mean(played['sampled']):.1f}%"]
-                derives = f"{100 * played['derives, greedy']:.0f}%"
-                every.append([ARMS[arm].what, name[-1], setting_of(STUDY, arm) if swept else "", *cells, derives])
+            played, swept = read_json(OUT / name / "held_out.json"), len(ARMS[arm].sweep) > 1
+            cells = [f"{100 * np.mean(played['greedy']):.1f}%", f"{100 * np.mean(played['sampled']):.1f}%"]
+            derives = f"{100 * played['derives, greedy']:.0f}%"
+            every.append([ARMS[arm].what, name[-1], setting_of(STUDY, arm) if swept else "", *cells, derives])
     lines += table(["", "seed", "settings", "greedy", "sampled", "derives, greedy"], every)
     lines += ["", "## What was swept", "", "Seed 0, development tasks (n = 256), exactly right at the end.", ""]
     lines += sweep_tables(
@@ -204,7 +205,7 @@ def draw() -> None:
         range(len(there())), [BASES[base][1].replace(": ", ":\n").replace(", ", ",\n") for base in reversed(there())], fontsize=8
     )
     for i, base in enumerate(there()):
-        for j, name in enumerate(best_runs(STUDY)[f"{base}_grpo"]):
+        for j, name in enumerate(played_runs(STUDY)[f"{base}_grpo"]):
             evals = [e for e in read_lines(OUT / name / "evals.jsonl") if e["trained"] and e["stage"] in ("after_sft", "train", "final")]
             curves.plot([e["update"] for e in evals], [100 * np.mean(e["exact"]) for e in evals], "o-", ms=3, lw=1.2, color=f"C{i}",
                         label=BASES[base][1] if j == 0 else None)  # fmt: skip
@@ -225,7 +226,7 @@ def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
         for base in bases:
             describe(base, jobs)
         study.train_all(STUDY, jobs, [arm for arm in ARMS if arm.partition("_")[0] in bases])
-        names = [name for arm, some in best_runs(STUDY).items() if arm.partition("_")[0] in bases for name in some]
+        names = [name for arm, some in study.best_runs(STUDY).items() if arm.partition("_")[0] in bases for name in some]
         for name in tqdm([*(f"{base}_{how}" for base in bases for how in ALONE), *names], desc="held-out tasks"):
             play_held_out(name, 0 if "-" not in name else int(name.rpartition("-")[2]), jobs)
     page()

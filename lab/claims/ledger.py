@@ -61,8 +61,9 @@ def interval(rows: list | tuple, level: float = 0.95) -> Interval:
     means = np.array([np.mean(row) for row in rows], float)
     if len(means) < 2:
         return Interval(float(means[0]), -math.inf, math.inf, 1)
-    over_tasks = [part(np.mean(rows, axis=0))] if np.ndim(rows[0]) else []
-    return student(float(means.mean()), [part(means), *over_tasks], len(means), level)
+    over_tasks, n = ([part(np.mean(rows, axis=0))], len(rows[0])) if np.ndim(rows[0]) else ([], len(means))
+    # n: if all seeds agree in all tasks, it is the tasks that say how sure that is.
+    return replace(student(float(means.mean()), [part(means), *over_tasks], n, level), n=len(means))
 
 
 def student(mean: float, parts: list[tuple[float, int]], n: int, level: float) -> Interval:

@@ -21,7 +21,7 @@ from env_letters import Letters
 from lab.claims import lengths, study
 from lab.claims.ledger import as_share
 from lab.claims.letters import Begun
-from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, over_seeds, versions
+from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, over_seeds, played_runs, versions
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 
 N, N_CURVE = 512, 128  # held-out tasks of a tier, and of a length
@@ -72,7 +72,7 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
 def read_scores(tasks: str, how: str = "greedy") -> dict[str, list[list[float]]]:
     """{arm: [seeds][tasks]}, 1 for an exact answer."""
     played = lambda name: read_json(STUDY.out / name / "held_out.json")[tasks][how]
-    runs = {arm: names for arm, names in best_runs(STUDY).items() if names} | {name: [name] for name in BASES}
+    runs = played_runs(STUDY) | {name: [name] for name in BASES}
     return {arm: [played(name) for name in names] for arm, names in runs.items()}
 
 
@@ -82,7 +82,7 @@ def percent(rows: list) -> str:
 
 def short() -> list[list]:
     """The table in brief: what, seeds, tier 7 greedy and sampled, climbs less this, work."""
-    runs, greedy, sampled = best_runs(STUDY), read_scores("tier 7"), read_scores("tier 7", "sampled")
+    runs, greedy, sampled = played_runs(STUDY), read_scores("tier 7"), read_scores("tier 7", "sampled")
     ours = greedy["climbs"]
     return [
         [
@@ -95,7 +95,7 @@ def short() -> list[list]:
 
 
 def page() -> None:
-    runs, rows = best_runs(STUDY), []
+    runs, rows = played_runs(STUDY), []
     greedy, six = read_scores("tier 7"), read_scores("tier 6")
     for (arm, scores), row in zip(greedy.items(), short()):
         each = " ".join(f"{100 * np.mean(score):.1f}" for score in scores)
@@ -134,7 +134,7 @@ def first_updates(name: str) -> dict[str, int]:
 def draw(by_length: dict[int, dict[str, list]]) -> None:
     """Exactly right by length at the end, and on tier 7's development tasks by update."""
     fig, (length, curves) = pyplot().subplots(1, 2, figsize=(13, 4.6), layout="constrained")
-    runs = best_runs(STUDY)
+    runs = played_runs(STUDY)
     for arm, colour in COLOURS.items():
         if arm not in by_length[lengths.CURVE[0]]:  # not made yet
             continue

@@ -94,6 +94,13 @@ def best_runs(study: Study) -> dict[str, list[str]]:
     return found
 
 
+def played_runs(study: Study) -> dict[str, list[str]]:
+    """The same of those that have played the held-out tasks; arms without any are left out."""
+    played = lambda name: (study.out / name / "held_out.json").exists()
+    found = {arm: list(takewhile(played, names)) for arm, names in best_runs(study).items()}
+    return {arm: names for arm, names in found.items() if names}
+
+
 def held_out_seeds(n: int) -> list[int]:
     """Of the first n held-out tasks. No run has looked at them."""
     from evaluate import HELD_OUT_SEEDS
