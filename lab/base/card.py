@@ -178,7 +178,8 @@ Measured by `python -m lab.base.card --model models/{name} --tasks {tasks}`: {ta
 
 {swarm}
 {taught}
-What it cannot do: anything else. It knows {can}; it has seen no prose. Its tokenizer (`lab/base/tokenizer.py`) splits quoted strings and names into \
+What it cannot do: anything else. It knows {can}; it has seen no prose. Its tokenizer (`lab/base/tokenizer.py`) splits \
+quoted strings and names into \
 letters and words of
 prose into whole pieces; its chat template is Qwen3's ChatML, thinking and tools included.
 """
