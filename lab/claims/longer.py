@@ -149,7 +149,7 @@ def draw(by_length: dict[int, dict[str, list]]) -> None:
             curves.plot([e["update"] for e in evals], [100 * np.mean(e["exact"]) for e in evals], "o-", ms=3, color=colour, lw=1.2,
                         label=WHAT[arm].replace("*", "").partition(":")[0] if i == 0 else None)  # fmt: skip
     length.axvline(80, color="black", ls="--", lw=1)
-    length.text(81, 2, "longer than any string\nthat the base was shown", fontsize=8)
+    length.text(81, 30, "longer than any string\nthat the base was shown", fontsize=8)
     length.set(title=f"held-out, greedy, n = {N_CURVE} a seed, 95% bands", xlabel="letters of the string", ylabel="% exactly right")
     curves.set(title="tier 7, development tasks, greedy, each seed", xlabel="update", ylabel="% exactly right")
     for ax in (length, curves):
