@@ -55,6 +55,9 @@ COMMANDS = {
     "python train.py --env jsonl:learn/vowels.jsonl,held_out=learn/vowels_held_out.jsonl --sft-steps 70 --sft-lr 3e-4": TINY,
     "python train.py --env jsonl:learn/vowels.jsonl,scorer=exact --sft-steps 0": TINY.replace("--sft-steps 1 ", ""),
     "python train.py --env jsonl:train.jsonl,held_out=test.jsonl --model Qwen/Qwen3-0.6B": "needs GSM8K's files; tests/test_known.py",
+    "python train.py --env lab/claims/lengths.py:Lengths --model models/pico_long --sft-steps 0 --max-tokens 448 --updates 250 "
+    "--curriculum":
+        "parsed: a quarter of an hour; tests/test_longer.py",
     "pip install -r requirements/tasks.txt": "make test-verifiers",
     "python -m bridges.gym": "make test-verifiers",
     "python -m bridges.gym letter_counting": "make test-verifiers",

@@ -33,7 +33,7 @@ LETTERS_ALONE = "--stop-after 3"  # pico_base's first three rounds; the others t
 BASES = {  # how each is made, and what it is
     "seed1": (f"{LETTERS_ALONE} --seed 1", "pico_base's recipe, another seed"),
     "seed2": (f"{LETTERS_ALONE} --seed 2", "pico_base's recipe, a third seed"),
-    "half": ("--stop-after 1 --seed 3 --skill-steps 1000 --chat-steps 400", "stopped early: its tally is right about half the time"),
+    "half": ("--stop-after 1 --seed 3 --skill-steps 800 --chat-steps 350", "stopped early: its tally is right about half the time"),
     "never": ("--stop-after 1 --seed 4 --skill-steps 0 --chat-steps 800 --shown 0.5 0.5 0 --habits 0.68 0.32 0",
               "never saw a derivation"),
 }  # fmt: skip
