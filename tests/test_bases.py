@@ -29,7 +29,7 @@ def test_a_base_that_never_saw_a_derivation_saw_none():
     assert cfg.skill_steps == 0 and cfg.stop_after == 1  # no tallies back to back, and no second round
     derives = lambda texts: sum("<think>" in text and "Let me count" not in text for text in texts)
     assert derives(shown_by(cfg)) == 0
-    assert derives(shown_by(settings_of("half"))) > 400  # the same look finds them where they are
+    assert derives(shown_by(settings_of("s1400"))) > 400  # the same look finds them where they are
 
 
 def test_the_other_seeds_have_the_recipe_of_pico_base():
@@ -41,7 +41,7 @@ def test_the_other_seeds_have_the_recipe_of_pico_base():
         assert all(getattr(cfg, name) == getattr(ours, name) for name in same)
 
 
-@pytest.mark.parametrize("name, base", [("seed1_grpo-0", "seed1"), ("never_no_think-0", "never"), ("half_begun", "half"),
+@pytest.mark.parametrize("name, base", [("seed1_grpo-0", "seed1"), ("never_no_think-0", "never"), ("s1400_begun", "s1400"),
                                         ("seed2_sft_derives-lr1e-4-n100-2", "seed2")])  # fmt: skip
 def test_a_run_has_its_own_base(name, base):
     assert bases.model_of(name) == f"runs/bases/{base}"
@@ -58,7 +58,7 @@ def test_a_row_compares_a_base_with_itself(tmp_path, monkeypatch):
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
         (tmp_path / name / "held_out.json").write_text(json.dumps({"greedy": [1] * right + [0] * (100 - right)}))
 
-    for base, begun, grpo in (("half", 50, 60), ("never", 5, 5)):
+    for base, begun, grpo in (("s1400", 50, 60), ("never", 5, 5)):
         (tmp_path / base).mkdir()
         habits = {"derives": {"often": 0.1, "right": 8, "n": 10}}
         (tmp_path / base / "card.json").write_text(json.dumps({"habits": habits}))
@@ -66,9 +66,9 @@ def test_a_row_compares_a_base_with_itself(tmp_path, monkeypatch):
         put(f"{base}_begun", begun)
         for seed in range(3):
             put(f"{base}_grpo-{seed}", grpo + seed)
-    half, never = bases.short()
-    assert half[0] == bases.BASES["half"][1] and half[1] == "10.0%" and half[2].startswith("80.0%")
-    assert half[4].startswith("50.0%") and "61.0%" in half[5] and half[6].startswith("+11.0 points")
+    early, never = bases.short()
+    assert early[0] == bases.BASES["s1400"][1] and early[1] == "10.0%" and early[2].startswith("80.0%")
+    assert early[4].startswith("50.0%") and "61.0%" in early[5] and early[6].startswith("+11.0 points")
     assert never[4].startswith("5.0%") and "6.0%" in never[5] and never[6].startswith("+1.0 points")
-    assert half[7] == half[8] == ""  # what has not been made is left out
-    assert np.mean(bases.rows_of("half")["grpo"]) == pytest.approx(0.61)
+    assert early[7] == early[8] == ""  # what has not been made is left out
+    assert np.mean(bases.rows_of("s1400")["grpo"]) == pytest.approx(0.61)
