@@ -19,6 +19,7 @@ import tyro
 
 import metrics
 from lab.claims import alphabet as alphabet_table
+from lab.claims import bases as bases_table
 from lab.claims import letters as letters_table
 from lab.claims import longer as longer_table
 from lab.claims.claims import CLAIMS
@@ -101,6 +102,11 @@ def alphabet_arms() -> str:
 def longer_arms() -> str:
     """Strings longer than any that the base was shown; results/longer has the curves by length."""
     return table("arm | seeds | tier 7, greedy | sampled | climbs less this, greedy | work", longer_table.short())
+
+
+def bases() -> str:
+    """Letters on bases that were made in other ways; results/bases has every run."""
+    return table(" | ".join(bases_table.HEAD), bases_table.short())
 
 
 def swarm() -> str:
@@ -347,6 +353,7 @@ TABLES = {
         alphabet,
         alphabet_arms,
         longer_arms,
+        bases,
         swarm,
         swarm_arms,
         swarm_players,
