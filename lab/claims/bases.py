@@ -37,7 +37,7 @@ BASES = {  # how each is made, and what it is
     "s1400": (f"{EARLY} --skill-steps 1000 --chat-steps 400", "made in 1,400 steps"),
     "s1150": (f"{EARLY} --skill-steps 800 --chat-steps 350", "made in 1,150 steps"),
     "s900": (f"{EARLY} --skill-steps 600 --chat-steps 300", "made in 900 steps"),
-    "never": ("--stop-after 1 --seed 4 --skill-steps 0 --chat-steps 800 --shown 0.5 0.5 0 --habits 0.68 0.32 0",
+    "never": ("--stop-after 1 --seed 4 --skill-steps 0 --chat-steps 2000 --shown 0.5 0.5 0 --habits 0.68 0.32 0",
               "never saw a derivation"),
 }  # fmt: skip
 HOW = {
