@@ -490,11 +490,8 @@ def check(cfg: Config) -> None:
         check_level(cfg)
     check_tasks(cfg, make_env(cfg, cfg.difficulty))
     if cfg.curriculum and len(levels_of(cfg.env)) < 2:
-        cure = (
-            "give it two levels or more (docs/fork.md)"
-            if kind(cfg.env) == "yours"
-            else "leave it out"
-        )
+        cures = {"yours": "give it two levels or more (docs/fork.md)"}
+        cure = cures.get(kind(cfg.env), "leave it out")
         raise ValueError(f"--curriculum: {cfg.env} has no levels to climb; {cure}")
     choices = {"engine": ("auto", "torch", "vllm"), "baseline": ("group", "batch", "none")}
     for name, some in choices.items():

@@ -275,7 +275,6 @@ def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> li
 
 def about_gains(summary: dict, lines: list[dict]) -> list[str]:
     """Did GRPO gain over SFT on the trained tasks, and what became of the others?"""
-    last = {str(line["level"]): line["update"] for line in lines if "level" in line}
     (exact, reward), trained, out = tables.shown(summary), summary["trained"], []
 
     def verdict(gain: Interval) -> str:
@@ -295,11 +294,22 @@ def about_gains(summary: dict, lines: list[dict]) -> list[str]:
     for other, stages in summary["eval"].items():
         if other != trained:
             results = " → ".join(form(stages[s]) for s in STAGES[1:] if s in stages)
-            named = r"(?:tier |.*, level )?{}(?: v.*)?"  # "tier 6", "hard v0.2", "Mine, level 3-5"
-            until = [last[at] for at in last if re.fullmatch(named.format(re.escape(at)), other)]
-            what = f"trained until update {until[0]}" if until else "not trained"
+            update = last_update_on(other, lines)
+            what = f"trained until update {update}" if update else "not trained"
             out.append(f"{other[0].upper()}{other[1:]}, which was {what}: {results}.")
     return out
+
+
+def last_update_on(tasks: str, lines: list[dict]) -> int | None:
+    """The last update on a level that a curriculum passed. None if it never trained on these tasks.
+
+    A level is named "tier 6", "hard v0.2" or "Mine, level 3-5" in evaluations.
+    """
+    last = {str(line["level"]): line["update"] for line in lines if "level" in line}
+    for level, update in last.items():
+        if re.fullmatch(rf"(tier |.*, level )?{re.escape(level)}( v.*)?", tasks):
+            return update
+    return None
 
 
 def about_levels(lines: list[dict]) -> list[str]:

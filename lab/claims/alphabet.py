@@ -15,9 +15,7 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-import metrics
 from lab.claims import study
-from lab.claims.ledger import as_share
 from lab.claims.study import (
     KEPT,
     REPORT,
@@ -28,6 +26,7 @@ from lab.claims.study import (
     dots,
     grid,
     over_seeds,
+    percent,
     played_runs,
     setting_of,
     sweep_tables,
@@ -89,10 +88,6 @@ def read_scores(measure: str, how: str = "greedy") -> dict[str, list[list[float]
     return {arm: [read_json(STUDY.out / name / "held_out.json")[how][measure] for name in names] for arm, names in runs.items()}
 
 
-def perfect(rows: list) -> str:
-    return (as_share(over_seeds(rows)) if len(rows) > 1 else metrics.mean(rows[0])).percent()
-
-
 def short() -> list[list]:
     """The table in brief: what, seeds, mean reward, greedy and sampled, GRPO less this, work."""
     runs, greedy, sampled = played_runs(STUDY), read_scores("reward"), read_scores("reward", "sampled")
@@ -114,7 +109,7 @@ def page() -> None:
         known = arm in ARMS
         rows.append([
             ARMS[arm].what if known else BASE, setting_of(STUDY, arm) if known else "", len(scores), f"**{over_seeds(scores).text()}**",
-            over_seeds(sampled[arm]).text(), *(perfect(exact[how][arm]) for how in DECODINGS),
+            over_seeds(sampled[arm]).text(), *(percent(exact[how][arm]) for how in DECODINGS),
             " ".join(f"{np.mean(row):.3f}" for row in scores),
             study.less(greedy["grpo"], scores).signed() if known and arm != "grpo" else "",
             f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}" if known else "",

@@ -20,7 +20,6 @@ import tyro
 
 import metrics
 from lab.claims import study
-from lab.claims.ledger import as_share
 from lab.claims.study import (
     KEPT,
     REPORT,
@@ -31,7 +30,7 @@ from lab.claims.study import (
     dots,
     grid,
     less,
-    over_seeds,
+    percent,
     run_name,
     setting_of,
     sweep_tables,
@@ -137,10 +136,6 @@ class Begun:
 def played(name: str) -> list[float]:
     """[tasks] of the held-out evaluation of a run."""
     return next(e["exact"] for e in read_lines(STUDY.out / name / "evals.jsonl") if "held-out" in e["tasks"])
-
-
-def percent(rows: list) -> str:
-    return (as_share(over_seeds(rows)) if len(rows) > 1 else metrics.mean(rows[0])).percent()
 
 
 ORDER = ("grpo", "selection", "sft_derives", "sft_states", "no_think_partial", "no_think", "start")

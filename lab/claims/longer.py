@@ -16,12 +16,11 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-import metrics
 from env_letters import Letters
 from lab.claims import lengths, study
 from lab.claims.ledger import as_share
 from lab.claims.letters import Begun
-from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, over_seeds, played_runs, versions
+from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, over_seeds, percent, played_runs, versions
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 
 N, N_CURVE = 512, 128  # held-out tasks of a tier, and of a length
@@ -74,10 +73,6 @@ def read_scores(tasks: str, how: str = "greedy") -> dict[str, list[list[float]]]
     played = lambda name: read_json(STUDY.out / name / "held_out.json")[tasks][how]
     runs = played_runs(STUDY) | {name: [name] for name in BASES}
     return {arm: [played(name) for name in names] for arm, names in runs.items()}
-
-
-def percent(rows: list) -> str:
-    return (as_share(over_seeds(rows)) if len(rows) > 1 else metrics.mean(rows[0])).percent()
 
 
 def short() -> list[list]:

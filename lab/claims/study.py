@@ -4,7 +4,7 @@
     seeds       the best setting with every seed; how many is said before the first run
     held-out    only then does every policy play tasks that no run has looked at; the table's own file does that
 
-The tables are lab/claims/letters.py, alphabet.py and longer.py, and lab/swarm/trained.py. Finished runs are committed and not run
+The tables are lab/claims/letters.py, bases.py, alphabet.py and longer.py, and lab/swarm/trained.py. Finished runs are committed and not run
 again; a run that was cut goes on where it was.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from lab.claims.ledger import interval
+from lab.claims.ledger import as_share, interval
 from lab.common import launch, reach, read_json, side_by_side, table
 from metrics import Interval
 
@@ -132,6 +132,11 @@ def work(study: Study, name: str) -> float:
 def over_seeds(rows: list) -> Interval:
     """The mean of [seeds][tasks]; its interval is over seeds and tasks. Of one policy: over tasks."""
     return interval(rows) if len(rows) > 1 else metrics.mean(rows[0])
+
+
+def percent(rows: list) -> str:
+    """Of what is right or wrong: the share of [seeds][tasks], cut to between 0 and 100%."""
+    return as_share(over_seeds(rows)).percent()
 
 
 def less(ours: list, theirs: list) -> Interval:

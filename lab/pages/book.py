@@ -85,7 +85,7 @@ def alphabet() -> str:
         ("start", f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm"),
         ("grpo", f"after {s['updates']} updates of GRPO"),
     ):
-        cells = [f(rows[arm]) for how in rewards for f, rows in ((mean_reward, rewards[how]), (alphabet_table.perfect, exact[how]))]
+        cells = [f(rows[arm]) for how in rewards for f, rows in ((mean_reward, rewards[how]), (alphabet_table.percent, exact[how]))]
         body.append([what, *((f"**{cell}**" for cell in cells) if arm == "grpo" else cells), len(rewards["greedy"][arm])])
     return table("alphabet | greedy: mean reward | all three turns perfect | sampled: mean reward | perfect | seeds", body)
 
