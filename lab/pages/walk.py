@@ -85,6 +85,12 @@ def fork(clone: Path, file: str, changes: tuple, flags: str, name: str) -> tuple
     return seconds, " ".join(changed), result(clone, name)
 
 
+def paced(clone: Path) -> float:
+    """Milliseconds of a round of arithmetic, which the forecast of a run scales its seconds with."""
+    code = "from bookkeeping.forecast import pace; print(pace(5))"
+    return float(timed([str(clone / ".venv/bin/python"), "-c", code], clone)[1])
+
+
 def main(python: str = sys.executable, keep: bool = False) -> None:
     folder = Path(tempfile.mkdtemp())
     clone = folder / "picoswarm"
@@ -97,7 +103,9 @@ def main(python: str = sys.executable, keep: bool = False) -> None:
         say("clone", "`git clone`", f"{timed(['git', 'clone', '-q', str(ROOT), str(clone)], folder)[0]:.0f}", "")
         install, _ = timed(["make", f"PYTHON={python}", ".venv/installed"], clone)
         say("install", "the first half of `make train`", f"{install:.0f}", "")
+        pace = paced(clone)
         took, _ = timed(["make", f"PYTHON={python}", "train"], clone)
+        pace = (pace + paced(clone)) / 2
         run = next((clone / "runs").iterdir()).name
         say("`make train`", result(clone, run), f"{took:.0f}", "")
         total = 0.0
@@ -112,7 +120,8 @@ def main(python: str = sys.executable, keep: bool = False) -> None:
         machine = json.loads((clone / "runs" / run / "summary.json").read_text())["machine"]
         lines += [
             "",
-            f"Reading the story: {total:.0f} minutes in all. {machine['device']}, Python {machine['python']}, torch {machine['torch']}.",
+            f"Reading the story: {total:.0f} minutes in all. {machine['device']}, Python {machine['python']}, torch {machine['torch']}; "
+            f"a round of `bookkeeping.forecast.pace` took {pace:.3f} ms.",
             "",
         ]
     finally:
