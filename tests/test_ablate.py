@@ -331,6 +331,8 @@ def test_flags_that_changed_since_are_noticed(place):
     run, launch = fake_run(f"{SMALL} --no-think --lr 3e-4", 0, 0.9), Launcher(place)
     config = run.summary["config"]
     assert ledger.agrees(config, f"{SMALL} --no-think --lr 3e-4") and ledger.agrees(config, f"{SMALL} --no-think")
+    chosen = config | {"model": "pico_base", "engine": "torch"}  # a run writes down what "auto" became
+    assert ledger.agrees(chosen, f"{SMALL} --no-think") and not ledger.agrees(chosen, f"{SMALL} --no-think --model pico_swarm")
     assert (
         not ledger.agrees(config, SMALL)
         and not ledger.agrees(config, f"{SMALL} --lr 1e-3")

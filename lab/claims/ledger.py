@@ -159,8 +159,9 @@ def asked(flags: str, whole: bool = False):
 
 
 def wanted(flags: str) -> dict:
-    """What these flags ask for; what train.py fills in later is left out, and so is what makes no other run."""
-    return {k: v for k, v in vars(asked(flags)).items() if v is not None and k not in significance.SAME and not k.startswith("api_")}
+    """What these flags ask for; what train.py fills in or chooses later is left out, and so is what makes no other run."""
+    left = lambda name, value: value in (None, "auto") or name in significance.SAME or name.startswith("api_")
+    return {k: v for k, v in vars(asked(flags)).items() if not left(k, v)}
 
 
 def agrees(config: dict, flags: str) -> bool:

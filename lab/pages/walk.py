@@ -1,7 +1,7 @@
 """A new reader's walk through the book, with a clock: clone, `make train`, the reading order, three forks of one file each,
 into results/walk.md.
 
-    python -m lab.pages.walk            # a quarter of an hour on two cores; needs a package index, as any installation does
+    python -m lab.pages.walk            # five minutes on two quiet cores; needs a package index, as any installation does
 
 What a person does between the commands is not measured but computed, from the number of words of each file at 200 a minute, which is slow
 reading. The forks are made as docs/fork.md says, as text in one file; `git status` of the clone tells whether it was one.
