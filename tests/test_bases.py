@@ -56,7 +56,16 @@ def test_a_row_compares_a_base_with_itself(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         summary = {"trained": "t", "eval": {"t": {"final": {"exact": right / 100}}}}
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
-        (tmp_path / name / "held_out.json").write_text(json.dumps({"greedy": [1] * right + [0] * (100 - right)}))
+        (tmp_path / name / "held_out.json").write_text(
+            json.dumps(
+                {
+                    "greedy": [1] * right + [0] * (100 - right),
+                    "sampled": [0] * (102 - right) + [1] * (right - 2),
+                    "derives, greedy": 0.0,
+                    "derives, sampled": 0.1,
+                }
+            )
+        )
 
     for base, begun, grpo in (("s1400", 50, 60), ("never", 5, 5)):
         (tmp_path / base).mkdir()
@@ -66,8 +75,10 @@ def test_a_row_compares_a_base_with_itself(tmp_path, monkeypatch):
         put(f"{base}_begun", begun)
         for seed in range(3):
             put(f"{base}_grpo-{seed}", grpo + seed)
-    early, never = bases.short()
-    assert early[0] == bases.BASES["s1400"][1] and early[1] == "10.0%" and early[2].startswith("80.0%")
+    early, drawn, never, _ = bases.short()
+    assert early[:3] == [bases.BASES["s1400"][1], "greedy", "0.0%"] and early[3].startswith("5.0%")
+    assert drawn[:3] == [bases.BASES["s1400"][1], "sampled", "10.0%"] and drawn[3].startswith("3.0%")
+    assert drawn[4].startswith("48.0%") and "59.0%" in drawn[5] and drawn[6].startswith("+11.0 points")
     assert early[4].startswith("50.0%") and "61.0%" in early[5] and early[6].startswith("+11.0 points")
     assert never[4].startswith("5.0%") and "6.0%" in never[5] and never[6].startswith("+1.0 points")
     assert early[7] == early[8] == ""  # what has not been made is left out
