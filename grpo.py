@@ -71,17 +71,16 @@ def advantages_of(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """Advantages of a batch [G, k]: how much better each episode was than the others of its group.
 
     This is where to drop the deviation (--no-normalize), or to try a baseline of your own. Episodes
-    that cannot be trained on (trainable) get 0, and do not count in the means.
+    in error get 0, and do not count in the means.
     """
-    rewards = [[e.reward if trainable(e, cfg) else float("nan") for e in g] for g in groups]
+    rewards = [[e.reward if trainable(e) else float("nan") for e in g] for g in groups]
     normalize = cfg.normalize and cfg.loss != "dr_grpo"  # Liu et al. 2025: it favours extremes
     return group_advantages(torch.tensor(rewards), cfg.baseline, normalize)
 
 
-def trainable(episode: Episode, cfg) -> bool:
-    """False if its environment failed, or if it is older than --max-off-policy-steps."""
-    too_old = cfg.max_off_policy_steps is not None and episode.age > cfg.max_off_policy_steps
-    return episode.stop_reason != "error" and not too_old
+def trainable(episode: Episode) -> bool:
+    """False if its environment failed: then its reward says nothing."""
+    return episode.stop_reason != "error"
 
 
 def group_advantages(
@@ -167,7 +166,7 @@ def update(
     logprobs_of = plain_logprobs if cfg.plain else token_logprobs
     episodes = [e for group in groups for e in group]  # N of them
     flat, pad = advantages.flatten(), policy.tokenizer.pad_token_id  # [N]
-    counts = torch.tensor([trainable(e, cfg) for e in episodes])  # [N] bool
+    counts = torch.tensor([trainable(e) for e in episodes])  # [N] bool
     weights = torch.zeros(len(episodes))  # [N] of each token, over the whole batch
     if counts.any():
         lengths = torch.tensor([e.reply_tokens for e in episodes]).float()
@@ -180,7 +179,6 @@ def update(
     stats = {
         **batch_columns(advantages, counts, episodes),
         "trained_tokens": sum(episodes[n].reply_tokens for n in keep) * cfg.epochs,
-        "dropped": sum(e.stop_reason != "error" and not trainable(e, cfg) for e in episodes),
         "rounding": log.rounding,
     }
     if not keep:

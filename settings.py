@@ -108,7 +108,6 @@ class Config:
     max_tokens: int | None = None  # longest reply of a turn; by model size and environment
     importance: str | None = None  # clip, none, token, sequence (fast/off_policy.py); by size
     async_rollouts: int = 0  # batches sampled ahead by a second process; 0 is strictly on-policy
-    max_off_policy_steps: int | None = None  # drop episodes older than so many updates; None: none
     micro_tokens: int | None = None  # padded tokens per forward pass: memory, never the gradient
     gradient_checkpointing: bool = False  # less memory, a third slower
     # evaluation: fixed development tasks, which nothing is trained on, greedy
@@ -497,6 +496,14 @@ def check(cfg: Config) -> None:
     for name, some in choices.items():
         if getattr(cfg, name) not in some:
             refuse(cfg, name, f"choose {', '.join(some)}")
+    if cfg.break_:
+        from learn import failures
+
+        own = failures.settings(cfg.break_).get("async_rollouts", 0)
+        if cfg.plain or cfg.engine == "vllm" or cfg.async_rollouts != own:
+            why = "the mistake is in this process, and in what --plain leaves out"
+            cure = "leave out --plain, --engine vllm and --async-rollouts"
+            raise ValueError(f"--break {cfg.break_}: {why}; {cure}")
     if cfg.held_out:  # evaluate.py takes it out of the Config of --eval-only
         raise ValueError("--held-out: a run looks at development tasks; use it with --eval-only")
     if cfg.plain and cfg.engine == "vllm":
@@ -522,9 +529,6 @@ def check_numbers(cfg: Config) -> None:
             value = getattr(cfg, name)
             if value is not None and not enough(value):
                 refuse(cfg, name, must)
-    if cfg.max_off_policy_steps is not None and cfg.max_off_policy_steps < cfg.async_rollouts:
-        why = f"with --async-rollouts {cfg.async_rollouts} every batch is older, and all dropped"
-        refuse(cfg, "max_off_policy_steps", f"{why}; allow as many")
     if cfg.until_converged and cfg.updates == 0:
         refuse(cfg, "updates", "--until-converged watches the rewards of updates; use 1 or more")
     if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):

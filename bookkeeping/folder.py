@@ -128,7 +128,8 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
 def read_config(folder: Path, config: type) -> dict:
     """config.json of a folder that may come from anywhere: fields of the dataclass `config`.
 
-    ValueError if it has others, or values of other types.
+    ValueError if it has others, or values of other types. A flag that is gone, and was not set, is
+    left out: a run of an earlier version goes on.
     """
     try:
         saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -139,6 +140,7 @@ def read_config(folder: Path, config: type) -> dict:
             f"{folder}/config.json is not the config of a run; check the path, or restore it"
         )
     known = {f.name: f.default for f in fields(config)}
+    saved = {name: value for name, value in saved.items() if name in known or value is not None}
     for name, value in saved.items():
         if name not in known or not is_plain(value, known[name]):
             raise ValueError(

@@ -200,7 +200,7 @@ def size_of(model: str) -> int:
 
 
 UNREAD = {  # flags that would change nothing here
-    "curriculum", "until_converged", "async_rollouts", "max_off_policy_steps", "resume",
+    "curriculum", "until_converged", "async_rollouts", "resume",
     "eval_only", "api_base", "held_out", "break_", "plain", "engine", "lr_end",
 }  # fmt: skip
 

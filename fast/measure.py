@@ -7,7 +7,7 @@
 The columns, means over tokens unless said otherwise:
 
     groups_with_signal, advantage_abs   share of groups whose rewards differ; mean |advantage|
-    trained_tokens, dropped             tokens in all epochs; episodes that were too old
+    trained_tokens                      tokens in all epochs
     off_policy_steps                    age of the samples, in updates
     loss, grad_norm                     of the last step; the norm before clipping
     ratio, ratio_max, clip_fraction     the loss's importance ratio; share that is clipped
@@ -125,7 +125,7 @@ def second_look(logprobs: torch.Tensor, sampled: torch.Tensor, rounding: float, 
 def batch_columns(advantages: torch.Tensor, trains: torch.Tensor, episodes: list) -> dict:
     """The columns that are known before the first pass.
 
-    advantages [G, k]; trains [N] bool: is the episode trained on (no error, not too old)?
+    advantages [G, k]; trains [N] bool: is the episode trained on (no error)?
     """
     trained = [e for e, yes in zip(episodes, trains.tolist()) if yes]
     age = torch.tensor([e.age for e in trained]).float()

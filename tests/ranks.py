@@ -26,7 +26,7 @@ CASES = {
     "batch baseline": dict(loss="grpo", baseline="batch"),
     "two epochs": dict(loss="grpo", epochs=2),
     "sequence weights": dict(loss="grpo", importance="sequence"),
-    "token weights, dropped": dict(loss="cispo", importance="token", version=3, max_off_policy_steps=2),
+    "token weights, old": dict(loss="cispo", importance="token", version=3),
     "reference": dict(loss="grpo", kl=0.1),
 }
 

@@ -7,7 +7,6 @@ from settings import Config
 
 FLAGS = Config(
     baseline="group", normalize=True, temperature=1.0, max_tokens=20, micro_tokens=10**9, epochs=1, kl=0.0, importance="clip",
-    max_off_policy_steps=None,
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import grpo
 import rollout
+import settings
 import sft
 import train
 import warm
@@ -82,6 +83,15 @@ def test_the_page_is_what_the_runs_said():
 def test_wrong_names_are_told_in_one_sentence():
     done = warm.run(["train.py", "--break", "nothing"], ROOT)
     assert done.returncode == 1 and done.stderr.startswith("--break nothing: choose learning-rate, ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [["--plain"], ["--engine", "vllm"], ["--async-rollouts", "1"]])
+def test_a_mistake_that_would_not_be_made_is_refused(flags):
+    """It is put into this process: a second one that samples, or another sampler, would not make it."""
+    for name in ("stale-adapter", "off-policy"):
+        with pytest.raises(ValueError, match=f"--break {name}: .* leave out --plain, --engine vllm and --async-rollouts"):
+            settings.check(settings.read_flags(["--break", name, *flags])[0])
+    settings.check(settings.read_flags(["--break", "off-policy"])[0])  # its own flag samples ahead
 
 
 def test_the_chapter_shows_itself():

@@ -309,3 +309,12 @@ def test_ctrl_c_and_sigterm_both_ask_for_a_clean_stop(monkeypatch):
     assert heard == {signal.SIGINT: stop.ask, signal.SIGTERM: stop.ask} and not stop.asked
     stop.ask(signal.SIGTERM, None)
     assert stop.asked
+
+
+def test_a_flag_that_is_gone_and_was_not_set_is_left_out(tmp_path):
+    write = lambda **flags: (tmp_path / "config.json").write_text(json.dumps({"env": "letters", **flags}))
+    write(max_off_policy_steps=None)
+    assert folder_room.read_config(tmp_path, Config) == {"env": "letters"}
+    write(max_off_policy_steps=2)
+    with pytest.raises(ValueError, match="there is no flag 'max_off_policy_steps'"):
+        folder_room.read_config(tmp_path, Config)

@@ -534,9 +534,6 @@ def refused(monkeypatch, *flags: str) -> str:
     [
         (["--async-rollouts", "-1"], "--async-rollouts -1"),
         (["--importance", "magic"], "--importance magic"),
-        (["--max-off-policy-steps", "0", "--async-rollouts", "1"], "--max-off-policy-steps 0"),
-        (["--max-off-policy-steps", "2", "--async-rollouts", "3"], "--async-rollouts 3"),
-        (["--max-off-policy-steps", "-1"], "--max-off-policy-steps -1"),
         (["--preset", "nothing"], "--preset nothing"),
         (["--env", "swarm", "--swarm-error-penalty", "-1"], "--swarm-error-penalty -1"),
     ],
@@ -553,11 +550,6 @@ def configured(monkeypatch, *flags: str) -> settings.Config:
     monkeypatch.setattr(train, "train", lambda cfg, typed: seen.append(cfg))
     train.main()
     return seen[0]
-
-
-def test_as_many_updates_as_a_batch_is_old_are_allowed(monkeypatch):
-    assert configured(monkeypatch, "--max-off-policy-steps", "2", "--async-rollouts", "2").max_off_policy_steps == 2
-    assert configured(monkeypatch, "--max-off-policy-steps", "0").max_off_policy_steps == 0
 
 
 @pytest.mark.parametrize(
@@ -610,7 +602,7 @@ def test_in_turn_nobody_waits_and_the_summary_adds_the_seconds_up(whole):
         assert seconds[part] == pytest.approx(sum(line[f"seconds_{part}"] for line in metrics), abs=0.011)
     for line in metrics:
         assert line["seconds_wait"] == 0 and min(line[f"seconds_{part}"] for part in SECONDS if part != "wait") > 0
-        assert line["off_policy_steps"] == line["dropped"] == 0 and line.get("mismatch", 0.0) < 1e-4
+        assert line["off_policy_steps"] == 0 and line.get("mismatch", 0.0) < 1e-4
 
 
 SHORT = [
@@ -647,7 +639,7 @@ def update(*a, **k):
     return real_update(*a, **k)
 SecondProcess.start = start
 short = [*{SHORT!r}, "--runs", str(runs)]
-two = ["--async-rollouts", "2", "--importance", "token", "--max-off-policy-steps", "2"]
+two = ["--async-rollouts", "2", "--importance", "token"]
 try:
     run(*short, "--max-tokens", "100000", "--async-rollouts", "1", "--name", "no")
 except BaseException as stop:
@@ -677,7 +669,7 @@ def sampled(folder: Path, done: int) -> list[tuple]:
 @pytest.mark.parametrize("name, ages, how", [("one", [0, 1, 1], "sequence"), ("two", [0, 1, 2], "token")])
 def test_a_batch_is_as_old_as_it_was_asked_ahead(runs_ahead, name, ages, how):
     metrics = lines(runs_ahead / name / "metrics.jsonl")
-    assert [line["off_policy_steps"] for line in metrics] == ages and not any(line["dropped"] for line in metrics)
+    assert [line["off_policy_steps"] for line in metrics] == ages
     versions = {e["update"]: e["policy_version"] for e in lines(runs_ahead / name / "episodes.jsonl") if not e["stage"]}
     assert versions == {step + 1: step - age for step, age in enumerate(ages)}
     assert metrics[0]["mismatch"] < 1e-4 and metrics[1]["mismatch"] > 1e-2, "an old policy is another one"

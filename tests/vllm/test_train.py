@@ -68,7 +68,7 @@ def assert_whole(folder: Path, updates: int) -> None:
 def assert_on_policy(line: dict) -> None:
     """What vLLM says it sampled is what the trainer would have said. Weights that are one update old differ by 1e-3 here (AHEAD)."""
     assert 0 < line["mismatch"] < 1e-4 and abs(line["ratio"] - 1) < 1e-4 and abs(line["ratio_max"] - 1) < 1e-3
-    assert line["off_policy_steps"] == 0 and line["dropped"] == 0 and line["groups_with_signal"] > 0
+    assert line["off_policy_steps"] == 0 and line["groups_with_signal"] > 0
 
 
 def evaluated(folder: Path, stage: str) -> dict[str, dict]:
