@@ -34,6 +34,7 @@ from safetensors import SafetensorError
 from torch.optim import Optimizer
 
 from fast.machine import flush
+from fast.memory import out_of_memory
 from policy import Policy, first_line
 
 CHUNK = 2**24  # bytes read at once: all weights of a 4B would be 16 GB of memory
@@ -156,10 +157,10 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         if not (isinstance(state, dict) and isinstance(state.get("update"), int)):
             raise ValueError("state.json is not the state of a run")
-    except torch.OutOfMemoryError:
-        raise
     # RuntimeError: tensors of other shapes, and JSON that is nested too deeply.
     except (SafetensorError, FileNotFoundError, RuntimeError, ValueError) as error:
+        if out_of_memory(error):
+            raise
         why = f"not a checkpoint of this run ({first_line(error)})"
         raise SystemExit(f"{folder}: {why}; start again or restore it") from None
     return load_tensors(folder / "optimizer.pt", policy.device), state
@@ -231,9 +232,9 @@ def load_tensors(file: Path, device=None):
         if known.exists() and known.read_bytes() != digest(file).encode():
             raise ValueError("another checksum")
         return torch.load(file, weights_only=True, map_location=device)
-    except (OSError, torch.OutOfMemoryError):
-        raise
     except Exception as error:  # UnpicklingError for other objects; bytes that are no pickle: any
+        if isinstance(error, OSError) or out_of_memory(error):
+            raise
         if "Unsupported" in str(error):
             why = (
                 "it holds more than tensors and numbers, so it was not written by a run and is not "

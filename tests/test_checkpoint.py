@@ -340,6 +340,23 @@ def test_of_a_weight_that_the_policy_lacks_a_hundred_characters_are_told(tmp_pat
     assert f"'{'x' * 100}'" in str(error.value)
 
 
+NO_ROOM = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+
+
+def fails(*_, **__):
+    raise RuntimeError(NO_ROOM)
+
+
+def test_a_card_without_room_does_not_make_a_checkpoint_anothers_or_damaged(load, tmp_path, monkeypatch):
+    policy = load("qwen3", 4)
+    save_checkpoint(tmp_path / "c", policy, None, STATE)
+    for room, name in ((checkpoint, "load_weights"), (torch, "load")):
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="CUBLAS_STATUS_ALLOC_FAILED"):
+            patch.setattr(room, name, fails)
+            load_checkpoint(tmp_path / "c", policy)
+    assert load_checkpoint(tmp_path / "c", policy)[1] == STATE
+
+
 @pytest.mark.parametrize(
     "change, ours",
     [
