@@ -163,7 +163,8 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
             raise
         why = f"not a checkpoint of this run ({first_line(error)})"
         raise SystemExit(f"{folder}: {why}; start again or restore it") from None
-    return load_tensors(folder / "optimizer.pt", policy.device), state
+    # On the CPU: an evaluation needs no moments on its card, and an optimizer moves its own there.
+    return load_tensors(folder / "optimizer.pt", "cpu"), state
 
 
 def load_weights(folder: Path, policy: Policy) -> None:

@@ -3,6 +3,7 @@ before is taken."""
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -355,6 +356,17 @@ def test_a_card_without_room_does_not_make_a_checkpoint_anothers_or_damaged(load
             patch.setattr(room, name, fails)
             load_checkpoint(tmp_path / "c", policy)
     assert load_checkpoint(tmp_path / "c", policy)[1] == STATE
+
+
+def test_moments_are_loaded_onto_the_cpu_and_only_an_optimizer_takes_them_to_its_device(load, tmp_path):
+    """--eval-only takes no step, and the moments of all weights are twice the weights. "meta" plays the card."""
+    policy = load("qwen3", 4)
+    save_checkpoint(tmp_path / "c", policy, train_a_little(policy), STATE)
+    moments, _ = load_checkpoint(tmp_path / "c", replace(policy, device=torch.device("meta")))
+    assert {m.device.type for state in moments["state"].values() for m in state.values()} == {"cpu"}
+    on_card = torch.optim.AdamW([torch.empty_like(p, device="meta") for p in policy.trainable().values()])
+    on_card.load_state_dict(moments)
+    assert {state["exp_avg"].device.type for state in on_card.state.values()} == {"meta"}
 
 
 @pytest.mark.parametrize(
