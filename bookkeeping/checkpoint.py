@@ -85,7 +85,8 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, s
     try:
         new.mkdir(parents=True)
         if policy.lora_rank:
-            policy.model.save_pretrained(new, safe_serialization=True)
+            # Embeddings are frozen; the default, "auto", would ask the hub about them.
+            policy.model.save_pretrained(new, safe_serialization=True, save_embedding_layers=False)
         else:  # names as in memory: the hub's, one per expert, would have to be fused to be loaded
             policy.model.save_pretrained(new, save_original_format=False)
             policy.tokenizer.save_pretrained(new)  # this makes the folder a model of its own

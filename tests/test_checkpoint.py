@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
 
 import warm
@@ -367,6 +368,15 @@ def test_moments_are_loaded_onto_the_cpu_and_only_an_optimizer_takes_them_to_its
     on_card = torch.optim.AdamW([torch.empty_like(p, device="meta") for p in policy.trainable().values()])
     on_card.load_state_dict(moments)
     assert {state["exp_avg"].device.type for state in on_card.state.values()} == {"meta"}
+
+
+def test_saving_an_adapter_asks_the_hub_nothing(load, tmp_path, monkeypatch):
+    """peft asks it about the embeddings unless it is told; without a network that waits."""
+    policy, asked = load("qwen3", 4), []
+    monkeypatch.setattr(policy.model.peft_config["default"], "base_model_name_or_path", "owner/name")
+    monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda *given, **_: asked.append(given))
+    save_checkpoint(tmp_path / "c", policy, None, STATE)
+    assert asked == [] and all("lora_" in name for name in load_file(tmp_path / "c" / "adapter_model.safetensors"))
 
 
 @pytest.mark.parametrize(
