@@ -212,8 +212,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
         torch.set_num_threads(cfg.threads)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
-    _, state = load_checkpoint(saved, policy)
-    update = state["update"]
+    update = load_checkpoint(saved, policy)[1]["update"]  # the moments are not kept
     print(f"{folder} after {update} updates; {why}\n{here(cfg, policy)}")
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
     roll = partial(rollouts.greedy, update=update)

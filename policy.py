@@ -165,6 +165,10 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device="auto", seed=
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
     device = pick_device(device, lm.num_parameters())
+    if torch.device(device).type == "cuda":
+        # cuDNN plans attention anew for each shape, and every batch of ours has another. It has
+        # also read masks wrongly, without an error (pytorch#191612). torch's other kernels stay.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     lm.requires_grad_(lora_rank == 0)
     torch.manual_seed(seed)  # A is drawn at random
     model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm

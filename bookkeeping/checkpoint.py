@@ -34,6 +34,7 @@ from safetensors import SafetensorError
 from torch.optim import Optimizer
 
 from fast.machine import flush
+from fast.memory import out_of_memory
 from policy import Policy, first_line
 
 CHUNK = 2**24  # bytes read at once: all weights of a 4B would be 16 GB of memory
@@ -84,7 +85,8 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, s
     try:
         new.mkdir(parents=True)
         if policy.lora_rank:
-            policy.model.save_pretrained(new, safe_serialization=True)
+            # Embeddings are frozen; the default, "auto", would ask the hub about them.
+            policy.model.save_pretrained(new, safe_serialization=True, save_embedding_layers=False)
         else:  # names as in memory: the hub's, one per expert, would have to be fused to be loaded
             policy.model.save_pretrained(new, save_original_format=False)
             policy.tokenizer.save_pretrained(new)  # this makes the folder a model of its own
@@ -156,13 +158,14 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         if not (isinstance(state, dict) and isinstance(state.get("update"), int)):
             raise ValueError("state.json is not the state of a run")
-    except torch.OutOfMemoryError:
-        raise
     # RuntimeError: tensors of other shapes, and JSON that is nested too deeply.
     except (SafetensorError, FileNotFoundError, RuntimeError, ValueError) as error:
+        if out_of_memory(error):
+            raise
         why = f"not a checkpoint of this run ({first_line(error)})"
         raise SystemExit(f"{folder}: {why}; start again or restore it") from None
-    return load_tensors(folder / "optimizer.pt", policy.device), state
+    # On the CPU: an evaluation needs no moments on its card, and an optimizer moves its own there.
+    return load_tensors(folder / "optimizer.pt", "cpu"), state
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
@@ -231,9 +234,9 @@ def load_tensors(file: Path, device=None):
         if known.exists() and known.read_bytes() != digest(file).encode():
             raise ValueError("another checksum")
         return torch.load(file, weights_only=True, map_location=device)
-    except (OSError, torch.OutOfMemoryError):
-        raise
     except Exception as error:  # UnpicklingError for other objects; bytes that are no pickle: any
+        if isinstance(error, OSError) or out_of_memory(error):
+            raise
         if "Unsupported" in str(error):
             why = (
                 "it holds more than tensors and numbers, so it was not written by a run and is not "

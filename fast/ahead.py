@@ -40,7 +40,18 @@ import torch
 from fast import parallel
 from fast.engine import here, make_sampler
 from fast.memory import CannotGoOn, give_back_memory, memory_folder, sweep
-from fast.plan import DEFAULTS, MENDS, SIZES, card_memory, engine_of, needed, typed
+from fast.plan import (
+    CONTEXT,
+    DEFAULTS,
+    MENDS,
+    SIZES,
+    card_memory,
+    engine_of,
+    needed,
+    training,
+    typed,
+)
+from fast.sampler import TorchSampler
 from policy import Policy, first_line
 from rollout import Episode, play
 
@@ -359,9 +370,8 @@ def check_room_for_two(cfg, policy: Policy) -> None:
     if policy.device.type != "cuda" or policy.name not in SIZES:
         return  # nobody has computed it
     engine = engine_of(policy.device) if cfg.engine == "auto" else cfg.engine
-    chosen = {name: getattr(cfg, name) for name in (*DEFAULTS, "max_tokens")}
     gib = lambda more: needed(
-        policy.name, cfg.env, policy.device, engine, chosen | more, ahead=True
+        policy.name, cfg.env, policy.device, engine, planned(cfg) | more, ahead=True
     )
     card = card_memory(policy.device)
     if gib({}) > card:
@@ -372,6 +382,32 @@ def check_room_for_two(cfg, policy: Policy) -> None:
             f"weights and a cache of its own, together about {gib({}):.0f} GiB of {card:.0f} "
             f"(computed); try {advice}"
         )
+
+
+def planned(cfg) -> dict:
+    """The settings that fast/plan.py reads."""
+    return {name: getattr(cfg, name) for name in (*DEFAULTS, "max_tokens")}
+
+
+def second_sampler(cfg, policy: Policy):
+    """The sampler of a second process, which leaves the trainer its part of a card.
+
+    Our own decodes as many rows as there is memory for: if none is left it takes fewer. A trainer
+    cannot, so without a limit its first update would end the run. vLLM has a share of its own.
+    """
+    sampler = make_sampler(cfg, policy)
+    if policy.device.type == "cuda" and isinstance(sampler, TorchSampler):
+        share = second_share(cfg, policy)
+        torch.cuda.set_per_process_memory_fraction(share, policy.device.index)
+    return sampler
+
+
+def second_share(cfg, policy: Policy) -> float:
+    """The share of the card that trainer and CUDA leave by the plan; half, if there is none."""
+    if policy.name not in SIZES:
+        return 0.5
+    *_, held, update = training(policy.name, cfg.env, policy.device, planned(cfg))
+    return 1 - (held + update + CONTEXT) / card_memory(policy.device)
 
 
 def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_seeds: Callable):
@@ -390,14 +426,13 @@ def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_
         return InTurn(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
     weights = sum(p.numel() * p.element_size() for p in policy.trainable().values())
     needed = (cfg.async_rollouts + 2) * weights  # every open job carries them
-    second = SecondProcess(load, partial(make_sampler, cfg), half, needed)
+    second = SecondProcess(load, partial(second_sampler, cfg), half, needed)
     return Ahead(cfg, policy, second, make_env, task_seeds)
 
 
 def demo() -> None:
     """Three batches asked for at once, and a kill after the first."""
     from env_letters import Letters
-    from fast.sampler import TorchSampler
     from policy import PICO, load_policy
 
     load = partial(load_policy, str(PICO), 32, 64)

@@ -297,12 +297,12 @@ class FastDecoder:
 
     def take(self, places: torch.Tensor) -> list[Kept]:
         """Keys and values of each of these rows, for a later resume."""
-        out = []
+        out, starts = [], self.pad.tolist()  # one wait for a GPU, not one per row and layer
         for place in self.place[places].tolist():
             line, column = divmod(place, self.columns)
             layers = []
             for prompts, own in zip(self.prompts, self.own):
-                read = prompts[:, line, :, self.pad[line] :]  # without the padding
+                read = prompts[:, line, :, starts[line] :]  # without the padding
                 layers.append(torch.cat([read, own[:, line, :, column, : self.slot]], 2))
             out.append(Kept(layers))
         return out

@@ -68,9 +68,22 @@ class CannotGoOn(RuntimeError):
     """Known to go wrong; its one sentence says what to do (bookkeeping/guard.py prints it)."""
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Is this a GPU without room? CUDA's error has a type of its own, that of Apple's has none."""
-    return type(error).__name__ == "OutOfMemoryError" or "MPS backend out of memory" in str(error)
+# Only torch's own allocator on CUDA raises OutOfMemoryError. Apple's, the driver and the libraries,
+# which ask for workspace of their own, raise RuntimeError (or AcceleratorError, a kind of it).
+NO_ROOM = (
+    "MPS backend out of memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Is this a GPU without room?"""
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_ROOM)
 
 
 def give_back_memory() -> bool:

@@ -76,20 +76,9 @@ def needed(model: str, env: str, device, engine: str, settings: dict, ahead: boo
     the same card.
     """
     s = DEFAULTS | settings
-    weights, adapter, kv, plain, checkpointed = SIZES[model]
+    weights, _, kv, *_ = SIZES[model]
     wide = 1 if in_bfloat16(device) else 2  # float32 takes twice as much
-    per_thousand = checkpointed if s["gradient_checkpointing"] else plain
-    thousands = max(s["micro_tokens"], longest(env, s.get("max_tokens"))) / 1024
-    if s["lora_rank"]:
-        learnt = adapter * s["lora_rank"] / 32
-        copy, own = wide * weights, wide * weights + learnt
-        activations = wide * (LOGITS + per_thousand * thousands)
-    else:  # all weights learn, in float32; the forward pass makes a bfloat16 copy of them
-        learnt = copy = own = 2 * weights
-        per_thousand *= 1 if s["gradient_checkpointing"] else ALL_WEIGHTS
-        activations = wide * (LOGITS + weights + per_thousand * thousands)
-    held = CONTEXT + own + 2 * learnt  # Adam has two moments of all that learns
-    update = learnt + activations  # a gradient is as large as what it is of
+    own, copy, held, update = training(model, env, device, s)
     if engine == "vllm":
         rollout = s["vllm_memory"] * card_memory(device)
         room = max(32, longest(env, s.get("max_tokens")) / 1024)  # thousands of tokens
@@ -103,6 +92,26 @@ def needed(model: str, env: str, device, engine: str, settings: dict, ahead: boo
     if ahead:  # nothing is lent, and the second process has a policy of its own
         return held + update + rollout + CONTEXT + own
     return held + max(update + idle, rollout)
+
+
+def training(model: str, env: str, device, settings: dict) -> tuple[float, float, float, float]:
+    """GiB of: the policy, a copy of it without adapter, all that a trainer always holds, and what
+    an update takes in addition. Arguments as in `needed`."""
+    s = DEFAULTS | settings
+    weights, adapter, _, plain, checkpointed = SIZES[model]
+    wide = 1 if in_bfloat16(device) else 2  # float32 takes twice as much
+    per_thousand = checkpointed if s["gradient_checkpointing"] else plain
+    thousands = max(s["micro_tokens"], longest(env, s.get("max_tokens"))) / 1024
+    if s["lora_rank"]:
+        learnt = adapter * s["lora_rank"] / 32
+        copy, own = wide * weights, wide * weights + learnt
+        activations = wide * (LOGITS + per_thousand * thousands)
+    else:  # all weights learn, in float32; the forward pass makes a bfloat16 copy of them
+        learnt = copy = own = 2 * weights
+        per_thousand *= 1 if s["gradient_checkpointing"] else ALL_WEIGHTS
+        activations = wide * (LOGITS + weights + per_thousand * thousands)
+    held = CONTEXT + own + 2 * learnt  # Adam has two moments of all that learns
+    return own, copy, held, learnt + activations  # a gradient is as large as what it is of
 
 
 def longest(env: str, max_tokens: int | None = None) -> int:

@@ -259,6 +259,30 @@ def test_two_processes_that_do_not_fit_one_card_are_refused_with_the_numbers(mon
         ahead_room.check_room_for_two(cfg, big)
 
 
+def test_our_own_sampler_leaves_the_trainer_its_part_of_a_card_that_two_processes_share(monkeypatch):
+    """It decodes as many rows as there is memory for. Half a card for a model that nobody has planned; vLLM has its own share."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=79.1 * 2**30))
+    limits, ours = [], object.__new__(TorchSampler)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, device)))
+    cfg = settings.Config(async_rollouts=1, env="letters", engine="torch", micro_tokens=4096, max_tokens=2048, k=16)
+    device = torch.device("cuda")
+    for sampler, where, name in (
+        (ours, device, "pico_base"),
+        (object(), device, BIG),
+        (ours, torch.device("cpu"), BIG),
+        (ours, device, BIG),
+    ):
+        monkeypatch.setattr(ahead_room, "make_sampler", lambda *_, sampler=sampler: sampler)
+        assert ahead_room.second_sampler(cfg, SimpleNamespace(device=where, name=name)) is sampler
+    half, planned = limits
+    assert half == (0.5, None) and planned[1] is None
+    both = ahead_room.needed(BIG, "letters", device, "torch", ahead_room.planned(cfg), ahead=True)
+    _, _, held, update = ahead_room.training(BIG, "letters", device, ahead_room.planned(cfg))
+    least = both - held - update  # of the second process, CUDA's context included
+    assert least < planned[0] * 79.1 + ahead_room.CONTEXT == pytest.approx(79.1 - held - update) and both < 79.1
+
+
 # ---------------------------------------------------------------------------------------------- killed
 
 

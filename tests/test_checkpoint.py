@@ -3,11 +3,13 @@ before is taken."""
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
 
 import warm
@@ -338,6 +340,43 @@ def test_of_a_weight_that_the_policy_lacks_a_hundred_characters_are_told(tmp_pat
     with pytest.raises(ValueError) as error:
         checkpoint.load_weights(tmp_path, SimpleNamespace(trainable=dict, lora_rank=0, model=model))
     assert f"'{'x' * 100}'" in str(error.value)
+
+
+NO_ROOM = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+
+
+def fails(*_, **__):
+    raise RuntimeError(NO_ROOM)
+
+
+def test_a_card_without_room_does_not_make_a_checkpoint_anothers_or_damaged(load, tmp_path, monkeypatch):
+    policy = load("qwen3", 4)
+    save_checkpoint(tmp_path / "c", policy, None, STATE)
+    for room, name in ((checkpoint, "load_weights"), (torch, "load")):
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="CUBLAS_STATUS_ALLOC_FAILED"):
+            patch.setattr(room, name, fails)
+            load_checkpoint(tmp_path / "c", policy)
+    assert load_checkpoint(tmp_path / "c", policy)[1] == STATE
+
+
+def test_moments_are_loaded_onto_the_cpu_and_only_an_optimizer_takes_them_to_its_device(load, tmp_path):
+    """--eval-only takes no step, and the moments of all weights are twice the weights. "meta" plays the card."""
+    policy = load("qwen3", 4)
+    save_checkpoint(tmp_path / "c", policy, train_a_little(policy), STATE)
+    moments, _ = load_checkpoint(tmp_path / "c", replace(policy, device=torch.device("meta")))
+    assert {m.device.type for state in moments["state"].values() for m in state.values()} == {"cpu"}
+    on_card = torch.optim.AdamW([torch.empty_like(p, device="meta") for p in policy.trainable().values()])
+    on_card.load_state_dict(moments)
+    assert {state["exp_avg"].device.type for state in on_card.state.values()} == {"meta"}
+
+
+def test_saving_an_adapter_asks_the_hub_nothing(load, tmp_path, monkeypatch):
+    """peft asks it about the embeddings unless it is told; without a network that waits."""
+    policy, asked = load("qwen3", 4), []
+    monkeypatch.setattr(policy.model.peft_config["default"], "base_model_name_or_path", "owner/name")
+    monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda *given, **_: asked.append(given))
+    save_checkpoint(tmp_path / "c", policy, None, STATE)
+    assert asked == [] and all("lora_" in name for name in load_file(tmp_path / "c" / "adapter_model.safetensors"))
 
 
 @pytest.mark.parametrize(

@@ -436,6 +436,37 @@ def test_a_device_that_is_not_there_is_refused_before_a_model_is_loaded(monkeypa
         assert_one_sentence(error)
 
 
+def test_on_a_card_cudnn_computes_no_attention(monkeypatch):
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", asked.append)
+    load_policy(str(PICO), 4, 8, device="cpu")
+    assert asked == []
+    monkeypatch.setattr(policy_module, "pick_device", lambda *_: "cuda")
+    monkeypatch.setattr(policy_module, "in_bfloat16", lambda _: False)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)
+    assert load_policy(str(PICO), 4, 8).device.type == "cuda" and asked == [False]
+
+
+@pytest.mark.parametrize(
+    "text, is_one",
+    [
+        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
+        ("CUDA driver error: out of memory", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED", False),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("CUDA error: unspecified launch failure", False),
+    ],
+)
+def test_out_of_memory_of_the_driver_and_its_libraries_is_known_by_its_text(text, is_one):
+    assert out_of_memory(RuntimeError(text)) == is_one
+    if hasattr(torch, "AcceleratorError"):
+        assert out_of_memory(torch.AcceleratorError(text, 2)) == is_one
+    assert not out_of_memory(ValueError(text))  # it may quote a file
+
+
 def test_out_of_memory_of_apples_gpu_is_known_by_its_text():
     assert out_of_memory(torch.OutOfMemoryError("x")) and out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
     assert not out_of_memory(RuntimeError("shapes do not match"))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fast import decoder as decoder_room
 from fast import engine
@@ -206,6 +207,25 @@ def test_an_error_of_the_card_is_not_taken_for_another_architecture(tiny, monkey
         make_decoder(tiny)
     monkeypatch.setattr(FastDecoder, "prefill", lambda *_: torch.zeros(2) @ torch.zeros(3))
     assert make_decoder(tiny).why.startswith("plain decoder, many times slower than the fast one: another architecture (RuntimeError")
+
+
+def test_kept_caches_are_cut_out_without_a_wait_per_row_and_layer(tiny):
+    """On a card each number that Python reads waits until the card has nothing left to do."""
+
+    class Reads(TorchDispatchMode):
+        n = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.n += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+            return func(*args, **kwargs or {})
+
+    decoder, ids = FastDecoder(tiny), torch.arange(11, 31).view(4, 5)  # [4, 5]
+    with torch.inference_mode():
+        decoder.prefill(ids, torch.tensor([0, 1, 2, 3]), 1, 4)
+        decoder.step(ids[:, 0])
+        with Reads() as reads:
+            kept = decoder.take(torch.tensor([1, 3]))
+    assert reads.n == 0 and [cache[0].shape[2] for cache in kept] == [5, 3]
 
 
 def test_which_decoder_was_chosen_is_printed_with_its_reason(load, capsys):

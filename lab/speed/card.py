@@ -282,8 +282,7 @@ def generate(policy, ids: list[list[int]], k: int, reply: int) -> None:
 def steps(s: Sizes, rank: int) -> dict:
     """Seconds of one training step on rows of equal length, which share of the card's arithmetic that is, the peak of memory; TRL's step on
     the same rows."""
-    import torch
-
+    from fast.memory import out_of_memory
     from lab.speed import limits
     from lab.speed.bench import rows_of
 
@@ -303,7 +302,9 @@ def steps(s: Sizes, rank: int) -> dict:
                     with peak_memory(s.device) if n == 0 else nullcontext({}) as taken:
                         spent[side].append(synced(partial(step, groups), s.device))
                     most_taken |= {side: taken["gib"]} if taken else {}
-                except torch.OutOfMemoryError:
+                except RuntimeError as error:
+                    if not out_of_memory(error):
+                        raise
                     spent[side].append(float("inf"))
                 gc.collect()
         work = limits.training(shape, groups, 4 if s.device == "cpu" else 2, rank == 0)
