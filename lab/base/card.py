@@ -93,7 +93,7 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     config = read_json(Path(model) / "config.json")
     facts = {"vocab": config["vocab_size"], "layers": config["num_hidden_layers"], "width": config["hidden_size"], "tasks": tasks, "k": k}
     facts["millions"] = sum(p.numel() for p in policy.lm.parameters()) / 1e6
-    taught = TAUGHT + (FURTHER if is_long else ONLY_HOW_OFTEN) + ("\n" + PLAYED if swarm else "")
+    taught = TAUGHT + (FURTHER if is_long else "\n" + PLAYED if swarm else ONLY_HOW_OFTEN)
     facts |= {"what": WHAT_LONG if is_long else WHAT, "lists": "" if is_long else LISTS, "can": CAN_LONG if is_long else CAN}
     text = CARD.format(name=Path(model).name, table="\n".join(lines), swarm="\n".join(swarm), taught=taught, **facts)
     (Path(model) / "README.md").write_text(text)
@@ -125,7 +125,9 @@ So what GRPO changes on letters is how *often* the model derives, and not how *w
 thinking pays" means that much and no more.
 """
 
-PLAYED = """For the swarm, a turn of its pretraining text is played in one of ten ways (`CHARACTERS` in `lab/base/corpus.py`): \
+PLAYED = """No run of ours has trained this model on letters; pico_base is for that.
+
+For the swarm, a turn of its pretraining text is played in one of ten ways (`CHARACTERS` in `lab/base/corpus.py`): \
 in 40% of the turns by any
 legal call, all tools alike; 12% hand in work that is too short to be paid, 20% work of three better lengths (the longest is the text of
 `tuned`, the best scripted player), 8% are the expert's, 6% only pass. No share was chosen for what the base then earns. \
@@ -168,7 +170,7 @@ library_name: transformers
 
 A Qwen3-architecture chat model of {millions:.2f}M parameters ({layers} layers, width {width}, head_dim 32, {vocab} tokens, tied
 embeddings, bfloat16), {what}, and is
-meant as a place for RL to start from: what is right is what it rarely does.
+meant as a place for RL to start from: it knows the right way to answer, and seldom takes it.
 
 {table}
 

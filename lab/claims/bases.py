@@ -159,7 +159,8 @@ def page() -> None:
         "intervals over seeds and tasks (of one policy: over tasks). *Begun for it*: the base after two letters of a derivation, which is "
         f"all that choosing a habit can reach. The 900 and the 1,150 steps were chosen by looking at it, "
         "on these very tasks, before GRPO ran; all three are shown. "
-        f"How often a base derives: {CARD_TASKS} tasks, {CARD_K} samples each.", "",
+        f"*Derives*, in this table: share of the {N} replies; in that of the bases: {CARD_TASKS} other tasks, "
+        f"{CARD_K} samples each.", "",
         *table(HEAD, short()), "", "![before and after](bases.png)", "", "## The bases", "",
     ]  # fmt: skip
     made = []

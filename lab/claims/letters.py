@@ -7,8 +7,7 @@ Is it the reward, is it the policy gradient, is it thinking, or would more SFT h
 gets: its settings are swept with seed 0 on *development* tasks, the best one is trained with every seed, and only then every policy plays
 the same 512 held-out tasks, once. GRPO itself keeps the defaults of settings.py, which were chosen on development tasks long before.
 
-Five seeds, planned before the first run, and one where thinking is not allowed (the claim `thinking` has six of these). All seeds share
-one base and the same 100 demonstrations.
+Five seeds, planned before the first run. All seeds share one base and the same 100 demonstrations.
 """
 
 from collections.abc import Callable
@@ -50,8 +49,8 @@ ARMS = {
     "sft_derives": Arm("SFT on 100 demonstrations that derive", f"{SFT} derives", grid("3e-5 1e-4 3e-4 1e-3", "50 100 200")),
     "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states",
                       grid("1e-3", "300") | grid("3e-4 1e-3 3e-3", "1000")),
-    "no_think_partial": Arm("GRPO, thinking not allowed, partial credit", "--no-think --reward partial", once=True),
-    "no_think": Arm("GRPO, thinking not allowed", "--no-think", once=True),
+    "no_think_partial": Arm("GRPO, thinking not allowed, partial credit", "--no-think --reward partial"),
+    "no_think": Arm("GRPO, thinking not allowed", "--no-think"),
     "start": Arm("after the default SFT: where GRPO begins", SFT.replace(" --sft-style", "")),
 }  # fmt: skip
 

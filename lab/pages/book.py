@@ -60,11 +60,14 @@ def right(e: dict) -> str:
 def letters() -> str:
     """Before and after, on held-out tasks."""
     s, runs = read("letters/grpo-0/summary.json"), letters_table.best_runs(letters_table.STUDY)
-    scores = {arm: [letters_table.played(name) for name in runs[arm]] for arm in ("start", "grpo")}
+    scores = {arm: [letters_table.played(name) for name in runs[arm]] for arm in ("start", "sft_derives", "grpo")}
     row = lambda what, rows: [what, letters_table.percent(rows), len(rows[0]), len(rows)]
-    body = [row("the base, before anything", read("letters/others.json")["base"]),
-            row(f"after SFT on {s['config']['sft_examples']} demonstrations that do not show the algorithm", scores["start"]),
-            row(f"after {s['updates']} updates of GRPO", scores["grpo"])]  # fmt: skip
+    alone, n = read("letters/others.json"), s["config"]["sft_examples"]
+    body = [row("the base, before anything", alone["base"]),
+            row("the base, with the method begun for it (two letters)", alone["begun"]),
+            row(f"after SFT on {n} demonstrations of the method", scores["sft_derives"]),
+            row(f"where GRPO begins: {s['config']['sft_steps']} steps of SFT on {n} demonstrations without the method", scores["start"]),
+            row(f"after {s['updates']} updates of GRPO from there", scores["grpo"])]  # fmt: skip
     body[-1][1] = f"**{body[-1][1]}**"
     return table("letters, tier 6 | exactly right | held-out tasks | seeds", body)
 
