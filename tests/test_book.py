@@ -44,7 +44,7 @@ COMMANDS = {
     "python train.py --env letters --difficulty 6": "make train",
     "python env_swarm.py": "",
     "python env_swarm.py --evaluate grinder --n 100": "",
-    "python -m lab.swarm.governance_sweep": "an hour; tests/test_governance.py",
+    "python -m lab.swarm.governance_sweep": "five minutes; tests/test_governance.py",
     "python train.py --env alphabet": TINY,
     "python train.py --env swarm":  # 25 turns each
         TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1").replace("--max-tokens 32", "--max-tokens 8"),
@@ -327,7 +327,7 @@ def test_the_plan_is_about_pages_that_are_there_and_makes_every_table_once():
 CHANGES = [
     ("README.md", "79.9% [76.3, 83.5]", "79.9% [76.3, 83.6]"),
     ("README.md", "**96.8%", "**98.2%"),
-    ("README.md", "85.0%", "85.1%"),
+    ("README.md", "63.0%", "63.1%"),
     ("docs/letters.md", "[+13.1, +20.7]", "[+13.1, +20.8]"),
     ("docs/speed.md", "1.25 times", "1.24 times"),
     ("docs/swarm.md", "1.089 [1.064, 1.114]", "1.088 [1.064, 1.114]"),

@@ -1,6 +1,6 @@
 """Which governance holds against how many deceptive agents? The evidence, into results/governance/.
 
-    python -m lab.swarm.governance_sweep              # everything: 52 minutes beside other work
+    python -m lab.swarm.governance_sweep              # everything: 5 minutes beside other work
     python -m lab.swarm.governance_sweep --seeds 4    # a quick look
 
 Four questions, each by runs of lab/swarm/governance.py. Regimes: every stack at every share of deceptive agents. Soft against hard: gates
