@@ -84,7 +84,7 @@ def minutes(flags: str) -> float:
     cfg = asked(flags, whole=True)
     evals = 3 + max(0, math.ceil(cfg.updates / cfg.eval_every) - 1)
     if cfg.env == "swarm":
-        each, sft, task = 2.8 * cfg.num_tasks * cfg.k, 4.7, 1.6
+        each, sft, task = 0.3 * cfg.num_tasks * cfg.k, 0.3, 0.17
     else:
         slow = 1.0 if cfg.think and cfg.difficulty == 6 else 0.6 if cfg.think else 0.45
         each, sft, task = (3.2 if cfg.async_rollouts else 2.0) * slow, 0.25, 0.02 * slow
