@@ -328,10 +328,12 @@ def test_the_table_has_a_row_for_every_symptom():
 # ---------------------------------------------------------------------------------------------- runs that were made
 
 TOO_FAST = ("full_1e-3", "rank1_3e-2", "rank8_1e-2", "rank32_3e-3")
-# What SFT or GRPO really did, and only the evaluations show: SFT on the expert makes swarm's greedy base worse, a rank of 1 learns nothing
-# from SFT, and three runs that are paid for parts stop thinking.
+# What SFT or GRPO really did, and only the evaluations show: SFT on the expert or the novice makes swarm's greedy base worse, a rank of 1
+# learns nothing from SFT, and three runs that are paid for parts stop thinking.
 SHOWN = {
     "swarm/grpo-": "bad SFT",
+    "swarm/v01-": "bad SFT",
+    "swarm_weights/": "bad SFT",
     "swarm/grpo_tuned-0": "lost",
     "swarm/no_think-0": "past its best",
     "swarm/no_think-": "only in training",
