@@ -35,7 +35,7 @@ ARMS = {
     "vllm": ["--engine", "vllm"],
 }
 SETS = {"pace": ("in_turn", "ahead"), "stale": tuple(arm for arm in ARMS if arm.startswith("stale")), "vllm": ("vllm",)}
-KEPT = ("summary.json", "metrics.jsonl", "evals.jsonl", "config.json", "curves.png")
+KEPT = ("summary.json", "metrics.jsonl", "evals.jsonl", "config.json")
 
 
 def run(arm: str, seed: int, threads: int, python: str) -> None:
