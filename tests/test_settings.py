@@ -102,7 +102,7 @@ def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, aft
 
 @pytest.mark.parametrize("words", [["--loss", "grpo"], ["--k=8"], ["--think"], ["--swarm_version", "0.2"], ["--break", ""]])
 def test_resume_refuses_another_experiment_that_is_typed_as_the_default(tmp_path, words):
-    saved(tmp_path, loss="gspo", k=4, think=False, swarm_version="0.1", break_="no-baseline")
+    saved(tmp_path, loss="gspo", k=4, think=False, swarm_version="0.1", break_="no-variance")
     cfg, typed = settings.command_line(["--resume", str(tmp_path), *words])
     with pytest.raises(SystemExit, match="cannot change on --resume"):
         resume_folder(cfg, typed)
