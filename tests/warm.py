@@ -133,8 +133,9 @@ def become(cwd: str, env: dict[str, str], files: list[int]) -> None:
 def draw_nothing(patch=None) -> None:
     """With pytest's monkeypatch: until the test ends."""
     from matplotlib.figure import Figure
+    from PIL import Image
 
-    (patch.setattr if patch else setattr)(Figure, "savefig", lambda self, path, **_: Path(path).touch())
+    (patch.setattr if patch else setattr)(Figure, "savefig", lambda self, path, **_: Image.new("RGB", (1, 1)).save(path, "PNG"))
 
 
 # ------------------------------------------------------------------------------------------------ what a run starts itself
