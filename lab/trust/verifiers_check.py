@@ -2,7 +2,7 @@
 into results/verifiers/.
 
     pip install -r requirements/verifiers.txt && pip install -e .       # into a venv that already has the torch of requirements.txt
-    python -m lab.trust.verifiers_check                                       # 13 minutes on a busy machine
+    python -m lab.trust.verifiers_check                                       # 3 minutes
     python -m lab.trust.verifiers_check --n 8 --policy-n 2 --swarm-n 1        # a quick look
 
 Four ways to the same replies, on the same development seeds, compared number by number and without tolerance:
