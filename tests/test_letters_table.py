@@ -8,9 +8,10 @@ from functools import partial
 
 import pytest
 
+from env_alphabet import Alphabet
 from env_letters import Letters
 from fast.sampler import TorchSampler
-from lab.claims import letters, study
+from lab.claims import alphabet, letters, study
 from rollout import play
 
 RIGHT = {"grpo": 0.9, "selection": 0.8, "sft_derives": 0.7, "sft_states": 0.5, "no_think_partial": 0.3, "no_think": 0.2, "start": 0.1}
@@ -64,7 +65,7 @@ def test_the_page_has_every_arm_with_its_seeds_its_interval_and_its_work(kept):
 
 def test_a_derivation_that_was_begun_is_read_by_the_model_and_counted_as_said(pico):
     env, seeds = partial(Letters, 6, "binary", True, "derives"), [5, 6, 7]
-    alone, begun = (play(pico, sampler, env, seeds, 1, 40, 0.0, 0) for sampler in (TorchSampler(pico), letters.Begun(pico, env, seeds)))
+    alone, begun = (play(pico, sampler, env, seeds, 1, 40, 0.0, 0) for sampler in (TorchSampler(pico), letters.begun(pico, env, seeds)))
     for (plain,), (helped,) in zip(alone, begun):
         game = env()
         game.reset(helped.seed)
@@ -72,3 +73,14 @@ def test_a_derivation_that_was_begun_is_read_by_the_model_and_counted_as_said(pi
         assert said.split()[:3] == game.expert_reply().split()[:3] and helped.components["habit_derives"] == 1
         given = plain.sampled.index(True)
         assert helped.token_ids[:given] == plain.token_ids[:given] and len(helped.logprobs) == len(helped.token_ids)
+
+
+def test_the_begun_derivation_of_alphabet_is_the_experts_in_every_turn(pico):
+    env = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, style="derives")
+    for (episode,) in play(pico, alphabet.begun(pico), env, [5, 6], 1, 200, 0.0, 0):
+        game = env()
+        game.reset(episode.seed)
+        for said in (m["content"] for m in episode.messages if m["role"] == "assistant"):
+            begun = game.expert_reply().split(" ")[0]
+            assert begun.startswith("<think>\n") and len(begun) == len("<think>\n") + 3 and said.startswith(begun)
+            game.step(said)

@@ -9,6 +9,7 @@ base and the same 100 demonstrations. Held-out lists are new, but their names co
 """
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from lab.claims.study import (
     versions,
 )
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
+from metrics import Interval
 
 N = 256
 SFT = "--updates 0 --sft-style"  # 1,000 steps are about GRPO's work (work)
@@ -45,7 +47,10 @@ ARMS = {
     ),
     "start": Arm("after the default SFT: where GRPO begins", SFT.replace(" --sft-style", "")),
 }  # fmt: skip
-BASE = "the base, before anything"
+BASES = {  # what no run gives
+    "base": "the base, before anything",
+    "begun": "the base, with its derivation begun in each turn (the first key)",
+}
 DECODINGS = {"greedy": 0.0, "sampled": 1.0}
 
 
@@ -70,35 +75,59 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
 
     torch.set_num_threads(threads)
     cfg = settings.Config(env="alphabet", think=not name.startswith("no_think"))
-    policy, sampler = study.player(str(PICO), None if name == "base" else STUDY.runs / name)
+    policy, sampler = study.player(str(PICO), None if name in BASES else STUDY.runs / name)
+    player = begun(policy) if name == "begun" else sampler
     settings.check(cfg)
     settings.complete(cfg, policy.n_parameters, "alphabet with pico_base")
     make_env, found = next(iter(settings.eval_sets(cfg).values()))[1], {}
     for how, heat in DECODINGS.items():
-        groups = play(policy, sampler, make_env, study.held_out_seeds(N), 1, cfg.max_tokens, heat, seed)
+        groups = play(policy, player, make_env, study.held_out_seeds(N), 1, cfg.max_tokens, heat, seed)
         episodes = [episode for group in groups for episode in group]
         found[how] = {"reward": [round(e.reward, 4) for e in episodes], "exact": [e.components["exact"] for e in episodes]}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found, separators=(",", ":")) + "\n")
 
 
+def begun(policy) -> study.Begun:
+    """A sampler whose replies begin as the method does: "<think>", a line's end, and the key of the name that the user gave first (three
+    letters). So the base is told which part of a name to cut out, too: this is the most that choosing the habit can reach."""
+    from env_alphabet import key_of
+    from policy import encode
+
+    def start_of(prompt: list[int]) -> list[int]:
+        by, name = re.findall(r"names by (first|last) name:\n(\w+)\n", policy.tokenizer.decode(prompt))[-1]
+        start = f"<think>\n{key_of(name, by)[:3]}"
+        ids = encode(policy, start)
+        assert encode(policy, f"{start} {name}")[: len(ids)] == ids
+        return ids
+
+    return study.Begun(policy, start_of)
+
+
 def read_scores(measure: str, how: str = "greedy") -> dict[str, list[list[float]]]:
     """{arm: [seeds][lists] of the held-out lists}."""
-    runs = played_runs(STUDY) | {"base": ["base"]}
+    runs = played_runs(STUDY) | {name: [name] for name in BASES}
     return {arm: [read_json(STUDY.out / name / "held_out.json")[how][measure] for name in names] for arm, names in runs.items()}
 
 
 def short() -> list[list]:
     """The table in brief: what, seeds, mean reward, greedy and sampled, GRPO less this, work."""
-    runs, greedy, sampled = played_runs(STUDY), read_scores("reward"), read_scores("reward", "sampled")
+    greedy, sampled = read_scores("reward"), read_scores("reward", "sampled")
+    runs = played_runs(STUDY)
     return [
         [
-            ARMS[arm].what, len(names), over_seeds(greedy[arm]).text(), over_seeds(sampled[arm]).text(),
-            "" if arm == "grpo" else study.less(greedy["grpo"], greedy[arm]).signed(),
-            f"{np.mean([study.work(STUDY, name) for name in names]):.1f}",
+            ARMS[arm].what if arm in ARMS else BASES[arm], len(scores), over_seeds(scores).text(), over_seeds(sampled[arm]).text(),
+            "" if arm == "grpo" else less(greedy, arm).signed(),
+            f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}" if arm in ARMS else "",
         ]
-        for arm, names in runs.items()
+        for arm, scores in greedy.items()
     ]  # fmt: skip
+
+
+def less(scores: dict[str, list], arm: str) -> Interval:
+    """GRPO less this, paired by seed and list; what is one policy stands beside every seed of GRPO."""
+    ours = scores["grpo"]
+    return study.less(ours, scores[arm] if arm in ARMS else scores[arm] * len(ours))
 
 
 def page() -> None:
@@ -108,10 +137,10 @@ def page() -> None:
     for arm, scores in greedy.items():
         known = arm in ARMS
         rows.append([
-            ARMS[arm].what if known else BASE, setting_of(STUDY, arm) if known else "", len(scores), f"**{over_seeds(scores).text()}**",
-            over_seeds(sampled[arm]).text(), *(percent(exact[how][arm]) for how in DECODINGS),
+            ARMS[arm].what if known else BASES[arm], setting_of(STUDY, arm) if known else "", len(scores),
+            f"**{over_seeds(scores).text()}**", over_seeds(sampled[arm]).text(), *(percent(exact[how][arm]) for how in DECODINGS),
             " ".join(f"{np.mean(row):.3f}" for row in scores),
-            study.less(greedy["grpo"], scores).signed() if known and arm != "grpo" else "",
+            "" if arm == "grpo" else less(greedy, arm).signed(),
             f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}" if known else "",
         ])  # fmt: skip
     lines = [
@@ -134,6 +163,8 @@ def page() -> None:
         "work",
     )
     lines += table(head, rows)
+    gains = less(sampled, "begun").signed(), less(exact["sampled"], "begun").points()
+    lines += ["", f"Sampled, GRPO less the base that is begun: reward {gains[0]}, perfect {gains[1]}."]
     lines += ["", "![each seed](arms.png)", "", "## What was swept", "", "Seed 0, development lists (n = 256), mean reward at the end.", ""]
     lines += sweep_tables(STUDY, "reward | work", lambda name: [f"{development(STUDY, name):.3f}", f"{study.work(STUDY, name):.1f}"])
     write_page(STUDY.out / "README.md", lines)
@@ -153,7 +184,7 @@ def draw(scores: dict[str, list]) -> None:
     curves.set(title="mean reward on development lists, greedy", xlabel="update", ylim=(-0.02, 1.02))
     curves.legend(fontsize=8)
     curves.grid(alpha=0.25)
-    dots(end, STUDY, scores, {"base": BASE}, width=40)
+    dots(end, STUDY, scores, BASES, width=40)
     end.set(title=f"mean reward, greedy, {N} held-out lists (95%; ticks: seeds)", xlabel="reward", xlim=(-0.02, 1.02))
     save_picture(fig, STUDY.out / "arms.png", 110)
 
@@ -163,8 +194,8 @@ def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
     if not table:
         study.train_all(STUDY, jobs, only.split())
         names = [name for names in best_runs(STUDY).values() for name in names]
-        for name in tqdm(["base", *names], desc="held-out lists"):
-            play_held_out(name, 0 if name == "base" else int(name.rpartition("-")[2]), jobs)
+        for name in tqdm([*BASES, *names], desc="held-out lists"):
+            play_held_out(name, 0 if name in BASES else int(name.rpartition("-")[2]), jobs)
     page()
 
 

@@ -26,7 +26,7 @@ import metrics
 from env_letters import STYLES, Letters
 from lab.base.card import CARD_SEEDS
 from lab.claims import study
-from lab.claims.letters import Begun, N
+from lab.claims.letters import N, begun
 from lab.claims.study import KEPT, Arm, Study, development, grid, percent, played_runs, setting_of, sweep_tables, versions
 from lab.common import RESULTS, ROOT, pyplot, reach, read_json, read_lines, save_picture, side_by_side, table, write_page
 
@@ -106,7 +106,7 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
     policy, sampler = study.player(model_of(name), None if alone else RUNS / name)
     env = partial(Letters, 6, "binary", "no_think" not in name, "derives")
     for how, heat in (("greedy", 0.0), ("sampled", 1.0)):
-        player = Begun(policy, env, seeds) if name.endswith("_begun") else sampler
+        player = begun(policy, env, seeds) if name.endswith("_begun") else sampler
         episodes = [e for group in play(policy, player, env, seeds, 1, 320, heat, seed) for e in group]
         found[how] = [int(e.components["exact"]) for e in episodes]
         found[f"derives, {how}"] = float(np.mean([e.components["habit_derives"] for e in episodes]))

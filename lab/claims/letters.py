@@ -94,7 +94,7 @@ def without_runs(threads: int) -> None:
     exact = lambda groups: [max(e.reward for e in group) for group in groups]
     policy, sampler = study.player(str(PICO))
     found = {"base": [exact(play(policy, sampler, env, seeds, 1, 320, 0.0, 0))]}
-    found["begun"] = [exact(play(policy, Begun(policy, env, seeds), env, seeds, 1, 320, 0.0, 0))]
+    found["begun"] = [exact(play(policy, begun(policy, env, seeds), env, seeds, 1, 320, 0.0, 0))]
     found["best_of"] = []
     for seed in STUDY.seeds:
         policy, sampler = study.player(str(PICO), STUDY.runs / run_name("start", "", seed))
@@ -102,33 +102,20 @@ def without_runs(threads: int) -> None:
     write_json(STUDY.out / "others.json", found)
 
 
-class Begun:
+def begun(policy, make_env: Callable, seeds: list[int]) -> study.Begun:
     """A sampler whose replies begin with the first tokens of a derivation: "<think>", a line's end, two letters of the string."""
+    from policy import encode
+    from rollout import expert_episode
 
-    version = 0
-
-    def __init__(self, policy, make_env: Callable, seeds: list[int]):
-        from fast.sampler import TorchSampler
-        from policy import encode
-        from rollout import expert_episode
-
-        self.inner, self.start = TorchSampler(policy), {}
-        for seed in seeds:
-            episode = expert_episode(policy, make_env(), seed)
-            given = episode.sampled.index(True)
-            thought = episode.messages[-1]["content"].split(" ")
-            ids = encode(policy, " ".join(thought[:2]))
-            assert episode.token_ids[given : given + len(ids)] == ids
-            self.start[tuple(episode.token_ids[:given])] = ids
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
-        starts = [self.start[tuple(prompt)] for prompt in prompts]
-        begun = [prompt + start for prompt, start in zip(prompts, starts)]
-        samples = self.inner.sample(begun, k, max_tokens, temperature, seeds)
-        for start, group in zip(starts, samples):
-            for sample in group:
-                sample.token_ids, sample.logprobs = start + sample.token_ids, [0.0] * len(start) + sample.logprobs
-        return samples
+    start = {}
+    for seed in seeds:
+        episode = expert_episode(policy, make_env(), seed)
+        given = episode.sampled.index(True)
+        thought = episode.messages[-1]["content"].split(" ")
+        ids = encode(policy, " ".join(thought[:2]))
+        assert episode.token_ids[given : given + len(ids)] == ids
+        start[tuple(episode.token_ids[:given])] = ids
+    return study.Begun(policy, lambda prompt: start[tuple(prompt)])
 
 
 # ------------------------------------------------------------------------------------------------ the page

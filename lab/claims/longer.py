@@ -19,7 +19,7 @@ from tqdm import tqdm
 from env_letters import Letters
 from lab.claims import lengths, study
 from lab.claims.ledger import as_share
-from lab.claims.letters import Begun
+from lab.claims.letters import begun
 from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, over_seeds, percent, played_runs, versions
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 
@@ -61,7 +61,7 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
     for tasks, (level, n) in SETS.items():
         make_env, seeds, found[tasks] = partial(lengths.Lengths, level), study.held_out_seeds(n), {}
         for how, heat in (DECODINGS if tasks == "tier 7" else {"greedy": 0.0}).items():
-            player = Begun(policy, partial(Letters, level, "binary", True, "derives"), seeds) if name == "begun" else sampler
+            player = begun(policy, partial(Letters, level, "binary", True, "derives"), seeds) if name == "begun" else sampler
             groups = play(policy, player, make_env, seeds, 1, MAX_TOKENS, heat, seed)
             found[tasks][how] = [group[0].reward for group in groups]
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -122,6 +122,25 @@ def player(model: str, run: Path | None = None):
     return policy, sampler
 
 
+class Begun:
+    """A sampler whose replies begin with tokens that it is given: start_of(prompt) -> token ids. Their log-probs are told as 0."""
+
+    version = 0
+
+    def __init__(self, policy, start_of: Callable[[list[int]], list[int]]):
+        from fast.sampler import TorchSampler
+
+        self.inner, self.start_of = TorchSampler(policy), start_of
+
+    def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
+        starts = [self.start_of(prompt) for prompt in prompts]
+        samples = self.inner.sample([p + start for p, start in zip(prompts, starts)], k, max_tokens, temperature, seeds)
+        for start, group in zip(starts, samples):
+            for sample in group:
+                sample.token_ids, sample.logprobs = start + sample.token_ids, [0.0] * len(start) + sample.logprobs
+        return samples
+
+
 def work(study: Study, name: str) -> float:
     """Millions of tokens that passed through the model: forward once when sampled, three times (forward and backward) when trained."""
     tokens = read_json(study.out / name / "summary.json")["tokens"]

@@ -290,7 +290,7 @@ def write_table() -> None:
     versions = ", ".join(f"{name} {v}" for name, v in facts["versions"].items())
     lines = [
         "# verifiers against our own loop", "",
-        f"`{facts['command']}`, {facts['seconds'] / 60:.0f} minutes on a busy machine, with {versions}. Every `vf-eval` was a process of "
+        f"`{facts['command']}`, {facts['seconds'] / 60:.0f} minutes with {versions}. Every `vf-eval` was a process of "
         "its own that spoke to a server on loopback. Development seeds from 2,000,000,000; "
         "the same means `==` on every number of a score, nothing is rounded.", "",
     ]  # fmt: skip
