@@ -17,8 +17,9 @@ import torch
 from tqdm import tqdm
 
 from fast import parallel
+from fast.batches import collate, micro_batches
 from fast.logprobs import token_logprobs
-from grpo import collate, micro_batches, take_step
+from grpo import take_step
 from policy import Policy, adam, plain_logprobs, set_learning_rate
 from rollout import Episode, expert_episode
 
