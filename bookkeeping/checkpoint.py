@@ -203,6 +203,8 @@ def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> 
     """
     moments, saved = load_checkpoint(folder, policy)
     try:
+        for was, now in zip(moments["param_groups"], optimizer.param_groups):
+            was["fused"] = now["fused"]  # of this device, and not of the one that it was saved on
         optimizer.load_state_dict(moments)
         # A level may be a number or a word, and clocks may have been added.
         names = [name for name in state if name != "level"]

@@ -45,7 +45,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fast.memory import CannotGoOn, memory_folder
+from fast.memory import CannotGoOn, memory_folder, out_of_memory
 from fast.sampler import demo_prompt, largest_gap
 from policy import Policy, Sample, first_line, in_bfloat16
 
@@ -101,9 +101,12 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps=True, long
         options |= {"kv_cache_memory_bytes": cpu_cache, "block_size": 32}
     try:
         return LLM(**options)
-    except (torch.OutOfMemoryError, ValueError, OSError) as error:
+    except Exception as error:
+        full = out_of_memory(error)
+        if not full and not isinstance(error, (ValueError, OSError)):
+            raise
         text = " ".join(str(error).split())[:300]
-        if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error).lower():
+        if not full and "memory" not in str(error).lower():
             why = f"vLLM cannot run {options['model']} ({text})"
             raise SystemExit(f"--engine vllm: {why}; take --engine torch") from error
         share = f"{memory:.0%} of the card" if cuda else f"{cpu_cache / 2**20:.0f} MB for its cache"
@@ -223,12 +226,12 @@ class VllmSampler:
         ]
         try:
             samples = [self._as_sample(out) for out in answer(self.llm, requests, self.adapter)]
-        except torch.OutOfMemoryError as error:
-            raise CannotGoOn(
-                f"the card has not enough memory for one reply of {max_tokens} tokens at policy "
-                f"version {self.version}; lower --max-tokens, or take --engine torch"
-            ) from error
         except Exception as error:
+            if out_of_memory(error):
+                raise CannotGoOn(
+                    f"the card has not enough memory for one reply of {max_tokens} tokens at "
+                    f"policy version {self.version}; lower --max-tokens, or take --engine torch"
+                ) from error
             raise CannotGoOn(
                 f"vLLM died while sampling {k} replies to each of {len(prompts)} prompts at policy "
                 f"version {self.version} ({first_line(error)}); what was saved is kept, "
@@ -289,7 +292,9 @@ def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
         outputs = llm.wait_for_completion(RequestOutput, use_tqdm=False)
         assert len(outputs) == len(requests), f"{len(outputs)} answers to {len(requests)} requests"
         return outputs
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
         llm.llm_engine.abort_request(ids, internal=True)
         llm.reset_prefix_cache()  # it lists blocks before they are computed; these never were
         if len(requests) == 1:

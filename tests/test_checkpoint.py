@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import warm
 from bookkeeping import checkpoint
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, load_tensors, save_checkpoint, save_tensors, set_aside
+from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, load_tensors, restore, save_checkpoint, save_tensors, set_aside
 from fast.logprobs import token_logprobs
 from policy import load_policy
 
@@ -370,6 +370,22 @@ def test_moments_are_loaded_onto_the_cpu_and_only_an_optimizer_takes_them_to_its
     assert {state["exp_avg"].device.type for state in on_card.state.values()} == {"meta"}
 
 
+@pytest.mark.parametrize("saved_on, resumed_on", [(None, True), (True, None)], ids=["cpu to card", "card to cpu"])
+def test_a_step_is_fused_where_the_run_goes_on_and_not_where_it_was_saved(load, tmp_path, saved_on, resumed_on):
+    """A card's optimizer is fused (policy.adam); torch would take that from the checkpoint. A CPU's, asked for it, plays the card's."""
+    policy = load("qwen3", 4)
+    adam = lambda fused: torch.optim.AdamW(policy.trainable().values(), lr=1e-3, fused=fused)
+    optimizer = adam(saved_on)
+    one_step(policy, optimizer, 1)
+    state = STATE | {"seconds": {}}
+    save_checkpoint(tmp_path / "c", policy, optimizer, state)
+    resumed = adam(resumed_on)
+    restore(tmp_path / "c", policy, resumed, state)
+    assert resumed.param_groups[0]["fused"] is resumed_on
+    one_step(policy, resumed, 2)
+    assert {float(state["step"]) for state in resumed.state.values()} == {2.0}
+
+
 def test_saving_an_adapter_asks_the_hub_nothing(load, tmp_path, monkeypatch):
     """peft asks it about the embeddings unless it is told; without a network that waits."""
     policy, asked = load("qwen3", 4), []
@@ -391,8 +407,9 @@ def test_saving_an_adapter_asks_the_hub_nothing(load, tmp_path, monkeypatch):
 def test_a_state_is_that_of_a_run_if_every_entry_is(monkeypatch, tmp_path, change, ours):
     start = {"update": -1, "level": 6, "rewards": [], "seconds": {"total": 0.0, "sft": 0.0}}
     kept = {"update": 3, "level": 6, "rewards": [0.5], "seconds": {"total": 1.0, "sft": 2.0}} | change
-    monkeypatch.setattr(checkpoint, "load_checkpoint", lambda folder, policy: ({}, kept))
-    restore = lambda: checkpoint.restore(tmp_path, None, SimpleNamespace(load_state_dict=lambda moments: None), start)
+    monkeypatch.setattr(checkpoint, "load_checkpoint", lambda folder, policy: ({"param_groups": []}, kept))
+    optimizer = SimpleNamespace(param_groups=[], load_state_dict=lambda moments: None)
+    restore = lambda: checkpoint.restore(tmp_path, None, optimizer, start)
     if ours:
         assert restore() == kept
         return

@@ -253,10 +253,14 @@ def failing(sampler):
         handle.remove()
 
 
-def test_a_batch_too_large_for_the_memory_is_asked_in_halves(policy, sampler, stops, failing, largest_gap):
+FULL = (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"))
+
+
+@pytest.mark.parametrize("error", FULL, ids=["torch", "cublas"])
+def test_a_batch_too_large_for_the_memory_is_asked_in_halves(policy, sampler, stops, failing, largest_gap, error):
     stops([])
     prompts, seeds = random_prompts(LONG, LONG, seed=4), grid(2, 8)
-    calls = failing(torch.OutOfMemoryError("CUDA out of memory"), more_than=7, after=3)
+    calls = failing(error, more_than=7, after=3)
     prompts = [p[:7] for p in prompts]
     groups = sampler.sample(prompts, 8, 10, 1.0, seeds)
     assert max(calls) > 7 and len(groups) == 2 and all(len(t) == 10 for t in tokens(groups))
