@@ -371,7 +371,7 @@ def play_human(env: Swarm, seed: int) -> None:
 
 
 def evaluate(env: Swarm, n: int, first_seed: int = DEV_SEEDS) -> dict:
-    """Every metric over n development scenarios, with its 95% interval: {metric: Interval}."""
+    """Every metric over n scenarios, with its 95% interval: {metric: Interval}."""
     import metrics
 
     episodes = [play(env, first_seed + i) for i in range(n)]

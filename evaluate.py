@@ -77,7 +77,7 @@ def evaluate_policy(
 
 
 def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
-    """The first eight, and the best one unless every episode is simply right or wrong."""
+    """The first eight, and the best one if the environment does not say what is exactly right."""
     played = [g for g in groups if g[0].stop_reason != "error"]
     first, best = groups[:8], max(played, key=lambda g: g[0].reward)
     graded = any("exact" not in g[0].components for g in played)
@@ -249,8 +249,9 @@ def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
     for name in sorted(typed - {"eval_only", "held_out"}):
         value = getattr(given, name)
         if name not in FOR_EVAL and value != getattr(cfg, name):
+            flag, was = name.strip("_").replace("_", "-"), getattr(cfg, name)
             raise SystemExit(
-                f"--{name.replace('_', '-')}: this run has {getattr(cfg, name)}, and --eval-only "
+                f"--{flag}: this run has {'none' if was in ('', None) else was}, and --eval-only "
                 "cannot change it; leave it out"
             )
         setattr(cfg, name, value)

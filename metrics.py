@@ -165,7 +165,10 @@ def gain(before, after) -> Interval:
     if before.shape != after.shape:
         sizes = f"before has {before.shape} values and after {after.shape}"
         raise ValueError(f"gain: {sizes}; both must be the same tasks")
-    return of_any(after - before, (-1.0, 1.0))
+    found, both = of_any(after - before, (-1.0, 1.0)), np.concatenate([before, after])
+    if len(both) and 0 <= both.min() and both.max() <= 1:  # then no difference is beyond 1
+        return Interval(found.mean, max(-1.0, found.low), min(1.0, found.high), found.n)
+    return found
 
 
 # ------------------------------------------------------------------------ over the updates of a run

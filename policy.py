@@ -28,7 +28,8 @@ from jinja2 import TemplateError
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
 PICO_SWARM = PICO.with_name("pico_swarm")  # trained further on tool calls; worse at lists for it
-EMBEDDED = {path.name: str(path) for path in (PICO, PICO_SWARM)}  # models by name, anywhere
+PICO_LONG = PICO.with_name("pico_long")  # for strings of 80 to 150 letters (docs/longer.md)
+EMBEDDED = {path.name: str(path) for path in (PICO, PICO_SWARM, PICO_LONG)}  # by name, anywhere
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 

@@ -6,7 +6,7 @@ The one rule is *token-exact*: what is trained is, token for token, what was sam
 it. A reply is never decoded and tokenized again (the second cut can differ from the first), and
 never rendered by the template again (Qwen3's drops the thinking of earlier turns). The text between
 two turns, as the template writes it, is appended. grpo.py then compares the log-prob of every token
-with the one it was sampled at: the column `mismatch` of metrics.jsonl.
+that it trains on with the one it was sampled at: the column `mismatch` of metrics.jsonl.
 
     token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 … <|im_end|>
     sampled      0            0   0  0          0            0          1       1 1  1 1
@@ -68,10 +68,13 @@ def delta_ids(policy: Policy, new_messages: list[dict], think: bool) -> list[int
 
     Found by rendering a marker in the reply's place and keeping what follows it, so it holds for
     any template that ends a turn at once. The end-of-turn token is left out: the policy sampled it.
+    ValueError if the template does not write down what was said.
     """
     marker = "@@reply@@"
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
-    after = render(policy, history + new_messages, None, think).partition(marker)[2]
+    _, found, after = render(policy, history + new_messages, None, think).partition(marker)
+    if not found:
+        raise ValueError("the chat template changes what the assistant said; take another model")
     ids = encode(policy, after)
     return ids[1:] if ids and ids[0] in policy.stop_ids else ids
 
@@ -105,9 +108,9 @@ def play(
     max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member,
     turn) draws the same random numbers, whatever else is in the batch. An environment whose
     failures are EnvironmentFailed (bookkeeping/guard.py) costs its own episode only.
-    Raises FloatingPointError if the policy gives no probabilities any more, and ValueError if a
-    prompt does not fit. clock: the seconds that sampling and the environment took are added to its
-    entries "rollout" and "environment".
+    A prompt that does not fit costs its group. Raises FloatingPointError if the policy gives no
+    probabilities any more. clock: the seconds that sampling and the environment took are added to
+    its entries "rollout" and "environment".
     """
     if not task_seeds:  # there are more processes than tasks
         return []
@@ -155,20 +158,27 @@ def open_episode(env, seed: int, group: int) -> Episode:
 
 
 def ask_first_question(policy: Policy, group: list[Player], room: int) -> None:
-    """Give the members of a group their prompt: the same task, and so the same tokens."""
+    """Give the members of a group their prompt: the same task, and so the same tokens.
+
+    A task that cannot be asked costs its own group only.
+    """
     group = [p for p in group if p.episode.stop_reason == ""]
     if not group:
         return
     first, env = group[0].episode, group[0].env
-    assert all(p.episode.messages == first.messages for p in group), "a group must share one task"
-    ids = prompt_ids(policy, first.messages, env.tools, env.think)
-    if len(ids) > room:
-        raise ValueError(
-            f"a prompt of {len(ids)} tokens leaves no room for a reply: the context has room for "
-            f"{max(room, 0)} before it; lower --max-tokens"
+    ids, why = prompt_ids(policy, first.messages, env.tools, env.think), ""
+    if any(p.episode.messages != first.messages for p in group):
+        why = f"reset({first.seed}) gave two openings, and a group must share one task"
+    elif len(ids) > room:
+        why = (
+            f"task {first.seed}: a prompt of {len(ids)} tokens leaves no room for a reply, there "
+            f"is room for {max(room, 0)} before it; give a lower --max-tokens or shorter tasks"
         )
     for p in group:
-        append_given(p.episode, ids)
+        if why:
+            p.episode.stop_reason, p.episode.error = "error", why
+        else:
+            append_given(p.episode, ids)
 
 
 def take_turn(policy: Policy, episode: Episode, env, sample: Sample, room: int) -> None:

@@ -292,6 +292,8 @@ def complete(
 
 def healthy_loss(cfg: Config) -> str:
     """A line to print: loss and ratio of a healthy run, and that the reward is what to watch."""
+    if cfg.epochs > 1 or cfg.async_rollouts:
+        return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
     if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
         return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
     # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor is a KL term
@@ -517,8 +519,10 @@ def check_numbers(cfg: Config) -> None:
     if cfg.k is not None and cfg.k < 2 and cfg.baseline == "group":
         why = "a group of one has no baseline, every advantage would be 0"
         refuse(cfg, "k", f"must be at least 2, {why}; or use --baseline batch")
+    if cfg.baseline == "batch" and (cfg.k or 0) * (cfg.num_tasks or 0) == 1:
+        refuse(cfg, "k", "a batch of one episode has no baseline; use --num-tasks 2 or more")
     counts = "num_tasks k epochs eval_n eval_every save_every sft_examples sft_batch"
-    from_zero = "updates sft_steps lora_rank kl lr_end async_rollouts threads"
+    from_zero = "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads"
     positive = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
     for names, enough, must in (
         (counts, lambda x: x >= 1, "must be at least 1"),
@@ -561,6 +565,8 @@ def check_tasks(cfg: Config, env) -> None:
 def check_seeds(cfg: Config) -> None:
     """Refuse a seed or a length whose training tasks would meet other tasks."""
     seeds = (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * cfg.num_tasks)
+    if seeds < 1:
+        refuse(cfg, "num_tasks", f"there are not so many tasks for {MOST_UPDATES} updates")
     if not 0 <= cfg.seed < seeds:
         why = "or it would train on the tasks of SFT or of the evaluation"
         refuse(cfg, "seed", f"must be 0 to {seeds - 1} (with --num-tasks {cfg.num_tasks}), {why}")

@@ -97,7 +97,7 @@ def size_of(cfg: Config) -> float:
 
     Whether there is a card is asked as the Makefile asks it.
     """
-    if cfg.model in ("auto", "pico_base", "pico_swarm"):
+    if cfg.model in ("auto", "pico_base", "pico_swarm", "pico_long"):
         card = cfg.device.startswith(("auto", "cuda")) and shutil.which("nvidia-smi")
         return 1e9 if card and cfg.model == "auto" else EMBEDDED
     weights = sum(file.stat().st_size for file in Path(cfg.model).glob("*.safetensors"))

@@ -661,3 +661,10 @@ def test_values_of_half_the_precision_are_computed_with_the_whole():
     values = np.random.default_rng(0).random(200).astype(np.float32)
     for some in (values[:9], values):
         assert metrics.mean(some) == metrics.mean(some.astype(float))
+
+
+def test_a_gain_of_shares_never_leaves_what_is_possible():
+    few = metrics.gain([1, 1, 0, 0], [0, 1, 0, 0])
+    assert few.mean == -0.25 and few.low == -1.0 and few.high < 1
+    points = metrics.gain([10.0, 20.0, 30.0, 5.0], [0.0, 20.0, 30.0, 5.0])  # of another scale: nothing is known of its ends
+    assert points.low < -1

@@ -525,3 +525,18 @@ def test_the_preset_of_the_seed_is_what_it_was(env, num_tasks, sft_batch):
         "epochs": 1, "temperature": 1.0, "micro_tokens": 8192,
     }  # fmt: skip
     assert {name: getattr(cfg, name) for name in was} == was
+
+
+@pytest.mark.parametrize("flags, told", [
+    ({"k": 1, "num_tasks": 1, "baseline": "batch"}, "a batch of one episode has no baseline"),
+    ({"warmup": -3}, "--warmup -3: must be at least 0"),
+    ({"num_tasks": 20_000}, "--num-tasks 20000: there are not so many tasks"),
+])  # fmt: skip
+def test_numbers_that_cannot_be_right_are_refused_by_their_own_name(flags, told):
+    with pytest.raises(ValueError, match=told):
+        settings.check(Config(**flags))
+
+
+def test_a_healthy_ratio_is_not_promised_where_it_moves():
+    assert "leaves 1.000" in settings.healthy_loss(Config(epochs=2)) and "leaves 1.000" in settings.healthy_loss(Config(async_rollouts=1))
+    assert "a ratio of 1.000" in settings.healthy_loss(Config())
