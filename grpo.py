@@ -9,8 +9,7 @@ Make every token of the two good answers a little likelier and of the two bad on
 likely. That is all. The group's mean is the baseline, so there is no value network; a group whose
 answers all score the same says nothing (its advantages are 0) and is skipped.
 
-What the papers have and this file lacks: the reward model, the value function and, without --kl,
-the reference model.
+Of the papers this leaves out the reward model, the value function and, without --kl, the reference.
 There is one optimizer step per batch by default, so the importance ratio (how likely a token is
 now, over how likely it was when it was sampled) is 1 and clipping never acts. That is why the
 printed loss is near 0 and the ratio 1.000 in a healthy run: the *value* of mean(ratio · advantage)
@@ -112,8 +111,7 @@ def group_advantages(
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
     """What each token of an episode weighs, [N] float32. Σ weight · length <= 1.
 
-    lengths [N]: the sampled tokens of each episode. max_tokens: of the longest episode that this
-    batch could have had; where the number of turns varies it differs between batches (dr_grpo).
+    lengths [N]: the sampled tokens of each episode. max_tokens: of the batch's longest episode.
     """
     if loss in ("grpo", "gspo"):
         return 1.0 / (len(lengths) * lengths.clamp(min=1))

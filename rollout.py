@@ -68,7 +68,6 @@ def delta_ids(policy: Policy, new_messages: list[dict], think: bool) -> list[int
 
     Found by rendering a marker in the reply's place and keeping what follows it, so it holds for
     any template that ends a turn at once. The end-of-turn token is left out: the policy sampled it.
-    ValueError if the template does not write down what was said.
     """
     marker = "@@reply@@"
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
@@ -108,9 +107,8 @@ def play(
     max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member,
     turn) draws the same random numbers, whatever else is in the batch. An environment whose
     failures are EnvironmentFailed (bookkeeping/guard.py) costs its own episode only.
-    A prompt that does not fit costs its group. Raises FloatingPointError if the policy gives no
-    probabilities any more. clock: the seconds that sampling and the environment took are added to
-    its entries "rollout" and "environment".
+    Raises FloatingPointError if the policy gives no probabilities any more. clock: the seconds that
+    sampling and the environment took are added to its entries "rollout" and "environment".
     """
     if not task_seeds:  # there are more processes than tasks
         return []
@@ -158,10 +156,7 @@ def open_episode(env, seed: int, group: int) -> Episode:
 
 
 def ask_first_question(policy: Policy, group: list[Player], room: int) -> None:
-    """Give the members of a group their prompt: the same task, and so the same tokens.
-
-    A task that cannot be asked costs its own group only.
-    """
+    """Give the members of a group their prompt. A task that cannot be asked costs its group."""
     group = [p for p in group if p.episode.stop_reason == ""]
     if not group:
         return
@@ -170,15 +165,11 @@ def ask_first_question(policy: Policy, group: list[Player], room: int) -> None:
     if any(p.episode.messages != first.messages for p in group):
         why = f"reset({first.seed}) gave two openings, and a group must share one task"
     elif len(ids) > room:
-        why = (
-            f"task {first.seed}: a prompt of {len(ids)} tokens leaves no room for a reply, there "
-            f"is room for {max(room, 0)} before it; give a lower --max-tokens or shorter tasks"
-        )
+        why = f"task {first.seed}: a prompt of {len(ids)} tokens leaves no room for a reply; "
+        why += f"at most {max(room, 0)} do: give a lower --max-tokens or shorter tasks"
     for p in group:
-        if why:
-            p.episode.stop_reason, p.episode.error = "error", why
-        else:
-            append_given(p.episode, ids)
+        append_given(p.episode, [] if why else ids)
+        p.episode.stop_reason, p.episode.error = "error" if why else "", why
 
 
 def take_turn(policy: Policy, episode: Episode, env, sample: Sample, room: int) -> None:
