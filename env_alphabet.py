@@ -254,8 +254,8 @@ def hides_thinking(reply: str, turn: int) -> bool:
     return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is None
 
 
-def score_turn(reply: str, expected: list[str], turn: int, power: float) -> tuple[float, bool]:
-    """(similarity ** power of one reply, was there a block?).
+def score_turn(reply: str, expected: list[str], turn: int) -> tuple[float, bool]:
+    """(similarity of one reply to what was expected, was there a block?)
 
     Several blocks count only if each is strictly better than the one before: a list of guesses is
     not an answer. Then the last one's score counts, else 0. Never raises, whatever the reply.
@@ -263,7 +263,7 @@ def score_turn(reply: str, expected: list[str], turn: int, power: float) -> tupl
     scores = []
     for block in find_blocks(reply, turn):
         lines = [line for line in block.split("\n") if line.strip()]
-        score = similarity(lines, expected) ** power if lines else 0.0
+        score = similarity(lines, expected) if lines else 0.0
         if scores and score <= scores[-1]:
             return 0.0, True
         scores.append(score)
@@ -311,8 +311,10 @@ class Alphabet:
             raise ValueError(f"{names}: need 1 <= min <= max")
         if self.max_turns * self.max_names > most:
             raise ValueError(f"{turns} {names}: an episode can have at most {most} names")
-        if not self.similarity_power > 0:
-            raise ValueError(f"--similarity-power {self.similarity_power}: must be positive")
+        if not 0 < self.similarity_power < float("inf"):
+            raise ValueError(
+                f"--similarity-power {self.similarity_power}: must be positive, not inf"
+            )
         check_choice("--sft-style", self.style, STYLES, "alphabet")
 
     def reset(self, seed: int) -> list[dict]:
@@ -338,7 +340,7 @@ class Alphabet:
         raw, blocks = [0.0] * n, [False] * n  # a turn that was never played scores 0
         for turn, reply in enumerate(self.replies[:n]):
             if self.think or not hides_thinking(reply, turn):
-                raw[turn], blocks[turn] = score_turn(reply, right_list(self.task, turn), turn, 1.0)
+                raw[turn], blocks[turn] = score_turn(reply, right_list(self.task, turn), turn)
         p = self.similarity_power
         habit = habit_of(self.task, self.replies[:n])
         return {

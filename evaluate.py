@@ -171,14 +171,19 @@ def summarize(groups: list[list[Episode]]) -> dict:
 
 # ------------------------------------------------------------------------- train.py --eval-only
 
-# What may be typed with --eval-only: the tasks, and how they are computed.
-FOR_EVAL = (
-    "difficulty", "eval_n", "max_tokens", "device", "threads", "engine", "vllm_memory", "plain",
-    "vllm_seeds", "vllm_sleep",
-    "min_turns", "max_turns", "min_names", "max_names", "similarity_power", "power_per_turn",
-    "reward", "swarm_version", "swarm_payoff", "swarm_reputation", "swarm_quality",
-    "swarm_diversity", "swarm_floor", "swarm_floor_penalty", "swarm_error_penalty",
-    "swarm_payoff_scale", "swarm_trade_credit", "swarm_post_worth",
+# What may be typed with --eval-only: which tasks (their set's name says it, settings.eval_sets),
+# the rules that they are played by, and how all this is computed.
+TASKS = (
+    "difficulty", "min_turns", "max_turns", "min_names", "max_names", "similarity_power",
+    "power_per_turn", "swarm_version",
+)  # fmt: skip
+RULES = (
+    "max_tokens", "reward", "swarm_payoff", "swarm_reputation", "swarm_quality", "swarm_diversity",
+    "swarm_floor", "swarm_floor_penalty", "swarm_error_penalty", "swarm_payoff_scale",
+    "swarm_trade_credit", "swarm_post_worth",
+)  # fmt: skip
+COMPUTED = (
+    "eval_n", "device", "threads", "engine", "vllm_memory", "plain", "vllm_seeds", "vllm_sleep",
 )  # fmt: skip
 
 
@@ -203,8 +208,9 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
     cfg = Config(**run_folder.read_config(folder, Config))
     run_folder.refuse_code(folder, cfg.env, given.env)
-    own = trained_set(cfg)
+    own, own_rules = trained_set(cfg), {name: getattr(cfg, name) for name in RULES}
     take_typed(cfg, given, typed)
+    other_rules = [name for name in RULES if getattr(cfg, name) != own_rules[name]]
     check(cfg)
     preflight(cfg)
     run_folder.tell_changed(folder, cfg.env)
@@ -217,9 +223,12 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
     roll = partial(rollouts.greedy, update=update)
     new = trained_set(cfg)  # of another difficulty, perhaps
-    name, trained, seeds = new, new == own, dev_seeds(cfg)
-    if given.held_out:  # under another name, so that nobody takes them for the same tasks
-        name, trained = f"{new}, held-out", False
+    # Other rules or held-out tasks get another name, so that nobody compares them with the run's.
+    rules = [f"{rule.replace('_', ' ')} {getattr(cfg, rule)}" for rule in other_rules]
+    name = ", ".join([new, *rules])
+    trained, seeds = name == own, dev_seeds(cfg)
+    if given.held_out:
+        name, trained = f"{name}, held-out", False
         seeds = seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
         print("held-out tasks: for a final table; choose nothing by them")
     sets = {name: (trained, eval_sets(cfg)[new][1])}
@@ -248,7 +257,7 @@ def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
     """Put what was typed into a saved config. SystemExit for what --eval-only cannot change."""
     for name in sorted(typed - {"eval_only", "held_out"}):
         value = getattr(given, name)
-        if name not in FOR_EVAL and value != getattr(cfg, name):
+        if name not in TASKS + RULES + COMPUTED and value != getattr(cfg, name):
             flag, was = name.strip("_").replace("_", "-"), getattr(cfg, name)
             raise SystemExit(
                 f"--{flag}: this run has {'none' if was in ('', None) else was}, and --eval-only "

@@ -44,15 +44,19 @@ class Config:
     # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 of them asked); swarm: easy, medium, hard
     # yours: one of its levels, by default the last
     difficulty: int | str | None = None
-    curriculum: bool = False  # start at the easiest level, go up when it is mastered (PROMOTE)
+    # start at the easiest level and go up to --difficulty; the next level begins when the last five
+    # updates were good enough (letters: 75% exact; swarm: a reward of 1)
+    curriculum: bool = False
     # letters
     reward: str = "binary"  # binary pays exact answers only; partial pays every right letter
-    # alphabet: turns of an episode; like the four below, of the public single-GPU recipe
-    min_turns: int = 3
-    max_turns: int = 3
+    # alphabet: the defaults of these six are those of the public single-GPU recipe
+    min_turns: int = 3  # turns of an episode, at least
+    max_turns: int = 3  # turns of an episode, at most
     min_names: int = 1  # new names per turn, at least
     max_names: int = 4  # new names per turn, at most
-    similarity_power: float = 8.0  # the mean score of unsorted names, 0.66, becomes 0.08
+    # the reward is the similarity to the sorted list, raised to this power: 8 turns the 0.66 that
+    # unsorted names have on average into 0.08
+    similarity_power: float = 8.0
     power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn
     # swarm: rules, and what is paid for. None: the environment's own defaults (env_swarm.py)
 
@@ -63,9 +67,11 @@ class Config:
     swarm_quality: float | None = None
     swarm_diversity: float | None = None
 
-    swarm_floor: float | None = None  # ending with a reputation below it costs …
-    swarm_floor_penalty: float | None = None  # … this times what is missing, as a share of 100
-    swarm_error_penalty: float | None = None  # times the share of turns lost to errors; by size
+    swarm_floor: float | None = None  # reputation below which an episode should not end, 0 to 100
+    # subtracted from the reward: this times what is missing to the floor, as a share of 100
+    swarm_floor_penalty: float | None = None
+    # subtracted from the reward: this times the share of turns lost to errors; by model size
+    swarm_error_penalty: float | None = None
     swarm_payoff_scale: str | None = None  # ours, or published: saturates at 1, as theirs did
     swarm_trade_credit: str | None = None  # who gains reputation in a trade: proposer or both
     swarm_post_worth: float | None = None  # reputation that a post earns
@@ -92,8 +98,10 @@ class Config:
     sft_lr: float | None = None  # by model size
     # GRPO
     updates: int | None = None  # batches that GRPO samples and trains on; by size and environment
-    until_converged: bool = False  # then go on until the reward has settled (metrics.trend) …
-    max_updates: int = 400  # … or so many updates are done; the learning rate stays at its end
+    # after --updates, go on until the training reward has settled (metrics.trend), at most to
+    # --max-updates; the learning rate stays at its end
+    until_converged: bool = False
+    max_updates: int = 400  # of --until-converged, counted from the first update
     num_tasks: int | None = None  # groups per update; by environment
     k: int | None = None  # samples per group: more find a rare good answer more often; by size
     loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo: side by side in grpo.py
@@ -428,14 +436,16 @@ def make_env(cfg: Config, difficulty):
 def sources(env: str) -> list[Path]:
     """The files that decide what its tasks are and what they pay."""
     here = Path(__file__).resolve().parent
+    letters = here / "env_letters.py"  # it also splits thoughts from answers, for all of ours
     if kind(env) == "yours":
         return [Path(env.rpartition(":")[0])]
     if kind(env) == "known":
         from bridges.known import open_source
 
-        return [here / "bridges" / "known.py", *open_source(env).files]
+        own = [here / "bridges" / f"{name}.py" for name in ("known", "task", "rows", "gym")]
+        return list(dict.fromkeys([letters, *own, *open_source(env).files]))
     rules = sorted((here / "swarm").glob("*.py")) if env == "swarm" else []
-    return [here / f"env_{env}.py", *rules]
+    return [*dict.fromkeys([letters, here / f"env_{env}.py"]), *rules]
 
 
 def eval_sets(cfg: Config) -> dict[str, tuple]:
@@ -533,6 +543,8 @@ def check_numbers(cfg: Config) -> None:
             value = getattr(cfg, name)
             if value is not None and not enough(value):
                 refuse(cfg, name, must)
+    if not 0 < cfg.vllm_memory < 1:
+        refuse(cfg, "vllm_memory", "must be a share of the card, between 0 and 1")
     if cfg.until_converged and cfg.updates == 0:
         refuse(cfg, "updates", "--until-converged watches the rewards of updates; use 1 or more")
     if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):

@@ -281,8 +281,8 @@ def one_line(line: dict, own: list[str] = ()) -> str:
 
     own: entries of the score that somebody has added (tables.own_parts).
     """
-    width = (line["reward_high"] - line["reward_low"]) / 2
-    text = f"update {line['update']:4}  reward {line['reward']:.2f} ± {width:.2f}"
+    interval = f"[{line['reward_low']:.2f}, {line['reward_high']:.2f}]"
+    text = f"update {line['update']:4}  reward {line['reward']:.2f} {interval}"
     for name, title in (PRINTED | {name: tables.label(name) for name in own}).items():
         text += f"  {title} {line[name]:.2f}" if name in line else ""
     text += f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}"

@@ -395,15 +395,15 @@ HALF, RIGHT, EMPTY = block("CyDe", "AnnBo"), block("AnnBo", "CyDe"), block()
 def test_scores_of_one_turn_by_hand(reply, score):
     marks = play(Task("first", (ONE,)), [reply])
     assert marks["reward"] == marks["turn_1"] == score
-    assert score_turn(reply, ["AnnBo", "CyDe"], 0, 3.0)[0] == score**3
+    assert score_turn(reply, ["AnnBo", "CyDe"], 0)[0] == score
 
 
 def test_each_turn_wants_its_own_tag():
     first = block("AnnBo", "CyDe")
     for turn in (1, 2):
         right = right_list(SMALL, turn)
-        assert score_turn(block(*right, turn=0), right, turn, 1.0) == (0.0, False)
-        assert score_turn(block(*right, turn=1), right, turn, 1.0) == (1.0, True)
+        assert score_turn(block(*right, turn=0), right, turn) == (0.0, False)
+        assert score_turn(block(*right, turn=1), right, turn) == (1.0, True)
     marks = play(SMALL, [first, first, first])
     assert (marks["turn_1"], marks["turn_2"], marks["turn_3"], marks["format"]) == (1.0, 0.0, 0.0, 1 / 3)
 

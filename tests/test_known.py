@@ -352,6 +352,18 @@ def test_a_changed_file_is_another_environment(tmp_path, capsys):
     assert "not what this run was trained with" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("env", ["letters", "alphabet", "swarm", "jsonl:ROWS"])
+def test_every_file_of_ours_that_an_environment_imports_is_in_its_hash(env, tmp_path):
+    rows = write(tmp_path / "rows.jsonl", sums(30))
+    files = [file for file in settings.sources(env.replace("ROWS", str(rows))) if file.suffix == ".py"]
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else [name.name for name in getattr(node, "names", [])]
+            ours = [ROOT / f"{name.replace('.', '/')}.py" for name in names if name]
+            missing = [path.name for path in ours if path.exists() and path not in files and path.name != "metrics.py"]  # pays nothing
+            assert not missing, f"{file.name} imports {missing}"
+
+
 def test_a_run_folder_cannot_bring_its_own_scorer(tmp_path):
     for env, code in (("jsonl:rows.jsonl,scorer=evil.py:f", True), ("jsonl:rows.jsonl", False), ("reasoning_gym:x,expert=evil.py:f", True)):
         if code:

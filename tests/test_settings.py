@@ -530,6 +530,8 @@ def test_the_preset_of_the_seed_is_what_it_was(env, num_tasks, sft_batch):
 @pytest.mark.parametrize("flags, told", [
     ({"k": 1, "num_tasks": 1, "baseline": "batch"}, "a batch of one episode has no baseline"),
     ({"warmup": -3}, "--warmup -3: must be at least 0"),
+    ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
+    ({"env": "alphabet", "similarity_power": float("inf")}, "--similarity-power inf: must be positive, not inf"),
     ({"num_tasks": 20_000}, "--num-tasks 20000: there are not so many tasks"),
 ])  # fmt: skip
 def test_numbers_that_cannot_be_right_are_refused_by_their_own_name(flags, told):

@@ -386,7 +386,8 @@ def test_eval_only_plays_the_checkpoint_on_other_scenarios_and_keeps_the_result(
     done = run("--eval-only", str(economy), *flags)
     assert done.returncode == 0, done.stderr[-3000:]
     record = lines(economy / "evals.jsonl")[-1]
-    assert record["stage"] == "eval_only" and record["tasks"] == "hard v0.2" and not record["trained"] and len(record["reward"]) == 3
+    assert record["stage"] == "eval_only" and record["tasks"] == "hard v0.2, swarm reputation 0.5"
+    assert not record["trained"] and len(record["reward"]) == 3
     weights = {"payoff": 1.0, "reputation": 0.5, "quality": 0.2, "diversity": 0.1}
     for i, reward in enumerate(record["reward"]):
         assert reward == pytest.approx(sum(w * record[name][i] for name, w in weights.items()) - 0.5 * record["error_rate"][i], abs=1e-3)
@@ -402,6 +403,13 @@ def test_eval_only_gives_the_final_evaluation_again(whole):
     again, final = lines(whole / "evals.jsonl")[-1], next(e for e in before if e["stage"] == "final" and e["trained"])
     assert again["stage"] == "eval_only" and again["tasks"] == final["tasks"] and again["reward"] == final["reward"]
     assert "## Evaluated later" in (whole / "report.md").read_text() and f"{whole}/report.md" in done.stdout
+
+
+def test_an_evaluation_by_other_rules_does_not_pass_for_the_runs_own(whole):
+    done = run("--eval-only", str(whole), "--reward", "binary", "--eval-n", "3", "--threads", "1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    again = lines(whole / "evals.jsonl")[-1]
+    assert (again["tasks"], again["trained"], len(again["reward"])) == ("tier 2, reward binary", False, 3)
 
 
 def test_held_out_tasks_stand_under_a_name_of_their_own(whole):
