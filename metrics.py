@@ -165,7 +165,9 @@ def gain(before, after) -> Interval:
     if before.shape != after.shape:
         sizes = f"before has {before.shape} values and after {after.shape}"
         raise ValueError(f"gain: {sizes}; both must be the same tasks")
-    found, both = of_any(after - before, (-1.0, 1.0)), np.concatenate([before, after])
+    both = np.concatenate([before, after])
+    most = max(1.0, float(np.ptp(both))) if len(both) else 1.0  # that a task may have changed by
+    found = of_any(after - before, (-most, most))
     if len(both) and 0 <= both.min() and both.max() <= 1:  # then no difference is beyond 1
         return Interval(found.mean, max(-1.0, found.low), min(1.0, found.high), found.n)
     return found

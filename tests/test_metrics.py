@@ -175,6 +175,12 @@ def test_values_that_agree_have_the_width_of_a_share_that_may_differ():
     assert empty.n == 0 and all(math.isnan(x) for x in (empty.mean, empty.low, empty.high))
 
 
+def test_a_gain_of_rewards_above_one_may_be_larger_than_one():
+    found = metrics.gain([0.0, 1.6] * 100, [0.0, 1.6] * 100)  # nothing changed in 200 tasks
+    others = Z**2 / (200 + Z**2)
+    assert (found.low, found.high) == pytest.approx((-1.6 * others, 1.6 * others), rel=1e-3)
+
+
 def test_a_gain_is_no_share_even_if_nothing_got_worse():
     """Wilson's interval of 1 better task of 64 lies above 0; but a difference may be negative."""
     found = metrics.gain([0.0] * 64, [1.0] + [0.0] * 63)

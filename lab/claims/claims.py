@@ -250,12 +250,12 @@ CLAIMS = (
     Claim("swarm_versions",
           "v0.1 has a low ceiling and an exploit; v0.2 raises the one and closes the other.",
           f'{SWARM}, "v0.1 vs v0.2" (1.131 → 1.377; ceiling 1.14 → 1.40) and "Interaction Quality": v0.1\'s "keyword-gameable heuristic"',
-          "Scripted players, 200 medium scenarios. The exploit: 80 times the letter x instead of work; open if that earns the same reward "
-          "within 0.02, closed if it earns less. The ceiling: the reward of the expert (1.6 is the most in both). Ours cannot saturate at "
-          "a payoff of 1 as theirs did (env_swarm.py), so only the direction is tested. Other scenarios in each version.",
-          {f"v{v.replace('.', '')}_{style}": Script(partial(q.swarm_player, v, style), 200) for v in ("0.1", "0.2")
+          "Scripted players, 200 scenarios of each difficulty. The exploit: 80 times the letter x instead of work; open if that earns the "
+          "same reward within 0.02, closed if it earns less. The ceiling: the reward of the expert (1.6 is the most in both). Ours cannot "
+          "saturate at a payoff of 1 as theirs did (env_swarm.py), so only the direction is tested. Other scenarios in each version.",
+          {f"v{v.replace('.', '')}_{style}": Script(partial(q.swarm_player, v, style), 600) for v in ("0.1", "0.2")
            for style in ("grinder", "nonsense", "expert")},
-          (Check("v0.1: reward of nonsense less work", q.by_unit("v01_nonsense", "v01_grinder", "reward"), "equal", margin=0.02),
+          (Check("v0.1: reward of nonsense less work", q.by_unit("v01_nonsense", "v01_grinder", "reward"), "equal", margin=0.02, most=1.6),
            Check("v0.2: reward of nonsense less work", q.by_unit("v02_nonsense", "v02_grinder", "reward"), "below", margin=0.02),
            Check("the expert's reward: v0.2 less v0.1", q.apart("v02_expert", "v01_expert", "reward"), "above", figure=0.246),
            Also("quality of nonsense less work, v0.2", q.by_unit("v02_nonsense", "v02_grinder", "quality"))),

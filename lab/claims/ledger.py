@@ -49,13 +49,14 @@ VERDICTS = {"holds": "#1b7837", "fails": "#b2182b", "undecided": "#777777", "not
 
 
 # ------------------------------------------------------------------------------------------------ intervals and verdicts
-def interval(rows: list | tuple, level: float = 0.95) -> Interval:
+def interval(rows: list | tuple, level: float = 0.95, most: float = 1.0) -> Interval:
     """The mean with its interval, at 95% or another level. rows: a number a seed; or an array [tasks] a seed, the same tasks for all; or a
-    pair of independent samples. n is the number of seeds (or units). One seed has no interval: from minus to plus infinity."""
+    pair of independent samples. n is the number of seeds (or units). One seed has no interval: from minus to plus infinity. most: how large
+    a number can be, either way, if all that were seen agree."""
     part = significance.variance_of_mean
     if isinstance(rows, tuple):
         a, b = (np.asarray(side, float) for side in rows)
-        return student(float(a.mean() - b.mean()), [part(a), part(b)], min(len(a), len(b)), level)
+        return student(float(a.mean() - b.mean()), [part(a), part(b)], min(len(a), len(b)), level, most)
     if not rows:
         return Interval(math.nan, -math.inf, math.inf, 0)
     means = np.array([np.mean(row) for row in rows], float)
@@ -63,12 +64,14 @@ def interval(rows: list | tuple, level: float = 0.95) -> Interval:
         return Interval(float(means[0]), -math.inf, math.inf, 1)
     over_tasks, n = ([part(np.mean(rows, axis=0))], len(rows[0])) if np.ndim(rows[0]) else ([], len(means))
     # n: if all seeds agree in all tasks, it is the tasks that say how sure that is.
-    return replace(student(float(means.mean()), [part(means), *over_tasks], n, level), n=len(means))
+    return replace(student(float(means.mean()), [part(means), *over_tasks], n, level, most), n=len(means))
 
 
-def student(mean: float, parts: list[tuple[float, int]], n: int, level: float) -> Interval:
+def student(mean: float, parts: list[tuple[float, int]], n: int, level: float, most: float = 1.0) -> Interval:
     """Student's interval (significance.by_variance); a mean that is not a finite number has none."""
-    return significance.by_variance(mean, parts, n, level=level)[0] if math.isfinite(mean) else Interval(mean, -math.inf, math.inf, n)
+    if not math.isfinite(mean):
+        return Interval(mean, -math.inf, math.inf, n)
+    return significance.by_variance(mean, parts, n, (-most, most), level)[0]
 
 
 def verdict(expect: str, i: Interval, than: float = 0.0, margin: float = 0.0) -> str:
@@ -106,13 +109,14 @@ def judge(claim: Claim, arms: dict) -> tuple[list[tuple[Check, list | tuple, Int
     found = []
     for check in claim.checks:
         rows = check.value(arms)
-        found.append((check, rows, interval(rows), verdict(check.expect, judged_by(rows), check.than, check.margin)))
+        judged = verdict(check.expect, judged_by(rows, check.most), check.than, check.margin)
+        found.append((check, rows, interval(rows, most=check.most), judged))
     return found, together([v for check, _, _, v in found if check.decides])
 
 
-def judged_by(rows: list | tuple) -> Interval:
+def judged_by(rows: list | tuple, most: float = 1.0) -> Interval:
     """The interval that gives the verdict: wider for seeds, of which more may follow (LOOKS)."""
-    return interval(rows, 0.95 if of_units(rows) else LEVEL)
+    return interval(rows, 0.95 if of_units(rows) else LEVEL, most)
 
 
 def of_units(rows: list | tuple) -> bool:
@@ -236,9 +240,9 @@ def many(rows: list | tuple) -> str:
 
 def told(check: Check, rows: list | tuple, v: str) -> str:
     """A verdict; with the interval that gave it, if the one at 95% would have given another."""
-    if not v or v == verdict(check.expect, interval(rows), check.than, check.margin):
+    if not v or v == verdict(check.expect, interval(rows, most=check.most), check.than, check.margin):
         return f"**{v}**" if v else ""
-    wide = judged_by(rows)
+    wide = judged_by(rows, check.most)
     return f"**{v}** (at {100 * LEVEL:.1f}%: [{number(wide.low, check, sign(check))}, {number(wide.high, check, sign(check))}])"
 
 

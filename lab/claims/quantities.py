@@ -46,6 +46,7 @@ class Check:
     than: float = 0.0  # what is predicted: above, below or equal to this
     margin: float = 0.0  # equal: within so much; above, below: the smallest difference that would matter
     figure: float | None = None  # what the document says the number is
+    most: float = 1.0  # how large the number can be, either way: what all units agree in is not certain
     decides: bool = True  # is this the claim, or does it stand beside it?
     scale: float = 1.0  # of the pages: they show scale times the number, in this unit
     unit: str = ""
@@ -190,11 +191,13 @@ def adaptive_less_best(arms: dict) -> list:
 
 # ------------------------------------------------------------------------------------------------ scripts
 def swarm_player(version: str, style: str, i: int) -> dict[str, float]:
+    """Of the i-th scenario, easy, medium and hard in turn."""
     import env_swarm
+    from swarm.bots import DIFFICULTIES
 
-    nonsense = style == "nonsense"
-    env = env_swarm.Swarm("medium", version, style="grinder" if nonsense else style)
-    marks = (play_nonsense if nonsense else env_swarm.play)(env, env_swarm.DEV_SEEDS + i)
+    nonsense, (number, difficulty) = style == "nonsense", divmod(i, len(DIFFICULTIES))
+    env = env_swarm.Swarm(DIFFICULTIES[difficulty], version, style="grinder" if nonsense else style)
+    marks = (play_nonsense if nonsense else env_swarm.play)(env, env_swarm.DEV_SEEDS + number)
     return {name: marks[name] for name in ("reward", "payoff", "quality", "gain")}
 
 
