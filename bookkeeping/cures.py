@@ -132,6 +132,7 @@ ILLNESSES = {
             "a learning rate that is too high",
             "samples that are too old, or of another distribution",
             "no KL term and no clipping on a small batch",
+            "a curriculum that has moved on to harder tasks, which is no illness",
         ),
         RATE,
         "learning-rate",

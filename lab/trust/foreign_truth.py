@@ -27,7 +27,7 @@ import tyro
 
 import metrics
 from bookkeeping import doctor, foreign, logs, symptoms
-from lab.common import RESULTS, table, write_json, write_page
+from lab.common import RESULTS, read_json, table, write_json, write_page
 
 OUT = RESULTS / "doctor"
 RUNS = OUT / "trl"
@@ -272,6 +272,10 @@ def judge() -> None:
         return [name, ARMS[name].what, hit, said(dev), said(later), rewards]
 
     named, wrong = sum(run["named"] for run in sick), sum(bool(run["told"]) for run in healthy)
+    arms = {run["arm"] for run in sick}
+    always = sum(all(run["named"] for run in sick if run["arm"] == arm) for arm in arms)
+    climbs = lambda name: read_json(RESULTS / name / "config.json")["curriculum"]
+    climbing = sum(climbs(name) for name, told in own.items() if "collapse" in told)
     head = [
         "arm",
         "what it is",
@@ -287,11 +291,14 @@ def judge() -> None:
         f"{STEPS} steps of {TASKS} prompts with {K} replies each. `trl/` has the trainer_state.json of each. Rules and thresholds were "
         "chosen with seed",
         f"{DEVELOPMENT} in view (development), and are judged on the other two seeds (test), with Wilson's 95% intervals.", "",
-        f"* **Named**: of test runs with a mistake, the doctor named that mistake in {share(named, len(sick))}.",
+        f"* **Named**: of test runs with a mistake, the doctor named that mistake in {share(named, len(sick))}. The two seeds of a mistake "
+        f"resemble each other: of the mistakes it named, with both seeds, {share(always, len(arms))}.",
         f"* **False alarms**: of healthy test runs, the doctor told a symptom of {share(wrong, len(healthy))}.",
         f"* **Our own runs**: of {len(own)} committed runs of ours that nothing is wrong with, the same rules said nothing of "
         f"{share(clean, len(own))}. They told "
-        + (", ".join(f"{name} ({n})" for name, n in own_alarms.most_common()) or "nothing") + ".", "",
+        + (", ".join(f"{name} ({n})" for name, n in own_alarms.most_common()) or "nothing")
+        + f". Of the collapses {climbing} are of a curriculum that went on to harder tasks, which these logs do not show; that of "
+        "claims/curriculum/fixed_bare-4, which is also the broken one, is true: it lost the format and came back.", "",
         "Two test seeds each are few: an interval over arms is one over *these* mistakes, of this size, on this small model. Runs in "
         "which a mistake did",
         "no harm that a log shows count as missed.", "", "## Mistakes", "", *table(head, map(row, MISTAKES)), "", "## Healthy", "",
