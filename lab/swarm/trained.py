@@ -37,13 +37,15 @@ ARMS = {
     "no_think": Arm("GRPO, thinking not allowed", f"{LONG} --no-think"),
     "no_sft": Arm("GRPO from the base, without SFT", f"{LONG} --sft-steps 0"),
     "v01": Arm("GRPO under the rules of v0.1", f"{LONG} --swarm-version 0.1"),
+    "hard": Arm("GRPO on hard scenarios all along", f"{LONG} --difficulty hard"),
+    "climbs": Arm("GRPO that climbs: easy, medium, hard", f"{LONG} --difficulty hard --curriculum"),
     "more_sft": Arm("more SFT on the 100 episodes of the expert that GRPO begins with", f"{SFT} expert",
                     grid("1e-4 3e-4 1e-3", "200 1000")),
     "sft_tuned": Arm("SFT on 100 episodes of the best scripted player", f"{SFT} tuned", grid("1e-4 3e-4 1e-3", "200 1000")),
     "grpo_tuned": Arm("GRPO after that SFT, until it has settled", f"{LONG} --sft-style tuned --sft-lr 1e-3 --sft-steps 1000"),
     "start": Arm("after the default SFT: where GRPO begins", "--updates 0"),
 }  # fmt: skip
-TRAINED = ("grpo", "grpo_tuned", "no_sft", "no_think", "v01")  # by RL
+TRAINED = ("grpo", "grpo_tuned", "no_sft", "no_think", "v01", "hard", "climbs")  # by RL
 
 
 def keeps(name: str) -> tuple[str, ...]:
@@ -116,8 +118,13 @@ def play_world(policy, world: str, temperature: float, think: bool, seed: int) -
     return by_measure([both_scales(env) for env in envs])
 
 
+AT_HOME = {"medium, v0.1": "v01", "hard": "hard"}  # {world: the arm that is trained in it}
+
+
 def worlds_of(arm: str) -> list[str]:
-    return list(WORLDS) if arm == "grpo" else ["medium, v0.1"] if arm == "v01" else ["medium"]
+    """Where an arm plays held-out scenarios."""
+    elsewhere = {"grpo": list(WORLDS), "v01": ["medium, v0.1"], "hard": ["hard"], "climbs": ["hard"]}
+    return elsewhere.get(arm, ["medium"])
 
 
 def play_held_out(arm: str, name: str, seed: int, threads: int) -> None:
@@ -253,7 +260,8 @@ def page() -> None:
     rows = []
     for world in WORLDS:
         cells = [over_seeds(scores("grpo", world, how)["reward"]).text() for how in DECODINGS]
-        at_home = over_seeds(scores("v01", world)["reward"]).text() if world in worlds_of("v01") and runs_of("v01") else ""
+        there = AT_HOME.get(world, "")
+        at_home = over_seeds(scores(there, world)["reward"]).text() if there and runs_of(there) else ""
         players = [over_seeds(scores(p, world)["reward"]).text() for p in ("expert", "proposer", "tuned")]
         gains = [less(player, how, world=world) for player in ("expert", "proposer") for how in DECODINGS]
         rows.append([world, *cells, at_home, *players, *gains])
@@ -262,6 +270,11 @@ def page() -> None:
         "GRPO less expert, greedy|sampled|GRPO less proposer, greedy|sampled"
     )
     lines += table(["world", *head.split("|")], rows)
+    if runs_of("climbs"):
+        ends = {how: [over_seeds(scores(arm, "hard", how)["reward"]).text() for arm in ("climbs", "hard")] for how in DECODINGS}
+        told = [f"{how} {ends[how][0]}, on hard scenarios all along {ends[how][1]}, a difference of {less('hard', how, 'climbs', 'hard')}"
+                for how in DECODINGS]  # fmt: skip
+        lines += ["", f"A curriculum, easy to medium to hard, earns on hard scenarios: {'; '.join(told)}."]
     lines += ["", "## The runs", "", "*Settled*: what `--until-converged` asked after every update (metrics.trend).", ""]
     rows = []
     for arm in TRAINED:
