@@ -228,7 +228,7 @@ def with_env_in_labels(run: Run) -> Run:
 
 
 if __name__ == "__main__":
-    if "--help" in sys.argv or len(sys.argv) < 2:
+    if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     import tyro
 
@@ -239,4 +239,4 @@ if __name__ == "__main__":
     ) -> None:
         main(folders, out, ignore)
 
-    tyro.cli(cli)
+    tyro.cli(cli, description=__doc__)

@@ -23,9 +23,17 @@ def save(folder, development: float, held_out: float | None = None) -> None:
     machine = dict.fromkeys(("torch", "transformers", "peft", "device"), "1.0")
     eval_ = {"tier 6": {"final": {"exact": development}}}
     (folder / "summary.json").write_text(json.dumps({"eval": eval_, "trained": "tier 6", "tokens": tokens, "machine": machine}))
-    lines = [{"tasks": "tier 6", "exact": [0.0] * 256}]
+    exact = {"after_sft": [0.0] * 256, "final": [float(i < development * 256) for i in range(256)]}
+    lines = [{"stage": stage, "tasks": "tier 6", "trained": True, "exact": right} for stage, right in exact.items()]
     if held_out is not None:
-        lines.append({"tasks": "tier 6, held-out", "exact": [float(i < held_out * letters.N) for i in range(letters.N)]})
+        lines.append(
+            {
+                "stage": "eval_only",
+                "tasks": "tier 6, held-out",
+                "trained": False,
+                "exact": [float(i < held_out * letters.N) for i in range(letters.N)],
+            }
+        )
     (folder / "evals.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
 
@@ -60,6 +68,10 @@ def test_the_page_has_every_arm_with_its_seeds_its_interval_and_its_work(kept):
     low, high = map(float, grpo[3].strip("*").partition("[")[2].strip("]").split(", "))
     assert low < 90 and high > 92.2, "three seeds and 512 tasks leave more doubt than the seeds alone"
     assert selection[1] == "lr 3e-5" and selection[5].startswith("+10.0 points [") and grpo[6] == f"{1 + 3 * 0.2:.1f}"
+    assert (
+        "greedy: GRPO, thinking not allowed +21.2 points [" in (kept / "README.md").read_text()
+        and "+20.3 +21.1 +22.3" in (kept / "README.md").read_text()
+    )
     assert rows["the base, before anything"][3].startswith("**0.0% [0.0, ") and (kept / "letters.png").stat().st_size > 0
 
 

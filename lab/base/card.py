@@ -175,7 +175,8 @@ meant as a place for RL to start from: it knows the right way to answer, and sel
 {table}
 
 Measured by `python -m lab.base.card --model models/{name} --tasks {tasks}`: {tasks} tasks a row group, \
-{k} samples a task at temperature 1 (one where greedy). Letters: `bare` answers at once,
+{k} samples a task at temperature 1 (one where greedy); intervals take replies as independent, which the samples of a task are not. \
+Letters: `bare` answers at once,
 `states` thinks but only states counts, `derives` spells the string with a running tally.{lists}
 
 {swarm}

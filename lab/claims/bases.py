@@ -131,20 +131,21 @@ def gain(ours: list, theirs: list) -> str:
 
 
 def short() -> list[list]:
-    """Two rows a base, greedy and sampled: how often it derives, before, begun, GRPO, GRPO less begun, SFT that derives, no thinking."""
+    """Two rows a base, greedy and sampled; the columns are HEAD."""
     rows = []
     for base, decoding in product(there(), ("greedy", "sampled")):
         derives, scores = read_json(OUT / f"{base}_base" / "held_out.json")[f"derives, {decoding}"], rows_of(base, decoding)
         cell = lambda how, scores=scores: percent(scores[how]) if how in scores else ""
         rows.append([
             BASES[base][1], decoding, f"{100 * derives:.1f}%", cell("base"), cell("begun"), f"**{cell('grpo')}**",
-            gain(scores["grpo"], scores["begun"]), cell("sft_derives"), cell("no_think"),
+            gain(scores["grpo"], scores["begun"]), cell("sft_derives"),
+            gain(scores["grpo"], scores["sft_derives"]) if "sft_derives" in scores else "", cell("no_think"),
         ])  # fmt: skip
     return rows
 
 
 HEAD = ("base", "decoding", "derives", "before", "begun for it", "after GRPO", "GRPO less begun",
-        "after SFT that derives", "GRPO, no thinking")  # fmt: skip
+        "after SFT that derives", "GRPO less SFT", "GRPO, no thinking")  # fmt: skip
 
 
 def page() -> None:

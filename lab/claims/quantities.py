@@ -50,6 +50,7 @@ class Check:
     decides: bool = True  # is this the claim, or does it stand beside it?
     scale: float = 1.0  # of the pages: they show scale times the number, in this unit
     unit: str = ""
+    share: bool = False  # between 0 and 1, and so is its interval
 
 
 @dataclass(frozen=True, eq=False)  # a claim is equal to itself alone
@@ -179,6 +180,11 @@ def called_right(run: Run) -> bool:
 def too_soon(run: Run) -> bool:
     """Did the detector say settled, and the reward moved on?"""
     return all(halfway(run))
+
+
+def cannot_tell(run: Run) -> bool:
+    """Did the detector say at half-way that it cannot tell yet?"""
+    return metrics.trend(rewards(run)[: len(run.lines) // 2]).verdict == "cannot tell"
 
 
 def adaptive_less_best(arms: dict) -> list:

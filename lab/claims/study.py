@@ -4,6 +4,9 @@
     seeds       the best setting with every seed; how many is said before the first run
     held-out    only then does every policy play tasks that no run has looked at; the table's own file does that
 
+Some arms were added, and some sweeps widened, when a first held-out table was known (docs/trust.md has the list). Every choice was made on
+development tasks. Intervals are not corrected for their number.
+
 The tables are lab/claims/letters.py, bases.py, alphabet.py and longer.py, and lab/swarm/trained.py. Finished runs are committed and not run
 again; a run that was cut goes on where it was.
 """

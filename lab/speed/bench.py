@@ -101,8 +101,9 @@ def train(rounds: int = 3, threads: int = 2) -> None:
         result["cases"].append(case)
         print(json.dumps(case), flush=True)
     small, large = (next(c for c in result["cases"] if (c["length"], c["vocabulary"]) == (2048, v)) for v in (512, 151_936))
-    weights = large["weights_mb"]
-    result["memory_ratio"] = round((large["above_the_model_mb"] + weights) / (small["above_the_model_mb"] + weights), 2)
+    whole = lambda case: case["above_the_model_mb"] + case["weights_mb"]
+    result["time_ratio"] = round(large["seconds"] / small["seconds"], 1)
+    result["memory_ratio"] = round(whole(large) / whole(small), 2)
     save("train", result)
 
 

@@ -212,7 +212,8 @@ def make(name: str, seed: int) -> None:
 
 # ------------------------------------------------------------------------------------------------ judging
 # Our own committed runs that nothing is wrong with (tests/test_doctor.py says why these are not among them).
-NOT_WELL = ("failures/", "eight_blind", "stale", "lora_rank/full_1e-3", "lora_rank/rank1_", "lora_rank/rank8_1e-2", "lora_rank/rank32_3e-3")
+NOT_WELL = ("failures/", "eight_blind", "stale", "lora_rank/full_1e-3", "lora_rank/rank1_", "lora_rank/rank8_1e-2", "lora_rank/rank32_3e-3",
+            "curriculum/fixed_bare-4")  # fmt: skip
 
 
 def told_of(log: logs.Log) -> list[str]:
@@ -273,6 +274,8 @@ def judge() -> None:
 
     named, wrong = sum(run["named"] for run in sick), sum(bool(run["told"]) for run in healthy)
     arms = {run["arm"] for run in sick}
+    well = {run["arm"] for run in healthy}
+    alarmed = sum(any(run["told"] for run in healthy if run["arm"] == arm) for arm in well)
     always = sum(all(run["named"] for run in sick if run["arm"] == arm) for arm in arms)
     climbs = lambda name: read_json(RESULTS / name / "config.json")["curriculum"]
     climbing = sum(climbs(name) for name, told in own.items() if "collapse" in told)
@@ -291,14 +294,14 @@ def judge() -> None:
         f"{STEPS} steps of {TASKS} prompts with {K} replies each. `trl/` has the trainer_state.json of each. Rules and thresholds were "
         "chosen with seed",
         f"{DEVELOPMENT} in view (development), and are judged on the other two seeds (test), with Wilson's 95% intervals.", "",
-        f"* **Named**: of test runs with a mistake, the doctor named that mistake in {share(named, len(sick))}. The two seeds of a mistake "
-        f"resemble each other: of the mistakes it named, with both seeds, {share(always, len(arms))}.",
-        f"* **False alarms**: of healthy test runs, the doctor told a symptom of {share(wrong, len(healthy))}.",
+        f"* **Named**: {share(always, len(arms))} mistakes in all of their test runs; of the {len(sick)} runs {named}. The two "
+        "seeds of a mistake resemble each other, so the interval is over mistakes.",
+        f"* **False alarms**: a symptom was told of {share(alarmed, len(well))} healthy arms; of their {len(healthy)} test runs {wrong}.",
         f"* **Our own runs**: of {len(own)} committed runs of ours that nothing is wrong with, the same rules said nothing of "
         f"{share(clean, len(own))}. They told "
         + (", ".join(f"{name} ({n})" for name, n in own_alarms.most_common()) or "nothing")
-        + f". Of the collapses {climbing} are of a curriculum that went on to harder tasks, which these logs do not show; that of "
-        "claims/curriculum/fixed_bare-4, which is also the broken one, is true: it lost the format and came back.", "",
+        + f". Of the collapses {climbing} are of a curriculum that went on to harder tasks, which these logs do not show. Left out is a "
+        "run that lost the format and came back (claims/curriculum/fixed_bare-4): there both alarms, collapse and broken, are true.", "",
         "Two test seeds each are few: an interval over arms is one over *these* mistakes, of this size, on this small model. Runs in "
         "which a mistake did",
         "no harm that a log shows count as missed.", "", "## Mistakes", "", *table(head, map(row, MISTAKES)), "", "## Healthy", "",
