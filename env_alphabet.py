@@ -358,7 +358,7 @@ class Alphabet:
 
 if __name__ == "__main__":
     env = Alphabet(3, 3, 1, 4, 8, power_per_turn=False, think=True, style="derives")
-    messages = env.reset(seed=11)
+    messages = env.reset(seed=14)
     done = False
     while not done:
         print("user      ", messages[-1]["content"].replace("\n", "\n           "))
@@ -368,9 +368,10 @@ if __name__ == "__main__":
 
     n, plain = len(env.task.turns), lambda line: line.removesuffix(NEW)
     given, right = ([f(env.task, turn) for turn in range(n)] for f in (names_so_far, right_list))
+    marked = lambda lines, turn: [next(r for r in right[turn] if plain(r) == x) for x in lines]
     bad_players = {
-        "in the given order": given,
-        "sorted as strings": [sorted(names) for names in given],
+        "in the given order": list(map(marked, given, range(n))),
+        "sorted as strings": list(map(marked, map(sorted, given), range(n))),
         "right, but no marks": [[plain(line) for line in lines] for lines in right],
     }
     for player, lists in {"expert": right, **bad_players}.items():

@@ -80,7 +80,7 @@ def words_between(shortest: int, longest: int) -> list[str]:
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:
-    """Draw one task of a tier: distinct letters; each is to occur with chance b ~ U(0.3, 0.9)."""
+    """Draw one task of a tier: distinct letters, each in the string with chance b ~ U(0.3, 0.9)."""
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":
         text = rng.choice(words_between(shortest, longest))

@@ -42,7 +42,8 @@ swarm/ has the world: its rules and books (economy), the ten tools (tools), the 
     no call     a reply without a tool call counts as pass_turn, and the observation says so.
     no think    with --no-think a reply that says something before its call is an error.
     two calls   the first is carried out; the observation says that only it counts.
-    errors      cost the turn, and the reputation decays as if it had been passed. Nothing else.
+    errors      cost the turn, and the reputation decays as if it had been passed. A price on top
+                of that can be set (error_penalty).
     frozen      a frozen model can only pass; anything else is an error.
     cut short   an episode that ends early (out of tokens) is scored as if the rest had been passed.
 
@@ -61,7 +62,7 @@ from dataclasses import dataclass
 
 from env_letters import check_choice, split_thinking
 from swarm.bots import DIFFICULTIES, SCENARIOS, bots_act, draw_scenario, draw_tasks
-from swarm.economy import CREDITS, ME, Economy, Scenario, end_step, found
+from swarm.economy import CREDITS, ME, Economy, Scenario, end_step, open_economy
 from swarm.players import HELP, PLAYERS, from_short
 from swarm.tools import (
     ACTIONS,
@@ -166,7 +167,7 @@ class Swarm:
         return self.start(draw_scenario(seed, self.difficulty, self.version))
 
     def start(self, scenario: Scenario) -> list[dict]:
-        self.economy = found(scenario, draw_tasks(scenario))
+        self.economy = open_economy(scenario, draw_tasks(scenario))
         self.economy.trade_credit, self.economy.post_worth = self.trade_credit, self.post_worth
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
@@ -254,7 +255,7 @@ class Swarm:
             "floor_missing": missing,
             "gain": gain,
             "survival": float(not me.frozen_at),
-            "turns_used": sum(turn.calls > 0 for turn in self.log),  # a call, if only of pass_turn
+            "turns_used": sum(turn.calls > 0 for turn in self.log),  # a call, pass_turn included
             "turns_acted": sum(self.used.values()) - self.used["pass_turn"],  # not passed, no error
             "truncated": float(cut),
             "format": sum(turn.calls > 0 and turn.tool != "" for turn in self.log) / n,
@@ -376,9 +377,7 @@ def evaluate(env: Swarm, n: int, first_seed: int = DEV_SEEDS) -> dict:
 
     episodes = [play(env, first_seed + i) for i in range(n)]
     columns = {name: [scores[name] for scores in episodes] for name in episodes[0]}
-    shares = ("survival", "truncated")
-    interval = lambda x, share: metrics.proportion(sum(x), n) if share else metrics.mean(x)
-    return {name: interval(values, name in shares) for name, values in columns.items()}
+    return {name: metrics.mean(values) for name, values in columns.items()}
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ watching, too noisy to conclude from.
 
 There are two sets. *Development* tasks are played before, during and after every run, and whatever
 is chosen (a setting, a moment to stop, a better loss) is chosen by them. But the best of ten
-numbers is too good a number, so *held-out* tasks are kept apart: no run plays them and nothing is
+numbers is biased upwards, so *held-out* tasks are kept apart: no run plays them and nothing is
 chosen by them. `train.py --eval-only runs/NAME --held-out` plays them, once, for a table.
 
 An episode whose environment failed has no reward. It is in no mean, it is counted, and a comparison
@@ -41,7 +41,7 @@ from rollout import Episode, play
 from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
 
 # Named here and by the maker of final tables (lab/claims/study.py), and a test holds that:
-# tasks that anybody can look at are not held out for long.
+# tasks that any file could play would soon not be held out.
 HELD_OUT_SEEDS = 4_000_000_000
 MEND = "mend the environment and --resume, with --env again if it is a file of your own"
 
@@ -99,7 +99,7 @@ def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
     An episode of two turns has no turn_3, and 0 would be a third turn that was played badly.
     """
     names = dict.fromkeys(name for e in episodes for name in e.components)
-    missing = {"exact": 0.0, "format": 0.0}  # what is not reported to be right is not
+    missing = {"exact": 0.0, "format": 0.0}  # not reported means not right
     return {name: [e.components.get(name, missing.get(name)) for e in episodes] for name in names}
 
 

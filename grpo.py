@@ -9,12 +9,13 @@ Make every token of the two good answers a little likelier and of the two bad on
 likely. That is all. The group's mean is the baseline, so there is no value network; a group whose
 answers all score the same says nothing (its advantages are 0) and is skipped.
 
-Of the papers this leaves out the reward model, the value function and, without --kl, the reference.
+Unlike in the papers there is no reward model, no value function and, without --kl, no reference.
 There is one optimizer step per batch by default, so the importance ratio (how likely a token is
 now, over how likely it was when it was sampled) is 1 and clipping never acts. That is why the
 printed loss is near 0 and the ratio 1.000 in a healthy run: the *value* of mean(ratio · advantage)
 is about the mean advantage, which is 0 by construction; its *gradient* is not. Watch the reward and
-grad_norm instead.
+grad_norm instead. (This is of grpo and gspo, where all answers weigh the same. dapo and dr_grpo
+weigh by length, and reinforce and cispo multiply log-probs: their loss may be anywhere.)
 
 The losses differ in the ratio, its clip and the weight of a token; dr_grpo also drops the std.
 
@@ -23,16 +24,18 @@ The losses differ in the ratio, its clip and the weight of a token; dr_grpo also
     grpo        token        [1-ε, 1+ε]         1 / (episodes · own length)  Shao 2024, eq. 3
     dr_grpo     token        [1-ε, 1+ε]         1 / (episodes · max length)  Liu 2025, §3.2 (no std)
     dapo        token        [1-ε, 1+ε_high]    1 / all tokens               Yu 2025, eq. 8
-    gspo        sequence     [1-ε, 1+ε], tiny   1 / (episodes · own length)  Zheng 2025, eq. 5
+    gspo        sequence     [1-ε, 1+ε_high]    1 / (episodes · own length)  Zheng 2025, eq. 5
     cispo       token, held  ratio <= 1+ε_high  1 / all tokens               MiniMax-M1 2025, eq. 4
 
 The ratio is one token's or, in gspo, one for the whole episode ("sequence"); "held" means that it
 counts as a constant and gets no gradient. Weights are worked out once over the whole batch, so
 cutting it into micro-batches cannot change the gradient. Samples of an older policy, or of another
-engine, are weighed once more: fast/off_policy.py (--importance).
+engine, get one more weight: fast/off_policy.py (--importance).
 
 Run me: `python grpo.py` works the example through, number by number.
 """
+
+import math
 
 import torch
 
@@ -133,10 +136,8 @@ def policy_loss(
     """
     log_ratio = logprobs - old_logprobs  # [M]
     if loss == "gspo":  # one ratio per episode: the geometric mean over its tokens
-        n = torch.zeros(int(row.max()) + 1, device=row.device).index_add(
-            0, row, torch.ones_like(log_ratio)
-        )
-        mean = torch.zeros_like(n).index_add(0, row, log_ratio) / n.clamp(min=1)  # [rows]
+        n = row.bincount().clamp(min=1)  # [rows]
+        mean = log_ratio.new_zeros(len(n)).index_add(0, row, log_ratio) / n  # [rows]
         log_ratio = mean[row]
     ratio = log_ratio.exp()
     if loss == "reinforce":
@@ -160,7 +161,7 @@ def update(
     """Train on one batch of groups [G][k], cfg.epochs optimizer steps.
 
     advantages [G, k] are those of advantages_of; cfg is a settings.Config. reference: {name:
-    weight} of the policy that cfg.kl is measured to. Returns what to log, the columns of
+    weight} of the policy that the KL penalty compares with. Returns what to log, the columns of
     fast/measure.py. Raises FloatingPointError if loss or gradient is not finite, before the step.
     """
     logprobs_of = plain_logprobs if cfg.plain else token_logprobs
@@ -170,7 +171,7 @@ def update(
     weights = torch.zeros(len(episodes))  # [N] of each token, over the whole batch
     if counts.any():
         lengths = torch.tensor([e.reply_tokens for e in episodes]).float()
-        longest = cfg.max_tokens * max(1, *(e.turns for e in episodes))  # a conversation has turns
+        longest = cfg.max_tokens * max(1, *(e.turns for e in episodes))  # max_tokens is per turn
         weights[counts] = token_weights(cfg.loss, lengths[counts], longest)
     # An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a KL term
     # gives them one. They stay in the denominators, so skipping them changes nothing.
@@ -199,7 +200,7 @@ def update(
             logprobs, entropy = logprobs_of(policy, batch.ids, batch.mask, cfg.temperature)
             if epoch == 0:
                 start.append(logprobs.detach())
-            old = sampled if cfg.importance == "clip" else start[i]  # [M] the ratio is to these
+            old = sampled if cfg.importance == "clip" else start[i]  # [M] the ratio's denominator
             factor = importance_weights(cfg.importance, start[i] - sampled, row)  # [M]
             weight = batch.weights[row] * factor  # [M]
             advantage = batch.advantages[row]  # [M]
@@ -234,7 +235,7 @@ def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> flo
     parameters = list(policy.trainable().values())
     parallel.sum_gradients(parameters)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
-    if not torch.isfinite(torch.tensor([loss, grad_norm])).all():
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(f"{what} {loss} and gradient norm {grad_norm} are not both finite")
     optimizer.step()

@@ -15,17 +15,17 @@ reaches from 26% to 58%: all three may be the same number.
                  tasks: their difficulty cancels, so the interval is narrower than that of two
                  means. Never Wilson's: a difference may be negative even if none was seen
 
-Do they hold the truth in 95 of 100 cases? From 2 values to 64 they did in 91 to 100 of 100 made-up
+Do they cover the truth in 95 of 100 cases? With 2 to 64 values they did in 91 to 100 of 100 made-up
 cases, and in 88 to 99 if episodes come in groups that are nearly always all right or all wrong, and
-rarely right (tests/test_metrics.py holds a little less: what its fewer cases can tell). The share
-of all tasks matters for Wilson's: 95 on average over shares, 83 for the worst. The bootstrap, which
-stood here before, holds it in 50 of 100 with 2 values and in 88 with 8; so it needs 100. Values
-that are skewed and not between 0 and 1 (counts, seconds) are covered less: 88 to 93 for exponential
-ones. tests/test_metrics.py measures all of this.
+rarely right (tests/test_metrics.py asserts a little less: what its fewer cases can tell). Wilson's
+depends on the true share: 95 on average over shares, 83 at the worst. The bootstrap covers only 50
+of 100 with 2 values and 88 with 8; so it needs 100. Values that are skewed and not between 0 and 1
+(counts, seconds) are covered less: 88 to 93 for exponential ones. tests/test_metrics.py measures
+all of this.
 
-No interval has width 0. If n values agree, Wilson still allows that 3.84 of n + 3.84 do not (the
-"rule of three", Hanley and Lippman-Hand 1983), and those may be anything between 0 and 1: see
-`alike`.
+No interval of a mean has width 0. If n values agree, Wilson still allows that 3.84 of n + 3.84 do
+not (the "rule of three", Hanley and Lippman-Hand 1983), and those may be anything between 0 and 1:
+see `alike`.
 
 The second half looks at a metric over the updates of a run. Neighbouring values resemble each
 other, so a bootstrap that shuffles them promises too much; a peak flatters; and a run that stopped
@@ -63,16 +63,16 @@ class Interval:
     n: int
 
     def text(self, digits: int = 3, scale: float = 1, unit: str = "", sign: str = "") -> str:
-        """'0.406 [0.250, 0.577]'. sign "+" writes the sign of a positive number too."""
+        """'0.406 [0.255, 0.577]'. sign "+" writes the sign of a positive number too."""
         number = lambda x: f"{scale * x:{sign}.{digits}f}"
         return f"{number(self.mean)}{unit} [{number(self.low)}, {number(self.high)}]"
 
     def __str__(self) -> str:
-        """'0.406 [0.250, 0.577], n=32'"""
+        """'0.406 [0.255, 0.577], n=32'"""
         return f"{self.text()}, n={self.n}"
 
     def percent(self, digits: int = 1) -> str:
-        """'40.6% [25.0, 57.7]'"""
+        """'40.6% [25.5, 57.7]'"""
         return self.text(digits, 100, "%")
 
     def signed(self, digits: int = 3) -> str:
@@ -119,7 +119,8 @@ def mean(values) -> Interval:
 
 
 def of_any(values: np.ndarray, ends: tuple[float, float]) -> Interval:
-    """The mean of values of any size. ends: what they may be, if those that were seen agree."""
+    """The mean of values of any size. ends: the least and the most a
+    value can be, used only if all values are equal."""
     from scipy import special, stats
 
     n = len(values)
@@ -140,10 +141,10 @@ def is_constant(values: np.ndarray) -> bool:
 
 
 def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0), z2=Z2) -> Interval:
-    """The mean, if n values agree (one always does): a share of them may yet differ.
+    """The mean of n equal values (one value always is): values not seen yet may differ.
 
-    That share is Wilson's bound for 0 of n. Those that differ may be anything between the ends,
-    which reach to twice the value if it lies outside.
+    How many of them is Wilson's bound for 0 of n. They may be anything between the ends, which
+    reach to twice the value if it lies outside.
     """
     if n == 0:
         return Interval(NAN, NAN, NAN, 0)

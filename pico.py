@@ -135,10 +135,10 @@ def policy_of(lora: dict) -> dict[str, torch.Tensor]:
 
 
 def forward(w: dict, ids, pad, wanted=(slice(None), -1), cache=None, start=0) -> torch.Tensor:
-    """Log-probs of all tokens that could come next, [M, V], at M places: each row's end, or a mask.
+    """Log-probs of every next token, [M, V], at M places: the end of each row, or where a mask is.
 
     ids [B, T]; the first pad[b] in row b do not count. cache [LAYERS, 2, B, KV_HEADS, places,
-    HEAD_DIM]: keys and values of the `start` tokens before these; theirs are written behind.
+    HEAD_DIM]: keys and values of the `start` tokens before these; new ones are appended.
     """
     (B, T), d, half, share = ids.shape, HEAD_DIM, HEAD_DIM // 2, HEADS // KV_HEADS
     linear = lambda name, x: x @ w[f"model.layers.{layer}.{name}_proj.weight"].T

@@ -8,9 +8,9 @@ every update would lose bits of them each time. The sampler folds it into a copy
 embedded `models/pico_base/` (`models/pico_swarm/` for swarm) loads exactly as
 `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
 
-The last third is what one does with a policy, the plain way: ask how likely each token of a text is
-(`plain_logprobs`), and sample a text (`PlainSampler`). The files of fast/ do both much sooner, with
-the same numbers; `--plain` trains with these.
+The last quarter is what one does with a policy, the plain way: ask how likely each token of a text
+is (`plain_logprobs`), and sample a text (`PlainSampler`). The files of fast/ do both much sooner,
+with the same numbers; `--plain` trains with these.
 
 Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and one reply.
 `python -m bridges.export merge runs/NAME out/` makes a trained run a model of its own.
@@ -121,8 +121,7 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     """What --device means here, for a model of that size. SystemExit if there is no such device.
 
     auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the embedded ones,
-    whose steps cost no arithmetic but the microseconds that starting an operation takes; else the
-    CPU.
+    whose steps are dominated by the time it takes to start each operation; else the CPU.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device == "auto":
@@ -141,7 +140,7 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
 def in_bfloat16(device) -> bool:
     """Does this device compute in bfloat16? Not CPUs, Macs, or cards older than Ampere (a T4).
 
-    There all is float32. float16, which a T4 would compute faster, ends at 65,504: its gradients
+    Those use float32. float16, which a T4 would compute faster, ends at 65,504: its gradients
     would need to be scaled, and nothing here does that.
     """
     device = torch.device(device)
@@ -153,8 +152,8 @@ def in_bfloat16(device) -> bool:
 def load_policy(name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0) -> Policy:
     """Load a causal LM with a chat template, freeze it and attach LoRA (rank 0: all of it learns).
 
-    Weights are bfloat16 if a GPU that has it holds them frozen, else float32: an Adam step of 5e-6
-    is lost in bfloat16's 8 bits. Adapters are always float32.
+    Weights are bfloat16 if they are frozen and the GPU supports it, else float32: an Adam step of
+    5e-6 is lost in bfloat16's 8 bits. Adapters are always float32.
     SystemExit with a one-sentence message if the model cannot be loaded, or cannot chat.
     """
     first = pick_device(device)
@@ -276,11 +275,11 @@ def first_line(error: Exception) -> str:
 # ---------------------------------------------------------------------------- chat -> token ids
 
 
-def render(policy: Policy, messages: list[dict], tools, think: bool, generate: bool = True) -> str:
+def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     """The chat template, as text. Control tokens inside a message are broken up: text stays text.
 
-    tools: JSON schemas, or None. generate: end where the policy begins to speak. Raises ValueError
-    if the template refuses the conversation.
+    It ends where the policy begins to speak. tools: JSON schemas, or None. Raises ValueError if the
+    template refuses the conversation.
     """
     safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
     added = policy.tokenizer.added_tokens_decoder.values()
@@ -290,7 +289,7 @@ def render(policy: Policy, messages: list[dict], tools, think: bool, generate: b
             m["content"] = broken_up(m["content"], markup)
     try:
         return policy.tokenizer.apply_chat_template(
-            safe, tools=tools, add_generation_prompt=generate, enable_thinking=think, tokenize=False
+            safe, tools=tools, add_generation_prompt=True, enable_thinking=think, tokenize=False
         )
     except TemplateError as error:
         roles = ", ".join(m["role"] for m in messages)

@@ -1,4 +1,4 @@
-"""Rollouts: a policy plays episodes. Chat becomes token ids here, and nowhere else.
+"""Rollouts: a policy plays episodes. A conversation becomes token ids here.
 
     seed -> env.reset -> messages -> prompt ids -> sampler -> reply ids -> text -> env.step -> …
 
@@ -105,8 +105,8 @@ def play(
     """Play k episodes of each task to the end; returns one group per task, [len(task_seeds)][k].
 
     max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member,
-    turn) draws the same random numbers, whatever else is in the batch. An environment whose
-    failures are EnvironmentFailed (bookkeeping/guard.py) costs its own episode only.
+    turn) draws the same random numbers, whatever else is in the batch. An environment that
+    raises EnvironmentFailed (bookkeeping/guard.py) loses only that episode.
     Raises FloatingPointError if the policy gives no probabilities any more. clock: the seconds that
     sampling and the environment took are added to its entries "rollout" and "environment".
     """
@@ -114,14 +114,14 @@ def play(
         return []
     started, sampling = time.perf_counter(), 0.0
     context = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
-    room = min(context, getattr(sampler, "max_len", context)) - max_tokens  # for what precedes it
+    room = min(context, getattr(sampler, "max_len", context)) - max_tokens  # for all before a reply
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
         envs = [make_env() for _ in range(k)]
         group = [Player(open_episode(env, seed, g), env, i) for i, env in enumerate(envs)]
         ask_first_question(policy, group, room)
         players += group
-    keep = getattr(players[0].env, "max_turns", None) != 1  # the next turn need not read again
+    keep = getattr(players[0].env, "max_turns", None) != 1  # the next turn reads only what is new
     active = [p for p in players if p.episode.stop_reason == ""]
     while active:
         now = time.perf_counter()
@@ -156,7 +156,7 @@ def open_episode(env, seed: int, group: int) -> Episode:
 
 
 def ask_first_question(policy: Policy, group: list[Player], room: int) -> None:
-    """Give the members of a group their prompt. A task that cannot be asked costs its group."""
+    """Give the members of a group their prompt. If it cannot be asked, all of them fail."""
     group = [p for p in group if p.episode.stop_reason == ""]
     if not group:
         return

@@ -23,7 +23,7 @@ import tyro
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
-MOST_UPDATES = 100_000  # of a run: the training tasks of the next --seed begin there
+MOST_UPDATES = 100_000  # of a run: after so many the training tasks of the next --seed begin
 MODELS = Path(__file__).resolve().parent / "models"  # the embedded ones
 EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
 
@@ -41,7 +41,7 @@ class Config:
     # jsonl:FILE or reasoning_gym:NAME
     env: str = "letters"
     think: bool = True  # may the policy think before it answers?
-    # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 of them asked); swarm: easy, medium, hard
+    # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 asked); swarm: easy, medium, hard;
     # yours: one of its levels, by default the last
     difficulty: int | str | None = None
     # start at the easiest level and go up to --difficulty; the next level begins when the last five
@@ -54,8 +54,8 @@ class Config:
     max_turns: int = 3  # turns of an episode, at most
     min_names: int = 1  # new names per turn, at least
     max_names: int = 4  # new names per turn, at most
-    # the reward is the similarity to the sorted list, raised to this power: 8 turns the 0.66 that
-    # unsorted names have on average into 0.08
+    # the reward is the similarity to the sorted list, raised to this power: names left in the given
+    # order have a similarity of 0.66 on average, and with 8 a reward of 0.08
     similarity_power: float = 8.0
     power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn
     # swarm: rules, and what is paid for. None: the environment's own defaults (env_swarm.py)
@@ -68,7 +68,7 @@ class Config:
     swarm_diversity: float | None = None
 
     swarm_floor: float | None = None  # reputation below which an episode should not end, 0 to 100
-    # subtracted from the reward: this times what is missing to the floor, as a share of 100
+    # subtracted from the reward: this times the shortfall below the floor, as a share of 100
     swarm_floor_penalty: float | None = None
     # subtracted from the reward: this times the share of turns lost to errors; by model size
     swarm_error_penalty: float | None = None
@@ -84,7 +84,7 @@ class Config:
     lora_alpha: int = 64  # the update is scaled by alpha / rank
     # auto: cuda if there is one; a Mac's GPU (mps) for a model that is not small; else cpu
     device: str = "auto"
-    engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it is there and a GPU, too
+    engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it and a GPU are there
     plain: bool = False  # sample and compute log-probs the plain way (policy.py): to read, to fork
     vllm_memory: float = 0.3  # share of the card that vLLM takes, and lends to the trainer
     vllm_seeds: bool = True  # a seed per request: a sample depends on no other; may be slow on CUDA
@@ -92,7 +92,7 @@ class Config:
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
     sft_style: str | None = None  # whom to imitate; the default shows the format, not the algorithm
-    sft_examples: int = 100  # demonstrations are scarce, rewards are not
+    sft_examples: int = 100  # how many demonstrations: they are scarce, rewards are not
     sft_steps: int = 50  # optimizer steps; 0: no SFT
     sft_batch: int | None = None  # by environment
     sft_lr: float | None = None  # by model size
@@ -101,7 +101,7 @@ class Config:
     # after --updates, go on until the training reward has settled (metrics.trend), at most to
     # --max-updates; the learning rate stays at its end
     until_converged: bool = False
-    max_updates: int = 400  # of --until-converged, counted from the first update
+    max_updates: int = 400  # the most updates of a run with --until-converged
     num_tasks: int | None = None  # groups per update; by environment
     k: int | None = None  # samples per group: more find a rare good answer more often; by size
     loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo: side by side in grpo.py
@@ -123,7 +123,7 @@ class Config:
     eval_every: int = 20  # updates from one evaluation to the next
     eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; yours: its other levels
     # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its name there
-    api_base: str = ""  # such as https://HOST/v1
+    api_base: str = ""  # of an OpenAI-compatible endpoint: https://HOST/v1
     api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
     api_temperature: float | None = 0.0  # 0 is greedy; None leaves it to the endpoint
     api_concurrency: int = 8  # episodes at a time
@@ -187,8 +187,8 @@ LONGEST = {  # tokens of a reply
     "yours": 512,  # TRL's default
     "known": 1024,  # room for a derivation; our choice
 }
-# Published runs of others, as far as they were told, with a model that fits one A100 instead of a
-# 30B: no SFT, prime-rl's constant rate. What was not told is ours: the loss, the evaluations.
+# Published runs of others, as far as they tell, with a model that fits one A100 instead of a 30B:
+# no SFT, prime-rl's constant rate. What was left open is ours: the loss, the evaluations.
 PUBLISHED = {
     "model": "Qwen/Qwen3-4B-Instruct-2507", "lora_rank": 32, "lora_alpha": 64, "lr": 1e-5,
     "warmup": 0, "lr_end": 1.0, "sft_steps": 0, "temperature": 1.0,
@@ -265,7 +265,7 @@ def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> d
 
 
 def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, dict]:
-    """What fast.plan.choose_model is asked: model, environment, device, and what it has to leave.
+    """The arguments of fast.plan.choose_model: model, environment, device, settings to keep.
 
     That is {flag: value} of what was typed (also if it is the default), or set by a preset or by
     whoever calls train(). "auto" and None leave the choice.

@@ -3,8 +3,8 @@
     loss = - mean log p(token | all before it), over the *expert's* tokens
 
 The prompt is not learnt, the end-of-turn token is. The default expert only shows the format (think,
-then answer inside <answer>); it states counts without deriving them. Demonstrations are scarce
-here, 100 of them, as they are in life. `--sft-style derives` teaches the algorithm instead.
+then answer inside <answer>); it states counts without deriving them. Demonstrations are scarce,
+as in practice: there are 100. `--sft-style derives` teaches the algorithm instead.
 
 Run me: `python sft.py` prints an expert episode and marks which tokens are learnt.
 """
@@ -100,6 +100,6 @@ if __name__ == "__main__":
     tokens = [policy.tokenizer.decode([t]) for t in episode.token_ids]
     print("learnt tokens stand in brackets:\n")
     print("".join(f"[{t}]" if s else t for t, s in zip(tokens, episode.sampled)))
-    optimizer = adam(policy, 1e-3)
+    optimizer = adam(policy, 1e-4)  # the default for models of this size
     for step in range(5):
         print(f"step {step}  loss {sft_step(policy, optimizer, [episode], 8192)['loss']:.3f}")

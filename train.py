@@ -5,8 +5,9 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (8 tasks x 8 samples -> one step) x updates, an eval now and then -> eval "final"
 
-Without a GPU, or a way to the hub, the same command trains an embedded model (models/). After any
-kill `--resume runs/NAME` goes on from its checkpoint. `--help` lists every flag with its reason.
+Without a GPU, or access to the Hugging Face hub, the same command trains an embedded model
+(models/). After any kill `--resume runs/NAME` goes on from its checkpoint. `--help` lists every
+flag with its reason.
 """
 
 import sys
@@ -33,10 +34,10 @@ from sft import sft
 
 
 def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
-    """One run; returns its folder. typed: flags that were typed. Any error is one sentence."""
+    """One run; returns its folder. typed: flags that were typed. Known errors are one sentence."""
     run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
-    path, why, fits = parallel.from_first(choose_model(*settings.asked(cfg, typed)))  # all the same
+    path, why, fits = parallel.from_first(choose_model(*settings.asked(cfg, typed)))
     load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     policy = load()
     settings.complete(cfg, policy.n_parameters, why, path, fits)
@@ -54,7 +55,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
             run.log_evaluation(evaluate_policy(policy, play, sets, *about))
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------
-    if state.update < 0:
+    if state.update < 0:  # not even SFT yet
         evaluate("before")
         with rollouts.paused(), policy.learning():
             demonstrator = partial(make_env, cfg, cfg.difficulty)
@@ -76,6 +77,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         with rollouts.paused(), policy.learning():
             stats = update(policy, optimizer, groups, advantages, cfg, reference)
         # 4 look: log it; evaluate and save now and then
+        state.update += 1
         run.log(groups, stats, rollouts)
         last = finished(cfg, state)
         if state.update % cfg.eval_every == 0 and not last:

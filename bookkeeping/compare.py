@@ -13,7 +13,9 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+import tyro
 from scipy import stats
+from tyro.conf import Positional
 
 import metrics
 from bookkeeping import tables
@@ -178,7 +180,9 @@ def draw_final(ax, arms: list[Arm]) -> None:
         ax.set(xlim=(-2, 102))
 
 
-def main(folders: list[Path], out: Path | None = None, ignore: tuple[str, ...] = ()) -> Path:
+def main(
+    folders: Positional[list[Path]], out: Path | None = None, ignore: tuple[str, ...] = ()
+) -> Path:
     """Write compare.md and compare.png into `out` and return it.
 
     out: by default the folder `compare` beside the first run, or `compare-2` and so on if that
@@ -230,13 +234,4 @@ def with_env_in_labels(run: Run) -> Run:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
-    import tyro
-
-    def cli(
-        folders: tyro.conf.Positional[list[Path]],
-        out: Path | None = None,
-        ignore: tuple[str, ...] = (),
-    ) -> None:
-        main(folders, out, ignore)
-
-    tyro.cli(cli, description=__doc__)
+    tyro.cli(main, description=__doc__)

@@ -362,12 +362,6 @@ def look_at(lines: list[dict], evals: list[dict] = (), config: dict | None = Non
     return list(told.values())
 
 
-def kept(summary: dict) -> dict[str, str]:
-    """{symptom: sentence} of summary.json. Runs older than the doctor know one symptom."""
-    collapse = {"collapse": summary["collapse"]} if summary.get("collapse") else {}
-    return summary.get("warnings", collapse)
-
-
 def made_up(**values) -> list[dict]:
     """30 updates of a healthy run, except for what is given as {metric: its values}."""
     rng = np.random.default_rng(0)

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from bookkeeping.checkpoint import find_checkpoint, set_aside
 from bookkeeping.forecast import name_of
-from bookkeeping.records import append, lines
+from bookkeeping.records import append, lines, write_whole
 from settings import sources
 
 # On --resume these may change, because they do not change the experiment.
@@ -195,11 +195,9 @@ def trim(folder: Path, update: int) -> None:
     """Drop lines that a killed run wrote after its last checkpoint: they will be written again."""
     for name in LOGS:
         if (folder / name).exists():
-            new = folder / f"{name}.new"
             with open(folder / name, encoding="utf-8", errors="replace") as old:
                 kept = [line for line in old if stays(line, update)]
-            new.write_text("".join(kept), encoding="utf-8")
-            new.replace(folder / name)  # at once: a kill while writing would lose older lines, too
+            write_whole(folder / name, "".join(kept))
 
 
 def mend(folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""A run's records: its logs, its state, its checkpoints, its signals. It drives nothing.
+"""A run's records: its logs, its state, its checkpoints, its signals. It drives nothing
+but the level of a curriculum.
 
 train.py tells it what happened (`log`, `save`, `finish`), and it writes that down, prints it, asks
 the doctor whether something looks wrong, and sends it to wandb. It holds no policy. If torchrun has
@@ -7,6 +8,7 @@ started several processes, each has a Run, and only the first one's folder is ke
 Run me: `python -m bookkeeping.run` logs a made-up update.
 """
 
+import json
 import os
 import platform
 import shlex
@@ -106,7 +108,7 @@ class Run:
     def log(self, groups, stats: dict, rollouts) -> None:
         """The line of an update: into metrics.jsonl, to wandb, onto the screen, past the doctor."""
         state, level, seconds = self.state, rollouts.level, rollouts.seconds
-        line = {"update": state.update + 1, "level": level, **summarize(groups), **stats}
+        line = {"update": state.update, "level": level, **summarize(groups), **stats}
         line |= {f"seconds_{part}": seconds[part] for part in SECONDS}
         for part in SECONDS:
             state.seconds[part] += seconds[part]
@@ -115,10 +117,9 @@ class Run:
         state.tokens["trained"] += stats["trained_tokens"]
         append(self.folder / "metrics.jsonl", line)
         self.wandb(line)
-        self.bar = self.bar or tqdm(initial=state.update, total=self.cfg.updates, desc="GRPO")
+        self.bar = self.bar or tqdm(initial=state.update - 1, total=self.cfg.updates, desc="GRPO")
         names = dict.fromkeys(name for e in played for name in e.components)
         tqdm.write(one_line(line, tables.own_parts(names, self.cfg.env)) + broken(groups))
-        state.update += 1
         if self.history and self.history[-1]["level"] != level:
             state.rewards = []  # a harder level pays less, and that is no collapse
         state.rewards.append(line["reward"])
@@ -371,11 +372,8 @@ def note_code(file: Path, now: dict) -> list[dict]:
         print(f"the environment's code is not what it was before update {after}: {file} has both")
     if not known or known[-1] != now | {"update": known[-1]["update"]}:
         known.append(now)
-    new = file.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    for line in known:
-        records.append(new, line)
-    new.replace(file)
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in known)
+    records.write_whole(file, text)
     return known
 
 

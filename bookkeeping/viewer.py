@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import doctor, records, tables
+from bookkeeping import records, tables
 from metrics import Interval
 
 TEMPLATE = Path(__file__).parent / "viewer.html"
@@ -76,8 +76,7 @@ def collect(folder: Path) -> tuple[dict, list[dict]]:
     config = summary.get("config") or config
     env = summary.get("env") or config.get("env")
     during = [e for e in evals if e.get("stage") != "eval_only"]
-    difficulty = summary.get("difficulty", config.get("difficulty"))
-    results = [evaluation(e, difficulty) for e in during]
+    results = [evaluation(e) for e in during]
     tasks, stops, index, bodies = index_episodes(episodes, env)
     charts = eval_charts(results)
     sections = tables.eval_only([e for e in evals if e.get("stage") == "eval_only"])
@@ -188,26 +187,23 @@ def notes(summary: dict) -> list[str]:
         told.append(f"{Interval(**reward).signed()} in mean reward")
     n = (gain or reward).get("n", "")
     paired = f"GRPO over SFT on the same {n} tasks: {', '.join(told)}, paired by task."
-    warnings = [f"{name.upper()} at {text}" for name, text in doctor.kept(summary).items()]
+    warnings = [f"{name.upper()} at {text}" for name, text in summary.get("warnings", {}).items()]
     return [paired, *warnings] if told else warnings
 
 
 # ------------------------------------------------------------------------------------------ charts
 
 
-def evaluation(e: dict, difficulty) -> dict:
-    """One line of evals.jsonl with its 95% intervals; None where nothing was measured.
-
-    Old files say "tier": 6 where newer ones say "tasks": "tier 6" and "trained": true.
-    """
+def evaluation(e: dict) -> dict:
+    """One line of evals.jsonl with its 95% intervals; None where nothing was measured."""
     update, stage = e.get("update") or 0, e.get("stage", "")
     exact, reward = numbers(e.get("exact")), numbers(e.get("reward"))
     return {
         "update": update,
         "stage": stage,
         "name": STAGES.get(stage, f"update {update}"),
-        "tasks": str(e.get("tasks") or f"tier {e.get('tier', '?')}"),
-        "trained": bool(e.get("trained", e.get("tier") == difficulty)),
+        "tasks": str(e.get("tasks") or "?"),
+        "trained": bool(e.get("trained")),
         "exact": metrics.mean(exact) if exact else None,
         "reward": metrics.mean(reward) if reward else None,
     }
@@ -336,7 +332,6 @@ def index_episodes(episodes: list[dict], env: str | None = None) -> tuple:
     bodies: the rest of it. Two episodes are of the same task if their seed and their prompt agree:
     several kinds of task may share their seeds.
     """
-    # Old files have no "source" and contain rollouts only.
     source = lambda e: "eval" if e.get("source") == "eval" else "rollout"
     moment = lambda e: (source(e), e.get("update") or 0, e.get("stage") or "")
     stage_order = lambda stage: ORDER.index(stage) if stage in ORDER else ORDER.index("train")
@@ -346,8 +341,7 @@ def index_episodes(episodes: list[dict], env: str | None = None) -> tuple:
         messages = e.get("messages") or []
         opening = next((m for m in messages if m.get("role") == "user"), None)
         prompt = str(opening.get("content")) if opening else ""
-        group = e.get("group") if e.get("seed") is None else None
-        task = (source(e), e.get("tasks"), e.get("seed"), group, prompt)
+        task = (source(e), e.get("tasks"), e.get("seed"), prompt)
         index.append({
             "at": stops[moment(e)], "task": tasks.setdefault(task, len(tasks)),
             "member": e.get("member", 0), "reward": e.get("reward"),

@@ -34,7 +34,7 @@ import tyro
 from safetensors import SafetensorError
 
 import settings
-from bookkeeping import doctor, records
+from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
 from bookkeeping.report import STAGES, cell, reward_cell
 from bookkeeping.tables import shown
@@ -183,7 +183,7 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
         lora = f"--enable-lora --max-lora-rank {rank} --lora-modules trained={where}"
         serve = f"vllm serve {shlex.quote(base)} {lora}"
     command = f"python train.py {flags(config, machine['parameters'])} --model {shlex.quote(base)}"
-    told = doctor.kept(summary).items()
+    told = summary["warnings"].items()
     gain = Interval(**summary["gain" if exact else "gain_reward"])
     kept = {name: value for name, value in config.items() if value not in ("", None)}
     return CARD.format(

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 
 from fast.logprobs import attends_to_all, grows
 from fast.products import linear, product
-from fast.trunk import BLOCK, SCALE, Rows, filled
+from fast.trunk import BLOCK, SCALE, Rows, effective, filled, paired
 from fast.trunk import attend as attend_in_tiles
 from policy import Policy, first_line
 
@@ -80,11 +80,10 @@ class FastDecoder:
         def join(*linears):  # several projections of the same input become one
             biases = [linear.bias for linear in linears]
             bias = None if biases[0] is None else torch.cat(biases).clone()
-            return torch.cat([folded(linear) for linear in linears]), bias
+            folded = [effective(linear).to(linear.weight.dtype) for linear in linears]
+            return torch.cat(folded), bias
 
-        def paired(x):  # [H·d, …]: of each head the channels 0, d/2, 1, d/2 + 1, …
-            return x.unflatten(0, (-1, 2, self.head_dim // 2)).transpose(1, 2).flatten(0, 2)
-
+        d = self.head_dim
         copy = lambda module: module.weight.clone()
         turned = (self.n_q + self.n_kv) * self.head_dim  # channels of queries and keys
         self.layers = []
@@ -93,10 +92,10 @@ class FastDecoder:
             qkv, qk_norm = join(a.q_proj, a.k_proj, a.v_proj), None
             for x in qkv:
                 if x is not None:
-                    x[:turned] = paired(x[:turned])
+                    x[:turned] = paired(x[:turned], d)
             if hasattr(a, "q_norm"):  # Qwen3 normalises queries and keys; both go through together
-                q_norm = paired(a.q_norm.weight).expand(self.n_q, -1)
-                qk_norm = torch.cat([q_norm, paired(a.k_norm.weight).expand(self.n_kv, -1)])
+                q_norm = paired(a.q_norm.weight, d).expand(self.n_q, -1)
+                qk_norm = torch.cat([q_norm, paired(a.k_norm.weight, d).expand(self.n_kv, -1)])
             w = {"norm1": copy(layer.input_layernorm), "qkv": qkv, "qk_norm": qk_norm}
             w |= {"o": join(a.o_proj), "norm2": copy(layer.post_attention_layernorm)}
             w |= {"gate_up": join(m.gate_proj, m.up_proj), "down": join(m.down_proj)}
@@ -417,17 +416,6 @@ def holes(ended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     left = int((~ended).sum())
     source = torch.nonzero(~ended[left:])[:, 0] + left
     return source, torch.nonzero(ended[:left])[:, 0], left
-
-
-def folded(linear: torch.nn.Module) -> torch.Tensor:
-    """The weight [out, in] that a linear layer computes with: W, or W + scale · B A with LoRA."""
-    if not hasattr(linear, "lora_A"):
-        return linear.weight.clone()
-    weight = linear.base_layer.weight.float()
-    for name in linear.active_adapters:
-        A, B = linear.lora_A[name].weight, linear.lora_B[name].weight  # [r, in], [out, r]
-        weight = weight + linear.scaling[name] * (B @ A).float()
-    return weight.to(linear.base_layer.weight.dtype)
 
 
 def make_decoder(policy: Policy):

@@ -286,19 +286,16 @@ class Trunk:
         Hq, H = config.num_attention_heads, config.num_key_value_heads
         self.shape = Shape(Hq, H, d, config.rms_norm_eps)
 
-        def paired(x):  # [H·d, …]: of each head the channels 0, d/2, 1, d/2 + 1, … (turn)
-            return x.unflatten(0, (-1, 2, d // 2)).transpose(1, 2).flatten(0, 2)
-
         self.layers = []
         for layer in trunk.layers:
             a, m = layer.self_attn, layer.mlp
-            join = lambda q, k, v: torch.cat([paired(q), paired(k), v])
+            join = lambda q, k, v: torch.cat([paired(q, d), paired(k, d), v])
             qkv = join(*map(effective, (a.q_proj, a.k_proj, a.v_proj)))
             biases = [p.bias for p in (a.q_proj, a.k_proj, a.v_proj)]
             qk_norm = None
             if hasattr(a, "q_norm"):  # Qwen3
                 norms = (a.q_norm.weight, Hq), (a.k_norm.weight, H)
-                qk_norm = torch.cat([paired(w).expand(n, d) for w, n in norms])
+                qk_norm = torch.cat([paired(w, d).expand(n, d) for w, n in norms])
             gate_up = torch.cat([effective(m.gate_proj), effective(m.up_proj)])
             self.layers.append((
                 layer.input_layernorm.weight, qkv, None if biases[0] is None else join(*biases),
@@ -374,6 +371,11 @@ class Trunk:
             out[-1].append(n)
             room -= length
         return out
+
+
+def paired(x: torch.Tensor, d: int) -> torch.Tensor:
+    """x [H·d, …] with the channels 0, d/2, 1, d/2 + 1, … of each head, as `turn` wants them."""
+    return x.unflatten(0, (-1, 2, d // 2)).transpose(1, 2).flatten(0, 2)
 
 
 def effective(linear: torch.nn.Module) -> torch.Tensor:

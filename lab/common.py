@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from bookkeeping.tables import pyplot
 from metrics import Interval
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,16 +63,6 @@ def cpu() -> str:
 
 
 # ------------------------------------------------------------------------------------------------ pictures
-def pyplot():
-    """matplotlib.pyplot, which draws into files."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
 def save_picture(fig, path: Path, dpi: int) -> None:
     """As a PNG of 256 colours: one cannot see the difference, and it takes 60% less room in the repository."""
     from PIL import Image

@@ -279,11 +279,11 @@ def work_text(description: str) -> str:
 
 
 if __name__ == "__main__":
-    from swarm.economy import end_step, found
+    from swarm.economy import end_step, open_economy
 
     scenario = draw_scenario(8, "hard", "0.2")
     print(scenario)
-    economy = found(scenario, draw_tasks(scenario))
+    economy = open_economy(scenario, draw_tasks(scenario))
     while economy.step <= economy.last_step:
         act.pass_turn(economy, ME)
         bots_act(economy)

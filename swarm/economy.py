@@ -188,7 +188,7 @@ class Economy:
         return [self.posts[f"post_{i}"] for i in range(max(1, newest - n + 1), newest + 1)]
 
 
-def found(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
+def open_economy(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
     """An economy at its first step. Its tasks are drawn before, so that play cannot change them."""
     members = {ME: Member(ME, "model", scenario.resources)}
     shared = random.Random(scenario.dice + " bots")
@@ -375,7 +375,7 @@ def lapse(economy: Economy) -> None:
 if __name__ == "__main__":
     task = Task("task_1", "review the supply budget for river transport", 4, 14, 10)
     calm = Scenario(0, "medium", "0.2", "normal", ("honest",), tax=0.05, decay=0.97, threshold=40.0)
-    economy = found(calm, [[task]] + [[] for _ in range(EPOCHS - 1)])
+    economy = open_economy(calm, [[task]] + [[] for _ in range(EPOCHS - 1)])
     work = "The supply budget for river transport: a review of what was paid and what is due."
     print(
         "80 characters of work by a member of reputation 50: what a bounty of 14 pays, before tax"

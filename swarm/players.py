@@ -275,14 +275,14 @@ def from_short(line: str) -> tuple[str, dict] | None:
 
 if __name__ == "__main__":
     from swarm.bots import bots_act, draw_scenario, draw_tasks
-    from swarm.economy import end_step, found
+    from swarm.economy import end_step, open_economy
     from swarm.tools import ACTIONS, Refused
     from swarm.view import view
 
     print("scenario 8, medium; what each player ends with:")
     for name in reversed(PLAYERS):
         scenario, rng = draw_scenario(8, "medium", "0.2"), random.Random(8)
-        economy = found(scenario, draw_tasks(scenario))
+        economy = open_economy(scenario, draw_tasks(scenario))
         me = economy.members[ME]
         while economy.step <= economy.last_step:
             _, tool, arguments = PLAYERS[name](view(economy), rng)

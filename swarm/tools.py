@@ -373,7 +373,7 @@ ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function
 
 
 if __name__ == "__main__":
-    from swarm.economy import Scenario, found
+    from swarm.economy import Scenario, open_economy
 
     print("What the model is told of claim_task:", json.dumps(schemas("0.2")[7]["function"]))
     tasks = [
@@ -381,7 +381,7 @@ if __name__ == "__main__":
         Task("task_2", "test the team plan for city health", 2, 9, 10),
     ]
     scenario = Scenario(0, "medium", "0.2", "normal", ("honest", "deceptive"), tax=0.05)
-    economy = found(scenario, [tasks])
+    economy = open_economy(scenario, [tasks])
     claim_task(economy, "bot_1", "task_2")
     propose_trade(economy, "bot_2", ME, "good data for water", -15.0)
     work = "The supply budget for river transport, reviewed."

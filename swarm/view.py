@@ -171,11 +171,11 @@ def opening(economy: Economy, think: bool) -> str:
 
 if __name__ == "__main__":
     from swarm.bots import bots_act, draw_scenario, draw_tasks
-    from swarm.economy import end_step, found
+    from swarm.economy import end_step, open_economy
     from swarm.tools import claim_task
 
     scenario = draw_scenario(8, "medium", "0.2")
-    economy = found(scenario, draw_tasks(scenario))
+    economy = open_economy(scenario, draw_tasks(scenario))
     before = view(economy)
     print(opening(economy, think=True), observe(before, "", ""), sep="\n\n")
     result = claim_task(economy, ME, before["tasks"][0]["id"])

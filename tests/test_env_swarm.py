@@ -27,7 +27,7 @@ from swarm import economy as eco
 from swarm import players
 from swarm import tools as act
 from swarm.bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits, tenths
-from swarm.economy import ME, MECHANISMS, end_step, found
+from swarm.economy import ME, MECHANISMS, end_step, open_economy
 from swarm.players import PLAYERS, from_short
 from swarm.tools import TOOLS, Refused, read_call, write_call
 from swarm.view import view
@@ -597,7 +597,9 @@ def test_what_a_deceptive_bot_demands_and_of_whom(version, monkeypatch):
 
 
 def test_turning_points_are_three_to_eight():
-    points = {m.turning for seed in range(60) for m in found(draw_scenario(seed, "hard", "0.2"), [[]]).members.values() if m.name != ME}
+    points = {
+        m.turning for seed in range(60) for m in open_economy(draw_scenario(seed, "hard", "0.2"), [[]]).members.values() if m.name != ME
+    }
     assert points == {3, 4, 5, 6, 7, 8}
 
 

@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fast import decoder as decoder_room
 from fast import engine
-from fast.decoder import FastDecoder, PlainDecoder, differences, folded, holes, make_decoder
+from fast.decoder import FastDecoder, PlainDecoder, differences, holes, make_decoder
 from fast.engine import make_sampler
 from fast.sampler import TorchSampler
+from fast.trunk import effective
 from fast.vllm_engine import VllmSampler
 from policy import PlainSampler, Policy, draw, load_policy
 
@@ -542,8 +543,8 @@ def test_folding_again_and_again_does_not_drift(load):
         decoder.sync()
     assert torch.equal(decoder.layers[0]["qkv"][0], once)
     x = torch.randn(3, layer.in_features)  # [3, in]
-    assert torch.allclose(x @ folded(layer).T, layer(x), atol=1e-5)
-    assert not torch.allclose(folded(layer), layer.base_layer.weight, atol=1e-3)
+    assert torch.allclose(x @ effective(layer).T, layer(x), atol=1e-5)
+    assert not torch.allclose(effective(layer), layer.base_layer.weight, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", FAST)

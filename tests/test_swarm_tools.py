@@ -12,7 +12,7 @@ import pytest
 
 from swarm import economy as eco
 from swarm import tools as act
-from swarm.economy import ME, MECHANISMS, Scenario, Task, end_step, found
+from swarm.economy import ME, MECHANISMS, Scenario, Task, end_step, open_economy
 from swarm.tools import ACTIONS, TOOLS, Refused, read_call, schemas, show, tool_names, wrap_call, write_call
 from swarm.view import view
 
@@ -31,7 +31,7 @@ def scenario(version: str = "0.2", bots=("honest", "honest"), **changes) -> Scen
 def economy(version: str = "0.2", bots=("honest", "honest"), **changes) -> eco.Economy:
     """An economy with one open task; the bots do nothing unless a test lets them."""
     task = Task("task_1", "review the water budget for city health", 5, 20, 10)
-    return found(scenario(version, bots, **changes), [[task], [], [], [], []])
+    return open_economy(scenario(version, bots, **changes), [[task], [], [], [], []])
 
 
 def check_books(economy: eco.Economy) -> None:
@@ -312,7 +312,7 @@ def test_the_model_is_told_of_its_own_audits_only():
 
 def test_the_view_has_the_three_tasks_that_pay_best_and_the_last_two_posts():
     tasks = [Task(f"task_{n}", "review the water budget", 5, bounty, 10) for n, bounty in enumerate((20, 40, 10, 30))]
-    e = found(scenario(), [tasks, [], [], [], []])
+    e = open_economy(scenario(), [tasks, [], [], [], []])
     for n in range(3):
         act.post(e, "bot_1", f"post {n}")
     seen = view(e)

@@ -12,7 +12,6 @@ import math
 import random
 import re
 import runpy
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -85,8 +84,8 @@ def write_lines(path: Path, records: list[dict]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def make_run(folder: Path, updates: int = 20, tasks: int = 6, k: int = 4, replies=None, old: bool = False) -> Path:
-    """A whole run folder. replies(rng, update, member) gives the turns of a reply; old: the files of earlier versions."""
+def make_run(folder: Path, updates: int = 20, tasks: int = 6, k: int = 4, replies=None, text_only: bool = False) -> Path:
+    """A whole run folder. replies(rng, update, member) gives the turns of a reply; text_only: rollouts alone, without tokens."""
     rng, folder = random.Random(0), Path(folder)
     folder.mkdir(parents=True)
     replies = replies or (
@@ -102,16 +101,16 @@ def make_run(folder: Path, updates: int = 20, tasks: int = 6, k: int = 4, replie
     for u, stage in [(-1, "before"), (0, "after_sft"), *((u, "train") for u in range(10, updates, 10)), (updates, "final")]:
         for tier in (3, 6):
             exact = [float(rng.random() < 0.2 + 0.7 * max(u, 0) / updates) for _ in range(32)]
-            kind = {"tier": tier} if old else {"tasks": f"tier {tier}", "trained": tier == 6}
+            kind = {"tasks": f"tier {tier}", "trained": tier == 6}
             evals.append({"update": u, "stage": stage, **kind, "reward": [max(x, 0.25) for x in exact], "exact": exact, "format": exact})
-        for i in range(0 if old else tasks):
+        for i in range(0 if text_only else tasks):
             reward = [0.0, 0.25, 1.0][rng.randrange(3)]
             episodes.append(episode(rng, u, stage, i, 0, 2_000_000_000 + i, reward, None, replies(rng, u, 0), "tier 6"))
         for g in range(2 if u > 0 else 0):
             rewards = [float(m % 3 == 0) for m in range(k)]
             for m, r in enumerate(rewards):
                 episodes.append(episode(rng, u, "", g, m, 8 * u + g, r, r - sum(rewards) / k, replies(rng, u, m)))
-    for e in episodes if old else []:
+    for e in episodes if text_only else []:
         for name in ("source", "stage", "segments", "advantage", "error"):
             del e[name]
     interval = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 32}
@@ -281,20 +280,6 @@ def test_any_one_file_is_enough_and_empty_records_are_survived(tmp_path, name):
         (folder / file).write_text(text if not empty else '{"update": 1}\n{}\n' if name != "summary" else '{"machine": null, "seed": 0}')
         run, _ = load(viewer.write_html(folder))
         assert (["state", "not finished: there is no summary.json yet"] in run["facts"]) == (name != "summary")
-
-
-def test_files_of_earlier_versions_are_read(tmp_path):
-    run, bodies = load(viewer.write_html(make_run(tmp_path / "a", old=True)))
-    assert {stop["source"] for stop in run["stops"]} == {"rollout"} and all(b["messages"] and "segments" not in b for b in bodies)
-    assert [(row["tasks"], row["trained"]) for row in run["headline"]["rows"]] == [("tier 6", True), ("tier 3", False)]
-    folder = shutil.copytree(ROOT / "results/letters/grpo-0", tmp_path / "real")  # a real run, its evaluations in the old words
-    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines() if "held-out" not in line]
-    old = [{"tier": int(e.pop("tasks").split()[1]), **{name: value for name, value in e.items() if name != "trained"}} for e in evals]
-    (folder / "evals.jsonl").write_text("".join(json.dumps(e) + "\n" for e in old))
-    run, _ = load(viewer.write_html(folder))
-    final = metrics.proportion(sum(next(e["exact"] for e in old if e["stage"] == "final" and e["tier"] == 6)), 256).percent()
-    assert " ".join(run["headline"]["rows"][0]["cells"]["update 150"][0]) == final
-    assert [c["title"] for c in run["charts"]][:2] == ["development, exactly right (= mean reward), n=256", "training reward"]
 
 
 def test_a_runs_name_is_text_too(tmp_path):
@@ -473,16 +458,16 @@ def test_it_opens_and_asks_nobody_for_anything(page, plain):
     assert len(page.texts("figure svg")) == 8 and page.text("#status") == "update 20 (final): task 1 of 8, 1 sample."
 
 
-@pytest.mark.parametrize("keep", ["metrics.jsonl", "evals.jsonl", "episodes.jsonl", "summary.json", "old"])
+@pytest.mark.parametrize("keep", ["metrics.jsonl", "evals.jsonl", "episodes.jsonl", "summary.json", "text"])
 def test_parts_of_a_run_open_too(page, tmp_path, keep):
-    folder = make_run(tmp_path / "run", old=keep == "old")
+    folder = make_run(tmp_path / "run", text_only=keep == "text")
     for file in folder.iterdir():
-        if keep not in (file.name, "old"):
+        if keep not in (file.name, "text"):
             file.unlink()
     page.open(viewer.write_html(folder))
     page.keys("j", "]", "[", "s", "2", "c", "w", "l", "e")
     assert page.text("#status") != "" and (keep == "episodes.jsonl" or len(page.texts("figure")) > 0 or keep == "summary.json")
-    if keep == "old":  # text only
+    if keep == "text":
         page.open(folder / "report.html")
         assert page.texts(".token") == [] and "</answer>" in page.text("#samples .said") and len(page.texts("#samples article")) == 4
 

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from swarm.bots import KINDS, NICE, PLACES, draw_scenario, draw_tasks
-from swarm.economy import found
+from swarm.economy import open_economy
 from swarm.players import NOVICE_SAYS
 from swarm.tools import TOOLS, schemas
 from swarm.view import opening as rules
@@ -104,7 +104,7 @@ def prompt_frames() -> list[str]:
     parts = ["\n" + json.dumps(schema) for schema in schemas("0.2")]
     for version, think in ((version, think) for version in ("0.2", "0.1") for think in (True, False)):
         scenario = draw_scenario(0, "medium", version)
-        text = "user\n" + rules(found(scenario, draw_tasks(scenario)), think) + "\n\n# step 1"
+        text = "user\n" + rules(open_economy(scenario, draw_tasks(scenario)), think) + "\n\n# step 1"
         parts += re.split(r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d|\nThink first inside <think> and </think>", text)
     return [part for part in parts if len(part) > 2]  # ", " would cut the letters' lists otherwise
 

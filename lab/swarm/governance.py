@@ -39,7 +39,7 @@ import metrics
 from swarm import governance as rules
 from swarm import tools as act
 from swarm.bots import between, chance, exploits, pick
-from swarm.economy import APPEAL_STEPS, ME, STEPS, Economy, Interaction, Member, Scenario, book, earn, end_step, found, respect
+from swarm.economy import APPEAL_STEPS, ME, STEPS, Economy, Interaction, Member, Scenario, book, earn, end_step, open_economy, respect
 from swarm.governance import Belief, Signals, Stack, Watch
 
 SHARES = range(6)  # of the eight agents, so many are deceptive
@@ -156,7 +156,7 @@ def start(world: World, stack: Stack, seed: int) -> Economy:
     tax, decay, threshold = (stack.tax, stack.decay, stack.threshold) if stack.local else (0.0, 1.0, 0.0)
     scenario = Scenario(seed, "medium", "0.2", "normal", tuple(kinds), 100.0, tax, 0.0, decay, threshold, 1.0, 1.0, None,
                         f"governance {seed}", world.most)  # fmt: skip
-    economy = found(scenario, [[] for _ in range(world.most)])
+    economy = open_economy(scenario, [[] for _ in range(world.most)])
     del economy.members[ME]
     economy.total -= scenario.resources
     return economy
