@@ -357,7 +357,7 @@ def index_episodes(episodes: list[dict], env: str | None = None) -> tuple:
         bodies.append(body)
     shown = [
         {"label": label or "", "seed": seed, "prompt": title_of(env, seed, prompt)[:160]}
-        for _, label, seed, _, prompt in tasks
+        for _, label, seed, prompt in tasks
     ]
     ending = {"final": " (final)", "eval_only": " (evaluated later)"}
     moments = []

@@ -315,7 +315,7 @@ if __name__ == "__main__":
     import threading
 
     from bridges import endpoint
-    from bridges.serve import Refused, listen, scripted
+    from bridges.chat import Refused, listen, scripted
 
     endpoint.PAUSE, seen = 0.05, Counter()
 

@@ -405,7 +405,7 @@ if __name__ == "__main__":
     from http.server import ThreadingHTTPServer
     from types import SimpleNamespace
 
-    from bridges.serve import JsonHandler
+    from bridges.chat import JsonHandler
     from settings import Config
 
     key = os.environ["A_MADE_UP_KEY"] = "sk-made-up-0123456789"

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from fast.decoder import FastDecoder, Kept, holes, make_decoder
+from fast.decoder import FastDecoder, Kept
+from fast.decoders import holes, make_decoder
 from fast.memory import CannotGoOn, out_of_memory
 from policy import Policy, Sample, draw, first_line, plain_logprobs
 

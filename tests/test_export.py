@@ -20,7 +20,7 @@ import settings
 import train
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bridges import export
-from bridges.serve import JsonHandler
+from bridges.chat import JsonHandler
 from policy import PICO, load_policy
 
 ROOT = Path(__file__).resolve().parents[1]

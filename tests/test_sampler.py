@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fast import decoder as decoder_room
 from fast import engine
-from fast.decoder import FastDecoder, PlainDecoder, differences, holes, make_decoder
+from fast.decoder import FastDecoder
+from fast.decoders import PlainDecoder, differences, holes, make_decoder
 from fast.engine import make_sampler
 from fast.sampler import TorchSampler
 from fast.trunk import effective

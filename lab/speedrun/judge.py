@@ -79,7 +79,8 @@ SPARE = 1.1  # CPU seconds per wall second and thread: clocks tick in 1/100 s
 # ------------------------------------------------------------------------------------------------ the fence
 LIBRARIES = {"torch", "numpy", "math", "random", "collections", "dataclasses", "functools", "itertools", "statistics", "contextlib", "copy"}
 OURS = {  # module: names that may be imported from it
-    "fast.batches": {"Batch", "collate", "micro_batches"}, "fast.decoder": {"FastDecoder", "make_decoder"},
+    "fast.batches": {"Batch", "collate", "micro_batches"}, "fast.decoder": {"FastDecoder"},
+    "fast.decoders": {"make_decoder"},
     "fast.logprobs": {"hidden_states", "token_logprobs"}, "fast.off_policy": {"importance_weights"},
     "fast.sampler": {"TorchSampler", "sample_each"},
     "grpo": {"CLIP", "advantages_of", "group_advantages", "policy_loss", "take_step", "token_weights", "update"},

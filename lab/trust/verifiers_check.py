@@ -37,8 +37,9 @@ from pathlib import Path
 import tyro
 
 import settings
+from bridges.chat import JsonHandler, listen, scripted
 from bridges.replies import split_calls
-from bridges.serve import JsonHandler, listen, scripted, serve_policy
+from bridges.serve import serve_policy
 from env_letters import split_thinking
 from fast.sampler import TorchSampler
 from lab.common import RESULTS, read_json, write_json, write_page
@@ -154,9 +155,6 @@ def serve_tokens(policy: Policy, sampler=None) -> ThreadingHTTPServer:
             reason = "stop" if sample.finished else "length"
             choice = {"token_ids": sample.token_ids, "logprobs": {"content": logprobs}, "finish_reason": reason}
             self.reply(200, {"request_id": "1", "choices": [choice]})
-
-        def log_message(self, *args):
-            pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -21,7 +21,7 @@ import verifiers.v1 as vf
 from pydantic import ValidationError
 
 import settings
-from bridges.serve import Refused, listen, scripted
+from bridges.chat import Refused, listen, scripted
 from lab.trust.verifiers_check import make_env, running
 from settings import DEV_SEEDS
 

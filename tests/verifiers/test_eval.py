@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
 
-from bridges.serve import listen, scripted
+from bridges.chat import listen, scripted
 from lab.trust import verifiers_check as check
 from settings import DEV_SEEDS
 
