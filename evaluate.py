@@ -38,7 +38,7 @@ from fast.engine import here, make_sampler
 from fast.plan import choose_model
 from policy import Policy, load_policy
 from rollout import Episode, play
-from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
+from settings import OF_ALL, READS, Config, check, dev_seeds, eval_sets, make_env, seeds_from
 
 # Named here and by the maker of final tables (lab/claims/study.py), and a test holds that:
 # tasks that any file could play would soon not be held out.
@@ -173,15 +173,12 @@ def summarize(groups: list[list[Episode]]) -> dict:
 
 # What may be typed with --eval-only: which tasks (their set's name says it, settings.eval_sets),
 # the rules that they are played by, and how all this is computed.
-TASKS = (
-    "difficulty", "min_turns", "max_turns", "min_names", "max_names", "similarity_power",
-    "power_per_turn", "swarm_version",
-)  # fmt: skip
+TASKS = ("difficulty", *(n for n in READS["alphabet"] if n not in OF_ALL), "swarm_version")
 RULES = (
-    "max_tokens", "reward", "swarm_payoff", "swarm_reputation", "swarm_quality", "swarm_diversity",
-    "swarm_floor", "swarm_floor_penalty", "swarm_error_penalty", "swarm_payoff_scale",
-    "swarm_trade_credit", "swarm_post_worth",
-)  # fmt: skip
+    "max_tokens",
+    "reward",
+    *(name for name in READS["swarm"] if name not in (*OF_ALL, *TASKS)),
+)
 COMPUTED = (
     "eval_n", "device", "threads", "engine", "vllm_memory", "plain", "vllm_seeds", "vllm_sleep",
 )  # fmt: skip
