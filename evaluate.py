@@ -27,6 +27,7 @@ import torch
 from tqdm import tqdm
 
 import metrics
+import settings
 from bookkeeping import folder as run_folder
 from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
@@ -38,7 +39,7 @@ from fast.engine import here, make_sampler
 from fast.plan import choose_model
 from policy import Policy, load_policy
 from rollout import Episode, play
-from settings import OF_ALL, READS, Config, check, dev_seeds, eval_sets, make_env, seeds_from
+from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
 
 # Named here and by the maker of final tables (lab/claims/study.py), and a test holds that:
 # tasks that any file could play would soon not be held out.
@@ -173,12 +174,9 @@ def summarize(groups: list[list[Episode]]) -> dict:
 
 # What may be typed with --eval-only: which tasks (their set's name says it, settings.eval_sets),
 # the rules that they are played by, and how all this is computed.
+OF_ALL, READS = settings.OF_ALL, settings.READS
 TASKS = ("difficulty", *(n for n in READS["alphabet"] if n not in OF_ALL), "swarm_version")
-RULES = (
-    "max_tokens",
-    "reward",
-    *(name for name in READS["swarm"] if name not in (*OF_ALL, *TASKS)),
-)
+RULES = ("max_tokens", "reward", *(n for n in READS["swarm"] if n not in (*OF_ALL, *TASKS)))
 COMPUTED = (
     "eval_n", "device", "threads", "engine", "vllm_memory", "plain", "vllm_seeds", "vllm_sleep",
 )  # fmt: skip
@@ -206,8 +204,10 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     cfg = Config(**run_folder.read_config(folder, Config))
     run_folder.refuse_code(folder, cfg.env, given.env)
     own, own_rules = trained_set(cfg), {name: getattr(cfg, name) for name in RULES}
+    settings.tell_unread(cfg.env, typed)
     take_typed(cfg, given, typed)
-    other_rules = [name for name in RULES if getattr(cfg, name) != own_rules[name]]
+    read = [name for name in RULES if name not in settings.unread(cfg.env)]
+    other_rules = [name for name in read if getattr(cfg, name) != own_rules[name]]
     check(cfg)
     preflight(cfg)
     run_folder.tell_changed(folder, cfg.env)
@@ -227,6 +227,8 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     if given.held_out:
         name, trained = f"{name}, held-out", False
         seeds = seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
+        if not seeds:
+            raise ValueError(f"--held-out: {cfg.env} has no tasks for it; see docs/tasks.md")
         print("held-out tasks: for a final table; choose nothing by them")
     sets = {name: (trained, eval_sets(cfg)[new][1])}
     results = evaluate_policy(policy, roll, sets, seeds, folder, "eval_only", update)
@@ -275,11 +277,15 @@ def print_players(cfg: Config, first_seed: int) -> None:
 
 
 if __name__ == "__main__":
+    import sys
     import tempfile
 
     from env_letters import Letters
     from policy import PICO
 
+    if sys.argv[1:]:
+        raise SystemExit("this shows pico_base; a run: python train.py --eval-only runs/NAME")
+    print("pico_base, as it ships:")
     cfg = Config(eval_n=8, eval_other_tiers=False, difficulty=3, max_tokens=320)
     check(cfg)
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)

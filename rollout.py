@@ -229,7 +229,11 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     ask_first_question(policy, [player], 10**9)
     episode = player.episode
     while episode.stop_reason == "":
-        said = encode(policy, env.expert_reply()) + [policy.tokenizer.eos_token_id]
+        try:
+            said = encode(policy, env.expert_reply()) + [policy.tokenizer.eos_token_id]
+        except EnvironmentFailed as error:
+            episode.stop_reason, episode.error = "error", str(error)
+            break
         take_turn(policy, episode, env, Sample(said, [0.0] * len(said), finished=True), 10**9)
     finish(episode, env)
     if episode.stop_reason == "error":

@@ -9,6 +9,7 @@ Run me: `python settings.py` prints what each environment gets.
 """
 
 import importlib.util
+import math
 import re
 import sys
 from dataclasses import dataclass, fields, replace
@@ -25,6 +26,7 @@ SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
 MOST_UPDATES = 100_000  # of a run: after so many the training tasks of the next --seed begin
 MODELS = Path(__file__).resolve().parent / "models"  # the embedded ones
+MOST_THREADS = 1024  # more is a slip of the finger
 EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
 
 
@@ -492,6 +494,8 @@ def check(cfg: Config) -> None:
         ours = ", ".join(name for name in BY_ENV if name not in ("yours", "known"))
         others = "jsonl:FILE, reasoning_gym:NAME, or FILE.py:CLASS"
         refuse(cfg, "env", f"there is no such environment; choose {ours}, {others}")
+    if cfg.break_ and cfg.env != "letters":
+        refuse(cfg, "env", "--break makes its mistakes in letters; leave one of the two out")
     if cfg.preset and cfg.preset not in PRESETS:
         refuse(cfg, "preset", f"choose {', '.join(PRESETS)}, or leave it out")
     fill(cfg, by_env(cfg.env))
@@ -534,10 +538,12 @@ def check_numbers(cfg: Config) -> None:
     counts = "num_tasks k epochs eval_n eval_every save_every sft_examples sft_batch"
     from_zero = "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads"
     positive = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
+    if cfg.threads > MOST_THREADS:
+        refuse(cfg, "threads", f"must be at most {MOST_THREADS}")
     for names, enough, must in (
         (counts, lambda x: x >= 1, "must be at least 1"),
         (from_zero, lambda x: x >= 0, "must be at least 0"),
-        (positive, lambda x: x > 0, "must be positive"),
+        (positive, lambda x: 0 < x < math.inf, "must be positive, not inf"),
     ):
         for name in names.split():
             value = getattr(cfg, name)
@@ -618,12 +624,18 @@ def read_flags(words: list[str]) -> tuple[Config, set[str]]:
     return cfg, {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
 
 
+def unread(env: str) -> set[str]:
+    """Flags that other environments read, and this one does not."""
+    every = set().union(*READS.values())
+    return every - set(READS.get(kind(env), every))
+
+
 def tell_unread(env: str, typed: set[str]) -> None:
     """Name the flags that were typed and that this environment does not read."""
-    unread = sorted(typed & set().union(*READS.values()) - set(READS.get(kind(env), typed)))
-    if unread:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in unread)
-        change = "they change" if len(unread) > 1 else "it changes"
+    useless = sorted(typed & unread(env))
+    if useless:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+        change = "they change" if len(useless) > 1 else "it changes"
         print(f"--env {env} does not read {names}; {change} nothing")
 
 

@@ -58,7 +58,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     if state.update < 0:  # not even SFT yet
         evaluate("before")
         with rollouts.paused(), policy.learning():
-            demonstrator = partial(make_env, cfg, cfg.difficulty)
+            demonstrator = partial(new_env, cfg.difficulty)
             run.log_sft(sft(policy, demonstrator, sft_seeds(cfg), cfg, run.stop_if_asked))
         state.update = 0
         run.tell(other_opening(policy, new_env(cfg.difficulty), tasks(0)[0]))

@@ -208,6 +208,8 @@ def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Pat
     rows, notes = compare(arms)
     page = text(arms, rows, notes)
     out = Path(out) if out else new_folder(folders[0].parent, page)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out}: that is a file; give a folder")
     out.mkdir(parents=True, exist_ok=True)
     (out / "compare.md").write_text(page, encoding="utf-8")
     draw(out / "compare.png", arms)

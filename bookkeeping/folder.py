@@ -14,6 +14,7 @@ Run me: `python -m bookkeeping.folder` shows what a killed run keeps.
 import ast
 import hashlib
 import json
+import re
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -191,12 +192,16 @@ def tell_changed(folder: Path, env: str) -> None:
         print(f"{env}: its code or its rows are not what this run was trained with")
 
 
-def trim(folder: Path, update: int) -> None:
-    """Drop lines that a killed run wrote after its last checkpoint: they will be written again."""
+def trim(folder: Path, update: int, finished: bool = True) -> None:
+    """Drop lines that a killed run wrote after its last checkpoint: they will be written again.
+
+    So will a final evaluation, unless more updates follow: then it was one on the way.
+    """
     for name in LOGS:
         if (folder / name).exists():
             with open(folder / name, encoding="utf-8", errors="replace") as old:
-                kept = [line for line in old if stays(line, update)]
+                lines_now = old if finished else map(on_the_way, old)
+                kept = [line for line in lines_now if stays(line, update)]
             write_whole(folder / name, "".join(kept))
 
 
@@ -206,6 +211,11 @@ def mend(folder: Path) -> None:
         if (folder / name).exists():
             with open(folder / name, "rb+") as f:
                 f.truncate(f.read().rfind(b"\n") + 1)
+
+
+def on_the_way(line: str) -> str:
+    """The line of a final evaluation as that of one during the run; others as they are."""
+    return re.sub('"stage": ?"final"', '"stage":"train"', line, count=1)
 
 
 def stays(line: str, update: int) -> bool:

@@ -23,7 +23,9 @@ import sft
 from bookkeeping import folder
 from bookkeeping.records import printable
 from fast import machine
+from fast.ahead import SECONDS
 from fast.machine import Hung
+from fast.measure import COLUMNS
 from fast.memory import CannotGoOn, out_of_memory
 from rollout import EnvironmentFailed
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, levels_of, make_env, promote_of
@@ -38,7 +40,7 @@ class Guarded:
     def __init__(self, env):
         self.env = env
 
-    def __getattr__(self, name: str):  # think, tools, max_turns, expert_reply …
+    def __getattr__(self, name: str):  # think, tools, max_turns …
         return getattr(self.env, name)
 
     def reset(self, seed: int) -> list[dict]:
@@ -49,6 +51,9 @@ class Guarded:
 
     def score(self) -> dict[str, float]:
         return self._call(lambda: numbers(self.env.score()))
+
+    def expert_reply(self) -> str:
+        return self._call(lambda: self._checked("expert_reply", text_of, self.env.expert_reply()))
 
     def _checked(self, method: str, read: Callable, found):
         return checked(self.env, method, read, found)
@@ -68,6 +73,8 @@ def guarded(make_env: Callable, *given) -> Guarded:
 def numbers(marks: dict) -> dict[str, float]:
     """A score, checked: its reward is a finite number, and every other entry a number."""
     marks = {name: float(value) for name, value in dict(marks).items()}
+    if not all(isinstance(name, str) for name in marks):
+        raise ValueError("an entry's name is no text")
     if not math.isfinite(marks["reward"]):
         raise ValueError(f"the reward is {marks['reward']}")
     return marks
@@ -212,12 +219,21 @@ def checked(env, method: str, read: Callable, found):
 
 def messages_of(found) -> list[dict]:
     if not isinstance(found, list) or not found or not all(map(is_message, found)):
-        raise ValueError('a list of messages such as {"role": "user", "content": "1 + 1?"}')
+        example = '{"role": "user", "content": "1 + 1?"}'
+        raise ValueError(f"a list of messages such as {example}, with a role of {', '.join(ROLES)}")
     return found
 
 
+ROLES = ("system", "user", "assistant", "tool")  # templates leave messages of others out
+
+
 def is_message(m) -> bool:
-    return isinstance(m, dict) and all(isinstance(m.get(key), str) for key in ("role", "content"))
+    return isinstance(m, dict) and m.get("role") in ROLES and is_text(m.get("content"))
+
+
+def is_text(found) -> bool:
+    """A str whose characters are whole: half of a pair cannot be tokenized."""
+    return isinstance(found, str) and not any("\ud800" <= c <= "\udfff" for c in found)
 
 
 def answer_of(found) -> tuple[list[dict], bool]:
@@ -232,21 +248,22 @@ def answer_of(found) -> tuple[list[dict], bool]:
 
 # Columns of the logs: an entry of a score with such a name would take their place.
 TAKEN = {"update", "stage", "tasks", "trained", "missing", "level", "n", "errors", "reply_tokens"}
-TAKEN |= {"reward_low", "reward_high", "exact_reward"}
+TAKEN |= {"reward_low", "reward_high", "exact_reward", *COLUMNS}
+TAKEN |= {f"seconds_{part}" for part in SECONDS}
 
 
 def numbers_of(found) -> dict[str, float]:
     try:
         marks = numbers(found)
     except (TypeError, KeyError, ValueError):
-        raise ValueError('a dict of numbers with a finite "reward"') from None
+        raise ValueError('a dict of named numbers with a finite "reward"') from None
     if taken := sorted(TAKEN & marks.keys()):
         raise ValueError(f"a dict without {taken[0]!r}, which is a column of the logs: rename it")
     return marks
 
 
 def text_of(found) -> str:
-    if not isinstance(found, str):
+    if not is_text(found):
         raise ValueError("a text")
     return found
 

@@ -342,11 +342,19 @@ def about_thinking(lines: list[dict], tenth: int) -> list[str]:
 
 
 def main(given: list[str]) -> None:
-    if len(given) != 1 or not (Path(given[0]) / "summary.json").exists():
-        raise SystemExit(
-            "usage: python -m bookkeeping.report runs/NAME   (a finished run: it has a "
-            "summary.json); to compare runs: python -m bookkeeping.compare runs/A runs/B …"
-        )
+    usage = (
+        "python -m bookkeeping.report runs/NAME writes the report of a finished run again; "
+        "to compare runs: python -m bookkeeping.compare runs/A runs/B …"
+    )
+    if given in (["-h"], ["--help"]):
+        print(usage)
+        return
+    if len(given) != 1:
+        raise SystemExit(f"it takes one run folder, and got {len(given)}; {usage}")
+    if not (Path(given[0]) / "summary.json").exists():
+        why = "has no summary.json yet: it is not finished, go on with --resume"
+        why = why if Path(given[0]).is_dir() else "there is no such folder, check the path"
+        raise SystemExit(f"{given[0]}: {why}; {usage}")
     with records.foreign(given[0]):
         write(Path(given[0]))
     print((Path(given[0]) / "report.md").read_text(encoding="utf-8"))

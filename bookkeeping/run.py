@@ -86,7 +86,10 @@ class Run:
         code = {"update": self.state.update, **code_of(self.cfg.env)}
         self.versions = note_code(self.folder / "code.jsonl", code)
         parallel.same_weights(policy.trainable().values())
-        trim(self.folder, self.state.update)
+        done = bool(self.saved) and finished(self.cfg, self.state)
+        trim(self.folder, self.state.update, done)
+        if not done:  # what an earlier end said is not true of the weights that follow
+            (self.folder / "summary.json").unlink(missing_ok=True)
         self.history = records.lines(self.folder / "metrics.jsonl")[-doctor.LOOKS_BACK :]
         self.spent_before = self.state.seconds["total"]
         self.stop = StopSignal()
@@ -222,8 +225,10 @@ def next_command(cfg) -> str:
 
     Its Python is this one: `make train` leaves no environment activated.
     """
-    typed = Path(sys.argv[0]).name == "train.py" and not cfg.resume  # else a script called train()
-    words, kept, own = sys.argv[1:] if typed else [], [], ("--seed", "--name")
+    words, kept, own = sys.argv[1:], [], ("--seed", "--name")
+    resumed = any(word.partition("=")[0] == "--resume" for word in words)
+    if Path(sys.argv[0]).name != "train.py" or resumed:  # a script called train(), or an old run
+        words = []
     for before, word in zip(["", *words], words):
         if before not in own and word.partition("=")[0] not in own:
             kept.append(word)
@@ -287,7 +292,7 @@ def one_line(line: dict, own: list[str] = ()) -> str:
     for name, title in (PRINTED | {name: tables.label(name) for name in own}).items():
         text += f"  {title} {line[name]:.2f}" if name in line else ""
     text += f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}"
-    if "entropy" in line:
+    if "ratio" in line:
         text += f"  entropy {line['entropy']:.3f}  grad {line['grad_norm']:.2f}"
         text += f"  ratio {line['ratio']:.3f}  loss {line['loss']:+.4f}"
     waiting = sum(line[f"seconds_{part}"] for part in SECONDS if part != "train")

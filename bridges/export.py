@@ -39,6 +39,7 @@ from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
 from bookkeeping.report import STAGES, cell, reward_cell
 from bookkeeping.tables import shown
 from fast.logprobs import token_logprobs
+from fast.vllm_engine import RANKS
 from metrics import Interval
 from policy import BIG, EMBEDDED, first_line, load_policy
 
@@ -49,6 +50,8 @@ TEXT = (
 # Of the machine or of the moment: not part of the command that makes a run again.
 LOCAL = ("env", "break_", "model", "name", "runs", "resume", "eval_only", "held_out", "threads")
 LOCAL += ("wandb", "device", "engine")
+# Our own bases are on no hub: a card names their folder in a clone of this repository.
+EMBEDDED_IN = {name: f"models/{name}" for name in EMBEDDED}
 
 
 def base_of(summary: dict) -> str:
@@ -180,8 +183,9 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
     use, serve = USE_MERGED, f"vllm serve {where}"
     if is_adapter:
         use = USE_ADAPTER
-        lora = f"--enable-lora --max-lora-rank {rank} --lora-modules trained={where}"
-        serve = f"vllm serve {shlex.quote(base)} {lora}"
+        room = next((r for r in RANKS if r >= rank), rank)  # vLLM takes these
+        lora = f"--enable-lora --max-lora-rank {room} --lora-modules trained={where}"
+        serve = f"vllm serve {shlex.quote(EMBEDDED_IN.get(base, base))} {lora}"
     command = f"python train.py {flags(config, machine['parameters'])} --model {shlex.quote(base)}"
     told = summary["warnings"].items()
     gain = Interval(**summary["gain" if exact else "gain_reward"])
@@ -199,7 +203,7 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
         gain=gain.points() if exact else gain.signed(),
         data=DATA.get(settings.kind(config["env"]), OURS).format(config["env"]),
         warnings="".join(f"The run reports, {name}: {sentence}.\n" for name, sentence in told),
-        use=use.format(base=json.dumps(base), where=where),
+        use=use.format(base=json.dumps(EMBEDDED_IN.get(base, base)), where=where),
         serve=serve,
         command=command,
         minutes=summary["seconds"]["total"] / 60,
@@ -230,6 +234,8 @@ def export(
     with records.foreign(run):
         summary = records.record(run / "summary.json")
         card(summary, kind, push)  # all that the card needs is there
+    if summary["config"].get("api_base"):
+        raise SystemExit(f"{run}: an evaluation over an API has no weights to export")
     rank = summary["config"]["lora_rank"]
     saved = find_checkpoint(run / "checkpoint")
     if saved is None:

@@ -47,9 +47,8 @@ try:
         State,
     )
 except ModuleNotFoundError:
-    raise ImportError(
-        "bridges/openenv_swarm.py needs openenv; pip install -r requirements/openenv.txt"
-    ) from None
+    why = "bridges/openenv_swarm.py needs openenv; pip install -r requirements/openenv.txt"
+    raise (SystemExit if __name__ == "__main__" else ImportError)(why) from None
 
 import settings
 from env_swarm import Swarm

@@ -52,7 +52,7 @@ from bridges.chat import Refused, listen, read_messages, response, scripted, tex
 from bridges.replies import split_calls
 from fast.plan import choose_model
 from fast.sampler import Sample, TorchSampler
-from policy import PICO, Policy, defang, encode, load_policy
+from policy import Policy, defang, encode, load_policy
 from rollout import delta_ids, prompt_ids
 
 GATHER = 0.01  # seconds to wait for company, once a request is there
@@ -175,6 +175,13 @@ NOT_OFFERED = {  # field: the values that change nothing
     "ignore_eos": (None, False),
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto"),
+    "stop_token_ids": (None, []),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "guided_json": (None,),
+    "typical_p": (None, 1),
+    "best_of": (None, 1),
+    "top_logprobs": (None, 0),
 }
 
 
@@ -297,8 +304,6 @@ def load(name: str) -> Policy:
     written = folder / "config.json"
     config = records.record(written) if written.exists() else {}
     if "lora_rank" not in config:  # a model's config, not a run's
-        if not folder.exists() and PICO.with_name(name).is_dir():
-            name = str(PICO.with_name(name))
         return load_policy(name, lora_rank=0, lora_alpha=64)
     saved = find_checkpoint(folder / "checkpoint")
     if saved is None:

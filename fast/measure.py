@@ -32,6 +32,10 @@ from policy import in_bfloat16
 MEANS = (
     "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"
 )  # fmt: skip
+COLUMNS = (
+    *MEANS, "groups_with_signal", "advantage_abs", "trained_tokens", "off_policy_steps", "loss",
+    "grad_norm", "ratio_max", "rounding", "twice", "stop_trained", "stretch",
+)  # fmt: skip
 SUMS = ("loss", "tokens", *MEANS, "log_ratio", "moved", "ended", "stops")
 
 

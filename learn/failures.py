@@ -37,6 +37,7 @@ SHORT = {
     "updates": 30,
     "eval_n": 32,
     "eval_every": 1000,
+    "engine": "torch",
     "wandb": False,
 }
 

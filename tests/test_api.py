@@ -717,7 +717,8 @@ def test_sampling_follows_the_request(desk):
     ({"temperature": True}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
     ({"max_tokens": 10**6}, "context length"), ({"n": 0}, "n must"), ({"seed": "x"}, "seed"), ({"stream": True}, "stream"),
     ({"top_p": 0.9}, "top_p"), ({"stop": 5}, "stop"), ({"tools": "all"}, "tools"), ({"top_k": 1}, "top_k"), ({"min_p": 0.9}, "min_p"),
-    ({"repetition_penalty": 2}, "repetition_penalty"),
+    ({"repetition_penalty": 2}, "repetition_penalty"), ({"stop_token_ids": [1]}, "stop_token_ids"), ({"bad_words": ["a"]}, "bad_words"),
+    ({"guided_json": {}}, "guided_json"), ({"best_of": 2}, "best_of"), ({"top_logprobs": 3}, "top_logprobs"),
     ({"response_format": {"type": "json_object"}}, "response_format"), ({"tool_choice": "required"}, "tool_choice"),
 ])  # fmt: skip
 def test_nonsense_is_refused_in_a_sentence(desk, change, told):

@@ -18,7 +18,7 @@ import train
 import warm
 from bookkeeping.checkpoint import load_checkpoint
 from fast import decoder
-from settings import DEV_SEEDS
+from settings import DEV_SEEDS, SFT_SEEDS
 
 SHORT = [
     "--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "2", "--eval-every", "100",
@@ -136,6 +136,50 @@ def test_one_episode_of_64_that_hangs_is_left_out_and_the_run_goes_on(monkeypatc
     assert json.loads((folder / "summary.json").read_text())["updates"] == 3
 
 
+def test_a_finished_run_that_goes_on_and_is_stopped_has_no_summary_of_its_earlier_end(monkeypatch, tmp_path):
+    folder = run(monkeypatch, tmp_path, "--updates", "1")
+    assert (folder / "summary.json").exists()
+    monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(folder)])
+    train.main()  # nothing is left to do
+    assert (folder / "summary.json").exists()
+    right = train.update
+
+    def update(*given):
+        os.kill(os.getpid(), signal.SIGINT)
+        return right(*given)
+
+    monkeypatch.setattr(train, "update", update)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(folder), "--updates", "3"])
+    with pytest.raises(SystemExit, match="stopped; go on with"):
+        train.main()
+    assert saved(folder)[1]["update"] == 2 and not (folder / "summary.json").exists()
+
+
+@pytest.mark.parametrize("method", ["reset", "expert_reply", "score"])
+def test_a_demonstration_that_fails_ends_the_run_in_one_sentence(monkeypatch, tmp_path, method):
+    right, env = getattr(env_letters.Letters, method), env_letters.Letters(2, "partial", True, "states")
+    env.reset(SFT_SEEDS + 1)
+
+    def fails(self, *given):
+        its = given == (SFT_SEEDS + 1,) if method == "reset" else self.task == env.task
+        return {}["row 3"] if its else right(self, *given)
+
+    monkeypatch.setattr(env_letters.Letters, method, fails)
+    with pytest.raises(SystemExit, match=f"the expert's episode of task {SFT_SEEDS + 1} failed: KeyError: 'row 3'"):
+        run(monkeypatch, tmp_path, "--updates", "1")
+
+
+def test_an_expert_that_hangs_ends_the_run_in_one_sentence(monkeypatch, tmp_path):
+    def hangs(self):
+        while True:
+            pass
+
+    monkeypatch.setattr(env_letters.Letters, "expert_reply", hangs)
+    monkeypatch.setattr(env_letters.Letters, "seconds", 0.2, raising=False)
+    with pytest.raises(SystemExit, match=f"task {SFT_SEEDS} failed: Hung: no answer within 0.2 seconds"):
+        run(monkeypatch, tmp_path, "--updates", "1")
+
+
 def test_where_every_episode_raises_the_run_stops_and_names_the_first(monkeypatch, tmp_path):
     def raises(self, reply):
         raise KeyError("answer")
@@ -167,6 +211,8 @@ def test_a_task_whose_reset_raises_costs_its_own_episodes_and_neither_save_nor_r
     assert failed["stop_reason"] == "error" and failed["segments"] == [] and "no task 0" in failed["error"]
     assert kept[1, 1]["segments"] and kept[4, 7]["segments"] == [] and kept[4, 6]["segments"]
     assert (folder / "report.html").exists() and (folder / "report.md").exists()
+    on_the_way = [(e["update"], e["stage"]) for e in lines(folder / "evals.jsonl") if e["update"] > 0]
+    assert on_the_way == [(2, "train"), (4, "final")]
     assert all(
         line["missing"] == {"0": f"KeyError: 'no task {DEV_SEEDS}' (test_bad_training.py:{raises.__code__.co_firstlineno + 2})"}
         for line in lines(folder / "evals.jsonl")

@@ -125,6 +125,9 @@ def test_the_card_says_what_was_measured(runs, tmp_path):
     big = json.loads(json.dumps(summary))
     big["config"]["model"] = "Qwen/Qwen3-0.6B"
     assert ModelCard(export.card(big, "merge")).data.base_model == "Qwen/Qwen3-0.6B"
+    assert 'from_pretrained("models/pico_base")' in text  # it is on no hub, and the card is read elsewhere
+    big["config"]["lora_rank"] = 12
+    assert "--max-lora-rank 16 " in export.card(big, "adapter")  # vLLM takes no 12
     assert "collapse: update 7" in export.card({**summary, "warnings": {"collapse": "update 7: fell"}}, "merge")
 
 

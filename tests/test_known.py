@@ -387,6 +387,9 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
     last = json.loads((tmp_path / "run" / "evals.jsonl").read_text().splitlines()[-1])
     assert "held-out" in last["tasks"] and len(last["reward"]) == known.open_known(env, True).how_many(HELD_OUT_SEEDS)
     assert "scorer_failed" in last and (tmp_path / "run" / "report.html").exists()
+    none = "import evaluate, sys, train; evaluate.seeds_from = lambda *given: []; sys.argv[0] = 'train.py'; train.main()"
+    done = warm.run(["-c", none, "--eval-only", str(tmp_path / "run"), "--held-out"], ROOT, {"OMP_NUM_THREADS": "1"}, pictures=False)
+    assert done.returncode == 1 and "has no tasks for it" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_without_the_package_it_is_said_in_one_sentence(monkeypatch):

@@ -340,8 +340,8 @@ def test_the_next_command_can_be_pasted(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
     monkeypatch.setattr(sys, "argv", ["/there/train.py"])  # make train has flags, a bare train.py has none
     assert run_records.next_command(settings.Config()) == "python train.py --env letters --seed 1"
-    for argv, resume in (["train.py", "--resume", "runs/x"], "runs/x"), (["pytest", "-q"], ""):
+    for argv in ["train.py", "--resume", "runs/x"], ["train.py", "--resume=runs/x", "--updates", "9"], ["pytest", "-q"]:
         monkeypatch.setattr(sys, "argv", argv)
-        words = run_records.next_command(settings.Config(env="alphabet", seed=2, resume=resume)).split()
+        words = run_records.next_command(settings.Config(env="alphabet", seed=2)).split()
         found, typed = settings.command_line(words[2:])
         assert words[:2] == ["python", "train.py"] and typed == {"env", "seed"} and (found.env, found.seed) == ("alphabet", 3)

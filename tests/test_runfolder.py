@@ -145,6 +145,15 @@ def test_what_was_evaluated_later_stays_while_its_checkpoint_does(tmp_path):
     assert (tmp_path / "evals.jsonl").read_text() == line + "\n"
 
 
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+def test_where_a_finished_run_goes_on_its_final_evaluation_becomes_one_on_the_way(tmp_path, separators):
+    final = json.dumps({"update": 2, "stage": "final", "said": '"stage":"final"'}, separators=separators)
+    (tmp_path / "evals.jsonl").write_text(final + "\n" + record(3, stage="final") + "\n")
+    trim(tmp_path, 2, finished=False)
+    kept = [json.loads(line) for line in (tmp_path / "evals.jsonl").read_text().splitlines()]
+    assert kept == [{"update": 2, "stage": "train", "said": '"stage":"final"'}]
+
+
 @pytest.mark.parametrize("text", ["", '{"upd', '{"update": 1}\n', '{"update": 1}\n{"update": 2, "rew'])
 def test_a_last_line_that_was_cut_is_dropped_before_more_is_written(tmp_path, text):
     (tmp_path / "evals.jsonl").write_text(text)

@@ -150,6 +150,9 @@ WRONG = {  # what is wrong: (old, new, what must be said)
     "content is a number": (RESET, 'return [{"role": "user", "content": self.a}]',
                             "reset (sums.py:5) returned [{'role': 'user', 'content': "),
     "a message is a text": (RESET, 'return ["1 + 1?"]', "reset (sums.py:5) returned ['1 + 1?'], and not a list of messages"),
+    "a role that templates leave out": (RESET, RESET.replace('"user"', '"human"'), "with a role of system, user, assistant, tool"),
+    "half a character": (RESET, RESET.replace("?\"", "\\ud800\""), "reset (sums.py:5) returned"),
+    "a name is a number": (SCORE, 'return {"reward": right, 3: 0.5}', "a dict of named numbers"),
     "a role is missing": (RESET, 'return [{"content": "?"}]', "reset (sums.py:5)"),
     "step tells nothing": ("return ([], True) if", "None if", "step (sums.py:9) returned None, and not (new messages, is it over?)"),
     "step forgets that it may be over": ("return ([], True) if", "return [] if", "step (sums.py:9) returned []"),
@@ -260,7 +263,7 @@ def test_a_wrong_answer_in_the_middle_of_a_run_costs_its_episode(tmp_path):
             env.step("3")
 
 
-@pytest.mark.parametrize("name", ["level", "update", "tasks", "stage"])
+@pytest.mark.parametrize("name", ["level", "update", "tasks", "stage", "entropy", "loss", "ratio", "seconds_train", "twice"])
 def test_an_entry_of_a_score_cannot_take_the_place_of_a_column_of_the_logs(tmp_path, name):
     with pytest.raises(ValueError, match=f"a dict without '{name}', which is a column of the logs"):
         preflight(sums(tmp_path, SCORE, f'return {{"reward": right, "{name}": 1.0}}'))
@@ -533,6 +536,8 @@ def test_the_preset_of_the_seed_is_what_it_was(env, num_tasks, sft_batch):
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
     ({"env": "alphabet", "similarity_power": float("inf")}, "--similarity-power inf: must be positive, not inf"),
     ({"num_tasks": 20_000}, "--num-tasks 20000: there are not so many tasks"),
+    ({"lr": float("inf")}, "--lr inf: must be positive, not inf"), ({"threads": 10**11}, "--threads 100000000000: must be at most"),
+    ({"break_": "dropout", "env": "swarm", "difficulty": 6}, "--env swarm: --break makes its mistakes in letters"),
 ])  # fmt: skip
 def test_numbers_that_cannot_be_right_are_refused_by_their_own_name(flags, told):
     with pytest.raises(ValueError, match=told):

@@ -406,8 +406,9 @@ def test_eval_only_gives_the_final_evaluation_again(whole):
 
 
 def test_an_evaluation_by_other_rules_does_not_pass_for_the_runs_own(whole):
-    done = run("--eval-only", str(whole), "--reward", "binary", "--eval-n", "3", "--threads", "1")
+    done = run("--eval-only", str(whole), "--reward", "binary", "--eval-n", "3", "--threads", "1", "--swarm-payoff", "2")
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "--env letters does not read --swarm-payoff; it changes nothing" in done.stdout
     again = lines(whole / "evals.jsonl")[-1]
     assert (again["tasks"], again["trained"], len(again["reward"])) == ("tier 2, reward binary", False, 3)
 
