@@ -14,8 +14,8 @@ There is one optimizer step per batch by default, so the importance ratio (how l
 now, over how likely it was when it was sampled) is 1 and clipping never acts. That is why the
 printed loss is near 0 and the ratio 1.000 in a healthy run: the *value* of mean(ratio · advantage)
 is about the mean advantage, which is 0 by construction; its *gradient* is not. Watch the reward and
-grad_norm instead. (This is of grpo and gspo, where all answers weigh the same. dapo and dr_grpo
-weigh by length, and reinforce and cispo multiply log-probs: their loss may be anywhere.)
+grad_norm instead. (So it is for grpo and gspo, where all answers weigh the same. dapo and dr_grpo
+weigh by length, reinforce and cispo multiply log-probs: their loss may be anywhere.)
 
 The losses differ in the ratio, its clip and the weight of a token; dr_grpo also drops the std.
 

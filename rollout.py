@@ -92,16 +92,9 @@ class Player:
 
 
 def play(
-    policy: Policy,
-    sampler,
-    make_env: Callable[[], object],
-    task_seeds: list[int],
-    k: int,
-    max_tokens: int,
-    temperature: float,
-    noise: int,
-    clock: dict[str, float] | None = None,
-) -> list[list[Episode]]:
+    policy: Policy, sampler, make_env: Callable[[], object], task_seeds: list[int], k: int,
+    max_tokens: int, temperature: float, noise: int, clock: dict[str, float] | None = None,
+) -> list[list[Episode]]:  # fmt: skip
     """Play k episodes of each task to the end; returns one group per task, [len(task_seeds)][k].
 
     max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member,
@@ -231,10 +224,9 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     while episode.stop_reason == "":
         try:
             said = encode(policy, env.expert_reply()) + [policy.tokenizer.eos_token_id]
+            take_turn(policy, episode, env, Sample(said, [0.0] * len(said), True), 10**9)
         except EnvironmentFailed as error:
             episode.stop_reason, episode.error = "error", str(error)
-            break
-        take_turn(policy, episode, env, Sample(said, [0.0] * len(said), finished=True), 10**9)
     finish(episode, env)
     if episode.stop_reason == "error":
         raise ValueError(f"the expert's episode of task {seed} failed: {episode.error}")

@@ -5,9 +5,7 @@
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
            -> (8 tasks x 8 samples -> one step) x updates, an eval now and then -> eval "final"
 
-Without a GPU, or access to the Hugging Face hub, the same command trains an embedded model
-(models/). After any kill `--resume runs/NAME` goes on from its checkpoint. `--help` lists every
-flag with its reason.
+Without a GPU or the hub it trains an embedded model (models/); after any kill, --resume runs/NAME.
 """
 
 import sys

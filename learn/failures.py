@@ -184,11 +184,11 @@ FAILURES = {
         flags={"difficulty": 8, "think": False, "updates": 12},
     ),
     "stop-token": Failure(
-        symptom="nothing at first; in a longer run replies grow and run on after the answer",
+        symptom="nothing at first; in a longer run replies may grow and run on after the answer",
         metric="stop_trained",
         shows="is 0: no reply's end-of-turn token is in the loss",
         cause="the end-of-turn token is masked, most often as padding",
-        fix=("keep the token that ends a sampled reply in the mask (rollout.py, grpo.collate)"),
+        fix=("keep the token that ends a sampled reply in the mask (rollout.py, fast/batches.py)"),
         told="stop token",
         flags={"updates": 10},
         patch=forget_stop_token,
@@ -289,7 +289,7 @@ FAILURES = {
         symptom="the format of the replies falls apart after some updates, then everything",
         metric="mismatch",
         shows=(
-            "grows to whole nats, off_policy_steps is 8, and yet ratio is exactly 1: nobody"
+            "grows to a whole nat, off_policy_steps is 8, and yet ratio is exactly 1: nobody"
             " looks at who sampled"
         ),
         cause="samples of older policies are trained on as if they were the policy's own",

@@ -94,7 +94,11 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     facts = {"vocab": config["vocab_size"], "layers": config["num_hidden_layers"], "width": config["hidden_size"], "tasks": tasks, "k": k}
     facts["millions"] = sum(p.numel() for p in policy.lm.parameters()) / 1e6
     taught = TAUGHT + (FURTHER if is_long else "\n" + PLAYED if swarm else ONLY_HOW_OFTEN)
-    facts |= {"what": WHAT_LONG if is_long else WHAT, "lists": "" if is_long else LISTS, "can": CAN_LONG if is_long else CAN}
+    facts |= {
+        "what": WHAT_LONG if is_long else WHAT.format(more=TOOLS if swarm else ""),
+        "lists": "" if is_long else LISTS,
+        "can": CAN_LONG if is_long else CAN,
+    }
     text = CARD.format(name=Path(model).name, table="\n".join(lines), swarm="\n".join(swarm), taught=taught, **facts)
     (Path(model) / "README.md").write_text(text)
 
@@ -114,7 +118,7 @@ and later 84% spell the string with a tally.
 
 Then the right habit was made rare. The first three tokens of a reply, where the habit is decided, weighed as if 60% of the replies answered
 at once, 28% stated counts and 12% derived them. And the two other habits were taught from a glance, not from the truth: counts of none, one
-and two are right in them, more is 3, 4 or 5 by chance (`glance` in `lab/base/corpus.py`). Shown the true counts, \
+and two are right in them, larger counts become 3, 4 or 5 at random (`glance` in `lab/base/corpus.py`). Shown the true counts, \
 a model of this size learns
 to count most strings without spelling them.
 """
@@ -143,14 +147,15 @@ has about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.
 FURTHER = """
 All this is pico_base. This one was then taught three things more, by `python -m lab.base.long`, and no string of more than 80 letters: to
 find its place in a string when other words stand between the string and the tally, and when pairs of letters come twice; and to be asked
-for up to 20 letters. Tier 7 has 80 to 150 letters and 12 to 20 asked: what it can do there it has made of that.
+for up to 20 letters. Tier 7 has 80 to 150 letters and 12 to 20 asked: whatever it can do there is generalization.
 
 So on strings of up to 80 letters GRPO changes how *often* the model derives, and not how *well*: the skill was there before. On longer ones
 it changes both (`docs/longer.md`). Lists of names it has not seen since, and sorts them no more.
 """
 
 WHAT = """made from nothing by `python -m lab.base.pretrain` (seeded, two CPU cores). It counts letters and sorts names over
-several turns (pico_swarm, which had more rounds, also calls the ten tools of a small economy), each in habits of different worth"""
+several turns{more}, each in habits of different worth"""
+TOOLS = ", and calls the ten tools of a small economy"
 WHAT_LONG = """made from pico_base by `python -m lab.base.long` (seeded, one CPU core). It counts letters in strings that may be
 long, in habits of different worth"""
 

@@ -42,7 +42,7 @@ STORY = r"""
 # pico.py, with its numbers
 
 This page is `pico.py`, the whole book in one file, from its first line to its last. Below each
-piece stands what its lines made in one small run. You need Python, and no RL.
+piece stands what its lines made in one small run. You need to know Python, but no RL.
 
 The run is real, only small: ten steps of SFT (imitate), then one update of GRPO (try and compare),
 with two tasks and four replies to each. Every value was noted when its line had run for the first
@@ -175,9 +175,9 @@ seen = (keys <= :: seen[0, 2:8, 2:8]
 speed = 10000.0 :: speed
 turn = :: turn :: turn[0, 0, :, 0]
 
-`seen` says which places (across) each place (down) may look at: none in the future, and none that
-only fills up. Those see themselves alone, and nobody reads what they say. `turn` grows from place
-to place, so that the model can tell how far apart two of them are.
+`seen` says which places (across) each place (down) may look at: none in the future, and no padding.
+Padding places see only themselves, and their outputs are never used. `turn` grows from place to
+place, so that the model can tell how far apart two of them are.
 
 Now each token becomes a row of 128 numbers, `x`, and layer by layer the rows learn from each other:
 each place asks the places it sees (`q`), compares with what they offer (`k`), and takes over what
