@@ -232,8 +232,14 @@ def is_message(m) -> bool:
 
 
 def is_text(found) -> bool:
-    """A str whose characters are whole: half of a pair cannot be tokenized."""
-    return isinstance(found, str) and not any("\ud800" <= c <= "\udfff" for c in found)
+    """A str of whole characters: half of a surrogate pair is none, and no tokenizer takes it."""
+    if not isinstance(found, str):
+        return False
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def answer_of(found) -> tuple[list[dict], bool]:
