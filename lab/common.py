@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -102,8 +103,18 @@ def launch(
             raise RuntimeError(f"{name} stopped with code {done.returncode}; see {log}")
     target.mkdir(parents=True, exist_ok=True)
     for file in kept:
-        if (ROOT / runs / name / file).exists():
+        if file == "metrics.jsonl" and (ROOT / runs / name / file).exists():
+            keep_metrics(ROOT / runs / name, target)
+        elif (ROOT / runs / name / file).exists():
             shutil.copy(ROOT / runs / name / file, target / file)
+
+
+def keep_metrics(folder: Path, target: Path) -> None:
+    """Copy a run's metrics.jsonl with six digits per number, which takes a quarter less room."""
+    whole = lambda x: int(x) if x.is_integer() else x
+    short = lambda x: whole(float(f"{x:.6g}")) if isinstance(x, float) and math.isfinite(x) else x
+    lines = [{k: short(v) for k, v in line.items()} for line in read_lines(folder / "metrics.jsonl")]
+    write_page(target / "metrics.jsonl", [*(json.dumps(line, separators=(",", ":")) for line in lines), ""])
 
 
 def side_by_side(do: Callable, work: list[tuple], jobs: int, what: str = "") -> None:

@@ -58,10 +58,10 @@ def keep(folder: Path, target: Path, then=None) -> None:
     target.mkdir(parents=True, exist_ok=True)
     if then:
         then(folder, target)
-    for name in ("config.json", "metrics.jsonl"):
-        if (folder / name).exists():  # more SFT has no updates
-            shutil.copy(folder / name, target / name)
+    shutil.copy(folder / "config.json", target)
     whole = lambda x: int(x) if isinstance(x, float) and x.is_integer() else x
+    if (folder / "metrics.jsonl").exists():  # more SFT has no updates
+        common.keep_metrics(folder, target)
     with open(target / "evals.jsonl", "w") as f:
         for e in (e for e in records.lines(folder / "evals.jsonl") if e["trained"]):
             slim = {k: [whole(x) for x in v] if isinstance(v, list) else v for k, v in e.items() if k in KEPT}
