@@ -147,12 +147,17 @@ def test_log_probs_of_all_turns_are_those_of_one_fresh_forward_pass(pico, naive_
             assert np.abs(again - was)[turn == t].max() < 1e-4, t
 
 
+def without_opening(policy, messages: list[dict], think: bool) -> str:
+    """A conversation as the template writes it, up to its end."""
+    return policy.tokenizer.apply_chat_template(messages, enable_thinking=think, tokenize=False)
+
+
 def test_the_template_rewrites_history_and_the_episode_does_not(pico, right):
     for style in ("derives", "states", "bare"):
         env, replies = right(style)
         ((episode,),) = play(pico, Scripted(*replies), lambda style=style: make_env(style=style), [4], 1, 400, 1.0, noise=0)
         assert episode.reward == 1.0
-        rendered = render(pico, episode.messages, None, True, generate=False).removesuffix("\n")
+        rendered = without_opening(pico, episode.messages, True).removesuffix("\n")
         kept = read(pico, episode.token_ids)
         if style == "bare":
             assert rendered == kept  # nothing else is in the way: the thoughts alone make the difference
@@ -173,7 +178,7 @@ def test_the_delta_is_what_the_template_puts_between_two_turns(pico, think):
     messages = env.reset(4)
     for reply in ("One.", "Two."):
         messages.append({"role": "assistant", "content": reply})
-        before = render(pico, messages, None, think, generate=False).removesuffix("\n")
+        before = without_opening(pico, messages, think).removesuffix("\n")
         new, _ = env.step(reply)
         messages += new
         whole = render(pico, messages, None, think)

@@ -357,10 +357,20 @@ def test_the_script_refuses_a_folder_that_is_no_finished_run(tmp_path):
     assert done.returncode != 0 and "summary.json" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["runs/a", "runs/b"], ["--help"]])
-def test_the_script_says_how_it_is_used_unless_one_folder_is_named(words):
-    with pytest.raises(SystemExit, match="^usage: python -m bookkeeping.report runs/NAME"):
+@pytest.mark.parametrize("words, why", [
+    ([], "it takes one run folder, and got 0"), (["runs/a", "runs/b"], "it takes one run folder, and got 2"),
+    (["/nope"], "/nope: there is no such folder, check the path"),
+])  # fmt: skip
+def test_the_script_says_what_is_wrong_and_how_it_is_used(words, why):
+    with pytest.raises(SystemExit, match=f"^{why}; python -m bookkeeping.report runs/NAME writes"):
         report.main(words)
+
+
+def test_the_script_says_how_it_is_used_and_that_a_run_is_not_finished(capsys, tmp_path):
+    report.main(["--help"])
+    assert capsys.readouterr().out.startswith("python -m bookkeeping.report runs/NAME writes")
+    with pytest.raises(SystemExit, match="has no summary.json yet: it is not finished, go on with --resume"):
+        report.main([str(tmp_path)])
 
 
 # ------------------------------------------------------------------------------------------------ when thinking starts
