@@ -368,10 +368,11 @@ if __name__ == "__main__":
 
     n, plain = len(env.task.turns), lambda line: line.removesuffix(NEW)
     given, right = ([f(env.task, turn) for turn in range(n)] for f in (names_so_far, right_list))
-    marked = lambda lines, turn: [next(r for r in right[turn] if plain(r) == x) for x in lines]
+    new = lambda turn: env.task.turns[turn] if turn else ()
+    mark = lambda names, turn: [name + NEW if name in new(turn) else name for name in names]
     bad_players = {
-        "in the given order": list(map(marked, given, range(n))),
-        "sorted as strings": list(map(marked, map(sorted, given), range(n))),
+        "in the given order": [mark(names, turn) for turn, names in enumerate(given)],
+        "sorted as strings": [mark(sorted(names), turn) for turn, names in enumerate(given)],
         "right, but no marks": [[plain(line) for line in lines] for lines in right],
     }
     for player, lists in {"expert": right, **bad_players}.items():

@@ -119,8 +119,10 @@ def mean(values) -> Interval:
 
 
 def of_any(values: np.ndarray, ends: tuple[float, float]) -> Interval:
-    """The mean of values of any size. ends: the least and the most a
-    value can be, used only if all values are equal."""
+    """The mean of values of any size.
+
+    ends: the least and the most that a value can be; used only if all values are equal.
+    """
     from scipy import special, stats
 
     n = len(values)

@@ -538,8 +538,6 @@ def check_numbers(cfg: Config) -> None:
     counts = "num_tasks k epochs eval_n eval_every save_every sft_examples sft_batch"
     from_zero = "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads"
     positive = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
-    if cfg.threads > MOST_THREADS:
-        refuse(cfg, "threads", f"must be at most {MOST_THREADS}")
     for names, enough, must in (
         (counts, lambda x: x >= 1, "must be at least 1"),
         (from_zero, lambda x: x >= 0, "must be at least 0"),
@@ -549,6 +547,8 @@ def check_numbers(cfg: Config) -> None:
             value = getattr(cfg, name)
             if value is not None and not enough(value):
                 refuse(cfg, name, must)
+    if cfg.threads > MOST_THREADS:
+        refuse(cfg, "threads", f"must be at most {MOST_THREADS}")
     if not 0 < cfg.vllm_memory < 1:
         refuse(cfg, "vllm_memory", "must be a share of the card, between 0 and 1")
     if cfg.until_converged and cfg.updates == 0:

@@ -200,8 +200,8 @@ def trim(folder: Path, update: int, finished: bool = True) -> None:
     for name in LOGS:
         if (folder / name).exists():
             with open(folder / name, encoding="utf-8", errors="replace") as old:
-                lines_now = old if finished else map(on_the_way, old)
-                kept = [line for line in lines_now if stays(line, update)]
+                logged = old if finished else map(on_the_way, old)
+                kept = [line for line in logged if stays(line, update)]
             write_whole(folder / name, "".join(kept))
 
 
