@@ -30,8 +30,9 @@ import torch
 import torch.nn.functional as F
 
 from fast.products import linear, product
-from fast.trunk import BLOCK, SCALE, Rows, effective, filled, paired
-from fast.trunk import attend as attend_in_tiles
+from fast.tiles import BLOCK, SCALE, Rows, filled
+from fast.tiles import attend as attend_in_tiles
+from fast.trunk import effective, paired
 from policy import Policy
 
 TILED = ("cpu",)  # devices that read prompts row by row

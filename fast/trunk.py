@@ -11,8 +11,9 @@ read. `Layer` is one operation, with a backward pass written by hand after the s
     LoRA is folded into the weights first, W' = W + scale · B A, once for many tokens. Its gradient
       comes through W': dB = scale · dW' Aᵀ, dA = scale · Bᵀ dW'. For pico_base (rank 32 beside
       width 128) that is less work than A and B beside every product; for a wide model it is more.
-    Attention works in tiles that fit a core's cache, a head of a row at a time, and is computed
-      again in the backward pass (as in FlashAttention, Dao et al. 2022, §3.1).
+    Attention works in tiles that fit a core's cache (fast/tiles.py).
+    In the last layer only the tokens whose outputs are read attend: swarm trains on a quarter of
+      its tokens, and takes 0.86 of the time.
     Products are oneDNN's (fast/products.py).
 
 Of the time of transformers' layers, cut and shared as in fast/logprobs.py (pico_base, one thread,
@@ -23,7 +24,6 @@ on a test; every other model, and every card, takes transformers' layers.
 Run me: `python -m fast.trunk` compares both, in numbers and time.
 """
 
-import math
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -31,112 +31,20 @@ import torch
 import torch.nn.functional as F
 
 from fast.products import linear, product
+from fast.tiles import (
+    BLOCK,
+    ROUND,
+    SCALE,
+    Rows,
+    attend,
+    attend_backward,
+    filled,
+    rows_of,
+    rows_of_some,
+)
 
-BLOCKS = (64, 128, 256)  # queries of a tile: all of a short row, 64 of a longer one
-BLOCK = BLOCKS[-1]
 # Tokens in the layers at once, but whole rows. With 1,024 two threads take 1.06 times as long.
 PIECE = 2048
-ROUND = 128  # they are filled up to a multiple of this
-SCALE = math.log2(math.e)
-
-
-@dataclass
-class Rows:
-    """Where each row's tokens lie among the packed ones [M], and the keys that they attend to.
-
-    A row's keys are those of its beginning, if that was run before, and then its own.
-    """
-
-    queries: list[tuple[int, int]]  # first, last + 1 of each row's tokens
-    stretch: list[tuple[int, int]]  # and of its keys, in what `keys` picks
-    keys: torch.Tensor | None = None  # [E] int64: where each is, in earlier and new ones end to end
-
-
-def rows_of(lengths: list[int], before: list[tuple[int, int]], earlier: int = 0) -> Rows:
-    """Rows of these lengths, end to end.
-
-    before: first, last + 1 of what each begins with among `earlier` tokens; (0, 0) is nothing.
-    """
-    queries, stretch, keys, at, seen = [], [], [], earlier, 0
-    for length, (first, last) in zip(lengths, before):
-        queries.append((at - earlier, at - earlier + length))
-        stretch.append((seen, seen + last - first + length))
-        keys += [torch.arange(first, last), torch.arange(at, at + length)]
-        at, seen = at + length, stretch[-1][1]
-    return Rows(queries, stretch, torch.cat(keys))
-
-
-# --------------------------------------------------------------------------------------- attention
-# oneDNN compiles a product for each new shape, which takes longer than a small product. So tiles
-# come in three heights, and their keys in multiples of 64. What a tile reads beyond its row is
-# another row's, or filled up: such keys are hidden, and the results of such queries are written
-# over by the next row's tiles, because rows come in order.
-# Scores are to base 2, because torch's exp2 takes a quarter of the time of its exp on a CPU, and
-# exp takes 30 times as long again where its result is tiny.
-
-
-def filled(x: torch.Tensor, n: int) -> torch.Tensor:
-    """x [H, M, …] with n more of M, zeros; contiguous."""
-    out = x.new_zeros(len(x), x.shape[1] + n, *x.shape[2:])
-    out[:, : x.shape[1]] = x
-    return out
-
-
-def tiles(rows: Rows, heads: int):
-    """(head, queries, how many of them are the row's own, keys, how many to hide from) of each."""
-    for (start, end), (k0, k1) in zip(rows.queries, rows.stretch):
-        block = min((b for b in BLOCKS if b >= end - start), default=BLOCKS[0])
-        for first in range(start, end, block):
-            sees = k1 - k0 - (end - first)  # keys before the first query's own
-            n = -(-(sees + block) // 64) * 64
-            some, seen = slice(first, first + block), slice(k0, k0 + n)
-            for h in range(heads):
-                yield h, some, min(block, end - first), seen, n - sees
-
-
-def hidden_later(g: int) -> torch.Tensor:
-    """[BLOCK·g, BLOCK + 64]: -inf where key j comes after query i; a query has g lines."""
-    i = torch.arange(BLOCK + 64)
-    return torch.where(i > i[:BLOCK, None], -torch.inf, 0.0).repeat_interleave(g, 0)
-
-
-def attend(q, keys, values, rows: Rows):
-    """q [H, M + BLOCK, g, d], times SCALE / √d; keys, values [H, E + BLOCK + 64, d], row after row.
-
-    Returns out [H, M + BLOCK, g, d], and log₂ Σ 2^score of each query [H, M + BLOCK, g].
-    """
-    H, M, g, d = q.shape
-    out, total, hide = torch.zeros_like(q), q.new_zeros(H, M, g), hidden_later(g)
-    for h, some, _, seen, late in tiles(rows, H):
-        scores = product(q[h, some].view(-1, d), keys[h, seen])  # [b·g, n]
-        scores[:, -late:].add_(hide[: len(scores), :late])  # += would copy it once more
-        most = scores.amax(-1, keepdim=True)
-        sums = scores.sub_(most).exp2_().sum(-1, keepdim=True)
-        torch.div(product(scores, values[h, seen].t()), sums, out=out[h, some].view(-1, d))
-        torch.add(sums.log2_(), most, out=total[h, some].view(-1, 1))
-    return out, total
-
-
-def attend_backward(grad, q, keys, values, out, total, rows: Rows):
-    """The gradients of q times √d, of keys and of values, given that of out [H, M + BLOCK, g, d].
-
-    With p = softmax(scores) and out = p v: dv = pᵀ grad, and the scores' gradient is
-    p (grad vᵀ - Σ grad · out) (Dao et al. 2022, appendix B.2).
-    """
-    H, M, g, d = q.shape
-    dq, dk, dv = torch.zeros_like(q), *keys.new_zeros(2, H, d, keys.shape[1])  # these transposed
-    mean, hide = (grad * out).sum(-1), hidden_later(g)  # [H, M, g]
-    for h, some, own, seen, late in tiles(rows, H):
-        queries, up = q[h, some].view(-1, d), grad[h, some].view(-1, d)
-        p = product(queries, keys[h, seen])  # [b·g, n]
-        p[:, -late:].add_(hide[: len(p), :late])
-        p.sub_(total[h, some].view(-1, 1)).exp2_()
-        p[own * g :].zero_()  # the others are another row's
-        dv[h, :, seen].add_(product(up.t(), p.t()))
-        p.mul_(product(up, values[h, seen]).sub_(mean[h, some].view(-1, 1)))
-        dq[h, some] = product(p, keys[h, seen].t()).view(-1, g, d)
-        dk[h, :, seen].add_(product(queries.t(), p.t()))
-    return dq, dk.div_(SCALE).transpose(1, 2), dv.transpose(1, 2)
 
 
 # ------------------------------------------------------------------------------------------- layer
@@ -173,6 +81,7 @@ class Shape:
 class Layer(torch.autograd.Function):
     """One layer: x [M, D] -> y [M, D], and keys and values [2, H, M, d] for rows that go on.
 
+    If only some tokens attend (rows.some), y is theirs, [m, D].
     earlier [2, H, P, d]: those of tokens that were run before, or None. Weights are [out, in]: qkv
     and gate_up are several projections of one input, end to end. g = Hq/H.
     """
@@ -189,15 +98,19 @@ class Layer(torch.autograd.Function):
         qk = raw[:, :n_qk].contiguous() if rq is None else raw[:, :n_qk] * rq * qk_norm
         turn(qk, turns)
         q = (qk[:, :Hq] * (SCALE * d**-0.5)).view(M, H, -1, d)
-        q = filled(q.transpose(0, 1), BLOCK)  # [H, M + BLOCK, g, d]
+        through = x
+        if rows.some is not None:
+            q, through = q[rows.some], x[rows.some]
+        q = filled(q.transpose(0, 1), BLOCK)  # [H, m + BLOCK, g, d]
         kv = torch.stack([qk[:, Hq:], raw[:, n_qk:]]).transpose(1, 2)  # [2, H, M, d]
         seen = kv if earlier is None else torch.cat([earlier, kv], 2)
         keys = F.pad(rows.keys, (0, BLOCK + 64))
         seen = seen.index_select(2, keys)  # [2, H, E + BLOCK + 64, d]
         heads, total = attend(q, *seen, rows)
-        middle = product(heads[:, :M].transpose(0, 1).reshape(M, -1), o).add_(x)
+        m = len(through)
+        middle = product(heads[:, :m].transpose(0, 1).reshape(m, -1), o).add_(through)
         r2 = rms(middle, shape.eps)
-        inner = product(middle * r2 * norm2, gate_up)  # [M, 2F]
+        inner = product(middle * r2 * norm2, gate_up)  # [m, 2F]
         gate, up = inner.chunk(2, -1)
         y = product(F.silu(gate).mul_(up), down).add_(middle)
         ctx.save_for_backward(
@@ -213,8 +126,8 @@ class Layer(torch.autograd.Function):
             x, norm1, qkv, qk_norm, o, norm2, gate_up, down, turns,
             r1, raw, rq, q, seen, heads, total, middle, r2, inner,
         ) = ctx.saved_tensors  # fmt: skip
-        Hq, H, d, M = ctx.shape.Hq, ctx.shape.H, ctx.shape.d, len(x)
-        n_qk = Hq + H
+        Hq, H, d, M, m = ctx.shape.Hq, ctx.shape.H, ctx.shape.d, len(x), len(dy)
+        n_qk, some = Hq + H, ctx.rows.some
         names = "x earlier norm1 qkv bias qk_norm o norm2 gate_up down".split()
         needed = dict(zip(names, ctx.needs_input_grad))
         found = dict.fromkeys(names)
@@ -222,9 +135,10 @@ class Layer(torch.autograd.Function):
         def back(name, weight, grad, given):
             """Through given weightᵀ: the gradient of what was given; that of the weight is kept."""
             if needed[name]:  # the smaller one is copied
-                wide = grad.shape[1] > given.shape[1]
-                some = product(given.t(), grad.t()).t() if wide else product(grad.t(), given.t())
-                found[name] = some
+                if grad.shape[1] > given.shape[1]:
+                    found[name] = product(given.t(), grad.t()).t()
+                else:
+                    found[name] = product(grad.t(), given.t())
             return product(grad, weight.t())
 
         # y = middle + down (silu(gate) · up)
@@ -244,8 +158,8 @@ class Layer(torch.autograd.Function):
         d_middle = rms_backward(d_h.mul_(norm2), middle, r2).add_(dy)
 
         # middle = x + o (heads)
-        d_heads = back("o", o, d_middle, heads[:, :M].transpose(0, 1).reshape(M, -1))
-        d_heads = filled(d_heads.view(M, H, -1, d).transpose(0, 1), BLOCK)
+        d_heads = back("o", o, d_middle, heads[:, :m].transpose(0, 1).reshape(m, -1))
+        d_heads = filled(d_heads.view(m, H, -1, d).transpose(0, 1), BLOCK)
         dq, *d_seen = attend_backward(d_heads, q, *seen, heads, total, ctx.rows)
         d_kv = q.new_zeros(2, H, ctx.before + M, d)
         E = len(ctx.rows.keys)
@@ -255,7 +169,10 @@ class Layer(torch.autograd.Function):
         d_keys, d_values = (d_kv[:, :, ctx.before :] + dkv).transpose(1, 2)  # [M, H, d] each
 
         # heads = attention(turned, normed queries and keys, values)
-        dq = dq[:, :M].transpose(0, 1).reshape(M, Hq, d)
+        dq = dq[:, :m].transpose(0, 1).reshape(m, Hq, d)
+        if some is not None:  # the others' queries were not asked, and x went around them
+            dq = dq.new_zeros(M, Hq, d).index_add_(0, some, dq)
+            d_middle = torch.zeros_like(x).index_add_(0, some, d_middle)
         d_qk = torch.cat([dq * d**-0.5, d_keys], 1)
         turn(d_qk, turns.conj())
         if qk_norm is not None:
@@ -303,8 +220,9 @@ class Trunk:
                 gate_up, effective(m.down_proj),
             ))  # fmt: skip
 
-    def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: Rows, earlier=None):
-        """ids, positions [n] -> hidden [M, D] before the last norm; each layer's [2, H, M, d].
+    def run(self, ids, positions, rows: Rows, wanted: torch.Tensor, earlier=None):
+        """ids, positions [n], wanted [n] bool -> the wanted ones' hidden states before the last
+        norm, one after the other [m, D]; each layer's keys and values [2, H, M, d].
 
         M is n filled up to a multiple of ROUND with tokens that nothing attends to.
         """
@@ -314,11 +232,12 @@ class Trunk:
         with torch.no_grad():
             cos, sin = self.trunk.rotary_emb(x[None], positions[None])  # [1, M, d]: halves alike
             turns = torch.complex(cos[0], sin[0])[:, None, : self.shape.d // 2]
-        kept = []
-        for weights, known in zip(self.layers, earlier or [None] * len(self.layers)):
-            x, kv = Layer.apply(x, known, *weights, self.shape, turns, rows)
+        last = rows if wanted.all() else rows_of_some(rows, wanted)
+        kept, each = [], [rows] * (len(self.layers) - 1) + [last]
+        for weights, known, some in zip(self.layers, earlier or [None] * len(each), each):
+            x, kv = Layer.apply(x, known, *weights, self.shape, turns, some)
             kept.append(kv)
-        return x, kept
+        return x[: int(wanted.sum())], kept
 
     def hidden_states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """The last hidden state at each position that predicts a masked token, after the norm.
@@ -340,9 +259,12 @@ class Trunk:
                 read += len(text)
             tokens = torch.tensor([token for text in before for token in text])
             positions = torch.cat([torch.arange(n) for n in lengths])
-            x, earlier = self.run(tokens, positions, rows_of(lengths, [(0, 0)] * len(lengths)))
+            rows, ends = rows_of(lengths, [(0, 0)] * len(lengths)), torch.tensor(lengths).cumsum(0)
+            wanted = torch.zeros(read, dtype=torch.bool).index_fill_(0, ends - 1, True)
+            x, earlier = self.run(tokens, positions, rows, wanted)
             with_it = [n for n, text in enumerate(beginnings) if text in before and last[n]]
-            found.append(x[[before[beginnings[n]][1] - 1 for n in with_it]])
+            place = {text: i for i, text in enumerate(before)}
+            found.append(x[[place[beginnings[n]] for n in with_it]])
             numbers.append(number[with_it, [begin[n] - 1 for n in with_it]])
         start = [before.get(text, (0, 0))[1] - before.get(text, (0, 0))[0] for text in beginnings]
         for some in self.pieces([max(0, b - a) for a, b in zip(start, last)]):
@@ -351,8 +273,7 @@ class Trunk:
             positions = torch.cat([torch.arange(start[n], last[n]) for n in some])
             begun = [before.get(beginnings[n], (0, 0)) for n in some]
             rows = rows_of(lengths, begun, read + -read % ROUND)
-            x, _ = self.run(cut(ids), positions, rows, earlier)
-            found.append(x[: len(positions)][cut(mask)])
+            found.append(self.run(cut(ids), positions, rows, cut(mask), earlier)[0])
             numbers.append(cut(number)[cut(mask)])
         x = torch.cat(found)[torch.cat(numbers).argsort()]
         return F.rms_norm(x, x.shape[-1:], self.trunk.norm.weight, self.shape.eps)

@@ -145,6 +145,26 @@ def test_our_own_layers_find_what_a_row_alone_finds(load, naive_logprobs, gradie
     assert len(seen) == {1: 1 + left, 1024: 2}.get(piece, len(seen))
 
 
+@pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
+def test_long_rows_of_which_few_tokens_are_asked(load, gradients, assert_close, share):
+    """Several tiles a row, and in the last layer only some of their queries."""
+    policy = load("qwen3", 4, awake=True)
+    ids = random_rows(4, 500)
+    ids[:3, :200] = ids[0, :200]  # three rows share a prompt
+    mask = torch.rand(4, 499, generator=torch.Generator().manual_seed(3)) < share
+    mask[:, :199], mask[0, 450:] = False, False
+    mask[:, 199] = True
+    pull, found = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1)), {}
+    assert trunk.trunk_of(policy.lm) is not None
+    for how in (plain_logprobs, token_logprobs):
+        (pull * how(policy, ids, mask, 0.7)[0]).sum().backward()
+        found[how] = how(policy, ids, mask, 0.7)[0].detach(), gradients(policy)
+        policy.model.zero_grad()
+    (plain, plain_gradients), (fast, fast_gradients) = found.values()
+    assert (plain - fast).abs().max() < 1e-4
+    assert_close(fast_gradients, plain_gradients)
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "gemma2", "mistral_window", "qwen2_window", "llama_bias"])
 def test_other_families_keep_their_own_layers(load, monkeypatch, kind):
     policy = load(kind)
