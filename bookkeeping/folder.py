@@ -13,6 +13,7 @@ Run me: `python -m bookkeeping.folder` shows what a killed run keeps.
 
 import ast
 import hashlib
+import itertools
 import json
 import re
 import time
@@ -32,7 +33,7 @@ MAY_CHANGE = (
     "vllm_memory", "vllm_sleep", "vllm_seeds", "micro_tokens", "gradient_checkpointing",
 )  # fmt: skip
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
-LEFTOVERS = ("lock", "config.new")  # of a run that ended before it had begun
+LEFTOVERS = {"lock", "config.new"}  # of a run that ended before it had begun
 
 # This process's run folder, then the folders above it that were made for it: how a run ends depends
 # on what it has written (guard.one_sentence).
@@ -48,6 +49,7 @@ def claim(folder: Path) -> FileLock:
     try:
         lock.acquire(timeout=0)
     except Timeout:
+        own.clear()  # what is in it is the other's, and not ours to clear away
         raise SystemExit(
             f"{folder}: another process is working in this run folder; wait until it is done, "
             "or stop it"
@@ -67,16 +69,33 @@ def open_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
         return resume_folder(cfg, typed)
     folder = Path(cfg.runs) / name_of(cfg, time.strftime("%m%d-%H%M%S"))
     try:
-        if folder.exists() and any(file.name not in LEFTOVERS for file in folder.iterdir()):
+        if cfg.name and folder.exists() and {file.name for file in folder.iterdir()} - LEFTOVERS:
             raise SystemExit(
                 f"{folder} exists; choose another --name, or continue it with --resume {folder}"
             )
-        own[:] = [folder, *(above for above in folder.parents if not above.exists())]
-        folder.mkdir(parents=True, exist_ok=True)
+        above = [parent for parent in folder.parents if not parent.exists()]
+        folder = make(folder, shared=bool(cfg.name))
+        own[:] = [folder, *above]
         return folder, None, claim(folder)
     except OSError as error:
         why = f"{error.strerror}: {error.filename}"
         raise SystemExit(f"--runs {cfg.runs}: {why}; give a folder that can be written") from None
+
+
+def make(folder: Path, shared: bool) -> Path:
+    """Make this folder, or NAME-2, NAME-3, … if somebody else has made it and it is not shared.
+
+    Three seeds that are started in one line begin in the same second.
+    """
+    first = folder
+    for n in itertools.count(2):
+        try:
+            folder.mkdir(parents=True, exist_ok=shared)
+            return folder
+        except FileExistsError:
+            if shared:  # it is a file
+                raise
+            folder = first.with_name(f"{first.name}-{n}")
 
 
 def has_checkpoint() -> bool:

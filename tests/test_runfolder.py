@@ -112,6 +112,34 @@ def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
     claim(tmp_path).release()
 
 
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_room.time, "strftime", lambda _: "0101-000000")
+    locks, homes = [], []
+    for _ in range(3):
+        home, _, lock = folder_room.open_folder(Config(runs=str(tmp_path)), set())
+        locks.append(lock)
+        homes.append(home.name.partition("0101-000000")[2])
+    assert homes == ["", "-2", "-3"]
+
+
+def test_who_is_refused_leaves_the_folder_of_the_other_as_it_is(tmp_path):
+    """Both were given one --name; the first has not begun yet."""
+    home, _, lock = folder_room.open_folder(Config(runs=str(tmp_path), name="mine"), set())
+    (home / "config.new").touch()
+    code = f"""
+from bookkeeping import folder
+from settings import Config
+try:
+    folder.open_folder(Config(runs={str(tmp_path)!r}, name="mine"), set())
+except SystemExit as error:
+    print(error)
+folder.discard_unbegun()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "another process" in done.stdout, done.stderr
+    assert {file.name for file in home.iterdir()} == folder_room.LEFTOVERS
+
+
 # ------------------------------------------------------------------------------------------------ lines
 
 
