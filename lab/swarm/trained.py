@@ -142,6 +142,14 @@ def play_held_out(arm: str, name: str, seed: int, threads: int) -> None:
     write_page(STUDY.out / name / "held_out.json", [json.dumps(found), ""])
 
 
+def keep_ends(name: str) -> None:
+    """Drop the evaluations on the way from evals.jsonl, most of it, if the run has no report to draw them in."""
+    if "report.html" in keeps(name):
+        return
+    kept = [line for line in read_lines(STUDY.out / name / "evals.jsonl") if line["stage"] != "train"]
+    write_page(STUDY.out / name / "evals.jsonl", [*(json.dumps(line, separators=(",", ":")) for line in kept), ""])
+
+
 def over_http(name: str) -> dict[str, list[float]]:
     """{measure: [N]} of a run's policy, asked as any OpenAI-compatible endpoint is asked: text goes there, text comes back."""
     from bridges import api, serve
@@ -275,7 +283,12 @@ def page() -> None:
         ends = {how: [over_seeds(scores(arm, "hard", how)["reward"]).text() for arm in ("climbs", "hard")] for how in DECODINGS}
         told = [f"{how} {ends[how][0]}, on hard scenarios all along {ends[how][1]}, a difference of {less('hard', how, 'climbs', 'hard')}"
                 for how in DECODINGS]  # fmt: skip
-        lines += ["", f"A curriculum, easy to medium to hard, earns on hard scenarios: {'; '.join(told)}."]
+        logs = [read_lines(STUDY.out / name / "metrics.jsonl") for name in runs_of("climbs")]
+        reached = ", ".join(str(next(line["update"] for line in log if line["level"] == "hard")) for log in logs)
+        lines += [
+            "", f"A curriculum, easy to medium to hard, earns on hard scenarios: {'; '.join(told)}. Both trained for {len(logs[0])} "
+            f"updates; the curriculum reached hard scenarios at updates {reached}.",
+        ]  # fmt: skip
     lines += ["", "## The runs", "", "*Settled*: what `--until-converged` asked after every update (metrics.trend).", ""]
     rows = []
     for arm in TRAINED:
@@ -320,6 +333,7 @@ def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
         study.train_all(STUDY, jobs, arms)
         for arm in arms:
             for seed, name in zip(STUDY.seeds, best_runs(STUDY)[arm]):
+                keep_ends(name)
                 play_held_out(arm, name, seed, jobs)
         others(jobs)
     page()
