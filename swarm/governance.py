@@ -98,7 +98,7 @@ def payoff(p, theta=THETA, tau=0.0, c=0.0, rho=0.0, w=0.0, r=0.0):
 
 
 def social(p):
-    """The worth of a deal to everybody: both payoffs less the harm. 5p - 3, or 0 at p = 0.6."""
+    """The worth of a deal to everybody: both payoffs minus the harm. 5p - 3, or 0 at p = 0.6."""
     return surplus(p) - harm(p)
 
 

@@ -112,7 +112,7 @@ def read_scores(measure: str, how: str = "greedy") -> dict[str, list[list[float]
 
 
 def short() -> list[list]:
-    """The table in brief: what, seeds, mean reward, greedy and sampled, GRPO less this, work."""
+    """The table in brief: what, seeds, mean reward, greedy and sampled, GRPO minus this, work."""
     greedy, sampled = read_scores("reward"), read_scores("reward", "sampled")
     runs = played_runs(STUDY)
     return [
@@ -126,7 +126,7 @@ def short() -> list[list]:
 
 
 def less(scores: dict[str, list], arm: str) -> Interval:
-    """GRPO less this, paired by seed and list; what is one policy stands beside every seed of GRPO."""
+    """GRPO minus this, paired by seed and list; what is one policy stands beside every seed of GRPO."""
     ours = scores["grpo"]
     return study.less(ours, scores[arm] if arm in ARMS else scores[arm] * len(ours))
 
@@ -167,7 +167,7 @@ def page() -> None:
         "# Alphabet: GRPO beside everything that might do as well", "",
         f"`python -m lab.claims.alphabet`; three turns, 1 to 4 names, power 8; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before "
         f"the first run; {versions(STUDY, runs['grpo'][0])}. {N} held-out lists that no run looked at and nothing was chosen by; 95% "
-        "intervals over seeds and lists (of one policy: over lists). *Perfect*: all three turns right. *GRPO less this*: mean reward, "
+        "intervals over seeds and lists (of one policy: over lists). *Perfect*: all three turns right. *GRPO minus this*: mean reward, "
         "greedy, paired by seed and list. *Work*: millions of tokens, once when sampled, three times when trained on.", "",
     ]  # fmt: skip
     head = (
@@ -179,12 +179,12 @@ def page() -> None:
         "perfect, greedy",
         "sampled",
         "each seed, greedy",
-        "GRPO less this",
+        "GRPO minus this",
         "work",
     )
     lines += [*table(head, rows), "", beside_theirs()]
     gains = less(sampled, "begun").signed(), less(exact["sampled"], "begun").points()
-    lines += ["", f"Sampled, GRPO less the base that is begun: reward {gains[0]}, perfect {gains[1]}."]
+    lines += ["", f"Sampled, GRPO minus the base that is begun: reward {gains[0]}, perfect {gains[1]}."]
     lines += ["", "![each seed](arms.png)", "", "## What was swept", "", "Seed 0, development lists (n = 256), mean reward at the end.", ""]
     lines += sweep_tables(STUDY, "reward | work", lambda name: [f"{development(STUDY, name):.3f}", f"{study.work(STUDY, name):.1f}"])
     write_page(STUDY.out / "README.md", lines)

@@ -126,7 +126,7 @@ there = lambda: [base for base in BASES if (OUT / base / "card.json").exists() a
 
 
 def gain(ours: list, theirs: list) -> str:
-    """Ours less theirs, in points; theirs may be one policy for all seeds."""
+    """Ours minus theirs, in points; theirs may be one policy for all seeds."""
     return study.less(ours, theirs * len(ours) if len(theirs) == 1 else theirs).points()
 
 
@@ -144,8 +144,8 @@ def short() -> list[list]:
     return rows
 
 
-HEAD = ("base", "decoding", "derives", "before", "begun for it", "after GRPO", "GRPO less begun",
-        "after SFT that derives", "GRPO less SFT", "GRPO, no thinking")  # fmt: skip
+HEAD = ("base", "decoding", "derives", "before", "begun for it", "after GRPO", "GRPO minus begun",
+        "after SFT that derives", "GRPO minus SFT", "GRPO, no thinking")  # fmt: skip
 
 
 def page() -> None:

@@ -210,7 +210,7 @@ def digits(x: float, check: Check) -> int:
 
 def sign(check: Check) -> str:
     """A difference is written with its sign."""
-    return "+" if " less " in check.text or "gain" in check.text else ""
+    return "+" if " minus " in check.text or "gain" in check.text else ""
 
 
 def number(x: float, check: Check, sign: str = "") -> str:

@@ -125,7 +125,7 @@ def played(name: str) -> list[float]:
 
 
 def development_gain(name: str) -> np.ndarray:
-    """[tasks] exactly right at the end less after SFT, of the development tasks."""
+    """[tasks] exactly right at the end minus after SFT, of the development tasks."""
     after = {e["stage"]: np.array(e["exact"]) for e in read_lines(STUDY.out / name / "evals.jsonl") if e["trained"]}
     return after["final"] - after["after_sft"]
 
@@ -144,7 +144,7 @@ def read_scores() -> dict[str, list[list[float]]]:
 
 
 def short() -> list[list]:
-    """The table in brief: what, seeds, exactly right, GRPO less this, work."""
+    """The table in brief: what, seeds, exactly right, GRPO minus this, work."""
     runs, scores, rows = best_runs(STUDY), read_scores(), []
     for arm in (*ORDER, *SINGLE):
         gain = "" if arm in ("grpo", *SINGLE) else less(scores["grpo"], scores[arm]).points()
@@ -166,13 +166,13 @@ def page() -> None:
         f"{versions(STUDY, runs['grpo'][0])}. Exactly right, greedy, on {N} held-out tasks that no run looked at and nothing was "
         "chosen by; 95% intervals over seeds and tasks (of one seed or one policy: over tasks). *Development* is the mean over seeds of "
         "the 256 tasks by which settings were chosen. *Work*: millions of tokens, once when sampled, three times when trained on. *GRPO "
-        "less this*: in points, paired by seed and task. All rows have the same base and, if they have any, the same 100 tasks "
+        "minus this*: in points, paired by seed and task. All rows have the same base and, if they have any, the same 100 tasks "
         "to demonstrate.", "",
         "The sweeps of two controls were widened, and the arms without thinking got their seeds, after a first held-out table had been "
         "seen; each choice was made on development tasks. Intervals are not corrected for their number. The runs are of several days: "
         "between them the code of the environment changed in words and in the word list of lower tiers, and compare tells them apart.", "",
     ]  # fmt: skip
-    lines += table(["", "settings", "development", f"held-out, n = {N}", "each seed", "GRPO less this", "work"], rows)
+    lines += table(["", "settings", "development", f"held-out, n = {N}", "each seed", "GRPO minus this", "work"], rows)
     gains = {arm: [development_gain(name) for name in runs[arm]] for arm in ("no_think", "no_think_partial")}
     told = [f"{ARMS[arm].what} {study.over_seeds(gain).points()}, each seed {' '.join(f'{100 * np.mean(g):+.1f}' for g in gain)}"
             for arm, gain in gains.items()]  # fmt: skip

@@ -76,7 +76,7 @@ def read_scores(tasks: str, how: str = "greedy") -> dict[str, list[list[float]]]
 
 
 def short() -> list[list]:
-    """The table in brief: what, seeds, tier 7 greedy and sampled, climbs less this, work."""
+    """The table in brief: what, seeds, tier 7 greedy and sampled, climbs minus this, work."""
     runs, greedy, sampled = played_runs(STUDY), read_scores("tier 7"), read_scores("tier 7", "sampled")
     ours = greedy["climbs"]
     return [
@@ -101,10 +101,10 @@ def page() -> None:
         f"`python -m lab.claims.longer`; {UPDATES} updates; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first "
         f"run; {versions(STUDY, runs['climbs'][0])}. Exactly right on held-out tasks that no run looked at and nothing was chosen "
         f"by, n = {N}; 95% intervals over seeds and tasks. Tier 7: 80 to 150 letters, 12 to 20 of them asked; tier 6: 40 to 80, and "
-        "8 to 12. The base was shown no string of more than 80 letters (lab/base/long.py). *Climbs less this*: tier 7, greedy, in "
+        "8 to 12. The base was shown no string of more than 80 letters (lab/base/long.py). *Climbs minus this*: tier 7, greedy, in "
         "points, paired by seed and task. *Work*: millions of tokens, once when sampled, three times when trained on.", "",
     ]  # fmt: skip
-    head = ("", "seeds", "tier 7, greedy", "sampled", "tier 6, greedy", "each seed, tier 7", "climbs less this", "work")
+    head = ("", "seeds", "tier 7, greedy", "sampled", "tier 6, greedy", "each seed, tier 7", "climbs minus this", "work")
     lines += table(head, rows)
     lines += ["", "![by length, and by update](longer.png)", "", "## By length", "",
               f"12 to 20 letters asked, greedy, held-out, n = {N_CURVE} a seed.", ""]  # fmt: skip

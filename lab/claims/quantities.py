@@ -138,7 +138,7 @@ def both(arms: dict, *names: str) -> list[int]:
     return sorted(set.intersection(*(set(arms.get(name, ())) for name in names)))
 
 
-# a less b, by seed; a number of one arm, by seed; one script less another, by unit; a script's number itself, by unit.
+# a minus b, by seed; a number of one arm, by seed; one script minus another, by unit; a script's number itself, by unit.
 less = lambda a, b, of=held: lambda arms: [of(arms[a][s]) - of(arms[b][s]) for s in both(arms, a, b)]
 own = lambda a, of: lambda arms: [of(arms[a][s]) for s in both(arms, a)]
 by_unit = lambda a, b, what: lambda arms: list(arms[a][what] - arms[b][what]) if {a, b} <= arms.keys() else []

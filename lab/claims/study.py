@@ -162,7 +162,7 @@ def percent(rows: list) -> str:
 
 
 def less(ours: list, theirs: list) -> Interval:
-    """Ours less theirs, [seeds][tasks] each, paired by seed and task, as far as both have seeds."""
+    """Ours minus theirs, [seeds][tasks] each, paired by seed and task, as far as both have seeds."""
     pairs = list(zip(ours, theirs))
     return over_seeds([np.subtract(a, b) for a, b in pairs]) if len(pairs) > 1 else metrics.gain(theirs[0], ours[0])
 

@@ -74,7 +74,7 @@ def letters() -> str:
 
 def letters_arms() -> str:
     """GRPO beside what might do as well; results/letters has the settings and the sweeps."""
-    return table("arm | seeds | exactly right | GRPO less this | work", letters_table.short())
+    return table("arm | seeds | exactly right | GRPO minus this | work", letters_table.short())
 
 
 def alphabet() -> str:
@@ -99,12 +99,12 @@ def mean_reward(rows: list) -> str:
 
 def alphabet_arms() -> str:
     """GRPO beside what might do as well; results/alphabet has the settings and the sweeps."""
-    return table("arm | seeds | mean reward, greedy | sampled | GRPO less this, greedy | work", alphabet_table.short())
+    return table("arm | seeds | mean reward, greedy | sampled | GRPO minus this, greedy | work", alphabet_table.short())
 
 
 def longer_arms() -> str:
     """Strings longer than any that the base was shown; results/longer has the curves by length."""
-    return table("arm | seeds | tier 7, greedy | sampled | climbs less this, greedy | work", longer_table.short())
+    return table("arm | seeds | tier 7, greedy | sampled | climbs minus this, greedy | work", longer_table.short())
 
 
 def bases() -> str:
@@ -139,7 +139,7 @@ def swarm_arms() -> str:
         rows = [trained.scores(arm, how=how)["reward"] for how in trained.DECODINGS]
         less = ["", ""] if arm == "grpo" else [trained.less(arm, how) for how in trained.DECODINGS]
         body.append([trained.ARMS[arm].what, len(rows[0]), *(trained.over_seeds(some).text() for some in rows), *less])
-    return table("arm | seeds | greedy | sampled | GRPO less this, greedy | GRPO less this, sampled", body)
+    return table("arm | seeds | greedy | sampled | GRPO minus this, greedy | GRPO minus this, sampled", body)
 
 
 def swarm_players() -> str:

@@ -238,7 +238,7 @@ return groups :: groups :: replies(groups)
 
 In the book: [grpo.py](../grpo.py).
 
-Is a reward of 1 good? It depends on the others. The *advantage* of a reply is its reward less the
+Is a reward of 1 good? It depends on the others. The *advantage* of a reply is its reward minus the
 mean of its group, divided by how far the group is spread. In the second group all are equally
 wrong: there is nothing to compare, and all its advantages are 0.
 

@@ -180,7 +180,7 @@ def idle_turns(n: int) -> dict:
 
 
 def claim(n: int) -> dict:
-    """Accepting less proposing: {rule: {how: {scale: the difference}}}. Both work alike, and differ in what they do besides."""
+    """Accepting minus proposing: {rule: {how: {scale: the difference}}}. Both work alike, and differ in what they do besides."""
     now_and_then = lambda seen, rng: offer(seen, rng) if seen["step"] % 3 == 0 else None
     pairs = {
         "in idle turns, else pass": (busy(accept), busy(offer)),
@@ -335,7 +335,7 @@ def write(all_rules: dict, turns: dict, claims: dict, prices: dict, plan: dict, 
         "## Does accepting beat proposing?", "",
         "\"Accept, don't just propose\" was read off one published episode of eight. Two players that work alike, one of which receives "
         "trades and the other proposes them; *before work*: the one accepts whenever it can, the other proposes in every third turn. "
-        "Accepting less proposing:", "",
+        "Accepting minus proposing:", "",
         *table(["rule", "when", "reward", "verdict", "reward, published scale", "verdict", "payoff", "reputation", "quality", "accepted",
                 "proposed"], [
             [rule, how, row["ours"].signed(), verdict(row["ours"]), row["published"].signed(), verdict(row["published"]),

@@ -221,7 +221,7 @@ def scores(arm: str, world: str = "medium", how: str = "greedy") -> dict[str, li
 
 
 def less(arm: str, how: str, ours: str = "grpo", world: str = "medium") -> str:
-    """GRPO, or another arm, less this, paired by seed and scenario; what is one policy stands beside every seed of GRPO."""
+    """GRPO, or another arm, minus this, paired by seed and scenario; what is one policy stands beside every seed of GRPO."""
     ours, theirs = (scores(a, world, how)["reward"] for a in (ours, arm))
     return study.less(ours, theirs * len(ours) if arm in NAMES else theirs).signed()
 
@@ -244,10 +244,10 @@ def page() -> None:
         f"`python -m lab.swarm.trained`; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before the first run; "
         f"{versions(STUDY, runs_of('grpo')[0])}. Mean reward on {N} held-out medium scenarios (v0.2) that no run looked at and "
         f"nothing was chosen by, less {PRICE} times the share of turns lost to errors; 95% intervals over seeds and scenarios (of one "
-        "policy: over scenarios). *GRPO less this* is paired by seed and scenario. Scripted players see what the model sees.", "",
+        "policy: over scenarios). *GRPO minus this* is paired by seed and scenario. Scripted players see what the model sees.", "",
     ]  # fmt: skip
     lines += table(
-        ["", "settings", "seeds", "greedy", "sampled", "each seed, greedy", "sampled", "GRPO less this, greedy", "sampled"], rows
+        ["", "settings", "seeds", "greedy", "sampled", "each seed, greedy", "sampled", "GRPO minus this, greedy", "sampled"], rows
     )
     if runs_of("grpo_tuned"):
         gains = ", ".join(f"{how} {less('sft_tuned', how, 'grpo_tuned')}" for how in DECODINGS)
@@ -276,7 +276,7 @@ def page() -> None:
         rows.append([world, *cells, at_home, *players, *gains])
     head = (
         "GRPO, greedy|GRPO, sampled|GRPO trained there, greedy|expert|proposer|tuned|"
-        "GRPO less expert, greedy|sampled|GRPO less proposer, greedy|sampled"
+        "GRPO minus expert, greedy|sampled|GRPO minus proposer, greedy|sampled"
     )
     lines += table(["world", *head.split("|")], rows)
     if runs_of("climbs"):

@@ -251,7 +251,7 @@ def write(result: dict) -> None:
         best_first = sorted(t["settings"].items(), key=lambda item: -item[1]["mean"])
         settings = "\n".join(f"* {name}: {interval_of(i).signed()}" for name, i in best_first)
         parts.append(f"### swarm v{version}, medium, n = {result['n_swarm']}\n\n{markdown(t['rows'])}\n\n"
-                     "Free search less the same with its tricks (work, pitch, offer, hoard) taken back: "
+                     "Free search minus the same with its tricks (work, pitch, offer, hoard) taken back: "
                      f"{interval_of(t['dishonesty']).signed()}.\n\n{way('honest search')}\n{way('free search')}\n\n"
                      f"What each setting of the free search is worth, against that of the honest one:\n\n{settings}")  # fmt: skip
     write_page(OUT / "README.md", ["\n\n".join(parts), ""])
