@@ -54,7 +54,7 @@ def find(evals: list[dict], which: str) -> dict:
     Update -1 is before SFT, and 0 after it.
     """
     for e in trained(evals):
-        if which == str(e["update"]) or which == e["stage"] != "train":
+        if which == str(e["update"]) or (which == e["stage"] and which != "train"):
             return e
     names = [str(e["update"]) if e["stage"] == "train" else e["stage"] for e in trained(evals)]
     known = ", ".join(dict.fromkeys(names)) or "none: the run has not got that far"

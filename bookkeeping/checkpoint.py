@@ -52,13 +52,13 @@ def digest(file: Path) -> str:
 def checksum(folder: Path) -> str:
     """SHA-256 over names and contents of a checkpoint's files, except the checksum itself and what
     somebody's file manager leaves (.DS_Store, .ipynb_checkpoints)."""
-    digest = hashlib.sha256()
+    total = hashlib.sha256()
     named = lambda p: p.name != "checksum" and not p.name.startswith(".")
     for file in sorted(filter(named, folder.iterdir())):
-        digest.update(file.name.encode())
+        total.update(file.name.encode())
         with open(file, "rb") as f:
-            hashlib.file_digest(f, lambda: digest)  # in pieces: a 4B's weights are 16 GB
-    return digest.hexdigest()
+            hashlib.file_digest(f, lambda: total)  # in pieces: a 4B's weights are 16 GB
+    return total.hexdigest()
 
 
 def readable(folder: Path) -> None:

@@ -142,7 +142,7 @@ def draw_training(ax, arms: list[Arm], window: int = 10) -> None:
         low, high = together.min(axis=0), together.max(axis=0)
         if len(arm.seeds()) == 1:
             windows = np.lib.stride_tricks.sliding_window_view(long[0], window)
-            spread = windows.std(axis=1, ddof=1)  # [updates]
+            spread = windows.std(axis=1, ddof=1)[: len(middle)]  # [updates]
             reach = stats.t.ppf(0.975, window - 1) * spread / math.sqrt(window)
             low, high = middle - reach, middle + reach
         ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
@@ -213,7 +213,7 @@ def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Pat
     out.mkdir(parents=True, exist_ok=True)
     (out / "compare.md").write_text(page, encoding="utf-8")
     draw(out / "compare.png", arms)
-    print((out / "compare.md").read_text(encoding="utf-8"))
+    print(page)
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out
 

@@ -53,9 +53,7 @@ def waiting(lines: list[dict]) -> float:
 
 
 def where_time_goes(lines: list[dict]) -> list[str]:
-    """One sentence for observations; none for runs older than this measurement."""
-    if "seconds_environment" not in lines[0]:
-        return []
+    """One sentence for observations."""
     told = []
     for who, bar in time_bars(lines).items():
         whole = max(sum(bar.values()), 1e-9)
@@ -77,7 +75,7 @@ def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict])
     that somebody has added have a picture of their own.
     """
     plt, swarm = tables.pyplot(), summary["env"] == "swarm"
-    timed = bool(lines) and "seconds_environment" in lines[0]
+    timed = bool(lines)
     own = tables.own_parts_of(summary, evals)
     heights = (1, 1, *[0.2] * timed, *[0.8] * bool(own))
     size = (13 if swarm else 11, 7.5 + 1.1 * timed + 3 * bool(own))

@@ -397,10 +397,8 @@ def demo() -> None:
 
 
 def main(folder: Path) -> None:
-    logs, flags = (
-        [folder / f"{name}.jsonl" for name in ("metrics", "evals")],
-        folder / "config.json",
-    )
+    logs = [folder / f"{name}.jsonl" for name in ("metrics", "evals")]
+    flags = folder / "config.json"
     if not any(file.exists() for file in logs):
         why = f"there is no such file, so {folder} is no run that has trained; check the path"
         raise SystemExit(f"{logs[0]}: {why}")

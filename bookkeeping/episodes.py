@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from bookkeeping.records import append
+from fast.batches import collate
 from fast.logprobs import token_logprobs
-from grpo import collate
 
 # Episodes to read may take so many bytes: a run of days would save gigabytes that nobody reads.
 MOST_BYTES = 64 * 2**20

@@ -12,6 +12,7 @@ Run me: `python -m bookkeeping.forecast` says what the three environments would 
 """
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -76,7 +77,8 @@ def how_long(cfg: Config, milliseconds: float) -> str:
 def name_of(cfg: Config, when: str) -> str:
     """The name of a run's folder, if --name gives none."""
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    return cfg.name or f"{short(cfg.env)}{level}-{when}"
+    asked = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model) + "-" if cfg.api_base else ""
+    return cfg.name or f"{asked}{short(cfg.env)}{level}-{when}"
 
 
 def estimate(cfg: Config, milliseconds: float) -> float | None:

@@ -293,14 +293,12 @@ def one_sentence():
     folder.own.clear()
     try:
         yield
-    except ValueError as error:
+    except (ValueError, CannotGoOn) as error:
         raise SystemExit(str(error)) from None
     except KeyboardInterrupt:
         close_bars()
         print(f"stopped at once{how_to_go_on()}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
-    except CannotGoOn as error:
-        raise SystemExit(str(error)) from None
     except RuntimeError as error:
         if not out_of_memory(error):
             raise

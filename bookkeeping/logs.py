@@ -29,6 +29,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from bookkeeping import names, protobufs
@@ -54,7 +55,6 @@ VERL_LINE = re.compile(r"(?:^|\s)step:(\d+) - ")
 PRIME_LINE = re.compile(r"\b(?:Step (\d+) \||Evaluated \S{1,200} \(Step (\d+)\) \|)")
 PRIME_PAIR = re.compile(rf"^\s*([A-Z][\w. -]{{0,40}}?) ({NUMBER})(%?)(?:\D|$)", re.I)
 COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
-SETTINGS = ("max_steps", "logging_steps", "global_step", "train_batch_size")
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Log:
     theirs: dict[str, str]  # our column -> the name it has in this log
     unread: int = 0  # columns that we have no use for
     notes: list[str] = field(default_factory=list)
-    settings: dict[str, float] = field(default_factory=dict)  # of trainer_state.json
+    planned: float = 0.0  # steps, if trainer_state.json says it
     backwards: list[int] = field(default_factory=list)  # steps at which the count went back
     not_numbers: dict[str, int] = field(default_factory=dict)  # their column -> first such step
 
@@ -107,11 +107,7 @@ def checkpoint(path: Path) -> tuple[int, float]:
 
 def choose(folder: Path) -> tuple[list[Path], list[str]]:
     """(the files of one run in a folder, notes on what was left). The best kind of log first."""
-    found: list[Path] = []
-    for path in walk(folder):
-        found.append(path)
-        if len(found) == MOST_FILES:
-            break
+    found = list(islice(walk(folder), MOST_FILES))
     kinds = [
         [p for p in found if p.name == "trainer_state.json"],
         [p for p in found if p.name == "metrics.jsonl"],
@@ -124,8 +120,7 @@ def choose(folder: Path) -> tuple[list[Path], list[str]]:
     for kind in filter(None, kinds):
         name = kind[0].name
         if name == "trainer_state.json":
-            best = max(kind, key=checkpoint)
-            chosen = [best]
+            chosen = [max(kind, key=checkpoint)]
         elif kind[0].suffix == ".wandb":
             chosen = [max(kind, key=lambda p: p.stat().st_mtime)]
         elif "tfevents" in name:  # one run may have several, one per start
@@ -151,14 +146,14 @@ def read(path: Path) -> Log:
     path = Path(path)
     chosen, notes = choose(path) if path.is_dir() else ([path], [])
     all_rows: list[dict[str, float]] = []
-    kinds, settings, skipped, cells = [], {}, 0, 0
+    kinds, planned, skipped, cells = [], 0.0, 0, 0
     for file in chosen:
         data, more = content(file)
         if more:
             notes.append(f"only the first {MOST_BYTES >> 20} MiB of {printable(file.name)}")
         kind, rows, header = rows_of(data)
         kinds.append(kind)
-        settings |= header
+        planned = planned or header
         for row in rows:
             if "skipped" in row and len(row) == 1:
                 skipped += 1
@@ -176,7 +171,7 @@ def read(path: Path) -> Log:
             f"{path}: {what}; give trainer_state.json, a .jsonl, .csv, .wandb, or text"
         )
     log = collect(all_rows)
-    log.files, log.kind, log.settings = [printable(str(f)) for f in chosen], kinds[0], settings
+    log.files, log.kind, log.planned = [printable(str(f)) for f in chosen], kinds[0], planned
     log.notes = notes + log.notes
     return log
 
@@ -184,26 +179,26 @@ def read(path: Path) -> Log:
 # ------------------------------------------------------------------------------------------ formats
 
 
-def rows_of(data: bytes) -> tuple[str, Iterator[dict[str, float]], dict[str, float]]:
-    """(what kind of log this is, its rows, what its head says). A row {"skipped": 1} is a line
+def rows_of(data: bytes) -> tuple[str, Iterator[dict[str, float]], float]:
+    """(what kind of log this is, its rows, the steps planned or 0). A row {"skipped": 1} is a line
     that could not be read."""
     if data[:4] == b":W&B":
-        return "wandb offline run", protobufs.wandb_rows(data), {}
+        return "wandb offline run", protobufs.wandb_rows(data), 0.0
     if is_event_file(data):
-        return "TensorBoard events", protobufs.tensorboard_rows(data), {}
+        return "TensorBoard events", protobufs.tensorboard_rows(data), 0.0
     if b"\0" in data[:4096]:
         raise ValueError("the file is binary, and neither wandb's nor TensorBoard's; give a log")
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
     head = text[: MOST_LINE + 1].lstrip()
     if '"log_history"' in text:
-        return "trainer_state.json", state_rows(text), state_settings(text)
+        return "trainer_state.json", state_rows(text), planned_steps(text)
     first = head.split("\n", 1)[0]
     if head.startswith("{") and first.rstrip().endswith("}") and '"' in first:
-        return "JSON lines", jsonl_rows(text), {}
+        return "JSON lines", jsonl_rows(text), 0.0
     delimiter = table_delimiter(first)
     if delimiter:
-        return "CSV", csv_rows(text, delimiter), {}
-    return "console text", console_rows(text), {}
+        return "CSV", csv_rows(text, delimiter), 0.0
+    return "console text", console_rows(text), 0.0
 
 
 def is_event_file(data: bytes) -> bool:
@@ -211,15 +206,11 @@ def is_event_file(data: bytes) -> bool:
     return b"brain.Event:" in data[:64]
 
 
-def state_settings(text: str) -> dict[str, float]:
-    found = {}
-    for name in SETTINGS:
-        hits = re.findall(
-            rf'"{name}":\s*({NUMBER})\s*[,}}\n]', text[-20_000:] + text[:20_000], re.I
-        )
-        if hits:
-            found[name] = float(hits[-1])
-    return found
+def planned_steps(text: str) -> float:
+    """max_steps, which stands before log_history or after it."""
+    ends = text[-20_000:] + text[:20_000]
+    hits = re.findall(rf'"max_steps":\s*({NUMBER})\s*[,}}\n]', ends, re.I)
+    return float(hits[-1]) if hits else 0.0
 
 
 def state_rows(text: str) -> Iterator[dict[str, float]]:
@@ -373,20 +364,12 @@ def collect(rows: list[dict[str, float]]) -> Log:
             seen |= dict.fromkeys(row)
     columns = sorted([name for name in seen if name != "step"][:MOST_COLUMNS])
     framework = names.whose(columns)
-    known = {}
+    best: dict[str, tuple[int, str]] = {}  # of several with one meaning, as for two environments
     for name in columns:
-        found = names.ours(framework, name)
-        if found:
-            known[name] = found
-    best: dict[str, int] = {}
-    for mine, line in known.values():
-        best[mine] = min(line, best.get(mine, line))
-    used: dict[str, str] = {}  # of several with the same meaning the first, as for two environments
-    taken: set[str] = set()
-    for name, (mine, line) in known.items():
-        if line == best[mine] and mine not in taken:
-            used[name] = mine
-            taken.add(mine)
+        if found := names.ours(framework, name):
+            mine, line = found
+            best[mine] = min((line, name), best.get(mine, (line, name)))
+    used = dict(sorted((name, mine) for mine, (_, name) in best.items()))
     by_step: dict[int, dict[str, float]] = {}
     backwards, not_numbers, newest, unusable = [], {}, -1, 0
     for row in rows:
@@ -417,7 +400,7 @@ def collect(rows: list[dict[str, float]]) -> Log:
     if "no_signal" in theirs:
         theirs["groups_with_signal"] = "1 - " + theirs.pop("no_signal")
     notes = [f"{unusable} rows without a step were left out"] if unusable else []
-    return Log([], "", framework, steps, out, theirs, len(columns) - len(used), notes, {},
+    return Log([], "", framework, steps, out, theirs, len(columns) - len(used), notes, 0.0,
                backwards[:10], not_numbers)  # fmt: skip
 
 

@@ -17,24 +17,23 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from tqdm import tqdm
 
 import metrics
 from bookkeeping import doctor, episodes, progress, records, tables
-from bookkeeping.checkpoint import flush, load_tensors, restore, save_checkpoint, save_tensors
+from bookkeeping.checkpoint import load_tensors, restore, save_checkpoint, save_tensors
 from bookkeeping.folder import LOGS, code_hash, open_folder, trim
 from bookkeeping.records import append, write_json
 from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
-from fast.machine import peak_memory
+from fast.machine import flush, peak_memory
 from fast.memory import memory_folder
 from settings import PROMOTE_AFTER, levels_of, promote_of
 
@@ -67,7 +66,7 @@ class Run:
     folder: Path  # where this process writes: the run folder, or one that is thrown away
     saved: Path | None  # the checkpoint to go on from
     state: State
-    keep: list  # the folder's lock and the throwaway folder: released when the Run goes
+    keep: object  # the folder's lock, or the throwaway folder: released when the Run goes
     started: float = field(default_factory=time.monotonic)  # time.time jumps with the clock
     spent_before: float = 0.0
     versions: list[dict] = field(default_factory=list)  # which code ran, from when on: note_code
@@ -244,25 +243,23 @@ def open_run(cfg, typed: set[str]) -> Run:
     Raises SystemExit and ValueError with one sentence if the run cannot start or continue.
     """
     first = parallel.rank() == 0
+    home, saved, keep = open_folder(cfg, typed) if first else (None, None, memory_folder())
+    saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
+    for name, value in asdict(saved_cfg).items():
+        setattr(cfg, name, value)
     if first and cfg.engine == "vllm" and parallel.world() > 1 and not cfg.async_rollouts:
         raise ValueError(  # vLLM would take our process group for its own
             "--engine vllm in several processes needs one of its own beside each of them; "
             "add --async-rollouts 1 (for a 4B also --micro-tokens 4096: 94 GiB without)"
         )
-    opened = open_folder(cfg, typed) if first else None
-    saved_cfg, home, saved = parallel.from_first(opened and (cfg, opened[0], opened[1]))
-    for name, value in asdict(saved_cfg).items():
-        setattr(cfg, name, value)
     if cfg.api_base:
         raise ValueError(
             f"--resume {home}: it holds an evaluation over an API, there is nothing to train; "
             "start a run of its own"
         )
-    throwaway = None if first else memory_folder()
-    folder = home if first else Path(throwaway.name)
-    lock: FileLock | None = opened[2] if first else None
+    folder = home if first else Path(keep.name)
     state = State(level=levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty)
-    return Run(cfg, home, folder, saved, state, keep=[lock, throwaway])
+    return Run(cfg, home, folder, saved, state, keep)
 
 
 def finished(cfg, state: State) -> bool:
@@ -304,12 +301,9 @@ class StopSignal:
 
     def __init__(self):
         self.asked = False
-        for name in ("SIGINT", "SIGTERM"):
-            if hasattr(signal, name):
-                try:
-                    signal.signal(getattr(signal, name), self.ask)
-                except ValueError:  # not in the main thread, as in some tests
-                    return
+        with suppress(ValueError):  # not in the main thread, as in some tests
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.ask)
 
     def ask(self, signum, frame):
         # torchrun passes on what the terminal has sent already: under it a second one is the first.
@@ -435,7 +429,7 @@ def keep_copy(folder: Path) -> None:
             shutil.copytree(saved, kept, dirs_exist_ok=True)
     except OSError as error:
         shutil.rmtree(kept, ignore_errors=True)
-        tqdm.write(f"{kept} could not be written ({error.strerror})")
+        tqdm.write(f"{kept} could not be written ({error.strerror or str(error)[:200]})")
 
 
 if __name__ == "__main__":

@@ -47,26 +47,6 @@ FEWEST = 10  # steps: fewer say nothing
 # tokens. Ten times that is no rounding. Probabilities differ by less than their logarithms.
 ENGINE = {"mismatch_kl": 0.02, "mismatch_probability": 0.03}
 REMARKS = ("every step clipped", "few groups", "solved", "too short")
-# Our doctor's rules that make sense of what others log. not exact, stop token, sequence ratio and
-# dropout need columns that only our own runs have.
-OURS = (
-    "collapse", "stuck", "broken", "no signal", "noise", "cut short", "errors", "stop token",
-    "sequence ratio", "not exact", "stale", "two distributions", "dropout", "uncorrected",
-)  # fmt: skip
-
-
-# What a log must have for a rule to have anything to look at; "part" is the one of right answers.
-NEEDS = {
-    "collapse": "reward", "stuck": "groups_with_signal", "broken": "format",
-    "no signal": "groups_with_signal", "noise": "entropy", "cut short": "truncated",
-    "stop token": "stop_trained", "sequence ratio": "stretch", "not exact": "exact",
-    "stale": "mismatch", "two distributions": "mismatch", "dropout": "twice",
-    "uncorrected": "ratio", "not a number": "loss", "cut off more": "truncated", "KL": "kl",
-    "entropy collapse": "entropy", "learning rate": "lr", "far off": "clip_fraction",
-    "engine": "mismatch_kl", "thrown away": "kept_ratio", "errors": "errors_share",
-    "pays length": "part", "pays something else": "part", "only in training": "eval_reward",
-    "still": "entropy", "warm-up": "lr", "resumed": "lr",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,10 +64,13 @@ class Finding:
 
 
 class View:
-    """The columns of a log up to a step. `last` and `first` leave out what is no number."""
+    """The columns of a log up to a step. `last` and `first` leave out what is no number.
 
-    def __init__(self, columns: dict[str, np.ndarray], steps: np.ndarray, upto: int):
-        self.columns, self.steps, self.upto = columns, steps, upto
+    goal: the column that counts right answers, if one does.
+    """
+
+    def __init__(self, columns: dict[str, np.ndarray], goal: str | None, upto: int):
+        self.columns, self.goal, self.upto = columns, goal, upto
 
     def all(self, name: str) -> np.ndarray:
         values = self.columns.get(name, np.empty(0))[: self.upto]
@@ -164,10 +147,10 @@ def entropy_collapse(view: View) -> Seen:
     )
 
 
-def pays_something_else(view: View, goal: str | None) -> Seen:
+def pays_something_else(view: View) -> Seen:
     """The reward rises, and the reward function that counts right answers does not. Or the one
     stands high and still while the other goes up and down: right answers hardly count in it."""
-    if goal is None:
+    if (goal := view.goal) is None:
         return None
     rewards, right = view.all("reward"), view.all(goal)
     if len(rewards) < 20 or len(right) < 20:
@@ -190,9 +173,9 @@ def pays_something_else(view: View, goal: str | None) -> Seen:
     )
 
 
-def pays_length(view: View, goal: str | None) -> Seen:
+def pays_length(view: View) -> Seen:
     """The same, and replies grew with the reward: length itself is paid."""
-    found, tokens = pays_something_else(view, goal), view.all("reply_tokens")
+    found, tokens = pays_something_else(view), view.all("reply_tokens")
     if found is None or len(tokens) < 20:
         return None
     was, now, _, errors = rise(tokens)
@@ -307,7 +290,6 @@ RULES: dict[str, Callable] = {
     "only in training": only_in_training,
     "still": still,
 }
-OF_THE_GOAL = ("pays length", "pays something else")
 # A trend is a matter of the whole log: looked at while it grows, the best moment would be picked.
 AT_THE_END = ("pays length", "pays something else", "only in training", "still", "entropy collapse")
 
@@ -318,14 +300,13 @@ AT_THE_END = ("pays length", "pays something else", "only in training", "still",
 def warm_up(log: Log, rates: np.ndarray) -> Finding | None:
     """Does the learning rate still rise when the log ends? Not if the run has only begun."""
     rates = rates[np.isfinite(rates)]
-    planned = log.settings.get("max_steps", 0)
-    if len(rates) < 20 or log.steps[-1] < 0.5 * planned:
+    if len(rates) < 20 or log.steps[-1] < 0.5 * log.planned:
         return None
     if not (np.diff(rates) > 0).all():
         return None
     seen = (
         f"the learning rate rose in every step, from {rates[0]:.2g} to {rates[-1]:.2g}, and the "
-        f"log ends at step {log.steps[-1]}" + (f" of {planned:.0f}" if planned else "")
+        f"log ends at step {log.steps[-1]}" + (f" of {log.planned:.0f}" if log.planned else "")
     )
     return Finding("warm-up", log.steps[-1], seen, ("lr",))
 
@@ -354,14 +335,11 @@ def resumed(log: Log, rates: np.ndarray) -> Finding | None:
     return None
 
 
-def remarks(log: Log, view: View, goal: str | None) -> list[Finding]:
+def remarks(log: Log, view: View) -> list[Finding]:
     """What is worth a word and no alarm."""
     out, end = [], log.steps[-1]
-    norms, signal, rewards = (
-        view.all("grad_norm"),
-        view.all("groups_with_signal"),
-        view.all("reward"),
-    )
+    norms, signal = view.all("grad_norm"), view.all("groups_with_signal")
+    rewards = view.all("reward")
     if view.upto < FEWEST:
         seen = f"the log has {view.upto} steps; most rules need {FEWEST} to 30"
         out.append(Finding("too short", end, seen, ()))
@@ -374,7 +352,7 @@ def remarks(log: Log, view: View, goal: str | None) -> list[Finding]:
     late = signal[-20:]
     if len(late) == 20 and late.mean() < 0.25 and len(rewards) >= 20:
         seen = f"{100 * (1 - late.mean()):.0f}% of the last 20 steps' groups had equal rewards"
-        right = view.all(goal or "reward")[-20:]
+        right = view.all(view.goal or "reward")[-20:]
         solved = right.mean() > 0.9 and rewards.max() <= 1.0001
         name = "solved" if solved else "few groups"
         seen += f", with a mean reward of {rewards[-20:].mean():.2f}"
@@ -400,14 +378,8 @@ def evidence(name: str, sentence: str, view: View) -> Seen:
     )
     early = lambda column: values.mean() if (values := view.first(column)) is not None else math.nan
     head = sentence.partition("; ")[0]
-    for cause in (
-        ": the policy",
-        ": raise",
-        ": a step",
-        ", so nothing",
-        ": the sampler",
-        ": dropout",
-    ):
+    causes = ": the policy", ": raise", ": a step", ", so nothing", ": the sampler", ": dropout"
+    for cause in (*causes, ": it pays"):
         head = head.partition(cause)[0]
     columns = {
         "collapse": ("reward",),
@@ -418,6 +390,7 @@ def evidence(name: str, sentence: str, view: View) -> Seen:
         "broken": ("format",),
         "stale": ("mismatch",),
         "two distributions": ("mismatch",),
+        "pays something else": ("reward", "exact"),
     }.get(name, ())
     if name in ("no signal", "stuck") and not len(view.all("groups_with_signal")):
         level = now("reward")
@@ -458,28 +431,27 @@ def look_at(log: Log, goal: str | None, symptoms: Callable) -> list[Finding]:
     rows = [i for i in range(n) if "reward" not in columns or np.isfinite(columns["reward"][i])]
     stride = max(1, math.ceil(len(rows) / LOOKS))
     for k in range(stride - 1, len(rows), stride):
-        view = View(columns, steps, rows[k] + 1)
+        view = View(columns, goal, rows[k] + 1)
         lines = [our_line(log, i, first) for i in rows[max(0, k + 1 - LOOKS_BACK) : k + 1]]
         rewards = view.all("reward")[-LONGEST:].tolist()
         try:
             told = symptoms(lines, rewards) if rewards else {}
         except (KeyError, ValueError, IndexError, ArithmeticError):
             told = {}  # a column that only half of the lines have
-        for name in OURS:
-            if name in told and name not in found:
-                seen, shown = evidence(name, told[name], view)
+        for name, sentence in told.items():
+            if name not in found:
+                seen, shown = evidence(name, sentence, view)
                 found[name] = Finding(name, log.steps[rows[k]], seen, shown)
         for name, rule in RULES.items():
             if name in found or (name in AT_THE_END and k + stride < len(rows)):
                 continue
-            seen = rule(view, goal) if name in OF_THE_GOAL else rule(view)
-            if seen:
+            if seen := rule(view):
                 found[name] = Finding(name, log.steps[rows[k]], *seen)
     rates = columns.get("lr", np.empty(0))
     for late in (warm_up(log, rates), resumed(log, rates)):
         if late:
             found[late.name] = late
-    said = remarks(log, View(columns, steps, n), goal)
+    said = remarks(log, View(columns, goal, n))
     return [*sorted(tidy(found, said), key=lambda f: f.step), *said]
 
 
@@ -510,7 +482,7 @@ def demo() -> None:
         "reward": [0.4] * n,
         "lr": [1e-6 * i / 2000 for i in range(1, n + 1)],
     }
-    log = Log([], "made up", "TRL", list(range(1, n + 1)), columns, {}, settings={"max_steps": n})
+    log = Log([], "made up", "TRL", list(range(1, n + 1)), columns, {}, planned=n)
     found = look_at(log, None, lambda lines, rewards: {})
     print(*(f"step {one.step}: {one.name}: {one.seen}" for one in found), sep="\n")
     assert [one.name for one in found] == ["warm-up"]

@@ -46,7 +46,7 @@ from evaluate import eval_line, known, parts
 from fast import parallel
 from policy import first_line
 from rollout import EnvironmentFailed, Episode, finish
-from settings import Config, by_size, check, dev_seeds, eval_sets, fill, kind, short
+from settings import Config, by_size, check, dev_seeds, eval_sets, fill, kind
 
 
 class Hopeless(Exception):
@@ -173,7 +173,6 @@ def evaluate_api(cfg) -> Path:
         cfg, {name: large[name] for name in ("max_tokens", "swarm_error_penalty") if name in large}
     )
     end, started = open_endpoint(cfg), time.monotonic()
-    cfg.name = cfg.name or name_of(cfg)
     folder, _, lock = open_folder(cfg, set())
     write_json(folder / "config.json", asdict(cfg))
     tasks, make_env = next(
@@ -233,13 +232,6 @@ def evaluate_api(cfg) -> Path:
             os._exit(code)
         raise SystemExit(1)
     return folder
-
-
-def name_of(cfg) -> str:
-    """A run's name, made of the model, the tasks and the time."""
-    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    model = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model)
-    return f"{model}-{short(cfg.env)}{level}-{time.strftime('%m%d-%H%M%S')}"
 
 
 def summary_of(

@@ -357,7 +357,7 @@ def read_answer(end: Endpoint, response: dict, think: bool) -> Answer:
         text += "\n" if text and text[-1] != "\n" else ""
         # `</` is written `<\/`, the same in JSON, so that no argument can end the call.
         text += call_text(name, arguments.replace("</", "<\\/"))
-    room = LONGEST * (end.options.get("max_tokens") or end.options["max_completion_tokens"])
+    room = LONGEST * end.cfg.max_tokens
     back = {"role": "assistant", "content": content if calls else content or ""}
     back |= {"tool_calls": calls} if calls else {}
     tokens = count_usage(end, response.get("usage"))

@@ -100,7 +100,7 @@ def read_row(line: int, text: str) -> Row:
     """A row from its line. ValueError says what is wrong with it."""
     try:
         whole = json.loads(text, parse_constant=not_a_number)
-        text.encode() and json.dumps(whole, ensure_ascii=False).encode()
+        json.dumps(whole, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("half a character (a lone surrogate) stands in it") from None
     except NaN:

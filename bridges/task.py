@@ -8,6 +8,7 @@ always on one side, on any machine. SFT's demonstrations are training tasks too.
 
 import hashlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def load_function(place: str) -> tuple[Callable, Path]:
     if not Path(file).is_file():
         raise ValueError(f"there is no file {file or place}; give FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(f"yours_{Path(file).stem}", file)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for dataclasses
     try:
         spec.loader.exec_module(module)
         found = getattr(module, name)

@@ -146,12 +146,8 @@ class Job:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)  # what learns, on the CPU
 
 
-KINDS = (
-    SystemExit,
-    ValueError,
-    FloatingPointError,
-    CannotGoOn,
-)  # the trainer's `except` knows them
+# The trainer's `except` knows them.
+KINDS = (SystemExit, ValueError, FloatingPointError, CannotGoOn)
 
 
 def player(pipe, home: str, load_policy: Callable, make_sampler: Callable, threads: int) -> None:

@@ -108,7 +108,7 @@ def from_first(thing):
 
 def any_rank(flag: bool) -> bool:
     """Does any rank say yes? All have to ask at the same place."""
-    return flag if world() == 1 else any(gather([flag]))
+    return any(gather([flag]))
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -123,8 +123,6 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 def sum_numbers(numbers: dict[str, float]) -> dict[str, float]:
     """{name: its sum over the ranks}, added in the same order everywhere: equal to the last bit."""
-    if world() == 1:
-        return numbers
     parts = gather([numbers])
     return {name: sum(part[name] for part in parts) for name in numbers}
 

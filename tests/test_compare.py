@@ -536,13 +536,14 @@ def test_flags_of_swarm_do_not_part_runs_of_letters(make):
     assert [row["what"] for row in rows] == ["exact", "reward"] and not any("different rewards" in note for note in notes)
 
 
-def test_runs_of_different_lengths_are_drawn_to_the_end_and_their_mean_as_far_as_all_of_them_go():
+@pytest.mark.parametrize("seeds", [[0, 1], [0]])
+def test_runs_of_different_lengths_are_drawn_to_the_end_and_their_mean_as_far_as_all_of_them_go(seeds):
     from matplotlib.figure import Figure
 
-    runs = [SimpleNamespace(rewards=[0.2] * 12), SimpleNamespace(rewards=[0.6] * 15)]
+    runs = [SimpleNamespace(rewards=[0.6] * 15), SimpleNamespace(rewards=[0.2] * 12)]
     ax = Figure().subplots()
-    compare.draw_training(ax, [SimpleNamespace(runs=runs, seeds=lambda: [0, 1])])
-    short, long, mean = ax.lines
+    compare.draw_training(ax, [SimpleNamespace(runs=runs, seeds=lambda: seeds)])
+    long, short, mean = ax.lines
     assert (len(short.get_ydata()), len(long.get_ydata())) == (3, 6)
     assert mean.get_ydata() == pytest.approx([0.4] * 3) and list(mean.get_xdata()) == [10, 11, 12]
 

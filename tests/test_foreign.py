@@ -226,9 +226,21 @@ def test_rewards_below_0_are_no_collapse_by_themselves():
     assert "collapse" not in told(made_up(reward=-3 + noise)) and "collapse" in told(made_up(reward=half(-1, -9) + noise))
 
 
+def test_a_reward_that_pays_something_else_is_told_of_our_own_logs_too():
+    """goal_of leaves a log with `exact` to the doctor's own rule."""
+    log = logs.read(ROOT / "results" / "failures" / "generous-reward" / "metrics.jsonl")
+    (one,) = foreign.answer(log, doctor.symptoms)["symptoms"]
+    assert one["name"] == "pays something else" and "it pays" not in one["seen"]
+
+
 def test_every_rule_has_its_words_and_every_page_of_the_journal_is_there():
-    assert set(symptoms.NEEDS) == set(cures.ILLNESSES) - set(symptoms.REMARKS)
-    known = {*symptoms.OURS, *symptoms.RULES, *symptoms.REMARKS, "not a number", "warm-up", "resumed"}
+    assert set(foreign_truth.NEEDS) == set(cures.ILLNESSES) - set(symptoms.REMARKS)
+    ours = {
+        "collapse", "stuck", "broken", "no signal", "noise", "cut short", "errors", "stop token", "sequence ratio", "not exact", "stale",
+        "two distributions", "dropout", "uncorrected", "pays something else",
+    }  # fmt: skip
+    assert {name for name in ours if f'"{name}"' in Path(doctor.__file__).read_text()} == ours
+    known = {*ours, *symptoms.RULES, *symptoms.REMARKS, "not a number", "warm-up", "resumed"}
     assert known == set(cures.ILLNESSES)
     journal = (ROOT / cures.JOURNAL).read_text()
     for name, illness in cures.ILLNESSES.items():

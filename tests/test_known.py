@@ -272,6 +272,13 @@ def test_any_reply_is_scored(tmp_path_factory, reply):
     assert marks["reward"] in (0, 1) and marks["scorer_failed"] == 0
 
 
+def test_a_scorers_file_may_hold_a_dataclass(tmp_path):
+    code = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\nclass Mark:\n    x: float\n\n"
+    (tmp_path / "marks.py").write_text(code + "def half(reply, row):\n    return Mark(0.5).x\n")
+    function, file = task.load_function(f"{tmp_path}/marks.py:half")
+    assert function("", {}) == 0.5 and file == tmp_path / "marks.py"
+
+
 def test_a_scorer_of_ones_own_gets_the_row_and_costs_its_episode_when_it_fails(tmp_path, capsys):
     (tmp_path / "mine.py").write_text("""
 def half(answer, row):

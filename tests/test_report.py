@@ -575,11 +575,6 @@ def test_the_report_tells_the_share_of_each_part_and_where_an_updates_seconds_go
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_runs_older_than_this_measurement_say_nothing_about_an_update(run):
-    _, lines, _, text = load(run)
-    assert curves.where_time_goes(lines) == [] and "An update, on average" not in text and "waits for samples" not in text
-
-
 # ------------------------------------------------------------------------------------------------ a part of one's own
 
 

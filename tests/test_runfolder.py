@@ -4,6 +4,7 @@ which go with their owner, and what a killed owner has left when the next one co
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -309,6 +310,13 @@ def test_at_a_collapse_whatever_checkpoint_there_is_is_kept_and_nothing_stops_th
     monkeypatch.setattr(run_records.shutil, "copytree", full)
     run_records.keep_copy(tmp_path)
     assert "could not be written (No space left on device)" in capsys.readouterr().out
+
+    def full_inside(*_, **__):  # what copytree makes of it
+        raise shutil.Error([("a", "b", "[Errno 28] No space left on device")])
+
+    monkeypatch.setattr(run_records.shutil, "copytree", full_inside)
+    run_records.keep_copy(tmp_path)
+    assert "No space left on device" in capsys.readouterr().out
 
 
 def test_of_several_processes_only_the_first_writes_the_reference(tmp_path):

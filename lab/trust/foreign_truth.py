@@ -216,6 +216,20 @@ NOT_WELL = ("failures/", "eight_blind", "stale", "lora_rank/full_1e-3", "lora_ra
             "curriculum/fixed_bare-4")  # fmt: skip
 
 
+# What a log must have for a rule to have anything to look at; "part" is the one of right answers.
+NEEDS = {
+    "collapse": "reward", "stuck": "groups_with_signal", "broken": "format",
+    "no signal": "groups_with_signal", "noise": "entropy", "cut short": "truncated",
+    "stop token": "stop_trained", "sequence ratio": "stretch", "not exact": "exact",
+    "stale": "mismatch", "two distributions": "mismatch", "dropout": "twice",
+    "uncorrected": "ratio", "not a number": "loss", "cut off more": "truncated", "KL": "kl",
+    "entropy collapse": "entropy", "learning rate": "lr", "far off": "clip_fraction",
+    "engine": "mismatch_kl", "thrown away": "kept_ratio", "errors": "errors_share",
+    "pays length": "part", "pays something else": "part", "only in training": "eval_reward",
+    "still": "entropy", "warm-up": "lr", "resumed": "lr",
+}  # fmt: skip
+
+
 def told_of(log: logs.Log) -> list[str]:
     """The symptoms, remarks left out, that the doctor tells of a log."""
     return [one.name for one in symptoms.look_at(log, foreign.goal_of(log), doctor.symptoms) if not one.remark]
@@ -224,12 +238,12 @@ def told_of(log: logs.Log) -> list[str]:
 def judged(name: str, seed: int) -> dict:
     """One run: what it is, and what the doctor tells of it."""
     arm = ARMS[name]
-    _, rows, settings = logs.rows_of(gzip.decompress((RUNS / f"{name}-{seed}.json.gz").read_bytes()))
+    _, rows, planned = logs.rows_of(gzip.decompress((RUNS / f"{name}-{seed}.json.gz").read_bytes()))
     log = logs.collect(list(rows))
-    log.settings = settings
+    log.planned = planned
     told = told_of(log)
     has = {*log.columns, *(["part"] if foreign.goal_of(log) else [])}
-    tried = sorted(rule for rule, column in symptoms.NEEDS.items() if column in has)
+    tried = sorted(rule for rule, column in NEEDS.items() if column in has)
     rewards = [x for x in log.columns["reward"] if x == x]
     return {"arm": name, "seed": seed, "mistake": arm.mistake, "told": told, "tried": tried, "named": bool(set(told) & set(arm.told)),
             "first_reward": round(sum(rewards[:5]) / 5, 3), "last_reward": round(sum(rewards[-5:]) / 5, 3)}  # fmt: skip
@@ -255,9 +269,7 @@ def judge() -> None:
     test = [run for run in runs if run["seed"] != DEVELOPMENT]
     healthy, sick = ([run for run in test if run["mistake"] is which] for which in (False, True))
     own = ours()
-    measured = {
-        rule: (sum(rule in run["told"] for run in healthy), sum(rule in run["tried"] for run in healthy)) for rule in symptoms.NEEDS
-    }
+    measured = {rule: (sum(rule in run["told"] for run in healthy), sum(rule in run["tried"] for run in healthy)) for rule in NEEDS}
     own_alarms = Counter(name for told in own.values() for name in told)
     truth = {"command": "python -m lab.trust.foreign_truth --page", "trl": "1.16.0", "development_seed": DEVELOPMENT,
              "measured": {rule: both for rule, both in measured.items() if both[1]}, "our_runs": len(own),
