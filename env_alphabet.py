@@ -31,8 +31,8 @@ capital after position 0.
 The reward is smooth: the similarity of two texts, raised to a power. A list in the wrong order
 still shares most of its characters with the right one, so names copied in the given order, the new
 ones marked, have a similarity of 0.66. The power (8 in the public recipe) lowers that to a mean
-reward of 0.08 and leaves 1.0 where it is. With `power_per_turn` each turn is powered before the
-mean is taken, so one good turn pays; without it the mean is powered, so only a good *episode* pays.
+reward of 0.08 and leaves 1.0 as it is. With `power_per_turn` each turn is raised to the power, then
+averaged, so one good turn pays; without it the average is raised, so only a good *episode* pays.
 
 The tasks and the scoring are those of Prime Intellect's alphabet-sort; the words of the prompts and
 the names are ours. Where its rules leave a choice: the names of one episode differ in their first
@@ -247,7 +247,7 @@ def find_blocks(reply: str, turn: int) -> list[str]:
 
 
 def hides_thinking(reply: str, turn: int) -> bool:
-    """Is there more than one block, such as thoughts in prose around it or runs of white space?"""
+    """Is there anything besides one block, such as thoughts in prose or in runs of white space?"""
     tag = LATER_TAG if turn else FIRST_TAG
     if len(reply) > MOST_ANSWER or re.search(r"\s{8}", reply):
         return True

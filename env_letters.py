@@ -80,7 +80,7 @@ def words_between(shortest: int, longest: int) -> list[str]:
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:
-    """Draw one task of a tier: distinct letters, each in the string with chance b ~ U(0.3, 0.9)."""
+    """Draw one task of a tier. The letters asked for are distinct; some may not occur in it."""
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":
         text = rng.choice(words_between(shortest, longest))
@@ -89,13 +89,13 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
         text = "".join(rng.choice(string.ascii_lowercase) for _ in range(length))
     several = rng.random() < p_several
     n_letters = min(max(2, rng.randint(fewest, most)), 26) if several else 1
-    bias = rng.uniform(0.3, 0.9)  # how often a letter that occurs is wanted
+    p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs in the string
     present, absent = sorted(set(text)), sorted(set(string.ascii_lowercase) - set(text))
     rng.shuffle(present)
     rng.shuffle(absent)
     letters = []
     for _ in range(n_letters):
-        wanted, other = (present, absent) if rng.random() < bias else (absent, present)
+        wanted, other = (present, absent) if rng.random() < p_present else (absent, present)
         letters.append((wanted or other).pop())  # if one pool is empty, draw from the other
     return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
 

@@ -24,7 +24,7 @@ actions show which of them cooperate and which exploit.
 An observation says what is new; what was told before holds (swarm/view.py).
 
 Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each in [0, 1]. v0.1 has
-1.0 payoff + 0.6 reputation.
+1.0 payoff + 0.6 reputation. (v0.1, v0.2, "published": the SWARM economy that docs/swarm.md links.)
 
     payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources, the share a third
                 of all bounties that the scenario will offer. So no gain pays 0.5, that share 0.88,
@@ -138,7 +138,7 @@ class Swarm:
     diversity: float | None = None
     floor: float = 50.0  # of the final reputation; ending below it costs …
     floor_penalty: float = 0.0  # … this times the missing share of 100
-    error_penalty: float = 0.0  # times the share of turns lost to errors
+    error_penalty: float = 0.0  # times the share of turns lost to errors (train.py: 0.5 if small)
     payoff_scale: str = "ours"  # one of PAYOFFS
     trade_credit: str = Economy.trade_credit  # one of CREDITS
     post_worth: float | None = Economy.post_worth  # reputation of a post; None: the version's
@@ -226,7 +226,7 @@ class Swarm:
             return Turn(economy.step, tool, arguments, False, result, calls, own)
 
     def score(self) -> dict[str, float]:
-        """The reward, its four parts in [0, 1], and then numbers that are only measured.
+        """The reward, its four parts in [0, 1], the two that can cost, and what is only measured.
 
         An episode that was cut is scored as if the rest had been passed, so being cut never pays.
         """
@@ -251,7 +251,7 @@ class Swarm:
         return {
             "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,
             **parts,
-            # The rest is not paid for. Only floor_missing and error_rate can cost.
+            # Nothing below is paid for; floor_missing and error_rate can cost (the penalties).
             "floor_missing": missing,
             "gain": gain,
             "survival": float(not me.frozen_at),

@@ -2,7 +2,7 @@
 
 Two kinds of numbers come out of episodes, and they are not the same. An *evaluation* plays every
 task of a set once, greedily: its interval is over tasks, and two evaluations are compared task by
-task. A *training batch* is sampled at temperature 1 on tasks that are never seen again: good for
+task. A *training batch* is sampled (temperature 1) on a few tasks, others in every update: good for
 watching, too noisy to conclude from.
 
 There are two sets. *Development* tasks are played before, during and after every run, and whatever
@@ -41,8 +41,8 @@ from policy import Policy, load_policy
 from rollout import Episode, play
 from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
 
-# Named here and by the maker of final tables (lab/claims/study.py), and a test holds that:
-# tasks that any file could play would soon not be held out.
+# Only this file and lab/claims/study.py, which makes the final tables, may use it (a test checks):
+# if any file could play these tasks, they would soon not be held out.
 HELD_OUT_SEEDS = 4_000_000_000
 MEND = "mend the environment and --resume, with --env again if it is a file of your own"
 
@@ -121,7 +121,7 @@ def eval_line(
     update: int, stage: str, tasks: str, trained: bool, episodes: list[Episode],
     missing: dict[int, str] | None = None,
 ) -> dict:  # fmt: skip
-    """A line of evals.jsonl: every task's result, in order; missing: {task without one: why}.
+    """A line of evals.jsonl: every task's result, in order; missing: {index of a failed task: why}.
 
     null stands for an entry that an episode's score does not have. 1.0 is written as 1, because
     most results are 0 or 1 and a run has thousands.

@@ -9,13 +9,13 @@ Make every token of the two good answers a little likelier and of the two bad on
 likely. That is all. The group's mean is the baseline, so there is no value network; a group whose
 answers all score the same says nothing (its advantages are 0) and is skipped.
 
-Unlike in the papers there is no reward model, no value function and, without --kl, no reference.
+Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference policy either.
 There is one optimizer step per batch by default, so the importance ratio (how likely a token is
 now, over how likely it was when it was sampled) is 1 and clipping never acts. That is why the
 printed loss is near 0 and the ratio 1.000 in a healthy run: the *value* of mean(ratio · advantage)
 is about the mean advantage, which is 0 by construction; its *gradient* is not. Watch the reward and
-grad_norm instead. (So it is for grpo and gspo, where all answers weigh the same. dapo and dr_grpo
-weigh by length, reinforce and cispo multiply log-probs: their loss may be anywhere.)
+grad_norm instead. (This holds for grpo and gspo, where all answers weigh the same. dapo and dr_grpo
+weigh by length, reinforce and cispo multiply log-probs: their loss can have any value.)
 
 The losses differ in the ratio, its clip and the weight of a token; dr_grpo also drops the std.
 
@@ -77,7 +77,7 @@ def advantages_of(groups: list[list[Episode]], cfg) -> torch.Tensor:
     in error get 0, and do not count in the means.
     """
     rewards = [[e.reward if trainable(e) else float("nan") for e in g] for g in groups]
-    normalize = cfg.normalize and cfg.loss != "dr_grpo"  # Liu et al. 2025: it favours extremes
+    normalize = cfg.normalize and cfg.loss != "dr_grpo"  # Liu 2025: it favours easy or hard tasks
     return group_advantages(torch.tensor(rewards), cfg.baseline, normalize)
 
 
@@ -114,7 +114,7 @@ def group_advantages(
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
     """What each token of an episode weighs, [N] float32. Σ weight · length <= 1.
 
-    lengths [N]: the sampled tokens of each episode. max_tokens: of the batch's longest episode.
+    lengths [N]: sampled tokens per episode. max_tokens: the most that one could have (dr_grpo).
     """
     if loss in ("grpo", "gspo"):
         return 1.0 / (len(lengths) * lengths.clamp(min=1))
@@ -167,18 +167,18 @@ def update(
     logprobs_of = plain_logprobs if cfg.plain else token_logprobs
     episodes = [e for group in groups for e in group]  # N of them
     flat, pad = advantages.flatten(), policy.tokenizer.pad_token_id  # [N]
-    counts = torch.tensor([trainable(e) for e in episodes])  # [N] bool
+    valid = torch.tensor([trainable(e) for e in episodes])  # [N] bool
     weights = torch.zeros(len(episodes))  # [N] of each token, over the whole batch
-    if counts.any():
+    if valid.any():
         lengths = torch.tensor([e.reply_tokens for e in episodes]).float()
         longest = cfg.max_tokens * max(1, *(e.turns for e in episodes))  # max_tokens is per turn
-        weights[counts] = token_weights(cfg.loss, lengths[counts], longest)
+        weights[valid] = token_weights(cfg.loss, lengths[valid], longest)
     # An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a KL term
     # gives them one. They stay in the denominators, so skipping them changes nothing.
-    keep = [n for n, e in enumerate(episodes) if counts[n] and (cfg.kl > 0 or flat[n] != 0)]
+    keep = [n for n, e in enumerate(episodes) if valid[n] and (cfg.kl > 0 or flat[n] != 0)]
     log = UpdateLog(policy.device)
     stats = {
-        **batch_columns(advantages, counts, episodes),
+        **batch_columns(advantages, valid, episodes),
         "trained_tokens": sum(episodes[n].reply_tokens for n in keep) * cfg.epochs,
         "rounding": log.rounding,
     }
@@ -229,8 +229,8 @@ def update(
 def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> float:
     """One optimizer step along the sum of all processes' gradients; returns the gradient's norm.
 
-    The norm is that before clipping to MAX_GRAD_NORM. loss: summed over all processes. Raises
-    FloatingPointError before the step if loss or norm is not finite; what: the loss's name there.
+    The norm is measured before clipping to MAX_GRAD_NORM. loss: summed over all processes. Raises
+    FloatingPointError before the step if loss or norm is not finite; its message says `what`.
     """
     parameters = list(policy.trainable().values())
     parallel.sum_gradients(parameters)

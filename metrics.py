@@ -4,7 +4,7 @@ Why so strict? An earlier project, picoRL, evaluated on 32 tasks. It saw 41% ris
 to 44%, and called it a gain and a regression. But the 95% interval of 41% on 32 tasks
 reaches from 26% to 58%: all three may be the same number.
 
-    mean         by what the values are, so that one number has one interval wherever it is shown:
+    mean         the method depends on the values alone, so a number has one interval everywhere:
                  all 0 or 1: Wilson's interval (1927), right near 0% and 100%, where ± is wrong;
                  under 100 values between 0 and 1: Wilson's with the measured spread, which is less
                  than that of 0s and 1s (Korn and Graubard 1998, without its survey weights);
@@ -16,16 +16,16 @@ reaches from 26% to 58%: all three may be the same number.
                  means. Never Wilson's: a difference may be negative even if none was seen
 
 Do they cover the truth in 95 of 100 cases? With 2 to 64 values they did in 91 to 100 of 100 made-up
-cases, and in 88 to 99 if episodes come in groups that are nearly always all right or all wrong, and
-rarely right (tests/test_metrics.py asserts a little less: what its fewer cases can tell). Wilson's
-depends on the true share: 95 on average over shares, 83 at the worst. The bootstrap covers only 50
+cases. They did in 88 to 99 if episodes come in groups that are seldom right, and then all at once
+(tests/test_metrics.py has fewer cases, and asserts a little less). The coverage of Wilson's depends
+on the true share: 95 on average over shares, 83 at the worst. The bootstrap covers only 50
 of 100 with 2 values and 88 with 8; so it needs 100. Values that are skewed and not between 0 and 1
 (counts, seconds) are covered less: 88 to 93 for exponential ones. tests/test_metrics.py measures
 all of this.
 
-No interval of a mean has width 0. If n values agree, Wilson still allows that 3.84 of n + 3.84 do
-not (the "rule of three", Hanley and Lippman-Hand 1983), and those may be anything between 0 and 1:
-see `alike`.
+No interval of a mean has width 0. If all n values are equal, a share of up to 3.84 / (n + 3.84) of
+those not seen may still differ (Wilson's bound; compare the "rule of three", Hanley and
+Lippman-Hand 1983), and be anything between 0 and 1: see `alike`.
 
 The second half looks at a metric over the updates of a run. Neighbouring values resemble each
 other, so a bootstrap that shuffles them promises too much; a peak flatters; and a run that stopped
@@ -484,7 +484,7 @@ def demo() -> None:
         p = proportion(round(0.41 * n), n)
         print(f"  n={n:5}  95% interval {100 * p.low:.0f}% to {100 * p.high:.0f}%")
     was, now = proportion(13, 32), proportion(18, 32)
-    print("so on 32 tasks the first run's 41% -> 56% is", was, "->", now, "and they overlap.")
+    print("so on 32 tasks picoRL's 41% -> 56% is", was, "->", now, "and they overlap.")
     assert was.high > now.low
     rng = np.random.default_rng(0)
     hard = rng.random(256)  # each task has its own difficulty, the same for both policies

@@ -8,9 +8,9 @@ every update would lose bits of them each time. The sampler folds it into a copy
 embedded `models/pico_base/` (`models/pico_swarm/` for swarm) loads exactly as
 `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
 
-The last quarter is what one does with a policy, the plain way: ask how likely each token of a text
-is (`plain_logprobs`), and sample a text (`PlainSampler`). The files of fast/ do both much sooner,
-with the same numbers; `--plain` trains with these.
+The end of this file uses a policy in the plain way: it computes how likely each token of a text is
+(`plain_logprobs`) and samples a text (`PlainSampler`). The files of fast/ do both much faster, with
+the same numbers; `--plain` trains with these.
 
 Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and one reply.
 `python -m bridges.export merge runs/NAME out/` makes a trained run a model of its own.

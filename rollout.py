@@ -66,8 +66,8 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 def delta_ids(policy: Policy, new_messages: list[dict], think: bool) -> list[int]:
     """Token ids between two replies: what follows the end-of-turn token, up to the next opening.
 
-    Found by rendering a marker in the reply's place and keeping what follows it, so it holds for
-    any template that ends a turn at once. The end-of-turn token is left out: the policy sampled it.
+    Renders a marker in the reply's place and keeps what follows it, so the end-of-turn token must
+    follow a reply directly. That token is left out of the result: the policy sampled it.
     """
     marker = "@@reply@@"
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
@@ -107,7 +107,7 @@ def play(
         return []
     started, sampling = time.perf_counter(), 0.0
     context = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
-    room = min(context, getattr(sampler, "max_len", context)) - max_tokens  # for all before a reply
+    room = min(context, getattr(sampler, "max_len", context)) - max_tokens  # most before a reply
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
         envs = [make_env() for _ in range(k)]
@@ -149,7 +149,7 @@ def open_episode(env, seed: int, group: int) -> Episode:
 
 
 def ask_first_question(policy: Policy, group: list[Player], room: int) -> None:
-    """Give the members of a group their prompt. If it cannot be asked, all of them fail."""
+    """Give the members of a group their prompt. If it is too long or not shared, all fail."""
     group = [p for p in group if p.episode.stop_reason == ""]
     if not group:
         return
@@ -166,7 +166,7 @@ def ask_first_question(policy: Policy, group: list[Player], room: int) -> None:
 
 
 def take_turn(policy: Policy, episode: Episode, env, sample: Sample, room: int) -> None:
-    """Append one sampled reply, let the environment answer, append that. stop_reason "": go on.
+    """Append one sampled reply, then the environment's answer; set stop_reason if that ends it.
 
     room: the most tokens a conversation may have before a reply. Raises FloatingPointError if a
     log-prob is not finite.

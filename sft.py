@@ -2,7 +2,7 @@
 
     loss = - mean log p(token | all before it), over the *expert's* tokens
 
-The prompt is not learnt, the end-of-turn token is. The default expert only shows the format (think,
+The prompt is not learnt; the end-of-turn token is. The default expert only shows the format (think,
 then answer inside <answer>); it states counts without deriving them. Demonstrations are scarce,
 as in practice: there are 100. `--sft-style derives` teaches the algorithm instead.
 
@@ -28,7 +28,7 @@ def sft(policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Ca
     """Train on one demonstration per seed, cfg.sft_steps steps; returns losses, tokens, seconds.
 
     make_env() -> an environment; stop_here() is called after every step, and raises if somebody
-    asked the run to stop. Call it inside `with policy.learning()`.
+    asked the run to stop. Call sft() inside `with policy.learning()`.
     """
     started = time.monotonic()
     episodes = demonstrations(policy, make_env, seeds if cfg.sft_steps else [])
@@ -36,7 +36,7 @@ def sft(policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Ca
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
     for i, batch in enumerate(tqdm(batches, desc="SFT", disable=not batches)):
-        # Up over a tenth of the steps, then linearly down to zero.
+        # Rise over a tenth of the steps (Adam's first steps are its largest), then fall towards 0.
         rise, fall = (i + 1) / max(1, cfg.sft_steps / 10), (cfg.sft_steps - i) / cfg.sft_steps
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
         losses.append(sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)["loss"])
@@ -54,7 +54,7 @@ def demonstrations(policy: Policy, make_env: Callable, seeds: list[int]) -> list
 def sft_step(
     policy: Policy, optimizer, episodes: list[Episode], micro_tokens: int, plain: bool = False
 ) -> dict[str, float]:
-    """One optimizer step; returns its loss (mean -log p per sampled token, nats), norm and tokens.
+    """One optimizer step; returns its loss (mean -log p of an expert's token, nats), norm, tokens.
 
     micro_tokens: padded tokens per forward pass. plain: log-probs the plain way. Raises
     FloatingPointError if loss or gradient is not finite, before the optimizer step.
@@ -64,11 +64,11 @@ def sft_step(
     loss, pad = 0.0, policy.tokenizer.pad_token_id
     episodes = parallel.share(sorted(episodes, key=lambda e: len(e.token_ids)))  # this process's
     for part in micro_batches(episodes, micro_tokens):
-        some = [episodes[i] for i in part]
-        none = torch.zeros(len(some))  # SFT has no advantages, and no weights
-        batch = collate(some, none, none, pad, policy.device)
-        how = plain_logprobs if plain else token_logprobs
-        logprobs, _ = how(policy, batch.ids, batch.mask)  # [M]
+        chosen = [episodes[i] for i in part]
+        zeros = torch.zeros(len(chosen))  # SFT has no advantages, and no weights
+        batch = collate(chosen, zeros, zeros, pad, policy.device)
+        logprobs_of = plain_logprobs if plain else token_logprobs
+        logprobs, _ = logprobs_of(policy, batch.ids, batch.mask)  # [M]
         part_loss = -logprobs.sum() / n
         part_loss.backward()
         loss += part_loss.item()

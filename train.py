@@ -3,9 +3,9 @@
     python train.py --env letters --difficulty 6        (or --env alphabet, --env swarm)
 
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
-           -> (8 tasks x 8 samples -> one step) x updates, an eval now and then -> eval "final"
+           -> (num_tasks x k samples -> one step) x updates, an eval now and then -> eval "final"
 
-Without a GPU or the hub it trains an embedded model (models/); after any kill, --resume runs/NAME.
+Without a GPU or the Hugging Face hub it trains a model of models/. Killed? --resume runs/NAME.
 """
 
 import sys
@@ -32,13 +32,13 @@ from sft import sft
 
 
 def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
-    """One run; returns its folder. typed: flags that were typed. Known errors are one sentence."""
+    """One run; returns its folder. typed: the names of the flags that the user gave."""
     run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
     path, why, fits = parallel.from_first(choose_model(*settings.asked(cfg, typed)))
     load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     policy = load()
-    settings.complete(cfg, policy.n_parameters, why, path, fits)
+    settings.complete(cfg, policy.n_parameters, why, path, fits)  # defaults by the model's size
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     new_env, tasks = partial(guarded, make_env, cfg), partial(task_seeds, cfg)
@@ -48,9 +48,9 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
 
     def evaluate(stage: str) -> None:
         with run.clock("eval"):
-            play, sets = partial(rollouts.greedy, update=max(state.update, 0)), eval_sets(cfg)
+            roll = partial(rollouts.greedy, update=max(state.update, 0))
             about = (dev_seeds(cfg), run.folder, stage, state.update)
-            run.log_evaluation(evaluate_policy(policy, play, sets, *about))
+            run.log_evaluation(evaluate_policy(policy, roll, eval_sets(cfg), *about))
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------
     if state.update < 0:  # not even SFT yet
@@ -59,7 +59,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
             demonstrator = partial(new_env, cfg.difficulty)
             run.log_sft(sft(policy, demonstrator, sft_seeds(cfg), cfg, run.stop_if_asked))
         state.update = 0
-        run.tell(other_opening(policy, new_env(cfg.difficulty), tasks(0)[0]))
+        run.tell(other_opening(policy, new_env(cfg.difficulty), tasks(0)[0]))  # prompts as in SFT?
         evaluate("after_sft")
         run.save(policy, optimizer)
     reference = run.reference(policy)
@@ -89,7 +89,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
 
 
 def main() -> None:
-    """The command line: one run or one evaluation. What is known to go wrong is one sentence."""
+    """The command line: one run or one evaluation. A known error ends it with one sentence."""
     parallel.start()
     with one_sentence():
         cfg, typed = settings.command_line(sys.argv[1:])

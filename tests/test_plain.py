@@ -22,8 +22,8 @@ from settings import Config
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE = "            loss.backward()\n"
 BONUS = "            loss = loss - 0.1 * (batch.weights[row] * entropy).sum()\n"  # the lines of docs/fork.md
-SKIPS = "    keep = [n for n, e in enumerate(episodes) if counts[n] and (cfg.kl > 0 or flat[n] != 0)]\n"
-KEEPS = "    keep = [n for n, e in enumerate(episodes) if counts[n]]\n"
+SKIPS = "    keep = [n for n, e in enumerate(episodes) if valid[n] and (cfg.kl > 0 or flat[n] != 0)]\n"
+KEEPS = "    keep = [n for n, e in enumerate(episodes) if valid[n]]\n"
 CFG = Config(max_tokens=20, micro_tokens=10**9, importance="clip")
 
 
