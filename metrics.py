@@ -1,4 +1,4 @@
-"""Numbers with their uncertainty. Nothing in this project is reported without an interval and n.
+"""Numbers with their uncertainty. No mean reward and no share is reported without interval and n.
 
 Why so strict? An earlier project, picoRL, evaluated on 32 tasks. It saw 41% rise to 56% and fall
 to 44%, and called it a gain and a regression. But the 95% interval of 41% on 32 tasks

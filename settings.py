@@ -210,8 +210,8 @@ PRESETS = {
         "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048, "swarm_error_penalty": 0.0,
         "gradient_checkpointing": True, "vllm_memory": 0.7,
     },
-    # prime-rl's alphabet-sort on this very model, with the batch and the rollouts of the published
-    # run of the 30B. Tasks as by default.
+    # prime-rl's alphabet-sort on this very model, with the rollouts of the published run of the 30B
+    # (its own file has 200 updates of 16 x 16). Tasks as by default.
     "alphabet-published": PUBLISHED | {
         "env": "alphabet", "think": False, "num_tasks": 32, "k": 8, "updates": 100,
         "max_tokens": 768,

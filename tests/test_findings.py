@@ -47,9 +47,9 @@ def made_up(worth: float, seeds: int) -> dict:
 def test_what_rises_everywhere_comes_out_and_what_should_have_fallen_came_the_other_way_round():
     rows = {text: found for text, _, _, found in within(made_up(1.0, 1), made_up(2.0, 3))}
     assert rows["reward rises"] == rows["more trades are proposed"] == "**came out**"
-    assert rows["errors vanish"] == "**came out the other way round**" and rows["reputation stagnates"] == "it did change here"
+    assert rows["errors fall"] == "**came out the other way round**" and rows["reputation stagnates"] == "it did change here"
     same = {text: found for text, _, _, found in within(made_up(1.0, 1), made_up(1.0, 3))}
-    assert same["reward rises"] == same["errors vanish"] == "cannot be told"
+    assert same["reward rises"] == same["errors fall"] == "cannot be told"
 
 
 def test_versions_are_compared_by_seeds():

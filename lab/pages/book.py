@@ -237,10 +237,9 @@ def speed() -> str:
     cases = {"stopping": "real stopping", "forced": "256 forced tokens"}
     limits = read("bench/limits.json")["rows"]
 
-    def of_limit(*what: str) -> str:
-        """Which share of the limit these parts reach together."""
-        rows = [limits[name] for name in what]
-        return f"{sum(r['limit_seconds'] for r in rows) / sum(r['seconds']['median'] for r in rows):.0%}"
+    def of_limit(seconds: float, *what: str) -> str:
+        """Which share of the limit these parts reach, if together they take so long."""
+        return f"{sum(limits[name]['limit_seconds'] for name in what) / seconds:.0%}"
 
     samplers = {
         "model.generate": "`model.generate`",
@@ -251,18 +250,18 @@ def speed() -> str:
     for case, what in cases.items():
         faster = min(update[case], key=lambda side: update[case][side]["theirs_seconds"]["median"])
         way, r = "continuous batching" if "paged" in faster else "model.generate", update[case][faster]
-        body.append([f"one GRPO update, 64 episodes, {what}", f"TRL {update['trl']} ({way}, its faster setting)",
+        body.append([f"one GRPO update, 64 episodes, {what}", f"TRL {update['trl']} ({way}, the faster of its ways without vLLM)",
                      seconds(r["theirs_seconds"], 2), seconds(r["ours_seconds"], 2), ratio(r["ratio_per_token"]),
-                     of_limit(*(f"{part}, letters, {what}" for part in ("sampling", "training")))])  # fmt: skip
+                     of_limit(r["ours_seconds"]["median"], *(f"{part}, letters, {what}" for part in ("sampling", "training")))])  # fmt: skip
     for case, what in cases.items():
-        ours = sampler[case]["ours"]
+        ours, limit = sampler[case]["ours"], f"sampling, letters, {what}"
         for side, name in samplers.items():
             theirs = sampler[case][side]
             body.append([f"sampling, {what}, tokens per second", name, rate(theirs), rate(ours), ratio(theirs["ours_is_faster"]),
-                         of_limit(f"sampling, letters, {what}")])  # fmt: skip
+                         of_limit(limits[limit]["tokens"] / ours["tokens_per_second"], limit)])  # fmt: skip
     for part, row in ((name, limits[name]) for name in limits if "swarm" in name):
         own = f"{row['tokens_per_second']:,}"
-        body.append([f"{part}, tokens per second", "", "", own, "", of_limit(part)])
+        body.append([f"{part}, tokens per second", "", "", own, "", of_limit(row["seconds"]["median"], part)])
     theirs, ours = ([r["seconds"] for r in reward["runs"] if r["side"] == side] for side in ("trl", "ours"))
     body.append([f"training to {100 * reward['target']:.0f}% of tier 6 from the same SFT checkpoint, {len(ours)} seeds", "TRL",
                  seconds(spread(theirs), 0), seconds(spread(ours), 0), ratio(reward["ratio"]), ""])  # fmt: skip
