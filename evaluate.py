@@ -203,6 +203,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
     cfg = Config(**run_folder.read_config(folder, Config))
     run_folder.refuse_code(folder, cfg.env, given.env)
+    check(cfg)  # a class of yours may have lost the level
     own, own_rules = trained_set(cfg), {name: getattr(cfg, name) for name in RULES}
     settings.tell_unread(cfg.env, typed)
     take_typed(cfg, given, typed)

@@ -78,7 +78,8 @@ def advantages_of(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """
     rewards = [[e.reward if trainable(e) else float("nan") for e in g] for g in groups]
     normalize = cfg.normalize and cfg.loss != "dr_grpo"  # Liu 2025: it favours easy or hard tasks
-    return group_advantages(torch.tensor(rewards), cfg.baseline, normalize)
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    return group_advantages(rewards, cfg.baseline, normalize)
 
 
 def trainable(episode: Episode) -> bool:
@@ -101,10 +102,11 @@ def group_advantages(
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
     centered = torch.where(valid, rewards - (0.0 if baseline == "none" else mean), 0.0)
+    nothing = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)  # 0.1 - mean([0.1] * 3) is not 0
+    centered = torch.where(nothing, 0.0, centered)
     if normalize and baseline != "none":  # without a baseline there is no spread to measure against
-        spread = (torch.where(valid, rewards - mean, 0.0) ** 2).sum(dim, keepdim=True) / n
+        spread = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (spread.sqrt() + 1e-6)
-    centered = torch.where(centered.abs() < 1e-9, 0.0, centered)  # 0.1 - mean([0.1] * 3) is not 0
     return centered.float()
 
 

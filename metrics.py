@@ -197,7 +197,7 @@ def collapsed(rewards: list[float], window: int = 5) -> str | None:
     best, last = rolling.max(), rolling[-1]
     # The noise of a difference of two window means, from the differences of neighbours.
     error = np.std(np.diff(rewards)) / np.sqrt(2 * window) * np.sqrt(2)
-    if last < 0.6 * best and best - last > max(0.1, 5.5 * error):
+    if best - last > max(0.4 * abs(best), 0.1, 5.5 * error):
         return (
             f"the mean reward of the last {window} updates is {last:.2f} and was {best:.2f} at its "
             "best: the policy has collapsed, most often because the learning rate is too high; try "
@@ -322,10 +322,11 @@ class Trend:
     def settled(self) -> bool:
         return self.verdict == "settled"
 
-    def sentence(self) -> str:
+    def sentence(self, before: int = 0) -> str:
+        """before: updates of the run before the first value."""
         slope = self.slope.text(unit=" per 10 updates", sign="+")
         if self.verdict == "settled":
-            told = f"settled at {self.level.text(2)} since about update {self.since}"
+            told = f"settled at {self.level.text(2)} since about update {before + self.since}"
             return f"{told} ({slope}, within ±{self.tolerance:g})"
         if self.verdict == "moving":
             return f"still moving, {slope} over the last {self.window}"

@@ -64,7 +64,7 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
         for run in arm.runs:
             told = "no updates."
             if run.rewards:
-                end = metrics.trend(run.rewards).sentence()
+                end = metrics.trend(run.rewards[run.before :]).sentence(run.before)
                 told = f"{metrics.distribution(run.rewards).sentence()}. At its end: {end}."
             out.append(f"* {arm.letter}, {clean(run.folder.name)}: {told}")
     return "\n".join(out) + "\n"

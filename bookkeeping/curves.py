@@ -182,13 +182,13 @@ def draw_evaluations(ax, summary: dict, evals: list[dict]) -> None:
         before = tables.eval_of(evals, "before", name)
         if before:
             ax.plot(0, factor * measure(before).mean, marker="x", color=line.get_color())
-    n = len(evals[0]["reward"])
+    n, low, high = len(evals[0]["reward"]), ax.dataLim.y0, ax.dataLim.y1
     ax.set(title=f"development tasks (n={n}, 95% bands; × before SFT)", xlabel="update")
     if has_exact:
         ylabel = "% exact (reward x 100)" if has_reward else "% exactly right"
-        ax.set(ylabel=ylabel, ylim=(-2, 102))
+        ax.set(ylabel=ylabel, ylim=(min(-2, low), max(102, high)))
     else:
-        ax.set(ylabel="reward, and its parts", ylim=(0, None))
+        ax.set(ylabel="reward, and its parts", ylim=(min(0, low), None))
     ax.legend(loc="lower right", fontsize=None if has_exact else 8)
 
 
@@ -215,9 +215,9 @@ def draw_training(ax, lines: list[dict], shares: bool) -> None:
 def draw_habits(left, right, lines: list[dict]) -> None:
     """What kinds of replies there are, and how long they are."""
     x = [line["update"] for line in lines]
-    habits = [key for key in lines[0] if key.startswith("habit_")]
+    habits = dict.fromkeys(key for line in lines for key in line if key.startswith("habit_"))
     if habits:
-        layers = [[100 * line[habit] for line in lines] for habit in habits]
+        layers = [[100 * line.get(habit, 0.0) for line in lines] for habit in habits]
         names = [habit.removeprefix("habit_") for habit in habits]
         left.stackplot(x, layers, labels=names, alpha=0.8)
         left.legend(loc="center right")

@@ -103,6 +103,7 @@ def broken(lines: list[dict], n: int = 3) -> str | None:
 
     This shows long before a reward has anything to fall from.
     """
+    lines = [line for line in lines if line.get("level") == lines[-1].get("level")]
     now = last(lines, "format", n)
     best = max((line["format"] for line in lines[:-n] if "format" in line), default=0)
     if now is None or best < 0.5 or now.max() > 0.2 * best:
@@ -250,13 +251,15 @@ def pays_something_else(lines: list[dict], n: int = 10) -> str | None:
     )
     start, now = lines[:START], lines[-n:]
     paid = max(1.0, *(line.get("exact_reward", 0.0) for line in now))
+    if reward.mean() > paid and not exact.any():
+        return None  # it pays on another scale, and what it pays for a right answer is not known
     if reward.mean() / paid - exact.mean() > 0.75:  # --reward partial starts at 0.67, and learns
         return (
             f"the reward is {reward.mean():.2f} where {100 * exact.mean():.0f}% of the answers are "
             f"exact: {cure}"
         )
     was, was_exact = (
-        float(np.mean([line[name] for line in start])) for name in ("reward", "exact")
+        float(np.mean([line.get(name, 0.0) for line in start])) for name in ("reward", "exact")
     )
     risen, exact_risen = reward.mean() - was, exact.mean() - was_exact
     if len(lines) < n + START or paid * exact_risen > 0.2 * risen:

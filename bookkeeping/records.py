@@ -146,10 +146,16 @@ def foreign(folder):
 
 
 def with_exact(evals: list[dict]) -> list[dict]:
-    """Evaluations in which nothing is reported to be right, where others of these tasks have it."""
-    tasks = {e["tasks"] for e in evals if "exact" in e}
-    lacks = lambda e: "exact" not in e and e["tasks"] in tasks
-    return [e | {"exact": [0.0] * len(e["reward"])} if lacks(e) else e for e in evals]
+    """Evaluations in which nothing is reported to be right, where others of this run have it."""
+    if not any("exact" in e for e in evals):
+        return evals
+    return [{"exact": [0.0] * len(e["reward"])} | e for e in evals]
+
+
+def before_last_level(lines: list[dict]) -> int:
+    """How many lines of metrics.jsonl come before a curriculum's last level was all there is."""
+    others = (i for i, e in enumerate(lines, 1) if e.get("level") != lines[-1].get("level"))
+    return max(others, default=0)
 
 
 def append(path: Path, record: dict) -> None:

@@ -251,8 +251,10 @@ def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> li
         return [*out, "No GRPO updates in this run.", *told]
     rewards, lengths = ([line[key] for line in lines] for key in ("reward", "reply_tokens"))
     out.append(f"Training reward, update by update: {metrics.distribution(rewards).sentence()}.")
-    settled = metrics.trend(rewards).sentence().capitalize()
-    out.append(f"Has the training reward settled? {settled}.")
+    before = records.before_last_level(lines)
+    settled = metrics.trend(rewards[before:]).sentence(before).capitalize()
+    at = f" at level {lines[-1]['level']}" if before else ""
+    out.append(f"Has the training reward settled{at}? {settled}.")
     out += about_levels(lines)
     tenth = max(1, len(lines) // 10)
     first, last = np.mean(lengths[:tenth]), np.mean(lengths[-tenth:])
@@ -326,9 +328,9 @@ def about_levels(lines: list[dict]) -> list[str]:
 
 def about_thinking(lines: list[dict], tenth: int) -> list[str]:
     """When most replies began to derive the answer, if the environment tells."""
-    if "habit_derives" not in lines[0]:
+    if not any("habit_derives" in line for line in lines):
         return []
-    share = 100 * np.mean([line["habit_derives"] for line in lines[-tenth:]])
+    share = 100 * np.mean([line.get("habit_derives", 0.0) for line in lines[-tenth:]])
     start = curves.thinking_starts(lines)
     if start is None:
         return [

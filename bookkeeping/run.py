@@ -80,6 +80,9 @@ class Run:
         if self.saved:
             self.state = State(**restore(self.saved, policy, optimizer, asdict(self.state)))
             print(f"resumed {self.folder} after update {self.state.update}")
+            if self.cfg.curriculum and self.state.level not in levels_of(self.cfg.env):
+                level = f"it was at level {self.state.level}, which {self.cfg.env} has no more"
+                raise ValueError(f"--resume {self.folder}: {level}; give it back, or start anew")
         else:
             print(f"into {self.folder}")
         code = {"update": self.state.update, **code_of(self.cfg.env)}
@@ -122,9 +125,8 @@ class Run:
         self.bar = self.bar or tqdm(initial=state.update - 1, total=self.cfg.updates, desc="GRPO")
         names = dict.fromkeys(name for e in played for name in e.components)
         tqdm.write(one_line(line, tables.own_parts(names, self.cfg.env)) + broken(groups))
-        if self.history and self.history[-1]["level"] != level:
-            state.rewards = []  # a harder level pays less, and that is no collapse
-        state.rewards.append(line["reward"])
+        if level == state.level:  # not one that was sampled ahead, before the level was climbed
+            state.rewards.append(line["reward"])
         self.history = [*self.history, line][-doctor.LOOKS_BACK :]
         self.tell(doctor.symptoms(self.history, state.rewards))
         if self.cfg.curriculum and level == state.level and level != self.cfg.difficulty:
@@ -227,7 +229,7 @@ def next_command(cfg) -> str:
     words, kept, own = sys.argv[1:], [], ("--seed", "--name")
     resumed = any(word.partition("=")[0] == "--resume" for word in words)
     if Path(sys.argv[0]).name != "train.py" or resumed:  # a script called train(), or an old run
-        words = []
+        return f"the command that it began with, and --seed {cfg.seed + 1}"
     for before, word in zip(["", *words], words):
         if before not in own and word.partition("=")[0] not in own:
             kept.append(word)
@@ -266,17 +268,22 @@ def finished(cfg, state: State) -> bool:
     """Are the updates done? With --until-converged: has the training reward settled as well?"""
     if state.update < cfg.updates or not cfg.until_converged:
         return state.update >= cfg.updates
-    return state.update >= cfg.max_updates or metrics.trend(state.rewards).settled
+    settled = bool(state.rewards) and metrics.trend(state.rewards).settled
+    return state.update >= cfg.max_updates or settled
 
 
 def climb(cfg, state: State, line: dict) -> None:
-    """One level up if the last updates of this one were good enough (settings.promote_of)."""
+    """One level up if the last updates of this one were good enough (settings.promote_of).
+
+    A harder level pays less, and that is no collapse: its rewards are counted anew.
+    """
     measure, enough = promote_of(cfg.env)
     state.recent = (state.recent + [line[measure]])[-PROMOTE_AFTER:]
     mastered = sum(state.recent) / PROMOTE_AFTER >= enough
     if len(state.recent) == PROMOTE_AFTER and mastered:
         levels = levels_of(cfg.env)
-        state.level, state.recent = levels[levels.index(state.level) + 1], []
+        state.level = levels[levels.index(state.level) + 1]
+        state.recent, state.rewards = [], []
 
 
 def one_line(line: dict, own: list[str] = ()) -> str:

@@ -62,6 +62,7 @@ class Run:
     final: dict  # label of a task set -> its line of evals.jsonl
     rewards: list[float]  # mean training reward of every update
     edited: str = ""  # a sentence, if its environment was edited while it trained
+    before: int = 0  # updates before a curriculum's last level
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,9 @@ def read(folder: Path) -> Run:
             final[line["tasks"]] = line
     if not final:
         raise ValueError(f"{folder}/evals.jsonl has no final evaluation; {cure}")
-    rewards = [line["reward"] for line in lines(folder / "metrics.jsonl")]
-    return Run(folder, config, final, rewards, records.edited(environments))
+    logged = lines(folder / "metrics.jsonl")
+    rewards, before = [line["reward"] for line in logged], records.before_last_level(logged)
+    return Run(folder, config, final, rewards, records.edited(environments), before)
 
 
 # What a run that is older than a flag did.

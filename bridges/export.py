@@ -68,10 +68,11 @@ def flags(config: dict, n_parameters: int) -> str:
     env = settings.kind(config["env"])
     default = {f.name: f.default for f in fields(settings.Config)} | settings.by_env(env)
     by_itself = settings.by_size(n_parameters, env, config.get("lora_rank", default["lora_rank"]))
-    chosen = default | by_itself | settings.PRESETS.get(config.get("preset"), {})
+    preset = settings.PRESETS.get(config.get("preset"), {})
+    chosen = default | by_itself | preset
     if env == "yours":
         chosen["difficulty"] = 0  # that of a class without levels
-    if config.get("async_rollouts") and config.get("preset") not in settings.PRESETS:
+    if config.get("async_rollouts") and "importance" not in preset:
         chosen["importance"] = "sequence"  # settings.complete
     out = ["--env", shlex.quote(config["env"])]
     for name, value in config.items():

@@ -23,6 +23,7 @@ from bridges.gym import open_generator
 from bridges.rows import open_rows
 from bridges.task import Source, side_of_seed
 from env_letters import split_thinking
+from fast.machine import Hung
 
 LONGEST_ANSWER = 10_000  # characters; what is longer is no answer
 HINT = "Think first inside <think> and </think> if that helps. Then give"
@@ -57,7 +58,7 @@ class Known:
         if answer is not None:
             try:
                 marks |= marks_of(self.task.mark(answer))
-            except Exception as error:  # any code may be in it, and any reply may come
+            except (Exception, Hung) as error:  # any code may be in it, and any reply may come
                 failed = 1.0
                 tell_once(f"a scorer failed ({type(error).__name__}: {str(error)[:200]!a})")
         return marks | {"scorer_failed": failed}

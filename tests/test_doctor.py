@@ -394,3 +394,29 @@ def test_samples_that_are_corrected_are_not_called_uncorrected_after_an_update_w
     silent, old = {"off_policy_steps": 3.0}, {"off_policy_steps": 3.0, "mismatch": 0.1, "ratio": 1.0}
     assert "nothing corrects for who sampled" in doctor.uncorrected([silent, old, old, old])
     assert doctor.uncorrected([silent] + [old | {"importance": 1.0}] * 3) is None
+
+
+def test_what_is_reported_only_when_it_is_right_may_be_missing_at_the_start():
+    lines = [{"update": i, "reward": 0.1 + 0.02 * i, "reward_low": 0.1, "reward_high": 0.9, "n": 8} for i in range(30)]
+    lines = [line | ({"exact": 0.02} if line["update"] >= 5 else {}) for line in lines]
+    assert "pays something else" in doctor.symptoms(lines, [line["reward"] for line in lines])
+
+
+def test_a_reward_on_another_scale_is_not_held_against_a_share_before_anything_was_right():
+    lines = [{"update": i, "reward": 22.75, "reward_low": 20, "reward_high": 25, "exact": 0.0, "n": 8} for i in range(30)]
+    assert "pays something else" not in doctor.symptoms(lines, [22.75] * 30)
+
+
+def test_replies_that_a_harder_level_cuts_short_are_no_broken_policy():
+    lines = doctor.made_up(truncated=half(0.0, 0.97), format=half(0.97, 0.03), level=half(7, 8))
+    told = " ".join(doctor.look_at(lines))
+    assert "cut short" in told and "broken" not in told
+    assert "broken" in " ".join(doctor.look_at([line | {"level": 7} for line in lines]))
+
+
+def test_negative_rewards_fall_by_their_size():
+    assert doctor.metrics.collapsed([-10.0] * 20 + [-10.6] * 20) is None
+    assert doctor.metrics.collapsed([-10.0] * 20 + [-16.0] * 20) is not None
+    best, now = ({"update": u, "reward": [x] * 256, "trained": True} for u, x in ((20, -10.072), (40, -10.092)))
+    assert progress.past_its_best(best, now) == {}
+    assert progress.past_its_best(best, now | {"reward": [-12.0] * 256})

@@ -148,7 +148,8 @@ def test_what_fails_half_way_leaves_no_folder(runs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", ["", "--lora-rank 0 --loss dapo --no-think", "--difficulty 3 --curriculum --kl 0.1 --seed 4",
-                                   "--env swarm --swarm-version 0.1", "--env alphabet --max-turns 5 --power-per-turn"])  # fmt: skip
+                                   "--env swarm --swarm-version 0.1", "--env alphabet --max-turns 5 --power-per-turn",
+                                   "--preset swarm-published --async-rollouts 2 --importance token"])  # fmt: skip
 def test_the_flags_on_the_card_give_the_run_again(words):
     cfg = tyro.cli(settings.Config, args=words.split())
     settings.check(cfg)

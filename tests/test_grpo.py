@@ -862,3 +862,12 @@ def test_entropy_and_mismatch_are_those_before_the_first_step():
     columns = log.columns(0.0, "clip")
     assert columns["entropy"] == pytest.approx(1.1) and columns["mismatch"] == pytest.approx(0.1)
     assert columns["approx_kl"] == pytest.approx(math.exp(-2) + 2 - 1)  # of the last
+
+
+def test_advantages_of_large_rewards_are_not_rounded_away():
+    rewards = torch.tensor([[1e9 + 1, 1e9], [1e39, 0.0]], dtype=torch.float64)
+    assert torch.allclose(group_advantages(rewards), torch.tensor([[1.0, -1.0], [1.0, -1.0]]), atol=1e-5)
+    assert not group_advantages(torch.full((1, 3), 1e9 / 3, dtype=torch.float64)).any()
+    groups = [[Episode(0, 0, [1], [False], [0.0], 1, reward) for reward in (1e9 + 1, 1e9)]]
+    cfg = SimpleNamespace(normalize=True, loss="grpo", baseline="group")
+    assert grpo.advantages_of(groups, cfg).tolist() == [[pytest.approx(1, abs=1e-5), pytest.approx(-1, abs=1e-5)]]

@@ -314,8 +314,7 @@ def test_a_regular_expression_that_runs_away_costs_its_episode(tmp_path, monkeyp
     )
     env.reset(0)
     env.step(f"<answer>{'a' * 60}</answer>")
-    with pytest.raises(Exception, match="no answer within"):
-        env.score()
+    assert env.score() == {"reward": 0, "exact": 0, "format": 1, "scorer_failed": 1}  # left out it would pay to break it
     with pytest.raises(ValueError, match="--sft-steps 0"):
         check_environment(lambda: env.env)
     check_environment(lambda: env.env, expert=False)

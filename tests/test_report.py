@@ -810,3 +810,34 @@ def test_the_length_of_replies_is_drawn_from_0():
     left, right = axes(), axes()
     curves.draw_habits(left, right, [{"update": i, "reply_tokens": 100.0 + i} for i in range(3)])
     assert right.get_ylim()[0] == 0
+
+
+def test_a_set_of_tasks_in_which_nothing_was_ever_right_has_nothing_right():
+    evals = [{"tasks": "level 1", "reward": [1.0], "exact": [1.0]}, {"tasks": "level 2", "reward": [0.0]}]
+    assert [e["exact"] for e in report.records.with_exact(evals)] == [[1.0], [0.0]]
+    assert report.records.with_exact(evals[1:]) == evals[1:]
+
+
+def test_habits_that_only_some_updates_report_are_drawn_and_told():
+    lines = [{"update": i, "reply_tokens": 9} | ({"habit_derives": 0.9} if i > 2 else {}) for i in range(1, 10)]
+    curves.draw_habits(axes(), axes(), lines)
+    assert "begins to think at update 3" in report.about_thinking(lines, 1)[0]
+
+
+def test_whether_a_curriculum_has_settled_is_asked_of_its_last_level(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = growing_lines(200)
+    for i, line in enumerate(lines):
+        line |= {"level": 5 + (i >= 100), "reward": (0.8 if i < 100 else 0.3) + rng.normal(0, 0.005)}
+    assert report.records.before_last_level(lines) == 100
+    make_run(tmp_path / "climbed", lines)
+    report.write(tmp_path / "climbed")
+    text = (tmp_path / "climbed" / "report.md").read_text()
+    assert re.search(r"Has the training reward settled at level 6\? Settled at 0\.30 .* since about update 1\d\d ", text)
+
+
+def test_rewards_below_0_are_in_the_picture():
+    ax, one = axes(), {"stage": "final", "tasks": "mine", "update": 5, "reward": [-68.0, -60.0]}
+    summary = {"trained": "mine", "env": "x.py:X", "eval": {"mine": {"final": {"reward": -64.0}}}}
+    curves.draw_evaluations(ax, summary, [one | {"update": 0, "stage": "after_sft"}, one])
+    assert ax.get_ylim()[0] < -64

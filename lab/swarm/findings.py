@@ -155,7 +155,8 @@ def main() -> None:
     ]  # fmt: skip
     if "v0.1" in there:
         lines += ["## v0.1 against v0.2, both after GRPO", "", *findings(between(after["v0.1"], after["v0.2"])),
-                  "## v0.1, from the base to after GRPO", "", *findings(within(base["v0.1"], after["v0.1"])[:11], ", of v0.2 (of v0.1 only the end is told)")]  # fmt: skip
+                  "## v0.1, from the base to after GRPO", "",
+                  *findings(within(base["v0.1"], after["v0.1"])[:11], ", of v0.2 (of v0.1 only the end is told)")]  # fmt: skip
     else:
         lines += [f"Of v0.1 {len(runs_of('v01'))} of {len(STUDY.seeds)} seeds have been run with this base, so nothing is said of it.", ""]
     lines += [
