@@ -271,7 +271,7 @@ class Launcher:
 SMALL = "--env letters --updates 10 --eval-every 5"
 TWO = Claim(
     "two", "Thinking helps.", "nobody", "as it says", {"think": SMALL, "no": f"{SMALL} --no-think", "ahead": f"{SMALL} --async-rollouts 1"},
-    (Check("thinking less none", less("think", "no"), "above", figure=0.5, scale=100, unit="points"),
+    (Check("thinking minus none", less("think", "no"), "above", figure=0.5, scale=100, unit="points"),
      Check("seconds", own("no", lambda run: 1.0), decides=False)),
 )  # fmt: skip
 
@@ -384,7 +384,7 @@ def test_a_page_tells_verdict_numbers_and_arms(place):
     found, said = ledger.page(TWO)
     assert said == "holds" and found[0][2].low > 0
     text = (place / "claims/two/README.md").read_text()
-    assert "**Holds.**" in text and "thinking less none" in text and "3 seeds" in text and "+50.0" in text and f"`{SMALL}`" in text
+    assert "**Holds.**" in text and "thinking minus none" in text and "3 seeds" in text and "+50.0" in text and f"`{SMALL}`" in text
     assert (place / "claims/two/claim.png").stat().st_size > 5000
 
 
@@ -396,7 +396,7 @@ def test_one_seed_is_undecided(place):
 
 def test_the_ledger_is_made_again_from_what_is_kept_without_training(place, monkeypatch):
     players = {"even": Script(lambda i: {"reward": 2.0 * i}, 12), "odd": Script(lambda i: {"reward": 2.0 * i + 1}, 12)}
-    checks = (Check("odd less even", quantities.by_unit("odd", "even", "reward"), "above"),)
+    checks = (Check("odd minus even", quantities.by_unit("odd", "even", "reward"), "above"),)
     scripted = Claim("scripted", "Even is less.", "nobody", "so", players, checks, shows=("reward", "reward"), curve="")
     for room in (ablate, ledger):
         monkeypatch.setattr(room, "CLAIMS", (TWO, scripted))

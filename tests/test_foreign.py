@@ -397,6 +397,7 @@ def test_nothing_of_a_file_can_be_executed_or_opened():
         allowed = {
             "csv",
             "io",
+            "itertools",
             "json",
             "math",
             "re",
