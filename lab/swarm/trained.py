@@ -287,7 +287,7 @@ def page() -> None:
         reached = ", ".join(str(next(line["update"] for line in log if line["level"] == "hard")) for log in logs)
         lines += [
             "", f"A curriculum, easy to medium to hard, earns on hard scenarios: {'; '.join(told)}. Both trained for {len(logs[0])} "
-            f"updates; the curriculum reached hard scenarios at updates {reached}.",
+            f"updates, {len(logs)} of the {len(STUDY.seeds)} planned seeds; the curriculum reached hard scenarios at updates {reached}.",
         ]  # fmt: skip
     lines += ["", "## The runs", "", "*Settled*: what `--until-converged` asked after every update (metrics.trend).", ""]
     rows = []
