@@ -249,22 +249,27 @@ def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
-    """LoRA on every linear layer but the output; in a mixture of experts on attention only.
-
-    Adapters of rank 32 on all 128 experts of a 30B would be 2 billion parameters.
-    """
+    """The model with LoRA beside its weights (lora_config). SystemExit if peft is not there."""
     try:
-        from peft import LoraConfig, get_peft_model
+        from peft import get_peft_model
     except ModuleNotFoundError:
         why = "LoRA needs peft, which is not installed here"
         raise SystemExit(
             f"--lora-rank {rank}: {why}; `pip install peft`, or train all weights: --lora-rank 0"
         ) from None
-    config = lm.config
+    return get_peft_model(lm, lora_config(lm.config, rank, alpha))
+
+
+def lora_config(config, rank: int, alpha: int):
+    """peft's config of every linear layer but the output; in a mixture of experts of attention only.
+
+    Adapters of rank 32 on all 128 experts of a 30B would be 2 billion parameters.
+    """
+    from peft import LoraConfig
+
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
-    lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
-    return get_peft_model(lm, lora)
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
 
 
 def first_line(error: Exception) -> str:

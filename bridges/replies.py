@@ -12,13 +12,9 @@ import re
 import secrets
 
 from env_letters import split_thinking
+from swarm.tools import wrap_call as call_text
 
 CALLS_AT_END = re.compile(r"(.*?)((?:\s*<tool_call>[^<]*</tool_call>)+)\s*", re.DOTALL)
-
-
-def call_text(name: str, arguments: str) -> str:
-    """A tool call as the model writes it. arguments: as text, since they need not be valid JSON."""
-    return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def split_calls(text: str) -> tuple[str, list[dict]]:

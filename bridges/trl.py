@@ -34,7 +34,7 @@ import torch
 
 import settings
 from fast.plan import choose_model
-from policy import Policy, Sample, in_bfloat16, pick_device
+from policy import Policy, Sample, in_bfloat16, lora_config, pick_device
 from rollout import play
 
 # Our loss -> TRL's loss_type and importance_sampling_level. Its grpo is the mean over each reply,
@@ -213,8 +213,7 @@ def make_trainer(ours: list[str], theirs: list[str]):
         cure = "pip install -r requirements/verifiers.txt"
         raise ValueError(f"bridges/trl.py needs trl; {cure}") from None
     from accelerate import PartialState
-    from peft import LoraConfig
-    from transformers import AutoTokenizer, HfArgumentParser
+    from transformers import AutoConfig, AutoTokenizer, HfArgumentParser
 
     cfg, typed = settings.command_line(ours)
     settings.check(cfg)
@@ -231,8 +230,7 @@ def make_trainer(ours: list[str], theirs: list[str]):
     parser.set_defaults(**in_words)
     (args,) = parser.parse_args_into_dataclasses(theirs, look_for_args_file=False)
     args.model_init_kwargs = args.model_init_kwargs or given["model_init_kwargs"]
-    targets = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    lora = LoraConfig(r=cfg.lora_rank, lora_alpha=cfg.lora_alpha, **targets)
+    lora = lora_config(AutoConfig.from_pretrained(model), cfg.lora_rank, cfg.lora_alpha)
     return trl.GRPOTrainer(
         model=model,
         processing_class=AutoTokenizer.from_pretrained(model),
