@@ -261,7 +261,7 @@ def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
 
 
 def lora_config(config, rank: int, alpha: int):
-    """peft's config of every linear layer but the output; in a mixture of experts of attention only.
+    """peft's: of every linear layer but the output; in a mixture of experts of attention only.
 
     Adapters of rank 32 on all 128 experts of a 30B would be 2 billion parameters.
     """
