@@ -333,6 +333,8 @@ TOO_FAST = ("full_1e-3", "rank1_3e-2", "rank8_1e-2", "rank32_3e-3")
 SHOWN = {
     "swarm/grpo-": "bad SFT",
     "swarm/v01-": "bad SFT",
+    "swarm/hard-": "bad SFT",
+    "swarm/climbs-": "bad SFT",
     "swarm_weights/": "bad SFT",
     "lora_rank/rank1_": "no SFT",
     "states_only-5": "lost",
