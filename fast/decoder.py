@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 
 from fast.products import linear, product
-from fast.tiles import BLOCK, SCALE, Rows, filled
+from fast.tiles import BLOCK, SCALE, Rows, with_zeros
 from fast.tiles import attend as attend_in_tiles
 from fast.trunk import effective, paired
 from policy import Policy
@@ -165,7 +165,7 @@ class FastDecoder:
                 line = self.prompts[layer][:, row, :, starts[row] : end]  # [2, Hkv, k1-k0, d]
                 line[:, :, a - b :] = kv[:, :, a:b]
                 seen[:, :, k0:k1] = line
-            out = attend_in_tiles(filled(q, BLOCK), *seen, rows)[0]  # [Hkv, N + BLOCK, g, d]
+            out = attend_in_tiles(with_zeros(q, BLOCK), *seen, rows)[0]  # [Hkv, N + BLOCK, g, d]
             return out[:, :N].transpose(0, 1).reshape(N, -1)
 
         return attend

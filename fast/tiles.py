@@ -77,7 +77,7 @@ def rows_of_some(rows: Rows, wanted: torch.Tensor) -> Rows:
     return Rows(queries, rows.stretch, rows.keys, some, F.pad(torch.cat(own), (0, -seen % ROUND)))
 
 
-def filled(x: torch.Tensor, n: int) -> torch.Tensor:
+def with_zeros(x: torch.Tensor, n: int) -> torch.Tensor:
     """x [H, M, …] with n more of M, zeros; contiguous."""
     out = x.new_zeros(len(x), x.shape[1] + n, *x.shape[2:])
     out[:, : x.shape[1]] = x
@@ -90,7 +90,7 @@ def tiles(rows: Rows, heads: int, g: int):
     What hides is added to the scores, [b·g, late]: -inf where a key comes after a query, which has
     g lines.
     """
-    one_by_one = hidden_later(torch.arange(BLOCK), BLOCK + 64, g)
+    one_by_one = causal_mask(torch.arange(BLOCK), BLOCK + 64, g)
     for (start, end), (k0, k1) in zip(rows.queries, rows.stretch):
         block = min((b for b in BLOCKS if b >= end - start), default=BLOCKS[0])
         for first in range(start, end, block):
@@ -103,12 +103,12 @@ def tiles(rows: Rows, heads: int, g: int):
                 own = rows.own[some]
                 sees, last = int(own[0]), int(own[n_own - 1])
                 late = -(last + 1) % 64 + last + 1 - sees
-                hide = hidden_later(F.pad(own - sees, (0, block - len(own))), late, g)
+                hide = causal_mask(F.pad(own - sees, (0, block - len(own))), late, g)
             for h in range(heads):
                 yield h, some, n_own, slice(k0, k0 + sees + late), hide
 
 
-def hidden_later(own: torch.Tensor, n: int, g: int) -> torch.Tensor:
+def causal_mask(own: torch.Tensor, n: int, g: int) -> torch.Tensor:
     """[b·g, n]: -inf where key j comes after query i, whose own key is own[i]; own [b]."""
     return torch.where(torch.arange(n) > own[:, None], -torch.inf, 0.0).repeat_interleave(g, 0)
 
@@ -170,11 +170,11 @@ if __name__ == "__main__":
     expected = torch.autograd.grad((pull * theirs).sum(), [asked, keys, values])
     with torch.no_grad():
         ours = (
-            filled(q * (SCALE * d**-0.5), BLOCK),
-            *(filled(x, BLOCK + 64) for x in (keys, values)),
+            with_zeros(q * (SCALE * d**-0.5), BLOCK),
+            *(with_zeros(x, BLOCK + 64) for x in (keys, values)),
         )
         out, total = attend(*ours, rows)
-        dq, *rest = attend_backward(filled(pull, BLOCK), *ours, out, total, rows)
+        dq, *rest = attend_backward(with_zeros(pull, BLOCK), *ours, out, total, rows)
     found = dq[:, :M] * d**-0.5, *(grad[:, :M] for grad in rest)
     gaps = [
         (out[:, :M] - theirs).abs().max(),

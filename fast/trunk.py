@@ -12,8 +12,8 @@ read. `Layer` is one operation, with a backward pass written by hand after the s
       comes through W': dB = scale · dW' Aᵀ, dA = scale · Bᵀ dW'. For pico_base (rank 32 beside
       width 128) that is less work than A and B beside every product; for a wide model it is more.
     Attention works in tiles that fit a core's cache (fast/tiles.py).
-    In the last layer only the tokens whose outputs are read attend: swarm trains on a quarter of
-      its tokens, and takes 0.86 of the time.
+    In the last layer only the tokens whose outputs are read attend. Swarm trains on a quarter of
+      its tokens, and its training takes 0.86 of the time (measured once, before and after).
     Products are oneDNN's (fast/products.py).
 
 Of the time of transformers' layers, cut and shared as in fast/logprobs.py (pico_base, one thread,
@@ -38,9 +38,9 @@ from fast.tiles import (
     Rows,
     attend,
     attend_backward,
-    filled,
     rows_of,
     rows_of_some,
+    with_zeros,
 )
 
 # Tokens in the layers at once, but whole rows. With 1,024 two threads take 1.06 times as long.
@@ -98,17 +98,17 @@ class Layer(torch.autograd.Function):
         qk = raw[:, :n_qk].contiguous() if rq is None else raw[:, :n_qk] * rq * qk_norm
         turn(qk, turns)
         q = (qk[:, :Hq] * (SCALE * d**-0.5)).view(M, H, -1, d)
-        through = x
+        residual = x
         if rows.some is not None:
-            q, through = q[rows.some], x[rows.some]
-        q = filled(q.transpose(0, 1), BLOCK)  # [H, m + BLOCK, g, d]
+            q, residual = q[rows.some], x[rows.some]
+        q = with_zeros(q.transpose(0, 1), BLOCK)  # [H, m + BLOCK, g, d]
         kv = torch.stack([qk[:, Hq:], raw[:, n_qk:]]).transpose(1, 2)  # [2, H, M, d]
         seen = kv if earlier is None else torch.cat([earlier, kv], 2)
         keys = F.pad(rows.keys, (0, BLOCK + 64))
         seen = seen.index_select(2, keys)  # [2, H, E + BLOCK + 64, d]
         heads, total = attend(q, *seen, rows)
-        m = len(through)
-        middle = product(heads[:, :m].transpose(0, 1).reshape(m, -1), o).add_(through)
+        m = len(residual)
+        middle = product(heads[:, :m].transpose(0, 1).reshape(m, -1), o).add_(residual)
         r2 = rms(middle, shape.eps)
         inner = product(middle * r2 * norm2, gate_up)  # [m, 2F]
         gate, up = inner.chunk(2, -1)
@@ -159,7 +159,7 @@ class Layer(torch.autograd.Function):
 
         # middle = x + o (heads)
         d_heads = back("o", o, d_middle, heads[:, :m].transpose(0, 1).reshape(m, -1))
-        d_heads = filled(d_heads.view(m, H, -1, d).transpose(0, 1), BLOCK)
+        d_heads = with_zeros(d_heads.view(m, H, -1, d).transpose(0, 1), BLOCK)
         dq, *d_seen = attend_backward(d_heads, q, *seen, heads, total, ctx.rows)
         d_kv = q.new_zeros(2, H, ctx.before + M, d)
         E = len(ctx.rows.keys)
@@ -170,7 +170,7 @@ class Layer(torch.autograd.Function):
 
         # heads = attention(turned, normed queries and keys, values)
         dq = dq[:, :m].transpose(0, 1).reshape(m, Hq, d)
-        if some is not None:  # the others' queries were not asked, and x went around them
+        if some is not None:  # back to all M tokens: the others get 0 through these two
             dq = dq.new_zeros(M, Hq, d).index_add_(0, some, dq)
             d_middle = torch.zeros_like(x).index_add_(0, some, d_middle)
         d_qk = torch.cat([dq * d**-0.5, d_keys], 1)

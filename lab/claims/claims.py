@@ -216,8 +216,8 @@ CLAIMS = (
            Also("follow-up: one step, not corrected", q.less("one_blind", "in_turn"), **POINTS),
            Also("follow-up: eight steps, corrected", q.less("eight_weighed", "in_turn"), **POINTS))),
     Claim("swarm_weights",
-          "A higher weight on reputation, or a floor, raises reputation; diversity of greedy play falls under RL (of sampled play it "
-          "does), and a higher weight keeps it up; to accept beats to propose.",
+          "A higher weight on reputation, or a floor, raises reputation; diversity falls under RL (judged on greedy "
+          "play), and a higher weight keeps it up; to accept beats to propose.",
           f'{SWARM}, "Reputation Stagnation" and "Accept, Don\'t Just Propose"; published: diversity 0.70 → 0.60 under RL',
           "A tiny training (20 updates of 16 episodes) from the novice's demonstrations, who tries every tool; only the weights differ, "
           "and the parts are compared, not the rewards. "

@@ -267,7 +267,8 @@ def page() -> None:
             rows.append([ARMS[arm].what if arm in ARMS else NAMES[arm], how, *cells])
     lines += table(["", "decoding", *(title for title, _, _ in COLUMNS.values())], rows)
     lines += ["", "## Elsewhere", "", "GRPO's policies, trained on medium scenarios of v0.2, in worlds that they have not seen.",
-              f"v0.1 has {SCENARIOS['0.1']} scenarios of a difficulty.", ""]  # fmt: skip
+              f"v0.1 has {SCENARIOS['0.1']} scenarios of a difficulty. *Trained there*: of v0.1 {len(runs_of('v01'))} seeds until settled, "
+              f"on hard scenarios {len(runs_of('hard'))} seeds of 100 updates.", ""]  # fmt: skip
     rows = []
     for world in WORLDS:
         cells = [over_seeds(scores("grpo", world, how)["reward"]).text() for how in DECODINGS]
