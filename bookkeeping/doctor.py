@@ -50,7 +50,7 @@ PARTS = ("fraction", "similarity")
 
 
 def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
-    """{symptom: sentence} after an update.
+    """{symptom: sentence} after an update. A sentence is "numbers: what they mean and what to do".
 
     lines: the newest of metrics.jsonl, in order. rewards: the mean reward of every update so far
     (in a curriculum: at this level).

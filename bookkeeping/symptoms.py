@@ -373,14 +373,6 @@ def our_line(log: Log, i: int, first: bool) -> dict[str, float]:
 
 def evidence(name: str, sentence: str, view: View) -> Seen:
     """The numbers of our doctor's sentence, without its advice, which names our own flags."""
-    now = lambda column, n=START: (
-        values.mean() if (values := view.last(column, n)) is not None else math.nan
-    )
-    early = lambda column: values.mean() if (values := view.first(column)) is not None else math.nan
-    head = sentence.partition("; ")[0]
-    causes = ": the policy", ": raise", ": a step", ", so nothing", ": the sampler", ": dropout"
-    for cause in (*causes, ": it pays"):
-        head = head.partition(cause)[0]
     columns = {
         "collapse": ("reward",),
         "stuck": ("groups_with_signal", "reward"),
@@ -393,24 +385,10 @@ def evidence(name: str, sentence: str, view: View) -> Seen:
         "pays something else": ("reward", "exact"),
     }.get(name, ())
     if name in ("no signal", "stuck") and not len(view.all("groups_with_signal")):
-        level = now("reward")
-        head = f"the gradient was exactly 0 in the last {START} steps, at a reward of {level:.2f}"
-        columns = ("grad_norm", "reward")
-    if name == "cut short":
-        head = (
-            f"{100 * now('truncated'):.0f}% of the last {START} steps' replies ran into the limit"
-        )
-    if name == "stale":
-        head = (
-            f"sampler and trainer disagree by {now('mismatch', 3):.3g} nats per token, and at the "
-            f"start by {view.all('mismatch')[0]:.1g}"
-        )
-    if name == "two distributions":
-        head = (
-            f"sampler and trainer disagree by {now('mismatch', 3):.3g} nats per token, and did so "
-            f"from the first step on ({early('mismatch'):.3g})"
-        )
-    return head, columns
+        reward = view.all("reward")[-START:].mean()
+        seen = f"the gradient was exactly 0 in the last {START} steps, at a reward of {reward:.2f}"
+        return seen, ("grad_norm", "reward")
+    return sentence.partition(": ")[0], columns
 
 
 def look_at(log: Log, goal: str | None, symptoms: Callable) -> list[Finding]:

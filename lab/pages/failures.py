@@ -44,8 +44,7 @@ def page() -> str:
         "has every mistake in a few lines.", "",
         f"What the runs said, and when: letters, {machine['model']}, seed 0, {machine['device']}, torch {machine['torch']}; "
         "made by `python -m lab.pages.failures`.", "",
-        *table("| `--break` | you see | look at | cause |",
-               [[f"[{name}](#{name})", f.symptom, f"`{f.metric}` {f.shows}", f.cause] for name, f in FAILURES.items()]), "",
+        *table("| `--break` | you see |", [[f"[{name}](#{name})", f.symptom] for name, f in FAILURES.items()]), "",
         "![each mistake beside a run without it](../results/failures/failures.png)", "",
     ]  # fmt: skip
     for name, f in FAILURES.items():
