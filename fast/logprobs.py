@@ -200,8 +200,6 @@ SCALES: WeakKeyDictionary = WeakKeyDictionary()  # {model: logit_scale}
 def logit_scale(lm: torch.nn.Module) -> float:
     """What a model multiplies its head's outputs by: Granite, Cohere, Falcon-H1. Each has another
     name for it, so it is measured, once. ValueError if it does something else with them."""
-    if not isinstance(lm, torch.nn.Module):
-        return 1.0  # a stand-in that has no forward pass (learn/cases.py)
     if lm not in SCALES:
         head, cap = lm.get_output_embeddings(), getattr(lm.config, "final_logit_softcapping", None)
         outputs: list[torch.Tensor] = []

@@ -23,8 +23,8 @@ import grpo
 import metrics
 import rollout
 from env_letters import Task, parse_answer
-from fast import logprobs as likelihood
 from fast import sampler
+from policy import plain_logprobs
 from swarm import governance
 
 
@@ -151,16 +151,8 @@ def check_draw():
 
 def check_shift():
     def real(logits, ids, mask):
-        """By a model that looks at one token only: its hidden state is the logits, and its head
-        changes nothing."""
-        table = torch.zeros(logits.shape[-1], logits.shape[-1])
-        table[ids] = logits
-        trunk = lambda input_ids, use_cache: SimpleNamespace(last_hidden_state=table[input_ids])
-        head = SimpleNamespace(weight=torch.eye(len(table)), bias=None)
-        config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=len(table)))
-        lm = SimpleNamespace(base_model_prefix="trunk", trunk=trunk, training=False, config=config)
-        lm.get_output_embeddings = lambda: head
-        return likelihood.token_logprobs(SimpleNamespace(lm=lm), ids, mask)[0]
+        model = lambda **_: SimpleNamespace(logits=logits[:, :-1])
+        return plain_logprobs(SimpleNamespace(model=model), ids, mask)[0]
 
     def case(N, T, V, asked):
         ids = torch.randint(0, V, (N, T), generator=g)

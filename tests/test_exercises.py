@@ -16,9 +16,10 @@ import torch
 import env_letters
 import grpo
 import metrics
+import policy
 import rollout
 from env_letters import Task, parse_answer
-from fast import logprobs, sampler
+from fast import sampler
 from learn import exercises
 from learn.cases import CHECKS, Numbers
 from learn.judge import TOLD, main, verdict
@@ -53,12 +54,12 @@ def test_the_command_says_so_and_fails(monkeypatch, capsys):
 def real_conversation(prompt, replies, deltas):
     """By take_turn alone; what stands between two turns is put into the delta's place."""
     episode = Episode(0, 0, list(prompt), [False] * len(prompt), [0.0] * len(prompt))
-    policy = SimpleNamespace(tokenizer=Numbers(), stop_ids={2}, name="numbers")
+    numbers = SimpleNamespace(tokenizer=Numbers(), stop_ids={2}, name="numbers")
     for reply, delta in zip(replies, [*deltas, None]):
         said = [{"role": "user", "content": " ".join(map(str, delta or []))}]
         env = SimpleNamespace(step=lambda _, said=said, delta=delta: (said, delta is None), think=False)
         sample = sampler.Sample(list(reply), [0.0] * len(reply), True)
-        rollout.take_turn(policy, episode, env, sample, 10**9)
+        rollout.take_turn(numbers, episode, env, sample, 10**9)
     return episode.token_ids, episode.sampled
 
 
@@ -68,14 +69,7 @@ def real_draw(logits, uniform, temperature):
 
 
 def real_token_logprobs(logits, ids, mask):
-    """A model whose hidden state is which token it has read, and whose head looks up what the logits after that one are."""
-    V = logits.shape[-1]
-    seen = {int(i): row for i, row in zip(ids.flatten(), logits.flatten(0, 1))}
-    trunk = lambda input_ids, use_cache: SimpleNamespace(last_hidden_state=torch.nn.functional.one_hot(input_ids, V).float())
-    head = SimpleNamespace(weight=torch.stack([seen.get(i, torch.zeros(V)) for i in range(V)], 1), bias=None)
-    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=V))
-    lm = SimpleNamespace(base_model_prefix="trunk", trunk=trunk, training=False, config=config, get_output_embeddings=lambda: head)
-    return logprobs.token_logprobs(SimpleNamespace(lm=lm), ids, mask, chunk=1)[0]
+    return policy.plain_logprobs(SimpleNamespace(model=lambda **_: SimpleNamespace(logits=logits[:, :-1])), ids, mask)[0]
 
 
 def real_wilson(successes, n):
