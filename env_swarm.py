@@ -208,7 +208,8 @@ class Swarm:
                 return Turn(economy.step, "pass_turn", {}, True, result, 0)
             if me.frozen_at and tool != "pass_turn":
                 raise Refused("you are frozen and can only pass")
-            if not self.think and reply.partition("<tool_call>")[0].strip():
+            before = reply.partition("<tool_call>")[0]
+            if not self.think and (before.strip() or "</think>" in reply):
                 raise Refused("you may not think here; give the tool call alone")
             result = ACTIONS[tool](economy, ME, **arguments)
             if calls > 1:
@@ -233,6 +234,7 @@ class Swarm:
         cut = self.economy.step <= self.economy.last_step
         economy = play_out(self.economy) if cut else self.economy
         me, n = economy.members[ME], max(1, len(self.log))
+        used = self.used + Counter(pass_turn=economy.last_step - len(self.log) if cut else 0)
         gain = me.resources - economy.scenario.resources
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
         deals = economy.interactions
@@ -243,7 +245,7 @@ class Swarm:
             "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
             "quality": mean(mine),
-            "diversity": entropy(self.used.values()) / math.log(len(self.tools)),
+            "diversity": entropy(used.values()) / math.log(len(self.tools)),
         }
         missing = max(0.0, self.floor - me.reputation) / 100
         errors = sum(not turn.ok for turn in self.log) / economy.last_step  # none after a cut

@@ -171,11 +171,12 @@ def load_weights(folder: Path, policy: Policy) -> None:
     PyTorch's strict=True will not do: an adapter lacks the base, and a tied head is stored once, as
     the embedding. strict=False alone would drop what it does not know, without a word.
     """
-    from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
     learning = policy.trainable()
     if policy.lora_rank:
+        from peft import set_peft_model_state_dict
+
         adapter = load_file(folder / "adapter_model.safetensors")
         found = set_peft_model_state_dict(policy.model, adapter)
         missing = [name for name in found.missing_keys if name in learning]
@@ -206,6 +207,7 @@ def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> 
         # A level may be a number or a word, and clocks may have been added.
         names = [name for name in state if name != "level"]
         ours = all(type(saved[name]) is type(state[name]) for name in names)
+        ours = ours and saved.keys() == state.keys()
         ours = ours and state["seconds"].keys() <= saved["seconds"].keys()
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         ours = False

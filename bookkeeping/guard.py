@@ -9,6 +9,7 @@ Whatever is known to go wrong with a run ends it with one sentence and no traceb
 Run me: `python -m bookkeeping.guard` calls an environment that hangs and one that raises.
 """
 
+import json
 import math
 import signal
 import sys
@@ -221,6 +222,10 @@ def messages_of(found) -> list[dict]:
     if not isinstance(found, list) or not found or not all(map(is_message, found)):
         example = '{"role": "user", "content": "1 + 1?"}'
         raise ValueError(f"a list of messages such as {example}, with a role of {', '.join(ROLES)}")
+    try:
+        json.dumps(found)  # episodes.jsonl keeps them, and what else a message may hold
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError("a list of messages that JSON can write") from None
     return found
 
 

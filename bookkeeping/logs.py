@@ -385,8 +385,9 @@ def collect(rows: list[dict[str, float]]) -> Log:
             backwards.append(here)
             newest = here
         newest = max(newest, here)
-        for name in used:
-            if name in row and not math.isfinite(row[name]):
+        for name, mine in used.items():
+            # A reward function may have nothing to say of a batch: TRL writes nan for it.
+            if name in row and not math.isfinite(row[name]) and not mine.startswith("part:"):
                 not_numbers.setdefault(name, here)
         by_step.setdefault(here, {}).update(useful)
     if not by_step:

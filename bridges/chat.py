@@ -51,7 +51,9 @@ def text_of(message: dict) -> str:
     calls = message.get("tool_calls") or []
     parts = [content] if content else []
     try:
-        parts += [call_text(c["function"]["name"], c["function"]["arguments"]) for c in calls]
+        for call in calls:
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            parts.append(call_text(name, arguments + ""))  # an object is no text: TypeError
     except (TypeError, KeyError):
         wanted = '{"id": …, "type": "function", "function": {"name": …, "arguments": "…"}}'
         raise Refused(f"a tool call is {wanted}") from None

@@ -234,9 +234,9 @@ def export(
         )
     with records.foreign(run):
         summary = records.record(run / "summary.json")
+        if summary["config"].get("api_base"):
+            raise SystemExit(f"{run}: an evaluation over an API has no weights to export")
         card(summary, kind, push)  # all that the card needs is there
-    if summary["config"].get("api_base"):
-        raise SystemExit(f"{run}: an evaluation over an API has no weights to export")
     rank = summary["config"]["lora_rank"]
     saved = find_checkpoint(run / "checkpoint")
     if saved is None:

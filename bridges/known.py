@@ -78,7 +78,7 @@ def answer_of(reply: str, think: bool) -> str | None:
     body, closed, after = inside.partition("</answer>")
     if not (opened and closed) or "<answer>" in inside or "</answer>" in after:
         return None
-    if not think and (before.strip() or after.strip() or "<think>" in reply):
+    if not think and (before.strip() or after.strip() or "think>" in reply):
         return None
     body = body.strip()
     return body if 0 < len(body) <= LONGEST_ANSWER else None

@@ -158,6 +158,8 @@ def main() -> None:
     try:
         cfg, _ = settings.command_line(["--env", "swarm", *words])
         settings.check(cfg)
+        if cfg.env != "swarm":
+            raise ValueError(f"--env {cfg.env}: this serves the swarm; leave it out")
     except ValueError as wrong:
         raise SystemExit(str(wrong)) from None
     uvicorn.run(app(cfg, args.sessions), host=args.host, port=args.port, log_level="warning")

@@ -50,6 +50,9 @@ def start() -> None:
     """
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
         return
+    if "LOCAL_RANK" not in os.environ:
+        why = "WORLD_SIZE is set, and LOCAL_RANK is not, so torchrun has not started this process"
+        raise SystemExit(f"{why}; start it with torchrun, or unset WORLD_SIZE")
     mine = int(os.environ["LOCAL_RANK"])
     n, cards = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     cards = cards.split(",")[:n] if cards else [str(i) for i in range(n)]

@@ -402,6 +402,7 @@ def test_saving_an_adapter_asks_the_hub_nothing(load, tmp_path, monkeypatch):
         ({"level": "easy", "seconds": {"total": 1.0, "sft": 2.0, "sync": 3.0}}, True),  # a level may be a word; a clock that is new since
         ({"rewards": {}}, False),  # one entry of another type
         ({"seconds": {"total": 1.0}}, False),  # a clock less
+        ({"mood": "good"}, False),  # an entry of another version
     ],
 )
 def test_a_state_is_that_of_a_run_if_every_entry_is(monkeypatch, tmp_path, change, ours):

@@ -870,9 +870,18 @@ def test_a_cut_episode_is_scored_as_if_the_rest_had_been_passed():
     assert first == again and cut.economy.step == 7 and first["truncated"] == 1
     while not whole.step(write_call("pass_turn", {}))[1]:
         pass
-    same = ("gain", "payoff", "reputation", "quality", "survival")
+    same = ("reward", "gain", "payoff", "reputation", "quality", "diversity", "survival")
     assert {name: first[name] for name in same} == {name: whole.score()[name] for name in same}
     assert first["turns_used"] == 6 and whole.score()["turns_used"] == 25
+
+
+def test_a_stray_end_of_thinking_does_not_hide_thoughts_where_none_are_allowed():
+    env, call = Swarm("medium", think=False), write_call("post", {"content": "hello"})
+    env.reset(0)
+    env.step(f"<tool_call>let me see\n</think>{call}")
+    assert not env.log[-1].ok and "may not think" in env.log[-1].result
+    env.step(call)
+    assert env.log[-1].ok
 
 
 def test_toxicity_and_quality_gap():

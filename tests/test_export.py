@@ -168,8 +168,11 @@ def test_a_class_without_levels_has_no_difficulty_on_the_card(tmp_path):
 
 
 def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
+    (tmp_path / "api").mkdir()
+    (tmp_path / "api" / "summary.json").write_text(json.dumps({"config": {"api_base": "http://127.0.0.1:1/v1"}, "machine": {}}))
     cases = [
         (["merge", str(tmp_path / "none"), str(tmp_path / "out")], "there is no summary.json"),
+        (["merge", str(tmp_path / "api"), str(tmp_path / "out")], "over an API has no weights"),
         (["adapter", str(runs["full"]), str(tmp_path / "out")], "there is no adapter; use: python -m bridges.export merge"),
         (["merge", str(runs["lora"]), str(runs["full"])], "is there already"),
         (["merge", str(runs["lora"]), str(tmp_path / "out"), "--push", "name"], "give owner/name"),

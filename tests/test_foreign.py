@@ -193,6 +193,13 @@ def test_a_number_that_is_none_is_told_with_its_step():
     assert (one["name"], one["step"], "loss" in one["seen"]) == ("not a number", 2, True)
 
 
+def test_a_reward_function_that_has_nothing_to_say_of_a_batch_is_no_illness():
+    rows = [{"loss": 0.01, "reward": 0.5, "rewards/code/mean": 0.5, "rewards/format/mean": 1.0, "epoch": i / 100} for i in range(12)]
+    rows[7]["rewards/code/mean"] = float("nan")
+    log = logs.collect(list(logs.rows_of("\n".join(map(str, rows)).encode())[1]))
+    assert told(log) == []
+
+
 def test_a_gradient_of_0_is_no_signal_where_groups_are_not_logged():
     log = made_up(grad_norm=half(0.4, 0))
     del log.columns["groups_with_signal"]

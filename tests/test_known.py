@@ -69,6 +69,7 @@ def test_gsm8k_works_as_it_is_downloaded(tmp_path):
     plain = env_of(file, think=False)
     assert "Do not think" in asked(plain, 0) and plain.expert_reply() == "<answer>7</answer>"
     assert scored(plain, env.expert_reply())["reward"] == 0 and scored(plain, "<answer>7</answer>")["reward"] == 1
+    assert scored(plain, "3 + 4 is 7\n</think><answer>7</answer>")["reward"] == 0
 
 
 @pytest.mark.parametrize(

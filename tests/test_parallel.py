@@ -184,6 +184,13 @@ def test_there_is_a_card_for_every_rank_or_a_sentence(monkeypatch):
         parallel.start()
 
 
+def test_a_size_without_a_rank_is_a_sentence(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(SystemExit, match="start it with torchrun, or unset WORLD_SIZE"):
+        parallel.start()
+
+
 @pytest.mark.parametrize("named", ["0,1", "-1", ""])
 def test_cards_that_are_named_and_not_there_are_no_cards(monkeypatch, named):
     joined = []

@@ -150,6 +150,7 @@ WRONG = {  # what is wrong: (old, new, what must be said)
     "content is a number": (RESET, 'return [{"role": "user", "content": self.a}]',
                             "reset (sums.py:5) returned [{'role': 'user', 'content': "),
     "a message is a text": (RESET, 'return ["1 + 1?"]', "reset (sums.py:5) returned ['1 + 1?'], and not a list of messages"),
+    "more than JSON can write": (RESET, RESET.replace("}]", ', "of": {1}}]'), "and not a list of messages that JSON can write"),
     "a role that templates leave out": (RESET, RESET.replace('"user"', '"human"'), "with a role of system, user, assistant, tool"),
     "half a character": (RESET, RESET.replace("?\"", "\\ud800\""), "reset (sums.py:5) returned"),
     "a name is a number": (SCORE, 'return {"reward": right, 3: 0.5}', "a dict of named numbers"),
