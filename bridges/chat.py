@@ -53,7 +53,9 @@ def text_of(message: dict) -> str:
     try:
         for call in calls:
             name, arguments = call["function"]["name"], call["function"]["arguments"]
-            parts.append(call_text(name, arguments + ""))  # an object is no text: TypeError
+            if not isinstance(arguments, str):  # some clients send an object
+                raise TypeError
+            parts.append(call_text(name, arguments))
     except (TypeError, KeyError):
         wanted = '{"id": …, "type": "function", "function": {"name": …, "arguments": "…"}}'
         raise Refused(f"a tool call is {wanted}") from None

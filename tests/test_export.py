@@ -19,7 +19,7 @@ import tyro
 import settings
 import train
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
-from bridges import export
+from bridges import chat, export
 from bridges.chat import JsonHandler
 from policy import PICO, load_policy
 
@@ -181,6 +181,14 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
         with pytest.raises(SystemExit, match=why):
             export.main(words)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.new").exists()
+
+
+def test_arguments_of_a_tool_call_are_text_or_the_call_is_refused():
+    call = lambda given: {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "post", "arguments": given}}]}
+    assert '{"content": "hi"}' in chat.text_of(call('{"content": "hi"}'))
+    for given in ({"content": "hi"}, None):
+        with pytest.raises(chat.Refused, match="a tool call is"):
+            chat.text_of(call(given))
 
 
 # ------------------------------------------------------------------------------------------------ a hub on loopback
