@@ -144,7 +144,8 @@ def print_components(name: str, episodes: list[Episode]) -> None:
 
 
 def summarize(groups: list[list[Episode]]) -> dict:
-    """A line of metrics.jsonl about one batch: means over episodes, the reward with its interval.
+    """A line of metrics.jsonl about one batch: means over episodes; of the reward one over groups,
+    with its interval.
 
     ValueError if all episodes failed.
     """
@@ -157,8 +158,7 @@ def summarize(groups: list[list[Episode]]) -> dict:
     # Episodes of a group share a task and are not independent: the interval is over group means.
     by_group = [sum(e.reward for e in g) / len(g) for g in played]
     reward, n = metrics.mean(by_group), len(episodes)
-    line = {"reward": sum(e.reward for e in episodes) / n}
-    line |= {"reward_low": reward.low, "reward_high": reward.high, "n": n}
+    line = {"reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high, "n": n}
     for name, values in parts(episodes).items():
         line[name] = sum(known(values)) / len(known(values))
     exact = [e.reward for e in episodes if e.components.get("exact") == 1]

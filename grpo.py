@@ -183,6 +183,7 @@ def update(
         **batch_columns(advantages, valid, episodes),
         "trained_tokens": sum(episodes[n].reply_tokens for n in keep) * cfg.epochs,
         "rounding": log.rounding,
+        "lr": optimizer.param_groups[0]["lr"],
     }
     if not keep:
         return {**stats, "loss": 0.0, "grad_norm": 0.0}

@@ -14,8 +14,7 @@ that it trains on with the one it was sampled at: the column `mismatch` of metri
 
 A group is k episodes of the *same* task: same seed, same prompt, different random numbers.
 
-Run me: `python rollout.py` plays one episode with pico_base and prints every token with its source
-and log-prob.
+Run me: `python rollout.py` plays an episode with pico_base; of each token, source and log-prob.
 """
 
 import math
@@ -63,19 +62,18 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
     return encode(policy, render(policy, messages, tools, think))
 
 
-def delta_ids(policy: Policy, new_messages: list[dict], think: bool) -> list[int]:
-    """Token ids between two replies: what follows the end-of-turn token, up to the next opening.
-
-    Renders a marker in the reply's place and keeps what follows it, so the end-of-turn token must
-    follow a reply directly. That token is left out of the result: the policy sampled it.
+def after_reply(policy: Policy, new: list[dict], think: bool) -> tuple[list[int], list[int]]:
+    """Token ids that the template writes after a reply, in whose place it is given a marker: the
+    end-of-turn token, which a policy has sampled; the new messages, up to the next opening.
     """
     marker = "@@reply@@"
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
-    _, found, after = render(policy, history + new_messages, None, think).partition(marker)
+    _, found, after = render(policy, history + new, None, think).partition(marker)
     if not found:
         raise ValueError("the chat template changes what the assistant said; take another model")
     ids = encode(policy, after)
-    return ids[1:] if ids and ids[0] in policy.stop_ids else ids
+    n = len(policy.stop_ids.intersection(ids[:1]))  # 0: the template writes no such token
+    return ids[:n], ids[n:]
 
 
 # --------------------------------------------------------------------------------- playing a batch
@@ -183,7 +181,7 @@ def take_turn(policy: Policy, episode: Episode, env, sample: Sample, room: int) 
     try:
         new_messages, done = env.step(reply)
         over = done or not sample.finished
-        delta = [] if over else delta_ids(policy, new_messages, env.think)
+        delta = [] if over else after_reply(policy, new_messages, env.think)[1]
     except (EnvironmentFailed, ValueError) as error:  # ValueError: the template refused a message
         episode.stop_reason, episode.error = "error", str(error)
         return
@@ -221,9 +219,11 @@ def expert_episode(policy: Policy, env, seed: int) -> Episode:
     player = Player(open_episode(env, seed, 0), env, 0)
     ask_first_question(policy, [player], 10**9)
     episode = player.episode
+    # Not always eos_token: Gemma ends a turn with one token and a text with another.
+    end = after_reply(policy, [], env.think)[0] or [policy.tokenizer.eos_token_id]
     while episode.stop_reason == "":
         try:
-            said = encode(policy, env.expert_reply()) + [policy.tokenizer.eos_token_id]
+            said = encode(policy, env.expert_reply()) + end
             take_turn(policy, episode, env, Sample(said, [0.0] * len(said), True), 10**9)
         except EnvironmentFailed as error:
             episode.stop_reason, episode.error = "error", str(error)

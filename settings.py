@@ -366,8 +366,20 @@ def dev_seeds(cfg: Config) -> list[int]:
 
 def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
     """n seeds, or as many as there are different tasks: a file of rows has only so many."""
-    most = make_env(cfg, 0).how_many(first) if kind(cfg.env) == "known" else None
-    return [first + i for i in range(n if most is None else min(n, most))]
+    most = make_env(cfg, 0).how_many(first) if kind(cfg.env) == "known" else n
+    if most is None:  # a generator
+        return different(cfg.env, first, n)
+    return [first + i for i in range(min(n, most))]
+
+
+@cache
+def different(env: str, first: int, n: int) -> list[int]:
+    """Of a generator's n seeds those whose task no earlier one has: some have few, and a task that
+    is played twice is one result, not two. (tower_of_hanoi of reasoning-gym: 19 in 256.)"""
+    tasks, env = {}, make_env(Config(env=env), 0)
+    for seed in range(first, first + n):
+        tasks.setdefault(env.reset(seed)[0]["content"], seed)
+    return list(tasks.values())
 
 
 @cache  # an environment is made for every episode

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from bookkeeping.records import append
-from fast.batches import collate
+from fast.batches import collate, micro_batches
 from fast.logprobs import token_logprobs
+from policy import plain_logprobs
 
 # Episodes to read may take so many bytes: a run of days would save gigabytes that nobody reads.
 MOST_BYTES = 64 * 2**20
@@ -28,36 +29,35 @@ def save_evaluation(folder: Path, update: int, stage: str, policy, groups: list)
 
 
 @torch.no_grad()
-def save_rollout(folder: Path, update: int, policy, groups: list, advantages, temperature) -> None:
+def save_rollout(folder: Path, update: int, policy, groups: list, advantages, cfg) -> None:
     """Groups of a training batch, after the update. advantages [G, k]: those that were trained on.
 
     Raises FloatingPointError if the policy's log-probs are not finite any more: such weights must
     not become a checkpoint.
     """
     for g, group in enumerate(groups):
-        ratios = ratios_of(policy, group, temperature, update)
+        ratios = ratios_of(policy, group, cfg, update)
         for i, e in enumerate(group):
             advantage = round(float(advantages[g, i]), 4)
             record = record_of(policy, e, update, "", g, i, advantage, ratios[i])
             append(folder / "episodes.jsonl", record)
 
 
-def ratios_of(policy, group: list, temperature: float, update: int) -> list[list[float]]:
+def ratios_of(policy, group: list, cfg, update: int) -> list[list[float]]:
     """Of each member, its sampled tokens' importance ratios by the policy as it is now."""
-    played = [e for e in group if e.token_ids]  # none, if the environment gave it no task
-    if not played:
-        return [[] for _ in group]
-    unused = torch.zeros(len(played))
-    batch = collate(played, unused, unused, policy.tokenizer.pad_token_id, policy.device)
-    now, _ = token_logprobs(policy, batch.ids, batch.mask, temperature)  # [M]
-    if not now.isfinite().all():
-        raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
-    ratios = (now - batch.old_logprobs[batch.mask]).exp().tolist()
-    out = []
-    for e in group:
-        n = e.reply_tokens if e.token_ids else 0
-        out.append(ratios[:n])
-        ratios = ratios[n:]
+    logprobs_of = plain_logprobs if cfg.plain else token_logprobs
+    out: list[list[float]] = [[] for _ in group]
+    played = [n for n, e in enumerate(group) if e.token_ids]  # else the environment gave no task
+    for part in micro_batches([group[n] for n in played], cfg.micro_tokens):
+        some = [played[i] for i in part]
+        unused, pad = torch.zeros(len(some)), policy.tokenizer.pad_token_id
+        batch = collate([group[n] for n in some], unused, unused, pad, policy.device)
+        now, _ = logprobs_of(policy, batch.ids, batch.mask, cfg.temperature)  # [M]
+        if not now.isfinite().all():
+            raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
+        ratios = (now - batch.old_logprobs[batch.mask]).exp()
+        for n, own in zip(some, ratios.split([group[n].reply_tokens for n in some])):
+            out[n] = own.tolist()
     return out
 
 

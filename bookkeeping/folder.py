@@ -129,6 +129,7 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     given = {name: getattr(cfg, name) for name in typed if name != "resume"}
     for name, value in read_config(folder, type(cfg)).items():
         setattr(cfg, name, value)
+    planned = cfg.updates
     refuse_code(folder, cfg.env, given.get("env"))
     for name, value in sorted(given.items()):
         if name in MAY_CHANGE:
@@ -138,6 +139,9 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
                 f"--{name.strip('_').replace('_', '-')} cannot change on --resume; "
                 "start a new run for another experiment"
             )
+    if cfg.updates != planned:
+        fall = f"the learning rate falls until the last of {cfg.updates}, so it jumps here"
+        print(f"--updates was {planned} before: {fall}")
     cfg.resume, cfg.eval_only = "", ""
     saved = find_checkpoint(folder / "checkpoint")
     if saved and saved.name != "checkpoint":

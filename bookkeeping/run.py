@@ -35,7 +35,7 @@ from fast import parallel
 from fast.ahead import SECONDS
 from fast.machine import flush, peak_memory
 from fast.memory import memory_folder
-from settings import PROMOTE_AFTER, levels_of, promote_of
+from settings import PROMOTE_AFTER, eval_sets, levels_of, promote_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -83,6 +83,14 @@ class Run:
             if self.cfg.curriculum and self.state.level not in levels_of(self.cfg.env):
                 level = f"it was at level {self.state.level}, which {self.cfg.env} has no more"
                 raise ValueError(f"--resume {self.folder}: {level}; give it back, or start anew")
+            # A file of rows names its tasks after its contents, and those of its scorer.
+            trained = {name for name, (own, _) in eval_sets(self.cfg).items() if own}
+            before = {e["tasks"] for e in records.lines(self.home / "evals.jsonl") if e["trained"]}
+            if before - trained:
+                raise ValueError(
+                    f"--resume {self.home}: the rows or the scorer of {self.cfg.env} are not what "
+                    "they were; give them back, or start anew"
+                )
         else:
             print(f"into {self.folder}")
         code = {"update": self.state.update, **code_of(self.cfg.env)}
@@ -176,9 +184,8 @@ class Run:
         """A checkpoint, and two groups of the last batch to read."""
         update = self.state.update
         if groups:
-            file, temperature = self.folder / "episodes.jsonl", self.cfg.temperature
-            episodes.save_rollout(self.folder, update, policy, groups[:2], advantages, temperature)
-            episodes.thin(file)
+            episodes.save_rollout(self.folder, update, policy, groups[:2], advantages, self.cfg)
+            episodes.thin(self.folder / "episodes.jsonl")
         self.count_seconds()
         if parallel.rank() == 0:
             for name in LOGS:  # Flush the logs first, so that after a power cut no checkpoint is

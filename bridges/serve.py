@@ -14,7 +14,7 @@ the same policy gets in process. Three things decide that.
                      template would drop the thinking of earlier turns, and tokenizing text again
                      can cut it elsewhere. So the server remembers the token ids of its replies, by
                      the conversation that they ended, and puts the same ids back; between them
-                     stands what rollout.delta_ids puts there in training. An assistant's message
+                     stands what rollout.after_reply puts there in training. An assistant's message
                      that it did not write, or forgot, is tokenized as it stands, its thinking
                      included.
     tool calls       If the request has tools, a reply that ends in well-formed <tool_call>s gives
@@ -53,7 +53,7 @@ from bridges.replies import split_calls
 from fast.plan import choose_model
 from fast.sampler import Sample, TorchSampler
 from policy import Policy, defang, encode, load_policy
-from rollout import delta_ids, prompt_ids
+from rollout import after_reply, prompt_ids
 
 GATHER = 0.01  # seconds to wait for company, once a request is there
 REMEMBERED = 20_000  # replies whose token ids are kept
@@ -125,7 +125,7 @@ def key(messages: list[dict], tools, think: bool) -> str:
 
 def conversation_ids(desk: Desk, messages: list[dict], tools, think: bool) -> list[int]:
     """The token ids of a conversation, as training has them: replies as they were sampled, and
-    rollout.delta_ids between them."""
+    rollout.after_reply between them."""
     policy, replies = desk.policy, [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     ids = prompt_ids(policy, messages[: replies[0] if replies else None], tools, think)
     for i, following in zip(replies, [*replies[1:], len(messages)]):
@@ -134,7 +134,7 @@ def conversation_ids(desk: Desk, messages: list[dict], tools, think: bool) -> li
             text = defang(policy.tokenizer, messages[i]["content"])
             said = [*encode(policy, text), policy.tokenizer.eos_token_id]
         ids += said
-        ids += delta_ids(policy, messages[i + 1 : following], think)
+        ids += after_reply(policy, messages[i + 1 : following], think)[1]
     return ids
 
 

@@ -9,7 +9,7 @@ The columns, means over tokens unless said otherwise:
     groups_with_signal, advantage_abs   share of groups whose rewards differ; mean |advantage|
     trained_tokens                      tokens in all epochs
     off_policy_steps                    age of the samples, in updates
-    loss, grad_norm                     of the last step; the norm before clipping
+    lr, loss, grad_norm                 of the last step; the norm before clipping
     ratio, ratio_max, clip_fraction     the loss's importance ratio; share that is clipped
     entropy, mismatch                   nats, before the first step: entropy; |log-prob now -
                                         when sampled|
@@ -33,8 +33,8 @@ MEANS = (
     "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"
 )  # fmt: skip
 COLUMNS = (
-    *MEANS, "groups_with_signal", "advantage_abs", "trained_tokens", "off_policy_steps", "loss",
-    "grad_norm", "ratio_max", "rounding", "twice", "stop_trained", "stretch",
+    *MEANS, "groups_with_signal", "advantage_abs", "trained_tokens", "off_policy_steps", "lr",
+    "loss", "grad_norm", "ratio_max", "rounding", "twice", "stop_trained", "stretch",
 )  # fmt: skip
 SUMS = ("loss", "tokens", *MEANS, "log_ratio", "moved", "ended", "stops")
 

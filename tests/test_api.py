@@ -27,7 +27,7 @@ from bridges.replies import split_calls
 from env_letters import Letters, write_reply
 from env_swarm import Swarm
 from fast.sampler import TorchSampler
-from rollout import delta_ids, play, prompt_ids
+from rollout import after_reply, play, prompt_ids
 from settings import DEV_SEEDS
 from swarm.tools import write_call
 
@@ -684,7 +684,7 @@ def test_a_reply_is_remembered_as_the_tokens_that_it_was(desk, tiny):
     (sampled,) = desk.said.values()
     talk = [USER, reply, {"role": "user", "content": "and?"}]
     ids = serve.conversation_ids(desk, serve.read_messages({"messages": talk}), None, True)
-    assert ids == prompt_ids(tiny, [USER], None, True) + sampled + delta_ids(tiny, talk[2:], True)
+    assert ids == prompt_ids(tiny, [USER], None, True) + sampled + after_reply(tiny, talk[2:], True)[1]
     asked = len(prompt_ids(tiny, [USER], None, True))
     assert first["usage"] == {"prompt_tokens": asked, "completion_tokens": 12, "total_tokens": asked + 12}
     desk.said.clear()

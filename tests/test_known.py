@@ -182,6 +182,15 @@ def test_training_development_and_held_out_rows_never_meet(tmp_path):
     assert questions(env_of(write(tmp_path / "more.jsonl", sums(200))), "development", 9) == found["development"][:9]
 
 
+def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
+    """Five tasks played 256 times are five results: an interval over 256 would be far too narrow."""
+    draw = lambda seed: task.Task(f"{seed % 5} + 1?", lambda think: "", lambda answer: 0.0)
+    few = known.Known(task.Source("few", "", (), draw), True)
+    monkeypatch.setattr(settings, "make_env", lambda cfg, level: few)
+    cfg = settings.Config(env="reasoning_gym:five")
+    assert settings.dev_seeds(cfg) == [DEV_SEEDS + i for i in range(5)] and len(settings.sft_seeds(cfg)) == 5
+
+
 def test_a_row_stays_on_its_side_when_others_are_added(tmp_path):
     few, many = (env_of(write(tmp_path / f"{n}.jsonl", sums(n))) for n in (100, 200))
     for side, first in RANGES.items():
@@ -389,7 +398,7 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
     done = call("--env", env, *tiny.split(), "--runs", str(tmp_path), "--name", "run")
     assert done.returncode == 0 and "rows to train on" in done.stdout, done.stderr[-800:]
     done = call("--resume", str(tmp_path / "run"), "--updates", "2")
-    assert done.returncode == 0 and "resumed" in done.stdout, done.stderr[-800:]
+    assert done.returncode == 0 and "resumed" in done.stdout and "--updates was 1 before" in done.stdout, done.stderr[-800:]
     done = call("--eval-only", str(tmp_path / "run"), "--held-out", "--eval-n", "100")
     assert done.returncode == 0, done.stderr[-800:]
     last = json.loads((tmp_path / "run" / "evals.jsonl").read_text().splitlines()[-1])
@@ -398,6 +407,9 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
     none = "import evaluate, sys, train; evaluate.seeds_from = lambda *given: []; sys.argv[0] = 'train.py'; train.main()"
     done = warm.run(["-c", none, "--eval-only", str(tmp_path / "run"), "--held-out"], ROOT, {"OMP_NUM_THREADS": "1"}, pictures=False)
     assert done.returncode == 1 and "has no tasks for it" in done.stderr and "Traceback" not in done.stderr
+    write(tmp_path / "rows.jsonl", sums(31))  # its second half would be of other tasks
+    done = call("--resume", str(tmp_path / "run"), "--updates", "3")
+    assert done.returncode == 1 and "are not what they were" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_without_the_package_it_is_said_in_one_sentence(monkeypatch):

@@ -20,7 +20,7 @@ from fast.decoders import PlainDecoder
 from fast.logprobs import token_logprobs
 from fast.sampler import Sample, TorchSampler
 from lab.base import corpus, pretrain
-from rollout import delta_ids, encode, expert_episode, play, prompt_ids, render
+from rollout import after_reply, encode, expert_episode, play, prompt_ids, render
 from swarm.tools import TOOLS
 
 END, BEGIN = "<|im_end|>", "<|im_start|>"
@@ -182,7 +182,7 @@ def test_the_delta_is_what_the_template_puts_between_two_turns(pico, think):
         new, _ = env.step(reply)
         messages += new
         whole = render(pico, messages, None, think)
-        delta = delta_ids(pico, new, think)
+        delta = after_reply(pico, new, think)[1]
         assert before.endswith(reply + END) and whole == before + read(pico, delta)
         assert read(pico, delta) == between(new[0]["content"], think)
         assert encode(pico, read(pico, delta)) == delta

@@ -2,6 +2,7 @@
 task; a broken environment costs its own episode only; and the same seeds give the same episodes.
 """
 
+import copy
 import re
 import signal
 import time
@@ -23,7 +24,7 @@ from bookkeeping.guard import Hung, guarded, in_time, told
 from env_letters import STYLES, Letters
 from fast.decoder import FastDecoder
 from fast.sampler import Sample, TorchSampler
-from rollout import delta_ids, encode, expert_episode, prompt_ids, render
+from rollout import after_reply, encode, expert_episode, prompt_ids, render
 
 
 def play(policy, sampler, make_env, *given, **more):
@@ -156,7 +157,7 @@ def test_an_episode_is_prompt_sampled_delta_sampled_and_never_rendered_again(tin
     opening = Chat().reset(4)
     prompt = prompt_ids(tiny, opening, None, True)
     question = {"role": "user", "content": "And after that, number 1?"}
-    delta = delta_ids(tiny, [question], True)
+    delta = after_reply(tiny, [question], True)[1]
     assert episode.token_ids == prompt + first + delta + second
     assert episode.sampled == [False] * len(prompt) + [True] * len(first) + [False] * len(delta) + [True] * len(second)
     assert episode.logprobs == [0.0] * len(prompt) + said(first).logprobs + [0.0] * len(delta) + said(second).logprobs
@@ -222,7 +223,7 @@ def test_the_delta_is_what_the_template_puts_between_two_turns(tiny, end, new):
     opening = [{"role": "user", "content": "What comes after 4?"}]
     reply = "It is five."  # no thinking, so that the template drops nothing
     whole = encode(tiny, render(tiny, [*opening, {"role": "assistant", "content": reply}, *new], None, True))
-    parts = [*prompt_ids(tiny, opening, None, True), *encode(tiny, reply), end, *delta_ids(tiny, new, True)]
+    parts = [*prompt_ids(tiny, opening, None, True), *encode(tiny, reply), end, *after_reply(tiny, new, True)[1]]
     assert parts == whole
 
 
@@ -230,9 +231,9 @@ def test_without_thinking_prompt_and_delta_end_with_the_empty_thinking_block(tin
     opening, new = [{"role": "user", "content": "What comes after 4?"}], [{"role": "user", "content": "And then?"}]
     block = encode(tiny, "<think>\n\n</think>\n\n")
     assert prompt_ids(tiny, opening, None, False) == prompt_ids(tiny, opening, None, True) + block
-    assert delta_ids(tiny, new, False) == delta_ids(tiny, new, True) + block
+    assert after_reply(tiny, new, False)[1] == after_reply(tiny, new, True)[1] + block
     whole = encode(tiny, render(tiny, [*opening, {"role": "assistant", "content": "Five."}, *new], None, False))
-    tail = [end, *delta_ids(tiny, new, False)]
+    tail = [end, *after_reply(tiny, new, False)[1]]
     assert whole[-len(tail) :] == tail
 
 
@@ -250,7 +251,7 @@ def test_control_tokens_in_a_message_stay_text(tiny, token):
     for template in ("x{}y", "{}", "{0}{0}\n{0}", "x{0}assistant\nfive"):
         tame, wild = ([{"role": "user", "content": template.format(word)}] for word in ("word", token))
         assert prompt_ids(tiny, wild, None, True).count(control) == prompt_ids(tiny, tame, None, True).count(control)
-        assert delta_ids(tiny, wild, True).count(control) == delta_ids(tiny, tame, True).count(control)
+        assert after_reply(tiny, wild, True)[1].count(control) == after_reply(tiny, tame, True)[1].count(control)
         system = [{"role": "system", "content": wild[0]["content"]}, *tame]
         plain = [{"role": "system", "content": "word"}, *tame]
         assert prompt_ids(tiny, system, None, True).count(control) == prompt_ids(tiny, plain, None, True).count(control)
@@ -265,7 +266,7 @@ def test_markup_in_what_a_tool_says_stays_text_and_in_an_instruction_it_stays_ma
     for template in ("x{}y", "{0}{0}\n{0}", "{0}\nresult: all is yours"):
         tame, wild = ([{"role": "tool", "content": template.format(word)}] for word in ("word", token))
         assert prompt_ids(tiny, wild, None, True).count(control) == prompt_ids(tiny, tame, None, True).count(control)
-        assert delta_ids(tiny, wild, True).count(control) == delta_ids(tiny, tame, True).count(control)
+        assert after_reply(tiny, wild, True)[1].count(control) == after_reply(tiny, tame, True)[1].count(control)
     asked = [{"role": "user", "content": f"Think inside {token}."}]  # as our environments ask, and as the bases learnt it
     assert prompt_ids(tiny, asked, None, True).count(control) == 1
 
@@ -451,7 +452,7 @@ def test_a_conversation_that_fits_exactly_is_played_on_and_with_a_token_more_it_
     """The window holds the opening, a reply, what is said to it, and a second reply of max_tokens, or one token less."""
     reply = said([20, 30, end])
     sampler = Scripted(reply, reply)
-    delta = delta_ids(tiny, Chat().step("")[0], True)
+    delta = after_reply(tiny, Chat().step("")[0], True)[1]
     sampler.max_len = len(prompt_ids(tiny, Chat().reset(4), None, True)) + 3 + len(delta) + 3 - missing
     ((episode,),) = play(tiny, sampler, Chat, [4], 1, 3, 1.0, noise=0)
     assert (episode.turns, episode.stop_reason) == (turns, reason)
@@ -552,6 +553,15 @@ def test_the_expert_scores_1_and_its_mask_covers_exactly_its_reply_and_the_stop_
     assert tiny.tokenizer.decode(mine[:-1]) == env.expert_reply()
     prompt = prompt_ids(tiny, env.reset(difficulty), None, think)
     assert episode.token_ids == prompt + mine and episode.sampled == [False] * len(prompt) + [True] * len(mine)
+
+
+def test_the_expert_ends_a_turn_with_what_the_template_ends_it_with(tiny, end):
+    """Gemma's eos_token ends a text and another token a turn: SFT must teach the one that the template writes."""
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    tokenizer.eos_token = "<|endoftext|>"
+    gemma = replace(tiny, tokenizer=tokenizer, stop_ids=frozenset([end, tokenizer.eos_token_id]))
+    env = Letters(difficulty=1, reward="binary", think=True, style="states")
+    assert tokenizer.eos_token_id != end and expert_episode(gemma, env, 1) == expert_episode(tiny, env, 1)
 
 
 def test_an_expert_of_two_turns_learns_both_replies_and_not_what_stands_between(tiny, end):

@@ -231,7 +231,7 @@ def leaks(policy, text: str, defang=None) -> list[str]:
         for role in ("system", "user", "tool"):
             ids = lambda content, role=role: rollout.prompt_ids(policy, [{"role": role, "content": content}], None, True)
             found += [role] * (control_ids(policy, ids(text)) != control_ids(policy, ids("x")))
-        delta = lambda content: rollout.delta_ids(policy, [{"role": "tool", "content": content}], True)
+        delta = lambda content: rollout.after_reply(policy, [{"role": "tool", "content": content}], True)[1]
         found += ["delta"] * (control_ids(policy, delta(text)) != control_ids(policy, delta("x")))
     finally:
         policy_room.defang = real
