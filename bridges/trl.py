@@ -200,9 +200,10 @@ def size_of(model: str) -> int:
 
 
 UNREAD = {  # flags that would change nothing here
-    "curriculum", "until_converged", "async_rollouts", "resume",
-    "eval_only", "api_base", "held_out", "break_", "plain", "engine", "lr_end",
+    "curriculum", "until_converged", "max_updates", "async_rollouts", "resume", "held_out",
+    "break_", "plain", "engine", "lr_end", "micro_tokens", "threads",
 }  # fmt: skip
+UNREAD_KINDS = ("sft_", "eval_", "vllm_", "api_")  # and those that begin so
 
 
 def make_trainer(ours: list[str], theirs: list[str]):
@@ -217,7 +218,8 @@ def make_trainer(ours: list[str], theirs: list[str]):
 
     cfg, typed = settings.command_line(ours)
     settings.check(cfg)
-    if unread := sorted(typed & UNREAD):
+    unread = sorted(name for name in typed if name in UNREAD or name.startswith(UNREAD_KINDS))
+    if unread:
         flag = unread[0].strip("_").replace("_", "-")
         raise ValueError(f"--{flag}: train.py has it and TRL's trainer has not; leave it out")
     if "importance" in typed:
