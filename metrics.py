@@ -15,9 +15,8 @@ reaches from 26% to 58%: all three may be the same number.
                  tasks: their difficulty cancels, so the interval is narrower than that of two
                  means. Never Wilson's: a difference may be negative even if none was seen
 
-Do they cover the truth in 95 of 100 cases? With 2 to 64 values they did in 91 to 100 of 100 made-up
-cases. They did in 88 to 99 if episodes come in groups that are seldom right, and then all at once
-(tests/test_metrics.py has fewer cases, and asserts a little less). The coverage of Wilson's depends
+Do they cover the truth in 95 of 100 cases? With 2 to 64 made-up values they do in 91 to 100; in 88
+to 99 if whole groups of episodes are right together, and seldom. The coverage of Wilson's depends
 on the true share: 95 on average over shares, 83 at the worst. The bootstrap covers only 50
 of 100 with 2 values and 88 with 8; so it needs 100. Values that are skewed and not between 0 and 1
 (counts, seconds) are covered less: 88 to 93 for exponential ones. tests/test_metrics.py measures

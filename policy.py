@@ -129,7 +129,10 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
         on_mac = there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()  # gloo: CPU
         return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
     try:
-        found = there.get(torch.device(device).type, False)
+        asked = torch.device(device)
+        found = there.get(asked.type, False)
+        if asked.type == "cuda" and asked.index is not None:
+            found = found and asked.index < torch.cuda.device_count()
     except RuntimeError:  # no such word
         found = False
     if not found:

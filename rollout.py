@@ -14,7 +14,7 @@ that it trains on with the one it was sampled at: the column `mismatch` of metri
 
 A group is k episodes of the *same* task: same seed, same prompt, different random numbers.
 
-Run me: `python rollout.py` plays an episode with pico_base; of each token, source and log-prob.
+Run me: `python rollout.py` plays an episode of pico_base: each token, its source and log-prob.
 """
 
 import math
@@ -63,8 +63,8 @@ def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list
 
 
 def after_reply(policy: Policy, new: list[dict], think: bool) -> tuple[list[int], list[int]]:
-    """Token ids that the template writes after a reply, in whose place it is given a marker: the
-    end-of-turn token, which a policy has sampled; the new messages, up to the next opening.
+    """What the template writes after a reply, as token ids: (the end-of-turn token, which a policy
+    has sampled; the new messages, up to the next opening). A marker stands in for the reply.
     """
     marker = "@@reply@@"
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]

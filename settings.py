@@ -368,18 +368,10 @@ def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
     """n seeds, or as many as there are different tasks: a file of rows has only so many."""
     most = make_env(cfg, 0).how_many(first) if kind(cfg.env) == "known" else n
     if most is None:  # a generator
+        from bridges.known import different
+
         return different(cfg.env, first, n)
     return [first + i for i in range(min(n, most))]
-
-
-@cache
-def different(env: str, first: int, n: int) -> list[int]:
-    """Of a generator's n seeds those whose task no earlier one has: some have few, and a task that
-    is played twice is one result, not two. (tower_of_hanoi of reasoning-gym: 19 in 256.)"""
-    tasks, env = {}, make_env(Config(env=env), 0)
-    for seed in range(first, first + n):
-        tasks.setdefault(env.reset(seed)[0]["content"], seed)
-    return list(tasks.values())
 
 
 @cache  # an environment is made for every episode
@@ -506,6 +498,10 @@ def check(cfg: Config) -> None:
         ours = ", ".join(name for name in BY_ENV if name not in ("yours", "known"))
         others = "jsonl:FILE, reasoning_gym:NAME, or FILE.py:CLASS"
         refuse(cfg, "env", f"there is no such environment; choose {ours}, {others}")
+    stale = cfg.epochs > 1 or (cfg.async_rollouts and cfg.importance == "clip")
+    if cfg.loss == "reinforce" and stale:
+        why = "it has no importance ratio, so nothing would correct for samples of an older policy"
+        refuse(cfg, "loss", f"{why}; take another loss, or --epochs 1 and --importance sequence")
     if cfg.break_ and cfg.env != "letters":
         refuse(cfg, "env", "--break makes its mistakes in letters; leave one of the two out")
     if cfg.preset and cfg.preset not in PRESETS:
@@ -612,11 +608,19 @@ def refuse(cfg: Config, name: str, why: str) -> None:
 # --------------------------------------------------------------------------------- the command line
 
 
+ONLY_WITH = {"max_updates": "until_converged", "lora_alpha": "lora_rank"}  # and api_… with api_base
+
+
 def command_line(words: list[str]) -> tuple[Config, set[str]]:
     """read_flags; flags that this environment does not read are named."""
     cfg, typed = read_flags(words)
     if not (cfg.resume or cfg.eval_only):
         tell_unread(cfg.env, typed)
+        for name in sorted(typed):
+            other = "api_base" if name.startswith("api_") else ONLY_WITH.get(name, name)
+            if other != name and not getattr(cfg, other):
+                flag, without = (x.replace("_", "-") for x in (name, other))
+                print(f"--{flag} changes nothing without --{without}")
     return cfg, typed
 
 

@@ -49,11 +49,11 @@ START = 5  # updates that count as the start of a run
 PARTS = ("fraction", "similarity")
 
 
-def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
+def symptoms(lines: list[dict], rewards: list[float], began: float | None = None) -> dict[str, str]:
     """{symptom: sentence} after an update. A sentence is "numbers: what they mean and what to do".
 
     lines: the newest of metrics.jsonl, in order. rewards: the mean reward of every update so far
-    (in a curriculum: at this level).
+    (in a curriculum: at this level). began: first_gap of the run's first lines; None: not known.
     """
     told = {
         "collapse": metrics.collapsed(rewards),
@@ -66,7 +66,7 @@ def symptoms(lines: list[dict], rewards: list[float]) -> dict[str, str]:
         "not exact": not_exact(lines),
         "pays something else": pays_something_else(lines),
         "uncorrected": uncorrected(lines),
-        **disagreement(lines),
+        **disagreement(lines, began),
     }
     # A broken run also has no signal, and its replies may never end; but that is not what to mend.
     if not (told["stuck"] or told["broken"]):
@@ -278,7 +278,12 @@ def standard_error(lines: list[dict]) -> float:
     return np.sqrt(sum(error**2 for error in errors)) / len(lines)
 
 
-def disagreement(lines: list[dict], n: int = 3) -> dict[str, str]:
+def first_gap(lines: list[dict]) -> float | None:
+    """The mismatch of the first update that measured one."""
+    return next((line["mismatch"] for line in lines if "mismatch" in line), None)
+
+
+def disagreement(lines: list[dict], first: float | None, n: int = 3) -> dict[str, str]:
     """Sampler and trainer disagree about samples that are said to be the policy's own.
 
     Such samples have off_policy_steps 0. Rounding makes 1e-7 nats per token on a CPU, and about
@@ -290,7 +295,6 @@ def disagreement(lines: list[dict], n: int = 3) -> dict[str, str]:
     gap, age = last(trained, "mismatch", n), last(trained, "off_policy_steps", n)
     if gap is None or age is None or age.any():
         return {}
-    first = trained[0]["mismatch"] if lines[0]["update"] == 1 else None
     twice, allowed = last(trained, "twice", n), lines[-1].get("rounding", 0.03)
     if not gap.min() > allowed:
         return {}
@@ -360,7 +364,7 @@ def look_at(lines: list[dict], evals: list[dict] = (), config: dict | None = Non
         so_far = lines[:i]
         # A curriculum never goes back to a level.
         rewards = [line["reward"] for line in so_far if line.get("level") == now.get("level")]
-        tell(now["update"], symptoms(so_far[-LOOKS_BACK:], rewards))
+        tell(now["update"], symptoms(so_far[-LOOKS_BACK:], rewards, first_gap(so_far)))
         after(now["update"], rewards)
     return list(told.values())
 

@@ -126,6 +126,7 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
         )
     own[:] = [folder]
     lock = claim(folder)
+    mend(folder)
     given = {name: getattr(cfg, name) for name in typed if name != "resume"}
     for name, value in read_config(folder, type(cfg)).items():
         setattr(cfg, name, value)

@@ -299,7 +299,10 @@ def one_sentence():
     try:
         yield
     except (ValueError, CannotGoOn) as error:
-        raise SystemExit(str(error)) from None
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        ours = (last.line or "").startswith("raise")  # else Python's own: it does not say where
+        where = "" if ours else f" ({last.filename}:{last.lineno})"
+        raise SystemExit(f"{error}{where}") from None
     except KeyboardInterrupt:
         close_bars()
         print(f"stopped at once{how_to_go_on()}", file=sys.stderr)

@@ -184,7 +184,7 @@ def rows_of(data: bytes) -> tuple[str, Iterator[dict[str, float]], float]:
     that could not be read."""
     if data[:4] == b":W&B":
         return "wandb offline run", protobufs.wandb_rows(data), 0.0
-    if is_event_file(data):
+    if b"brain.Event:" in data[:64]:  # TensorBoard's first record names the version: brain.Event:2
         return "TensorBoard events", protobufs.tensorboard_rows(data), 0.0
     if b"\0" in data[:4096]:
         raise ValueError("the file is binary, and neither wandb's nor TensorBoard's; give a log")
@@ -199,11 +199,6 @@ def rows_of(data: bytes) -> tuple[str, Iterator[dict[str, float]], float]:
     if delimiter:
         return "CSV", csv_rows(text, delimiter), 0.0
     return "console text", console_rows(text), 0.0
-
-
-def is_event_file(data: bytes) -> bool:
-    """TensorBoard's first record names the version: brain.Event:2."""
-    return b"brain.Event:" in data[:64]
 
 
 def planned_steps(text: str) -> float:

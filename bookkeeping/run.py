@@ -71,12 +71,12 @@ class Run:
     spent_before: float = 0.0
     versions: list[dict] = field(default_factory=list)  # which code ran, from when on: note_code
     history: list[dict] = field(default_factory=list)  # the newest lines of metrics.jsonl
+    first_gap: float | None = None  # of sampler and trainer, as the run began
     wandb: object = None
     bar: tqdm | None = None
 
     def open(self, policy, optimizer) -> State:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
-        write_json(self.folder / "config.json", asdict(self.cfg))
         if self.saved:
             self.state = State(**restore(self.saved, policy, optimizer, asdict(self.state)))
             print(f"resumed {self.folder} after update {self.state.update}")
@@ -85,14 +85,15 @@ class Run:
                 raise ValueError(f"--resume {self.folder}: {level}; give it back, or start anew")
             # A file of rows names its tasks after its contents, and those of its scorer.
             trained = {name for name, (own, _) in eval_sets(self.cfg).items() if own}
-            before = {e["tasks"] for e in records.lines(self.home / "evals.jsonl") if e["trained"]}
-            if before - trained:
+            evals = records.lines(self.home / "evals.jsonl")
+            if {e["tasks"] for e in evals if e["trained"] and e["stage"] != "eval_only"} - trained:
                 raise ValueError(
                     f"--resume {self.home}: the rows or the scorer of {self.cfg.env} are not what "
                     "they were; give them back, or start anew"
                 )
         else:
             print(f"into {self.folder}")
+        write_json(self.folder / "config.json", asdict(self.cfg))
         code = {"update": self.state.update, **code_of(self.cfg.env)}
         self.versions = note_code(self.folder / "code.jsonl", code)
         parallel.same_weights(policy.trainable().values())
@@ -100,7 +101,8 @@ class Run:
         trim(self.folder, self.state.update, done)
         if not done:  # what an earlier end said is not true of the weights that follow
             (self.folder / "summary.json").unlink(missing_ok=True)
-        self.history = records.lines(self.folder / "metrics.jsonl")[-doctor.LOOKS_BACK :]
+        lines = records.lines(self.folder / "metrics.jsonl")
+        self.history, self.first_gap = lines[-doctor.LOOKS_BACK :], doctor.first_gap(lines)
         self.spent_before = self.state.seconds["total"]
         self.stop = StopSignal()
         first = self.folder == self.home
@@ -136,7 +138,9 @@ class Run:
         if level == state.level:  # not one that was sampled ahead, before the level was climbed
             state.rewards.append(line["reward"])
         self.history = [*self.history, line][-doctor.LOOKS_BACK :]
-        self.tell(doctor.symptoms(self.history, state.rewards))
+        if self.first_gap is None:
+            self.first_gap = doctor.first_gap([line])
+        self.tell(doctor.symptoms(self.history, state.rewards, self.first_gap))
         if self.cfg.curriculum and level == state.level and level != self.cfg.difficulty:
             climb(self.cfg, state, line)
         self.bar.update()
@@ -252,7 +256,9 @@ def open_run(cfg, typed: set[str]) -> Run:
     Raises SystemExit and ValueError with one sentence if the run cannot start or continue.
     """
     first = parallel.rank() == 0
-    home, saved, keep = open_folder(cfg, typed) if first else (None, None, memory_folder())
+    # What the others log nobody reads: it must not fill a small memory.
+    room = 4 * episodes.MOST_BYTES
+    home, saved, keep = open_folder(cfg, typed) if first else (None, None, memory_folder(room))
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
     for name, value in asdict(saved_cfg).items():
         setattr(cfg, name, value)

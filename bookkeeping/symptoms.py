@@ -408,12 +408,14 @@ def look_at(log: Log, goal: str | None, symptoms: Callable) -> list[Finding]:
     # Steps without a reward (TRL, between two generations) say nothing that our rules ask for.
     rows = [i for i in range(n) if "reward" not in columns or np.isfinite(columns["reward"][i])]
     stride = max(1, math.ceil(len(rows) / LOOKS))
+    gaps = (our_line(log, i, first).get("mismatch") for i in rows if first)
+    began = next((value for value in gaps if value is not None), None)
     for k in range(stride - 1, len(rows), stride):
         view = View(columns, goal, rows[k] + 1)
         lines = [our_line(log, i, first) for i in rows[max(0, k + 1 - LOOKS_BACK) : k + 1]]
         rewards = view.all("reward")[-LONGEST:].tolist()
         try:
-            told = symptoms(lines, rewards) if rewards else {}
+            told = symptoms(lines, rewards, began) if rewards else {}
         except (KeyError, ValueError, IndexError, ArithmeticError):
             told = {}  # a column that only half of the lines have
         for name, sentence in told.items():

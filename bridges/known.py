@@ -23,7 +23,7 @@ from bridges.gym import open_generator
 from bridges.rows import open_rows
 from bridges.task import Source, side_of_seed
 from env_letters import split_thinking
-from fast.machine import Hung
+from fast.machine import Hung, in_time
 
 LONGEST_ANSWER = 10_000  # characters; what is longer is no answer
 HINT = "Think first inside <think> and </think> if that helps. Then give"
@@ -69,6 +69,23 @@ class Known:
     def how_many(self, seed: int) -> int | None:
         """Different tasks in the range of this seed; None if there is no end of them."""
         return self.source.how_many(side_of_seed(seed))
+
+
+@cache
+def different(env: str, first: int, n: int) -> list[int]:
+    """Of a generator's n seeds, from `first` on, those whose task no earlier one has.
+
+    Some have few, and a task that is played twice is one result, not two (of 256 that
+    tower_of_hanoi gives, 19 differ). A seed whose task cannot be had stays: it costs its own
+    episode, when it is played.
+    """
+    known, tasks = open_known(env, True), {}
+    for seed in range(first, first + n):
+        try:
+            tasks.setdefault(in_time(known.seconds, known.reset, seed)[0]["content"], seed)
+        except (Exception, Hung):
+            tasks[seed] = seed
+    return list(tasks.values())
 
 
 def answer_of(reply: str, think: bool) -> str | None:

@@ -104,7 +104,7 @@ class InTurn:
     @contextmanager
     def paused(self):
         """`with rollouts.paused():` the sampler lends its memory to the trainer."""
-        with self.sampler.asleep(), timed_training(self.seconds):
+        with timed_training(self.seconds), self.sampler.asleep():  # falling asleep counts, too
             yield
 
     def close(self) -> None:

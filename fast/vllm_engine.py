@@ -74,6 +74,10 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps=True, long
     if rank > RANKS[-1]:
         why = f"vLLM takes adapters up to rank {RANKS[-1]}"
         raise SystemExit(f"--lora-rank {rank}: {why}; lower it, or take --engine torch")
+    if policy.device.index:  # vLLM takes the first card that it sees
+        n = policy.device.index
+        why = f"vLLM would take card 0; set CUDA_VISIBLE_DEVICES={n} and leave the number out"
+        raise SystemExit(f"--device {policy.device}: {why}")
     longest = max(LONGEST, longest)
     most = getattr(policy.lm.config, "max_position_embeddings", None) or longest
     options = {

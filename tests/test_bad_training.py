@@ -4,6 +4,7 @@ never a checkpoint of broken weights."""
 import errno
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -251,6 +252,16 @@ def test_what_goes_wrong_before_there_is_a_checkpoint_speaks_of_none(monkeypatch
 
     said = str(stopped_in_sft(monkeypatch, tmp_path, happens))
     assert cure in said and "\n" not in said and "is kept" not in said and "--resume" not in said
+
+
+def test_an_error_that_is_not_told_by_us_says_where_it_was(monkeypatch, tmp_path):
+    """A loss of one's own with too few values: Python's sentence alone would not help."""
+
+    def happens():
+        return dict([(1, 2, 3)])
+
+    assert "has length 3; 2 is required" in (said := str(stopped_in_sft(monkeypatch, tmp_path, happens)))
+    assert re.search(r"test_bad_training\.py:\d+\)$", said)
 
 
 def test_ctrl_c_in_sft_names_the_folder_and_a_second_one_does_too(monkeypatch, capsys, tmp_path):

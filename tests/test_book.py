@@ -73,8 +73,8 @@ COMMANDS = {
     'pip install ".[doctor]"': "make test-verifiers",
     "picoswarm-doctor FILE_OR_FOLDER --json": "the one before installs it; tests/test_foreign.py",
     "python -m bridges.export merge runs/NAME out/": "",
-    "python -m bridges.export adapter runs/NAME out/": "",
-    "python -m bridges.export merge runs/NAME out/ --push owner/name": "needs the hub; tests/test_export.py",
+    "python -m bridges.export adapter runs/NAME adapter/": "",
+    "python -m bridges.export merge runs/NAME pushed/ --push owner/name": "needs the hub; tests/test_export.py",
     "python -m lab.claims.ablate thinking --seeds 3": "a quarter of an hour; tests/test_ablate.py",
     "python -m lab.speed.bench_peers update": "needs requirements/peers.txt",
     "python -m lab.speed.bench train": "minutes",
@@ -95,7 +95,9 @@ COMMANDS = {
         .replace("--max-tokens 32", "--max-tokens 8"),
     "accelerate launch --num_processes 4 -m bridges.trl --env swarm --model out/ -- --use_vllm true":
         "needs TRL; tests/verifiers/test_trl.py",
-    "python train.py --eval-only --api-base http://127.0.0.1:8000/v1 --model out/ --env swarm": "parsed: needs a server; tests/test_api.py",
+    "vllm serve out/ --enable-lora --max-lora-rank 32 --lora-modules trained=runs/trl-swarm": "needs vLLM's server; not run",
+    "python train.py --eval-only --api-base http://127.0.0.1:8000/v1 --model trained --env swarm":
+        "parsed: needs a server; tests/test_api.py",
     "pip install -e .": "make test-verifiers",
     "pip install -r requirements/openenv.txt": "make test-openenv",
     "python -m bridges.openenv_swarm --port 8000 --difficulty medium": "a server; make test-openenv",
@@ -146,7 +148,8 @@ def test_every_command_is_known_here_and_there():
 @pytest.mark.parametrize("command", [c for c in commands() if COMMANDS.get(c, "")[:9] in ("", TINY[:9])])
 def test_a_command_of_the_pages_runs(command, finished, tmp_path):
     (tmp_path / "vowels.py").write_text(example())
-    places = {"runs/NAME": finished, "out/": tmp_path / "out", "vowels.py:Vowels": f"{tmp_path}/vowels.py:Vowels"}
+    places = {"runs/NAME": finished, "out/": tmp_path / "out", "adapter/": tmp_path / "adapter"}
+    places["vowels.py:Vowels"] = f"{tmp_path}/vowels.py:Vowels"
     for name, run in (("runs/A", "grpo-0"), ("runs/B", "no_think-0")):
         places[name] = shutil.copytree(ROOT / "results" / "letters" / run, tmp_path / run) if name in command else ""
     words = [str(places.get(word, word)) for word in shlex.split(command)]

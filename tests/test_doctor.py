@@ -385,6 +385,14 @@ def test_noise_is_measured_against_the_first_five_updates():
     assert doctor.noise([{"entropy": e} for e in entropies]).startswith("the entropy of a token was 0.30 nats and is 4.00")
 
 
+def test_a_sampler_that_falls_behind_late_is_named_although_the_beginning_is_far_back():
+    """Such as a run that is resumed with another engine. The doctor is handed the newest 50 lines, and the gap that it began with."""
+    gaps = [1e-6] * 100 + [0.8] * 5
+    lines = [{"update": i + 1, "reward": 0.5, "mismatch": gap, "off_policy_steps": 0.0, "rounding": 1e-3} for i, gap in enumerate(gaps)]
+    told = doctor.look_at([line | {"reward_low": 0.4, "reward_high": 0.6, "n": 64} for line in lines])
+    assert [sentence.split(":")[0] for sentence in told] == ["update 103"] and ": stale: " in told[0]
+
+
 def test_samples_that_are_corrected_are_not_called_uncorrected_after_an_update_without_a_signal():
     """Such an update has measured nothing, so its line says nothing of the correction."""
     silent, old = {"off_policy_steps": 3.0}, {"off_policy_steps": 3.0, "mismatch": 0.1, "ratio": 1.0}

@@ -391,7 +391,7 @@ def test_no_more_is_read_than_the_limits_say(tmp_path, monkeypatch):
 def test_a_long_log_is_looked_at_a_bounded_number_of_times():
     looks = []
     log = made_up(symptoms.LOOKS * 3)
-    symptoms.look_at(log, None, lambda lines, rewards: looks.append((len(lines), len(rewards))) or {})
+    symptoms.look_at(log, None, lambda lines, rewards, _: looks.append((len(lines), len(rewards))) or {})
     assert len(looks) <= symptoms.LOOKS and max(looks) <= (symptoms.LOOKS_BACK, symptoms.LONGEST)
 
 

@@ -186,9 +186,22 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
     """Five tasks played 256 times are five results: an interval over 256 would be far too narrow."""
     draw = lambda seed: task.Task(f"{seed % 5} + 1?", lambda think: "", lambda answer: 0.0)
     few = known.Known(task.Source("few", "", (), draw), True)
-    monkeypatch.setattr(settings, "make_env", lambda cfg, level: few)
-    cfg = settings.Config(env="reasoning_gym:five")
+    monkeypatch.setattr(known, "open_known", lambda env, think: few)
+    cfg = settings.Config(env="reasoning_gym:five", eval_n=256, sft_examples=100)
     assert settings.dev_seeds(cfg) == [DEV_SEEDS + i for i in range(5)] and len(settings.sft_seeds(cfg)) == 5
+
+
+def test_a_task_that_cannot_be_had_or_does_not_come_costs_no_more_than_its_own_episode(monkeypatch):
+    def draw(seed):
+        if seed == DEV_SEEDS + 1:
+            raise KeyError("no task")
+        while seed == DEV_SEEDS + 2:
+            pass
+        return task.Task("1 + 1?", lambda think: "", lambda answer: 0.0)
+
+    monkeypatch.setattr(known.Known, "seconds", 0.1)
+    monkeypatch.setattr(known, "open_known", lambda env, think: known.Known(task.Source("few", "", (), draw), True))
+    assert settings.dev_seeds(settings.Config(env="reasoning_gym:ill", eval_n=9)) == [DEV_SEEDS + i for i in range(3)]
 
 
 def test_a_row_stays_on_its_side_when_others_are_added(tmp_path):

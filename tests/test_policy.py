@@ -392,6 +392,14 @@ def test_device_format_and_engine_of_a_card_are_said_in_one_line_with_the_reason
     assert placed("cuda", dtype=dtype) == line
 
 
+def test_a_card_that_is_not_there_is_refused_by_its_number(card, monkeypatch):
+    card(80, (9, 0), False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == "cuda:1"
+    with pytest.raises(SystemExit, match="--device cuda:2: torch finds none here"):
+        pick_device("cuda:2")
+
+
 def test_vllm_is_refused_on_a_card_without_bfloat16_before_it_is_loaded(card):
     card(14.6, (7, 5), vllm=True)
     with pytest.raises(ValueError, match="--engine vllm: this card has no bfloat16") as error:

@@ -108,6 +108,15 @@ def test_resume_refuses_another_experiment_that_is_typed_as_the_default(tmp_path
         resume_folder(cfg, typed)
 
 
+def test_a_line_that_a_power_cut_left_in_two_is_dropped_before_a_run_goes_on(tmp_path):
+    saved(tmp_path)
+    (tmp_path / "evals.jsonl").write_text('{"update":0,"stage":"before"}\n{"update":20,"sta')
+    cfg, typed = settings.command_line(["--resume", str(tmp_path)])
+    *_, lock = resume_folder(cfg, typed)
+    assert (tmp_path / "evals.jsonl").read_text() == '{"update":0,"stage":"before"}\n'
+    del lock
+
+
 def test_of_two_flags_that_resume_refuses_the_first_by_name_is_told(tmp_path):
     """A set has an order of its own in every process: the same command must say the same."""
     saved(tmp_path, loss="gspo", k=4)
@@ -359,6 +368,23 @@ def test_a_file_without_its_class_is_told_which_classes_it_has(tmp_path):
 def test_flags_that_the_environment_does_not_read_are_named(capsys, words, told):
     settings.command_line(words)
     assert capsys.readouterr().out.strip() == (f"{told}; {'they change' if ',' in told else 'it changes'} nothing" if told else "")
+
+
+@pytest.mark.parametrize("words, told", [
+    (["--max-updates", "30"], "--max-updates changes nothing without --until-converged"),
+    (["--lora-rank", "0", "--lora-alpha", "8"], "--lora-alpha changes nothing without --lora-rank"),
+    (["--api-rpm", "8"], "--api-rpm changes nothing without --api-base"),
+    (["--max-updates", "30", "--until-converged", "--lora-alpha", "8", "--api-base", "http://h/v1", "--api-rpm", "8"], ""),
+])  # fmt: skip
+def test_a_flag_that_needs_another_is_told(capsys, words, told):
+    settings.command_line(words)
+    assert capsys.readouterr().out.strip() == told
+
+
+@pytest.mark.parametrize("flags", [{"epochs": 2}, {"async_rollouts": 1, "importance": "clip"}])
+def test_reinforce_is_refused_where_nothing_would_correct_for_old_samples(flags):
+    assert "no importance ratio" in refused(loss="reinforce", **flags)
+    settings.check(settings.Config(loss="reinforce", async_rollouts=1, importance="sequence"))
 
 
 def test_every_flag_of_a_task_is_read_by_some_environment():

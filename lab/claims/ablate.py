@@ -11,7 +11,6 @@ part of it is undecided; --seeds says otherwise. Two arms with the same flags ar
 """
 
 import json
-import math
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -20,8 +19,7 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-from bookkeeping import records
-from bookkeeping.run import write_json
+from bookkeeping import forecast, records
 from lab import common
 from lab.claims import ledger
 from lab.claims.claims import CLAIMS, Claim
@@ -66,7 +64,7 @@ def keep(folder: Path, target: Path, then=None) -> None:
         for e in (e for e in records.lines(folder / "evals.jsonl") if e["trained"]):
             slim = {k: [whole(x) for x in v] if isinstance(v, list) else v for k, v in e.items() if k in KEPT}
             f.write(json.dumps(slim, separators=(",", ":")) + "\n")
-    write_json(target / "summary.json", records.record(folder / "summary.json"))
+    records.write_json(target / "summary.json", records.record(folder / "summary.json"))
 
 
 def play_script(claim: Claim, arm: str) -> None:
@@ -76,19 +74,18 @@ def play_script(claim: Claim, arm: str) -> None:
         return
     marks = [script.play(i) for i in range(script.n)]
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_json(target, {"arm": arm, "n": script.n, "values": {k: [round(m[k], 6) for m in marks] for k in marks[0]}})
+    records.write_json(target, {"arm": arm, "n": script.n, "values": {k: [round(m[k], 6) for m in marks] for k in marks[0]}})
 
 
 def minutes(flags: str) -> float:
     """Of one run on one thread of the machine that the results come from, roughly; from the runs in results/letters and results/swarm."""
     cfg = asked(flags, whole=True)
-    evals = 3 + max(0, math.ceil(cfg.updates / cfg.eval_every) - 1)
     if cfg.env == "swarm":
         each, sft, task = 0.3 * cfg.num_tasks * cfg.k, 0.3, 0.17
     else:
         slow = 1.0 if cfg.think and cfg.difficulty == 6 else 0.6 if cfg.think else 0.45
         each, sft, task = (3.2 if cfg.async_rollouts else 2.0) * slow, 0.25, 0.02 * slow
-    return (cfg.updates * each + cfg.sft_steps * sft + evals * cfg.eval_n * task + 20) / 60
+    return (cfg.updates * each + cfg.sft_steps * sft + forecast.number_of_evaluations(cfg) * cfg.eval_n * task + 20) / 60
 
 
 def to_do(claims: list[Claim], seeds: int) -> list[tuple[Claim, str, int]]:

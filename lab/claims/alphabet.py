@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from tqdm import tqdm
 
 import metrics
 from lab.claims import study
@@ -23,10 +22,10 @@ from lab.claims.study import (
     REPORT,
     Arm,
     Study,
-    best_runs,
     development,
     dots,
     grid,
+    less,
     over_seeds,
     percent,
     played_runs,
@@ -35,7 +34,6 @@ from lab.claims.study import (
     versions,
 )
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
-from metrics import Interval
 
 N = 256
 SFT = "--updates 0 --sft-style"  # 1,000 steps are about GRPO's work (work)
@@ -85,8 +83,7 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
         groups = play(policy, player, make_env, study.held_out_seeds(N), 1, cfg.max_tokens, heat, seed)
         episodes = [episode for group in groups for episode in group]
         found[how] = {"reward": [round(e.reward, 4) for e in episodes], "exact": [e.components["exact"] for e in episodes]}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+    write_page(file, [json.dumps(found, separators=(",", ":")), ""])
 
 
 def begun(policy) -> study.Begun:
@@ -118,17 +115,11 @@ def short() -> list[list]:
     return [
         [
             ARMS[arm].what if arm in ARMS else BASES[arm], len(scores), over_seeds(scores).text(), over_seeds(sampled[arm]).text(),
-            "" if arm == "grpo" else less(greedy, arm).signed(),
+            "" if arm == "grpo" else less(greedy["grpo"], scores).signed(),
             f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}" if arm in ARMS else "",
         ]
         for arm, scores in greedy.items()
     ]  # fmt: skip
-
-
-def less(scores: dict[str, list], arm: str) -> Interval:
-    """GRPO minus this, paired by seed and list; what is one policy stands beside every seed of GRPO."""
-    ours = scores["grpo"]
-    return study.less(ours, scores[arm] if arm in ARMS else scores[arm] * len(ours))
 
 
 # What prime-rl's page prints of its trained Qwen3-4B: three sampled replies to each of 20 lists, their rewards
@@ -153,16 +144,10 @@ def beside_theirs() -> str:
 def page() -> None:
     runs, rows = played_runs(STUDY), []
     rewards, exact = ({how: read_scores(measure, how) for how in DECODINGS} for measure in ("reward", "exact"))
-    greedy, sampled = rewards["greedy"], rewards["sampled"]
-    for arm, scores in greedy.items():
-        known = arm in ARMS
-        rows.append([
-            ARMS[arm].what if known else BASES[arm], setting_of(STUDY, arm) if known else "", len(scores),
-            f"**{over_seeds(scores).text()}**", over_seeds(sampled[arm]).text(), *(percent(exact[how][arm]) for how in DECODINGS),
-            " ".join(f"{np.mean(row):.3f}" for row in scores),
-            "" if arm == "grpo" else less(greedy, arm).signed(),
-            f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}" if known else "",
-        ])  # fmt: skip
+    for (arm, scores), (what, seeds, mean, drawn, *rest) in zip(rewards["greedy"].items(), short()):
+        setting = setting_of(STUDY, arm) if arm in ARMS else ""
+        each = " ".join(f"{np.mean(row):.3f}" for row in scores)
+        rows.append([what, setting, seeds, f"**{mean}**", drawn, *(percent(exact[how][arm]) for how in DECODINGS), each, *rest])
     lines = [
         "# Alphabet: GRPO beside everything that might do as well", "",
         f"`python -m lab.claims.alphabet`; three turns, 1 to 4 names, power 8; seeds {STUDY.seeds[0]} to {STUDY.seeds[-1]}, planned before "
@@ -183,12 +168,12 @@ def page() -> None:
         "work",
     )
     lines += [*table(head, rows), "", beside_theirs()]
-    gains = less(sampled, "begun").signed(), less(exact["sampled"], "begun").points()
-    lines += ["", f"Sampled, GRPO minus the base that is begun: reward {gains[0]}, perfect {gains[1]}."]
+    reward, perfect = (less(found["sampled"]["grpo"], found["sampled"]["begun"]) for found in (rewards, exact))
+    lines += ["", f"Sampled, GRPO minus the base that is begun: reward {reward.signed()}, perfect {perfect.points()}."]
     lines += ["", "![each seed](arms.png)", "", "## What was swept", "", "Seed 0, development lists (n = 256), mean reward at the end.", ""]
     lines += sweep_tables(STUDY, "reward | work", lambda name: [f"{development(STUDY, name):.3f}", f"{study.work(STUDY, name):.1f}"])
     write_page(STUDY.out / "README.md", lines)
-    draw(greedy)
+    draw(rewards["greedy"])
 
 
 def draw(scores: dict[str, list]) -> None:
@@ -212,10 +197,7 @@ def draw(scores: dict[str, list]) -> None:
 def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
     """only: arms, by name, separated by spaces; all by default. jobs: runs at once, one thread each."""
     if not table:
-        study.train_all(STUDY, jobs, only.split())
-        names = [name for names in best_runs(STUDY).values() for name in names]
-        for name in tqdm([*BASES, *names], desc="held-out lists"):
-            play_held_out(name, 0 if name in BASES else int(name.rpartition("-")[2]), jobs)
+        study.play_all(STUDY, BASES, play_held_out, jobs, only.split())
     page()
 
 

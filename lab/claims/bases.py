@@ -125,11 +125,6 @@ def rows_of(base: str, decoding: str = "greedy") -> dict[str, list[list[float]]]
 there = lambda: [base for base in BASES if (OUT / base / "card.json").exists() and "grpo" in rows_of(base)]
 
 
-def gain(ours: list, theirs: list) -> str:
-    """Ours minus theirs, in points; theirs may be one policy for all seeds."""
-    return study.less(ours, theirs * len(ours) if len(theirs) == 1 else theirs).points()
-
-
 def short() -> list[list]:
     """Two rows a base, greedy and sampled; the columns are HEAD."""
     rows = []
@@ -138,8 +133,8 @@ def short() -> list[list]:
         cell = lambda how, scores=scores: percent(scores[how]) if how in scores else ""
         rows.append([
             BASES[base][1], decoding, f"{100 * derives:.1f}%", cell("base"), cell("begun"), f"**{cell('grpo')}**",
-            gain(scores["grpo"], scores["begun"]), cell("sft_derives"),
-            gain(scores["grpo"], scores["sft_derives"]) if "sft_derives" in scores else "", cell("no_think"),
+            study.less(scores["grpo"], scores["begun"]).points(), cell("sft_derives"),
+            study.less(scores["grpo"], scores["sft_derives"]).points() if "sft_derives" in scores else "", cell("no_think"),
         ])  # fmt: skip
     return rows
 

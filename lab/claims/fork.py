@@ -15,12 +15,11 @@ import tyro
 
 import metrics
 from lab.claims.ledger import as_share, interval
-from lab.common import RESULTS, ROOT, launch, read_json, read_lines, table, write_page
+from lab.claims.study import STAGES, train_example
+from lab.common import RESULTS, ROOT, read_json, read_lines, table, write_page
 
 PAGE, RUNS, OUT = ROOT / "docs" / "fork.md", Path("runs/fork"), RESULTS / "fork"
 SEEDS, N = (0, 1, 2), 512
-KEPT = ("summary.json", "evals.jsonl", "config.json")
-STAGES = {"before": "the base", "after_sft": "after SFT", "final": "after GRPO"}
 
 
 def example(page: Path = PAGE) -> str:
@@ -31,23 +30,6 @@ def example(page: Path = PAGE) -> str:
 def command() -> list[str]:
     """The flags of the page."""
     return shlex.split(re.search(r"^python train.py (--env vowels.*)$", PAGE.read_text(), re.M)[1])
-
-
-def run(seed: int, threads: int) -> None:
-    """Train; then play the held-out tasks with the policy as it ended."""
-    from evaluate import evaluate_only
-    from settings import Config
-
-    name, file = f"vowels-{seed}", RUNS / "vowels.py"
-    if (OUT / name / "summary.json").exists():
-        return
-    (ROOT / RUNS).mkdir(parents=True, exist_ok=True)
-    (ROOT / file).write_text(example())
-    flags = [word.replace("vowels.py", str(file)) for word in command()]
-    launch([*flags, "--seed", str(seed)], RUNS, name, OUT / name, KEPT, threads)
-    given = Config(env=flags[1], eval_only=str(RUNS / name), held_out=True, eval_n=N)
-    evaluate_only(given, {"env", "eval_only", "held_out", "eval_n"})
-    (OUT / name / "evals.jsonl").write_text((ROOT / RUNS / name / "evals.jsonl").read_text())
 
 
 def stages(seed: int) -> dict[str, list[float]]:
@@ -90,7 +72,7 @@ def page() -> None:
 
 def main(table: bool = False, threads: int = 1) -> None:
     for seed in () if table else SEEDS:
-        run(seed, threads)
+        train_example(RUNS, OUT, f"vowels-{seed}", "vowels.py", example(), [*command(), "--seed", str(seed)], N, threads)
     page()
 
 

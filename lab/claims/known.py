@@ -21,13 +21,12 @@ import tyro
 
 import metrics
 from lab.claims.ledger import as_share, interval
-from lab.common import RESULTS, ROOT, launch, read_json, read_lines, table, write_page
+from lab.claims.study import STAGES, train_example
+from lab.common import RESULTS, ROOT, read_json, read_lines, table, write_page
 
 PAGE, RUNS, OUT = ROOT / "docs" / "tasks.md", Path("runs/known"), RESULTS / "known"
 SEEDS, HELD_OUT = (0, 1, 2), 512
 FEW = 32  # development tasks of the runs without GRPO: enough to see that their SFT is the same
-KEPT = ("summary.json", "evals.jsonl", "config.json")
-STAGES = {"before": "the base", "after_sft": "after SFT", "final": "after GRPO"}
 ROWS = {"learn/vowels.jsonl": 200, "learn/vowels_held_out.jsonl": 256}
 ARMS = {"rows": "jsonl:learn/vowels.jsonl,held_out=", "letter_counting": "reasoning_gym:letter_counting"}
 
@@ -61,23 +60,11 @@ def command(arm: str) -> list[str]:
 
 
 def run(arm: str, seed: int, updates: int | None, threads: int) -> None:
-    """Train; then play the held-out tasks with the policy as it ended. updates: None is what the page says."""
-    from evaluate import evaluate_only
-    from settings import Config
-
-    name, file = named(arm, seed, updates), RUNS / "spells.py"
-    if (OUT / name / "summary.json").exists():
-        return
-    (ROOT / RUNS).mkdir(parents=True, exist_ok=True)
-    (ROOT / file).write_text(example())
-    flags = [word.replace("spells.py", str(file)) for word in command(arm)]
-    flags += ["--seed", str(seed)]
+    """One run. updates: None is what the page says."""
+    flags = [*command(arm), "--seed", str(seed)]
     if updates is not None:
         flags += ["--updates", str(updates), "--eval-n", str(FEW)]
-    launch(flags, RUNS, name, OUT / name, KEPT, threads)
-    given = Config(env=flags[1], eval_only=str(RUNS / name), held_out=True, eval_n=HELD_OUT)
-    evaluate_only(given, {"env", "eval_only", "held_out", "eval_n"})
-    (OUT / name / "evals.jsonl").write_text((ROOT / RUNS / name / "evals.jsonl").read_text())
+    train_example(RUNS, OUT, named(arm, seed, updates), "spells.py", example(), flags, HELD_OUT, threads)
 
 
 def named(arm: str, seed: int, updates: int | None) -> str:

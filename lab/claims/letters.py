@@ -130,7 +130,6 @@ def development_gain(name: str) -> np.ndarray:
     return after["final"] - after["after_sft"]
 
 
-ORDER = ("grpo", "selection", "sft_derives", "sft_states", "no_think_partial", "no_think", "start")
 SINGLE = {  # what no run gives (without_runs)
     "begun": "the base, its derivation begun for it (two letters of the string given)",
     "best_of": f"best of {BEST_OF}: at least one of so many samples of GRPO's start is right",
@@ -146,7 +145,7 @@ def read_scores() -> dict[str, list[list[float]]]:
 def short() -> list[list]:
     """The table in brief: what, seeds, exactly right, GRPO minus this, work."""
     runs, scores, rows = best_runs(STUDY), read_scores(), []
-    for arm in (*ORDER, *SINGLE):
+    for arm in (*ARMS, *SINGLE):
         gain = "" if arm in ("grpo", *SINGLE) else less(scores["grpo"], scores[arm]).points()
         cost = "" if arm in SINGLE else f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}"
         rows.append([ARMS[arm].what if arm in ARMS else SINGLE[arm], len(scores[arm]), percent(scores[arm]), gain, cost])
@@ -155,7 +154,7 @@ def short() -> list[list]:
 
 def page() -> None:
     runs, scores, rows = best_runs(STUDY), read_scores(), []
-    for arm, (what, _, right, gain, cost) in zip((*ORDER, *SINGLE), short()):
+    for arm, (what, _, right, gain, cost) in zip((*ARMS, *SINGLE), short()):
         each = " ".join(f"{100 * np.mean(score):.1f}" for score in scores[arm])
         setting = setting_of(STUDY, arm) if arm in ARMS else ""
         dev = f"{100 * np.mean([development(STUDY, name) for name in runs[arm]]):.1f}%" if arm in ARMS else ""

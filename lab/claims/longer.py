@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from tqdm import tqdm
 
 from env_letters import Letters
 from lab.claims import lengths, study
 from lab.claims.ledger import as_share
 from lab.claims.letters import begun
-from lab.claims.study import KEPT, REPORT, Arm, Study, best_runs, over_seeds, percent, played_runs, versions
+from lab.claims.study import KEPT, REPORT, Arm, Study, over_seeds, percent, played_runs, versions
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 
 N, N_CURVE = 512, 128  # held-out tasks of a tier, and of a length
@@ -64,8 +63,7 @@ def play_held_out(name: str, seed: int, threads: int) -> None:
             player = begun(policy, partial(Letters, level, "binary", True, "derives"), seeds) if name == "begun" else sampler
             groups = play(policy, player, make_env, seeds, 1, MAX_TOKENS, heat, seed)
             found[tasks][how] = [group[0].reward for group in groups]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+    write_page(file, [json.dumps(found, separators=(",", ":")), ""])
 
 
 def read_scores(tasks: str, how: str = "greedy") -> dict[str, list[list[float]]]:
@@ -78,11 +76,10 @@ def read_scores(tasks: str, how: str = "greedy") -> dict[str, list[list[float]]]
 def short() -> list[list]:
     """The table in brief: what, seeds, tier 7 greedy and sampled, climbs minus this, work."""
     runs, greedy, sampled = played_runs(STUDY), read_scores("tier 7"), read_scores("tier 7", "sampled")
-    ours = greedy["climbs"]
     return [
         [
             WHAT[arm], len(scores), f"**{percent(scores)}**", percent(sampled[arm]),
-            "" if arm == "climbs" else study.less(ours, scores * len(ours) if arm in BASES else scores).points(),
+            "" if arm == "climbs" else study.less(greedy["climbs"], scores).points(),
             "" if arm in BASES else f"{np.mean([study.work(STUDY, name) for name in runs[arm]]):.1f}",
         ]
         for arm, scores in greedy.items()
@@ -157,10 +154,7 @@ def draw(by_length: dict[int, dict[str, list]]) -> None:
 def main(table: bool = False, only: str = "", jobs: int = 2) -> None:
     """only: arms, by name, separated by spaces; all by default. jobs: runs at once, one thread each."""
     if not table:
-        study.train_all(STUDY, jobs, only.split())
-        names = [name for names in best_runs(STUDY).values() for name in names]
-        for name in tqdm([*BASES, *names], desc="held-out tasks"):
-            play_held_out(name, 0 if name in BASES else int(name.rpartition("-")[2]), jobs)
+        study.play_all(STUDY, BASES, play_held_out, jobs, only.split())
     page()
 
 

@@ -291,19 +291,16 @@ def sample_more(folder: Path, target: Path) -> None:
     import torch
 
     import settings
-    from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
     from bookkeeping.folder import read_config
     from bookkeeping.records import write_json
+    from bridges import serve
     from fast.engine import make_sampler
-    from fast.plan import choose_model
-    from policy import load_policy
     from rollout import play
     from settings import DEV_SEEDS
 
     cfg = settings.Config(**read_config(folder, settings.Config))
     torch.set_num_threads(max(1, cfg.threads))  # other runs go on beside this
-    policy = load_policy(choose_model(cfg.model, cfg.env, cfg.device)[0], cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
-    load_checkpoint(find_checkpoint(folder / "checkpoint"), policy)
+    policy = serve.load(str(folder))
     sampler, make_env, right = make_sampler(cfg, policy), partial(settings.make_env, cfg, cfg.difficulty), []
     sampler.sync(0)
     for first in range(0, TASKS, 8):  # 256 replies at a time

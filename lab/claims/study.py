@@ -18,14 +18,16 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 import metrics
 from lab.claims.ledger import as_share, interval
-from lab.common import launch, reach, read_json, side_by_side, table
+from lab.common import ROOT, launch, reach, read_json, side_by_side, table
 from metrics import Interval
 
 KEPT = ("summary.json", "evals.jsonl", "config.json")  # of every run
 REPORT = (*KEPT, "metrics.jsonl", "report.md", "curves.png")  # of one that a page shows
+STAGES = {"before": "the base", "after_sft": "after SFT", "final": "after GRPO"}  # of a run, in words
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,32 @@ def played_runs(study: Study) -> dict[str, list[str]]:
     return {arm: names for arm, names in found.items() if names}
 
 
+def play_all(study: Study, others: Iterable[str], play: Callable[[str, int, int], None], jobs: int, only: Iterable[str] = ()) -> None:
+    """Train what is missing (train_all); then play(name, seed, threads) lets the others, which no run gives, and every best run play the
+    held-out tasks."""
+    train_all(study, jobs, only)
+    seeds = dict.fromkeys(others, 0) | {name: int(name.rpartition("-")[2]) for names in best_runs(study).values() for name in names}
+    for name, seed in tqdm(seeds.items(), desc="held-out tasks"):
+        play(name, seed, jobs)
+
+
+def train_example(runs: Path, out: Path, name: str, file: str, code: str, flags: list[str], n: int, threads: int) -> None:
+    """Unless it is committed: a page's command, which begins with --env, trained with the page's example, a file of that name and code;
+    then n held-out tasks, played with the policy as it ended."""
+    from evaluate import evaluate_only
+    from settings import Config
+
+    if (out / name / "summary.json").exists():
+        return
+    (ROOT / runs).mkdir(parents=True, exist_ok=True)
+    (ROOT / runs / file).write_text(code)
+    flags = [word.replace(file, str(runs / file)) for word in flags]
+    launch(flags, runs, name, out / name, KEPT, threads)
+    given = Config(env=flags[1], eval_only=str(runs / name), held_out=True, eval_n=n)
+    evaluate_only(given, {"env", "eval_only", "held_out", "eval_n"})
+    (out / name / "evals.jsonl").write_text((ROOT / runs / name / "evals.jsonl").read_text())
+
+
 def held_out_seeds(n: int) -> list[int]:
     """Of the first n held-out tasks. No run has looked at them."""
     from evaluate import HELD_OUT_SEEDS
@@ -162,8 +190,8 @@ def percent(rows: list) -> str:
 
 
 def less(ours: list, theirs: list) -> Interval:
-    """Ours minus theirs, [seeds][tasks] each, paired by seed and task, as far as both have seeds."""
-    pairs = list(zip(ours, theirs))
+    """Ours minus theirs, [seeds][tasks] each, paired by seed and task, as far as both have seeds; one policy stands beside every seed."""
+    pairs = list(zip(ours, theirs * len(ours) if len(theirs) == 1 else theirs))
     return over_seeds([np.subtract(a, b) for a, b in pairs]) if len(pairs) > 1 else metrics.gain(theirs[0], ours[0])
 
 

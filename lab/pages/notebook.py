@@ -88,8 +88,8 @@ for reply in (env.expert_reply(), "<answer>{}</answer>", "no idea"):
 
 ## Train
 
-The model comes with the repository. First it imitates a hundred replies that count badly (SFT); then
-it tries each task eight times and makes more likely what was better than its siblings (GRPO).
+The model comes with the repository. First it imitates a hundred replies that are right and show no counting
+(SFT); then it tries each task eight times and makes more likely what was better than its siblings (GRPO).
 `train.py` is that loop. Here it does fewer updates than by default, which is enough to see it happen.
 
 ```

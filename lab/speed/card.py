@@ -26,21 +26,34 @@ Not here: a step of decoding as a CUDA graph. Where a step waits for the start o
 import argparse
 import gc
 import importlib.util
-import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
 
-ROOT = Path(__file__).resolve().parents[2]
-OUT = ROOT / "results" / "card"
+import torch
+
+import metrics
+import settings
+from env_letters import Letters
+from fast.logprobs import token_logprobs
+from fast.memory import out_of_memory
+from fast.sampler import TorchSampler
+from lab.common import RESULTS, ROOT, read_json, read_lines, table, write_json
+from lab.speed import limits
+from lab.speed import memory as plans
+from lab.speed.bench import learn, rows_of, versions
+from policy import PICO, Policy, adam, attach_lora, checkpoint_activations, load_policy
+from rollout import Episode, prompt_ids
+
+OUT = RESULTS / "card"
 FITS = 79.1  # GiB that a card of 80 GB has, as torch reports them (lab/speed/memory.py)
 GOALS = {"decode": 0.6, "mfu": 0.5, "trl": 2.5}  # share of the bandwidth with 64 rows; of the arithmetic; times as fast
 OPTIONAL = ("peft", "trl", "vllm", "statsmodels", "wandb")
@@ -81,11 +94,6 @@ def has(name: str) -> bool:
 def random_policy(config: dict, rank: int, device: str, dtype=None):
     """Random weights in this shape, in the formats of policy.load_policy: bfloat16 where a card holds them frozen, adapters in float32.
     dtype: of all weights, whatever a run would choose."""
-    import torch
-
-    from lab.speed import memory as plans
-    from policy import Policy
-
     dtype, before = dtype or (torch.bfloat16 if device != "cpu" and rank else torch.float32), torch.get_default_dtype()
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)  # made in it: 30 billion float32 weights would not fit on their way to bfloat16
@@ -102,8 +110,6 @@ def random_policy(config: dict, rank: int, device: str, dtype=None):
 
 def on_disk(policy, folder: str):
     """The same policy with its base weights saved, for vLLM loads them from a folder."""
-    from policy import attach_lora
-
     base = policy.model.unload() if policy.lora_rank else policy.lm  # LoRA comes off, its weights stay as they are: random
     base.save_pretrained(folder)
     model = attach_lora(base, policy.lora_rank, 2 * policy.lora_rank) if policy.lora_rank else base
@@ -111,33 +117,17 @@ def on_disk(policy, folder: str):
     return replace(policy, model=model.eval(), stop_ids=frozenset())  # vLLM knows no token -1
 
 
-def synced(work: Callable, device: str) -> float:
-    from lab.speed.limits import seconds
-
-    return seconds(work, device)
-
-
 def config_of(s: Sizes) -> dict:
-    from lab.speed import memory as plans
-
     return plans.MODELS[s.model]
 
 
 def the_machine(s: Sizes):
-    import torch
-
-    from lab.speed import limits
-
     return limits.measure(s.device, torch.float32 if s.device == "cpu" else torch.bfloat16)
 
 
 # ------------------------------------------------------------------------------------------------ stages
 def machine(s: Sizes) -> dict:
     """Peaks in teraflops and bytes a second, measured: a data sheet's figures are reached by nothing."""
-    import torch
-
-    from lab.speed import limits
-
     peaks = {str(d).removeprefix("torch."): limits.arithmetic(s.device, d) for d in (torch.float32, torch.bfloat16)}
     found = the_machine(s)
     total = torch.cuda.get_device_properties(0).total_memory / GIB if s.device != "cpu" else None
@@ -152,18 +142,9 @@ def machine(s: Sizes) -> dict:
 def same(s: Sizes) -> dict:
     """pico_base on the CPU in float32 is the reference. The card's float32 has to give its greedy tokens; its bfloat16 may be off by as
     much as the CPU's own is."""
-    import torch
-
-    from env_letters import Letters
-    from fast.logprobs import token_logprobs
-    from fast.sampler import TorchSampler
-    from policy import PICO, load_policy
-    from rollout import prompt_ids
-    from settings import DEV_SEEDS
-
     count, length = s.greedy
     home = load_policy(str(PICO), 0, 64, "cpu")
-    prompts = [prompt_ids(home, Letters(6, "binary", True, "states").reset(DEV_SEEDS + i), None, True) for i in range(count)]
+    prompts = [prompt_ids(home, Letters(6, "binary", True, "states").reset(settings.DEV_SEEDS + i), None, True) for i in range(count)]
     greedy = lambda policy: TorchSampler(policy).sample(prompts, 1, length, 0.0, [[(0, i)] for i in range(count)])
     replies = [group[0].token_ids for group in greedy(home)]
     rows = [prompt + reply for prompt, reply in zip(prompts, replies)]
@@ -198,8 +179,6 @@ def same(s: Sizes) -> dict:
 def letters(s: Sizes) -> dict:
     """train.py itself. Without peft all weights learn, at a tenth of the learning rates,
     as settings.ALL_WEIGHTS has it for large models."""
-    import metrics
-    import settings
     from train import train
 
     rank = 32 if has("peft") else 0
@@ -209,7 +188,7 @@ def letters(s: Sizes) -> dict:
                               wandb=False, runs=runs, name="card", **rates, **dict(s.letters))  # fmt: skip
         settings.check(cfg)
         folder = train(cfg)
-        lines, evals = ([json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in ("metrics", "evals"))
+        lines, evals = (read_lines(folder / f"{name}.jsonl") for name in ("metrics", "evals"))
     stages = {e["stage"]: e["exact"] for e in evals if e["trained"]}
     share = lambda values: {
         name: round(getattr(metrics.mean(values), at), 4) for name, at in (("share", "mean"), ("low", "low"), ("high", "high"))
@@ -222,10 +201,6 @@ def letters(s: Sizes) -> dict:
 def decode(s: Sizes) -> dict:
     """Tokens a second of replies that never end, and which share of the memory's bandwidth that is: bytes that a step has to read, over
     those that a copy moves in the same time."""
-    import torch
-
-    from fast.sampler import TorchSampler
-
     policy = random_policy(config_of(s), 0, s.device, torch.float32 if s.device == "cpu" else torch.bfloat16)
     sampler = TorchSampler(policy)
     with tempfile.TemporaryDirectory() as folder:
@@ -239,10 +214,6 @@ def decode(s: Sizes) -> dict:
 
 def decode_rows(s: Sizes, policy, sampler, engine, rows: int) -> dict[str, dict]:
     """All sides in turn; {side: its row of the table}."""
-    import torch
-
-    from lab.speed import limits
-
     config, prompts, k = config_of(s), max(1, rows // 16), min(16, rows)
     ids = torch.randint(0, config["vocab_size"], (prompts, s.prompt)).tolist()
     seeds = [[(0, g, i) for i in range(k)] for g in range(prompts)]
@@ -253,7 +224,7 @@ def decode_rows(s: Sizes, policy, sampler, engine, rows: int) -> dict[str, dict]
     for _ in range(s.rounds + 1):  # the first one warms up
         for side, work in sides.items():
             sampler.decoder.forget()  # its cache is not to be in another's way
-            times[side].append(synced(work, s.device))
+            times[side].append(limits.seconds(work, s.device))
     work = limits.sampling(limits.shape_of(config), blank(prompts, k, s.prompt, s.reply), policy.lm.dtype.itemsize)
     found = {side: limits.of_limit(the_machine(s), work, seconds[1:], rows * s.reply) for side, seconds in times.items()}
     for side in found.values():
@@ -264,15 +235,11 @@ def decode_rows(s: Sizes, policy, sampler, engine, rows: int) -> dict[str, dict]
 
 def blank(prompts: int, k: int, prompt: int, reply: int) -> list:
     """Episodes to count with: groups of one prompt and k replies."""
-    from rollout import Episode
-
     mask = [False] * prompt + [True] * reply
     return [[Episode(g, g, [0] * len(mask), mask, [])] * k for g in range(prompts)]
 
 
 def generate(policy, ids: list[list[int]], k: int, reply: int) -> None:
-    import torch
-
     many = torch.tensor(ids, device=policy.device).repeat_interleave(k, 0)  # [rows, P]
     with torch.inference_mode():
         policy.lm.generate(many, attention_mask=torch.ones_like(many), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
@@ -282,13 +249,10 @@ def generate(policy, ids: list[list[int]], k: int, reply: int) -> None:
 def steps(s: Sizes, rank: int) -> dict:
     """Seconds of one training step on rows of equal length, which share of the card's arithmetic that is, the peak of memory; TRL's step on
     the same rows."""
-    from fast.memory import out_of_memory
-    from lab.speed import limits
-    from lab.speed.bench import rows_of
-
     config, peak = config_of(s), the_machine(s)
     policy = random_policy(config, rank, s.device)
-    checkpoint(policy, rank == 0 and s.device != "cpu")  # by the plan all weights of a 4B leave no room for activations
+    if rank == 0 and s.device != "cpu":  # by the plan all weights of a 4B leave no room for activations
+        checkpoint_activations(policy)
     sides, shape = {"ours": our_step(policy, max(s.micro, *s.lengths))}, limits.shape_of(config, rank)
     if rank and has("trl"):  # all weights in float32 would not fit twice
         sides["trl"] = trl_step(config, rank, s.device, max(s.micro, *s.lengths))
@@ -300,7 +264,7 @@ def steps(s: Sizes, rank: int) -> dict:
             for side, step in sides.items():
                 try:
                     with peak_memory(s.device) if n == 0 else nullcontext({}) as taken:
-                        spent[side].append(synced(partial(step, groups), s.device))
+                        spent[side].append(limits.seconds(partial(step, groups), s.device))
                     most_taken |= {side: taken["gib"]} if taken else {}
                 except RuntimeError as error:
                     if not out_of_memory(error):
@@ -321,17 +285,7 @@ def steps(s: Sizes, rank: int) -> dict:
     return found
 
 
-def checkpoint(policy, wanted: bool) -> None:
-    from policy import checkpoint_activations
-
-    if wanted:
-        checkpoint_activations(policy)
-
-
 def our_step(policy, micro: int) -> Callable:
-    from lab.speed.bench import learn
-    from policy import adam
-
     optimizer = adam(policy, 1e-12)
 
     def step(groups: list) -> None:
@@ -344,13 +298,10 @@ def our_step(policy, micro: int) -> Callable:
 def trl_step(config: dict, rank: int, device: str, micro: int) -> Callable:
     """TRL's own loss on the same rows, in pieces of as many tokens as ours, without checkpointing,
     with the autocast that its trainer would open."""
-    import torch
     import trl
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer
-
-    from policy import PICO
 
     lm = random_policy(config, 0, device, torch.float32 if device == "cpu" else torch.bfloat16).lm
     args = trl.GRPOConfig(output_dir=tempfile.mkdtemp(), per_device_train_batch_size=2, num_generations=2, use_cpu=device == "cpu",
@@ -392,12 +343,6 @@ def whole_update(s: Sizes) -> dict:
 
 
 def one_update(s: Sizes, name: str) -> dict:
-    import torch
-
-    from fast.sampler import TorchSampler
-    from lab.speed import memory as plans
-    from rollout import Episode
-
     setting = plans.ASKED[name]
     full = setting.rank == 0
     plan = plans.plan(replace(setting, checkpointing=full))
@@ -406,7 +351,8 @@ def one_update(s: Sizes, name: str) -> dict:
     doing = "loading"
     try:
         policy = random_policy(config, setting.rank, s.device)
-        checkpoint(policy, full)
+        if full:
+            checkpoint_activations(policy)
         sampler, step = TorchSampler(policy), our_step(policy, s.micro)
         ids = torch.randint(0, config["vocab_size"], (setting.eval_n if s.device != "cpu" else 2, s.prompt)).tolist()
 
@@ -416,7 +362,7 @@ def one_update(s: Sizes, name: str) -> dict:
         def timed(work) -> tuple[float, float, object]:
             box: list = []
             with peak_memory(s.device) as taken:
-                spent = synced(lambda: box.append(work()), s.device)
+                spent = limits.seconds(lambda: box.append(work()), s.device)
             return round(spent, 2), taken["gib"], box[0]
 
         groups: list = []
@@ -449,43 +395,35 @@ def one_update(s: Sizes, name: str) -> dict:
     return out
 
 
-class peak_memory:
+@contextmanager
+def peak_memory(device: str):
     """`with peak_memory(device) as taken:` then taken["gib"] is the most that was held meanwhile, by whomever: vLLM's is not in torch's own
     account. Looked at 200 times a second. On a CPU: this process."""
 
-    def __init__(self, device: str):
-        self.device, self.seen, self.done = device, [], Event()
-
-    def look(self) -> float:
-        import torch
-
-        if self.device == "cpu":
+    def held() -> float:
+        if device == "cpu":
             import psutil
 
             return psutil.Process().memory_info().rss
         free, whole = torch.cuda.mem_get_info()
         return whole - free
 
-    def watch(self) -> None:
-        while not self.done.wait(0.005):
-            self.seen.append(self.look())
+    def watch() -> None:
+        while not done.wait(0.005):
+            seen.append(held())
 
-    def __enter__(self) -> dict:
-        import torch
-
-        gc.collect()
-        if self.device != "cpu":
-            torch.cuda.empty_cache()  # what torch keeps for later does not count
-        self.seen, self.taken = [self.look()], {}
-        self.thread = Thread(target=self.watch, daemon=True)
-        self.thread.start()
-        return self.taken
-
-    def __exit__(self, *_) -> None:
-        self.done.set()
-        self.thread.join()
-        self.seen.append(self.look())
-        self.taken["gib"] = round(max(self.seen) / GIB, 2)
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()  # what torch keeps for later does not count
+    seen, taken, done = [held()], {}, Event()
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        done.set()
+        thread.join()
+        taken["gib"] = round(max(*seen, held()) / GIB, 2)
 
 
 STAGES: dict[str, tuple[Callable[[Sizes], dict], tuple[str, ...]]] = {  # what it does, what it cannot do without
@@ -497,23 +435,18 @@ STAGES: dict[str, tuple[Callable[[Sizes], dict], tuple[str, ...]]] = {  # what i
     "full": (partial(steps, rank=0), ()),
     "update": (whole_update, ()),
 }
-ALWAYS = ("torch", "transformers", "numpy", "tyro")  # tyro: settings.py declares the flags with it
 
 
 # ------------------------------------------------------------------------------------------------ running them
 def run_stage(name: str, s: Sizes, out: Path) -> dict:
     """One stage, here. Writes and returns what it found, or why it found nothing."""
     work, needs = STAGES[name]
-    missing = [package for package in (*ALWAYS, *needs) if not has(package)]
+    missing = [package for package in needs if not has(package)]
     if missing:
         found = {"left_out": f"{', '.join(missing)} is not installed (requirements/card.txt)"}
     else:
-        from lab.speed.bench import versions
-
         start = time.perf_counter()
         found = work(s)
-        import torch
-
         of_card = {} if s.device == "cpu" else {"card": torch.cuda.get_device_name()}
         found = {
             **versions(torch.get_num_threads()),
@@ -522,16 +455,15 @@ def run_stage(name: str, s: Sizes, out: Path) -> dict:
             "stage_seconds": round(time.perf_counter() - start, 1),
             **found,
         }
-    out.mkdir(parents=True, exist_ok=True)
     found = {"command": f"python -m lab.speed.card --only {name}", **found}
-    (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    write_json(out / f"{name}.json", found)
     return found
 
 
 def is_done(name: str, out: Path) -> bool:
     """Is there a result? A stage that was left out or broke is tried again."""
     file = out / f"{name}.json"
-    return file.exists() and not {"left_out", "failed"} & json.loads(file.read_text()).keys()
+    return file.exists() and not {"left_out", "failed"} & read_json(file).keys()
 
 
 def run_all(names: list[str], s: Sizes, out: Path, minutes: float) -> None:
@@ -548,11 +480,8 @@ def run_all(names: list[str], s: Sizes, out: Path, minutes: float) -> None:
         except subprocess.TimeoutExpired:
             why = f"not done after {minutes:g} minutes"
         if why:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / f"{name}.json").write_text(
-                json.dumps({"command": f"python -m lab.speed.card --only {name}", "failed": why}, indent=1) + "\n"
-            )
-        found = json.loads((out / f"{name}.json").read_text())
+            write_json(out / f"{name}.json", {"command": f"python -m lab.speed.card --only {name}", "failed": why})
+        found = read_json(out / f"{name}.json")
         print(f"{name}: {found.get('failed') or found.get('left_out') or 'done'}, {time.perf_counter() - start:.0f} s", flush=True)
     write_page(out)
 
@@ -615,9 +544,7 @@ def figures(found: dict[str, dict]) -> list[tuple[str, str, str, bool | None]]:
 
 def page(out: Path) -> list[str]:
     """Lines of README.md: each figure beside its goal, and what was left out."""
-    from lab.common import table
-
-    read = {name: json.loads((out / f"{name}.json").read_text()) for name in STAGES if (out / f"{name}.json").exists()}
+    read = {name: read_json(out / f"{name}.json") for name in STAGES if (out / f"{name}.json").exists()}
     found = {name: r for name, r in read.items() if is_done(name, out)}
     verdict = {None: "", True: "reached", False: "**missed**"}
     body = [[what, measured, goal, verdict[reached]] for what, measured, goal, reached in figures(found)]
@@ -651,11 +578,8 @@ def main(words: list[str] | None = None) -> None:
     sizes = TINY if flags.tiny else Sizes()
     if flags.page:
         return write_page(flags.out)
-    if not flags.tiny:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise SystemExit("lab.speed.card measures a card, and there is none here; --tiny shows on a CPU whether it runs")
+    if not flags.tiny and not torch.cuda.is_available():
+        raise SystemExit("lab.speed.card measures a card, and there is none here; --tiny shows on a CPU whether it runs")
     if flags.tiny:
         tiny_model()
     if flags.stage:
@@ -666,11 +590,6 @@ def main(words: list[str] | None = None) -> None:
 
 def tiny_model() -> None:
     """A model and plans for TINY."""
-    if not has("tyro"):
-        return
-    from lab.speed import limits
-    from lab.speed import memory as plans
-
     limits.PRODUCTS, limits.HOST = {"cpu": (64,)}, 2**22
     plans.MODELS["tiny"] = dict(vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4,
                                 num_key_value_heads=2, head_dim=16, tie_word_embeddings=True)  # fmt: skip

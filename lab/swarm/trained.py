@@ -223,9 +223,8 @@ def scores(arm: str, world: str = "medium", how: str = "greedy") -> dict[str, li
 
 
 def less(arm: str, how: str, ours: str = "grpo", world: str = "medium") -> str:
-    """GRPO, or another arm, minus this, paired by seed and scenario; what is one policy stands beside every seed of GRPO."""
-    ours, theirs = (scores(a, world, how)["reward"] for a in (ours, arm))
-    return study.less(ours, theirs * len(ours) if arm in NAMES else theirs).signed()
+    """GRPO, or another arm, minus this, paired by seed and scenario."""
+    return study.less(*(scores(a, world, how)["reward"] for a in (ours, arm))).signed()
 
 
 def page() -> None:
