@@ -463,7 +463,7 @@ def demo() -> None:
         "lr": [1e-6 * i / 2000 for i in range(1, n + 1)],
     }
     log = Log([], "made up", "TRL", list(range(1, n + 1)), columns, {}, planned=n)
-    found = look_at(log, None, lambda lines, rewards: {})
+    found = look_at(log, None, lambda *_: {})
     print(*(f"step {one.step}: {one.name}: {one.seen}" for one in found), sep="\n")
     assert [one.name for one in found] == ["warm-up"]
 

@@ -87,7 +87,8 @@ COMMANDS = {
     "pip install -e . && pip install verifiers==0.4.0": "make test-verifiers",
     "vf-eval picoswarm --env.taskset.environment.type swarm -n 8 -r 2 -m MODEL --client.base-url http://127.0.0.1:8000/v1 --no-push":
         "make test-verifiers",
-    "uv run rl @ bridges/configs/prime_rl_swarm.toml": "needs prime-rl and a GPU; tests/verifiers reads the config",
+    "uv pip install -e PICOSWARM": "needs prime-rl",
+    "uv run --no-sync rl @ PICOSWARM/bridges/configs/prime_rl_swarm.toml": "needs prime-rl and a GPU; tests/verifiers reads the config",
     "make test-verifiers": "CI",
     "pip install -r requirements/verifiers.txt": "make test-verifiers",
     "python train.py --env swarm --updates 0":
@@ -98,7 +99,6 @@ COMMANDS = {
     "vllm serve out/ --enable-lora --max-lora-rank 32 --lora-modules trained=runs/trl-swarm": "needs vLLM's server; not run",
     "python train.py --eval-only --api-base http://127.0.0.1:8000/v1 --model trained --env swarm":
         "parsed: needs a server; tests/test_api.py",
-    "pip install -e .": "make test-verifiers",
     "pip install -r requirements/openenv.txt": "make test-openenv",
     "python -m bridges.openenv_swarm --port 8000 --difficulty medium": "a server; make test-openenv",
     "make test-openenv": "CI",
