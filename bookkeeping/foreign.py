@@ -174,7 +174,7 @@ def demo() -> None:
     line = {"loss": 0.0, "learning_rate": 0.0, "reward": 0.5, "frac_reward_zero_std": 0.25}
     rows = "\n".join(str(line | {"epoch": i / 100}) for i in range(12)).encode()
     log = logs.collect(list(logs.rows_of(rows)[1]))
-    found = answer(log, lambda lines, rewards: {})
+    found = answer(log, lambda *_: {})
     print(text(found))
     assert [one["name"] for one in found["symptoms"]] == ["learning rate"]
 
