@@ -195,7 +195,8 @@ def main(
 
 def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Path:
     # runs/* contains earlier comparisons too.
-    folders = [folder for folder in folders if not (folder / "compare.md").exists()]
+    is_run = lambda folder: (folder / "config.json").exists()
+    folders = [f for f in folders if is_run(f) or not (f / "compare.md").exists()]
     if len(folders) < 2:
         usage = "python -m bookkeeping.compare runs/a runs/b"
         raise ValueError(f"compare needs two run folders or more: {usage}")

@@ -411,7 +411,11 @@ def main(folder: Path) -> None:
         raise SystemExit(f"{logs[0]}: {why}")
     with records.foreign(folder):
         config = records.read(flags) if flags.exists() else {}
-        told = look_at(*map(records.lines, logs), config)
+        try:
+            told = look_at(*map(records.lines, logs), config)
+        except ModuleNotFoundError as missing:  # `pip install ".[doctor]"`: others' logs need numpy
+            cure = f"pip install {missing.name}"
+            raise ValueError(f"{folder}: a run of ours needs {missing.name}; {cure}") from None
         print("\n".join(map(records.printable, told)) or "nothing to tell")
 
 

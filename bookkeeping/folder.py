@@ -184,10 +184,13 @@ def is_plain(value, default) -> bool:
     return type(value) is type(default)
 
 
+CODE = re.compile(r"^(?!jsonl:|reasoning_gym:).*:|,(scorer|expert)=[^,]*:")  # FILE:NAME
+
+
 def refuse_code(folder: Path, env: str, typed: str | None) -> None:
     """SystemExit if the config's environment is a file of code, or names one as its scorer, and the
     command line does not say the same: the folder may come from anywhere."""
-    if ".py:" in env and env != typed:
+    if CODE.search(env) and env != typed:
         raise SystemExit(
             f"{folder}: this run's environment is somebody's code, {env[:200]!a}; read it, and if "
             "you trust it add --env and that"

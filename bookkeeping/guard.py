@@ -71,6 +71,12 @@ def guarded(make_env: Callable, *given) -> Guarded:
     return Guarded(make_env(*given))
 
 
+# Columns of the logs: an entry of a score with such a name would take their place.
+TAKEN = {"update", "stage", "tasks", "trained", "missing", "level", "n", "errors", "reply_tokens"}
+TAKEN |= {"reward_low", "reward_high", "exact_reward", *COLUMNS}
+TAKEN |= {f"seconds_{part}" for part in SECONDS}
+
+
 def numbers(marks: dict) -> dict[str, float]:
     """A score, checked: its reward is a finite number, and every other entry a number."""
     marks = {name: float(value) for name, value in dict(marks).items()}
@@ -78,6 +84,8 @@ def numbers(marks: dict) -> dict[str, float]:
         raise ValueError("an entry's name is no text")
     if not math.isfinite(marks["reward"]):
         raise ValueError(f"the reward is {marks['reward']}")
+    if taken := sorted(TAKEN & marks.keys()):
+        raise ValueError(f"{taken[0]!r} is a column of the logs: rename that entry")
     return marks
 
 
@@ -257,20 +265,13 @@ def answer_of(found) -> tuple[list[dict], bool]:
     raise ValueError("(new messages, is it over?), with a message to answer unless it is over")
 
 
-# Columns of the logs: an entry of a score with such a name would take their place.
-TAKEN = {"update", "stage", "tasks", "trained", "missing", "level", "n", "errors", "reply_tokens"}
-TAKEN |= {"reward_low", "reward_high", "exact_reward", *COLUMNS}
-TAKEN |= {f"seconds_{part}" for part in SECONDS}
-
-
 def numbers_of(found) -> dict[str, float]:
+    if isinstance(found, dict) and (taken := sorted(TAKEN & found.keys())):
+        raise ValueError(f"a dict without {taken[0]!r}, which is a column of the logs: rename it")
     try:
-        marks = numbers(found)
+        return numbers(found)
     except (TypeError, KeyError, ValueError):
         raise ValueError('a dict of named numbers with a finite "reward"') from None
-    if taken := sorted(TAKEN & marks.keys()):
-        raise ValueError(f"a dict without {taken[0]!r}, which is a column of the logs: rename it")
-    return marks
 
 
 def text_of(found) -> str:

@@ -31,7 +31,7 @@ so that a table of hundreds of rows can still have a winner.
 import json
 import math
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -50,7 +50,7 @@ MEASURES, PARTS = ("exact", "reward"), tables.PARTS
 EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that two arms are equal
 # Flags that do not make another arm.
 SAME = {
-    "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every",
+    "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every", "eval_every",
     "eval_other_tiers", "micro_tokens", "gradient_checkpointing", "vllm_memory", "vllm_sleep",
 }  # fmt: skip
 
@@ -220,10 +220,11 @@ def by_variance(
     parts: (variance, degrees of freedom), which add up (Satterthwaite 1946). ends: what values may
     be, if all that were seen agree.
     """
-    total = sum(v for v, _ in parts)
-    if total == 0:  # nothing varies; n tasks that all differ the same way are n equal signs
+    total, rounding = sum(v for v, _ in parts), 1e-9 * max(1.0, abs(estimate))
+    if total <= rounding**2:  # nothing varies; n tasks that all differ alike are n equal signs
         z2 = metrics.Z2 if level == 0.95 else float(stats.norm.ppf((1 + level) / 2)) ** 2
-        return metrics.alike(estimate, n, ends, z2), 1.0 if estimate == 0 else 0.5 ** (n - 1)
+        p = 1.0 if abs(estimate) <= rounding else 0.5 ** (n - 1)
+        return metrics.alike(estimate, n, ends, z2), p
     freedom, error = total**2 / sum(v**2 / df for v, df in parts if v), math.sqrt(total)
     reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
@@ -258,7 +259,10 @@ def final_mean(arm: Arm, tasks: str, what: str) -> Interval:
     if len(table) == 1:
         return metrics.mean(table[0])
     parts = [variance_of_mean(table.mean(axis=axis)) for axis in (1, 0)]
-    return by_variance(float(table.mean()), parts, table.shape[1], (0.0, 1.0))[0]
+    found = by_variance(float(table.mean()), parts, table.shape[1], (0.0, 1.0))[0]
+    if what == "exact":  # a share: Student's interval does not know where it ends
+        found = replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+    return found
 
 
 def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:

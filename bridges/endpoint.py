@@ -368,7 +368,8 @@ def count_usage(end: Endpoint, usage) -> int:
     """Add to the counts what an answer says of its tokens; returns those of the completion."""
     usage = usage if isinstance(usage, dict) else {}
     numbers = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
-    if not all(type(n) is int and 0 <= n < 10_000_000 for n in numbers):
+    most = 10_000_000, 10 * end.cfg.max_tokens + 1000  # what is more is no count
+    if not all(type(n) is int and 0 <= n < m for n, m in zip(numbers, most)):
         end.counts["without_usage"] += 1
         return 0
     end.counts["prompt_tokens"] += numbers[0]

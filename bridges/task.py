@@ -53,8 +53,8 @@ def side_of(question: str) -> str:
 def load_function(place: str) -> tuple[Callable, Path]:
     """The function of FILE.py:FUNCTION, and the file. ValueError if it cannot be had."""
     file, _, name = place.rpartition(":")
-    if not Path(file).is_file():
-        raise ValueError(f"there is no file {file or place}; give FILE.py:FUNCTION")
+    if not Path(file).is_file() or Path(file).suffix != ".py":
+        raise ValueError(f"there is no file {file or place} of Python; give FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(f"yours_{Path(file).stem}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for dataclasses
     try:

@@ -33,6 +33,7 @@ from functools import partial
 import torch
 
 import settings
+from bookkeeping.guard import guarded
 from fast.plan import choose_model
 from policy import Policy, Sample, in_bfloat16, lora_config, pick_device
 from rollout import play
@@ -118,6 +119,8 @@ class Rollout:
         groups = play(policy, engine, self.make_env, seeds, 1, longest, temperature, 0)
         engine.wait()
         episodes = [group[0] for group in groups]
+        if mute := [e for e in episodes if True not in e.sampled]:  # TRL has no use for such
+            raise ValueError(f"task {mute[0].seed} could not be played: {mute[0].error}")
         first = [e.sampled.index(True) for e in episodes]  # where the policy begins to speak
         cut = lambda name: [list(getattr(e, name)[i:]) for e, i in zip(episodes, first)]
         return {
@@ -239,7 +242,7 @@ def make_trainer(ours: list[str], theirs: list[str]):
         args=args,
         reward_funcs=reward_of,
         train_dataset=tasks(cfg),
-        rollout_func=Rollout(partial(settings.make_env, cfg, cfg.difficulty)),
+        rollout_func=Rollout(partial(guarded, settings.make_env, cfg, cfg.difficulty)),
         peft_config=lora if cfg.lora_rank else None,
     )
 

@@ -341,6 +341,7 @@ SHOWN = {
     "partial_raw-2": "length",
     "partial_tier5-0": "length",
     "partial_tier5-2": "length",
+    "partial_tier5-5": "length",
 }
 
 

@@ -395,11 +395,13 @@ def test_every_file_of_ours_that_an_environment_imports_is_in_its_hash(env, tmp_
 
 
 def test_a_run_folder_cannot_bring_its_own_scorer(tmp_path):
-    for env, code in (("jsonl:rows.jsonl,scorer=evil.py:f", True), ("jsonl:rows.jsonl", False), ("reasoning_gym:x,expert=evil.py:f", True)):
-        if code:
+    code = ["jsonl:rows.jsonl,scorer=evil.py:f", "jsonl:rows.jsonl,scorer=evil.pyc:f", "reasoning_gym:x,expert=evil.py:f", "evil.so:Env"]
+    none = ["jsonl:rows.jsonl", "jsonl:rows.jsonl,held_out=t.jsonl,scorer=number", "reasoning_gym:x,words=3", "letters"]
+    for env in [*code, *none]:
+        if env in code:
             with pytest.raises(SystemExit, match="somebody's code"):
                 run_folder.refuse_code(tmp_path, env, None)
-        run_folder.refuse_code(tmp_path, env, env if code else None)
+        run_folder.refuse_code(tmp_path, env, env if env in code else None)
 
 
 def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
