@@ -16,6 +16,9 @@ read. `Layer` is one operation, with a backward pass written by hand after the s
       its tokens, and its training takes 0.86 of the time (measured once, before and after).
     Products are oneDNN's (fast/products.py).
 
+Not built, for threads in autograd are hard to follow: two Python threads with half of the rows each
+take 0.86 of the time on two cores, and two processes 0.80 (64 replies of 256 tokens).
+
 Of the time of transformers' layers, cut and shared as in fast/logprobs.py (pico_base, one thread,
 a prompt of 115 tokens): 0.91 with eight replies of 75 tokens, 0.55 with eight of 256, and 0.49 with
 two of 1,600. It is for the Llama/Qwen family, and taken only if it computes what the model computes
