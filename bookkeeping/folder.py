@@ -235,7 +235,7 @@ def trim(folder: Path, update: int, finished: bool = True) -> None:
 def mend(folder: Path) -> None:
     """Drop a last line that a kill cut in two: what is appended next would be glued to it."""
     for name in LOGS:
-        if (folder / name).exists():
+        if (folder / name).exists() and not (folder / name).is_symlink():
             with open(folder / name, "rb+") as f:
                 f.truncate(f.read().rfind(b"\n") + 1)
 
