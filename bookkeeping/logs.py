@@ -197,7 +197,11 @@ def rows_of(data: bytes) -> tuple[str, Iterator[dict[str, float]], float]:
         return "JSON lines", jsonl_rows(text), 0.0
     delimiter = table_delimiter(first)
     if delimiter:
-        return "CSV", csv_rows(text, delimiter), 0.0
+        csv.field_size_limit(MOST_LINE)
+        cells = next(csv.reader([first[:MOST_LINE]], delimiter=delimiter))
+        runs = len({run for run, _ in map(run_and_name, cells) if run})
+        kind = f"CSV (the first of {runs} runs)" if runs > 1 else "CSV"
+        return kind, csv_rows(text, delimiter), 0.0
     return "console text", console_rows(text), 0.0
 
 
@@ -269,7 +273,6 @@ def table_delimiter(first: str) -> str | None:
 def csv_rows(text: str, delimiter: str) -> Iterator[dict[str, float]]:
     """wandb's export: "Step", "RUN - train/reward", …__MIN, …__MAX. Of several runs, the first."""
     reader = csv.reader(io.StringIO(text), delimiter=delimiter)
-    csv.field_size_limit(MOST_LINE)
     try:
         head = [cell.strip() for cell in next(reader)][:MOST_COLUMNS]
         titles = [(i, run_and_name(cell)) for i, cell in enumerate(head)]

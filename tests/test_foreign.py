@@ -102,8 +102,9 @@ def test_of_wandbs_csv_of_several_runs_the_first_is_read():
         'Step,"a - train/reward","a - train/reward__MIN","b - train/reward","a - train/frac_reward_zero_std"\n1,0.5,0.1,0.9,0.25\n'
         "2,0.6,,,0.5\n"
     )
-    log = logs.collect(list(logs.rows_of(text.encode())[1]))
-    assert log.columns == {"reward": [0.5, 0.6], "groups_with_signal": [0.75, 0.5]}
+    kind, rows, _ = logs.rows_of(text.encode())
+    assert kind == "CSV (the first of 2 runs)"
+    assert logs.collect(list(rows)).columns == {"reward": [0.5, 0.6], "groups_with_signal": [0.75, 0.5]}
 
 
 def test_older_names_and_quoted_or_numpy_numbers_are_read():
