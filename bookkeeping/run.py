@@ -85,8 +85,9 @@ class Run:
                 raise ValueError(f"--resume {self.folder}: {level}; give it back, or start anew")
             # A file of rows names its tasks after its contents, and those of its scorer.
             trained = {name for name, (own, _) in eval_sets(self.cfg).items() if own}
-            evals = records.lines(self.home / "evals.jsonl")
-            if {e["tasks"] for e in evals if e["trained"] and e["stage"] != "eval_only"} - trained:
+            evals = records.lines(self.home / "evals.jsonl")  # .get: they may come from anywhere
+            own = (e for e in evals if e.get("trained") and e.get("stage") != "eval_only")
+            if {str(e.get("tasks")) for e in own} - trained:
                 raise ValueError(
                     f"--resume {self.home}: the rows or the scorer of {self.cfg.env} are not what "
                     "they were; give them back, or start anew"
