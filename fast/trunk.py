@@ -146,14 +146,12 @@ class Layer(torch.autograd.Function):
 
         # y = middle + down (silu(gate) · up)
         gate, up = inner.chunk(2, -1)
-        s = torch.sigmoid(gate)
-        act = gate * s
+        act = F.silu(gate)
         d_act = back("down", down, dy, act * up)
         d_inner = torch.empty_like(inner)
         d_gate, d_up = d_inner.chunk(2, -1)
         torch.mul(d_act, act, out=d_up)
-        slope = act.add(s).addcmul_(act, s, value=-1)  # of silu: s + act (1 - s)
-        torch.mul(d_act.mul_(up), slope, out=d_gate)
+        torch.ops.aten.silu_backward.grad_input(d_act.mul_(up), gate, grad_input=d_gate)
         normed = middle * r2
         d_h = back("gate_up", gate_up, d_inner, normed * norm2)
         if needed["norm2"]:
