@@ -9,11 +9,11 @@ policy.plain_logprobs computes the same in ten lines. These tricks are exact but
     run a group's prompt once, its replies attend to it   0.77 of the time (pico_base, 64 episodes)
     run rows in pieces that fit a CPU's caches            both: 0.37 of the time (1 thread)
     layers of our own on a CPU (fast/trunk.py)            0.5 to 0.9 of what that leaves
-    logits for a chunk of tokens only, computed twice     0.8 GB (16,320 tokens, V 151,936)
+    logits for a chunk of tokens only                     0.8 GB (16,320 tokens, V 151,936)
+    and their gradient at once, where the head is frozen  0.96 to 0.98
 
 `python -m lab.speed.bench train` has today's time and memory; the shares above were measured once,
-each against the file without it. Tried, not worth it: keeping pico_base's few logits
-instead of computing them twice (2%).
+each against the file without it.
 
 Run me: `python -m fast.logprobs` compares a group with the plain way, in numbers and time.
 """
@@ -178,8 +178,8 @@ def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: i
     Gradients flow through the log-probs only; policy.plain_logprobs has them for both.
 
     The logits of all positions at once, N·T·V floats, are the commonest out-of-memory of RL code (V
-    is 151,936 for Qwen3). So the layers run once, only masked positions go on to the head, `chunk`
-    at a time (None: CHUNK), and the backward pass computes each chunk's logits again (Head).
+    is 151,936 for Qwen3). So the layers run once, and only masked positions go on to the head,
+    `chunk` at a time (None: CHUNK).
     """
     lm, cuda = policy.lm, ids.device.type == "cuda"
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=in_bfloat16(ids.device)):
@@ -226,12 +226,13 @@ class Head(torch.autograd.Function):
     """Hidden states [M, D] -> log-probs and entropies [M] of the targets, `chunk` tokens at a time.
 
     With p = softmax(logits / temperature), the gradient of log p[target] to the logits is
-    (1[target] - p) / temperature. Where the head is frozen, as with LoRA, forward takes it on to
-    the hidden states at once, while the logits are there: a direction [D] per token, which backward
-    only has to multiply by a number. Where the head learns, forward keeps only log Σ exp, and
-    backward computes the logits again. All happens in one buffer. Autograd with a checkpoint per
-    chunk takes six, and 11 GB instead of 0.7 for 16,320 tokens and V = 151,936, since glibc's heap
-    does not fill the holes that they leave.
+    (1[target] - p) / temperature. On a CPU whose head is frozen, as with LoRA, forward takes it on
+    to the hidden states at once, while the logits are there: a direction [D] per token, which
+    backward only has to multiply by a number. Else forward keeps only log Σ exp, and backward
+    computes the logits again. (A card would need 0.3 GB more, and nobody has measured it there.)
+
+    All happens in one buffer. Autograd with a checkpoint per chunk takes six, and 11 GB instead of
+    0.7 for 16,320 tokens and V = 151,936, since glibc's heap does not fill the holes they leave.
     """
 
     @staticmethod
@@ -271,7 +272,8 @@ class Head(torch.autograd.Function):
         ctx.buffer = Head.room(min(chunk, M), V, hidden.device)
         logprobs, entropies, totals = (torch.empty(M, device=hidden.device) for _ in range(3))
         needs_hidden, *learns = ctx.needs_input_grad[:3]
-        directions = torch.empty_like(hidden) if needs_hidden and not any(learns) else None
+        ctx.once = needs_hidden and not any(learns) and ctx.buffer is None
+        directions = torch.empty_like(hidden) if ctx.once else None
         for first in range(0, M, chunk):
             some = slice(first, first + chunk)
             z, slope = Head.logits(ctx, some, hidden, weight, bias)
@@ -282,10 +284,14 @@ class Head(torch.autograd.Function):
             logprobs[some] = z.gather(-1, targets[some, None])[:, 0] - totals[some]
             p_z = z.mul_(p.div_(sums)).sum(-1)  # [C], Σ p z
             entropies[some] = totals[some] - p_z  # -Σ p log p = log Σ exp - Σ p z
-            if directions is not None:
-                up = Head.to_logits(ctx, p, targets[some], slope).to(weight.dtype)
-                directions[some] = product(up, weight.t())
-        ctx.save_for_backward(hidden, weight, bias, targets, totals, directions)
+            if ctx.once:
+                p = Head.to_logits(ctx, p, targets[some], slope).to(weight.dtype)
+                directions[some] = product(p, weight.t())
+            p = None  # or the next chunk's would stand beside it
+        if ctx.once:
+            ctx.save_for_backward(directions)
+        else:
+            ctx.save_for_backward(hidden, weight, bias, targets, totals)
         ctx.mark_non_differentiable(entropies)
         ctx.buffer = None
         return logprobs, entropies
@@ -298,9 +304,10 @@ class Head(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, _):
-        hidden, weight, bias, targets, totals, directions = ctx.saved_tensors
-        if directions is not None:
-            return (grad[:, None] * directions).to(hidden.dtype), *[None] * 6
+        if ctx.once:
+            (directions,) = ctx.saved_tensors
+            return (grad[:, None] * directions).to(directions.dtype), *[None] * 6
+        hidden, weight, bias, targets, totals = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         ctx.buffer = Head.room(min(ctx.chunk, len(targets)), len(weight), hidden.device)
         to_hidden = torch.empty_like(hidden) if needs_hidden else None

@@ -284,15 +284,16 @@ def test_right_padding_does_not_change_a_row(load, kind):
         assert torch.allclose(token_logprobs(policy, ids, mask)[0][:8], alone, atol=1e-5)
 
 
-def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load, monkeypatch):
-    policy = load("qwen3", lora_rank=4)
+@pytest.mark.parametrize("rank, times", [(4, 1), (0, 2)])  # once where the head is frozen; else again in the backward pass
+def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load, monkeypatch, rank, times):
+    policy = load("qwen3", lora_rank=rank)
     seen, real = [], logprobs.Head.logits
     monkeypatch.setattr(
         logprobs.Head, "logits", lambda ctx, some, hidden, *rest: seen.append(len(hidden[some])) or real(ctx, some, hidden, *rest)
     )
     mask = mask_of("some", 4, 39)
     token_logprobs(policy, random_rows(4, 40), mask, chunk=8)[0].sum().backward()
-    assert max(seen) == 8 and sum(seen) == 2 * int(mask.sum())  # once forward, once again in the backward pass
+    assert max(seen) == 8 and sum(seen) == times * int(mask.sum())
 
 
 def test_the_head_makes_its_tensors_where_the_weights_are():
