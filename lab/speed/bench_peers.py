@@ -5,6 +5,7 @@
     python -m lab.speed.bench_peers sampler     # ours against model.generate, transformers' continuous batching, and vLLM on the same cores
     python -m lab.speed.bench_peers reward      # seconds of training until a policy has 90% of held-out tasks right,
                                                   from the same SFT checkpoint
+    python -m lab.speed.bench_peers ways        # two cores as one process with two threads, or as two processes: updates and samplers
 
 All in one venv: `pip install -r requirements/peers.txt`. All start from the same weights and work in turn. What is held equal: the weights
 (pico_base), float32, LoRA of rank 32, the tokenizer, the very token ids of the prompts, 8 tasks x 8 samples, temperature 1, top-k and top-p
@@ -16,6 +17,7 @@ to generate are timed.
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -33,6 +35,7 @@ import tyro
 from tqdm import tqdm
 
 from env_letters import Letters
+from fast import parallel
 from fast.sampler import TorchSampler
 from lab.common import ROOT
 from lab.speed.bench import BENCH_SEEDS, alone, learn, save, table, versions
@@ -77,14 +80,14 @@ class Ours:
         start = time.perf_counter()
         self.sampler.sync(self.step)
         seeds = [BENCH_SEEDS + self.step * TASKS + i for i in range(TASKS)]
-        groups = self.groups = play(
-            self.policy, self.sampler, partial(Coin, 6, "binary", True, "states"), seeds, K, self.limit, 1.0, self.step
-        )
+        env, mine = partial(Coin, 6, "binary", True, "states"), parallel.share(seeds)
+        groups = self.groups = parallel.gather(play(self.policy, self.sampler, env, mine, K, self.limit, 1.0, self.step))
         sampled = time.perf_counter()
         stats = learn(self.policy, self.optimizer, groups, self.limit)
         self.step += 1
         end = time.perf_counter()
-        return {"seconds": end - start, "tokens": sum(e.reply_tokens for g in groups for e in g), "trained": stats["trained_tokens"],
+        tokens = sum(e.reply_tokens for g in parallel.share(groups) for e in g)
+        return {"seconds": end - start, "tokens": tokens, "trained": stats["trained_tokens"],
                 "rollout": sampled - start, "train": end - sampled}  # fmt: skip
 
 
@@ -99,7 +102,8 @@ def trl_trainer(forced: bool, paged: bool, steps: int, callback, reward, model=s
     env = LETTERS()
     prompts = prompts or [{"prompt": env.reset(BENCH_SEEDS + i), "seed": BENCH_SEEDS + i} for i in range(TASKS * steps)]
     args = trl.GRPOConfig(
-        output_dir=tempfile.mkdtemp(), max_steps=steps, per_device_train_batch_size=TASKS * K, num_generations=K, learning_rate=lr,
+        output_dir=tempfile.mkdtemp(), max_steps=steps, num_generations=K, learning_rate=lr,
+        per_device_train_batch_size=TASKS * K // int(os.environ.get("WORLD_SIZE", 1)),
         max_completion_length=FORCED if forced else LONGEST, temperature=1.0, top_k=0, top_p=1.0, loss_type="grpo", beta=0.0,
         scale_rewards="group", use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no",
         logging_steps=10**6, disable_tqdm=True, seed=seed,
@@ -132,18 +136,18 @@ def prompts_of(policy: Policy) -> list[list[int]]:
     return [prompt_ids(policy, LETTERS().reset(BENCH_SEEDS + i), None, True) for i in range(TASKS)]
 
 
-def sampling(side: str, forced: bool, threads: int):
-    """A function that samples K replies to each prompt, with the log-prob of every token where the library gives them,
+def sampling(side: str, forced: bool, threads: int, part: int = 0, parts: int = 1):
+    """A function that samples K replies to each prompt of this part, with the log-prob of every token where the library gives them,
     and returns how many tokens."""
     torch.set_num_threads(threads)
     policy, limit = load_policy(str(PICO), 0, 64, "cpu"), FORCED if forced else LONGEST
-    prompts, stops, turn = prompts_of(policy), sorted(policy.stop_ids), iter(range(10**9))
+    prompts, stops, turn = prompts_of(policy)[part::parts], sorted(policy.stop_ids), iter(range(10**9))
     if side == "ours":
         sampler = TorchSampler(replace(policy, stop_ids=frozenset([-1])) if forced else policy)
 
         def ours():
             n = next(turn)
-            samples = sampler.sample(prompts, K, limit, 1.0, [[(n, g, i) for i in range(K)] for g in range(TASKS)])
+            samples = sampler.sample(prompts, K, limit, 1.0, [[(n, g, i) for i in range(K)] for g in range(part, TASKS, parts)])
             return sum(len(s.token_ids) for group in samples for s in group)
 
         return ours
@@ -201,6 +205,7 @@ def one_side(side: str, forced: bool, updates: int, threads: int, each=None) -> 
     torch.set_num_threads(threads)
     seen: list[dict] = []
     if side == "ours":
+        parallel.start()
         ours = Ours(forced)
         for _ in range(updates):
             seen.append(ours.update())
@@ -233,12 +238,14 @@ def peak(side: str, forced: bool, threads: int) -> float:
 
 
 def pace(side: str, forced: bool, updates: int, threads: int) -> None:
-    """One side in a process of its own: after each update a line `DONE seconds tokens`, then it waits for a line."""
+    """One side in a process of its own: for each line in, an update and a line `DONE seconds tokens`."""
+    out = sys.stdout  # where ranks meet, fast/parallel.py silences all but the first
 
     def each(row: dict) -> None:
-        print("DONE", row["seconds"], row["tokens"], flush=True)
+        print("DONE", row["seconds"], row["tokens"], file=out, flush=True)
         sys.stdin.readline()
 
+    sys.stdin.readline()
     one_side(side, forced, updates, threads, each)
 
 
@@ -247,12 +254,11 @@ def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
     for TRL's continuous batching never rests."""
     ours, mine, theirs = Ours(forced), [], []
     ours.update()
-    with Other(f"from lab.speed.bench_peers import pace; pace({side!r}, {forced}, {rounds + 1}, {threads})", threads) as other:
+    with updating(side, forced, rounds + 1, threads) as other:
         for _ in tqdm(range(rounds + 1), desc=f"{'forced' if forced else 'stopping'}, {side}"):
             seconds, tokens = other.answer()
             theirs.append({"seconds": seconds, "tokens": tokens})
             mine.append(ours.update())
-            other.go()
     theirs, mine = theirs[1:], mine[1:]
     per_token = lambda row: row["seconds"] / row["tokens"]
     found = {
@@ -267,32 +273,52 @@ def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
 
 
 class Other:
-    """A process that works when it is asked, answers `DONE seconds tokens`, and is stopped (SIGSTOP) while it is not its turn: some
-    libraries spin while they wait."""
+    """Processes that work when they are asked, answer `DONE seconds tokens`, and are stopped (SIGSTOP) while it is not their turn: some
+    libraries spin while they wait. One process runs each of `codes`; ranks: they train together."""
 
-    def __init__(self, code: str, threads: int):
-        self.code = code
-        self.process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(threads)})  # fmt: skip
-
-    def go(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+    def __init__(self, codes: list[str], threads: int, ranks: bool = False):
+        self.codes, self.processes = codes, []
+        with socket.create_server(("localhost", 0)) as free:
+            meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(len(codes))}
+        for i, code in enumerate(codes):
+            env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            if ranks:
+                env |= {"RANK": str(i), "LOCAL_RANK": str(i), **meeting}
+            self.processes.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+                                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env))  # fmt: skip
 
     def answer(self) -> tuple[float, float]:
-        for line in self.process.stdout:
-            if line.startswith("DONE"):
-                self.process.send_signal(signal.SIGSTOP)
-                return float(line.split()[1]), float(line.split()[2])
-        raise SystemExit(f"a side has ended; run it alone to see why: python -c '{self.code}'")
+        """Let them go; the seconds of the slowest, and the tokens of all."""
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        lines = [next((line for line in p.stdout if line.startswith("DONE")), None) for p in self.processes]
+        if None in lines:
+            raise SystemExit(f"a side has ended; run it alone to see why: python -c '{self.codes[lines.index(None)]}'")
+        for process in self.processes:
+            process.send_signal(signal.SIGSTOP)
+        _, seconds, tokens = zip(*(line.split()[:3] for line in lines))
+        return max(map(float, seconds)), sum(map(float, tokens))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def updating(side: str, forced: bool, updates: int, threads: int, n: int = 1) -> Other:
+    """A side that trains, as n processes of so many threads each."""
+    return Other([f"from lab.speed.bench_peers import pace; pace({side!r}, {forced}, {updates}, {threads})"] * n, threads, ranks=n > 1)
+
+
+def serving(side: str, forced: bool, threads: int, n: int = 1) -> Other:
+    """A side that samples, as n processes; each has its part of the prompts."""
+    code = "from lab.speed.bench_peers import serve; serve({!r}, {}, {}, {}, {})"
+    return Other([code.format(side, forced, threads, i, n) for i in range(n)], threads)
 
 
 def update(rounds: int = 7, paged_rounds: int = 3, threads: int = 2) -> None:
@@ -390,9 +416,9 @@ def reward(seeds: int = 3, target: float = 0.9, threads: int = 2) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ sampler
-def serve(side: str, forced: bool, threads: int) -> None:
+def serve(side: str, forced: bool, threads: int, part: int, parts: int) -> None:
     """One side in a process of its own, because vLLM takes over the threads of its process: a line in, `DONE seconds tokens` out."""
-    run = sampling(side, forced, threads)
+    run = sampling(side, forced, threads, part, parts)
     for _ in sys.stdin:
         start = time.perf_counter()
         tokens = run()
@@ -408,11 +434,9 @@ def sampler(rounds: int = 7, threads: int = 2) -> None:
     for case, forced in (("stopping", False), ("forced", True)):
         rates: dict[str, list[float]] = {side: [] for side in names}
         with ExitStack() as stack:
-            code = "from lab.speed.bench_peers import serve; serve({!r}, {}, {})"
-            sides = {side: stack.enter_context(Other(code.format(side, forced, threads), threads)) for side in names}
+            sides = {side: stack.enter_context(serving(side, forced, threads)) for side in names}
             for _ in tqdm(range(rounds + 1), desc=case):  # the first one warms up
                 for side, other in sides.items():
-                    other.go()
                     seconds, tokens = other.answer()
                     rates[side].append(tokens / seconds)
         rates = {side: values[1:] for side, values in rates.items()}
@@ -423,9 +447,47 @@ def sampler(rounds: int = 7, threads: int = 2) -> None:
     save("sampler", result)
 
 
+# ------------------------------------------------------------------------------------------------ ways
+SIDES = {"update": ("ours", "trl"), "sampling": ("ours", "model.generate", "vllm")}
+
+
+def ways(rounds: int = 7, threads: int = 2) -> None:
+    """Tokens a second of updates and samplers, on the same cores in two ways: one process with all threads, and two processes with half of
+    them each, which share the tasks. Updates exchange episodes and gradients then (ours by torchrun's rules, TRL's by accelerate's)."""
+    result = {"command": f"python -m lab.speed.bench_peers ways --rounds {rounds} --threads {threads}", "rounds": rounds, **peers(threads)}
+    for what, names in SIDES.items():
+        result[what] = {}
+        for case, forced in (("stopping", False), ("forced", True)):
+            rates: dict[tuple[str, int], list[float]] = {(side, n): [] for side in names for n in (1, 2)}
+            with ExitStack() as stack:
+                start = partial(updating, updates=rounds + 1) if what == "update" else serving
+                sides = {(side, n): stack.enter_context(start(side, forced, threads=threads // n, n=n)) for side, n in rates}
+                for _ in tqdm(range(rounds + 1), desc=f"{what}, {case}"):  # the first one warms up
+                    for which, other in sides.items():
+                        seconds, tokens = other.answer()
+                        rates[which].append(tokens / seconds)
+            rates = {which: values[1:] for which, values in rates.items()}
+            result[what][case] = compared(rates)
+            print(json.dumps(result[what][case], indent=1), flush=True)
+    save("ways", result)
+
+
+def compared(rates: dict[tuple[str, int], list[float]]) -> dict:
+    """Of each side both ways, and how much faster ours is, each side in its faster way (by the median)."""
+    out, best = {}, {}
+    for side in dict.fromkeys(side for side, _ in rates):
+        one, two = rates[side, 1], rates[side, 2]
+        out[side] = {"one": spread(one), "two": spread(two), "two_over_one": spread([b / a for a, b in zip(one, two)])}
+        best[side] = max(one, two, key=statistics.median)
+    for side in out:
+        if side != "ours":
+            out[side]["ours_is_faster"] = spread([a / b for a, b in zip(best["ours"], best[side])])
+    return out
+
+
 def spread(values: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 3), "low": round(min(values), 3), "high": round(max(values), 3)}
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"update": update, "sampler": sampler, "reward": reward})
+    tyro.extras.subcommand_cli_from_dict({"update": update, "sampler": sampler, "reward": reward, "ways": ways})
