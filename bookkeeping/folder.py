@@ -184,7 +184,8 @@ def is_plain(value, default) -> bool:
     return type(value) is type(default)
 
 
-CODE = re.compile(r"^(?!jsonl:|reasoning_gym:).*:|,(scorer|expert)=[^,]*:")  # FILE:NAME
+# FILE:NAME. Commas and line ends may be part of a file's name.
+CODE = re.compile(r"^(?!jsonl:|reasoning_gym:).*:|,(scorer|expert)=.*:", re.DOTALL)
 
 
 def refuse_code(folder: Path, env: str, typed: str | None) -> None:
@@ -233,10 +234,15 @@ def trim(folder: Path, update: int, finished: bool = True) -> None:
 
 
 def mend(folder: Path) -> None:
-    """Drop a last line that a kill cut in two: what is appended next would be glued to it."""
-    for name in LOGS:
-        if (folder / name).exists() and not (folder / name).is_symlink():
-            with open(folder / name, "rb+") as f:
+    """Drop a last line that a kill cut in two: what is appended next would be glued to it.
+
+    A log that is a link is replaced by a copy: nothing is cut or appended where it points to.
+    """
+    for path in (folder / name for name in LOGS):
+        if path.is_symlink() and path.is_file():
+            write_whole(path, path.read_text("utf-8", "replace"))
+        if path.is_file():
+            with open(path, "rb+") as f:
                 f.truncate(f.read().rfind(b"\n") + 1)
 
 

@@ -192,7 +192,7 @@ def rows_of(data: bytes) -> tuple[str, Iterator[dict[str, float]], float]:
     head = text[: MOST_LINE + 1].lstrip()
     if '"log_history"' in text:
         return "trainer_state.json", state_rows(text), planned_steps(text)
-    first = head.split("\n", 1)[0]
+    first = re.split(r"[\r\n]", head, maxsplit=1)[0]
     if head.startswith("{") and first.rstrip().endswith("}") and '"' in first:
         return "JSON lines", jsonl_rows(text), 0.0
     delimiter = table_delimiter(first)
@@ -272,7 +272,7 @@ def table_delimiter(first: str) -> str | None:
 
 def csv_rows(text: str, delimiter: str) -> Iterator[dict[str, float]]:
     """wandb's export: "Step", "RUN - train/reward", …__MIN, …__MAX. Of several runs, the first."""
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
+    reader = csv.reader(io.StringIO(text, newline=None), delimiter=delimiter)
     try:
         head = [cell.strip() for cell in next(reader)][:MOST_COLUMNS]
         titles = [(i, run_and_name(cell)) for i, cell in enumerate(head)]

@@ -231,8 +231,8 @@ class Head(torch.autograd.Function):
     backward only has to multiply by a number. Else forward keeps only log Σ exp, and backward
     computes the logits again. (A card would need 0.3 GB more, and nobody has measured it there.)
 
-    All happens in one buffer. Autograd with a checkpoint per chunk takes six, and 11 GB instead of
-    0.7 for 16,320 tokens and V = 151,936, since glibc's heap does not fill the holes they leave.
+    Two buffers at once. Autograd with a checkpoint per chunk takes six, and 11 GB instead of 0.7
+    for 16,320 tokens and V = 151,936, since glibc's heap does not fill the holes that they leave.
     """
 
     @staticmethod
@@ -303,6 +303,7 @@ class Head(torch.autograd.Function):
         return up.div_(ctx.temperature) if slope is None else up.mul_(slope).div_(ctx.temperature)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, grad, _):
         if ctx.once:
             (directions,) = ctx.saved_tensors

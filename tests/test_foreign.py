@@ -107,6 +107,11 @@ def test_of_wandbs_csv_of_several_runs_the_first_is_read():
     assert logs.collect(list(rows)).columns == {"reward": [0.5, 0.6], "groups_with_signal": [0.75, 0.5]}
 
 
+def test_a_table_may_end_its_lines_as_an_old_mac_does():
+    kind, rows, _ = logs.rows_of(b"step,reward\r1,0.5\r2,0.4\r")
+    assert kind == "CSV" and logs.collect(list(rows)).columns == {"reward": [0.5, 0.4]}
+
+
 def test_older_names_and_quoted_or_numpy_numbers_are_read():
     old = (
         "{'loss': '0.0', 'reward': 1.16, 'reward_std': 0.9, 'rewards/accuracy_reward': 0.33, 'completion_length': 834.3, 'kl': nan, "

@@ -396,6 +396,7 @@ def test_every_file_of_ours_that_an_environment_imports_is_in_its_hash(env, tmp_
 
 def test_a_run_folder_cannot_bring_its_own_scorer(tmp_path):
     code = ["jsonl:rows.jsonl,scorer=evil.py:f", "jsonl:rows.jsonl,scorer=evil.pyc:f", "reasoning_gym:x,expert=evil.py:f", "evil.so:Env"]
+    code += ["jsonl:rows.jsonl,scorer=a,b.py:f", "x\ny.py:Env"]
     none = ["jsonl:rows.jsonl", "jsonl:rows.jsonl,held_out=t.jsonl,scorer=number", "reasoning_gym:x,words=3", "letters"]
     for env in [*code, *none]:
         if env in code:

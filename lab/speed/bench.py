@@ -95,8 +95,8 @@ def train(rounds: int = 3, threads: int = 2) -> None:
         case = json.loads(out.stdout.splitlines()[-1])
         D, layers, inner, q, kv, r = 128, 4, 384, 128, 64, 32  # pico_base
         linear = layers * (2 * D * q + 2 * D * kv + 3 * D * inner + r * (2 * (D + q) + 2 * (D + kv) + 3 * (D + inner)))
-        # a token's multiplications: twice forward, twice for its inputs' gradient; attention to half of the length; the head three times
-        case["work"] = round(case["tokens"] * 2 * (2 * linear + 3 * layers * q * length + 3 * D * vocabulary) / 1e9, 1)
+        # a token's multiplications: twice forward, twice for its inputs' gradient; attention to half of the length; the head twice
+        case["work"] = round(case["tokens"] * 2 * (2 * linear + 3 * layers * q * length + 2 * D * vocabulary) / 1e9, 1)
         case["gflops_per_second"] = round(case["work"] / case["seconds"], 1)
         result["cases"].append(case)
         print(json.dumps(case), flush=True)

@@ -16,6 +16,7 @@ to generate are timed.
 
 import json
 import os
+import shlex
 import signal
 import socket
 import statistics
@@ -23,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -291,15 +293,24 @@ class Other:
         """Let them go; the seconds of the slowest, and the tokens of all."""
         for process in self.processes:
             process.send_signal(signal.SIGCONT)
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        lines = [next((line for line in p.stdout if line.startswith("DONE")), None) for p in self.processes]
+            with suppress(BrokenPipeError):  # it has ended, which is told below
+                process.stdin.write("go\n")
+                process.stdin.flush()
+        with ThreadPoolExecutor(len(self.processes)) as pool:
+            lines = list(pool.map(self.done, self.processes))
         if None in lines:
-            raise SystemExit(f"a side has ended; run it alone to see why: python -c '{self.codes[lines.index(None)]}'")
+            raise SystemExit(f"a side has ended; run it alone to see why: yes | python -c {shlex.quote(self.codes[lines.index(None)])}")
         for process in self.processes:
             process.send_signal(signal.SIGSTOP)
         _, seconds, tokens = zip(*(line.split()[:3] for line in lines))
         return max(map(float, seconds)), sum(map(float, tokens))
+
+    def done(self, process) -> str | None:
+        """The next answer of a process. If it has ended all are killed, for a rank would wait hours for the other."""
+        line = next((line for line in process.stdout if line.startswith("DONE")), None)
+        for other in self.processes if line is None else ():
+            other.kill()
+        return line
 
     def __enter__(self):
         return self
@@ -454,6 +465,8 @@ SIDES = {"update": ("ours", "trl"), "sampling": ("ours", "model.generate", "vllm
 def ways(rounds: int = 7, threads: int = 2) -> None:
     """Tokens a second of updates and samplers, on the same cores in two ways: one process with all threads, and two processes with half of
     them each, which share the tasks. Updates exchange episodes and gradients then (ours by torchrun's rules, TRL's by accelerate's)."""
+    if threads % 2:
+        raise SystemExit(f"--threads {threads}: two processes share them; give an even number")
     result = {"command": f"python -m lab.speed.bench_peers ways --rounds {rounds} --threads {threads}", "rounds": rounds, **peers(threads)}
     for what, names in SIDES.items():
         result[what] = {}
