@@ -10,7 +10,7 @@ policy.plain_logprobs computes the same in ten lines. These tricks are exact but
     run rows in pieces that fit a CPU's caches            both: 0.37 of the time (1 thread)
     layers of our own on a CPU (fast/trunk.py)            0.5 to 0.9 of what that leaves
     logits for a chunk of tokens only                     0.8 GB (16,320 tokens, V 151,936)
-    and their gradient at once, where the head is frozen  0.96 to 0.98
+    and their gradient at once, where the head is frozen  0.97; 0.57 (V 151,936)
 
 `python -m lab.speed.bench train` has today's time and memory; the shares above were measured once,
 each against the file without it.
