@@ -1,11 +1,12 @@
 """Protects lab/speed/limits.py: operations are those that torch counts, bytes those that a step reads,
-and a smaller copy is never the slower limit."""
+and a smaller copy is never the slower limit. And lab/speed/bench_peers.py: who is asked answers, and is
+compared in its faster way."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.speed import card, limits
+from lab.speed import bench_peers, card, limits
 from lab.speed import memory as plans
 from rollout import Episode
 
@@ -127,3 +128,24 @@ def test_rows_of_swarm_and_letters_are_told_by_what_was_trained_on():
     rows = limits.both(limits.Machine(1e9, {1: 1e9}), limits.shape_of(TINY, 4), 4, [(2.0, 1.0, groups)])
     assert (rows["sampling"]["tokens"], rows["training"]["tokens"]) == (16, 8)
     assert rows["sampling"]["tokens_per_second"] == 8
+
+
+def test_several_processes_answer_as_one_side():
+    """The slowest one's seconds, everybody's tokens; and a line that is no answer is passed over."""
+    code = "import sys\nfor line in sys.stdin: print('loading', flush=True); print('DONE {} {}', flush=True)"
+    with bench_peers.Other([code.format(0.5, 30), code.format(0.75, 10)], threads=1) as side:
+        assert [side.answer() for _ in range(3)] == [(0.75, 40.0)] * 3
+
+
+def test_a_side_that_ends_is_named_and_its_partner_does_not_wait():
+    codes = ["import time; time.sleep(3600)", "'this one ends'"]
+    with bench_peers.Other(codes, threads=1) as side, pytest.raises(SystemExit, match="a side has ended; run it alone"):
+        side.answer()
+    assert all(process.returncode is not None for process in side.processes)
+
+
+def test_each_side_is_compared_in_its_faster_way():
+    rates = {("ours", 1): [8.0, 8.0, 9.0], ("ours", 2): [6.0, 6.0, 6.0], ("vllm", 1): [3.0, 3.0, 3.0], ("vllm", 2): [4.0, 4.0, 3.0]}
+    found = bench_peers.compared(rates)
+    assert found["vllm"]["ours_is_faster"] == {"median": 2.0, "low": 2.0, "high": 3.0}
+    assert found["ours"]["two_over_one"]["median"] == 0.75 and "ours_is_faster" not in found["ours"]
