@@ -240,7 +240,7 @@ def mend(folder: Path) -> None:
     """
     for path in (folder / name for name in LOGS):
         if path.is_symlink() and path.is_file():
-            write_whole(path, path.read_text("utf-8", "replace"))
+            write_whole(path, path.read_text(encoding="utf-8", errors="replace"))
         if path.is_file():
             with open(path, "rb+") as f:
                 f.truncate(f.read().rfind(b"\n") + 1)
