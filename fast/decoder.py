@@ -70,7 +70,7 @@ class FastDecoder:
         self.n_q = self.config.num_attention_heads
         self.eps = self.config.rms_norm_eps
         self.sync()
-        self.sides = {}  # see normed
+        self.sides = {}  # {n: (√(n · eps), 1/√n)}, for rms_norm over n channels
         for n in (self.config.hidden_size, self.head_dim):
             self.sides[n] = self.embed.new_tensor((n * self.eps) ** 0.5), n**-0.5
 
@@ -121,23 +121,23 @@ class FastDecoder:
         turns = self.turns[positions][:, None]  # [N, 1, d/2]
         N, n_qk, d = len(x), self.n_q + self.n_kv, self.head_dim
         for layer, w in enumerate(self.layers):
-            h = self.normed(x, w["norm1"])
+            h = self.rms_norm(x, w["norm1"])
             heads = linear(h, *w["qkv"]).view(N, -1, d)  # [N, Hq+2Hkv, d]
             qk = heads[:, :n_qk]
             if w["qk_norm"] is not None:
-                qk.copy_(self.normed(qk, w["qk_norm"]))
+                qk.copy_(self.rms_norm(qk, w["qk_norm"]))
             pairs = qk.float().view(N, n_qk, d // 2, 2)  # no copy in float32
             torch.view_as_complex(pairs).mul_(turns)  # RoPE (Su et al. 2021, §3.4), in place
             if qk.dtype != torch.float32:
                 qk.copy_(pairs.flatten(-2))
             x = linear(attend(layer, heads), *w["o"]).add_(x)
-            h = self.normed(x, w["norm2"])
+            h = self.rms_norm(x, w["norm2"])
             gate, up = linear(h, *w["gate_up"]).chunk(2, -1)
             x = linear(F.silu(gate).mul_(up), *w["down"]).add_(x)
-        x = self.normed(x if last is None else x[last], self.norm)
+        x = self.rms_norm(x if last is None else x[last], self.norm)
         return product(x, self.head).float()
 
-    def normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """weight · x / √(mean x² + eps), over the last axis (Zhang & Sennrich 2019, eq. 4).
 
         A card has a kernel for it. On a CPU torch's rms_norm is eight operations, and these are

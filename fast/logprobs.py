@@ -231,8 +231,9 @@ class Head(torch.autograd.Function):
     backward only has to multiply by a number. Else forward keeps only log Σ exp, and backward
     computes the logits again. (A card would need 0.3 GB more, and nobody has measured it there.)
 
-    Two buffers at once. Autograd with a checkpoint per chunk takes six, and 11 GB instead of 0.7
-    for 16,320 tokens and V = 151,936, since glibc's heap does not fill the holes that they leave.
+    Two tensors [chunk, V] exist at once. Autograd with a checkpoint per chunk takes six, and 11 GB
+    instead of 0.7 for 16,320 tokens and V = 151,936, since glibc's heap does not fill the holes
+    that they leave.
     """
 
     @staticmethod

@@ -151,6 +151,7 @@ class Layer(torch.autograd.Function):
         d_inner = torch.empty_like(inner)
         d_gate, d_up = d_inner.chunk(2, -1)
         torch.mul(d_act, act, out=d_up)
+        # Four operations in one: about 2% of training.
         torch.ops.aten.silu_backward.grad_input(d_act.mul_(up), gate, grad_input=d_gate)
         normed = middle * r2
         d_h = back("gate_up", gate_up, d_inner, normed * norm2)

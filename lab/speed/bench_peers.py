@@ -256,7 +256,7 @@ def side_by_side(side: str, forced: bool, rounds: int, threads: int) -> dict:
     for TRL's continuous batching never rests."""
     ours, mine, theirs = Ours(forced), [], []
     ours.update()
-    with updating(side, forced, rounds + 1, threads) as other:
+    with trainers(side, forced, rounds + 1, threads) as other:
         for _ in tqdm(range(rounds + 1), desc=f"{'forced' if forced else 'stopping'}, {side}"):
             seconds, tokens = other.answer()
             theirs.append({"seconds": seconds, "tokens": tokens})
@@ -279,7 +279,7 @@ class Other:
     libraries spin while they wait. One process runs each of `codes`; ranks: they train together."""
 
     def __init__(self, codes: list[str], threads: int, ranks: bool = False):
-        self.codes, self.processes = codes, []
+        self.codes, self.processes, self.ended = codes, [], []
         with socket.create_server(("localhost", 0)) as free:
             meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(len(codes))}
         for i, code in enumerate(codes):
@@ -297,19 +297,21 @@ class Other:
                 process.stdin.write("go\n")
                 process.stdin.flush()
         with ThreadPoolExecutor(len(self.processes)) as pool:
-            lines = list(pool.map(self.done, self.processes))
-        if None in lines:
-            raise SystemExit(f"a side has ended; run it alone to see why: yes | python -c {shlex.quote(self.codes[lines.index(None)])}")
+            lines = list(pool.map(self.next_answer, range(len(self.processes))))
+        if self.ended:
+            raise SystemExit(f"a side has ended; run it alone to see why: yes | python -c {shlex.quote(self.ended[0])}")
         for process in self.processes:
             process.send_signal(signal.SIGSTOP)
         _, seconds, tokens = zip(*(line.split()[:3] for line in lines))
         return max(map(float, seconds)), sum(map(float, tokens))
 
-    def done(self, process) -> str | None:
+    def next_answer(self, i: int) -> str | None:
         """The next answer of a process. If it has ended all are killed, for a rank would wait hours for the other."""
-        line = next((line for line in process.stdout if line.startswith("DONE")), None)
-        for other in self.processes if line is None else ():
-            other.kill()
+        line = next((line for line in self.processes[i].stdout if line.startswith("DONE")), None)
+        if line is None:
+            self.ended.append(self.codes[i])  # first the one that ended by itself
+            for process in self.processes:
+                process.kill()
         return line
 
     def __enter__(self):
@@ -321,12 +323,12 @@ class Other:
             process.wait()
 
 
-def updating(side: str, forced: bool, updates: int, threads: int, n: int = 1) -> Other:
+def trainers(side: str, forced: bool, updates: int, threads: int, n: int = 1) -> Other:
     """A side that trains, as n processes of so many threads each."""
     return Other([f"from lab.speed.bench_peers import pace; pace({side!r}, {forced}, {updates}, {threads})"] * n, threads, ranks=n > 1)
 
 
-def serving(side: str, forced: bool, threads: int, n: int = 1) -> Other:
+def samplers(side: str, forced: bool, threads: int, n: int = 1) -> Other:
     """A side that samples, as n processes; each has its part of the prompts."""
     code = "from lab.speed.bench_peers import serve; serve({!r}, {}, {}, {}, {})"
     return Other([code.format(side, forced, threads, i, n) for i in range(n)], threads)
@@ -445,7 +447,7 @@ def sampler(rounds: int = 7, threads: int = 2) -> None:
     for case, forced in (("stopping", False), ("forced", True)):
         rates: dict[str, list[float]] = {side: [] for side in names}
         with ExitStack() as stack:
-            sides = {side: stack.enter_context(serving(side, forced, threads)) for side in names}
+            sides = {side: stack.enter_context(samplers(side, forced, threads)) for side in names}
             for _ in tqdm(range(rounds + 1), desc=case):  # the first one warms up
                 for side, other in sides.items():
                     seconds, tokens = other.answer()
@@ -473,19 +475,19 @@ def ways(rounds: int = 7, threads: int = 2) -> None:
         for case, forced in (("stopping", False), ("forced", True)):
             rates: dict[tuple[str, int], list[float]] = {(side, n): [] for side in names for n in (1, 2)}
             with ExitStack() as stack:
-                start = partial(updating, updates=rounds + 1) if what == "update" else serving
+                start = partial(trainers, updates=rounds + 1) if what == "update" else samplers
                 sides = {(side, n): stack.enter_context(start(side, forced, threads=threads // n, n=n)) for side, n in rates}
                 for _ in tqdm(range(rounds + 1), desc=f"{what}, {case}"):  # the first one warms up
                     for which, other in sides.items():
                         seconds, tokens = other.answer()
                         rates[which].append(tokens / seconds)
             rates = {which: values[1:] for which, values in rates.items()}
-            result[what][case] = compared(rates)
+            result[what][case] = best_against_best(rates)
             print(json.dumps(result[what][case], indent=1), flush=True)
     save("ways", result)
 
 
-def compared(rates: dict[tuple[str, int], list[float]]) -> dict:
+def best_against_best(rates: dict[tuple[str, int], list[float]]) -> dict:
     """Of each side both ways, and how much faster ours is, each side in its faster way (by the median)."""
     out, best = {}, {}
     for side in dict.fromkeys(side for side, _ in rates):
