@@ -35,7 +35,7 @@ from bookkeeping.episodes import save_evaluation
 from bookkeeping.guard import guarded, preflight
 from fast import parallel
 from fast.ahead import InTurn
-from fast.engine import here, make_sampler
+from fast.engine import cpu_threads, here, make_sampler
 from fast.plan import choose_model
 from policy import Policy, load_policy
 from rollout import Episode, play
@@ -212,10 +212,9 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     check(cfg)
     preflight(cfg)
     run_folder.tell_changed(folder, cfg.env)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
+    torch.set_num_threads(cpu_threads(cfg, policy))
     update = load_checkpoint(saved, policy)[1]["update"]  # the moments are not kept
     print(f"{folder} after {update} updates; {why}\n{here(cfg, policy)}")
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)

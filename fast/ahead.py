@@ -38,7 +38,7 @@ from pathlib import Path
 import torch
 
 from fast import parallel
-from fast.engine import here, make_sampler
+from fast.engine import cpu_threads, here, make_sampler
 from fast.memory import CannotGoOn, give_back_memory, memory_folder, sweep
 from fast.plan import (
     CONTEXT,
@@ -412,7 +412,7 @@ def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_
     load() -> the same policy again; make_env(level) -> an environment; task_seeds(update) -> seeds.
     Also sets torch's CPU threads: half of them are for a second process.
     """
-    threads = cfg.threads or torch.get_num_threads()
+    threads = cpu_threads(cfg, policy)
     half = max(1, threads // 2)
     torch.set_num_threads(half if cfg.async_rollouts else threads)
     if cfg.async_rollouts:

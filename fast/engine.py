@@ -6,15 +6,20 @@ Run me: `python -m fast.engine` says which one samples from pico_base here, and 
 """
 
 import importlib.util
+import os
 import platform
 
 import torch
 
 from fast import parallel
 from fast.decoder import FastDecoder
+from fast.machine import quota
 from fast.plan import card_memory, engine_of, longest
 from fast.sampler import TorchSampler
+from fast.trunk import WIDEST
 from policy import PlainSampler, Policy, in_bfloat16
+
+MOST_THREADS = 8  # for a narrow model; nobody has run it on more than two
 
 
 def which(cfg, device) -> tuple[str, str]:
@@ -39,6 +44,20 @@ def which(cfg, device) -> tuple[str, str]:
     return "vllm", "vLLM is installed"
 
 
+def cpu_threads(cfg, policy: Policy) -> int:
+    """--threads, or what OMP_NUM_THREADS says, or torch's choice within reason.
+
+    More threads than cores wait for each other. A short run took 75 s with 64 threads on two cores,
+    and 16 with two; 24 with two where a container may use one core, and 17 with one.
+    """
+    most = torch.get_num_threads()
+    if cfg.threads or "OMP_NUM_THREADS" in os.environ:
+        return cfg.threads or most
+    if policy.lm.config.get_text_config().hidden_size <= WIDEST:
+        most = min(most, MOST_THREADS)
+    return min(most, max(1, int(quota() or most)))
+
+
 def here(cfg, policy: Policy) -> str:
     """One line: on which device, in which number format and with which engine, and why."""
     engine, why = which(cfg, policy.device)
@@ -55,7 +74,8 @@ def here(cfg, policy: Policy) -> str:
     elif kind == "mps":
         where = "Apple's GPU (MPS), on which we have not run it"
     else:
-        where = f"{platform.machine()} CPU with {torch.get_num_threads()} threads"
+        n = torch.get_num_threads()
+        where = f"{platform.machine()} CPU with {n} thread{'s' * (n != 1)}"
         if torch.backends.mps.is_available() and not reasons:
             reasons.append(f"a guess: {size} are faster here than on MPS, try --device mps")
         elif not reasons:

@@ -6,6 +6,7 @@
     files that are memory   /dev/shm         no such thing    no such thing
     a file on the disk      fsync            fsync            fsync of what may be written
     a folder's names        fsync            fsync            the system's business
+    a container's quota     cgroup           no such thing    no such thing
 
 Only Linux is run by us; tests/test_machine.py takes away what the others lack.
 
@@ -45,6 +46,20 @@ def shared_memory() -> Path | None:
     """A folder whose files are in memory and whose folders can be locked, or None."""
     usable = SHM.is_dir() and os.access(SHM, os.W_OK) and importlib.util.find_spec("fcntl")
     return SHM if usable else None
+
+
+def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """How many cores this container may use at a time (docker --cpus), or None: no limit, or none
+    that can be read. torch counts all cores that it sees."""
+    try:
+        if (root / "cpu.max").exists():  # version 2
+            most, period = (root / "cpu.max").read_text(encoding="utf-8").split()
+        else:
+            files = (root / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            most, period = (file.read_text(encoding="utf-8") for file in files)
+        return int(most) / int(period) if int(most) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # ValueError: "max"
+        return None
 
 
 def flush(path: Path) -> None:
@@ -140,6 +155,7 @@ def by_thread(seconds: float, call: Callable, *given):
 if __name__ == "__main__":
     print(f"{sys.platform}: at most {peak_memory():.2f} GiB held so far")
     print(f"files in memory: {shared_memory() or 'none here, so they go to the disk'}")
+    print(f"cores: {os.cpu_count()}, of which a container may use: {quota() or 'all'}")
 
     def forever():
         while True:

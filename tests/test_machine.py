@@ -16,11 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import settings
 from bookkeeping import forecast, guard
 from bookkeeping import run as run_records
-from fast import machine, memory
+from fast import engine, machine, memory
 from fast.machine import Hung
 from settings import Config
 
@@ -221,6 +222,40 @@ def test_what_a_system_may_lack_stands_in_one_file_and_text_is_utf8_everywhere(p
                 unsaid.append(node.lineno)
     assert not (found & SOME_LACK) - allowed
     assert not unsaid, "these lines would read or write in the system's own code page"
+
+
+@pytest.mark.parametrize(
+    "files, cores",
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5), ({"cpu.max": "max 100000\n"}, None), ({"cpu.max": ""}, None), ({}, None),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+    ],
+)  # fmt: skip
+def test_a_containers_quota_is_read_in_both_versions_of_cgroups(tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert machine.quota(tmp_path) == cores
+
+
+@pytest.mark.parametrize(
+    "asked, said, limit, width, threads",
+    [
+        (0, None, None, 128, 8), (0, None, 2.5, 128, 2), (0, None, 0.5, 128, 1), (0, None, 16, 128, 8),  # fewer, and never 0
+        (0, None, None, 1024, 64), (0, None, 2, 1024, 2),  # a wide model has work for all
+        (0, "64", 2, 128, 64), (3, None, 2, 128, 3), (3, "64", 2, 128, 3),  # who says how many gets them
+    ],
+)  # fmt: skip
+def test_a_run_takes_no_more_threads_than_it_may_use(monkeypatch, asked, said, limit, width, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(engine, "quota", lambda: limit)
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=width))
+    policy = SimpleNamespace(lm=SimpleNamespace(config=config))
+    assert engine.cpu_threads(Config(threads=asked), policy) == threads
 
 
 # ------------------------------------------------------------------------------------------------ the first seconds
