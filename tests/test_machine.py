@@ -101,7 +101,7 @@ def test_it_says_what_it_chose_and_why(on_windows):
     text, _ = on_windows
     assert "\nno CUDA device, so the embedded pico_base (0.9M parameters) plays the policy\n" in text
     (here,) = [line for line in text.splitlines() if line.startswith("here: ")]
-    assert here.endswith(" CPU with 1 threads, float32, our own sampler (no CUDA device; vLLM is for NVIDIA cards)")
+    assert here.endswith(" CPU with 1 thread, float32, our own sampler (no CUDA device; vLLM is for NVIDIA cards)")
 
 
 def test_an_environment_that_loops_costs_its_own_episodes_there_too(on_windows):

