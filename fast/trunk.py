@@ -18,8 +18,8 @@ read. `Layer` is one operation, with a backward pass written by hand after the s
 
 Not built, for threads in autograd are hard to follow: two Python threads with half of the rows each
 take 0.86 of the time on two cores, and two processes 0.80 (64 replies of 256 tokens). Attention's
-heads in two threads beside OpenMP's own take longer: where there are more threads than cores, OpenMP's
-no longer spin between operations but sleep, and every operation waits for one to wake.
+heads in two threads beside OpenMP's own take longer than now: where there are more threads than
+cores, OpenMP's no longer spin between operations but sleep, and every operation wakes one first.
 
 Of the time of transformers' layers, cut and shared as in fast/logprobs.py (pico_base, one thread,
 a prompt of 115 tokens): 0.91 with eight replies of 75 tokens, 0.55 with eight of 256, and 0.49 with
