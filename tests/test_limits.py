@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.speed import bench_peers, card, limits
+from lab.speed import bench_peers, card, limits, sides
 from lab.speed import memory as plans
 from rollout import Episode
 
@@ -133,13 +133,13 @@ def test_rows_of_swarm_and_letters_are_told_by_what_was_trained_on():
 def test_several_processes_answer_as_one_side():
     """The slowest one's seconds, everybody's tokens; and a line that is no answer is passed over."""
     code = "import sys\nfor line in sys.stdin: print('loading', flush=True); print('DONE {} {}', flush=True)"
-    with bench_peers.Other([code.format(0.5, 30), code.format(0.75, 10)], threads=1) as side:
+    with sides.Other([code.format(0.5, 30), code.format(0.75, 10)], threads=1) as side:
         assert [side.answer() for _ in range(3)] == [(0.75, 40.0)] * 3
 
 
 def test_a_side_that_ends_is_named_and_its_partner_does_not_wait():
     codes = ["import time; time.sleep(3600)", "'this one ends'"]
-    with bench_peers.Other(codes, threads=1) as side, pytest.raises(SystemExit, match="a side has ended; run it alone.*this one ends"):
+    with sides.Other(codes, threads=1) as side, pytest.raises(SystemExit, match="a side has ended; run it alone.*this one ends"):
         side.answer()
     assert all(process.returncode is not None for process in side.processes)
 

@@ -29,7 +29,8 @@ import settings
 from lab.common import table
 from lab.speed import memory as plans
 from lab.speed.bench import BENCH_SEEDS, learn, save, versions
-from lab.speed.bench_peers import Ours, spread
+from lab.speed.bench_peers import spread
+from lab.speed.sides import Ours
 from policy import PICO_SWARM, load_policy
 from rollout import Episode, play
 

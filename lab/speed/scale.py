@@ -38,7 +38,7 @@ from lab.common import RESULTS, ROOT, read_json
 from lab.speed import limits
 from lab.speed import memory as plans
 from lab.speed.bench import learn, save, versions
-from lab.speed.bench_peers import Coin, prompts_of
+from lab.speed.sides import Coin, prompts_of
 from policy import PICO, Policy, load_policy
 from rollout import Episode
 
