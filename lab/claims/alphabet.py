@@ -168,8 +168,10 @@ def page() -> None:
         "work",
     )
     lines += [*table(head, rows), "", beside_theirs()]
-    reward, perfect = (less(found["sampled"]["grpo"], found["sampled"]["begun"]) for found in (rewards, exact))
-    lines += ["", f"Sampled, GRPO minus the base that is begun: reward {reward.signed()}, perfect {perfect.points()}."]
+    lines += ["", "Sampled, GRPO minus this:", ""]
+    for arm in ("begun", "sft_derives"):
+        reward, perfect = (less(found["sampled"]["grpo"], found["sampled"][arm]) for found in (rewards, exact))
+        lines.append(f"* {ARMS[arm].what if arm in ARMS else BASES[arm]}: reward {reward.signed()}, perfect {perfect.points()}")
     lines += ["", "![each seed](arms.png)", "", "## What was swept", "", "Seed 0, development lists (n = 256), mean reward at the end.", ""]
     lines += sweep_tables(STUDY, "reward | work", lambda name: [f"{development(STUDY, name):.3f}", f"{study.work(STUDY, name):.1f}"])
     write_page(STUDY.out / "README.md", lines)

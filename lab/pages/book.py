@@ -64,7 +64,7 @@ def letters() -> str:
     row = lambda what, rows: [what, letters_table.percent(rows), len(rows[0]), len(rows)]
     alone, n = read("letters/others.json"), s["config"]["sft_examples"]
     body = [row("the base, before anything", alone["base"]),
-            row("the base, its tally begun for it (two letters given)", alone["begun"]),
+            row("the base, each reply begun with the first two letters of a tally", alone["begun"]),
             row(f"after SFT on {n} demonstrations of the method", scores["sft_derives"]),
             row(f"where GRPO begins: {s['config']['sft_steps']} steps of SFT on {n} demonstrations without the method", scores["start"]),
             row(f"after {s['updates']} updates of GRPO from there", scores["grpo"])]  # fmt: skip
