@@ -78,7 +78,7 @@ def verdicts(rows: list[dict]) -> list[str]:
     )  # fmt: skip
     table = []
     for row in rows:
-        digits, scale, unit = (1, 100, "%") if row["what"] == "exact" else (3, 1, "")
+        digits, scale, unit = tables.scale(row["what"])
         d, mean = row["d"], lambda x: f"{scale * x:.{digits}f}{unit}"  # noqa: B023
         table.append([
             row["tasks"] + (" (trained)" if row["trained"] else ""), row["what"],
@@ -101,8 +101,7 @@ def final_results(arms: list[Arm]) -> list[str]:
     def cell(arm: Arm, tasks: str) -> str:
         if not all(tasks in run.final for run in arm.runs):
             return ""
-        mean = final_mean(arm, tasks, what)
-        return mean.percent() if what == "exact" else mean.text()
+        return tables.interval(what, final_mean(arm, tasks, what))
 
     table = [[f"{arm.letter}: {arm.label}", *(cell(arm, t) for t in sets)] for arm in arms]
     measure = "Exactly right" if what == "exact" else "Mean reward"

@@ -191,15 +191,8 @@ def evaluation_table(summary: dict, evals: list[dict]) -> list[str]:
             "after_sft": "after SFT (0)",
             "final": f"{update} (final)",
         }
-        row = [titles.get(stage, str(update))]
-        for name, what in columns:
-            if name not in here:
-                row.append("")
-            elif what == "exact":
-                row.append(metrics.mean(here[name]["exact"]).percent())
-            else:
-                row.append(tables.cell(here[name], what))
-        rows.append(row)
+        cells = [tables.cell(here.get(name, {}), what) for name, what in columns]
+        rows.append([titles.get(stage, str(update)), *cells])
     title = ["update", *(f"{name}, {tables.label(what)}" for name, what in columns)]
     sentence = f"Greedy, the same {n} development tasks every time; {measured}, with 95% intervals."
     return [sentence, "", *tables.grid(title, rows)]

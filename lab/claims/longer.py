@@ -19,7 +19,7 @@ from env_letters import Letters
 from lab.claims import lengths, study
 from lab.claims.ledger import as_share
 from lab.claims.letters import begun
-from lab.claims.study import KEPT, REPORT, Arm, Study, over_seeds, percent, played_runs, versions
+from lab.claims.study import KEPT, Arm, Study, over_seeds, percent, played_runs, versions
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page
 
 N, N_CURVE = 512, 128  # held-out tasks of a tier, and of a length
@@ -40,7 +40,7 @@ DECODINGS = {"greedy": 0.0, "sampled": 1.0}
 
 
 def keeps(name: str) -> tuple[str, ...]:
-    return (*REPORT, "report.html") if name == "climbs-0" else (*KEPT, "metrics.jsonl") if name.startswith("climbs") else KEPT
+    return (*KEPT, "metrics.jsonl") if name.startswith("climbs") else KEPT
 
 
 STUDY = Study(Path("runs/longer"), RESULTS / "longer", ARMS, (0, 1, 2), "exact", lambda name: FLAGS, keeps)

@@ -370,7 +370,7 @@ def run(rows: dict[int, list[tuple[str, str]]]) -> tuple[dict[int, list], dict]:
     if missing := rows.keys() - found.keys():
         raise SystemExit(f"these lines of pico.py did not run: {sorted(missing)}; change STORY")
     names["printed"] = printed.getvalue()
-    return found, names | words_of(names) | made_up()
+    return found, names | made_up()
 
 
 def line_with(text: str) -> int:

@@ -32,7 +32,7 @@ from settings import Config
 BENCH_SEEDS = 2_600_000_000
 
 
-def rows_of(lengths: list[int], vocabulary: int, device="cpu"):
+def rows_of(lengths: list[int], vocabulary: int):
     """Groups of two episodes each, without a shared prompt, every token but the first eight sampled; one is paid, one is not."""
     rng, groups = np.random.default_rng(0), []
     for g, length in enumerate(lengths):

@@ -26,6 +26,7 @@ import tyro
 from tqdm import tqdm
 
 import settings
+from fast.products import onednn
 from lab.common import table
 from lab.speed import memory as plans
 from lab.speed.bench import BENCH_SEEDS, learn, save, versions
@@ -62,7 +63,7 @@ def products(x: torch.Tensor, w: torch.Tensor) -> dict[str, Callable]:
     """The matrix products x w' that torch has here, by name."""
     ways = {"torch": lambda: torch.nn.functional.linear(x, w)}
     if x.device.type == "cpu" and torch.backends.mkldnn.is_available():
-        ways["oneDNN"] = lambda: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
+        ways["oneDNN"] = lambda: onednn(x, w)
     return ways
 
 

@@ -194,19 +194,7 @@ def alone(world: int, tasks: int, updates: int, threads: int, max_tokens: int | 
     """`one` in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        words = [
-            "-m",
-            "lab.speed.scale",
-            "one",
-            "--out",
-            str(out),
-            "--tasks",
-            str(tasks),
-            "--updates",
-            str(updates),
-            "--threads",
-            str(threads),
-        ]
+        words = f"-m lab.speed.scale one --tasks {tasks} --updates {updates} --threads {threads} --out".split() + [str(out)]
         words += ["--max-tokens", str(max_tokens)] if max_tokens else []
         if world > 1:
             words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), *words]
