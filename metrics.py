@@ -16,11 +16,11 @@ reaches from 26% to 58%: all three may be the same number.
                  means. Never Wilson's: a difference may be negative even if none was seen
 
 Do they cover the truth in 95 of 100 cases? With 2 to 64 made-up values they do in 91 to 100; in 88
-to 99 if whole groups of episodes are right together, and seldom. The coverage of Wilson's depends
-on the true share: 95 on average over shares, 83 at the worst. The bootstrap covers only 50
-of 100 with 2 values and 88 with 8; so it needs 100. Values that are skewed and not between 0 and 1
-(counts, seconds) are covered less: 88 to 93 for exponential ones. tests/test_metrics.py measures
-all of this. Not this: 72 to 87 if one value in 200 is 0 and the others are near 1 (n = 64 to 256).
+to 99 if successes are rare and whole groups of episodes succeed together. Wilson's covers 95 on
+average over true shares, 83 at the worst. The bootstrap covers only 50 of 100 with 2 values and 88
+with 8; so it needs 100. Skewed values that are not between 0 and 1 (counts, seconds) are covered
+less: 88 to 93 for exponential ones. tests/test_metrics.py measures all of this. A weak spot that
+it does not: 72 to 87 if one value in 200 is 0 and the others are near 1 (n = 64 to 256).
 
 No interval of a mean has width 0. If all n values are equal, a share of up to 3.84 / (n + 3.84) of
 those not seen may still differ (Wilson's bound; compare the "rule of three", Hanley and

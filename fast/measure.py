@@ -13,12 +13,14 @@ The columns, means over tokens unless said otherwise:
     ratio, ratio_max, clip_fraction     the loss's importance ratio; share that is clipped
     entropy, mismatch                   nats, before the first step: entropy; |log-prob now -
                                         when sampled|
-    rounding, twice                     nats: the mismatch that rounding explains; if it is
-                                        larger, how far two equal passes differ
+    rounding, twice                     nats: the mismatch that rounding explains; only where
+                                        mismatch is larger: how far two equal passes differ
     approx_kl, kl_ref                   nats: KL(sampler || policy); with kl, KL(policy ||
                                         reference)
     importance, capped                  importance weight; share of the tokens at the cap
-    stop_trained, stretch               what bookkeeping/doctor.py looks at
+    stop_trained                        share of the ends of turns that are in the loss
+    stretch                             change of the loss's log-ratio per change of log-prob: 1,
+                                        or more where a reply's ratio counts as a token's
 
 Run me: `python -m fast.measure` measures two tokens.
 """

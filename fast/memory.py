@@ -1,4 +1,4 @@
-"""Memory that a process lends: a folder in it, and what the C library keeps after `free`.
+"""Memory of a process: a folder that lives in it, and giving freed memory back to the system.
 
 Adapters on their way to a sampler, and batches between processes, only have to live as long as a
 process. They go into a folder in /dev/shm where there is room, which costs no disk.

@@ -21,10 +21,11 @@ take 0.86 of the time on two cores, and two processes 0.80 (64 replies of 256 to
 heads in two threads beside OpenMP's own take longer than now: where there are more threads than
 cores, OpenMP's no longer spin between operations but sleep, and every operation wakes one first.
 
-Of the time of transformers' layers, cut and shared as in fast/logprobs.py (pico_base, one thread,
-a prompt of 115 tokens): 0.91 with eight replies of 75 tokens, 0.55 with eight of 256, and 0.49 with
-two of 1,600. It is for the Llama/Qwen family, and taken only if it computes what the model computes
-on a test; every other model, and every card, takes transformers' layers.
+Time relative to transformers' layers, with rows cut and prompts shared as in fast/logprobs.py
+(pico_base, one thread, a prompt of 115 tokens): 0.91 with eight replies of 75 tokens, 0.55 with
+eight of 256, and 0.49 with two of 1,600. It is for the Llama/Qwen family, and taken only if it
+computes what the model computes on a test; every other model, and every card, takes transformers'
+layers.
 
 Run me: `python -m fast.trunk` compares both, in numbers and time.
 """

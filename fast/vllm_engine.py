@@ -5,11 +5,11 @@
     new weights          the card
 
 The interface is TorchSampler's: token ids in, sampled ids and their log-probs out. No text passes
-through vLLM, so it needs no tokenizer. Two programs that hold the same weights can go wrong by:
+through vLLM, so it needs no tokenizer. Where two programs hold the same weights, three things can go wrong:
 
     stale weights   LoRA: every sync hands the adapter over under a *new* name, number and folder.
                     vLLM keys its prefix cache by the name, so no answer comes from old keys and
-                    values. A version would be no name: SFT changes the weights of version 0. Full
+                    values. The version would not do as a name: SFT changes the weights of version 0. Full
                     fine-tuning: vLLM reloads from the trainer's tensors, then the prefix cache is
                     emptied by hand, because no name has changed.
     another         Log-probs are those of the distribution really sampled from, temperature
