@@ -5,13 +5,14 @@
     new weights          the card
 
 The interface is TorchSampler's: token ids in, sampled ids and their log-probs out. No text passes
-through vLLM, so it needs no tokenizer. Where two programs hold the same weights, three things can go wrong:
+through vLLM, so it needs no tokenizer. Two programs hold the same weights, and three things can go
+wrong:
 
     stale weights   LoRA: every sync hands the adapter over under a *new* name, number and folder.
                     vLLM keys its prefix cache by the name, so no answer comes from old keys and
-                    values. The version would not do as a name: SFT changes the weights of version 0. Full
-                    fine-tuning: vLLM reloads from the trainer's tensors, then the prefix cache is
-                    emptied by hand, because no name has changed.
+                    values. The version would not do as a name: SFT changes the weights of
+                    version 0. Full fine-tuning: vLLM reloads from the trainer's tensors, then the
+                    prefix cache is emptied by hand, because no name has changed.
     another         Log-probs are those of the distribution really sampled from, temperature
     distribution    included (`processed_logprobs`). top-k and top-p are off, and the model's own
                     generation defaults are not read (Qwen3's: 0.7, 0.8, 20). Temperature 0 is
