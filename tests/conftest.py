@@ -220,6 +220,14 @@ def assert_close():
     return check
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """For tests that do not look at a curve: to draw them takes as long as three updates."""
+    import warm
+
+    warm.draw_nothing(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def chromium():
     """A selenium driver of headless Chromium; without one, its tests are skipped and say why."""

@@ -326,37 +326,22 @@ def test_a_refusal_among_answers_costs_one_episode(endpoint, tmp_path):
     assert len(seen) == 8 and list(line["missing"]) == ["2"] and line["reward"] == [1.0] * 7
 
 
-def test_an_environment_that_raises_costs_one_episode(endpoint, tmp_path, monkeypatch):
-    broken = Letters.step
-
-    def step(self, reply):
-        if "poison" in reply:
-            raise ZeroDivisionError("oops")
-        return broken(self, reply)
-
-    monkeypatch.setattr(Letters, "step", step)
-    url, _ = endpoint(lambda h, b: say("poison" if number(b) == 1 else right(b)))
-    _, line = evaluate(tmp_path, url)
-    assert (
-        list(line["missing"]) == ["1"]
-        and line["missing"]["1"].startswith("ZeroDivisionError: oops (test_api.py:")
-        and line["reward"] == [1.0] * 3
-    )
-
-
-def test_an_environment_that_hangs_costs_one_episode_too(endpoint, tmp_path, monkeypatch):
+@pytest.mark.parametrize("hangs, told", [(False, "ZeroDivisionError: oops (test_api.py:"), (True, "Hung: ")], ids=["raises", "hangs"])
+def test_an_environment_that_breaks_costs_one_episode(endpoint, tmp_path, monkeypatch, hangs, told):
     honest = Letters.step
 
     def step(self, reply):
         while "poison" in reply:
-            pass
+            if not hangs:
+                raise ZeroDivisionError("oops")
         return honest(self, reply)
 
     monkeypatch.setattr(Letters, "step", step)
-    monkeypatch.setattr(Letters, "seconds", 0.3, raising=False)
+    if hangs:
+        monkeypatch.setattr(Letters, "seconds", 0.3, raising=False)
     url, _ = endpoint(lambda h, b: say("poison" if number(b) == 1 else right(b)))
     _, line = evaluate(tmp_path, url)
-    assert list(line["missing"]) == ["1"] and line["missing"]["1"].startswith("Hung: ") and line["reward"] == [1.0] * 3
+    assert list(line["missing"]) == ["1"] and line["missing"]["1"].startswith(told) and line["reward"] == [1.0] * 3
 
 
 def test_the_time_limit_ends_it_and_keeps_what_was_done(endpoint, tmp_path):

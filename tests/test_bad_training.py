@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 import env_letters
 import sft
 import train
-import warm
 from bookkeeping.checkpoint import load_checkpoint
 from fast import decoder
+from lab.common import read_lines as lines
 from settings import DEV_SEEDS, SFT_SEEDS
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 SHORT = [
     "--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "3", "--eval-n", "2", "--eval-every", "100",
     "--save-every", "1", "--max-tokens", "16", "--difficulty", "2", "--reward", "partial", "--no-wandb", "--threads", "1", "--warmup", "0",
@@ -28,20 +29,10 @@ SHORT = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    """Nothing here looks at a curve; to draw them takes as long as three updates."""
-    warm.draw_nothing(monkeypatch)
-
-
 def run(monkeypatch, runs: Path, *flags: str) -> Path:
     monkeypatch.setattr(sys, "argv", ["train.py", *SHORT, "--runs", str(runs), "--name", "run", *flags])
     train.main()
     return runs / "run"
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def saved(folder: Path) -> tuple[dict, dict]:

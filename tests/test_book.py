@@ -13,9 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-import env_letters
 import grpo
 import rollout
 import settings
@@ -276,21 +274,6 @@ def test_the_five_answers_stand_where_docs_questions_says():
     for file, function in rows:
         tree = ast.parse((ROOT / file).read_text())
         assert function in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], (file, function)
-
-
-def test_the_reward_is_in_score_reply():
-    task = env_letters.Task("banana", ("a",), (3,))
-    assert env_letters.score_reply(task, "<answer>3</answer>", "binary", True)["reward"] == 1.0
-
-
-def test_group_advantages_drops_the_deviation_when_asked():
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
-    assert grpo.group_advantages(rewards, normalize=False).tolist() == [[0.5, -0.5, -0.5, 0.5]]
-    assert (grpo.group_advantages(rewards).abs() - 1).abs().max() < 1e-4
-
-
-def test_update_is_given_groups_and_changes_the_policy():
-    assert {"policy", "optimizer", "groups"} <= inspect.signature(grpo.update).parameters.keys()
 
 
 def test_a_loss_is_a_name_in_clip_and_a_branch_of_policy_loss(monkeypatch):

@@ -16,18 +16,10 @@ import warm
 from bookkeeping import checkpoint
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, load_tensors, restore, save_checkpoint, save_tensors, set_aside
 from fast.logprobs import token_logprobs
+from helpers import assert_one_sentence, random_rows, write_folder
 from policy import load_policy
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def assert_one_sentence(error: pytest.ExceptionInfo) -> None:
-    text = str(error.value)
-    assert "\n" not in text and 20 < len(text) < 400, text
-
-
-def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(11, 1024, (n, length), generator=torch.Generator().manual_seed(seed))  # [n, length]
 
 
 def train_a_little(policy, steps: int = 3) -> torch.optim.Optimizer:
@@ -133,20 +125,13 @@ def saved(load, tmp_path_factory) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def write(folder: Path, files: dict[str, bytes]) -> Path:
-    folder.mkdir()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
 FILES = ["adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "state.json", "checksum"]
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "empty", "remove", "rename"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(saved, tmp_path, name, harm):
-    folder = write(tmp_path / "c", saved)
+    folder = write_folder(tmp_path / "c", saved)
     assert find_checkpoint(folder) == folder
     content = saved[name]
     if harm == "remove":
@@ -163,7 +148,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(saved, tmp_path, name, 
 
 
 def test_a_checksum_that_is_no_text_is_refused_in_one_sentence(saved, tmp_path):
-    folder = write(tmp_path / "c", saved)
+    folder = write_folder(tmp_path / "c", saved)
     (folder / "checksum").write_bytes(bytes([saved["checksum"][0] ^ 0x80]) + saved["checksum"][1:])
     with pytest.raises(SystemExit) as error:
         find_checkpoint(folder)
@@ -172,12 +157,12 @@ def test_a_checksum_that_is_no_text_is_refused_in_one_sentence(saved, tmp_path):
 
 def test_no_checkpoint_is_no_error(saved, tmp_path):
     assert find_checkpoint(tmp_path / "c") is None
-    write(tmp_path / "c.new", dict(list(saved.items())[:2]))  # killed while the very first one was written
+    write_folder(tmp_path / "c.new", dict(list(saved.items())[:2]))  # killed while the very first one was written
     assert find_checkpoint(tmp_path / "c") is None
 
 
 def test_what_a_file_manager_leaves_does_not_damage_a_checkpoint(saved, tmp_path):
-    folder = write(tmp_path / "c", saved)
+    folder = write_folder(tmp_path / "c", saved)
     (folder / ".DS_Store").write_bytes(b"x")
     (folder / ".ipynb_checkpoints").mkdir()
     assert find_checkpoint(folder) == folder
@@ -185,9 +170,9 @@ def test_what_a_file_manager_leaves_does_not_damage_a_checkpoint(saved, tmp_path
 
 @pytest.mark.parametrize("half_written_new", [False, True])
 def test_between_the_two_renames_the_old_checkpoint_is_found(saved, tmp_path, half_written_new):
-    old = write(tmp_path / "c.old", saved)
+    old = write_folder(tmp_path / "c.old", saved)
     if half_written_new:
-        write(tmp_path / "c.new", {"state.json": b"{"})
+        write_folder(tmp_path / "c.new", {"state.json": b"{"})
     assert find_checkpoint(tmp_path / "c") == old
 
 
@@ -213,7 +198,7 @@ def test_the_one_before_is_kept_and_taken_and_told_where_the_newer_is_damaged(lo
 
 def test_two_damaged_checkpoints_are_one_sentence(saved, tmp_path):
     for name in ("c", "c.old"):
-        write(tmp_path / name, {**saved, "state.json": b"{}"})
+        write_folder(tmp_path / name, {**saved, "state.json": b"{}"})
     with pytest.raises(SystemExit) as error:
         find_checkpoint(tmp_path / "c")
     assert_one_sentence(error)
@@ -328,7 +313,7 @@ def test_the_umask_decides_who_may_read_a_checkpoint(load, tmp_path):
 
 def test_whether_an_older_checkpoint_is_left_is_told(saved, tmp_path):
     for name, older in (("c", "there is no older one"), ("c.old", "so is the one before")):
-        write(tmp_path / name, {**saved, "state.json": b"{}"})
+        write_folder(tmp_path / name, {**saved, "state.json": b"{}"})
         with pytest.raises(SystemExit, match=older):
             find_checkpoint(tmp_path / "c")
 

@@ -2,7 +2,6 @@
 about a training batch is what its episodes say, with an interval over tasks and not over episodes.
 """
 
-import json
 import math
 from functools import partial
 
@@ -12,6 +11,7 @@ import metrics
 from bookkeeping import tables
 from env_alphabet import Alphabet
 from evaluate import evaluate_policy, headline, print_components, summarize
+from lab.common import read_lines as lines
 from rollout import Episode, expert_episode
 from settings import DEV_SEEDS, Config, dev_seeds
 
@@ -24,10 +24,6 @@ def episode(reward: float = 0.0, seed: int = 0, stop: str = "done", **parts: flo
         components={} if broken else parts, stop_reason=stop, messages=[{"role": "user", "content": f"task {seed}"}],
         error="Lost: it" * broken,
     )  # fmt: skip
-
-
-def lines(path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # ---------------------------------------------------------------------------------------------- development tasks

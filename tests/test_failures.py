@@ -16,6 +16,7 @@ import warm
 from bookkeeping import doctor
 from env_letters import Letters
 from fast.sampler import TorchSampler
+from lab.common import read_lines as lines
 from lab.pages import failures as journal
 from learn import failures
 from learn.failures import FAILURES
@@ -29,10 +30,6 @@ MORE = {"learning-rate": ["--updates", "5", "--reward", "partial", "--warmup", "
         "no-variance": ["--difficulty", "8", "--updates", "11", "--k", "2"],
         "stale-adapter": ["--lr", "1e-2", "--updates", "6", "--reward", "partial"],
         "reward-as-correct": ["--updates", "2"], "temperature": ["--updates", "6", "--k", "8", "--reward", "partial"]}  # fmt: skip
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def run(monkeypatch, runs: Path, *flags: str) -> Path:

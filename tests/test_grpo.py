@@ -312,18 +312,6 @@ def test_episodes_in_error_are_left_out(load, make_groups, naive_logprobs, gradi
 
 
 @pytest.mark.parametrize("loss", CLIP)
-def test_a_batch_of_errors_only_does_nothing(load, make_groups, snapshot, loss):
-    policy = load("qwen3", 4)
-    groups = make_groups(policy, [[1.0, 0.0]])
-    for e in groups[0]:
-        e.stop_reason = "error"
-    before = snapshot(policy)
-    stats = run(policy, groups, loss, torch.optim.AdamW(policy.trainable().values(), lr=0.1))
-    assert stats["loss"] == stats["grad_norm"] == stats["trained_tokens"] == 0
-    assert all(torch.equal(p, before[name]) for name, p in snapshot(policy).items())
-
-
-@pytest.mark.parametrize("loss", CLIP)
 def test_unsampled_positions_change_nothing(load, make_groups, gradients, loss):
     policy = load("qwen3", 4, awake=True)
     groups = make_groups(policy, REWARDS)
@@ -715,13 +703,14 @@ def test_the_oldest_are_kept_and_their_age_is_told(load, make_groups):
     assert stats["off_policy_steps"] == 70 and stats["trained_tokens"] > 0
 
 
-def test_where_all_are_in_error_nothing_happens(load, make_groups, snapshot, rows_seen):
+@pytest.mark.parametrize("loss", CLIP)
+def test_where_all_are_in_error_nothing_happens(load, make_groups, snapshot, rows_seen, loss):
     policy = load("qwen3", 4, awake=True)
     groups, before = make_groups(policy, REWARDS), snapshot(policy)
     for e in sum(groups, []):
         e.stop_reason = "error"
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=0.1, weight_decay=0.1)
-    stats = run(policy, groups, optimizer=optimizer, version=3)
+    stats = run(policy, groups, loss, optimizer, version=3)
     assert stats["loss"] == stats["grad_norm"] == stats["trained_tokens"] == stats["off_policy_steps"] == 0
     assert rows_seen == [] and not optimizer.state
     assert all(torch.equal(p, before[name]) for name, p in snapshot(policy).items())

@@ -24,17 +24,13 @@ from bookkeeping.guard import check_environment, guarded, preflight
 from bridges import known, rows, task
 from bridges.gym import bits, is_data, is_small_sum
 from evaluate import HELD_OUT_SEEDS
+from helpers import write_lines as write
 from lab.claims import known as claims
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
 
 ROOT = Path(__file__).resolve().parents[1]
 RANGES = {"training": TRAIN_SEEDS, "development": DEV_SEEDS, "held-out": HELD_OUT_SEEDS}
 GSM8K = {"question": "Ann has 3 apples and buys 4. How many?", "answer": "3 + 4 = <<3+4=7>>7\nShe has 7.\n#### 7"}
-
-
-def write(file: Path, some: list) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in some))
-    return file
 
 
 def sums(n: int, first: int = 0) -> list[dict]:

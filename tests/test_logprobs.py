@@ -9,11 +9,8 @@ import torch
 from fast import logprobs, trunk
 from fast.logprobs import token_logprobs
 from fast.trunk import trunk_of
+from helpers import random_rows
 from policy import plain_logprobs, swapped
-
-
-def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(11, 1024, (n, length), generator=torch.Generator().manual_seed(seed))  # [n, length]
 
 
 def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
@@ -22,6 +19,24 @@ def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
     if kind == "one":
         return torch.arange(n * t).view(n, t) == n * t - 1
     return torch.rand(n, t, generator=torch.Generator().manual_seed(3)) < 0.4  # "some"
+
+
+@pytest.fixture
+def assert_naive(naive_logprobs, gradients, assert_close):
+    """assert_naive(policy, ids, mask, lengths, found): log-probs and their gradients are those of each row alone, cut to its length."""
+
+    def check(policy, ids, mask, lengths: list[int], found, temperature: float = 0.7) -> None:
+        pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M] a different weight a token
+        (pull * found).sum().backward()
+        ours = gradients(policy)
+        policy.model.zero_grad()
+        rows = [naive_logprobs(policy, row[:n].tolist(), temperature) for row, n in zip(ids, lengths)]
+        expected = torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)])  # [M], in row order
+        (pull * expected).sum().backward()
+        assert (found - expected).abs().max() < 1e-4
+        assert_close(ours, gradients(policy))
+
+    return check
 
 
 @pytest.mark.parametrize(
@@ -39,26 +54,13 @@ def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
         ("gpt2", 0, 4, 0.7, "some"),  # another trunk's name
     ],
 )
-def test_token_logprobs_are_those_of_a_naive_forward(
-    load, naive_logprobs, gradients, assert_close, kind, lora_rank, chunk, temperature, which
-):
+def test_token_logprobs_are_those_of_a_naive_forward(load, assert_naive, kind, lora_rank, chunk, temperature, which):
     policy = load(kind, lora_rank, awake=True)
     ids = random_rows(3, 12)  # [3, 12]
     mask = mask_of(which, 3, 11)  # [3, 11]
-    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M] a different weight a token
-
     found, entropies = token_logprobs(policy, ids, mask, temperature, chunk)
-    (pull * found).sum().backward()
-    ours = gradients(policy)
-    policy.model.zero_grad()
-
-    rows = [naive_logprobs(policy, row.tolist(), temperature) for row in ids]
-    expected = torch.cat([row[m] for row, m in zip(rows, mask)])  # [M], in row order
-    (pull * expected).sum().backward()
-    assert found.dtype == torch.float32 and found.shape == pull.shape == entropies.shape
-    assert (found - expected).abs().max() < 1e-4
-    assert_close(ours, gradients(policy))
-
+    assert found.dtype == torch.float32 and found.shape == entropies.shape == (int(mask.sum()),)
+    assert_naive(policy, ids, mask, [12] * 3, found, temperature)
     with torch.no_grad():
         full = torch.log_softmax(policy.model(input_ids=ids).logits[:, :-1].float() / temperature, -1)  # [3, 11, V]
     assert torch.allclose(entropies, -(full.exp() * full).sum(-1)[mask], atol=1e-3)
@@ -86,28 +88,18 @@ OURS = ("qwen3", "pico", "llama", "qwen2")  # families that fast/trunk.py comput
 @pytest.mark.parametrize(
     "kind, lora_rank", [("qwen3", 4), ("pico", 4), ("pico", 0), ("llama_bias", 0), ("qwen2", 4), ("gpt2", 0), ("gemma2", 4)]
 )
-def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
-    load, naive_logprobs, gradients, assert_close, monkeypatch, kind, lora_rank, piece
-):
+def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(load, assert_naive, monkeypatch, kind, lora_rank, piece):
     monkeypatch.setattr(logprobs, "PIECE", piece)
     monkeypatch.setattr(logprobs, "trunk_of", lambda lm: None)
     policy = load(kind, lora_rank, awake=True)
     ids, mask, lengths = three_groups()
-    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M]
     logprobs.logit_scale(policy.lm)  # runs the model, once
     seen = []
     trunk = getattr(policy.lm, policy.lm.base_model_prefix)
     hook = trunk.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape), with_kwargs=True)
     found = token_logprobs(policy, ids, mask, 0.7)[0]
     hook.remove()
-    (pull * found).sum().backward()
-    ours = gradients(policy)
-    policy.model.zero_grad()
-    rows = [naive_logprobs(policy, row[:n].tolist(), 0.7) for row, n in zip(ids, lengths)]
-    expected = torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)])  # [M]
-    (pull * expected).sum().backward()
-    assert (found - expected).abs().max() < 1e-4
-    assert_close(ours, gradients(policy))
+    assert_naive(policy, ids, mask, lengths, found)
     if kind == "gemma2":  # sliding windows: whole rows
         assert sum(n for n, _ in seen) == 7
     else:
@@ -119,22 +111,14 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
 
 @pytest.mark.parametrize("piece", [1, 12, 1024])
 @pytest.mark.parametrize("kind, lora_rank", [(kind, rank) for kind in OURS for rank in (0, 4)])
-def test_our_own_layers_find_what_a_row_alone_finds(load, naive_logprobs, gradients, assert_close, monkeypatch, kind, lora_rank, piece):
+def test_our_own_layers_find_what_a_row_alone_finds(load, assert_naive, monkeypatch, kind, lora_rank, piece):
     monkeypatch.setattr(trunk, "PIECE", piece)
     policy, seen, run = load(kind, lora_rank, awake=True), [], trunk.Trunk.run
     ids, mask, lengths = three_groups()
-    pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M]
     assert trunk.trunk_of(policy.lm) is not None
     monkeypatch.setattr(trunk.Trunk, "run", lambda self, tokens, *rest: seen.append(len(tokens)) or run(self, tokens, *rest))
     found = token_logprobs(policy, ids, mask, 0.7)[0]
-    (pull * found).sum().backward()
-    ours = gradients(policy)
-    policy.model.zero_grad()
-    rows = [naive_logprobs(policy, row[:n].tolist(), 0.7) for row, n in zip(ids, lengths)]
-    expected = torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)])  # [M]
-    (pull * expected).sum().backward()
-    assert (found - expected).abs().max() < 1e-4
-    assert_close(ours, gradients(policy))
+    assert_naive(policy, ids, mask, lengths, found)
     starts = {tuple(row[: int(m.int().argmax()) + 1].tolist()) for row, m in zip(ids, mask)}
     ends = [int(m.nonzero().max()) + 1 for m in mask]
     shared = [s for s in starts if sum(tuple(row[: len(s)].tolist()) == s for row in ids) > 1]

@@ -11,8 +11,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import settings
 import train
@@ -20,6 +18,7 @@ from fast import ahead, logprobs, plan
 from fast.decoder import FastDecoder
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
+from helpers import SmallCard
 from lab.speed import memory
 from policy import PICO, Policy, load_policy
 
@@ -78,36 +77,14 @@ def saved(policy: Policy, tokens: int, chunk: int = 64) -> int:
     return sum(storage.nbytes() for storage in found.values())
 
 
-class Live(TorchDispatchMode):
-    """Counts the bytes of all storages that operations make, while they live; `peak` is the most at any time."""
-
-    def __init__(self, known):
-        super().__init__()
-        self.known, self.now, self.peak = {t.untyped_storage()._cdata for t in known}, 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for storage in (t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor)):
-            if storage._cdata not in self.known:
-                self.known.add(storage._cdata)
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
-        self.peak = max(self.peak, self.now)
-        return out
-
-    def gone(self, key, size):
-        self.known.discard(key)
-        self.now -= size
-
-
 def peak(policy: Policy, rows: int, tokens: int, chunk: int = 64) -> int:
     """Bytes alive at the worst moment of one forward and backward pass; weights and gradients are not counted."""
     data, weights = batch(rows, tokens), list(policy.model.parameters())
     for p in weights:
         p.grad = torch.zeros_like(p) if p.requires_grad else None
-    with as_on_cuda(), Live([*data, *weights, *(p.grad for p in weights if p.requires_grad)]) as live:
+    with as_on_cuda(), SmallCard(known=[*data, *weights, *(p.grad for p in weights if p.requires_grad)]) as card:
         token_logprobs(policy, *data, chunk=chunk)[0].sum().backward()
-    return live.peak
+    return card.peak
 
 
 # ---------------------------------------------------------------------------------------------- parameters
@@ -186,9 +163,9 @@ def test_adamw_takes_two_moments_and_while_it_steps_nothing_more():
     optimizer.step()
     kept = [t for t in optimizer.state[weight].values() if t.numel() > 1]
     assert sum(t.nbytes for t in kept) == 8 * weight.numel()
-    with Live([weight, weight.grad, *kept]) as live:
+    with SmallCard(known=[weight, weight.grad, *kept]) as card:
         optimizer.step()
-    assert live.peak < 0.01 * weight.numel()
+    assert card.peak < 0.01 * weight.numel()
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])  # gpt2: PlainDecoder

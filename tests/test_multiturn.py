@@ -19,6 +19,7 @@ from env_swarm import Swarm
 from fast.decoders import PlainDecoder
 from fast.logprobs import token_logprobs
 from fast.sampler import Sample, TorchSampler
+from helpers import Recorder, Scripted, spelled
 from lab.base import corpus, pretrain
 from rollout import after_reply, encode, expert_episode, play, prompt_ids, render
 from swarm.tools import TOOLS
@@ -28,32 +29,6 @@ END, BEGIN = "<|im_end|>", "<|im_start|>"
 
 def make_env(turns=(3, 3), names=(1, 2), think=True, style="derives") -> Alphabet:
     return Alphabet(*turns, *names, 8.0, False, think, style)
-
-
-class Recorder:
-    """A sampler that keeps every call: (prompts, seeds, answer)."""
-
-    def __init__(self, sampler):
-        self.sampler, self.version, self.calls = sampler, sampler.version, []
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, **more):
-        answer = self.sampler.sample(prompts, k, max_tokens, temperature, seeds, **more)
-        self.calls.append(([list(p) for p in prompts], seeds, answer))
-        return answer
-
-
-class Scripted:
-    """A sampler that says replies[turn], whatever the prompt, and keeps the prompts."""
-
-    version = 0
-
-    def __init__(self, *replies: Sample):
-        self.replies, self.prompts = replies, []
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, **more):
-        reply = self.replies[len(self.prompts)]
-        self.prompts.append([list(p) for p in prompts])
-        return [[reply] * k for _ in prompts]
 
 
 class Forgetful:
@@ -105,7 +80,7 @@ def test_every_turn_is_shown_and_keeps_exactly_the_tokens_that_were_sampled(pico
     seeds = [4, 5, 6]
     groups = play(pico, recorder, lambda: make_env(think=think), seeds, 3, 320, 1.0, noise=2)
     told = {}  # (task seed, member) -> [(prompt, sample) of every turn]
-    for prompts, rows, answer in recorder.calls:
+    for prompts, _, rows, answer in recorder.calls:
         for prompt, row, samples in zip(prompts, rows, answer, strict=True):
             for (noise, seed, i, turn), sample in zip(row, samples, strict=True):
                 assert noise == 2 and turn == len(told.setdefault((seed, i), []))
@@ -211,11 +186,6 @@ def test_a_reply_that_runs_out_of_tokens_in_turn_2_ends_the_episode(pico, right)
 
 def control_ids(policy) -> list[int]:
     return [policy.tokenizer.convert_tokens_to_ids(token) for token in (BEGIN, END, "<|endoftext|>")]
-
-
-def spelled(policy, text: str) -> list[int]:
-    """The text one character a token: no control token among them, whatever it reads."""
-    return [token for character in text for token in encode(policy, character)]
 
 
 HOSTILE = [

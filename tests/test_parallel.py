@@ -18,6 +18,7 @@ from tqdm import tqdm
 import warm
 from fast import parallel
 from fast.ahead import numbered
+from lab.common import read_lines as lines
 from rollout import Episode
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,10 +38,6 @@ def call(processes: int, *words) -> subprocess.CompletedProcess:
 
 def drop_seconds(line: dict) -> dict:
     return {name: value for name, value in line.items() if not name.startswith("seconds_")}
-
-
-def lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 # ------------------------------------------------------------------------------------------------ the pieces

@@ -14,18 +14,10 @@ from fast.engine import here
 from fast.logprobs import logit_scale, token_logprobs
 from fast.memory import out_of_memory
 from fast.plan import choose_model
+from helpers import assert_one_sentence, random_rows, write_folder
 from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy, pick_device
 
 ROOT = Path(policy_module.__file__).resolve().parent
-
-
-def assert_one_sentence(error: pytest.ExceptionInfo) -> None:
-    text = str(error.value)
-    assert "\n" not in text and 20 < len(text) < 400, text
-
-
-def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(11, 1024, (n, length), generator=torch.Generator().manual_seed(seed))  # [n, length]
 
 
 # ---------------------------------------------------------------------------------------------- LoRA
@@ -76,13 +68,6 @@ def test_the_adapters_start_depends_on_the_seed_only(load):
 
 def test_the_stop_tokens_are_those_of_tokenizer_and_model(tiny):
     assert tiny.stop_ids == {tiny.tokenizer.convert_tokens_to_ids("<|im_end|>")}
-
-
-def write(folder: Path, files: dict[str, bytes]) -> Path:
-    folder.mkdir()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
 
 
 # ---------------------------------------------------------------------------------------------- learning
@@ -149,7 +134,7 @@ def test_a_model_that_does_not_exist_is_told_in_one_sentence(name):
 @pytest.mark.parametrize("missing", ["chat_template.jinja", "config.json", "model.safetensors"])
 def test_a_folder_that_lacks_something_is_told_in_one_sentence(model_folder, tmp_path, missing):
     source = Path(model_folder("qwen3"))
-    folder = write(tmp_path / "m", {file.name: file.read_bytes() for file in source.iterdir() if file.name != missing})
+    folder = write_folder(tmp_path / "m", {file.name: file.read_bytes() for file in source.iterdir() if file.name != missing})
     with pytest.raises(SystemExit) as error:
         load_policy(str(folder), 4, 8, device="cpu")
     assert_one_sentence(error)
@@ -161,7 +146,7 @@ def test_a_folder_that_lacks_something_is_told_in_one_sentence(model_folder, tmp
 def test_truncated_weights_are_told_in_one_sentence(model_folder, tmp_path):
     files = {file.name: file.read_bytes() for file in Path(model_folder("qwen3")).iterdir()}
     files["model.safetensors"] = files["model.safetensors"][:-100]  # a download that broke off
-    folder = write(tmp_path / "m", files)
+    folder = write_folder(tmp_path / "m", files)
     with pytest.raises(SystemExit) as error:
         load_policy(str(folder), 4, 8, device="cpu")
     assert_one_sentence(error)
@@ -171,7 +156,7 @@ def changed(model_folder, tmp_path, change) -> Path:
     """A copy of the small model's folder, its files as {name: text} gone through `change`."""
     files = {file.name: file.read_bytes() for file in Path(model_folder("qwen3")).iterdir()}
     change(files)
-    return write(tmp_path / "m", files)
+    return write_folder(tmp_path / "m", files)
 
 
 def no_end(files):

@@ -20,6 +20,8 @@ import settings
 import train
 import warm
 from bookkeeping import behaviour, curves, report
+from helpers import write_lines
+from lab.common import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 64  # tasks a tier
@@ -27,12 +29,6 @@ TIERS = (3, 5, 6)
 STAGES = ("before", "after_sft", "final")
 SHARES = {"before": 0.0, "after_sft": 0.3, "final": 0.75}  # exact answers on the trained tier
 HABITS = ("bare", "states", "derives")
-
-
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """For tests that do not look at them."""
-    warm.draw_nothing(monkeypatch)
 
 
 def make_config(**changes) -> dict:
@@ -88,10 +84,6 @@ def metric_line(update: int, reward: float = 0.5, derives: float = 0.0, silent: 
     return line | {"seconds_rollout": 2.0, "seconds_train": 1.5} | changes
 
 
-def write_lines(path: Path, records: list[dict]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
 def make_run(folder: Path, lines: list[dict], config: dict | None = None, state: dict | None = None, shares: dict = SHARES) -> dict:
     """A finished run folder; returns its summary."""
     folder.mkdir()
@@ -134,10 +126,8 @@ def run(tmp_path_factory) -> Path:
 
 
 def load(folder: Path) -> tuple[dict, list[dict], list[dict], str]:
-    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
-    lines = (
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if (folder / "metrics.jsonl").exists() else []
-    )
+    evals = read_lines(folder / "evals.jsonl")
+    lines = read_lines(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
     return json.loads((folder / "summary.json").read_text()), lines, evals, (folder / "report.md").read_text()
 
 
@@ -213,7 +203,7 @@ def test_a_named_model_stays_named(tmp_path):
 def test_the_gain_is_that_of_the_trained_tier_whichever_it_is(tmp_path):
     folder = tmp_path / "five"
     summary = make_run(folder, [], make_config(updates=0, difficulty=5))
-    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    evals = read_lines(folder / "evals.jsonl")
     after_sft, final = (next(np.mean(e["exact"]) for e in evals if e["stage"] == stage and e["tasks"] == "tier 5") for stage in STAGES[1:])
     assert summary["gain"]["mean"] == pytest.approx(final - after_sft)
 
@@ -256,10 +246,12 @@ def test_an_evaluation_in_which_nothing_is_reported_right_has_nothing_right(tmp_
     """An environment may report `exact` only when it is so."""
     folder = tmp_path / "silent"
     make_run(folder, growing_lines())
-    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    evals = read_lines(folder / "evals.jsonl")
     for e in evals:
         if e["stage"] == "after_sft":
             del e["exact"]
+    silent = [e for e in evals if "exact" not in e]
+    assert silent and report.records.with_exact(silent) == silent  # where no evaluation has it, none is given it
     write_lines(folder / "evals.jsonl", evals)
     summary = report.summarize_run(folder, make_config(updates=30), make_state(30), MACHINE)
     assert summary["eval"][summary["trained"]]["after_sft"]["exact"] == 0 and summary["gain"]["mean"] > 0
@@ -270,7 +262,7 @@ def test_an_evaluation_in_which_nothing_is_reported_right_has_nothing_right(tmp_
 def test_where_reward_is_exactness_it_is_shown_once(tmp_path):
     folder = tmp_path / "binary"
     make_run(folder, growing_lines())
-    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    evals = read_lines(folder / "evals.jsonl")
     write_lines(folder / "evals.jsonl", [e | {"reward": e["exact"]} for e in evals])
     summary = report.summarize_run(folder, make_config(updates=30), make_state(30), MACHINE)
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -489,16 +481,12 @@ def test_a_habit_too_young_to_date_is_not_said_to_be_absent(tmp_path):
     assert "No five updates in a row had a majority of replies that derive the answer (last tenth of the updates: 90%)" in text
 
 
-def test_mismatch_is_averaged_over_the_updates_that_measured_it(tmp_path):
-    lines = [metric_line(i, silent=i % 2 == 0) for i in range(1, 21)]
-    assert "disagree by 2.0e-06 nats" in observed(tmp_path, lines)
-
-
-def test_entropy_is_averaged_over_the_updates_that_measured_it(tmp_path):
+def test_mismatch_and_entropy_are_averaged_over_the_updates_that_measured_them(tmp_path):
     lines = [metric_line(i, silent=i % 2 == 0) for i in range(1, 21)]
     summary = make_run(tmp_path / "run", lines)
-    evals = [json.loads(line) for line in (tmp_path / "run/evals.jsonl").read_text().splitlines()]
-    title, *rows = table_rows(report.text("run", summary, lines, evals), "Trajectory")
+    text = report.text("run", summary, lines, read_lines(tmp_path / "run/evals.jsonl"))
+    assert "disagree by 2.0e-06 nats" in "\n".join(report.observations(summary, lines))
+    title, *rows = table_rows(text, "Trajectory")
     assert {row[title.index("entropy")] for row in rows} == {"0.40"}
 
 
@@ -623,7 +611,7 @@ def make_swarm(folder: Path, updates: int = 12, later: bool = True) -> dict:
     """A finished swarm run of scripted players; hard scenarios are looked at before and at the end only."""
     folder.mkdir()
     behaviour.made_up(folder, 12)
-    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    evals = read_lines(folder / "evals.jsonl")
     hard = [evals[i] | {"tasks": "hard v0.2", "trained": False, "reward": [r - 0.1 for r in evals[i]["reward"]]} for i in (0, 3)]
     more = [hard[1] | {"stage": "eval_only", "reward": [5.0] * 12}] if later else []
     write_lines(folder / "evals.jsonl", [hard[0], *evals, hard[1], *more])
@@ -810,12 +798,6 @@ def test_the_length_of_replies_is_drawn_from_0():
     left, right = axes(), axes()
     curves.draw_habits(left, right, [{"update": i, "reply_tokens": 100.0 + i} for i in range(3)])
     assert right.get_ylim()[0] == 0
-
-
-def test_a_set_of_tasks_in_which_nothing_was_ever_right_has_nothing_right():
-    evals = [{"tasks": "level 1", "reward": [1.0], "exact": [1.0]}, {"tasks": "level 2", "reward": [0.0]}]
-    assert [e["exact"] for e in report.records.with_exact(evals)] == [[1.0], [0.0]]
-    assert report.records.with_exact(evals[1:]) == evals[1:]
 
 
 def test_habits_that_only_some_updates_report_are_drawn_and_told():

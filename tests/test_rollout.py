@@ -15,8 +15,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import rollout
 from bookkeeping import guard
@@ -24,6 +22,7 @@ from bookkeeping.guard import Hung, guarded, in_time, told
 from env_letters import STYLES, Letters
 from fast.decoder import FastDecoder
 from fast.sampler import Sample, TorchSampler
+from helpers import Recorder, Scripted, SmallCard, spelled
 from rollout import after_reply, encode, expert_episode, prompt_ids, render
 
 
@@ -53,41 +52,6 @@ class Chat:
 
     def score(self):
         return {"reward": 0.5, "letters": sum(map(len, self.replies))}
-
-
-class Scripted:
-    """Stands in for a sampler: member i of a group says replies[turn], whatever the prompt. Keeps what it was asked."""
-
-    version = 7
-
-    def __init__(self, *replies: Sample):
-        self.replies, self.calls = replies, []
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, **_):
-        reply = self.replies[len(self.calls)]
-        self.calls.append([list(p) for p in prompts])
-        return [[reply] * k for _ in prompts]
-
-
-class Recorder:
-    """A sampler that keeps every call: (prompts, k, seeds, answer)."""
-
-    def __init__(self, sampler):
-        self.sampler, self.calls = sampler, []
-
-    @property
-    def version(self):
-        return self.sampler.version
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, **_):
-        answer = self.sampler.sample(prompts, k, max_tokens, temperature, seeds)
-        self.calls.append(([list(p) for p in prompts], k, seeds, answer))
-        return answer
-
-
-def spelled(policy, text: str) -> list[int]:
-    """The text one character a token: legal, but not how the tokenizer would cut it."""
-    return [token for character in text for token in encode(policy, character)]
 
 
 def said(token_ids: list[int], finished: bool = True) -> Sample:
@@ -161,7 +125,7 @@ def test_an_episode_is_prompt_sampled_delta_sampled_and_never_rendered_again(tin
     assert episode.token_ids == prompt + first + delta + second
     assert episode.sampled == [False] * len(prompt) + [True] * len(first) + [False] * len(delta) + [True] * len(second)
     assert episode.logprobs == [0.0] * len(prompt) + said(first).logprobs + [0.0] * len(delta) + said(second).logprobs
-    assert sampler.calls == [[prompt], [prompt + first + delta]]  # the second turn was shown the same tokens, once for both members
+    assert sampler.prompts == [[prompt], [prompt + first + delta]]  # the second turn was shown the same tokens, once for both members
 
     # Premises: both ways of doing it again would have given other tokens.
     reply = tiny.tokenizer.decode(first[:-1])
@@ -466,7 +430,7 @@ def test_a_prompt_that_fits_exactly_is_played_and_one_token_more_costs_its_group
     episode = play(tiny, sampler, lambda: Chat(1), [4], 1, 3, 1.0, noise=0)[0][0]
     assert episode.stop_reason == ("error" if missing else "done")
     if missing:
-        assert episode.error.startswith("task 4: a prompt of ") and "lower --max-tokens" in episode.error and not sampler.calls
+        assert episode.error.startswith("task 4: a prompt of ") and "lower --max-tokens" in episode.error and not sampler.prompts
 
 
 @pytest.fixture(scope="module")
@@ -474,7 +438,7 @@ def long_talk(tiny, end):
     """(episode, prompts shown to the sampler, context window): replies of 151 tokens until the window is full."""
     sampler = Scripted(*[said([*spelled(tiny, "a" * 150), end])] * 10)
     ((episode,),) = play(tiny, sampler, lambda: Chat(10), [4], 1, 151, 1.0, noise=0)
-    return episode, [prompt for prompts in sampler.calls for prompt in prompts], tiny.lm.config.max_position_embeddings
+    return episode, [prompt for prompts in sampler.prompts for prompt in prompts], tiny.lm.config.max_position_embeddings
 
 
 def test_an_episode_that_would_leave_the_context_window_is_truncated(long_talk):
@@ -577,32 +541,6 @@ def test_an_expert_of_two_turns_learns_both_replies_and_not_what_stands_between(
 
 
 # ---------------------------------------------------------------------------------------------- memory
-
-
-class SmallCard(TorchDispatchMode):
-    """Counts the bytes of all storages that operations make, while they live, and has no more than `size` of them."""
-
-    def __init__(self, size: float = float("inf")):
-        super().__init__()
-        self.size, self.now, self.peak, self.refused, self.known = size, 0, 0, 0, set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        for storage in (t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor)):
-            if storage._cdata not in self.known | given:
-                self.known.add(storage._cdata)
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
-        self.peak = max(self.peak, self.now)
-        if self.now > self.size:
-            self.refused += 1
-            raise torch.OutOfMemoryError("pretended")
-        return out
-
-    def gone(self, key, size):
-        self.known.discard(key)
-        self.now -= size
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from bookkeeping import report
 from bookkeeping import run as run_records
 from bookkeeping.run import SECONDS
 from fast import ahead as ahead_room
+from lab.common import read_lines as lines
 from rollout import Episode, play
 from settings import DEV_SEEDS
 from steps import train_on
@@ -47,10 +48,6 @@ def run(*flags: str, pictures: bool = False) -> subprocess.CompletedProcess:
 def python(code: str, *flags: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return warm.run(["-c", code, *flags], ROOT, env, pictures=False)
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def timeless(path: Path) -> list[dict]:

@@ -21,6 +21,8 @@ import pytest
 import metrics
 import warm
 from bookkeeping import behaviour, viewer
+from helpers import write_lines
+from lab.common import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 HOSTILE = [
@@ -78,10 +80,6 @@ def episode(
         "stop_reason": "done", "error": "", "policy_version": max(0, update - 1), "messages": messages, "segments": parts,
         "reply_tokens": sum(len(s["tokens"]) for s in parts if s["role"] == "policy"), **({"tasks": tasks} if tasks else {}),
     }  # fmt: skip
-
-
-def write_lines(path: Path, records: list[dict]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def make_run(folder: Path, updates: int = 20, tasks: int = 6, k: int = 4, replies=None, text_only: bool = False) -> Path:
@@ -178,7 +176,7 @@ def test_hostile_prompts_cannot_leave_theirs(tmp_path):
 def test_the_data_goes_round_unchanged(tmp_path):
     folder = make_run(tmp_path / "a", replies=hostile_replies)
     run, bodies = load(viewer.write_html(folder))
-    written = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    written = read_lines(folder / "episodes.jsonl")
     assert [b["segments"] for b in bodies] == [e["segments"] for e in written]
     assert [b["components"] for b in bodies] == [e["components"] for e in written]
     for short, e in zip(run["episodes"], written):
@@ -204,7 +202,7 @@ def test_the_pages_policy_allows_its_own_script_only(tmp_path):
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path):
     folder = make_run(tmp_path / "a")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(folder / "metrics.jsonl")
     write_lines(folder / "metrics.jsonl", [*lines, {"update": 21, "reward": float("nan"), "entropy": float("inf"), "habit_bare": None}])
     broken = episode(random.Random(0), 21, "", 0, 0, 1, float("nan"), None, ["x y"]) | {"stop_reason": "error", "error": "ValueError: no"}
     broken["segments"][1]["logprobs"] = [None, float("-inf")]
@@ -219,7 +217,7 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path):
 def test_intervals_are_those_of_the_report(tmp_path):
     folder = make_run(tmp_path / "a")
     run, _ = load(viewer.write_html(folder))
-    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    evals = read_lines(folder / "evals.jsonl")
     exact, reward = (
         next(c for c in run["charts"] if c["title"].startswith(f"development, {what}")) for what in ("exactly right", "mean reward")
     )
@@ -328,7 +326,7 @@ def test_the_command_line(tmp_path, monkeypatch):
 def swarm(tmp_path_factory):
     """A swarm run of scripted players, with token segments and a few updates; its page."""
     folder = behaviour.made_up(tmp_path_factory.mktemp("swarm"), n=12)
-    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    episodes = read_lines(folder / "episodes.jsonl")
     for e in episodes:
         e["segments"] = [{"role": "given", "text": f"<|im_start|>user\n{e['messages'][0]['content']}<|im_end|>\n<|im_start|>assistant\n"}]
         for m in e["messages"][1:]:
@@ -339,7 +337,7 @@ def swarm(tmp_path_factory):
                 text = f"\n<|im_start|>user\n<tool_response>\n{m['content']}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
                 e["segments"].append({"role": "given", "text": text})
     write_lines(folder / "episodes.jsonl", episodes)
-    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    evals = read_lines(folder / "evals.jsonl")
     write_lines(folder / "evals.jsonl", [*evals, evals[-1] | {"stage": "eval_only", "tasks": "hard v0.2", "trained": False}])
     used = {f"used_{tool}": 0.0 for tool in ("post", "vote", "pass_turn")}
     write_lines(
@@ -351,7 +349,7 @@ def swarm(tmp_path_factory):
 
 def test_a_run_without_exact_answers_shows_its_reward(swarm):
     run, _ = load(swarm)
-    final = [json.loads(line) for line in (swarm.parent / "evals.jsonl").read_text().splitlines()][3]
+    final = read_lines(swarm.parent / "evals.jsonl")[3]
     assert run["headline"]["what"] == "mean reward" and [row["tasks"] for row in run["headline"]["rows"]] == ["medium v0.2"]
     cell = run["headline"]["rows"][0]["cells"]["update 40"]
     assert [" ".join(part) for part in cell] == [str(metrics.mean(final["reward"])).partition(", n=")[0]]
@@ -428,6 +426,13 @@ class Page:
             assert time.monotonic() < deadline, f"not within five seconds: {code}"
             time.sleep(0.02)
         return value
+
+    def outside(self, scrolls: str = "") -> list[str]:
+        """What reaches past the window's right edge, but for what scrolls by itself; scrolls: more of that, as selectors."""
+        return self.js(
+            f"return all('body *').filter(e => !e.closest('#samples, svg, dialog, script{scrolls}') && e.getClientRects().length && "
+            "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+        )
 
     def errors(self) -> list[dict]:
         return self.browser.get_log("browser")
@@ -731,11 +736,7 @@ def test_the_page_never_scrolls_sideways(page, plain, hostile, width):
         page.open(path, fragment, width)
         page.js("one('details').open = true")
         assert page.js("return document.documentElement.scrollWidth") <= width, (path, fragment)
-        outside = (
-            "return all('body *').filter(e => !e.closest('#samples, svg, dialog, script') && e.getClientRects().length && "
-            "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
-        )
-        assert page.js(outside) == []
+        assert page.outside() == []
     side_by_side = page.js(
         "const [a, b] = all('#samples article').map(e => e.getBoundingClientRect()); return b.left > a.left && b.top === a.top"
     )
@@ -827,8 +828,4 @@ def test_the_swarm_page_never_scrolls_sideways(page, swarm, width):
     page.open(swarm, "", width)
     page.js("all('details').forEach(d => d.open = true)")
     assert page.js("return document.documentElement.scrollWidth") <= width
-    outside = (
-        "return all('body *').filter(e => !e.closest('#samples, svg, dialog, script, .wide') && e.getClientRects().length && "
-        "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
-    )
-    assert page.js(outside) == []
+    assert page.outside(", .wide") == []

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.common import read_lines as lines
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     "--updates", "3", "--sft-steps", "4", "--sft-examples", "6", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "8",
@@ -28,10 +30,6 @@ def run(*command: str) -> str:
     done = subprocess.run([sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return done.stdout
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

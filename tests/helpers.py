@@ -1,0 +1,104 @@
+"""What several files of tests use: samplers that stand in for one, a count of the bytes in use, random tokens, and files of a run."""
+
+import json
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fast.sampler import Sample
+from rollout import encode
+
+
+def storages(values) -> list[torch.UntypedStorage]:
+    """Of all tensors in a tree of values."""
+    return [t.untyped_storage() for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
+
+
+class SmallCard(TorchDispatchMode):
+    """Counts the bytes of all storages that operations make, while they live, and has no more than `size` of them; `peak` is the most.
+
+    What was there before does not count: the tensors `known`, or without these whatever an operation is given.
+    """
+
+    def __init__(self, size: float = float("inf"), known: list[torch.Tensor] | None = None):
+        super().__init__()
+        self.size, self.now, self.peak, self.refused, self.listed = size, 0, 0, 0, known is not None
+        self.known = {storage._cdata for storage in storages(known)}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = set() if self.listed else {storage._cdata for storage in storages((args, kwargs))}
+        for storage in storages(out):
+            if storage._cdata not in self.known | given:
+                self.known.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        if self.now > self.size:
+            self.refused += 1
+            raise torch.OutOfMemoryError("pretended")
+        return out
+
+    def gone(self, key, size):
+        self.known.discard(key)
+        self.now -= size
+
+
+class Scripted:
+    """Stands in for a sampler: member i of a group says replies[turn], whatever the prompt. Keeps the prompts."""
+
+    version = 7
+
+    def __init__(self, *replies: Sample):
+        self.replies, self.prompts = replies, []
+
+    def sample(self, prompts, k, max_tokens, temperature, seeds, **_):
+        reply = self.replies[len(self.prompts)]
+        self.prompts.append([list(p) for p in prompts])
+        return [[reply] * k for _ in prompts]
+
+
+class Recorder:
+    """A sampler that keeps every call: (prompts, k, seeds, answer)."""
+
+    def __init__(self, sampler):
+        self.sampler, self.version, self.calls = sampler, sampler.version, []
+
+    def sample(self, prompts, k, max_tokens, temperature, seeds, **more):
+        answer = self.sampler.sample(prompts, k, max_tokens, temperature, seeds, **more)
+        self.calls.append(([list(p) for p in prompts], k, seeds, answer))
+        return answer
+
+
+def spelled(policy, text: str) -> list[int]:
+    """The text one character a token: legal, but not how the tokenizer would cut it, and no control token among them."""
+    return [token for character in text for token in encode(policy, character)]
+
+
+def random_rows(n: int, length: int, seed: int = 0) -> torch.Tensor:
+    """[n, length] ids, none of a control token."""
+    return torch.randint(11, 1024, (n, length), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_one_sentence(error: pytest.ExceptionInfo) -> None:
+    """It is told in one line of a sentence's length."""
+    text = str(error.value)
+    assert "\n" not in text and 20 < len(text) < 400, text
+
+
+def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
+    """A new folder of these files."""
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def write_lines(file: Path, records: list[dict]) -> Path:
+    """A .jsonl file; read_lines in lab/common.py reads it."""
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
