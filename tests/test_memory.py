@@ -347,14 +347,15 @@ def test_what_the_pages_say_of_the_cases_that_do_not_fit():
     update = lambda key, **more: round(memory.plan(replace(memory.ASKED[key], **more)).phases["update"] / memory.GIB)
     part = lambda key, name: round(memory.plan(memory.ASKED[key]).parts[name] / memory.GIB)
     checked, half = {"checkpointing": True}, {"micro_tokens": 4096}
-    weights, copy = part("30b-lora-a100", "weights"), part("4b-full-torch", "sampler's weights")
+    weights, theirs = (part("30b-lora-a100", name) for name in ("weights", "sampler's weights"))
+    copy = part("4b-full-torch", "sampler's weights")
     room, two = int(memory.CARDS["A100 80 GB"]), update("4b-ahead")
     longest, reply = f"{plan.longest('swarm'):,}", plan.TALK["swarm"][1]
     gpu = (
-        f"does not fit an A100 of 80 GB: trainer and vLLM hold {weights} each",
-        f"{copy} for a 4B, and even with `--gradient-checkpointing` an update takes {update('4b-full-torch', **checked)}",
+        f"does not fit an A100 of 80 GB: the trainer's weights take {weights} GiB and vLLM's copy {theirs}",
+        f"{copy} GiB for a 4B, and even with `--gradient-checkpointing` an update takes {update('4b-full-torch', **checked)}",
         f"up to {longest} tokens (25 replies of {reply},",
-        f"then takes {update('4b-swarm')} to train on one, and {update('4b-swarm', **checked)} with `--gradient-checkpointing`",
+        f"then takes {update('4b-swarm')} GiB to train on one, and {update('4b-swarm', **checked)} with `--gradient-checkpointing`",
     )
     scale = f"takes {two} GiB of a card's {room} and is refused; with `--micro-tokens 4096` it takes {update('4b-ahead', **half)}"
     assert scale in PAGES["docs/scale.md"]
