@@ -10,6 +10,8 @@ the same 512 held-out tasks, once. GRPO itself keeps the defaults of settings.py
 Five seeds, planned before the first run. All seeds share one base and the same 100 demonstrations.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,7 +38,7 @@ from lab.claims.study import (
     train_all,
     versions,
 )
-from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_json, write_page
+from lab.common import RESULTS, ROOT, pyplot, read_json, read_lines, save_picture, table, write_json, write_page
 
 N, BEST_OF = 512, 8
 SHOWN = {"grpo-0": (*REPORT, "report.html"), "no_think-0": REPORT}  # runs that README and docs show
@@ -46,6 +48,9 @@ ARMS = {
     "selection": Arm("only what was right: SFT on the policy's own correct samples, anew in every update (no baseline, no advantage)",
                      "--loss reinforce --baseline none",
                      {f"lr{rate}": f"--lr {rate}" for rate in ("1e-5", "3e-5", "1e-4", "3e-4", "1e-3")}),
+    "chance": Arm("GRPO, every episode paid 0 or 1 by the toss of a coin",
+                  "--env lab/claims/chance.py:Chance --updates 150 --max-tokens 320",
+                  {f"lr{rate}": f"--lr {rate}" for rate in ("1e-5", "3e-5", "1e-4", "3e-4")}),
     "sft_derives": Arm("SFT on 100 demonstrations that derive", f"{SFT} derives", grid("3e-5 1e-4 3e-4 1e-3", "50 100 200")),
     "sft_states": Arm("SFT on the 100 demonstrations that GRPO begins with, which state", f"{SFT} states",
                       grid("1e-3", "300") | grid("3e-4 1e-3 3e-3", "1000")),
@@ -68,10 +73,9 @@ def held_out(name: str) -> None:
     """Let a run's policy play the held-out tasks, unless it has. Only the chosen setting of an arm comes here."""
     if any("held-out" in e["tasks"] for e in read_lines(STUDY.out / name / "evals.jsonl")):
         return
-    from evaluate import evaluate_only
-    from settings import Config
-
-    evaluate_only(Config(eval_only=str(STUDY.runs / name), held_out=True, eval_n=N), {"eval_only", "held_out", "eval_n"})
+    own = read_json(STUDY.out / name / "config.json")["env"]  # said again, for it may be a file of code
+    words = ["train.py", "--eval-only", str(STUDY.runs / name), "--env", own, "--held-out", "--eval-n", str(N)]
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True)  # a process each: chance.py's tosses begin anew
     (STUDY.out / name / "evals.jsonl").write_text((STUDY.runs / name / "evals.jsonl").read_text())
 
 
