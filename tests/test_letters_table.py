@@ -12,9 +12,10 @@ from env_alphabet import Alphabet
 from env_letters import Letters
 from fast.sampler import TorchSampler
 from lab.claims import alphabet, letters, study
+from lab.claims.chance import Chance
 from rollout import play
 
-RIGHT = {"grpo": 0.9, "selection": 0.8, "sft_derives": 0.7, "sft_states": 0.5, "no_think_partial": 0.3, "no_think": 0.2, "start": 0.1}
+RIGHT = {"grpo": 0.9, "selection": 0.8, "sft_derives": 0.7, "sft_states": 0.5, "no_think_partial": 0.3, "no_think": 0.2, "start": 0.1, "chance": 0.1}
 
 
 def save(folder, development: float, held_out: float | None = None) -> None:
@@ -96,3 +97,18 @@ def test_the_begun_derivation_of_alphabet_is_the_experts_in_every_turn(pico):
             begun = game.expert_reply().split(" ")[0]
             assert begun.startswith("<think>\n") and len(begun) == len("<think>\n") + 3 and said.startswith(begun)
             game.step(said)
+
+
+def test_by_chance_right_answers_earn_as_much_as_wrong_ones_and_exact_still_tells_them_apart():
+    def marks(seed: int, right: bool) -> dict[str, float]:
+        env = Chance()
+        env.reset(seed)
+        env.step(env.expert_reply() if right else "")
+        return env.score()
+
+    for right in (True, False):
+        found = [marks(seed, right) for seed in range(400)]
+        assert 0.4 < sum(m["reward"] for m in found) / 400 < 0.6 and {m["reward"] for m in found} == {0.0, 1.0}
+        assert {m["exact"] for m in found} == {float(right)}
+    again = [marks(7, True)["reward"] for _ in range(20)]
+    assert len(set(again)) == 2, "the same answer to the same task is tossed for anew"
