@@ -15,7 +15,8 @@ from lab.claims import alphabet, letters, study
 from lab.claims.chance import Chance
 from rollout import play
 
-RIGHT = {"grpo": 0.9, "selection": 0.8, "sft_derives": 0.7, "sft_states": 0.5, "no_think_partial": 0.3, "no_think": 0.2, "start": 0.1, "chance": 0.1}
+RIGHT = {"grpo": 0.9, "selection": 0.8, "sft_derives": 0.7, "sft_states": 0.5, "no_think_partial": 0.3, "no_think": 0.2, "start": 0.1}
+RIGHT["chance"] = RIGHT["start"]
 
 
 def save(folder, development: float, held_out: float | None = None) -> None:
