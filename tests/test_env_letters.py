@@ -193,9 +193,9 @@ def test_different_seeds_give_different_tasks():
 def test_how_many_development_words_were_trained_on_is_what_the_page_says():
     page = " ".join((ROOT / "docs" / "letters.md").read_text().split())
     (n, texts, again), others = overlap.seen(5), [overlap.seen(tier) for tier in (1, 2, 3, 4, 6)]
-    assert f"{texts} of tier 5's {n} development tasks have a word" in page and again == 0
-    assert f"its list has {len(words_between(15, 35)):,} words" in page
-    assert max(seen for _, seen, _ in others[:4]) == 5 and "of tiers 1 to 4, five or fewer" in page and others[4] == (256, 0, 0)
+    assert f"It does in {texts} of tier 5's {n} (" in page and again == 0
+    assert f"(tier 5's has {len(words_between(15, 35)):,})" in page
+    assert max(seen for _, seen, _ in others[:4]) == 5 and "five or fewer of each tier below" in page and others[4] == (256, 0, 0)
     assert not any(again for *_, again in others)
     by_rl = {task.text for task in overlap.tasks(5, range(150 * 8))}  # counted in another way
     assert f"({sum(task.text in by_rl for task in overlap.tasks(5, range(2 * 10**9, 2 * 10**9 + 256)))} by GRPO's tasks alone)" in page
