@@ -14,6 +14,7 @@ import math
 import signal
 import sys
 import traceback
+from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +32,9 @@ from fast.memory import CannotGoOn, out_of_memory
 from rollout import EnvironmentFailed
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, levels_of, make_env, promote_of
 
+# What a call of an environment may end with. A policy that writes exit() where replies are executed
+# would end the run with it; Ctrl-C still does.
+ENDS = (Exception, Hung, SystemExit, CancelledError)
 ENV_SECONDS = 60.0  # for one call of an environment; one that needs more (a judge over the
 #                     network) sets `seconds` on itself
 
@@ -62,7 +66,7 @@ class Guarded:
     def _call(self, call: Callable):
         try:
             return in_time(self.env, call)
-        except (Exception, Hung) as error:
+        except ENDS as error:
             raise EnvironmentFailed(told(error)) from None
 
 
@@ -213,7 +217,7 @@ def ask(env, method: str, read: Callable, *given):
     """read(env.method(*given)). ValueError says what happened, in which method and line."""
     try:
         found = in_time(env, getattr(env, method), *given)
-    except (Exception, Hung) as error:
+    except ENDS as error:
         raise ValueError(f"{method} failed: {told(error)}") from None
     return checked(env, method, read, found)
 

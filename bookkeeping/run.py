@@ -292,7 +292,7 @@ def climb(cfg, state: State, line: dict) -> None:
     A harder level pays less, and that is no collapse: its rewards are counted anew.
     """
     measure, enough = promote_of(cfg.env)
-    state.recent = (state.recent + [line[measure]])[-PROMOTE_AFTER:]
+    state.recent = (state.recent + [line.get(measure, 0.0)])[-PROMOTE_AFTER:]
     mastered = sum(state.recent) / PROMOTE_AFTER >= enough
     if len(state.recent) == PROMOTE_AFTER and mastered:
         levels = levels_of(cfg.env)

@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import sys
+from asyncio import CancelledError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +18,13 @@ from safetensors.torch import load_file
 import env_letters
 import sft
 import train
+from bookkeeping import guard
+from bookkeeping import run as run_records
 from bookkeeping.checkpoint import load_checkpoint
 from fast import decoder
 from lab.common import read_lines as lines
-from settings import DEV_SEEDS, SFT_SEEDS
+from rollout import EnvironmentFailed
+from settings import DEV_SEEDS, SFT_SEEDS, Config
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SHORT = [
@@ -294,3 +299,23 @@ def test_runs_that_cannot_be_written_are_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit, match=f"^--runs {tmp_path}/file: Not a directory: .*; give a folder that can be written$"):
         run(monkeypatch, tmp_path / "file")
+
+
+@pytest.mark.parametrize("how", [SystemExit(0), CancelledError(), KeyError("x")], ids=["exit", "cancelled", "error"])
+def test_an_environment_that_exits_costs_its_own_episode_and_ctrl_c_still_ends_the_run(how):
+    class Ends:
+        def step(self, reply):
+            raise how if reply == "exit()" else KeyboardInterrupt
+
+    with pytest.raises(EnvironmentFailed, match=type(how).__name__):
+        guard.Guarded(Ends()).step("exit()")
+    with pytest.raises(ValueError, match=f"step failed: {type(how).__name__}"):
+        guard.ask(Ends(), "step", guard.answer_of, "exit()")
+    with pytest.raises(KeyboardInterrupt):
+        guard.Guarded(Ends()).step("")
+
+
+def test_a_batch_whose_scores_lack_the_measure_of_a_curriculum_counts_as_not_right():
+    state = SimpleNamespace(recent=[1.0, 1.0, 1.0], rewards=[], level=1)
+    run_records.climb(Config(env="letters", difficulty=6, curriculum=True), state, {"reward": 1.0})
+    assert state.recent == [1.0, 1.0, 1.0, 0.0] and state.level == 1
