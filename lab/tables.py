@@ -14,6 +14,8 @@ import re
 import sys
 from pathlib import Path
 
+from lab import claims
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -47,9 +49,27 @@ def table(head: str, body: list[list]) -> str:
 
 
 # ------------------------------------------------------------------------------- trust
+def lessons() -> str:
+    """The claims, each with the verdicts of its parts; those that hold whole come first."""
+    rows = []
+    for claim in claims.CLAIMS:
+        ours = " *Under rules of our own.*" if claim.ours else ""
+        rows.append([f"**{claims.parts(claim)}**", claim.sentence + ours])
+    rows.sort(key=lambda row: 0 if row[0] == "**holds**" else 1 if "fail" in row[0] else 2)
+    return table("verdict | lesson", rows)
 
 
-TABLES = {}
+def claim_numbers() -> str:
+    """What decides each claim, and what a page cites beside it."""
+    rows = []
+    for claim in claims.CLAIMS:
+        for check, numbers, said in claims.judge(claim, claims.kept(claim)):
+            row = [claims.predicted(check), claims.measured(check, numbers), claims.many(numbers)]
+            rows.append([claim.name, check.text, *row, f"**{said}**" if said else ""])
+    return table("claim | number | predicted | measured | n | verdict", rows)
+
+
+TABLES = {"lessons": lessons, "claim_numbers": claim_numbers}
 
 
 # ------------------------------------------------------------------------------- pages
