@@ -39,7 +39,7 @@ at the same seed, so differences between them are paired.
 Sources: proxy, payoff and measures are the published ones of the SWARM framework (weights 0.4, 0.2,
 0.2, 0.2; k = 2; pi = theta S - tau - c - rho E + w r).
 
-Run me: `python -m swarm.governance` plays every governance at every share, eight seeds each, and
+Run me: `python -m swarm.governance` plays every governance at every share, six seeds each, and
 prints a table. `--seeds 24 --save results/governance.json` made those of docs/swarm.md.
 """
 
@@ -453,11 +453,9 @@ class Run:
         self.welfare: list[float] = []  # by epoch
         self.accepted: list[float] = []  # by epoch, the share of what was proposed
         self.by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals if i took anybody
-        self.series: list[
-            float
-        ] = []  # mean p of what was proposed, by step, since the last meeting
+        self.series: list[float] = []  # mean p of proposals, by step, since the last meeting
         self.away: set[str] = set()
-        self.noisy = self.kind = False  # what the watch said of p after the last epoch
+        self.noisy = self.too_kind = False  # what the watch said of p after the last epoch
         self.meetings = self.audits = self.flagged = self.last_meeting = 0
         self.frozen = dict.fromkeys(("honest", "opportunistic", "deceptive"), 0)  # by the council
         convened = False
@@ -470,7 +468,7 @@ class Run:
         """Five steps. convened: the council sits in the first one, and nobody deals. Returns
         whether it was called."""
         stack, n, first, worth = self.stack, len(self.members), len(self.deals), 0.0
-        self.noise = reading_variance(self.watch)
+        self.variance = reading_variance(self.watch)
         self.by_chance.append(np.zeros((n, n)))
         for rows in self.rng.random((STEPS, n, 22)).tolist():
             self.welcome()
@@ -487,12 +485,10 @@ class Run:
         self.welfare.append(worth / (STEPS * n))
         self.accepted.append(sum(d.accepted for d in new) / len(new) if new else 0.0)
         self.noisy = bool(noisy(self.watch, stack.bar))
-        self.kind = bool(too_kind(self.watch))
-        self.flagged += self.noisy or self.kind
-        since = epoch - self.last_meeting
-        if not (stack.vote or stack.pairs) or not call_council(
-            stack, self.series, self.watch, since
-        ):
+        self.too_kind = bool(too_kind(self.watch))
+        self.flagged += self.noisy or self.too_kind
+        slow, since = stack.vote or stack.pairs, epoch - self.last_meeting
+        if not slow or not call_council(stack, self.series, self.watch, since):
             return False
         self.council()
         self.last_meeting, self.series = epoch, []
@@ -525,13 +521,14 @@ class Run:
         p, belief = proxy(observe(looks, world.noise, Dice(row[8:]))), self.beliefs[agent.name]
         if row[18] < 0.1:
             self.watch.rereads.append((p, proxy(observe(looks, world.noise, Dice(row[13:])))))
-        rate = audit_rate(stack, belief, p, self.noisy or self.kind) if stack.local else 0.0
+        rate = audit_rate(stack, belief, p, self.noisy or self.too_kind) if stack.local else 0.0
         self.received[partner.name][agent.name].append(p)
         act.propose_trade(economy, agent.name, partner.name, "a deal", 0.0)
         proposal = partner.inbox[agent.name]
         proposal.p = p  # instead of the economy's own label, which looks at the text
-        yes = decide(stack.gate, belief, p, self.noise, stack.bar, self.noisy)
-        (act.accept_proposal if yes else act.reject_proposal)(economy, partner.name, proposal.id)
+        yes = decide(stack.gate, belief, p, self.variance, stack.bar, self.noisy)
+        answer = act.accept_proposal if yes else act.reject_proposal
+        answer(economy, partner.name, proposal.id)
         self.deals.append(economy.interactions[-1])
         self.truth.append(quality)
         if not yes:
@@ -642,6 +639,11 @@ def show(found: dict) -> None:
                 f"{mean('meetings'):8.1f}  {collapsed} of {len(cell['welfare'])}"
             )
         print()
+    print(
+        "Brackets: 95% intervals over seeds. Toxicity in truth, as p says (soft), with p rounded "
+        "(hard).\nCoordination: an audit (per epoch) costs 0.2 of welfare, a meeting stops all "
+        "for a step of five.\nCollapsed: welfare of 0 or less at the end."
+    )
 
 
 def draw(found: dict, path: str) -> None:
@@ -661,7 +663,7 @@ def draw(found: dict, path: str) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main(seeds: int = 8, noise: float = World.noise, save: str = "", plot: str = "") -> None:
+def main(seeds: int = 6, noise: float = World.noise, save: str = "", plot: str = "") -> None:
     """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file;
     plot: welfare, toxicity and quality gap, to a picture."""
     if seeds < 2:

@@ -62,13 +62,6 @@ def test_seeds_and_tasks_are_both_in_the_interval():
     assert apart.high - apart.low > 3 * tasks_alone
 
 
-def test_seeds_that_agree_in_every_task_are_as_sure_as_there_are_tasks():
-    three = interval([np.ones(128)] * 3)
-    assert three.n == 3 and three.high == 1.0
-    unseen = 1.96**2 / (128 + 1.96**2)  # Wilson's bound for 0 of 128; each may be down to -1
-    assert three.low == pytest.approx(1 - 2 * unseen)
-
-
 def test_three_looks_are_wrong_less_often_than_one_in_twenty():
     """Made-up claims, of which none is so; by the rule's level, and by 95% at every look."""
     rng, check = np.random.default_rng(7), Check("", None, "above")
