@@ -71,17 +71,6 @@ def speed() -> str:
     return table(f"what | against | theirs | ours | {ratio} | ours, of the limit", body)
 
 
-def speed_ways() -> str:
-    """Each side as one process and as two, and each at its best compared with ours at its best."""
-    body = []
-    for r in hardware("speed_ways"):
-        best = times_as_fast(r["ratio"]) if "ratio" in r else ""
-        body.append([r["what"], r["who"], spread(r["one"]), spread(r["two"]), best])
-    ways = "one process, two threads | two processes, a thread each"
-    head = f"what, tokens per second | who | {ways} | ours faster, both at their best"
-    return table(head, body)
-
-
 def cost() -> str:
     """What a run of each environment costs on a CPU."""
     body = []
@@ -140,7 +129,6 @@ def scale_cards() -> str:
 
 TABLES = {
     "speed": speed,
-    "speed_ways": speed_ways,
     "cost": cost,
     "card": card,
     "presets": presets,
