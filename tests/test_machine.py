@@ -8,7 +8,6 @@ functions and signals that they lack.
 import ast
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
