@@ -17,7 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
-INTERVAL = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]")
+INTERVAL = re.compile(
+    r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]"
+)
 
 
 def read(name: str):
@@ -63,7 +65,10 @@ def speed() -> str:
     body = []
     for r in hardware("speed"):
         unit = f" {r['unit']}" if "unit" in r else ""
-        sides = [spread(r[side], r.get("digits", 0), unit) if side in r else "" for side in ("theirs", "ours")]
+        sides = [
+            spread(r[side], r.get("digits", 0), unit) if side in r else ""
+            for side in ("theirs", "ours")
+        ]
         ratio = times_as_fast(r["ratio"]) if "ratio" in r else ""
         share = f"{r['of_limit']:.0%}" if "of_limit" in r else ""
         body.append([r["what"], r["against"], *sides, ratio, share])
