@@ -58,7 +58,7 @@ test-entrance: .venv-entrance/installed
 
 # docs/, README.md and every file that they link to, as a site: site/index.html
 docs: .venv-entrance/installed
-	.venv-entrance/bin/python -m lab.pages.site
+	.venv-entrance/bin/python -m lab.site
 
 .venv-entrance/installed: requirements.txt requirements/entrance.txt
 	$(call venv_with,requirements/entrance.txt)

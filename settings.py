@@ -247,7 +247,7 @@ def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> d
     """Defaults that depend on the model. Large: published recipes (RATES …). Small: see SMALL."""
     small = n_parameters <= SMALL_MODEL
     # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed,
-    # results/bench/memory.md).
+    # docs/hardware.md).
     defaults = {"micro_tokens": 8192, "importance": "clip" if small else "token"}
     if small:
         lr, updates, max_tokens = SMALL[env]

@@ -3,7 +3,7 @@
     accelerate launch -m bridges.trl --env swarm --model Qwen/Qwen3-8B -- --use_vllm true
 
 What stands before `--` are flags of settings.py, and what stands behind it TRL's own; those win.
-docs/scale.md says when one needs this, and what of it was run.
+docs/hardware.md says when one needs this, and what of it was run.
 
 The division of labour: TRL has the model (on one card, or spread over many by FSDP or DeepSpeed),
 its engine draws the tokens (transformers, or vLLM beside it or on a server), and its loss learns.
@@ -18,7 +18,7 @@ What is the same as in train.py, and what is not:
 
     same       tasks, prompts, tokens, mask, rewards; k, batch, learning rate, clipping at 1
     differs    the learning rate starts at 0 and falls to 0; TRL's engine draws, so a seed does
-               not repeat our samples; no SFT and no evaluation (train.py does both: docs/scale.md);
+               not repeat our samples; no SFT, no evaluation (train.py does both: docs/hardware.md);
                an episode that fails after its first reply earns 0, where train.py leaves it out
     refused    --loss reinforce, --baseline batch or none, --epochs above 1, --importance: TRL has
                other ones, to be set behind `--`

@@ -99,6 +99,89 @@ def governance_at_three() -> str:
 
 
 # ------------------------------------------------------------------------------- hardware
+def hardware(arm: str) -> list[dict]:
+    """The rows of an arm of results/hardware.json. A spread is [median, least, most]."""
+    return read("hardware")["arms"][arm]["rows"]
+
+
+def spread(values: list[float], digits: int = 0, unit: str = "") -> str:
+    """A median with the least and the most, if there are any."""
+    middle, *ends = (f"{value:,.{digits}f}" for value in values)
+    return f"{middle}{unit}" + (f" [{', '.join(ends)}]" if ends else "")
+
+
+def times_as_fast(values: list[float]) -> str:
+    middle, *ends = (f"{value:.1f}" for value in values)
+    return f"**{middle}** [{', '.join(ends)}]" if ends else middle
+
+
+def speed() -> str:
+    """Ours beside TRL, transformers and vLLM, and the share of what the cores could do."""
+    body = []
+    for r in hardware("speed"):
+        unit = f" {r['unit']}" if "unit" in r else ""
+        sides = [
+            spread(r[side], r.get("digits", 0), unit) if side in r else ""
+            for side in ("theirs", "ours")
+        ]
+        ratio = times_as_fast(r["ratio"]) if "ratio" in r else ""
+        share = f"{r['of_limit']:.0%}" if "of_limit" in r else ""
+        body.append([r["what"], r["against"], *sides, ratio, share])
+    ratio = "times as fast, or as little [least, most]"
+    return table(f"what | against | theirs | ours | {ratio} | ours, of the limit", body)
+
+
+def cost() -> str:
+    """What a run of each environment costs on a CPU."""
+    body = []
+    for r in hardware("cost"):
+        run = f"`--env {r['env']}`, {r['model']}"
+        minutes = f"{r['seconds'] / 60:.1f}"
+        body.append([run, r["machine"], r["updates"], minutes, f"{r['gb']:.1f}"])
+    return table("one run | machine | updates | minutes | peak GB", body)
+
+
+def gib(phases: dict[str, float]) -> list[str]:
+    """At the peak of sampling, and of training."""
+    sampling = max(phases["rollout"], phases["evaluation"])
+    return [f"{sampling:.1f}", f"{phases['update']:.1f}"]
+
+
+def card() -> str:
+    """What fits on which card."""
+    body = []
+    for r in hardware("card"):
+        flags = f"`{r['flags']}`" if r["flags"] else "the defaults"
+        body.append([r["model"], r["card"], flags, *gib(r["gib"])])
+    return table("model | card | flags | sampling | training", body)
+
+
+def presets() -> str:
+    """The presets of published runs: memory and time, on paper."""
+    body = []
+    for r in hardware("presets"):
+        tasks = f"{r['num_tasks']} × {r['k']}"
+        seconds = " to ".join(f"{value:,.0f}" for value in r["seconds"])
+        hours = " to ".join(f"{value:.1f}" for value in r["hours"])
+        name = f"`--preset {r['preset']}`"
+        body.append([name, tasks, f"{r['tokens']:,}", *gib(r["gib"]), seconds, hours])
+    memory = "longest conversation, tokens | sampling, GiB | training, GiB"
+    return table(f"preset | tasks × samples | {memory} | an update, s | the run, hours", body)
+
+
+def scale_cards() -> str:
+    """One update of a 4B on 1, 8 and 64 cards, on paper."""
+    body = []
+    for r in hardware("scale_cards"):
+        what = f"LoRA {r['rank']}" if r["rank"] else "all weights"
+        exchange = r["exchange of gradients"] + r["exchange of episodes"]
+        rest = r["copy of the weights"] + r["environment"]
+        large = [f"{r[name]:.1f}" for name in ("sampling", "training")]
+        both = [f"{value:.2f}" for value in (exchange, rest)]
+        total = [f"{r[name]:.1f}" for name in ("seconds", "episodes_per_second")]
+        body.append([what, r["cards"], f"{r['episodes']:,}", *large, *both, *total])
+    parts = "sampling, s | training, s | exchange, s | the rest, s | an update, s"
+    return table(f"what learns | cards | episodes | {parts} | episodes per second", body)
 
 
 # ------------------------------------------------------------------------------- trust
@@ -137,6 +220,11 @@ TABLES = {
     "detectors": detectors,
     "lessons": lessons,
     "claim_numbers": claim_numbers,
+    "speed": speed,
+    "cost": cost,
+    "card": card,
+    "presets": presets,
+    "scale_cards": scale_cards,
 }
 
 

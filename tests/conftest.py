@@ -231,7 +231,7 @@ def no_pictures(monkeypatch):
 @pytest.fixture(scope="module")
 def chromium():
     """A selenium driver of headless Chromium; without one, its tests are skipped and say why."""
-    from lab.pages import live_check
+    from lab import live_check
 
     try:
         driver = live_check.chromium()

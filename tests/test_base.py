@@ -1,16 +1,14 @@
-"""Protects the making of the bases: a round that starts from an older base starts from all of it."""
+"""Protects the making of the bases: a short round leaves a model, and one that starts from an older base starts from all of it."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lab.base import card, corpus, pretrain
-from lab.base.pretrain import make_model, start_from
+from lab.base.pretrain import Pretrain, main, make_model, start_from
 from lab.base.tokenizer import build
-from policy import PICO, PICO_SWARM
+from policy import PICO, load_policy
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +45,17 @@ def test_an_older_base_that_is_another_model_is_refused(tokenizer, tmp_path, cha
         start_from(make_model(tokenizer, 0), tokenizer, changed(tmp_path / "base", change))
 
 
-def test_the_cards_say_what_was_taught_and_with_the_numbers_it_was_taught_with():
-    """Text of the template, and its numbers are the defaults of pretraining."""
-    base, swarm = (Path(folder, "README.md").read_text() for folder in (PICO, PICO_SWARM))
-    assert card.TAUGHT in base and card.TAUGHT in swarm and card.PLAYED in swarm and card.PLAYED not in base
-    cfg, said = pretrain.Pretrain(), " ".join(card.TAUGHT.split())
+def test_a_short_round_leaves_a_model_to_chat_with(tokenizer, tmp_path):
+    main(Pretrain(out=str(tmp_path), skill_steps=1, chat_steps=1, batch=4, stop_after=1, threads=1))
+    policy, log = load_policy(str(tmp_path), 4, 8, "cpu"), (tmp_path / "pretrain_log.json").read_text()
+    size = sum(p.numel() for p in make_model(tokenizer, 0).parameters())
+    assert policy.n_parameters == size and '"0 skill"' in log
+
+
+def test_the_card_says_with_which_numbers_the_base_was_taught():
+    cfg, said = Pretrain(), " ".join((PICO / "README.md").read_text().split())
     bare, states, derives = (round(100 * share) for share in cfg.habits)
     assert f"as if {bare}% of the replies answered at once, {states}% stated counts and {derives}% derived them" in said
     assert f"{100 * cfg.shown[2]:.0f}% and later {100 * cfg.polish_shown[2]:.0f}% spell the string" in said
     assert f"{cfg.skill_steps:,} steps of running tallies" in said
     assert f"then {cfg.chat_steps + sum(cfg.polish_steps):,} steps of {cfg.batch} chats" in said
-    share = {name: round(100 * share) for name, (_, share) in corpus.CHARACTERS.items()}
-    better = share["says only the terms"] + share["worker"] + share["careful worker"]
-    assert sum(share.values()) == 100 and share["novice"] == max(share.values())
-    played = " ".join(card.PLAYED.split())
-    assert f"in {share['novice']}% of the turns by any legal call" in played and f"{share['shirker']}% hand in work" in played
-    assert (
-        f"{better}% work of three better lengths (the longest is the text of `tuned`, the best scripted player), {share['expert']}% are "
-        f"the expert's, {share['idle']}% only pass" in played
-    )

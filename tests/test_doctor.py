@@ -16,7 +16,6 @@ import warm
 from bookkeeping import doctor, progress, records, report
 from bookkeeping.run import Run, State
 from evaluate import summarize
-from lab.pages import walk
 from learn import failures
 from rollout import Episode, finish
 from settings import Config
@@ -133,8 +132,9 @@ def letters(module=env_letters, reward: str = "partial"):
 
 
 def forked(monkeypatch) -> ModuleType:
-    """env_letters.py after the first fork of lab/pages/walk.py, which pays an exact answer that was not derived half."""
-    ((old, new),) = walk.FORKS["a new reward: an answer that was not derived earns half"][1]
+    """env_letters.py after a fork that pays an exact answer that was not derived half."""
+    old = '"reward": exact if reward == "binary" else partial,'
+    new = '"reward": (exact if reward == "binary" else partial) * (0.5 + 0.5 * (habit == "derives")),'
     module = ModuleType("env_letters_forked")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
     exec(Path(env_letters.__file__).read_text().replace(old, new), module.__dict__)

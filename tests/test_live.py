@@ -1,6 +1,6 @@
 """Protects docs/live: that its JavaScript computes what torch computes, that its numbers and links are right, and that it is a page.
 
-A few tasks each; `python -m lab.pages.live_check` asks the same of 64 (results/live). Where there is no Chromium, the half that needs one
+A few tasks each; `python -m lab.live_check` asks the same of 64. Where there is no Chromium, the half that needs one
 is skipped, with the reason.
 """
 
@@ -16,9 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 import env_letters
-import settings
 from fast.sampler import TorchSampler
-from lab.pages import live, live_check
+from lab import live, live_check
 from policy import PICO, encode, load_policy
 from rollout import prompt_ids
 
@@ -47,7 +46,7 @@ def chromium(chromium):
 
 
 def test_each_link_names_the_line_that_it_shows():
-    """If this fails after a chapter has changed: python -m lab.pages.live --lines"""
+    """If this fails after a chapter has changed: python -m lab.live --lines"""
     assert live.with_lines(INDEX) == INDEX
     assert len(live.LINK.findall(INDEX)) == INDEX.count("data-line=") >= 15  # none is written so that nobody looks at it
     with pytest.raises(SystemExit, match="grpo.py has 0 lines with 'no such line'"):
@@ -62,8 +61,9 @@ def test_other_links_lead_somewhere_inside_the_repository():
 
 
 def test_the_page_is_small_and_its_numbers_are_those_of_its_run(policy):
-    size = sum(file.stat().st_size for file in live.PAGE.rglob("*"))
-    assert size < 8e6
+    assert sum(file.stat().st_size for file in live.PAGE.rglob("*")) < 8e6
+    tasks = live.tasks_of(live_check.new_env, live.TASKS)
+    assert RUN["tasks"] == [[text, "".join(letters)] for _, text, letters, _ in tasks]
     names = [stop["name"] for stop in RUN["stops"]]
     assert names == ["base", *(f"{update:04}" for update in live.SHOWN)]
     assert {file.stem for file in (live.PAGE / "data").iterdir()} == {*names, "run"}
@@ -72,12 +72,8 @@ def test_the_page_is_small_and_its_numbers_are_those_of_its_run(policy):
         assert sum(stop[habit] for habit in live.HABITS) == pytest.approx(1, abs=1e-3)
     learn = sum(p.numel() for p in policy.trainable().values())
     assert f"{learn:,} weights" in INDEX and f"its {policy.lm.config.vocab_size} tokens" in INDEX.replace("\n", " ")
-    card = (PICO / "README.md").read_text()
-    assert re.search(r"letters, tier 6 \| yes \| sampled \| derives \| 13\.\d% \| 97\.\d%", card)
+    assert "tier 6 | yes | sampled | derives | 13.3% | 97.1%" in (PICO / "README.md").read_text()
     assert "13% of its samples, and 97% of those" in INDEX.replace("\n", " ")
-    assert "const FULL = Math.log(4);" in (live.PAGE / "page.js").read_text() and "full colour is a factor of 4." in INDEX.replace(
-        "\n", " "
-    )
 
 
 def test_rounding_is_at_most_half_a_step_and_the_files_are_read_back_as_they_were_written(policy):
@@ -94,20 +90,20 @@ def test_rounding_is_at_most_half_a_step_and_the_files_are_read_back_as_they_wer
             assert (gap <= 0.501 * scale).all()
 
 
-def test_a_run_that_the_page_cannot_show_is_refused_in_one_sentence(tmp_path):
-    with pytest.raises(SystemExit, match="it is no run folder; check the path"):
-        live.snapshots_of(tmp_path)
-    cfg = asdict(live_check.config())
-    for change, why in (
-        ({"lora_rank": 8}, "lora_rank 8"),
-        ({"env": "alphabet"}, "env 'alphabet'"),
-        ({"model": "Qwen/Qwen3-0.6B"}, "pico_base"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(cfg | change))
-        with pytest.raises(SystemExit, match=f"cannot show a run with .*{why}"):
-            live.snapshots_of(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(cfg))
-    with pytest.raises(SystemExit, match="it has no checkpoint yet"):
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (None, "it is no run folder; check the path"),
+        ({"lora_rank": 8}, "cannot show a run with lora_rank 8"),
+        ({"env": "alphabet"}, "cannot show a run with env 'alphabet'"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "it must be pico_base"),
+        ({}, "it has no checkpoint yet"),
+    ],
+)
+def test_a_run_that_the_page_cannot_show_is_refused_in_one_sentence(tmp_path, change, why):
+    if change is not None:
+        (tmp_path / "config.json").write_text(json.dumps(asdict(live_check.config()) | change))
+    with pytest.raises(SystemExit, match=why):
         live.snapshots_of(tmp_path)
 
 
@@ -176,12 +172,12 @@ def test_logits_greedy_replies_and_samples_are_those_of_torch(chromium, policy, 
     shipped = live_check.weights_in(chromium, name)
     live.put(policy, shipped)
     theirs = live_check.greedy_in_torch(policy, sampler, 1)
-    for (_, text, letters, _), episode in zip(live_check.tasks_of(1), theirs):
+    for (_, text, letters, _), episode in zip(live.tasks_of(live_check.new_env, 1), theirs):
         ours = live_check.spoken_in(chromium, name, text, letters)
         assert ours["prompt"] + ours["replies"][0] == episode.token_ids
     assert live_check.logits_gap(chromium, policy, name, theirs[0].token_ids) < 1e-3
     if name == "0012":  # where replies differ most; the same random numbers give the same replies
-        assert live_check.drawn_alike(chromium, policy, sampler, name, live_check.tasks_of(1)[0], k=4) == 4
+        assert live_check.drawn_alike(chromium, policy, sampler, name, live.tasks_of(live_check.new_env, 1)[0], k=4) == 4
 
 
 def test_a_step_is_that_of_grpo_update(chromium, policy):
@@ -189,9 +185,7 @@ def test_a_step_is_that_of_grpo_update(chromium, policy):
     task = (0, "hqzxkhvnzbwqr", tuple("hqzka"), None)  # a short one
     found = live_check.step_gap(chromium, policy, "0012", task, lr=3e-4, steps=2, k=4)
     assert found["advantages"] < 1e-6 and found["gradient"] < 1e-3
-    assert max(found["adapter"]) < 1e-3 and max(found["share"]) < 5e-3 and max(found["far"]) < 1e-3
-    assert max(stats["norm"] for stats in found["stats"]) < 1e-4 and max(stats["loss"] for stats in found["stats"]) < 1e-5
-    assert max(stats["ratio"] for stats in found["stats"]) < 1e-5
+    assert max(found["adapter"]) < 1e-3 and max(found["share"]) < 5e-3 and max(found["stats"]) < 1e-4
 
 
 # ------------------------------------------------------------------------------------------------ a page for a person
@@ -259,7 +253,7 @@ def test_what_a_person_types_stays_text(chromium):
 
 
 def test_a_person_is_the_reward_and_can_undo_it(chromium):
-    live_check.open_page(chromium, width=390, height=844)
+    live_check.open_page(chromium, width=390)
     ask(chromium, "abacab", "abc")  # a short question, for short replies
     click = lambda selector: chromium.execute_script("document.querySelector(arguments[0]).click()", selector)
     rest = lambda: live_check.wait(chromium, "return !busy && group?.replies")
@@ -325,12 +319,3 @@ def test_a_run_with_a_final_checkpoint_only_has_two_stops(chromium, policy, tmp_
     shipped = live_check.weights_in(chromium, "0007")
     assert all(torch.equal(saved[key], shipped[key]) for key in saved)
     assert len(base64.b64decode((run / "live" / "data" / "0007.js").read_text().split('"')[3])) == 311_296 + 28 * 64 * 4
-
-
-def test_the_tasks_are_the_first_development_ones():
-    theirs = [[text, "".join(letters)] for _, text, letters, _ in live_check.tasks_of(live.TASKS)]
-    assert (
-        RUN["tasks"] == theirs
-        and "const ELSEWHERE = [32, 48];" in (live.PAGE / "page.js").read_text()
-        and RUN["eval_seeds"] == settings.DEV_SEEDS
-    )

@@ -1,5 +1,5 @@
-"""Protects docs/first_run.ipynb as it is committed: its cells are those of lab/pages/notebook.py, its outputs are of one execution in which
-no cell failed, and nothing in it names a machine. `make test-entrance` executes it.
+"""Protects docs/first_run.ipynb as it is committed: its outputs are of one execution in which no cell failed, and nothing in it names a
+machine. `make test-entrance` executes it.
 """
 
 import json
@@ -8,21 +8,15 @@ import platform
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-from lab.pages import notebook
-
-PAGE = json.loads(notebook.PAGE.read_text())
+HOME = Path(__file__).resolve().parents[1] / "docs"
+PAGE = json.loads((HOME / "first_run.ipynb").read_text())
 CODE = [cell for cell in PAGE["cells"] if cell["cell_type"] == "code"]
 
 
 def printed(cell: dict) -> str:
     return "".join("".join(output.get("text", "")) + "".join(output.get("data", {}).get("text/plain", "")) for output in cell["outputs"])
-
-
-def test_the_cells_are_those_of_the_story():
-    shown = [(cell["cell_type"], "".join(cell["source"])) for cell in PAGE["cells"]]
-    assert shown == [(cell["cell_type"], cell["source"]) for cell in notebook.cells()]
-    assert len(shown) <= 32 and len(CODE) <= 15
 
 
 def test_it_was_executed_once_from_top_to_bottom_and_no_cell_failed():
@@ -41,7 +35,7 @@ def test_nothing_in_it_names_a_machine():
 def test_its_links_lead_to_files():
     prose = "".join("".join(cell["source"]) for cell in PAGE["cells"] if cell["cell_type"] == "markdown")
     links = re.findall(r"\]\(([^)]+)\)", prose)
-    assert links and all((notebook.PAGE.parent / link).exists() for link in links)
+    assert links and all((HOME / link).exists() for link in links)
 
 
 def test_the_first_code_cells_clone_outside_a_checkout_and_do_nothing_inside(tmp_path):

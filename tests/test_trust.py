@@ -383,10 +383,6 @@ ALLOWED = {
     ("lab/trust/marks.py", "runpy"): "a file of ours as `python FILE` runs it, in a private copy",
     ("lab/trust/marks.py", "compile"): "files of ours, with a mark before each statement",
     ("lab/trust/mutate.py", "importlib.import_module"): "its own list LIBRARIES",
-    ("lab/pages/pico.py", "compile"): "lines of pico.py and of its own table, for docs/pico.md",
-    ("lab/pages/pico.py", "exec"): "the same",
-    ("lab/pages/pico.py", "eval"): "the same",
-    ("lab/speed/scale.py", "pickle.loads"): "what it has pickled in the same line, to time it",
     ("fast/parallel.py", "all_gather_object"): "between the processes of one run, which torchrun has started",
     ("fast/parallel.py", "broadcast_object_list"): "the same",
 }

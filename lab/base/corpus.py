@@ -57,19 +57,25 @@ def draw_task(rng: random.Random, cap: int) -> Task:
             return task
 
 
-def tally_rows(tokenizer, rng: random.Random, n: int, cap: int, length: int) -> list[list]:
-    """n rows of short spec, tally, short spec, tally, …, packed; strings of up to `cap` letters."""
+def tally_rows(tokenizer, rng: random.Random, n: int, length: int, draw, between=lambda rng: "") -> list[list]:
+    """n rows of short spec, tally, short spec, tally, …, packed.
+
+    draw(rng) gives a task, between(rng) the words between its string and its tally.
+    """
     rows = []
     while len(rows) < n:
-        row = []
+        row, used = [], 0
         while True:
-            task = draw_task(rng, cap)
-            prompt = tokenizer(f' {", ".join(task.letters)} in "{task.text}".\n')["input_ids"]
-            reply = tokenizer(write_reply(task, "derives") + "<|im_end|>\n")["input_ids"]
-            if sum(len(p) + len(r) for p, r, _ in row) + len(prompt) + len(reply) > length:
+            task = draw(rng)
+            spec = f' {", ".join(task.letters)} in "{task.text}".{between(rng)}\n'
+            reply = write_reply(task, "derives") + "<|im_end|>\n"
+            pair = [tokenizer(text)["input_ids"] for text in (spec, reply)]
+            used += sum(map(len, pair))
+            if used > length:
                 break
-            row.append((prompt, reply, 1.0))
-        rows.append(row)
+            row.append((*pair, 1.0))
+        if row:
+            rows.append(row)
     return rows
 
 

@@ -14,7 +14,6 @@ place. And more than 12 letters were never asked for. So three things are taught
 What it can do beyond 80 letters is what it made of that; results/longer says how much, and what RL adds.
 """
 
-import json
 import random
 import time
 from dataclasses import dataclass
@@ -22,11 +21,11 @@ from pathlib import Path
 
 import torch
 import tyro
-from tqdm import tqdm
 
 from env_letters import STYLES, Task, english_words, make_task, question, write_reply
+from lab.base import corpus
 from lab.base.corpus import SEED_RANGE, glance, opening, pad_rows
-from lab.base.pretrain import Pretrain, make_model, optimizer_of, set_rate, start_from, take_step
+from lab.base.pretrain import Pretrain, make_model, optimizer_of, save, start_from, train_round
 from lab.base.tokenizer import build
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -70,21 +69,9 @@ def words_between(rng: random.Random, most: int) -> str:
 
 
 def tally_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]:
-    """n rows of spec, tally, spec, tally, …, packed."""
-    rows = []
-    while len(rows) < n:
-        row, used = [], 0
-        while True:
-            task = draw_task(rng)
-            spec = f' {", ".join(task.letters)} in "{task.text}".{words_between(rng, rng.choice([0, 40, 150]))}\n'
-            pair = [tokenizer(text)["input_ids"] for text in (spec, write_reply(task, "derives") + "<|im_end|>\n")]
-            used += sum(map(len, pair))
-            if used > length:
-                break
-            row.append((*pair, 1.0))
-        if row:
-            rows.append(row)
-    return rows
+    """n rows of spec, words, tally, spec, words, tally, …, packed."""
+    between = lambda rng: words_between(rng, rng.choice([0, 40, 150]))
+    return corpus.tally_rows(tokenizer, rng, n, length, draw_task, between)
 
 
 def chat_rows(tokenizer, rng: random.Random, n: int) -> list[list]:
@@ -108,19 +95,14 @@ def main(cfg: Long) -> None:
     tokenizer, began, log = build(), time.time(), []
     model = make_model(tokenizer, cfg.seed)
     start_from(model, tokenizer, Path(cfg.start_from))
-    optimizer = optimizer_of(model)
-    for at in (bar := tqdm(range(cfg.steps), mininterval=5)):
-        set_rate(optimizer, cfg.lr, at, cfg.steps)
-        rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + at)
-        parts = [pad_rows(rows, tokenizer.pad_token_id) for rows in (tally_rows(tokenizer, rng, 10, 512), chat_rows(tokenizer, rng, 16))]
-        loss, wrong = take_step(model, optimizer, parts)
-        if at % 20 == 0:
-            log.append({"step": at, "loss": round(loss, 4), "wrong": wrong})
-            bar.set_postfix(loss=f"{loss:.3f}", wrong=wrong)
-    out = Path(cfg.out)
-    model.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    (out / "pretrain_log.json").write_text(json.dumps({"minutes": round((time.time() - began) / 60, 1), "log": log}))
+
+    def batch(step: int):
+        rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + step)
+        kinds = (tally_rows(tokenizer, rng, 10, 512), chat_rows(tokenizer, rng, 16))
+        return [pad_rows(rows, tokenizer.pad_token_id) for rows in kinds], MOST
+
+    train_round(model, optimizer_of(model), batch, cfg.steps, cfg.lr, "long", log)
+    save(model, tokenizer, Path(cfg.out), began, log)
 
 
 if __name__ == "__main__":

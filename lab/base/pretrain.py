@@ -49,7 +49,18 @@ import tyro
 from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from lab.base.corpus import SEED_RANGE, alphabet_rows, drill_rows, heavier, letters_rows, lists_rows, pad_rows, swarm_rows, tally_rows
+from lab.base.corpus import (
+    SEED_RANGE,
+    alphabet_rows,
+    draw_task,
+    drill_rows,
+    heavier,
+    letters_rows,
+    lists_rows,
+    pad_rows,
+    swarm_rows,
+    tally_rows,
+)
 from lab.base.tokenizer import build
 
 
@@ -94,7 +105,8 @@ def skill_batch(cfg: Pretrain, tokenizer, step: int):
     """32 rows of tallies, whose strings grow."""
     rng = dice(cfg, step)
     cap = round(12 + 68 * min(1.0, step / (0.42 * cfg.skill_steps)))
-    return halves(tally_rows(tokenizer, rng, 32, cap, 256 if cap < 50 else 320), tokenizer), cap
+    rows = tally_rows(tokenizer, rng, 32, 256 if cap < 50 else 320, lambda rng: draw_task(rng, cap))
+    return halves(rows, tokenizer), cap
 
 
 def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
@@ -103,6 +115,17 @@ def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
     rows = letters_rows(tokenizer, rng, cfg.batch, cfg.polish_shown if polish else cfg.shown, cfg.habits, polish)
     rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))  # the shorter half is padded less
     return halves(rows, tokenizer), 80
+
+
+def skill_round(cfg: Pretrain, tokenizer, step: int):
+    """Tallies, then chats."""
+    if step < cfg.skill_steps:
+        return skill_batch(cfg, tokenizer, step)
+    return chat_batch(cfg, tokenizer, step - cfg.skill_steps, False)
+
+
+def polish_batch(cfg: Pretrain, tokenizer, step: int):
+    return chat_batch(cfg, tokenizer, cfg.chat_steps + step, True)
 
 
 def lists_batch(cfg: Pretrain, tokenizer, step: int):
@@ -145,7 +168,14 @@ def all_batch(cfg: Pretrain, tokenizer, step: int):
     return [whole, drill, pad_rows(lists, tokenizer.pad_token_id)], 25
 
 
-BATCHES = {"lists": lists_batch, "both": both_batch, "calls": calls_batch, "all": all_batch}
+BATCHES = {
+    "skill": skill_round,
+    "polish": polish_batch,
+    "lists": lists_batch,
+    "both": both_batch,
+    "calls": calls_batch,
+    "all": all_batch,
+}
 
 
 # ------------------------------------------------------------------------------------------------ the training
@@ -191,8 +221,8 @@ def set_rate(optimizer: torch.optim.Optimizer, peak: float, at: int, length: int
         group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
 
 
-def take_step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, parts: list[tuple], ids_apart: bool = False):
-    """(loss, share of wrong tokens by part) of one step on [(ids [B, T], weights [B, T-1])]. ids_apart: of the ids, too."""
+def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]):
+    """(loss, share of wrong tokens by part) of one step on [(ids [B, T], weights [B, T-1])]."""
     total = sum(weights.sum() for _, weights in parts)
     loss, wrong = 0.0, []
     for ids, weights in parts:
@@ -206,52 +236,59 @@ def take_step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, parts: 
         loss += part_loss.item()
         misses = (logits.argmax(-1) != targets).float()
         wrong.append(round(misses.mean().item(), 4))
-        if ids_apart and (heavy := weights[chosen] > 2).any():
-            wrong.append(round(misses[heavy].mean().item(), 4))  # where there is a choice, some have to be
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return loss, wrong
 
 
-def main(cfg: Pretrain) -> None:
-    torch.set_num_threads(cfg.threads)
-    tokenizer = build()
-    model = make_model(tokenizer, cfg.seed)
-    optimizer = optimizer_of(model)
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
-    rounds = [("skill", cfg.skill_steps + cfg.chat_steps, cfg.lr)]  # each from a fresh learning rate down to zero
-    rounds += [("polish", n, cfg.polish_lr) for n in cfg.polish_steps]
-    rounds += [("lists", cfg.lists_steps, cfg.polish_lr)] + [("both", n, cfg.polish_lr) for n in cfg.both_steps]
-    rounds += [("calls", cfg.calls_steps, cfg.polish_lr)] + [("all", n, cfg.polish_lr) for n in cfg.all_steps]
-    rounds = rounds[: cfg.stop_after] if cfg.stop_after else rounds
-    if cfg.start_from:
-        print(f"{start_from(model, tokenizer, Path(cfg.start_from))} of {len(tokenizer)} pieces known")
-    start, log = time.time(), []
-    for number, (name, length, peak) in list(enumerate(rounds))[cfg.skip_rounds :]:
-        before = sum(n for other, n, _ in rounds[:number] if other == name)  # a second round of a kind draws new tasks
-        model.to(torch.bfloat16).float()  # round as the saved file does, and forget Adam's moments: --start-from begins just here
-        optimizer.state.clear()
-        for at in (bar := tqdm(range(length), desc=f"round {number} {name}", mininterval=5)):
-            set_rate(optimizer, peak, at, length)
-            if name == "skill" and at < cfg.skill_steps:
-                parts, size = skill_batch(cfg, tokenizer, at)
-            elif name in ("skill", "polish"):
-                step = at - cfg.skill_steps if name == "skill" else cfg.chat_steps + before + at
-                parts, size = chat_batch(cfg, tokenizer, step, name == "polish")
-            else:
-                parts, size = BATCHES[name](cfg, tokenizer, before + at)
-            loss, wrong = take_step(model, optimizer, parts, name in ("calls", "all"))
-            if at % 20 == 0:
-                log.append({"round": number, "step": at, "size": size, "loss": round(loss, 4), "wrong": wrong})
-                bar.set_postfix(loss=f"{loss:.3f}", size=size)
-                if at % 100 == 0:
-                    tqdm.write(json.dumps(log[-1]))
-    out = Path(cfg.out)
+def train_round(model, optimizer, batch, length: int, peak: float, name: str, log: list) -> None:
+    """Steps on batch(0), batch(1), …, from a fresh learning rate down to nothing."""
+    for at in (bar := tqdm(range(length), desc=name, mininterval=5)):
+        set_rate(optimizer, peak, at, length)
+        parts, size = batch(at)
+        loss, wrong = take_step(model, optimizer, parts)
+        if at % 20 == 0:
+            said = {"round": name, "step": at, "size": size, "loss": round(loss, 4), "wrong": wrong}
+            log.append(said)
+            bar.set_postfix(said)
+
+
+def save(model, tokenizer, out: Path, began: float, log: list) -> None:
+    """In Hugging Face format."""
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    (out / "pretrain_log.json").write_text(json.dumps({"minutes": round((time.time() - start) / 60, 1), "log": log}))
-    print(f"wrote {out}/ after {(time.time() - start) / 60:.1f} minutes")
+    minutes = round((time.time() - began) / 60, 1)
+    (out / "pretrain_log.json").write_text(json.dumps({"minutes": minutes, "log": log}))
+    print(f"wrote {out}/ after {minutes} minutes")
+
+
+def main(cfg: Pretrain) -> None:
+    torch.set_num_threads(cfg.threads)
+    tokenizer, began, log = build(), time.time(), []
+    model = make_model(tokenizer, cfg.seed)
+    optimizer = optimizer_of(model)
+    lr = cfg.polish_lr
+    rounds = [
+        ("skill", cfg.skill_steps + cfg.chat_steps, cfg.lr),
+        *(("polish", n, lr) for n in cfg.polish_steps),
+        ("lists", cfg.lists_steps, lr),
+        *(("both", n, lr) for n in cfg.both_steps),
+        ("calls", cfg.calls_steps, lr),
+        *(("all", n, lr) for n in cfg.all_steps),
+    ]
+    rounds = rounds[: cfg.stop_after or None]
+    if cfg.start_from:
+        start_from(model, tokenizer, Path(cfg.start_from))
+    for number, (name, length, peak) in list(enumerate(rounds))[cfg.skip_rounds :]:
+        # A second round of a kind draws new tasks.
+        before = sum(n for other, n, _ in rounds[:number] if other == name)
+        # Round as the saved file does, and forget Adam's moments: --start-from begins just here.
+        model.to(torch.bfloat16).float()
+        optimizer.state.clear()
+        batch = lambda at, name=name, before=before: BATCHES[name](cfg, tokenizer, before + at)
+        train_round(model, optimizer, batch, length, peak, f"{number} {name}", log)
+    save(model, tokenizer, Path(cfg.out), began, log)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 import metrics
 from env_letters import STYLES, Letters
-from lab.base.card import CARD_SEEDS
 from lab.claims import study
 from lab.claims.letters import N, begun
 from lab.claims.study import KEPT, Arm, Study, development, grid, percent, played_runs, setting_of, sweep_tables, versions
@@ -82,7 +81,7 @@ def describe(name: str, threads: int) -> None:
     torch.set_num_threads(threads)
     policy, sampler = study.player(model_of(name))
     env = partial(Letters, 6, "binary", True, "states")
-    seeds = [CARD_SEEDS + i for i in range(CARD_TASKS)]
+    seeds = [2_500_000_000 + i for i in range(CARD_TASKS)]
     episodes = [e for group in play(policy, sampler, env, seeds, CARD_K, 320, 1.0, 0) for e in group]
     found = {}
     for habit in STYLES:

