@@ -8,7 +8,6 @@ functions and signals that they lack.
 import ast
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -298,24 +297,6 @@ def test_the_guess_grows_with_the_work_and_with_the_machines_slowness(monkeypatc
     assert guess(sft_steps=0) - base == pytest.approx(-50 * step)
     assert guess(eval_other_tiers=False) - base == pytest.approx(-10 * 2 * evaluation)
     assert guess(updates=0) == pytest.approx(forecast.START + 3 * 3 * evaluation + 50 * step)
-
-
-@pytest.mark.parametrize(
-    "env, source, evaluations", [("letters", "offpolicy/in_turn-0", 30), ("alphabet", "alphabet/grpo-0", 6), ("swarm", "swarm/grpo-2", 10)]
-)
-def test_the_rates_are_those_of_committed_runs(monkeypatch, env, source, evaluations):
-    monkeypatch.setattr(forecast.shutil, "which", lambda name: None)
-    run = json.loads((ROOT / "results" / source / "summary.json").read_text())
-    s, cfg, whole = run["seconds"], completed(env=env), 1.0
-    assert forecast.number_of_evaluations(cfg) * len(settings.eval_sets(cfg)) == evaluations and cfg.updates == run["updates"]
-    if env == "letters":  # that run was made beside other work
-        walk = (ROOT / "results" / "walk.md").read_text()
-        took = int(re.search(r"\| `make train` \|.*\| (\d+) \|", walk)[1])
-        pace = float(re.search(r"forecast\.pace` took ([\d.]+) ms", walk)[1])
-        assert forecast.estimate(cfg, pace) == pytest.approx(took, rel=0.03)
-        whole = (took * forecast.PACE / pace - forecast.START) / (s["rollout"] + s["train"] + s["eval"] + s["sft"])
-    parts = ((s["rollout"] + s["train"]) / run["updates"], s["eval"] / evaluations, s["sft"] / cfg.sft_steps)
-    assert forecast.RATES[env] == pytest.approx([whole * part for part in parts], rel=0.05)
 
 
 def test_of_what_nobody_has_timed_no_time_is_said(monkeypatch, tmp_path):

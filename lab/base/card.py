@@ -103,7 +103,7 @@ def main(model: str = str(PICO), tasks: int = 128, k: int = 8) -> None:
     (Path(model) / "README.md").write_text(text)
 
 
-SWARM = """Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: `results/swarm/README.md`). \
+SWARM = """Swarm, medium scenarios, v0.2, whole episodes of 25 turns (scripted players on such scenarios: docs/swarm.md). \
 An episode mixes ways to
 play, from passing to careful work, in shares of its own (`CHARACTERS` in `lab/base/corpus.py`). The rounds that taught this cost some of \
 the lists above:
@@ -123,7 +123,7 @@ a model of this size learns
 to count most strings without spelling them.
 
 The recipe is fragile. Run again with seeds 1 and 2 it made bases whose tallies are right in 5.7% and 0.0% of the samples that use one
-(`results/bases`).
+(docs/letters.md).
 """
 
 ONLY_HOW_OFTEN = """
@@ -144,7 +144,7 @@ runs from that base are marked as such. What this one earns stands above.
 
 An observation describes only what is new, and each fixed stretch of a prompt, a call or an observation is one piece of the tokenizer: \
 an episode
-has about 1,300 tokens (`python -m lab.swarm.tokens`), where it had 3,900.
+has about 1,300 tokens, where it had 3,900.
 """
 
 FURTHER = """

@@ -8,6 +8,7 @@ reading. The forks are made as docs/fork.md says, as text in one file; `git stat
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from pathlib import Path
 
 import tyro
 
-from lab.claims.fork import example
 from lab.common import ROOT, interval_of
 
 STORY = ("README.md", "env_letters.py", "rollout.py", "grpo.py", "sft.py", "train.py")
@@ -74,7 +74,7 @@ def fork(clone: Path, file: str, changes: tuple, flags: str, name: str) -> tuple
                 )
             text = text.replace(old, new)
     else:
-        text = example(clone / "docs" / "fork.md")
+        text = re.search(r"```python\n(# vowels.py\n.*?)```", (clone / "docs" / "fork.md").read_text(), re.S)[1]
     path.write_text(text)
     seconds, _ = timed([str(clone / ".venv/bin/python"), "train.py", *flags.split(), *SMALL.split(), "--name", name], clone)
     changed = timed(["git", "status", "--short"], clone)[1].split()[1::2]
