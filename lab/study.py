@@ -32,6 +32,7 @@ from pathlib import Path
 
 import tyro
 
+import env_swarm
 import settings
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from evaluate import HELD_OUT_SEEDS
@@ -53,23 +54,6 @@ class Arm:  # lab/study.toml says what the fields are
     begun: int = 0
     best_of: int = 1
     player: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    flags: str
-    seeds: int
-    measures: list[str]
-    worlds: dict[str, str]
-    arms: dict[str, Arm]
-    decodings: tuple[str, ...] = ("greedy", "sampled")
-
-
-def read_tables(file: Path = ROOT / "lab" / "study.toml") -> dict[str, Table]:
-    tables = tomllib.loads(file.read_text(encoding="utf8"))
-    for said in tables.values():
-        said["arms"] = {name: Arm(**values) for name, values in said["arms"].items()}
-    return {name: Table(**said) for name, said in tables.items()}
 
 
 # ---------------------------------------------------------------------------- one run
@@ -96,7 +80,7 @@ def told(folder: Path, measure: str) -> dict:
 
 
 # ---------------------------------------------------------------------------- held-out tasks
-def play_world(table: Table, arm: Arm, flags: str, folder: Path, seed: int) -> dict:
+def play_world(table: "Table", arm: Arm, flags: str, folder: Path, seed: int) -> dict:
     """{decoding: {measure: values}} of held-out tasks, by the policy of this folder."""
     cfg, _ = settings.command_line(flags.split())
     settings.check(cfg)
@@ -132,10 +116,8 @@ def held_out_seeds(cfg: settings.Config) -> list[int]:
 
 
 def scripted(env, player: str, number: int) -> dict[str, float]:
-    from env_swarm import play as play_script
-
     env.style = player
-    return play_script(env, number)
+    return env_swarm.play(env, number)
 
 
 @dataclass
@@ -166,61 +148,76 @@ class Begun:
 
 # ---------------------------------------------------------------------------- a whole table
 @dataclass(frozen=True)
-class Study:
-    """A table, and where its runs and its results are."""
+class Table:
+    """What lab/study.toml says of a table, and where its runs and its results are."""
 
-    table: Table
     name: str
     runs: Path
-    file: Path
+    results: Path
+    flags: str
+    seeds: int
+    measures: list[str]
+    worlds: dict[str, str]
+    arms: dict[str, Arm]
+    decodings: tuple[str, ...] = ("greedy", "sampled")
     threads: int = 1
 
     def grow(self, name: str, seeds: int) -> None:
         """Run what the results do not have of an arm: its sweep, then its seeds."""
-        arm, kept = self.table.arms[name], self.kept(name)
+        arm, kept = self.arms[name], self.kept(name)
         for setting in [s for s in arm.sweep if s not in kept["swept"]]:
-            said = told(self.run(name, setting, 0), self.table.measures[0])
+            said = told(self.run(name, setting, 0), self.measures[0])
             mean = float(numbers(said["development"]["final"]).mean())
             kept["swept"][setting] = {"development": mean, "work": said["work"]}
             self.keep(name, kept)
         mean_of = lambda setting: kept["swept"][setting]["development"]
         best = max(kept["swept"], key=mean_of, default="")  # the first of equals, the cheapest
-        kept["settings"] = self.flags(name, best)
-        for seed in range(len(kept["seeds"]), min(seeds, self.table.seeds, arm.seeds)):
+        kept["settings"] = self.flags_of(name, best)
+        for seed in range(len(kept["seeds"]), min(seeds, self.seeds, arm.seeds)):
             kept["seeds"].append({"seed": seed} | self.play(name, best, seed))
             self.keep(name, kept)
 
     def play(self, name: str, setting: str, seed: int) -> dict:
         """Train and play the held-out tasks: what is kept of a seed."""
-        table, arm = self.table, self.table.arms[name]
+        arm = self.arms[name]
         trained = arm.of or name
         folder = self.runs if arm.player else self.run(trained, setting, seed)
-        flags = self.flags(trained, setting)
-        play = lambda world: play_world(table, arm, f"{flags} {table.worlds[world]}", folder, seed)
-        found = {"held_out": {world: play(world) for world in arm.worlds or table.worlds}}
-        return found if arm.of or arm.player else found | told(folder, table.measures[0])
+        flags = self.flags_of(trained, setting)
+        play = lambda world: play_world(self, arm, f"{flags} {self.worlds[world]}", folder, seed)
+        found = {"held_out": {world: play(world) for world in arm.worlds or self.worlds}}
+        return found if arm.of or arm.player else found | told(folder, self.measures[0])
 
     def run(self, name: str, setting: str, seed: int) -> Path:
         """The folder of a finished run."""
         folder = self.runs / re.sub(r"[\s-]+", "-", f"{name} {setting} {seed}")
-        train(f"{self.flags(name, setting)} --seed {seed}", folder, self.threads)
+        train(f"{self.flags_of(name, setting)} --seed {seed}", folder, self.threads)
         return folder
 
-    def flags(self, name: str, setting: str) -> str:
-        return f"{self.table.flags} {self.table.arms[name].flags} {setting}"
+    def flags_of(self, name: str, setting: str) -> str:
+        return f"{self.flags} {self.arms[name].flags} {setting}"
 
     def read(self) -> dict:
+        file = self.results / f"{self.name}.json"
         new = {"made_by": f"python -m lab.study {self.name}", "raw": "", "arms": {}}
-        return json.loads(self.file.read_text(encoding="utf8")) if self.file.exists() else new
+        return json.loads(file.read_text(encoding="utf8")) if file.exists() else new
 
     def kept(self, name: str) -> dict:
-        new = {"what": self.table.arms[name].what, "settings": "", "swept": {}, "seeds": []}
+        new = {"what": self.arms[name].what, "settings": "", "swept": {}, "seeds": []}
         return self.read()["arms"].get(name, new)
 
     def keep(self, name: str, arm: dict) -> None:
         data = self.read()  # again: another process may have added another arm
         data["arms"][name] = arm
-        write(self.file, data)
+        write(self.results / f"{self.name}.json", data)
+
+
+def read_tables(runs: Path, results: Path = RESULTS, threads: int = 1) -> dict[str, Table]:
+    """{name: table}, of lab/study.toml."""
+    tables = tomllib.loads((ROOT / "lab" / "study.toml").read_text(encoding="utf8"))
+    for name, said in tables.items():
+        arms = {arm: Arm(**values) for arm, values in said.pop("arms").items()}
+        tables[name] = Table(name, runs / name, results, **said, arms=arms, threads=threads)
+    return tables
 
 
 def write(file: Path, data: dict) -> None:
@@ -244,16 +241,15 @@ def main(
 ) -> None:
     """arms: only these. seeds: at most so many. runs: where each table gets a folder for its runs.
     results: the folder of TABLE.json. threads: of a run. list: only say what there is."""
-    tables = read_tables()
+    tables = read_tables(runs, results, threads)
     if table not in tables and not list:
         raise SystemExit(f"{table or 'no table'}: choose one of {', '.join(tables)}")
-    for name in [table] if table else tables:
-        study = Study(tables[name], name, runs / name, results / f"{name}.json", threads)
-        for arm in arms or tables[name].arms:
+    for one in [tables[table]] if table else tables.values():
+        for arm in arms or one.arms:
             if list:
-                print(f"{name:9} {arm:18} {len(study.kept(arm)['seeds'])} seeds")
+                print(f"{one.name:9} {arm:18} {len(one.kept(arm)['seeds'])} seeds")
             else:
-                study.grow(arm, seeds)
+                one.grow(arm, seeds)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Protects the making of the bases: a round that starts from an older base starts from all of it."""
 
+import random
+import re
 import shutil
 from pathlib import Path
 
@@ -66,3 +68,15 @@ def test_the_cards_say_what_was_taught_and_with_the_numbers_it_was_taught_with()
         f"{better}% work of three better lengths (the longest is the text of `tuned`, the best scripted player), {share['expert']}% are "
         f"the expert's, {share['idle']}% only pass" in played
     )
+
+
+def test_renumbered_ids_keep_their_order_and_who_is_who():
+    given = [
+        "- task_3 open\n- task_9 open\n- prop_1 from bot_2",
+        '{"task_id": "task_9"} {"proposal_id": "prop_1"}',
+    ]
+    for seed in range(20):
+        told, said = corpus.renumber(random.Random(seed), given)
+        first, second = map(int, re.findall(r"task_(\d+)", told))
+        assert first < second <= 16 and f'"task_{second}"' in said and "bot_2" in told
+        assert re.search(r"prop_(\d+)", told)[0] in said

@@ -14,7 +14,7 @@ from env_letters import Letters
 from env_swarm import Swarm
 from fast.sampler import TorchSampler
 from lab import environments, study, tables
-from lab.study import Arm, Begun, Study, Table
+from lab.study import Arm, Begun, Table
 from rollout import play
 
 TINY = """--env letters --difficulty 1 --updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2
@@ -36,8 +36,8 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr[-800:]
 
     monkeypatch.setattr(study.subprocess, "run", run)  # without the seconds to import torch anew
-    table = Table(TINY, 1, ["reward", "exact"], WORLDS, ARMS)
-    one = Study(table, "tiny", tmp_path / "runs", tmp_path / "tiny.json")
+    measures = ["reward", "exact"]
+    one = Table("tiny", tmp_path / "runs", tmp_path, TINY, 1, measures, WORLDS, ARMS)
     for arm in ARMS:
         one.grow(arm, seeds=9)
     data = one.read()
@@ -55,7 +55,7 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
     one.grow("swept", seeds=9)
     assert len(said) == 3, "what stands in the results is not run again"
     (tmp_path / "kept").rename(tmp_path / "runs")
-    one.file.unlink()
+    (tmp_path / "tiny.json").unlink()
     (tmp_path / "runs" / "swept-lr-1e-4-0" / "summary.json").unlink()
     one.grow("swept", seeds=9)
     assert len(said) == 4 and "--resume" in said[-1], "a run that was cut goes on"
@@ -79,8 +79,8 @@ def made_up(tmp_path, monkeypatch):
     held = lambda table, arm, flags, folder, seed: {"greedy": {"exact": f"{'--b' not in flags:d}"}}
     monkeypatch.setattr(study, "play_world", held)
     arms = {"swept": Arm("swept", "", ("--a", "--b", "--c"))}
-    table = Table("--env letters", 3, ["exact"], {"tier 6": ""}, arms)
-    return Study(table, "made", tmp_path / "runs", tmp_path / "made.json")
+    where = ("made", tmp_path / "runs", tmp_path)
+    return Table(*where, "--env letters", 3, ["exact"], {"tier 6": ""}, arms)
 
 
 def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(made_up):
@@ -94,18 +94,17 @@ def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(made_up):
     assert again[:2] == arm["seeds"] and [seed["seed"] for seed in again] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", study.read_tables())
+@pytest.mark.parametrize("name", study.read_tables(tables.ROOT))
 def test_every_arm_can_be_run_and_the_results_have_what_was_planned(name):
-    table = study.read_tables()[name]
-    one = Study(table, name, tables.ROOT, tables.RESULTS / f"{name}.json")
-    assert list(one.read()["arms"]) == list(table.arms)
+    table = study.read_tables(tables.ROOT)[name]
+    assert list(table.read()["arms"]) == list(table.arms)
     for arm, a in table.arms.items():
-        kept = one.kept(arm)
+        kept = table.kept(arm)
         assert kept["what"] == a.what and set(kept["swept"]) == set(a.sweep)
         assert [seed["seed"] for seed in kept["seeds"]] == list(range(min(table.seeds, a.seeds)))
         assert set(a.worlds) <= table.worlds.keys() and (a.of or arm) in table.arms
         for flags in {*a.sweep} or {""}:
-            settings.read_flags(one.flags(arm, flags).split())
+            settings.read_flags(table.flags_of(arm, flags).split())
     for flags in table.worlds.values():
         settings.read_flags(f"{table.flags} {flags}".split())
 
