@@ -41,7 +41,7 @@ from policy import Policy, load_policy
 from rollout import Episode, play
 from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
 
-# Only this file and lab/claims/study.py, which makes the final tables, may use it (a test checks):
+# Only this file and lab/study.py, which makes the final tables, may use it (a test checks):
 # if any file could play these tasks, they would soon not be held out.
 HELD_OUT_SEEDS = 4_000_000_000
 MEND = "mend the environment and --resume, with --env again if it is a file of your own"

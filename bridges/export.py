@@ -337,5 +337,5 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         main(sys.argv[1:])
     else:
-        example = Path(__file__).parents[1] / "results/letters/grpo-0/summary.json"
+        example = Path(__file__).parents[1] / "results/showcase/summary.json"
         print(card(json.loads(example.read_text(encoding="utf-8")), "adapter"))

@@ -35,7 +35,6 @@ from bookkeeping import significance
 from metrics import Interval
 
 ROOT = Path(__file__).resolve().parents[1]
-__path__ = [str(ROOT / "lab/claims")]  # the older files of this name, until they have moved
 # The rule for seeds, written down before they are run: 3 seeds; 6 and then 12 while a part that
 # decides is undecided. Who looks three times may be wrong three times, so each look asks for the
 # interval at 98.3%: three looks at 1.7% err in 5% of the cases at most, however they hang together

@@ -8,12 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from bookkeeping.tables import pyplot
 from metrics import Interval
@@ -115,9 +112,3 @@ def keep_metrics(folder: Path, target: Path) -> None:
     short = lambda x: whole(float(f"{x:.6g}")) if isinstance(x, float) and math.isfinite(x) else x
     lines = [{k: short(v) for k, v in line.items()} for line in read_lines(folder / "metrics.jsonl")]
     write_page(target / "metrics.jsonl", [*(json.dumps(line, separators=(",", ":")) for line in lines), ""])
-
-
-def side_by_side(do: Callable, work: list[tuple], jobs: int, what: str = "") -> None:
-    """do(*each) for each of the work, `jobs` at once."""
-    with ThreadPoolExecutor(jobs) as pool:
-        list(tqdm(pool.map(lambda each: do(*each), work), total=len(work), desc=what, disable=not work))

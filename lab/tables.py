@@ -12,18 +12,34 @@ any page: `wrong` names those that do not. tests/test_tables.py runs the check.
 import json
 import re
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from math import comb
 from pathlib import Path
 
+import numpy as np
+
 import metrics
+from bookkeeping.significance import by_variance, variance_of_mean
 from lab import claims
+from metrics import Interval
 from swarm import governance
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
-INTERVAL = re.compile(
-    r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]"
-)
+INTERVAL = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]")
+
+
+TABLES: dict[str, Callable[[], str]] = {}
+WAYS = ("greedy", "sampled")
+
+
+def made(function: Callable[[], str]) -> Callable[[], str]:
+    """The function makes the table of its name."""
+    TABLES[function.__name__] = function
+    return function
 
 
 def read(name: str):
@@ -38,10 +54,277 @@ def table(head: str, body: list[list]) -> str:
     return "".join(f"| {line} |\n" for line in lines)
 
 
+# ------------------------------------------------------------------------------- intervals
+def digits(values: list) -> str | list:
+    """0s and 1s as a string, a digit per task; other values as they are."""
+    return "".join(f"{x:.0f}" for x in values) if set(values) <= {0, 1} else values
+
+
+def numbers(values: str | list) -> np.ndarray:
+    """What `digits` has made short; a number that stands for all tasks is one."""
+    return np.array([*values] if isinstance(values, str) else values, dtype=float)
+
+
+def scores(arm: dict, measure: str = "exact", how: str = "greedy", world: str = "") -> list:
+    """[seeds][tasks] of an arm's held-out tasks; of its first world, if none is named."""
+    worlds = [seed["held_out"] for seed in arm["seeds"]]
+    ways = [held[world or next(iter(held))] for held in worlds]
+    return [numbers(way.get(how, next(iter(way.values())))[measure]) for way in ways]
+
+
+def over(rows: list) -> Interval:
+    """The mean of [seeds][tasks], its interval over seeds and tasks; of one policy, over tasks."""
+    if len(rows) == 1:
+        return metrics.mean(rows[0])
+    means = np.mean(rows, axis=1)
+    parts = [variance_of_mean(means), variance_of_mean(np.mean(rows, axis=0))]
+    return by_variance(float(means.mean()), parts, len(rows[0]))[0]
+
+
+def percent(rows: list, digits: int = 1) -> str:
+    """Of what is right or wrong: the share, which lies between 0 and 1."""
+    found = over(rows)
+    share = replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+    return share.percent(digits)
+
+
+def less(ours: list, theirs: list) -> Interval:
+    """Ours minus theirs, paired by seed and task; one policy stands beside every seed."""
+    if len(ours) == 1 == len(theirs):
+        return metrics.gain(theirs[0], ours[0])
+    theirs = theirs * len(ours) if len(theirs) == 1 else theirs
+    return over([a - b for a, b in zip(ours, theirs)])
+
+
+def gained(seeds: list[dict]) -> list:
+    """[seeds][tasks] of development tasks: at the end minus after SFT."""
+    return [numbers(seed["final"]) - numbers(seed["after_sft"]) for seed in seeds]
+
+
+def work(arm: dict) -> str:
+    """Its mean work, if it was trained."""
+    done = [seed["work"] for seed in arm["seeds"] if "work" in seed]
+    return f"{np.mean(done):.1f}" if done else ""
+
+
+def share(right: int, n: int) -> str:
+    return metrics.proportion(right, n).percent()
+
+
 # ------------------------------------------------------------------------------- letters
+@made
+def letters() -> str:
+    """Before and after, on held-out tasks."""
+    arms = read("letters")["arms"]
+    shown = {
+        "base": "the base, before anything",
+        "begun": "the base, each reply begun with the first two letters of a tally",
+        "sft_derives": "after SFT on 100 demonstrations of the method",
+        "start": "where GRPO begins: 50 steps of SFT on 100 demonstrations without the method",
+        "grpo": "after 150 updates of GRPO from there",
+    }
+    rows = [scores(arms[name]) for name in shown]
+    body = [[what, percent(r), len(r[0]), len(r)] for what, r in zip(shown.values(), rows)]
+    body[-1][1] = f"**{body[-1][1]}**"
+    return table("letters, tier 6 | exactly right | held-out tasks | seeds", body)
+
+
+@made
+def letters_arms() -> str:
+    """GRPO beside what might do as well."""
+    arms, body = read("letters")["arms"], []
+    for name, arm in arms.items():
+        rows, alone = scores(arm), name in ("grpo", "begun", "best_of", "base")
+        gain = "" if alone else less(scores(arms["grpo"]), rows).points()
+        body.append([arm["what"], len(rows), percent(rows), gain, work(arm)])
+    return table("arm | seeds | exactly right | GRPO minus this | work", body)
+
+
+@made
+def letters_no_thinking() -> str:
+    """What 150 updates add to the SFT, if thinking is not allowed: development tasks."""
+    arms, body = read("letters")["arms"], []
+    for name in ("no_think", "no_think_partial"):
+        gains = gained([seed["development"] for seed in arms[name]["seeds"]])
+        each = " ".join(f"{100 * gain.mean():+.1f}" for gain in gains)
+        body.append([arms[name]["what"], over(gains).points(), each])
+    return table("150 updates, development tasks | gain over SFT | each seed", body)
+
+
+@made
+def passes() -> str:
+    """Sampled at temperature 1: pass@k without bias (Chen et al. 2021, eq. 1)."""
+    found, body = read("letters")["passes"], []
+    n, stages = found["of"], ("after SFT", "after 40 updates of GRPO")
+    miss = lambda k, right: comb(n - right, k) / comb(n, k)
+    for k in (1, 4, n):
+        both = [[[1 - miss(k, right) for right in seed] for seed in found[s]] for s in stages]
+        row = [f"pass@{k}", *(percent(rows, 0) for rows in both), len(both[0]), len(both[0][0])]
+        body.append(row)
+    head = " | ".join(("letters, sampled at temperature 1", *stages))
+    return table(f"{head} | seeds | development n", body)
+
+
+@made
+def pico() -> str:
+    """pico.py beside train.py: the same task, in the same hour."""
+    data, body = read("pico"), []
+    n = data["development"]
+    for arm in data["arms"].values():
+        of = lambda stage, seeds=arm["seeds"]: sum(n * seed["exact"][stage] for seed in seeds)
+        right = [share(of(stage) / len(arm["seeds"]), n) for stage in ("after SFT", "after GRPO")]
+        seconds, memory = ([s[x] for s in arm["seeds"]] for x in ("seconds", "gigabytes"))
+        cells = [*right, f"{np.median(seconds):.0f}", f"{np.median(memory):.2f}", len(seconds)]
+        body.append([arm["what"], *cells])
+    return table("what | after SFT | after GRPO | seconds | peak GB | seeds", body)
+
+
+@made
+def bases() -> str:
+    """Letters on bases that were made in other ways."""
+    data, body = read("bases"), []
+    for base, how in product(data["bases"], WAYS):
+        name = lambda arm, base=base: data["arms"][f"{base}_{arm}"]
+        rows = {arm: scores(name(arm), how=how) for arm in ("grpo", "begun", "sft_derives")}
+        derives = np.mean(scores(name("base"), "habit_derives", how))
+        body.append(
+            [
+                data["bases"][base]["what"],
+                how,
+                f"{100 * derives:.1f}%",
+                percent(scores(name("base"), how=how)),
+                percent(rows["begun"]),
+                f"**{percent(rows['grpo'])}**",
+                less(rows["grpo"], rows["begun"]).points(),
+                percent(rows["sft_derives"]),
+                less(rows["grpo"], rows["sft_derives"]).points(),
+                percent(scores(name("no_think"), how=how)),
+            ]
+        )
+    return table(
+        "base | decoding | derives | before | begun for it | after GRPO | GRPO minus begun"
+        " | after SFT that derives | GRPO minus SFT | GRPO, no thinking",
+        body,
+    )
+
+
+@made
+def bases_tally() -> str:
+    """How often a base derives when sampled, and how often that is right."""
+    data, body = read("bases"), []
+    for base in [{"what": "pico_base"} | data["pico_base"], *data["bases"].values()]:
+        right = share(base["right"], base["n"]) if base["n"] else ""
+        body.append([base["what"], f"{100 * base['often']:.1f}%", right, base["n"]])
+    return table("base, sampled | derives | of these right | n", body)
+
+
+@made
+def longer_arms() -> str:
+    """Strings longer than any that the base was shown."""
+    arms, body = read("longer")["arms"], []
+    for name, arm in arms.items():
+        rows, drawn = scores(arm), percent(scores(arm, how="sampled"))
+        gain = "" if name == "climbs" else less(scores(arms["climbs"]), rows).points()
+        body.append([arm["what"], len(rows), f"**{percent(rows)}**", drawn, gain, work(arm)])
+    head = "arm | seeds | tier 7, greedy | sampled | climbs minus this, greedy | work"
+    return table(head, body)
+
+
+@made
+def longer_lengths() -> str:
+    """The same by the length of the string, greedy."""
+    arms = read("longer")["arms"].values()
+    cells = lambda n: [percent(scores(arm, world=str(n))) for arm in arms]
+    body = [[n, *cells(n)] for n in range(60, 151, 10)]
+    head = "letters | climbs | tier 7 from the start | stays on tier 6 | begun | the base"
+    return table(head, body)
+
+
+@made
+def offpolicy() -> str:
+    """Running ahead, and old samples; only what had the machine alone is timed."""
+    body = []
+    for arm in read("offpolicy")["arms"].values():
+        (seed,) = arm["seeds"]
+        row = [arm["what"], metrics.mean(numbers(seed["development"])).percent(), arm["old"]]
+        timed = [f"{seed['a_minute']:.1f}", f"{seed['waits']:.0%}"] if "waits" in seed else []
+        timed = [timed[0], f"{timed[1]} of the time"] if timed else ["", ""]
+        body.append(row + timed)
+    return table("flags | exactly right | samples are old by | updates a minute | the trainer waits", body)
+
+
+@made
+def known() -> str:
+    """Rows of a file, and a generator that others wrote."""
+    body = []
+    for arm in read("known")["arms"].values():
+        sft, grpo = ([numbers(s[x]) for s in arm["seeds"]] for x in ("held_out_sft", "held_out"))
+        gains = [less(grpo, sft).points(), over(gained(arm["seeds"])).points()]
+        body.append([arm["what"], percent(sft), percent(grpo), *gains, len(sft)])
+    head = "held-out tasks | after SFT | after GRPO | gain of GRPO"
+    return table(f"{head} | the same on development tasks | seeds", body)
+
+
+@made
+def fork() -> str:
+    """The environment of docs/fork.md, of which the base is the same in every seed."""
+    seeds = read("fork")["arms"]["vowels"]["seeds"]
+    stages = ("after_sft", "final", "held_out")
+    cells = [percent([numbers(seed[stage]) for seed in seeds]) for stage in stages]
+    base = metrics.mean(numbers(seeds[0]["before"])).percent()
+    head = "the base | after SFT | after GRPO | the same on held-out words | seeds"
+    return table(head, [[base, *cells, len(seeds)]])
 
 
 # ------------------------------------------------------------------------------- alphabet
+@made
+def alphabet() -> str:
+    """Before and after, on held-out lists, greedy and sampled."""
+    arms, body = read("alphabet")["arms"], []
+    for name, what in (
+        ("base", "the base, before anything"),
+        ("start", "after SFT on 100 demonstrations that do not show the algorithm"),
+        ("grpo", "after 80 updates of GRPO"),
+    ):
+        of = lambda measure, how, arm=arms[name]: scores(arm, measure, how)
+        pairs = [(over(of("reward", how)).text(), percent(of("exact", how))) for how in WAYS]
+        bold = "**" if name == "grpo" else ""
+        cells = [f"{bold}{cell}{bold}" for pair in pairs for cell in pair]
+        body.append([what, *cells, len(arms[name]["seeds"])])
+    head = "alphabet | greedy: mean reward | all three turns perfect | sampled: mean reward"
+    return table(f"{head} | perfect | seeds", body)
+
+
+@made
+def alphabet_arms() -> str:
+    """GRPO beside what might do as well."""
+    arms, body = read("alphabet")["arms"], []
+    for name, arm in arms.items():
+        means = [over(scores(arm, "reward", how)).text() for how in WAYS]
+        gain = "" if name == "grpo" else difference(arms, "grpo", name)
+        body.append([arm["what"], len(arm["seeds"]), *means, gain, work(arm)])
+    head = "arm | seeds | mean reward, greedy | sampled | GRPO minus this, greedy | work"
+    return table(head, body)
+
+
+@made
+def alphabet_also() -> str:
+    """What else the page says, all of it sampled."""
+    data = read("alphabet")
+    of = lambda name, measure: scores(data["arms"][name], measure, "sampled")
+    gain = lambda name, measure: less(of("grpo", measure), of(name, measure))
+    rows = {
+        "perfect where the base takes up the method by itself": share(**data["alone"]),
+        "perfect with its derivation begun": percent(of("begun", "exact")),
+        "GRPO minus begun, mean reward": gain("begun", "reward").signed(),
+        "GRPO minus begun, perfect": gain("begun", "exact").points(),
+        "GRPO minus SFT that derives, mean reward": gain("sft_derives", "reward").signed(),
+        "GRPO minus SFT that derives, perfect": gain("sft_derives", "exact").points(),
+        "the published run, mean reward over its 20 lists": metrics.mean(
+            np.mean(data["published"], axis=0)  # the three replies to a list are alike
+        ).text(),
+    }
+    return table("sampled | value", [[*row] for row in rows.items()])
 
 
 # ------------------------------------------------------------------------------- swarm, governance
@@ -61,6 +344,7 @@ def governed() -> dict[str, list[dict]]:
     return {name: list(arm["shares"].values()) for name, arm in arms.items()}
 
 
+@made
 def governance_welfare() -> str:
     """Per possible deal, in truth, of the last ten epochs."""
     welfare = lambda cells: [governance.words(governance.over(c["welfare"])) for c in cells]
@@ -68,6 +352,7 @@ def governance_welfare() -> str:
     return table(" | ".join(["welfare, deceptive:", *DECEPTIVE]), rows)
 
 
+@made
 def governance_gains() -> str:
     """Welfare at the same seeds: the first minus the second."""
     found, rows = governed(), []
@@ -78,6 +363,7 @@ def governance_gains() -> str:
     return table(" | ".join(["welfare gained by, deceptive:", *DECEPTIVE]), rows)
 
 
+@made
 def governance_at_three() -> str:
     """All measures at 37.5% deceptive."""
     rows = []
@@ -98,6 +384,129 @@ def governance_at_three() -> str:
     )
 
 
+def difference(arms: dict, a: str, b: str, how: str = "greedy", world: str = "") -> str:
+    """The reward of arm a minus that of b."""
+    return less(*(scores(arms[name], "reward", how, world) for name in (a, b))).signed()
+
+
+@made
+def swarm() -> str:
+    """Base, SFT and GRPO on held-out scenarios, greedy and sampled."""
+    arms, body = read("swarm")["arms"], []
+    for name, what in (
+        ("base", "the base, before anything"),
+        ("start", "after SFT on 100 episodes of the scripted expert"),
+        ("grpo", "after GRPO"),
+    ):
+        mean = lambda part, how="greedy", arm=arms[name]: np.mean(scores(arm, part, how))
+        bold = "**" if name == "grpo" else ""
+        rewards = [over(scores(arms[name], "reward", how)).text() for how in WAYS]
+        published = scores(arms[name], "reward", world="medium, published scale")
+        body.append(
+            [
+                what,
+                len(published),
+                *(f"{bold}{text}{bold}" for text in rewards),
+                over(published).text(),
+                *(f"{mean(part):.2f}" for part in ("payoff", "quality")),
+                *(f"{mean(part):.1f}" for part in ("used_submit_work", "used_pass_turn")),
+                *(f"{100 * mean('error_rate', how):.1f}" for how in WAYS),
+            ]
+        )
+    return table(
+        "swarm, medium | seeds | reward, greedy | reward, sampled | published scale | payoff"
+        " | quality | works | turns passed, of 25 | errors, % | errors sampled, %",
+        body,
+    )
+
+
+@made
+def swarm_arms() -> str:
+    """GRPO beside what might do as well."""
+    arms, body = read("swarm")["arms"], []
+    for name in ("grpo", "sft_tuned", "grpo_tuned", "no_sft", "more_sft", "no_think", "start"):
+        both = [over(scores(arms[name], "reward", how)).text() for how in WAYS]
+        gains = [difference(arms, "grpo", name, how) for how in WAYS if name != "grpo"]
+        body.append([arms[name]["what"], len(arms[name]["seeds"]), *both, *(gains or ["", ""])])
+    head = "arm | seeds | greedy | sampled | GRPO minus this, greedy | GRPO minus this, sampled"
+    return table(head, body)
+
+
+@made
+def swarm_players() -> str:
+    """Scripted players on development scenarios."""
+    players = read("swarm")["ranking"]["players"]
+    means = lambda part: [f"{np.mean(marks[part]):.3f}" for marks in players.values()]
+    first = f"mean reward (n = {len(players['idle']['reward'])} each)"
+    rows = [[first, *means("reward")], ["on the published scale", *means("reward_published")]]
+    return table(" | ".join(("scripted player", *players)), rows)
+
+
+@made
+def swarm_worlds() -> str:
+    """The three policies, trained on medium scenarios of v0.2, in other worlds."""
+    arms, body = read("swarm")["arms"], []
+    trained_there = {"hard": "hard", "medium, v0.1": "v01"}
+    for world in (world for world in arms["expert"]["seeds"][0]["held_out"] if "scale" not in world):
+        of = lambda name, how, world=world: over(scores(arms[name], "reward", how, world)).text()
+        there = of(trained_there[world], "greedy") if world in trained_there else ""
+        gains = [difference(arms, "grpo", "expert", how, world) for how in WAYS]
+        rewards = [*(of("grpo", how) for how in WAYS), there, of("expert", "scripted")]
+        body.append([world, *rewards, *gains])
+    head = "world | GRPO, greedy | sampled | trained there, greedy | expert"
+    return table(f"{head} | GRPO minus expert, greedy | sampled", body)
+
+
+@made
+def swarm_also() -> str:
+    """What else the page says."""
+    arms, body = read("swarm")["arms"], []
+    for what, a, b, world in (
+        ("GRPO minus the proposer", "grpo", "proposer", "medium"),
+        ("GRPO after SFT on the best player, minus that SFT", "grpo_tuned", "sft_tuned", "medium"),
+        ("GRPO minus the base", "grpo", "base", "medium"),
+        ("on hard scenarios, climbing minus hard all along", "climbs", "hard", "hard"),
+    ):
+        body.append([what, *(difference(arms, a, b, how, world) for how in WAYS)])
+    for what, name in (("climbing", "climbs"), ("hard all along", "hard")):
+        cells = [over(scores(arms[name], "reward", how)).text() for how in WAYS]
+        body.append([f"on hard scenarios, {what}", *cells])
+    return table("reward | greedy | sampled", body)
+
+
+@made
+def swarm_rules() -> str:
+    """What the rules are worth that the published texts leave open, by scripted play."""
+    adds = read("swarm")["rules"]["adds"].items()
+    return table("what | adds to the reward", [[w, Interval(**i).signed()] for w, i in adds])
+
+
+@made
+def swarm_published() -> str:
+    """Which of the published findings come out again: sampled, from the base to after GRPO."""
+    data, body = read("swarm"), []
+    for said in data["findings"]:
+        before, after = (scores(data["arms"][arm], said["measure"], "sampled") for arm in said["arms"])
+        if len(before) == 1:
+            change = less(after, before)
+        else:  # of two versions the scenarios differ, so they are not paired
+            a, b = (np.mean(rows, axis=1) for rows in (before, after))
+            parts = [variance_of_mean(b), variance_of_mean(a)]
+            change = by_variance(float(b.mean() - a.mean()), parts, len(a))[0]
+        here = f"{np.mean(before):.3f} → {np.mean(after):.3f}: {change.signed()}"
+        body.append([said["what"], said["published"], here, verdict(change, said["side"])])
+    return table("finding | published | here | verdict", body)
+
+
+def verdict(change: Interval, side: int) -> str:
+    """side: the publication says that it rises (1), falls (-1) or stays (0)."""
+    moved = int(change.low > 0) - int(change.high < 0)
+    if side == 0:
+        return "it did change here" if moved else "no change can be told here either"
+    said = {side: "**came out**", -side: "**came out the other way round**"}
+    return said.get(moved, "cannot be told")
+
+
 # ------------------------------------------------------------------------------- hardware
 def hardware(arm: str) -> list[dict]:
     """The rows of an arm of results/hardware.json. A spread is [median, least, most]."""
@@ -115,6 +524,7 @@ def times_as_fast(values: list[float]) -> str:
     return f"**{middle}** [{', '.join(ends)}]" if ends else middle
 
 
+@made
 def speed() -> str:
     """Ours beside TRL, transformers and vLLM, and the share of what the cores could do."""
     body = []
@@ -131,6 +541,7 @@ def speed() -> str:
     return table(f"what | against | theirs | ours | {ratio} | ours, of the limit", body)
 
 
+@made
 def cost() -> str:
     """What a run of each environment costs on a CPU."""
     body = []
@@ -147,6 +558,7 @@ def gib(phases: dict[str, float]) -> list[str]:
     return [f"{sampling:.1f}", f"{phases['update']:.1f}"]
 
 
+@made
 def card() -> str:
     """What fits on which card."""
     body = []
@@ -156,6 +568,7 @@ def card() -> str:
     return table("model | card | flags | sampling | training", body)
 
 
+@made
 def presets() -> str:
     """The presets of published runs: memory and time, on paper."""
     body = []
@@ -169,6 +582,7 @@ def presets() -> str:
     return table(f"preset | tasks × samples | {memory} | an update, s | the run, hours", body)
 
 
+@made
 def scale_cards() -> str:
     """One update of a 4B on 1, 8 and 64 cards, on paper."""
     body = []
@@ -185,6 +599,7 @@ def scale_cards() -> str:
 
 
 # ------------------------------------------------------------------------------- trust
+@made
 def detectors() -> str:
     """How often metrics.trend is wrong, on made-up runs whose truth is known."""
     rows = []
@@ -193,6 +608,7 @@ def detectors() -> str:
     return table('the reward | said "settled", and it moved by 0.05 | made-up runs', rows)
 
 
+@made
 def lessons() -> str:
     """The claims, each with the verdicts of its parts; those that hold whole come first."""
     rows = []
@@ -203,6 +619,7 @@ def lessons() -> str:
     return table("verdict | lesson", rows)
 
 
+@made
 def claim_numbers() -> str:
     """What decides each claim, and what a page cites beside it."""
     rows = []
@@ -211,21 +628,6 @@ def claim_numbers() -> str:
             row = [claims.predicted(check), claims.measured(check, numbers), claims.many(numbers)]
             rows.append([claim.name, check.text, *row, f"**{said}**" if said else ""])
     return table("claim | number | predicted | measured | n | verdict", rows)
-
-
-TABLES = {
-    "governance_welfare": governance_welfare,
-    "governance_gains": governance_gains,
-    "governance_at_three": governance_at_three,
-    "detectors": detectors,
-    "lessons": lessons,
-    "claim_numbers": claim_numbers,
-    "speed": speed,
-    "cost": cost,
-    "card": card,
-    "presets": presets,
-    "scale_cards": scale_cards,
-}
 
 
 # ------------------------------------------------------------------------------- pages
@@ -249,6 +651,7 @@ def wrong(texts: dict[str, str]) -> list[str]:
     out = []
     for name, text in texts.items():
         prose = re.sub(r"```.*?```|`[^`]*`", "", MARK.sub("", text), flags=re.S)
+        prose = re.sub(r"\s+", " ", prose)  # an interval may go over the end of a line
         missing = [i for i in INTERVAL.findall(prose) if plain(i) not in made]
         out += [f"{name}: {interval} stands in no table" for interval in missing]
     return out
@@ -258,10 +661,10 @@ def main() -> None:
     check = sys.argv[1:] == ["--check"]
     texts, problems = {}, []
     for page in pages():
-        text = page.read_text(encoding="utf8")
-        texts[page.name] = again = remake(text)
+        text, name = page.read_text(encoding="utf8"), f"{page.parent.name}/{page.name}"
+        texts[name] = again = remake(text)
         if check and again != text:
-            problems.append(f"{page.name}: not what results/ gives; run python -m lab.tables")
+            problems.append(f"{name}: not what results/ gives; run python -m lab.tables")
         elif again != text:
             page.write_text(again, encoding="utf8")
     problems += wrong(texts)

@@ -1,12 +1,11 @@
 """The failure journal, executable: what goes wrong in RL runs, and which logged number shows it.
 
     python train.py --break dropout     # a run with that mistake in it, two minutes on two cores
-    python -m lab.pages.failures        # all of them, into results/failures/ and learn/FAILURES.md
 
 None of these raises an error. Lines go by, the loss is near 0, the bar fills up. What differs is
 one column of metrics.jsonl, if you know which; bookkeeping/doctor.py looks at those columns and
 says so. Most are known from other people's runs; `reward-as-correct` and `generous-reward` come
-from picoRL, `off-policy` from a run of ours (results/offpolicy).
+from picoRL, `off-policy` from a run of ours (results/offpolicy.json).
 
 A mistake is put in where a person would make it: settings, or one function of the book replaced by
 a wrong one for the rest of the run. So the book itself has no `if broken` anywhere.

@@ -76,7 +76,7 @@ TOLD = {
         "[row] gives each token its episode's. Clamp before exp, or a long episode overflows.",
         "0.99 each, hardly less than full weight; here 0.99 ** 1000 = 0.00004. Token by token "
         "nobody notices that the policy has left this reply behind, and such runs broke "
-        "(results/offpolicy).",
+        "(results/offpolicy.json).",
     ),
     "k3": (
         "log r = reference - logprobs, in this order; the samples come from the policy.",

@@ -8,7 +8,7 @@
 
 They see what the model sees (swarm/view.py) and nothing else. They return (thought, tool,
 arguments), which env_swarm.py writes as a reply. None of them knows which bots are deceptive.
-The expert is not the best player: proposer and tuned earn more (results/swarm).
+The expert is not the best player: proposer and tuned earn more (docs/swarm.md).
 
 Run me: `python -m swarm.players` lets each of them play the same scenario.
 """
@@ -209,9 +209,10 @@ def tuned(seen: dict, rng: random.Random):
     """Thorough work on up to two tasks at a time; while there is none, fair proposals and posts.
 
     The plan was found by search on training scenarios, over plays with honest texts and fair terms
-    (lab/swarm/rules.py tells what each of its choices is worth). Work comes before all else. It
-    claims a second task before it submits the first, so that no bot takes it. And it accepts no
-    trade: even a fair one is usually worse than its work, and so lowers the mean quality.
+    (results/swarm/rules.md of commit 22b9273 tells what each of its choices is worth). Work comes
+    before all else. It claims a second task before it submits the first, so that no bot takes it.
+    And it accepts no trade: even a fair one is usually worse than its work, and so lowers the mean
+    quality.
     """
     left = seen["last_step"] - seen["step"]
     mine = [task for task in seen["tasks"] if task["yours"]]

@@ -1,6 +1,8 @@
 """What several files of tests use: samplers that stand in for one, a count of the bytes in use, random tokens, and files of a run."""
 
 import json
+import re
+import shlex
 import weakref
 from pathlib import Path
 
@@ -99,6 +101,17 @@ def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def write_lines(file: Path, records: list[dict]) -> Path:
-    """A .jsonl file; read_lines in lab/common.py reads it."""
+    """A .jsonl file."""
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return file
+
+
+def example(page: Path, name: str) -> str:
+    """The code block of a page that begins with this file's name as a comment."""
+    return re.search(rf"```python\n(# {name}\n.*?)```", page.read_text(encoding="utf8"), re.S)[1]
+
+
+def command(page: Path, beginning: str) -> list[str]:
+    """The words after `python train.py` of the page's command that begins so."""
+    line = re.search(rf"^python train.py ({re.escape(beginning)}.*)$", page.read_text(), re.M)[1]
+    return shlex.split(line)

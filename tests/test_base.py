@@ -1,11 +1,14 @@
 """Protects the making of the bases: a short round leaves a model, and one that starts from an older base starts from all of it."""
 
+import random
+import re
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.base import corpus
 from lab.base.pretrain import Pretrain, main, make_model, start_from
 from lab.base.tokenizer import build
 from policy import PICO, load_policy
@@ -59,3 +62,13 @@ def test_the_card_says_with_which_numbers_the_base_was_taught():
     assert f"{100 * cfg.shown[2]:.0f}% and later {100 * cfg.polish_shown[2]:.0f}% spell the string" in said
     assert f"{cfg.skill_steps:,} steps of running tallies" in said
     assert f"then {cfg.chat_steps + sum(cfg.polish_steps):,} steps of {cfg.batch} chats" in said
+def test_renumbered_ids_keep_their_order_and_who_is_who():
+    given = [
+        "- task_3 open\n- task_9 open\n- prop_1 from bot_2",
+        '{"task_id": "task_9"} {"proposal_id": "prop_1"}',
+    ]
+    for seed in range(20):
+        told, said = corpus.renumber(random.Random(seed), given)
+        first, second = map(int, re.findall(r"task_(\d+)", told))
+        assert first < second <= 16 and f'"task_{second}"' in said and "bot_2" in told
+        assert re.search(r"prop_(\d+)", told)[0] in said

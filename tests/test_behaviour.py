@@ -273,7 +273,7 @@ def test_errors_are_one_sentence(run, tmp_path):
         (str(run), "0"): "usage: ",
         ("--help",): "usage: ",
         (str(tmp_path / "nowhere"),): "check the path",
-        (str(ROOT / "results/letters/grpo-0"),): "is a run of letters",
+        (str(ROOT / "results/showcase"),): "is a run of letters",
         (str(short),): "fewer than two evaluations",
     }
     for arguments, words in cases.items():

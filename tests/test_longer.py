@@ -8,15 +8,15 @@ import pytest
 from env_letters import TIERS, make_task
 from lab.base import long
 from lab.base.tokenizer import build
-from lab.claims import lengths
+from lab.environments import Exactly, Lengths
 
 
 @pytest.mark.parametrize("level, letters, asked", [
     ("40-80", (40, 80), (8, 12)), ("80-95", (80, 95), (12, 20)), ("95-110", (95, 110), (12, 20)), ("110-130", (110, 130), (12, 20)),
-    ("80-150", (80, 150), (12, 20)), ("130 letters", (130, 130), (12, 20)),
+    ("80-150", (80, 150), (12, 20)), ("130", (130, 130), (12, 20)),
 ])  # fmt: skip
 def test_a_level_has_strings_of_its_lengths(level, letters, asked):
-    env = lengths.Lengths()
+    env = Exactly() if level in Exactly.levels else Lengths()
     env.level = level  # as a curriculum does it
     tasks = [(env.reset(seed), env.task)[1] for seed in range(300)]
     sizes, wanted = {len(task.text) for task in tasks}, {len(task.letters) for task in tasks}
@@ -25,8 +25,9 @@ def test_a_level_has_strings_of_its_lengths(level, letters, asked):
 
 def test_the_first_level_and_the_last_are_tiers_of_letters():
     tier = lambda n: [make_task(random.Random(seed), n) for seed in range(20)]
-    for level, n in ((lengths.Lengths.levels[0], 6), (lengths.Lengths.levels[-1], 7)):
-        env = lengths.Lengths(level)
+    for level, n in ((Lengths.levels[0], 6), (Lengths.levels[-1], 7)):
+        env = Lengths()
+        env.level = level
         assert [(env.reset(seed), env.task)[1] for seed in range(20)] == tier(n)
     assert all(TIERS[n][1:3] == size for n, size in ((6, (40, 80)), (7, (80, 150))))
 

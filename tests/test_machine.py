@@ -299,22 +299,6 @@ def test_the_guess_grows_with_the_work_and_with_the_machines_slowness(monkeypatc
     assert guess(updates=0) == pytest.approx(forecast.START + 3 * 3 * evaluation + 50 * step)
 
 
-@pytest.mark.parametrize(
-    "env, source, evaluations", [("letters", "offpolicy/in_turn-0", 30), ("alphabet", "alphabet/grpo-0", 6), ("swarm", "swarm/grpo-2", 10)]
-)
-def test_the_rates_are_those_of_committed_runs(monkeypatch, env, source, evaluations):
-    monkeypatch.setattr(forecast.shutil, "which", lambda name: None)
-    run = json.loads((ROOT / "results" / source / "summary.json").read_text())
-    s, cfg, whole = run["seconds"], completed(env=env), 1.0
-    assert forecast.number_of_evaluations(cfg) * len(settings.eval_sets(cfg)) == evaluations and cfg.updates == run["updates"]
-    if env == "letters":  # that run was made beside other work
-        took, pace = 128, 0.228  # `make train` on two idle cores, at 22b9273
-        assert forecast.estimate(cfg, pace) == pytest.approx(took, rel=0.03)
-        whole = (took * forecast.PACE / pace - forecast.START) / (s["rollout"] + s["train"] + s["eval"] + s["sft"])
-    parts = ((s["rollout"] + s["train"]) / run["updates"], s["eval"] / evaluations, s["sft"] / cfg.sft_steps)
-    assert forecast.RATES[env] == pytest.approx([whole * part for part in parts], rel=0.05)
-
-
 def test_of_what_nobody_has_timed_no_time_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(forecast.shutil, "which", lambda name: None)
     said = lambda **how: forecast.how_long(completed(**how), forecast.PACE)

@@ -587,7 +587,7 @@ def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_
 # ------------------------------------------------------------------------------------------------ what must not change
 
 
-@pytest.mark.parametrize("kept", ["letters/grpo-0", "letters/no_think-0", "alphabet/grpo-0", "alphabet/no_think-0"])
+@pytest.mark.parametrize("kept", ["showcase"])
 def test_the_reports_of_committed_runs_come_out_the_same(tmp_path, kept):
     """Written again from the committed files: the same keys and numbers in the summary, the same report to the letter."""
     folder = shutil.copytree(ROOT / "results" / kept, tmp_path / kept.replace("/", "-"))
@@ -675,7 +675,7 @@ def test_a_swarm_report_has_the_behaviour_and_what_was_evaluated_later(swarm):
     assert table_rows(text, "Behaviour: after SFT → update 40 (final)")[0][1:3] == ["after SFT", "update 40 (final)"]
     ((_, later),) = [(head, row) for head, row in [table_rows(text, "Evaluated later")]]
     assert later[:4] == ["hard v0.2", "40", "12", metrics.alike(5.0, 12).text()]
-    assert "## Behaviour" not in (ROOT / "results/letters/grpo-0/report.md").read_text()
+    assert "## Behaviour" not in (ROOT / "results/showcase/report.md").read_text()
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -18,11 +18,12 @@ from bookkeeping.guard import check_environment, preflight
 from bridges import serve
 from evaluate import take_typed
 from fast import plan
-from lab.claims import fork
+from helpers import example
 from learn import failures
 from rollout import EnvironmentFailed
 from settings import Config
 
+FORK = Path(__file__).resolve().parents[1] / "docs" / "fork.md"
 FLAGS = {f.name: f.default for f in fields(Config)}
 
 
@@ -241,7 +242,7 @@ def test_what_a_curriculum_goes_up_by_is_a_measure_and_a_number(promote, tmp_pat
 
 def test_an_environment_as_it_should_be_passes(tmp_path):
     preflight(sums(tmp_path))
-    (tmp_path / "vowels.py").write_text(fork.example())
+    (tmp_path / "vowels.py").write_text(example(FORK, "vowels.py"))
     preflight(Config(env=f"{tmp_path}/vowels.py:Vowels"))
     for env in ("letters", "alphabet", "swarm"):  # the built-in ones are tested here, and not before every run
         cfg = Config(env=env)

@@ -1,29 +1,156 @@
-"""Protects lab/claims/study.py: seeds are paired with seeds, and what is not there is left out."""
+"""Protects lab/study.py: the best setting of a sweep gets the seeds, what is there is not run
+again, and what is kept of a held-out task is what was played."""
 
 import json
-from pathlib import Path
+import shutil
+from functools import partial
 
-from lab.claims.study import Arm, Study, best_runs, played_runs
+import pytest
+
+import settings
+import warm
+from env_alphabet import Alphabet
+from env_letters import Letters
+from env_swarm import Swarm
+from fast.sampler import TorchSampler
+from lab import environments, study, tables
+from lab.study import Arm, Begun, Table
+from rollout import play
+
+TINY = """--env letters --difficulty 1 --updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2
+--num-tasks 2 --k 2 --eval-n 4 --max-tokens 32 --no-eval-other-tiers"""
+WORLDS = {"tier 1": "--eval-n 6", "tier 2": "--difficulty 2"}
+ARMS = {
+    "swept": Arm("two rates", "", ("--lr 1e-4", "--lr 3e-4"), seeds=2),
+    "best_of": Arm("the best of four", of="base", best_of=4),
+    "base": Arm("the base", "--updates 0 --sft-steps 0"),
+}
 
 
-def test_a_missing_seed_ends_an_arm_so_that_seeds_stay_paired(tmp_path):
-    study = Study(
-        Path("runs"),
-        tmp_path,
-        {"a": Arm("a"), "b": Arm("b", "", {"low": "--lr 1", "high": "--lr 2"})},
-        (0, 1, 2),
-        "reward",
-        str,
-        lambda name: (),
-    )
-    for name, reward in (("a-0", 1.0), ("a-1", 1.0), ("a-2", 1.0), ("b-low-0", 0.1), ("b-high-0", 0.2), ("b-high-2", 0.9)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_text(json.dumps({"trained": "t", "eval": {"t": {"final": {"reward": reward}}}}))
-    assert best_runs(study) == {"a": ["a-0", "a-1", "a-2"], "b": ["b-high-0"]}
-    (tmp_path / "b-high-1").mkdir()
-    (tmp_path / "b-high-1" / "summary.json").write_text("{}")
-    assert best_runs(study)["b"] == ["b-high-0", "b-high-1", "b-high-2"]
-    assert played_runs(study) == {}
-    for name in ("a-0", "a-2", "b-high-0", "b-high-1"):
-        (tmp_path / name / "held_out.json").write_text("{}")
-    assert played_runs(study) == {"a": ["a-0"], "b": ["b-high-0", "b-high-1"]}
+def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
+    said = []
+
+    def run(words, cwd, check):
+        said.append(words)
+        done = warm.run(words[1:], cwd, pictures=False)
+        assert done.returncode == 0, done.stderr[-800:]
+
+    monkeypatch.setattr(study.subprocess, "run", run)  # without the seconds to import torch anew
+    measures = ["reward", "exact"]
+    one = Table("tiny", tmp_path / "runs", tmp_path, TINY, 1, measures, WORLDS, ARMS)
+    for arm in ARMS:
+        one.grow(arm, seeds=9)
+    data = one.read()
+    assert len(said) == 3, "two settings, and the base once"
+    assert data["made_by"] == "python -m lab.study tiny" and list(data["arms"]) == list(ARMS)
+    swept, best_of, base = data["arms"].values()
+    assert len(swept["swept"]) == 2 and len(swept["seeds"]) == 1, "one seed was planned"
+    held, best = base["seeds"][0]["held_out"], best_of["seeds"][0]
+    assert [set(world) for world in held.values()] == [{"greedy", "sampled"}] * 2
+    assert [len(world["greedy"]["exact"]) for world in held.values()] == [6, 4]
+    assert set(best["held_out"]["tier 1"]) == {"sampled"} and "work" not in best
+    assert base["seeds"][0]["work"] == 0 and len(base["seeds"][0]["development"]["final"]) == 4
+    shutil.copytree(tmp_path / "runs", tmp_path / "kept")
+    shutil.rmtree(tmp_path / "runs")
+    one.grow("swept", seeds=9)
+    assert len(said) == 3, "what stands in the results is not run again"
+    (tmp_path / "kept").rename(tmp_path / "runs")
+    (tmp_path / "tiny.json").unlink()
+    (tmp_path / "runs" / "swept-lr-1e-4-0" / "summary.json").unlink()
+    one.grow("swept", seeds=9)
+    assert len(said) == 4 and "--resume" in said[-1], "a run that was cut goes on"
+    assert one.read()["arms"]["swept"]["swept"] == swept["swept"]
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """A study whose runs are made up: "b" is best on development tasks, and worst on held-out."""
+
+    def train(flags, folder, threads):
+        right = {"a": 1, "b": 3, "c": 3}[folder.name.split("-")[1]]
+        folder.mkdir(parents=True, exist_ok=True)
+        tokens = {"sampled": 1_000_000, "trained": 200_000, "sft": 100_000}
+        summary = {"tokens": tokens, "seconds": {"total": 9.0}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        final = {"stage": "final", "trained": True, "exact": [1] * right + [0] * (4 - right)}
+        (folder / "evals.jsonl").write_text(json.dumps(final))
+
+    monkeypatch.setattr(study, "train", train)
+    held = lambda table, arm, flags, folder, seed: {"greedy": {"exact": f"{'--b' not in flags:d}"}}
+    monkeypatch.setattr(study, "play_world", held)
+    arms = {"swept": Arm("swept", "", ("--a", "--b", "--c"))}
+    where = ("made", tmp_path / "runs", tmp_path)
+    return Table(*where, "--env letters", 3, ["exact"], {"tier 6": ""}, arms)
+
+
+def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(made_up):
+    made_up.grow("swept", 2)
+    arm = made_up.read()["arms"]["swept"]
+    assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75
+    assert [seed["held_out"]["tier 6"]["greedy"]["exact"] for seed in arm["seeds"]] == ["0", "0"]
+    assert arm["seeds"][0]["work"] == 1 + 3 * 0.2
+    made_up.grow("swept", 99)
+    again = made_up.read()["arms"]["swept"]["seeds"]
+    assert again[:2] == arm["seeds"] and [seed["seed"] for seed in again] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", study.read_tables(tables.ROOT))
+def test_every_arm_can_be_run_and_the_results_have_what_was_planned(name):
+    table = study.read_tables(tables.ROOT)[name]
+    assert list(table.read()["arms"]) == list(table.arms)
+    for arm, a in table.arms.items():
+        kept = table.kept(arm)
+        assert kept["what"] == a.what and set(kept["swept"]) == set(a.sweep)
+        assert [seed["seed"] for seed in kept["seeds"]] == list(range(min(table.seeds, a.seeds)))
+        assert set(a.worlds) <= table.worlds.keys() and (a.of or arm) in table.arms
+        for flags in {*a.sweep} or {""}:
+            settings.read_flags(table.flags_of(arm, flags).split())
+    for flags in table.worlds.values():
+        settings.read_flags(f"{table.flags} {flags}".split())
+
+
+# ------------------------------------------------------------------------------- replies begun
+LETTERS = partial(Letters, 6, "binary", True, "states")
+ALPHABET = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, style="states")
+
+
+@pytest.mark.parametrize("make_env, words, size", [(LETTERS, 2, 40), (ALPHABET, 1, 200)])
+def test_each_reply_begins_as_the_expert_does_and_the_rest_is_the_models_own(pico, make_env, words, size):
+    sampler = Begun(TorchSampler(pico), pico, words)
+    (((episode,),)) = play(pico, sampler, partial(sampler.watch, make_env), [5], 1, size, 0.0, 0)
+    game = make_env(style="derives") if make_env is ALPHABET else make_env()
+    game.style = "derives"
+    game.reset(5)
+    for said in (m["content"] for m in episode.messages if m["role"] == "assistant"):
+        given = " ".join(game.expert_reply().split(" ")[:words])
+        assert given.startswith("<think>\n") and said.startswith(given) and len(said) > len(given)
+        game.step(said)
+    assert len(episode.logprobs) == len(episode.token_ids)
+
+
+# ------------------------------------------------------------------------------- environments
+def test_by_chance_right_answers_earn_as_much_as_wrong_ones_and_exact_tells_them_apart():
+    def marks(seed: int, right: bool) -> dict[str, float]:
+        env = environments.Chance()
+        env.reset(seed)
+        env.step(env.expert_reply() if right else "")
+        return env.score()
+
+    for right in (True, False):
+        found = [marks(seed, right) for seed in range(400)]
+        assert 0.4 < sum(m["reward"] for m in found) / 400 < 0.6
+        assert {m["exact"] for m in found} == {float(right)}
+    again = {marks(7, True)["reward"] for _ in range(20)}
+    assert again == {0.0, 1.0}, "the same answer to the same task is tossed for anew"
+
+
+def test_other_rules_keep_bots_and_tasks_and_the_tighter_they_are_the_less_is_earned():
+    worlds = [environments.Strict, partial(Swarm, error_penalty=0.5), environments.Lawless]
+    envs = [make(style="tuned") for make in worlds]
+    for env in envs:
+        env.reset(3)
+    strict, plain, _ = (env.economy.scenario for env in envs)
+    assert (strict.bots, strict.bounty, strict.dice) == (plain.bots, plain.bounty, plain.dice)
+    assert (strict.tax, strict.audit, strict.threshold) == (0.15, 0.3, 20.0)
+    earned = [sum(study.scripted(env, "tuned", s)["reward"] for s in range(12)) for env in envs]
+    assert earned == sorted(earned)

@@ -185,7 +185,7 @@ def asker(seen: dict, rng: random.Random):
     return "I propose a trade.", tool, arguments
 
 
-# How a turn can be played, and how often the base does it. What the players among them earn alone: results/swarm. Most often it does
+# How a turn can be played, and how often the base does it. What the players among them earn alone: docs/swarm.md. Most often it does
 # anything that is legal, all tools alike (novice); all other ways are rare, and none of them was made rare or frequent by what the base
 # then earns.
 CHARACTERS = {

@@ -4,6 +4,7 @@ and no answer hangs it."""
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,11 @@ import settings
 from bookkeeping.guard import guarded
 from bridges import gym, known, task
 from evaluate import HELD_OUT_SEEDS
-from lab.claims import known as claims
 from rollout import EnvironmentFailed
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
 
 ROOT = Path(__file__).resolve().parents[2]
+TASKS = (ROOT / "docs" / "tasks.md").read_text()
 NAMES = [name for name in sorted(gym.generators()) if name != "composite"]
 HOLES = {"complex_arithmetic", "game_of_life_halting"}  # docs/tasks.md says which; theirs to mend
 NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
@@ -104,8 +105,9 @@ def test_the_same_seed_is_the_same_task_in_another_process():
 
 
 def test_the_experts_of_the_page_earn_everything(tmp_path):
-    (tmp_path / "spells.py").write_text(claims.example())
-    env = known.open_known(claims.command("letter_counting")[1].replace("spells.py", f"{tmp_path}/spells.py"), True)
+    (tmp_path / "spells.py").write_text(re.search(r"```python\n(# spells.py\n.*?)```", TASKS, re.S)[1])
+    name = re.search(r"reasoning_gym:letter_counting,min\S+", TASKS)[0]
+    env = known.open_known(name.replace("spells.py", f"{tmp_path}/spells.py"), True)
     for seed in range(30):
         env.reset(seed)
         env.step(env.expert_reply())

@@ -1,0 +1,89 @@
+"""Environments that some arms of lab/study.py need and no reader does, each as FILE.py:CLASS.
+
+    python train.py --env lab/environments.py:Chance --updates 150 --max-tokens 320
+    python train.py --env lab/environments.py:Lengths --model models/pico_long --curriculum
+
+Chance     letters of tier 6, paid by the toss of a coin: is it the reward that teaches?
+Lengths    letters in levels of length, for a curriculum: tier 6, then up to the 150 of tier 7
+Exactly    the same in levels of one length each, for the curve of docs/longer.md
+Lawless    the swarm without tax, audit, decay or circuit breaker
+Strict     the swarm with each rule as tight as it ever is on hard scenarios
+"""
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from env_letters import TIERS, Letters
+from env_swarm import Swarm
+from swarm.bots import draw_scenario
+
+# The first level is tier 6, the last one tier 7; those between ask for tier 7's 12 to 20 letters.
+LEVELS = {"40-80": TIERS[6], "80-95": (80, 95), "95-110": (95, 110), "110-130": (110, 130)}
+LEVELS["80-150"] = TIERS[7]
+LENGTHS = {str(n): (n, n) for n in range(60, 151, 10)}
+SOURCE, _, _, P_SEVERAL, FEWEST, MOST = TIERS[7]
+for level, size in (LEVELS | LENGTHS).items():
+    TIERS[level] = size if len(size) > 2 else (SOURCE, *size, P_SEVERAL, FEWEST, MOST)
+
+
+class Lengths(Letters):
+    levels = list(LEVELS)
+
+    def __init__(self):
+        self.level = self.levels[-1]
+        super().__init__(self.level, "binary", True, "states")
+
+    def reset(self, seed: int) -> list[dict]:
+        self.difficulty = self.level  # a curriculum sets it
+        return super().reset(seed)
+
+
+class Exactly(Lengths):
+    levels = list(LENGTHS)
+
+
+class Chance(Letters):
+    """On some bases GRPO brings out a habit even if rewards say nothing (Shao et al. 2025,
+    "Spurious Rewards"). Here nearly every group has a signal, and none is about the answer."""
+
+    levels = [6]
+    tosses = itertools.count()  # of this process: each episode gets a toss of its own
+
+    def __init__(self):
+        super().__init__(6, "binary", True, "states")
+
+    def reset(self, seed: int) -> list[dict]:
+        self.coin = np.random.default_rng((seed, next(Chance.tosses)))
+        return super().reset(seed)
+
+    def score(self) -> dict[str, float]:
+        return super().score() | {"reward": float(self.coin.integers(2))}
+
+
+@dataclass
+class Lawless(Swarm):
+    """The bots and tasks are those that the seed draws; only the rules differ."""
+
+    error_penalty: float = 0.5  # as for every small model
+    rules: dict = field(default_factory=lambda: LAWLESS)
+
+    def reset(self, seed: int) -> list[dict]:
+        return self.start(replace(draw_scenario(seed, self.difficulty, self.version), **self.rules))
+
+
+@dataclass
+class Strict(Lawless):
+    rules: dict = field(default_factory=lambda: STRICT)
+
+
+LAWLESS = {"tax": 0.0, "audit": 0.0, "decay": 1.0, "threshold": 0.0, "shift": None}
+STRICT = {"tax": 0.15, "audit": 0.3, "decay": 0.97, "threshold": 20.0, "shift": None}
+
+
+if __name__ == "__main__":
+    for level in Lengths.levels:
+        env = Lengths()
+        env.level = level
+        print(level, env.reset(seed=7)[0]["content"], sep=": ")

@@ -1,0 +1,103 @@
+"""Protects the pages' numbers: tables come out of results/ as they stand, an interval of the prose
+stands in a table, and the intervals are what they say they are."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import metrics
+from lab import tables
+
+ROOT = tables.ROOT
+PAGES = {f"{page.parent.name}/{page.name}": page.read_text(encoding="utf8") for page in tables.pages()}
+README = (ROOT / "README.md").read_text(encoding="utf8")
+LETTERS = (ROOT / "docs" / "letters.md").read_text(encoding="utf8")
+MADE = [(page, found[2]) for page, text in PAGES.items() for found in tables.MARK.finditer(text)]
+FILES = sorted((ROOT / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tables_of_a_page_are_made_from_results(page):
+    assert tables.remake(PAGES[page]) == PAGES[page]
+
+
+def test_each_table_is_made_once_and_each_interval_of_the_prose_stands_in_one():
+    assert sorted(name for _, name in MADE) == sorted(tables.TABLES)
+    assert tables.wrong(PAGES) == []
+
+
+def test_a_changed_digit_is_noticed(monkeypatch, tmp_path, capsys):
+    page = README
+    row = re.search(r"\| after 150 updates.*?\*\*(\d)", page)
+    (tmp_path / "README.md").write_text(page[: row.end() - 1] + "0" + page[row.end() :])
+    monkeypatch.setattr(tables, "pages", lambda: [tmp_path / "README.md"])
+    monkeypatch.setattr("sys.argv", ["tables", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        tables.main()
+    assert ended.value.code == 1 and "/README.md: not what results/ gives" in capsys.readouterr().out
+    assert "0" in (tmp_path / "README.md").read_text(), "--check changes nothing"
+    monkeypatch.setattr("sys.argv", ["tables"])
+    with pytest.raises(SystemExit):
+        tables.main()
+    assert (tmp_path / "README.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    "prose, missing",
+    [
+        ("It gains +81.8 points [+78.5, +85.0].", 0),
+        ("It gains 81.8 [78.5, 85.0], says `97.1% [1.0, 2.0]`.", 0),
+        ("It gains +81.8 points [+78.5,\n+85.1].", 1),
+        ("It ended at 3.2% [1.1, 5.3], and took 12 s [10, 15].", 2),
+    ],
+)
+def test_an_interval_that_stands_nowhere_is_noticed(prose, missing):
+    told = tables.wrong({"docs/letters.md": LETTERS, "docs/new.md": prose})
+    assert len([line for line in told if line.startswith("docs/new.md: ")]) == missing
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_each_result_says_how_it_was_made_and_where_its_runs_are(file):
+    data = json.loads(file.read_text(encoding="utf8"))
+    assert data["made_by"].startswith("python") and "raw" in data and data["arms"]
+
+
+def test_digits_are_short_and_numbers_brings_them_back():
+    assert tables.digits([1, 0.0, 1.0, 0]) == "1010" and tables.digits([0.5, 1]) == [0.5, 1]
+    assert tables.numbers("1010").tolist() == [1, 0, 1, 0]
+    assert tables.numbers([0.5, 1]).tolist() == [0.5, 1]
+
+
+def test_an_interval_over_seeds_and_tasks_by_hand():
+    """Means of 1/2 and 3/4: a variance of their mean of 1/64, one degree of freedom. Task means of
+    1, 1/2, 1, 0: a variance of 11/48, of their mean 11/192, three degrees of freedom."""
+    rows = [[1, 0, 1, 0], [1, 1, 1, 0]]
+    seeds, tasks = 1 / 64, 11 / 192
+    freedom = (seeds + tasks) ** 2 / (seeds**2 / 1 + tasks**2 / 3)
+    reach = stats.t.ppf(0.975, freedom) * (seeds + tasks) ** 0.5
+    found = tables.over(rows)
+    assert np.allclose((found.mean, found.low, found.high), (0.625, 0.625 - reach, 0.625 + reach))
+    assert tables.percent(rows) == f"62.5% [{max(0, 62.5 - 100 * reach):.1f}, 100.0]"
+    assert tables.over(rows[:1]) == metrics.mean(rows[0]), "of one policy: over tasks"
+
+
+def test_differences_are_paired_by_seed_and_task():
+    ours, theirs = [np.array([1.0, 0, 1, 1]), np.array([1.0, 1, 1, 1])], [np.array([0.0, 0, 0, 0])]
+    assert tables.less(ours, theirs) == tables.over(ours)
+    same = tables.less(ours, ours)
+    assert same.mean == 0 and same.high < 0.5
+    one = tables.less(ours[:1], theirs)
+    assert one == metrics.gain(theirs[0], ours[0])
+
+
+@pytest.mark.parametrize(
+    "low, high, said",
+    [(0.1, 0.2, ("**came out**", "**came out the other way round**", "it did change here")),
+     (-0.1, 0.2, ("cannot be told", "cannot be told", "no change can be told here either"))],
+)  # fmt: skip
+def test_a_verdict_follows_the_interval_and_not_the_mean(low, high, said):
+    change = metrics.Interval(0.05, low, high, 9)
+    assert tuple(tables.verdict(change, side) for side in (1, -1, 0)) == said
