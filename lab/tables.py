@@ -14,6 +14,8 @@ import re
 import sys
 from pathlib import Path
 
+import metrics
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -49,7 +51,16 @@ def table(head: str, body: list[list]) -> str:
 # ------------------------------------------------------------------------------- trust
 
 
-TABLES = {}
+def trust() -> str:
+    """What was tried, how often it happened, and Wilson's interval of that share."""
+    rows = []
+    for arm in read("trust")["arms"].values():
+        share = metrics.proportion(arm["hits"], arm["n"]).percent()
+        rows.append([arm["what"], f"{arm['hits']:,} of {arm['n']:,}", share])
+    return table("what was tried | how many | share", rows)
+
+
+TABLES = {"trust": trust}
 
 
 # ------------------------------------------------------------------------------- pages
