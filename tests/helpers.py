@@ -6,6 +6,7 @@ import gzip
 import json
 import weakref
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -105,6 +106,22 @@ def write_lines(file: Path, records: list[dict]) -> Path:
     """A .jsonl file; read_lines in lab/common.py reads it."""
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return file
+
+
+def failing(module, names: list[str], error: BaseException, nth: int = 1):
+    """A context in which these functions of a module raise, from their nth call on."""
+    calls = []
+
+    def failing(real):
+        def call(*given, **more):
+            calls.append(given)
+            if len(calls) >= nth:
+                raise error
+            return real(*given, **more)
+
+        return call
+
+    return mock.patch.multiple(module, **{name: failing(getattr(module, name)) for name in names})
 
 
 def doctor_logs() -> tuple[dict[str, dict], dict[str, bytes]]:

@@ -9,7 +9,6 @@ import json
 import os
 import resource
 from contextlib import contextmanager
-from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ import torch
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from bookkeeping.folder import mend
 from bookkeeping.records import append, write_json
+from helpers import failing
 
 
 @contextmanager
@@ -30,20 +30,9 @@ def full(n: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def refuses(error: int, *names: str, nth: int = 1):
-    """From their nth call on, these functions of the system raise."""
-    calls = []
-
-    def refusing(real):
-        def call(*given, **more):
-            calls.append(given)
-            if len(calls) >= nth:
-                raise OSError(error, os.strerror(error))
-            return real(*given, **more)
-
-        return call
-
-    return mock.patch.multiple(os, **{name: refusing(getattr(os, name)) for name in names})
+def refuses(number: int, *names: str, nth: int = 1):
+    """The system says no to these, from the nth call on."""
+    return failing(os, names, OSError(number, os.strerror(number)), nth)
 
 
 FAULTS = {  # what fails, while a checkpoint of so many bytes of weights is written

@@ -2,7 +2,6 @@
 nothing, stay text, and are refused in one sentence; secrets stay secret."""
 
 import ast
-import html.parser
 import json
 import os
 import pickle
@@ -472,25 +471,13 @@ HOSTILE = (
 OURS = "h1 h2 p table thead tbody tr th td ul li code pre strong img hr"
 
 
-class Tags(html.parser.HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-
 def check_markdown(text: str) -> None:
     """A renderer that passes HTML on makes nothing of it but what we write."""
     markdown_it = pytest.importorskip("markdown_it", reason="pip install markdown-it-py")
-    tags = Tags()
     renderer = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
-    tags.feed(renderer.render(text))
-    assert {tag for tag, _ in tags.found} <= set(OURS.split())
-    for tag, attributes in tags.found:
-        assert tag != "img" or attributes["src"] in ("curves.png", "compare.png")
-        assert not any(name.startswith("on") or name == "href" for name in attributes)
+    for tag, attributes in re.findall(r"<([a-z]\w*)([^>]*)>", renderer.render(text)):
+        assert tag in OURS.split() and not re.search(r"\bon\w+=|href=", attributes)
+        assert tag != "img" or re.search(r'src="(curves|compare)\.png"', attributes)
     assert "heading" not in [line.lstrip("# ") for line in text.split("\n")]
 
 
@@ -523,22 +510,17 @@ def poisoned(run) -> Path:
 ODD = "<img src=x onerror=alert(1)> \x1b[2J $\\frac{$ [x](http:a) `|"
 
 
-def test_the_report_of_a_hostile_run_is_text(poisoned, monkeypatch, capsys):
+@pytest.mark.parametrize("script", ["report", "compare"])
+def test_the_page_of_a_hostile_run_is_text(poisoned, played, tmp_path, monkeypatch, capsys, script):
     folder = poisoned.rename(poisoned.with_name(ODD))
-    assert python(monkeypatch, "bookkeeping/report.py", folder) == ""
+    out = tmp_path / "out" if script == "compare" else folder
+    more = [played.folder, "--out", out] if script == "compare" else []
+    assert python(monkeypatch, f"bookkeeping/{script}.py", folder, *more) == ""
     check_terminal(capsys.readouterr().out)
-    report = (folder / "report.md").read_text()
-    check_markdown(report)
-    assert "evil" in report  # what is no steering is still there
-    assert (folder / "curves.png").stat().st_size > 10_000  # and $ is no formula
-
-
-def test_a_comparison_with_a_hostile_run_is_text(poisoned, played, tmp_path, monkeypatch, capsys):
-    folder = poisoned.rename(poisoned.with_name(ODD))
-    words = [folder, played.folder, "--out", tmp_path / "out"]
-    assert python(monkeypatch, "bookkeeping/compare.py", *words) == ""
-    check_terminal(capsys.readouterr().out)
-    check_markdown((tmp_path / "out" / "compare.md").read_text())
+    check_markdown((out / f"{script}.md").read_text())
+    if script == "report":
+        assert "evil" in (out / "report.md").read_text()  # what is no steering is still there
+        assert (out / "curves.png").stat().st_size > 10_000  # and $ is no formula
 
 
 def test_a_card_cannot_be_broken_out_of(poisoned, played, tmp_path, capsys):
