@@ -1,5 +1,5 @@
-"""Protects checkpoints: a round trip is exact to the bit, no kill and no full disk leaves a run without one, damage is noticed and the one
-before is taken."""
+"""Protects checkpoints: a round trip is exact to the bit, no kill leaves a run without one, damage
+is noticed and the one before is taken. tests/test_faults.py has the bad disks."""
 
 import os
 import shutil
@@ -40,21 +40,16 @@ def one_step(policy, optimizer, seed: int) -> None:
     optimizer.step()
 
 
-STATE = {"update": 7, "lr": 0.1 + 0.2, "tier": None, "seen": [1, 2.5, "é"], "nested": {"done": False}}
+STATE = {"update": 7, "lr": 0.1 + 0.2, "tier": None, "seen": [1, 2.5, "é"], "nested": {"a": False}}
 
 
-def equal(a, b) -> bool:
-    """Deep equality that compares tensors bit by bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b))
-    return a == b
+def assert_equal(a, b) -> None:
+    """To the last bit."""
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-ARCHITECTURES = [("qwen3", 4), ("qwen3", 0), ("qwen3_moe", 4), ("qwen3_moe", 0), ("llama", 0), ("gpt2", 4), ("gpt2", 0)]
+RANKS = {"qwen3": (4, 0), "qwen3_moe": (4, 0), "llama": (0,), "gpt2": (4, 0)}
+ARCHITECTURES = [(kind, rank) for kind, ranks in RANKS.items() for rank in ranks]
 
 
 @pytest.mark.parametrize("kind, lora_rank", ARCHITECTURES)
@@ -65,15 +60,16 @@ def test_a_checkpoint_round_trip_is_bit_exact(load, snapshot, tmp_path, kind, lo
 
     other = load(kind, lora_rank, awake=True, seed=5)  # everything that can differ does
     optimizer_state, state = load_checkpoint(find_checkpoint(tmp_path / "c"), other)
-    assert equal(snapshot(other), snapshot(policy))
-    assert equal(optimizer_state, optimizer.state_dict()) and state == STATE
+    assert_equal(snapshot(other), snapshot(policy))
+    assert_equal(optimizer_state, optimizer.state_dict())
+    assert state == STATE
 
     # The proof of the pudding: one more step from either leads to the same bits.
     resumed = torch.optim.AdamW(other.trainable().values(), lr=1.0)
     resumed.load_state_dict(optimizer_state)
     one_step(policy, optimizer, 9)
     one_step(other, resumed, 9)
-    assert equal(snapshot(other), snapshot(policy))
+    assert_equal(snapshot(other), snapshot(policy))
 
 
 def test_the_adapter_is_one_that_peft_can_load(load, model_folder, tmp_path):
@@ -97,7 +93,8 @@ def test_a_checkpoint_of_all_weights_is_a_model_folder_of_its_own(load, snapshot
     train_a_little(policy)
     save_checkpoint(tmp_path / "c", policy, None, {})
     again = load_policy(str(tmp_path / "c"), lora_rank=0, lora_alpha=1, device="cpu")
-    assert equal(snapshot(again), snapshot(policy)) and again.stop_ids == policy.stop_ids
+    assert_equal(snapshot(again), snapshot(policy))
+    assert again.stop_ids == policy.stop_ids
 
 
 @pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("qwen3", 0), ("qwen3_moe", 0)])
@@ -162,43 +159,38 @@ def test_what_a_file_manager_leaves_does_not_damage_a_checkpoint(saved, tmp_path
     assert find_checkpoint(folder) == folder
 
 
-def test_the_one_before_is_kept_and_taken_and_told_where_the_newer_is_damaged(load, tmp_path, capsys):
+def test_the_one_before_is_kept_and_taken_if_the_newer_is_damaged(load, tmp_path, capsys):
     policy, folder = load("qwen3", lora_rank=2), tmp_path / "c"
+    found = lambda place=folder: load_checkpoint(find_checkpoint(place), policy)[1]["update"]
+    names = lambda: sorted(path.name for path in tmp_path.iterdir())
     for update in (1, 2, 3):
         save_checkpoint(folder, policy, None, {"update": update})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "c.old"]
-    assert load_checkpoint(find_checkpoint(folder), policy)[1] == {"update": 3} and not capsys.readouterr().out
+    assert names() == ["c", "c.old"]
+    assert found() == 3 and not capsys.readouterr().out
     (folder / "state.json").write_text('{"update": 4}')
-    found = find_checkpoint(folder)
-    assert load_checkpoint(found, policy)[1] == {"update": 2}
+    assert found() == 2
     told = capsys.readouterr().out
     assert "damaged" in told and "c.old" in told and told.count("\n") == 1
 
-    set_aside(folder)  # as a run does before it goes on: its next save must not give up the good one for the damaged one
+    # As a run does before it goes on: its next save must not give up the good one for the damaged.
+    set_aside(folder)
     save_checkpoint(folder, policy, None, {"update": 5})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "c.damaged", "c.old"]
-    assert load_checkpoint(folder, policy)[1] == {"update": 5} and load_checkpoint(find_checkpoint(tmp_path / "c.old"), policy)[1] == {
-        "update": 2
-    }
+    assert names() == ["c", "c.damaged", "c.old"]
+    assert found() == 5 and found(tmp_path / "c.old") == 2
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "empty"])
 def test_a_reference_that_is_damaged_is_called_damaged_and_not_hostile(tmp_path, harm):
     file, tensors = tmp_path / "reference.pt", {"a": torch.randn(2, 30)}
     save_tensors(file, tensors)
-    assert equal(load_tensors(file), tensors) and sorted(p.name for p in tmp_path.iterdir()) == ["reference.checksum", "reference.pt"]
+    assert_equal(load_tensors(file), tensors)
     content = file.read_bytes()
     place = content.index(tensors["a"].numpy().tobytes())
     flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
     file.write_bytes({"flip": flipped, "truncate": content[:-9], "empty": b""}[harm])
-    for checked in (True, False):  # a run from before there was a checksum
-        if not checked:
-            (tmp_path / "reference.checksum").unlink()
-        if checked or harm != "flip":
-            with pytest.raises(SystemExit, match="damaged") as error:
-                load_tensors(file)
-            assert_one_sentence(error)
-            assert "more than tensors" not in str(error.value)
+    with pytest.raises(SystemExit, match="damaged") as error:
+        load_tensors(file)
+    assert_one_sentence(error)
 
 
 def test_the_umask_decides_who_may_read_a_checkpoint(load, tmp_path):

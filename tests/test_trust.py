@@ -25,7 +25,7 @@ from bookkeeping.guard import Guarded
 from bridges import export
 from fast.memory import memory_folder
 from policy import PICO, load_policy
-from rollout import Episode, finish, render, take_turn
+from rollout import EnvironmentFailed, render
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parent.parent
@@ -545,29 +545,17 @@ def test_a_card_cannot_be_broken_out_of(poisoned, played, tmp_path, capsys):
         assert programs and not any(isinstance(node, ast.keyword) and node.arg for node in nodes)
 
 
-class Raises:
-    """An environment with a bug: its error repeats the reply."""
-
-    think, tools, max_turns = True, None, 1
-
-    def step(self, reply: str):
-        raise ValueError(reply)
-
-    def score(self) -> dict:
-        raise KeyError(HOSTILE)
-
-
 def test_an_environments_error_cannot_steer_the_terminal():
-    """It is printed when all episodes of an update fail."""
-    tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: HOSTILE)
-    sample = SimpleNamespace(token_ids=[2], logprobs=[0.0], finished=True)
-    one, other = (Episode(0, 0, [1], [False], [0.0]) for _ in range(2))
-    take_turn(SimpleNamespace(tokenizer=tokenizer), one, Guarded(Raises()), sample, 100)
-    finish(other, Guarded(Raises()))
-    for episode in (one, other):
-        assert episode.stop_reason == "error" and "Error: " in episode.error
-        check_terminal(episode.error)
-        assert "\n" not in episode.error
+    """It repeats the reply, and is printed when all episodes of an update fail."""
+
+    class Raises:
+        def step(self, reply: str):
+            raise ValueError(reply)
+
+    with pytest.raises(EnvironmentFailed) as error:
+        Guarded(Raises()).step(HOSTILE)
+    check_terminal(str(error.value))
+    assert "evil" in str(error.value) and "\n" not in str(error.value)
 
 
 # -------------------------------------------------------------------------- secrets and permissions
