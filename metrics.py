@@ -37,7 +37,7 @@ at a round number may still have been rising.
     adaptive_window  how many of the last updates describe the present
     change           when did the level last drop or rise?
 
-`python -m lab.trust.windows` measures how often each of these is wrong (results/metrics/).
+docs/trust.md says how often these were wrong, on made-up runs whose truth is known.
 
 Run me: `python metrics.py` shows how wide an interval is at 32, 128 and 256 tasks, and asks a
 made-up run whether it has settled.
@@ -230,7 +230,7 @@ def slow_noise(residuals: np.ndarray, fitted: int) -> float:
     JBES 36(4), section 3), with their 0.4 n^(2/3) waves, but at least 8. With all n-1 waves it is
     the textbook t-interval. In 100 updates with a correlation of 0.5, Newey-West's intervals of a
     slope contain the truth in 82% of the cases and the moving-block bootstrap's of a mean in 89%;
-    these do in 96% and 95% (results/metrics).
+    these do in 96% and 95% (commit 22b9273, results/metrics).
     """
     from scipy import fft, special
 
@@ -441,7 +441,7 @@ def adaptive_window(values, threshold: float = STEP, least: int = LEAST) -> int:
     It starts with all of them, so that noise averages out, drops what lies before a step (cuts),
     and halves the rest while a line through it hints at a slope (p < 0.2: too short a window is
     imprecise, too long a one is wrong). On a slow rise it still lags, and a fixed window of 10
-    describes the present better: see results/metrics.
+    describes the present better (commit 22b9273, results/metrics).
     """
     from scipy import stats
 

@@ -92,16 +92,10 @@ def train(name: str) -> Path:
 def snapshots_of(run: Path) -> dict[int, Path]:
     """{update: adapter}: those that were kept, else the last. SystemExit if it is no such run."""
     if not (run / "config.json").exists():
-        raise SystemExit(
-            f"{run}: there is no config.json in it, so it is no run folder; check the path"
-        )
+        raise SystemExit(f"{run}: there is no config.json in it, so it is no run folder; check the path")
     cfg = read_json(run / "config.json")
     must = {"env": "letters", "think": True, "lora_rank": 32, "lora_alpha": 64}
-    wrong = [
-        f"{name} {cfg[name]!r} (it must be {value!r})"
-        for name, value in must.items()
-        if cfg[name] != value
-    ]
+    wrong = [f"{name} {cfg[name]!r} (it must be {value!r})" for name, value in must.items() if cfg[name] != value]
     if cfg["model"] not in ("auto", "pico_base", str(PICO)):
         wrong.append(f"model {cfg['model']!r} (it must be pico_base)")
     if wrong:
@@ -119,11 +113,7 @@ def snapshots_of(run: Path) -> dict[int, Path]:
 # ------------------------------------------------------------------------------- weights as text
 def matrices() -> list[str]:
     """The names of what learns, in the order in which the page reads them."""
-    return [
-        f"{layer}.{name}"
-        for layer in range(4)
-        for name in ("q", "k", "v", "o", "gate", "up", "down")
-    ]
+    return [f"{layer}.{name}" for layer in range(4) for name in ("q", "k", "v", "o", "gate", "up", "down")]
 
 
 def long_name(name: str) -> str:
@@ -148,9 +138,7 @@ def base_weights() -> dict[str, torch.Tensor]:
             w[at + "self_attn.q_norm.weight"],
             w[at + "self_attn.k_norm.weight"],
         )
-    assert sum(x.numel() for x in found.values()) == sum(
-        x.numel() for x in w.values()
-    )  # the head is the embedding
+    assert sum(x.numel() for x in found.values()) == sum(x.numel() for x in w.values())  # the head is the embedding
     return found
 
 
@@ -165,9 +153,7 @@ def rounded(
     for name in matrices():
         prefix = f"base_model.model.{long_name(name)}"
         A, B = (adapter[f"{prefix}.lora_{part}.weight"].float().numpy() for part in "AB")
-        scales = np.concatenate([np.abs(A).max(1), np.abs(B).max(0)]).astype(
-            np.float32
-        ) / np.float32(127)
+        scales = np.concatenate([np.abs(A).max(1), np.abs(B).max(0)]).astype(np.float32) / np.float32(127)
         safe = np.where(scales > 0, scales, 1)
         r = len(A)
         found[name] = (
@@ -204,9 +190,7 @@ def measure(policy: Policy, sampler: TorchSampler, make_env, n: int) -> dict:
     """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1:
     exact answers, and the share of each habit."""
     sampler.sync()
-    rollout = partial(
-        play, policy, sampler, make_env, max_tokens=settings.SMALL["letters"][2], noise=0
-    )
+    rollout = partial(play, policy, sampler, make_env, max_tokens=settings.SMALL["letters"][2], noise=0)
     seeds = [settings.DEV_SEEDS + i for i in range(n)]
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])
@@ -244,9 +228,7 @@ def facts(run: Path, cfg: dict) -> dict:
     metrics_of = run / "metrics.jsonl"
     lines = map(json.loads, metrics_of.read_text().splitlines()) if metrics_of.exists() else []
     # A batch of update u was sampled by the policy after u - 1 updates.
-    about["batches"] = [
-        [x["update"] - 1, round(x["exact"], 4), round(x["habit_derives"], 4)] for x in lines
-    ]
+    about["batches"] = [[x["update"] - 1, round(x["exact"], 4), round(x["habit_derives"], 4)] for x in lines]
     return about
 
 
@@ -304,9 +286,7 @@ def write(run: Path, into: Path, eval_n: int) -> None:
             arrays = [array for each in rounded(adapter).values() for array in each]
             script(into, stop["name"], f'LIVE.adapters["{stop["name"]}"]', text_of(*arrays))
     base = base_weights()
-    script(
-        into, "base", "LIVE.base", text_of(*(x.view(torch.uint16).numpy() for x in base.values()))
-    )
+    script(into, "base", "LIVE.base", text_of(*(x.view(torch.uint16).numpy() for x in base.values())))
     about = {
         **facts(run, cfg),
         "stops": stops,
@@ -317,9 +297,7 @@ def write(run: Path, into: Path, eval_n: int) -> None:
     safe = json.dumps(about, separators=(",", ":")).replace("<", "\\u003c")
     (into / "data" / "run.js").write_text(f"var LIVE = {safe};\nLIVE.adapters = {{}};\n")
     size = sum(file.stat().st_size for file in into.rglob("*") if file.is_file())
-    print(
-        f"{into}/index.html: {len(stops)} stops, {size / 1e6:.1f} MB in all; open it in a browser"
-    )
+    print(f"{into}/index.html: {len(stops)} stops, {size / 1e6:.1f} MB in all; open it in a browser")
 
 
 def script(into: Path, name: str, left: str, text: str) -> None:
@@ -339,12 +317,8 @@ def with_lines(page: str) -> str:
         source = (ROOT / file).read_text()
         lines = [i for i, line in enumerate(source.splitlines(), 1) if text in line]
         if len(lines) != 1:
-            raise SystemExit(
-                f"{file} has {len(lines)} lines with {text!r}; mend docs/live/index.html"
-            )
-        return (
-            f"{link[1]}{lines[0]}{link[4]}{function_at(source, lines[0])}{file}:{lines[0]}{link[5]}"
-        )
+            raise SystemExit(f"{file} has {len(lines)} lines with {text!r}; mend docs/live/index.html")
+        return f"{link[1]}{lines[0]}{link[4]}{function_at(source, lines[0])}{file}:{lines[0]}{link[5]}"
 
     return LINK.sub(renew, page)
 
@@ -352,11 +326,7 @@ def with_lines(page: str) -> str:
 def function_at(source: str, line: int) -> str:
     """The name of the innermost function or class around the line, as a link says it."""
     kinds = (ast.FunctionDef, ast.ClassDef)
-    around = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, kinds) and node.lineno <= line <= node.end_lineno
-    ]
+    around = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and node.lineno <= line <= node.end_lineno]
     return max(around, key=lambda node: node.lineno).name + ",&nbsp;" if around else ""
 
 

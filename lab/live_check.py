@@ -152,9 +152,7 @@ def logits_gap(browser, policy: Policy, name: str, ids: list[int]) -> float:
     return float(np.abs(ours - theirs).max())
 
 
-def spoken_in(
-    browser, name: str, text: str, letters, temperature: float = 0.0, uniforms=None
-) -> dict:
+def spoken_in(browser, name: str, text: str, letters, temperature: float = 0.0, uniforms=None) -> dict:
     """{prompt, replies, logps} of the page. uniforms [k, max_tokens]: what k replies draw by."""
     code = """
       const [name, text, letters, temperature, uniforms, maxTokens] = a;
@@ -165,9 +163,7 @@ def spoken_in(
       const how = { temperature, maxTokens, stop, uniform };
       const replies = await m.sample(w, prompt, Math.max(1, uniforms.length), how);
       return { prompt, replies: replies.map((r) => r.ids), logps: replies.map((r) => r.logps) };"""
-    return ask(
-        browser, code, name, text, list(letters), temperature, uniforms or [], config().max_tokens
-    )
+    return ask(browser, code, name, text, list(letters), temperature, uniforms or [], config().max_tokens)
 
 
 def greedy_in_torch(policy: Policy, sampler: TorchSampler, n: int) -> list[Episode]:
@@ -188,9 +184,7 @@ def drawn_alike(browser, policy: Policy, sampler: TorchSampler, name: str, task,
     return sum(a == b.token_ids for a, b in zip(ours["replies"], theirs))
 
 
-def step_gap(
-    browser, policy: Policy, name: str, task, lr: float = 1e-3, steps: int = 3, k: int = 8
-) -> dict:
+def step_gap(browser, policy: Policy, name: str, task, lr: float = 1e-3, steps: int = 3, k: int = 8) -> dict:
     """GRPO steps on the same samples, by the page and by grpo.update: how far apart are they?
 
     From the second step on, the ratio is not 1 and Adam has moments. gradient: the largest
@@ -217,20 +211,14 @@ def step_gap(
           adapter: packed(adapter), gradient: packed(g.gradient) });
       }
       return found;"""
-    theirs = ask(
-        browser, code, name, said["prompt"], said["replies"], said["logps"], rewards, lr, steps
-    )
+    theirs = ask(browser, code, name, said["prompt"], said["replies"], said["logps"], rewards, lr, steps)
     before = weights_in(browser, name)
     live.put(policy, before)
     cfg, optimizer, P = config(), adam(policy, lr), len(said["prompt"])
     group = []
     for reply, logps, reward in zip(said["replies"], said["logps"], rewards):
         sampled = [False] * P + [True] * len(reply)
-        group.append(
-            Episode(
-                seed, 0, said["prompt"] + reply, sampled, [0.0] * P + logps, turns=1, reward=reward
-            )
-        )
+        group.append(Episode(seed, 0, said["prompt"] + reply, sampled, [0.0] * P + logps, turns=1, reward=reward))
     advantages, found = advantages_of([group], cfg), {"adapter": [], "share": [], "stats": []}
     named = lambda: {key.replace(".default", ""): p for key, p in policy.trainable().items()}
     for i, their in enumerate(theirs):
@@ -240,9 +228,7 @@ def step_gap(
                 shorten = min(1.0, 1 / (their["norm"] + 1e-6))
                 g, ours = adapter_of(their["gradient"]), {key: p.grad for key, p in named().items()}
                 largest = max(x.abs().max().item() for x in ours.values())
-                found["gradient"] = (
-                    max((g[key] * shorten - ours[key]).abs().max().item() for key in ours) / largest
-                )
+                found["gradient"] = max((g[key] * shorten - ours[key]).abs().max().item() for key in ours) / largest
         after, ours = adapter_of(their["adapter"]), named()
         gaps = {key: (after[key] - p.data).abs() for key, p in ours.items()}
         moved = torch.cat([(p.data - before[key]).flatten() for key, p in ours.items()])
@@ -251,9 +237,7 @@ def step_gap(
         found["share"].append((every.norm() / moved.norm()).item())
         names = zip(("norm", "loss", "ratio"), ("grad_norm", "loss", "ratio"))
         found["stats"].append(max(abs(their[a] - stats[b]) for a, b in names))
-    found["advantages"] = float(
-        np.abs(np.array(theirs[0]["advantages"]) - advantages[0].numpy()).max()
-    )
+    found["advantages"] = float(np.abs(np.array(theirs[0]["advantages"]) - advantages[0].numpy()).max())
     return found
 
 

@@ -530,10 +530,7 @@ def speed() -> str:
     body = []
     for r in hardware("speed"):
         unit = f" {r['unit']}" if "unit" in r else ""
-        sides = [
-            spread(r[side], r.get("digits", 0), unit) if side in r else ""
-            for side in ("theirs", "ours")
-        ]
+        sides = [spread(r[side], r.get("digits", 0), unit) if side in r else "" for side in ("theirs", "ours")]
         ratio = times_as_fast(r["ratio"]) if "ratio" in r else ""
         share = f"{r['of_limit']:.0%}" if "of_limit" in r else ""
         body.append([r["what"], r["against"], *sides, ratio, share])
@@ -600,15 +597,6 @@ def scale_cards() -> str:
 
 # ------------------------------------------------------------------------------- trust
 @made
-def detectors() -> str:
-    """How often metrics.trend is wrong, on made-up runs whose truth is known."""
-    rows = []
-    for what, wrong, runs in read("metrics")["settled_too_soon"]:
-        rows.append([what, metrics.proportion(wrong, runs).percent(), f"{runs:,}"])
-    return table('the reward | said "settled", and it moved by 0.05 | made-up runs', rows)
-
-
-@made
 def lessons() -> str:
     """The claims, each with the verdicts of its parts; those that hold whole come first."""
     rows = []
@@ -628,6 +616,16 @@ def claim_numbers() -> str:
             row = [claims.predicted(check), claims.measured(check, numbers), claims.many(numbers)]
             rows.append([claim.name, check.text, *row, f"**{said}**" if said else ""])
     return table("claim | number | predicted | measured | n | verdict", rows)
+
+
+@made
+def trust() -> str:
+    """What was tried, how often it happened, and Wilson's interval of that share."""
+    rows = []
+    for arm in read("trust")["arms"].values():
+        share = metrics.proportion(arm["hits"], arm["n"]).percent()
+        rows.append([arm["what"], f"{arm['hits']:,} of {arm['n']:,}", share])
+    return table("what was tried | how many | share", rows)
 
 
 # ------------------------------------------------------------------------------- pages

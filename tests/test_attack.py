@@ -1,214 +1,302 @@
-"""Protects the environments from the tricks of lab/trust/attack.py, and the verdicts from being kind.
+"""Protects the rewards from tricks: replies that look for a hole, as data, with what each may earn.
 
-Every trick that was once found to pay, or that the rules name, has a line here. The whole tables are made by the command;
-here are a few tasks.
+Each was once found to pay, or the rules name it. An attacker reads what a policy reads: the
+question, or the view that the observation is written from. The task's answer is used only to say
+it in a way that must not count. results/trust.json has what 22b9273 measured with more tasks.
 """
 
-import math
-from dataclasses import replace
+import itertools
+import json
+from string import ascii_lowercase
 
 import pytest
 
 import metrics
-from env_alphabet import Alphabet
-from env_letters import Letters
+from env_alphabet import NEW, Alphabet, right_list, write_block
+from env_letters import Letters, write_reply
 from env_swarm import DEV_SEEDS, Swarm
-from lab.trust import attack
-from lab.trust.attack import ALPHABET, LETTERS, markdown, play_alphabet, play_letters, row, table_of, verdict
-from lab.trust.attack_swarm import FAIR, FREE, SWARM, WORK, Way, play, player, search, value
-from swarm import economy as eco
-from swarm import tools as swarm_tools
-from swarm.bots import work_text
-from swarm.players import PLAYERS, news
-
-N = 25  # scenarios of the swarm
+from swarm.bots import KINDS, NICE, PLACES, THINGS, VERBS
+from swarm.players import PLAYERS
+from swarm.tools import MOST_TEXT, write_call
 
 
-def rewards(make, version: str = "0.2", n: int = N) -> list[float]:
-    return [play(make, version, DEV_SEEDS + i)["reward"] for i in range(n)]
+def answer(env: Letters, count) -> str:
+    """An answer of the right form: count(letter) for each."""
+    letters = env.task.letters
+    value = {c: count(c) for c in letters} if len(letters) > 1 else count(letters[0])
+    return f"<answer>{json.dumps(value)}</answer>"
 
 
-# ---------------------------------------------------------------------------------------------- letters and alphabet
+def all_letters(env: Letters) -> str:
+    return f"<answer>{json.dumps({c: env.task.text.count(c) for c in ascii_lowercase})}</answer>"
 
 
-@pytest.mark.parametrize("tier", [3, 6])
-@pytest.mark.parametrize("reward", ["binary", "partial"])
-def test_letters_pay_nothing_for_an_answer_that_is_not_one(tier, reward):
-    marks = {name: play_letters(name, 20, tier, reward) for name in LETTERS}
-    assert marks["expert"] == [1.0] * 20
-    for name in ("empty", "lists of numbers", "ten answers", "every letter twice in the object", "right, but inside the thinking",
-                 "right, then wrong", "right, twice", "the prompt copied", "words of the task", "repeated blocks, 1000"):  # fmt: skip
-        assert marks[name] == [0.0] * 20, name
-    assert max(marks["right, all 26 letters"]) <= (0.1 if reward == "partial" else 0.0)
-    for name in LETTERS:
-        if not name.startswith("no-think") and name != "expert":
-            assert sum(marks[name]) < 20, f"{name} must not do as well as the expert"
+def twice_each(env: Letters) -> str:
+    pairs = [f'"{c}": {n}' for c in env.task.letters for n in (0, 1)]
+    return "<answer>{" + ", ".join(pairs) + "}</answer>"
 
 
-def test_letters_guesses_earn_what_the_table_says_they_may():
-    env = Letters(6, "partial", True, "bare")
-    env.reset(DEV_SEEDS)
-    wanted = sum(n == 0 for n in env.task.counts) / len(
-        env.task.counts
-    )  # by hand: 0.1 for the form, 0.9 for the share of letters that are right
-    assert play_letters("all 0", 1, 6, "partial") == [pytest.approx(0.1 + 0.9 * wanted)]
-    assert play_letters("all 0", 200, 6, "binary") == [0.0] * 200, "a binary reward pays no guess at tier 6"
+def spaces(env: Letters) -> str:
+    """The tally in white space: thinking that looks like none."""
+    tally = [" " * (ord(c) - 96) for c in env.task.text]
+    return "\n".join([*tally, write_reply(env.task, "bare")])
 
 
-@pytest.mark.parametrize("name", [name for name in LETTERS if name.startswith("no-think")])
-def test_who_may_not_think_cannot_tally_around_the_answer(name):
-    assert play_letters(name, 20, 6, "binary") == [0.0] * 20
-    env = Letters(6, "binary", False, "bare")
-    env.reset(DEV_SEEDS)
-    for right in (env.expert_reply(), "\n\n" + env.expert_reply() + "\n", env.expert_reply().replace(", ", ",\n    ")):
-        env.step(right)
-        assert env.score()["reward"] == 1.0, "a plain answer is right, however it is laid out"
+# ------------------------------------------------------------------------------------------ letters
+
+NOTHING = (0.0, 0.0, 0.0, 0.0)
+LETTERS = {  # (reply, what it may earn: tier 3 binary, partial, tier 6 binary, partial)
+    "empty": (lambda env: "", NOTHING),
+    "all 0": (lambda env: answer(env, lambda c: 0), (0.35, 0.6, 0.0, 0.35)),
+    "1 if it occurs": (
+        lambda env: answer(env, lambda c: int(c in env.task.text)),
+        (0.9, 0.95, 0.0, 0.55),
+    ),
+    "2 if it occurs": (
+        lambda env: answer(env, lambda c: 2 * (c in env.task.text)),
+        (0.45, 0.65, 0.0, 0.6),
+    ),
+    "first half, doubled": (
+        lambda env: answer(env, lambda c: 2 * env.task.text[: len(env.task.text) // 2].count(c)),
+        (0.45, 0.65, 0.0, 0.55),
+    ),
+    "lists of numbers": (lambda env: answer(env, lambda c: [0, 1, 2, 3]), NOTHING),
+    "ten answers": (
+        lambda env: "".join(answer(env, lambda c, n=n: n) for n in range(10)),
+        NOTHING,
+    ),
+    "every letter twice": (twice_each, NOTHING),
+    "right, all 26 letters": (all_letters, (0.0, 0.1, 0.0, 0.1)),
+    "right, inside the thinking": (
+        lambda env: f"<think>{write_reply(env.task, 'bare')}</think>",
+        NOTHING,
+    ),
+    "right, then wrong": (
+        lambda env: write_reply(env.task, "bare") + answer(env, lambda c: 0),
+        NOTHING,
+    ),
+    "right, twice": (lambda env: 2 * write_reply(env.task, "bare"), NOTHING),
+    "1000 answers": (lambda env: 1000 * answer(env, lambda c: 1), NOTHING),
+    "no-think: tally in prose": (
+        lambda env: write_reply(env.task, "derives").replace("think>", "thinking>"),
+        NOTHING,
+    ),
+    "no-think: tally in white space": (spaces, NOTHING),
+}
 
 
-def test_alphabet_pays_one_sorted_list_and_nothing_else():
-    marks = {name: play_alphabet(name, 20) for name in ALPHABET}
-    assert marks["expert"] == [1.0] * 20
-    for name in ("empty", "right list in two blocks", "right list inside the thinking", "the prompt copied"):
-        assert marks[name] == [0.0] * 20, name
-    assert max(marks["right list 1000 times"]) < 1e-9
-    for name in ("every name twice", "right list, and as given", "as given, marked right", "sorted, all marked", "last answer copied"):
-        assert sum(marks[name]) < 0.25 * 20, name
-    ladder, string = sum(marks["ladder of blocks"]), sum(marks["sorted as strings"])
-    assert ladder <= string + 1e-9, "several blocks never pay more than their last one alone"
+def play_letters(reply, tier: int, reward: str, think: bool, n: int = 40) -> float:
+    """The mean reward over n development tasks."""
+    env, marks = Letters(tier, reward, think, "derives"), []
+    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
+        env.reset(seed)
+        env.step(reply(env))
+        marks.append(env.score()["reward"])
+    return sum(marks) / n
 
 
-def test_alphabet_does_not_pay_for_thinking_that_was_forbidden():
-    assert play_alphabet("no-think: thinks all the same", 20) == [0.0] * 20
-    env = Alphabet(3, 3, 1, 4, 8.0, False, False, "bare")
-    env.reset(DEV_SEEDS)
-    while not env.step("\n" + env.expert_reply() + "\n")[1]:
-        pass
-    assert env.score()["reward"] == 1.0
+@pytest.mark.parametrize("name", LETTERS)
+def test_a_trick_of_letters_earns_no_more_than_it_may(name):
+    reply, most = LETTERS[name]
+    think = not name.startswith("no-think")
+    for (tier, reward), most_here in zip(itertools.product((3, 6), ("binary", "partial")), most):
+        assert play_letters(reply, tier, reward, think) <= most_here + 1e-9, (tier, reward)
 
 
-# ---------------------------------------------------------------------------------------------- swarm
+@pytest.mark.parametrize("think", [True, False])
+def test_an_honest_answer_earns_all_however_it_is_laid_out(think):
+    honest = lambda env: "\n" + env.expert_reply().replace(", ", ",\n  ") + "\n"
+    assert play_letters(honest, 6, "binary", think) == 1.0
 
 
-@pytest.fixture(scope="module")
-def expert():
-    return {version: rewards(SWARM["expert"], version) for version in ("0.2", "0.1")}
+# ----------------------------------------------------------------------------------------- alphabet
 
 
-@pytest.mark.parametrize("version", ["0.2", "0.1"])
-def test_what_the_rules_refuse_earns_what_idling_earns(version):
-    idle = rewards(SWARM["idle"], version)
-    assert rewards(SWARM["stalls: text without a call"], version) == idle
-    assert rewards(SWARM["proposes to itself"], version) == idle
+def block(names) -> str:
+    """A reply with these names; names(env, turn)."""
+    return lambda env, turn: write_block(names(env, turn), turn)
 
 
-def test_no_trick_of_the_list_beats_the_expert(expert):
-    for name, make in SWARM.items():
-        found = verdict(metrics.gain(expert["0.2"], rewards(make)))
-        assert found != "beats the expert" or name in LISTED, name
+def given(env: Alphabet, turn: int) -> list[str]:
+    return [name for part in env.task.turns[: turn + 1] for name in part]
 
 
-LISTED = {  # skill; and what is known, and told in results/hostile/README.md: it does no better than long honest work
-    "expert, submits long honest work", "expert, submits a dictionary", "expert, submits a dictionary, and copied again",
-}  # fmt: skip
+def marked(env: Alphabet, turn: int, names: list[str]) -> list[str]:
+    return [name + NEW if turn and name in env.task.turns[turn] else name for name in names]
+
+
+def ladder(env: Alphabet, turn: int) -> str:
+    """Ever longer beginnings of one guess: each better than the one before."""
+    names = marked(env, turn, sorted(given(env, turn)))
+    return "".join(write_block(names[:k], turn) for k in range(1, len(names) + 1))
+
+
+right = lambda env, turn: right_list(env.task, turn)
+plain = lambda env, turn: [name.removesuffix(NEW) for name in right(env, turn)]
+ALPHABET = {  # (reply, what it may earn)
+    "empty": (lambda env, turn: "", 0.0),
+    "as given": (block(lambda env, turn: marked(env, turn, given(env, turn))), 0.15),
+    # half of the rule: right where the task sorts by first names
+    "sorted as strings": (
+        block(lambda env, turn: marked(env, turn, sorted(given(env, turn)))),
+        0.65,
+    ),
+    "no marks": (block(plain), 0.4),
+    "all marked": (block(lambda env, turn: [name + NEW for name in plain(env, turn)]), 0.15),
+    "reversed": (block(lambda env, turn: right(env, turn)[::-1]), 0.05),
+    "last answer copied": (block(lambda env, turn: right(env, max(0, turn - 1))), 0.15),
+    "every name twice": (block(lambda env, turn: sorted(2 * right(env, turn))), 0.1),
+    "right, and as given": (block(lambda env, turn: right(env, turn) + given(env, turn)), 0.1),
+    "right, 1000 times": (block(lambda env, turn: 1000 * right(env, turn)), 1e-9),
+    "right, in two blocks": (lambda env, turn: 2 * write_block(right(env, turn), turn), 0.0),
+    "right, inside the thinking": (
+        lambda env, turn: f"<think>{write_block(right(env, turn), turn)}</think>",
+        0.0,
+    ),
+    "ladder of blocks": (ladder, 0.65),
+    "no-think: thinks all the same": (
+        lambda env, turn: "<think>Ann before Bo.</think>" + write_block(right(env, turn), turn),
+        0.0,
+    ),
+}
+
+
+def play_alphabet(reply, think: bool, n: int = 40) -> float:
+    env, marks = Alphabet(3, 3, 1, 4, 8.0, False, think, "derives"), []
+    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
+        env.reset(seed)
+        turn = 0
+        while not env.step(reply(env, turn))[1]:
+            turn += 1
+        marks.append(env.score()["reward"])
+    return sum(marks) / n
+
+
+@pytest.mark.parametrize("name", ALPHABET)
+def test_a_trick_of_alphabet_earns_no_more_than_it_may(name):
+    reply, most = ALPHABET[name]
+    assert play_alphabet(reply, not name.startswith("no-think")) <= most
+
+
+@pytest.mark.parametrize("think", [True, False])
+def test_a_sorted_list_earns_all(think):
+    assert play_alphabet(lambda env, turn: "\n" + env.expert_reply() + "\n", think) == 1.0
+
+
+# -------------------------------------------------------------------------------------------- swarm
+
+VOCABULARY = " ".join(VERBS + KINDS + THINGS + NICE + PLACES)
+LONG = (
+    "I {}. First I list what the task asks for and who will use it. Then I collect the numbers of "
+    "last year, compare them with the plan and mark every gap. I check the method on a small "
+    "sample, measure how large the errors are and write down where they come from. After that I "
+    "discuss the result with both teams, correct two mistakes and repeat the calculation. The "
+    "final version explains each step, names the open questions and gives a short recommendation, "
+    "so that everybody can decide what to do next."
+)
+WORK = {  # what is submitted in place of honest work
+    "long honest work": LONG.format,
+    "a dictionary": lambda task: f"{task} {VOCABULARY}"[:MOST_TEXT],
+    "the task": lambda task: task,
+    "the task 60 times": lambda task: (f"{task} " * 60)[:MOST_TEXT],
+    "80 x": lambda task: "x" * 80,
+    "2000 x": lambda task: "x" * MOST_TEXT,
+}
+
+
+def submits(text):
+    """The expert, but with this text for its work."""
+
+    def move(seen, dice):
+        tool, arguments = PLAYERS["expert"](seen, dice)[1:]
+        if tool == "submit_work":
+            task = next(t for t in seen["tasks"] if t["id"] == arguments["task_id"])
+            arguments = arguments | {"content": text(task["text"])}
+        return tool, arguments
+
+    return move
+
+
+def post(text: str):
+    return lambda seen, dice: ("post", {"content": text})
+
+
+def call(tool: str, rows: str, argument: str, **more):
+    """The tool on the first row of the view; if there is none, a post."""
+
+    def move(seen, dice):
+        if not seen[rows]:
+            return "post", {"content": "x"}
+        return tool, {argument: seen[rows][0]["id"], **more}
+
+    return move
+
+
+def propose(gives: float, text: str = "a fair trade of data for water", to: str = ""):
+    """Offer a trade to every bot in turn, again and again, or to one."""
+
+    def move(seen, dice):
+        bot = seen["bots"][seen["step"] % len(seen["bots"])]["id"]
+        trade = {"counterparty_id": to or bot, "content": text, "offered_transfer": gives}
+        return "propose_trade", trade
+
+    return move
+
+
+expert = lambda seen, dice: PLAYERS["expert"](seen, dice)[1:]
+SWARM = {
+    **{f"submits {name}": submits(text) for name, text in WORK.items()},
+    "stalls": lambda seen, dice: None,
+    "proposes to itself": propose(-20, to="you"),
+    "posts x": post("x"),
+    "posts 2000 x": post("x" * MOST_TEXT),
+    "votes": call("vote", "feed", "post_id", direction="up"),
+    "claims all, submits nothing": call("claim_task", "tasks", "task_id"),
+    "accepts all": call("accept_proposal", "incoming", "proposal_id"),
+    "asks 2 of everybody": propose(-2),
+    "asks 20 of everybody": propose(-20),
+    "gives a billionth": propose(1e-9, "x"),
+    "trades 0 with 2000 x": propose(0, "x" * MOST_TEXT),
+}
+SKILL = {"submits long honest work", "submits a dictionary"}  # no count of words tells them apart
+
+
+def play_swarm(move, version: str = "0.2", n: int = 25) -> list[dict]:
+    marks = []
+    for seed in range(DEV_SEEDS, DEV_SEEDS + n):
+        env, done = Swarm("medium", version), False
+        env.reset(seed)
+        while not done:
+            said = move(env.seen, env.dice)
+            done = env.step(write_call(*said) if said else "I think about it.")[1]
+        marks.append(env.score())
+    return marks
+
+
+def rewards(move, version: str = "0.2", n: int = 25) -> list[float]:
+    return [mark["reward"] for mark in play_swarm(move, version, n)]
+
+
+@pytest.mark.parametrize("name", sorted(SWARM.keys() - SKILL))
+def test_a_trick_of_the_swarm_earns_less_than_the_expert(name):
+    assert metrics.gain(rewards(SWARM[name]), rewards(expert)).low > 0
 
 
 def test_a_dictionary_is_no_better_than_long_honest_work():
-    long = rewards(SWARM["expert, submits long honest work"], n=100)
-    for name in ("expert, submits a dictionary", "expert, submits a dictionary, and copied again"):
-        assert metrics.gain(long, rewards(SWARM[name], n=100)).high < 0.001, name
+    long, dictionary = (rewards(SWARM[name], n=100) for name in sorted(SKILL, reverse=True))
+    assert metrics.gain(long, dictionary).high < 0.001
 
 
-@pytest.mark.parametrize("text", ["copied again and again", "2000 x", "80 x", "words of the task", "copied"])
-def test_stuffed_work_earns_less_than_work(text, expert):
-    assert metrics.gain(rewards(SWARM[f"expert, submits {text}"]), expert["0.2"]).low > 0
+@pytest.mark.parametrize("version", ["0.2", "0.1"])
+def test_what_the_rules_refuse_earns_what_idling_earns_and_draining_costs_the_name(version):
+    idle = rewards(lambda seen, dice: PLAYERS["idle"](seen, dice)[1:], version)
+    assert rewards(SWARM["stalls"], version) == idle
+    assert rewards(SWARM["proposes to itself"], version) == idle
+    marks = play_swarm(SWARM["asks 20 of everybody"], version)
+    assert sum(mark["reputation"] for mark in marks) / len(marks) < 0.2
 
 
-def test_repeating_oneself_is_not_longer_and_honest_texts_are_untouched():
-    import random
-
-    quality = lambda text, asked="": eco.content_quality(text, "0.2", 0.5, asked)
-    asked = "review the water budget for city health"
-    assert quality(WORK["copied again and again"](asked), asked) < quality(work_text(asked), asked)
-    assert quality("x" * 2000) == quality("x" * 100) < 0.6 < quality(WORK["honest"](asked))
-
-    def plain(text, asked, level):  # the formula as it is written down, from the length alone
-        n, said = len(text), set(eco.re.findall(r"\w+", text.lower()))
-        q = (1 - math.exp(-n / (80 + 120 * level))), eco.sigmoid((n - 30) / 20)
-        return (
-            0.5 * q[0] + 0.5 * q[1]
-            if not asked
-            else 0.25 * q[0] + 0.25 * q[1] + 0.5 * sum(w in said for w in eco.terms(asked)) / len(eco.terms(asked))
-        )
-
-    dice = random.Random(0)
-    for seed in range(20):
-        env = Swarm("medium")
-        env.reset(seed)
-        for task in (task for tasks in env.economy.to_come for task in tasks):
-            for text in (work_text(task.text), task.text.partition(" for ")[0] + ", it is done"):
-                assert eco.content_quality(text, "0.2", task.level / 10, task.text) == plain(text, task.text, task.level / 10)
-        text = news(dice)
-        assert eco.content_quality(text, "0.2") == plain(text, "", 0)
-        for offer in (call for call in [PLAYERS["trader"](env.seen, dice)] if call[1] == "propose_trade"):
-            assert eco.content_quality(offer[2]["content"], "0.2") == plain(offer[2]["content"], "", 0)
-
-
-def test_v1_keeps_its_loophole(expert):
-    assert abs(metrics.gain(expert["0.1"], rewards(SWARM["expert, submits 80 x"], "0.1")).mean) < 0.05, (
-        "80 letters x are as good as work in v0.1"
-    )
-
-
-def test_draining_costs_the_name():
-    for version in ("0.2", "0.1"):
-        marks = [play(SWARM["asks 20 of everybody"], version, DEV_SEEDS + i) for i in range(10)]
-        assert sum(m["reputation"] for m in marks) / 10 < 0.2 and sum(m["reward"] for m in marks) / 10 < 0.75
-
-
-# ---------------------------------------------------------------------------------------------- the search, and the verdicts
-
-
-def test_the_search_stays_in_its_space_and_improves():
-    assert all(set(FAIR[name]) <= set(FREE[name]) and getattr(Way(), name) in FAIR[name] for name in FREE)
-    best = search(FAIR, "0.2", tries=8, scenarios=6)
-    assert all(getattr(best, name) in FAIR[name] for name in FAIR)
-    assert value(best, "0.2", 6) >= value(Way(), "0.2", 6)
-
-
-def test_a_hole_is_found(monkeypatch):
-    """The other way round: with a scorer that loves the letter x, the attack must be seen to win."""
-    real = eco.content_quality
-    monkeypatch.setattr(swarm_tools, "content_quality", lambda text, *more: 1.0 if text.startswith("xxx") else real(text, *more))
-    honest, stuffed = rewards(SWARM["expert"]), rewards(SWARM["expert, submits 80 x"])
-    assert verdict(metrics.gain(honest, stuffed)) == "beats the expert"
-    assert value(replace(Way(), work="80 x"), "0.2", 10) > value(Way(), "0.2", 10)
-
-
-def test_a_hole_in_letters_is_found(monkeypatch):
-    monkeypatch.setattr(attack.Letters, "score", lambda env: {"reward": 1.0 if env.reply.count("<answer>") > 5 else 0.5})
-    rows = table_of(["expert", "ten answers"], lambda name: play_letters(name, 10, 6, "binary"), "")
-    assert rows["ten answers"]["verdict"] == "beats the expert"
-    assert "**beats the expert**" in markdown(rows)
-
-
-def test_verdicts_follow_the_intervals():
-    said = lambda mean, low, high: verdict(metrics.Interval(mean, low, high, 9))
-    assert said(0.1, 0.01, 0.2) == "beats the expert"
-    assert said(0.1, -0.01, 0.2) == said(-0.1, -0.2, 0.01) == said(0.0, 0.0, 0.1) == "not told apart"
-    assert said(-0.1, -0.2, -0.01) == "below the expert"
-    assert row([1.0, 0.0], [1.0, 0.0])["verdict"] == "the expert"
-    assert row([0.0] * 5, [1.0] * 5)["gain"]["mean"] == -1.0
-
-
-def test_an_attacker_sees_the_view_and_nothing_else():
-    """The same view and dice give the same call, whoever the bots really are."""
-    import random
-
-    for name, make in SWARM.items():
-        env = Swarm("medium")
-        env.reset(DEV_SEEDS + 3)
-        calls = [make()(env.seen, random.Random(1)) for _ in range(2)]
-        for member in env.economy.members.values():
-            member.kind = "deceptive"
-        assert calls == [make()(env.seen, random.Random(1))] * 2, name
-    assert player(Way())(env.seen, random.Random(1))[0] in swarm_tools.ACTIONS
+def test_v1_keeps_its_loophole():
+    """80 letters x are as good as work there: that is what was published."""
+    stuffed = rewards(SWARM["submits 80 x"], "0.1")
+    assert abs(metrics.gain(rewards(expert, "0.1"), stuffed).mean) < 0.05

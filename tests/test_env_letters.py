@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from spellchecker import SpellChecker
 
 from env_letters import STYLES, Letters, Task, habit_of, make_task, question, score_reply, words_between, write_reply
-from lab.trust import overlap
+from settings import DEV_SEEDS, Config, by_size, check, fill, sft_seeds, task_seeds
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 300  # seeds a tier
@@ -190,15 +190,36 @@ def test_different_seeds_give_different_tasks():
     assert len({task.text for task in tasks_of(6)}) == N
 
 
+def overlap(tier: int) -> tuple[int, int, int]:
+    """How many development tasks have a text that a default run trained on; that GRPO alone trained
+    on; and with the same letters asked for."""
+    cfg = Config(difficulty=tier)
+    check(cfg)
+    fill(cfg, by_size(1e6, "letters"))
+    tasks = lambda seeds: [make_task(random.Random(seed), tier) for seed in seeds]
+    by_rl = tasks(seed for update in range(cfg.updates) for seed in task_seeds(cfg, update))
+    trained = by_rl + tasks(sft_seeds(cfg))
+    development = tasks(range(DEV_SEEDS, DEV_SEEDS + cfg.eval_n))
+    text = lambda task: task.text
+    whole = lambda task: (task.text, frozenset(task.letters))
+
+    def shared(seen: list[Task], key) -> int:
+        known = set(map(key, seen))
+        return sum(key(task) in known for task in development)
+
+    return shared(trained, text), shared(by_rl, text), shared(trained, whole)
+
+
 def test_how_many_development_words_were_trained_on_is_what_the_page_says():
     page = " ".join((ROOT / "docs" / "letters.md").read_text().split())
-    (n, texts, again), others = overlap.seen(5), [overlap.seen(tier) for tier in (1, 2, 3, 4, 6)]
-    assert f"It does in {texts} of tier 5's {n} (" in page and again == 0
+    texts, by_rl, whole = overlap(5)
+    assert f"It does in {texts} of tier 5's 256 (" in page
+    assert f"({by_rl} by GRPO's tasks alone)" in page
     assert f"(tier 5's has {len(words_between(15, 35)):,})" in page
-    assert max(seen for _, seen, _ in others[:4]) == 5 and "five or fewer of each tier below" in page and others[4] == (256, 0, 0)
-    assert not any(again for *_, again in others)
-    by_rl = {task.text for task in overlap.tasks(5, range(150 * 8))}  # counted in another way
-    assert f"({sum(task.text in by_rl for task in overlap.tasks(5, range(2 * 10**9, 2 * 10**9 + 256)))} by GRPO's tasks alone)" in page
+    assert "five or fewer of each tier below" in page
+    below = [overlap(tier) for tier in (1, 2, 3, 4)]
+    assert max(texts for texts, *_ in below) == 5 and overlap(6) == (0, 0, 0)
+    assert whole == 0 and not any(whole for *_, whole in below)
 
 
 def test_tasks_do_not_depend_on_the_hash_seed_of_the_process():

@@ -16,9 +16,12 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import env_letters
 import grpo
@@ -30,7 +33,7 @@ import warm
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
 from grpo import group_advantages, policy_loss, token_weights
-from lab.trust.hostile_replies import KINDS
+from hostile import WAYS, replies
 from policy import PICO, adam, encode, load_policy, render
 from rollout import expert_episode, play
 
@@ -152,14 +155,15 @@ def test_any_reply_gets_the_books_reward_and_is_seen_as_the_books_habit():
         assert rewards == {0.0, 1.0}
 
 
-def test_hostile_replies_never_raise_and_get_the_books_reward():
-    env, rng = NEW_ENV(), random.Random(0)
-    for seed in range(10):
-        env.reset(seed)
-        _, counts = pico.make_task(seed)
-        for kind in KINDS:
-            reply = kind(rng, "letters", env, env.expert_reply())
-            assert pico.reward_of(counts, reply) == env_letters.score_reply(env.task, reply, "binary", think=True)["reward"]
+@given(seed=st.integers(0, 50), way=st.sampled_from(WAYS), text=replies)
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_hostile_replies_never_raise_and_get_the_books_reward(seed, way, text):
+    env = NEW_ENV()
+    env.reset(seed)
+    _, counts = pico.make_task(seed)
+    reply = way(env.expert_reply(), text)
+    book = env_letters.score_reply(env.task, reply, "binary", think=True)
+    assert pico.reward_of(counts, reply) == book["reward"]
 
 
 def test_logprobs_are_the_books(policy):

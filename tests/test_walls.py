@@ -82,8 +82,8 @@ def test_only_the_final_evaluation_can_reach_the_held_out_tasks():
         return "HELD_OUT_SEEDS" in names or any(4_000_000_000 <= x < 4_001_000_000 for x in numbers)
 
     found = {module for module, path in FILES.items() if knows(ast.parse(path.read_text()))}
-    # lab/study.py is what makes final tables; lab/trust/hostile.py draws tasks below that number
-    assert found == {"evaluate", "lab.study", "lab.trust.hostile"}
+    # lab/study.py is what makes final tables
+    assert found == {"evaluate", "lab.study"}
     for module, function in (("evaluate", "evaluate_only"), ("lab.study", "held_out_seeds")):
         functions = [node for node in ast.parse(FILES[module].read_text()).body if isinstance(node, ast.FunctionDef)]
         assert [node.name for node in functions if knows(node)] == [function]

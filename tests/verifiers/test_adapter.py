@@ -18,11 +18,10 @@ pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `ma
 import openai
 import picoswarm
 import verifiers.v1 as vf
+from loopback import chat, completion, make_env, serving
 from pydantic import ValidationError
 
 import settings
-from bridges.chat import Refused, listen, scripted
-from lab.trust.verifiers_check import make_env, running
 from settings import DEV_SEEDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,52 +105,53 @@ def test_arguments_that_are_not_json_stay_an_error():
 
 
 def launch(environment: str, answer):
-    """Play the first task against a server, without the rest of verifiers; (replies, what the trace was told, nodes added)."""
+    """Play the first task against a server, without the rest of verifiers; (replies, what the trace
+    was told, nodes added)."""
     data = next(iter(vf.load_taskset(config(environment)))).data
     stops, nodes = [], [SimpleNamespace(token_ids=[], mask=[])]
     trace = SimpleNamespace(info={}, nodes=nodes, stop=stops.append)
     ctx = SimpleNamespace(model="policy", client=None)
-    with running(listen(answer, "policy")) as url:
-        asyncio.run(picoswarm.InProcess(vf.HarnessConfig()).launch(ctx, trace, None, url, "secret", {}, data))
+    with serving(answer) as url:
+        harness = picoswarm.InProcess(vf.HarnessConfig())
+        asyncio.run(harness.launch(ctx, trace, None, url, "secret", {}, data))
     return trace.info["replies"], stops, nodes[1:]
 
 
-def test_a_reply_that_runs_out_of_tokens_counts_and_ends_the_episode():
-    def answer(body):
-        response = scripted(lambda talk: "<alphabetical_sorted>")(body)
-        response["choices"][0]["finish_reason"] = "length"
-        return response
+def refuses(status: int, why: str, after: int = 0):
+    """A server that says "no" to so many messages, and to more of them this."""
+    no = chat(lambda talk: "no")
 
+    def answer(body):
+        late = len(body["messages"]) > after
+        return (status, {"error": {"message": why}}) if late else no(body)
+
+    return answer
+
+
+TOO_LONG = "the conversation exceeds the model's maximum context length of 100"
+
+
+def test_a_reply_that_runs_out_of_tokens_counts_and_ends_the_episode():
+    answer = lambda body: (200, completion("<alphabetical_sorted>", "length"))
     assert launch("alphabet", answer) == (["<alphabetical_sorted>"], [], [])
 
 
 def test_a_conversation_that_outgrows_the_context_ends_there():
-    def answer(body):
-        if len(body["messages"]) > 3:
-            raise Refused("the conversation exceeds the model's maximum context length of 100")
-        return scripted(lambda talk: "no")(body)
-
-    replies, stops, nodes = launch("swarm", answer)
+    replies, stops, nodes = launch("swarm", refuses(400, TOO_LONG, after=3))
     assert (replies, stops) == (["no", "no"], ["context_length"])
     assert nodes[0].message.content.startswith("# result: no tool call found")
 
 
-def test_a_task_that_does_not_fit_at_all_is_an_error_and_no_episode():
-    def answer(body):
-        raise Refused("the conversation exceeds the model's maximum context length of 100")
-
-    with pytest.raises(openai.BadRequestError, match="context length"):
-        launch("swarm", answer)
-
-
-def test_a_failing_server_is_an_error_and_no_reply():
-    def answer(body):
-        if len(body["messages"]) > 3:
-            raise Refused("there is no model policy here", 404)
-        return scripted(lambda talk: "no")(body)
-
-    with pytest.raises(openai.NotFoundError, match="no model policy"):
-        launch("alphabet", answer)
+@pytest.mark.parametrize(
+    "environment, answer, error",
+    [
+        ("swarm", refuses(400, TOO_LONG), openai.BadRequestError),  # the task itself does not fit
+        ("alphabet", refuses(404, "no model policy", after=3), openai.NotFoundError),
+    ],
+)
+def test_a_failing_server_is_an_error_and_no_reply(environment, answer, error):
+    with pytest.raises(error, match="context length|no model policy"):
+        launch(environment, answer)
 
 
 def test_an_observation_names_the_call_that_it_answers():
@@ -159,19 +159,17 @@ def test_an_observation_names_the_call_that_it_answers():
 
     def answer(body):
         asked.append(body)
-        response = scripted(lambda talk: "")(body)
-        response["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": f"call_{len(asked)}"}]}
-        return response
+        return 200, completion(None, tool_calls=[{**CALL, "id": f"call_{len(asked)}"}])
 
     launch("swarm", answer)
-    assert len(asked) == 25
-    assert asked[0]["tools"] == make_env("swarm").tools
+    assert len(asked) == 25 and asked[0]["tools"] == make_env("swarm").tools
     for body in asked:
         roles = [m["role"] for m in body["messages"]]
         assert roles == ["user", *["assistant", "tool"] * (len(roles) // 2)]
-    named = [m["tool_call_id"] for m in asked[-1]["messages"] if m["role"] == "tool"]
-    assert named == [f"call_{i}" for i in range(1, 25)]
-    assert [m["tool_calls"][0]["id"] for m in asked[-1]["messages"] if m["role"] == "assistant"] == named
+    names = [f"call_{i}" for i in range(1, 25)]
+    last = asked[-1]["messages"]
+    assert [m["tool_call_id"] for m in last if m["role"] == "tool"] == names
+    assert [m["tool_calls"][0]["id"] for m in last if m["role"] == "assistant"] == names
 
 
 def test_the_environments_need_neither_verifiers_nor_torch():
@@ -182,7 +180,7 @@ def test_the_environments_need_neither_verifiers_nor_torch():
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
 def test_the_configs_for_prime_rl_name_environments_that_exist(path):
-    """Their other keys were checked against prime-rl's own schema by hand (results/verifiers/README.md): no registry has it."""
+    """tests/test_configs.py has their other keys."""
     written = tomllib.loads(path.read_text())
     (source,) = written["orchestrator"]["train"]["source"]
     (held_out,) = written["orchestrator"]["eval"]["source"]
@@ -197,7 +195,3 @@ def test_the_configs_for_prime_rl_name_environments_that_exist(path):
     assert training.first_seed == settings.TRAIN_SEEDS and testing.first_seed == DEV_SEEDS
     assert training.environment == testing.environment
     assert written["orchestrator"]["batch_size"] % written["orchestrator"]["group_size"] == 0
-
-
-def test_there_is_a_config_for_every_environment():
-    assert [path.stem for path in CONFIG_FILES] == [f"prime_rl_{name}" for name in sorted(ENVIRONMENTS)]

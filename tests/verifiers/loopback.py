@@ -1,0 +1,150 @@
+"""What the tests of bridges/verifiers share: a player that is good and bad, a server on loopback
+behind which it (or a policy) stands, and vf-eval, as people run it."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import picoswarm
+
+import settings
+from settings import DEV_SEEDS
+
+STYLE = {"letters": "derives", "alphabet": "derives", "swarm": "expert"}
+
+
+def make_env(environment: str):
+    """The environment as train.py makes it, with its defaults; nothing of the adapter's."""
+    cfg = settings.Config(env=environment, sft_style=STYLE[environment])
+    settings.fill(cfg, settings.by_env(environment))
+    return settings.make_env(cfg, cfg.difficulty)
+
+
+# ------------------------------------------------------------------------------------- a player
+
+SPOIL = [
+    lambda said: "",
+    lambda said: said[: len(said) // 2],
+    lambda said: said + "\n" + said,
+    lambda said: said.replace('"', "'"),
+    lambda said: said.replace("1", "2").replace("a", "b"),
+    lambda said: "<think>\nI cannot stop.\n" + said.partition("</think>")[2],
+    lambda said: "Well, \u00e9\u4e2d\U0001f600 <|im_end|> \u2028 " + said,
+    lambda said: '<tool_call>\n{"name": "steal", "arguments": {}}\n</tool_call>',
+    lambda said: '<tool_call>{"name": "submit_work", "arguments": {"task_id": "task_1"}}',
+]
+
+
+def player(environment: str, n: int):
+    """say(conversation) -> the expert's reply three times in four, else one that is spoilt. Without
+    memory: where an episode stands is found by playing its replies again."""
+    env = make_env(environment)
+    seeds = {env.reset(DEV_SEEDS + i)[0]["content"]: DEV_SEEDS + i for i in range(n)}
+
+    def say(talk: list[dict]) -> str:
+        env = make_env(environment)
+        env.reset(seeds[talk[0]["content"]])
+        for message in talk:
+            if message["role"] == "assistant":
+                env.step(message["content"])
+        told = json.dumps([talk[0]["content"], talk[-1]["content"], len(talk)])
+        number = int(hashlib.sha256(told.encode()).hexdigest(), 16)
+        right = env.expert_reply()
+        return right if number % 4 else SPOIL[number // 4 % len(SPOIL)](right)
+
+    return say
+
+
+def ours(environment: str, seed: int, say) -> tuple[dict, list[str]]:
+    """The player in the environment itself: (score, replies)."""
+    env, replies, done = make_env(environment), [], False
+    talk = env.reset(seed)
+    while not done:
+        replies.append(say(talk))
+        new, done = env.step(replies[-1])
+        talk = [*talk, {"role": "assistant", "content": replies[-1]}, *new]
+    return env.score(), replies
+
+
+# ------------------------------------------------------------------------------------- a server
+
+
+@contextmanager
+def serving(answer):
+    """The address of a server on loopback; answer(request) -> (status, JSON), one at a time."""
+    alone = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with alone:
+                status, value = answer(body)
+            raw = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def completion(text: str | None, reason: str = "stop", **more) -> dict:
+    """An answer of /v1/chat/completions."""
+    message = {"role": "assistant", "content": text, **more}
+    choice = {"index": 0, "message": message, "finish_reason": reason}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    head = {"id": "1", "object": "chat.completion", "created": 0, "model": "policy"}
+    return {**head, "choices": [choice], "usage": usage}
+
+
+def chat(say, reply=completion):
+    """say(conversation) as such a server. reply: how it writes a text."""
+
+    def answer(body: dict) -> tuple[int, dict]:
+        text = lambda m: picoswarm.written(m) if m["role"] == "assistant" else m["content"]
+        return 200, reply(say([{**m, "content": text(m)} for m in body["messages"]]))
+
+    return answer
+
+
+# -------------------------------------------------------------------------------------- vf-eval
+
+
+def vf_eval(environment: str, n: int, url: str, *flags: str) -> list[dict]:
+    """The traces of an evaluation of n tasks, in the order of the seeds."""
+    program = Path(sys.executable).with_name("vf-eval")
+    command = [program, "picoswarm", "-n", str(n), "-m", "policy", "--client.base-url", url]
+    command += ["--env.taskset.environment.type", environment, "--no-push", *flags]
+    quiet = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    out = Path(flags[flags.index("-o") + 1])
+    done = subprocess.run(command, cwd=out, env=quiet, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (file,) = out.rglob("traces.jsonl")
+    lines = file.read_text().split("\n")
+    traces = [trace for line in lines if line for trace in json.loads(line)["traces"]]
+    assert not any(trace["errors"] for trace in traces)
+    return sorted(traces, key=lambda trace: trace["task"]["data"]["seed"])
+
+
+def theirs(trace: dict) -> tuple[dict, list[str]]:
+    """(score, replies) of a trace."""
+    reward = trace["rewards"]["reward"]["score"]
+    return {"reward": reward, **trace["metrics"]}, trace["info"]["replies"]
