@@ -44,7 +44,7 @@ from lab.trust.mutate_page import key, page, read_results, reasons
 OUT = ROOT / "results" / "trust"
 LIBRARIES = ("torch", "transformers", "transformers.models.qwen3.modeling_qwen3", "peft", "pytest",
              "hypothesis", "scipy.stats", "statsmodels.stats.multitest", "matplotlib.pyplot",
-             "tyro", "wandb", "httpx2", "tqdm", "filelock")  # fmt: skip
+             "tyro", "wandb", "openai", "tqdm", "filelock")  # fmt: skip
 QUICK_S, QUICK_FILES = 1.5, 5  # what is tried first: tests that are done in a moment
 
 
