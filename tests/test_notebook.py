@@ -1,5 +1,5 @@
 """Protects docs/first_run.ipynb as it is committed: its cells are those of lab/pages/notebook.py, its outputs are of one execution in which
-no cell failed, and nothing in it names a machine. `make test-entrance` executes it.
+no cell failed, and nothing in it names a machine. `make test-all` executes it.
 """
 
 import json

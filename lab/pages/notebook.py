@@ -1,11 +1,11 @@
 """docs/first_run.ipynb: the first run as a notebook, with the outputs of its own execution.
 
-    python -m lab.pages.notebook                 # execute and write; some minutes on two cores. Needs requirements/entrance.txt
+    python -m lab.pages.notebook                 # execute and write; some minutes on two cores. Needs requirements/all.txt
     python -m lab.pages.notebook --sources       # write the cells without executing, to look at them while you edit
 
 STORY is the notebook: prose as it stands, code between ``` lines. It is executed in a copy of what git tracks, in the notebook's own
 folder, so nothing of this checkout's runs/ takes part, and the cells meet what a reader meets. tests/test_notebook.py holds that the
-committed cells are these, that none of them failed, and that no output names a machine; `make test-entrance` executes them again.
+committed cells are these, that none of them failed, and that no output names a machine; `make test-all` executes them again.
 """
 
 import json
@@ -246,7 +246,7 @@ def execute(folder: Path) -> dict:
         import nbformat
         from nbclient import NotebookClient
     except ImportError:
-        raise SystemExit("nbclient is not installed: `pip install -r requirements/entrance.txt`, or `make test-entrance`") from None
+        raise SystemExit("nbclient is not installed: `pip install -r requirements/all.txt`, or `make test-all`") from None
     page = nbformat.from_dict(notebook())
     NotebookClient(page, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder / "docs")}}).execute()
     for cell in page.cells:

@@ -1,6 +1,6 @@
 """The docs as a site with a search: README.md, docs/ and every file that they link to, into site/ (which git ignores).
 
-    make docs                       # or, with requirements/entrance.txt installed: python -m lab.pages.site
+    make docs                       # or, with requirements/all.txt installed: python -m lab.pages.site
     python -m lab.pages.site --into DIR
 
 On GitHub the pages link to each other and to code by relative paths. Here they are laid out in the same folders, so the same links hold:
@@ -249,7 +249,7 @@ def main(into: Path = ROOT / "site") -> None:
     try:
         import zensical  # noqa: F401
     except ImportError:
-        raise SystemExit("zensical is not installed: `make docs`, or `pip install -r requirements/entrance.txt`") from None
+        raise SystemExit("zensical is not installed: `make docs`, or `pip install -r requirements/all.txt`") from None
     build(into)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from lab.pages import notebook
 
-pytest.importorskip("nbclient", reason="nbclient is not installed here; `make test-entrance` installs it into a venv of its own")
+pytest.importorskip("nbclient", reason="nbclient is not installed here; `make test-all` installs it into a venv of its own")
 
 
 @pytest.fixture(scope="module")
