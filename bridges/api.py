@@ -178,7 +178,8 @@ async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, in
 def adapt(end: Endpoint, fields: dict, refusal: openai.APIStatusError) -> bool:
     """Was a field of this request refused by name, and is there another way? Then all further
     requests go that way."""
-    told = str(refusal.body) if refusal.status_code in (400, 422) else ""
+    about_fields = refusal.status_code in (400, 422) and not too_long(refusal)
+    told = str(refusal.body) if about_fields else ""
     for word, (name, note) in OTHER_WAYS.items():
         if word in told and name in fields:
             if note not in end.notes:  # several requests may be refused at once
@@ -251,7 +252,7 @@ def read_answer(end: Endpoint, response: dict, think: bool) -> tuple[str, dict, 
         thought = message.get("reasoning_content") or message.get("reasoning")
         calls = message.get("tool_calls") or []
         written = [(str(c["function"]["name"]), c["function"].get("arguments")) for c in calls]
-        text = "" + (content or "")  # TypeError if it is no text
+        text = "" if content is None else "" + content  # TypeError if it is no text
         if thought and think and not split_thinking(text)[0]:
             text = f"<think>\n{thought.strip()}\n</think>\n{text}"
     except (KeyError, IndexError, TypeError, AttributeError):
@@ -268,7 +269,7 @@ def read_answer(end: Endpoint, response: dict, think: bool) -> tuple[str, dict, 
         back = {"role": "assistant", "content": content, "tool_calls": calls}
     usage = response.get("usage")
     usage = usage if isinstance(usage, dict) else {}
-    for name, most in (("prompt_tokens", 10**7), ("completion_tokens", 10**5)):
+    for name, most in (("prompt_tokens", 10**7), ("completion_tokens", 10**6)):
         if not (type(usage.get(name)) is int and 0 <= usage[name] < most):  # this is no count
             usage[name] = 0
         end.spent[name] += usage[name]

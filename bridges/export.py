@@ -5,8 +5,8 @@ and how sure we are of it.
                                                         small, needs its base model
     python -m bridges.export merge   runs/NAME out/     base and adapter as one model: what
                                                         transformers, vLLM and all others load
-    … merge runs/NAME out/ --push owner/name            and upload it to the hub (private, unless
-                                                        --public)
+    hf upload owner/name out/ --private                 the hub's own command uploads either, with
+                                                        the card as its page
 
 A merged model is served by vLLM (`vllm serve out/`) or by transformers (`transformers serve out/`);
 bridges/api.py evaluates what is served.
@@ -153,12 +153,12 @@ DATA = {  # where the tasks came from, by settings.kind; else they are ours
 }
 
 
-def card(summary: dict, kind: str, hub: str = "") -> str:
+def card(summary: dict, kind: str) -> str:
     """README.md of an exported folder, with the hub's front matter. kind: adapter or merge."""
     config, machine, base = summary["config"], summary["machine"], base_of(summary)
     base = records.clean(Path(base).resolve().name if Path(base).exists() else base)
     clone = f"models/{base}" if base in EMBEDDED else base  # ours are on no hub, but in a clone
-    is_adapter, rank, where = kind == "adapter", config["lora_rank"], hub or "THIS_FOLDER"
+    is_adapter, rank, where = kind == "adapter", config["lora_rank"], "THIS_FOLDER"
     exact = "gain" in summary
     front = [f"base_model: {json.dumps(base)}"] if "/" in base else []
     front.append(f"library_name: {'peft' if is_adapter else 'transformers'}")
@@ -207,14 +207,11 @@ def export(
     kind: Annotated[Literal["adapter", "merge"], tyro.conf.Positional],
     run: Annotated[Path, tyro.conf.Positional],
     out: Annotated[Path, tyro.conf.Positional],
-    push: str = "",
-    public: bool = False,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> None:
     """Export a finished run: `adapter` (PEFT's format) or `merge` (a model of its own), with a
     model card.
 
-    push: owner/name of a repository of the hub; you have to be logged in (`hf auth login`).
     dtype: of a merged model's weights; auto is what the base was trained in.
     Raises SystemExit with one sentence if there is nothing to export, or `out` is in use.
     """
@@ -227,7 +224,7 @@ def export(
         summary = records.record(run / "summary.json")
         if "api" in summary:
             raise SystemExit(f"{run}: an evaluation over an API has no weights to export")
-        card(summary, kind, push)  # all that the card needs is there
+        card(summary, kind)  # all that the card needs is there
     rank = summary["config"]["lora_rank"]
     saved = find_checkpoint(run / "checkpoint")
     if saved is None:
@@ -239,8 +236,6 @@ def export(
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SystemExit(f"{out} is there already; choose a folder that is empty or new")
-    if push and push.count("/") != 1:
-        raise SystemExit(f"--push {push}: not a repository of the hub; give owner/name")
     policy = load_policy(base_of(summary), rank, summary["config"]["lora_alpha"], device="cpu")
     if dtype == "auto":  # as in load_policy
         on_cpu = not rank or "CPU" in summary["machine"]["device"]
@@ -255,7 +250,7 @@ def export(
             load_checkpoint(saved, policy)
             save_merged(policy, dtype, new)
         policy.tokenizer.save_pretrained(new)
-        (new / "README.md").write_text(card(summary, kind, push), encoding="utf-8")
+        (new / "README.md").write_text(card(summary, kind), encoding="utf-8")
         readable(new)
         if out.exists():
             out.rmdir()
@@ -265,8 +260,6 @@ def export(
         cure = "make room, or choose another folder"
         raise SystemExit(f"{out}: {first_line(error)}; nothing was exported, {cure}") from None
     print(f"{kind} of {run}: {out}, with a card in {out / 'README.md'}")
-    if push:
-        upload(out, push, public)
 
 
 def save_adapter(saved: Path, base: str, folder: Path) -> None:
@@ -296,23 +289,6 @@ def logprobs(policy, ids: torch.Tensor) -> torch.Tensor:
     everything = torch.ones(1, ids.shape[1] - 1, dtype=torch.bool)
     with torch.no_grad():
         return token_logprobs(policy, ids, everything)[0]
-
-
-def upload(folder: Path, hub: str, public: bool) -> None:
-    """Upload a folder to the repository `hub` (owner/name). SystemExit with one sentence if the hub
-    does not take it."""
-    from huggingface_hub import HfApi
-
-    try:
-        api = HfApi()
-        url = api.create_repo(hub, private=not public, exist_ok=True)
-        api.upload_folder(repo_id=hub, folder_path=folder, commit_message="Upload from picoswarm")
-    except Exception as error:  # its client raises several families of errors, by version
-        raise SystemExit(
-            f"--push {hub}: the hub did not take it ({first_line(error)}); {folder} is complete, "
-            "log in with `hf auth login` and try again"
-        ) from None
-    print(f"uploaded to {url}")
 
 
 def main(words: list[str]) -> None:

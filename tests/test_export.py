@@ -1,12 +1,8 @@
 """Protects the way out (bridges/export.py): what is exported computes what was trained, the card says
-what was measured, and a hub on loopback takes it."""
+what was measured."""
 
-import base64
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +13,6 @@ import settings
 import train
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bridges import export
-from endpoint import JsonHandler, running
 from policy import PICO, load_policy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,8 +118,8 @@ def test_the_card_says_what_was_measured(runs):
     final = summary["eval"]["tier 2"]["final"]
     interval = f"{final['reward']:.3f} [{final['reward_low']:.3f}, {final['reward_high']:.3f}]"
     assert f"{interval} | 4 |" in text and "--reward partial" in text and "--lr 0.003" in text
-    full = export.card(summary_of(runs["full"]), "merge", "owner/name")
-    assert 'from_pretrained("owner/name")' in full and "all weights" in full
+    full = export.card(summary_of(runs["full"]), "merge")
+    assert "vllm serve THIS_FOLDER" in full and "all weights" in full
     summary["config"] |= {"model": "Qwen/Qwen3-0.6B", "lora_rank": 12}
     summary["warnings"] = {"collapse": "update 7: fell"}
     text = export.card(summary, "adapter")
@@ -180,55 +175,7 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
         (["merge", str(api), out], "over an API has no weights"),
         (["adapter", str(runs["full"]), out], "no adapter; use: python -m bridges.export merge"),
         (["merge", str(runs["lora"]), str(runs["full"])], "is there already"),
-        (["merge", str(runs["lora"]), out, "--push", "name"], "give owner/name"),
     ):
         with pytest.raises(SystemExit, match=why):
             export.main(words)
     assert not list(tmp_path.glob("out*"))
-
-
-class Hub(JsonHandler):
-    """As much of the hub's API as an upload of small files needs."""
-
-    files: dict[str, bytes] = {}
-
-    def do_GET(self):
-        self.reply(200, {"id": "owner/name", "sha": "0" * 40, "siblings": []})
-
-    def do_POST(self):
-        body, url = self.body(), f"http://{self.headers['Host']}/owner/name"
-        if "Bearer test-token" not in (self.headers.get("Authorization") or ""):
-            return self.reply(401, {"error": "who are you?"})
-        answer = {"url": url, "name": "owner/name"}
-        if "/preupload/" in self.path:
-            how = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
-            answer = {"files": [{**f, **how} for f in json.loads(body)["files"]]}
-        if "/commit/" in self.path:
-            items = [json.loads(line) for line in body.splitlines()]
-            for file in (item["value"] for item in items if item["key"] == "file"):
-                self.files[file["path"]] = base64.b64decode(file["content"])
-            answer = {"commitUrl": f"{url}/commit/1", "commitOid": "1" * 40, "hookOutput": ""}
-        self.reply(200, answer)
-
-
-def test_push_uploads_the_folder_and_a_refusal_is_a_sentence(runs, tmp_path):
-    """A Python of its own: HF_ENDPOINT is read while the library is imported."""
-    twice = f"""
-import os
-from bridges.export import main
-push = lambda out: main(["adapter", {str(runs["lora"])!r}, out, "--push", "owner/name"])
-push({str(tmp_path / "out")!r})
-os.environ["HF_TOKEN"] = "another"
-push({str(tmp_path / "refused")!r})
-"""
-    with running(Hub) as url:
-        env = {"HF_ENDPOINT": url, "HF_TOKEN": "test-token", "HF_HUB_OFFLINE": "0"}
-        env = {**os.environ, **env, "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", twice]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert {"README.md", "adapter_config.json", "tokenizer.json"} <= Hub.files.keys(), done.stderr
-    for name in Hub.files.keys() - {".gitattributes"}:
-        assert Hub.files[name] == (tmp_path / "out" / name).read_bytes()
-    assert done.returncode == 1 and "the hub did not take it" in done.stderr
-    assert "Traceback" not in done.stderr and "another" not in done.stderr
-    assert (tmp_path / "refused" / "README.md").exists()
