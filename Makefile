@@ -34,37 +34,27 @@ test-vllm: .venv-vllm/installed
 	$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@touch $@
 
-# bridges/verifiers and the packaging, against the real verifiers on loopback: every path of an
-# evaluation, and the one that prime-rl trains on. And bridges/gym.py against the real reasoning-gym.
-test-verifiers: .venv-verifiers/installed
-	OMP_NUM_THREADS=1 .venv-verifiers/bin/python -m pytest -q tests/verifiers
+# The bridges against the real verifiers, TRL, reasoning-gym and OpenEnv, on loopback; what pip installs; and the ways in that are not
+# `make train`: `uv run train.py` from a clean clone, the notebook executed cell by cell, the docs site with no dead link.
+test-all: .venv-all/installed .venv-openenv/installed
+	OMP_NUM_THREADS=1 .venv-all/bin/python -m pytest -q tests/verifiers
+	OMP_NUM_THREADS=1 .venv-all/bin/python -m pytest -q tests/entrance
+	OMP_NUM_THREADS=1 .venv-openenv/bin/python -m pytest -q tests/test_openenv.py
 
-.venv-verifiers/installed: requirements.txt requirements/verifiers.txt requirements/tasks.txt pyproject.toml
-	$(call venv_with,requirements/verifiers.txt)
+.venv-all/installed: requirements.txt requirements/all.txt pyproject.toml
+	$(call venv_with,requirements/all.txt)
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
-
-# bridges/openenv_swarm.py against the real OpenEnv, its server and its client, on loopback.
-test-openenv: .venv-openenv/installed
-	OMP_NUM_THREADS=1 .venv-openenv/bin/python -m pytest -q tests/test_openenv.py
 
 .venv-openenv/installed: requirements.txt requirements/openenv.txt
 	$(call venv_with,requirements/openenv.txt)
 	@touch $@
 
-# The ways in that are not `make train`: `uv run train.py` from a clean clone, the notebook executed cell by cell, the docs site with no dead link.
-test-entrance: .venv-entrance/installed
-	OMP_NUM_THREADS=1 .venv-entrance/bin/python -m pytest -q tests/entrance
-
 # docs/, README.md and every file that they link to, as a site: site/index.html
-docs: .venv-entrance/installed
-	.venv-entrance/bin/python -m lab.site
-
-.venv-entrance/installed: requirements.txt requirements/entrance.txt
-	$(call venv_with,requirements/entrance.txt)
-	@touch $@
+docs: .venv-all/installed
+	.venv-all/bin/python -m lab.site
 
 clean:
-	rm -rf .venv .venv-vllm .venv-verifiers .venv-openenv .venv-entrance site
+	rm -rf .venv .venv-vllm .venv-all .venv-openenv site
 
-.PHONY: train test test-vllm test-verifiers test-openenv test-entrance docs clean
+.PHONY: train test test-vllm test-all docs clean

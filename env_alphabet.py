@@ -289,16 +289,16 @@ def habit_of(task: Task, replies: list[str]) -> str:
 
 @dataclass
 class Alphabet:
-    """One alphabet-sort episode at a time. Defaults live in settings.py."""
+    """One alphabet-sort episode at a time. The defaults are those of the public recipe."""
 
-    min_turns: int
-    max_turns: int
-    min_names: int  # per turn
-    max_names: int
-    similarity_power: float
-    power_per_turn: bool  # True: power each turn, then average; False: average, then power once
-    think: bool  # may the replies think before they answer?
-    style: str  # how the expert answers, one of STYLES
+    min_turns: int = 3  # turns of an episode, at least
+    max_turns: int = 3
+    min_names: int = 1  # new names per turn, at least
+    max_names: int = 4
+    similarity_power: float = 8.0  # the similarity is raised to it: names left as given earn 0.08
+    power_per_turn: bool = False  # True: power each turn, then average; False: average, then power
+    think: bool = True  # may the replies think before they answer?
+    style: str = "states"  # how the expert answers, one of STYLES
     tools = None  # no tool calls here
 
     def __post_init__(self):

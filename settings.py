@@ -448,8 +448,8 @@ def sources(env: str) -> list[Path]:
     if kind(env) == "known":
         from bridges.known import open_source
 
-        own = [here / "bridges" / f"{name}.py" for name in ("known", "task", "rows", "gym")]
-        return list(dict.fromkeys([letters, *own, *open_source(env).files]))
+        known = here / "bridges" / "known.py"
+        return list(dict.fromkeys([letters, known, *open_source(env).files]))
     rules = sorted((here / "swarm").glob("*.py")) if env == "swarm" else []
     return [*dict.fromkeys([letters, here / f"env_{env}.py"]), *rules]
 

@@ -1,28 +1,40 @@
 """Evaluate any model: our tasks over any OpenAI-compatible endpoint, so that GPT, Llama and Qwen
 stand in one table with a run of ours.
 
-    python train.py --eval-only --api-base https://HOST/v1 --model NAME --env letters
+    OPENAI_API_KEY=… python train.py --eval-only --api-base https://HOST/v1 --model NAME
     python -m bookkeeping.compare runs/NAME runs/my-run
 
-    seed -> env.reset -> messages -> endpoint.ask -> text -> env.step -> … -> env.score
+    seed -> env.reset -> messages -> ask -> text -> env.step -> … -> env.score
          -> the same evals.jsonl as any run
 
-The other end may be slow, wrong, hostile or gone. bridges/endpoint.py gives every request an end;
-here the evaluation gets one, a time limit over all requests. An episode that gets no answer counts
-as failed: it is in no mean, and the number of failed ones is reported with n. Answers cost money,
-so each episode is written as soon as it is over: a time limit, Ctrl-C or a kill loses no finished
-episode. If nothing is ever answered, one sentence says why, and the rest is not tried.
+A model of our own is evaluated this way, too, once it is served: `python -m bridges.export merge`,
+then `vllm serve`, or `transformers serve`.
+
+The endpoint may be slow, wrong, hostile or gone, so everything has an end: an answer has a largest
+size, a reply a time limit over all its retries, and so has the evaluation. The openai client
+retries what may pass (429, 5xx, a lost connection), waiting as long as Retry-After asks. An episode
+whose reply does not come fails: it is in no mean, and the report counts it beside n. Answers cost
+money, so each episode is written as soon as it is over. If nothing is ever answered, one sentence
+says why, and the rest is not tried.
+
+    text      Environments read text, endpoints may speak in fields. `tool_calls` become
+              <tool_call>…</tool_call>, reasoning becomes <think>…</think> if the task allows
+              thinking. The endpoint gets back what it sent, and the result as a tool message. If
+              the model called in plain text, the result goes as <tool_response> in a user message,
+              which is what Qwen's template makes of a tool message.
+    options   An endpoint that refuses a field of the request by name (max_tokens, temperature,
+              tools) is asked in another way, and a note in the report says so.
+    the key   comes from OPENAI_API_KEY and is written nowhere; an echo of it is blanked.
 
 Everything happens in one thread (asyncio): while one request waits, another is sent.
 
-Run me: `python -m bridges.api` starts a scripted server that answers some tasks well, some badly
-and some not at all, and evaluates it.
+Run me: `python -m bridges.api` shows what an environment reads of two answers.
 """
 
 import asyncio
+import json
 import math
 import os
-import random
 import re
 import signal
 import sys
@@ -33,6 +45,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import httpx
+import openai
 from tqdm import tqdm
 
 import metrics
@@ -41,16 +55,242 @@ from bookkeeping.episodes import save_evaluation
 from bookkeeping.folder import code_hash, open_folder
 from bookkeeping.guard import Guarded, preflight
 from bookkeeping.records import append, write_json
-from bridges.endpoint import HINTS, Endpoint, Failure, ask, blank, connect, open_endpoint, put_back
+from env_letters import split_thinking
 from evaluate import eval_line, known, parts
 from fast import parallel
-from policy import first_line
 from rollout import EnvironmentFailed, Episode, finish
 from settings import Config, by_size, check, dev_seeds, eval_sets, fill, kind
+from swarm.tools import wrap_call
+
+RETRIES = 5  # of a request; the client doubles its pause each time, from half a second on
+SECONDS = 120.0  # that an endpoint may be silent, and …
+REPLY_SECONDS = 300.0  # … for one reply, all its retries included
+MINUTES = 60.0  # for the evaluation; what is not done by then counts as failed
+LARGEST = 8_000_000  # bytes of an answer
+LONGEST = 64  # characters of a reply per token of max_tokens, if a server ignores max_tokens
+ADDRESS = r"https?://(\[[\da-fA-F:]+\]|[^\s@?#/:\[\]]+)(:\d{1,5})?(/[^\s@?#]*)?"
+HINTS = {
+    401: "; the key in OPENAI_API_KEY is missing or wrong",
+    403: "; the key in OPENAI_API_KEY may not do this",
+    404: "; check --model, and whether --api-base should end in /v1",
+}
+# A word of a refusal: the field of ours that it is about, and what is done instead.
+OTHER_WAYS = {
+    "max_completion_tokens": ("max_tokens", "max_completion_tokens instead of max_tokens"),
+    "tool": ("tools", "the tools as text in a system message"),
+    "temperature": ("temperature", "at its own temperature"),
+    "chat_template_kwargs": ("chat_template_kwargs", "without saying that it must not think"),
+}
+TOOLS_AS_TEXT = """# Tools
+
+You may call one function a turn. Their signatures:
+<tools>
+{tools}
+</tools>
+
+To call one, write a JSON object with its name and arguments inside <tool_call></tool_call>:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+class Failure(Exception):
+    """No answer, and why, in one line."""
 
 
 class Hopeless(Exception):
     """Every further request would fail the same way."""
+
+
+class Endpoint:
+    """Where and how is asked, and what it has cost. ValueError in one sentence if the flags
+    describe none; it does not repeat the address, because people put secrets there."""
+
+    client: openai.AsyncOpenAI  # while its event loop runs
+
+    def __init__(self, cfg: Config):
+        if not re.fullmatch(ADDRESS, cfg.api_base):
+            raise ValueError(
+                "--api-base: give an address such as https://HOST/v1, "
+                "without a user, a question mark or a key in it"
+            )
+        if cfg.model == "auto" or cfg.eval_only or cfg.resume or cfg.held_out:
+            raise ValueError(
+                "--api-base evaluates the endpoint's --model NAME, on development tasks; leave out "
+                "--resume, --held-out and the folder of --eval-only"
+            )
+        if cfg.api_concurrency < 1:
+            raise ValueError(f"--api-concurrency {cfg.api_concurrency}: must be at least 1")
+        self.cfg = cfg
+        self.url = cfg.api_base.rstrip("/").removesuffix("/chat/completions")
+        self.key = os.environ.get("OPENAI_API_KEY", "").strip() or "none"  # never printed
+        # sent with every request
+        self.options = {"max_tokens": cfg.max_tokens, "temperature": 0.0}
+        if not cfg.think:  # vLLM's way to tell Qwen3
+            self.options["chat_template_kwargs"] = {"enable_thinking": False}
+        self.notes: list[str] = []  # fields that it refused, and what was done instead
+        self.spent = Counter()  # answers, retries, prompt_tokens, completion_tokens
+
+
+# ------------------------------------------------------------------------------------ the endpoint
+
+
+def connect(end: Endpoint) -> openai.AsyncOpenAI:
+    """A client for the running event loop."""
+    local = httpx.URL(end.url).host in ("127.0.0.1", "localhost", "::1")  # needs no proxy
+    return openai.AsyncOpenAI(
+        base_url=end.url,
+        api_key=end.key,
+        timeout=SECONDS,
+        max_retries=RETRIES,
+        http_client=openai.DefaultAsyncHttpxClient(trust_env=not local),
+    )
+
+
+async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, int]:
+    """The model's answer to a conversation, as read_answer has it. Raises whatever went wrong."""
+    while True:
+        messages, fields = talk, dict(end.options)
+        if env.tools and OTHER_WAYS["tool"][1] in end.notes:
+            shown = "\n".join(json.dumps(tool) for tool in env.tools)
+            system = {"role": "system", "content": TOOLS_AS_TEXT.format(tools=shown)}
+            messages = [system, *talk]
+        elif env.tools:
+            fields["tools"] = env.tools
+        request = {"model": end.cfg.model, "messages": messages, "extra_body": fields}
+        create, raw = end.client.chat.completions.with_streaming_response.create, bytearray()
+        try:
+            async with asyncio.timeout(REPLY_SECONDS), create(**request) as response:
+                async for piece in response.iter_bytes():
+                    raw += piece
+                    if len(raw) > LARGEST:
+                        raise Failure(f"an answer of more than {LARGEST / 1e6:g} MB")
+            answer = read_answer(end, read_json(end, raw), env.think)
+            end.spent.update(answers=1, retries=response.retries_taken)
+            return answer
+        except TimeoutError:
+            raise Failure(f"no whole answer within {REPLY_SECONDS:g} s") from None
+        except openai.APIStatusError as refusal:
+            if not adapt(end, fields, refusal):
+                raise
+
+
+def adapt(end: Endpoint, fields: dict, refusal: openai.APIStatusError) -> bool:
+    """Was a field of this request refused by name, and is there another way? Then all further
+    requests go that way."""
+    about_fields = refusal.status_code in (400, 422) and not too_long(refusal)
+    told = str(refusal.body) if about_fields else ""
+    for word, (name, note) in OTHER_WAYS.items():
+        if word in told and name in fields:
+            if note not in end.notes:  # several requests may be refused at once
+                end.notes.append(note)
+            if end.options.pop(name, None) and name == "max_tokens":
+                end.options["max_completion_tokens"] = end.cfg.max_tokens
+            return True
+    return False
+
+
+def too_long(error: Exception) -> bool:
+    """Does the conversation not fit into the model's context?"""
+    told = str(error.body) if isinstance(error, openai.BadRequestError) else ""
+    return bool(re.search("context[ _]length", told, re.IGNORECASE))
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Did the other machine say that nobody listens at that port?"""
+    while error and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def why(end: Endpoint, error: Exception) -> str:
+    """What went wrong, in one line without the key."""
+    if isinstance(error, openai.APIStatusError):
+        problem = error.body.get("message") if isinstance(error.body, dict) else error.body
+        told = f"HTTP {error.status_code}: {str(problem)[:300]}{HINTS.get(error.status_code, '')}"
+    elif is_refused(error):
+        told = "nobody listens there (connection refused); start the server, or check --api-base"
+    elif isinstance(error, Failure | EnvironmentFailed):
+        told = str(error)
+    else:
+        told = f"{type(error).__name__}: {error.__cause__ or error}"[:300]
+    return records.printable(blank(end, " ".join(told.split())))
+
+
+def blank(end: Endpoint, text: str) -> str:
+    """Without the key. A short one is a placeholder ("none") and no secret."""
+    return text.replace(end.key, "***") if len(end.key) >= 8 else text
+
+
+# --------------------------------------------------------------------------------- text and fields
+
+
+def read_json(end: Endpoint, raw: bytearray) -> dict:
+    """The JSON of an answer. It is read twice, because the key, or half a character that no file
+    can hold, may be escaped in it."""
+    try:
+        plain = blank(end, json.dumps(json.loads(raw), ensure_ascii=False))
+        return json.loads(plain.encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        raise Failure("an answer that is no JSON") from None
+
+
+def read_answer(end: Endpoint, response: dict, think: bool) -> tuple[str, dict, bool, int]:
+    """{"choices": [{"message": …}], "usage": …} -> (its text as the environment reads it, its
+    message as the endpoint wants it back, did it run out of tokens?, how many it has).
+
+    Failure if there is no message in it that can be read.
+    """
+    try:
+        choice = response["choices"][0]
+        message, cut = choice["message"], choice.get("finish_reason") == "length"
+        content = message.get("content")
+        if isinstance(content, list):  # parts; we can only use text
+            content = "".join(part["text"] for part in content if part.get("type") == "text")
+        if content is None:
+            content = message.get("refusal")
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        calls = message.get("tool_calls") or []
+        written = [(str(c["function"]["name"]), c["function"].get("arguments")) for c in calls]
+        text = "" if content is None else "" + content  # TypeError if it is no text
+        if thought and think and not split_thinking(text)[0]:
+            text = f"<think>\n{thought.strip()}\n</think>\n{text}"
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise Failure("an answer without a readable message in choices") from None
+    if content is None and not (calls or thought or cut):
+        raise Failure("an answer whose message is empty (content is null)")
+    for name, given in written:
+        text += "\n" if text and text[-1] != "\n" else ""
+        given = given if isinstance(given, str) else json.dumps(given or {})
+        # `</` is written `<\/`, the same in JSON, so that no argument can end the call.
+        text += wrap_call(name, given.replace("</", "<\\/"))
+    back = {"role": "assistant", "content": content or ""}
+    if calls:
+        back = {"role": "assistant", "content": content, "tool_calls": calls}
+    usage = response.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    for name, most in (("prompt_tokens", 10**7), ("completion_tokens", 10**6)):
+        if not (type(usage.get(name)) is int and 0 <= usage[name] < most):  # this is no count
+            usage[name] = 0
+        end.spent[name] += usage[name]
+    room = LONGEST * end.cfg.max_tokens
+    return text[:room], back, cut or len(text) > room, usage["completion_tokens"]
+
+
+def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
+    """The environment's messages as the endpoint wants them: a tool message for every native call,
+    <tool_response> if there was none."""
+    told = [m["content"] for m in new if m["role"] == "tool"]
+    rest = [m for m in new if m["role"] != "tool"]
+    if not calls:
+        texts = [f"<tool_response>\n{content}\n</tool_response>" for content in told]
+        return [{"role": "user", "content": text} for text in texts] + rest
+    told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
+    answers = [
+        {"role": "tool", "tool_call_id": call["id"], "content": content}
+        for call, content in zip(calls, told)
+    ]
+    return answers + rest
 
 
 # ---------------------------------------------------------------------------------------- episodes
@@ -59,35 +299,30 @@ class Hopeless(Exception):
 async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> Episode:
     """One whole episode, as rollout.play plays it. A foreign model's tokens are not known, only
     their number."""
-    episode, dice = Episode(seed, group, [], [], []), random.Random(seed)
+    episode = Episode(seed, group, [], [], [])
     try:
         env = Guarded(make_env())
         episode.messages = list(env.reset(seed))
         talk, done = list(episode.messages), False
         while not done:
-            answer = await ask(end, talk, env, dice)
+            text, said, cut, tokens = await ask(end, talk, env)
             episode.turns += 1
-            episode.sampled += [True] * answer.tokens  # so that reply_tokens counts them
-            episode.messages.append({"role": "assistant", "content": answer.text})
-            new, done = env.step(answer.text)
-            if answer.cut:
+            episode.sampled += [True] * tokens  # so that reply_tokens counts them
+            episode.messages.append({"role": "assistant", "content": text})
+            new, done = env.step(text)
+            if cut:
                 episode.stop_reason, done = "truncated", True
             if not done:
                 episode.messages += new
-                talk += [answer.message, *put_back(new, answer.message.get("tool_calls", []))]
-    except Failure as failure:
-        if failure.too_long and episode.turns:  # longer than the model's context, as in our loop
+                talk += [said, *put_back(new, said.get("tool_calls", []))]
+    except Exception as error:  # of the endpoint or the environment: it costs this episode only
+        if episode.turns and too_long(error):  # as in our loop
             episode.stop_reason = "truncated"
         else:
-            episode.stop_reason, episode.error = "error", str(failure)
-            end.counts["refused"] += not failure.again
-            hopeless = failure.nobody or failure.status in HINTS or end.counts["refused"] >= 3
-            if hopeless and not end.counts["answers"]:
-                raise Hopeless(str(failure)) from None
-    except EnvironmentFailed as error:
-        episode.stop_reason, episode.error = "error", blank(end, str(error))
-    except Exception as error:  # a strange answer: costs this episode only
-        episode.stop_reason, episode.error = "error", blank(end, first_line(error))
+            episode.stop_reason, episode.error = "error", why(end, error)
+            for_all = is_refused(error) or getattr(error, "status_code", 0) in HINTS
+            if for_all and not end.spent["answers"]:
+                raise Hopeless(episode.error) from None
     if episode.stop_reason != "error":
         finish(episode, env)
     return episode
@@ -98,9 +333,7 @@ async def play_all(
 ) -> None:
     """Plays --api-concurrency episodes at a time. Raises TimeoutError when the evaluation's time is
     over, Hopeless when nothing is ever answered."""
-    loop, remaining = asyncio.get_running_loop(), iter(enumerate(seeds))
-    end.deadline = loop.time() + 60 * end.cfg.api_minutes
-    failed = 0
+    remaining, failed = iter(enumerate(seeds)), 0
 
     async def player() -> None:
         nonlocal failed
@@ -108,13 +341,18 @@ async def play_all(
             episode = await play_one(end, make_env, seed, group)
             finished(episode)
             failed += episode.stop_reason == "error"
-            if not end.counts["answers"] and failed >= max(3, end.cfg.api_concurrency):
+            if not end.spent["answers"] and failed >= max(3, end.cfg.api_concurrency):
                 raise Hopeless(
                     f"nothing was answered in {failed} episodes, the rest is not tried; "
                     f"the last one: {episode.error}"
                 )
 
-    async with asyncio.timeout_at(end.deadline), connect(end) as end.client:
+    # The system may give Ctrl-C to any thread, torch's included, and then asyncio's own handler
+    # sleeps until the loop's next event; a handler of the loop wakes it. (Windows has none.)
+    with suppress(NotImplementedError, ValueError, RuntimeError):
+        stop = asyncio.current_task().cancel
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
+    async with asyncio.timeout(60 * MINUTES), connect(end) as end.client:
         try:
             async with asyncio.TaskGroup() as players:
                 for _ in range(min(end.cfg.api_concurrency, len(seeds))):
@@ -123,126 +361,56 @@ async def play_all(
             raise several.exceptions[0] from None
 
 
-def run(work):
-    """asyncio.run, except for Ctrl-C. The system may give that signal to any thread, torch's
-    included, and then the loop sleeps until its next event; a handler of the loop's own wakes it.
-    After Ctrl-C nobody waits for the tasks to be cancelled, because the process is over."""
-    loop, before = asyncio.new_event_loop(), signal.getsignal(signal.SIGINT)
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with suppress(NotImplementedError, ValueError, RuntimeError):  # Windows, or not the main thread
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-    try:
-        result = loop.run_until_complete(work)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        close(loop, before)
-        raise
-    close(loop, before)
-    return result
-
-
-def close(loop, handler) -> None:
-    """Close the loop, and give Ctrl-C back to the handler that was there before."""
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    with suppress(NotImplementedError, ValueError, RuntimeError):
-        if loop.remove_signal_handler(signal.SIGINT):
-            signal.signal(signal.SIGINT, handler)
-    loop.close()
-
-
 # ----------------------------------------------------------------------------- train.py --api-base
 
 
-def evaluate_api(cfg) -> Path:
+def evaluate_api(cfg: Config) -> Path:
     """Evaluate an endpoint on the development tasks that the flags describe. Returns its run
     folder, which bookkeeping/compare.py takes like any other."""
     if parallel.world() > 1:
         raise ValueError("--api-base is for one process; leave torchrun out")
-    if cfg.held_out:
-        raise ValueError("--held-out: an endpoint is asked development tasks only; leave it out")
     check(cfg)
     preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; nobody is imitated here
     seeds = dev_seeds(cfg)
     cfg.eval_n = len(seeds)  # a file of rows may have fewer
-    large = by_size(math.inf, kind(cfg.env))
-    fill(
-        cfg, {name: large[name] for name in ("max_tokens", "swarm_error_penalty") if name in large}
-    )
-    end, started = open_endpoint(cfg), time.monotonic()
-    folder, _, lock = open_folder(cfg, set())
+    fill(cfg, by_size(math.inf, kind(cfg.env)))
+    end, started = Endpoint(cfg), time.monotonic()
+    folder, _, lock = open_folder(cfg, set())  # noqa: F841  (the lock is kept while it lives)
     write_json(folder / "config.json", asdict(cfg))
-    tasks, make_env = next(
-        (name, env) for name, (trained, env) in eval_sets(cfg).items() if trained
-    )
-    played, ended, code = {}, "", 0
+    tasks, make_env = next((name, env) for name, (own, env) in eval_sets(cfg).items() if own)
     print(
         f"{cfg.model} at {cfg.api_base}, {cfg.env}, {tasks}: {cfg.eval_n} tasks, "
-        f"{cfg.api_concurrency} at a time, {cfg.api_minutes:g} minutes at most"
+        f"{cfg.api_concurrency} at a time, {MINUTES:g} minutes at most"
     )
+    played, ended, code = {}, "", 0
     bar = tqdm(total=cfg.eval_n, desc="eval", unit=" tasks")
 
     def finished(episode: Episode) -> None:
         played[episode.group] = episode
         save_evaluation(folder, 0, "final", None, [[episode]])
-        shown = ("requests", "retries", "completion_tokens")
-        bar.set_postfix({name: end.counts[name] for name in shown}, refresh=False)
         bar.update()
 
     try:
-        run(play_all(end, make_env, seeds, finished))
+        asyncio.run(play_all(end, make_env, seeds, finished))
     except TimeoutError:
-        ended = f"the {cfg.api_minutes:g} minutes were over (--api-minutes)"
+        ended = f"the {MINUTES:g} minutes were over (MINUTES in bridges/api.py)"
     except Hopeless as reason:
         ended, code = str(reason), 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         ended, code = "stopped by you", 130
     bar.close()
-    answered = {i for i, e in played.items() if e.stop_reason != "error"}
-    left = [i for i in range(cfg.eval_n) if i not in answered]
-    missing = {i: played[i].error if i in played else ended for i in left}
-    episodes = [played[i] for i in sorted(answered)]
+    episodes = [e for _, e in sorted(played.items()) if e.stop_reason != "error"]
+    left = set(range(cfg.eval_n)) - {e.group for e in episodes}
+    missing = {i: played[i].error if i in played else ended for i in sorted(left)}
     means = {}
     if episodes:
         append(folder / "evals.jsonl", eval_line(0, "final", tasks, True, episodes, missing))
-        means["reward"] = metrics.mean([e.reward for e in episodes])
-        for part, values in parts(episodes).items():
-            means[part] = metrics.mean(known(values))
-    seconds = round(time.monotonic() - started, 2)
-    write_json(
-        folder / "summary.json", summary_of(cfg, end, tasks, means, len(episodes), ended, seconds)
-    )
-    text = tell(cfg, end, tasks, means, episodes, list(missing.values()), seconds, ended)
-    (folder / "report.md").write_text(text, encoding="utf-8")
-    viewer.write_html(folder)
-    lock.release()
-    pages = ["report.md", "report.html", *["episodes.jsonl"] * bool(played)]
-    kept = f"kept in {folder}: {', '.join(pages)}"
-    if episodes:  # there is something to compare
-        kept += f"; beside a run: python -m bookkeeping.compare {folder} runs/NAME"
-    print(f"\n{text}\n{kept}")
-    if code or not episodes:
-        why = ended or "every task failed; report.md lists why"
-        print(f"{cfg.model}: {why}", file=sys.stderr, flush=True)
-        if code == 130:  # all is written; an ordinary exit, which takes torch apart, needs seconds
-            sys.stdout.flush()
-            os._exit(code)
-        raise SystemExit(1)
-    return folder
-
-
-def summary_of(
-    cfg, end: Endpoint, tasks: str, means: dict, n: int, ended: str, seconds: float
-) -> dict:
-    """summary.json: n is how many episodes were answered."""
-    counts = {name: end.counts[name] for name in ("requests", "retries")}
-    tokens = {name: end.counts[f"{name}_tokens"] for name in ("prompt", "completion")}
-    api = {"n": n, "failed": cfg.eval_n - n, **counts}
-    api |= {f"{name}_tokens": count for name, count in tokens.items()}
-    return {
+        columns = {"reward": [e.reward for e in episodes], **parts(episodes)}
+        means = {name: metrics.mean(known(values)) for name, values in columns.items()}
+    counts = ("retries", "prompt_tokens", "completion_tokens")
+    api = {"n": len(episodes), "failed": len(missing), **{n: end.spent[n] for n in counts}}
+    api["truncated"] = sum(e.stop_reason == "truncated" for e in episodes)
+    summary = {
         "env": cfg.env,
         "model": cfg.model,
         "seed": cfg.seed,
@@ -250,82 +418,51 @@ def summary_of(
         "updates": 0,
         "api": {**api, "notes": end.notes, "ended": ended},
         "eval": {tasks: {"final": {p: mean.dict() for p, mean in means.items()}}} if means else {},
-        "seconds": {"total": seconds},
-        "tokens": {"prompt": tokens["prompt"], "sampled": tokens["completion"]},
+        "seconds": {"total": round(time.monotonic() - started, 2)},
+        "tokens": {"prompt": api["prompt_tokens"], "sampled": api["completion_tokens"]},
         "machine": {"environment_code": code_hash(cfg.env)},
         "config": asdict(cfg),
     }
+    write_json(folder / "summary.json", summary)
+    text = tell(summary, means, missing)
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    viewer.write_html(folder)
+    print(f"\n{text}\nkept in {folder}")
+    if code or not episodes:
+        reason = ended or "every task failed; report.md lists why"
+        print(f"{cfg.model}: {reason}", file=sys.stderr)
+        raise SystemExit(code or 1)
+    return folder
 
 
-def tell(
-    cfg,
-    end: Endpoint,
-    tasks: str,
-    means: dict,
-    episodes: list,
-    failed: list[str],
-    seconds: float,
-    ended: str,
-) -> str:
-    """report.md of an evaluation over an API. failed: why, of each episode that failed."""
-    counts, n = end.counts, len(episodes)
-    how = "the endpoint's temperature"
-    if "temperature" in end.options:
-        how = f"temperature {end.options['temperature']:g}"
-    lost = f"; {len(failed)} more failed or were not played, and are in no mean" if failed else ""
-    silent = counts["without_usage"]
-    uncounted = f", not counting {silent} answers that did not say" if silent else ""
+def tell(summary: dict, means: dict, missing: dict[int, str]) -> str:
+    """report.md of an evaluation over an API. missing: {a task that failed: why}."""
+    api, reasons = summary["api"], Counter(missing.values()).most_common(12)
+    lost = f"; {len(missing)} more failed or were not played, and are in no mean" if missing else ""
     out = [
-        f"# {cfg.model}\n",
-        f"{cfg.env}, {tasks}, over an API ({how}, at most {cfg.max_tokens} tokens a reply): "
-        f"n = {n} development tasks{lost}.\n",
+        f"# {summary['model']}\n",
+        f"{summary['env']}, {summary['trained']}, over an API (greedy, at most "
+        f"{summary['config']['max_tokens']} tokens a reply): n = {api['n']} development tasks"
+        f"{lost}.\n",
         "| | mean [95% interval] |",
         "|---|---|",
+        *(f"| {part} | {mean.text()} |" for part, mean in means.items()),
+        f"\n* {api['prompt_tokens']:,} prompt and {api['completion_tokens']:,} completion tokens, "
+        f"as the endpoint counts them; {summary['seconds']['total']:.0f} s, "
+        f"{api['retries']} retries before an answer came.",
+        f"* {api['truncated']} of {api['n']} episodes were truncated: out of tokens.",
+        *(f"* The endpoint was asked another way: {note}." for note in api["notes"]),
+        *(f"* {times} failed: {records.quote(reason)}" for reason, times in reasons),
     ]
-    out += [f"| {part} | {m.text()} |" for part, m in means.items()]
-    out += [
-        f"\n* {counts['requests']} requests, {counts['retries']} of them to try again, in "
-        f"{seconds:.0f} s; {counts['prompt_tokens']:,} prompt and "
-        f"{counts['completion_tokens']:,} completion tokens{uncounted}.",
-        f"* {sum(e.stop_reason == 'truncated' for e in episodes)} of {n} episodes were truncated: "
-        "out of tokens.",
-    ]
-    reasons = Counter(failed).most_common()
-    out += [f"* {times} failed: {records.quote(reason)}" for reason, times in reasons[:12]]
-    if len(reasons) > 12:
-        others = sum(times for _, times in reasons[12:])
-        out.append(f"* {others} failed for other reasons: episodes.jsonl has each")
-    out += [f"* The endpoint was asked another way: {note}." for note in end.notes]
-    if ended:
-        out.append(f"* It ended early: {records.quote(ended)}")
     return "\n".join(out) + "\n"
 
 
 if __name__ == "__main__":
-    import json
-    import tempfile
-    import threading
-
-    from bridges import endpoint
-    from bridges.chat import Refused, listen, scripted
-
-    endpoint.PAUSE, seen = 0.05, Counter()
-
-    def say(messages: list[dict]) -> str:
-        """Right for short words, wrong for longer ones. A 503 now and then, and always for a word
-        of eleven letters."""
-        question = r'Count the letters? (.*) in "(.*)"\.'
-        letters, text = re.search(question, messages[0]["content"]).groups()
-        seen[text] += 1
-        if len(text) == 11 or (len(text) % 7 == 0 and seen[text] < 3):
-            raise Refused("too busy", 503)
-        counts = {c: text.count(c) + (len(text) > 12) for c in letters.split(", ")}
-        answer = json.dumps(counts) if len(counts) > 1 else next(iter(counts.values()))
-        return f"<answer>{answer}</answer>"
-
-    server = listen(scripted(say), "scripted")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    with tempfile.TemporaryDirectory() as runs:
-        letters = {"env": "letters", "difficulty": 3, "eval_n": 24, "runs": runs}
-        evaluate_api(Config(**letters, api_retries=2, model="scripted", api_base=url))
+    end = Endpoint(Config(model="any", api_base="http://127.0.0.1/v1", max_tokens=64))
+    call = {"function": {"name": "vote", "arguments": '{"post_id": "post_1"}'}}
+    for message in (
+        {"content": "<answer>3</answer>", "reasoning": "r1 r2 r3"},
+        {"content": None, "tool_calls": [call]},
+    ):
+        text, *_ = read_answer(end, {"choices": [{"message": message}]}, think=True)
+        print(f"{json.dumps(message)}\n  -> {text!r}\n")

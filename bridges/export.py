@@ -5,8 +5,11 @@ and how sure we are of it.
                                                         small, needs its base model
     python -m bridges.export merge   runs/NAME out/     base and adapter as one model: what
                                                         transformers, vLLM and all others load
-    … merge runs/NAME out/ --push owner/name            and upload it to the hub (private, unless
-                                                        --public)
+    hf upload owner/name out/ --private                 the hub's own command uploads either, with
+                                                        the card as its page
+
+A merged model is served by vLLM (`vllm serve out/`) or by transformers (`transformers serve out/`);
+bridges/api.py evaluates what is served.
 
 Merging is done once, in float32, from the checkpoint: W' = W + (alpha / rank) · B A. The result is
 saved in the type that the base had in training, float32 on a CPU and bfloat16 on a GPU, unless
@@ -25,7 +28,7 @@ import json
 import shlex
 import shutil
 import sys
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -36,12 +39,11 @@ from safetensors import SafetensorError
 import settings
 from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
-from bookkeeping.report import STAGES, cell, reward_cell
-from bookkeeping.tables import shown
 from fast.logprobs import token_logprobs
 from fast.vllm_engine import RANKS
 from metrics import Interval
-from policy import BIG, EMBEDDED, first_line, load_policy
+from policy import EMBEDDED, first_line, load_policy
+from settings import Config
 
 TEXT = (
     "RL reinforces what pays: the policy samples, the environment scores, "
@@ -50,42 +52,31 @@ TEXT = (
 # Of the machine or of the moment: not part of the command that makes a run again.
 LOCAL = ("env", "break_", "model", "name", "runs", "resume", "eval_only", "held_out", "threads")
 LOCAL += ("wandb", "device", "engine")
-# Our own bases are on no hub: a card names their folder in a clone of this repository.
-EMBEDDED_IN = {name: f"models/{name}" for name in EMBEDDED}
 
 
 def base_of(summary: dict) -> str:
     """Folder or hub id of the model that a run began with."""
-    asked, was = summary["config"]["model"], summary["machine"]["model"]
-    if asked != "auto":
-        return EMBEDDED.get(asked, asked)
-    return EMBEDDED.get(was, BIG)  # once the model that was chosen was not written down
+    asked = summary["config"]["model"]
+    name = asked if asked != "auto" else summary["machine"]["model"]
+    return EMBEDDED.get(name, name)
 
 
-def flags(config: dict, n_parameters: int) -> str:
-    """The command line that a config stands for: what differs from what train.py would have chosen
-    for n_parameters."""
-    env = settings.kind(config["env"])
-    default = {f.name: f.default for f in fields(settings.Config)} | settings.by_env(env)
-    by_itself = settings.by_size(n_parameters, env, config.get("lora_rank", default["lora_rank"]))
-    preset = settings.PRESETS.get(config.get("preset"), {})
-    chosen = default | by_itself | preset
-    if env == "yours":
-        chosen["difficulty"] = 0  # that of a class without levels
-    if config.get("async_rollouts") and "importance" not in preset:
-        chosen["importance"] = "sequence"  # settings.complete
-    out = ["--env", shlex.quote(config["env"])]
-    for name, value in config.items():
-        if name in LOCAL or name not in default or value is None:
-            continue
-        if value == chosen[name]:
+def flags(config: dict) -> str:
+    """The command line that a config stands for: all that differs from the defaults of Config,
+    what was chosen by the model's size included."""
+    out = ["--env", config["env"]]
+    for name, default in asdict(Config()).items():
+        value = config.get(name, default)
+        is_level = name != "difficulty" or value  # 0: the environment has none
+        if name in LOCAL or value in (None, "", default) or not is_level:
             continue
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             out.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            out += [f"--{flag}", shlex.quote(str(value))]
-    return " ".join(out)
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            out += [f"--{flag}", str(one)]
+    return shlex.join(out)
 
 
 # s, c, m: the run's summary, and the config and the machine in it.
@@ -154,40 +145,40 @@ model = AutoModelForCausalLM.from_pretrained("{where}")
 tokenizer = AutoTokenizer.from_pretrained("{where}")"""
 
 
-APART = "training and evaluation draw from ranges of seeds that never meet."
 DATA = {  # where the tasks came from, by settings.kind; else they are ours
     "known": "The tasks are those of `{}`; a hash of each question keeps training and evaluation "
     "apart.",
-    "yours": "No data set. Every task is generated from a seed by `{}`; " + APART,
+    "ours": "No data set. Every task is generated from a seed by `{}`; training and evaluation "
+    "draw from ranges of seeds that never meet.",
 }
-OURS = "No data set. Every task is generated from a seed by picoswarm's `{}` environment; " + APART
 
 
-def card(summary: dict, kind: str, hub: str = "") -> str:
+def card(summary: dict, kind: str) -> str:
     """README.md of an exported folder, with the hub's front matter. kind: adapter or merge."""
     config, machine, base = summary["config"], summary["machine"], base_of(summary)
     base = records.clean(Path(base).resolve().name if Path(base).exists() else base)
-    on_hub, is_adapter, rank = "/" in base, kind == "adapter", config["lora_rank"]
-    exact, reward = shown(summary)
-    tags = "grpo, lora, picoswarm" if rank else "grpo, picoswarm"
-    front = [f"base_model: {json.dumps(base)}"] if on_hub else []
+    clone = f"models/{base}" if base in EMBEDDED else base  # ours are on no hub, but in a clone
+    is_adapter, rank, where = kind == "adapter", config["lora_rank"], "THIS_FOLDER"
+    exact = "gain" in summary
+    front = [f"base_model: {json.dumps(base)}"] if "/" in base else []
     front.append(f"library_name: {'peft' if is_adapter else 'transformers'}")
-    front += ["pipeline_tag: text-generation", f"tags: [{tags}]"]
+    front.append("pipeline_tag: text-generation")
+    front.append(f"tags: [grpo, {'lora, ' if rank else ''}picoswarm]")
     rows = []
     for tasks, stages in summary["eval"].items():
-        kinds = [("exact answers", cell)] if exact else []
-        kinds += [("mean reward", reward_cell)] if reward else []
-        for what, form in kinds:
-            cells = " | ".join(form(stages[stage]) for stage in STAGES)
-            rows.append(f"| {tasks}, {what} | {cells} | {stages['final']['n']} |")
-    where = hub or "THIS_FOLDER"
+        reached = [stages[stage] for stage in ("before", "after_sft", "final")]
+        n = reached[-1]["n"]
+        if exact:
+            shares = [Interval(r["exact"], r["low"], r["high"], n).percent() for r in reached]
+            rows.append(f"| {tasks}, exact answers | {' | '.join(shares)} | {n} |")
+        means = [Interval(r["reward"], r["reward_low"], r["reward_high"], n) for r in reached]
+        rows.append(f"| {tasks}, mean reward | {' | '.join(m.text() for m in means)} | {n} |")
     use, serve = USE_MERGED, f"vllm serve {where}"
     if is_adapter:
         use = USE_ADAPTER
         room = next((r for r in RANKS if r >= rank), rank)  # vLLM takes these
         lora = f"--enable-lora --max-lora-rank {room} --lora-modules trained={where}"
-        serve = f"vllm serve {shlex.quote(EMBEDDED_IN.get(base, base))} {lora}"
-    command = f"python train.py {flags(config, machine['parameters'])} --model {shlex.quote(base)}"
+        serve = f"vllm serve {shlex.quote(clone)} {lora}"
     told = summary["warnings"].items()
     gain = Interval(**summary["gain" if exact else "gain_reward"])
     kept = {name: value for name, value in config.items() if value not in ("", None)}
@@ -202,11 +193,11 @@ def card(summary: dict, kind: str, hub: str = "") -> str:
         rows="\n".join(rows),
         n=gain.n,
         gain=gain.points() if exact else gain.signed(),
-        data=DATA.get(settings.kind(config["env"]), OURS).format(config["env"]),
+        data=DATA.get(settings.kind(config["env"]), DATA["ours"]).format(config["env"]),
         warnings="".join(f"The run reports, {name}: {sentence}.\n" for name, sentence in told),
-        use=use.format(base=json.dumps(EMBEDDED_IN.get(base, base)), where=where),
+        use=use.format(base=json.dumps(clone), where=where),
         serve=serve,
-        command=command,
+        command=f"python train.py {flags(config)} --model {shlex.quote(base)}",
         minutes=summary["seconds"]["total"] / 60,
         settings=json.dumps(kept, indent=1),
     )
@@ -216,14 +207,11 @@ def export(
     kind: Annotated[Literal["adapter", "merge"], tyro.conf.Positional],
     run: Annotated[Path, tyro.conf.Positional],
     out: Annotated[Path, tyro.conf.Positional],
-    push: str = "",
-    public: bool = False,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> None:
     """Export a finished run: `adapter` (PEFT's format) or `merge` (a model of its own), with a
     model card.
 
-    push: owner/name of a repository of the hub; you have to be logged in (`hf auth login`).
     dtype: of a merged model's weights; auto is what the base was trained in.
     Raises SystemExit with one sentence if there is nothing to export, or `out` is in use.
     """
@@ -234,16 +222,13 @@ def export(
         )
     with records.foreign(run):
         summary = records.record(run / "summary.json")
-        if summary["config"].get("api_base"):
+        if "api" in summary:
             raise SystemExit(f"{run}: an evaluation over an API has no weights to export")
-        card(summary, kind, push)  # all that the card needs is there
+        card(summary, kind)  # all that the card needs is there
     rank = summary["config"]["lora_rank"]
     saved = find_checkpoint(run / "checkpoint")
     if saved is None:
-        raise SystemExit(
-            f"{run}: it has no checkpoint, so there are no weights to export; "
-            "check the path, or train it again"
-        )
+        raise SystemExit(f"{run}: it has no checkpoint; check the path, or train it again")
     if kind == "adapter" and not rank:
         raise SystemExit(
             f"{run}: all weights were trained (--lora-rank 0), so there is no adapter; "
@@ -251,11 +236,7 @@ def export(
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SystemExit(f"{out} is there already; choose a folder that is empty or new")
-    if push and push.count("/") != 1:
-        raise SystemExit(f"--push {push}: not a repository of the hub; give owner/name")
     policy = load_policy(base_of(summary), rank, summary["config"]["lora_alpha"], device="cpu")
-    if kind == "merge":
-        load_checkpoint(saved, policy)
     if dtype == "auto":  # as in load_policy
         on_cpu = not rank or "CPU" in summary["machine"]["device"]
         dtype = "float32" if on_cpu else "bfloat16"
@@ -266,9 +247,10 @@ def export(
         if kind == "adapter":
             save_adapter(saved, policy.name, new)
         else:
+            load_checkpoint(saved, policy)
             save_merged(policy, dtype, new)
         policy.tokenizer.save_pretrained(new)
-        (new / "README.md").write_text(card(summary, kind, push), encoding="utf-8")
+        (new / "README.md").write_text(card(summary, kind), encoding="utf-8")
         readable(new)
         if out.exists():
             out.rmdir()
@@ -277,10 +259,7 @@ def export(
         shutil.rmtree(new, ignore_errors=True)
         cure = "make room, or choose another folder"
         raise SystemExit(f"{out}: {first_line(error)}; nothing was exported, {cure}") from None
-    size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
-    print(f"{kind} of {run}: {out}, {size:.1f} MB, with a card in {out / 'README.md'}")
-    if push:
-        upload(out, push, public)
+    print(f"{kind} of {run}: {out}, with a card in {out / 'README.md'}")
 
 
 def save_adapter(saved: Path, base: str, folder: Path) -> None:
@@ -310,23 +289,6 @@ def logprobs(policy, ids: torch.Tensor) -> torch.Tensor:
     everything = torch.ones(1, ids.shape[1] - 1, dtype=torch.bool)
     with torch.no_grad():
         return token_logprobs(policy, ids, everything)[0]
-
-
-def upload(folder: Path, hub: str, public: bool) -> None:
-    """Upload a folder to the repository `hub` (owner/name). SystemExit with one sentence if the hub
-    does not take it."""
-    from huggingface_hub import HfApi
-
-    try:
-        api = HfApi()
-        url = api.create_repo(hub, private=not public, exist_ok=True)
-        api.upload_folder(repo_id=hub, folder_path=folder, commit_message="Upload from picoswarm")
-    except Exception as error:  # its client raises several families of errors, by version
-        raise SystemExit(
-            f"--push {hub}: the hub did not take it ({first_line(error)}); {folder} is complete, "
-            "log in with `hf auth login` and try again"
-        ) from None
-    print(f"uploaded to {url}")
 
 
 def main(words: list[str]) -> None:

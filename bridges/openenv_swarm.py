@@ -1,6 +1,6 @@
 """The swarm as an OpenEnv server: whoever speaks OpenEnv plays our economy over a socket.
 
-    pip install -r requirements/openenv.txt        # into a venv of its own
+    pip install openenv
     python -m bridges.openenv_swarm --port 8000 --difficulty medium        # flags of settings.py
 
     from openenv.core import GenericEnvClient
@@ -47,7 +47,7 @@ try:
         State,
     )
 except ModuleNotFoundError:
-    why = "bridges/openenv_swarm.py needs openenv; pip install -r requirements/openenv.txt"
+    why = "bridges/openenv_swarm.py needs openenv; pip install openenv"
     raise (SystemExit if __name__ == "__main__" else ImportError)(why) from None
 
 import settings

@@ -16,7 +16,8 @@ ours, in all three environments. TRL gets
 
 What is the same as in train.py, and what is not:
 
-    same       tasks, prompts, tokens, mask, rewards; k, batch, learning rate, clipping at 1
+    same       tasks, prompts, tokens, mask, rewards; k, batch, learning rate; the loss's clip
+               (grpo.CLIP), the gradient's at 1
     differs    the learning rate starts at 0 and falls to 0; TRL's engine draws, so a seed does
                not repeat our samples; no SFT, no evaluation (train.py does both: docs/hardware.md);
                an episode that fails after its first reply earns 0, where train.py leaves it out
@@ -24,7 +25,7 @@ What is the same as in train.py, and what is not:
                other ones, to be set behind `--`
 
 Run me: `python -m bridges.trl --updates 2 --num-tasks 2 --k 2 --max-tokens 64` is one process, and
-trains pico_base on letters (pip install -r requirements/verifiers.txt).
+trains pico_base on letters (pip install -r requirements/all.txt).
 """
 
 import sys
@@ -36,6 +37,7 @@ import torch
 import settings
 from bookkeeping.guard import guarded
 from fast.plan import choose_model
+from grpo import CLIP, MAX_GRAD_NORM
 from policy import Policy, Sample, in_bfloat16, lora_config, pick_device
 from rollout import play
 
@@ -157,6 +159,9 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
         why = f"{batch} episodes (--num-tasks times --k) cannot be shared by {processes} processes"
         settings.refuse(cfg, "num_tasks", f"{why}; use a multiple")
     loss_type, level = LOSSES[cfg.loss]
+    low, high = CLIP[cfg.loss]
+    if loss_type == "cispo":  # there TRL's is the largest ratio itself
+        high += 1
     device = pick_device(cfg.device)
     narrow = in_bfloat16(device)
     return {
@@ -168,7 +173,7 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
         "warmup_steps": cfg.warmup,
         "lr_scheduler_type": "linear",
         "weight_decay": 0.0,
-        "max_grad_norm": 1.0,  # grpo.MAX_GRAD_NORM; a test compares
+        "max_grad_norm": MAX_GRAD_NORM,
         "max_completion_length": cfg.max_tokens,  # of one reply: TRL cuts no episode
         "temperature": cfg.temperature,
         "top_k": 0,
@@ -176,6 +181,8 @@ def arguments(cfg: settings.Config, processes: int) -> dict:
         "beta": cfg.kl,
         "loss_type": loss_type,
         "importance_sampling_level": level,
+        "epsilon": low,
+        "epsilon_high": high,
         "scale_rewards": "group" if cfg.normalize and cfg.loss != "dr_grpo" else "none",
         "shuffle_dataset": False,
         "seed": cfg.seed,
@@ -203,11 +210,10 @@ def size_of(model: str) -> int:
     return sum(p.numel() for p in lm.parameters())
 
 
-UNREAD = {  # flags that would change nothing here
-    "curriculum", "until_converged", "max_updates", "async_rollouts", "resume", "held_out",
-    "break_", "plain", "engine", "lr_end", "micro_tokens", "threads",
-}  # fmt: skip
-UNREAD_KINDS = ("sft_", "eval_", "vllm_", "api_")  # and those that begin so
+# Flags that would change nothing here, by how they begin.
+UNREAD = ("curriculum", "until_converged", "max_updates", "async_rollouts", "resume", "held_out")
+UNREAD += ("break_", "plain", "engine", "lr_end", "micro_tokens", "threads")
+UNREAD += ("sft_", "eval_", "vllm_", "api_")
 
 
 def make_trainer(ours: list[str], theirs: list[str]):
@@ -215,17 +221,14 @@ def make_trainer(ours: list[str], theirs: list[str]):
     try:
         import trl
     except ImportError:
-        cure = "pip install -r requirements/verifiers.txt"
-        raise ValueError(f"bridges/trl.py needs trl; {cure}") from None
+        raise ValueError("bridges/trl.py needs trl; pip install trl==1.16.0") from None
     from accelerate import PartialState
     from transformers import AutoConfig, AutoTokenizer, HfArgumentParser
 
     cfg, typed = settings.command_line(ours)
     settings.check(cfg)
-    unread = sorted(name for name in typed if name in UNREAD or name.startswith(UNREAD_KINDS))
-    if unread:
-        flag = unread[0].strip("_").replace("_", "-")
-        raise ValueError(f"--{flag}: train.py has it and TRL's trainer has not; leave it out")
+    if unread := sorted(name for name in typed if name.startswith(UNREAD)):
+        settings.refuse(cfg, unread[0], "train.py has it and TRL's trainer has not; leave it out")
     if "importance" in typed:
         raise ValueError("--importance: TRL's is vllm_importance_sampling_mode, behind `--`")
     model, why, _ = choose_model(cfg.model, cfg.env, cfg.device)

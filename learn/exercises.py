@@ -10,8 +10,7 @@ They are a few lines each, and each has a mistake that is easy to make and hard 
 curves. Open this file, read a docstring, put your lines in place of `raise NotImplementedError` and
 run it. You are compared with the very functions of the book: first on known cases (equal rewards,
 an episode in error, no task at all), then on random ones, the same for everybody. If you differ,
-you are told the first input that shows it, and which of the usual mistakes gives the same result
-(learn/judge.py does it; it has the answers too).
+you are told the first input that shows it (learn/judge.py does it; it has the answers too).
 
 Every docstring ends with a question. You know the function when you can answer it.
 

@@ -1,8 +1,10 @@
-"""The other side of learn/exercises.py: the judge, the hints and the answers. Read it last.
+"""The other side of learn/exercises.py: references, hints and answers. Read it last: it gives
+everything away.
 
-A reader's function is compared with the real one on every case of learn/cases.py. If it differs,
-each usual mistake is tried on the same input: one that gives the same result is most likely what
-happened, and is named. So nothing here knows a second right solution, or looks at code.
+A reader's function and the real one are called with the same small inputs: the example of the
+docstring, edges (equal rewards, an episode in error, no task at all), then random ones, the same
+for everybody. The first input on which they differ is shown. `--hint N` helps, and `--answer N`
+answers the question at the end of an exercise.
 
 Run me: `python -m learn.exercises`
 """
@@ -10,13 +12,19 @@ Run me: `python -m learn.exercises`
 import argparse
 import copy
 import inspect
+import json
+import random
 import sys
-import traceback
-from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
-from learn.cases import CHECKS, WITH_SLOPE
+import grpo
+import metrics
+from env_letters import Task, make_task, score_reply
+from fast import sampler
+from policy import plain_logprobs
+from swarm import governance
 
 # name: (hint, answer to the question)
 TOLD = {
@@ -100,32 +108,157 @@ TOLD = {
 }
 
 
+# ------------------------------------------------------ the real functions, and what they are given
+
+
+def conversation(prompt, replies, deltas):  # a test compares it with rollout.take_turn
+    ids, sampled = list(prompt), [False] * len(prompt)
+    for reply, delta in zip(replies, [*deltas, []]):
+        ids += reply + delta
+        sampled += [True] * len(reply) + [False] * len(delta)
+    return ids, sampled
+
+
+def draw(logits, uniform, temperature):
+    token, logprob = sampler.draw(logits[None], torch.tensor([uniform]), temperature)
+    return token.item(), logprob.item()
+
+
+def token_logprobs(logits, ids, mask):
+    model = lambda **_: SimpleNamespace(logits=logits[:, :-1])
+    return plain_logprobs(SimpleNamespace(model=model), ids, mask)[0]
+
+
+def clipped_loss(now, old, A, eps, eps_high):
+    return grpo.policy_loss("dapo", now, old, A, torch.arange(len(now)), eps, eps_high)[0]
+
+
+def wilson(x, n):
+    interval = metrics.proportion(x, n)
+    return interval.low, interval.high
+
+
+def expect(mean, var, spread, p, noise):
+    return governance.expect(governance.Belief(mean, var, spread), p, noise)
+
+
+REAL = {
+    "partial_reward": lambda task, reply: score_reply(task, reply, "partial", True)["reward"],
+    "conversation": conversation,
+    "draw": draw,
+    "token_logprobs": token_logprobs,
+    "group_advantages": lambda rewards: grpo.group_advantages(rewards),
+    "token_weights": lambda loss, lengths, most: grpo.token_weights(loss, lengths, most),
+    "clipped_loss": clipped_loss,
+    "importance_weights": lambda log_ratio, row, cap: grpo.importance_weights(
+        "sequence", log_ratio, row, cap
+    ),
+    "k3": lambda logprobs, reference: grpo.k3(logprobs, reference),
+    "wilson": wilson,
+    "expect": expect,
+}
+WITH_SLOPE = ("clipped_loss", "k3")  # what is learnt there is the gradient
+
+
+def cases() -> dict[str, list[tuple]]:
+    """What each is called with: the example, edges, then random ones."""
+    rng, g, nan = random.Random(0), torch.Generator().manual_seed(0), float("nan")
+    noise = lambda *shape: torch.randn(*shape, generator=g)
+    row = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    some, one = Task("banana", ("a", "n", "q"), (3, 2, 0)), Task("banana", ("a",), (3,))
+    right = '{"a": 3, "n": 2, "q": 0}'
+    more = '{"a": 3, "n": 2, "q": 0, "b": 0}'
+    said = ['{"a": 3, "n": 2, "q": 1}', right, more, '{"a": 3, "n": 2}', "{}", "3, 2, 0"]
+
+    def letters():
+        task = make_task(rng, 6)
+        counts = {c: n + (rng.random() < 0.3) for c, n in zip(task.letters, task.counts)}
+        return task, f"<answer>{json.dumps(counts)}</answer>"
+
+    def talk(n):
+        ids = lambda end: [rng.randint(3, 99) for _ in range(rng.randint(1, 5))] + [end]
+        return ids(1), [ids(2) for _ in range(n)], [ids(1) for _ in range(n - 1)]
+
+    def shift(N, T, V, share):
+        mask = torch.rand(N, T - 1, generator=g) < share
+        return noise(N, T, V), torch.randint(0, V, (N, T), generator=g), mask
+
+    def rewards(*known):
+        return (torch.tensor(known).float(),)
+
+    def ratio(now, old, A):
+        now, old = torch.tensor(now).log(), torch.tensor(old).log()
+        return now, old, torch.tensor(A).float(), 0.2, 0.28
+
+    def ratios(known, rows):
+        return torch.tensor(known).float().log(), torch.tensor(rows), 2.0
+
+    def belief():
+        mean, var, spread = rng.random(), rng.uniform(0, 0.06), rng.uniform(0, 0.08)
+        return mean, var, spread, rng.random(), rng.uniform(0.001, 0.05)
+
+    lengths = [([2, 8], 10), ([5, 5], 10), ([0, 4], 10), ([7], 10), ([3, 64, 20, 9], 64)]
+    return {
+        "partial_reward": [
+            *((some, f"<answer>{words}</answer>") for words in said),
+            *((some, reply) for reply in ("", right, f"<think><answer>{right}</answer></think>")),
+            *((one, f"<answer>{words}</answer>") for words in ('{"a": 3}', "3", "4", "three")),
+            *(letters() for _ in range(20)),
+        ],
+        "conversation": [
+            ([1, 5, 2, 1], [[7, 8, 2], [9, 2]], [[1, 6, 2, 1]]),
+            ([5], [[2], [2]], [[6]]),
+            *(talk(n) for n in (1, 2, 3, 4)),
+        ],
+        "draw": [
+            *((torch.tensor([0.5, 0.25, 0.25]).log(), 0.6, t) for t in (1.0, 0.5, 0.0, 2.0)),
+            *((3 * noise(5), rng.random(), t) for t in (0.0, 0.3, 0.7, 1.0, 1.5) * 4),
+        ],
+        "token_logprobs": [shift(1, 3, 3, 1.1), shift(1, 3, 3, 0), shift(3, 6, 5, 0.6)],
+        "group_advantages": [
+            rewards([1, 0, 0, 1]),
+            rewards([1, 1, 1, 1]),
+            rewards([1, nan, 0]),
+            rewards([nan, nan], [0, 2]),
+            rewards([1, 0], [3, 1]),
+            rewards([0.9] * 3),
+            (torch.rand(5, 4, generator=g),),
+        ],
+        "token_weights": [
+            (loss, torch.tensor(n).float(), most)
+            for n, most in lengths
+            for loss in ("grpo", "dr_grpo", "dapo")
+        ],
+        "clipped_loss": [
+            ratio([0.25], [0.25], [1]),
+            ratio([0.3, 0.3], [0.2, 0.2], [1, -1]),
+            ratio([0.1, 0.1], [0.2, 0.2], [1, -1]),
+            *((0.3 * noise(6) - 2, 0.3 * noise(6) - 2, noise(6), 0.1, 0.5) for _ in range(5)),
+        ],
+        "importance_weights": [
+            ratios([0.8, 0.5, 3], [0, 0, 1]),
+            ratios([4, 0.1, 0.1], [0, 0, 0]),
+            (torch.tensor([500.0, 500.0, -500.0]), torch.tensor([0, 0, 1]), 2.0),
+            *((0.3 * noise(7), row, cap) for cap in (1.0, 1.5, 2.0) * 2),
+        ],
+        "k3": [
+            (torch.tensor([0.5]).log(), torch.tensor([0.25]).log()),
+            *((noise(5) - 3, noise(5) - 3) for _ in range(5)),
+        ],
+        "wilson": [
+            *((13, 32), (0, 0), (0, 10), (10, 10), (1, 1), (128, 256)),
+            *((rng.randint(0, n), n) for n in (2, 5, 20, 64, 256, 1024)),
+        ],
+        "expect": [
+            (0.5, 0.05, 0.04, 0.9, 0.05),
+            (0.5, 0.0, 0.01, 0.9, 0.04),
+            (0.5, 0.05, 0.04, 0.9, 0.0),
+            *(belief() for _ in range(20)),
+        ],
+    }
+
+
 # ---------------------------------------------------------------------------------------- the judge
-
-
-def attempt(function, case: tuple):
-    """What the function returns, or the exception it raises. It gets a copy of the case, because a
-    reader's function may change what it is given."""
-    try:
-        return function(*copy.deepcopy(case))
-    except Exception as error:
-        return error
-
-
-def with_slope(function):
-    """f(logprobs, …) -> [M] becomes (f's values, d (their sum) / d logprobs)."""
-
-    def both(now, *rest):
-        now = now.requires_grad_()
-        out = function(now, *rest)
-        if not isinstance(out, torch.Tensor):
-            return out
-        slope = (
-            torch.autograd.grad(out.sum(), now, allow_unused=True)[0] if out.requires_grad else None
-        )
-        return out.detach(), torch.zeros_like(now) if slope is None else slope
-
-    return both
 
 
 def same(a, b) -> bool:
@@ -143,97 +276,75 @@ def shown(x) -> str:
     """[1.0, nan] -> '[1, nan]', short enough to be read."""
     if isinstance(x, torch.Tensor):
         x = x.tolist()
-    if isinstance(x, tuple):
-        return f"({', '.join(map(shown, x))})"
-    if isinstance(x, list):
-        text = f"[{', '.join(map(shown, x))}]"
-    elif isinstance(x, float):
-        text = f"{x:.4g}"
+    if isinstance(x, tuple | list):
+        text = ", ".join(map(shown, x))
+        text = f"({text})" if isinstance(x, tuple) else f"[{text}]"
     else:
-        text = repr(int(x) if isinstance(x, bool) else x)
+        text = f"{x:.4g}" if isinstance(x, float | bool) else repr(x)
     return text if len(text) <= 240 else text[:239] + "…"
+
+
+def with_slope(function):
+    """f(logprobs, …) -> [M] becomes (f's values, d (their sum) / d logprobs)."""
+
+    def both(now, *rest):
+        now = now.requires_grad_()
+        out = function(now, *rest)
+        slope = torch.zeros_like(now)
+        if isinstance(out, torch.Tensor) and out.requires_grad:
+            (slope,) = torch.autograd.grad(out.sum(), now)
+            out = out.detach()
+        return out, slope
+
+    return both
 
 
 def verdict(name: str, function) -> str:
     """'right', 'not done yet', or 'not yet: …' with the first input on which it differs."""
-    real, cases, mistakes = CHECKS[name]()
-    judged = with_slope if name in WITH_SLOPE else lambda f: f
-    outs, wanted = ([attempt(judged(f), case) for case in cases] for f in (function, real))
-    if any(isinstance(out, NotImplementedError) and not out.args for out in outs):
-        return "not done yet"
-    right = [not isinstance(out, Exception) and same(out, w) for out, w in zip(outs, wanted)]
-    if all(right):
-        return "right"
-    wrong = right.index(False)
-    out = outs[wrong]
-    words = inspect.signature(function).parameters
-    given = ", ".join(f"{word}={shown(value)}" for word, value in zip(words, cases[wrong]))
-    if isinstance(out, Exception):
-        return f"not yet: {place_of(out, function)}; given was {given}"
-    if out is None:
-        return f"not yet: {name}({given}) gives nothing; is there a return?"
-    agreed = {}  # mistake: on which cases it gives what the reader's function gives
-    for why, mistake in mistakes.items():
-        agreed[why] = [same(attempt(judged(mistake), case), o) for case, o in zip(cases, outs)]
-    candidates = [why for why in agreed if agreed[why][wrong]]
-    likely = max(candidates, key=lambda why: sum(agreed[why]), default="")
-    hint = "It is none of the mistakes that we know; --hint may help."
-    what = " (the values, then their gradient)" if judged is with_slope else ""
-    should = f"gives {shown(out)} and should give {shown(wanted[wrong])}{what}"
-    return f"not yet: {name}({given}) {should}. " + (f"Likely: {likely}." if likely else hint)
-
-
-def place_of(error: Exception, function) -> str:
-    """'line 12 of exercises.py raises ValueError: …': the last line of the reader's own file."""
-    code = function.__code__
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
-    line = lines[-1] if lines else code.co_firstlineno
-    text = " ".join(str(error).split())[:200]
-    return f"line {line} of {Path(code.co_filename).name} raises {type(error).__name__}: {text}"
-
-
-def number(word: str) -> int:
-    if word not in map(str, range(1, len(CHECKS) + 1)):
-        raise argparse.ArgumentTypeError(f"there is no exercise {word}; choose 1 to {len(CHECKS)}")
-    return int(word)
+    yours, real, what = function, REAL[name], ""
+    if name in WITH_SLOPE:
+        yours, real = with_slope(yours), with_slope(real)
+        what = " (the values, then their gradient)"
+    for case in cases()[name]:
+        words = zip(inspect.signature(function).parameters, case)
+        given = f"{name}({', '.join(f'{word}={shown(value)}' for word, value in words)})"
+        wanted = real(*copy.deepcopy(case))  # copies: a reader's function may change what it gets
+        try:
+            found = yours(*copy.deepcopy(case))
+        except Exception as error:
+            if isinstance(error, NotImplementedError) and not error.args:
+                return "not done yet"
+            told = " ".join(str(error).split())[:200]
+            return f"not yet: {given} raises {type(error).__name__}: {told}"
+        if not same(found, wanted):
+            return f"not yet: {given} gives {shown(found)} and should give {shown(wanted)}{what}"
+    return "right"
 
 
 def main(argv: list[str], yours: dict) -> int:
     """Check, or tell. yours: {name: the reader's function}. Returns the exit status: 0 if all that
     was checked is right."""
-    program = "python -m learn.exercises"
+    program, names = "python -m learn.exercises", list(REAL)
     parser = argparse.ArgumentParser(
         prog=program,
         description="Checks the exercises in learn/exercises.py against the real functions.",
     )
     parser.error = lambda why: sys.exit(f"{why}; {program} --help shows what can be asked")
-    parser.add_argument("exercise", type=number, nargs="?", help="check this one only")
-    parser.add_argument("--hint", type=number, metavar="N", help="a hint for exercise N")
-    parser.add_argument(
-        "--answer", type=number, metavar="N", help="the question at the end of exercise N, answered"
-    )
-    args, names = parser.parse_args(argv), list(CHECKS)
-    if args.hint:
-        name = names[args.hint - 1]
-        print(f"{name}: {TOLD[name][0]}")
-        return 0
-    if args.answer:
-        name = names[args.answer - 1]
-        question = (inspect.getdoc(yours[name]) or "").partition("Question: ")[2]
-        print(" ".join(question.split()) + f"\n\n{TOLD[name][1]}")
-        return 0
+    number = {"type": int, "choices": range(1, len(names) + 1), "metavar": "N"}
+    parser.add_argument("exercise", nargs="?", help="check this one only", **number)
+    parser.add_argument("--hint", help="a hint for exercise N", **number)
+    parser.add_argument("--answer", help="the question of exercise N, answered", **number)
+    args = parser.parse_args(argv)
+    for asked, told in ((args.hint, 0), (args.answer, 1)):
+        if asked:
+            print(TOLD[names[asked - 1]][told])
+            return 0
     chosen = [names[args.exercise - 1]] if args.exercise else names
     verdicts = {name: verdict(name, yours[name]) for name in chosen}
     for name, said in verdicts.items():
         print(f"{names.index(name) + 1:2}  {name:18}  {said}")
     left = [name for name in chosen if verdicts[name] != "right"]
-    if not left:
-        whole = f"All {len(names)} are right: you have written the heart of it."
-        print("\nRight." if args.exercise else f"\n{whole}")
-        return 0
-    print(
-        f"\n{len(chosen) - len(left)} of {len(chosen)} right. Next is {left[0]} in "
-        f"learn/exercises.py; {program} --hint {names.index(left[0]) + 1} helps."
-    )
-    return 1
+    print(f"\n{len(chosen) - len(left)} of {len(chosen)} right.")
+    if left:
+        print(f"Next is {left[0]}; {program} --hint {names.index(left[0]) + 1} helps.")
+    return int(bool(left))

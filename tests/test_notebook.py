@@ -1,5 +1,5 @@
 """Protects docs/first_run.ipynb as it is committed: its outputs are of one execution in which no cell failed, and nothing in it names a
-machine. `make test-entrance` executes it.
+machine. `make test-all` executes it.
 """
 
 import json

@@ -15,7 +15,6 @@ import settings
 from bookkeeping import guard
 from bookkeeping.folder import resume_folder
 from bookkeeping.guard import check_environment, preflight
-from bridges import serve
 from evaluate import take_typed
 from fast import plan
 from helpers import example
@@ -430,7 +429,7 @@ def test_auto_is_told_what_was_typed_or_set_and_leaves_it(words, fixed):
     assert settings.asked(Config(lora_rank=0))[3] == {"lora_rank": 0}  # called without a command line
 
 
-def test_eval_only_and_serve_choose_for_the_device_that_was_asked_for(tmp_path, monkeypatch):
+def test_eval_only_chooses_for_the_device_that_was_asked_for(tmp_path, monkeypatch):
     saved(tmp_path, device="cpu")
     taken = []
 
@@ -438,14 +437,11 @@ def test_eval_only_and_serve_choose_for_the_device_that_was_asked_for(tmp_path, 
         taken.append(asked)
         raise LookupError
 
-    for module in (evaluate, serve):
-        monkeypatch.setattr(module, "find_checkpoint", lambda folder: folder)
-        monkeypatch.setattr(module, "choose_model", choose)
-    with pytest.raises(LookupError):
-        serve.load(str(tmp_path))
+    monkeypatch.setattr(evaluate, "find_checkpoint", lambda folder: folder)
+    monkeypatch.setattr(evaluate, "choose_model", choose)
     with pytest.raises(LookupError):
         evaluate.evaluate_only(*settings.command_line(["--eval-only", str(tmp_path), "--device", "cuda:1"]))
-    assert taken == [("auto", "letters", "cpu"), ("auto", "letters", "cuda:1")]
+    assert taken == [("auto", "letters", "cuda:1")]
 
 
 def test_vllm_seeds_its_requests_and_sleeps_unless_it_is_told_not_to():

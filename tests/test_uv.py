@@ -1,5 +1,5 @@
 """Protects `uv run train.py`: pyproject.toml, uv.lock and the requirements files name the same versions, from public places, and what pip
-installs has none of them. `make test-entrance` runs the command itself.
+installs has none of them. `make test-all` runs the command itself.
 """
 
 import re

@@ -141,7 +141,7 @@ import sys, train, settings
 cfg, typed = settings.command_line(["--env", "letters"])
 settings.check(cfg)
 settings.make_env(cfg, cfg.difficulty).reset(1)
-away = [m for m in sys.modules if m.split(".")[0] in ("swarm", "env_swarm", "env_alphabet", "bridges", "httpx2", "lab")
+away = [m for m in sys.modules if m.split(".")[0] in ("swarm", "env_swarm", "env_alphabet", "bridges", "openai", "lab")
         or m in ("bookkeeping.viewer", "bookkeeping.behaviour", "bookkeeping.report", "bookkeeping.compare", "matplotlib")]
 print(away)
 """

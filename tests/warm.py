@@ -28,7 +28,7 @@ from pathlib import Path
 
 LIBRARIES = ["torch", "scipy.stats", "statsmodels.stats.multitest", "transformers.models.auto.modeling_auto",
              "transformers.models.auto.tokenization_auto",
-             "transformers.models.qwen3.modeling_qwen3", "peft", "matplotlib.pyplot", "tyro", "httpx2"]  # fmt: skip
+             "transformers.models.qwen3.modeling_qwen3", "peft", "matplotlib.pyplot", "tyro", "openai"]  # fmt: skip
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(LIBRARIES)
 

@@ -31,7 +31,7 @@ What is the same as in rollout.py, and what is not:
               too, if the renderer keeps the thinking of earlier turns: thinking_retention = "all",
               as in bridges/configs/. Qwen3's own template drops it.
     eval      a chat endpoint takes text. Whether the model sees its earlier thinking is up to the
-              server: vLLM with Qwen3's template drops it, bridges/serve.py keeps it. Thinking and
+              server: vLLM with Qwen3's template drops it. Thinking and
               tool calls that the server has parsed out of a reply are written back as the model
               writes them; what its parser dropped is lost.
     strict    an endpoint that demands one tool message per tool call (OpenAI's own) refuses to go
@@ -41,13 +41,14 @@ What is the same as in rollout.py, and what is not:
 import itertools
 import sys
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import openai
 import verifiers.v1 as vf
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 from pydantic_config import BaseConfig
 
 
@@ -56,11 +57,12 @@ def import_world() -> tuple:
 
     Those files import each other by bare names, so that `python env_swarm.py` runs. In somebody
     else's process the name `swarm` may belong to another package. So other modules of these names
-    step aside during the import, and afterwards ours keep no name: only this file holds them.
+    step aside during the import, and afterwards ours keep no name: only this file holds them. (A
+    trick. The plain way, imports that name a package, would cost every chapter its `python FILE`.)
     """
     here = Path(__file__).resolve().parent
     folder = here / "world" if (here / "world").is_dir() else here.parents[1]  # wheel or checkout
-    names = ("env_alphabet", "env_letters", "env_swarm", "swarm", "bridges")
+    names = ("env_alphabet", "env_letters", "env_swarm", "swarm", "metrics")
 
     def take_out() -> dict:
         return {m: sys.modules.pop(m) for m in list(sys.modules) if m.partition(".")[0] in names}
@@ -68,27 +70,27 @@ def import_world() -> tuple:
     theirs = take_out()
     sys.path.insert(0, str(folder))
     try:
-        from bridges.replies import call_text
         from env_alphabet import Alphabet
         from env_letters import Letters
         from env_swarm import DEV_SEEDS, Swarm
+        from swarm.tools import wrap_call
     finally:
         sys.path.remove(str(folder))
         take_out()
         sys.modules.update(theirs)
-    return Letters, Alphabet, Swarm, DEV_SEEDS, call_text
+    return Letters, Alphabet, Swarm, DEV_SEEDS, wrap_call
 
 
-Letters, Alphabet, Swarm, DEV_SEEDS, call_text = import_world()
+Letters, Alphabet, Swarm, DEV_SEEDS, wrap_call = import_world()
+WORLDS = {"letters": Letters, "alphabet": Alphabet, "swarm": Swarm}
+# What Letters leaves to flags of train.py (settings.py, which imports torch; a test compares), and
+# how the scripted expert speaks, who is silent here.
+ASIDE = {"letters": {"difficulty": 6, "reward": "binary", "think": True, "style": "bare"}}
 
 
 def make_env(environment: str, settings: dict[str, Any]):
-    """A fresh environment. `style` is how the scripted expert speaks, who is silent here."""
-    if environment == "letters":
-        return Letters(**settings, style="bare")
-    if environment == "alphabet":
-        return Alphabet(**settings, style="bare")
-    return Swarm(**settings)
+    """A fresh environment."""
+    return WORLDS[environment](**ASIDE.get(environment, {}) | settings)
 
 
 def marks(
@@ -106,13 +108,11 @@ def marks(
 
 
 class Settings(BaseConfig):
-    """An environment's settings. The defaults are those of settings.py, which is not imported here,
-    because it imports torch; a test compares them."""
+    """An environment's settings: the fields of its class, but for its silent expert's style. To
+    forbid thinking, tell the template too: enable_thinking in chat_template_kwargs, or in the
+    renderer."""
 
     type: str
-    # May the prompt invite thinking? To forbid it, tell the template too: enable_thinking in
-    # chat_template_kwargs, or in the renderer.
-    think: bool = True
 
     def arguments(self) -> dict[str, Any]:
         return self.model_dump(exclude={"type"})
@@ -123,38 +123,18 @@ class Settings(BaseConfig):
         return self
 
 
-class LettersSettings(Settings):
-    type: Literal["letters"] = "letters"
-    difficulty: int = 6
-    reward: str = "binary"
+def settings_of(environment: str) -> type[Settings]:
+    """The Settings that this environment takes, with the defaults of its class."""
+    world = WORLDS[environment]
+    hints, known = get_type_hints(world), {f.name: f.default for f in fields(world)}
+    known |= ASIDE.get(environment, {})
+    del known["style"]
+    asked = {name: (hints[name], ... if d is MISSING else d) for name, d in known.items()}
+    asked["type"] = (Literal[environment], environment)
+    return create_model(f"{environment.title()}Settings", __base__=Settings, **asked)
 
 
-class AlphabetSettings(Settings):
-    type: Literal["alphabet"] = "alphabet"
-    min_turns: int = 3
-    max_turns: int = 3
-    min_names: int = 1
-    max_names: int = 4
-    similarity_power: float = 8.0
-    power_per_turn: bool = False
-
-
-class SwarmSettings(Settings):
-    type: Literal["swarm"] = "swarm"
-    difficulty: str = "medium"
-    version: str = "0.2"
-    payoff: float | None = None
-    reputation: float | None = None
-    quality: float | None = None
-    diversity: float | None = None
-    floor: float = 50.0
-    floor_penalty: float = 0.0
-    error_penalty: float = 0.0
-    payoff_scale: str = "ours"
-    trade_credit: str = "proposer"
-    post_worth: float | None = None
-
-
+LettersSettings, AlphabetSettings, SwarmSettings = map(settings_of, WORLDS)
 AnySettings = LettersSettings | AlphabetSettings | SwarmSettings
 
 
@@ -218,7 +198,7 @@ def written(message: dict[str, Any]) -> str:
     parts = [f"<think>\n{thinking.strip()}\n</think>"] if thinking else []
     parts += [message["content"]] if message.get("content") else []
     calls = [call["function"] for call in message.get("tool_calls") or []]
-    return "\n".join(parts + [call_text(f["name"], f["arguments"] or "{}") for f in calls])
+    return "\n".join(parts + [wrap_call(f["name"], f["arguments"] or "{}") for f in calls])
 
 
 @lru_cache(maxsize=4)

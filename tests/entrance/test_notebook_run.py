@@ -2,7 +2,7 @@
 
 The page is kept by hand. After a change of its story, its outputs again:
 
-    .venv-entrance/bin/python -m nbconvert --to notebook --execute --inplace docs/first_run.ipynb
+    .venv-all/bin/python -m nbconvert --to notebook --execute --inplace docs/first_run.ipynb
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed here; `make test-entrance` installs it into a venv of its own")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed here; `make test-all` installs it into a venv of its own")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lab import site
 
-pytest.importorskip("zensical", reason="zensical is not installed here; `make test-entrance` installs it into a venv of its own")
+pytest.importorskip("zensical", reason="zensical is not installed here; `make test-all` installs it into a venv of its own")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ UV = Path(sys.executable).with_name("uv")
 INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 SMALL = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 --threads 1 --no-wandb --name by-uv"
 
-pytestmark = pytest.mark.skipif(not UV.exists(), reason="uv is not installed here; `make test-entrance` installs it into a venv of its own")
+pytestmark = pytest.mark.skipif(not UV.exists(), reason="uv is not installed here; `make test-all` installs it into a venv of its own")
 
 
 def call(words: list, cwd: Path) -> str:

@@ -1,4 +1,4 @@
-"""Shared by the tests of bridges/verifiers, which need the real verifiers: `make test-verifiers` gives them a .venv-verifiers of their own.
+"""Shared by the tests of bridges/verifiers, which need the real verifiers: `make test-all` gives them a .venv-all of their own.
 Without it they are skipped.
 
 Every server is on loopback. `vf-eval` runs as people run it, as a process of its own.

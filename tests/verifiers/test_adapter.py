@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
+pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-all` installs it into a venv of its own")
 
 import openai
 import picoswarm

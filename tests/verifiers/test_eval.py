@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verifiers.v1", reason="not installed here; `make test-verifiers` does it")
+pytest.importorskip("verifiers.v1", reason="not installed here; `make test-all` does it")
 
 import picoswarm
 from loopback import chat, completion, ours, player, serving, theirs, vf_eval

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-verifiers` installs it into a venv of its own")
+pytest.importorskip("verifiers.v1", reason="not installed here; `make test-all` does it")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,13 +55,13 @@ for name in ("alphabet", "letters", "swarm"):
     task = next(iter(env.taskset))
     print(task.data.environment, task.data.seed)
 import picoswarm
-for thing in (picoswarm, picoswarm.Letters, picoswarm.Alphabet, picoswarm.Swarm, picoswarm.call_text):
+for thing in (picoswarm, picoswarm.Letters, picoswarm.Alphabet, picoswarm.Swarm, picoswarm.wrap_call):
     file = thing.__file__ if thing is picoswarm else getattr(thing, "step", thing).__code__.co_filename
     assert file.startswith({folder!r}), file
 assert picoswarm.make_env("swarm", {{}}).reset(1) == picoswarm.make_env("swarm", {{}}).reset(1)
 assert sys.modules["swarm"] is swarm and swarm.Agent == "another package's"
 import swarm.agents
-assert not [name for name in sys.modules if name.startswith(("env_", "bridges", "swarm.tools"))]
+assert not [name for name in sys.modules if name.startswith(("env_", "metrics", "swarm.tools"))]
 assert {folder!r} + "/picoswarm/world" not in sys.path
 """
 
