@@ -267,7 +267,7 @@ def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> d
 
 
 def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, dict]:
-    """The arguments of fast.plan.choose_model: model, environment, device, settings to keep.
+    """The arguments of fast.machine.choose_model: model, environment, device, settings to keep.
 
     That is {flag: value} of what was typed (also if it is the default), or set by a preset or by
     whoever calls train(). "auto" and None leave the choice.

@@ -50,7 +50,7 @@ from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bookkeeping.folder import read_config
 from bridges.chat import Refused, listen, read_messages, response, scripted, text_of
 from bridges.replies import split_calls
-from fast.plan import choose_model
+from fast.machine import choose_model
 from fast.sampler import Sample, TorchSampler
 from policy import Policy, defang, encode, load_policy
 from rollout import after_reply, prompt_ids

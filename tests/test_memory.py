@@ -15,7 +15,7 @@ import torch
 import settings
 import train
 from fast import ahead, logprobs, plan
-from fast.decoder import FastDecoder
+from fast.sampler import FastDecoder
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
 from helpers import SmallCard

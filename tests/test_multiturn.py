@@ -16,7 +16,7 @@ from bookkeeping.guard import guarded
 from env_alphabet import NEW, Alphabet, right_list, write_block
 from env_letters import Letters
 from env_swarm import Swarm
-from fast.decoders import PlainDecoder
+from fast.sampler import PlainDecoder
 from fast.logprobs import token_logprobs
 from fast.sampler import Sample, TorchSampler
 from helpers import Recorder, Scripted, spelled

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import policy as policy_module
-from fast import plan
-from fast.engine import here
+from fast import machine as plan
+from fast.machine import here
 from fast.logprobs import logit_scale, token_logprobs
-from fast.memory import out_of_memory
-from fast.plan import choose_model
+from fast.machine import out_of_memory
+from fast.machine import choose_model
 from helpers import assert_one_sentence, random_rows, write_folder
 from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy, pick_device
 

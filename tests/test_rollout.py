@@ -20,7 +20,7 @@ import rollout
 from bookkeeping import guard
 from bookkeeping.guard import Hung, guarded, in_time, told
 from env_letters import STYLES, Letters
-from fast.decoder import FastDecoder
+from fast.sampler import FastDecoder
 from fast.sampler import Sample, TorchSampler
 from helpers import Recorder, Scripted, SmallCard, spelled
 from rollout import after_reply, encode, expert_episode, prompt_ids, render

@@ -17,7 +17,7 @@ from bookkeeping.folder import resume_folder
 from bookkeeping.guard import check_environment, preflight
 from bridges import serve
 from evaluate import take_typed
-from fast import plan
+from fast import machine as plan
 from lab.claims import fork
 from learn import failures
 from rollout import EnvironmentFailed
