@@ -387,25 +387,19 @@ def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_
     return Ahead(cfg, policy, second, make_env, task_seeds)
 
 
-def demo() -> None:
-    """Two batches asked for at once."""
+if __name__ == "__main__":
     from env_letters import Letters
     from policy import PICO, load_policy
 
-    load = partial(load_policy, str(PICO), 32, 64)
+    load, env = (
+        partial(load_policy, str(PICO), 32, 64),
+        partial(Letters, 6, "binary", True, "states"),
+    )
     second = SecondProcess(load, TorchSampler, threads=1)
-    env = partial(Letters, 6, "binary", True, "states")
     for batch in range(2):
-        seeds = [8 * batch + i for i in range(8)]
-        second.ask(batch, load(), Job(env, seeds, 8, 320, 1.0, noise=0, version=0))
+        second.ask(batch, load(), Job(env, [batch], 8, 320, 1.0, noise=0, version=0))
     for batch in range(2):
-        started = time.perf_counter()
         groups, clock = second.take(batch)
         spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in clock.items())
-        waited = time.perf_counter() - started
-        print(f"batch {batch}: {sum(map(len, groups))} episodes, waited {waited:.1f} s, {spent}")
+        print(f"batch {batch}: {len(groups[0])} episodes, {spent}")
     second.close()
-
-
-if __name__ == "__main__":
-    demo()

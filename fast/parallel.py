@@ -140,23 +140,18 @@ def same_weights(parameters: Iterable[torch.nn.Parameter]) -> None:
             dist.broadcast(p.data, 0)
 
 
-def demo() -> None:
-    """Every rank adds the gradient of its rows; a process alone has them all."""
+if __name__ == "__main__":
+    import subprocess
+
+    start()
     torch.manual_seed(0)
     model, rows = torch.nn.Linear(8, 1), torch.randn(5, 8)
     for row in share(list(rows)):  # two ranks: three rows and two
         loss = model(row).square().sum() / len(rows)  # divided by the rows of *all* ranks
         loss.backward()
     sum_gradients(model.parameters())
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-    print(f"{world()} process(es), gradient norm {gradient.norm():.6f}", flush=True)
-
-
-if __name__ == "__main__":
-    import subprocess
-
-    start()
-    demo()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    print(f"{world()} process(es), gradient norm {norm:.6f}", flush=True)
     if world() == 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

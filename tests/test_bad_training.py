@@ -21,7 +21,7 @@ import train
 from bookkeeping import guard
 from bookkeeping import run as run_records
 from bookkeeping.checkpoint import load_checkpoint
-from fast import decoder
+from fast import sampler
 from lab.common import read_lines as lines
 from rollout import EnvironmentFailed
 from settings import DEV_SEEDS, SFT_SEEDS, Config
@@ -77,7 +77,7 @@ def test_equal_rewards_teach_nothing_and_that_is_told_once(monkeypatch, capsys, 
 
 
 def test_nan_from_a_kernel_of_the_sampler_stops_the_run_with_the_last_good_checkpoint(monkeypatch, tmp_path):
-    forward, asked = decoder.FastDecoder.forward, []
+    forward, asked = sampler.FastDecoder.forward, []
 
     def broken(self, ids, *rest):
         asked.append(1)
@@ -86,7 +86,7 @@ def test_nan_from_a_kernel_of_the_sampler_stops_the_run_with_the_last_good_check
             logits * float("nan") if (tmp_path / "run" / "metrics.jsonl").exists() and len(rest) == 2 else logits
         )  # a step: it asks for no `last`
 
-    monkeypatch.setattr(decoder.FastDecoder, "forward", broken)
+    monkeypatch.setattr(sampler.FastDecoder, "forward", broken)
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, tmp_path, "--updates", "5")
     assert "training stopped: a token has probability NaN" in str(stopped.value) and "last good checkpoint" in str(stopped.value)

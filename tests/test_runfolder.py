@@ -3,7 +3,6 @@ which go with their owner, and what a killed owner has left when the next one co
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -21,74 +20,10 @@ from bookkeeping.episodes import thin
 from bookkeeping.folder import claim, mend, trim
 from bookkeeping.records import append
 from bookkeeping.run import Run, State
-from fast import memory
-from fast.memory import memory_folder, sweep
 from settings import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 SHM = Path("/dev/shm")
-
-
-def test_a_folder_goes_with_its_owner():
-    home = memory_folder()
-    path = Path(home.name)
-    assert path.is_dir()
-    del home
-    assert not path.exists()
-
-
-def test_where_memory_is_too_small_the_disk_is_taken():
-    home = memory_folder(2**60)
-    assert Path(home.name).is_dir() and Path(home.name).parent != SHM
-
-
-@pytest.mark.skipif(not os.access(SHM, os.W_OK), reason="needs /dev/shm")
-def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not():
-    code = "import os; from fast.memory import memory_folder; home = memory_folder(); print(home.name, flush=True); os._exit(9)"
-    left = Path(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout.strip())
-    assert left.parent == SHM and left.is_dir()
-    mine, other = memory_folder(), SHM / "picoswarm-not-a-number"
-    other.mkdir(exist_ok=True)
-    try:
-        assert not left.exists()
-        sweep()
-        assert Path(mine.name).is_dir() and other.is_dir()
-    finally:
-        other.rmdir()
-
-
-@pytest.mark.skipif(not os.access(SHM, os.W_OK), reason="needs /dev/shm")
-def test_a_living_folder_of_another_container_is_not_swept(monkeypatch):
-    """Containers may share /dev/shm and not their process ids: there the owner's id is nobody's here, and mine is somebody's."""
-    code = (
-        "import os; os.getpid = lambda: 2**22 + 1; from fast.memory import memory_folder; home = memory_folder(); "
-        "print(home.name, flush=True); input()"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
-        theirs = Path(other.stdout.readline().strip())
-        assert theirs.parent == SHM
-        sweep()
-        memory_folder()
-        assert theirs.is_dir()
-        other.stdin.write("\n")
-    assert not theirs.exists()
-
-
-@pytest.mark.skipif(not os.access(SHM, os.W_OK), reason="needs /dev/shm")
-def test_a_folder_that_is_swept_before_it_is_held_is_made_again(monkeypatch):
-    take, asked = memory.hold, []
-
-    def too_late(folder, wait=False):
-        asked.append(folder)
-        if len(asked) == 1:
-            os.rmdir(folder)
-        return take(folder, wait)
-
-    monkeypatch.setattr(memory, "sweep", lambda: None)
-    monkeypatch.setattr(memory, "hold", too_late)
-    home = memory_folder()
-    assert Path(home.name).is_dir() and len(asked) == 2
 
 
 # ------------------------------------------------------------------------------------------------ one writer
@@ -229,7 +164,7 @@ def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_p
 def test_what_was_freed_goes_back_to_the_system():
     code = """
 import psutil, torch
-from fast import memory
+from fast import machine
 rss = lambda: psutil.Process().memory_info().rss / 2**20
 for _ in range(2):  # the first time teaches the C library to take such blocks from its heap
     blocks = [torch.ones(100_000) for _ in range(1000)]  # 400 MB
@@ -237,7 +172,7 @@ for _ in range(2):  # the first time teaches the C library to take such blocks f
     full = rss()
     del blocks
 freed = rss()
-print(memory.give_back_memory(), full, freed, rss())
+print(machine.give_back_memory(), full, freed, rss())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     asked, full, freed, after = done.stdout.split()

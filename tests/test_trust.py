@@ -9,7 +9,6 @@ import os
 import pickle
 import runpy
 import shutil
-import stat
 import subprocess
 import sys
 from collections import Counter
@@ -29,7 +28,6 @@ from bookkeeping.checkpoint import checksum, find_checkpoint
 from bookkeeping.guard import Guarded
 from bridges import api, export
 from fast import ahead
-from fast.memory import memory_folder, sweep
 from policy import PICO, load_policy
 from rollout import Episode, finish, render, take_turn
 
@@ -378,7 +376,7 @@ def test_a_config_cannot_lead_a_resumed_run_out_of_its_folder(run, tmp_path, mon
 
 # (file, what): why it may be there
 ALLOWED = {
-    ("fast/ahead.py", "pickle.loads"): "its own files, in a folder that only its own user can open",
+    ("fast/ahead.py", "pickle.loads"): "what comes through a pipe from a process of its own",
     ("lab/trust/places.py", "importlib.import_module"): "the modules that its own table PLACES names",
     ("lab/trust/marks.py", "runpy"): "a file of ours as `python FILE` runs it, in a private copy",
     ("lab/trust/marks.py", "compile"): "files of ours, with a mark before each statement",
@@ -737,25 +735,3 @@ def test_no_secret_is_left_by_a_crash(tmp_path):
     assert not [name for name, secret in SECRETS.items() if secret in done.stdout + done.stderr]
 
 
-def test_folders_in_memory_are_closed_to_others():
-    old = os.umask(0)
-    try:
-        homes = [memory_folder(), memory_folder(2**60)]  # in memory, and on the disk where there is too little
-    finally:
-        os.umask(old)
-    for home in homes:
-        assert stat.S_IMODE(os.stat(home.name).st_mode) == 0o700 and os.stat(home.name).st_uid == os.getuid()
-
-
-@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs /dev/shm")
-def test_what_is_swept_is_never_what_a_link_points_to(tmp_path):
-    (tmp_path / "precious").write_text("x")
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    link = Path(f"/dev/shm/picoswarm-held-{gone.pid}-link")
-    link.symlink_to(tmp_path)
-    try:
-        sweep()
-        assert (tmp_path / "precious").exists()
-    finally:
-        link.unlink(missing_ok=True)
