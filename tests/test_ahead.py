@@ -1,8 +1,8 @@
 """Protects sampling ahead: what the other process plays is, to the last bit, what this one would have played with the weights of the
 moment it was asked; if it is killed the run ends with one sentence; and nothing of it is left behind.
 
-Most players here are forks that have their imports behind them (warm.Spawned). Those of the last two tests are really spawned, and so is
-that of test_train.py's run that Ctrl-C ends.
+Most players here are forks that have their imports behind them (warm.Spawned). That of the last test is really spawned, and so is that of
+test_train.py's run that Ctrl-C ends.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ import warm
 from env_alphabet import Alphabet
 from fast import ahead as ahead_room
 from fast import machine
-from fast.ahead import Job, SecondProcess, player
+from fast.ahead import Job, SecondProcess
 from fast.machine import CannotGoOn
 from fast.sampler import TorchSampler
 from helpers import assert_one_sentence
@@ -31,7 +31,6 @@ from policy import BIG, PICO, Sample, load_policy
 from rollout import play
 
 ROOT = Path(__file__).resolve().parent.parent
-SPAWN = multiprocessing.get_context("spawn")
 RULES = (2, 2, 1, 1, 8.0, False, True, "states")  # two turns, one name each
 ENV = partial(Alphabet, *RULES)
 LOAD = partial(load_policy, str(PICO), 4, 8, "cpu", 0)
@@ -306,20 +305,6 @@ def test_close_ends_a_player_that_is_playing(opened, tmp_path, capfd):
     until((tmp_path / "begun").exists)
     one.close()
     assert not one.process.is_alive() and "Traceback" not in capfd.readouterr().err
-
-
-def no_room():
-    raise OSError("no room")
-
-
-def test_trouble_is_not_told_to_a_trainer_that_has_gone(capfd):
-    mine, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=player, args=(theirs, no_room, Nod, 1))
-    process.start()
-    theirs.close()
-    mine.close()  # before the other has loaded anything
-    process.join(120)
-    assert process.exitcode == 0 and "Traceback" not in capfd.readouterr().err
 
 
 def test_a_trainer_that_is_killed_leaves_no_process(tmp_path):

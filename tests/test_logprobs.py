@@ -162,19 +162,6 @@ def test_an_empty_mask_gives_no_logprobs(tiny, how):
         assert tensor.shape == (0,) and tensor.dtype == torch.float32
 
 
-@pytest.mark.parametrize("kind", ["pico", "gpt2"])
-def test_right_padding_does_not_change_a_row(load, kind):
-    policy = load(kind)
-    row = random_rows(1, 9)[0]  # [9]
-    alone = token_logprobs(policy, row[None], torch.ones(1, 8, dtype=torch.bool))[0]  # [8]
-    for pad in (0, 77):
-        ids = torch.full((2, 30), pad)
-        ids[0, :9], ids[1] = row, random_rows(1, 30, seed=1)[0]
-        mask = torch.zeros(2, 29, dtype=torch.bool)
-        mask[0, :8] = mask[1] = True
-        assert torch.allclose(token_logprobs(policy, ids, mask)[0][:8], alone, atol=1e-5)
-
-
 @pytest.mark.parametrize("rank, times", [(4, 1), (0, 2)])  # once where the head is frozen; else again in the backward pass
 def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load, monkeypatch, rank, times):
     policy = load("qwen3", lora_rank=rank)

@@ -42,16 +42,6 @@ def drop_seconds(line: dict) -> dict:
 # ------------------------------------------------------------------------------------------------ the pieces
 
 
-def test_one_process_has_nobody_to_talk_to():
-    assert (parallel.rank(), parallel.world()) == (0, 1)
-    assert parallel.share([1, 2, 3]) == parallel.gather([1, 2, 3]) == [1, 2, 3]
-    assert parallel.any_rank(True) and not parallel.any_rank(False)
-    assert parallel.from_first("me") == "me" and parallel.sum_numbers({"a": 2.0}) == {"a": 2.0}
-    weight = torch.nn.Parameter(torch.zeros(1))
-    parallel.sum_gradients([weight])
-    assert weight.grad is None
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """(found, results) of the one process, and of each of two ranks; see tests/ranks.py."""
@@ -227,10 +217,3 @@ def test_a_rank_without_tasks_plays_nothing():
     from rollout import play
 
     assert play(None, None, lambda: None, [], 4, 10, 1.0, 0) == []
-
-
-def test_machine_notes_how_many_processes_there_were():
-    from bookkeeping.run import machine
-    from policy import PICO, load_policy
-
-    assert machine(load_policy(str(PICO), 0, 1))["processes"] == parallel.world() == 1

@@ -2,7 +2,6 @@
 batch; it stops where it must; it samples from the weights of the last sync and never edits them.
 """
 
-import inspect
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,10 +17,8 @@ from fast.sampler import (
     PlainDecoder,
     TorchSampler,
     folded,
-    grouped_attention,
     make_decoder,
 )
-from fast.vllm_engine import VllmSampler
 from policy import PlainSampler, Policy, draw, load_policy
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
@@ -68,17 +65,6 @@ def test_logprobs_equal_a_plain_forward_pass(load, naive_logprobs, kind, tempera
     assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temperature or 1.0)
 
 
-def test_logprobs_still_equal_the_models_when_training_went_on_and_sync_was_called(load, naive_logprobs, stir):
-    policy = endless(load("pico", lora_rank=4))
-    sampler = TorchSampler(policy)
-    prompts = random_prompts(5, 20)
-    for step in range(2):
-        stir(policy, 0.1, seed=step)
-        sampler.sync(1)
-        groups = sampler.sample(prompts, 2, 10, 1.0, grid(2, 2, noise=step))
-        assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, 1.0)
-
-
 # ---------------------------------------------------------------------------------------------- decoders
 
 
@@ -102,31 +88,6 @@ def test_rows_may_end_in_any_order(load, seed):
                 plain.select(live)
                 n = len(live)
     assert n < 5 and sum(cache.nbytes for cache in fast.caches) == full * n // 15, "given back"
-
-
-@pytest.mark.parametrize("kind", FAST)
-def test_in_bfloat16_the_fast_decoder_is_as_near_to_float32_as_the_model_is(load, kind):
-    policy, prompts = load(kind), torch.tensor(random_prompts(20, 20, 20, 20))
-    pad, said = torch.zeros(4, dtype=torch.long), torch.tensor([5, 6, 7, 8] * 2)
-    logits = lambda decoder: torch.cat([decoder.prefill(prompts, pad, 2, 2), decoder.step(said)]).log_softmax(-1)  # [16, V]
-    with torch.inference_mode():
-        exact = logits(PlainDecoder(policy))
-        policy.lm.to(torch.bfloat16)
-        assert isinstance(make_decoder(policy), FastDecoder)
-        error = lambda decoder: (exact.exp() * (logits(decoder(policy)) - exact).abs()).sum(-1).mean()
-        fast, plain = error(FastDecoder), error(PlainDecoder)
-    assert 0 < fast < 1.5 * plain
-
-
-@pytest.mark.parametrize("heads", [(4, 2), (8, 1), (6, 6)])
-def test_attention_for_a_card_is_attention(heads):
-    """On CUDA, enable_gqa with a mask would write all scores down; there the queries are grouped instead."""
-    rng = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(3, n, length, 16, generator=rng) for n, length in ((heads[0], 5), (heads[1], 12), (heads[1], 12)))
-    mask = torch.rand(3, 1, 5, 12, generator=rng) < 0.6
-    mask[..., 0] = True
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
-    assert torch.allclose(grouped_attention(q, k, v, mask), expected, atol=1e-6)
 
 
 def deep(small):
@@ -266,21 +227,6 @@ def test_the_plain_sampler_draws_the_same_tokens(load, kind, lora_rank, temperat
         assert len(a.logprobs) == len(a.token_ids) and np.allclose(a.logprobs, b.logprobs, atol=1e-4)
     if temperature:
         assert {a.finished for a in plain} == {True, False} and len({len(a.token_ids) for a in plain}) > 3
-
-
-def test_the_plain_sampler_is_an_engine_like_the_others(tiny, stir, load, snapshot):
-    assert isinstance(make_sampler(SimpleNamespace(plain=True), tiny), PlainSampler)
-    assert isinstance(make_sampler(SimpleNamespace(plain=False, engine="torch"), tiny), TorchSampler)
-    arguments = [list(inspect.signature(engine.sample).parameters) for engine in (TorchSampler, PlainSampler, VllmSampler)]
-    assert arguments[0] == arguments[1] == arguments[2]
-    policy = endless(load("qwen3", 4))
-    sampler, before = PlainSampler(policy), snapshot(policy)
-    old = sampler.sample(random_prompts(6), 2, 8, 1.0, grid(1, 2))
-    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in policy.model.named_parameters())
-    with sampler.asleep():
-        stir(policy, 0.2)
-    sampler.sync(3)
-    assert sampler.version == 3 and sampler.sample(random_prompts(6), 2, 8, 1.0, grid(1, 2)) != old
 
 
 class FakeVllm:
@@ -558,15 +504,6 @@ def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
     monkeypatch.setattr(sampler, "_batch", no_memory)
     with pytest.raises(RuntimeError, match="lower --k or --max-tokens"):
         sampler.sample([[1, 2], [3]], 2, 4, 1.0, [[(0, g, i) for i in range(2)] for g in range(2)])
-
-
-def test_prompts_of_alike_length_share_a_batch(tiny, monkeypatch):
-    sampler, widths = TorchSampler(tiny), []
-    monkeypatch.setattr(sampler, "max_rows", 2)
-    real = sampler._batch
-    monkeypatch.setattr(sampler, "_batch", lambda prompts, *more: widths.append([len(p) for p in prompts]) or real(prompts, *more))
-    groups = sampler.sample(random_prompts(3, 40, 4, 41), 1, 2, 1.0, grid(4, 1))
-    assert widths == [[3, 4], [40, 41]] and len(groups) == 4
 
 
 @pytest.mark.parametrize("processes, taken", [(1, "vllm"), (2, "ours")])
