@@ -733,5 +733,3 @@ def test_no_secret_is_left_by_a_crash(tmp_path):
     assert done.returncode == 1 and "boom" in done.stderr and list((tmp_path / "runs" / "crash" / "wandb").rglob("*.wandb"))
     assert not leaks(tmp_path / "runs") and not leaks(tmp_path / "home")
     assert not [name for name, secret in SECRETS.items() if secret in done.stdout + done.stderr]
-
-
