@@ -23,7 +23,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 import metrics
@@ -34,9 +33,8 @@ from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bookkeeping.episodes import save_evaluation
 from bookkeeping.guard import guarded, preflight
 from fast import parallel
-from fast.ahead import InTurn
-from fast.engine import cpu_threads, here, make_sampler
-from fast.plan import choose_model
+from fast.ahead import InTurn, make_sampler
+from fast.machine import choose_model, cpu_threads, here, use_cpu
 from policy import Policy, load_policy
 from rollout import Episode, play
 from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
@@ -60,7 +58,7 @@ def evaluate_policy(
     Raises ValueError if all of them failed.
     """
     results = {}
-    for tasks, (trained, new_env) in tqdm(sets.items(), desc=f"eval {stage}", leave=False):
+    for tasks, (trained, new_env) in parallel.bar(sets.items(), desc=f"eval {stage}", leave=False):
         groups = roll(partial(guarded, new_env), seeds)  # [n][1]
         failed = {i: g[0].error for i, g in enumerate(groups) if g[0].stop_reason == "error"}
         results[tasks] = played = [g[0] for g in groups if g[0].stop_reason != "error"]
@@ -214,7 +212,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     run_folder.tell_changed(folder, cfg.env)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
-    torch.set_num_threads(cpu_threads(cfg, policy))
+    use_cpu(policy.device, cpu_threads(cfg, policy))
     update = load_checkpoint(saved, policy)[1]["update"]  # the moments are not kept
     print(f"{folder} after {update} updates; {why}\n{here(cfg, policy)}")
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)

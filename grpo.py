@@ -30,7 +30,7 @@ The losses differ in the ratio, its clip and the weight of a token; dr_grpo also
 The ratio is one token's or, in gspo, one for the whole episode ("sequence"); "held" means that it
 counts as a constant and gets no gradient. Weights are worked out once over the whole batch, so
 cutting it into micro-batches cannot change the gradient. Samples of an older policy, or of another
-engine, get one more weight: fast/off_policy.py (--importance).
+engine, get one more weight: fast/measure.py (--importance).
 
 Run me: `python grpo.py` works the example through, number by number.
 """
@@ -42,8 +42,14 @@ import torch
 from fast import parallel
 from fast.batches import collate, micro_batches
 from fast.logprobs import token_logprobs
-from fast.measure import UpdateLog, batch_columns, k3, second_look
-from fast.off_policy import IMPORTANCE, importance_weights
+from fast.measure import (
+    IMPORTANCE,
+    UpdateLog,
+    batch_columns,
+    importance_weights,
+    k3,
+    second_look,
+)
 from policy import Policy, plain_logprobs, swapped
 from rollout import Episode
 

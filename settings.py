@@ -80,7 +80,7 @@ class Config:
     # policy
 
     # folder or hub id of a causal LM; auto: the largest Qwen3 for which the card has room, and what
-    # makes it fit (fast/plan.py), or an embedded model without a card
+    # makes it fit (fast/machine.py), or an embedded model without a card
     model: str = "auto"
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
@@ -116,7 +116,7 @@ class Config:
     epochs: int = 1  # optimizer steps per batch; above 1 the ratio leaves 1 and clipping acts
     temperature: float = 1.0  # of sampling *and* of the trained log-probs: the same distribution
     max_tokens: int | None = None  # longest reply of a turn; by model size and environment
-    importance: str | None = None  # clip, none, token, sequence (fast/off_policy.py); by size
+    importance: str | None = None  # clip, none, token, sequence (fast/measure.py); by size
     async_rollouts: int = 0  # batches sampled ahead by a second process; 0 is strictly on-policy
     micro_tokens: int | None = None  # padded tokens per forward pass: memory, never the gradient
     gradient_checkpointing: bool = False  # less memory, a third slower
@@ -267,7 +267,7 @@ def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> d
 
 
 def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, dict]:
-    """The arguments of fast.plan.choose_model: model, environment, device, settings to keep.
+    """The arguments of fast.machine.choose_model: model, environment, device, settings to keep.
 
     That is {flag: value} of what was typed (also if it is the default), or set by a preset or by
     whoever calls train(). "auto" and None leave the choice.

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from tqdm import tqdm
 
 from fast import parallel
 from fast.batches import collate, micro_batches
@@ -35,7 +34,7 @@ def sft(policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Ca
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
-    for i, batch in enumerate(tqdm(batches, desc="SFT", disable=not batches)):
+    for i, batch in enumerate(parallel.bar(batches, desc="SFT", disable=not batches)):
         # Rise over a tenth of the steps (Adam's first steps are its largest), then fall towards 0.
         rise, fall = (i + 1) / max(1, cfg.sft_steps / 10), (cfg.sft_steps - i) / cfg.sft_steps
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))

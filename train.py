@@ -23,7 +23,7 @@ from bookkeeping.run import finished, open_run
 from evaluate import evaluate_only, evaluate_policy
 from fast import parallel
 from fast.ahead import open_rollouts
-from fast.plan import choose_model
+from fast.machine import choose_model, speak_utf8
 from grpo import advantages_of, check_names, update
 from learn.failures import put_in
 from policy import adam, checkpoint_activations, load_policy, set_learning_rate
@@ -90,6 +90,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
 
 def main() -> None:
     """The command line: one run or one evaluation. A known error ends it with one sentence."""
+    speak_utf8()
     parallel.start()
     with one_sentence():
         cfg, typed = settings.command_line(sys.argv[1:])

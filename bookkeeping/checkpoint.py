@@ -33,8 +33,7 @@ import torch
 from safetensors import SafetensorError
 from torch.optim import Optimizer
 
-from fast.machine import flush
-from fast.memory import out_of_memory
+from fast.machine import flush, out_of_memory
 from policy import Policy, first_line
 
 

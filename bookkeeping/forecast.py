@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 import settings
-from fast import machine
 from settings import Config, by_env, by_size, eval_sets, kind, short
 
 # Seconds of an update, of an evaluation of one set of tasks and of a step of SFT by the defaults,
@@ -35,7 +34,6 @@ RANGE = 2  # the time is between estimate / RANGE and estimate * RANGE
 
 def announce(words: list[str]) -> None:
     """Print it for this command line. Nothing if it starts no new run, or one that is refused."""
-    machine.speak_utf8()
     try:
         cfg, _ = settings.read_flags(words)
         if cfg.api_base or cfg.eval_only or cfg.resume or int(os.environ.get("RANK", 0)):

@@ -26,9 +26,8 @@ from bookkeeping import folder
 from bookkeeping.records import printable
 from fast import machine
 from fast.ahead import SECONDS
-from fast.machine import Hung
+from fast.machine import CannotGoOn, Hung, out_of_memory
 from fast.measure import COLUMNS
-from fast.memory import CannotGoOn, out_of_memory
 from rollout import EnvironmentFailed
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, levels_of, make_env, promote_of
 

@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -34,7 +35,6 @@ from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
 from fast.machine import flush, peak_memory
-from fast.memory import memory_folder
 from settings import PROMOTE_AFTER, eval_sets, levels_of, promote_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,7 +133,9 @@ class Run:
         state.tokens["trained"] += stats["trained_tokens"]
         append(self.folder / "metrics.jsonl", line)
         self.wandb(line)
-        self.bar = self.bar or tqdm(initial=state.update - 1, total=self.cfg.updates, desc="GRPO")
+        self.bar = self.bar or parallel.bar(
+            initial=state.update - 1, total=self.cfg.updates, desc="GRPO"
+        )
         names = dict.fromkeys(name for e in played for name in e.components)
         tqdm.write(one_line(line, tables.own_parts(names, self.cfg.env)) + broken(groups))
         if level == state.level:  # not one that was sampled ahead, before the level was climbed
@@ -257,9 +259,11 @@ def open_run(cfg, typed: set[str]) -> Run:
     Raises SystemExit and ValueError with one sentence if the run cannot start or continue.
     """
     first = parallel.rank() == 0
-    # What the others log nobody reads: it must not fill a small memory.
-    room = 4 * episodes.MOST_BYTES
-    home, saved, keep = open_folder(cfg, typed) if first else (None, None, memory_folder(room))
+    home, saved = None, None
+    if first:
+        home, saved, keep = open_folder(cfg, typed)
+    else:  # what the others log nobody reads
+        keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
     for name, value in asdict(saved_cfg).items():
         setattr(cfg, name, value)

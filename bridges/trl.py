@@ -36,7 +36,7 @@ import torch
 
 import settings
 from bookkeeping.guard import guarded
-from fast.plan import choose_model
+from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
 from policy import Policy, Sample, in_bfloat16, lora_config, pick_device
 from rollout import play

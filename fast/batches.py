@@ -48,8 +48,9 @@ def collate(episodes: list, advantages: torch.Tensor, weights: torch.Tensor, pad
 def micro_batches(episodes: list, max_tokens: int) -> list[list[int]]:
     """Indices of episodes, cut so that rows · longest <= max_tokens (one episode may be longer).
 
-    Members of a group stay together: they share their prompt (fast/logprobs.py runs it once), and
-    answers to one task are alike in length, so there is little padding.
+    Members of a group are neighbours: they share their prompt (fast/logprobs.py runs it once per
+    batch), and answers to one task are alike in length, so there is little padding. Where a batch
+    is full, a group is cut, and its prompt is run in both.
     """
     lengths, longest = [len(e.token_ids) for e in episodes], {}
     for e in episodes:
@@ -68,13 +69,11 @@ def micro_batches(episodes: list, max_tokens: int) -> list[list[int]]:
 if __name__ == "__main__":
     from types import SimpleNamespace
 
-    made_up = [([5, 6, 7, 8], 2), ([5, 6, 9], 2)]  # tokens, and how many of them are the prompt
     episodes = []
-    for ids, n in made_up:
-        sampled = [t >= n for t in range(len(ids))]
-        logprobs = [-1.0 if mine else 0.0 for mine in sampled]
-        episode = SimpleNamespace(token_ids=ids, sampled=sampled, logprobs=logprobs, group=0)
-        episodes.append(episode)
+    for ids in ([5, 6, 7, 8], [5, 6, 9]):  # two tokens of prompt each
+        sampled = [t >= 2 for t in range(len(ids))]
+        logprobs = [-1.0 * mine for mine in sampled]
+        episodes.append(SimpleNamespace(token_ids=ids, sampled=sampled, logprobs=logprobs, group=0))
     batch = collate(episodes, torch.tensor([1.0, -1.0]), torch.full((2,), 1 / 3), 0, "cpu")
     print("ids\n", batch.ids, "\nmask: token t+1 was sampled\n", batch.mask.int())
     print("micro-batches of at most 4 padded tokens:", micro_batches(episodes, 4))

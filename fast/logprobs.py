@@ -6,16 +6,13 @@
 M tokens were sampled. All others (prompts, what an environment says, padding) are only read.
 policy.plain_logprobs computes the same in ten lines. These tricks are exact but for rounding:
 
-    run a group's prompt once, its replies attend to it   0.77 of the time (pico_base, 64 episodes)
-    run rows in pieces that fit a CPU's caches            both: 0.37 of the time (1 thread)
-    layers of our own on a CPU (fast/trunk.py)            0.5 to 0.9 of what that leaves
-    logits for a chunk of tokens only                     0.8 GB (16,320 tokens, V 151,936)
-    and their gradient at once, where the head is frozen  0.97; 0.57 (V 151,936)
+    run a group's prompt once, its replies attend to it    rows are mostly prompt in letters
+    run rows of similar length together                    less padding; on a CPU also few enough
+                                                           at once for its caches
+    logits for a chunk of tokens only                      0.8 GB (16,320 tokens, V 151,936)
+    and their gradient at once, where the head is frozen   the head is run once and not twice
 
-`python -m lab.speed.bench train` has today's time and memory; the shares above were measured once,
-each against the file without it.
-
-Run me: `python -m fast.logprobs` compares a group with the plain way, in numbers and time.
+Run me: `python -m fast.logprobs` compares a group with the plain way.
 """
 
 import math
@@ -24,14 +21,15 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 
-from fast.products import product
-from fast.trunk import trunk_of
 from policy import Policy, in_bfloat16
 
 CHUNK = 1024  # tokens whose logits exist at once
 LOGITS = 2**18  # but on a CPU no more than so many logits, 1 MB, or FEWEST tokens
 FEWEST = 32
 PIECE = 1024  # tokens in the layers at once on a CPU: 4,096 do not fit its caches, 1.3 times slower
+
+
+# --------------------------------------------------------------------------------------- the layers
 
 
 def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -51,79 +49,49 @@ def hidden_states(lm: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) ->
     trunk, (N, T), device = getattr(lm, lm.base_model_prefix), ids.shape, ids.device
     if not mask.any():
         return torch.zeros(0, lm.config.get_text_config().hidden_size, device=device)
-    if device.type == "cpu" and shares_prompts(lm) and (own := trunk_of(lm)):
-        return own.hidden_states(ids, mask)
-    begin = mask.int().argmax(1) + 1  # [N] what comes before the first masked token is the prompt
-    prompts = [tuple(row[:n]) for row, n in zip(ids.tolist(), begin.tolist())]
-    place = {prompt: g for g, prompt in enumerate(dict.fromkeys(prompts))}
-    saved = sum(map(len, prompts)) - sum(map(len, place))  # tokens that need not be run
-    shared = saved > 0.1 * N * T and shares_prompts(lm)
-    if shared:
-        seen, first, keys = run_prompts(lm, list(place), device)
-        which = torch.tensor([place[prompt] for prompt in prompts], device=device)  # [N]
-    else:
-        begin = torch.zeros_like(begin)  # nothing has been run yet
-    rest = torch.arange(T - int(begin.min()), device=device)
-    at = begin[:, None] + rest  # [N, R] the positions that are left to run
-    # [N, R] is the log-prob of the token there asked for? And how many were, up to here?
-    wanted = (at > 0) & (at < T) & mask.gather(1, at.clamp(1, T - 1) - 1)
-    number = wanted.flatten().cumsum(0).view_as(wanted)
-    widths = (wanted * torch.arange(1, wanted.shape[1] + 1, device=device)).amax(1)  # [N]
+    asked = F.pad(mask, (1, 0))  # [N, T]: is this token's log-prob asked for?
+    number = asked.flatten().cumsum(0).view_as(asked)  # [N, T] how many were, up to here
+    end = (asked * torch.arange(1, T + 1, device=device)).amax(1).tolist()  # after the last one
+    rows_of: dict[tuple, list[int]] = {}  # {prompt, what comes before the first: its rows}
+    for n, (row, length) in enumerate(zip(ids.tolist(), asked.int().argmax(1).tolist())):
+        rows_of.setdefault(tuple(row[:length]), []).append(n)
+    saved = sum(len(prompt) * (len(rows) - 1) for prompt, rows in rows_of.items())
+    if saved < 0.1 * N * T or not shares_prompts(lm):
+        rows_of = {(): list(range(N))}
     found, numbers = [], []
-    for some in pieces(widths.tolist(), PIECE if device.type == "cpu" else 10**9):
-        rows, width = torch.tensor(some, device=device), int(widths[some[-1]])
-        if width == 0:
-            continue
-        where = at[rows, : width - 1].clamp(max=T - 1)  # [n, width-1]: the last predicts nothing
-        if shared:
-            of = which[rows]  # [n]
-            hidden = first[of]  # [n, 1, D] predicts a row's first sampled token
-            if width > 1:
-                known = torch.cat([seen[of], torch.ones_like(where, dtype=torch.bool)], 1)
-                reply = trunk(
-                    input_ids=ids[rows].gather(1, where),
-                    position_ids=where,
-                    attention_mask=known.long(),  # [n, P+width-1]
-                    past_key_values=cache_of(lm, [(k[of], v[of]) for k, v in keys]),
-                    use_cache=True,
-                )
-                hidden = torch.cat([hidden, reply.last_hidden_state], 1)  # [n, width, D]
-        else:
-            hidden = trunk(input_ids=ids[rows, : width - 1], use_cache=False).last_hidden_state
-            hidden = F.pad(hidden, (0, 0, 1, 0))  # [n, width, D] nothing predicts the first token
-        found.append(hidden[wanted[rows, :width]])
-        numbers.append(number[rows, :width][wanted[rows, :width]])
+    for prompt, rows in rows_of.items():
+        P = len(prompt)
+        if P:
+            read = trunk(input_ids=ids[rows[:1], :P], past_key_values=cache_of(lm), use_cache=True)
+            keys = [(layer.keys, layer.values) for layer in read.past_key_values.layers]
+        for piece in pieces([end[n] - P for n in rows], PIECE if device.type == "cpu" else 10**9):
+            chosen = [rows[i] for i in piece]
+            last = end[chosen[-1]]  # the longest row's; what it predicts is not run
+            if last == 0:
+                continue
+            some = ids[chosen, P : last - 1]  # [n, R-1]
+            if not P:
+                hidden = trunk(input_ids=some, use_cache=False).last_hidden_state
+                hidden = F.pad(hidden, (0, 0, 1, 0))  # nothing predicts the first token
+            else:
+                hidden = read.last_hidden_state[:, -1:].expand(len(chosen), -1, -1)
+                if last - 1 > P:
+                    cache = cache_of(lm, keys, len(chosen))
+                    reply = trunk(input_ids=some, past_key_values=cache, use_cache=True)
+                    hidden = torch.cat([hidden, reply.last_hidden_state], 1)
+            here = asked[chosen, P:last]  # [n, R], as hidden [n, R, D]
+            found.append(hidden[here])
+            numbers.append(number[chosen, P:last][here])
     return torch.cat(found)[torch.cat(numbers).argsort()]
 
 
-def run_prompts(lm: torch.nn.Module, prompts: list[tuple[int, ...]], device):
-    """Run each prompt once, padded on the left, so that all end at the same place.
-
-    Returns what is no padding [G, P] bool, the last hidden state [G, 1, D], and for every layer its
-    keys and values, each [G, Hkv, P, d].
-    """
-    P = max(map(len, prompts))
-    pad = torch.tensor([P - len(prompt) for prompt in prompts], device=device)[:, None]  # [G, 1]
-    padded = [[0] * (P - len(prompt)) + list(prompt) for prompt in prompts]
-    place, cache = torch.arange(P, device=device), cache_of(lm, [])
-    out = getattr(lm, lm.base_model_prefix)(
-        input_ids=torch.tensor(padded, device=device),  # [G, P]
-        attention_mask=(place >= pad).long(),
-        position_ids=(place - pad).clamp(min=0),
-        past_key_values=cache,
-        use_cache=True,
-    )
-    keys = [(layer.keys, layer.values) for layer in cache.layers]
-    return place >= pad, out.last_hidden_state[:, -1:], keys
-
-
-def cache_of(lm: torch.nn.Module, keys: list):
-    """transformers' cache with one (keys, values) per layer, each [n, Hkv, P, d]; [] is empty."""
+def cache_of(lm: torch.nn.Module, keys=(), n: int = 1):
+    """transformers' cache that holds (keys, values) of each layer, [1, Hkv, P, d], for n rows."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=lm.config)
-    for layer, (k, v) in enumerate(keys):
-        cache.update(k, v, layer)
+    for layer, pair in enumerate(keys):
+        cache.update(*(x.expand(n, -1, -1, -1) for x in pair), layer)
     return cache
 
 
@@ -157,10 +125,11 @@ def attends_to_all(config) -> bool:
     """Does every layer attend to all that came before, without a window?"""
     if kinds := getattr(config, "layer_types", None):
         return all(kind == "full_attention" for kind in kinds)
-    windows = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
-    )
-    return hasattr(config, "num_attention_heads") and not windows
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return hasattr(config, "num_attention_heads") and not window
+
+
+# ----------------------------------------------------------------------------------------- the head
 
 
 def token_logprobs(policy: Policy, ids, mask, temperature: float = 1.0, chunk: int | None = None):
@@ -226,10 +195,10 @@ class Head(torch.autograd.Function):
     """Hidden states [M, D] -> log-probs and entropies [M] of the targets, `chunk` tokens at a time.
 
     With p = softmax(logits / temperature), the gradient of log p[target] to the logits is
-    (1[target] - p) / temperature. On a CPU whose head is frozen, as with LoRA, forward takes it on
-    to the hidden states at once, while the logits are there: a direction [D] per token, which
-    backward only has to multiply by a number. Else forward keeps only log Σ exp, and backward
-    computes the logits again. (A card would need 0.3 GB more, and nobody has measured it there.)
+    (1[target] - p) / temperature. If the head is frozen, as with LoRA, forward takes it on to the
+    hidden states at once, while the logits are there: a direction [D] per token, which backward
+    only has to multiply by a number. Else forward keeps only log Σ exp, and backward computes the
+    logits again.
 
     Two tensors [chunk, V] exist at once. Autograd with a checkpoint per chunk takes six, and 11 GB
     instead of 0.7 for 16,320 tokens and V = 151,936, since glibc's heap does not fill the holes
@@ -237,27 +206,12 @@ class Head(torch.autograd.Function):
     """
 
     @staticmethod
-    def room(chunk: int, V: int, device) -> torch.Tensor | None:
-        """The buffer; oneDNN brings its own."""
-        return None if device.type == "cpu" else torch.empty(chunk, V, device=device)
-
-    @staticmethod
-    def logits(ctx, some: slice, hidden, weight, bias) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The logits of C tokens over temperature, [C, V] float32, in the buffer.
+    def logits(ctx, hidden, weight, bias) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The logits of C tokens over temperature, [C, V] float32.
 
         If they are capped, also the cap's derivative [C, V].
         """
-        if ctx.buffer is None:
-            z = product(hidden[some], weight).float()
-        else:
-            z = ctx.buffer[: len(hidden[some])]
-            if weight.dtype == torch.float32:
-                torch.mm(hidden[some], weight.t(), out=z)
-            else:
-                z.copy_(hidden[some] @ weight.t())
-        if bias is not None:
-            z.add_(bias)
-        slope = None
+        z, slope = F.linear(hidden, weight, bias).float(), None
         if ctx.cap:  # cap · tanh(z / cap)
             z.div_(ctx.cap).tanh_()
             slope = 1 - z**2
@@ -265,19 +219,22 @@ class Head(torch.autograd.Function):
         return z.div_(ctx.temperature), slope
 
     @staticmethod
-    def forward(
-        ctx, hidden, weight, bias, targets, temperature: float, cap: float | None, chunk: int
-    ):
-        M, V = len(targets), len(weight)
+    def to_logits(ctx, p, targets, slope) -> torch.Tensor:
+        """The gradient of log p[target] to the logits before cap and temperature, in place of p."""
+        up = p.neg_().scatter_add_(1, targets[:, None], torch.ones_like(p[:, :1]))
+        return up.div_(ctx.temperature) if slope is None else up.mul_(slope).div_(ctx.temperature)
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, temperature: float, cap: float | None, chunk):
         ctx.temperature, ctx.cap, ctx.chunk = temperature, cap, chunk
-        ctx.buffer = Head.room(min(chunk, M), V, hidden.device)
+        M = len(targets)
         logprobs, entropies, totals = (torch.empty(M, device=hidden.device) for _ in range(3))
         needs_hidden, *learns = ctx.needs_input_grad[:3]
-        ctx.once = needs_hidden and not any(learns) and ctx.buffer is None
+        ctx.once = needs_hidden and not any(learns)
         directions = torch.empty_like(hidden) if ctx.once else None
         for first in range(0, M, chunk):
             some = slice(first, first + chunk)
-            z, slope = Head.logits(ctx, some, hidden, weight, bias)
+            z, slope = Head.logits(ctx, hidden[some], weight, bias)
             most = z.amax(-1, keepdim=True)
             p = exp(z - most)
             sums = p.sum(-1, keepdim=True)
@@ -286,22 +243,15 @@ class Head(torch.autograd.Function):
             p_z = z.mul_(p.div_(sums)).sum(-1)  # [C], Σ p z
             entropies[some] = totals[some] - p_z  # -Σ p log p = log Σ exp - Σ p z
             if ctx.once:
-                p = Head.to_logits(ctx, p, targets[some], slope).to(weight.dtype)
-                directions[some] = product(p, weight.t())
-            p = None  # or the next chunk's would stand beside it
+                up = Head.to_logits(ctx, p, targets[some], slope)
+                directions[some] = up.to(weight.dtype) @ weight
+            p = up = None  # or the next chunk's would stand beside them
         if ctx.once:
             ctx.save_for_backward(directions)
         else:
             ctx.save_for_backward(hidden, weight, bias, targets, totals)
         ctx.mark_non_differentiable(entropies)
-        ctx.buffer = None
         return logprobs, entropies
-
-    @staticmethod
-    def to_logits(ctx, p, targets, slope) -> torch.Tensor:
-        """The gradient of log p[target] to the logits before cap and temperature, in place of p."""
-        up = p.neg_().scatter_add_(1, targets[:, None], torch.ones_like(p[:, :1]))
-        return up.div_(ctx.temperature) if slope is None else up.mul_(slope).div_(ctx.temperature)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -311,46 +261,39 @@ class Head(torch.autograd.Function):
             return (grad[:, None] * directions).to(directions.dtype), *[None] * 6
         hidden, weight, bias, targets, totals = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        ctx.buffer = Head.room(min(ctx.chunk, len(targets)), len(weight), hidden.device)
         to_hidden = torch.empty_like(hidden) if needs_hidden else None
         to_weight = torch.zeros_like(weight) if needs_weight else None
         to_bias = torch.zeros_like(bias) if needs_bias else None
         for first in range(0, len(targets), ctx.chunk):
             some = slice(first, first + ctx.chunk)
-            z, slope = Head.logits(ctx, some, hidden, weight, bias)
+            z, slope = Head.logits(ctx, hidden[some], weight, bias)
             p = exp(z.sub_(totals[some, None]))
             up = Head.to_logits(ctx, p, targets[some], slope).mul_(grad[some, None])
             up = up.to(weight.dtype)
             if needs_hidden:
-                to_hidden[some] = product(up, weight.t())
+                to_hidden[some] = up @ weight
             if needs_weight:
                 to_weight.addmm_(up.t(), hidden[some])
             if needs_bias:
                 to_bias += up.sum(0)
-        ctx.buffer = None
         return to_hidden, to_weight, to_bias, None, None, None, None
 
 
 if __name__ == "__main__":
-    import time
-
     from policy import PICO, load_policy, plain_logprobs
 
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(11, 1024, (8, 184), generator=rng)  # [k, T] eight replies of 64 tokens …
     ids[:, :120] = ids[0, :120]  # … to one prompt of 120
-    mask = torch.zeros(8, 183, dtype=torch.bool)
-    mask[:, 119:] = True
-    weights, found = list(policy.trainable().values()), {}
-    for how in (plain_logprobs, token_logprobs) * 3:
-        started = time.perf_counter()
+    mask = torch.arange(183).expand(8, -1) >= 119
+    weights, found = list(policy.trainable().values()), []
+    for how in (plain_logprobs, token_logprobs):
         logprobs, _ = how(policy, ids, mask)
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(logprobs.sum(), weights)])
-        found[how] = logprobs.detach(), gradient, time.perf_counter() - started
-    (a, ga, slow), (b, gb, fast) = found[plain_logprobs], found[token_logprobs]
+        found.append((logprobs.detach(), gradient))
+    (a, ga), (b, gb) = found
     gap, gradient_gap = (a - b).abs().max(), (ga - gb).abs().max() / ga.abs().max()
     print(f"{len(b)} sampled tokens of {ids.numel()}; eight prompts of 120 tokens are run as one")
     print(f"log-probs differ by at most {gap:.0e}, gradients by {gradient_gap:.0e} of the largest")
-    print(f"forward and backward: {1000 * slow:.0f} ms plain, {1000 * fast:.0f} ms fast")
     assert gap < 1e-4 and gradient_gap < 1e-4

@@ -67,12 +67,15 @@ def start() -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # processes started from here are no ranks
         del os.environ[name]
     if rank():
-        draws = tqdm.__init__
-        tqdm.__init__ = lambda *given, **named: draws(*given, **(named | {"disable": True}))
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+
+
+def bar(*given, **named) -> tqdm:
+    """tqdm's progress bar, but on the first rank only."""
+    return tqdm(*given, **named | {"disable": named.get("disable", False) or rank() > 0})
 
 
 def stop() -> None:
@@ -137,36 +140,20 @@ def same_weights(parameters: Iterable[torch.nn.Parameter]) -> None:
             dist.broadcast(p.data, 0)
 
 
-def demo(file: str) -> None:
-    """One process keeps its gradient in `file`; two that share the rows compare theirs with it."""
+if __name__ == "__main__":
+    import subprocess
+
+    start()
     torch.manual_seed(0)
     model, rows = torch.nn.Linear(8, 1), torch.randn(5, 8)
     for row in share(list(rows)):  # two ranks: three rows and two
         loss = model(row).square().sum() / len(rows)  # divided by the rows of *all* ranks
         loss.backward()
     sum_gradients(model.parameters())
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-    print(f"{world()} process(es), gradient norm {gradient.norm():.6f}")
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    print(f"{world()} process(es), gradient norm {norm:.6f}", flush=True)
     if world() == 1:
-        torch.save(gradient, file)
-    else:
-        difference = (gradient - torch.load(file, weights_only=True)).abs().max().item()
-        print(f"largest difference to the gradient of one process: {difference:.1e}")
-        assert difference < 1e-6
-
-
-if __name__ == "__main__":
-    import subprocess
-    import tempfile
-
-    start()
-    if world() == 1:
-        with tempfile.TemporaryDirectory() as folder:
-            demo(folder + "/gradient.pt")
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            here = ["--nproc-per-node", "2", __file__, folder + "/gradient.pt"]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            subprocess.run([*torchrun, *here], check=True, env=environment)
-    else:
-        demo(sys.argv[1])
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([*torchrun, "--nproc-per-node", "2", __file__], check=True, env=environment)
     stop()

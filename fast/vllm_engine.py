@@ -40,13 +40,14 @@ log-probs.
 import gc
 import os
 import shutil
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fast.memory import CannotGoOn, memory_folder, out_of_memory
+from fast.machine import CannotGoOn, out_of_memory
 from fast.sampler import demo_prompt, largest_gap
 from policy import Policy, Sample, first_line, in_bfloat16
 
@@ -145,9 +146,7 @@ class VllmSampler:
         self.max_len = self.llm.model_config.max_model_len  # of a conversation with its last reply
         self.awake = True
         self.syncs, self.adapter = 0, None
-        learning = sum(p.numel() * p.element_size() for p in policy.trainable().values())
-        # Two adapters at a time, and room to spare; without adapters nothing is written there.
-        self.home = memory_folder(4 * learning * bool(policy.lora_rank))
+        self.home = tempfile.TemporaryDirectory(prefix="picoswarm-")  # of adapters, two at a time
         self.sync(0)  # the policy may have learnt something since its base weights were loaded
 
     def sync(self, version: int = 0) -> None:

@@ -36,7 +36,7 @@ import env_swarm
 import settings
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from evaluate import HELD_OUT_SEEDS
-from fast.plan import choose_model
+from fast.machine import choose_model
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS, ROOT, digits, numbers
 from policy import encode, load_policy

@@ -1,13 +1,12 @@
 """Protects sampling ahead: what the other process plays is, to the last bit, what this one would have played with the weights of the
-moment it was asked, whoever is killed on the way; and nothing of it is left behind.
+moment it was asked; if it is killed the run ends with one sentence; and nothing of it is left behind.
 
-Most players here are forks that have their imports behind them (warm.Spawned). Those of the last two tests are really spawned, and so is
-that of test_train.py's run that Ctrl-C ends.
+Most players here are forks that have their imports behind them (warm.Spawned). That of the last test is really spawned, and so is that of
+test_train.py's run that Ctrl-C ends.
 """
 
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +22,15 @@ import settings
 import warm
 from env_alphabet import Alphabet
 from fast import ahead as ahead_room
-from fast.ahead import RESTARTS, Job, SecondProcess, player
-from fast.sampler import Sample, TorchSampler
-from policy import BIG, PICO, load_policy
+from fast import machine
+from fast.ahead import Job, SecondProcess
+from fast.machine import CannotGoOn
+from fast.sampler import TorchSampler
+from helpers import assert_one_sentence
+from policy import BIG, PICO, Sample, load_policy
 from rollout import play
 
 ROOT = Path(__file__).resolve().parent.parent
-SPAWN = multiprocessing.get_context("spawn")
 RULES = (2, 2, 1, 1, 8.0, False, True, "states")  # two turns, one name each
 ENV = partial(Alphabet, *RULES)
 LOAD = partial(load_policy, str(PICO), 4, 8, "cpu", 0)
@@ -55,7 +56,8 @@ class Mute:
 
 def load_nobody():
     """A policy without weights, loaded in no time."""
-    return SimpleNamespace(trainable=dict, tokenizer=Mute(), stop_ids={2}, lm=SimpleNamespace(config=None))
+    lm, device = SimpleNamespace(config=None), torch.device("cpu")
+    return SimpleNamespace(trainable=dict, tokenizer=Mute(), stop_ids={2}, lm=lm, device=device)
 
 
 class Nod:
@@ -94,20 +96,6 @@ class Endless(Nod):
     def sync(self, version):
         self.begun.touch()
         time.sleep(3600)
-
-
-class Held(Alphabet):
-    """The environment stands still, and says so, until the file `free` is there."""
-
-    def __init__(self, folder: Path):
-        super().__init__(*RULES)
-        self.folder = folder
-
-    def step(self, reply):
-        if not (self.folder / "free").exists():
-            (self.folder / "begun").touch()
-            time.sleep(3600)
-        return super().step(reply)
 
 
 # ---------------------------------------------------------------------------------------------- helpers
@@ -198,7 +186,7 @@ def test_episodes_are_those_that_this_process_would_have_played_in_whatever_orde
         assert groups == here(policy, jobs[tag])  # every field of every episode: tokens, log-probs, rewards, texts
         assert set(clock) == {"rollout", "environment", "sync"} and min(clock.values()) > 0
         assert max(e.turns for group in groups for e in group) == 2 and all(e.stop_reason != "error" for group in groups for e in group)
-    assert ahead.open == {} and not list(Path(ahead.home.name).iterdir())  # nothing is kept of what was taken
+    assert ahead.asked == [] and ahead.played == {}  # nothing is kept of what was taken
     assert ahead.process.pid != os.getpid()
 
 
@@ -215,13 +203,6 @@ def test_a_batch_is_played_with_the_weights_of_the_moment_it_was_asked_for(ahead
     assert [e.logprobs for e in old[0]] != [e.logprobs for e in new[0]]
 
 
-def test_play_asks_and_takes_at_once_behind_what_was_asked_before(ahead, policy):
-    ahead.ask(0, policy, job())
-    assert ahead.play(policy, job(seeds=[9])) == here(policy, job(seeds=[9]))
-    assert list(ahead.open) == [0]
-    ahead.take(0)
-
-
 @pytest.mark.parametrize("turns, asked", [(2, [3, 3, 2]), (1, [8])])
 def test_an_evaluation_of_conversations_is_played_in_slices_if_the_sampler_asks_for_it(policy, monkeypatch, turns, asked):
     """On a card the caches of all its conversations would not fit; the episodes are the same."""
@@ -234,9 +215,7 @@ def test_an_evaluation_of_conversations_is_played_in_slices_if_the_sampler_asks_
     real = ahead_room.play
     monkeypatch.setattr(ahead_room, "play", lambda *given: seen.append(len(given[3])) or real(*given))
     sliced = rollouts.greedy(env, seeds, 1)
-    job = Job(env, seeds, 1, 60, 0.0, 0, 1, {name: p.detach() for name, p in policy.trainable().items()})
-    assert ahead_room.play_job(policy, sampler, job)[0] == sliced  # the second process does so, too
-    assert seen == asked * 2
+    assert seen == asked
     assert [(g[0].seed, g[0].token_ids, g[0].reward) for g in sliced] == [(g[0].seed, g[0].token_ids, g[0].reward) for g in whole]
 
 
@@ -277,55 +256,27 @@ def test_our_own_sampler_leaves_the_trainer_its_part_of_a_card_that_two_processe
         assert ahead_room.second_sampler(cfg, SimpleNamespace(device=where, name=name)) is sampler
     half, planned = limits
     assert half == (0.5, None) and planned[1] is None
-    both = ahead_room.needed(BIG, "letters", device, "torch", ahead_room.planned(cfg), ahead=True)
-    _, _, held, update = ahead_room.training(BIG, "letters", device, ahead_room.planned(cfg))
-    least = both - held - update  # of the second process, CUDA's context included
-    assert least < planned[0] * 79.1 + ahead_room.CONTEXT == pytest.approx(79.1 - held - update) and both < 79.1
+    trainer = machine.plan(BIG, "letters", machine.card_of(device), "torch", ahead_room.planned(cfg)).trainer
+    assert planned[0] * 79.1 + machine.CONTEXT == pytest.approx(79.1 - trainer)
 
 
 # ---------------------------------------------------------------------------------------------- killed
 
 
-def test_a_player_that_is_killed_in_the_middle_of_a_batch_plays_the_very_same_episodes_again(ahead, policy, stir, tmp_path, capfd):
-    before, starts = ahead.process.pid, ahead.starts
-    jobs = {"played": job(), "held": job(partial(Held, tmp_path), seeds=[7, 8], version=1), "waits": job(seeds=[9], version=2)}
-    for tag, one in jobs.items():
-        ahead.ask(tag, policy, one)
-    until((tmp_path / "begun").exists)
-    (tmp_path / "free").touch()
-    stir(policy, 0.05, seed=3)  # the trainer has gone on meanwhile
-    os.kill(before, signal.SIGKILL)
-    taken = {tag: ahead.take(tag)[0] for tag in ("waits", "held", "played")}
-    assert ahead.process.pid != before and ahead.starts == starts + 1
-    told = capfd.readouterr()
-    assert "was killed by signal 9" in told.out and "Traceback" not in told.err
-    policy = LOAD()
-    stir(policy, 0.02)
-    assert taken == {tag: here(policy, one) for tag, one in jobs.items()}
-
-
-def test_a_player_that_is_killed_while_it_has_nothing_to_do_is_noticed_at_the_next_batch(opened):
-    one = opened(load_nobody, Nod)
-    first = one.play(load_nobody(), job())
-    one.process.kill()
-    one.process.join()
-    assert one.play(load_nobody(), job()) == first and one.starts == 2
-
-
-def test_a_player_that_is_killed_again_and_again_is_given_up_in_one_sentence(opened, monkeypatch):
-    start = SecondProcess.start
-
-    def start_and_kill(self):
-        start(self)
-        self.process.kill()
-
-    monkeypatch.setattr(SecondProcess, "start", start_and_kill)
-    one = opened(load_nobody, Failing)
+@pytest.mark.parametrize("playing", [True, False])
+def test_a_player_that_is_killed_is_told_in_one_sentence(opened, tmp_path, playing):
+    sampler = partial(Endless, tmp_path / "begun") if playing else Nod
+    one = opened(load_nobody, sampler)
     one.ask(0, load_nobody(), job())
-    with pytest.raises(RuntimeError) as caught:
+    if playing:
+        until((tmp_path / "begun").exists)
+    else:
         one.take(0)
-    assert one.starts == RESTARTS + 1 and f"killed by signal 9 for the {one.starts}th time" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    one.process.kill()
+    one.ask(1, load_nobody(), job())
+    with pytest.raises(CannotGoOn, match="killed by signal 9; .* go on with --resume") as caught:
+        one.take(1)
+    assert_one_sentence(caught)
 
 
 @pytest.mark.parametrize(
@@ -342,71 +293,31 @@ def test_what_another_try_would_not_mend_is_told_with_its_reason(opened, load, m
     one.ask(0, load_nobody(), job(version=4))
     with pytest.raises(refused) as caught:
         one.take(0)
-    assert reason in str(caught.value) and "\n" not in str(caught.value) and one.starts == 1
+    assert reason in str(caught.value) and "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------------------------------------------- the end
 
 
-def test_close_ends_a_player_that_is_playing_and_removes_the_folder(opened, tmp_path):
+def test_close_ends_a_player_that_is_playing(opened, tmp_path, capfd):
     one = opened(load_nobody, partial(Endless, tmp_path / "begun"))
-    home = Path(one.home.name)
-    assert home.parent == Path("/dev/shm") or not os.access("/dev/shm", os.W_OK)
     one.ask(0, load_nobody(), job())
     until((tmp_path / "begun").exists)
     one.close()
-    assert not one.process.is_alive() and not home.exists()
+    assert not one.process.is_alive() and "Traceback" not in capfd.readouterr().err
 
 
-def test_close_says_nothing_although_there_is_still_something_to_hear(opened, capfd):
-    one = opened(load_nobody, Nod)
-    one.ask(0, load_nobody(), job())
-    until(one.open[0].with_suffix(".played").exists)
-    one.take(0)  # the file was there, so nobody listened to the pipe
-    one.close()
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def no_room():
-    raise OSError("no room")
-
-
-def test_trouble_is_not_told_to_a_trainer_that_has_gone(capfd):
-    mine, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=player, args=(theirs, "nowhere", no_room, Nod, 1))
-    process.start()
-    theirs.close()
-    mine.close()  # before the other has loaded anything
-    process.join(120)
-    assert process.exitcode == 0 and "Traceback" not in capfd.readouterr().err
-
-
-def test_a_trainer_that_is_killed_leaves_neither_process_nor_folder(tmp_path):
+def test_a_trainer_that_is_killed_leaves_no_process(tmp_path):
     code = f"""
-import os, signal, sys, time
+import os, signal, sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from test_ahead import *
 one = SecondProcess(load_nobody, Nod, 1)
 one.ask(0, load_nobody(), job())
-until(one.open[0].with_suffix(".played").exists)
-print(one.process.pid, one.home.name, flush=True)
+one.take(0)
+print(one.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    pid, home = done.stdout.split()
-    until(lambda: gone(int(pid)))
-    left = Path(home).exists()
-    shutil.rmtree(home, ignore_errors=True)
-    assert not left and "Traceback" not in done.stderr
-
-
-def test_the_second_process_has_half_the_threads_and_room_for_the_weights_of_every_job(monkeypatch):
-    given, sizes = {}, {"a": torch.zeros(3), "b": torch.zeros(5)}
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: given.update(ours=n))
-    monkeypatch.setattr(ahead_room, "Ahead", lambda *_: None)
-    monkeypatch.setattr(ahead_room, "SecondProcess", lambda load, make, threads, needed: given.update(theirs=threads, needed=needed))
-    monkeypatch.setattr(ahead_room, "here", lambda *_: "")
-    policy = SimpleNamespace(device=torch.device("cpu"), name="pico", trainable=lambda: sizes)
-    ahead_room.open_rollouts(settings.Config(async_rollouts=2, threads=5), policy, None, None, None)
-    assert given == {"ours": 2, "theirs": 2, "needed": 4 * 8 * 4}  # four times eight float32
+    assert done.returncode == -signal.SIGKILL and "Traceback" not in done.stderr, done.stderr
+    until(lambda: gone(int(done.stdout)))

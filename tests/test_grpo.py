@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import grpo
 from fast.batches import Batch, collate, micro_batches
-from fast.measure import UpdateLog
-from fast.off_policy import CAP, IMPORTANCE, importance_weights
+from fast.measure import CAP, IMPORTANCE, UpdateLog, importance_weights
 from grpo import (
     CLIP,
     group_advantages,

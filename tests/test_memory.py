@@ -1,12 +1,8 @@
-"""Protects memory: logits by the chunk, a sampler that lets go of its cache while others work, a run
-that keeps nothing it need not, and a plan of a card (fast/plan.py) that docs/hardware.md shows as it is.
-"""
+"""Protects the memory of a run: what is not needed while the sampler or the trainer works is given back."""
 
-import gc
-import importlib.util
 import json
-from dataclasses import fields
-from pathlib import Path
+import weakref
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -14,133 +10,143 @@ import torch
 
 import settings
 import train
-from fast import plan
-from fast.logprobs import token_logprobs
-from fast.sampler import TorchSampler
-from helpers import SmallCard
-from lab.tables import hardware
+from fast import ahead
+from fast.sampler import FastDecoder, TorchSampler
+from policy import PICO, load_policy
 
 torch.set_num_threads(1)
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "hardware.md").read_text()
 
 
-def test_logits_cost_a_chunk_and_not_the_length(load):
-    policy, peaks = load("qwen3", 4), {}
-    ids = torch.randint(0, policy.lm.config.vocab_size, (2, 301))
-    for chunk in (16, 600):
-        with SmallCard(known=[ids, *policy.model.parameters()]) as card:
-            logprobs, _ = token_logprobs(policy, ids, torch.ones(2, 300, dtype=torch.bool), chunk=chunk)
-            logprobs.sum().backward()
-        peaks[chunk] = card.peak
-    assert peaks[600] - peaks[16] > 0.9 * (600 - 16) * 4 * policy.lm.config.vocab_size
+@pytest.mark.parametrize("rank, base", [(4, torch.bfloat16), (0, torch.float32)])
+def test_dtypes_on_a_device(model_folder, rank, base):
+    """2 bytes a frozen weight and 4 a learning one: the meta device is no CPU, so load_policy takes a GPU's dtypes."""
+    policy = load_policy(model_folder("qwen3"), rank, 8, device="meta")
+    assert {p.dtype for name, p in policy.model.named_parameters() if "lora_" not in name} == {base}
+    assert {p.dtype for p in policy.trainable().values()} == {torch.float32}
 
 
-def test_a_sampler_that_sleeps_holds_no_cache_and_wakes_up_by_itself(load):
-    policy = load("qwen3")
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])  # gpt2: PlainDecoder
+def test_sampler_holds_a_copy_and_while_it_is_awake_a_cache(load, kind):
+    policy = load(kind)
     sampler = TorchSampler(policy)
-    ask = lambda: sampler.sample([[5] * 10], 8, 200, 1.0, [[(0, i) for i in range(8)]])
-    alive = lambda: gc.collect() * 0 + sum(t.nbytes for t in gc.get_objects() if torch.is_tensor(t))
-    first, c = ask(), policy.lm.config
-    awake = alive()
+    ask = lambda: sampler.sample([[5] * 10, [6] * 10], 3, 20, 1.0, [[(g, i) for i in range(3)] for g in range(2)])
+    first, d, c = ask(), sampler.decoder, policy.lm.config
+    if kind == "qwen3":
+        copied = [d.embed, d.norm, *(t for w in d.layers for x in w.values() for t in (x if isinstance(x, tuple) else [x]))]
+        copied = sum(t.nbytes for t in copied if isinstance(t, torch.Tensor))
+        assert copied == pytest.approx(4 * policy.n_parameters, rel=0.01)  # but for the norms of q and k, one a head
+        kv = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim
+        assert sum(t.nbytes for t in cached(d)) == 4 * kv * 6 * (10 + 20)  # of six replies
+    assert cached(d)
     with sampler.asleep():
-        cache = 8 * 200 * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 4
-        assert alive() < awake - 0.9 * cache
-    assert ask() == first
+        assert not cached(d)
+    assert ask() == first  # it wakes up by itself
 
 
-# ------------------------------------------------------------------------------- a run
+def cached(decoder) -> list:
+    """What a decoder holds of the last batch."""
+    if isinstance(decoder, FastDecoder):
+        return decoder.caches
+    return [decoder.cache] if decoder.cache else []
 
 
-def tiny_run(folder, checkpointing: bool) -> dict:
-    """What a run of two updates left, and the weights' gradients that were there at each update's start."""
-    held, checkpointed = [], []
-
-    def update(policy, *args, real=train.update, **kwargs):
-        held.append([name for name, p in policy.model.named_parameters() if p.grad is not None])
-        checkpointed.append(policy.checkpointing)
-        return real(policy, *args, **kwargs)
-
-    cfg = settings.Config(
-        updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=1, sft_examples=2, threads=1, wandb=False,
-        eval_other_tiers=False, runs=str(folder), name="tiny", device="cpu", temperature=1.0,
-    )  # fmt: skip
-    settings.check(cfg)
-    fits = {"gradient_checkpointing": checkpointing}  # as --model auto does on a small card
-    choose = lambda *_: ("pico_base", "as planned", fits)
-    with patch.multiple(train, update=update, choose_model=choose):
-        run = train.train(cfg, {"device"})
-    config = json.loads((run / "config.json").read_text())
-    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-    return {"config": config, "lines": lines, "held": held, "checkpointed": checkpointed}
+# ---------------------------------------------------------------------------------------------- a run keeps nothing it need not
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return {how: tiny_run(tmp_path_factory.mktemp("runs"), how) for how in (False, True)}
+    """A tiny run without and one with gradient checkpointing: {checkpointing: what was seen on the way}."""
+    return {checkpointing: tiny_run(tmp_path_factory.mktemp("runs"), checkpointing) for checkpointing in (False, True)}
 
 
-def test_no_gradients_while_the_sampler_works(runs):
-    assert [run["held"] for run in runs.values()] == [[[], []]] * 2
+def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
+    """plays: (names of gradients, optimizers alive, training mode?); updates: (the sampler's cache, forward passes, gradients?);
+    synced: (the sampler's version, are its folded weights the policy's?) at every play."""
+    seen = SimpleNamespace(sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[], asked=[])
+    optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
+
+    def init(self, *args, **kwargs):
+        real_init(self, *args, **kwargs)
+        optimizers.add(self)
+
+    def load_policy(*args, real=train.load_policy):
+        policy = real(*args)
+        policy.lm.model.layers[0].self_attn.register_forward_hook(lambda *_: setattr(seen, "forwards", seen.forwards + 1))
+        return policy
+
+    def make_sampler(cfg, policy, real=ahead.make_sampler):
+        seen.sampler = real(cfg, policy)
+        return seen.sampler
+
+    def spied_play(policy, *args, real=ahead.play, **more):
+        gradients = [name for name, p in policy.model.named_parameters() if p.grad is not None]
+        seen.plays.append((gradients, len(optimizers), policy.model.training))
+        seen.synced.append((seen.sampler.version, same_weights(seen.sampler.decoder, FastDecoder(policy))))
+        groups = real(policy, *args, **more)
+        for group in groups:
+            for i, episode in enumerate(group):
+                episode.reward = float(i % 2)  # replies of 16 tokens earn nothing, and then nothing is trained
+        return groups
+
+    def update(policy, *args, real=train.update, **kwargs):
+        cache, before = cached(seen.sampler.decoder), seen.forwards
+        stats = real(policy, *args, **kwargs)
+        seen.updates.append((cache, seen.forwards - before, any(p.grad is not None for p in policy.model.parameters())))
+        return stats
+
+    cfg = settings.Config(
+        updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=2, sft_examples=2, threads=1, wandb=False,
+        eval_other_tiers=False,
+        runs=str(folder), name="tiny", device="cpu",
+    )  # fmt: skip
+    settings.check(cfg)
+    fits = {"gradient_checkpointing": checkpointing}  # as --model auto does on a small card
+    choose = lambda *asked: (seen.asked.append(asked), (str(PICO), "as planned", fits))[1]
+    spies = patch.multiple(train, load_policy=load_policy, update=update, choose_model=choose)
+    rollouts = patch.multiple(ahead, make_sampler=make_sampler, play=spied_play)
+    whole_rows = patch("fast.logprobs.shares_prompts", lambda lm: False)  # else the plain run has another number of passes
+    with spies, rollouts, whole_rows, patch.object(torch.optim.Optimizer, "__init__", init):
+        folder = train.train(cfg, {"device", "vllm_sleep"})
+    seen.lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    seen.config = json.loads((folder / "config.json").read_text())
+    return seen
 
 
-def test_what_auto_sets_is_what_runs_and_changes_no_number(runs):
-    assert [run["config"]["gradient_checkpointing"] for run in runs.values()] == [False, True]
-    assert [run["checkpointed"] for run in runs.values()] == [[False] * 2, [True] * 2]
-    for a, b in zip(runs[False]["lines"], runs[True]["lines"], strict=True):
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_gradients_and_one_optimizer_while_the_sampler_works(runs, checkpointing):
+    assert runs[checkpointing].plays == [([], 1, False)] * (3 + 2)  # three evaluations, two rollouts
+
+
+def same_weights(a: FastDecoder, b: FastDecoder) -> bool:
+    """Do both hold the same folded weights, to the last bit?"""
+    flat = lambda d: [d.embed, d.norm, *(t for w in d.layers for x in w.values() for t in (x if isinstance(x, tuple) else [x]))]
+    return all(x is y is None or torch.equal(x, y) for x, y in zip(flat(a), flat(b), strict=True))
+
+
+def test_whatever_is_sampled_is_sampled_from_the_policy_as_it_is_then(runs):
+    """Once "before", once "after_sft", two batches, once "final"; SFT and both updates have moved the weights."""
+    assert runs[False].synced == [(version, True) for version in [0, 0, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_cache_while_the_trainer_works(runs, checkpointing):
+    assert [(cache, gradients) for cache, _, gradients in runs[checkpointing].updates] == [([], True)] * 2
+
+
+def test_what_auto_sets_is_what_runs_and_is_kept(runs):
+    for checkpointing, run in runs.items():
+        assert (run.config["model"], run.config["gradient_checkpointing"]) == ("pico_base", checkpointing)
+        [(model, env, device, asked)] = run.asked
+        assert (model, env, device) == ("auto", "letters", "cpu")
+        assert asked["max_tokens"] == 16 and asked["vllm_sleep"] is True and "vllm_memory" not in asked and "micro_tokens" not in asked
+
+
+def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):
+    plain, checked = runs[False], runs[True]
+    assert type(plain.sampler.decoder) is type(checked.sampler.decoder) is FastDecoder
+    for (_, once, _), (_, twice, _) in zip(plain.updates, checked.updates, strict=True):
+        assert twice == 2 * once > 0  # every layer is computed again in the backward pass
+    for a, b in zip(plain.lines, checked.lines, strict=True):
+        assert a["grad_norm"] > 0 and a.keys() == b.keys()
         for name in a:
             assert name.startswith("seconds_") or a[name] == pytest.approx(b[name], abs=1e-4), name
-
-
-# ------------------------------------------------------------------------------- the plan
-CARDS = {"T4, 15 GB": (14.6, (7, 5)), "Ampere, 16 GB": (15.7, (8, 6)), "Ampere, 24 GB": (23.6, (8, 6)), "A100, 40 GB": (39.4, (8, 0)),
-         "Ampere, 48 GB": (47.4, (8, 6)), "A100, 80 GB": (79.1, (8, 0)), "H200, 141 GB": (139.7, (9, 0))}  # fmt: skip
-
-
-@pytest.fixture
-def card(monkeypatch):
-    """card(name): this machine has it, with vLLM."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(plan, "where_is", lambda model: "the hub")
-
-    def choose(name: str) -> None:
-        monkeypatch.setattr(plan, "card_memory", lambda _: CARDS[name][0])
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: CARDS[name][1])
-
-    return choose
-
-
-def test_the_page_s_table_of_what_auto_takes_is_the_plan(card):
-    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ") and line[2:].split(" |")[0] in CARDS]
-    assert [row[0] for row in rows] == list(CARDS)
-    for name, *cells in rows:
-        card(name)
-        for env, cell in zip(("letters", "alphabet", "swarm"), (cells[0], *cells), strict=True):
-            path, _, fits = plan.choose_model("auto", env, "cuda", {})
-            shown = path.split("/")[-1].removesuffix("-Instruct-2507") + (f" `{plan.typed(fits)}`" if fits else "")
-            assert cell == shown, (name, env)
-
-
-@pytest.mark.parametrize("row", [r for r in hardware("card") if "30B" not in r["model"]], ids=lambda r: r["model"])
-def test_the_short_plan_agrees_with_the_whole_one(card, row):
-    """It may say up to 2 GiB or 10% too much, and nothing too little."""
-    card("Ampere, 16 GB" if row["card"] == "16 GB" else "A100, 80 GB")
-    model = next(name for name in plan.SIZES if row["model"].split(",")[0] in name)
-    words = row["flags"].split()
-    asked = {"lora_rank": 0 if "--lora-rank" in words else 32, "gradient_checkpointing": "--gradient-checkpointing" in words}
-    if "--micro-tokens" in words:
-        asked["micro_tokens"] = int(words[words.index("--micro-tokens") + 1])
-    peak = max(row["gib"].values())
-    said = plan.needed(model, "letters", "cuda", "torch" if "--engine" in words else "vllm", asked)
-    assert peak - 0.1 < said < max(peak + 2, 1.1 * peak)
-
-
-def test_the_plan_has_the_defaults_of_the_settings():
-    """fast/ may not import settings.py, where each is declared."""
-    for env, (turns, tokens, _) in plan.TALK.items():
-        large = settings.by_size(1e9, env)
-        assert turns == {"letters": 1, "alphabet": settings.Config.max_turns, "swarm": 25, "yours": 1}[env]
-        assert tokens == large["max_tokens"]
-        defaults = {name: getattr(settings.Config, name) for name in plan.DEFAULTS}
-        assert plan.DEFAULTS == defaults | {name: large[name] for name in ("micro_tokens", "k")}
-    assert {f.name for f in fields(settings.Config)} >= plan.READ

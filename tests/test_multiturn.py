@@ -16,9 +16,8 @@ from bookkeeping.guard import guarded
 from env_alphabet import NEW, Alphabet, right_list, write_block
 from env_letters import Letters
 from env_swarm import Swarm
-from fast.decoders import PlainDecoder
 from fast.logprobs import token_logprobs
-from fast.sampler import Sample, TorchSampler
+from fast.sampler import PlainDecoder, Sample, TorchSampler
 from helpers import Recorder, Scripted, spelled
 from lab.base import corpus, pretrain
 from rollout import after_reply, encode, expert_episode, play, prompt_ids, render

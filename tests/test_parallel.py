@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tqdm import tqdm
 
 import warm
 from fast import parallel
@@ -41,16 +40,6 @@ def drop_seconds(line: dict) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------ the pieces
-
-
-def test_one_process_has_nobody_to_talk_to():
-    assert (parallel.rank(), parallel.world()) == (0, 1)
-    assert parallel.share([1, 2, 3]) == parallel.gather([1, 2, 3]) == [1, 2, 3]
-    assert parallel.any_rank(True) and not parallel.any_rank(False)
-    assert parallel.from_first("me") == "me" and parallel.sum_numbers({"a": 2.0}) == {"a": 2.0}
-    weight = torch.nn.Parameter(torch.zeros(1))
-    parallel.sum_gradients([weight])
-    assert weight.grad is None
 
 
 @pytest.fixture(scope="module")
@@ -205,35 +194,26 @@ def test_groups_of_several_processes_have_numbers_of_their_own():
     assert [[e.group for e in group] for group in numbered(two)] == [[0, 0], [1, 1]]
 
 
-def test_all_ranks_but_the_first_fall_silent(monkeypatch):
+@pytest.mark.parametrize("rank, silent", [(0, False), (1, True)])
+def test_all_ranks_but_the_first_fall_silent(monkeypatch, rank, silent):
     """Two progress bars and two logs on one screen are none."""
     from transformers.utils import logging
 
-    hidden = []
+    hidden, screen = [], sys.stdout
     monkeypatch.setattr(logging, "disable_progress_bar", lambda: hidden.append("transformers"))
     monkeypatch.setattr(parallel.dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for rank, silent in ((0, False), (1, True)):
-        monkeypatch.setattr(sys, "stdout", sys.stdout)
-        monkeypatch.setattr(parallel, "tqdm", type("Bar", (tqdm,), {}))
-        monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
-        for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)):
-            monkeypatch.setenv(name, str(value))
-        screen = sys.stdout
-        parallel.start()
-        bar = parallel.tqdm([1], file=open(os.devnull, "w"))
-        assert (bar.disable, sys.stdout is not screen, bool(hidden)) == (silent, silent, silent)
-        assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(os.environ)  # what is started from here is no rank
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(parallel, "rank", lambda: rank)
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)):
+        monkeypatch.setenv(name, str(value))
+    parallel.start()
+    bar = parallel.bar([1], file=open(os.devnull, "w"))
+    assert (bar.disable, sys.stdout is not screen, bool(hidden)) == (silent, silent, silent)
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(os.environ)  # nor what is started here
 
 
 def test_a_rank_without_tasks_plays_nothing():
     from rollout import play
 
     assert play(None, None, lambda: None, [], 4, 10, 1.0, 0) == []
-
-
-def test_machine_notes_how_many_processes_there_were():
-    from bookkeeping.run import machine
-    from policy import PICO, load_policy
-
-    assert machine(load_policy(str(PICO), 0, 1))["processes"] == parallel.world() == 1

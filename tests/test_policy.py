@@ -9,11 +9,9 @@ import pytest
 import torch
 
 import policy as policy_module
-from fast import plan
-from fast.engine import here
+from fast import machine as plan
 from fast.logprobs import logit_scale, token_logprobs
-from fast.memory import out_of_memory
-from fast.plan import choose_model
+from fast.machine import choose_model, here, out_of_memory
 from helpers import assert_one_sentence, random_rows, write_folder
 from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy, pick_device
 
@@ -221,7 +219,7 @@ def test_a_model_named_by_folder_is_that_folder_from_wherever_we_start(model_fol
 
 # ---------------------------------------------------------------------------------------------- which model fits a card
 
-B16, T17, SIX = plan.SIZES  # the 4B, the 1.7B, the 0.6B
+B16, T17, SIX = plan.ROOMY  # the 4B, the 1.7B, the 0.6B
 CHECKED, HALF = {"gradient_checkpointing": True}, {"micro_tokens": 4096}
 share = lambda part: {"vllm_memory": part}
 TORCH = {"engine": "torch"}
@@ -558,7 +556,7 @@ def test_vllms_context_is_as_long_as_a_runs_longest_conversation(monkeypatch, to
     import sys
     from types import SimpleNamespace
 
-    from fast import engine
+    from fast import ahead, machine
 
     class Started(Exception):
         pass
@@ -567,9 +565,9 @@ def test_vllms_context_is_as_long_as_a_runs_longest_conversation(monkeypatch, to
         raise Started(options["max_model_len"])
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
-    monkeypatch.setattr(engine, "which", lambda cfg, device: ("vllm", "asked for"))
+    monkeypatch.setattr(machine, "which", lambda cfg, device: ("vllm", "asked for"))
     policy = load_policy(str(PICO), 0, 8, "cpu")
     policy.lm.config.max_position_embeddings = 131_072
     cfg = SimpleNamespace(env="swarm", max_tokens=tokens, vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True)
     with pytest.raises(Started, match=f"^{context}$"):
-        engine.make_sampler(cfg, policy)
+        ahead.make_sampler(cfg, policy)

@@ -20,8 +20,7 @@ import rollout
 from bookkeeping import guard
 from bookkeeping.guard import Hung, guarded, in_time, told
 from env_letters import STYLES, Letters
-from fast.decoder import FastDecoder
-from fast.sampler import Sample, TorchSampler
+from fast.sampler import FastDecoder, Sample, TorchSampler
 from helpers import Recorder, Scripted, SmallCard, spelled
 from rollout import after_reply, encode, expert_episode, prompt_ids, render
 
@@ -551,8 +550,7 @@ def long_conversations(load):
 
     def run(size: float = float("inf"), turns: int = 25):
         sampler = TorchSampler(policy)
-        with SmallCard(size) as card, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fast.decoder.TILED", ())  # a card reads all rows at once
+        with SmallCard(size) as card:
             groups = play(policy, sampler, lambda: Chat(turns), range(12), 1, 16, 1.0, noise=0)
         return card, [g[0] for g in groups]
 
@@ -572,10 +570,10 @@ def test_resuming_holds_no_more_than_one_layer_twice(pico):
     decoder, ids, pad = FastDecoder(pico), torch.arange(1, 401).view(4, 100), torch.zeros(4, dtype=torch.long)
     with torch.inference_mode(), SmallCard() as card:
         decoder.prefill(ids, pad, 1, 1)
-        caches = [list(kept) for kept in decoder.take(torch.arange(4))]
+        caches = decoder.take(torch.arange(4))
         decoder.forget()
         held = card.peak = card.now
-        decoder.open(torch.cat([ids, ids[:, :1]], 1), pad, 1, 1, caches)
+        decoder.prefill(torch.cat([ids, ids[:, :1]], 1), pad, 1, 1, caches)
     assert caches == [[]] * 4 and card.peak < held * (1 + 1.5 / len(decoder.layers))
 
 

@@ -1,5 +1,5 @@
 """Protects the run folder: one writer at a time, lines that a kill cut in two, a bound on what is
-kept to read, links that are not followed; and the folders in memory, which go with their owner."""
+kept to read, links that are not followed."""
 
 import json
 import os
@@ -18,64 +18,16 @@ from bookkeeping.episodes import thin
 from bookkeeping.folder import claim, mend, trim
 from bookkeeping.records import append
 from bookkeeping.run import State
-from fast.memory import memory_folder, sweep
 from helpers import failing
 from settings import Config
 
 ROOT = Path(__file__).resolve().parent.parent
-SHM = Path("/dev/shm")
-needs_shm = pytest.mark.skipif(not os.access(SHM, os.W_OK), reason="needs /dev/shm")
 
 
 def starts(code: str) -> subprocess.Popen:
     """A Python that runs this code."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes)
-
-
-# ------------------------------------------------------------------------------- folders in memory
-
-HOLDS = "from fast.memory import memory_folder; h = memory_folder(); print(h.name, flush=True)"
-
-
-def test_a_folder_goes_with_its_owner():
-    home = memory_folder()
-    path = Path(home.name)
-    assert path.is_dir()
-    del home
-    assert not path.exists()
-
-
-@needs_shm
-def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path):
-    (tmp_path / "precious").write_text("x")
-    with starts(f"import os; {HOLDS}; os._exit(9)") as gone:
-        left = Path(gone.stdout.readline().strip())
-    link = SHM / f"picoswarm-held-{gone.pid}-link"
-    link.symlink_to(tmp_path)
-    assert left.parent == SHM and left.is_dir()
-    mine, other = memory_folder(), SHM / "picoswarm-not-a-number"
-    other.mkdir(exist_ok=True)
-    try:
-        sweep()
-        assert not left.exists() and Path(mine.name).is_dir() and other.is_dir()
-        assert (tmp_path / "precious").exists()
-    finally:
-        link.unlink(missing_ok=True)
-        other.rmdir()
-
-
-@needs_shm
-def test_a_living_folder_of_another_container_is_not_swept():
-    """Containers may share /dev/shm and not their process ids: there the owner's id is nobody's
-    here."""
-    with starts(f"import os; os.getpid = lambda: 2**22 + 1; {HOLDS}; input()") as other:
-        theirs = Path(other.stdout.readline().strip())
-        assert theirs.parent == SHM
-        sweep()
-        assert theirs.is_dir()
-        other.stdin.write("\n")
-    assert not theirs.exists()
 
 
 # -------------------------------------------------------------------------------------- one writer

@@ -2,7 +2,6 @@
 batch; it stops where it must; it samples from the weights of the last sync and never edits them.
 """
 
-import inspect
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,16 +9,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fast import decoder as decoder_room
-from fast import engine
-from fast.decoder import FastDecoder
-from fast.decoders import PlainDecoder, differences, holes, make_decoder
-from fast.engine import make_sampler
-from fast.sampler import TorchSampler
-from fast.trunk import effective
-from fast.vllm_engine import VllmSampler
+from fast import machine
+from fast.ahead import make_sampler
+from fast.sampler import (
+    FastDecoder,
+    PlainDecoder,
+    TorchSampler,
+    folded,
+    make_decoder,
+)
 from policy import PlainSampler, Policy, draw, load_policy
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
@@ -56,120 +55,53 @@ def assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temp
 # ---------------------------------------------------------------------------------------------- log-probs
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
 @pytest.mark.parametrize("kind", FAST + PLAIN)
 def test_logprobs_equal_a_plain_forward_pass(load, naive_logprobs, kind, temperature):
     policy = endless(load(kind, lora_rank=4, awake=True))
     prompts = random_prompts(3, 31, 12)
     groups = TorchSampler(policy).sample(prompts, 2, 16, temperature, grid(3, 2))
-    assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temperature)
-
-
-def test_logprobs_still_equal_the_models_when_training_went_on_and_sync_was_called(load, naive_logprobs, stir):
-    policy = endless(load("pico", lora_rank=4))
-    sampler = TorchSampler(policy)
-    prompts = random_prompts(5, 20)
-    for step in range(2):
-        stir(policy, 0.1, seed=step)
-        sampler.sync(1)
-        groups = sampler.sample(prompts, 2, 10, 1.0, grid(2, 2, noise=step))
-        assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, 1.0)
-
-
-def test_greedy_logprobs_are_those_of_temperature_1(tiny, naive_logprobs):
-    prompts = random_prompts(4, 9)
-    groups = TorchSampler(endless(tiny)).sample(prompts, 1, 8, 0, grid(2, 1))
-    assert_logprobs_are_the_models(tiny, naive_logprobs, prompts, groups, 1.0)
+    # greedy: the log-prob of temperature 1
+    assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temperature or 1.0)
 
 
 # ---------------------------------------------------------------------------------------------- decoders
 
 
-@pytest.mark.parametrize("kind", FAST)
-def test_llama_and_qwen_models_get_the_fast_decoder_and_it_agrees_with_the_plain_one(load, kind):
-    policy = endless(load(kind, lora_rank=4, awake=True))
-    sampler = TorchSampler(policy)
-    assert isinstance(sampler.decoder, FastDecoder)
-    prompts = random_prompts(1, 25, 8)
-    fast = sampler.sample(prompts, 2, 20, 0, grid(3, 2))
-    sampler.decoder = PlainDecoder(policy)
-    plain = sampler.sample(prompts, 2, 20, 0, grid(3, 2))
-    for a, b in zip(sum(fast, []), sum(plain, [])):
-        assert a.token_ids == b.token_ids
-        assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_rows_may_end_in_any_order(load, seed):
-    """Prompts of other lengths, one alone, one whose rows all end early: after every move the logits are those of the plain decoder."""
+    """Prompts of other lengths, of which one ends early: the logits stay those of the plain decoder."""
     policy, rng = load("qwen3", lora_rank=4, awake=True), np.random.default_rng(seed)
-    prompts, copies, room = [rng.integers(1, 250, n).tolist() for n in (9, 4, 12)], 5, 24
-    ids, pad = torch.tensor([[0] * (12 - len(p)) + p for p in prompts]), torch.tensor([12 - len(p) for p in prompts])
-    fast, plain, sizes, n = FastDecoder(policy), PlainDecoder(policy), [], 15
+    prompts, copies, room, n = [rng.integers(1, 250, n).tolist() for n in (9, 4, 12)], 5, 24, 15
+    ids = torch.tensor([[0] * (12 - len(p)) + p for p in prompts])
+    given = ids, torch.tensor([12 - len(p) for p in prompts]), copies, room
+    fast, plain = FastDecoder(policy), PlainDecoder(policy)
     with torch.inference_mode():
-        assert (fast.prefill(ids, pad, copies, room) - plain.prefill(ids, pad, copies, room)).abs().max() < 1e-4
+        assert (fast.prefill(*given) - plain.prefill(*given)).abs().max() < 1e-4
+        full = sum(cache.nbytes for cache in fast.caches)
         for _ in range(room):
             said = torch.tensor(rng.integers(1, 250, n))
-            gap = (fast.step(said) - plain.step(said)).abs().max()
-            assert gap < 1e-4
-            sizes.append(sum(t.nbytes for t in fast.prompts + fast.own))
-            if (ended := torch.tensor(rng.random(n) < 0.2)).any() and not ended.all():
-                source, target, n = holes(ended)
-                fast.move(source, target, n)
-                plain.move(source, target, n)
-    assert n < 5 and sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 2, "what nobody needs is given back"
+            assert (fast.step(said) - plain.step(said)).abs().max() < 1e-4
+            live = torch.nonzero(torch.tensor(rng.random(n) > 0.2))[:, 0]
+            if len(live):
+                fast.select(live)
+                plain.select(live)
+                n = len(live)
+    assert n < 5 and sum(cache.nbytes for cache in fast.caches) == full * n // 15, "given back"
 
 
-@pytest.mark.parametrize("kind", FAST)
-def test_in_bfloat16_the_fast_decoder_is_as_near_to_float32_as_the_model_is(load, kind):
-    policy, prompts = load(kind), torch.tensor(random_prompts(20, 20, 20, 20))
-    pad, said = torch.zeros(4, dtype=torch.long), torch.tensor([5, 6, 7, 8] * 2)
-    logits = lambda decoder: torch.cat([decoder.prefill(prompts, pad, 2, 2), decoder.step(said)]).log_softmax(-1)  # [16, V]
-    with torch.inference_mode():
-        exact = logits(PlainDecoder(policy))
-        policy.lm.to(torch.bfloat16)
-        assert isinstance(make_decoder(policy), FastDecoder)
-        error = lambda decoder: (exact.exp() * (logits(decoder(policy)) - exact).abs()).sum(-1).mean()
-        fast, plain = error(FastDecoder), error(PlainDecoder)
-    assert 0 < fast < 1.5 * plain
-
-
-@pytest.mark.parametrize("heads", [(4, 2), (8, 1), (6, 6)])
-def test_attention_for_a_card_is_attention(heads):
-    """On CUDA, enable_gqa with a mask would write all scores down; there the queries are grouped instead."""
-    rng = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(3, n, length, 16, generator=rng) for n, length in ((heads[0], 5), (heads[1], 12), (heads[1], 12)))
-    mask = torch.rand(3, 1, 5, 12, generator=rng) < 0.6
-    mask[..., 0] = True
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
-    assert torch.allclose(decoder_room.grouped_attention(q, k, v, mask), expected, atol=1e-6)
-
-
-def test_on_a_card_reading_and_resuming_use_the_grouped_one(load, monkeypatch, naive_logprobs):
-    monkeypatch.setattr(decoder_room, "TILED", ())
-    monkeypatch.setattr(FastDecoder, "row_by_row", None)
-    policy, prompts = with_stops(load("qwen3"), range(1024)), random_prompts(4, 19)
-    sampler = TorchSampler(policy)
-    assert isinstance(sampler.decoder, FastDecoder)
-    first = sampler.sample(prompts, 1, 3, 1.0, grid(2, 1), keep=True)
-    longer = [p + s.token_ids + [7, 8, 9] for p, (s,) in zip(prompts, first)]
-    second = sampler.sample(longer, 1, 3, 1.0, grid(2, 1), [s.cache for (s,) in first])
-    assert_logprobs_are_the_models(policy, naive_logprobs, longer, second, 1.0)
-
-
-def deep(small, seed: int = 0):
+def deep(small):
     """36 layers of random weights in bfloat16, of the architecture of a small one: what rounding does to a 4B."""
     sizes = small.lm.config.to_dict() | {"num_hidden_layers": 36, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
     sizes.pop("layer_types", None)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     lm = type(small.lm)(type(small.lm.config)(**sizes)).to(torch.bfloat16).eval()
     return Policy(lm, None, frozenset({2}), "deep", 0, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind, seed):
-    decoder = make_decoder(deep(load(kind), seed))
+def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind):
+    decoder = make_decoder(deep(load(kind)))
     assert isinstance(decoder, FastDecoder) and decoder.why.startswith("fast decoder: its log-probs are 0.")
 
 
@@ -209,32 +141,6 @@ def test_an_error_of_the_card_is_not_taken_for_another_architecture(tiny, monkey
         make_decoder(tiny)
     monkeypatch.setattr(FastDecoder, "prefill", lambda *_: torch.zeros(2) @ torch.zeros(3))
     assert make_decoder(tiny).why.startswith("plain decoder, many times slower than the fast one: another architecture (RuntimeError")
-
-
-def test_kept_caches_are_cut_out_without_a_wait_per_row_and_layer(tiny):
-    """On a card each number that Python reads waits until the card has nothing left to do."""
-
-    class Reads(TorchDispatchMode):
-        n = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.n += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
-            return func(*args, **kwargs or {})
-
-    decoder, ids = FastDecoder(tiny), torch.arange(11, 31).view(4, 5)  # [4, 5]
-    with torch.inference_mode():
-        decoder.prefill(ids, torch.tensor([0, 1, 2, 3]), 1, 4)
-        decoder.step(ids[:, 0])
-        with Reads() as reads:
-            kept = decoder.take(torch.tensor([1, 3]))
-    assert reads.n == 0 and [cache[0].shape[2] for cache in kept] == [5, 3]
-
-
-def test_which_decoder_was_chosen_is_printed_with_its_reason(load, capsys):
-    cfg = SimpleNamespace(plain=False, engine="torch")
-    for kind, told in (("qwen3", "fast decoder: its log-probs are "), ("llama_dynamic", "plain decoder, many times slower")):
-        make_sampler(cfg, load(kind))
-        assert capsys.readouterr().out.splitlines()[-1].startswith(told)
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -291,6 +197,8 @@ def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder)
     batch = sample(prompts, k, seeds)
     lengths = [len(tokens) for group in batch for tokens in group]
     assert min(lengths) < 8 and max(lengths) > 20  # else this would test little
+    assert len({tuple(tokens) for tokens in batch[1]}) == k  # members of a group are no copies
+    assert sample(prompts, k, grid(5, k, noise=1)) != batch
     for g, prompt in enumerate(prompts):
         assert sample([prompt], k, [seeds[g]]) == [batch[g]]
     for g, i in ((0, 2), (1, 0), (4, 1)):
@@ -298,18 +206,6 @@ def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder)
     assert sample(prompts[::-1], k, seeds[::-1]) == batch[::-1]
     for max_rows in (1, 4, 6):
         assert sample(prompts, k, seeds, max_rows) == batch
-
-
-def test_another_seed_gives_another_sample(tiny):
-    sampler = TorchSampler(endless(tiny))
-    prompts = random_prompts(6)
-    a, b, c = (sampler.sample(prompts, 1, 10, 1.0, grid(1, 1, noise))[0][0].token_ids for noise in (1, 1, 2))
-    assert a == b != c
-
-
-def test_the_members_of_a_group_are_not_copies(tiny):
-    (group,) = TorchSampler(endless(tiny)).sample(random_prompts(6), 6, 10, 1.0, grid(1, 6))
-    assert len({tuple(s.token_ids) for s in group}) == 6
 
 
 # ---------------------------------------------------------------------------------------------- the plain way
@@ -331,21 +227,6 @@ def test_the_plain_sampler_draws_the_same_tokens(load, kind, lora_rank, temperat
         assert len(a.logprobs) == len(a.token_ids) and np.allclose(a.logprobs, b.logprobs, atol=1e-4)
     if temperature:
         assert {a.finished for a in plain} == {True, False} and len({len(a.token_ids) for a in plain}) > 3
-
-
-def test_the_plain_sampler_is_an_engine_like_the_others(tiny, stir, load, snapshot):
-    assert isinstance(make_sampler(SimpleNamespace(plain=True), tiny), PlainSampler)
-    assert isinstance(make_sampler(SimpleNamespace(plain=False, engine="torch"), tiny), TorchSampler)
-    arguments = [list(inspect.signature(engine.sample).parameters) for engine in (TorchSampler, PlainSampler, VllmSampler)]
-    assert arguments[0] == arguments[1] == arguments[2]
-    policy = endless(load("qwen3", 4))
-    sampler, before = PlainSampler(policy), snapshot(policy)
-    old = sampler.sample(random_prompts(6), 2, 8, 1.0, grid(1, 2))
-    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in policy.model.named_parameters())
-    with sampler.asleep():
-        stir(policy, 0.2)
-    sampler.sync(3)
-    assert sampler.version == 3 and sampler.sample(random_prompts(6), 2, 8, 1.0, grid(1, 2)) != old
 
 
 class FakeVllm:
@@ -439,11 +320,6 @@ def test_a_reply_ends_with_the_first_stop_token_and_includes_it(tiny, decoder, t
     assert min(len(s.token_ids) for s in ended) == 1
 
 
-def test_one_token_at_most_means_one_token(tiny):
-    samples = TorchSampler(endless(tiny)).sample(random_prompts(5, 2), 2, 1, 1.0, grid(2, 2))
-    assert [len(s.token_ids) for group in samples for s in group] == [1] * 4
-
-
 # ---------------------------------------------------------------------------------------------- draw
 
 
@@ -471,21 +347,6 @@ def test_draw_follows_the_models_distribution(tiny, temperature):
     assert abs(chi_square_excess(tokens.numpy(), p.numpy())) < 4
     wrong = (logits.double() / (1.5 * temperature)).softmax(-1)
     assert chi_square_excess(tokens.numpy(), wrong.numpy()) > 20  # the test has teeth
-
-
-def test_the_first_sampled_token_follows_the_models_distribution(tiny):
-    (prompt,), n = random_prompts(10), 5000
-    samples = TorchSampler(endless(tiny), max_rows=n).sample([prompt], n, 1, 1.0, grid(1, n))[0]
-    with torch.no_grad():
-        p = tiny.model(input_ids=torch.tensor([prompt])).logits[0, -1].double().softmax(-1)  # [V]
-    assert abs(chi_square_excess(np.array([s.token_ids[0] for s in samples]), p.numpy())) < 4
-
-
-def test_draw_at_temperature_0_is_the_likeliest_token():
-    logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = draw(logits, torch.rand(50), 0)
-    assert torch.equal(tokens, logits.argmax(-1))
-    assert torch.allclose(logprobs, logits.log_softmax(-1).max(-1).values)
 
 
 def test_draw_is_the_inverse_cdf():
@@ -544,8 +405,8 @@ def test_folding_again_and_again_does_not_drift(load):
         decoder.sync()
     assert torch.equal(decoder.layers[0]["qkv"][0], once)
     x = torch.randn(3, layer.in_features)  # [3, in]
-    assert torch.allclose(x @ effective(layer).T, layer(x), atol=1e-5)
-    assert not torch.allclose(effective(layer), layer.base_layer.weight, atol=1e-3)
+    assert torch.allclose(x @ folded(layer).T, layer(x), atol=1e-5)
+    assert not torch.allclose(folded(layer), layer.base_layer.weight, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", FAST)
@@ -558,16 +419,16 @@ def test_a_conversation_resumed_from_its_cache_gives_the_logits_of_reading_it_wh
 
     def padded(rows):
         P = max(map(len, rows))
-        return torch.tensor([[0] * (P - len(r)) + r for r in rows]), torch.tensor([P - len(r) for r in rows])
+        ids = torch.tensor([[0] * (P - len(r)) + r for r in rows])
+        return ids, torch.tensor([P - len(r) for r in rows]), 1, 3
 
     with torch.inference_mode():
-        ids, pad = padded(prompts)
-        whole = decoder.prefill(ids, pad, 1, 3)
+        whole = decoder.prefill(*padded(prompts))
         whole = torch.cat([whole, decoder.step(whole.argmax(-1))])
-        decoder.prefill(*padded([p[:n] for p, n in zip(prompts, known)]), 1, 3)
-        caches = [list(kept) for kept in decoder.take(torch.arange(5))]
+        decoder.prefill(*padded([p[:n] for p, n in zip(prompts, known)]))
+        caches = decoder.take(torch.arange(5))
         assert [{kept.shape[2] for kept in cache} for cache in caches] == [{n} for n in known]
-        part = decoder.resume(ids, pad, caches, 3)
+        part = decoder.prefill(*padded(prompts), caches)
         part = torch.cat([part, decoder.step(part.argmax(-1))])
     assert caches == [[]] * 5  # given back
     assert (whole - part).abs().max() < 1e-4 and whole.abs().max() > 1
@@ -624,7 +485,7 @@ def test_out_of_memory_first_costs_the_kept_caches_and_then_rows(load, monkeypat
 
     monkeypatch.setattr(sampler, "_batch", little_memory)
     longer = [p + s.token_ids + [5] for p, s in zip(prompts, first)]
-    caches = [list(s.cache) for s in first]
+    caches = [s.cache for s in first]
     second = sampler.sample(longer, 1, 4, 1.0, seeds, caches, keep=True)
     assert tried == [(8, True, True), (8, False, False), (4, False, False), (4, False, False)]
     assert caches == [[]] * 8 and all(s.cache is None for (s,) in second)
@@ -632,16 +493,6 @@ def test_out_of_memory_first_costs_the_kept_caches_and_then_rows(load, monkeypat
     assert tried[-1] == (4, False, False)  # it has learnt that these are too long to be kept …
     sampler.sample(prompts, 1, 4, 1.0, seeds, keep=True)
     assert tried[-1] == (4, False, True)  # … and shorter ones are not
-
-
-def test_a_cache_that_is_not_a_list_stays_its_owners(load):
-    """bridges/serve.py answers several requests from one cache."""
-    sampler = TorchSampler(with_stops(load("pico"), range(0, 1024, 2)))
-    (prompt,), seeds = random_prompts(9), grid(1, 1)
-    ((said,),) = sampler.sample([prompt], 1, 20, 1.0, seeds, keep=True)
-    read = said.cache.nbytes
-    twice = sampler.sample([prompt + said.token_ids + [7]] * 2, 1, 4, 1.0, seeds * 2, [said.cache] * 2)
-    assert twice[0] == twice[1] and said.cache.nbytes == read > 0
 
 
 def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
@@ -655,61 +506,14 @@ def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
         sampler.sample([[1, 2], [3]], 2, 4, 1.0, [[(0, g, i) for i in range(2)] for g in range(2)])
 
 
-def test_prompts_of_alike_length_share_a_batch(tiny, monkeypatch):
-    sampler, widths = TorchSampler(tiny), []
-    monkeypatch.setattr(sampler, "max_rows", 2)
-    real = sampler._batch
-    monkeypatch.setattr(sampler, "_batch", lambda prompts, *more: widths.append([len(p) for p in prompts]) or real(prompts, *more))
-    groups = sampler.sample(random_prompts(3, 40, 4, 41), 1, 2, 1.0, grid(4, 1))
-    assert widths == [[3, 4], [40, 41]] and len(groups) == 4
-
-
-def test_no_step_is_made_after_the_last_token(tiny, monkeypatch):
-    sampler, steps = TorchSampler(endless(tiny)), []
-    real = sampler.decoder.step
-    monkeypatch.setattr(sampler.decoder, "step", lambda token: steps.append(1) or real(token))
-    sampler.sample(random_prompts(5), 1, 6, 1.0, grid(1, 1))
-    assert len(steps) == 5
-
-
-def test_the_plain_samplers_log_probs_are_float32_of_a_model_in_bfloat16(load):
-    """As the trainer's are: a log-prob that is itself rounded to bfloat16 is off by a hundredth of a nat."""
-    policy = load("qwen3")
-    policy.model.to(torch.bfloat16)
-    sample = PlainSampler(policy).sample([[5, 6, 7]], 1, 6, 1.0, [[(0,)]])[0][0]
-    for t, (token, logprob) in enumerate(zip(sample.token_ids, sample.logprobs)):
-        with torch.no_grad():
-            logits = policy.model(input_ids=torch.tensor([[5, 6, 7, *sample.token_ids[:t]]])).logits[0, -1]  # [V]
-        assert logprob == pytest.approx(logits.float().log_softmax(-1)[token].item(), abs=1e-4)
-
-
-def test_a_decoder_that_is_wrong_everywhere_is_told_by_how_much(load):
-    policy = load("qwen3")
-    fast = FastDecoder(policy)
-    fast.embed = fast.embed * 1.5
-    off, rounding = differences(fast, PlainDecoder(policy), policy)
-    assert off > 0.1 > 1e-3 > rounding > 0
-
-
 @pytest.mark.parametrize("processes, taken", [(1, "vllm"), (2, "ours")])
 def test_vllm_is_left_alone_if_several_processes_train(tiny, monkeypatch, processes, taken):
-    monkeypatch.setattr(engine, "engine_of", lambda device: "vllm")
-    monkeypatch.setattr(engine.parallel, "world", lambda: processes)
+    monkeypatch.setattr(machine, "engine_of", lambda device: "vllm")
+    monkeypatch.setattr(machine.parallel, "world", lambda: processes)
     monkeypatch.setattr("fast.vllm_engine.VllmSampler", lambda *_, **__: "vllm")
     cfg = SimpleNamespace(env="letters", max_tokens=64, plain=False, engine="auto", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True,
                           async_rollouts=0)  # fmt: skip
     assert ("vllm" if make_sampler(cfg, tiny) == "vllm" else "ours") == taken
-
-
-def test_what_the_copy_of_all_weights_takes_on_a_card_is_told(monkeypatch, capsys):
-    monkeypatch.setattr(engine, "engine_of", lambda device: "torch")
-    policy = SimpleNamespace(device=torch.device("cuda"), lora_rank=0, n_parameters=2**30)
-    for kind, told in ((FastDecoder, True), (PlainDecoder, False)):  # the plain one samples from the policy's own weights
-        decoder = kind.__new__(kind)
-        decoder.why = ""
-        monkeypatch.setattr(engine, "TorchSampler", lambda policy, decoder=decoder: SimpleNamespace(decoder=decoder))
-        make_sampler(SimpleNamespace(plain=False, engine="torch"), policy)
-        assert ("float32 copy of the weights, 4.0 GiB more" in capsys.readouterr().out) is told
 
 
 def test_the_decoder_makes_its_tensors_where_the_weights_are(model_folder, monkeypatch):

@@ -16,7 +16,7 @@ from bookkeeping import guard
 from bookkeeping.folder import resume_folder
 from bookkeeping.guard import check_environment, preflight
 from evaluate import take_typed
-from fast import plan
+from fast import machine as plan
 from helpers import example
 from learn import failures
 from rollout import EnvironmentFailed

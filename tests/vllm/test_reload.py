@@ -38,13 +38,3 @@ def test_logprobs_equal_a_plain_forward_pass_after_every_reload(pair, stir, snap
     with capsys.disabled():
         print(f"\n  full reload, {type(policy.lm).__name__}: largest difference {max(gaps):.1e} nats")
     assert max(gaps) <= 1e-4
-
-
-def test_old_weights_until_sync(pair, stir):
-    policy, sampler = pair
-    prompts, seeds = random_prompts(20), grid(1, 2)
-    old = sampler.sample(prompts, 2, 12, 1.0, seeds)
-    stir(policy, 0.1, seed=11)
-    assert [s.token_ids for s in sampler.sample(prompts, 2, 12, 1.0, seeds)[0]] == [s.token_ids for s in old[0]]
-    sampler.sync(1)
-    assert sampler.sample(prompts, 2, 12, 1.0, seeds) != old

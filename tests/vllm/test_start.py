@@ -47,14 +47,6 @@ def test_a_model_that_vllm_cannot_run_is_said(load, tmp_path):
     assert "vLLM cannot run" in sentence(caught) and "Nobodys" in sentence(caught) and "--engine torch" in sentence(caught)
 
 
-def test_a_model_that_is_gone_is_said(load, tmp_path):
-    policy = load("llama", 4)
-    policy.lm.name_or_path = str(tmp_path / "gone")
-    with pytest.raises(SystemExit) as caught:
-        load_engine(policy, 0.3, 2**26)
-    assert "vLLM cannot run" in sentence(caught)
-
-
 class Card:
     """Stands in for vLLM on a card: it notes when it sleeps and wakes."""
 
@@ -73,15 +65,6 @@ def on_a_card() -> VllmSampler:
     sampler.sleeps = sampler.seeded = True
     sampler.policy, sampler.llm, sampler.awake = SimpleNamespace(device=torch.device("cuda")), Card(), True
     return sampler
-
-
-def test_the_card_is_given_back_while_the_trainer_works():
-    sampler = on_a_card()
-    with sampler.asleep():
-        assert sampler.llm.said == ["sleep 1"]
-        with pytest.raises(AssertionError, match="wake the engine"):
-            sampler.sample([[1]], 1, 1, 1.0, [[(0,)]])
-    assert sampler.llm.said == ["sleep 1", "wake"] and sampler.awake
 
 
 def test_after_an_error_in_the_update_the_engine_is_not_woken():

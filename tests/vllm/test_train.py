@@ -103,16 +103,6 @@ def test_greedy_it_is_evaluated_as_by_our_own_sampler(vllm, ours):
     assert flat("before") != pytest.approx(flat("after_sft"), abs=1e-2)  # SFT has moved the log-probs, and vLLM has noticed
 
 
-def test_our_own_sampler_goes_on_with_a_run_of_vllms(vllm, runs):
-    folder = runs / "vllm_then_torch"
-    shutil.copytree(vllm, folder)
-    run("train.py", "--resume", str(folder), "--engine", "torch", "--updates", "4")
-    assert_whole(folder, 4)
-    assert json.loads((folder / "config.json").read_text())["engine"] == "torch"
-    assert lines(folder / "metrics.jsonl")[:3] == lines(vllm / "metrics.jsonl")
-    assert_on_policy(lines(folder / "metrics.jsonl")[3])
-
-
 def test_vllm_goes_on_with_a_run_of_our_own_sampler(ours, runs):
     """The engine starts before the checkpoint is loaded: what it samples from has to be the checkpoint."""
     folder = runs / "torch_then_vllm"
@@ -130,26 +120,3 @@ def test_ahead_of_the_trainer_every_batch_but_the_first_is_one_update_old(ahead,
     assert all(line["mismatch"] > 10 * found[0]["mismatch"] for line in found[1:])  # older weights, and it shows
     for stage in ("before", "after_sft"):  # these are never ahead
         assert evaluated(ahead, stage) == evaluated(vllm, stage)
-
-
-def test_a_sampling_process_that_is_killed_is_started_again_with_vllm(ahead, runs):
-    script = f"""
-import multiprocessing, sys, time, train
-real, calls = train.update, []
-def update(*a, **k):
-    calls.append(1)
-    if len(calls) == 2:
-        (child,) = multiprocessing.active_children()
-        time.sleep(0.5)
-        child.kill()  # SIGKILL, as a rule while it samples the third batch; that it has just done so would do as well
-    return real(*a, **k)
-train.update = update
-sys.argv = ["train.py", *{TINY!r}, *{AHEAD!r}, "--runs", {str(runs)!r}, "--name", "killed"]
-train.main()
-"""
-    assert "was killed by signal 9; it is started again" in run("-c", script)
-    assert_whole(runs / "killed", 3)
-    killed, undisturbed = (lines(folder / "metrics.jsonl") for folder in (runs / "killed", ahead))
-    assert [line["off_policy_steps"] for line in killed] == [0, 1, 1]
-    for a, b in zip(killed, undisturbed):  # its open batch is played again from the same weights and seeds
-        assert a["reward"] == pytest.approx(b["reward"], abs=1e-6) and a["mismatch"] == pytest.approx(b["mismatch"], rel=1e-2)
