@@ -37,7 +37,6 @@ from tqdm import tqdm
 
 import metrics
 from bookkeeping import records, viewer
-from bookkeeping.episodes import save_evaluation
 from bookkeeping.folder import code_hash, open_folder
 from bookkeeping.guard import Guarded, preflight
 from bookkeeping.records import append, write_json
@@ -187,7 +186,7 @@ def evaluate_api(cfg) -> Path:
 
     def finished(episode: Episode) -> None:
         played[episode.group] = episode
-        save_evaluation(folder, 0, "final", None, [[episode]])
+        records.save_episodes(folder, 0, "final", None, [[episode]])
         shown = ("requests", "retries", "completion_tokens")
         bar.set_postfix({name: end.counts[name] for name in shown}, refresh=False)
         bar.update()

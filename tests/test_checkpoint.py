@@ -318,15 +318,6 @@ def test_whether_an_older_checkpoint_is_left_is_told(saved, tmp_path):
             find_checkpoint(tmp_path / "c")
 
 
-def test_of_a_weight_that_the_policy_lacks_a_hundred_characters_are_told(tmp_path):
-    """A file may come from anywhere, and hold a name of a megabyte."""
-    found = SimpleNamespace(missing_keys=[], unexpected_keys=["x" * 300])
-    model = SimpleNamespace(load_state_dict=lambda weights, strict: found, state_dict=dict)
-    with pytest.raises(ValueError) as error:
-        checkpoint.load_weights(tmp_path, SimpleNamespace(trainable=dict, lora_rank=0, model=model))
-    assert f"'{'x' * 100}'" in str(error.value)
-
-
 NO_ROOM = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
 
 
