@@ -52,10 +52,11 @@ def announce(words: list[str]) -> None:
         settings.check(cfg)
     except ValueError:
         return
-    level, count = cfg.difficulty or "", cfg.updates or ""  # by the model's size, unless it is said
+    what = " ".join([settings.short(cfg.env), *([str(cfg.difficulty)] if cfg.difficulty else [])])
+    updates = f"{cfg.updates} updates" if cfg.updates else "updates"  # else by the model's size
     print(
-        f"{settings.short(cfg.env)} {level}: {cfg.sft_steps} steps of SFT on {cfg.sft_examples} "
-        f"demonstrations, then {count} updates of GRPO on {cfg.num_tasks} tasks each\n"
+        f"{what}: {cfg.sft_steps} steps of SFT on {cfg.sft_examples} demonstrations, "
+        f"then {updates} of GRPO on {cfg.num_tasks} tasks each\n"
         f"look into {cfg.runs}/{name_of(cfg, '*')}/: metrics.jsonl grows with every update, "
         "report.html comes at the end; torch is loading now",
         flush=True,

@@ -260,30 +260,28 @@ def other_opening(policy, env, seed: int) -> dict[str, str]:
 # ----------------------------------------------------------------------------------- one sentence
 
 
-def known(error: Exception) -> tuple[str, str, str]:
-    """(what went wrong, what to do if there is a checkpoint, and if there is none) of an error that
-    a person can do something about; "" for any other."""
-    if out_of_memory(error):
-        first = (str(error).splitlines() or ["no more is known"])[0]
-        return (
-            f"out of GPU memory ({first})",
-            "the last checkpoint is kept: --resume it with a lower --micro-tokens, or start again "
-            "with --gradient-checkpointing",
-            "start again with a lower --micro-tokens, or with --gradient-checkpointing",
-        )
-    if isinstance(error, FloatingPointError):
-        return (
-            f"training stopped: {error}",
-            "the last good checkpoint is kept for --eval-only, start a run with a lower --lr",
-            "nothing was saved yet, start again with a lower --sft-lr",
-        )
-    if isinstance(error, OSError) and error.errno is not None:
-        return (
-            f"{error.strerror}: {error.filename or 'writing the run folder'}",
-            "the last checkpoint is kept, make room or mend the path, then --resume",
-            "nothing was saved yet, make room or mend the path, then start again",
-        )
-    return "", "", ""
+# (is it this?, what went wrong, what to do if there is a checkpoint, and if there is none)
+KNOWN = (
+    (
+        out_of_memory,
+        lambda error: f"out of GPU memory ({(str(error).splitlines() or [''])[0]})",
+        "the last checkpoint is kept: --resume it with a lower --micro-tokens, or start again with "
+        "--gradient-checkpointing",
+        "start again with a lower --micro-tokens, or with --gradient-checkpointing",
+    ),
+    (
+        lambda error: isinstance(error, FloatingPointError),
+        lambda error: f"training stopped: {error}",
+        "the last good checkpoint is kept for --eval-only, start a run with a lower --lr",
+        "nothing was saved yet, start again with a lower --sft-lr",
+    ),
+    (
+        lambda error: isinstance(error, OSError) and error.errno is not None,
+        lambda error: f"{error.strerror}: {error.filename or 'writing the run folder'}",
+        "the last checkpoint is kept, make room or mend the path, then --resume",
+        "nothing was saved yet, make room or mend the path, then start again",
+    ),
+)
 
 
 @contextmanager
@@ -304,12 +302,11 @@ def one_sentence():
         print(f"\nstopped at once{how_to_go_on()}", file=sys.stderr)
         raise SystemExit(130) from None  # as a shell counts Ctrl-C
     except (RuntimeError, FloatingPointError, OSError) as error:
-        what, with_checkpoint, without = known(error)
-        if not what:
-            raise
-        raise SystemExit(
-            f"{what}; {with_checkpoint if folder.has_checkpoint() else without}"
-        ) from None
+        for fits, what, if_kept, if_none in KNOWN:
+            if fits(error):
+                cure = if_kept if folder.has_checkpoint() else if_none
+                raise SystemExit(f"{what(error)}; {cure}") from None
+        raise
     finally:
         folder.discard_unbegun()
         if folder.own and sys.stderr.isatty():

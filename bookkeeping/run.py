@@ -11,7 +11,6 @@ Run me: `python -m bookkeeping.run` prints the line of a made-up update.
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import time
@@ -70,10 +69,9 @@ class Run:
     started: float = field(default_factory=time.monotonic)  # time.time jumps with the clock
     spent_before: float = 0.0
     versions: list[dict] = field(default_factory=list)  # which code ran, from when on: note_code
-    history: list[dict] = field(default_factory=list)  # the newest lines of metrics.jsonl
-    first_gap: float | None = None  # of sampler and trainer, as the run began
+    lines: list[dict] = field(default_factory=list)  # of metrics.jsonl, for the doctor
     wandb: object = None
-    bar: tqdm | None = None
+    moments: list[float] = field(default_factory=list)  # when the updates were done
 
     def open(self, policy, optimizer) -> State:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
@@ -91,8 +89,7 @@ class Run:
         trim(self.folder, self.state.update, done)
         if not done:  # what an earlier end said is not true of the weights that follow
             (self.folder / "summary.json").unlink(missing_ok=True)
-        lines = records.lines(self.folder / "metrics.jsonl")
-        self.history, self.first_gap = lines[-doctor.LOOKS_BACK :], doctor.first_gap(lines)
+        self.lines = records.lines(self.folder / "metrics.jsonl")
         self.spent_before = self.state.seconds["total"]
         self.stop = StopSignal()
         first = self.folder == self.home
@@ -150,18 +147,23 @@ class Run:
         state.tokens["trained"] += stats["trained_tokens"]
         append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
-        self.bar = self.bar or tqdm(initial=state.update - 1, total=self.cfg.updates, desc="GRPO")
+        self.moments.append(time.monotonic())
         names = dict.fromkeys(name for e in played for name in e.components)
-        tqdm.write(one_line(line, tables.own_parts(names, self.cfg.env)) + broken(groups))
+        text = one_line(line, tables.own_parts(names, self.cfg.env)) + self.time_left()
+        tqdm.write(text + broken(groups))
         if level == state.level:  # not one that was sampled ahead, before the level was climbed
             state.rewards.append(line["reward"])
-        self.history = [*self.history, line][-doctor.LOOKS_BACK :]
-        if self.first_gap is None:
-            self.first_gap = doctor.first_gap([line])
-        self.tell(doctor.symptoms(self.history, state.rewards, self.first_gap))
+        self.lines.append(line)
+        newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)
+        self.tell(doctor.symptoms(newest, state.rewards, first_gap))
         if self.cfg.curriculum and level == state.level and level != self.cfg.difficulty:
             climb(self.cfg, state, line)
-        self.bar.update()
+
+    def time_left(self) -> str:
+        """How long the updates that are left will take, by those since the first one here."""
+        left, moments = self.cfg.updates - self.state.update, self.moments
+        each = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
+        return f", {left * each / 60:.0f} min left" if each and left > 0 else ""
 
     def log_sft(self, found: dict) -> None:
         """What sft() returns: first and last loss, tokens, seconds."""
@@ -197,8 +199,6 @@ class Run:
             missing = page.name in sentence and not page.exists()
             how = f" (python -m bookkeeping.viewer {self.folder} writes it now)" if missing else ""
             tqdm.write(f"{name.upper()} at {state.warnings[name]}{how}")
-            if name == "collapse" and parallel.rank() == 0:  # the next checkpoint is worse
-                keep_copy(self.folder)
 
     @contextmanager
     def clock(self, part: str):
@@ -237,8 +237,6 @@ class Run:
         """summary.json, the report and its pictures; returns the run folder."""
         from bookkeeping import report  # it draws: not needed before
 
-        if self.bar:
-            self.bar.close()
         self.count_seconds()
         if self.folder != self.home:
             return self.home
@@ -452,18 +450,6 @@ def may_fail():
         yield
     except Exception as error:
         tqdm.write(f"wandb failed ({error}); the run's own logs go on")
-
-
-def keep_copy(folder: Path) -> None:
-    """checkpoint -> checkpoint-at-collapse, if there is one and room for two; never stops a run."""
-    places = (folder / "checkpoint", folder / "checkpoint.old")  # after a resume only the second
-    kept = folder / "checkpoint-at-collapse"
-    try:
-        for saved in [*filter(Path.exists, places)][:1]:
-            shutil.copytree(saved, kept, dirs_exist_ok=True)
-    except OSError as error:
-        shutil.rmtree(kept, ignore_errors=True)
-        tqdm.write(f"{kept} could not be written ({error.strerror or str(error)[:200]})")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ which go with their owner, and what a killed owner has left when the next one co
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -295,29 +294,6 @@ def test_a_wandb_that_dies_does_not_take_the_run_with_it(capsys):
     run.wandb = SimpleNamespace(log=lost)
     run.to_wandb({"reward": 1})
     assert "wandb failed (Connection lost)" in capsys.readouterr().out
-
-
-def test_at_a_collapse_whatever_checkpoint_there_is_is_kept_and_nothing_stops_the_run(tmp_path, monkeypatch, capsys):
-    run_records.keep_copy(tmp_path)
-    assert not (tmp_path / "checkpoint-at-collapse").exists()
-    (tmp_path / "checkpoint.old").mkdir()
-    (tmp_path / "checkpoint.old" / "state.json").write_text("{}")
-    run_records.keep_copy(tmp_path)
-    assert (tmp_path / "checkpoint-at-collapse" / "state.json").exists()
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(run_records.shutil, "copytree", full)
-    run_records.keep_copy(tmp_path)
-    assert "could not be written (No space left on device)" in capsys.readouterr().out
-
-    def full_inside(*_, **__):  # what copytree makes of it
-        raise shutil.Error([("a", "b", "[Errno 28] No space left on device")])
-
-    monkeypatch.setattr(run_records.shutil, "copytree", full_inside)
-    run_records.keep_copy(tmp_path)
-    assert "No space left on device" in capsys.readouterr().out
 
 
 def test_of_several_processes_only_the_first_writes_the_reference(tmp_path):
