@@ -258,7 +258,9 @@ def mend(folder: Path) -> None:
     for path in (folder / name for name in LOGS):
         if path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")
-            write_whole(path, text[: text.rfind("\n") + 1])
+            whole = text[: text.rfind("\n") + 1]
+            if path.is_symlink() or whole != text:
+                write_whole(path, whole)
 
 
 def trim(folder: Path, update: int, finished: bool = True) -> None:
