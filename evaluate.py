@@ -30,7 +30,6 @@ import settings
 from bookkeeping import folder as run_folder
 from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
-from bookkeeping.episodes import save_evaluation
 from bookkeeping.guard import guarded, preflight
 from fast import parallel
 from fast.ahead import InTurn, make_sampler
@@ -69,7 +68,7 @@ def evaluate_policy(
         line = eval_line(update, stage, tasks, trained, played, failed)
         records.append(folder / "evals.jsonl", line)
         if trained:
-            save_evaluation(folder, update, stage, policy, worth_reading(groups))
+            records.save_episodes(folder, update, stage, policy, worth_reading(groups))
         shown = "  ".join(f"{key} {value}" for key, value in headline(played).items())
         tqdm.write(f"eval {stage:10} update {update:4}  {tasks}  {shown}{broken(groups)}")
     return results

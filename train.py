@@ -12,7 +12,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from bookkeeping.forecast import announce
+from bookkeeping.folder import announce
 
 if __name__ == "__main__":
     announce(sys.argv[1:])  # before torch is imported, which takes seconds

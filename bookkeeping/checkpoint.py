@@ -31,10 +31,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model
 from torch.optim import Optimizer
 
+from bookkeeping.records import printable
 from fast.machine import flush, out_of_memory
-from policy import Policy, first_line
+from policy import Policy
 
 
 def sibling(folder: Path, ending: str) -> Path:
@@ -45,18 +47,16 @@ def sibling(folder: Path, ending: str) -> Path:
 def digest(file: Path) -> str:
     """SHA-256 of a file."""
     with open(file, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+        return hashlib.file_digest(f, "sha256").hexdigest()  # in pieces: a 4B's weights are 16 GB
 
 
 def checksum(folder: Path) -> str:
     """SHA-256 over names and contents of a checkpoint's files, except the checksum itself and what
     somebody's file manager leaves (.DS_Store, .ipynb_checkpoints)."""
     total = hashlib.sha256()
-    named = lambda p: p.name != "checksum" and not p.name.startswith(".")
-    for file in sorted(filter(named, folder.iterdir())):
-        total.update(file.name.encode())
-        with open(file, "rb") as f:
-            hashlib.file_digest(f, lambda: total)  # in pieces: a 4B's weights are 16 GB
+    for file in sorted(folder.iterdir()):
+        if file.name != "checksum" and not file.name.startswith("."):
+            total.update(f"{file.name} {digest(file)}\n".encode())
     return total.hexdigest()
 
 
@@ -82,9 +82,9 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, s
         new.mkdir(parents=True)
         if policy.lora_rank:
             # Embeddings are frozen; the default, "auto", would ask the hub about them.
-            policy.model.save_pretrained(new, safe_serialization=True, save_embedding_layers=False)
+            policy.model.save_pretrained(new, save_embedding_layers=False)
         else:  # names as in memory: the hub's, one per expert, would have to be fused to be loaded
-            policy.model.save_pretrained(new, save_original_format=False)
+            policy.model.save_pretrained(new, save_original_format=False, max_shard_size="1TB")
             policy.tokenizer.save_pretrained(new)  # this makes the folder a model of its own
         torch.save(optimizer.state_dict() if optimizer else {}, new / "optimizer.pt")
         (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
@@ -107,30 +107,33 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, s
     flush(folder.parent)
 
 
+def is_whole(folder: Path) -> bool:
+    """Does a checkpoint hold what its checksum says?"""
+    try:
+        return checksum(folder).encode() == (folder / "checksum").read_bytes()
+    except OSError:  # no checksum file, or one of its files cannot be read
+        return False
+
+
 def find_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint: `folder`, or `folder`.old with a printed reason.
 
     None if there never was one. SystemExit if all that exist are damaged.
     """
-    damaged = []
-    for candidate in (folder, sibling(folder, "old")):
-        if not candidate.exists():
-            continue
-        try:
-            whole = checksum(candidate).encode() == (candidate / "checksum").read_bytes()
-        except OSError:  # no checksum file, or one of its files cannot be read
-            whole = False
-        if whole:
-            if damaged:
-                why = "is damaged (its checksum does not match)"
-                print(f"{damaged[0]} {why}; the one before it is taken, {candidate.name}")
-            return candidate
-        damaged.append(candidate)
-    if damaged:
-        older = "so is the one before" if len(damaged) > 1 else "there is no older one"
-        why = f"the checkpoint is damaged (its checksum does not match), and {older}"
-        raise SystemExit(f"{damaged[0]}: {why}; start again or restore it")
-    return None
+    places = [place for place in (folder, sibling(folder, "old")) if place.exists()]
+    found = next(filter(is_whole, places), None)
+    if places and not found:
+        older = "so is the one before" if len(places) > 1 else "there is no older one"
+        raise SystemExit(
+            f"{places[0]}: the checkpoint is damaged (its checksum does not match), and {older}; "
+            "start again or restore it"
+        )
+    if places and found != places[0]:
+        print(
+            f"{places[0]} is damaged (its checksum does not match); the one before it is taken, "
+            f"{found.name}"
+        )
+    return found
 
 
 def set_aside(folder: Path) -> None:
@@ -139,9 +142,8 @@ def set_aside(folder: Path) -> None:
     Otherwise the next save would keep the damaged one as `folder`.old, and lose the good one.
     """
     if folder.exists():
-        damaged = sibling(folder, "damaged")
-        shutil.rmtree(damaged, ignore_errors=True)
-        folder.rename(damaged)
+        shutil.rmtree(sibling(folder, "damaged"), ignore_errors=True)
+        folder.rename(sibling(folder, "damaged"))
 
 
 def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
@@ -158,39 +160,30 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
     except (SafetensorError, FileNotFoundError, RuntimeError, ValueError) as error:
         if out_of_memory(error):
             raise
-        why = f"not a checkpoint of this run ({first_line(error)})"
-        raise SystemExit(f"{folder}: {why}; start again or restore it") from None
+        told = printable(" ".join(str(error).split()))[:300]
+        raise SystemExit(
+            f"{folder}: not a checkpoint of this run ({told}); start again or restore it"
+        ) from None
     # On the CPU: an evaluation needs no moments on its card, and an optimizer moves its own there.
     return load_tensors(folder / "optimizer.pt", "cpu"), state
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
-    """Every weight that learns, exactly. ValueError if one is missing, or one is not the policy's.
+    """Every weight that learns, exactly. An error if one is missing, or one is not the policy's."""
+    if not policy.lora_rank:
+        load_model(
+            policy.model, folder / "model.safetensors"
+        )  # knows that a tied head is one weight
+        return
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-    PyTorch's strict=True will not do: an adapter lacks the base, and a tied head is stored once, as
-    the embedding. strict=False alone would drop what it does not know, without a word.
-    """
-    from safetensors.torch import load_file
-
-    learning = policy.trainable()
-    if policy.lora_rank:
-        from peft import set_peft_model_state_dict
-
-        adapter = load_file(folder / "adapter_model.safetensors")
-        found = set_peft_model_state_dict(policy.model, adapter)
-        missing = [name for name in found.missing_keys if name in learning]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-        weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
-        found = policy.model.load_state_dict(weights, strict=False)
-        places = {p.data_ptr() for name, p in learning.items() if name in weights}
-        own = policy.model.state_dict()
-        missing = [name for name in found.missing_keys if own[name].data_ptr() not in places]
-    if missing:
-        raise ValueError(f"it lacks {len(missing)} weights of the policy, {missing[0]} for one")
-    if found.unexpected_keys:
-        more, name = len(found.unexpected_keys), found.unexpected_keys[0][:100]
-        raise ValueError(f"it has {more} weights that the policy lacks, {name!a} for one")
+    adapter = load_file(folder / "adapter_model.safetensors")
+    own = get_peft_model_state_dict(policy.model, save_embedding_layers=False)
+    alone = own.keys() ^ adapter.keys()
+    if alone:  # peft would pass them over without a word
+        one = min(alone)[:100]
+        raise ValueError(f"{len(alone)} weights are only in it or in the policy, {one!a} for one")
+    set_peft_model_state_dict(policy.model, adapter)
 
 
 def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> dict:
@@ -204,15 +197,16 @@ def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> 
             was["fused"] = now["fused"]  # of this device, and not of the one that it was saved on
         optimizer.load_state_dict(moments)
         # A level may be a number or a word, and clocks may have been added.
-        names = [name for name in state if name != "level"]
-        ours = all(type(saved[name]) is type(state[name]) for name in names)
-        ours = ours and saved.keys() == state.keys()
-        ours = ours and state["seconds"].keys() <= saved["seconds"].keys()
+        types = {name: type(value) for name, value in state.items() if name != "level"}
+        ours = saved.keys() == state.keys() and state["seconds"].keys() <= saved["seconds"].keys()
+        ours = ours and all(type(saved[name]) is types[name] for name in types)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         ours = False
     if not ours:
-        why = "its optimizer.pt or state.json is not that of this run"
-        raise SystemExit(f"{folder}: {why}; start again or restore it")
+        raise SystemExit(
+            f"{folder}: its optimizer.pt or state.json is not that of this run; start again or "
+            "restore it"
+        )
     return saved
 
 
@@ -245,8 +239,7 @@ def load_tensors(file: Path, device=None):
         raise SystemExit(f"{file}: {why}") from None
 
 
-def demo() -> None:
-    """Two checkpoints, one of them damaged."""
+if __name__ == "__main__":
     import tempfile
 
     from policy import PICO, load_policy
@@ -256,17 +249,9 @@ def demo() -> None:
         folder = Path(name) / "checkpoint"
         for update in (10, 20):
             save_checkpoint(folder, policy, None, {"update": update})
-        for path in sorted(Path(name).iterdir()):
-            print(f"{path.name}:", *sorted(file.name for file in path.iterdir()))
         weights = folder / "adapter_model.safetensors"
         data = bytearray(weights.read_bytes())
         data[-5] ^= 1
         weights.write_bytes(data)
-        found = find_checkpoint(folder)
-        state = load_checkpoint(found, policy)[1]
+        state = load_checkpoint(find_checkpoint(folder), policy)[1]
         print("continues after update", state["update"])
-        assert state == {"update": 10}
-
-
-if __name__ == "__main__":
-    demo()

@@ -1,4 +1,5 @@
-"""The run folder: where a run writes, how it is found again, and what a kill may cost.
+"""The run folder: what a run says first, where it writes, how it is found again, and what a kill
+may cost.
 
     runs/NAME/  config.json  code.jsonl  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json
                 report.md  report.html  curves.png  checkpoint/  lock
@@ -8,13 +9,14 @@ one and renamed, so that a kill at any moment leaves something to read. On --res
 after the last checkpoint are dropped: they will be written again. And only one process writes into
 a folder: it holds a lock, which the kernel takes back however the process ends.
 
-Run me: `python -m bookkeeping.folder` shows what a killed run keeps.
+Run me: `python -m bookkeeping.folder` says what a run would do, and what a killed one keeps.
 """
 
 import ast
 import hashlib
 import itertools
 import json
+import os
 import re
 import time
 from dataclasses import fields
@@ -22,10 +24,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bookkeeping.checkpoint import find_checkpoint, set_aside
-from bookkeeping.forecast import name_of
+import settings
 from bookkeeping.records import append, lines, write_whole
-from settings import sources
+from fast.machine import speak_utf8
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = (
@@ -38,6 +39,35 @@ LEFTOVERS = {"lock", "config.new"}  # of a run that ended before it had begun
 # This process's run folder, then the folders above it that were made for it: how a run ends depends
 # on what it has written (guard.one_sentence).
 own: list[Path] = []
+
+
+def announce(words: list[str]) -> None:
+    """The first words of a new run, before torch is imported: that takes seconds, and on a busy
+    machine a quarter of a minute. Nothing if the run will be refused, which is told later."""
+    speak_utf8()
+    try:
+        cfg, _ = settings.read_flags(words)
+        if cfg.api_base or cfg.eval_only or cfg.resume or int(os.environ.get("RANK", 0)):
+            return
+        settings.check(cfg)
+    except ValueError:
+        return
+    what = " ".join([settings.short(cfg.env), *([str(cfg.difficulty)] if cfg.difficulty else [])])
+    updates = f"{cfg.updates} updates" if cfg.updates else "updates"  # else by the model's size
+    print(
+        f"{what}: {cfg.sft_steps} steps of SFT on {cfg.sft_examples} demonstrations, "
+        f"then {updates} of GRPO on {cfg.num_tasks} tasks each\n"
+        f"look into {cfg.runs}/{name_of(cfg, '*')}/: metrics.jsonl grows with every update, "
+        "report.html comes at the end; torch is loading now",
+        flush=True,
+    )
+
+
+def name_of(cfg, when: str) -> str:
+    """The name of a run's folder, if --name gives none."""
+    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
+    asked = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model) + "-" if cfg.api_base else ""
+    return cfg.name or f"{asked}{settings.short(cfg.env)}{level}-{when}"
 
 
 def claim(folder: Path) -> FileLock:
@@ -54,8 +84,6 @@ def claim(folder: Path) -> FileLock:
             f"{folder}: another process is working in this run folder; wait until it is done, "
             "or stop it"
         ) from None
-    except NotImplementedError:  # a file system without locks: then nobody can know
-        pass
     return lock
 
 
@@ -78,8 +106,10 @@ def open_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
         own[:] = [folder, *above]
         return folder, None, claim(folder)
     except OSError as error:
-        why = f"{error.strerror}: {error.filename}"
-        raise SystemExit(f"--runs {cfg.runs}: {why}; give a folder that can be written") from None
+        raise SystemExit(
+            f"--runs {cfg.runs}: {error.strerror}: {error.filename}; give a folder that can be "
+            "written"
+        ) from None
 
 
 def make(folder: Path, shared: bool) -> Path:
@@ -87,15 +117,14 @@ def make(folder: Path, shared: bool) -> Path:
 
     Three seeds that are started in one line begin in the same second.
     """
-    first = folder
-    for n in itertools.count(2):
+    others = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
+    for place in itertools.chain([folder], others):
         try:
-            folder.mkdir(parents=True, exist_ok=shared)
-            return folder
+            place.mkdir(parents=True, exist_ok=shared)
+            return place
         except FileExistsError:
             if shared:  # it is a file
                 raise
-            folder = first.with_name(f"{first.name}-{n}")
 
 
 def has_checkpoint() -> bool:
@@ -118,6 +147,8 @@ def discard_unbegun() -> None:
 
 def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     """open_folder for --resume: flags that do not change the experiment may be typed again."""
+    from bookkeeping.checkpoint import find_checkpoint, set_aside  # torch, which announce must not
+
     folder = Path(cfg.resume)
     if not (folder / "config.json").exists():
         raise SystemExit(
@@ -133,16 +164,17 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     planned = cfg.updates
     refuse_code(folder, cfg.env, given.get("env"))
     for name, value in sorted(given.items()):
-        if name in MAY_CHANGE:
-            setattr(cfg, name, value)
-        elif value != getattr(cfg, name):
+        if name not in MAY_CHANGE and value != getattr(cfg, name):
             raise SystemExit(
                 f"--{name.strip('_').replace('_', '-')} cannot change on --resume; "
                 "start a new run for another experiment"
             )
+        setattr(cfg, name, value)
     if cfg.updates != planned:
-        fall = f"the learning rate falls until the last of {cfg.updates}, so it jumps here"
-        print(f"--updates was {planned} before: {fall}")
+        print(
+            f"--updates was {planned} before: the learning rate falls until the last of "
+            f"{cfg.updates}, so it jumps here"
+        )
     cfg.resume, cfg.eval_only = "", ""
     saved = find_checkpoint(folder / "checkpoint")
     if saved and saved.name != "checkpoint":
@@ -153,8 +185,7 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
 def read_config(folder: Path, config: type) -> dict:
     """config.json of a folder that may come from anywhere: fields of the dataclass `config`.
 
-    ValueError if it has others, or values of other types. A flag that is gone, and was not set, is
-    left out: a run of an earlier version goes on.
+    ValueError if it has others, or values of other types.
     """
     try:
         saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -165,13 +196,12 @@ def read_config(folder: Path, config: type) -> dict:
             f"{folder}/config.json is not the config of a run; check the path, or restore it"
         )
     known = {f.name: f.default for f in fields(config)}
-    saved = {name: value for name, value in saved.items() if name in known or value is not None}
-    for name, value in saved.items():
-        if name not in known or not is_plain(value, known[name]):
-            raise ValueError(
-                f"{folder}/config.json: there is no flag {name[:40]!a}, or not with that value; "
-                "check the path, or restore it"
-            )
+    wrong = [n for n, value in saved.items() if n not in known or not is_plain(value, known[n])]
+    if wrong:
+        raise ValueError(
+            f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; "
+            "check the path, or restore it"
+        )
     return saved
 
 
@@ -209,7 +239,7 @@ def code_hash(env: str) -> str:
         python = file.suffix == ".py"
         return ast.dump(ast.parse(content)) if python else hashlib.sha256(content).hexdigest()
 
-    source = "".join(map(meaning, filter(Path.exists, sources(env))))
+    source = "".join(map(meaning, filter(Path.exists, settings.sources(env))))
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
@@ -220,30 +250,29 @@ def tell_changed(folder: Path, env: str) -> None:
         print(f"{env}: its code or its rows are not what this run was trained with")
 
 
+def mend(folder: Path) -> None:
+    """Drop a last line that a kill cut in two: what is appended next would be glued to it.
+
+    A log that is a link is replaced by a copy: nothing is appended where it points to.
+    """
+    for path in (folder / name for name in LOGS):
+        if path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            whole = text[: text.rfind("\n") + 1]
+            if path.is_symlink() or whole != text:
+                write_whole(path, whole)
+
+
 def trim(folder: Path, update: int, finished: bool = True) -> None:
     """Drop lines that a killed run wrote after its last checkpoint: they will be written again.
 
     So will a final evaluation, unless more updates follow: then it was one on the way.
     """
-    for name in LOGS:
-        if (folder / name).exists():
-            with open(folder / name, encoding="utf-8", errors="replace") as old:
-                logged = old if finished else map(on_the_way, old)
-                kept = [line for line in logged if stays(line, update)]
-            write_whole(folder / name, "".join(kept))
-
-
-def mend(folder: Path) -> None:
-    """Drop a last line that a kill cut in two: what is appended next would be glued to it.
-
-    A log that is a link is replaced by a copy: nothing is cut or appended where it points to.
-    """
     for path in (folder / name for name in LOGS):
-        if path.is_symlink() and path.is_file():
-            write_whole(path, path.read_text(encoding="utf-8", errors="replace"))
-        if path.is_file():
-            with open(path, "rb+") as f:
-                f.truncate(f.read().rfind(b"\n") + 1)
+        if path.exists():
+            with open(path, encoding="utf-8", errors="replace") as old:
+                logged = old if finished else map(on_the_way, old)
+                write_whole(path, "".join(line for line in logged if stays(line, update)))
 
 
 def on_the_way(line: str) -> str:
@@ -264,14 +293,13 @@ def stays(line: str, update: int) -> bool:
 if __name__ == "__main__":
     import tempfile
 
+    announce(["--env", "letters"])
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        file = Path(name) / "metrics.jsonl"
         for update in (1, 2, 3):
-            append(folder / "metrics.jsonl", {"update": update, "reward": update / 10})
-        with open(folder / "metrics.jsonl", "a", encoding="utf-8") as f:
-            f.write(
-                '{"update": 4, "rew'
-            )  # the kill came here; the last checkpoint was after update 2
-        print("before\n" + (folder / "metrics.jsonl").read_text(encoding="utf-8"))
-        trim(folder, update=2)
-        print("\nafter --resume\n" + (folder / "metrics.jsonl").read_text(encoding="utf-8"))
+            append(file, {"update": update, "reward": update / 10})
+        with open(file, "a", encoding="utf-8") as f:
+            f.write('{"update": 4, "rew')  # the kill; the last checkpoint was after update 2
+        print("before\n" + file.read_text(encoding="utf-8"))
+        trim(Path(name), update=2)
+        print("\nafter --resume\n" + file.read_text(encoding="utf-8"))

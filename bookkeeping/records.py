@@ -1,4 +1,4 @@
-"""Reading what a run left, whoever wrote it: metrics.jsonl, evals.jsonl, summary.json and the like.
+"""The files of a run: how they are written, and how they are read again, whoever wrote them.
 
 A run folder may come from anywhere: a colleague, the hub, a disk that was full. So its contents are
 data and nothing else. A line that cannot be read is named, with its file. Text is made safe to
@@ -6,12 +6,19 @@ print and to put into Markdown. And a command that meets something no run writes
 sentence and no traceback. Nothing here needs torch: a report can be made on a machine where the run
 could not run.
 
+episodes.jsonl keeps episodes for a person to read in report.html: whole groups, each sampled token
+with its log-prob and with how much likelier the update that followed has made it.
+
 Run me: `python -m bookkeeping.records` reads a good line, a damaged file and a hostile name.
 """
 
 import json
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
+
+# Episodes to read may take so many bytes: a run of days would save gigabytes that nobody reads.
+MOST_BYTES = 64 * 2**20
 
 # What code raises that meets a record no run has written.
 NOT_OURS = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError)
@@ -84,8 +91,7 @@ def same_tasks(*evals: dict) -> list[dict]:
 def environments_of(machine: dict) -> list[tuple[int, str]]:
     """[(from which update on, hash of the environment's code)] of summary.json's machine.
 
-    More than one if somebody edited the environment and resumed; empty for runs that are older than
-    this record.
+    More than one if somebody edited the environment and resumed.
     """
     found: list[tuple[int, str]] = []
     for version in machine.get("versions", [{"update": -1, **machine}]):
@@ -158,6 +164,9 @@ def before_last_level(lines: list[dict]) -> int:
     return max(others, default=0)
 
 
+# ----------------------------------------------------------------------------------------- writing
+
+
 def append(path: Path, record: dict) -> None:
     """Add one line to a .jsonl file."""
     with open(path, "a", encoding="utf-8") as f:
@@ -177,25 +186,83 @@ def write_whole(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def demo() -> None:
-    """A good line, a line that was cut, and a hostile name."""
+def save_episodes(
+    folder: Path, update: int, stage: str, policy, groups, advantages=None, ratios=None
+):
+    """Add groups of episodes to episodes.jsonl.
+
+    stage: of an evaluation. If it is "", these are groups of a training batch, with the advantages
+    [G, k] that were trained on, and ratios[g][i]: of each token that episode i of group g sampled,
+    the importance ratio after the update.
+    """
+    for g, group in enumerate(groups):
+        for i, e in enumerate(group):
+            record = {
+                "update": update,
+                "source": "eval" if stage else "rollout",
+                "stage": stage,
+                "group": g,
+                "member": i,
+                "seed": e.seed,
+                "reward": e.reward,
+                "advantage": None if stage else round(float(advantages[g, i]), 4),
+                "components": e.components,
+                "stop_reason": e.stop_reason,
+                "error": e.error,
+                "policy_version": e.policy_version,
+                "reply_tokens": e.reply_tokens,
+                "logprob": round(sum(e.logprobs), 3),
+                "messages": e.messages,
+                "segments": segments(policy, e, None if stage else ratios[g][i]),
+            }
+            append(folder / "episodes.jsonl", record)
+
+
+def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
+    """An episode cut where the speaker changes: given text, and the policy's tokens with numbers.
+
+    ratios: the importance ratio of each sampled token, [episode.reply_tokens], or None.
+    """
+    out, numbers = [], iter(ratios or [])
+    tokens = zip(episode.token_ids, episode.sampled, episode.logprobs)
+    for sampled, part in groupby(tokens, key=lambda token: token[1]):
+        ids, _, logprobs = zip(*part)
+        if not sampled:
+            out.append({"role": "given", "text": policy.tokenizer.decode(list(ids))})
+            continue
+        words = {
+            "role": "policy",
+            "tokens": [policy.tokenizer.decode([t]) for t in ids],
+            "logprobs": [round(x, 4) for x in logprobs],
+            "ratios": ratios and [round(next(numbers), 4) for _ in ids],
+        }
+        out.append(words)
+    return out
+
+
+def thin(path: Path, most: int = MOST_BYTES) -> None:
+    """Keep episodes.jsonl under `most` bytes: every second update in it goes, not the ends."""
+    while path.exists() and path.stat().st_size > most:
+        kept = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        update_of = [json.loads(line)["update"] for line in kept]
+        updates = sorted(set(update_of))
+        keep = {*updates[::2], updates[-1]}
+        if len(keep) == len(updates):
+            return  # one or two updates that are so large
+        write_whole(path, "".join(text for text, n in zip(kept, update_of) if n in keep))
+
+
+if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "metrics.jsonl"
-        for update in (1, 2):
-            append(file, {"update": update, "reward": update / 4})
+        append(file, {"update": 1, "reward": 0.25})
         print("read:", lines(file))
         file.write_text('{"update": 1, "rew', encoding="utf-8")
         try:
-            with foreign(place):
-                lines(file)
-        except SystemExit as told:
-            print("cut short:", told)
+            lines(file)
+        except ValueError as error:
+            print("cut short:", error)
     name = "my\x1b[2Jrun | <img src=x> [click](http://x)"
     print("a hostile name:", repr(name), "becomes", repr(clean(name)))
-    assert clean(name) == "my?[2Jrun ¦ &lt;img src=x> [click] (http://x)"
-
-
-if __name__ == "__main__":
-    demo()

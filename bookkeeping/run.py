@@ -5,17 +5,14 @@ train.py tells it what happened (`log`, `save`, `finish`), and it writes that do
 the doctor whether something looks wrong, and sends it to wandb. It holds no policy. If torchrun has
 started several processes, each has a Run, and only the first one's folder is kept.
 
-Run me: `python -m bookkeeping.run` logs a made-up update.
+Run me: `python -m bookkeeping.run` prints the line of a made-up update.
 """
 
 import json
 import os
 import platform
-import shlex
-import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
@@ -27,14 +24,16 @@ import torch
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import doctor, episodes, progress, records, tables
+from bookkeeping import doctor, progress, records, tables
 from bookkeeping.checkpoint import load_tensors, restore, save_checkpoint, save_tensors
 from bookkeeping.folder import LOGS, code_hash, open_folder, trim
 from bookkeeping.records import append, write_json
 from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
+from fast.logprobs import token_logprobs
 from fast.machine import flush, peak_memory
+from policy import plain_logprobs
 from settings import PROMOTE_AFTER, eval_sets, levels_of, promote_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,28 +69,16 @@ class Run:
     started: float = field(default_factory=time.monotonic)  # time.time jumps with the clock
     spent_before: float = 0.0
     versions: list[dict] = field(default_factory=list)  # which code ran, from when on: note_code
-    history: list[dict] = field(default_factory=list)  # the newest lines of metrics.jsonl
-    first_gap: float | None = None  # of sampler and trainer, as the run began
+    lines: list[dict] = field(default_factory=list)  # of metrics.jsonl, for the doctor
     wandb: object = None
-    bar: tqdm | None = None
+    moments: list[float] = field(default_factory=list)  # when the updates were done
 
     def open(self, policy, optimizer) -> State:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
         if self.saved:
             self.state = State(**restore(self.saved, policy, optimizer, asdict(self.state)))
+            self.refuse()
             print(f"resumed {self.folder} after update {self.state.update}")
-            if self.cfg.curriculum and self.state.level not in levels_of(self.cfg.env):
-                level = f"it was at level {self.state.level}, which {self.cfg.env} has no more"
-                raise ValueError(f"--resume {self.folder}: {level}; give it back, or start anew")
-            # A file of rows names its tasks after its contents, and those of its scorer.
-            trained = {name for name, (own, _) in eval_sets(self.cfg).items() if own}
-            evals = records.lines(self.home / "evals.jsonl")  # .get: they may come from anywhere
-            own = (e for e in evals if e.get("trained") and e.get("stage") != "eval_only")
-            if {str(e.get("tasks")) for e in own} - trained:
-                raise ValueError(
-                    f"--resume {self.home}: the rows or the scorer of {self.cfg.env} are not what "
-                    "they were; give them back, or start anew"
-                )
         else:
             print(f"into {self.folder}")
         write_json(self.folder / "config.json", asdict(self.cfg))
@@ -102,13 +89,40 @@ class Run:
         trim(self.folder, self.state.update, done)
         if not done:  # what an earlier end said is not true of the weights that follow
             (self.folder / "summary.json").unlink(missing_ok=True)
-        lines = records.lines(self.folder / "metrics.jsonl")
-        self.history, self.first_gap = lines[-doctor.LOOKS_BACK :], doctor.first_gap(lines)
+        self.lines = records.lines(self.folder / "metrics.jsonl")
         self.spent_before = self.state.seconds["total"]
         self.stop = StopSignal()
         first = self.folder == self.home
         self.wandb = open_wandb(replace(self.cfg, wandb=self.cfg.wandb and first), self.folder)
         return self.state
+
+    def refuse(self) -> None:
+        """ValueError if the run that was saved cannot go on with this config, or in this world."""
+        cfg, state = self.cfg, self.state
+        most = max(cfg.updates, cfg.max_updates if cfg.until_converged else 0)
+        # A file of rows names its tasks after its contents, and those of its scorer.
+        trained = {name for name, (own, _) in eval_sets(cfg).items() if own}
+        evals = records.lines(self.home / "evals.jsonl")  # .get: they may come from anywhere
+        own = (e for e in evals if e.get("trained") and e.get("stage") != "eval_only")
+        for wrong, why in (
+            (
+                state.update > most,
+                f"it has done {state.update} updates, more than the {most} that are asked for; "
+                f"give --updates {state.update} or more",
+            ),
+            (
+                cfg.curriculum and state.level not in levels_of(cfg.env),
+                f"it was at level {state.level}, which {cfg.env} has no more; give it back, or "
+                "start anew",
+            ),
+            (
+                {str(e.get("tasks")) for e in own} - trained,
+                f"the rows or the scorer of {cfg.env} are not what they were; give them back, or "
+                "start anew",
+            ),
+        ):
+            if wrong:
+                raise ValueError(f"--resume {self.home}: {why}")
 
     def reference(self, policy) -> dict[str, torch.Tensor] | None:
         """With --kl: the weights after SFT, {name: weight}, kept in reference.pt."""
@@ -132,21 +146,24 @@ class Run:
         state.tokens["sampled"] += sum(e.reply_tokens for e in played)
         state.tokens["trained"] += stats["trained_tokens"]
         append(self.folder / "metrics.jsonl", line)
-        self.wandb(line)
-        self.bar = self.bar or parallel.bar(
-            initial=state.update - 1, total=self.cfg.updates, desc="GRPO"
-        )
+        self.to_wandb(line)
+        self.moments.append(time.monotonic())
         names = dict.fromkeys(name for e in played for name in e.components)
-        tqdm.write(one_line(line, tables.own_parts(names, self.cfg.env)) + broken(groups))
+        text = one_line(line, tables.own_parts(names, self.cfg.env)) + self.time_left()
+        tqdm.write(text + broken(groups))
         if level == state.level:  # not one that was sampled ahead, before the level was climbed
             state.rewards.append(line["reward"])
-        self.history = [*self.history, line][-doctor.LOOKS_BACK :]
-        if self.first_gap is None:
-            self.first_gap = doctor.first_gap([line])
-        self.tell(doctor.symptoms(self.history, state.rewards, self.first_gap))
+        self.lines.append(line)
+        newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)
+        self.tell(doctor.symptoms(newest, state.rewards, first_gap))
         if self.cfg.curriculum and level == state.level and level != self.cfg.difficulty:
             climb(self.cfg, state, line)
-        self.bar.update()
+
+    def time_left(self) -> str:
+        """How long the updates that are left will take, by those since the first one here."""
+        left, moments = self.cfg.updates - self.state.update, self.moments
+        each = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
+        return f", {left * each / 60:.0f} min left" if each and left > 0 else ""
 
     def log_sft(self, found: dict) -> None:
         """What sft() returns: first and last loss, tokens, seconds."""
@@ -159,12 +176,17 @@ class Run:
 
         results: {tasks: episodes}.
         """
-        state, line = self.state, {"update": self.state.update}
+        line = {"update": self.state.update}
         for tasks, played in results.items():
             line |= {f"eval/{tasks}/{k}": v.mean for k, v in headline(played).items()}
-        self.wandb(line)
+        self.to_wandb(line)
         evals = records.lines(self.folder / "evals.jsonl")
-        self.tell(progress.symptoms(evals, state.rewards, asdict(self.cfg)))
+        self.tell(progress.symptoms(evals, self.state.rewards, asdict(self.cfg)))
+
+    def to_wandb(self, line: dict) -> None:
+        if self.wandb:
+            with may_fail():
+                self.wandb.log(line)
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not told before, and keep it in the state."""
@@ -177,8 +199,6 @@ class Run:
             missing = page.name in sentence and not page.exists()
             how = f" (python -m bookkeeping.viewer {self.folder} writes it now)" if missing else ""
             tqdm.write(f"{name.upper()} at {state.warnings[name]}{how}")
-            if name == "collapse" and parallel.rank() == 0:  # the next checkpoint is worse
-                keep_copy(self.folder)
 
     @contextmanager
     def clock(self, part: str):
@@ -189,16 +209,15 @@ class Run:
 
     def save(self, policy, optimizer, groups=None, advantages=None) -> None:
         """A checkpoint, and two groups of the last batch to read."""
-        update = self.state.update
-        if groups:
-            episodes.save_rollout(self.folder, update, policy, groups[:2], advantages, self.cfg)
-            episodes.thin(self.folder / "episodes.jsonl")
+        update, shown = self.state.update, (groups or [])[:2]
+        ratios = [ratios_of(policy, group, self.cfg, update) for group in shown]
+        records.save_episodes(self.folder, update, "", policy, shown, advantages, ratios)
+        records.thin(self.folder / "episodes.jsonl")
         self.count_seconds()
         if parallel.rank() == 0:
-            for name in LOGS:  # Flush the logs first, so that after a power cut no checkpoint is
-                #                newer than its log lines.
-                if (self.folder / name).exists():
-                    flush(self.folder / name)
+            # Flush the logs first, so that after a power cut no checkpoint is newer than its lines.
+            for path in filter(Path.exists, (self.folder / name for name in LOGS)):
+                flush(path)
             save_checkpoint(self.folder / "checkpoint", policy, optimizer, asdict(self.state))
 
     def count_seconds(self) -> None:
@@ -218,8 +237,6 @@ class Run:
         """summary.json, the report and its pictures; returns the run folder."""
         from bookkeeping import report  # it draws: not needed before
 
-        if self.bar:
-            self.bar.close()
         self.count_seconds()
         if self.folder != self.home:
             return self.home
@@ -227,30 +244,13 @@ class Run:
         about = report.summarize_run(self.folder, asdict(self.cfg), asdict(self.state), where)
         write_json(self.folder / "summary.json", about)
         report.write(self.folder)
-        self.wandb.finish()
+        if self.wandb:
+            with may_fail():
+                self.wandb.finish()
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
-        pages = ("report.html", "report.md", "curves.png")
-        print(f"\n{text}\nall of it: {', '.join(f'{self.folder}/{page}' for page in pages)}")
-        print(f"next, was it luck? The same with another seed: {next_command(self.cfg)}")
+        print(f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png")
+        print(f"next, was it luck? The same command with --seed {self.cfg.seed + 1}")
         return self.folder
-
-
-def next_command(cfg) -> str:
-    """One command to try after a run, to be pasted: one run is an anecdote, three are a result.
-
-    Its Python is this one: `make train` leaves no environment activated.
-    """
-    words, kept, own = sys.argv[1:], [], ("--seed", "--name")
-    resumed = any(word.partition("=")[0] == "--resume" for word in words)
-    if Path(sys.argv[0]).name != "train.py" or resumed:  # a script called train(), or an old run
-        return f"the command that it began with, and --seed {cfg.seed + 1}"
-    for before, word in zip(["", *words], words):
-        if before not in own and word.partition("=")[0] not in own:
-            kept.append(word)
-    kept = kept or ["--env", cfg.env]
-    python, here = Path(sys.executable), Path.cwd()
-    python = python.relative_to(here) if python.is_relative_to(here) else "python"
-    return f"{python} train.py {shlex.join(kept)} --seed {cfg.seed + 1}"
 
 
 def open_run(cfg, typed: set[str]) -> Run:
@@ -304,6 +304,28 @@ def climb(cfg, state: State, line: dict) -> None:
         state.recent, state.rewards = [], []
 
 
+@torch.no_grad()
+def ratios_of(policy, group: list, cfg, update: int) -> list[list[float]]:
+    """Of each member, its sampled tokens' importance ratios by the policy as it is now.
+
+    Raises FloatingPointError if the policy's log-probs are not finite any more: such weights must
+    not become a checkpoint.
+    """
+    logprobs_of, found = plain_logprobs if cfg.plain else token_logprobs, []
+    for e in group:
+        if not e.token_ids:  # the environment gave no task
+            found.append([])
+            continue
+        ids = torch.tensor([e.token_ids], device=policy.device)  # [1, T]
+        mask = torch.tensor([e.sampled[1:]], device=policy.device)  # [1, T - 1]
+        old = [logprob for logprob, sampled in zip(e.logprobs, e.sampled) if sampled]
+        now, _ = logprobs_of(policy, ids, mask, cfg.temperature)  # [M]
+        if not now.isfinite().all():
+            raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
+        found.append((now.cpu() - torch.tensor(old)).exp().tolist())
+    return found
+
+
 def one_line(line: dict, own: list[str] = ()) -> str:
     """What is printed of an update. Without signal nothing was trained, and nothing measured.
 
@@ -341,19 +363,18 @@ class StopSignal:
 
 def machine(policy) -> dict:
     """Where a result was obtained."""
-    import transformers
 
-    try:
-        peft = version("peft")
-    except PackageNotFoundError:  # --lora-rank 0 needs none
-        peft = "not installed"
+    def installed(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:  # --lora-rank 0 needs no peft
+            return "not installed"
+
     gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
     return {
         "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "peft": peft,
+        **{name: installed(name) for name in ("torch", "transformers", "peft")},
         "model": policy.name,
         "parameters": policy.n_parameters,
         "trainable": sum(p.numel() for p in policy.trainable().values()),
@@ -408,53 +429,29 @@ def code_ran(versions: list[dict]) -> dict:
 
 
 def open_wandb(cfg, folder: Path):
-    """A function that logs a dict, with a `finish`. It never asks, and never stops a run."""
-    silent = lambda line: None
-    silent.finish = lambda: None
+    """wandb's run, or None. It never asks, and never stops a run."""
     if not cfg.wandb:
-        return silent
-    try:
+        return None
+    with may_fail():
         import wandb
 
-        online = wandb.login(prompt=False)
-        mode = os.environ.get("WANDB_MODE") or ("online" if online else "offline")
-        run = wandb.init(
-            project="picoswarm", name=folder.name, dir=str(folder), config=asdict(cfg), mode=mode,
-            settings=wandb.Settings(silent=True, console="off"),
-        )  # fmt: skip
-    except Exception as error:  # logging must not decide whether a run runs
-        print(f"wandb could not start ({error}); going on without it")
-        return silent
-    if mode == "offline":
-        later = f"wandb sync {folder}/wandb/offline-run-*"
-        print(f"wandb: not logged in, so logging offline; later: {later}")
-    log = without_fail(run.log)
-    log.finish = without_fail(run.finish)
-    return log
+        loggedin = wandb.login(prompt=False)
+        mode = os.environ.get("WANDB_MODE") or ("online" if loggedin else "offline")
+        if mode == "offline":
+            later = f"wandb sync {folder}/wandb/offline-run-*"
+            print(f"wandb: not logged in, so logging offline; later: {later}")
+        quiet = wandb.Settings(silent=True, console="off")
+        where = {"project": "picoswarm", "name": folder.name, "dir": str(folder), "mode": mode}
+        return wandb.init(config=asdict(cfg), settings=quiet, **where)
 
 
-def without_fail(call):
-    """call, with its failures told and not raised: wandb's process may have died, or the disk."""
-
-    def done(*given):
-        try:
-            call(*given)
-        except Exception as error:
-            tqdm.write(f"wandb failed ({error}); the run's own logs go on")
-
-    return done
-
-
-def keep_copy(folder: Path) -> None:
-    """checkpoint -> checkpoint-at-collapse, if there is one and room for two; never stops a run."""
-    places = (folder / "checkpoint", folder / "checkpoint.old")  # after a resume only the second
-    saved, kept = next(filter(Path.exists, places), None), folder / "checkpoint-at-collapse"
+@contextmanager
+def may_fail():
+    """A failure is told, and does not stop the run: wandb's process may have died."""
     try:
-        if saved:
-            shutil.copytree(saved, kept, dirs_exist_ok=True)
-    except OSError as error:
-        shutil.rmtree(kept, ignore_errors=True)
-        tqdm.write(f"{kept} could not be written ({error.strerror or str(error)[:200]})")
+        yield
+    except Exception as error:
+        tqdm.write(f"wandb failed ({error}); the run's own logs go on")
 
 
 if __name__ == "__main__":

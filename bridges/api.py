@@ -51,7 +51,6 @@ from tqdm import tqdm
 
 import metrics
 from bookkeeping import records, viewer
-from bookkeeping.episodes import save_evaluation
 from bookkeeping.folder import code_hash, open_folder
 from bookkeeping.guard import Guarded, preflight
 from bookkeeping.records import append, write_json
@@ -387,7 +386,7 @@ def evaluate_api(cfg: Config) -> Path:
 
     def finished(episode: Episode) -> None:
         played[episode.group] = episode
-        save_evaluation(folder, 0, "final", None, [[episode]])
+        records.save_episodes(folder, 0, "final", None, [[episode]])
         bar.update()
 
     try:

@@ -3,16 +3,14 @@ about a training batch is what its episodes say, with an interval over tasks and
 """
 
 import math
-from functools import partial
 
 import pytest
 
 import metrics
 from bookkeeping import tables
-from env_alphabet import Alphabet
 from evaluate import evaluate_policy, headline, print_components, summarize
 from lab.common import read_lines as lines
-from rollout import Episode, expert_episode
+from rollout import Episode
 from settings import DEV_SEEDS, Config, dev_seeds
 
 
@@ -29,29 +27,22 @@ def episode(reward: float = 0.0, seed: int = 0, stop: str = "done", **parts: flo
 # ---------------------------------------------------------------------------------------------- development tasks
 
 
-class Roll:
-    """Stands in for playing: task i of an environment is worth what the environment's list says."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __call__(self, make_env, seeds):
-        (episodes,) = make_env.args  # evaluate.py guards what makes the environments
-        self.calls.append((episodes, list(seeds)))
-        return [[replace_seed(e, seed)] for e, seed in zip(episodes, seeds)]
-
-
-def replace_seed(e: Episode, seed: int) -> Episode:
-    e.seed = seed
-    return e
-
-
 def judged(tiny, folder, sets: dict, n: int, stage: str = "train", done: int = 20):
-    roll = Roll()
+    """(the results, what was played, their means). Task i of an environment is worth what the
+    environment's list says."""
+    calls = []
+
+    def roll(make_env, seeds):
+        (episodes,) = make_env.args  # evaluate.py guards what makes the environments
+        calls.append((episodes, list(seeds)))
+        for e, seed in zip(episodes, seeds):
+            e.seed = seed
+        return [[e] for e in episodes[: len(seeds)]]
+
     results = evaluate_policy(tiny, roll, sets, dev_seeds(Config(eval_n=n)), folder, stage, done)
     return (
         results,
-        roll.calls,
+        calls,
         {(tasks, name): value.mean for tasks, episodes in results.items() for name, value in headline(episodes).items()},
     )
 
@@ -71,12 +62,6 @@ def test_every_set_is_played_once_on_the_same_tasks_and_kept_in_their_order(tiny
     ]  # fmt: skip
     means = {("easy", "reward"): 2.2 / 3, ("easy", "exact"): 2 / 3, ("hard", "reward"): 1.1 / 2, ("hard", "exact"): 1 / 2}
     assert logged == {name: pytest.approx(mean) for name, mean in means.items()}
-
-
-def test_an_evaluation_is_added_and_replaces_none(tiny, tmp_path):
-    for done, stage in ((-1, "before"), (0, "after_sft"), (3, "final")):
-        judged(tiny, tmp_path, {"tier 3": (True, [episode(1.0, exact=1.0)])}, 1, stage, done)
-    assert [(e["update"], e["stage"]) for e in lines(tmp_path / "evals.jsonl")] == [(-1, "before"), (0, "after_sft"), (3, "final")]
 
 
 def test_the_first_eight_episodes_of_the_trained_tasks_are_kept_to_read(tiny, tmp_path):
@@ -147,18 +132,6 @@ def test_a_batch_counts_an_entry_over_the_episodes_that_have_it(first):
     assert line["turn_1"] == pytest.approx(4 / 5) and line["turn_2"] == pytest.approx(0.4) and line["n"] == 5
 
 
-def test_the_alphabet_with_episodes_of_one_to_three_turns_is_played_and_judged(tiny, tmp_path):
-    env = partial(Alphabet, 1, 3, 1, 2, 8.0, False, False, "bare")
-    episodes = [expert_episode(tiny, env(), seed) for seed in range(8)]
-    turns = [e.turns for e in episodes]
-    assert set(turns) == {1, 2, 3}
-    line = summarize([[e] for e in episodes])
-    assert [line[f"turn_{t}"] for t in (1, 2, 3)] == [1.0] * 3
-    judged(tiny, tmp_path, {"mine": (True, episodes)}, 8)
-    kept = lines(tmp_path / "evals.jsonl")[0]
-    assert [sum(kept[f"turn_{t}"][i] is not None for t in (1, 2, 3)) for i in range(8)] == turns
-
-
 def test_a_batch_in_one_line_by_hand():
     groups = [
         [episode(1.0, exact=1.0), episode(0.0, exact=0.0, stop="truncated"), episode(stop="error")],
@@ -194,8 +167,3 @@ def test_a_batch_of_errors_only_stops_the_run_with_the_first_of_them():
     with pytest.raises(ValueError, match="every episode of this update ended in an error .Lost: it.") as caught:
         summarize([[episode(stop="error")] * 2] * 2)
     assert "--resume" in str(caught.value)
-
-
-def test_the_share_of_truncated_replies_is_a_share():
-    line = summarize([[episode(1.0, exact=1.0), episode(0.0, exact=0.0), *[episode(0.0, exact=0.0, stop="truncated")] * 2]])
-    assert line["truncated"] == 0.5
