@@ -26,7 +26,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
-LIBRARIES = ["torch", "scipy.stats", "statsmodels.stats.multitest", "transformers.models.auto.modeling_auto",
+LIBRARIES = ["torch", "scipy.stats", "transformers.models.auto.modeling_auto",
              "transformers.models.auto.tokenization_auto",
              "transformers.models.qwen3.modeling_qwen3", "peft", "matplotlib.pyplot", "tyro", "httpx2"]  # fmt: skip
 SERVER = multiprocessing.get_context("forkserver")
