@@ -173,7 +173,7 @@ class Run:
             state.warnings[name] = f"update {state.update}: {sentence}"
             page = self.folder / "report.html"  # written at the end, or when somebody asks for it
             missing = page.name in sentence and not page.exists()
-            how = f" (python -m bookkeeping.viewer {self.folder} writes it now)" if missing else ""
+            how = f" (python -m bookkeeping.report {self.folder} writes it now)" if missing else ""
             tqdm.write(f"{name.upper()} at {state.warnings[name]}{how}")
             if name == "collapse" and parallel.rank() == 0:  # the next checkpoint is worse
                 keep_copy(self.folder)

@@ -36,7 +36,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import records, viewer
+from bookkeeping import records, report
 from bookkeeping.episodes import save_evaluation
 from bookkeeping.folder import code_hash, open_folder
 from bookkeeping.guard import Guarded, preflight
@@ -217,7 +217,7 @@ def evaluate_api(cfg) -> Path:
     )
     text = tell(cfg, end, tasks, means, episodes, list(missing.values()), seconds, ended)
     (folder / "report.md").write_text(text, encoding="utf-8")
-    viewer.write_html(folder)
+    report.write(folder)
     lock.release()
     pages = ["report.md", "report.html", *["episodes.jsonl"] * bool(played)]
     kept = f"kept in {folder}: {', '.join(pages)}"

@@ -681,7 +681,7 @@ def test_a_batch_is_as_old_as_it_was_asked_ahead(runs_ahead, name, ages, how):
     assert metrics[0]["mismatch"] < 1e-4 and metrics[1]["mismatch"] > 1e-2, "an old policy is another one"
     assert metrics[0]["seconds_wait"] > 0 and all(line["seconds_environment"] > 0 for line in metrics)
     assert 0 < metrics[1]["importance"] <= 2 and json.loads((runs_ahead / name / "config.json").read_text())["importance"] == how
-    assert "sampler " in (runs_ahead / name / "report.md").read_text().split("An update, on average: trainer ")[1]
+    assert ", wait " in (runs_ahead / name / "report.md").read_text().split("An update, on average: ")[1]
 
 
 def test_in_turn_a_small_model_needs_no_weights_for_old_samples(whole):

@@ -21,9 +21,10 @@ import pytest
 import torch
 
 import evaluate
+import made_up
 import train
 import warm
-from bookkeeping import behaviour
+from bookkeeping import report, tables
 from bookkeeping import run as run_records
 from bookkeeping.checkpoint import checksum, find_checkpoint
 from bookkeeping.guard import Guarded
@@ -233,7 +234,7 @@ def run(played, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory) -> Path:
-    return behaviour.made_up(tmp_path_factory.mktemp("swarm"), n=3)
+    return made_up.swarm(tmp_path_factory.mktemp("swarm"), n=3)
 
 
 def seal(folder: Path) -> None:
@@ -321,18 +322,16 @@ def spoil(folder: Path, file: str, text: str | bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_a_spoilt_run_folder_ends_every_command_in_one_sentence(played, swarm, tmp_path, monkeypatch, kind):
+def test_a_spoilt_run_folder_ends_every_command_in_one_sentence(played, tmp_path, monkeypatch, kind):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # what is drawn is not looked at, and takes long
     good = shutil.copytree(played.folder, tmp_path / "good", ignore=shutil.ignore_patterns("wandb"))
     reads = {
-        "bookkeeping/viewer.py": ("config.json", "summary.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl"),
-        "bookkeeping/report.py": ("summary.json", "metrics.jsonl", "evals.jsonl"),
+        "bookkeeping/report.py": ("config.json", "summary.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl"),
         "bookkeeping/compare.py": ("config.json", "metrics.jsonl", "evals.jsonl"), "bridges/export.py": ("summary.json",),
-        "bookkeeping/behaviour.py": ("config.json", "evals.jsonl", "episodes.jsonl"),
     }  # fmt: skip
     failures = []
     for script, file in ((script, file) for script, files in reads.items() for file in files):
-        folder = shutil.copytree(swarm if script == "bookkeeping/behaviour.py" else good, tmp_path / f"{script} {file}")
+        folder = shutil.copytree(good, tmp_path / f"{script} {file}")
         spoil(folder, file, SPOILT[kind])
         words = {
             "bookkeeping/compare.py": [folder, good, "--out", tmp_path / "out"],
@@ -629,7 +628,7 @@ def test_a_comparison_with_a_hostile_run_is_text(run, played, monkeypatch, capsy
     check_markdown((run.with_name("out") / "compare.md").read_text())
 
 
-def test_the_behaviour_of_a_hostile_run_is_text(swarm, tmp_path, monkeypatch, capsys):
+def test_the_behaviour_of_a_hostile_run_is_text(swarm, tmp_path):
     folder = shutil.copytree(swarm, tmp_path / "swarm")
     lines = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
     call = f"<tool_call>{json.dumps({'name': 'post', 'arguments': {'content': HOSTILE}})}</tool_call>"
@@ -637,8 +636,7 @@ def test_the_behaviour_of_a_hostile_run_is_text(swarm, tmp_path, monkeypatch, ca
         for i, message in enumerate(episode["messages"][1:]):
             message["content"] = HOSTILE.partition("\r")[0] if message["role"] == "tool" else call if i % 4 else HOSTILE
     (folder / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert python(monkeypatch, "bookkeeping/behaviour.py", folder) == ""
-    text = capsys.readouterr().out
+    text = tables.markdown(report.collect(folder)[0]["tables"])
     check_terminal(text)
     check_markdown(text)
     assert "post" in text and "evil" in text
