@@ -16,7 +16,7 @@ from scipy import stats
 
 import made_up
 import metrics
-from bookkeeping import behaviour, compare, records, tables
+from bookkeeping import behaviour, records, tables
 from env_swarm import DEV_SEEDS, Swarm, play
 
 N = 24
@@ -75,16 +75,6 @@ def test_a_difference_is_paired_by_scenario():
     assert other["gain"].n == 58 and other["gain"].mean < 0
 
 
-def test_the_flip_test_is_the_exact_one_where_that_can_be_counted():
-    rng = np.random.default_rng(1)
-    ones = np.r_[np.ones(4), np.zeros(6)]
-    d = np.stack([rng.normal(0.3, 1, 10), rng.normal(0, 1, 10), ones], axis=1)
-    signs = np.array(np.meshgrid(*[[-1, 1]] * 10)).reshape(10, -1).T  # all 1024
-    exact = (np.abs(signs @ d) >= np.abs(d.sum(axis=0)) - 1e-9).mean(axis=0)
-    assert compare.permutation_test(d) == pytest.approx(exact, abs=0.015)
-    assert exact[2] == pytest.approx(2 / 2**4)
-
-
 def test_where_nothing_changed_hardly_a_table_says_otherwise():
     """Twenty measures without a difference: one of them passes 0.05 in 64 of 100 tables;
     corrected, one table in twenty may err. Of 16 tables, 10 and 1 are expected."""
@@ -113,13 +103,6 @@ def test_the_parts_of_the_gain_add_up_with_the_weights_that_were_set(run):
     assert parts["reputation"] == pytest.approx(0.3 * gain, abs=6e-4)
     for other in ({"swarm_reputation": 0.5}, {"set": ["reputation=0.5"]}):
         assert said(config | other) == "", "these are not the weights that paid"
-
-
-def test_who_got_worse_is_counted():
-    a, b = evaluation([1.0, 1.0, 1.0, 0.5]), evaluation([1.1, 0.7, 1.0, 0.4], 40, "final")
-    text = behaviour.winners_and_losers(a, b)
-    assert text.startswith("Reward rose in 1 of 4 scenarios and fell in 2, 50.0% [")
-    assert text.endswith("; furthest in scenario 1 (1.00 → 0.70), scenario 3 (0.50 → 0.40).")
 
 
 # ------------------------------------------------------------------------------ rows, tools, the best

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import metrics
-import warm
 from bookkeeping import compare, records, report
 from bookkeeping.run import code_of, code_ran, note_code
 from helpers import write_lines
@@ -233,14 +232,6 @@ def test_where_seeds_differ_a_winner_is_rarely_found_by_mistake():
     assert ours / 300 <= 0.08 and bootstrap / 300 > 0.10 and flips / 300 > 0.30
 
 
-def test_a_difference_beyond_the_seeds_is_found():
-    rng, found = np.random.default_rng(1), 0
-    for _ in range(50):
-        a, b = crossed(rng, 3, 128, 0.1)
-        found += compare.differ(np.minimum(1, a + (rng.random(a.shape) < 0.6)), b)[1] < 0.05
-    assert found >= 45
-
-
 # -------------------------------------------------------------------------------- many comparisons
 
 
@@ -422,21 +413,6 @@ def test_an_arm_of_one_seed_gets_wilson_and_of_two_a_wide_interval_within_0_and_
     assert compare.final_mean(one, "tier 3", "exact") is None
 
 
-def test_final_results_are_drawn_in_the_colour_of_their_arm(make):
-    from matplotlib.figure import Figure
-
-    sets = lambda p: {"tier 6": draws(p), "tier 3": draws(1 - p)}
-    arms = arms_of(*(make(f"{k}-{s}", sets(0.2 + k / 5), k=k, seed=s) for k in (1, 2) for s in (0, 1)))
-    ax = Figure().subplots()
-    compare.draw_final(ax, arms)
-    shown = lambda marker: [line for line in ax.lines if line.get_marker() == marker]
-    colour_at = {float(line.get_ydata()[0]): line.get_color() for line in shown("D")}
-    assert sorted(colour_at.values()) == ["C0", "C0", "C1", "C1"] and len(shown("o")) == 8
-    assert all(dot.get_color() == colour_at[float(dot.get_ydata()[0])] for dot in shown("o"))
-    heights = sorted(colour_at, reverse=True)  # of two sets, two arms each
-    assert list(ax.get_yticks()) == [sum(heights[:2]) / 2, sum(heights[2:]) / 2]
-
-
 def test_errors_are_one_sentence(make, tmp_path):
     good, names = make("good", draws(0.5)), ("no_config", "running", "no_final", "damaged")
     broken = {name: make(name, draws(0.5), think=False) for name in names}
@@ -453,11 +429,3 @@ def test_errors_are_one_sentence(make, tmp_path):
             compare.main(folders)
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "compare").exists()
-
-
-def test_the_file_runs_alone(make, tmp_path):
-    a, b = make("a", draws(0.3)), make("b", draws(0.9, seed=1), think=False)
-    words = ["-m", "bookkeeping.compare", str(a), str(b), "--out", str(tmp_path / "o")]
-    done = warm.run(words, ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "**B better**" in done.stdout and (tmp_path / "o" / "compare.png").exists()

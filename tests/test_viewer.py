@@ -167,15 +167,6 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path):
     assert reward["series"][1]["points"][-1][1] is None
 
 
-def test_the_same_seed_with_another_prompt_is_another_task(tmp_path):
-    folder = make_run(tmp_path / "a")
-    mine = episode(random.Random(0), 0, "after_sft", 0, 0, 7, 1.0, None, ["x"])
-    other = json.loads(json.dumps(mine).replace("Count", "Sort"))
-    write_lines(folder / "episodes.jsonl", [mine, other])
-    run, _ = load(page_of(folder))
-    assert [e["task"] for e in run["episodes"]] == [0, 1]
-
-
 @pytest.mark.parametrize("name", ["metrics", "evals", "episodes"])
 def test_any_one_file_is_enough(tmp_path, name):
     """The run may have just begun."""
@@ -185,11 +176,6 @@ def test_any_one_file_is_enough(tmp_path, name):
             file.unlink()
     run, bodies = load(page_of(folder))
     assert any([run["charts"], run["headline"]["rows"], bodies])
-
-
-def test_the_colours_range_over_the_rewards_that_there_are():
-    paid = lambda *rewards: viewer.scale([{"reward": r, "advantage": None} for r in rewards])
-    assert paid(0.2, 0.9, None)["reward"] == [0.0, 0.9] and paid(-1.5)["reward"] == [-1.5, 1e-9]
 
 
 # ------------------------------------------------------------------------- swarm: tables and calls
@@ -343,16 +329,6 @@ def test_of_a_reply_of_a_megabyte_no_more_is_drawn_than_can_be_seen(page, tmp_pa
     page.wait("return all('.token').length > arguments[0]", drawn)
 
 
-def test_an_empty_reply_and_an_error_are_told(page, tmp_path):
-    folder = make_run(tmp_path / "run")
-    failed = episode(random.Random(0), 10, "final", 9, 0, 5, None, None, [])
-    failed |= {"stop_reason": "error", "error": "ValueError: <b>no</b>", "segments": []}
-    write_lines(folder / "episodes.jsonl", [failed])
-    page.open(page_of(folder))
-    assert "(an empty reply)" in page.text("#samples article")
-    assert page.texts("#samples .bad") == ["error", "ValueError: <b>no</b>"]
-
-
 def test_keys_change_the_episode(page, plain):
     page.open(plain)
     first = page.text("#prompt .text")
@@ -383,18 +359,6 @@ def test_a_token_tells_its_numbers_to_keyboard_and_pointer(page, plain):
     assert page.js("return one('#tip').hidden && all('.token.at').length === 0")
     page.js("all('.token')[1].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
     assert page.js("return !one('#tip').hidden && one('#tip code').textContent") == '"\\n"'
-
-
-def test_colours_follow_the_choice(page, plain):
-    page.open(plain, "source=rollout", prefers_reduced_motion="reduce")  # without transitions
-    seen = {}
-    for key, name in enumerate(("logprob", "advantage", "ratio", "none"), start=1):
-        page.keys(str(key))
-        assert page.js("return one('[data-key=colour]').value") == name
-        seen[name] = page.js("return all('.token').map(t => getComputedStyle(t).backgroundColor)")
-    kinds = {name: len(set(colours)) for name, colours in seen.items()}
-    assert kinds["none"] == 1 and kinds["logprob"] > 3 and kinds["ratio"] > 3
-    assert kinds["advantage"] == 2  # an episode has one advantage, and its samples scored 0 or 1
 
 
 CONTRAST = """
@@ -481,18 +445,6 @@ def test_curves_choose_the_update(page, plain):
     assert page.text("#where") == "update 10"
 
 
-def test_rewards_filter_and_sort(page, plain):
-    page.open(plain, "source=rollout&sort=worst")
-    rewards = "return all('#samples h3 .chips').map(c => +c.textContent.split(' ')[1])"
-    assert page.js(rewards) == [0, 0, 1, 1]
-    page.choose("sort", "best")
-    assert page.js(rewards) == [1, 1, 0, 0]
-    page.choose("low", "1")
-    assert page.js(rewards) == [1, 1]
-    page.choose("low", "2")
-    assert page.text("#status") == "update 20: no episode has such a reward."
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_page_scrolls_sideways(page, plain, hostile, swarm, width):
     for path, fragment in ((plain, "source=rollout&colour=ratio"), (hostile, ""), (swarm, "")):
@@ -554,15 +506,3 @@ def test_tables_and_calls_in_the_page(page, swarm):
     scenario = page.text("#tasks [aria-selected=true] p").split()[1].strip(":")
     assert best["text"][0].startswith(f"Scenario {scenario} earned")
     assert page.text("#samples h3").endswith(f"reward {float(best['rows'][0][1]):.3g}")
-
-
-def test_calls_and_observations_look_different(page, swarm):
-    page.open(swarm, "against=")
-    called = page.js("return all('#samples .call').map(e => e.textContent).join('')")
-    assert called.startswith('<tool_call>\n{"name": "')
-    assert called.count("<tool_call>") == called.count("</tool_call>") + 1 > 4  # one reply breaks off in its call (made_up.swarm)
-    assert "<think>" not in called and "<|im_end|>" not in called
-    blocks = page.texts("#samples .given")
-    assert blocks and all("# step " in text and "<tool_response>" in text for text in blocks)
-    assert page.js("return all('#samples .given').every(e => getComputedStyle(e).display === 'block')")
-    assert page.texts("#samples .given .answer")[0].startswith("# result: ")
