@@ -252,7 +252,7 @@ def final_mean(arm: Arm, tasks: str, what: str) -> Interval | None:
         return metrics.mean(table[0])
     parts = [variance_of_mean(table.mean(axis=axis)) for axis in (1, 0)]
     found = by_variance(float(table.mean()), parts, table.shape[1], (0.0, 1.0))[0]
-    return tables.within(found, table.ravel(), has_exact([arm]))
+    return tables.within(found, table.ravel(), headline([arm]) == "exact")
 
 
 # --------------------------------------------------------------------------------------- comparing
@@ -338,13 +338,10 @@ def same_reward(tasks: str, a: Arm, b: Arm, exact: bool) -> str:
 # ---------------------------------------------------------------------------------------- the page
 
 
-def has_exact(arms: list[Arm]) -> bool:
-    return all("exact" in line for arm in arms for run in arm.runs for line in run.final.values())
-
-
 def headline(arms: list[Arm]) -> str:
-    """What the arms are shown by."""
-    return "exact" if has_exact(arms) else "reward"
+    """What the arms are shown by: exact answers, or the mean reward if one has no such thing."""
+    finals = [line for arm in arms for run in arm.runs for line in run.final.values()]
+    return "exact" if all("exact" in line for line in finals) else "reward"
 
 
 def task_sets(arms: list[Arm]) -> dict[str, bool]:
@@ -357,20 +354,20 @@ def task_sets(arms: list[Arm]) -> dict[str, bool]:
 
 def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
     """compare.md."""
-    runs, exact = [run for arm in arms for run in arm.runs], has_exact(arms)
+    runs, what = [run for arm in arms for run in arm.runs], headline(arms)
     members, finals, told = [], [], []
     for arm in arms:
         seeds, names = map(str, arm.seeds()), [run.name for run in arm.runs]
         members.append([f"**{arm.letter}**", arm.label, ", ".join(seeds), ", ".join(names)])
         row = [f"{arm.letter}: {arm.label}"]
         for tasks in task_sets(arms):
-            mean = final_mean(arm, tasks, headline(arms))
-            row.append(tables.interval(headline(arms), mean) if mean else "")
+            mean = final_mean(arm, tasks, what)
+            row.append(tables.interval(what, mean) if mean else "")
         finals.append(row)
     for run in runs:
         sentence = "no updates."
         if run.rewards:
-            sentence = tables.training_reward(run.rewards, run.before, exact)
+            sentence = tables.training_reward(run.rewards, run.before, what == "exact")
         told.append(f"{run.name}: {sentence}")
     if len(arms) == 1:
         notes = ["All runs have the same flags: one arm, nothing to compare."]
@@ -380,7 +377,7 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
     if any(len(arm.runs) > len(arm.seeds()) for arm in arms):
         notes = [*notes, "Several runs of one seed were averaged and count as one."]
     notes = [*notes, *(f"{run.name} was {run.edited}." for run in runs if run.edited)]
-    measure = "Exactly right" if exact else "Mean reward"
+    measure = "Exactly right" if what == "exact" else "Mean reward"
     over = "over tasks; over seeds and tasks where an arm has several seeds"
     page = [
         tables.section("Arms", [], ["", "arm", "seeds", "runs"], members),
@@ -475,7 +472,7 @@ def main(
     make another arm, such as sft_steps if they were counted in seconds.
     """
     with records.foreign(folders[0] if folders else ""):
-        return write([Path(folder) for folder in folders], out, ignore)
+        return write(list(map(Path, folders)), out, ignore)
 
 
 def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Path:

@@ -355,7 +355,7 @@ def main(given: list[str]) -> None:
         write(folder, tuple(given[1:]) or None)
     if (folder / "report.md").exists():
         print((folder / "report.md").read_text(encoding="utf-8"))
-    print(f"wrote {folder}/report.html")
+    print(f"wrote {records.printable(str(folder))}/report.html")
 
 
 if __name__ == "__main__":
