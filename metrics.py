@@ -90,10 +90,12 @@ def proportion(successes: float, n: int) -> Interval:
     """A share with Wilson's 95% interval. successes in [0, n]; n = 0 gives (nan, 0, 1)."""
     if n == 0:
         return Interval(NAN, 0.0, 1.0, 0)
-    from scipy import stats
+    from scipy import special
 
-    interval = stats.binomtest(round(successes), n).proportion_ci(0.95, method="wilson")
-    return Interval(successes / n, float(interval.low), float(interval.high), n)
+    share = successes / n
+    low, high = score_interval(round(successes) / n, float(special.ndtri(0.975)) ** 2 / n)
+    # Rounding must not part an end from a share of 0 or 1.
+    return Interval(share, max(0.0, min(low, share)), min(1.0, max(high, share)), n)
 
 
 FEW = 100  # values; with fewer the bootstrap covers too little

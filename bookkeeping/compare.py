@@ -1,15 +1,41 @@
-"""Is one arm better than another? Run folders in, a table of verdicts and two pictures out.
+"""Is one arm better than another? Run folders in, a table of verdicts and a picture out.
 
-    python -m bookkeeping.compare runs/a runs/b runs/c …
+    python -m bookkeeping.compare runs/a runs/b runs/c …       writes compare.md and compare.png
 
-compare.md and compare.png say how runs differ, and whether that may be luck. How an arm is found
-and a verdict reached is in bookkeeping/significance.py; this file writes the page and draws.
+    run folders -> read -> group -> arms -> compare -> rows with an interval, p and a verdict
+
+Runs that differ only in seed, name and the like are one arm; arms are told apart by the flags in
+which they differ. Every pair of arms is compared on every task set that both were evaluated on at
+the end. Tasks of the same label are the same tasks in the same order, so the comparison is paired:
+a hard task is hard for both, and cancels. If one arm has more of them, the first ones are taken.
+
+What the interval and the p-value cover depends on the seeds:
+
+    one seed in either arm   only the tasks vary: metrics.gain, p from permutation_test. It
+                             says which of these two *runs* is better. Whether another seed would
+                             agree is not covered, and the report says so.
+    two seeds or more each   seeds and tasks vary: Var = Var_seeds(A)/S_A + Var_seeds(B)/S_B +
+                             Var_tasks(difference)/T, Student's t with Satterthwaite's degrees of
+                             freedom (1946). Two seeds say little, so their t is wide, as it should
+                             be.
+
+Why not sign flips, or a two-way bootstrap over seeds and tasks, in the second case too? Both were
+tried on arms that do not differ but whose seeds do. With two seeds per arm, flips find a winner in
+43% of the cases and the bootstrap in 17% (it cannot know how little two seeds are); this finds one
+in 6% (tests/test_compare.py has the simulation). Noise within a run is counted twice here, which
+errs on the safe side.
+
+Many comparisons find a winner by luck. So p-values are corrected by Holm's method (1979) over the
+whole table, and the verdict uses only the corrected ones. A p that no shuffle reached is a bound,
+so that a table of hundreds of rows can still have a winner.
 """
 
+import json
 import math
+import string
 import sys
-from dataclasses import replace
-from itertools import count
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +44,298 @@ from scipy import stats
 from tyro.conf import Positional
 
 import metrics
-from bookkeeping import tables
-from bookkeeping.records import clean, foreign
-from bookkeeping.significance import EQUAL, Arm, Run, compare, final_mean, group, read, small
+from bookkeeping import records, tables
+from bookkeeping.records import answered, clean
+from metrics import Interval
+
+# What arms are compared by, if both have it. swarm has no exact answers, but its reward has parts;
+# those are compared on the trained tasks.
+MEASURES, PARTS = ("exact", "reward"), tables.PARTS
+EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that two arms are equal
+# Flags that do not make another arm.
+SAME = {
+    "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every", "eval_every",
+    "eval_other_tiers", "micro_tokens", "gradient_checkpointing", "vllm_memory", "vllm_sleep",
+}  # fmt: skip
+API = ("api_base", "api_temperature")  # what makes another arm of an evaluation over an API
+WINDOW = 10  # updates that a point of the training curve is a mean of
+
+
+@dataclass
+class Run:
+    name: str
+    config: dict
+    final: dict  # label of a task set -> its line of evals.jsonl
+    rewards: list[float]  # mean training reward of every update
+    edited: str = ""  # a sentence, if its environment was edited while it trained
+    before: int = 0  # updates before a curriculum's last level
+
+
+@dataclass
+class Arm:
+    letter: str
+    label: str
+    runs: list[Run]
+
+    def seeds(self) -> list[int]:
+        return sorted({run.config["seed"] for run in self.runs})
+
+    def table(self, tasks: str, what: str, only: list[int] | None = None) -> np.ndarray:
+        """[seeds, tasks] final results. Runs of the same seed are not independent: take their mean.
+
+        only: numbers of the tasks to take. None: all that every run of the arm has an answer to.
+        """
+        if only is None:
+            only = common(self.runs, tasks)
+        by_seed: dict[int, list] = {seed: [] for seed in self.seeds()}
+        for run in self.runs:
+            by_task = dict(zip(answered(run.final[tasks]), run.final[tasks][what]))
+            by_seed[run.config["seed"]].append([by_task[i] for i in only])
+        return np.array([np.mean(rows, axis=0) for rows in by_seed.values()], dtype=float)
+
+
+# ----------------------------------------------------------------------------------------- reading
+
+
+def read(folder: Path) -> Run:
+    """A finished run. ValueError with a sentence if it is none."""
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
+    cure = f"go on with python train.py --resume {folder}"
+    if not (folder / "summary.json").exists():
+        raise ValueError(f"{folder} has no summary.json: the run has not finished; {cure}")
+    config, summary = (records.record(folder / f"{name}.json") for name in ("config", "summary"))
+    environments = records.environments_of(summary.get("machine", {}))
+    if environments:
+        config["environment_code"] = " then ".join(code for _, code in environments)
+    evals = clean(records.lines(folder / "evals.jsonl"))
+    final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
+    if not final:
+        raise ValueError(f"{folder}/evals.jsonl has no final evaluation; {cure}")
+    logged = records.lines(folder / "metrics.jsonl")
+    rewards, before = [line["reward"] for line in logged], records.before_last_level(logged)
+    name, edited = clean(folder.name), records.edited(environments)
+    return Run(name, config, final, rewards, edited, before)
+
+
+def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
+    """Runs with the same flags, apart from SAME and `ignore`, are one arm, in order of first run.
+
+    An arm is called by the flags in which the arms differ. An evaluation over an API trained
+    nothing: it is called by its model, and told from others of the same model only.
+    """
+    for name in ignore:
+        if not any(name in run.config for run in runs):
+            raise ValueError(f"--ignore {name}: no run has such a flag; config.json lists them")
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        key = json.dumps([kind_of(run), flags_of(run, ignore)], sort_keys=True)
+        members.setdefault(key, []).append(run)
+    if len(members) > len(string.ascii_uppercase):
+        cure = "give fewer runs, or --ignore the flag that sets them apart"
+        raise ValueError(f"{len(members)} arms are too many to read; {cure}")
+    firsts, arms = [mine[0] for mine in members.values()], []
+    for letter, mine in zip(string.ascii_uppercase, members.values()):
+        kind, flags = kind_of(mine[0]), flags_of(mine[0], ignore)
+        like = [flags_of(run, ignore) for run in firsts if kind_of(run) == kind]
+        words = [kind] if kind else []
+        for name in sorted({name for others in like for name in others}):
+            values = [others.get(name, "not set") for others in like]
+            if any(value != values[0] for value in values):
+                words.append(f"{name}={flags.get(name, 'not set')}")
+        alone = "all runs" if len(like) == len(firsts) else "all other runs"
+        arms.append(Arm(letter, ", ".join(words) or alone, mine))
+    return arms
+
+
+def kind_of(run: Run) -> str:
+    """Whose flags are not those of a training run?"""
+    return f"{run.config['model']} over an API" if run.config.get("api_base") else ""
+
+
+def flags_of(run: Run, ignore: tuple[str, ...]) -> dict:
+    """The flags that make another arm."""
+    known = API if kind_of(run) else ()
+    other = {name for name in run.config if name.startswith("api_") and name not in known}
+    return {k: v for k, v in run.config.items() if k not in SAME | other and k not in ignore}
+
+
+def common(runs: list[Run], tasks: str) -> list[int]:
+    """The numbers of the tasks that every run has a result of."""
+    return sorted(set.intersection(*(set(answered(run.final[tasks])) for run in runs)))
+
+
+def environment_settings(config: dict) -> dict:
+    """{name: value} of the environment's settings that were given: swarm_NAME, or --set."""
+    flags = {k.removeprefix("swarm_"): v for k, v in config.items() if k.startswith("swarm_")}
+    given = {name: value for name, value in flags.items() if value is not None}
+    return given | dict(word.split("=", 1) for word in config.get("set") or [])
+
+
+# -------------------------------------------------------------------------------------- statistics
+
+
+def permutation_test(difference, resamples: int = 9999):
+    """Paired differences [n] or [n, …] -> p, or p [...], of the sign-flip test.
+
+    If nothing differs, each difference could as well be its negative. How often do such flips give
+    a mean as far from 0 as the real one? If none of them does, p is Hoeffding's bound (1963) on how
+    often one would: 1 / (resamples + 1) alone, corrected for 500 comparisons, could never be small.
+    """
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (resamples, len(difference)))
+    distance = np.abs(difference.sum(axis=0))
+    as_far = (np.abs(signs @ difference) >= distance - 1e-9).sum(axis=0)  # […]; rounding
+    bound = 2 * np.exp(-(distance**2) / np.maximum(2 * (difference**2).sum(axis=0), 1e-300))
+    p = (1 + as_far) / (resamples + 1)
+    return np.where(as_far == 0, np.minimum(p, bound), p)
+
+
+def holm(p) -> list[float]:
+    """p-values corrected for how many they are, by Holm's method (1979).
+
+    The smallest of n is multiplied by n, the next by n - 1, …; none falls below one before it.
+    """
+    p = np.asarray(p, dtype=float)
+    order, n = np.argsort(p), len(p)
+    corrected = np.empty(n)
+    corrected[order] = np.maximum.accumulate(p[order] * np.arange(n, 0, -1))
+    return np.minimum(corrected, 1.0).tolist()
+
+
+def small(p: float) -> str:
+    """A p-value as text: '0.012', or '<0.001'."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def by_variance(
+    estimate: float, parts: list[tuple[float, float]], n: int, ends=(-1.0, 1.0)
+) -> tuple[Interval, float]:
+    """Student's 95% interval of an estimate, and the p that it is 0.
+
+    parts: (variance, degrees of freedom), which add up (Satterthwaite 1946). ends: what values may
+    be, if all that were seen agree.
+    """
+    total, rounding = sum(v for v, _ in parts), 1e-9 * max(1.0, abs(estimate))
+    if total <= rounding**2:  # nothing varies; n tasks that all differ alike are n equal signs
+        p = 1.0 if abs(estimate) <= rounding else 0.5 ** (n - 1)
+        return metrics.alike(estimate, n, ends), p
+    freedom, error = total**2 / sum(v**2 / df for v, df in parts if v), math.sqrt(total)
+    reach = float(stats.t.ppf(0.975, freedom)) * error
+    p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
+    return Interval(estimate, estimate - reach, estimate + reach, n), p
+
+
+def variance_of_mean(values: np.ndarray) -> tuple[float, int]:
+    """(variance of their mean, degrees of freedom)"""
+    n = len(values)
+    return (float(np.var(values, ddof=1) / n) if n > 1 else 0.0), n - 1
+
+
+def differ(a: np.ndarray, b: np.ndarray) -> tuple[Interval, float, str]:
+    """a, b [seeds, tasks] of the same tasks -> (a - b, paired by task; p; what varies in both)."""
+    x, y = a.mean(axis=0), b.mean(axis=0)  # [tasks] each
+    if min(len(a), len(b)) == 1:
+        return metrics.gain(y, x), float(permutation_test(x - y)), "tasks only"
+    parts = [variance_of_mean(values) for values in (a.mean(axis=1), b.mean(axis=1), x - y)]
+    return *by_variance(float(x.mean() - y.mean()), parts, len(x)), "seeds and tasks"
+
+
+def final_mean(arm: Arm, tasks: str, what: str) -> Interval | None:
+    """An arm's final mean, over tasks for one seed, over seeds and tasks for more.
+
+    None if not every run was evaluated on them.
+    """
+    if not all(tasks in run.final for run in arm.runs):
+        return None
+    table = arm.table(tasks, what)  # [seeds, tasks]
+    if len(table) == 1:
+        return metrics.mean(table[0])
+    parts = [variance_of_mean(table.mean(axis=axis)) for axis in (1, 0)]
+    found = by_variance(float(table.mean()), parts, table.shape[1], (0.0, 1.0))[0]
+    return tables.within(found, table.ravel(), headline([arm]) == "exact")
+
+
+# --------------------------------------------------------------------------------------- comparing
+
+
+def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
+    """A row per pair of arms, task set and measure, corrected by Holm; notes on what is missing."""
+    rows, notes = [], []
+    for a, b in combinations(arms, 2):
+        shared = [t for t in a.runs[0].final if all(t in run.final for run in a.runs + b.runs)]
+        if not shared:
+            both = f"{a.letter} and {b.letter}"
+            notes.append(f"{both} were evaluated on different task sets; nothing to compare.")
+        for tasks in shared:
+            found, told = compare_on(tasks, a, b)
+            rows += found
+            notes += told
+    for row, p in zip(rows, holm([row["p"] for row in rows])):
+        better = row["a"] if row["difference"].mean > 0 else row["b"]
+        unsure = equal_within(row["difference"], row["what"])
+        row |= {"corrected": p, "verdict": f"{better.letter} better" if p < 0.05 else unsure}
+    return rows, list(dict.fromkeys(notes))
+
+
+def equal_within(difference: Interval, what: str) -> str:
+    """The verdict if no difference was found: the whole interval may be too narrow to hide one."""
+    reach = max(abs(difference.low), abs(difference.high))
+    if not reach <= EQUAL:
+        return "cannot tell"
+    points = math.ceil(1000 * reach - 1e-6) / 10
+    within = f"{points:g} points" if what == "exact" else f"{points / 100:g}"
+    return f"equal within {within}"
+
+
+def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
+    """The rows of two arms on one task set, a row per measure, and notes."""
+    finals = [run.final[tasks] for run in a.runs + b.runs]
+    trained, both = finals[0]["trained"], f"{a.letter} and {b.letter}"
+    only = common(a.runs + b.runs, tasks)
+    if not only:
+        why = f"have no task of {tasks} that both had an answer to"
+        return [], [f"{both} {why}; nothing to compare."]
+    measures = [*MEASURES, *(PARTS if trained else ())]
+    measures = [what for what in measures if all(what in line for line in finals)]
+    why = same_reward(tasks, a, b, "exact" in measures) if "reward" in measures else ""
+    if why:
+        measures.remove("reward")
+    rows = []
+    for what in measures:
+        x, y = a.table(tasks, what, only), b.table(tasks, what, only)
+        difference, p, over = differ(x, y)
+        rows.append({
+            "a": a, "b": b, "tasks": tasks, "what": what, "trained": trained, "n": len(only),
+            "x": float(x.mean()), "y": float(y.mean()), "difference": difference, "p": p,
+            "over": over,
+        })  # fmt: skip
+    return rows, [why] if why else []
+
+
+def paid_by(arm: Arm) -> dict:
+    """The flags that decide what is paid: rewards under others are no longer the same measure."""
+    config = arm.runs[0].config
+    return {"reward": config.get("reward")} | environment_settings(config)
+
+
+def same_reward(tasks: str, a: Arm, b: Arm, exact: bool) -> str:
+    """Why the reward of two arms is not compared, or "". exact: exact answers are."""
+    codes = {run.config.get("environment_code") for run in a.runs + b.runs} - {None}
+    if paid_by(a) != paid_by(b) or len(codes) > 1:
+        rest = "only its parts are compared, on the trained tasks"
+        if exact:
+            rest = "only exact answers are compared"
+        edited = ": their environments' code differs" if len(codes) > 1 else ""
+        return f"{a.letter} and {b.letter} were paid by different rewards{edited}; {rest}."
+    is_exact = lambda arm: np.array_equal(arm.table(tasks, "exact"), arm.table(tasks, "reward"))
+    if exact and is_exact(a) and is_exact(b):
+        return (
+            "Where the reward is 1 for an exact answer and 0 otherwise, it is not compared again."
+        )
+    return ""
+
+
+# ---------------------------------------------------------------------------------------- the page
 
 
 def headline(arms: list[Arm]) -> str:
@@ -29,154 +344,123 @@ def headline(arms: list[Arm]) -> str:
     return "exact" if all("exact" in line for line in finals) else "reward"
 
 
-def task_sets(arms: list[Arm]) -> list[str]:
-    return list(dict.fromkeys(tasks for arm in arms for run in arm.runs for tasks in run.final))
-
-
-def plural(n: int, noun: str) -> str:
-    return f"{n} {noun}{'s' if n > 1 else ''}"
+def task_sets(arms: list[Arm]) -> dict[str, bool]:
+    """{label: did one of the arms train on these tasks?}"""
+    found: dict[str, bool] = {}
+    for line in (line for arm in arms for run in arm.runs for line in run.final.values()):
+        found[line["tasks"]] = found.get(line["tasks"], False) or line["trained"]
+    return found
 
 
 def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
     """compare.md."""
-    names = lambda arm: ", ".join(clean(run.folder.name) for run in arm.runs)
-    title = f"# {sum(len(arm.runs) for arm in arms)} runs, {plural(len(arms), 'arm')}"
-    table = [[f"**{a.letter}**", a.label, ", ".join(map(str, a.seeds())), names(a)] for a in arms]
-    out = [title, "", *tables.grid(["", "arm", "seeds", "runs"], table), "", "## Verdicts", ""]
-    if rows:
-        out += verdicts(rows)
-        if any(row["d"].over.startswith("tasks only") for row in rows):
-            alone = "an arm has a single seed, so how much another seed would change is not in"
-            notes = [f"Tasks only: {alone} the interval, the p or the verdict.", *notes]
-    elif len(arms) == 1:
-        out.append("All runs have the same flags: one arm, nothing to compare.")
-    else:
-        out.append("No two arms can be compared.")
+    runs, what = [run for arm in arms for run in arm.runs], headline(arms)
+    members, finals, told = [], [], []
+    for arm in arms:
+        seeds, names = map(str, arm.seeds()), [run.name for run in arm.runs]
+        members.append([f"**{arm.letter}**", arm.label, ", ".join(seeds), ", ".join(names)])
+        row = [f"{arm.letter}: {arm.label}"]
+        for tasks in task_sets(arms):
+            mean = final_mean(arm, tasks, what)
+            row.append(tables.interval(what, mean) if mean else "")
+        finals.append(row)
+    for run in runs:
+        sentence = "no updates."
+        if run.rewards:
+            sentence = tables.training_reward(run.rewards, run.before, what == "exact")
+        told.append(f"{run.name}: {sentence}")
+    if len(arms) == 1:
+        notes = ["All runs have the same flags: one arm, nothing to compare."]
+    if any(row["over"] == "tasks only" for row in rows):
+        alone = "an arm has a single seed, so how much another seed would change is not in"
+        notes = [f"Tasks only: {alone} the interval, the p or the verdict.", *notes]
     if any(len(arm.runs) > len(arm.seeds()) for arm in arms):
         notes = [*notes, "Several runs of one seed were averaged and count as one."]
-    mixed = [run for arm in arms for run in arm.runs if run.edited]
-    notes = [*notes, *(f"{clean(run.folder.name)} was {run.edited}." for run in mixed)]
-    if notes:
-        out += ["", *(f"* {note}" for note in notes)]
-    out += ["", "## Final results", "", *final_results(arms), "", "![compare](compare.png)", ""]
-    out += ["## Training reward", ""]
-    for arm in arms:
-        for run in arm.runs:
-            told = "no updates."
-            if run.rewards:
-                end = metrics.trend(run.rewards[run.before :]).sentence(run.before)
-                told = f"{metrics.distribution(run.rewards).sentence()}. At its end: {end}."
-            out.append(f"* {arm.letter}, {clean(run.folder.name)}: {told}")
-    return "\n".join(out) + "\n"
+    notes = [*notes, *(f"{run.name} was {run.edited}." for run in runs if run.edited)]
+    measure = "Exactly right" if what == "exact" else "Mean reward"
+    over = "over tasks; over seeds and tasks where an arm has several seeds"
+    page = [
+        tables.section("Arms", [], ["", "arm", "seeds", "runs"], members),
+        verdicts(rows),
+        tables.section("Notes", notes, listed=True),
+        tables.section(
+            "Final results",
+            [f"{measure}, with 95% intervals ({over})."],
+            ["arm", *task_sets(arms)],
+            finals,
+        ),
+        tables.section("Training reward", told, listed=True),
+    ]
+    title = f"# Runs: {len(runs)}, arms: {len(arms)}"
+    return f"{title}\n\n{tables.markdown(page)}\n![compare](compare.png)\n"
 
 
-def verdicts(rows: list[dict]) -> list[str]:
+def verdicts(rows: list[dict]) -> dict:
     """The table of all comparisons."""
-    head = (
+    head = [
         "tasks", "measure", "arms", "means", "difference", "varies in the interval", "n tasks", "p",
         "p corrected", "verdict",
-    )  # fmt: skip
+    ]  # fmt: skip
     table = []
     for row in rows:
         digits, scale, unit = tables.scale(row["what"])
-        d, mean = row["d"], lambda x: f"{scale * x:.{digits}f}{unit}"  # noqa: B023
+        means = [f"{scale * mean:.{digits}f}{unit}" for mean in (row["x"], row["y"])]
         table.append([
             row["tasks"] + (" (trained)" if row["trained"] else ""), row["what"],
-            f"{row['a'].letter} − {row['b'].letter}", f"{mean(row['x'])}, {mean(row['y'])}",
-            d.difference.text(digits, scale, sign="+"), d.over, str(row["n"]),
-            small(d.p), small(row["corrected"]), f"**{row['verdict']}**",
+            f"{row['a'].letter} − {row['b'].letter}", ", ".join(means),
+            row["difference"].text(digits, scale, sign="+"), row["over"], str(row["n"]),
+            small(row["p"]), small(row["corrected"]), f"**{row['verdict']}**",
         ])  # fmt: skip
     sentence = (
-        "First minus second, with its 95% interval; p corrected by Holm's method for "
-        f'{plural(len(rows), "comparison")}, winner at 0.05 from the corrected p alone. "Cannot '
+        "First minus second, with its 95% interval; p corrected by Holm's method for the number of "
+        f'comparisons ({len(rows)}), winner at 0.05 from the corrected p alone. "Cannot '
         'tell" does not mean equal: the interval says how large a difference may be hiding. '
         f'"Equal" does: its whole interval lies within {100 * EQUAL:g} points (rewards: {EQUAL}).'
     )
-    return [sentence, "", *tables.grid(list(head), table)]
-
-
-def final_results(arms: list[Arm]) -> list[str]:
-    what, sets = headline(arms), task_sets(arms)
-
-    def cell(arm: Arm, tasks: str) -> str:
-        if not all(tasks in run.final for run in arm.runs):
-            return ""
-        return tables.interval(what, final_mean(arm, tasks, what))
-
-    table = [[f"{arm.letter}: {arm.label}", *(cell(arm, t) for t in sets)] for arm in arms]
-    measure = "Exactly right" if what == "exact" else "Mean reward"
-    over = "over tasks; over seeds and tasks where an arm has several seeds"
-    sentence = f"{measure}, with 95% intervals ({over})."
-    return [sentence, "", *tables.grid(["arm", *sets], table)]
+    return tables.section("Verdicts", [sentence], head, table)
 
 
 def draw(path: Path, arms: list[Arm]) -> None:
     """compare.png: the training reward, and the final results."""
-    plt = tables.pyplot()
-    height = max(4.5, 1 + 0.3 * len(task_sets(arms)) * (len(arms) + 1))
+    plt, sets = tables.pyplot(), task_sets(arms)
+    height = max(4.5, 1 + 0.3 * len(sets) * (len(arms) + 1))
     fig, (left, right) = plt.subplots(1, 2, figsize=(14, height), layout="constrained")
     draw_training(left, arms)
     draw_final(right, arms)
-    for ax in (left, right):
-        ax.grid(alpha=0.25)
-        ax.title.set_fontsize(10)
-    handles, labels = right.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9)
+    fig.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
     fig.savefig(path, dpi=110)
     plt.close(fig)
 
 
-def draw_training(ax, arms: list[Arm], window: int = 10) -> None:
-    """Means of `window` updates: thin lines for runs, a thick one with a band for the arm."""
+def draw_training(ax, arms: list[Arm]) -> None:
+    """Means of WINDOW updates, a line for each run in the colour of its arm."""
     for i, arm in enumerate(arms):
-        color = f"C{i % 10}"
-        long = [run.rewards for run in arm.runs if len(run.rewards) >= window]
-        rolled = [np.convolve(r, np.ones(window) / window, mode="valid") for r in long]
-        for line in rolled:
-            ax.plot(np.arange(len(line)) + window, line, lw=0.8, alpha=0.6, color=color)
-        if not rolled:
-            continue
-        together = np.array([line[: min(map(len, rolled))] for line in rolled])  # [runs, updates]
-        x, middle = np.arange(together.shape[1]) + window, together.mean(axis=0)
-        low, high = together.min(axis=0), together.max(axis=0)
-        if len(arm.seeds()) == 1:
-            windows = np.lib.stride_tricks.sliding_window_view(long[0], window)
-            spread = windows.std(axis=1, ddof=1)[: len(middle)]  # [updates]
-            reach = stats.t.ppf(0.975, window - 1) * spread / math.sqrt(window)
-            low, high = middle - reach, middle + reach
-        ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
-        ax.plot(x, middle, lw=2.2, color=color)
-    band = "band: lowest to highest seed; 95% if there is one"
-    title = f"training reward, mean of {window} updates ({band})"
-    ax.set(title=title, xlabel="update", xlim=(0, None))
+        for run in (run for run in arm.runs if len(run.rewards) >= WINDOW):
+            rolled = np.convolve(run.rewards, np.ones(WINDOW) / WINDOW, mode="valid")
+            ax.plot(np.arange(len(rolled)) + WINDOW, rolled, color=f"C{i % 10}", lw=1.4)
+    ax.set_title(f"training reward, mean of {WINDOW} updates", fontsize=10)
+    ax.set(xlabel="update", xlim=(0, None))
+    ax.grid(alpha=0.25)
 
 
 def draw_final(ax, arms: list[Arm]) -> None:
     """A row per task set and arm: its mean as a diamond with the interval, its runs as dots."""
-    sets, what, rows = task_sets(arms), headline(arms), len(arms) + 1
-    scale = 100 if what == "exact" else 1
-    for i, arm in enumerate(arms):
-        color = f"C{i % 10}"
-        ax.plot([], [], "D-", color=color, label=f"{arm.letter}: {arm.label}")
-        for j, tasks in enumerate(sets):
-            y, runs = -j * rows - i, [run for run in arm.runs if tasks in run.final]
-            for run in runs:
-                x = scale * np.mean(run.final[tasks][what])
-                ax.plot(x, y, "o", ms=4, color=color, alpha=0.5)
-            if len(runs) == len(arm.runs):
-                p = final_mean(arm, tasks, what)
-                ends = [max(0, p.low), min(1, p.high)] if what == "exact" else [p.low, p.high]
-                ax.plot([scale * end for end in ends], [y, y], lw=2.2, color=color)
-                ax.plot(scale * p.mean, y, "D", ms=7, color=color)
-    finals = [run.final for arm in arms for run in arm.runs]
-    is_trained = lambda t: any(t in final and final[t]["trained"] for final in finals)
-    middles = [-j * rows - (len(arms) - 1) / 2 for j in range(len(sets))]
-    ax.set_yticks(middles, [f"{t}\n(trained)" if is_trained(t) else t for t in sets])
-    shown, unit = ("exactly right", "%") if what == "exact" else ("mean reward", "reward")
+    sets, what, middles = task_sets(arms), headline(arms), []
+    for j, tasks in enumerate(sets):
+        middles.append(-j * (len(arms) + 1) - (len(arms) - 1) / 2)
+        for i, arm in enumerate(arms):
+            y, look = -j * (len(arms) + 1) - i, {"color": f"C{i % 10}"}
+            label = f"{arm.letter}: {arm.label}" if j == 0 else None
+            for run in (run for run in arm.runs if tasks in run.final):
+                ax.plot(np.mean(run.final[tasks][what]), y, "o", ms=4, alpha=0.5, **look)
+            p = final_mean(arm, tasks, what) or Interval(*[math.nan] * 3, 0)
+            ax.plot([p.low, p.high], [y, y], lw=2.2, **look)
+            ax.plot(p.mean, y, "D", ms=7, label=label, **look)
+    ax.set_yticks(middles, [f"{t}\n(trained)" if trained else t for t, trained in sets.items()])
+    shown = "share exactly right" if what == "exact" else "mean reward"
     marks = "diamond: arm, dots: runs, 95% intervals"
-    ax.set(title=f"final, {shown} on development tasks ({marks})", xlabel=unit)
-    if what == "exact":
-        ax.set(xlim=(-2, 102))
+    ax.set_title(f"final, {shown} on development tasks ({marks})", fontsize=10)
+    ax.grid(alpha=0.25)
 
 
 def main(
@@ -184,12 +468,11 @@ def main(
 ) -> Path:
     """Write compare.md and compare.png into `out` and return it.
 
-    out: by default the folder `compare` beside the first run, or `compare-2` and so on if that
-    holds another comparison. ignore: further flags that do not
+    out: by default the folder `compare` beside the first run. ignore: further flags that do not
     make another arm, such as sft_steps if they were counted in seconds.
     """
-    with foreign(folders[0] if folders else ""):
-        return write([Path(folder) for folder in folders], out, ignore)
+    with records.foreign(folders[0] if folders else ""):
+        return write(list(map(Path, folders)), out, ignore)
 
 
 def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Path:
@@ -202,35 +485,20 @@ def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Pat
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError("a run folder is given twice; a run cannot be compared with itself")
     runs = [read(folder) for folder in folders]
-    if len({run.config.get("env") for run in runs}) > 1:
-        runs = [with_env_in_labels(run) for run in runs]
+    if len({run.config.get("env") for run in runs}) > 1:  # tier 6 of one is not tier 6 of another
+        for run in runs:
+            lines = [line | {"tasks": f"{run.config['env']} {t}"} for t, line in run.final.items()]
+            run.final = {line["tasks"]: line for line in lines}
     arms = group(runs, tuple(ignore))
-    rows, notes = compare(arms)
-    page = text(arms, rows, notes)
-    out = Path(out) if out else new_folder(folders[0].parent, page)
+    page, out = text(arms, *compare(arms)), out or folders[0].parent / "compare"
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out}: that is a file; give a folder")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "compare.md").write_text(page, encoding="utf-8")
+    records.write_whole(out / "compare.md", page)
     draw(out / "compare.png", arms)
     print(page)
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out
-
-
-def new_folder(place: Path, page: str) -> Path:
-    """compare, compare-2, … : the first that holds no other page."""
-    for number in count(1):
-        out = place / (f"compare-{number}" if number > 1 else "compare")
-        file = out / "compare.md"
-        if not file.exists() or file.read_text(encoding="utf-8") == page:
-            return out
-
-
-def with_env_in_labels(run: Run) -> Run:
-    """Tier 6 of one environment is not tier 6 of another."""
-    env = run.config.get("env")
-    return replace(run, final={f"{env} {tasks}": line for tasks, line in run.final.items()})
 
 
 if __name__ == "__main__":

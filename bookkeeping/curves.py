@@ -1,17 +1,35 @@
-"""curves.png: what a run did, in four pictures or more; and where the seconds of an update go.
+"""The curves of a run as data, and curves.png drawn from them. report.html draws the same data.
 
-    summary.json, metrics.jsonl, evals.jsonl -> draw_curves -> curves.png
+    metrics.jsonl, evals.jsonl -> [{"title", "unit", "low", "high", "series": [{"name", "points":
+        [[update, value, low end, high end], …]}]}] -> draw -> curves.png
 
-bookkeeping/report.py has it drawn, and takes its sentences on time and thinking from here, so that
-page and picture say the same.
+A chart may be "stacked" (the ends of a point are its layer's edges), "small", and have "marks":
+[[update, words]]. A series may be "plain" (drawn thin) and have a "colour": a number, or a CSS
+colour. A value that was not measured is None, because JSON has no NaN.
+
+Run me: `python -m bookkeeping.report runs/NAME` draws them.
 """
 
 from pathlib import Path
 
 import numpy as np
 
-import metrics
 from bookkeeping import tables
+from bookkeeping.records import clean
+
+SMALL = {  # title: (key, unit, end of the axis)
+    "reply length": ("reply_tokens", "tokens", None),
+    "entropy": ("entropy", "nats", None),
+    "groups with signal": ("groups_with_signal", "", 1.0),
+    "gradient norm": ("grad_norm", "", None),
+    "turns used": ("turns_used", "", None),
+    "turns in which something was done": ("turns_acted", "", None),
+    "errors, of the turns": ("error_rate", "", None),
+    "reputation": ("reputation", "", 1.0),
+}
+SECONDS = ("rollout", "environment", "sync", "train", "wait")
+ROLLING = 10  # updates
+GREY = "#808080"
 
 
 def thinking_starts(lines: list[dict]) -> int | None:
@@ -21,212 +39,152 @@ def thinking_starts(lines: list[dict]) -> int | None:
     return next((lines[i]["update"] for i in starts), None)
 
 
-# --------------------------------------------------------------------------- where the seconds go
-
-BARS = {
-    "rollout": "tab:blue", "environment": "tab:cyan", "sync": "tab:purple", "train": "tab:orange",
-    "wait": "lightgray",
-}  # fmt: skip
-
-
-def time_bars(lines: list[dict]) -> dict[str, dict[str, float]]:
-    """Mean seconds of an update by part, one bar per process.
-
-    {"in turn": {...}}, or for a run that samples ahead {"trainer": {...}, "sampler": {...}}.
-    """
-    seconds = lambda part: [line.get(f"seconds_{part}", 0.0) for line in lines]
-    mean = {part: float(np.mean(seconds(part))) for part in BARS}
-    played = {part: mean[part] for part in ("rollout", "environment", "sync")}
-    if not mean["wait"]:
-        return {"in turn": played | {"train": mean["train"]}}
-    rest = max(0.0, mean["wait"] + mean["train"] - sum(played.values()))
-    return {
-        "trainer": {part: mean[part] for part in ("train", "wait")},
-        "sampler": played | {"wait": rest},
-    }
+def chart(
+    title: str, series: list[dict], unit: str = "", top: float | None = None, **more
+) -> list[dict]:
+    """A chart in a list; an empty list if no series has a number. top: the end of the axis."""
+    series = [s for s in series if any(point[1] is not None for point in s["points"])]
+    if not series:
+        return []
+    values = [v for s in series for point in s["points"] for v in point[1:] if v is not None]
+    low, high = min([0.0, *values]), top or 1.05 * max([0.0, *values]) or 1.0
+    return [{"title": title, "unit": unit, "low": low, "high": high, "series": series, **more}]
 
 
-def waiting(lines: list[dict]) -> float:
-    """The share of an update in which the trainer waits: in turn, all but its own work."""
-    bar = next(iter(time_bars(lines).values()))
-    return 1 - bar["train"] / max(sum(bar.values()), 1e-9)
+def of_evaluations(evals: list[dict], env: str) -> list[dict]:
+    """Charts of the development tasks: exact answers, mean reward, the parts of the reward."""
+    trained = [e for e in evals if e["trained"]]
+    names = dict.fromkeys(e["tasks"] for e in trained + evals)  # those that are trained come first
+
+    def series(measure: str, tasks: str, factor: float = 1, digits: int = 3) -> dict:
+        """Rounded here, so that page, picture and report.md agree."""
+        points = []
+        for e in evals:
+            if e["tasks"] == tasks and measure in e:
+                i = tables.average(tables.values(e, measure))
+                ends = [round(factor * v, digits) for v in (i.mean, i.low, i.high)]
+                points.append([e["update"], *(ends if i.n else [None] * 3)])
+        return {"name": tasks, "plain": tasks not in names_trained, "points": points}
+
+    names_trained = {e["tasks"] for e in trained}
+    n = max((len(e["reward"]) for e in evals), default=0)
+    same = all(e.get("exact") == e["reward"] for e in evals)
+    title = f"development, exactly right{' (= mean reward)' if same else ''}, n={n}"
+    out = chart(title, [series("exact", tasks, 100, 1) for tasks in names], "%", 100)
+    if not same:
+        reward = [series("reward", tasks) for tasks in names]
+        out += chart(f"development, mean reward, n={n}", reward)
+    own = tables.PARTS
+    if env != "swarm":
+        own = tables.own_parts(dict.fromkeys(x for e in trained for x in tables.measures(e)), env)
+    parts = []
+    for name in own:
+        parts += [series(name, tasks) | {"name": tables.label(name)} for tasks in names_trained]
+    return out + chart("development, the parts of the score", parts)
 
 
-def where_time_goes(lines: list[dict]) -> list[str]:
-    """One sentence for observations."""
-    told = []
-    for who, bar in time_bars(lines).items():
-        whole = max(sum(bar.values()), 1e-9)
-        parts = ", ".join(f"{part} {100 * s / whole:.0f}%" for part, s in bar.items())
-        told.append(f"{who} {whole:.2f} s: {parts}")
-    return [
-        f"An update, on average: {'; '.join(told)}. "
-        f"The trainer waits for samples {100 * waiting(lines):.0f}% of the time."
-    ]
+def stacked(title: str, updates: list[int], layers: dict[str, list], unit: str, **more) -> list:
+    """A chart of layers {name: values} that lie on each other."""
+    series, floor = [], np.zeros(len(updates))
+    colours = more.pop("colours", {})
+    for i, (name, values) in enumerate(layers.items()):
+        edges = floor, floor + np.nan_to_num(np.array(values, dtype=float))
+        floor = edges[1]
+        points = [list(point) for point in zip(updates, values, *(edge.tolist() for edge in edges))]
+        series.append({"name": name, "colour": colours.get(name, i), "points": points})
+    return chart(title, series, unit, stacked=True, **more)
+
+
+def of_updates(lines: list[dict], env: str) -> list[dict]:
+    """Charts of metrics.jsonl: reward, habits or tools, seconds; then small ones, on health."""
+    updates = [line["update"] for line in lines]
+    column = lambda key: [line.get(key) for line in lines]
+    plain = lambda key: [[line["update"], line.get(key), None, None] for line in lines]
+    rewards = np.array(column("reward"), dtype=float)
+    rolling = []
+    for i, update in enumerate(updates):
+        recent = rewards[max(0, i - ROLLING + 1) : i + 1]
+        recent = recent[~np.isnan(recent)]
+        rolling.append([update, float(recent.mean()) if len(recent) else None, None, None])
+    each = zip(updates, column("reward"), column("reward_low"), column("reward_high"))
+    moves = [b for a, b in zip(lines, lines[1:]) if a.get("level") != b.get("level")]
+    out = chart(
+        "training reward",
+        [
+            {"name": f"mean of the last {ROLLING}", "points": rolling},
+            {"name": "each update", "points": list(map(list, each)), "plain": True, "colour": GREY},
+        ],
+        marks=[[line["update"], str(line["level"])] for line in moves],
+    )
+    habits = {}
+    for key in dict.fromkeys(key for line in lines for key in line if key.startswith("habit_")):
+        habits[tables.label(key)] = [100 * line.get(key, 0.0) for line in lines]
+    start = thinking_starts(lines)
+    marks = [] if start is None else [[start, "begins to think"]]
+    out += stacked("habits of the samples", updates, habits, "%", top=100, marks=marks)
+    if env == "swarm":
+        from bookkeeping import behaviour
+
+        tools = behaviour.tools_used(lines)
+        title = "tool use of the samples, of the turns"
+        out += stacked(title, updates, tools, "%", top=100, colours=behaviour.COLOURS)
+    ahead = any(column("seconds_wait"))
+    parts = ("train", "wait") if ahead else SECONDS[:4]  # the trainer's, if somebody else samples
+    seconds = {part: column(f"seconds_{part}") for part in parts}
+    out += stacked("where the seconds of an update go", updates, seconds, "s")
+    for title, (key, unit, top) in SMALL.items():
+        out += chart(title, [{"name": key, "points": plain(key)}], unit, top, small=True)
+    return out
 
 
 # -------------------------------------------------------------------------------------- curves.png
 
 
-def draw_curves(path: Path, summary: dict, lines: list[dict], evals: list[dict]) -> None:
-    """Four pictures: development tasks, training reward, habits, reply length.
-
-    For swarm the last two are what the turns are used for, and how they go. Entries of the score
-    that somebody has added have a picture of their own.
-    """
-    plt, swarm = tables.pyplot(), summary["env"] == "swarm"
-    timed = bool(lines)
-    own = tables.own_parts_of(summary, evals)
-    heights = (1, 1, *[0.2] * timed, *[0.8] * bool(own))
-    size = (13 if swarm else 11, 7.5 + 1.1 * timed + 3 * bool(own))
-    fig = plt.figure(figsize=size, layout="constrained")
-    grid = fig.add_gridspec(len(heights), 2, height_ratios=heights)
-    evaluations, training, *lower = (fig.add_subplot(grid[i, j]) for i in (0, 1) for j in (0, 1))
-    if timed:
-        draw_time(fig.add_subplot(grid[2, :]), lines)
-    if own:
-        draw_own(fig.add_subplot(grid[-1, :]), own, lines, evals, summary["trained"])
-    model, seed = Path(summary["model"]).name, summary["seed"]
-    fig.suptitle(f"{summary['env']}, trained on {summary['trained']}, {model}, seed {seed}")
-    draw_evaluations(evaluations, summary, evals)
-    if not lines:
-        for ax in (training, *lower):
-            where = {"ha": "center", "transform": ax.transAxes}
-            ax.text(0.5, 0.5, "no GRPO updates in this run", **where)
-    else:
-        shares = "gain" in summary and all(0 <= line["reward"] <= 1 for line in lines)
-        draw_training(training, lines, shares)
-        if swarm:
-            from bookkeeping import behaviour
-
-            behaviour.draw_tools(lower[0], lines)
-            behaviour.draw_turns(lower[1], lines, min(10, len(lines)))
-        else:
-            draw_habits(*lower, lines)
-    for ax in (evaluations, training, *lower):
-        ax.grid(alpha=0.25)
+def draw(path: Path, title: str, charts: list[dict]) -> None:
+    """All charts in one picture: two large ones to a row, then four small ones to a row."""
+    plt, charts = tables.pyplot(), clean(charts)
+    large = [i for i, chart in enumerate(charts) if not chart.get("small")]
+    small = [i for i in range(len(charts)) if i not in large]
+    mosaic = []
+    for i in range(0, len(large), 2):  # "." is an empty place; a large one alone takes the row
+        mosaic.append([large[i], large[i], *large[i : i + 2][-1:] * 2])
+    for i in range(0, len(small), 4):
+        mosaic.append([*small[i : i + 4], *["."] * 3][:4])
+    heights = [1.0 if row[0] in large else 0.6 for row in mosaic]
+    fig = plt.figure(figsize=(13, 3.6 * sum(heights)), layout="constrained")
+    fig.suptitle(clean(title))
+    for i, ax in fig.subplot_mosaic(mosaic, height_ratios=heights).items():
+        draw_chart(ax, charts[i])
     if path.is_symlink():  # somebody's: it is replaced, not followed
         path.unlink()
-    fig.savefig(path, dpi=110)
+    fig.savefig(path, dpi=100)
     plt.close(fig)
 
 
-def draw_own(ax, own: list[str], lines: list[dict], evals: list[dict], trained: str) -> None:
-    """Entries of the score that somebody has added: of every update, and on development tasks."""
-    during = [e for e in evals if e["tasks"] == trained and e["stage"] != "before"]
-    for i, name in enumerate(own):
-        here, color = [line for line in lines if name in line], f"C{i % 10}"
+def draw_chart(ax, chart: dict) -> None:
+    thin = chart.get("small")
+    for i, s in enumerate(chart["series"]):
+        x, y, low, high = np.array(s["points"], dtype=float).T
+        colour = s.get("colour", i)
+        look = {"color": colour if isinstance(colour, str) else f"C{colour}"}
+        if chart.get("stacked"):
+            ax.fill_between(x, low, high, alpha=0.8, lw=0, label=s["name"], **look)
+            continue
+        then = x >= 0  # the others are evaluations before SFT: a cross
+        width = 0.9 if thin or s.get("plain") else 2.2
         ax.plot(
-            [e["update"] for e in here], [e[name] for e in here], lw=0.7, alpha=0.5, color=color
+            x[then], y[then], lw=width, marker="o", ms=width, clip_on=False, label=s["name"], **look
         )
-        here = [e for e in during if name in e]
-        points = [tables.average(tables.values(e, name)) for e in here]
-        x, ends = [max(e["update"], 0) for e in here], np.array([(p.low, p.high) for p in points])
-        ax.plot(
-            x, [p.mean for p in points], marker="o", ms=3, color=color, label=tables.label(name)
-        )
-        ax.fill_between(x, *ends.reshape(-1, 2).T, alpha=0.18, color=color)
+        ax.fill_between(x[then], low[then], high[then], alpha=0.16, **look)
+        ax.plot(0 * x[~then], y[~then], "x", **look)
+    for j, (update, words) in enumerate(chart.get("marks", [])):  # names of close ones stand apart
+        ax.axvline(update, color="black", ls="--", lw=1)
+        height = 0.02 + 0.07 * (j % 4)
+        ax.text(update, height, f" {words}", fontsize=8, transform=ax.get_xaxis_transform())
+    unit = f" ({chart['unit']})" if chart["unit"] else ""
+    ax.set_title(f"{chart['title']}{unit}", fontsize=8 if thin else 10)
+    ax.set_ylim(chart["low"], chart["high"])
+    ax.tick_params(labelsize=8)
     ax.grid(alpha=0.25)
-    ax.set(title="further parts of the score (development with 95% bands; thin: training)")
-    ax.set(xlabel="update")
-    ax.legend(loc="best", fontsize=8)
-
-
-def draw_time(ax, lines: list[dict]) -> None:
-    """Where the seconds of an update go, one stacked bar per process."""
-    draw_bars(ax, time_bars(lines))
-    waits = f"the trainer waits for samples {100 * waiting(lines):.0f}% of the time"
-    ax.set(title=f"where an update's seconds go ({waits})")
-
-
-def draw_bars(ax, bars: dict[str, dict[str, float]]) -> None:
-    """{name: {part of BARS: seconds}} as stacked bars, the first on top."""
-    for y, bar in enumerate(bars.values()):
-        left, whole = 0.0, max(sum(bar.values()), 1e-9)
-        for part, seconds in bar.items():
-            ax.barh(y, seconds, left=left, color=BARS[part], height=0.7, label=part)
-            if seconds > 0.06 * whole:
-                name = f"{part} {100 * seconds / whole:.0f}%"
-                ax.text(left + seconds / 2, y, name, ha="center", va="center", fontsize=8)
-            left += seconds
-    ax.set_yticks(range(len(bars)), list(bars))
-    ax.set(xlabel="s", ylim=(len(bars) - 0.5, -0.5))
-    ax.margins(x=0)
-
-
-def draw_evaluations(ax, summary: dict, evals: list[dict]) -> None:
-    """Exact answers, or the mean reward if there is no such thing, with 95% bands."""
-    (has_exact, has_reward), trained = tables.shown(summary), summary["trained"]
-    factor, names = (100 if has_exact else 1), list(summary["eval"])
-    exact, reward = (lambda e: metrics.mean(e["exact"])), (lambda e: metrics.mean(e["reward"]))
-    of = lambda name: f", {name}" if len(names) > 1 else ""  # else the title says it
-    curves = [(name, f"exact{of(name)}" if has_reward else name, exact) for name in names]
-    if not has_exact:
-        curves = [(name, f"reward, {name}", reward) for name in names]
-    elif has_reward:
-        curves.append((trained, f"mean reward{of(trained)}", reward))
-    if summary["env"] == "swarm":
-        from bookkeeping import behaviour
-
-        of_trained = [e for e in evals if e["tasks"] == trained and e["stage"] != "before"]
-        behaviour.draw_parts(ax, summary["config"], of_trained)
-    for name, label, measure in curves:
-        curve = [e for e in evals if e["tasks"] == name and e["stage"] != "before"]
-        x, points = [max(e["update"], 0) for e in curve], [measure(e) for e in curve]
-        mean, low, high = (
-            [factor * getattr(p, end) for p in points] for end in ("mean", "low", "high")
-        )
-        wide = 2.2 if name == trained else 1
-        (line,) = ax.plot(x, mean, marker="o", ms=3, lw=wide, label=label)
-        ax.fill_between(x, low, high, alpha=0.18, color=line.get_color())
-        before = tables.eval_of(evals, "before", name)
-        if before:
-            ax.plot(0, factor * measure(before).mean, marker="x", color=line.get_color())
-    n, low, high = len(evals[0]["reward"]), ax.dataLim.y0, ax.dataLim.y1
-    ax.set(title=f"development tasks (n={n}, 95% bands; × before SFT)", xlabel="update")
-    if has_exact:
-        ylabel = "% exact (reward x 100)" if has_reward else "% exactly right"
-        ax.set(ylabel=ylabel, ylim=(min(-2, low), max(102, high)))
-    else:
-        ax.set(ylabel="reward, and its parts", ylim=(min(0, low), None))
-    ax.legend(loc="lower right", fontsize=None if has_exact else 8)
-
-
-def draw_training(ax, lines: list[dict], shares: bool) -> None:
-    """The training reward. shares: it lies between 0 and 1."""
-    x, rewards = [line["update"] for line in lines], [line["reward"] for line in lines]
-    window = min(10, len(lines))
-    ax.plot(x, rewards, lw=0.7, alpha=0.5, label="each update")
-    rolling = np.convolve(rewards, np.ones(window) / window, mode="valid")
-    ax.plot(x[window - 1 :], rolling, lw=2, label=f"mean of {window}")
-    ax.set(title="training reward", xlabel="update")
-    if shares:
-        signal = [line["groups_with_signal"] for line in lines]
-        ax.plot(x, signal, lw=0.7, color="grey", label="share of groups with signal")
-        ax.set(ylim=(-0.02, 1.02))
-    moves = [b for a, b in zip(lines, lines[1:]) if a.get("level") != b.get("level")]
-    for i, line in enumerate(moves):  # the steps of a curriculum; names of close ones stand apart
-        ax.axvline(line["update"], color="black", ls="--", lw=1)
-        where = {"transform": ax.get_xaxis_transform(), "fontsize": 9}
-        ax.text(line["update"], 0.02 + 0.05 * (i % 4), f" {line['level']}", **where)
-    ax.legend(loc="lower right")
-
-
-def draw_habits(left, right, lines: list[dict]) -> None:
-    """What kinds of replies there are, and how long they are."""
-    x = [line["update"] for line in lines]
-    habits = dict.fromkeys(key for line in lines for key in line if key.startswith("habit_"))
-    if habits:
-        layers = [[100 * line.get(habit, 0.0) for line in lines] for habit in habits]
-        names = [habit.removeprefix("habit_") for habit in habits]
-        left.stackplot(x, layers, labels=names, alpha=0.8)
-        left.legend(loc="center right")
-    start = thinking_starts(lines)
-    if start is not None:
-        for ax in (left, right):
-            ax.axvline(start, color="black", ls="--", lw=1)
-        right.annotate(f" begins to think\n (update {start})", (start, 5), fontsize=9)
-    percent = {"ylabel": "% of replies", "ylim": (0, 100)}
-    left.set(title="habits of the sampled replies", xlabel="update", **percent)
-    right.plot(x, [line["reply_tokens"] for line in lines], lw=1.2)
-    right.set(title="reply length", xlabel="update", ylabel="tokens", ylim=(0, None))
+    if len(chart["series"]) > 1:
+        ax.legend(fontsize=7, loc="lower right", ncols=1 + len(chart["series"]) // 5)

@@ -1,17 +1,20 @@
 """What a run leaves for a person: summary.json, report.md, curves.png and report.html.
 
-Everything is computed from the run folder alone, so a report can be written again at any time:
+Everything is computed from the run folder alone, so a report can be written again at any time, and
+report.html while a run is still going:
 
     python -m bookkeeping.report runs/NAME
 
-It has the shape of a lab's training report: config, SFT warm-up, trajectory, evaluations,
+    summary.json, metrics.jsonl, evals.jsonl -> collect -> one dict of facts, curves (bookkeeping/
+        curves.py) and sections (bookkeeping/tables.py) -> report.md, curves.png, and with
+        episodes.jsonl report.html (bookkeeping/viewer.py)
+
+It has the shape of a lab's training report: config, SFT warm-up, evaluations, trajectory,
 observations, curves. The observations are computed too; nobody writes one by hand. A run of swarm
-also gets the sections of bookkeeping/behaviour.py. curves.png is drawn by bookkeeping/curves.py,
-report.html by bookkeeping/viewer.py. What only some runs need is loaded when it is needed, so that
-training letters loads no swarm and no HTML.
+also gets the sections of bookkeeping/behaviour.py. What only some runs need is loaded when it is
+needed, so that training letters loads no swarm and no HTML.
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from metrics import Interval
 
 STAGES = ("before", "after_sft", "final")  # evaluations that are results; the others are a curve
 TRAJECTORY = ("exact", "payoff", "quality", "diversity", "reputation", "error_rate", "format")
+HEALTH = ("reply_tokens", "groups_with_signal", "entropy", "grad_norm")
 
 
 def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dict:
@@ -37,7 +41,7 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     for e in evals:
         if e["stage"] in STAGES:
             results.setdefault(e["tasks"], {})[e["stage"]] = result_of(e)
-    ends = [tables.eval_of(evals, stage, trained) for stage in ("after_sft", "final")]
+    ends = [e for e in evals if e["trained"] and e["stage"] in STAGES[1:]]
     sft, final = records.same_tasks(*ends)
     gains = {"gain": "exact", "gain_reward": "reward"}
     return {
@@ -83,228 +87,190 @@ def reward_cell(result: dict) -> str:
     return Interval(result["reward"], *ends, result["n"]).text()
 
 
-# --------------------------------------------------------------------------------------- report.md
+# ------------------------------------------------------------------------------ the numbers, once
 
 
-def write(folder: Path) -> None:
-    """report.md, curves.png and report.html from what is in the folder."""
-    from bookkeeping import viewer
+def collect(folder: Path, which: tuple[str, str] | None = None) -> tuple[dict, list[dict]]:
+    """(everything that the three pages of a run show; its episodes).
 
-    summary = records.record(folder / "summary.json")
-    if "api" not in summary:  # an evaluation over an API already has its report.md (bridges/api.py)
-        lines = records.clean(records.lines(folder / "metrics.jsonl"))
-        evals = records.with_exact(records.clean(records.lines(folder / "evals.jsonl")))
-        during = [e for e in evals if e["stage"] != "eval_only"]  # the others get their own table
-        curves.draw_curves(folder / "curves.png", summary, lines, during)
-        more = tables.eval_only(evals)
-        if summary["env"] == "swarm":
-            from bookkeeping import behaviour
-
-            episodes = records.lines(folder / "episodes.jsonl")
-            more = behaviour.sections(summary["config"], evals, episodes) + more
-        pages = [text(records.clean(folder.name), summary, lines, during)]
-        if more:
-            pages.append(tables.markdown(more))
-        records.write_whole(folder / "report.md", "\n".join(pages))
-    viewer.write_html(folder)
-
-
-def text(name: str, summary: dict, lines: list[dict], evals: list[dict]) -> str:
-    """report.md, up to the sections that only some runs have."""
-    out = [
-        *(f"# {name}", "", *head(summary), ""),
-        *("Curves and episodes to click through: report.html.", ""),
-        *("## Config", "", *config_table(summary), ""),
-        *("## SFT warm-up", "", *sft_table(summary, evals), ""),
-        *("## Evaluation", "", *evaluation_table(summary, evals), ""),
-        *("## Trajectory", ""),
+    which: the two evaluations of a swarm run to compare, see behaviour.find.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder; give a run folder, such as runs/NAME")
+    read = lambda name: records.lines(folder / f"{name}.jsonl", for_page=True)
+    lines, evals, episodes = read("metrics"), records.with_exact(read("evals")), read("episodes")
+    lines = [{k: v for k, v in line.items() if v is not None} for line in lines]
+    found = [folder / name for name in ("config.json", "summary.json")]  # at the end it has both
+    config, summary = (records.read(f, nan=False) if f.exists() else {} for f in found)
+    if not (summary or lines or evals or episodes):
+        files = "summary.json, metrics.jsonl, evals.jsonl or episodes.jsonl"
+        raise ValueError(f"{folder} holds no {files}, so it is no run folder")
+    summary = {"config": config, "env": config.get("env", "")} | summary
+    config, env = summary["config"], summary["env"]
+    during = [e for e in evals if e["stage"] != "eval_only"]  # the others get their own table
+    told = observations(summary, lines, during)
+    sections = [
+        *tables.evaluations("Evaluation", during, env),
+        *trajectory(lines, during, env),
+        tables.section("Observations (computed)", told, listed=True),
     ]
-    if lines:
-        out += trajectory_table(lines, tables.own_parts_of(summary, evals))
-    told = (f"* {sentence}" for sentence in observations(summary, lines, evals))
-    out += ["", "## Observations (computed)", "", *told, "", "![curves](curves.png)", ""]
-    return "\n".join(out)
+    if env == "swarm":
+        from bookkeeping import behaviour
+
+        sections += behaviour.sections(config, evals, episodes, which)
+    later = [e for e in evals if e["stage"] == "eval_only"]
+    given = (summary.get("machine") or {}) | config
+    run = {
+        "name": folder.resolve().name,
+        "env": env,
+        "api": "api" in summary,
+        "facts": facts(summary, lines),
+        "settings": {name: str(v) for name, v in given.items() if v not in ("", None)},
+        "headline": headline(during),
+        "notes": notes(summary),
+        "charts": curves.of_evaluations(during, env) + curves.of_updates(lines, env),
+        "tables": sections + tables.evaluations("Evaluated later (--eval-only)", later, env),
+    }
+    return run, episodes
 
 
-def head(summary: dict) -> list[str]:
-    """The result in three or four sentences."""
-    config, trained, tokens = summary["config"], summary["trained"], summary["tokens"]
-    (exact, reward), results = tables.shown(summary), summary["eval"][trained]
-    three = lambda form: " → ".join(form(results[stage]) for stage in STAGES)
-    what = f"exact answers {three(cell)}" if exact else f"mean reward {three(reward_cell)}"
-    out = [
-        f"{config['env']}, {trained}: {what} "
-        f"(before → after SFT → after {summary['updates']} updates of GRPO; greedy, "
-        f"{results['final']['n']} development tasks, 95% intervals)."
-    ]
-    over = "Gain of GRPO over SFT in {}, on the same tasks: {}."
-    if exact and reward:
-        out.append(f"Mean reward {three(reward_cell)}.")
-    if reward:
-        out.append(over.format("reward", Interval(**summary["gain_reward"]).signed()))
+def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
+    """[label, value] pairs, as far as they are known."""
+    config, machine, sft = (summary.get(name) or {} for name in ("config", "machine", "sft"))
+    seconds, peak = (summary.get("seconds") or {}).get("total"), summary.get("peak_rss_gb")
+    tokens = [f"{count:,} {name}" for name, count in (summary.get("tokens") or {}).items()]
+    pairs = {
+        "environment": summary["env"],
+        "trained on": summary.get("trained"),
+        "model": summary.get("model") or config.get("model"),
+        "seed": summary.get("seed", config.get("seed")),
+        "SFT loss": f"{sft['loss_first']:.2f} → {sft['loss_last']:.2f}" if sft else None,
+        "updates": summary.get("updates", lines[-1]["update"] if lines else None),
+        "time": f"{seconds / 60:.1f} minutes" if seconds is not None else None,
+        "machine": machine.get("device"),
+        "peak memory": f"{peak:.2f} GB" if peak else None,
+        "tokens": ", ".join(tokens),
+        "state": None if "updates" in summary else "not finished: there is no summary.json yet",
+    }
+    return [[label, str(value)] for label, value in pairs.items() if value not in (None, "")]
+
+
+def headline(evals: list[dict]) -> dict:
+    """Before SFT, after SFT and the last evaluation: a row per task set, the trained one first."""
+    last = max((e["update"] for e in evals), default=0)
+    ends = [e for e in evals if e["stage"] in STAGES[:2] or e["update"] == last]
+    exact, rows = any("exact" in e for e in evals), {}
+    for e in sorted(ends, key=lambda e: not e["trained"]):
+        row = {"tasks": e["tasks"], "trained": e["trained"], "cells": {}}
+        result = result_of(e)
+        found = [cell(result)] if exact else [reward_cell(result)]
+        if exact and result["exact"] != result["reward"]:
+            found.append(f"reward {reward_cell(result)}")
+        rows.setdefault(e["tasks"], row)["cells"][tables.moment(e)] = found
+    return {
+        "what": "exact answers" if exact else "mean reward",
+        "moments": list(dict.fromkeys(tables.moment(e) for e in ends)),
+        "rows": list(rows.values()),
+    }
+
+
+def notes(summary: dict) -> list[str]:
+    """Sentences under the headline: the gain, and what the doctor warned of."""
+    exact, reward = summary.get("gain"), summary.get("gain_reward")
+    told = []
     if exact:
-        out.append(over.format("exact answers", Interval(**summary["gain"]).points()))
-    minutes, device = summary["seconds"]["total"] / 60, summary["machine"]["device"]
-    return [
-        *out,
-        "",
-        f"{minutes:.1f} minutes on {device}; peak memory {summary['peak_rss_gb']:.2f} GB; "
-        f"{tokens['sampled']:,} tokens sampled, {tokens['trained']:,} trained.",
-    ]
+        told.append(about_gain("exact answers", exact, Interval.points))
+    if reward and reward != exact:
+        told.append(about_gain("mean reward", reward, Interval.signed))
+    return told + [f"{name.upper()} at {why}" for name, why in summary.get("warnings", {}).items()]
 
 
-def config_table(summary: dict) -> list[str]:
-    m = summary["machine"]
-    versions = f"python {m['python']}, torch {m['torch']}, transformers {m['transformers']}"
-    rows = [[key, str(v)] for key, v in summary["config"].items() if v not in ("", None)]
-    rows.append(["trainable parameters", f"{m['trainable']:,} of {m['parameters']:,}"])
-    rows.append(["versions", f"{versions}, peft {m['peft']}"])
-    return tables.grid(["parameter", "value"], rows)
+def about_gain(what: str, numbers: dict, form) -> str:
+    gain, verdict = Interval(**numbers), "neither gained nor lost measurably"
+    if gain.low > 0:
+        verdict = "gained"
+    if gain.high < 0:
+        verdict = "lost"
+    return f"GRPO {verdict} over SFT in {what}: {form(gain)}, n={gain.n}, paired by task."
 
 
-def sft_table(summary: dict, evals: list[dict]) -> list[str]:
-    after, rows = tables.eval_of(evals, "after_sft", summary["trained"]), []
-    if sft := summary["sft"]:
-        steps = summary["config"]["sft_steps"]
-        loss = f"{sft['loss_first']:.2f} → {sft['loss_last']:.2f} ({steps} steps)"
-        rows.append(["SFT loss", loss])
-    if "format" in after:  # an environment of one's own need not report it
-        share = metrics.mean(after["format"])
-        rows.append(["format compliance after SFT", f"{share.percent()}, n={share.n}"])
-    rows.append(["mean reward after SFT", str(metrics.mean(after["reward"]))])
-    return tables.grid(["metric", "value"], rows)
+# ------------------------------------------------------------------------- trajectory, observations
 
 
-def evaluation_table(summary: dict, evals: list[dict]) -> list[str]:
-    """A row per evaluation, a column per task set and measure."""
-    (exact, reward), names = tables.shown(summary), list(summary["eval"])
-    n = summary["eval"][summary["trained"]]["final"]["n"]
-    measured = "exact answers and mean reward" if exact else "mean reward"
-    columns = [(name, "exact") for name in names if exact]
-    columns += [(name, "reward") for name in names if reward]
-    columns += [(summary["trained"], name) for name in tables.own_parts_of(summary, evals)]
-    rows = []
-    for update, stage in dict.fromkeys((e["update"], e["stage"]) for e in evals):
-        here = {e["tasks"]: e for e in evals if (e["update"], e["stage"]) == (update, stage)}
-        titles = {
-            "before": "before SFT",
-            "after_sft": "after SFT (0)",
-            "final": f"{update} (final)",
-        }
-        cells = [tables.cell(here.get(name, {}), what) for name, what in columns]
-        rows.append([titles.get(stage, str(update)), *cells])
-    title = ["update", *(f"{name}, {tables.label(what)}" for name, what in columns)]
-    sentence = f"Greedy, the same {n} development tasks every time; {measured}, with 95% intervals."
-    return [sentence, "", *tables.grid(title, rows)]
-
-
-def trajectory_table(lines: list[dict], own: list[str] = ()) -> list[str]:
-    """Ten blocks of updates. own: entries of the score that somebody has added."""
-    habits = [key for key in lines[0] if key.startswith("habit_")]
-    known = {key for line in lines for key in line}
-    shown = [key for key in dict.fromkeys((*TRAJECTORY, *own)) if key in known]
-    digits = dict.fromkeys(shown, 2) | {"reply_tokens": 0}
-    health = ("groups_with_signal", "entropy", "grad_norm")
-    size, rows = max(1, len(lines) // 10), []
+def trajectory(lines: list[dict], evals: list[dict], env: str) -> list[dict]:
+    """One section, of ten blocks of updates; none without updates."""
+    if not lines:
+        return []
+    known = dict.fromkeys(key for line in lines for key in line)
+    own = [name for e in evals if e["trained"] for name in tables.measures(e)]
+    habits = [key for key in known if key.startswith("habit_")]
+    names = dict.fromkeys([*TRAJECTORY, *tables.own_parts(own, env), *habits, *HEALTH])
+    names = [name for name in names if name in known]
+    exact, size, rows = any("exact" in e for e in evals), max(1, len(lines) // 10), []
     for block in (lines[i : i + size] for i in range(0, len(lines), size)):
-        rows.append([
-            f"{block[0]['update']}–{block[-1]['update']}",
-            metrics.level([line["reward"] for line in block]).text(2),
-            *(f"{mean_of(block, key):.{d}f}" for key, d in digits.items()),
-            *(f"{100 * mean_of(block, habit):.0f}%" for habit in habits),
-            *(f"{mean_of(block, key):.2f}" for key in health),
-        ])  # fmt: skip
-    means = [
-        *(key.replace("_", " ") if key in own else key for key in shown),
-        "reply tokens",
-        *(habit.removeprefix("habit_") for habit in habits),
-    ]
-    title = ["updates", "reward", *means, *(key.replace("_", " ") for key in health)]
-    what = "Means over blocks of updates; reward with the 95% interval of its level."
-    return [what, "", *tables.grid(title, rows)]
+        rewards = known_of(block, "reward")
+        level = tables.within(metrics.level(rewards), rewards, exact).text(2) if rewards else ""
+        means = [mean_of(block, name) for name in names]
+        cells = ["" if np.isnan(mean) else f"{mean:.3g}" for mean in means]
+        rows.append([f"{block[0]['update']}–{block[-1]['update']}", level, *cells])
+    text = "Means over blocks of updates; reward with the 95% interval of its level."
+    head = ["updates", "reward", *map(tables.label, names)]
+    return [tables.section("Trajectory", [text], head, rows, folded=True)]
+
+
+def known_of(lines: list[dict], key: str) -> list[float]:
+    """Of the updates that have the number: one without signal measures no entropy, say."""
+    return [line[key] for line in lines if key in line]
 
 
 def mean_of(lines: list[dict], key: str) -> float:
-    """Mean over the updates that have the number: one without signal measures no entropy, say."""
-    values = [line[key] for line in lines if key in line]
+    values = known_of(lines, key)
     return float(np.mean(values)) if values else float("nan")
-
-
-# ------------------------------------------------------------------------------------ observations
 
 
 def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> list[str]:
     """What the data says, each sentence with its numbers."""
-    out = about_gains(summary, lines)
-    if versions := records.edited(records.environments_of(summary.get("machine", {}))):
+    out = []
+    if versions := records.edited(records.environments_of(summary.get("machine") or {})):
         out.append(f"It was {versions}.")
-    told = doctor.look_at(lines, evals, summary["config"])
-    told = [f"Found wrong at {symptom}." for symptom in told]
+    paid = [line for line in lines if "reward" in line]
+    found = doctor.look_at(paid, evals, summary["config"])
+    told = [f"Found wrong at {symptom}." for symptom in found]
     if not lines:
         return [*out, "No GRPO updates in this run.", *told]
-    rewards, lengths = ([line[key] for line in lines] for key in ("reward", "reply_tokens"))
-    out.append(f"Training reward, update by update: {metrics.distribution(rewards).sentence()}.")
-    before = records.before_last_level(lines)
-    settled = metrics.trend(rewards[before:]).sentence(before).capitalize()
-    at = f" at level {lines[-1]['level']}" if before else ""
-    out.append(f"Has the training reward settled{at}? {settled}.")
+    rewards, before = known_of(lines, "reward"), records.before_last_level(lines)
+    at = f", at level {lines[-1]['level']}" if before else ""
+    exact = any("exact" in e for e in evals)
+    out.append(f"Training reward. {tables.training_reward(rewards, before, exact, at)}")
     out += about_levels(lines)
     tenth = max(1, len(lines) // 10)
-    first, last = np.mean(lengths[:tenth]), np.mean(lengths[-tenth:])
+    first, last = mean_of(lines[:tenth], "reply_tokens"), mean_of(lines[-tenth:], "reply_tokens")
     out.append(
         f"Replies went from {first:.0f} to {last:.0f} tokens (first and last tenth of the updates)."
     )
     out += about_thinking(lines, tenth)
-    silent = 100 * float(np.mean([1 - line["groups_with_signal"] for line in lines]))
+    silent = 100 * (1 - mean_of(lines, "groups_with_signal"))
     out.append(f"{silent:.0f}% of the groups had no signal: every advantage in them was 0.")
     gap = mean_of(lines, "mismatch")
     out.append(f"Sampler and trainer disagree by {gap:.1e} nats a token on average.")
     out += told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
-    seconds = summary["seconds"]
-    named = ("wait" if seconds.get("wait") else "rollout", "train", "eval", "sft")
-    total = max(seconds["total"], 1e-9)
-    parts = ", ".join(f"{name} {100 * seconds[name] / total:.0f}%" for name in named)
-    out.append(f"Time: {parts}; the rest is loading and writing.")
-    return out + curves.where_time_goes(lines)
+    return out + about_time(lines, summary.get("seconds") or {})
 
 
-def about_gains(summary: dict, lines: list[dict]) -> list[str]:
-    """Did GRPO gain over SFT on the trained tasks, and what became of the others?"""
-    (exact, reward), trained, out = tables.shown(summary), summary["trained"], []
-
-    def verdict(gain: Interval) -> str:
-        if gain.low > 0:
-            return "gained"
-        return "lost" if gain.high < 0 else "neither gained nor lost measurably"
-
-    if reward:
-        gain = Interval(**summary["gain_reward"])
-        where = "in reward" if exact else f"in reward on {trained}"
-        out.append(f"GRPO {verdict(gain)} {where}: {gain.signed()}, n={gain.n}, paired.")
-    if exact:
-        gain = Interval(**summary["gain"])
-        where = f"in exact answers on {trained}"
-        out.append(f"GRPO {verdict(gain)} {where}: {gain.points()}, n={gain.n}, paired.")
-    form = cell if exact else reward_cell
-    for other, stages in summary["eval"].items():
-        if other != trained:
-            results = " → ".join(form(stages[s]) for s in STAGES[1:] if s in stages)
-            update = last_update_on(other, lines)
-            what = f"trained until update {update}" if update else "not trained"
-            out.append(f"{other[0].upper()}{other[1:]}, which was {what}: {results}.")
-    return out
-
-
-def last_update_on(tasks: str, lines: list[dict]) -> int | None:
-    """The last update on a level that a curriculum passed. None if it never trained on these tasks.
-
-    A level is named "tier 6", "hard v0.2" or "Mine, level 3-5" in evaluations.
-    """
-    last = {str(line["level"]): line["update"] for line in lines if "level" in line}
-    for level, update in last.items():
-        if re.fullmatch(rf"(tier |.*, level )?{re.escape(level)}( v.*)?", tasks):
-            return update
-    return None
+def about_time(lines: list[dict], seconds: dict) -> list[str]:
+    """Where the run's time went, and how long the trainer waited: in turn, for all but itself."""
+    mean = {part: mean_of(lines, f"seconds_{part}") for part in curves.SECONDS}
+    mean = {part: value for part, value in mean.items() if value > 0}
+    others = mean.get("wait") or sum(mean.values()) - mean.get("train", 0.0)
+    waits = others / max(others + mean.get("train", 0.0), 1e-9)
+    parts = ", ".join(f"{part} {value:.2f} s" for part, value in mean.items())
+    told = [f"An update, on average: {parts}; the trainer waits {100 * waits:.0f}% of the time."]
+    if seconds:
+        total = max(seconds["total"], 1e-9)
+        names = [name for name in (*curves.SECONDS, "eval", "sft") if seconds.get(name)]
+        parts = ", ".join(f"{name} {100 * seconds[name] / total:.0f}%" for name in names)
+        told.append(f"The run: {parts}; the rest is loading and writing.")
+    return told
 
 
 def about_levels(lines: list[dict]) -> list[str]:
@@ -336,23 +302,60 @@ def about_thinking(lines: list[dict], tenth: int) -> list[str]:
     ]
 
 
+# --------------------------------------------------------------------------------------- the pages
+
+
+def write(folder: Path, which: tuple[str, str] | None = None) -> None:
+    """report.html, and of a finished run report.md and curves.png, from what is in the folder."""
+    from bookkeeping import viewer
+
+    run, episodes = collect(folder, which)
+    # An evaluation over an API writes its own report.md (bridges/api.py).
+    if (folder / "summary.json").exists() and not run["api"]:
+        title = ", ".join(f"{label} {value}" for label, value in run["facts"][:4])
+        curves.draw(folder / "curves.png", f"{run['name']}: {title}", run["charts"])
+        records.write_whole(folder / "report.md", text(run))
+    viewer.write(folder, run, episodes)
+
+
+def text(run: dict) -> str:
+    """report.md: the head, which is printed at the end of a run, the settings, the sections."""
+    table, rows = run["headline"], []
+    for row in table["rows"]:
+        title = f"{row['tasks']} (trained)" if row["trained"] else row["tasks"]
+        rows.append([title, *(", ".join(row["cells"].get(m, [])) for m in table["moments"])])
+    known = [f"{label}: {value}" for label, value in run["facts"]]
+    parts = [
+        tables.section(
+            f"Result: {table['what']}",
+            ["Greedy, development tasks, 95% intervals.", *run["notes"], "; ".join(known)],
+            ["", *table["moments"]],
+            rows,
+        ),
+        tables.section("Config", [], ["flag", "value"], list(map(list, run["settings"].items()))),
+        *run["tables"],
+    ]
+    name = records.clean(run["name"])
+    return f"# {name}\n\n{tables.markdown(parts)}\n![curves](curves.png)\n"
+
+
 def main(given: list[str]) -> None:
     usage = (
-        "python -m bookkeeping.report runs/NAME writes the report of a finished run again; "
+        "python -m bookkeeping.report runs/NAME writes the report of a run again; with two moments "
+        "(an update, before, after_sft, final), their behaviour is compared; "
         "to compare runs: python -m bookkeeping.compare runs/A runs/B …"
     )
     if given in (["-h"], ["--help"]):
         print(usage)
         return
-    if len(given) != 1:
-        raise SystemExit(f"it takes one run folder, and got {len(given)}; {usage}")
-    if not (Path(given[0]) / "summary.json").exists():
-        why = "has no summary.json yet: it is not finished, go on with --resume"
-        why = why if Path(given[0]).is_dir() else "there is no such folder, check the path"
-        raise SystemExit(f"{given[0]}: {why}; {usage}")
-    with records.foreign(given[0]):
-        write(Path(given[0]))
-    print((Path(given[0]) / "report.md").read_text(encoding="utf-8"))
+    if len(given) not in (1, 3):
+        raise SystemExit(f"it takes one run folder, or one and two moments; {usage}")
+    folder = Path(given[0])
+    with records.foreign(folder):
+        write(folder, tuple(given[1:]) or None)
+    if (folder / "report.md").exists():
+        print((folder / "report.md").read_text(encoding="utf-8"))
+    print(f"wrote {records.printable(str(folder))}/report.html")
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ class Run:
             state.warnings[name] = f"update {state.update}: {sentence}"
             page = self.folder / "report.html"  # written at the end, or when somebody asks for it
             missing = page.name in sentence and not page.exists()
-            how = f" (python -m bookkeeping.viewer {self.folder} writes it now)" if missing else ""
+            how = f" (python -m bookkeeping.report {self.folder} writes it now)" if missing else ""
             tqdm.write(f"{name.upper()} at {state.warnings[name]}{how}")
 
     @contextmanager

@@ -1,15 +1,17 @@
 """Tables of what evaluations measured, for report.md and report.html alike.
 
     a line of evals.jsonl {"reward": [n], "format": [n], …} -> averages with intervals -> cells
-    section(title, sentences, head, rows) -> markdown here, HTML in bookkeeping/viewer.py
+    section(title, sentences, head, rows) -> Markdown here, HTML in bookkeeping/viewer.html
 
 They serve every environment. What only the swarm has is in bookkeeping/behaviour.py.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 import metrics
-from bookkeeping.records import quote
+from bookkeeping.records import clean, quote
 
 # Names in the order of the tables. A measure that is not listed comes last, under its own name.
 NAMES = {
@@ -28,10 +30,16 @@ PERCENT = ("error_rate", "format", "truncated", "survival", "exact")
 TWO_DIGITS = ("turns_used", "turns_acted", "extra_calls", "self_proposal_errors")
 OVER_TIME = (
     "exact", "reward", "payoff", "quality", "diversity", "reputation", "turns_used",
-    "turns_acted", "error_rate", "truncated",
+    "turns_acted", "error_rate", "format", "truncated", "reply_tokens",
 )  # fmt: skip
 # Entries of letters' and alphabet's scores: the report has places for them, or leaves them out.
 OURS = ("reward", "exact", "format", "fraction", "similarity", "reply_tokens", "truncated")
+MOMENTS = {
+    "before": "before SFT",
+    "after_sft": "after SFT",
+    "final": "update {} (final)",
+    "eval_only": "update {} (evaluated later)",
+}
 
 
 def own_parts(names, env: str) -> list[str]:
@@ -44,15 +52,9 @@ def own_parts(names, env: str) -> list[str]:
     return [name for name in names if name not in OURS and not name.startswith(("habit_", "turn_"))]
 
 
-def own_parts_of(summary: dict, evals: list[dict]) -> list[str]:
-    """The entries of the score that somebody has added, of the tasks that are trained."""
-    found = [measures(e) for e in evals if e["tasks"] == summary["trained"]]
-    names = dict.fromkeys(name for some in found for name in some)
-    return own_parts(names, summary["env"])
-
-
-def eval_of(evals: list[dict], stage: str, tasks: str) -> dict | None:
-    return next((e for e in evals if e["stage"] == stage and e["tasks"] == tasks), None)
+def moment(e: dict) -> str:
+    """What an evaluation is called."""
+    return MOMENTS.get(e["stage"], "update {}").format(e["update"])
 
 
 def shown(summary: dict) -> tuple[bool, bool]:
@@ -64,15 +66,13 @@ def shown(summary: dict) -> tuple[bool, bool]:
 
 def values(e: dict, name: str) -> np.ndarray:
     """[n] floats; NaN for an episode that has none."""
-    return np.array([np.nan if v is None else v for v in e[name]], dtype=float)
+    return np.array(e[name], dtype=float)
 
 
 def measures(*evals: dict) -> list[str]:
     """The measures that all of these evaluations have, in the tables' order."""
-    lists = [name for name, value in evals[0].items() if isinstance(value, list)]
-    order = list(NAMES)
-    place = lambda name: order.index(name) if name in NAMES else len(order)
-    return sorted((name for name in lists if all(name in e for e in evals)), key=place)
+    order = dict.fromkeys([*NAMES, *evals[0]])
+    return [name for name in order if all(isinstance(e.get(name), list) for e in evals)]
 
 
 def average(v: np.ndarray) -> metrics.Interval:
@@ -80,8 +80,34 @@ def average(v: np.ndarray) -> metrics.Interval:
     return metrics.mean(v[~np.isnan(v)])
 
 
+def within(i: metrics.Interval, values, is_share: bool) -> metrics.Interval:
+    """A share lies between 0 and 1, and so does its interval: Student's does not know that."""
+    if not is_share or min(values) < 0 or max(values) > 1:
+        return i
+    return replace(i, low=max(0.0, i.low), high=min(1.0, i.high))
+
+
+def training_reward(rewards: list[float], before: int, exact: bool, level: str = "") -> str:
+    """Its distribution, its present level, and whether it has settled.
+
+    before: updates before a curriculum's last level. exact: is there such a thing as an exact
+    answer, so that rewards between 0 and 1 are shares?
+    """
+    recent = rewards[before:]
+    all_of_it, end = metrics.distribution(rewards), metrics.trend(recent)
+    all_of_it = replace(all_of_it, mean=within(all_of_it.mean, rewards, exact))
+    end = replace(end, level=within(end.level, recent, exact))
+    window = metrics.adaptive_window(recent)
+    now = within(metrics.level(recent[-window:]), recent, exact)
+    return (
+        f"Update by update: {all_of_it.sentence()}. Now{level}: {now.text(2)}, the mean of the "
+        f"last {window} updates, as many as describe the present. "
+        f"Has it settled{level}? {end.sentence(before).capitalize()}."
+    )
+
+
 def label(name: str) -> str:
-    return NAMES.get(name, name.replace("_", " "))
+    return NAMES.get(name, name.removeprefix("habit_").replace("_", " "))
 
 
 def scale(name: str) -> tuple[int, float, str]:
@@ -103,44 +129,43 @@ def cell(e: dict, name: str) -> str:
 
 
 def section(title: str, text: list[str], head: tuple = (), rows: tuple = (), **more) -> dict:
-    """more: said, the columns that hold a model's words; episode, where one can be looked at."""
+    """more: said, the columns that hold a model's words; folded, on the page; listed, the sentences
+    are a list; episode, the number of one that can be looked at."""
     return {"title": title, "text": text, "head": list(head), "rows": list(rows), **more}
-
-
-def grid(head: list[str], rows: list[list[str]]) -> list[str]:
-    """A Markdown table, line by line."""
-    line = lambda cells: "| " + " | ".join(cells) + " |"
-    return [line(head), "|---" * len(head) + "|", *map(line, rows)]
 
 
 def markdown(sections: list[dict]) -> str:
     """What a model said stands in backticks, where neither HTML nor a link is read."""
-    out = []
+    out, line = [], lambda cells: "| " + " | ".join(cells) + " |"
     for s in sections:
-        said = s.get("said", ())
-        safe = lambda row, said=said: [
-            (quote(text) if i in said else text).replace("|", "\\|") for i, text in enumerate(row)
-        ]
-        out += [f"## {s['title']}", "", *(line for text in s["text"] for line in (text, ""))]
-        if s["rows"]:
-            out += [*grid(s["head"], map(safe, s["rows"])), ""]
+        out += [f"## {clean(s['title'])}", ""]
+        for text in clean(s["text"]):
+            out += [f"* {text}"] if s.get("listed") else [text, ""]
+        rows = [clean(row) for row in s["rows"]]
+        for safe, row in zip(rows, s["rows"]):
+            for i in s.get("said", ()):
+                safe[i] = quote(row[i]).replace("|", "\\|")
+        if rows:
+            out += [line(clean(s["head"])), "|---" * len(s["head"]) + "|", *map(line, rows)]
+        out.append("")
     return "\n".join(out)
 
 
-def eval_only(evals: list[dict]) -> list[dict]:
-    """What `train.py --eval-only` added: one section, or none."""
-    later = [e for e in evals if e["stage"] == "eval_only"]
-    if not later:
+def evaluations(title: str, evals: list[dict], env: str) -> list[dict]:
+    """One section: a row per evaluation and task set, a column per measure. None without any."""
+    if not evals:
         return []
-    names = [name for name in OVER_TIME if any(name in e for e in later)]
+    found = dict.fromkeys(name for e in evals for name in measures(e))
+    names = [name for name in (*OVER_TIME, *own_parts(found, env)) if name in found]
+    if all(e.get("exact") == e["reward"] for e in evals):
+        names.remove("reward")
     rows = []
-    for e in later:
+    for e in evals:
         tasks = f"{e['tasks']} (trained)" if e["trained"] else e["tasks"]
-        n = str(len(e["reward"]))
-        rows.append([tasks, str(e["update"]), n, *(cell(e, name) for name in names)])
-    text = "Added by train.py --eval-only, with the checkpoint of that update"
-    head = ["tasks", "update", "n", *map(label, names)]
-    return [section("Evaluated later", [f"{text}; means with 95% intervals."], head, rows)]
+        row = [moment(e), tasks, str(len(e["reward"]))]
+        rows.append(row + [cell(e, name) for name in names])
+    text = ["Greedy, the same development tasks every time; means with 95% intervals."]
+    return [section(title, text, ["", "tasks", "n", *map(label, names)], rows, folded=True)]
 
 
 def pyplot():

@@ -50,7 +50,7 @@ import openai
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import records, viewer
+from bookkeeping import records, report
 from bookkeeping.folder import code_hash, open_folder
 from bookkeeping.guard import Guarded, preflight
 from bookkeeping.records import append, write_json
@@ -425,7 +425,7 @@ def evaluate_api(cfg: Config) -> Path:
     write_json(folder / "summary.json", summary)
     text = tell(summary, means, missing)
     (folder / "report.md").write_text(text, encoding="utf-8")
-    viewer.write_html(folder)
+    report.write(folder)
     print(f"\n{text}\nkept in {folder}")
     if code or not episodes:
         reason = ended or "every task failed; report.md lists why"

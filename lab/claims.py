@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bookkeeping import significance
+from bookkeeping import compare
 from metrics import Interval
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -745,11 +745,11 @@ def interval(rows: list | tuple, level: float = 0.95, most: float = 1.0) -> Inte
     with Student's t and Satterthwaite's degrees of freedom (1946). What varies within a run is
     counted in both terms, which errs to the safe side. One seed has no interval: -inf to inf.
     """
-    part = significance.variance_of_mean
+    part = compare.variance_of_mean
     if isinstance(rows, tuple):
         a, b = (np.asarray(side, float) for side in rows)
         n, mean, parts = min(len(a), len(b)), a.mean() - b.mean(), [part(a), part(b)]
-        return significance.by_variance(float(mean), parts, n, (-most, most), level)[0]
+        return compare.by_variance(float(mean), parts, n, (-most, most), level)[0]
     means = np.array([np.mean(row) for row in rows], float)
     if len(means) < 2:
         return Interval(float(means[0]), -math.inf, math.inf, 1)
@@ -757,7 +757,7 @@ def interval(rows: list | tuple, level: float = 0.95, most: float = 1.0) -> Inte
     if np.ndim(rows[0]):
         parts.append(part(np.mean(rows, axis=0)))
         n = len(rows[0])  # if all seeds agree in all tasks, the tasks say how sure that is
-    found = significance.by_variance(float(means.mean()), parts, n, (-most, most), level)[0]
+    found = compare.by_variance(float(means.mean()), parts, n, (-most, most), level)[0]
     return replace(found, n=len(means))
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping.significance import by_variance, variance_of_mean
+from bookkeeping.compare import by_variance, variance_of_mean
 from lab import claims
 from metrics import Interval
 from swarm import governance

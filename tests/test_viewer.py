@@ -1,7 +1,9 @@
-"""Protects the page of a run: its numbers are the report's, what a model said stays text, and the keyboard reaches all of it.
+"""Protects the page of a run: its numbers are the report's, what a model said stays text, and the
+keyboard reaches all of it.
 
-A run folder is made up here, hostile replies included. The first half reads the page as a file and always runs; the second
-half opens it in Chromium and is skipped, with the reason, on a machine that has none.
+A run folder is made up here, hostile replies included. The first half reads the page as a file and
+always runs; the second half opens it in Chromium and is skipped, with the reason, on a machine that
+has none. That its numbers are the report's is shown in tests/test_report.py.
 """
 
 import base64
@@ -11,20 +13,15 @@ import json
 import math
 import random
 import re
-import runpy
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-import metrics
-import warm
-from bookkeeping import behaviour, viewer
+import made_up
+from bookkeeping import records, report, viewer
 from helpers import write_lines
-from lab.common import read_lines
 
-ROOT = Path(__file__).resolve().parent.parent
 HOSTILE = [
     "</script><img src=x onerror=\"window.hacked='a reply ran'\">",
     "<!--<script>window.hacked='a comment ran'</script>",
@@ -35,26 +32,10 @@ HOSTILE = [
 ]
 
 
-def test_a_run_that_is_not_finished_is_described_by_its_settings():
-    """There is no summary yet. One that is finished may have chosen its model by itself, so there the summary is right."""
-    asked, done = {"env": "letters", "model": "auto", "seed": 3}, {"env": "letters", "model": "pico_base", "seed": 3, "updates": 30}
-    state = ["state", "not finished: there is no summary.json yet"]
-    assert viewer.facts({}, asked, [{"update": 7}]) == [
-        ["environment", "letters"],
-        ["model", "auto"],
-        ["seed", "3"],
-        ["updates", "7"],
-        state,
-    ]
-    assert viewer.facts(done, asked, []) == [["environment", "letters"], ["model", "pico_base"], ["seed", "3"], ["updates", "30"]]
-
-
-def test_the_colours_range_over_the_rewards_that_there_are():
-    paid = lambda *rewards: viewer.scale([{"reward": reward, "advantage": None} for reward in rewards])["reward"]
-    assert paid(0.2, 0.9, None) == [0.0, 0.9] and paid(-1.5, -0.5) == [-1.5, 1e-9]
-
-
-# ------------------------------------------------------------------------------------------------ made-up runs
+def page_of(folder: Path) -> Path:
+    """The page alone: no curves.png."""
+    viewer.write(folder, *report.collect(folder))
+    return folder / "report.html"
 
 
 def segments(rng: random.Random, prompt: str, replies: list[str], trained: bool) -> list[dict]:
@@ -82,54 +63,32 @@ def episode(
     }  # fmt: skip
 
 
-def make_run(folder: Path, updates: int = 20, tasks: int = 6, k: int = 4, replies=None, text_only: bool = False) -> Path:
-    """A whole run folder. replies(rng, update, member) gives the turns of a reply; text_only: rollouts alone, without tokens."""
-    rng, folder = random.Random(0), Path(folder)
-    folder.mkdir(parents=True)
-    replies = replies or (
-        lambda rng, update, member: [f"<think>\nupdate {update} sample {member}\n</think>\n<answer>{rng.random():.3f}</answer>"]
-    )
-    lines = [
-        {"update": u, "level": 6, "reward": u / updates, "reward_low": u / updates - 0.1, "reward_high": u / updates + 0.1, "n": 64,
-         "exact": u / updates, "format": 1.0, "habit_bare": 1 - u / updates, "habit_derives": u / updates, "reply_tokens": 60.0 + u,
-         "groups_with_signal": 0.5, "grad_norm": 0.1, **({} if u % 5 == 0 else {"entropy": 0.2})}
-        for u in range(1, updates + 1)
-    ]  # fmt: skip
-    evals, episodes = [], []
-    for u, stage in [(-1, "before"), (0, "after_sft"), *((u, "train") for u in range(10, updates, 10)), (updates, "final")]:
-        for tier in (3, 6):
-            exact = [float(rng.random() < 0.2 + 0.7 * max(u, 0) / updates) for _ in range(32)]
-            kind = {"tasks": f"tier {tier}", "trained": tier == 6}
-            evals.append({"update": u, "stage": stage, **kind, "reward": [max(x, 0.25) for x in exact], "exact": exact, "format": exact})
-        for i in range(0 if text_only else tasks):
-            reward = [0.0, 0.25, 1.0][rng.randrange(3)]
-            episodes.append(episode(rng, u, stage, i, 0, 2_000_000_000 + i, reward, None, replies(rng, u, 0), "tier 6"))
+def make_run(folder: Path, tasks: int = 6, k: int = 4, replies=None) -> Path:
+    """A run folder with episodes. replies(update, member): the turns of a reply."""
+    rng, episodes = random.Random(0), []
+    replies = replies or (lambda update, member: [f"<think>\nupdate {update}\n</think>\n<answer>1"])
+    made_up.letters(folder, made_up.growing(20))
+    for u, stage in ((-1, "before"), (0, "after_sft"), (10, "train"), (20, "final")):
+        for i in range(tasks):
+            reward, seed = [0.0, 0.25, 1.0][rng.randrange(3)], 2_000_000_000 + i
+            said = replies(u, 0)
+            episodes.append(episode(rng, u, stage, i, 0, seed, reward, None, said, "tier 6"))
         for g in range(2 if u > 0 else 0):
-            rewards = [float(m % 3 == 0) for m in range(k)]
-            for m, r in enumerate(rewards):
-                episodes.append(episode(rng, u, "", g, m, 8 * u + g, r, r - sum(rewards) / k, replies(rng, u, m)))
-    for e in episodes if text_only else []:
-        for name in ("source", "stage", "segments", "advantage", "error"):
-            del e[name]
-    interval = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 32}
-    summary = {
-        "env": "letters", "model": "pico_base", "seed": 5, "difficulty": 6, "updates": updates, "gain": interval, "collapse": "",
-        "seconds": {"total": 150.0}, "machine": {"device": "x86_64 CPU, 2 threads"}, "peak_rss_gb": 1.5,
-        "config": {"lr": 0.0003, "env": "letters"},
-    }  # fmt: skip
-    (folder / "summary.json").write_text(json.dumps(summary))
-    for name, records in (("metrics", lines), ("evals", evals), ("episodes", episodes)):
-        write_lines(folder / f"{name}.jsonl", records)
+            for m in range(k):
+                reward, said = float(m % 3 == 0), replies(u, m)
+                episodes.append(episode(rng, u, "", g, m, 8 * u + g, reward, reward - 0.5, said))
+    write_lines(folder / "episodes.jsonl", episodes)
     return folder
 
 
-def hostile_replies(rng, update, member):
-    return [HOSTILE[(member + max(update, 0)) % len(HOSTILE)], *HOSTILE]  # many turns, each of them hostile
+def hostile_replies(update, member):
+    return [HOSTILE[(member + max(update, 0)) % len(HOSTILE)], *HOSTILE]  # many turns, all hostile
 
 
 def script(page: str, name: str) -> str:
-    """The text of <script id=name>, found the way a browser finds it: up to the first '</script'."""
-    return re.search(rf'<script type="[^"]*" id="{name}">(.*?)</script', page, re.DOTALL | re.IGNORECASE)[1]
+    """The text of <script id=name>, found as a browser finds it: up to the first '</script'."""
+    found = re.search(rf'<script type="[^"]*" id="{name}">(.*?)</script', page, re.S | re.I)
+    return found[1]
 
 
 def load(page: Path) -> tuple[dict, list[dict]]:
@@ -139,248 +98,124 @@ def load(page: Path) -> tuple[dict, list[dict]]:
         raise ValueError(f"{name} is not JSON")
 
     text = page.read_text(encoding="utf-8")
-    packed = gzip.decompress(base64.b64decode(script(text, "episodes"), validate=True)).decode("ascii")
-    bodies = [json.loads(line, parse_constant=refuse) for line in packed.split("\n") if line]
+    packed = gzip.decompress(base64.b64decode(script(text, "episodes"), validate=True))
+    lines = packed.decode("ascii").split("\n")
+    bodies = [json.loads(line, parse_constant=refuse) for line in lines if line]
     return json.loads(script(text, "run"), parse_constant=refuse), bodies
 
 
-# ------------------------------------------------------------------------------------------------ the page as a file
-
-
-def test_every_placeholder_is_filled_once(tmp_path):
-    text = viewer.write_html(make_run(tmp_path / "a")).read_text(encoding="utf-8")
-    assert set(re.findall(r"\{\{(\w+)\}\}", viewer.TEMPLATE.read_text(encoding="utf-8"))) == {"title", "hash", "run", "episodes"}
-    assert "{{" not in text and "<title>a: a picoswarm run</title>" in text and '<html lang="en">' in text
+# ---------------------------------------------------------------------------- the page as a file
 
 
 def test_hostile_text_cannot_leave_its_script(tmp_path):
-    page = viewer.write_html(make_run(tmp_path / "a", replies=hostile_replies))
-    text, template = page.read_text(encoding="utf-8"), viewer.TEMPLATE.read_text(encoding="utf-8")
-    for mark in ("<script", "</script", "<img", "<!--", "<b>"):
-        assert text.lower().count(mark) == template.lower().count(mark), mark
-    assert re.fullmatch(r"[A-Za-z0-9+/]+=*", script(text, "episodes"))  # packed: there is no character that HTML knows
-    assert viewer.write_html(page.parent).read_text(encoding="utf-8") == text  # the same run, the same bytes
-
-
-def test_hostile_prompts_cannot_leave_theirs(tmp_path):
-    """What a task is called in the list is not packed, and may name a placeholder."""
-    folder, template = make_run(tmp_path / "a"), viewer.TEMPLATE.read_text(encoding="utf-8")
-    text = (folder / "episodes.jsonl").read_text().replace("Count the letters", json.dumps("</script><img> {{run}} {{hash}}")[1:-1])
+    """What a model said, and what the run and a task are called: that may name a placeholder."""
+    folder = make_run(tmp_path / "a & <i>b", replies=hostile_replies)
+    template = viewer.TEMPLATE.read_text(encoding="utf-8")
+    said = json.dumps("</script><img> {{run}} {{hash}}")[1:-1]
+    text = (folder / "episodes.jsonl").read_text().replace("Count the letters", said)
     (folder / "episodes.jsonl").write_text(text)
-    page = viewer.write_html(folder).read_text(encoding="utf-8")
-    for mark in ("<script", "</script", "<img", "<!--", "<b>"):
+    page = page_of(folder).read_text(encoding="utf-8")
+    for mark in ("<script", "</script", "<img", "<!--", "<b>", "<i>"):
         assert page.lower().count(mark) == template.lower().count(mark), mark
+    assert re.fullmatch(r"[A-Za-z0-9+/]+=*", script(page, "episodes"))  # packed
     assert page.count("{{run}}") == page.count("{{hash}}") > 5
+    assert "<title>a &amp; &lt;i&gt;b: a picoswarm run</title>" in page
+    assert page_of(folder).read_text(encoding="utf-8") == page  # the same run, the same bytes
 
 
 def test_the_data_goes_round_unchanged(tmp_path):
     folder = make_run(tmp_path / "a", replies=hostile_replies)
-    run, bodies = load(viewer.write_html(folder))
-    written = read_lines(folder / "episodes.jsonl")
-    assert [b["segments"] for b in bodies] == [e["segments"] for e in written]
-    assert [b["components"] for b in bodies] == [e["components"] for e in written]
-    for short, e in zip(run["episodes"], written):
-        assert (short["reward"], short["advantage"], short["member"], short["end"]) == (e["reward"], e["advantage"], e["member"], "done")
-        assert run["stops"][short["at"]]["u"] == e["update"] and run["stops"][short["at"]]["stage"] == e["stage"]
+    run, bodies = load(page_of(folder))
+    written = records.lines(folder / "episodes.jsonl")
+    for short, body, e in zip(run["episodes"], bodies, written, strict=True):
+        assert (body["segments"], body["components"]) == (e["segments"], e["components"])
+        kept = (short["reward"], short["advantage"], short["member"], short["end"])
+        assert kept == (e["reward"], e["advantage"], e["member"], "done")
+        stop = run["stops"][short["at"]]
+        assert (stop["u"], stop["stage"]) == (e["update"], e["stage"])
         assert run["tasks"][short["task"]]["seed"] == e["seed"]
+    stops = [stop["key"] for stop in run["stops"] if stop["source"] == "eval"]
+    assert stops == ["-1.before", "0.after_sft", "10.train", "20.final"]
+    assert len({e["task"] for e in run["episodes"] if run["stops"][e["at"]]["source"] == "eval"}) == 6
 
 
-def test_the_template_has_no_address_and_never_writes_html():
+def test_the_page_allows_its_own_script_only_and_has_no_address(tmp_path):
+    text = page_of(make_run(tmp_path / "a")).read_text(encoding="utf-8")
+    inside = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert policy in text
     template = viewer.TEMPLATE.read_text(encoding="utf-8")
     assert not re.search(r"https?:|//\w+\.\w|@import|url\(", template)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc", template)
-
-
-def test_the_pages_policy_allows_its_own_script_only(tmp_path):
-    text = viewer.write_html(make_run(tmp_path / "a")).read_text(encoding="utf-8")
-    inside = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
-    assert (
-        "default-src 'none'; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'" in text
-    )
+    html = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc"
+    assert not re.search(html, template)
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path):
     folder = make_run(tmp_path / "a")
-    lines = read_lines(folder / "metrics.jsonl")
-    write_lines(folder / "metrics.jsonl", [*lines, {"update": 21, "reward": float("nan"), "entropy": float("inf"), "habit_bare": None}])
-    broken = episode(random.Random(0), 21, "", 0, 0, 1, float("nan"), None, ["x y"]) | {"stop_reason": "error", "error": "ValueError: no"}
+    lines = records.lines(folder / "metrics.jsonl")
+    bad = lines[-1] | {"update": 21, "reward": float("nan"), "entropy": float("inf")}
+    write_lines(folder / "metrics.jsonl", [*lines, bad])
+    broken = episode(random.Random(0), 21, "", 0, 0, 1, float("nan"), None, ["x y"])
     broken["segments"][1]["logprobs"] = [None, float("-inf")]
     with open(folder / "episodes.jsonl", "a") as f:
         f.write(json.dumps(broken) + "\n")
-    run, bodies = load(viewer.write_html(folder))
-    assert run["episodes"][-1]["reward"] is None and bodies[-1]["segments"][1]["logprobs"] == [None, None]
+    run, bodies = load(page_of(folder))
+    assert run["episodes"][-1]["reward"] is None
+    assert bodies[-1]["segments"][1]["logprobs"] == [None, None]
     reward = next(c for c in run["charts"] if c["title"] == "training reward")
     assert reward["series"][1]["points"][-1][1] is None
 
 
-def test_intervals_are_those_of_the_report(tmp_path):
-    folder = make_run(tmp_path / "a")
-    run, _ = load(viewer.write_html(folder))
-    evals = read_lines(folder / "evals.jsonl")
-    exact, reward = (
-        next(c for c in run["charts"] if c["title"].startswith(f"development, {what}")) for what in ("exactly right", "mean reward")
-    )
-    assert [s["name"] for s in exact["series"]] == ["tier 6", "tier 3"] and exact["series"][1]["plain"]  # what is trained comes first
-    for s, chart in ((s, c) for c in (exact, reward) for s in c["series"]):
-        mine = [e for e in evals if e["tasks"] == s["name"]]
-        for point, e in zip(s["points"], mine, strict=True):
-            x = metrics.proportion(sum(e["exact"]), 32) if chart is exact else metrics.mean(e["reward"])
-            assert point[0] == e["update"]
-            assert point[1:] == pytest.approx(
-                [(100 if chart is exact else 1) * v for v in (x.mean, x.low, x.high)], abs=0.051 if chart is exact else 6e-4
-            )
-    final = next(e for e in evals if (e["stage"], e["tasks"]) == ("final", "tier 6"))
-    row = run["headline"]["rows"][0]
-    assert row["trained"] and run["headline"]["moments"] == ["before SFT", "after SFT", "update 20"]
-    assert " ".join(row["cells"]["update 20"][0]) == metrics.proportion(sum(final["exact"]), 32).percent()
-    assert " ".join(row["cells"]["update 20"][1]) == f"reward {metrics.mean(final['reward'])}".partition(", n=")[0]
-    assert run["notes"] == ["GRPO over SFT on the same 32 tasks: +50.0 points [+25.0, +75.0] in exact answers, paired by task."]
-    assert ["time", "2.5 minutes"] in run["facts"] and ["machine", "x86_64 CPU, 2 threads"] in run["facts"]
+@pytest.mark.parametrize("name", ["metrics", "evals", "episodes"])
+def test_any_one_file_is_enough(tmp_path, name):
+    """The run may have just begun."""
+    folder = make_run(tmp_path / "run")
+    for file in folder.iterdir():
+        if file.name != f"{name}.jsonl":
+            file.unlink()
+    run, bodies = load(page_of(folder))
+    assert any([run["charts"], run["headline"]["rows"], bodies])
 
 
-def test_habits_are_stacked_and_the_mean_is_of_the_last_ten(tmp_path):
-    run, _ = load(viewer.write_html(make_run(tmp_path / "a")))
-    bare, derives = next(c for c in run["charts"] if c.get("stacked"))["series"]
-    assert bare["points"][3] == pytest.approx([4, 80, 0, 80]) and derives["points"][3] == pytest.approx([4, 20, 80, 100])
-    rolling = next(c for c in run["charts"] if c["title"] == "training reward")["series"][0]
-    assert rolling["points"][19][1] == pytest.approx(sum(range(11, 21)) / 200) and rolling["points"][0][1] == pytest.approx(1 / 20)
-
-
-def test_one_task_at_all_evaluations_is_one_task(tmp_path):
-    run, _ = load(viewer.write_html(make_run(tmp_path / "a")))
-    at = {
-        stop["key"]: {e["task"] for e in run["episodes"] if run["stops"][e["at"]] is stop}
-        for stop in run["stops"]
-        if stop["source"] == "eval"
-    }
-    assert list(at) == ["-1.before", "0.after_sft", "10.train", "20.final"]
-    assert len(set(map(frozenset, at.values()))) == 1 and len(at["20.final"]) == 6
-
-
-def test_the_same_seed_with_another_prompt_is_another_task(tmp_path):
-    folder = make_run(tmp_path / "a")
-    mine = episode(random.Random(0), 0, "after_sft", 0, 0, 7, 1.0, None, ["x"])
-    other = json.loads(json.dumps(mine).replace("Count", "Sort"))
-    write_lines(folder / "episodes.jsonl", [mine, other])
-    run, _ = load(viewer.write_html(folder))
-    assert [e["task"] for e in run["episodes"]] == [0, 1]
-
-
-@pytest.mark.parametrize("name", ["metrics", "evals", "episodes", "summary"])
-def test_any_one_file_is_enough_and_empty_records_are_survived(tmp_path, name):
-    whole = make_run(tmp_path / "whole")
-    for empty in (False, True):
-        folder = tmp_path / f"part-{empty}"
-        folder.mkdir()
-        file = "summary.json" if name == "summary" else f"{name}.jsonl"
-        text = (whole / file).read_text()
-        (folder / file).write_text(text if not empty else '{"update": 1}\n{}\n' if name != "summary" else '{"machine": null, "seed": 0}')
-        run, _ = load(viewer.write_html(folder))
-        assert (["state", "not finished: there is no summary.json yet"] in run["facts"]) == (name != "summary")
-
-
-def test_a_runs_name_is_text_too(tmp_path):
-    text = viewer.write_html(make_run(tmp_path / "a & <i>b")).read_text(encoding="utf-8")
-    assert "<title>a &amp; &lt;i&gt;b: a picoswarm run</title>" in text and "<i>" not in text
-
-
-def test_errors_are_one_sentence(tmp_path):
-    (tmp_path / "empty").mkdir()
-    broken = make_run(tmp_path / "broken")
-    text = (broken / "metrics.jsonl").read_text()
-    (broken / "metrics.jsonl").write_text(text[:40] + "\n" + text)
-    cases = {
-        tmp_path / "nowhere": "there is no such folder", tmp_path / "empty": "so it is no run folder",
-        broken: "metrics.jsonl is damaged: line 1 is not JSON",
-    }  # fmt: skip
-    for folder, words in cases.items():
-        with pytest.raises(ValueError, match=re.escape(words)) as caught:
-            viewer.write_html(folder)
-        assert "\n" not in str(caught.value)
-    (broken / "metrics.jsonl").write_text(text + text[:40])  # a kill cut the last line in two: it is left out
-    run, _ = load(viewer.write_html(broken))
-    assert len(run["charts"][2]["series"][0]["points"]) == 20
-
-
-def test_the_command_line(tmp_path, monkeypatch):
-    folder = make_run(tmp_path / "a")
-    done = warm.run(["-m", "bookkeeping.viewer", str(folder)], ROOT)
-    assert done.returncode == 0 and done.stdout == f"{folder}/report.html\n" and not done.stderr
-
-    def told(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["bookkeeping/viewer.py", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            runpy.run_path(str(ROOT / "bookkeeping/viewer.py"), run_name="__main__")
-        return stopped.value.code  # a string: Python prints it and exits with 1
-
-    for arguments in ((), ("--help",), (str(folder), "more")):
-        assert told(*arguments).startswith("usage: python -m bookkeeping.viewer runs/NAME") and "\n" not in told(*arguments)
-    assert told(str(tmp_path / "nowhere")) == f"{tmp_path}/nowhere: there is no such folder; give a run folder, such as runs/NAME"
-
-
-# ------------------------------------------------------------------------------------------------ swarm: tables and calls
+# ------------------------------------------------------------------------- swarm: tables and calls
 
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory):
     """A swarm run of scripted players, with token segments and a few updates; its page."""
-    folder = behaviour.made_up(tmp_path_factory.mktemp("swarm"), n=12)
-    episodes = read_lines(folder / "episodes.jsonl")
+    folder = made_up.swarm(tmp_path_factory.mktemp("swarm"))
+    episodes = records.lines(folder / "episodes.jsonl")
+    begins, ends = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
     for e in episodes:
-        e["segments"] = [{"role": "given", "text": f"<|im_start|>user\n{e['messages'][0]['content']}<|im_end|>\n<|im_start|>assistant\n"}]
+        text = f"{begins}{e['messages'][0]['content']}{ends}"
+        e["segments"] = [{"role": "given", "text": text}]
         for m in e["messages"][1:]:
+            text = f"\n{begins}<tool_response>\n{m['content']}\n</tool_response>{ends}"
+            segment = {"role": "given", "text": text}
             if m["role"] == "assistant":
                 tokens = [*re.findall(r"</?\w+>|\s|[^\s<]+", m["content"]), "<|im_end|>"]
-                e["segments"].append({"role": "policy", "tokens": tokens, "logprobs": [-0.5] * len(tokens), "ratios": None})
-            else:
-                text = f"\n<|im_start|>user\n<tool_response>\n{m['content']}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-                e["segments"].append({"role": "given", "text": text})
+                segment = {"role": "policy", "tokens": tokens, "logprobs": [-0.5] * len(tokens)}
+            e["segments"].append(segment)
     write_lines(folder / "episodes.jsonl", episodes)
-    evals = read_lines(folder / "evals.jsonl")
-    write_lines(folder / "evals.jsonl", [*evals, evals[-1] | {"stage": "eval_only", "tasks": "hard v0.2", "trained": False}])
-    used = {f"used_{tool}": 0.0 for tool in ("post", "vote", "pass_turn")}
-    write_lines(
-        folder / "metrics.jsonl",
-        [{"update": u, "reward": 1.0, **used, "used_claim_task": 10.0, "used_pass_turn": 10.0, "error_rate": 0.2} for u in range(1, 41)],
-    )
-    return viewer.write_html(folder)
+    used = {"used_post": 0.0, "used_claim_task": 10.0, "used_pass_turn": 10.0, "error_rate": 0.2}
+    lines = [{"update": u, "reward": 1.0, **used, "reply_tokens": 9.0} for u in range(1, 41)]
+    write_lines(folder / "metrics.jsonl", lines)
+    return page_of(folder)
 
 
-def test_a_run_without_exact_answers_shows_its_reward(swarm):
-    run, _ = load(swarm)
-    final = read_lines(swarm.parent / "evals.jsonl")[3]
-    assert run["headline"]["what"] == "mean reward" and [row["tasks"] for row in run["headline"]["rows"]] == ["medium v0.2"]
-    cell = run["headline"]["rows"][0]["cells"]["update 40"]
-    assert [" ".join(part) for part in cell] == [str(metrics.mean(final["reward"])).partition(", n=")[0]]
-    titles = [c["title"] for c in run["charts"]]
-    assert titles[:2] == ["development, mean reward, n=12", "development, the parts of the reward"] and not any(
-        "exact" in t for t in titles
-    )
-    assert all("hard v0.2" != s["name"] for c in run["charts"] for s in c["series"])  # evaluated later: a table of its own
-    tables = {t["title"]: t for t in run["tables"]}
-    assert tables["Evaluated later"]["rows"][0][0] == "hard v0.2" and "Behaviour: after SFT → update 40 (final)" in tables
-
-
-def test_tool_use_is_stacked_to_all_the_turns(swarm):
-    run, _ = load(swarm)
+def test_a_swarm_page_has_its_tools_and_calls_and_the_scenario_as_title(swarm):
+    run, bodies = load(swarm)
     tools = next(c for c in run["charts"] if c["title"].startswith("tool use"))["series"]
     shares = {s["name"]: s["points"][0][1] for s in tools}
-    assert shares["claim_task"] == shares["pass_turn"] == pytest.approx(40) and shares["errors"] == pytest.approx(20)
+    assert shares == pytest.approx({"claim_task": 40, "post": 0, "errors": 20, "pass_turn": 40})
     assert tools[-1]["name"] == "pass_turn" and tools[-1]["points"][0][3] == pytest.approx(100)
-    css = viewer.TEMPLATE.read_text(encoding="utf-8")
-    assert all(f"--{s['colour']}:" in css for s in tools)
-
-
-def test_every_swarm_episode_has_its_calls_in_short_and_its_scenario_as_title(swarm):
-    run, bodies = load(swarm)
     assert all(len(body["calls"]) == 25 for body in bodies)
-    assert [t["prompt"].partition(":")[0] for t in run["tasks"]][:8] == [f"scenario {i}" for i in range(8)]
-    assert all(t["prompt"].partition(": ")[2].startswith("resources ") for t in run["tasks"])
-    assert all("calls" not in body for body in load(viewer.write_html(make_run(swarm.parent / "letters")))[1])
+    titles = [t["prompt"].partition(":")[0] for t in run["tasks"]]
+    assert titles[:8] == [f"scenario {i}" for i in range(8)]
 
 
-# ------------------------------------------------------------------------------------------------ the page in a browser
+# ------------------------------------------------------------------------------ the page in a browser
 
 
 class Page:
@@ -447,148 +282,83 @@ def page(chromium):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return viewer.write_html(make_run(tmp_path_factory.mktemp("plain") / "run", tasks=8))
+    return page_of(make_run(tmp_path_factory.mktemp("plain") / "run", tasks=8))
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    return viewer.write_html(make_run(tmp_path_factory.mktemp("hostile") / "run", replies=hostile_replies))
+    return page_of(make_run(tmp_path_factory.mktemp("hostile") / "run", replies=hostile_replies))
+
+
+TITLES = "return all('#samples h3').map(h => h.firstChild.textContent)"
 
 
 def test_it_opens_and_asks_nobody_for_anything(page, plain):
     page.open(plain)
-    assert page.js("return [document.title, document.documentElement.lang]") == ["run: a picoswarm run", "en"]
+    assert page.js("return document.title") == "run: a picoswarm run"
     assert page.js("return performance.getEntriesByType('resource').length") == 0
-    assert page.text("h1") == "run" and "pico_base" in page.text("#facts") and "+50.0 points [+25.0, +75.0]" in page.text("#notes")
-    assert len(page.texts("figure svg")) == 8 and page.text("#status") == "update 20 (final): task 1 of 8, 1 sample."
-
-
-@pytest.mark.parametrize("keep", ["metrics.jsonl", "evals.jsonl", "episodes.jsonl", "summary.json", "text"])
-def test_parts_of_a_run_open_too(page, tmp_path, keep):
-    folder = make_run(tmp_path / "run", text_only=keep == "text")
-    for file in folder.iterdir():
-        if keep not in (file.name, "text"):
-            file.unlink()
-    page.open(viewer.write_html(folder))
-    page.keys("j", "]", "[", "s", "2", "c", "w", "l", "e")
-    assert page.text("#status") != "" and (keep == "episodes.jsonl" or len(page.texts("figure")) > 0 or keep == "summary.json")
-    if keep == "text":
-        page.open(folder / "report.html")
-        assert page.texts(".token") == [] and "</answer>" in page.text("#samples .said") and len(page.texts("#samples article")) == 4
+    rows = page.texts("#headline tr")
+    assert len(rows) == 4 and rows[1].startswith("tier 6trained0.0%[0.0, 5.7]reward")
+    assert page.text("#status") == "update 20 (final): task 1 of 8, 1 sample."
+    assert page.texts("#tables h3") == ["Observations (computed)"]
+    assert page.texts("#tables summary") == ["Evaluation", "Trajectory"]
+    assert page.texts("#samples .calls") == [] and page.js("return one('#prompt details').open")
 
 
 def test_hostile_text_stays_text(page, hostile):
     page.open(hostile)
-    for _ in range(3):
-        for key in ("j", "]", "w", "w"):
-            page.keys(key)
-        page.js("for (const token of all('.token')) token.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
-    assert page.js(
-        "return [window.hacked ?? null, document.images.length, document.scripts.length, "
-        "all('b').every(b => b.closest('#headline, #scale'))]"
-    ) == [None, 0, 3, True]
+    page.keys("j", "]", "w", "w", "j", "]")
+    page.js("for (const t of all('.token')) t.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
+    found = "[window.hacked ?? null, document.images.length, document.scripts.length]"
+    assert page.js(f"return {found}") == [None, 0, 3]
     said = page.texts("#samples article:last-child .text")[0]
-    assert all(text in said for text in HOSTILE if "\ud83d" not in text and "\x00" not in text) and "<b>bold</b>" in page.text("#prompt")
-
-
-def test_what_cannot_be_seen_is_shown_on_demand(page, hostile):
-    page.open(hostile, "spaces=true")
+    assert all(text in said for text in HOSTILE if "\ud83d" not in text and "\x00" not in text)
+    assert "<b>bold</b>" in page.text("#prompt")
+    page.open(hostile, "spaces=true")  # what cannot be seen is shown on demand
     said = page.texts("#samples article:last-child .text")[0]
     assert "⟨U+202E⟩right·" in said and "a→\tb⟨U+000D⟩↵\n⟨U+200B⟩⟨U+2028⟩⟨U+0000⟩·" in said
-    page.keys("w")
-    assert "⟨U+" not in page.texts("#samples article:last-child .text")[0]
 
 
-def test_a_reply_of_a_megabyte_does_not_freeze_the_page(page, tmp_path):
-    replies = [iter(["thirty-four letters and no space… " * 30_000])]
-    pick = lambda rng, update, member: [next(replies[0], "short")] if update == 10 else [""]
-    long = viewer.write_html(make_run(tmp_path / "run", updates=10, tasks=1, replies=pick))
-    assert sum(len(json.dumps(body)) for body in load(long)[1]) > 4e6 > 3 * long.stat().st_size  # packed
-    began = time.monotonic()
-    page.open(long)
-    page.keys("j", "k", "2", "w", "w")
-    assert time.monotonic() - began < 15
+def test_of_a_reply_of_a_megabyte_no_more_is_drawn_than_can_be_seen(page, tmp_path):
+    long = ["thirty-four letters and no space… " * 30_000]
+    replies = lambda update, member: long if update == 20 and not member else [""]
+    page.open(page_of(make_run(tmp_path / "run", tasks=1, k=1, replies=replies)))
     drawn = page.js("return all('.token').length")
-    assert 200 < drawn < 5000  # of 300,000: no more than can be seen
-    page.js("const text = all('#samples .text').at(-1); text.scrollIntoView(); text.scrollTop = text.scrollHeight")
+    assert 200 < drawn < 5000
+    page.js("const t = all('#samples .text').at(-1); t.scrollIntoView(); t.scrollTop = 1e9")
     page.wait("return all('.token').length > arguments[0]", drawn)
-    drawn = page.js(
-        "const text = all('#samples .text').at(-1); text.focus(); [...text.querySelectorAll('.token')].at(-1).click(); "
-        "return all('.token').length"
-    )
-    page.keys("\ue014")  # the right arrow on the last token that is drawn draws more
-    page.wait("return all('.token').length > arguments[0] && all('.token').indexOf(one('.token.at')) >= arguments[0] - 1", drawn)
-    page.open(long, "u=0&against=")
-    assert page.texts("#samples .text .token") == ["<|im_end|>"]
-
-
-def test_an_empty_reply_and_an_error_are_told(page, tmp_path):
-    folder = make_run(tmp_path / "run", updates=10)
-    failed = episode(random.Random(0), 10, "final", 9, 0, 5, None, None, []) | {
-        "stop_reason": "error",
-        "error": "ValueError: <b>no</b>",
-        "segments": [],
-    }
-    write_lines(folder / "episodes.jsonl", [failed | {"messages": failed["messages"] + [{"role": "assistant", "content": ""}]}])
-    page.open(viewer.write_html(folder))
-    assert "(an empty reply)" in page.text("#samples article") and page.texts("#samples .bad") == ["error", "ValueError: <b>no</b>"]
-    assert "reward —" in page.text("#tasks")
 
 
 def test_keys_change_the_episode(page, plain):
     page.open(plain)
     first = page.text("#prompt .text")
     page.keys("j", "j")
-    assert page.text("#status").startswith("update 20 (final): task 3 of 8") and page.text("#prompt .text") != first
-    page.keys("k", "k", "k")
-    assert page.text("#status").startswith("update 20 (final): task 1 of 8") and page.text("#prompt .text") == first
-    page.js("one('#tasks').focus()")
-    page.keys("\ue015", "\ue015")  # arrow down, in the list
     assert page.text("#status").startswith("update 20 (final): task 3 of 8")
-    assert page.js("return one('#tasks [aria-selected=true]').id === one('#tasks').getAttribute('aria-activedescendant')")
+    assert page.text("#prompt .text") != first
+    page.js("one('#tasks').focus()")
+    page.keys("\ue013")  # arrow up, in the list
+    assert page.text("#status").startswith("update 20 (final): task 2 of 8")
     page.keys("[")
-    assert page.text("#where") == "update 10" and page.text("#status").startswith("update 10: task 3 of 8")  # the same task
+    assert page.text("#status").startswith("update 10: task 2 of 8")  # the same task
     page.keys("s")
-    assert page.text("#status") == "update 10: task 2 of 2, 4 samples." and len(page.texts("#samples article")) == 4
-    page.keys("?")
-    assert page.js("return one('dialog').open && document.activeElement.textContent === 'Close'")
-    page.keys("j", "\ue00c")  # keys do nothing behind the dialog; Escape closes it
-    assert page.js("return !one('dialog').open") and page.text("#status") == "update 10: task 2 of 2, 4 samples."
+    assert page.text("#status") == "update 10: task 2 of 2, 4 samples."
+    page.keys("?", "j", "\ue00c")  # keys do nothing behind the dialog; Escape closes it
+    assert page.js("return !one('dialog').open")
+    assert page.text("#status") == "update 10: task 2 of 2, 4 samples."
 
 
 def test_a_token_tells_its_numbers_to_keyboard_and_pointer(page, plain):
     page.open(plain, "source=rollout")
     page.keys("l", "\ue014", "\ue014")  # into the first sample, then two tokens on
     text, *numbers = page.js("return [...one('#tip').children].map(e => e.textContent)")
-    assert page.js("return !one('#tip').hidden && all('.token.at').length === 1 && all('.token').indexOf(one('.token.at')) === 2")
-    assert text == '"update"' and [n.split(" ")[0] for n in numbers] == ["log-prob", "probability", "ratio", "advantage"]
-    logprob, percent = (float(n.split(" ")[1].strip("%").replace("−", "-")) for n in numbers[:2])
-    assert percent == pytest.approx(100 * math.exp(logprob), rel=0.02)
+    assert page.js("return all('.token').indexOf(one('.token.at'))") == 2 and text == '"update"'
+    names, values = zip(*(n.replace("−", "-").split(" ") for n in numbers))
+    assert names == ("log-prob", "probability", "ratio", "advantage")
+    assert float(values[1].strip("%")) == pytest.approx(100 * math.exp(float(values[0])), rel=0.02)
     page.keys("\ue00c")
     assert page.js("return one('#tip').hidden && all('.token.at').length === 0")
     page.js("all('.token')[1].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
     assert page.js("return !one('#tip').hidden && one('#tip code').textContent") == '"\\n"'
-    page.js("all('.token')[5].click()")
-    assert page.js("return all('.token')[5].classList.contains('at') && !one('#tip').hidden")
-    page.keys("l", "h", "l")
-    assert page.js("return all('#samples .text').indexOf(document.activeElement)") == 1
-
-
-def test_colours_follow_the_choice(page, plain):
-    page.open(plain, "source=rollout", prefers_reduced_motion="reduce")  # without transitions, colours are there at once
-    seen = {}
-    for key, name in enumerate(("logprob", "advantage", "ratio", "none"), start=1):
-        page.keys(str(key))
-        seen[name] = page.js("return all('.token').map(t => getComputedStyle(t).backgroundColor)"), page.text("#scale")
-        assert page.js("return one('[data-key=colour]').value") == name
-    assert len({str(colours) for colours, _ in seen.values()}) == 4 and len({legend for _, legend in seen.values()}) == 4
-    assert len(set(seen["none"][0])) == 1 and len(set(seen["logprob"][0])) > 3 and len(set(seen["ratio"][0])) > 3
-    assert len(set(seen["advantage"][0])) == 2  # an episode has one advantage, and its samples scored 0 or 1
-    page.keys("s", "2")
-    assert (
-        "no advantages" in page.text("#scale")
-        and page.js("return new Set(all('.token').map(t => getComputedStyle(t).backgroundColor)).size") == 1
-    )
 
 
 CONTRAST = """
@@ -627,120 +397,61 @@ getComputedStyle(t).backgroundColor]);
 one('html') && arguments[0] ? '$2' : '$1')], behind(one('article')));
       return found""", dark)  # fmt: skip
     assert {name: value for name, value in worst.items() if value < 4.5} == {}
-    page.open(plain, prefers_color_scheme=scheme)
-    assert (
-        page.js(
-            CONTRAST
-            + "return Math.min(...all('#history button').map(b => { b.style.setProperty('--share', '100%'); const s = getComputedStyle(b); "
-            "return contrast([s.color], [s.backgroundColor]); }))"
-        )
-        >= 4.5
-    )
-
-
-def test_the_theme_can_be_chosen(page, plain):
-    page.open(plain)
-    seen = []
-    for _ in range(4):
-        seen.append((page.text("#theme"), page.js("return getComputedStyle(document.body).backgroundColor")))
-        page.keys("t")
-    light, dark = seen[0][1], seen[2][1]
-    assert [name for name, _ in seen] == [f"Theme: {t}" for t in ("auto", "light", "dark", "auto")] and light != dark
-    assert [colour for _, colour in seen] == [light, light, dark, light]
 
 
 def test_two_updates_side_by_side(page, plain):
     page.open(plain)
-    titles = lambda: page.js("return all('#samples h3').map(h => h.firstChild.textContent)")
-    replies = lambda: page.texts("#samples .text")
-    assert titles() == ["before SFT", "update 20 (final)"] and "update -1 " in replies()[0] and "update 20 " in replies()[1]
+    assert page.js(TITLES) == ["before SFT", "update 20 (final)"]
+    replies = page.texts("#samples .text")
+    assert "update -1" in replies[0] and "update 20" in replies[1]
     page.choose("against", "10.train")
-    assert titles() == ["update 10", "update 20 (final)"]
-    page.keys("j")
-    assert titles() == ["update 10", "update 20 (final)"]
+    assert page.js(TITLES) == ["update 10", "update 20 (final)"]
     page.keys("[")
-    assert titles() == ["update 10"]  # an update is not compared with itself
-    page.keys("e")
-    assert titles() == ["before SFT", "update 20 (final)"]
-    page.keys("c")
-    assert titles() == ["update 20 (final)"]
-    buttons = page.texts("#history button")
-    assert [b.split(":")[0] for b in buttons] == ["before SFT", "after SFT", "10", "20 (final)"]
-    page.js("all('#history button')[1].click()")
-    assert titles() == ["after SFT"] and page.text("#status").startswith("after SFT: task 2 of 8")
+    assert page.js(TITLES) == ["update 10"]  # an update is not compared with itself
+    page.keys("e", "c")
+    assert page.js(TITLES) == ["update 20 (final)"]
+    names = [b.split(":")[0] for b in page.texts("#history button")]
+    assert names == ["before SFT", "after SFT", "10", "20 (final)"]
 
 
 def test_the_address_holds_the_view(page, plain):
     page.open(plain)
     page.keys("[", "s", "j", "3", "w", "t")
     page.choose("sort", "best")
-    page.choose("low", "0")
     view = (
-        "return [one('#status').textContent, one('#samples').textContent, ...all('[data-key]').map(c => c.type === 'checkbox' ? "
-        "c.checked : c.value), document.documentElement.dataset.theme]"
+        "return [one('#status').textContent, one('#samples').textContent, "
+        "...all('[data-key]').map(c => c.checked + c.value), document.documentElement.dataset.theme]"
     )
     before = page.js(view)
-    page.wait("return location.hash.includes('sort=best') && location.hash.includes('low=0')")
+    page.wait("return location.hash.includes('sort=best')")
     fragment = page.js("return location.hash.slice(1)")
     page.open(plain)
     assert page.js(view) != before
     page.open(plain, fragment)
     assert page.js(view) == before
-    page.js("location.hash = 'source=eval&u=0'")  # an address typed by hand acts at once
-    page.wait("return one('#status').textContent.startsWith('after SFT')")
-    page.open(plain, "source=constructor&colour=nonsense&sort=__proto__&theme=x&u=NaN&low=abc&task=99999&against=zzz&spaces=1&junk=%3Cb%3E")
+    page.open(plain, "source=constructor&sort=__proto__&u=NaN&low=abc&task=99999&junk=%3Cb%3E")
     assert page.text("#status") == "update 20 (final): task 1 of 8, 1 sample."
 
 
 def test_curves_choose_the_update(page, plain):
     page.open(plain)
-    numbers = page.js("const plot = one('.plot'); plot.focus(); return plot.getAttribute('aria-valuetext')")
-    assert re.fullmatch(r"update 20: tier 6 \d+\.\d% \[\d+\.\d, \d+\.\d\]; tier 3 \d+\.\d% \[.*\]", numbers)
+    said = page.js("const p = one('.plot'); p.focus(); return p.getAttribute('aria-valuetext')")
+    assert re.match(r"update 20: tier 6 \d+\.\d% \[\d+\.\d, \d+\.\d\]; tier 3 \d+\.\d%", said)
     page.keys("\ue012")  # arrow left, on the first chart: to the evaluation before
-    assert page.text("#where") == "update 10" and page.js("return one('.plot').getAttribute('aria-valuenow')") == "10"
-    page.keys("\ue011")  # home
-    assert page.text("#where") == "before SFT" and page.text(".legend .muted") == "before SFT"
-    move = (
-        "const r = all('.plot')[2].getBoundingClientRect(); all('.plot')[2].dispatchEvent(new MouseEvent(arguments[0], {bubbles: true, "
-        "clientX: r.left + 38 + (r.width - 48) * 0.6, clientY: r.top + 50}))"
-    )
-    page.js(move.replace("MouseEvent", "PointerEvent"), "pointermove")
-    assert page.texts("figure .legend")[2] == "update 12mean of the last 10 0.375each update 0.6 [0.5, 0.7]"
-    assert page.text("#where") == "before SFT"  # pointing is not choosing
-    page.js(move, "click")
-    assert page.text("#status").startswith("update 10: ") and page.text("#status").endswith(
-        "At update 12 none were saved; this is the nearest."
-    )
-    page.js("const s = one('#slider'); s.value = 1; s.dispatchEvent(new Event('input'))")
     assert page.text("#where") == "after SFT"
-
-
-def test_rewards_filter_and_sort(page, plain):
-    page.open(plain, "source=rollout")
-    rewards = "return all('#samples h3 .chips').map(c => +c.textContent.split(' ')[1])"
-    page.choose("sort", "best")
-    best = page.js(rewards)
-    page.choose("sort", "worst")
-    assert best == sorted(best, reverse=True) and page.js(rewards)[0] <= best[0]
-    page.choose("low", "1")
-    assert set(page.js(rewards)) == {1.0}
-    page.choose("low", "2")
-    assert page.text("#status") == "update 20: no episode has such a reward." and page.texts("#samples article") == []
-    page.choose("low", "")
-    assert len(page.js(rewards)) == 4
+    page.keys("\ue011")  # home
+    assert page.text("#where") == "before SFT"
+    page.js("const s = one('#slider'); s.value = 2; s.dispatchEvent(new Event('input'))")
+    assert page.text("#where") == "update 10"
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_never_scrolls_sideways(page, plain, hostile, width):
-    for path, fragment in ((plain, ""), (plain, "source=rollout&colour=ratio"), (hostile, ""), (hostile, "source=rollout&spaces=true")):
+def test_no_page_scrolls_sideways(page, plain, hostile, swarm, width):
+    for path, fragment in ((plain, "source=rollout&colour=ratio"), (hostile, ""), (swarm, "")):
         page.open(path, fragment, width)
-        page.js("one('details').open = true")
+        page.js("all('details').forEach(d => d.open = true)")
         assert page.js("return document.documentElement.scrollWidth") <= width, (path, fragment)
-        assert page.outside() == []
-    side_by_side = page.js(
-        "const [a, b] = all('#samples article').map(e => e.getBoundingClientRect()); return b.left > a.left && b.top === a.top"
-    )
-    assert side_by_side
+        assert page.outside(", .wide") == []
 
 
 def test_tab_reaches_every_control_and_each_has_a_name(page, plain):
@@ -783,49 +494,15 @@ def test_tab_reaches_every_control_and_each_has_a_name(page, plain):
     assert page.js(nameless) == []
 
 
-def test_motion_is_left_out_where_it_is_not_wanted(page, plain):
-    for wish, moves in (("no-preference", True), ("reduce", False)):
-        page.open(plain, prefers_reduced_motion=wish)
-        seen = page.js("return [getComputedStyle(one('.token')).transitionDuration, getComputedStyle(one('#samples')).scrollBehavior]")
-        assert seen == (["0.15s", "smooth"] if moves else ["0s", "auto"])
-
-
 def test_tables_and_calls_in_the_page(page, swarm):
     page.open(swarm)
     assert page.text("#headline th") == "mean reward (dev)"
-    assert page.js("return !one('#behaviour').hidden && all('#tables section').length") == 7
-    rows = page.texts("#tables section:first-child td:last-child")
-    assert set(rows) <= {"up", "down", "cannot tell"} and {"up", "down"} <= set(page.texts("#tables td.up, #tables td.down"))
-    assert page.js("return one('#tables details').open") is False and len(page.texts("#tables details tr")) == 26
-    assert page.js("return one('#prompt details').open") is False  # rules and tools are long: folded
+    assert {"up", "down"} <= set(page.texts("#tables td.up, #tables td.down"))
+    assert page.js("return one('#prompt details').open") is False  # rules and tools: folded
     assert len(page.texts("#samples article:last-child .calls li")) == 25
     page.js("one('#tables a').click()")
-    page.wait("return one('#status').textContent.startsWith('update 40 (final)') && all('#samples article').length === 1")
+    page.wait("return all('#samples article').length === 1")
     best = next(t for t in load(swarm)[0]["tables"] if t["title"] == "The best episode")
-    assert best["text"][0].startswith(f"Scenario {page.text('#tasks [aria-selected=true] p').split()[1].strip(':')} earned")
+    scenario = page.text("#tasks [aria-selected=true] p").split()[1].strip(":")
+    assert best["text"][0].startswith(f"Scenario {scenario} earned")
     assert page.text("#samples h3").endswith(f"reward {float(best['rows'][0][1]):.3g}")
-
-
-def test_calls_and_observations_look_different(page, swarm):
-    page.open(swarm, "against=")
-    called = page.js("return all('#samples .call').map(e => e.textContent).join('')")
-    assert called.startswith('<tool_call>\n{"name": "')
-    assert called.count("<tool_call>") == called.count("</tool_call>") + 1 > 4  # one reply breaks off in its call (behaviour.made_up)
-    assert "<think>" not in called and "<|im_end|>" not in called
-    blocks = page.texts("#samples .given")
-    assert blocks and all("# step " in text and "<tool_response>" in text for text in blocks)
-    assert page.js("return all('#samples .given').every(e => getComputedStyle(e).display === 'block')")
-    assert page.texts("#samples .given .answer")[0].startswith("# result: ")
-
-
-def test_a_letters_page_has_no_behaviour(page, plain):
-    page.open(plain)
-    assert page.js("return one('#behaviour').hidden && one('#prompt details').open") and page.texts("#samples .calls") == []
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_swarm_page_never_scrolls_sideways(page, swarm, width):
-    page.open(swarm, "", width)
-    page.js("all('details').forEach(d => d.open = true)")
-    assert page.js("return document.documentElement.scrollWidth") <= width
-    assert page.outside(", .wide") == []
