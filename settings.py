@@ -12,10 +12,11 @@ import importlib.util
 import math
 import re
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated
+from types import NoneType
+from typing import Annotated, get_args, get_type_hints
 
 import tyro
 
@@ -49,34 +50,10 @@ class Config:
     # start at the easiest level and go up to --difficulty; the next level begins when the last five
     # updates were good enough (letters: 75% exact; swarm: a reward of 1)
     curriculum: bool = False
-    # letters
-    reward: str = "binary"  # binary pays exact answers only; partial pays every right letter
-    # alphabet: the defaults of these six are those of the public single-GPU recipe
-    min_turns: int = 3  # turns of an episode, at least
-    max_turns: int = 3  # turns of an episode, at most
-    min_names: int = 1  # new names per turn, at least
-    max_names: int = 4  # new names per turn, at most
-    # the reward is the similarity to the sorted list, raised to this power: names left in the given
-    # order have a similarity of 0.66 on average, and with 8 a reward of 0.08
-    similarity_power: float = 8.0
-    power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn
-    # swarm: rules, and what is paid for. None: the environment's own defaults (env_swarm.py)
-
-    swarm_version: str | None = None  # 0.1 has the loopholes that the published run found
-    # weight of a part of swarm's reward
-    swarm_payoff: float | None = None
-    swarm_reputation: float | None = None
-    swarm_quality: float | None = None
-    swarm_diversity: float | None = None
-
-    swarm_floor: float | None = None  # reputation below which an episode should not end, 0 to 100
-    # subtracted from the reward: this times the shortfall below the floor, as a share of 100
-    swarm_floor_penalty: float | None = None
-    # subtracted from the reward: this times the share of turns lost to errors; by model size
-    swarm_error_penalty: float | None = None
-    swarm_payoff_scale: str | None = None  # ours, or published: saturates at 1, as theirs did
-    swarm_trade_credit: str | None = None  # who gains reputation in a trade: proposer or both
-    swarm_post_worth: float | None = None  # reputation that a post earns
+    reward: str = "binary"  # letters: binary pays exact answers only; partial every right letter
+    # a setting of the environment, NAME=VALUE, as often as you like: a field of its dataclass
+    # (`--env alphabet --set max_turns=2`, `--env swarm --set version=0.1`, or one of your class)
+    set: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     # policy
 
     # folder or hub id of a causal LM; auto: the largest Qwen3 for which the card has room, and what
@@ -126,13 +103,7 @@ class Config:
     eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; yours: its other levels
     # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its name there
     api_base: str = ""  # of an OpenAI-compatible endpoint: https://HOST/v1
-    api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
-    api_temperature: float | None = 0.0  # 0 is greedy; None leaves it to the endpoint
-    api_concurrency: int = 8  # episodes at a time
-    api_rpm: float = 0.0  # requests per minute, at most; 0: no limit
-    api_timeout: float = 120.0  # seconds for one request, from its start to the answer's last byte
-    api_retries: int = 5  # of a request that met 429, 5xx, a lost connection or an empty answer
-    api_minutes: float = 60.0  # for all of it; what is not done by then counts as failed
+    api_concurrency: int = 8  # episodes at a time; the key is in OPENAI_API_KEY
     # run
     seed: int = 0  # of LoRA's start, SFT's order, the training tasks and the samples
     name: str = ""  # of the run folder; empty: env, tier and time
@@ -205,9 +176,9 @@ PRESETS = {
     # were not told, and are the alphabet's. A conversation may reach 55,900 tokens (25 replies of
     # 2048, and what is said between): a 4B needs gradient checkpointing to be trained on it.
     "swarm-published": PUBLISHED | {
-        "env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "think": True,
-        "swarm_payoff_scale": "published",
-        "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048, "swarm_error_penalty": 0.0,
+        "env": "swarm", "difficulty": "medium", "think": True,
+        "set": ["version=0.2", "payoff_scale=published", "error_penalty=0.0"],
+        "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048,
         "gradient_checkpointing": True, "vllm_memory": 0.7,
     },
     # prime-rl's alphabet-sort on this very model, with the rollouts of the published run of the 30B
@@ -217,30 +188,25 @@ PRESETS = {
         "max_tokens": 768,
     },
 }  # fmt: skip
-OF_ALL = ("think", "sft_style")
-READS = {  # flags that only some environments read
-    "letters": ("difficulty", "reward", "eval_other_tiers", *OF_ALL),
-    "alphabet": (
-        "min_turns", "max_turns", "min_names", "max_names", "similarity_power", "power_per_turn",
-        *OF_ALL,
-    ),
-    "swarm": ("difficulty", *(f.name for f in fields(Config) if "swarm_" in f.name), *OF_ALL),
-    "yours": ("difficulty", "eval_other_tiers"),
-    "known": ("think",),
-}  # fmt: skip
+# A flag of every environment and the field of its class that it sets; the others have --set.
+OF_ENVIRONMENTS = {
+    "difficulty": "difficulty",
+    "reward": "reward",
+    "think": "think",
+    "sft_style": "style",
+}
+# A small model slips in one call of twelve while it samples. Without a price a run that posted
+# trades ended at 36% of errors; from 0.67 on, trying to accept a fair offer does not pay for a
+# policy that slips as often as the base does (measured at commit 22b9273).
+SMALL_ERROR_PENALTY = 0.5
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # of a curriculum
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # go up if the mean of this …
 PROMOTE_AFTER = 5  # … over so many updates at this level is so high
 
 
 def by_env(env: str) -> dict:
-    """Defaults that depend on the environment: the tables above and, for swarm, its own rules."""
-    if env != "swarm":
-        return BY_ENV[kind(env)] | BATCHES
-    from env_swarm import Swarm
-
-    own = ("version", "floor", "floor_penalty", "payoff_scale", "trade_credit")
-    return BY_ENV[env] | LONG_BATCHES | {f"swarm_{name}": getattr(Swarm, name) for name in own}
+    """Defaults that depend on the environment: from the tables above."""
+    return BY_ENV[kind(env)] | (LONG_BATCHES if env == "swarm" else BATCHES)
 
 
 def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> dict:
@@ -258,11 +224,6 @@ def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> d
         share = 1 if lora_rank else ALL_WEIGHTS
         defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE, "k": LARGE_K}
         defaults |= {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
-    # A small model slips in one call of twelve while it samples. Without a price a run that posted
-    # trades ended at 36% of errors; from 0.67 on, trying to accept a fair offer does not
-    # pay for a policy that slips as often as the base does (results/swarm/rules.md).
-    if env == "swarm":
-        defaults["swarm_error_penalty"] = 0.5 if small else 0.0
     return defaults
 
 
@@ -272,8 +233,8 @@ def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, di
     That is {flag: value} of what was typed (also if it is the default), or set by a preset or by
     whoever calls train(). "auto" and None leave the choice.
     """
-    values = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
-    stays = {f.name for f in fields(cfg) if f.name in typed or values[f.name] != f.default}
+    values, defaults = vars(cfg), vars(Config())
+    stays = {name for name in values if name in typed or values[name] != defaults[name]}
     fixed = {name: values[name] for name in sorted(stays) if values[name] not in ("auto", None)}
     return cfg.model, cfg.env, cfg.device, fixed
 
@@ -294,6 +255,8 @@ def complete(
     if cfg.async_rollouts:
         fill(cfg, {"importance": "sequence"})  # learnt fastest on old samples (results/offpolicy)
     fill(cfg, by_size(n_parameters, kind(cfg.env), cfg.lora_rank))
+    if cfg.env == "swarm" and n_parameters <= SMALL_MODEL and "error_penalty" not in given(cfg):
+        cfg.set = [*cfg.set, f"error_penalty={SMALL_ERROR_PENALTY}"]
     check(cfg)
     chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
     size = f"{n_parameters / 1e6:.1f}M parameters"
@@ -406,37 +369,85 @@ def promote_of(env: str) -> tuple[str, float]:
     return getattr(yours(env), "promote", usual) if kind(env) == "yours" else usual
 
 
+def class_of(env: str) -> type | None:
+    """The class of an environment; None for known tasks, which have no settings."""
+    if kind(env) == "yours":
+        return yours(env)
+    if env == "letters":
+        from env_letters import Letters
+
+        return Letters
+    if env == "alphabet":
+        from env_alphabet import Alphabet
+
+        return Alphabet
+    if env == "swarm":
+        from env_swarm import Swarm
+
+        return Swarm
+    return None
+
+
+def settable(env: str) -> dict[str, type]:
+    """{setting: its type} of what --set can give: the fields of the environment's dataclass."""
+    cls = class_of(env)
+    if not is_dataclass(cls):
+        return {}
+    hints, flags = get_type_hints(cls), OF_ENVIRONMENTS.values()
+    ours = kind(env) != "yours"
+    return {f.name: hints[f.name] for f in fields(cls) if not (ours and f.name in flags)}
+
+
+def given(cfg: Config) -> dict:
+    """{setting: value} of --set NAME=VALUE …; the last one counts. ValueError by one sentence."""
+    types, values = settable(cfg.env), {}
+    for word in cfg.set:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"--set {word}: give NAME=VALUE")
+        if name not in types:
+            cure = f"choose {', '.join(types)}" if types else "leave it out"
+            flags = {field: flag for flag, field in OF_ENVIRONMENTS.items()}
+            if name in flags and kind(cfg.env) != "yours":
+                cure = f"it is the flag --{flags[name].replace('_', '-')}"
+            raise ValueError(f"--set {word}: {short(cfg.env)} has no such setting; {cure}")
+        values[name] = read_value(types[name], text, word)
+    return values
+
+
+def read_value(kind_of: type, text: str, word: str):
+    """'3' as an int, 'false' as a bool, 'none' as None …: as the field's type says."""
+    kinds = get_args(kind_of) or (kind_of,)
+    if NoneType in kinds and text.lower() == "none":
+        return None
+    for one in kinds:
+        if one is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if one in (int, float, str):
+            try:
+                return one(text)
+            except ValueError:
+                continue
+    names = " or ".join("none" if one is NoneType else one.__name__ for one in kinds)
+    raise ValueError(f"--set {word}: the value has to be of type {names}")
+
+
 def make_env(cfg: Config, difficulty):
-    """A fresh environment. This, eval_sets and the tables above know which environments exist."""
-    if kind(cfg.env) == "yours":
-        env = yours(cfg.env)()
-        if levels_of(cfg.env):
-            env.level = difficulty
-        return env
+    """A fresh environment: its class with the flags that it has fields for, and with --set."""
     if kind(cfg.env) == "known":
         from bridges.known import open_known
 
         return open_known(cfg.env, cfg.think)
-    if cfg.env == "letters":
-        from env_letters import Letters
-
-        return Letters(difficulty, cfg.reward, cfg.think, cfg.sft_style)
-    if cfg.env == "alphabet":
-        from env_alphabet import Alphabet
-
-        return Alphabet(
-            cfg.min_turns, cfg.max_turns, cfg.min_names, cfg.max_names, cfg.similarity_power,
-            cfg.power_per_turn, cfg.think, cfg.sft_style,
-        )  # fmt: skip
-    from env_swarm import Swarm
-
-    return Swarm(
-        difficulty, cfg.swarm_version, cfg.think, cfg.sft_style, cfg.swarm_payoff,
-        cfg.swarm_reputation, cfg.swarm_quality, cfg.swarm_diversity, cfg.swarm_floor,
-        cfg.swarm_floor_penalty, cfg.swarm_error_penalty or 0.0,
-        cfg.swarm_payoff_scale or Swarm.payoff_scale,  # runs from before these flags have none
-        cfg.swarm_trade_credit or Swarm.trade_credit, cfg.swarm_post_worth,
-    )  # fmt: skip
+    cls = class_of(cfg.env)
+    if kind(cfg.env) == "yours":
+        env = cls(**given(cfg))
+        if levels_of(cfg.env):
+            env.level = difficulty
+        return env
+    values = {name: getattr(cfg, flag) for flag, name in OF_ENVIRONMENTS.items()}
+    values |= {"difficulty": difficulty}
+    own = {f.name for f in fields(cls)}
+    return cls(**{name: x for name, x in values.items() if name in own}, **given(cfg))
 
 
 def sources(env: str) -> list[Path]:
@@ -471,12 +482,13 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
         others = levels_of(cfg.env) if cfg.eval_other_tiers else [cfg.difficulty]
         sets = {f"{name}, level {level}": level for level in others}
     elif cfg.env == "swarm":
-        sets = {f"{cfg.difficulty} v{cfg.swarm_version}": cfg.difficulty}
+        sets = {f"{cfg.difficulty} v{make_env(cfg, cfg.difficulty).version}": cfg.difficulty}
     else:
+        env = make_env(cfg, 0)
         span = lambda low, high: str(low) if low == high else f"{low}-{high}"
-        turns, names = span(cfg.min_turns, cfg.max_turns), span(cfg.min_names, cfg.max_names)
-        name = f"{turns} turns, {names} names, power {cfg.similarity_power:g}"
-        sets = {name + (" a turn" if cfg.power_per_turn else ""): 0}
+        turns, names = span(env.min_turns, env.max_turns), span(env.min_names, env.max_names)
+        name = f"{turns} turns, {names} names, power {env.similarity_power:g}"
+        sets = {name + (" a turn" if env.power_per_turn else ""): 0}
     trained = 0 if cfg.env == "alphabet" else cfg.difficulty
     return {name: (level == trained, partial(make_env, cfg, level)) for name, level in sets.items()}
 
@@ -487,7 +499,7 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
 def check(cfg: Config) -> None:
     """Refuse what cannot work, with a ValueError of one sentence, before anything is loaded.
 
-    Fills in what depends on the environment.
+    Fills in what depends on the environment, and says every setting of --set once.
     """
     if cfg.env.endswith(".py") and Path(cfg.env).is_file():
         text = Path(cfg.env).read_text(encoding="utf-8", errors="replace")
@@ -512,6 +524,7 @@ def check(cfg: Config) -> None:
     if kind(cfg.env) == "yours":
         check_level(cfg)
     check_tasks(cfg, make_env(cfg, cfg.difficulty))
+    cfg.set = [f"{name}={value}" for name, value in sorted(given(cfg).items())]
     if cfg.curriculum and len(levels_of(cfg.env)) < 2:
         cures = {"yours": "give it two levels or more (docs/fork.md)"}
         cure = cures.get(kind(cfg.env), "leave it out")
@@ -634,21 +647,31 @@ def read_flags(words: list[str]) -> tuple[Config, set[str]]:
             from learn import failures
 
             defaults = defaults | failures.settings(cfg.break_)
+        typed_settings = cfg.set
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
+        if cfg.env != defaults.get("env", cfg.env):
+            cfg.set = typed_settings  # those of the preset are of another environment
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     return cfg, {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
 
 
-def unread(env: str) -> set[str]:
-    """Flags that other environments read, and this one does not."""
-    every = set().union(*READS.values())
-    return every - set(READS.get(kind(env), every))
+def reads(env: str) -> set[str]:
+    """Which of the flags that only some environments read this one does."""
+    if kind(env) == "yours":
+        return {"difficulty", "eval_other_tiers"}
+    if kind(env) == "known":
+        return {"think"}
+    own = {f.name for f in fields(class_of(env))}
+    found = {flag for flag, name in OF_ENVIRONMENTS.items() if name in own}
+    return found | {"eval_other_tiers"} if env == "letters" else found
 
 
 def tell_unread(env: str, typed: set[str]) -> None:
     """Name the flags that were typed and that this environment does not read."""
-    useless = sorted(typed & unread(env))
+    if kind(env) not in BY_ENV:
+        return  # check refuses it
+    useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - reads(env))
     if useless:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
         change = "they change" if len(useless) > 1 else "it changes"

@@ -17,7 +17,6 @@ import itertools
 import json
 import re
 import time
-from dataclasses import fields
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -164,7 +163,7 @@ def read_config(folder: Path, config: type) -> dict:
         raise ValueError(
             f"{folder}/config.json is not the config of a run; check the path, or restore it"
         )
-    known = {f.name: f.default for f in fields(config)}
+    known = vars(config())
     saved = {name: value for name, value in saved.items() if name in known or value is not None}
     for name, value in saved.items():
         if name not in known or not is_plain(value, known[name]):
@@ -181,7 +180,8 @@ def is_plain(value, default) -> bool:
         return isinstance(value, int | float | str | None)
     if isinstance(default, float):
         return value is None or type(value) in (int, float)
-    return type(value) is type(default)
+    words = all(type(word) is str for word in value) if isinstance(value, list) else True
+    return type(value) is type(default) and words
 
 
 # FILE:NAME. Commas and line ends may be part of a file's name.

@@ -23,7 +23,7 @@ from learn import failures
 from rollout import EnvironmentFailed
 from settings import Config
 
-FLAGS = {f.name: f.default for f in fields(Config)}
+FLAGS = vars(Config()) | {"set": "version=0.2"}
 
 
 def spelled(name: str) -> list[list[str]]:
@@ -100,9 +100,9 @@ def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, aft
     assert {name: getattr(cfg, name) for name in after} == after
 
 
-@pytest.mark.parametrize("words", [["--loss", "grpo"], ["--k=8"], ["--think"], ["--swarm_version", "0.2"], ["--break", ""]])
+@pytest.mark.parametrize("words", [["--loss", "grpo"], ["--k=8"], ["--think"], ["--set", "version=0.2"], ["--epochs", "1"]])
 def test_resume_refuses_another_experiment_that_is_typed_as_the_default(tmp_path, words):
-    saved(tmp_path, loss="gspo", k=4, think=False, swarm_version="0.1", break_="no-variance")
+    saved(tmp_path, env="swarm", loss="gspo", k=4, think=False, set=["version=0.1"], epochs=2)
     cfg, typed = settings.command_line(["--resume", str(tmp_path), *words])
     with pytest.raises(SystemExit, match="cannot change on --resume"):
         resume_folder(cfg, typed)
@@ -356,14 +356,11 @@ def test_a_file_without_its_class_is_told_which_classes_it_has(tmp_path):
 
 @pytest.mark.parametrize("words, told", [
     (["--env", "sums.py:Sums", "--reward", "binary", "--no-think", "--k", "4"], "--env sums.py:Sums does not read --reward, --think"),
-    (["--env", "sums.py:Sums", "--min-turns=6"], "--env sums.py:Sums does not read --min-turns"),
-    (["--env", "alphabet", "--difficulty", "6", "--swarm-floor", "1", "--max-turns", "3"],
-     "--env alphabet does not read --difficulty, --swarm-floor"),
-    (["--env", "swarm", "--min-turns", "1", "--no-eval-other-tiers"], "--env swarm does not read --eval-other-tiers, --min-turns"),
-    (["--swarm-version", "0.1"], "--env letters does not read --swarm-version"),
+    (["--env", "alphabet", "--difficulty", "6"], "--env alphabet does not read --difficulty"),
+    (["--env", "swarm", "--reward", "binary", "--no-eval-other-tiers"], "--env swarm does not read --eval-other-tiers, --reward"),
     (["--reward", "binary", "--difficulty", "3", "--sft-style", "bare"], ""),
-    (["--env", "swarm", "--difficulty", "easy", "--swarm-quality", "1", "--no-think"], ""),
-    (["--resume", "runs/x", "--min-turns", "1"], ""),  # there the folder says which environment it is
+    (["--env", "swarm", "--difficulty", "easy", "--set", "quality=1", "--no-think"], ""),
+    (["--resume", "runs/x", "--env", "alphabet", "--difficulty", "1"], ""),  # there the folder says which environment it is
 ])  # fmt: skip
 def test_flags_that_the_environment_does_not_read_are_named(capsys, words, told):
     settings.command_line(words)
@@ -373,8 +370,8 @@ def test_flags_that_the_environment_does_not_read_are_named(capsys, words, told)
 @pytest.mark.parametrize("words, told", [
     (["--max-updates", "30"], "--max-updates changes nothing without --until-converged"),
     (["--lora-rank", "0", "--lora-alpha", "8"], "--lora-alpha changes nothing without --lora-rank"),
-    (["--api-rpm", "8"], "--api-rpm changes nothing without --api-base"),
-    (["--max-updates", "30", "--until-converged", "--lora-alpha", "8", "--api-base", "http://h/v1", "--api-rpm", "8"], ""),
+    (["--api-concurrency", "8"], "--api-concurrency changes nothing without --api-base"),
+    (["--max-updates", "30", "--until-converged", "--lora-alpha", "8", "--api-base", "http://h/v1", "--api-concurrency", "8"], ""),
 ])  # fmt: skip
 def test_a_flag_that_needs_another_is_told(capsys, words, told):
     settings.command_line(words)
@@ -387,10 +384,35 @@ def test_reinforce_is_refused_where_nothing_would_correct_for_old_samples(flags)
     settings.check(settings.Config(loss="reinforce", async_rollouts=1, importance="sequence"))
 
 
-def test_every_flag_of_a_task_is_read_by_some_environment():
-    section = Path(settings.__file__).read_text().partition("    # letters\n")[2].partition("    # policy\n")[0]
-    names = set(re.findall(r"^    (\w+):", section, re.M)) | {"difficulty", "think", "sft_style", "eval_other_tiers"}
-    assert set().union(*settings.READS.values()) == names and set(settings.READS) == set(settings.BY_ENV)
+def test_set_gives_an_environment_its_fields(tmp_path):
+    words = "--env alphabet --set min_turns=1 --set max_turns=2 --set min_turns=2 --set power_per_turn=true"
+    cfg, typed = settings.command_line(words.split())
+    settings.check(cfg)
+    assert typed == {"env", "set"} and cfg.set == ["max_turns=2", "min_turns=2", "power_per_turn=True"]
+    env = settings.make_env(cfg, 0)
+    assert (env.min_turns, env.max_turns, env.power_per_turn, env.similarity_power) == (2, 2, True, 8.0)
+    assert list(settings.eval_sets(cfg)) == ["2 turns, 1-4 names, power 8 a turn"]
+    text = GOOD.replace("class Sums:", "from dataclasses import dataclass\n@dataclass\nclass Sums:\n    most: int = 9")
+    (tmp_path / "sums.py").write_text(text)
+    settings.yours.cache_clear()
+    cfg = Config(env=f"{tmp_path}/sums.py:Sums", set=["most=3"])
+    assert settings.make_env(cfg, 0).most == 3
+    with pytest.raises(ValueError, match="--set least=3: Sums has no such setting; choose most"):
+        settings.make_env(Config(env=cfg.env, set=["least=3"]), 0)
+
+
+def test_a_setting_of_swarm_is_read_as_its_type_and_a_small_model_pays_for_errors(capsys):
+    cfg = Config(env="swarm", set=["version=0.1", "payoff=none", "floor=20"])
+    settings.check(cfg)
+    settings.complete(cfg, 1e6, "because")
+    env = settings.make_env(cfg, "hard")
+    assert (env.version, env.payoff, env.floor, env.error_penalty, env.difficulty) == ("0.1", 1.0, 20.0, 0.5, "hard")
+    large = Config(env="swarm", set=["error_penalty=0.25"])
+    for size in (1e6, 4e9):
+        settings.complete(large, size, "because")
+        assert settings.make_env(large, "hard").error_penalty == 0.25
+    settings.complete(bare := Config(env="swarm"), 4e9, "because")
+    assert settings.make_env(bare, "hard").error_penalty == 0.0
 
 
 @pytest.mark.parametrize("asked, path, kept", [
@@ -512,12 +534,12 @@ def test_a_small_model_has_what_its_results_were_made_with(env, lr, updates, max
 
 
 @pytest.mark.parametrize("preset, was", [
-    ("swarm-published", {"env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "swarm_payoff_scale": "published", "num_tasks": 16,
+    ("swarm-published", {"env": "swarm", "difficulty": "medium", "num_tasks": 16,
                          "k": 4, "updates": 200, "max_tokens": 2048, "think": True,
-                         "swarm_error_penalty": 0.0, "gradient_checkpointing": True}),
-    ("alphabet-published", {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768, "min_turns": 3, "max_turns": 3,
-                            "min_names": 1, "max_names": 4,
-                            "similarity_power": 8.0, "power_per_turn": False, "gradient_checkpointing": False}),
+                         "set": ["error_penalty=0.0", "payoff_scale=published", "version=0.2"],
+                         "gradient_checkpointing": True}),
+    ("alphabet-published", {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768, "set": [],
+                            "gradient_checkpointing": False}),
 ])  # fmt: skip
 def test_a_published_preset_has_the_settings_of_the_published_run(preset, was):
     """Batches of 64 and 256 episodes; what both have in common is the public recipe's. A typed flag wins, the environment too."""
@@ -561,7 +583,15 @@ def test_the_preset_of_the_seed_is_what_it_was(env, num_tasks, sft_batch):
     ({"k": 1, "num_tasks": 1, "baseline": "batch"}, "a batch of one episode has no baseline"),
     ({"warmup": -3}, "--warmup -3: must be at least 0"),
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
-    ({"env": "alphabet", "similarity_power": float("inf")}, "--similarity-power inf: must be positive, not inf"),
+    ({"env": "alphabet", "set": ["similarity_power=inf"]}, "--set similarity_power=inf: must be positive, not inf"),
+    ({"env": "alphabet", "set": ["min_turns=4"]}, "--set min_turns=4 max_turns=3: need 1 <= min <= max"),
+    ({"env": "alphabet", "set": ["min_turns=x"]}, "--set min_turns=x: the value has to be of type int"),
+    ({"env": "alphabet", "set": ["min_turns"]}, "--set min_turns: give NAME=VALUE"),
+    ({"env": "swarm", "set": ["flor=1"]}, "--set flor=1: swarm has no such setting; choose version, payoff"),
+    ({"env": "swarm", "set": ["floor=-1"]}, "--set floor=-1.0: must be a number of at least 0"),
+    ({"env": "swarm", "set": ["version=3"]}, "--set version=3: swarm knows 0.2, 0.1"),
+    ({"env": "letters", "set": ["difficulty=1"]}, "letters has no such setting; it is the flag --difficulty"),
+    ({"env": "letters", "set": ["tier=1"]}, "letters has no such setting; leave it out"),
     ({"num_tasks": 20_000}, "--num-tasks 20000: there are not so many tasks"),
     ({"lr": float("inf")}, "--lr inf: must be positive, not inf"), ({"threads": 10**11}, "--threads 100000000000: must be at most"),
     ({"break_": "dropout", "env": "swarm", "difficulty": 6}, "--env swarm: --break makes its mistakes in letters"),
