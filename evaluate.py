@@ -33,13 +33,14 @@ from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bookkeeping.episodes import save_evaluation
 from bookkeeping.guard import guarded, preflight
+from bookkeeping.refusals import check
 from fast import parallel
 from fast.ahead import InTurn
 from fast.engine import cpu_threads, here, make_sampler
 from fast.plan import choose_model
 from policy import Policy, load_policy
 from rollout import Episode, play
-from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
+from settings import Config, dev_seeds, eval_sets, make_env, seeds_from
 
 # Only this file and lab/claims/study.py, which makes the final tables, may use it (a test checks):
 # if any file could play these tasks, they would soon not be held out.

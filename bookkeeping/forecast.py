@@ -18,8 +18,10 @@ import time
 from pathlib import Path
 
 import settings
+from bookkeeping import refusals
+from bookkeeping.presets import by_env, by_size, kind
 from fast import machine
-from settings import Config, by_env, by_size, eval_sets, kind, short
+from settings import Config, eval_sets, short
 
 # Seconds of an update, of an evaluation of one set of tasks and of a step of SFT by the defaults,
 # in results/alphabet/grpo-0 (beside another run) and results/swarm/grpo-2; of letters so that
@@ -40,7 +42,7 @@ def announce(words: list[str]) -> None:
         cfg, _ = settings.read_flags(words)
         if cfg.api_base or cfg.eval_only or cfg.resume or int(os.environ.get("RANK", 0)):
             return
-        settings.check(cfg)
+        refusals.check(cfg)
     except ValueError:
         return  # it is told when the run is about to begin
     settings.fill(cfg, by_size(size_of(cfg), kind(cfg.env), cfg.lora_rank))

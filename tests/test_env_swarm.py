@@ -20,8 +20,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from bookkeeping.refusals import check
 from env_swarm import STYLES, WEIGHTS, Swarm, play, print_score
-from settings import DEV_SEEDS, Config, check, sft_seeds, task_seeds
+from settings import DEV_SEEDS, Config, sft_seeds, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import players

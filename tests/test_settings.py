@@ -6,13 +6,12 @@ import json
 import re
 from dataclasses import asdict, fields
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 import evaluate
 import settings
-from bookkeeping import guard
+from bookkeeping import guard, refusals
 from bookkeeping.folder import resume_folder
 from bookkeeping.guard import check_environment, preflight
 from bridges import serve
@@ -68,7 +67,7 @@ def test_a_value_is_no_flag(words, typed):
 
 def saved(folder, **flags) -> Config:
     cfg = Config(**flags)
-    settings.check(cfg)
+    refusals.check(cfg)
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(asdict(cfg)))
     return cfg
@@ -200,13 +199,13 @@ def sums(folder, old: str = "", new: str = "", **flags) -> Config:
 
 def test_a_level_that_a_class_does_not_have_is_refused(tmp_path):
     with pytest.raises(ValueError, match="--difficulty 6: Sums has no levels; see docs/fork.md"):
-        settings.check(sums(tmp_path, difficulty=6))
+        refusals.check(sums(tmp_path, difficulty=6))
     (folder := tmp_path / "two").mkdir()
     levelled = sums(folder, "class Sums:\n", "class Sums:\n    levels = [3, 5]\n")
-    settings.check(levelled)
+    refusals.check(levelled)
     assert levelled.difficulty == 5 and settings.make_env(levelled, 3).level == 3
     with pytest.raises(ValueError, match="--difficulty 6: Sums has 3, 5; see docs/fork.md"):
-        settings.check(sums(folder, "class Sums:\n", "class Sums:\n    levels = [3, 5]\n", difficulty=6))
+        refusals.check(sums(folder, "class Sums:\n", "class Sums:\n    levels = [3, 5]\n", difficulty=6))
 
 
 def levelled(folder, levels: str, **flags) -> Config:
@@ -215,26 +214,26 @@ def levelled(folder, levels: str, **flags) -> Config:
 
 @pytest.mark.parametrize("levels, asked, played", [("['1', '2']", 1, "1"), ("(3, 5)", "3", 3), ("['a b']", None, "a b"), ("[]", None, 0)])
 def test_a_level_is_a_number_or_a_word_as_the_class_has_it(levels, asked, played, tmp_path):
-    settings.check(cfg := levelled(tmp_path, levels, difficulty=asked))
+    refusals.check(cfg := levelled(tmp_path, levels, difficulty=asked))
     assert cfg.difficulty == played and type(cfg.difficulty) is type(played)
 
 
 @pytest.mark.parametrize("levels", ["[(3, 5), (5, 20)]", "[0.25, 0.5]", "3", "[True]", "'abc'"])
 def test_levels_that_no_flag_could_name_are_refused(levels, tmp_path):
     with pytest.raises(ValueError, match="levels of .* must be numbers or words in a list; see docs/fork.md"):
-        settings.check(levelled(tmp_path, levels))
+        refusals.check(levelled(tmp_path, levels))
 
 
 @pytest.mark.parametrize("levels", ["[]", "[3]"])
 def test_a_curriculum_needs_two_levels(levels, tmp_path):
-    with pytest.raises(ValueError, match=r"has no levels to climb; give it two levels or more \(docs/fork.md\)"):
-        settings.check(levelled(tmp_path, levels, curriculum=True))
+    with pytest.raises(ValueError, match=r"has no levels to climb; leave it out, or give your class two \(docs/fork.md\)"):
+        refusals.check(levelled(tmp_path, levels, curriculum=True))
 
 
 @pytest.mark.parametrize("promote", ["0.8", "'exact'", "('exact',)", "('exact', '0.8')", "(0.8, 'exact')"])
 def test_what_a_curriculum_goes_up_by_is_a_measure_and_a_number(promote, tmp_path):
     cfg = levelled(tmp_path, f"[3, 5]\n    promote = {promote}", curriculum=True)
-    settings.check(cfg)
+    refusals.check(cfg)
     with pytest.raises(ValueError, match=r'promote is .*; it is a measure and how high its mean has to be, as in \("reward", 0.75\)'):
         preflight(cfg)
 
@@ -245,7 +244,7 @@ def test_an_environment_as_it_should_be_passes(tmp_path):
     preflight(Config(env=f"{tmp_path}/vowels.py:Vowels"))
     for env in ("letters", "alphabet", "swarm"):  # the built-in ones are tested here, and not before every run
         cfg = Config(env=env)
-        settings.check(cfg)
+        refusals.check(cfg)
         check_environment(partial(settings.make_env, cfg, cfg.difficulty))
 
 
@@ -307,14 +306,14 @@ def test_eval_only_of_an_environment_that_was_broken_since_says_so_at_once(tmp_p
 
 def refused(**flags) -> str:
     with pytest.raises(ValueError) as told:
-        settings.check(Config(**flags))
+        refusals.check(Config(**flags))
     assert "\n" not in str(told.value)
     return str(told.value)
 
 
 def test_a_negative_number_of_threads_is_refused():
     with pytest.raises(ValueError, match="^--threads -1: must be at least 0"):
-        settings.check(Config(threads=-1))
+        refusals.check(Config(threads=-1))
 
 
 def test_every_flag_says_what_it_is(capsys):
@@ -333,8 +332,8 @@ def test_every_flag_says_what_it_is(capsys):
 def test_until_converged_needs_an_update_to_begin_with():
     """A13: it divided by the number of rewards so far, none."""
     assert refused(until_converged=True, updates=0).startswith("--updates 0: --until-converged ")
-    settings.check(Config(until_converged=True, updates=1))
-    settings.check(Config(updates=0))
+    refusals.check(Config(until_converged=True, updates=1))
+    refusals.check(Config(updates=0))
 
 
 def test_a_group_is_of_two_or_more_and_k_0_is_not_advised_to_become_1():
@@ -342,7 +341,7 @@ def test_a_group_is_of_two_or_more_and_k_0_is_not_advised_to_become_1():
         said = refused(k=k)
         assert said.startswith(f"--k {k}: ") and "at least 2" in said and "at least 1" not in said
     assert refused(k=0, baseline="batch") == "--k 0: must be at least 1"
-    settings.check(Config(k=1, baseline="batch"))
+    refusals.check(Config(k=1, baseline="batch"))
 
 
 def test_a_file_without_its_class_is_told_which_classes_it_has(tmp_path):
@@ -381,13 +380,13 @@ def test_a_flag_that_needs_another_is_told(capsys, words, told):
 @pytest.mark.parametrize("flags", [{"epochs": 2}, {"async_rollouts": 1, "importance": "clip"}])
 def test_reinforce_is_refused_where_nothing_would_correct_for_old_samples(flags):
     assert "no importance ratio" in refused(loss="reinforce", **flags)
-    settings.check(settings.Config(loss="reinforce", async_rollouts=1, importance="sequence"))
+    refusals.check(settings.Config(loss="reinforce", async_rollouts=1, importance="sequence"))
 
 
 def test_set_gives_an_environment_its_fields(tmp_path):
     words = "--env alphabet --set min_turns=1 --set max_turns=2 --set min_turns=2 --set power_per_turn=true"
     cfg, typed = settings.command_line(words.split())
-    settings.check(cfg)
+    refusals.check(cfg)
     assert typed == {"env", "set"} and cfg.set == ["max_turns=2", "min_turns=2", "power_per_turn=True"]
     env = settings.make_env(cfg, 0)
     assert (env.min_turns, env.max_turns, env.power_per_turn, env.similarity_power) == (2, 2, True, 8.0)
@@ -403,15 +402,17 @@ def test_set_gives_an_environment_its_fields(tmp_path):
 
 def test_a_setting_of_swarm_is_read_as_its_type_and_a_small_model_pays_for_errors(capsys):
     cfg = Config(env="swarm", set=["version=0.1", "payoff=none", "floor=20"])
-    settings.check(cfg)
+    refusals.check(cfg)
     settings.complete(cfg, 1e6, "because")
     env = settings.make_env(cfg, "hard")
     assert (env.version, env.payoff, env.floor, env.error_penalty, env.difficulty) == ("0.1", 1.0, 20.0, 0.5, "hard")
     large = Config(env="swarm", set=["error_penalty=0.25"])
     for size in (1e6, 4e9):
         settings.complete(large, size, "because")
+        refusals.check(large)
         assert settings.make_env(large, "hard").error_penalty == 0.25
     settings.complete(bare := Config(env="swarm"), 4e9, "because")
+    refusals.check(bare)
     assert settings.make_env(bare, "hard").error_penalty == 0.0
 
 
@@ -433,8 +434,9 @@ def test_what_auto_sets_so_that_the_model_fits_is_kept_and_checked(capsys):
     cfg = Config(model="auto")
     settings.complete(cfg, 4e9, "because", "owner/name", {"micro_tokens": 4096, "gradient_checkpointing": True})
     assert (cfg.micro_tokens, cfg.gradient_checkpointing, cfg.model) == (4096, True, "owner/name")
+    settings.complete(cfg := Config(), 4e9, "because", "", {"micro_tokens": 0})
     with pytest.raises(ValueError, match="--micro-tokens 0: must be positive"):
-        settings.complete(Config(), 4e9, "because", "", {"micro_tokens": 0})
+        refusals.check(cfg)
 
 
 @pytest.mark.parametrize("words, fixed", [
@@ -483,7 +485,7 @@ def test_a_run_of_an_environment_of_ones_own_is_called_by_its_class():
 @pytest.mark.parametrize("tier", [1, 6, 8, 10])
 def test_the_tiers_of_letters_are_evaluated_from_the_easiest_on(tier):
     cfg = Config(env="letters", difficulty=tier)
-    settings.check(cfg)
+    refusals.check(cfg)
     assert list(settings.eval_sets(cfg)) == [f"tier {t}" for t in sorted({3, 5, 6, tier})]
 
 
@@ -493,7 +495,7 @@ def test_the_tiers_of_letters_are_evaluated_from_the_easiest_on(tier):
 def chosen(n_parameters: float, *words: str) -> Config:
     """What a run of a model of this size has for these flags."""
     cfg, _ = settings.command_line(list(words))
-    settings.check(cfg)
+    refusals.check(cfg)
     settings.complete(cfg, n_parameters, "because")
     return cfg
 
@@ -598,7 +600,7 @@ def test_the_preset_of_the_seed_is_what_it_was(env, num_tasks, sft_batch):
 ])  # fmt: skip
 def test_numbers_that_cannot_be_right_are_refused_by_their_own_name(flags, told):
     with pytest.raises(ValueError, match=told):
-        settings.check(Config(**flags))
+        refusals.check(Config(**flags))
 
 
 def test_a_healthy_ratio_is_not_promised_where_it_moves():
