@@ -302,19 +302,18 @@ class Alphabet:
     tools = None  # no tool calls here
 
     def __post_init__(self):
-        turns = f"--min-turns {self.min_turns} --max-turns {self.max_turns}"
-        names = f"--min-names {self.min_names} --max-names {self.max_names}"
+        turns = f"--set min_turns={self.min_turns} max_turns={self.max_turns}"
+        names = f"min_names={self.min_names} max_names={self.max_names}"
         most = min(len(FIRST), len(LAST))
         if not 1 <= self.min_turns <= self.max_turns:
             raise ValueError(f"{turns}: need 1 <= min <= max")
         if not 1 <= self.min_names <= self.max_names:
-            raise ValueError(f"{names}: need 1 <= min <= max")
+            raise ValueError(f"--set {names}: need 1 <= min <= max")
         if self.max_turns * self.max_names > most:
             raise ValueError(f"{turns} {names}: an episode can have at most {most} names")
         if not 0 < self.similarity_power < float("inf"):
-            raise ValueError(
-                f"--similarity-power {self.similarity_power}: must be positive, not inf"
-            )
+            power = f"--set similarity_power={self.similarity_power}"
+            raise ValueError(f"{power}: must be positive, not inf")
         check_choice("--sft-style", self.style, STYLES, "alphabet")
 
     def reset(self, seed: int) -> list[dict]:
@@ -357,7 +356,7 @@ class Alphabet:
 
 
 if __name__ == "__main__":
-    env = Alphabet(3, 3, 1, 4, 8, power_per_turn=False, think=True, style="derives")
+    env = Alphabet(style="derives")
     messages = env.reset(seed=14)
     done = False
     while not done:

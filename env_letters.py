@@ -214,7 +214,8 @@ def check_choice(flag: str, value, choices, environment: str) -> None:
     """Refuse a setting that the environment does not have, in one sentence that names the flag."""
     if value not in choices:
         known = ", ".join(map(str, choices))
-        raise ValueError(f"{flag} {value}: {environment} knows {known}; choose one of them")
+        typed = f"{flag}{value}" if flag.endswith("=") else f"{flag} {value}"
+        raise ValueError(f"{typed}: {environment} knows {known}; choose one of them")
 
 
 @dataclass

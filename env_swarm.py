@@ -29,7 +29,7 @@ Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each 
     payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources, the share a third
                 of all bounties that the scenario will offer. So no gain pays 0.5, that share 0.88,
                 and more always pays more. The published payoff ended at 1.0, from where there is
-                nothing left to learn; PAYOFFS has a scale like it (--swarm-payoff-scale published).
+                nothing left to learn; PAYOFFS has a scale like it (--set payoff_scale=published).
     reputation  at the end, out of 100. A penalty for ending below a floor can be added, and one for
                 the share of turns lost to errors.
     quality     mean p, the probability of being good (swarm/economy.py), of the model's submissions
@@ -145,21 +145,21 @@ class Swarm:
     max_turns = 25
 
     def __post_init__(self):
-        check_choice("--swarm-version", self.version, WEIGHTS, "swarm")
+        check_choice("--set version=", self.version, WEIGHTS, "swarm")
         check_choice("--difficulty", self.difficulty, DIFFICULTIES, "swarm")
         check_choice("--sft-style", self.style, STYLES, "swarm")
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
-        check_choice("--swarm-payoff-scale", self.payoff_scale, PAYOFFS, "swarm")
-        check_choice("--swarm-trade-credit", self.trade_credit, CREDITS, "swarm")
+        check_choice("--set payoff_scale=", self.payoff_scale, PAYOFFS, "swarm")
+        check_choice("--set trade_credit=", self.trade_credit, CREDITS, "swarm")
         if self.post_worth is None:
             self.post_worth = POST[self.version]
         prices = ("floor", "floor_penalty", "error_penalty", "post_worth")
         for name in (*WEIGHTS[self.version], *prices):
-            value, flag = getattr(self, name), f"--swarm-{name.replace('_', '-')}"
+            value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise ValueError(f"{flag} {value}: must be a number of at least 0")
+                raise ValueError(f"--set {name}={value}: must be a number of at least 0")
         self.tools = schemas(self.version)
         self.most_tasks = SCENARIOS[self.version]  # a larger evaluation would repeat some
 
@@ -394,7 +394,7 @@ def main() -> None:
     flag("--scenario", type=int, default=7, help="of the 500 (v0.1: 200); default %(default)s")
     flag("--n", type=int, default=100, help="scenarios to evaluate on; default %(default)s")
     flag("--difficulty", default="medium", help="easy, medium or hard; default %(default)s")
-    flag("--swarm-version", default="0.2", help="0.2 or 0.1; default %(default)s")
+    flag("--version", default="0.2", choices=list(WEIGHTS), help="default %(default)s")
     args = parser.parse_args()
     who = args.evaluate or args.play or "expert"
     try:
@@ -402,7 +402,7 @@ def main() -> None:
             check_choice("--evaluate", who, STYLES, "swarm")
         else:
             check_choice("--play", who, (*STYLES, "human"), "swarm")
-        env = Swarm(args.difficulty, args.swarm_version, style=who if who in STYLES else "expert")
+        env = Swarm(args.difficulty, args.version, style=who if who in STYLES else "expert")
         if not 0 <= args.scenario < SCENARIOS[env.version]:
             most = SCENARIOS[env.version] - 1
             raise ValueError(

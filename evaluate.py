@@ -31,12 +31,13 @@ from bookkeeping import folder as run_folder
 from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bookkeeping.guard import guarded, preflight
+from bookkeeping.refusals import check
 from fast import parallel
 from fast.ahead import InTurn, make_sampler
 from fast.machine import choose_model, cpu_threads, here, use_cpu
 from policy import Policy, load_policy
 from rollout import Episode, play
-from settings import Config, check, dev_seeds, eval_sets, make_env, seeds_from
+from settings import Config, dev_seeds, eval_sets, make_env, seeds_from
 
 # Only this file and lab/study.py, which makes the final tables, may use it (a test checks):
 # if any file could play these tasks, they would soon not be held out.
@@ -169,11 +170,13 @@ def summarize(groups: list[list[Episode]]) -> dict:
 
 # ------------------------------------------------------------------------- train.py --eval-only
 
-# What may be typed with --eval-only: which tasks (their set's name says it, settings.eval_sets),
-# the rules that they are played by, and how all this is computed.
-OF_ALL, READS = settings.OF_ALL, settings.READS
-TASKS = ("difficulty", *(n for n in READS["alphabet"] if n not in OF_ALL), "swarm_version")
-RULES = ("max_tokens", "reward", *(n for n in READS["swarm"] if n not in (*OF_ALL, *TASKS)))
+# What may be typed with --eval-only: which tasks, the rules that they are played by, and how all
+# this is computed. The name of a set of tasks says these settings already (settings.eval_sets):
+IN_NAME = (
+    "version", "min_turns", "max_turns", "min_names", "max_names", "similarity_power",
+    "power_per_turn",
+)  # fmt: skip
+RULES = ("difficulty", "set", "max_tokens", "reward")
 COMPUTED = (
     "eval_n", "device", "threads", "engine", "vllm_memory", "plain", "vllm_seeds", "vllm_sleep",
 )  # fmt: skip
@@ -201,12 +204,11 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     cfg = Config(**run_folder.read_config(folder, Config))
     run_folder.refuse_code(folder, cfg.env, given.env)
     check(cfg)  # a class of yours may have lost the level
-    own, own_rules = trained_set(cfg), {name: getattr(cfg, name) for name in RULES}
+    own, own_rules = trained_set(cfg), rules_of(cfg)
     settings.tell_unread(cfg.env, typed)
     take_typed(cfg, given, typed)
-    read = [name for name in RULES if name not in settings.unread(cfg.env)]
-    other_rules = [name for name in read if getattr(cfg, name) != own_rules[name]]
     check(cfg)
+    other = {name: x for name, x in rules_of(cfg).items() if own_rules[name] != x}
     preflight(cfg)
     run_folder.tell_changed(folder, cfg.env)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
@@ -218,7 +220,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     roll = partial(rollouts.greedy, update=update)
     new = trained_set(cfg)  # of another difficulty, perhaps
     # Other rules or held-out tasks get another name, so that nobody compares them with the run's.
-    rules = [f"{rule.replace('_', ' ')} {getattr(cfg, rule)}" for rule in other_rules]
+    rules = [f"{rule.replace('_', ' ')} {value}" for rule, value in other.items()]
     name = ", ".join([new, *rules])
     trained, seeds = name == own, dev_seeds(cfg)
     if given.held_out:
@@ -249,11 +251,21 @@ def trained_set(cfg: Config) -> str:
     return next(name for name, (trained, _) in eval_sets(cfg).items() if trained)
 
 
+def rules_of(cfg: Config) -> dict:
+    """{rule: its value} of what a set of tasks is played by, and its name does not say."""
+    env = make_env(cfg, cfg.difficulty)
+    own = {name: getattr(env, name) for name in settings.settable(cfg.env) if name not in IN_NAME}
+    reward = {"reward": cfg.reward} if "reward" in settings.reads(cfg.env) else {}
+    return {"max_tokens": cfg.max_tokens} | reward | own
+
+
 def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
     """Put what was typed into a saved config. SystemExit for what --eval-only cannot change."""
     for name in sorted(typed - {"eval_only", "held_out"}):
         value = getattr(given, name)
-        if name not in TASKS + RULES + COMPUTED and value != getattr(cfg, name):
+        if name == "set":
+            value = [*cfg.set, *given.set]  # the later one counts
+        if name not in RULES + COMPUTED and value != getattr(cfg, name):
             flag, was = name.strip("_").replace("_", "-"), getattr(cfg, name)
             raise SystemExit(
                 f"--{flag}: this run has {'none' if was in ('', None) else was}, and --eval-only "

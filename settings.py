@@ -1,23 +1,32 @@
-"""Every flag with its default and its reason, what is refused, and the command line.
+"""Every flag with its default and its reason; then tasks, environments, and the command line.
 
     python train.py --help        # the same, from the dataclass below: it *is* the command line
 
 Each default is declared once. If it depends on the environment or on the model's size, it is None
-in the dataclass and comes from by_env or by_size. Only the environment that is chosen is imported.
+in the dataclass and comes from bookkeeping/presets.py, where the presets are, too. What cannot work
+is refused in bookkeeping/refusals.py. Only the environment that is chosen is imported.
 
-Run me: `python settings.py` prints what each environment gets.
+Run me: `python settings.py` prints every flag with its default.
 """
 
 import importlib.util
-import math
-import re
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated
+from types import NoneType
+from typing import Annotated, get_args, get_type_hints
 
 import tyro
+
+from bookkeeping.presets import (
+    BY_ENV,
+    PRESETS,
+    SMALL_ERROR_PENALTY,
+    SMALL_MODEL,
+    by_size,
+    kind,
+)
 
 # A task is drawn from a seed. These ranges never meet (check sees to it); pretraining draws from
 # 3e9 on (lab/base/corpus.py), and held-out tasks from evaluate.HELD_OUT_SEEDS on.
@@ -26,7 +35,6 @@ SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
 MOST_UPDATES = 100_000  # of a run: after so many the training tasks of the next --seed begin
 MODELS = Path(__file__).resolve().parent / "models"  # the embedded ones
-MOST_THREADS = 1024  # more is a slip of the finger
 EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
 
 
@@ -49,34 +57,10 @@ class Config:
     # start at the easiest level and go up to --difficulty; the next level begins when the last five
     # updates were good enough (letters: 75% exact; swarm: a reward of 1)
     curriculum: bool = False
-    # letters
-    reward: str = "binary"  # binary pays exact answers only; partial pays every right letter
-    # alphabet: the defaults of these six are those of the public single-GPU recipe
-    min_turns: int = 3  # turns of an episode, at least
-    max_turns: int = 3  # turns of an episode, at most
-    min_names: int = 1  # new names per turn, at least
-    max_names: int = 4  # new names per turn, at most
-    # the reward is the similarity to the sorted list, raised to this power: names left in the given
-    # order have a similarity of 0.66 on average, and with 8 a reward of 0.08
-    similarity_power: float = 8.0
-    power_per_turn: bool = False  # False: average the turns, then power once; True: power each turn
-    # swarm: rules, and what is paid for. None: the environment's own defaults (env_swarm.py)
-
-    swarm_version: str | None = None  # 0.1 has the loopholes that the published run found
-    # weight of a part of swarm's reward
-    swarm_payoff: float | None = None
-    swarm_reputation: float | None = None
-    swarm_quality: float | None = None
-    swarm_diversity: float | None = None
-
-    swarm_floor: float | None = None  # reputation below which an episode should not end, 0 to 100
-    # subtracted from the reward: this times the shortfall below the floor, as a share of 100
-    swarm_floor_penalty: float | None = None
-    # subtracted from the reward: this times the share of turns lost to errors; by model size
-    swarm_error_penalty: float | None = None
-    swarm_payoff_scale: str | None = None  # ours, or published: saturates at 1, as theirs did
-    swarm_trade_credit: str | None = None  # who gains reputation in a trade: proposer or both
-    swarm_post_worth: float | None = None  # reputation that a post earns
+    reward: str = "binary"  # letters: binary pays exact answers only; partial every right letter
+    # a setting of the environment, NAME=VALUE, as often as you like: a field of its dataclass
+    # (`--env alphabet --set max_turns=2`, `--env swarm --set version=0.1`, or one of your class)
+    set: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     # policy
 
     # folder or hub id of a causal LM; auto: the largest Qwen3 for which the card has room, and what
@@ -126,13 +110,7 @@ class Config:
     eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; yours: its other levels
     # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its name there
     api_base: str = ""  # of an OpenAI-compatible endpoint: https://HOST/v1
-    api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
-    api_temperature: float | None = 0.0  # 0 is greedy; None leaves it to the endpoint
-    api_concurrency: int = 8  # episodes at a time
-    api_rpm: float = 0.0  # requests per minute, at most; 0: no limit
-    api_timeout: float = 120.0  # seconds for one request, from its start to the answer's last byte
-    api_retries: int = 5  # of a request that met 429, 5xx, a lost connection or an empty answer
-    api_minutes: float = 60.0  # for all of it; what is not done by then counts as failed
+    api_concurrency: int = 8  # episodes at a time; the key is in OPENAI_API_KEY
     # run
     seed: int = 0  # of LoRA's start, SFT's order, the training tasks and the samples
     name: str = ""  # of the run folder; empty: env, tier and time
@@ -144,126 +122,16 @@ class Config:
     wandb: bool = True  # online if you are logged in, else into the run folder, to sync later
 
 
-SMALL_MODEL = 50e6  # parameters; below it pico_base's defaults, above it those of published recipes
-BY_ENV = {  # defaults that depend on the environment
-    "letters": {"difficulty": 6, "sft_style": "states"},
-    "alphabet": {"difficulty": 0, "sft_style": "states"},
-    "swarm": {"difficulty": "medium", "sft_style": "expert"},
-    "yours": {"sft_style": ""},
-    "known": {"difficulty": 0, "sft_style": ""},
+# A flag of every environment and the field of its class that it sets; the others have --set.
+OF_ENVIRONMENTS = {
+    "difficulty": "difficulty",
+    "reward": "reward",
+    "think": "think",
+    "sft_style": "style",
 }
-BATCHES = {"num_tasks": 8, "sft_batch": 8, "eval_n": 256}
-LONG_BATCHES = {"num_tasks": 4, "sft_batch": 2, "eval_n": 128}  # an episode of swarm has 25 replies
-# Small models: (lr, updates, max_tokens), what was stable on pico_base (results/).
-SMALL = {
-    "letters": (3e-4, 150, 320),
-    "alphabet": (3e-4, 80, 640),
-    "swarm": (5e-4, 150, 160),
-    "yours": (3e-4, 80, 160),
-    "known": (3e-4, 80, 160),
-}
-# Large models: what published recipes for models of these sizes take. No card has run it here.
-# prime-rl: github.com/PrimeIntellect-ai/prime-rl at 559b447, examples/basic/…; TRL: its page "LoRA
-# Without Regret" (huggingface.co/docs/trl/lora_without_regret); Tinker: tinker-cookbook.
-RATES = (  # (up to so many parameters, lr of LoRA with alpha 64)
-    # ten times the 3e-6 at which prime-rl trains all weights of a 0.6B (reverse-text); TRL trains
-    # that model's LoRA at 5e-5, as prime-rl's own test does, both with alpha 32
-    (1e9, 3e-5),
-    # prime-rl's LoRA 32/64 on Qwen3-4B (alphabet-sort, wiki-search); TRL's on a 3B; Tinker's is
-    # 4e-5 on an 8B (recipes/rl_loop.py), with alpha 32 and 16 times our batch
-    (float("inf"), 1e-5),
-)
-SFT_RATE = 1e-4  # of LoRA: ten times prime-rl's for all weights (wordle, 1.7B); TRL's page has 2e-4
-# LoRA wants ten times the rate of all weights, whatever its rank: found for SFT and RL by Schulman
-# et al. 2025 (thinkingmachines.ai/blog/lora), and so in TRL's pair of runs, 1e-5 and 1e-6.
-ALL_WEIGHTS = 0.1
-# prime-rl's groups in all these examples, and Tinker's; 8 tasks of 16 are prime-rl's default batch
-LARGE_K = 16
-# prime-rl's max_steps in alphabet-sort, wiki-search and wordle. Warm-up and decay are as for small
-# models: prime-rl's linear schedule has 10 steps of warm-up, Tinker's loop none
-LARGE_UPDATES = 200
-LONGEST = {  # tokens of a reply
-    "letters": 2048,  # to spell 80 letters with a tally; prime-rl's seq_len, TRL's run had 4096
-    "alphabet": 768,  # prime-rl's for this very task
-    "swarm": 512,  # prime-rl's for a turn with tools (wiki-search); 25 times 2048 would not fit
-    "yours": 512,  # TRL's default
-    "known": 1024,  # room for a derivation; our choice
-}
-# Published runs of others, as far as they tell, with a model that fits one A100 instead of a 30B:
-# no SFT, prime-rl's constant rate. What was left open is ours: the loss, the evaluations.
-PUBLISHED = {
-    "model": "Qwen/Qwen3-4B-Instruct-2507", "lora_rank": 32, "lora_alpha": 64, "lr": 1e-5,
-    "warmup": 0, "lr_end": 1.0, "sft_steps": 0, "temperature": 1.0,
-}  # fmt: skip
-PRESETS = {
-    "seed": {  # picoRL's run: all that it relied on
-        "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200,
-        "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip", "k": 8,
-        "sft_lr": 1e-5,
-    },
-    # SWARM v0.2 on Qwen3-30B-A3B-Thinking: batches of 64, 4 rollouts per example. Rank and rate
-    # were not told, and are the alphabet's. A conversation may reach 55,900 tokens (25 replies of
-    # 2048, and what is said between): a 4B needs gradient checkpointing to be trained on it.
-    "swarm-published": PUBLISHED | {
-        "env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "think": True,
-        "swarm_payoff_scale": "published",
-        "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048, "swarm_error_penalty": 0.0,
-        "gradient_checkpointing": True, "vllm_memory": 0.7,
-    },
-    # prime-rl's alphabet-sort on this very model, with the rollouts of the published run of the 30B
-    # (its own file has 200 updates of 16 x 16). Tasks as by default.
-    "alphabet-published": PUBLISHED | {
-        "env": "alphabet", "think": False, "num_tasks": 32, "k": 8, "updates": 100,
-        "max_tokens": 768,
-    },
-}  # fmt: skip
-OF_ALL = ("think", "sft_style")
-READS = {  # flags that only some environments read
-    "letters": ("difficulty", "reward", "eval_other_tiers", *OF_ALL),
-    "alphabet": (
-        "min_turns", "max_turns", "min_names", "max_names", "similarity_power", "power_per_turn",
-        *OF_ALL,
-    ),
-    "swarm": ("difficulty", *(f.name for f in fields(Config) if "swarm_" in f.name), *OF_ALL),
-    "yours": ("difficulty", "eval_other_tiers"),
-    "known": ("think",),
-}  # fmt: skip
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # of a curriculum
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # go up if the mean of this …
 PROMOTE_AFTER = 5  # … over so many updates at this level is so high
-
-
-def by_env(env: str) -> dict:
-    """Defaults that depend on the environment: the tables above and, for swarm, its own rules."""
-    if env != "swarm":
-        return BY_ENV[kind(env)] | BATCHES
-    from env_swarm import Swarm
-
-    own = ("version", "floor", "floor_penalty", "payoff_scale", "trade_credit")
-    return BY_ENV[env] | LONG_BATCHES | {f"swarm_{name}": getattr(Swarm, name) for name in own}
-
-
-def by_size(n_parameters: int, env: str, lora_rank: int = Config.lora_rank) -> dict:
-    """Defaults that depend on the model. Large: published recipes (RATES …). Small: see SMALL."""
-    small = n_parameters <= SMALL_MODEL
-    # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed,
-    # docs/hardware.md).
-    defaults = {"micro_tokens": 8192, "importance": "clip" if small else "token"}
-    if small:
-        lr, updates, max_tokens = SMALL[env]
-        defaults |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
-        defaults |= {"k": 8, "sft_lr": 1e-4}
-    else:
-        lr = next(rate for most, rate in RATES if n_parameters <= most)
-        share = 1 if lora_rank else ALL_WEIGHTS
-        defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE, "k": LARGE_K}
-        defaults |= {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
-    # A small model slips in one call of twelve while it samples. Without a price a run that posted
-    # trades ended at 36% of errors; from 0.67 on, trying to accept a fair offer does not
-    # pay for a policy that slips as often as the base does (results/swarm/rules.md).
-    if env == "swarm":
-        defaults["swarm_error_penalty"] = 0.5 if small else 0.0
-    return defaults
 
 
 def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, dict]:
@@ -272,8 +140,8 @@ def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, di
     That is {flag: value} of what was typed (also if it is the default), or set by a preset or by
     whoever calls train(). "auto" and None leave the choice.
     """
-    values = {f.name: getattr(cfg, f.name) for f in fields(cfg)}
-    stays = {f.name for f in fields(cfg) if f.name in typed or values[f.name] != f.default}
+    values, defaults = vars(cfg), vars(Config())
+    stays = {name for name in values if name in typed or values[name] != defaults[name]}
     fixed = {name: values[name] for name in sorted(stays) if values[name] not in ("auto", None)}
     return cfg.model, cfg.env, cfg.device, fixed
 
@@ -281,7 +149,7 @@ def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, di
 def complete(
     cfg: Config, n_parameters: int, why: str, path: str = "", fits: dict | None = None
 ) -> None:
-    """Fill in what depends on the model, refuse what cannot work with it, say what was chosen.
+    """Fill in what depends on the model, and say what was chosen.
 
     path: of the model that --model auto chose; the run keeps it, or on another machine --resume
     would go on with another model. An embedded one is kept by its name: its path differs there.
@@ -294,7 +162,8 @@ def complete(
     if cfg.async_rollouts:
         fill(cfg, {"importance": "sequence"})  # learnt fastest on old samples (results/offpolicy)
     fill(cfg, by_size(n_parameters, kind(cfg.env), cfg.lora_rank))
-    check(cfg)
+    if cfg.env == "swarm" and n_parameters <= SMALL_MODEL and "error_penalty" not in given(cfg):
+        cfg.set = [*cfg.set, f"error_penalty={SMALL_ERROR_PENALTY}"]
     chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
     size = f"{n_parameters / 1e6:.1f}M parameters"
     print(f"{why}\nchosen for {size}: {chosen}, max_tokens {cfg.max_tokens}")
@@ -308,13 +177,6 @@ def healthy_loss(cfg: Config) -> str:
         return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
     # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor is a KL term
     return "a ratio of 1.000 is healthy on-policy, the loss has no such value; watch the reward"
-
-
-def kind(env: str) -> str:
-    """Its name in the tables above: its own, "known", or "yours" for FILE.py:CLASS."""
-    if env.startswith(("jsonl:", "reasoning_gym:")):
-        return "known"
-    return "yours" if ".py:" in env else env
 
 
 def short(env: str) -> str:
@@ -406,37 +268,85 @@ def promote_of(env: str) -> tuple[str, float]:
     return getattr(yours(env), "promote", usual) if kind(env) == "yours" else usual
 
 
+def class_of(env: str) -> type | None:
+    """The class of an environment; None for known tasks, which have no settings."""
+    if kind(env) == "yours":
+        return yours(env)
+    if env == "letters":
+        from env_letters import Letters
+
+        return Letters
+    if env == "alphabet":
+        from env_alphabet import Alphabet
+
+        return Alphabet
+    if env == "swarm":
+        from env_swarm import Swarm
+
+        return Swarm
+    return None
+
+
+def settable(env: str) -> dict[str, type]:
+    """{setting: its type} of what --set can give: the fields of the environment's dataclass."""
+    cls = class_of(env)
+    if not is_dataclass(cls):
+        return {}
+    hints, flags = get_type_hints(cls), OF_ENVIRONMENTS.values()
+    ours = kind(env) != "yours"
+    return {f.name: hints[f.name] for f in fields(cls) if not (ours and f.name in flags)}
+
+
+def given(cfg: Config) -> dict:
+    """{setting: value} of --set NAME=VALUE …; the last one counts. ValueError by one sentence."""
+    types, values = settable(cfg.env), {}
+    for word in cfg.set:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"--set {word}: give NAME=VALUE")
+        if name not in types:
+            cure = f"choose {', '.join(types)}" if types else "leave it out"
+            flags = {field: flag for flag, field in OF_ENVIRONMENTS.items()}
+            if name in flags and kind(cfg.env) != "yours":
+                cure = f"it is the flag --{flags[name].replace('_', '-')}"
+            raise ValueError(f"--set {word}: {short(cfg.env)} has no such setting; {cure}")
+        values[name] = read_value(types[name], text, word)
+    return values
+
+
+def read_value(kind_of: type, text: str, word: str):
+    """'3' as an int, 'false' as a bool, 'none' as None …: as the field's type says."""
+    kinds = get_args(kind_of) or (kind_of,)
+    if NoneType in kinds and text.lower() == "none":
+        return None
+    for one in kinds:
+        if one is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if one in (int, float, str):
+            try:
+                return one(text)
+            except ValueError:
+                continue
+    names = " or ".join("none" if one is NoneType else one.__name__ for one in kinds)
+    raise ValueError(f"--set {word}: the value has to be of type {names}")
+
+
 def make_env(cfg: Config, difficulty):
-    """A fresh environment. This, eval_sets and the tables above know which environments exist."""
-    if kind(cfg.env) == "yours":
-        env = yours(cfg.env)()
-        if levels_of(cfg.env):
-            env.level = difficulty
-        return env
+    """A fresh environment: its class with the flags that it has fields for, and with --set."""
     if kind(cfg.env) == "known":
         from bridges.known import open_known
 
         return open_known(cfg.env, cfg.think)
-    if cfg.env == "letters":
-        from env_letters import Letters
-
-        return Letters(difficulty, cfg.reward, cfg.think, cfg.sft_style)
-    if cfg.env == "alphabet":
-        from env_alphabet import Alphabet
-
-        return Alphabet(
-            cfg.min_turns, cfg.max_turns, cfg.min_names, cfg.max_names, cfg.similarity_power,
-            cfg.power_per_turn, cfg.think, cfg.sft_style,
-        )  # fmt: skip
-    from env_swarm import Swarm
-
-    return Swarm(
-        difficulty, cfg.swarm_version, cfg.think, cfg.sft_style, cfg.swarm_payoff,
-        cfg.swarm_reputation, cfg.swarm_quality, cfg.swarm_diversity, cfg.swarm_floor,
-        cfg.swarm_floor_penalty, cfg.swarm_error_penalty or 0.0,
-        cfg.swarm_payoff_scale or Swarm.payoff_scale,  # runs from before these flags have none
-        cfg.swarm_trade_credit or Swarm.trade_credit, cfg.swarm_post_worth,
-    )  # fmt: skip
+    cls = class_of(cfg.env)
+    if kind(cfg.env) == "yours":
+        env = cls(**given(cfg))
+        if levels_of(cfg.env):
+            env.level = difficulty
+        return env
+    values = {name: getattr(cfg, flag) for flag, name in OF_ENVIRONMENTS.items()}
+    values |= {"difficulty": difficulty}
+    own = {f.name for f in fields(cls)}
+    return cls(**{name: x for name, x in values.items() if name in own}, **given(cfg))
 
 
 def sources(env: str) -> list[Path]:
@@ -471,138 +381,15 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
         others = levels_of(cfg.env) if cfg.eval_other_tiers else [cfg.difficulty]
         sets = {f"{name}, level {level}": level for level in others}
     elif cfg.env == "swarm":
-        sets = {f"{cfg.difficulty} v{cfg.swarm_version}": cfg.difficulty}
+        sets = {f"{cfg.difficulty} v{make_env(cfg, cfg.difficulty).version}": cfg.difficulty}
     else:
+        env = make_env(cfg, 0)
         span = lambda low, high: str(low) if low == high else f"{low}-{high}"
-        turns, names = span(cfg.min_turns, cfg.max_turns), span(cfg.min_names, cfg.max_names)
-        name = f"{turns} turns, {names} names, power {cfg.similarity_power:g}"
-        sets = {name + (" a turn" if cfg.power_per_turn else ""): 0}
+        turns, names = span(env.min_turns, env.max_turns), span(env.min_names, env.max_names)
+        name = f"{turns} turns, {names} names, power {env.similarity_power:g}"
+        sets = {name + (" a turn" if env.power_per_turn else ""): 0}
     trained = 0 if cfg.env == "alphabet" else cfg.difficulty
     return {name: (level == trained, partial(make_env, cfg, level)) for name, level in sets.items()}
-
-
-# ----------------------------------------------------------------------------------------- refusals
-
-
-def check(cfg: Config) -> None:
-    """Refuse what cannot work, with a ValueError of one sentence, before anything is loaded.
-
-    Fills in what depends on the environment.
-    """
-    if cfg.env.endswith(".py") and Path(cfg.env).is_file():
-        text = Path(cfg.env).read_text(encoding="utf-8", errors="replace")
-        classes = ", ".join(re.findall(r"^class (\w+)", text, re.M))
-        found = f"its classes are {classes}" if classes else "there is no class in it"
-        refuse(cfg, "env", f"give FILE.py:CLASS; {found}")
-    if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
-        ours = ", ".join(name for name in BY_ENV if name not in ("yours", "known"))
-        others = "jsonl:FILE, reasoning_gym:NAME, or FILE.py:CLASS"
-        refuse(cfg, "env", f"there is no such environment; choose {ours}, {others}")
-    stale = cfg.epochs > 1 or (cfg.async_rollouts and cfg.importance == "clip")
-    if cfg.loss == "reinforce" and stale:
-        why = "it has no importance ratio, so nothing would correct for samples of an older policy"
-        refuse(cfg, "loss", f"{why}; take another loss, or --epochs 1 and --importance sequence")
-    if cfg.break_ and cfg.env != "letters":
-        refuse(cfg, "env", "--break makes its mistakes in letters; leave one of the two out")
-    if cfg.preset and cfg.preset not in PRESETS:
-        refuse(cfg, "preset", f"choose {', '.join(PRESETS)}, or leave it out")
-    fill(cfg, by_env(cfg.env))
-    if cfg.env == "letters" and not isinstance(cfg.difficulty, int):
-        refuse(cfg, "difficulty", "letters has tiers 1 to 10; choose one of them")
-    if kind(cfg.env) == "yours":
-        check_level(cfg)
-    check_tasks(cfg, make_env(cfg, cfg.difficulty))
-    if cfg.curriculum and len(levels_of(cfg.env)) < 2:
-        cures = {"yours": "give it two levels or more (docs/fork.md)"}
-        cure = cures.get(kind(cfg.env), "leave it out")
-        raise ValueError(f"--curriculum: {cfg.env} has no levels to climb; {cure}")
-    choices = {"engine": ("auto", "torch", "vllm"), "baseline": ("group", "batch", "none")}
-    for name, some in choices.items():
-        if getattr(cfg, name) not in some:
-            refuse(cfg, name, f"choose {', '.join(some)}")
-    if cfg.break_:
-        from learn import failures
-
-        own = failures.settings(cfg.break_).get("async_rollouts", 0)
-        if cfg.plain or cfg.engine == "vllm" or cfg.async_rollouts != own:
-            why = "the mistake is in this process, and in what --plain leaves out"
-            cure = "leave out --plain, --engine vllm and --async-rollouts"
-            raise ValueError(f"--break {cfg.break_}: {why}; {cure}")
-    if cfg.held_out:  # evaluate.py takes it out of the Config of --eval-only
-        raise ValueError("--held-out: a run looks at development tasks; use it with --eval-only")
-    if cfg.plain and cfg.engine == "vllm":
-        raise ValueError("--plain has a sampler of its own; leave --engine vllm out")
-    check_numbers(cfg)
-    check_seeds(cfg)
-
-
-def check_numbers(cfg: Config) -> None:
-    """Refuse numbers that are too small, or that contradict each other."""
-    if cfg.k is not None and cfg.k < 2 and cfg.baseline == "group":
-        why = "a group of one has no baseline, every advantage would be 0"
-        refuse(cfg, "k", f"must be at least 2, {why}; or use --baseline batch")
-    if cfg.baseline == "batch" and (cfg.k or 0) * (cfg.num_tasks or 0) == 1:
-        refuse(cfg, "k", "a batch of one episode has no baseline; use --num-tasks 2 or more")
-    counts = "num_tasks k epochs eval_n eval_every save_every sft_examples sft_batch"
-    from_zero = "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads"
-    positive = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
-    for names, enough, must in (
-        (counts, lambda x: x >= 1, "must be at least 1"),
-        (from_zero, lambda x: x >= 0, "must be at least 0"),
-        (positive, lambda x: 0 < x < math.inf, "must be positive, not inf"),
-    ):
-        for name in names.split():
-            value = getattr(cfg, name)
-            if value is not None and not enough(value):
-                refuse(cfg, name, must)
-    if cfg.threads > MOST_THREADS:
-        refuse(cfg, "threads", f"must be at most {MOST_THREADS}")
-    if not 0 < cfg.vllm_memory < 1:
-        refuse(cfg, "vllm_memory", "must be a share of the card, between 0 and 1")
-    if cfg.until_converged and cfg.updates == 0:
-        refuse(cfg, "updates", "--until-converged watches the rewards of updates; use 1 or more")
-    if cfg.until_converged and cfg.max_updates < (cfg.updates or 0):
-        refuse(cfg, "max_updates", f"must be at least --updates {cfg.updates}")
-
-
-def check_level(cfg: Config) -> None:
-    """A class of yours is trained at its last level, or at the one that was asked for."""
-    levels = levels_of(cfg.env)
-    if not isinstance(levels, list | tuple) or any(type(one) not in (int, str) for one in levels):
-        raise ValueError(
-            f"levels of {cfg.env} must be numbers or words in a list; see docs/fork.md"
-        )
-    found = {str(one): one for one in levels or [0]}
-    fill(cfg, {"difficulty": list(found.values())[-1]})
-    if str(cfg.difficulty) not in found:
-        some = f"has {', '.join(found)}" if levels else "has no levels"
-        refuse(cfg, "difficulty", f"{short(cfg.env)} {some}; see docs/fork.md")
-    cfg.difficulty = found[str(cfg.difficulty)]  # "1" is a word if the class says so
-
-
-def check_tasks(cfg: Config, env) -> None:
-    """Refuse more tasks than an environment has: some would come twice, and count as two."""
-    most = getattr(env, "most_tasks", None)  # None: every seed has another task
-    for name in ("eval_n", "sft_examples"):
-        if most is not None and getattr(cfg, name) > most:
-            refuse(cfg, name, f"there are {most} different tasks; use as many or fewer")
-
-
-def check_seeds(cfg: Config) -> None:
-    """Refuse a seed or a length whose training tasks would meet other tasks."""
-    seeds = (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * cfg.num_tasks)
-    if seeds < 1:
-        refuse(cfg, "num_tasks", f"there are not so many tasks for {MOST_UPDATES} updates")
-    if not 0 <= cfg.seed < seeds:
-        why = "or it would train on the tasks of SFT or of the evaluation"
-        refuse(cfg, "seed", f"must be 0 to {seeds - 1} (with --num-tasks {cfg.num_tasks}), {why}")
-    if max(cfg.updates or 0, cfg.max_updates * cfg.until_converged) > MOST_UPDATES:
-        why = f"or the tasks of --seed {cfg.seed + 1} would begin"
-        refuse(cfg, "updates", f"must be at most {MOST_UPDATES}, {why}")
-
-
-def refuse(cfg: Config, name: str, why: str) -> None:
-    raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: {why}")
 
 
 # --------------------------------------------------------------------------------- the command line
@@ -629,26 +416,41 @@ def read_flags(words: list[str]) -> tuple[Config, set[str]]:
     words = without_bare_eval_only(words)
     cfg = tyro.cli(Config, args=words)
     if cfg.preset in PRESETS or cfg.break_:  # again, with these as defaults: a typed flag wins
-        defaults = PRESETS.get(cfg.preset, {})
-        if cfg.break_:
-            from learn import failures
-
-            defaults = defaults | failures.settings(cfg.break_)
+        defaults = PRESETS.get(cfg.preset, {}) | mistake(cfg.break_)
+        typed_settings = cfg.set
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
+        if cfg.env != defaults.get("env", cfg.env):
+            cfg.set = typed_settings  # those of the preset are of another environment
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
     return cfg, {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
 
 
-def unread(env: str) -> set[str]:
-    """Flags that other environments read, and this one does not."""
-    every = set().union(*READS.values())
-    return every - set(READS.get(kind(env), every))
+def mistake(name: str) -> dict:
+    """The settings of a mistake to make on purpose (--break); none if there is no name."""
+    if not name:
+        return {}
+    from learn import failures
+
+    return failures.settings(name)
+
+
+def reads(env: str) -> set[str]:
+    """Which of the flags that only some environments read this one does."""
+    if kind(env) == "yours":
+        return {"difficulty", "eval_other_tiers"}
+    if kind(env) == "known":
+        return {"think"}
+    own = {f.name for f in fields(class_of(env))}
+    found = {flag for flag, name in OF_ENVIRONMENTS.items() if name in own}
+    return found | {"eval_other_tiers"} if env == "letters" else found
 
 
 def tell_unread(env: str, typed: set[str]) -> None:
     """Name the flags that were typed and that this environment does not read."""
-    useless = sorted(typed & unread(env))
+    if kind(env) not in BY_ENV:
+        return  # check refuses it
+    useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - reads(env))
     if useless:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
         change = "they change" if len(useless) > 1 else "it changes"
@@ -664,10 +466,6 @@ def without_bare_eval_only(words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    for name in BY_ENV:
-        shown = by_env(name) | by_size(1e6, name)
-        print(f"--env {name}:", ", ".join(f"{key} {value}" for key, value in shown.items()))
-    try:
-        check(Config(k=1))
-    except ValueError as error:
-        print("refused, for example:", error)
+    for field in fields(Config):
+        flag = field.name.strip("_").replace("_", "-")
+        print(f"--{flag:24} {getattr(Config(), field.name)!r}")

@@ -18,6 +18,7 @@ if __name__ == "__main__":
     announce(sys.argv[1:])  # before torch is imported, which takes seconds
 
 import settings
+from bookkeeping import refusals
 from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
 from bookkeeping.run import finished, open_run
 from evaluate import evaluate_only, evaluate_policy
@@ -39,6 +40,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     policy = load()
     settings.complete(cfg, policy.n_parameters, why, path, fits)  # defaults by the model's size
+    refusals.check(cfg)
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
     new_env, tasks = partial(guarded, make_env, cfg), partial(task_seeds, cfg)
@@ -101,7 +103,7 @@ def main() -> None:
         if cfg.eval_only:
             return evaluate_only(cfg, typed)
         if not cfg.resume and parallel.rank() == 0:
-            for refuse in (settings.check, check_names, preflight):
+            for refuse in (refusals.check, check_names, preflight):
                 refuse(cfg)
         train(cfg, typed)
         parallel.stop()

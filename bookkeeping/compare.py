@@ -57,7 +57,7 @@ SAME = {
     "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every", "eval_every",
     "eval_other_tiers", "micro_tokens", "gradient_checkpointing", "vllm_memory", "vllm_sleep",
 }  # fmt: skip
-API = ("api_base", "api_temperature")  # what makes another arm of an evaluation over an API
+API = ("api_base",)  # what makes another arm of an evaluation over an API
 WINDOW = 10  # updates that a point of the training curve is a mean of
 
 
@@ -166,10 +166,8 @@ def common(runs: list[Run], tasks: str) -> list[int]:
 
 
 def environment_settings(config: dict) -> dict:
-    """{name: value} of the environment's settings that were given: swarm_NAME, or --set."""
-    flags = {k.removeprefix("swarm_"): v for k, v in config.items() if k.startswith("swarm_")}
-    given = {name: value for name, value in flags.items() if value is not None}
-    return given | dict(word.split("=", 1) for word in config.get("set") or [])
+    """{name: value} of the environment's settings that were given (--set)."""
+    return dict(word.split("=", 1) for word in config.get("set") or [])
 
 
 # -------------------------------------------------------------------------------------- statistics

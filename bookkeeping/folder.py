@@ -19,12 +19,12 @@ import json
 import os
 import re
 import time
-from dataclasses import fields
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 import settings
+from bookkeeping import refusals
 from bookkeeping.records import append, lines, write_whole
 from fast.machine import speak_utf8
 
@@ -49,7 +49,7 @@ def announce(words: list[str]) -> None:
         cfg, _ = settings.read_flags(words)
         if cfg.api_base or cfg.eval_only or cfg.resume or int(os.environ.get("RANK", 0)):
             return
-        settings.check(cfg)
+        refusals.check(cfg)
     except ValueError:
         return
     what = " ".join([settings.short(cfg.env), *([str(cfg.difficulty)] if cfg.difficulty else [])])
@@ -195,7 +195,7 @@ def read_config(folder: Path, config: type) -> dict:
         raise ValueError(
             f"{folder}/config.json is not the config of a run; check the path, or restore it"
         )
-    known = {f.name: f.default for f in fields(config)}
+    known = vars(config())
     wrong = [n for n, value in saved.items() if n not in known or not is_plain(value, known[n])]
     if wrong:
         raise ValueError(
@@ -211,7 +211,8 @@ def is_plain(value, default) -> bool:
         return isinstance(value, int | float | str | None)
     if isinstance(default, float):
         return value is None or type(value) in (int, float)
-    return type(value) is type(default)
+    words = all(type(word) is str for word in value) if isinstance(value, list) else True
+    return type(value) is type(default) and words
 
 
 # FILE:NAME. Commas and line ends may be part of a file's name.

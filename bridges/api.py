@@ -53,12 +53,14 @@ import metrics
 from bookkeeping import records, report
 from bookkeeping.folder import code_hash, open_folder
 from bookkeeping.guard import Guarded, preflight
+from bookkeeping.presets import by_size, kind
 from bookkeeping.records import append, write_json
+from bookkeeping.refusals import check
 from env_letters import split_thinking
 from evaluate import eval_line, known, parts
 from fast import parallel
 from rollout import EnvironmentFailed, Episode, finish
-from settings import Config, by_size, check, dev_seeds, eval_sets, fill, kind
+from settings import Config, dev_seeds, eval_sets, fill
 from swarm.tools import wrap_call
 
 RETRIES = 5  # of a request; the client doubles its pause each time, from half a second on

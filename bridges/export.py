@@ -36,8 +36,7 @@ import torch
 import tyro
 from safetensors import SafetensorError
 
-import settings
-from bookkeeping import records
+from bookkeeping import presets, records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
 from fast.logprobs import token_logprobs
 from fast.vllm_engine import RANKS
@@ -145,7 +144,7 @@ model = AutoModelForCausalLM.from_pretrained("{where}")
 tokenizer = AutoTokenizer.from_pretrained("{where}")"""
 
 
-DATA = {  # where the tasks came from, by settings.kind; else they are ours
+DATA = {  # where the tasks came from, by presets.kind; else they are ours
     "known": "The tasks are those of `{}`; a hash of each question keeps training and evaluation "
     "apart.",
     "ours": "No data set. Every task is generated from a seed by `{}`; training and evaluation "
@@ -193,7 +192,7 @@ def card(summary: dict, kind: str) -> str:
         rows="\n".join(rows),
         n=gain.n,
         gain=gain.points() if exact else gain.signed(),
-        data=DATA.get(settings.kind(config["env"]), DATA["ours"]).format(config["env"]),
+        data=DATA.get(presets.kind(config["env"]), DATA["ours"]).format(config["env"]),
         warnings="".join(f"The run reports, {name}: {sentence}.\n" for name, sentence in told),
         use=use.format(base=json.dumps(clone), where=where),
         serve=serve,

@@ -51,6 +51,7 @@ except ModuleNotFoundError:
     raise (SystemExit if __name__ == "__main__" else ImportError)(why) from None
 
 import settings
+from bookkeeping import refusals
 from env_swarm import Swarm
 from swarm.tools import show, write_call
 
@@ -157,7 +158,7 @@ def main() -> None:
     args, words = parser.parse_known_args()
     try:
         cfg, _ = settings.command_line(["--env", "swarm", *words])
-        settings.check(cfg)
+        refusals.check(cfg)
         if cfg.env != "swarm":
             raise ValueError(f"--env {cfg.env}: this serves the swarm; leave it out")
     except ValueError as wrong:

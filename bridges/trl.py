@@ -35,6 +35,7 @@ from functools import partial
 import torch
 
 import settings
+from bookkeeping import refusals
 from bookkeeping.guard import guarded
 from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
@@ -151,13 +152,13 @@ def tasks(cfg: settings.Config):
 def arguments(cfg: settings.Config, processes: int) -> dict:
     """Our settings as those of TRL's GRPOConfig. ValueError if TRL has no such thing."""
     if cfg.loss not in LOSSES:
-        settings.refuse(cfg, "loss", f"TRL has {', '.join(LOSSES)}; choose one of them")
+        refusals.refuse(cfg, "loss", f"TRL has {', '.join(LOSSES)}; choose one of them")
     if cfg.baseline != "group" or cfg.epochs != 1:
         raise ValueError("--baseline, --epochs: TRL's are set behind `--`; leave them out")
     batch = cfg.num_tasks * cfg.k
     if batch % processes:
         why = f"{batch} episodes (--num-tasks times --k) cannot be shared by {processes} processes"
-        settings.refuse(cfg, "num_tasks", f"{why}; use a multiple")
+        refusals.refuse(cfg, "num_tasks", f"{why}; use a multiple")
     loss_type, level = LOSSES[cfg.loss]
     low, high = CLIP[cfg.loss]
     if loss_type == "cispo":  # there TRL's is the largest ratio itself
@@ -226,9 +227,9 @@ def make_trainer(ours: list[str], theirs: list[str]):
     from transformers import AutoConfig, AutoTokenizer, HfArgumentParser
 
     cfg, typed = settings.command_line(ours)
-    settings.check(cfg)
+    refusals.check(cfg)
     if unread := sorted(name for name in typed if name.startswith(UNREAD)):
-        settings.refuse(cfg, unread[0], "train.py has it and TRL's trainer has not; leave it out")
+        refusals.refuse(cfg, unread[0], "train.py has it and TRL's trainer has not; leave it out")
     if "importance" in typed:
         raise ValueError("--importance: TRL's is vllm_importance_sampling_mode, behind `--`")
     model, why, _ = choose_model(cfg.model, cfg.env, cfg.device)

@@ -538,9 +538,9 @@ CLAIMS = (
         """),
         {
             "base": swarm_run(),
-            "reputation_half": swarm_run("--swarm-reputation 0.5"),
-            "floor": swarm_run("--swarm-floor 50 --swarm-floor-penalty 2"),
-            "diversity_quarter": swarm_run("--swarm-diversity 0.25"),
+            "reputation_half": swarm_run("--set reputation=0.5"),
+            "floor": swarm_run("--set floor=50 --set floor_penalty=2"),
+            "diversity_quarter": swarm_run("--set diversity=0.25"),
         },
         (
             Check(

@@ -80,7 +80,7 @@ def letters(folder: Path, lines: list[dict], shares=(0.0, 0.3, 0.75), binary=Fal
 def swarm(folder: Path, n: int = 12, players=("idle", "random", "grinder", "expert")) -> Path:
     """The evaluations of a run whose checkpoints are scripted players."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = CONFIG | {"env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "updates": 40}
+    config = CONFIG | {"env": "swarm", "difficulty": "medium", "updates": 40}
     (folder / "config.json").write_text(json.dumps(config))
     evals, episodes = [], []
     moments = ((-1, "before"), (0, "after_sft"), (20, "train"), (40, "final"))

@@ -101,7 +101,7 @@ def test_the_parts_of_the_gain_add_up_with_the_weights_that_were_set(run):
     assert sum(parts.values()) == pytest.approx(total, abs=0.003)
     gain = np.mean(evals[3]["reputation"]) - np.mean(evals[1]["reputation"])
     assert parts["reputation"] == pytest.approx(0.3 * gain, abs=6e-4)
-    for other in ({"swarm_reputation": 0.5}, {"set": ["reputation=0.5"]}):
+    for other in ({"set": ["reputation=0.5"]},):
         assert said(config | other) == "", "these are not the weights that paid"
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import settings
 import warm
+from bookkeeping import refusals
 from helpers import example
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -165,7 +166,7 @@ def test_an_environment_that_cannot_be_used_is_told_in_one_sentence(tmp_path):
                        ("env_letters.py:Letters", "missing 4 required"), ("yours", "no such environment"),
                        ("chess", "FILE.py:CLASS")):  # fmt: skip
         with pytest.raises(ValueError, match=re.escape(words)) as told:
-            settings.check(settings.Config(env=env))
+            refusals.check(settings.Config(env=env))
         assert "\n" not in str(told.value)
 
 

@@ -19,8 +19,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from spellchecker import SpellChecker
 
+from bookkeeping.presets import by_size
+from bookkeeping.refusals import check
 from env_letters import STYLES, Letters, Task, habit_of, make_task, question, score_reply, words_between, write_reply
-from settings import DEV_SEEDS, Config, by_size, check, fill, sft_seeds, task_seeds
+from settings import DEV_SEEDS, Config, fill, sft_seeds, task_seeds
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 300  # seeds a tier

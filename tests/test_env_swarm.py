@@ -20,8 +20,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from bookkeeping.refusals import check
 from env_swarm import STYLES, WEIGHTS, Swarm, play, print_score
-from settings import DEV_SEEDS, Config, check, sft_seeds, task_seeds
+from settings import DEV_SEEDS, Config, sft_seeds, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import players
@@ -696,10 +697,10 @@ def test_the_published_development_scenarios_stay_what_they_are():
 
 def test_more_development_tasks_or_demonstrations_than_there_are_scenarios_are_refused():
     for version, most in (("0.2", 500), ("0.1", 200)):
-        check(Config(env="swarm", swarm_version=version, eval_n=most, sft_examples=most))
+        check(Config(env="swarm", set=[f"version={version}"], eval_n=most, sft_examples=most))
         for flag in ("eval_n", "sft_examples"):
             with pytest.raises(ValueError, match=f"--{flag.replace('_', '-')} {most + 1}: .* {most} ") as refused:
-                check(Config(env="swarm", swarm_version=version, **{flag: most + 1}))
+                check(Config(env="swarm", set=[f"version={version}"], **{flag: most + 1}))
             assert "\n" not in str(refused.value)
 
 
@@ -1128,16 +1129,16 @@ def test_it_renders_and_fits_the_context():
     "flag, arguments",
     [
         ("--difficulty", {"difficulty": "brutal"}),
-        ("--swarm-version", {"version": "0.3"}),
+        ("--set version=", {"version": "0.3"}),
         ("--sft-style", {"style": "wizard"}),
-        ("--swarm-payoff", {"payoff": -1.0}),
-        ("--swarm-floor-penalty", {"floor_penalty": float("nan")}),
-        ("--swarm-reputation", {"reputation": float("inf")}),
-        ("--swarm-error-penalty", {"error_penalty": -0.1}),
-        ("--swarm-payoff-scale", {"payoff_scale": "theirs"}),
-        ("--swarm-trade-credit", {"trade_credit": "nobody"}),
-        ("--swarm-post-worth", {"post_worth": -2.0}),
-        ("--swarm-error-penalty", {"error_penalty": float("nan")}),
+        ("--set payoff=", {"payoff": -1.0}),
+        ("--set floor_penalty=", {"floor_penalty": float("nan")}),
+        ("--set reputation=", {"reputation": float("inf")}),
+        ("--set error_penalty=", {"error_penalty": -0.1}),
+        ("--set payoff_scale=", {"payoff_scale": "theirs"}),
+        ("--set trade_credit=", {"trade_credit": "nobody"}),
+        ("--set post_worth=", {"post_worth": -2.0}),
+        ("--set error_penalty=", {"error_penalty": float("nan")}),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_sentence_that_names_the_flag(flag, arguments):
@@ -1166,7 +1167,7 @@ def cli(*arguments, said: str = "") -> subprocess.CompletedProcess:
 def test_the_command_line_plays_and_evaluates():
     done = cli()
     assert done.returncode == 0 and done.stdout.count(" -> ") == 26 and "reward" in done.stdout, done.stderr
-    done = cli("--play", "grinder", "--scenario", "8", "--difficulty", "hard", "--swarm-version", "0.1")
+    done = cli("--play", "grinder", "--scenario", "8", "--difficulty", "hard", "--version", "0.1")
     assert done.returncode == 0 and done.stdout.count("-- assistant") == 25 and "v0.1" in done.stdout, done.stderr
     done = cli("--play", "human", said="claim 1\nnonsense\npost hello\n")
     assert done.returncode == 0 and "task_1 is yours" in done.stdout and "not a command" in done.stdout and "reward" in done.stdout
@@ -1181,8 +1182,8 @@ def test_the_command_line_plays_and_evaluates():
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--play", "wizard"], ["--evaluate", "human"], ["--difficulty", "9"], ["--swarm-version", "1"], ["--scenario", "500"],
-        ["--scenario", "200", "--swarm-version", "0.1"], ["--scenario", "x"], ["--n", "0"], ["--n", "501"], ["--speed", "3"],
+        ["--play", "wizard"], ["--evaluate", "human"], ["--difficulty", "9"], ["--version", "1"], ["--scenario", "500"],
+        ["--scenario", "200", "--version", "0.1"], ["--scenario", "x"], ["--n", "0"], ["--n", "501"], ["--speed", "3"],
     ],
 )  # fmt: skip
 def test_the_command_line_refuses_in_one_sentence(arguments):

@@ -11,6 +11,7 @@ import torch
 
 import settings
 import train
+from bookkeeping import presets, refusals
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bridges import export
 from policy import PICO, load_policy
@@ -26,7 +27,7 @@ TINY = {
 
 def tiny_run(folder: Path, name: str, **flags) -> Path:
     cfg = settings.Config(**{**TINY, "runs": str(folder), "name": name, **flags})
-    settings.check(cfg)
+    refusals.check(cfg)
     return train.train(cfg)
 
 
@@ -158,8 +159,8 @@ def test_what_fails_half_way_leaves_no_folder(runs, tmp_path, monkeypatch):
 def test_the_flags_on_the_card_give_the_run_again(words):
     def complete(words: str) -> settings.Config:
         cfg, _ = settings.read_flags(words.split())
-        settings.check(cfg)
-        settings.fill(cfg, settings.by_size(900_000, cfg.env))
+        refusals.check(cfg)
+        settings.fill(cfg, presets.by_size(900_000, cfg.env))
         return cfg
 
     cfg = complete(words)

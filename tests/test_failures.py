@@ -12,7 +12,7 @@ import settings
 import sft
 import train
 import warm
-from bookkeeping import doctor
+from bookkeeping import doctor, refusals
 from env_letters import Letters
 from fast.sampler import TorchSampler
 from learn import failures
@@ -80,8 +80,8 @@ def test_a_mistake_that_would_not_be_made_is_refused(flags):
     """It is put into this process: a second one that samples, or another sampler, would not make it."""
     for name in ("stale-adapter", "off-policy"):
         with pytest.raises(ValueError, match=f"--break {name}: .* leave out --plain, --engine vllm and --async-rollouts"):
-            settings.check(settings.read_flags(["--break", name, *flags])[0])
-    settings.check(settings.read_flags(["--break", "off-policy"])[0])  # its own flag samples ahead
+            refusals.check(settings.read_flags(["--break", name, *flags])[0])
+    refusals.check(settings.read_flags(["--break", "off-policy"])[0])  # its own flag samples ahead
 
 
 def test_the_chapter_shows_itself():

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import settings
 import warm
 from bookkeeping import folder as run_folder
+from bookkeeping import refusals
 from bookkeeping.guard import check_environment, guarded, preflight
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
@@ -97,7 +98,7 @@ def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line, words):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(GOOD + b"\n\n" + line + b"\n")
     with pytest.raises(ValueError) as told:
-        settings.check(settings.Config(env=f"jsonl:{file}"))
+        refusals.check(settings.Config(env=f"jsonl:{file}"))
     assert words in str(told.value) and "line 3" in str(told.value)
     assert len(str(told.value)) < 500 and "\n" not in str(told.value)
 
@@ -182,7 +183,7 @@ def test_rows_of_a_held_out_file_are_never_trained_on(tmp_path):
 
 def test_an_evaluation_plays_as_many_tasks_as_there_are(tmp_path):
     cfg = settings.Config(env=f"jsonl:{write(tmp_path / 'rows.jsonl', sums(100))}")
-    settings.check(cfg)
+    refusals.check(cfg)
     most = settings.make_env(cfg, 0).how_many(DEV_SEEDS)
     assert cfg.eval_n == 256 and len(settings.dev_seeds(cfg)) == most < 40
 
@@ -316,7 +317,7 @@ def test_a_regular_expression_that_runs_away_costs_its_episode(tmp_path, monkeyp
 
 def test_preflight_plays_it_and_says_what_it_is(tmp_path, capsys):
     cfg = settings.Config(env=f"jsonl:{write(tmp_path / 'rows.jsonl', sums(100))}")
-    settings.check(cfg)
+    refusals.check(cfg)
     preflight(cfg)
     assert "rows to train on" in capsys.readouterr().out
     (tmp_path / "mine.py").write_text("def show(row):\n    return 'no'\n")
@@ -384,7 +385,7 @@ def test_without_the_package_it_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     known.open_source.cache_clear()
     with pytest.raises(ValueError, match="pip install reasoning-gym"):
-        settings.check(settings.Config(env="reasoning_gym:letter_counting"))
+        refusals.check(settings.Config(env="reasoning_gym:letter_counting"))
 
 
 def test_the_rows_of_the_page_are_there_to_train_on():

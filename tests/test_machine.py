@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import settings
-from bookkeeping import guard
+from bookkeeping import guard, presets
 from bookkeeping import run as run_records
 from fast import machine
 from fast.machine import BIG, CARDS, Hung
@@ -231,7 +231,7 @@ def test_the_plan_has_the_defaults_of_the_settings():
     """fast/ may not import settings.py, where each is declared."""
     turns_of = {"letters": 1, "alphabet": 3, "swarm": 25, "yours": 1}
     for env, (turns, tokens, between) in machine.TALK.items():
-        large = settings.by_size(1e9, env)
+        large = presets.by_size(1e9, env)
         assert (turns, tokens) == (turns_of[env], large["max_tokens"])
         assert between > 150 and machine.longest(env) == turns * tokens + between
         defaults = {name: getattr(Config, name) for name in machine.DEFAULTS}
@@ -284,7 +284,7 @@ def test_the_pages_table_of_what_auto_takes_is_the_plan(monkeypatch):
 
 @pytest.mark.parametrize("preset", ["swarm-published", "alphabet-published"])
 def test_a_published_preset_fits_a_card_of_80_gb(preset):
-    p = settings.PRESETS[preset]
+    p = presets.PRESETS[preset]
     asked = {name: p[name] for name in machine.READ & p.keys()}
     assert machine.settings_that_fit(p["model"], p["env"], A100, ["vllm"], asked)[0] == {}
 

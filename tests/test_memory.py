@@ -10,6 +10,7 @@ import torch
 
 import settings
 import train
+from bookkeeping import refusals
 from fast import ahead
 from fast.sampler import FastDecoder, TorchSampler
 from policy import PICO, load_policy
@@ -99,7 +100,7 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         eval_other_tiers=False,
         runs=str(folder), name="tiny", device="cpu",
     )  # fmt: skip
-    settings.check(cfg)
+    refusals.check(cfg)
     fits = {"gradient_checkpointing": checkpointing}  # as --model auto does on a small card
     choose = lambda *asked: (seen.asked.append(asked), (str(PICO), "as planned", fits))[1]
     spies = patch.multiple(train, load_policy=load_policy, update=update, choose_model=choose)

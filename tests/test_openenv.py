@@ -21,6 +21,7 @@ from openenv.core import CallToolAction, GenericEnvClient, ListToolsAction, MCPT
 from websockets.sync.client import connect
 
 import settings
+from bookkeeping import refusals
 from env_swarm import Swarm
 from settings import DEV_SEEDS
 from swarm.tools import TOOLS, schemas, write_call
@@ -73,7 +74,7 @@ def client(url: str):
 def swarm(seed: int) -> Swarm:
     """As train.py makes it, with its defaults."""
     cfg = settings.Config(env="swarm")
-    settings.check(cfg)
+    refusals.check(cfg)
     env = settings.make_env(cfg, cfg.difficulty)
     env.reset(seed)
     return env

@@ -30,6 +30,7 @@ import pico
 import settings
 import train
 import warm
+from bookkeeping import presets, refusals
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
 from grpo import group_advantages, policy_loss, token_weights
@@ -98,8 +99,8 @@ def test_its_numbers_are_those_of_the_model_and_of_the_settings():
     ]
     assert config["rms_norm_eps"] == 1e-6 and config["rope_parameters"]["rope_theta"] == 10000.0
     cfg = settings.Config()
-    settings.check(cfg)
-    settings.fill(cfg, settings.by_size(0.9e6, "letters"))
+    refusals.check(cfg)
+    settings.fill(cfg, presets.by_size(0.9e6, "letters"))
     ours = dict(
         lora_rank=pico.RANK, lora_alpha=pico.ALPHA, sft_examples=len(pico.SFT_SEEDS), sft_steps=pico.SFT_STEPS, sft_batch=pico.SFT_BATCH,
         sft_lr=pico.SFT_LR, num_tasks=pico.TASKS, k=pico.K, max_tokens=pico.MAX_TOKENS, lr=pico.LR, warmup=pico.WARMUP,
@@ -311,7 +312,7 @@ def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path, capsys):
         runs=str(tmp_path), name="book", difficulty=6, lr=3e-3,
     )  # fmt: skip
     monkeypatch.setattr(pico, "LR", 3e-3)
-    settings.check(cfg)
+    refusals.check(cfg)
     real, seen, start, end = train.update, [], {}, {}
 
     def update(policy, optimizer, groups, *rest):

@@ -14,7 +14,7 @@ import made_up
 import metrics
 import settings
 import train
-from bookkeeping import curves, records, report, tables
+from bookkeeping import curves, records, refusals, report, tables
 from helpers import write_lines
 from made_up import CONFIG, MACHINE, TIERS, N, update_line
 
@@ -320,7 +320,7 @@ def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_
     cfg = settings.Config(updates=2, num_tasks=2, k=2, eval_n=4, max_tokens=16, sft_steps=1,
                           sft_examples=4, threads=1, wandb=False, difficulty=2, device="cpu",
                           eval_other_tiers=False, runs=str(tmp_path), name="run")  # fmt: skip
-    settings.check(cfg)
+    refusals.check(cfg)
     folder = train.train(cfg)
     assert capsys.readouterr().out.count("  rhyme 0.25  ") == 2
     text = (folder / "report.md").read_text()

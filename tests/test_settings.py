@@ -12,7 +12,7 @@ import pytest
 
 import evaluate
 import settings
-from bookkeeping import guard
+from bookkeeping import guard, refusals
 from bookkeeping.folder import resume_folder
 from bookkeeping.guard import check_environment, preflight
 from evaluate import take_typed
@@ -23,7 +23,7 @@ from rollout import EnvironmentFailed
 from settings import Config
 
 FORK = Path(__file__).resolve().parents[1] / "docs" / "fork.md"
-FLAGS = {f.name: f.default for f in fields(Config)}
+FLAGS = vars(Config()) | {"set": "version=0.2"}
 
 
 def spelled(name: str) -> list[list[str]]:
@@ -68,7 +68,7 @@ def test_a_value_is_no_flag(words, typed):
 
 def saved(folder, **flags) -> Config:
     cfg = Config(**flags)
-    settings.check(cfg)
+    refusals.check(cfg)
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(asdict(cfg)))
     return cfg
@@ -100,9 +100,9 @@ def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, aft
     assert {name: getattr(cfg, name) for name in after} == after
 
 
-@pytest.mark.parametrize("words", [["--loss", "grpo"], ["--k=8"], ["--think"], ["--swarm_version", "0.2"], ["--break", ""]])
+@pytest.mark.parametrize("words", [["--loss", "grpo"], ["--k=8"], ["--think"], ["--set", "version=0.2"], ["--epochs", "1"]])
 def test_resume_refuses_another_experiment_that_is_typed_as_the_default(tmp_path, words):
-    saved(tmp_path, loss="gspo", k=4, think=False, swarm_version="0.1", break_="no-variance")
+    saved(tmp_path, env="swarm", loss="gspo", k=4, think=False, set=["version=0.1"], epochs=2)
     cfg, typed = settings.command_line(["--resume", str(tmp_path), *words])
     with pytest.raises(SystemExit, match="cannot change on --resume"):
         resume_folder(cfg, typed)
@@ -200,13 +200,13 @@ def sums(folder, old: str = "", new: str = "", **flags) -> Config:
 
 def test_a_level_that_a_class_does_not_have_is_refused(tmp_path):
     with pytest.raises(ValueError, match="--difficulty 6: Sums has no levels; see docs/fork.md"):
-        settings.check(sums(tmp_path, difficulty=6))
+        refusals.check(sums(tmp_path, difficulty=6))
     (folder := tmp_path / "two").mkdir()
     levelled = sums(folder, "class Sums:\n", "class Sums:\n    levels = [3, 5]\n")
-    settings.check(levelled)
+    refusals.check(levelled)
     assert levelled.difficulty == 5 and settings.make_env(levelled, 3).level == 3
     with pytest.raises(ValueError, match="--difficulty 6: Sums has 3, 5; see docs/fork.md"):
-        settings.check(sums(folder, "class Sums:\n", "class Sums:\n    levels = [3, 5]\n", difficulty=6))
+        refusals.check(sums(folder, "class Sums:\n", "class Sums:\n    levels = [3, 5]\n", difficulty=6))
 
 
 def levelled(folder, levels: str, **flags) -> Config:
@@ -215,26 +215,26 @@ def levelled(folder, levels: str, **flags) -> Config:
 
 @pytest.mark.parametrize("levels, asked, played", [("['1', '2']", 1, "1"), ("(3, 5)", "3", 3), ("['a b']", None, "a b"), ("[]", None, 0)])
 def test_a_level_is_a_number_or_a_word_as_the_class_has_it(levels, asked, played, tmp_path):
-    settings.check(cfg := levelled(tmp_path, levels, difficulty=asked))
+    refusals.check(cfg := levelled(tmp_path, levels, difficulty=asked))
     assert cfg.difficulty == played and type(cfg.difficulty) is type(played)
 
 
 @pytest.mark.parametrize("levels", ["[(3, 5), (5, 20)]", "[0.25, 0.5]", "3", "[True]", "'abc'"])
 def test_levels_that_no_flag_could_name_are_refused(levels, tmp_path):
     with pytest.raises(ValueError, match="levels of .* must be numbers or words in a list; see docs/fork.md"):
-        settings.check(levelled(tmp_path, levels))
+        refusals.check(levelled(tmp_path, levels))
 
 
 @pytest.mark.parametrize("levels", ["[]", "[3]"])
 def test_a_curriculum_needs_two_levels(levels, tmp_path):
-    with pytest.raises(ValueError, match=r"has no levels to climb; give it two levels or more \(docs/fork.md\)"):
-        settings.check(levelled(tmp_path, levels, curriculum=True))
+    with pytest.raises(ValueError, match=r"has no levels to climb; leave it out, or give your class two \(docs/fork.md\)"):
+        refusals.check(levelled(tmp_path, levels, curriculum=True))
 
 
 @pytest.mark.parametrize("promote", ["0.8", "'exact'", "('exact',)", "('exact', '0.8')", "(0.8, 'exact')"])
 def test_what_a_curriculum_goes_up_by_is_a_measure_and_a_number(promote, tmp_path):
     cfg = levelled(tmp_path, f"[3, 5]\n    promote = {promote}", curriculum=True)
-    settings.check(cfg)
+    refusals.check(cfg)
     with pytest.raises(ValueError, match=r'promote is .*; it is a measure and how high its mean has to be, as in \("reward", 0.75\)'):
         preflight(cfg)
 
@@ -245,7 +245,7 @@ def test_an_environment_as_it_should_be_passes(tmp_path):
     preflight(Config(env=f"{tmp_path}/vowels.py:Vowels"))
     for env in ("letters", "alphabet", "swarm"):  # the built-in ones are tested here, and not before every run
         cfg = Config(env=env)
-        settings.check(cfg)
+        refusals.check(cfg)
         check_environment(partial(settings.make_env, cfg, cfg.difficulty))
 
 
@@ -307,14 +307,14 @@ def test_eval_only_of_an_environment_that_was_broken_since_says_so_at_once(tmp_p
 
 def refused(**flags) -> str:
     with pytest.raises(ValueError) as told:
-        settings.check(Config(**flags))
+        refusals.check(Config(**flags))
     assert "\n" not in str(told.value)
     return str(told.value)
 
 
 def test_a_negative_number_of_threads_is_refused():
     with pytest.raises(ValueError, match="^--threads -1: must be at least 0"):
-        settings.check(Config(threads=-1))
+        refusals.check(Config(threads=-1))
 
 
 def test_every_flag_says_what_it_is(capsys):
@@ -333,8 +333,8 @@ def test_every_flag_says_what_it_is(capsys):
 def test_until_converged_needs_an_update_to_begin_with():
     """A13: it divided by the number of rewards so far, none."""
     assert refused(until_converged=True, updates=0).startswith("--updates 0: --until-converged ")
-    settings.check(Config(until_converged=True, updates=1))
-    settings.check(Config(updates=0))
+    refusals.check(Config(until_converged=True, updates=1))
+    refusals.check(Config(updates=0))
 
 
 def test_a_group_is_of_two_or_more_and_k_0_is_not_advised_to_become_1():
@@ -342,7 +342,7 @@ def test_a_group_is_of_two_or_more_and_k_0_is_not_advised_to_become_1():
         said = refused(k=k)
         assert said.startswith(f"--k {k}: ") and "at least 2" in said and "at least 1" not in said
     assert refused(k=0, baseline="batch") == "--k 0: must be at least 1"
-    settings.check(Config(k=1, baseline="batch"))
+    refusals.check(Config(k=1, baseline="batch"))
 
 
 def test_a_file_without_its_class_is_told_which_classes_it_has(tmp_path):
@@ -356,14 +356,11 @@ def test_a_file_without_its_class_is_told_which_classes_it_has(tmp_path):
 
 @pytest.mark.parametrize("words, told", [
     (["--env", "sums.py:Sums", "--reward", "binary", "--no-think", "--k", "4"], "--env sums.py:Sums does not read --reward, --think"),
-    (["--env", "sums.py:Sums", "--min-turns=6"], "--env sums.py:Sums does not read --min-turns"),
-    (["--env", "alphabet", "--difficulty", "6", "--swarm-floor", "1", "--max-turns", "3"],
-     "--env alphabet does not read --difficulty, --swarm-floor"),
-    (["--env", "swarm", "--min-turns", "1", "--no-eval-other-tiers"], "--env swarm does not read --eval-other-tiers, --min-turns"),
-    (["--swarm-version", "0.1"], "--env letters does not read --swarm-version"),
+    (["--env", "alphabet", "--difficulty", "6"], "--env alphabet does not read --difficulty"),
+    (["--env", "swarm", "--reward", "binary", "--no-eval-other-tiers"], "--env swarm does not read --eval-other-tiers, --reward"),
     (["--reward", "binary", "--difficulty", "3", "--sft-style", "bare"], ""),
-    (["--env", "swarm", "--difficulty", "easy", "--swarm-quality", "1", "--no-think"], ""),
-    (["--resume", "runs/x", "--min-turns", "1"], ""),  # there the folder says which environment it is
+    (["--env", "swarm", "--difficulty", "easy", "--set", "quality=1", "--no-think"], ""),
+    (["--resume", "runs/x", "--env", "alphabet", "--difficulty", "1"], ""),  # there the folder says which environment it is
 ])  # fmt: skip
 def test_flags_that_the_environment_does_not_read_are_named(capsys, words, told):
     settings.command_line(words)
@@ -373,8 +370,8 @@ def test_flags_that_the_environment_does_not_read_are_named(capsys, words, told)
 @pytest.mark.parametrize("words, told", [
     (["--max-updates", "30"], "--max-updates changes nothing without --until-converged"),
     (["--lora-rank", "0", "--lora-alpha", "8"], "--lora-alpha changes nothing without --lora-rank"),
-    (["--api-rpm", "8"], "--api-rpm changes nothing without --api-base"),
-    (["--max-updates", "30", "--until-converged", "--lora-alpha", "8", "--api-base", "http://h/v1", "--api-rpm", "8"], ""),
+    (["--api-concurrency", "8"], "--api-concurrency changes nothing without --api-base"),
+    (["--max-updates", "30", "--until-converged", "--lora-alpha", "8", "--api-base", "http://h/v1", "--api-concurrency", "8"], ""),
 ])  # fmt: skip
 def test_a_flag_that_needs_another_is_told(capsys, words, told):
     settings.command_line(words)
@@ -384,13 +381,40 @@ def test_a_flag_that_needs_another_is_told(capsys, words, told):
 @pytest.mark.parametrize("flags", [{"epochs": 2}, {"async_rollouts": 1, "importance": "clip"}])
 def test_reinforce_is_refused_where_nothing_would_correct_for_old_samples(flags):
     assert "no importance ratio" in refused(loss="reinforce", **flags)
-    settings.check(settings.Config(loss="reinforce", async_rollouts=1, importance="sequence"))
+    refusals.check(settings.Config(loss="reinforce", async_rollouts=1, importance="sequence"))
 
 
-def test_every_flag_of_a_task_is_read_by_some_environment():
-    section = Path(settings.__file__).read_text().partition("    # letters\n")[2].partition("    # policy\n")[0]
-    names = set(re.findall(r"^    (\w+):", section, re.M)) | {"difficulty", "think", "sft_style", "eval_other_tiers"}
-    assert set().union(*settings.READS.values()) == names and set(settings.READS) == set(settings.BY_ENV)
+def test_set_gives_an_environment_its_fields(tmp_path):
+    words = "--env alphabet --set min_turns=1 --set max_turns=2 --set min_turns=2 --set power_per_turn=true"
+    cfg, typed = settings.command_line(words.split())
+    refusals.check(cfg)
+    assert typed == {"env", "set"} and cfg.set == ["max_turns=2", "min_turns=2", "power_per_turn=True"]
+    env = settings.make_env(cfg, 0)
+    assert (env.min_turns, env.max_turns, env.power_per_turn, env.similarity_power) == (2, 2, True, 8.0)
+    assert list(settings.eval_sets(cfg)) == ["2 turns, 1-4 names, power 8 a turn"]
+    text = GOOD.replace("class Sums:", "from dataclasses import dataclass\n@dataclass\nclass Sums:\n    most: int = 9")
+    (tmp_path / "sums.py").write_text(text)
+    settings.yours.cache_clear()
+    cfg = Config(env=f"{tmp_path}/sums.py:Sums", set=["most=3"])
+    assert settings.make_env(cfg, 0).most == 3
+    with pytest.raises(ValueError, match="--set least=3: Sums has no such setting; choose most"):
+        settings.make_env(Config(env=cfg.env, set=["least=3"]), 0)
+
+
+def test_a_setting_of_swarm_is_read_as_its_type_and_a_small_model_pays_for_errors(capsys):
+    cfg = Config(env="swarm", set=["version=0.1", "payoff=none", "floor=20"])
+    refusals.check(cfg)
+    settings.complete(cfg, 1e6, "because")
+    env = settings.make_env(cfg, "hard")
+    assert (env.version, env.payoff, env.floor, env.error_penalty, env.difficulty) == ("0.1", 1.0, 20.0, 0.5, "hard")
+    large = Config(env="swarm", set=["error_penalty=0.25"])
+    for size in (1e6, 4e9):
+        settings.complete(large, size, "because")
+        refusals.check(large)
+        assert settings.make_env(large, "hard").error_penalty == 0.25
+    settings.complete(bare := Config(env="swarm"), 4e9, "because")
+    refusals.check(bare)
+    assert settings.make_env(bare, "hard").error_penalty == 0.0
 
 
 @pytest.mark.parametrize("asked, path, kept", [
@@ -411,8 +435,9 @@ def test_what_auto_sets_so_that_the_model_fits_is_kept_and_checked(capsys):
     cfg = Config(model="auto")
     settings.complete(cfg, 4e9, "because", "owner/name", {"micro_tokens": 4096, "gradient_checkpointing": True})
     assert (cfg.micro_tokens, cfg.gradient_checkpointing, cfg.model) == (4096, True, "owner/name")
+    settings.complete(cfg := Config(), 4e9, "because", "", {"micro_tokens": 0})
     with pytest.raises(ValueError, match="--micro-tokens 0: must be positive"):
-        settings.complete(Config(), 4e9, "because", "", {"micro_tokens": 0})
+        refusals.check(cfg)
 
 
 @pytest.mark.parametrize("words, fixed", [
@@ -458,7 +483,7 @@ def test_a_run_of_an_environment_of_ones_own_is_called_by_its_class():
 @pytest.mark.parametrize("tier", [1, 6, 8, 10])
 def test_the_tiers_of_letters_are_evaluated_from_the_easiest_on(tier):
     cfg = Config(env="letters", difficulty=tier)
-    settings.check(cfg)
+    refusals.check(cfg)
     assert list(settings.eval_sets(cfg)) == [f"tier {t}" for t in sorted({3, 5, 6, tier})]
 
 
@@ -468,7 +493,7 @@ def test_the_tiers_of_letters_are_evaluated_from_the_easiest_on(tier):
 def chosen(n_parameters: float, *words: str) -> Config:
     """What a run of a model of this size has for these flags."""
     cfg, _ = settings.command_line(list(words))
-    settings.check(cfg)
+    refusals.check(cfg)
     settings.complete(cfg, n_parameters, "because")
     return cfg
 
@@ -509,12 +534,12 @@ def test_a_small_model_has_what_its_results_were_made_with(env, lr, updates, max
 
 
 @pytest.mark.parametrize("preset, was", [
-    ("swarm-published", {"env": "swarm", "difficulty": "medium", "swarm_version": "0.2", "swarm_payoff_scale": "published", "num_tasks": 16,
+    ("swarm-published", {"env": "swarm", "difficulty": "medium", "num_tasks": 16,
                          "k": 4, "updates": 200, "max_tokens": 2048, "think": True,
-                         "swarm_error_penalty": 0.0, "gradient_checkpointing": True}),
-    ("alphabet-published", {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768, "min_turns": 3, "max_turns": 3,
-                            "min_names": 1, "max_names": 4,
-                            "similarity_power": 8.0, "power_per_turn": False, "gradient_checkpointing": False}),
+                         "set": ["error_penalty=0.0", "payoff_scale=published", "version=0.2"],
+                         "gradient_checkpointing": True}),
+    ("alphabet-published", {"env": "alphabet", "num_tasks": 32, "k": 8, "updates": 100, "max_tokens": 768, "set": [],
+                            "gradient_checkpointing": False}),
 ])  # fmt: skip
 def test_a_published_preset_has_the_settings_of_the_published_run(preset, was):
     """Batches of 64 and 256 episodes; what both have in common is the public recipe's. A typed flag wins, the environment too."""
@@ -558,14 +583,22 @@ def test_the_preset_of_the_seed_is_what_it_was(env, num_tasks, sft_batch):
     ({"k": 1, "num_tasks": 1, "baseline": "batch"}, "a batch of one episode has no baseline"),
     ({"warmup": -3}, "--warmup -3: must be at least 0"),
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
-    ({"env": "alphabet", "similarity_power": float("inf")}, "--similarity-power inf: must be positive, not inf"),
+    ({"env": "alphabet", "set": ["similarity_power=inf"]}, "--set similarity_power=inf: must be positive, not inf"),
+    ({"env": "alphabet", "set": ["min_turns=4"]}, "--set min_turns=4 max_turns=3: need 1 <= min <= max"),
+    ({"env": "alphabet", "set": ["min_turns=x"]}, "--set min_turns=x: the value has to be of type int"),
+    ({"env": "alphabet", "set": ["min_turns"]}, "--set min_turns: give NAME=VALUE"),
+    ({"env": "swarm", "set": ["flor=1"]}, "--set flor=1: swarm has no such setting; choose version, payoff"),
+    ({"env": "swarm", "set": ["floor=-1"]}, "--set floor=-1.0: must be a number of at least 0"),
+    ({"env": "swarm", "set": ["version=3"]}, "--set version=3: swarm knows 0.2, 0.1"),
+    ({"env": "letters", "set": ["difficulty=1"]}, "letters has no such setting; it is the flag --difficulty"),
+    ({"env": "letters", "set": ["tier=1"]}, "letters has no such setting; leave it out"),
     ({"num_tasks": 20_000}, "--num-tasks 20000: there are not so many tasks"),
     ({"lr": float("inf")}, "--lr inf: must be positive, not inf"), ({"threads": 10**11}, "--threads 100000000000: must be at most"),
     ({"break_": "dropout", "env": "swarm", "difficulty": 6}, "--env swarm: --break makes its mistakes in letters"),
 ])  # fmt: skip
 def test_numbers_that_cannot_be_right_are_refused_by_their_own_name(flags, told):
     with pytest.raises(ValueError, match=told):
-        settings.check(Config(**flags))
+        refusals.check(Config(**flags))
 
 
 def test_a_healthy_ratio_is_not_promised_where_it_moves():

@@ -21,6 +21,7 @@ import grpo
 import settings
 import train
 import warm
+from bookkeeping import refusals
 from bookkeeping.run import SECONDS
 from lab.common import read_lines as lines
 from rollout import Episode
@@ -304,14 +305,14 @@ def test_training_never_meets_the_tasks_of_sft_of_evaluation_or_of_another_seed(
     most = settings.MOST_UPDATES
     seed = settings.SFT_SEEDS // (most * num_tasks) - 1
     last = settings.Config(num_tasks=num_tasks, updates=most, seed=seed)
-    settings.check(last)
+    refusals.check(last)
     end = settings.task_seeds(last, most - 1)[-1]
     shown = settings.sft_seeds(last)  # the same demonstrations for every --seed
     assert end < settings.SFT_SEEDS == shown[0] and shown[-1] < DEV_SEEDS
     next_one = replace(last, seed=last.seed + 1)
     assert settings.task_seeds(next_one, 0)[0] == end + 1
     with pytest.raises(ValueError, match=f"--seed {next_one.seed}: "):
-        settings.check(next_one)
+        refusals.check(next_one)
 
 
 # ------------------------------------------------------------------------------ every kind of run

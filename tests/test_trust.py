@@ -317,7 +317,6 @@ SPOILT = {
     '"reward": [NaN, 1e999], "exact": [NaN, Infinity], "format": [NaN], "seed": NaN}',
 }
 READ = {
-    
     "bookkeeping/report.py": ("summary.json", "metrics.jsonl", "evals.jsonl"),
     "bookkeeping/compare.py": ("config.json", "metrics.jsonl", "evals.jsonl"),
     "bridges/export.py": ("summary.json",),

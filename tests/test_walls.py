@@ -139,7 +139,7 @@ def test_a_run_of_letters_loads_neither_the_swarm_nor_http_nor_the_viewer():
     code = """
 import sys, train, settings
 cfg, typed = settings.command_line(["--env", "letters"])
-settings.check(cfg)
+refusals.check(cfg)
 settings.make_env(cfg, cfg.difficulty).reset(1)
 away = [m for m in sys.modules if m.split(".")[0] in ("swarm", "env_swarm", "env_alphabet", "bridges", "openai", "lab")
         or m in ("bookkeeping.viewer", "bookkeeping.behaviour", "bookkeeping.report", "bookkeeping.compare", "matplotlib")]

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("reasoning_gym", reason="not installed here; `make test-all` does it")
 
 import settings
+from bookkeeping import refusals
 from bookkeeping.guard import guarded
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
@@ -84,7 +85,7 @@ def test_no_answer_hangs_or_ends_a_run(name, monkeypatch):
 )
 def test_a_name_or_a_parameter_that_is_wrong_is_told_in_one_sentence(env, words):
     with pytest.raises(ValueError) as told:
-        settings.check(settings.Config(env=f"reasoning_gym:{env}"))
+        refusals.check(settings.Config(env=f"reasoning_gym:{env}"))
     assert words in str(told.value) and "\n" not in str(told.value)
 
 

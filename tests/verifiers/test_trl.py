@@ -17,6 +17,7 @@ pytest.importorskip("trl", reason="not installed here; `make test-all` does it")
 
 import grpo
 import settings
+from bookkeeping import presets, refusals
 from bridges import trl as bridge
 from policy import PICO, PICO_SWARM, Sample, load_policy
 from rollout import play
@@ -66,8 +67,8 @@ def run(request, tmp_path_factory):
 def test_two_processes_train_on_our_episodes(run):
     env, ranks = run
     cfg = settings.Config(env=env, reward="partial" if env == "letters" else "binary")
-    settings.check(cfg)
-    settings.fill(cfg, settings.by_size(1e6, env))
+    refusals.check(cfg)
+    settings.fill(cfg, presets.by_size(1e6, env))
     policy = load_policy(str(PICO_SWARM if env == "swarm" else PICO), 0, 64, "cpu")
     make_env, turns, rewards = partial(settings.make_env, cfg, cfg.difficulty), set(), set()
     for told in [e for rank in ranks for e in rank["episodes"]]:

@@ -1,0 +1,123 @@
+"""Defaults that depend on the environment or on the model's size, and the settings of known runs.
+
+A flag whose default is None in settings.Config gets it from here: by_env before a model is loaded,
+by_size after. PRESETS are whole runs (--preset).
+
+Run me: `python -m bookkeeping.presets` prints what each environment gets.
+"""
+
+SMALL_MODEL = 50e6  # parameters; below it pico_base's defaults, above it those of published recipes
+BY_ENV = {  # defaults that depend on the environment
+    "letters": {"difficulty": 6, "sft_style": "states"},
+    "alphabet": {"difficulty": 0, "sft_style": "states"},
+    "swarm": {"difficulty": "medium", "sft_style": "expert"},
+    "yours": {"sft_style": ""},
+    "known": {"difficulty": 0, "sft_style": ""},
+}
+BATCHES = {"num_tasks": 8, "sft_batch": 8, "eval_n": 256}
+LONG_BATCHES = {"num_tasks": 4, "sft_batch": 2, "eval_n": 128}  # an episode of swarm has 25 replies
+# Small models: (lr, updates, max_tokens), what was stable on pico_base (results/).
+SMALL = {
+    "letters": (3e-4, 150, 320),
+    "alphabet": (3e-4, 80, 640),
+    "swarm": (5e-4, 150, 160),
+    "yours": (3e-4, 80, 160),
+    "known": (3e-4, 80, 160),
+}
+# Large models: what published recipes for models of these sizes take. No card has run it here.
+# prime-rl: github.com/PrimeIntellect-ai/prime-rl at 559b447, examples/basic/…; TRL: its page "LoRA
+# Without Regret" (huggingface.co/docs/trl/lora_without_regret); Tinker: tinker-cookbook.
+RATES = (  # (up to so many parameters, lr of LoRA with alpha 64)
+    # ten times the 3e-6 at which prime-rl trains all weights of a 0.6B (reverse-text); TRL trains
+    # that model's LoRA at 5e-5, as prime-rl's own test does, both with alpha 32
+    (1e9, 3e-5),
+    # prime-rl's LoRA 32/64 on Qwen3-4B (alphabet-sort, wiki-search); TRL's on a 3B; Tinker's is
+    # 4e-5 on an 8B (recipes/rl_loop.py), with alpha 32 and 16 times our batch
+    (float("inf"), 1e-5),
+)
+SFT_RATE = 1e-4  # of LoRA: ten times prime-rl's for all weights (wordle, 1.7B); TRL's page has 2e-4
+# LoRA wants ten times the rate of all weights, whatever its rank: found for SFT and RL by Schulman
+# et al. 2025 (thinkingmachines.ai/blog/lora), and so in TRL's pair of runs, 1e-5 and 1e-6.
+ALL_WEIGHTS = 0.1
+# prime-rl's groups in all these examples, and Tinker's; 8 tasks of 16 are prime-rl's default batch
+LARGE_K = 16
+# prime-rl's max_steps in alphabet-sort, wiki-search and wordle. Warm-up and decay are as for small
+# models: prime-rl's linear schedule has 10 steps of warm-up, Tinker's loop none
+LARGE_UPDATES = 200
+LONGEST = {  # tokens of a reply
+    "letters": 2048,  # to spell 80 letters with a tally; prime-rl's seq_len, TRL's run had 4096
+    "alphabet": 768,  # prime-rl's for this very task
+    "swarm": 512,  # prime-rl's for a turn with tools (wiki-search); 25 times 2048 would not fit
+    "yours": 512,  # TRL's default
+    "known": 1024,  # room for a derivation; our choice
+}
+# Published runs of others, as far as they tell, with a model that fits one A100 instead of a 30B:
+# no SFT, prime-rl's constant rate. What was left open is ours: the loss, the evaluations.
+PUBLISHED = {
+    "model": "Qwen/Qwen3-4B-Instruct-2507", "lora_rank": 32, "lora_alpha": 64, "lr": 1e-5,
+    "warmup": 0, "lr_end": 1.0, "sft_steps": 0, "temperature": 1.0,
+}  # fmt: skip
+PRESETS = {
+    "seed": {  # picoRL's run: all that it relied on
+        "think": False, "reward": "partial", "lr": 5e-6, "warmup": 0, "lr_end": 1.0, "updates": 200,
+        "max_tokens": 2048, "eval_n": 32, "eval_every": 10, "importance": "clip", "k": 8,
+        "sft_lr": 1e-5,
+    },
+    # SWARM v0.2 on Qwen3-30B-A3B-Thinking: batches of 64, 4 rollouts per example. Rank and rate
+    # were not told, and are the alphabet's. A conversation may reach 55,900 tokens (25 replies of
+    # 2048, and what is said between): a 4B needs gradient checkpointing to be trained on it.
+    "swarm-published": PUBLISHED | {
+        "env": "swarm", "difficulty": "medium", "think": True,
+        "set": ["version=0.2", "payoff_scale=published", "error_penalty=0.0"],
+        "num_tasks": 16, "k": 4, "updates": 200, "max_tokens": 2048,
+        "gradient_checkpointing": True, "vllm_memory": 0.7,
+    },
+    # prime-rl's alphabet-sort on this very model, with the rollouts of the published run of the 30B
+    # (its own file has 200 updates of 16 x 16). Tasks as by default.
+    "alphabet-published": PUBLISHED | {
+        "env": "alphabet", "think": False, "num_tasks": 32, "k": 8, "updates": 100,
+        "max_tokens": 768,
+    },
+}  # fmt: skip
+# A small model slips in one call of twelve while it samples. Without a price a run that posted
+# trades ended at 36% of errors; from 0.67 on, trying to accept a fair offer does not pay for a
+# policy that slips as often as the base does (measured at commit 22b9273).
+SMALL_ERROR_PENALTY = 0.5
+
+
+def kind(env: str) -> str:
+    """Its name in the tables above: its own, "known", or "yours" for FILE.py:CLASS."""
+    if env.startswith(("jsonl:", "reasoning_gym:")):
+        return "known"
+    return "yours" if ".py:" in env else env
+
+
+def by_env(env: str) -> dict:
+    """Defaults that depend on the environment."""
+    return BY_ENV[kind(env)] | (LONG_BATCHES if env == "swarm" else BATCHES)
+
+
+def by_size(n_parameters: int, env: str, lora_rank: int = 32) -> dict:
+    """Defaults that depend on the model's size; env as kind() has it, lora_rank 0: all weights.
+
+    Large: published recipes (RATES …). Small: what was stable on pico_base.
+    """
+    small = n_parameters <= SMALL_MODEL
+    # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed).
+    defaults = {"micro_tokens": 8192, "importance": "clip" if small else "token"}
+    if small:
+        lr, updates, max_tokens = SMALL[env]
+        defaults |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
+        defaults |= {"k": 8, "sft_lr": 1e-4}
+    else:
+        lr = next(rate for most, rate in RATES if n_parameters <= most)
+        share = 1 if lora_rank else ALL_WEIGHTS
+        defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE, "k": LARGE_K}
+        defaults |= {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
+    return defaults
+
+
+if __name__ == "__main__":
+    for name in BY_ENV:
+        shown = BY_ENV[name] | by_size(1e6, name)
+        print(f"--env {name}:", ", ".join(f"{key} {value}" for key, value in shown.items()))
