@@ -14,7 +14,7 @@ Run me: `python -m learn.failures` lists them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,21 @@ def forget_stop_token() -> None:
     import grpo
     import sft
 
-    def collate(episodes, *rest):
-        batch = grpo_collate(episodes, *rest)
-        for row, e in enumerate(episodes):
-            if e.stop_reason == "done":
-                batch.mask[row, len(e.token_ids) - 2] = False
-        return batch
+    def without(e):
+        return replace(e, sampled=[*e.sampled[:-1], False]) if e.stop_reason == "done" else e
 
-    grpo_collate, grpo.collate, sft.collate = grpo.collate, collate, collate
+    def micro_batches(chosen, *rest):
+        shorter = []
+        for e, advantages, weights in chosen:
+            n = without(e).reply_tokens
+            shorter.append((without(e), advantages[:n], weights[:n]))
+        return right(shorter, *rest)
+
+    def collate(episodes, *rest):
+        return sft_collate([without(e) for e in episodes], *rest)
+
+    right, grpo.micro_batches = grpo.micro_batches, micro_batches
+    sft_collate, sft.collate = sft.collate, collate
 
 
 def drop_out_in_update() -> None:
@@ -79,12 +86,12 @@ def ratio_of_sequences() -> None:
     """
     import grpo
 
-    def policy_loss(loss, logprobs, old, advantages, row, *eps):
-        gap = logprobs - old  # [M]
-        total = gap.new_zeros(int(row.max()) + 1).index_add(0, row, gap)  # [rows]
-        return right(loss, old + total[row], old, advantages, row, *eps)
+    def token_ratio(batch, out):
+        gap = out.logprobs - batch.proximal  # [M]
+        total = gap.new_zeros(int(batch.row.max()) + 1).index_add(0, batch.row, gap)  # [N]
+        return total[batch.row].exp()
 
-    right, grpo.policy_loss = grpo.policy_loss, policy_loss
+    grpo.token_ratio = token_ratio
 
 
 def another_template() -> None:

@@ -23,6 +23,7 @@ import grpo
 import metrics
 from env_letters import Task, make_task, score_reply
 from fast import sampler
+from fast.batches import Batch
 from policy import plain_logprobs
 from swarm import governance
 
@@ -130,7 +131,13 @@ def token_logprobs(logits, ids, mask):
 
 
 def clipped_loss(now, old, A, eps, eps_high):
-    return grpo.policy_loss("dapo", now, old, A, torch.arange(len(now)), eps, eps_high)[0]
+    losses = []
+    for n, o, a in zip(now, old, A):  # one token at a time, each with weight 1
+        one = torch.ones(1)
+        batch = Batch([], None, None, torch.tensor([0]), o[None], a * one, one, proximal=o[None])
+        out = grpo.Output(n[None], entropy=None)
+        losses.append(grpo.clipped_loss(batch, out, grpo.token_ratio(batch, out), eps, eps_high))
+    return torch.stack(losses)
 
 
 def wilson(x, n):

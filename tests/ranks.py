@@ -63,7 +63,7 @@ def batch_once() -> list[list[Episode]]:
         groups.append(group)
     everyone = [e for group in groups for e in group]
     with torch.no_grad():  # sampled by almost this policy: the ratio is near 1, on either side
-        made = collate(everyone, torch.zeros(12), torch.zeros(12), 0, "cpu")
+        made = collate(everyone, 0, "cpu")
         now = token_logprobs(fresh(), made.ids, made.mask, 0.8)[0]
     now = (now + 0.05 * torch.randn(now.shape, generator=generator)).tolist()
     for e in everyone:

@@ -20,7 +20,7 @@ from learn.failures import FAILURES
 
 ROOT = Path(failures.__file__).resolve().parents[1]
 KEPT = json.loads((ROOT / "results" / "failures.json").read_text())["arms"]
-TOUCHED = [(grpo, "collate"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "policy_loss"), (rollout, "prompt_ids"),
+TOUCHED = [(grpo, "micro_batches"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "token_ratio"), (rollout, "prompt_ids"),
            (sft, "expert_episode"), (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip
 SMALL = ["--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "2",
          "--difficulty", "2", "--max-tokens", "48", "--threads", "1", "--warmup", "0", "--no-wandb", "--no-eval-other-tiers"]  # fmt: skip
