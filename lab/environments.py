@@ -5,7 +5,7 @@
 
 Chance     letters of tier 6, paid by the toss of a coin: is it the reward that teaches?
 Lengths    letters in levels of length, for a curriculum: tier 6, then up to the 150 of tier 7
-Exactly    the same in levels of one length each, for the curve of docs/longer.md
+Exactly    the same in levels of one length each, for the curve of docs/letters.md
 Lawless    the swarm without tax, audit, decay or circuit breaker
 Strict     the swarm with each rule as tight as it ever is on hard scenarios
 """

@@ -2,7 +2,6 @@
 stands in a table, and the intervals are what they say they are."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -12,10 +11,7 @@ import metrics
 from lab import tables
 
 ROOT = tables.ROOT
-PAGES = {f"{page.parent.name}/{page.name}": page.read_text(encoding="utf8") for page in tables.pages()}
-README = (ROOT / "README.md").read_text(encoding="utf8")
-LETTERS = (ROOT / "docs" / "letters.md").read_text(encoding="utf8")
-MADE = [(page, found[2]) for page, text in PAGES.items() for found in tables.MARK.finditer(text)]
+PAGES = {str(page.relative_to(ROOT)): page.read_text(encoding="utf8") for page in tables.pages()}
 FILES = sorted((ROOT / "results").glob("*.json"))
 
 
@@ -25,24 +21,19 @@ def test_the_tables_of_a_page_are_made_from_results(page):
 
 
 def test_each_table_is_made_once_and_each_interval_of_the_prose_stands_in_one():
-    assert sorted(name for _, name in MADE) == sorted(tables.TABLES)
-    assert tables.wrong(PAGES) == []
+    made = [found[2] for text in PAGES.values() for found in tables.MARK.finditer(text)]
+    assert sorted(made) == sorted(tables.TABLES) and tables.wrong(PAGES) == []
 
 
 def test_a_changed_digit_is_noticed(monkeypatch, tmp_path, capsys):
-    page = README
-    row = re.search(r"\| after 150 updates.*?\*\*(\d)", page)
-    (tmp_path / "README.md").write_text(page[: row.end() - 1] + "0" + page[row.end() :])
+    page = PAGES["README.md"].replace("**96.8% [", "**96.9% [")
+    (tmp_path / "README.md").write_text(page)
     monkeypatch.setattr(tables, "pages", lambda: [tmp_path / "README.md"])
     monkeypatch.setattr("sys.argv", ["tables", "--check"])
-    with pytest.raises(SystemExit) as ended:
-        tables.main()
-    assert ended.value.code == 1 and "/README.md: not what results/ gives" in capsys.readouterr().out
-    assert "0" in (tmp_path / "README.md").read_text(), "--check changes nothing"
-    monkeypatch.setattr("sys.argv", ["tables"])
     with pytest.raises(SystemExit):
         tables.main()
-    assert (tmp_path / "README.md").read_text() == page
+    assert "/README.md: not what results/ gives" in capsys.readouterr().out
+    assert (tmp_path / "README.md").read_text() == page, "--check changes nothing"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +46,7 @@ def test_a_changed_digit_is_noticed(monkeypatch, tmp_path, capsys):
     ],
 )
 def test_an_interval_that_stands_nowhere_is_noticed(prose, missing):
-    told = tables.wrong({"docs/letters.md": LETTERS, "docs/new.md": prose})
+    told = tables.wrong({**PAGES, "docs/new.md": prose})
     assert len([line for line in told if line.startswith("docs/new.md: ")]) == missing
 
 
@@ -67,9 +58,8 @@ def test_each_result_says_how_it_was_made_and_where_its_runs_are(file):
 
 
 def test_digits_are_short_and_numbers_brings_them_back():
-    assert tables.digits([1, 0.0, 1.0, 0]) == "1010" and tables.digits([0.5, 1]) == [0.5, 1]
-    assert tables.numbers("1010").tolist() == [1, 0, 1, 0]
-    assert tables.numbers([0.5, 1]).tolist() == [0.5, 1]
+    for values, short in (([1, 0.0, 1.0, 0], "1010"), ([0.5, 1], [0.5, 1])):
+        assert tables.digits(values) == short and tables.numbers(short).tolist() == values
 
 
 def test_an_interval_over_seeds_and_tasks_by_hand():

@@ -11,7 +11,7 @@ place. And more than 12 letters were never asked for. So three things are taught
                 (Of 4 and 6 different letters: after 300 steps 6% of the tokens were wrong, and strings of 26 were copied worse.)
     asking      1 to 20 letters are asked for
 
-What it can do beyond 80 letters is what it made of that; docs/longer.md says how much, and what RL adds.
+What it can do beyond 80 letters is what it made of that; docs/letters.md says how much, and what RL adds.
 """
 
 import random
