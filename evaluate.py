@@ -25,6 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 import metrics
@@ -190,11 +191,15 @@ def summarize(groups: list[list[Episode]]) -> dict:
     # group means.
     by_group = [sum(e.reward for e in g) / len(g) for g in played]
     reward, n = metrics.mean(by_group), len(episodes)
+    # How far apart the rewards of a group are: partial credit compresses it, and what is
+    # divided by a small deviation is mostly noise (picoRL's diagnosis).
+    spread = [float(np.std([e.reward for e in g])) for g in played]
     line = {
         "reward": reward.mean,
         "reward_low": reward.low,
         "reward_high": reward.high,
         "n": n,
+        "deviation": sum(spread) / len(spread),
     }
     for name, values in parts(episodes).items():
         line[name] = sum(known(values)) / len(known(values))
