@@ -1,20 +1,22 @@
-"""How a policy is judged: greedy, on tasks it never trained on; and what a training batch says.
+"""How a policy is judged: greedy, on tasks it never trained on; and what a training
+batch says.
 
-Two kinds of numbers come out of episodes, and they are not the same. An *evaluation* plays every
-task of a set once, greedily: its interval is over tasks, and two evaluations are compared task by
-task. A *training batch* is sampled (temperature 1) on a few tasks, others in every update: good for
-watching, too noisy to conclude from.
+Two kinds of numbers come out of episodes, and they are not the same. An *evaluation*
+plays every task of a set once, greedily: its interval is over tasks, and two
+evaluations are compared task by task. A *training batch* is sampled (temperature 1) on
+a few tasks, others in every update: good for watching, too noisy to conclude from.
 
-There are two sets. *Development* tasks are played before, during and after every run, and whatever
-is chosen (a setting, a moment to stop, a better loss) is chosen by them. But the best of ten
-numbers is biased upwards, so *held-out* tasks are kept apart: no run plays them and nothing is
-chosen by them. `train.py --eval-only runs/NAME --held-out` plays them, once, for a table.
+There are two sets. *Development* tasks are played before, during and after every run,
+and whatever is chosen (a setting, a moment to stop, a better loss) is chosen by them.
+But the best of ten numbers is biased upwards, so *held-out* tasks are kept apart: no
+run plays them and nothing is chosen by them. `train.py --eval-only runs/NAME
+--held-out` plays them, once, for a table.
 
-An episode whose environment failed has no reward. It is in no mean, it is counted, and a comparison
-leaves its task out on both sides.
+An episode whose environment failed has no reward. It is in no mean, it is counted, and
+a comparison leaves its task out on both sides.
 
-    evals.jsonl     {"update": 20, "stage": "train", "tasks": "tier 6", "reward": [1.0, 0.0, …], …}
-    metrics.jsonl   {"update": 20, "reward": 0.41, "reward_low": 0.33, "reward_high": 0.49, …}
+    evals.jsonl     {"update": 20, "stage": "train", "tasks": "tier 6", "reward": [1, …
+    metrics.jsonl   {"update": 20, "reward": 0.41, "reward_low": 0.33, …}
 
 Run me: `python evaluate.py` evaluates pico_base on eight tasks and prints both.
 """
@@ -23,6 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 import metrics
@@ -39,44 +42,56 @@ from policy import Policy, load_policy
 from rollout import Episode, play
 from settings import Config, dev_seeds, eval_sets, make_env, seeds_from
 
-# Only this file and lab/study.py, which makes the final tables, may use it (a test checks):
-# if any file could play these tasks, they would soon not be held out.
+# Only this file and lab/study.py, which makes the final tables, may use it (a test
+# checks): if any file could play these tasks, they would soon not be held out.
 HELD_OUT_SEEDS = 4_000_000_000
 MEND = "mend the environment and --resume, with --env again if it is a file of your own"
 
 
 def evaluate_policy(
-    policy: Policy, roll: Callable, sets: dict, seeds: list[int],
-    folder: Path, stage: str, update: int,
-) -> dict[str, list[Episode]]:  # fmt: skip
+    policy: Policy,
+    roll: Callable,
+    sets: dict,
+    seeds: list[int],
+    folder: Path,
+    stage: str,
+    update: int,
+) -> dict[str, list[Episode]]:
     """Play the tasks with these seeds in every set, each greedily.
 
-    roll(make_env, seeds) -> groups, one sample per task. sets: {name: (is it the one trained on?,
-    make_env)}. stage: before, after_sft, train, final or eval_only; update: updates the policy has
-    seen (-1: not even SFT). Each task's result goes to evals.jsonl; episodes.jsonl gets a few whole
-    episodes of the trained set. Returns {set: its episodes}, without the failed ones.
-    Raises ValueError if all of them failed.
+    roll(make_env, seeds) -> groups, one sample per task. sets: {name: (is it the one
+    trained on?, make_env)}. stage: before, after_sft, train, final or eval_only;
+    update: updates the policy has seen (-1: not even SFT). Each task's result goes to
+    evals.jsonl; episodes.jsonl gets a few whole episodes of the trained set. Returns
+    {set: its episodes}, without the failed ones. Raises ValueError if all of them
+    failed.
     """
     results = {}
-    for tasks, (trained, new_env) in parallel.bar(sets.items(), desc=f"eval {stage}", leave=False):
+    for tasks, (trained, new_env) in parallel.bar(
+        sets.items(), desc=f"eval {stage}", leave=False
+    ):
         groups = roll(partial(guarded, new_env), seeds)  # [n][1]
-        failed = {i: g[0].error for i, g in enumerate(groups) if g[0].stop_reason == "error"}
+        failed = {
+            i: g[0].error for i, g in enumerate(groups) if g[0].stop_reason == "error"
+        }
         results[tasks] = played = [g[0] for g in groups if g[0].stop_reason != "error"]
         if not played:
-            raise ValueError(
-                f"{tasks}: every episode of this evaluation ended in an error ({failed[0]}); {MEND}"
-            )
+            why = f"every episode of this evaluation ended in an error ({failed[0]})"
+            raise ValueError(f"{tasks}: {why}; {MEND}")
         line = eval_line(update, stage, tasks, trained, played, failed)
         records.append(folder / "evals.jsonl", line)
         if trained:
             records.save_episodes(folder, update, stage, policy, worth_reading(groups))
         shown = "  ".join(f"{key} {value}" for key, value in headline(played).items())
-        tqdm.write(f"eval {stage:10} update {update:4}  {tasks}  {shown}{broken(groups)}")
+        tqdm.write(
+            f"eval {stage:10} update {update:4}  {tasks}  {shown}{broken(groups)}"
+        )
     return results
 
 
 def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
-    """The first eight, and the best one if the environment does not say what is exactly right."""
+    """The first eight, and the best one if the environment does not say what is exactly
+    right."""
     played = [g for g in groups if g[0].stop_reason != "error"]
     first, best = groups[:8], max(played, key=lambda g: g[0].reward)
     graded = any("exact" not in g[0].components for g in played)
@@ -84,7 +99,8 @@ def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
 
 
 def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
-    """The numbers of an evaluation that are printed: reward, and exact answers if there are any."""
+    """The numbers of an evaluation that are printed: reward, and exact answers if there
+    are any."""
     found = {"reward": metrics.mean([e.reward for e in episodes])}
     exact = parts(episodes).get("exact")
     if exact:
@@ -93,13 +109,18 @@ def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
 
 
 def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
-    """{entry of the score: its value in each episode}; None if an episode has no such entry.
+    """{entry of the score: its value in each episode}; None if an episode has no such
+    entry.
 
-    An episode of two turns has no turn_3, and 0 would be a third turn that was played badly.
+    An episode of two turns has no turn_3, and 0 would be a third turn that was played
+    badly.
     """
     names = dict.fromkeys(name for e in episodes for name in e.components)
     missing = {"exact": 0.0, "format": 0.0}  # not reported means not right
-    return {name: [e.components.get(name, missing.get(name)) for e in episodes] for name in names}
+    return {
+        name: [e.components.get(name, missing.get(name)) for e in episodes]
+        for name in names
+    }
 
 
 def known(values: list[float | None]) -> list[float]:
@@ -111,20 +132,27 @@ def broken(groups: list[list[Episode]]) -> str:
     errors = [e.error for g in groups for e in g if e.stop_reason == "error"]
     if not errors:
         return ""
-    n = sum(map(len, groups))
-    return f"\n  {len(errors)} of {n} episodes ended in an error and are left out: {errors[0]}"
+    how_many = f"{len(errors)} of {sum(map(len, groups))} episodes"
+    return f"\n  {how_many} ended in an error and are left out: {errors[0]}"
 
 
 def eval_line(
-    update: int, stage: str, tasks: str, trained: bool, episodes: list[Episode],
+    update: int,
+    stage: str,
+    tasks: str,
+    trained: bool,
+    episodes: list[Episode],
     missing: dict[int, str] | None = None,
-) -> dict:  # fmt: skip
-    """A line of evals.jsonl: every task's result, in order; missing: {index of a failed task: why}.
+) -> dict:
+    """A line of evals.jsonl: every task's result, in order; missing: {index of a failed
+    task: why}.
 
-    null stands for an entry that an episode's score does not have. 1.0 is written as 1, because
-    most results are 0 or 1 and a run has thousands.
+    null stands for an entry that an episode's score does not have. 1.0 is written as 1,
+    because most results are 0 or 1 and a run has thousands.
     """
-    short = lambda x, digits: int(x) if float(x).is_integer() else round(float(x), digits)
+    short = lambda x, digits: (
+        int(x) if float(x).is_integer() else round(float(x), digits)
+    )
     line = {"update": update, "stage": stage, "tasks": tasks, "trained": trained}
     line["reward"] = [short(e.reward, 5) for e in episodes]
     for part, values in parts(episodes).items():
@@ -136,14 +164,18 @@ def eval_line(
 
 def print_components(name: str, episodes: list[Episode]) -> None:
     """Reward and components of an evaluation, each with its interval."""
-    print(f"\n{name}: mean [95% interval], greedy, {len(episodes)} tasks that were not trained on")
-    for part, values in {"reward": [e.reward for e in episodes], **parts(episodes)}.items():
+    n = len(episodes)
+    print(f"\n{name}: mean [95% interval], greedy, {n} tasks that were not trained on")
+    for part, values in {
+        "reward": [e.reward for e in episodes],
+        **parts(episodes),
+    }.items():
         print(f"  {part:22} {metrics.mean(known(values))}")
 
 
 def summarize(groups: list[list[Episode]]) -> dict:
-    """A line of metrics.jsonl about one batch: means over episodes; of the reward one over groups,
-    with its interval.
+    """A line of metrics.jsonl about one batch: means over episodes; of the reward one
+    over groups, with its interval.
 
     ValueError if all episodes failed.
     """
@@ -152,11 +184,23 @@ def summarize(groups: list[list[Episode]]) -> dict:
     episodes = [e for g in played for e in g]
     if not episodes:
         first = next(e.error for g in groups for e in g)
-        raise ValueError(f"every episode of this update ended in an error ({first}); {MEND}")
-    # Episodes of a group share a task and are not independent: the interval is over group means.
+        raise ValueError(
+            f"every episode of this update ended in an error ({first}); {MEND}"
+        )
+    # Episodes of a group share a task and are not independent: the interval is over
+    # group means.
     by_group = [sum(e.reward for e in g) / len(g) for g in played]
     reward, n = metrics.mean(by_group), len(episodes)
-    line = {"reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high, "n": n}
+    # How far apart the rewards of a group are: partial credit compresses it, and what is
+    # divided by a small deviation is mostly noise (picoRL's diagnosis).
+    spread = [float(np.std([e.reward for e in g])) for g in played]
+    line = {
+        "reward": reward.mean,
+        "reward_low": reward.low,
+        "reward_high": reward.high,
+        "n": n,
+        "deviation": sum(spread) / len(spread),
+    }
     for name, values in parts(episodes).items():
         line[name] = sum(known(values)) / len(known(values))
     exact = [e.reward for e in episodes if e.components.get("exact") == 1]
@@ -168,34 +212,47 @@ def summarize(groups: list[list[Episode]]) -> dict:
     return line
 
 
-# ------------------------------------------------------------------------- train.py --eval-only
+# ----------------------------------------------------------------- train.py --eval-only
 
-# What may be typed with --eval-only: which tasks, the rules that they are played by, and how all
-# this is computed. The name of a set of tasks says these settings already (settings.eval_sets):
+# What may be typed with --eval-only: which tasks, the rules that they are played by,
+# and how all this is computed. The name of a set of tasks says these settings already
+# (settings.eval_sets):
 IN_NAME = (
-    "version", "min_turns", "max_turns", "min_names", "max_names", "similarity_power",
+    "version",
+    "min_turns",
+    "max_turns",
+    "min_names",
+    "max_names",
+    "similarity_power",
     "power_per_turn",
-)  # fmt: skip
+)
 RULES = ("difficulty", "set", "max_tokens", "reward")
 COMPUTED = (
-    "eval_n", "device", "threads", "engine", "vllm_memory", "plain", "vllm_seeds", "vllm_sleep",
-)  # fmt: skip
+    "eval_n",
+    "device",
+    "threads",
+    "engine",
+    "vllm_memory",
+    "plain",
+    "vllm_seeds",
+    "vllm_sleep",
+)
 
 
 def evaluate_only(given: Config, typed: set[str]) -> None:
-    """Evaluate a run's checkpoint on tasks it never trained on; print each component's interval.
+    """Evaluate a run's checkpoint on tasks it never trained on; print each component's
+    interval.
 
-    given: the Config of the command line, whose eval_only names the run folder; typed: the names of
-    the flags that were typed. SystemExit or ValueError with one sentence if it cannot be done.
+    given: the Config of the command line, whose eval_only names the run folder; typed:
+    the names of the flags that were typed. SystemExit or ValueError with one sentence
+    if it cannot be done.
     """
     if parallel.world() > 1:
         raise ValueError("--eval-only is for one process; leave torchrun out")
     folder = Path(given.eval_only)
     if not (folder / "config.json").exists():
-        raise SystemExit(
-            f"--eval-only {folder}: there is no config.json in it, so it is no run folder; "
-            "check the path"
-        )
+        why = "there is no config.json in it, so it is no run folder"
+        raise SystemExit(f"--eval-only {folder}: {why}; check the path")
     lock = run_folder.claim(folder)
     run_folder.mend(folder)
     saved = find_checkpoint(folder / "checkpoint")
@@ -219,7 +276,8 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
     roll = partial(rollouts.greedy, update=update)
     new = trained_set(cfg)  # of another difficulty, perhaps
-    # Other rules or held-out tasks get another name, so that nobody compares them with the run's.
+    # Other rules or held-out tasks get another name, so that nobody compares them with
+    # the run's.
     rules = [f"{rule.replace('_', ' ')} {value}" for rule, value in other.items()]
     name = ", ".join([new, *rules])
     trained, seeds = name == own, dev_seeds(cfg)
@@ -227,7 +285,9 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
         name, trained = f"{name}, held-out", False
         seeds = seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
         if not seeds:
-            raise ValueError(f"--held-out: {cfg.env} has no tasks for it; see docs/tasks.md")
+            raise ValueError(
+                f"--held-out: {cfg.env} has no tasks for it; see docs/tasks.md"
+            )
         print("held-out tasks: for a final table; choose nothing by them")
     sets = {name: (trained, eval_sets(cfg)[new][1])}
     results = evaluate_policy(policy, roll, sets, seeds, folder, "eval_only", update)
@@ -236,7 +296,8 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     if cfg.env == "swarm":
         print_players(cfg, seeds[0])
     kept = f"{folder}/evals.jsonl"
-    if (folder / "summary.json").exists():  # a run that is not finished has no report yet
+    # a run that is not finished has no report yet
+    if (folder / "summary.json").exists():
         from bookkeeping import report
 
         with records.foreign(folder):
@@ -252,25 +313,30 @@ def trained_set(cfg: Config) -> str:
 
 
 def rules_of(cfg: Config) -> dict:
-    """{rule: its value} of what a set of tasks is played by, and its name does not say."""
+    """{rule: its value} of what a set of tasks is played by, and its name does not
+    say."""
     env = make_env(cfg, cfg.difficulty)
-    own = {name: getattr(env, name) for name in settings.settable(cfg.env) if name not in IN_NAME}
+    own = {
+        name: getattr(env, name)
+        for name in settings.settable(cfg.env)
+        if name not in IN_NAME
+    }
     reward = {"reward": cfg.reward} if "reward" in settings.reads(cfg.env) else {}
     return {"max_tokens": cfg.max_tokens} | reward | own
 
 
 def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
-    """Put what was typed into a saved config. SystemExit for what --eval-only cannot change."""
+    """Put what was typed into a saved config. SystemExit for what --eval-only cannot
+    change."""
     for name in sorted(typed - {"eval_only", "held_out"}):
         value = getattr(given, name)
         if name == "set":
             value = [*cfg.set, *given.set]  # the later one counts
         if name not in RULES + COMPUTED and value != getattr(cfg, name):
-            flag, was = name.strip("_").replace("_", "-"), getattr(cfg, name)
-            raise SystemExit(
-                f"--{flag}: this run has {'none' if was in ('', None) else was}, and --eval-only "
-                "cannot change it; leave it out"
-            )
+            flag = name.strip("_").replace("_", "-")
+            has = f"this run has {getattr(cfg, name) or 'none'}"
+            why = "and --eval-only cannot change it; leave it out"
+            raise SystemExit(f"--{flag}: {has}, {why}")
         setattr(cfg, name, value)
 
 
@@ -282,7 +348,9 @@ def print_players(cfg: Config, first_seed: int) -> None:
     for player in env_swarm.STYLES:
         env = make_env(cfg, cfg.difficulty)
         env.style = player
-        print(f"  {player:22} {env_swarm.evaluate(env, cfg.eval_n, first_seed)['reward']}")
+        print(
+            f"  {player:22} {env_swarm.evaluate(env, cfg.eval_n, first_seed)['reward']}"
+        )
 
 
 if __name__ == "__main__":
@@ -293,7 +361,9 @@ if __name__ == "__main__":
     from policy import PICO
 
     if sys.argv[1:]:
-        raise SystemExit("this shows pico_base; a run: python train.py --eval-only runs/NAME")
+        raise SystemExit(
+            "this shows pico_base; a run: python train.py --eval-only runs/NAME"
+        )
     print("pico_base, as it ships:")
     cfg = Config(eval_n=8, eval_other_tiers=False, difficulty=3, max_tokens=320)
     check(cfg)
@@ -306,6 +376,8 @@ if __name__ == "__main__":
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
     env = partial(Letters, 3, "binary", True, "states")
-    line = summarize(play(policy, rollouts.sampler, env, [1, 2, 3], 4, 320, 1.0, noise=0))
+    line = summarize(
+        play(policy, rollouts.sampler, env, [1, 2, 3], 4, 320, 1.0, noise=0)
+    )
     rounded = {key: round(value, 3) for key, value in line.items()}
     print("\n3 tasks, 4 samples each, at temperature 1:", rounded)

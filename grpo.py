@@ -5,32 +5,36 @@ The whole idea in four numbers. One task, four answers, rewards
     [1, 0, 0, 1]   mean 0.5, so advantages   [+0.5, -0.5, -0.5, +0.5]
                    divided by the std:       [+1,   -1,   -1,   +1  ]
 
-Make every token of the two good answers a little likelier and of the two bad ones a little less
-likely. That is all. The group's mean is the baseline, so there is no value network; a group whose
-answers all score the same says nothing (its advantages are 0) and is skipped.
+Make every token of the two good answers a little likelier and of the two bad ones a
+little less likely. That is all. The group's mean is the baseline, so there is no value
+network; a group whose answers all score the same says nothing (its advantages are 0)
+and is skipped.
 
-Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference policy either.
-There is one optimizer step per batch by default, so the importance ratio (how likely a token is
-now, over how likely it was when it was sampled) is 1 and clipping never acts. That is why the
-printed loss is near 0 and the ratio 1.000 in a healthy run: the *value* of mean(ratio · advantage)
-is about the mean advantage, which is 0 by construction; its *gradient* is not. Watch the reward and
-grad_norm instead. (This holds for grpo and gspo, where all answers weigh the same. dapo and dr_grpo
-weigh by length, reinforce and cispo multiply log-probs: their loss can have any value.)
+Unlike in Shao et al. 2024 there is no reward model and, without --kl, no reference
+policy either. There is one optimizer step per batch by default, so the importance ratio
+(how likely a token is now, over how likely it was when it was sampled) is 1 and
+clipping never acts. That is why the printed loss is near 0 and the ratio 1.000 in a
+healthy run: the *value* of mean(ratio · advantage) is about the mean advantage, which
+is 0 by construction; its *gradient* is not. Watch the reward and grad_norm instead.
+(This holds for grpo and gspo, where all answers weigh the same. dapo and dr_grpo weigh
+by length, reinforce and cispo multiply log-probs: their loss can have any value.)
 
-The losses differ in the ratio, its clip and the weight of a token; dr_grpo also drops the std.
+The losses differ in the ratio, its clip and the weight of a token; dr_grpo also drops
+the std.
 
-    name        ratio        clip               weight of a token            source
-    reinforce   none         none               1 / all tokens               Williams 1992
-    grpo        token        [1-ε, 1+ε]         1 / (episodes · own length)  Shao 2024, eq. 3
-    dr_grpo     token        [1-ε, 1+ε]         1 / (episodes · max length)  Liu 2025, §3.2 (no std)
-    dapo        token        [1-ε, 1+ε_high]    1 / all tokens               Yu 2025, eq. 8
-    gspo        sequence     [1-ε, 1+ε_high]    1 / (episodes · own length)  Zheng 2025, eq. 5
-    cispo       token, held  ratio <= 1+ε_high  1 / all tokens               MiniMax-M1 2025, eq. 4
+    name        ratio        clip               a token weighs      source
+    reinforce   none         none               1 / all tokens      Williams 1992
+    grpo        token        [1-ε, 1+ε]         1 / (N · own len)   Shao 2024, eq. 3
+    dr_grpo     token        [1-ε, 1+ε]         1 / (N · max len)   Liu 2025, §3.2
+    dapo        token        [1-ε, 1+ε_high]    1 / all tokens      Yu 2025, eq. 8
+    gspo        sequence     [1-ε, 1+ε_high]    1 / (N · own len)   Zheng 2025, eq. 5
+    cispo       token, held  ratio <= 1+ε_high  1 / all tokens      MiniMax 2025, eq. 4
 
-The ratio is one token's or, in gspo, one for the whole episode ("sequence"); "held" means that it
-counts as a constant and gets no gradient. Weights are worked out once over the whole batch, so
-cutting it into micro-batches cannot change the gradient. Samples of an older policy, or of another
-engine, get one more weight: fast/measure.py (--importance).
+N is the number of episodes. The ratio is one token's or, in gspo, one for the whole
+episode ("sequence"); "held" means that it counts as a constant and gets no gradient.
+Weights are worked out once over the whole batch, so cutting it into micro-batches
+cannot change the gradient. Samples of an older policy, or of another engine, get one
+more weight: fast/measure.py (--importance).
 
 Run me: `python grpo.py` works the example through, number by number.
 """
@@ -72,9 +76,9 @@ def update(
 ) -> dict[str, float]:
     """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
 
-    advantages [G][k]: a number per episode (advantages_of), or a tensor [n] with one per
-    sampled token. cfg: a settings.Config. reference: {name: weight} of the policy that
-    --kl compares with. Returns what to log, the columns of fast/measure.py. Raises
+    advantages [G][k]: a number per episode (advantages_of), or a tensor [n] with one
+    per sampled token. cfg: a settings.Config. reference: {name: weight} of the policy
+    that --kl compares with. Returns what to log, the columns of fast/measure.py. Raises
     FloatingPointError if loss or gradient is not finite, before the step.
     """
     chosen = with_signal(groups, advantages, cfg)
@@ -109,7 +113,8 @@ def advantages_of(groups: list[list[Episode]], cfg) -> torch.Tensor:
     """
     nan = float("nan")
     rewards = [[e.reward if trainable(e) else nan for e in group] for group in groups]
-    normalize = cfg.normalize and cfg.loss != "dr_grpo"  # Liu 2025: it favours some tasks
+    # Liu 2025: to divide by the deviation favours tasks that are easy or hard.
+    normalize = cfg.normalize and cfg.loss != "dr_grpo"
     rewards = torch.tensor(rewards, dtype=torch.float64)
     return group_advantages(rewards, cfg.baseline, normalize)
 
@@ -139,7 +144,7 @@ def group_advantages(
     # 0.1 - mean([0.1] * 3) is not 0 in floating point.
     nothing = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = torch.where(nothing, 0.0, centered)
-    if normalize and baseline != "none":  # without a baseline there is no spread around it
+    if normalize and baseline != "none":  # without a baseline there is no spread
         spread = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (spread.sqrt() + 1e-6)
     return centered.float()
@@ -178,7 +183,8 @@ def dr_grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 
 
 def dapo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Yu 2025, eq. 8: as grpo, every token of the batch weighs the same; clips higher."""
+    """Yu 2025, eq. 8: as grpo, every token of the batch weighs the same; clips
+    higher."""
     return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["dapo"])
 
 
@@ -188,8 +194,8 @@ def gspo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 
 
 def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """MiniMax-M1 2025, eq. 4: the clipped ratio is a constant, so that clipped tokens keep
-    their gradient."""
+    """MiniMax-M1 2025, eq. 4: the clipped ratio is a constant, so that clipped tokens
+    keep their gradient."""
     eps, eps_high = CLIP["cispo"]
     out.ratio = token_ratio(batch, out).detach()
     held = out.ratio.clamp(1 - eps, 1 + eps_high)  # [M]
@@ -205,8 +211,8 @@ LOSSES = {
     "gspo": gspo,
     "cispo": cispo,
 }
-# Names of losses that use out.logits, or the gradient of out.entropy. They train on every
-# episode, also where the advantage is 0. The logits are [M, V]: mind the memory.
+# Names of losses that use out.logits, or the gradient of out.entropy. They train on
+# every episode, also where the advantage is 0. The logits are [M, V]: mind the memory.
 NEEDS_LOGITS: set[str] = set()
 
 
@@ -216,7 +222,8 @@ def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
 
 
 def episode_ratio(batch: Batch, out: Output) -> torch.Tensor:
-    """The geometric mean of the ratios of an episode's tokens, for each of them: [M]."""
+    """The geometric mean of the ratios of an episode's tokens, for each of them:
+    [M]."""
     log_ratio = out.logprobs - batch.proximal  # [M]
     n = batch.row.bincount().clamp(min=1)  # [N]
     mean = log_ratio.new_zeros(len(n)).index_add(0, batch.row, log_ratio) / n  # [N]
@@ -237,7 +244,8 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
     """What each token of an episode weighs, [N] float32.
 
     lengths [N]: sampled tokens per episode. max_tokens: dr_grpo's constant, the longest
-    reply of a turn: one number for a whole run. A loss of yours weighs all tokens alike.
+    reply of a turn: one number for a whole run. A loss of yours weighs all tokens
+    alike.
     """
     n = max(1, len(lengths))
     if loss in ("grpo", "gspo"):
@@ -252,10 +260,11 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 
 
 def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[tuple]:
-    """What is trained on: (episode, advantages [n], weights [n]) of its n sampled tokens.
+    """What is trained on: (episode, advantages [n], weights [n]) of its n sampled
+    tokens.
 
-    An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a KL
-    or an entropy gives them one. They stay in the denominators, so leaving them out
+    An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a
+    KL or an entropy gives them one. They stay in the denominators, so leaving them out
     changes nothing.
     """
     everything = cfg.kl > 0 or cfg.loss in NEEDS_LOGITS
@@ -286,7 +295,8 @@ def micro_batches(chosen: list[tuple], policy: Policy, cfg) -> list[Batch]:
 
 
 def score(policy: Policy, batch: Batch, cfg) -> Output:
-    """One forward pass: log-probs and entropy of the sampled tokens, as they are now."""
+    """One forward pass: log-probs and entropy of the sampled tokens, as they are
+    now."""
     if cfg.plain or cfg.loss in NEEDS_LOGITS:
         logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
         tokens = batch.ids[:, 1:][batch.mask]  # [M]
@@ -298,8 +308,8 @@ def remember_old_policies(batch: Batch, out: Output, cfg) -> None:
     """At the first pass: what the ratio is to, and what a stale sample weighs.
 
     The *behaviour* policy drew the samples. The *proximal* policy is the denominator of
-    the ratio: the behaviour policy with --importance clip, else the policy at the start of
-    the update (Hilton et al. 2022). fast/measure.py has the weights.
+    the ratio: the behaviour policy with --importance clip, else the policy at the start
+    of the update (Hilton et al. 2022). fast/measure.py has the weights.
     """
     now = out.logprobs.detach()  # [M]
     batch.proximal = batch.behaviour if cfg.importance == "clip" else now
@@ -326,17 +336,20 @@ def check_names(cfg) -> None:
 
 
 def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> float:
-    """One optimizer step along the sum of all processes' gradients; returns the gradient's norm.
+    """One optimizer step along the sum of all processes' gradients; returns the
+    gradient's norm.
 
-    The norm is measured before clipping to MAX_GRAD_NORM. loss: summed over all processes. Raises
-    FloatingPointError before the step if loss or norm is not finite; its message says `what`.
+    The norm is measured before clipping to MAX_GRAD_NORM. loss: summed over all
+    processes. Raises FloatingPointError before the step if loss or norm is not finite;
+    its message says `what`.
     """
     parameters = list(policy.trainable().values())
     parallel.sum_gradients(parameters)
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         optimizer.zero_grad(set_to_none=True)
-        raise FloatingPointError(f"{what} {loss} and gradient norm {grad_norm} are not both finite")
+        both = f"{what} {loss} and gradient norm {grad_norm}"
+        raise FloatingPointError(f"{both} are not both finite")
     optimizer.step()
     return grad_norm
 
@@ -351,8 +364,8 @@ if __name__ == "__main__":
     equal = group_advantages(torch.ones(1, 4))[0]
     print("all the same, nothing to say", equal.tolist())
 
-    # Two answers: a good one of one token, a bad one of three. After a step some of their
-    # tokens have left the clip of 1 ± 0.2.
+    # Two answers: a good one of one token, a bad one of three. After a step some of
+    # their tokens have left the clip of 1 ± 0.2.
     lengths = torch.tensor([1.0, 3.0])
     row = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()

@@ -1,22 +1,25 @@
 """The policy: a causal language model, its tokenizer, and the few weights that learn.
 
-    W' = W + (alpha / rank) · B A     LoRA (Hu et al. 2021, §4.1): only A [r, in], B [out, r] learn
+    W' = W + (alpha / rank) · B A     LoRA (Hu et al. 2021, §4.1)
 
-B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains every
-weight instead. Nothing edits the base in place: folding LoRA into bfloat16 weights and out again at
-every update would lose bits of them each time. The sampler folds it into a copy of its own. The
-embedded `models/pico_base/` (`models/pico_swarm/` for swarm) loads exactly as
-`Qwen/Qwen3-4B-Instruct-2507` would: same classes, same files.
+Only A [r, in] and B [out, r] learn.
 
-The end of this file uses a policy in the plain way: it computes how likely each token of a text is
-(`plain_logprobs`) and samples a text (`PlainSampler`). The files of fast/ do both much faster, with
-the same numbers; `--plain` trains with these.
+B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains
+every weight instead. Nothing edits the base in place: folding LoRA into bfloat16
+weights and out again at every update would lose bits of them each time. The sampler
+folds it into a copy of its own. The embedded `models/pico_base/` (`models/pico_swarm/`
+for swarm) loads exactly as `Qwen/Qwen3-4B-Instruct-2507` would: same classes, same
+files.
 
-Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and one reply.
-`python -m bridges.export merge runs/NAME out/` makes a trained run a model of its own.
+The end of this file uses a policy in the plain way: it computes how likely each token
+of a text is (`plain_logprobs`) and samples a text (`PlainSampler`). The files of fast/
+do both much faster, with the same numbers; `--plain` trains with these.
+
+Run me: `python policy.py` shows what LoRA adds to pico_base, what that costs, and one
+reply. `python -m bridges.export merge runs/NAME out/` makes a trained run a model of
+its own.
 """
 
-import json
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +29,19 @@ import torch
 import torch.distributed as dist
 from jinja2 import TemplateError
 
+from bookkeeping.pretrained import check_tokenizer, find_stops, load_checked
+from bookkeeping.pretrained import first_line as first_line  # for fast/
+
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
-PICO_SWARM = PICO.with_name("pico_swarm")  # trained further on tool calls; worse at lists for it
-PICO_LONG = PICO.with_name("pico_long")  # for strings of 80 to 150 letters (docs/longer.md)
-EMBEDDED = {path.name: str(path) for path in (PICO, PICO_SWARM, PICO_LONG)}  # by name, anywhere
+PICO_SWARM = PICO.with_name(
+    "pico_swarm"
+)  # trained further on tool calls; worse at lists for it
+PICO_LONG = PICO.with_name(
+    "pico_long"
+)  # for strings of 80 to 150 letters (docs/longer.md)
+EMBEDDED = {
+    path.name: str(path) for path in (PICO, PICO_SWARM, PICO_LONG)
+}  # by name, anywhere
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
@@ -41,7 +53,9 @@ class Policy:
     name: str  # for people: the folder's name, or the hub id
     lora_rank: int  # 0: all weights learn
     device: torch.device
-    checkpointing: bool = False  # recompute activations in the backward pass, to save memory
+    checkpointing: bool = (
+        False  # recompute activations in the backward pass, to save memory
+    )
 
     @property
     def lm(self) -> torch.nn.Module:
@@ -55,16 +69,19 @@ class Policy:
     @property
     def n_parameters(self) -> int:
         """Of the model itself, LoRA not counted."""
-        return sum(p.numel() for name, p in self.lm.named_parameters() if "lora_" not in name)
+        return sum(
+            p.numel() for name, p in self.lm.named_parameters() if "lora_" not in name
+        )
 
     @contextmanager
     def learning(self):
         """`with policy.learning():` around the optimizer steps of SFT and GRPO.
 
-        The model stays in eval mode, without dropout, because we train on the distribution that we
-        sampled from. Only gradient checkpointing asks for training mode: transformers does it in no
-        other, and checkpoint_activations refuses models with dropout. Afterwards the gradients are
-        freed: sampling has better uses for their memory.
+        The model stays in eval mode, without dropout, because we train on the
+        distribution that we sampled from. Only gradient checkpointing asks for training
+        mode: transformers does it in no other, and checkpoint_activations refuses
+        models with dropout. Afterwards the gradients are freed: sampling has better
+        uses for their memory.
         """
         self.model.train(self.checkpointing)
         try:
@@ -76,20 +93,26 @@ class Policy:
 
 
 def checkpoint_activations(policy: Policy) -> None:
-    """Keep only each layer's input for the backward pass. ValueError if the model has dropout."""
-    shares = [module.p for module in policy.lm.modules() if isinstance(module, torch.nn.Dropout)]
+    """Keep only each layer's input for the backward pass. ValueError if the model has
+    dropout."""
+    layers = policy.lm.modules()
+    shares = [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)]
     if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
-        why = "this model has dropout, which would come on too; leave it out, or set that to 0"
-        raise ValueError(f"--gradient-checkpointing: {why}")
+        why = "this model has dropout, which would come on too"
+        cure = "leave it out, or set that to 0"
+        raise ValueError(f"--gradient-checkpointing: {why}; {cure}")
     policy.lm.gradient_checkpointing_enable()
     policy.lm.enable_input_require_grads()  # else a checkpoint passes no gradients on
     policy.checkpointing = True
 
 
 def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
-    """AdamW on what learns. Fused on a GPU: else its step takes 4 bytes per weight more."""
+    """AdamW on what learns. Fused on a GPU: else its step takes 4 bytes per weight
+    more."""
     fused = True if policy.device.type == "cuda" else None
-    return torch.optim.AdamW(policy.trainable().values(), lr=lr, weight_decay=0.0, fused=fused)
+    return torch.optim.AdamW(
+        policy.trainable().values(), lr=lr, weight_decay=0.0, fused=fused
+    )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -99,7 +122,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 @contextmanager
 def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
-    """`with swapped(policy, weights):` computes with other trainable weights: a reference's."""
+    """`with swapped(policy, weights):` computes with other trainable weights: a
+    reference's."""
     parameters = policy.trainable()
     own = {name: p.data for name, p in parameters.items()}
     try:
@@ -111,54 +135,19 @@ def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
             p.data = own[name]
 
 
-# ------------------------------------------------------------------------------------------ loading
+# ------------------------------------------------------------------------------ loading
 
 
-FOR_MPS = 50e6  # parameters from which a Mac's GPU is taken: a guess, nobody has measured it
+def load_policy(
+    name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0
+) -> Policy:
+    """Load a causal LM with a chat template, freeze it and attach LoRA (rank 0: all of
+    it learns).
 
-
-def pick_device(device: str, n_parameters: float = 0) -> str:
-    """What --device means here, for a model of that size. SystemExit if there is no such device.
-
-    auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the embedded ones,
-    whose steps are dominated by the time it takes to start each operation; else the CPU.
-    """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
-    if device == "auto":
-        on_mac = there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()  # gloo: CPU
-        return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
-    try:
-        asked = torch.device(device)
-        found = there.get(asked.type, False)
-        if asked.type == "cuda" and asked.index is not None:
-            found = found and asked.index < torch.cuda.device_count()
-    except RuntimeError:  # no such word
-        found = False
-    if not found:
-        known = ", ".join(name for name, is_here in there.items() if is_here and name != "meta")
-        raise SystemExit(f"--device {device}: torch finds none here; there is {known}")
-    return device
-
-
-def in_bfloat16(device) -> bool:
-    """Does this device compute in bfloat16? Not CPUs, Macs, or cards older than Ampere (a T4).
-
-    Those use float32. float16, which a T4 would compute faster, ends at 65,504: its gradients
-    would need to be scaled, and nothing here does that.
-    """
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device)[0] >= 8
-    return device.type not in ("cpu", "mps")
-
-
-def load_policy(name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0) -> Policy:
-    """Load a causal LM with a chat template, freeze it and attach LoRA (rank 0: all of it learns).
-
-    Weights are bfloat16 if they are frozen and the GPU supports it, else float32: an Adam step of
-    5e-6 is lost in bfloat16's 8 bits. Adapters are always float32.
-    SystemExit with a one-sentence message if the model cannot be loaded, or cannot chat.
+    Weights are bfloat16 if they are frozen and the GPU supports it, else float32: an
+    Adam step of 5e-6 is lost in bfloat16's 8 bits. Adapters are always float32.
+    SystemExit with a one-sentence message if the model cannot be loaded, or cannot
+    chat.
     """
     first = pick_device(device)
     try:
@@ -170,8 +159,9 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device="auto", seed=
         raise SystemExit(f"--model {name}: {error}") from None
     device = pick_device(device, lm.num_parameters())
     if torch.device(device).type == "cuda":
-        # cuDNN plans attention anew for each shape, and every batch of ours has another. It has
-        # also read masks wrongly, without an error (pytorch#191612). torch's other kernels stay.
+        # cuDNN plans attention anew for each shape, and every batch of ours has
+        # another. It has also read masks wrongly, without an error (pytorch#191612).
+        # torch's other kernels stay.
         torch.backends.cuda.enable_cudnn_sdp(False)
     lm.requires_grad_(lora_rank == 0)
     torch.manual_seed(seed)  # A is drawn at random
@@ -181,132 +171,191 @@ def load_policy(name: str, lora_rank: int, lora_alpha: int, device="auto", seed=
     return Policy(model, tokenizer, stop_ids, shown, lora_rank, torch.device(device))
 
 
-def load_checked(name: str, dtype: torch.dtype):
-    """(tokenizer, causal LM) of a folder or hub id. ValueError if it is no model for chatting."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    ours = name.startswith(("runs/", "models/"))  # mistyped: nobody's name on the hub
-    if not Path(name).exists() and (ours or name.count("/") != 1):
-        raise ValueError("no such folder, and no hub id of the form owner/name; check the spelling")
-    safe = {"trust_remote_code": False}
-    try:
-        refuse_pickles(Path(name))
-        tokenizer = AutoTokenizer.from_pretrained(name, **safe)
-        lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, use_safetensors=True, **safe)
-    except Exception as error:  # a folder may hold anything, and transformers raises anything
-        why = f"cannot be loaded ({first_line(error)})"
-        raise ValueError(f"{why}; give a folder or a hub id of a causal LM") from None
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("its tokenizer has no chat template; use an instruct version of the model")
-    return tokenizer, lm
-
-
-def refuse_pickles(folder: Path) -> None:
-    """ValueError if a folder's index or config leads to code, or to weights in another format.
-
-    transformers' use_safetensors is not enough: it looks at the name of one file only.
-    """
-    files = [folder / name for name in ("model.safetensors.index.json", "config.json")]
-    index, config = (json.loads(f.read_bytes()) if f.exists() else {} for f in files)
-    named = config.get("transformers_weights") or "model.safetensors"
-    for file in sorted({str(f) for f in (named, *index.get("weight_map", {}).values())}):
-        elsewhere = any(c in file for c in "/\\:")  # Windows knows three ways into another folder
-        if elsewhere or not file.endswith((".safetensors", ".safetensors.index.json")):
-            where = f"its weights are said to be in {file}"
-            raise ValueError(f"{where}, and only safetensors beside the config are read")
-    if "/" in str(config.get("attn_implementation")):
-        raise ValueError("its config asks for attention code from the hub")
-
-
-def find_stops(tokenizer, lm: torch.nn.Module) -> frozenset[int]:
-    """The tokens that end a turn. A tokenizer that lacks an end or a padding token gets one."""
-    ends = lm.generation_config.eos_token_id
-    ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
-    if not ends:
-        raise ValueError("neither model nor tokenizer names an end-of-turn token; set eos_token")
-    if tokenizer.eos_token_id is None:  # SFT teaches replies to end with it
-        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(min(ends))
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return frozenset(ends)
-
-
-def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
-    """ValueError if it cannot write replies, has tokens that the model lacks, or a bad template."""
-    probe = 'Count: <answer>{"a": 10, "z": 3}</answer> <think>b1 c2</think>\n'
-    probe += "Mary Ann O'Neil // new name! 456789"  # what replies in our environments are made of
-    ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
-    back = tokenizer.decode(ids, skip_special_tokens=False)
-    if "".join(back.split()) != "".join(probe.split()):  # good tokenizers may differ in spaces
-        why = f"its tokenizer cannot write {probe!r}, it comes back as {back!r}"
-        raise ValueError(f"{why}; use a model that knows these characters")
-    last, rows = max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
-    if last >= rows:
-        why = f"its tokenizer has a token {last} and the model embeds {rows}"
-        raise ValueError(f"{why}; the two do not belong together")
-    hello = [{"role": "user", "content": "?"}]
-    try:
-        tokenizer.apply_chat_template(hello, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # a template is a program in a sandbox, and may raise anything
-        why = f"its chat template fails ({first_line(error)})"
-        raise ValueError(f"{why}; mend chat_template.jinja or use another model") from None
-
-
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
-    """The model with LoRA beside its weights (lora_config). SystemExit if peft is not there."""
+    """The model with LoRA beside its weights (lora_config). SystemExit if peft is not
+    there."""
     try:
         from peft import get_peft_model
     except ModuleNotFoundError:
         why = "LoRA needs peft, which is not installed here"
-        raise SystemExit(
-            f"--lora-rank {rank}: {why}; `pip install peft`, or train all weights: --lora-rank 0"
-        ) from None
+        cure = "`pip install peft`, or train all weights: --lora-rank 0"
+        raise SystemExit(f"--lora-rank {rank}: {why}; {cure}") from None
     return get_peft_model(lm, lora_config(lm.config, rank, alpha))
 
 
 def lora_config(config, rank: int, alpha: int):
-    """peft's: of every linear layer but the output; in a mixture of experts of attention only.
+    """peft's: of every linear layer but the output; in a mixture of experts of
+    attention only.
 
     Adapters of rank 32 on all 128 experts of a 30B would be 2 billion parameters.
     """
     from peft import LoraConfig
 
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    experts = getattr(config, "num_experts", None) or getattr(
+        config, "num_local_experts", None
+    )
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
-    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+    return LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"
+    )
 
 
-def first_line(error: Exception) -> str:
-    """An error in one line. It may quote a hostile file: control characters become '?'."""
-    line = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-    return "".join(c if c.isprintable() else "?" for c in line[:300])
+# ------------------------------------------------- log-probs and sampling the plain way
 
 
-# ---------------------------------------------------------------------------- chat -> token ids
+def plain_logits(
+    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0
+):
+    """The logits from which each masked token is chosen, over temperature: [M, V]
+    float32.
+
+    ids [N, T], right-padded. mask [N, T-1]: mask[:, t] asks for token t+1, which
+    position t predicts. M = mask.sum(), row after row.
+    """
+    logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits  # [N, T-1, V]
+    return logits[mask].float() / temperature
+
+
+def choices(
+    logits: torch.Tensor, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [M, V], tokens [M] -> log-prob of each token [M], entropy of its choice
+    [M]; nats."""
+    all_logprobs = logits.log_softmax(-1)  # [M, V]
+    logprobs = all_logprobs.gather(-1, tokens[:, None])[:, 0]  # [M]
+    entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)  # [M]: -Σ p log p
+    return logprobs, entropies
+
+
+def plain_logprobs(
+    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0
+):
+    """The log-prob of every masked token given those before it, and the entropy of its
+    choice.
+
+    As in plain_logits. Returns log-probs [M] and entropies [M] in nats. Both are
+    differentiable, so you can build any loss from them.
+    """
+    return choices(plain_logits(policy, ids, mask, temperature), ids[:, 1:][mask])
+
+
+@dataclass
+class Sample:
+    token_ids: list[int]  # the end-of-turn token included, if it came
+    logprobs: list[
+        float
+    ]  # of each token, in nats, as it was drawn (temperature included)
+    finished: bool  # False: max_tokens came before the end-of-turn token
+    cache: object = None  # keys and values of all but its last token, if they were kept
+
+
+def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
+    """Draw a token per row by inverse CDF (Devroye 1986, §II.2).
+
+    logits [B, V], uniform [B] in [0, 1) -> tokens [B], log-probs [B] in nats.
+    temperature 0 is greedy: the likeliest token, with its log-prob at temperature 1.
+    """
+    logp = (logits / (temperature or 1.0)).log_softmax(-1)  # [B, V]
+    if temperature == 0:
+        tokens = logits.argmax(-1)
+    else:
+        cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 but for rounding
+        total = cdf[:, -1:]
+        inside = torch.nextafter(
+            total, torch.zeros_like(total)
+        )  # for a uniform that rounds to 1
+        target = torch.minimum(uniform[:, None] * total, inside)
+        tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
+        tokens = tokens.clamp(
+            max=logits.shape[-1] - 1
+        )  # NaN; rollout.take_turn will notice it
+    return tokens, logp.gather(-1, tokens[:, None])[:, 0]
+
+
+class PlainSampler:
+    """fast/sampler.py's TorchSampler without its tricks: the same seeds give the same
+    tokens.
+
+    One reply after the other, and the whole text again for each token.
+    """
+
+    def __init__(self, policy: Policy):
+        self.policy, self.version = policy, 0
+
+    def sync(self, version: int = 0) -> None:
+        self.version = (
+            version  # nothing to copy: it samples from the policy's own weights
+        )
+
+    def asleep(self):
+        return nullcontext()  # nothing to give back while the trainer works
+
+    def sample(
+        self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False
+    ):
+        """k samples of each prompt, [len(prompts)][k]; seeds[g][i] is for sample i of
+        prompt g."""
+        reply = lambda g, i: self.reply(
+            prompts[g], max_tokens, temperature, seeds[g][i]
+        )
+        return [[reply(g, i) for i in range(k)] for g in range(len(prompts))]
+
+    @torch.inference_mode()
+    def reply(
+        self, prompt: list[int], max_tokens: int, temperature: float, seed
+    ) -> Sample:
+        uniforms = torch.tensor(np.random.default_rng(seed).random(max_tokens)).float()
+        sample = Sample([], [], finished=False)
+        for uniform in uniforms.to(self.policy.device):
+            ids = torch.tensor(
+                [prompt + sample.token_ids], device=self.policy.device
+            )  # [1, T]
+            logits = self.policy.model(input_ids=ids, use_cache=False).logits[
+                :, -1
+            ]  # [1, V]
+            token, logprob = draw(
+                logits.float(), uniform[None], temperature
+            )  # [1], [1]
+            sample.token_ids.append(token.item())
+            sample.logprobs.append(logprob.item())
+            if token.item() in self.policy.stop_ids:
+                sample.finished = True
+                break
+        return sample
+
+
+# -------------------------------------------------------------------- chat -> token ids
 
 
 def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
-    """The chat template, as text. Control tokens inside a message are broken up: text stays text.
+    """The chat template, as text. Control tokens inside a message are broken up: text
+    stays text.
 
-    It ends where the policy begins to speak. tools: JSON schemas, or None. Raises ValueError if the
-    template refuses the conversation.
+    It ends where the policy begins to speak. tools: JSON schemas, or None. Raises
+    ValueError if the template refuses the conversation.
     """
     safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
     added = policy.tokenizer.added_tokens_decoder.values()
-    markup = [token.content for token in added if not token.special]  # <think>, </tool_response>
+    markup = [
+        token.content for token in added if not token.special
+    ]  # <think>, </tool_response>
     for m in safe:
-        if m["role"] == "tool":  # between <tool_response> and </tool_response>: it must not end it
+        if (
+            m["role"] == "tool"
+        ):  # between <tool_response> and </tool_response>: it must not end it
             m["content"] = broken_up(m["content"], markup)
     try:
         return policy.tokenizer.apply_chat_template(
-            safe, tools=tools, add_generation_prompt=True, enable_thinking=think, tokenize=False
+            safe,
+            tools=tools,
+            add_generation_prompt=True,
+            enable_thinking=think,
+            tokenize=False,
         )
     except TemplateError as error:
         roles = ", ".join(m["role"] for m in messages)
-        raise ValueError(
-            f"the chat template of {policy.name} refuses a conversation of {roles} ({error}); "
-            "use a model that takes it"
-        ) from None
+        why = f"refuses a conversation of {roles} ({error}); use a model that takes it"
+        raise ValueError(f"the chat template of {policy.name} {why}") from None
 
 
 def defang(tokenizer, text: str) -> str:
@@ -331,114 +380,81 @@ def encode(policy: Policy, text: str) -> list[int]:
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-# ------------------------------------------------------------ log-probs and sampling the plain way
+# ----------------------------------------------------------------------------- devices
 
 
-def plain_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0):
-    """The logits from which each masked token is chosen, over temperature: [M, V] float32.
+FOR_MPS = (
+    50e6  # parameters from which a Mac's GPU is taken: a guess, nobody has measured it
+)
 
-    ids [N, T], right-padded. mask [N, T-1]: mask[:, t] asks for token t+1, which position t
-    predicts. M = mask.sum(), row after row.
+
+def pick_device(device: str, n_parameters: float = 0) -> str:
+    """What --device means here, for a model of that size. SystemExit if there is no
+    such device.
+
+    auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the
+    embedded ones, whose steps are dominated by the time it takes to start each
+    operation; else the CPU.
     """
-    logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits  # [N, T-1, V]
-    return logits[mask].float() / temperature
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
+    if device == "auto":
+        on_mac = (
+            there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()
+        )  # gloo: CPU
+        return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
+    try:
+        asked = torch.device(device)
+        found = there.get(asked.type, False)
+        if asked.type == "cuda" and asked.index is not None:
+            found = found and asked.index < torch.cuda.device_count()
+    except RuntimeError:  # no such word
+        found = False
+    if not found:
+        known = ", ".join(
+            name for name, is_here in there.items() if is_here and name != "meta"
+        )
+        raise SystemExit(f"--device {device}: torch finds none here; there is {known}")
+    return device
 
 
-def choices(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [M, V], tokens [M] -> log-prob of each token [M], entropy of its choice [M]; nats."""
-    all_logprobs = logits.log_softmax(-1)  # [M, V]
-    logprobs = all_logprobs.gather(-1, tokens[:, None])[:, 0]  # [M]
-    entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)  # [M]: -Σ p log p
-    return logprobs, entropies
+def in_bfloat16(device) -> bool:
+    """Does this device compute in bfloat16? Not CPUs, Macs, or cards older than Ampere
+    (a T4).
 
-
-def plain_logprobs(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0):
-    """The log-prob of every masked token given those before it, and the entropy of its choice.
-
-    As in plain_logits. Returns log-probs [M] and entropies [M] in nats. Both are differentiable,
-    so you can build any loss from them.
+    Those use float32. float16, which a T4 would compute faster, ends at 65,504: its
+    gradients would need to be scaled, and nothing here does that.
     """
-    return choices(plain_logits(policy, ids, mask, temperature), ids[:, 1:][mask])
-
-
-@dataclass
-class Sample:
-    token_ids: list[int]  # the end-of-turn token included, if it came
-    logprobs: list[float]  # of each token, in nats, as it was drawn (temperature included)
-    finished: bool  # False: max_tokens came before the end-of-turn token
-    cache: object = None  # keys and values of all but its last token, if they were kept
-
-
-def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
-    """Draw a token per row by inverse CDF (Devroye 1986, §II.2).
-
-    logits [B, V], uniform [B] in [0, 1) -> tokens [B], log-probs [B] in nats. temperature 0 is
-    greedy: the likeliest token, with its log-prob at temperature 1.
-    """
-    logp = (logits / (temperature or 1.0)).log_softmax(-1)  # [B, V]
-    if temperature == 0:
-        tokens = logits.argmax(-1)
-    else:
-        cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 but for rounding
-        total = cdf[:, -1:]
-        inside = torch.nextafter(total, torch.zeros_like(total))  # for a uniform that rounds to 1
-        target = torch.minimum(uniform[:, None] * total, inside)
-        tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
-        tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN; rollout.take_turn will notice it
-    return tokens, logp.gather(-1, tokens[:, None])[:, 0]
-
-
-class PlainSampler:
-    """fast/sampler.py's TorchSampler without its tricks: the same seeds give the same tokens.
-
-    One reply after the other, and the whole text again for each token.
-    """
-
-    def __init__(self, policy: Policy):
-        self.policy, self.version = policy, 0
-
-    def sync(self, version: int = 0) -> None:
-        self.version = version  # nothing to copy: it samples from the policy's own weights
-
-    def asleep(self):
-        return nullcontext()  # nothing to give back while the trainer works
-
-    def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
-        """k samples of each prompt, [len(prompts)][k]; seeds[g][i] is for sample i of prompt g."""
-        reply = lambda g, i: self.reply(prompts[g], max_tokens, temperature, seeds[g][i])
-        return [[reply(g, i) for i in range(k)] for g in range(len(prompts))]
-
-    @torch.inference_mode()
-    def reply(self, prompt: list[int], max_tokens: int, temperature: float, seed) -> Sample:
-        uniforms = torch.tensor(np.random.default_rng(seed).random(max_tokens)).float()
-        sample = Sample([], [], finished=False)
-        for uniform in uniforms.to(self.policy.device):
-            ids = torch.tensor([prompt + sample.token_ids], device=self.policy.device)  # [1, T]
-            logits = self.policy.model(input_ids=ids, use_cache=False).logits[:, -1]  # [1, V]
-            token, logprob = draw(logits.float(), uniform[None], temperature)  # [1], [1]
-            sample.token_ids.append(token.item())
-            sample.logprobs.append(logprob.item())
-            if token.item() in self.policy.stop_ids:
-                sample.finished = True
-                break
-        return sample
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return device.type not in ("cpu", "mps")
 
 
 if __name__ == "__main__":
-    base, policy = (load_policy(str(PICO), rank, lora_alpha=64) for rank in (0, 32))
-    learn = sum(p.numel() for p in policy.trainable().values())
-    print(f"pico_base: {base.n_parameters:,} parameters; LoRA rank 32 adds {learn:,} that learn")
-    print("Adam keeps two numbers per learning weight; that is why LoRA is cheap for large models:")
-    for label, n, lora in (("pico_base", base.n_parameters, learn), ("Qwen3-4B ", 4.02e9, 66e6)):
-        full, frozen = n * (4 + 4 + 8) / 2**30, (n * 2 + lora * (4 + 4 + 8)) / 2**30
-        print(f"  {label}  full, float32: {full:8.3f} GiB   bfloat16 + LoRA 32: {frozen:8.3f} GiB")
-    prompt = policy.tokenizer.encode("<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n")
+    base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
+    policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
+    n, learn = base.n_parameters, sum(p.numel() for p in policy.trainable().values())
+    print(f"pico_base: {n:,} parameters; LoRA of rank 32 adds {learn:,} that learn")
+    print("Adam keeps two numbers per learning weight: LoRA is cheap for large models")
+    for label, size, lora in (("pico_base", n, learn), ("Qwen3-4B ", 4.02e9, 66e6)):
+        full = size * (4 + 4 + 8) / 2**30  # weight, gradient, two moments: float32
+        frozen = (size * 2 + lora * (4 + 4 + 8)) / 2**30
+        print(f"  {label}  full {full:8.3f} GiB   bfloat16 + LoRA {frozen:8.3f} GiB")
+    hello = "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
+    prompt = policy.tokenizer.encode(hello)
     sample = PlainSampler(policy).sample([prompt], 1, 100, 1.0, [[(0,)]])[0][0]
     print(f"sampled: {policy.tokenizer.decode(sample.token_ids)!r}")
     ids = torch.tensor([prompt + sample.token_ids])  # [1, T]
     mask = torch.arange(ids.shape[1] - 1)[None] >= len(prompt) - 1  # [1, T-1]
     with torch.no_grad():
-        before, after = plain_logprobs(base, ids, mask)[0], plain_logprobs(policy, ids, mask)[0]
+        before, _ = plain_logprobs(base, ids, mask)
+        after, _ = plain_logprobs(policy, ids, mask)
     gap = (before - after).abs().max().item()
     print(f"LoRA changes log-probs by {gap} before training, because B is zero")
-    assert gap < 1e-5 and torch.allclose(after, torch.tensor(sample.logprobs), atol=1e-4)
+    assert gap < 1e-5 and torch.allclose(
+        after, torch.tensor(sample.logprobs), atol=1e-4
+    )

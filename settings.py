@@ -1,10 +1,11 @@
-"""Every flag with its default and its reason; then tasks, environments, and the command line.
+"""Every flag with its default and its reason; then tasks and environments.
 
-    python train.py --help        # the same, from the dataclass below: it *is* the command line
+    python train.py --help      # the dataclass below *is* the command line
 
-Each default is declared once. If it depends on the environment or on the model's size, it is None
-in the dataclass and comes from bookkeeping/presets.py, where the presets are, too. What cannot work
-is refused in bookkeeping/refusals.py. Only the environment that is chosen is imported.
+Each default is declared once. If it depends on the environment or on the model's size,
+it is None in the dataclass and comes from bookkeeping/presets.py, where the presets
+are, too. What cannot work is refused in bookkeeping/refusals.py. Only the environment
+that is chosen is imported.
 
 Run me: `python settings.py` prints every flag with its default.
 """
@@ -28,12 +29,14 @@ from bookkeeping.presets import (
     kind,
 )
 
-# A task is drawn from a seed. These ranges never meet (check sees to it); pretraining draws from
-# 3e9 on (lab/base/corpus.py), and held-out tasks from evaluate.HELD_OUT_SEEDS on.
+# A task is drawn from a seed. These ranges never meet (check sees to it); pretraining
+# draws from 3e9 on (lab/base/corpus.py), and held-out tasks from
+# evaluate.HELD_OUT_SEEDS on.
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
-MOST_UPDATES = 100_000  # of a run: after so many the training tasks of the next --seed begin
+# of a run: after so many the training tasks of the next --seed begin
+MOST_UPDATES = 100_000
 MODELS = Path(__file__).resolve().parent / "models"  # the embedded ones
 EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
 
@@ -42,73 +45,100 @@ EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is 
 class Config:
     """RL post-training of a chat model: SFT warm-up on a scripted expert, then GRPO."""
 
-    preset: str = ""  # seed, swarm-published, alphabet-published: the settings of a run (PRESETS)
+    # seed, swarm-published, alphabet-published: the settings of a run (PRESETS)
+    preset: str = ""
     # make a mistake on purpose and see what it looks like (learn/FAILURES.md)
     break_: Annotated[str, tyro.conf.arg(name="break")] = ""
     # task
 
-    # letters, alphabet, swarm; a class of yours as FILE.py:CLASS; known tasks (docs/tasks.md) as
-    # jsonl:FILE or reasoning_gym:NAME
+    # letters, alphabet, swarm; a class of yours as FILE.py:CLASS; known tasks
+    # (docs/tasks.md) as jsonl:FILE or reasoning_gym:NAME
     env: str = "letters"
     think: bool = True  # may the policy think before it answers?
-    # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 asked); swarm: easy, medium, hard;
-    # yours: one of its levels, by default the last
+    # letters: tier 1 to 10 (6: 40-80 random letters, 8-12 asked); swarm: easy, medium,
+    # hard; yours: one of its levels, by default the last
     difficulty: int | str | None = None
-    # start at the easiest level and go up to --difficulty; the next level begins when the last five
-    # updates were good enough (letters: 75% exact; swarm: a reward of 1)
+    # start at the easiest level and go up to --difficulty; the next level begins when
+    # the last five updates were good enough (letters: 75% exact; swarm: a reward of 1)
     curriculum: bool = False
-    reward: str = "binary"  # letters: binary pays exact answers only; partial every right letter
-    # a setting of the environment, NAME=VALUE, as often as you like: a field of its dataclass
-    # (`--env alphabet --set max_turns=2`, `--env swarm --set version=0.1`, or one of your class)
+    # letters: binary pays exact answers only; partial every right letter
+    reward: str = "binary"
+    # a setting of the environment, NAME=VALUE, as often as you like: a field of its
+    # dataclass (`--env alphabet --set max_turns=2`, `--env swarm --set version=0.1`, or
+    # one of your class)
     set: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     # policy
 
-    # folder or hub id of a causal LM; auto: the largest Qwen3 for which the card has room, and what
-    # makes it fit (fast/machine.py), or an embedded model without a card
+    # folder or hub id of a causal LM; auto: the largest Qwen3 for which the card has
+    # room, and what makes it fit (fast/machine.py), or an embedded model without a card
     model: str = "auto"
     lora_rank: int = 32  # 0 trains all weights
     lora_alpha: int = 64  # the update is scaled by alpha / rank
-    # auto: cuda if there is one; a Mac's GPU (mps) for a model that is not small; else cpu
+    # auto: cuda if there is one; a Mac's GPU (mps) for a model that is not small; else
+    # cpu
     device: str = "auto"
-    engine: str = "auto"  # what samples: torch or vllm. auto: vllm if it and a GPU are there
-    plain: bool = False  # sample and compute log-probs the plain way (policy.py): to read, to fork
-    vllm_memory: float = 0.3  # share of the card that vLLM takes, and lends to the trainer
-    vllm_seeds: bool = True  # a seed per request: a sample depends on no other; may be slow on CUDA
-    vllm_sleep: bool = True  # sleep while the trainer works: lends it memory, costs seconds
+    # what samples: torch or vllm. auto: vllm if it and a GPU are there
+    engine: str = "auto"
+    # sample and compute log-probs the plain way (policy.py): to read, to fork
+    plain: bool = False
+    # share of the card that vLLM takes, and lends to the trainer
+    vllm_memory: float = 0.3
+    # a seed per request: a sample depends on no other; may be slow on CUDA
+    vllm_seeds: bool = True
+    # sleep while the trainer works: lends it memory, costs seconds
+    vllm_sleep: bool = True
     threads: int = 0  # CPU threads; 0 leaves torch's choice
     # SFT
-    sft_style: str | None = None  # whom to imitate; the default shows the format, not the algorithm
+
+    # whom to imitate; the default shows the format, not the algorithm
+    sft_style: str | None = None
     sft_examples: int = 100  # how many demonstrations: they are scarce, rewards are not
     sft_steps: int = 50  # optimizer steps; 0: no SFT
     sft_batch: int | None = None  # by environment
     sft_lr: float | None = None  # by model size
     # GRPO
-    updates: int | None = None  # batches that GRPO samples and trains on; by size and environment
-    # after --updates, go on until the training reward has settled (metrics.trend), at most to
-    # --max-updates; the learning rate stays at its end
+
+    # batches that GRPO samples and trains on; by size and environment
+    updates: int | None = None
+    # after --updates, go on until the training reward has settled (metrics.trend), at
+    # most to --max-updates; the learning rate stays at its end
     until_converged: bool = False
     max_updates: int = 400  # the most updates of a run with --until-converged
     num_tasks: int | None = None  # groups per update; by environment
-    k: int | None = None  # samples per group: more find a rare good answer more often; by size
-    loss: str = "grpo"  # reinforce, grpo, dr_grpo, dapo, gspo or cispo: side by side in grpo.py
+    # samples per group: more find a rare good answer more often; by size
+    k: int | None = None
+    # reinforce, grpo, dr_grpo, dapo, gspo or cispo: side by side in grpo.py
+    loss: str = "grpo"
     baseline: str = "group"  # what a reward is compared with: group, batch or none
-    normalize: bool = True  # divide advantages by the group's deviation (dr_grpo never does)
+    # divide advantages by the group's deviation (dr_grpo never does)
+    normalize: bool = True
     lr: float | None = None  # by model size and environment
-    warmup: int = 5  # updates over which the rate rises; Adam's first steps are its largest
-    lr_end: float = 0.1  # it then falls linearly to this share of lr; 1 keeps it constant
-    kl: float = 0.0  # weight of the KL to the policy after SFT; 0 needs no reference at all
-    epochs: int = 1  # optimizer steps per batch; above 1 the ratio leaves 1 and clipping acts
-    temperature: float = 1.0  # of sampling *and* of the trained log-probs: the same distribution
-    max_tokens: int | None = None  # longest reply of a turn; by model size and environment
-    importance: str | None = None  # clip, none, token, sequence (fast/measure.py); by size
-    async_rollouts: int = 0  # batches sampled ahead by a second process; 0 is strictly on-policy
-    micro_tokens: int | None = None  # padded tokens per forward pass: memory, never the gradient
+    # updates over which the rate rises; Adam's first steps are its largest
+    warmup: int = 5
+    # it then falls linearly to this share of lr; 1 keeps it constant
+    lr_end: float = 0.1
+    # weight of the KL to the policy after SFT; 0 needs no reference at all
+    kl: float = 0.0
+    # optimizer steps per batch; above 1 the ratio leaves 1 and clipping acts
+    epochs: int = 1
+    # of sampling *and* of the trained log-probs: the same distribution
+    temperature: float = 1.0
+    # longest reply of a turn; by model size and environment
+    max_tokens: int | None = None
+    # clip, none, token, sequence (fast/measure.py); by size
+    importance: str | None = None
+    # batches sampled ahead by a second process; 0 is strictly on-policy
+    async_rollouts: int = 0
+    # padded tokens per forward pass: memory, never the gradient
+    micro_tokens: int | None = None
     gradient_checkpointing: bool = False  # less memory, a third slower
     # evaluation: fixed development tasks, which nothing is trained on, greedy
     eval_n: int | None = None  # tasks per set; 32 would give an interval 33 points wide
     eval_every: int = 20  # updates from one evaluation to the next
-    eval_other_tiers: bool = True  # letters: tiers 3, 5 and 6 as well; yours: its other levels
-    # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its name there
+    # letters: tiers 3, 5 and 6 as well; yours: its other levels
+    eval_other_tiers: bool = True
+    # evaluation over an API (bridges/api.py) instead of a checkpoint; --model is its
+    # name there
     api_base: str = ""  # of an OpenAI-compatible endpoint: https://HOST/v1
     api_concurrency: int = 8  # episodes at a time; the key is in OPENAI_API_KEY
     # run
@@ -117,32 +147,42 @@ class Config:
     runs: str = "runs"  # where run folders live
     resume: str = ""  # a run folder to continue
     eval_only: str = ""  # a run folder whose checkpoint to evaluate, and nothing else
-    held_out: bool = False  # with --eval-only: tasks that no run has looked at, for a final table
+    # with --eval-only: tasks that no run has looked at, for a final table
+    held_out: bool = False
     save_every: int = 10  # updates between checkpoints
-    wandb: bool = True  # online if you are logged in, else into the run folder, to sync later
+    # online if you are logged in, else into the run folder, to sync later
+    wandb: bool = True
 
 
-# A flag of every environment and the field of its class that it sets; the others have --set.
+# A flag of every environment and the field of its class that it sets; the others have
+# --set.
 OF_ENVIRONMENTS = {
     "difficulty": "difficulty",
     "reward": "reward",
     "think": "think",
     "sft_style": "style",
 }
-LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}  # of a curriculum
-PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}  # go up if the mean of this …
+# of a curriculum
+LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
+# go up if the mean of this …
+PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
 PROMOTE_AFTER = 5  # … over so many updates at this level is so high
 
 
 def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, dict]:
-    """The arguments of fast.machine.choose_model: model, environment, device, settings to keep.
+    """The arguments of fast.machine.choose_model: model, environment, device, settings
+    to keep.
 
-    That is {flag: value} of what was typed (also if it is the default), or set by a preset or by
-    whoever calls train(). "auto" and None leave the choice.
+    That is {flag: value} of what was typed (also if it is the default), or set by a
+    preset or by whoever calls train(). "auto" and None leave the choice.
     """
     values, defaults = vars(cfg), vars(Config())
     stays = {name for name in values if name in typed or values[name] != defaults[name]}
-    fixed = {name: values[name] for name in sorted(stays) if values[name] not in ("auto", None)}
+    fixed = {
+        name: values[name]
+        for name in sorted(stays)
+        if values[name] not in ("auto", None)
+    }
     return cfg.model, cfg.env, cfg.device, fixed
 
 
@@ -151,18 +191,24 @@ def complete(
 ) -> None:
     """Fill in what depends on the model, and say what was chosen.
 
-    path: of the model that --model auto chose; the run keeps it, or on another machine --resume
-    would go on with another model. An embedded one is kept by its name: its path differs there.
-    fits: settings with which that model fits the card; the run keeps them, too.
+    path: of the model that --model auto chose; the run keeps it, or on another machine
+    --resume would go on with another model. An embedded one is kept by its name: its
+    path differs there. fits: settings with which that model fits the card; the run
+    keeps them, too.
     """
     for name, value in (fits or {}).items():
         setattr(cfg, name, value)
     if path and cfg.model == "auto":
         cfg.model = Path(path).name if Path(path).parent == MODELS else path
     if cfg.async_rollouts:
-        fill(cfg, {"importance": "sequence"})  # learnt fastest on old samples (results/offpolicy)
+        # learnt fastest on old samples (results/offpolicy)
+        fill(cfg, {"importance": "sequence"})
     fill(cfg, by_size(n_parameters, kind(cfg.env), cfg.lora_rank))
-    if cfg.env == "swarm" and n_parameters <= SMALL_MODEL and "error_penalty" not in given(cfg):
+    if (
+        cfg.env == "swarm"
+        and n_parameters <= SMALL_MODEL
+        and "error_penalty" not in given(cfg)
+    ):
         cfg.set = [*cfg.set, f"error_penalty={SMALL_ERROR_PENALTY}"]
     chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
     size = f"{n_parameters / 1e6:.1f}M parameters"
@@ -170,17 +216,24 @@ def complete(
 
 
 def healthy_loss(cfg: Config) -> str:
-    """A line to print: loss and ratio of a healthy run, and that the reward is what to watch."""
+    """A line to print: loss and ratio of a healthy run, and that the reward is what to
+    watch."""
     if cfg.epochs > 1 or cfg.async_rollouts:
-        return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
+        return (
+            "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
+        )
     if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
-        return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
-    # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor is a KL term
-    return "a ratio of 1.000 is healthy on-policy, the loss has no such value; watch the reward"
+        return (
+            "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
+        )
+    # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor
+    # is a KL term
+    return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
 
 
 def short(env: str) -> str:
-    """Its name in run folders and tables: of FILE.py:CLASS the class, of known tasks their name."""
+    """Its name in run folders and tables: of FILE.py:CLASS the class, of known tasks
+    their name."""
     if kind(env) == "known":
         return Path(env.partition(":")[2].partition(",")[0]).stem
     return env.rpartition(":")[2]
@@ -194,11 +247,11 @@ def fill(cfg: Config, defaults: dict) -> None:
 
 
 def learning_rate(cfg: Config, update: int) -> float:
-    """The learning rate of an update: up over cfg.warmup, then linearly down to lr_end · lr.
+    """Of an update: up over cfg.warmup, then linearly down to lr_end · lr.
 
     lr |   /---___
-       |  /       ---___        Adam's first steps are its largest, so they are taken slowly;
-       | /              ---     the last ones let the policy settle
+       |  /       ---___        Adam's first steps are its largest, so they are taken
+       | /              ---     slowly; the last ones let the policy settle
      0 +--------------------
        0 warmup       updates
     """
@@ -207,7 +260,7 @@ def learning_rate(cfg: Config, update: int) -> float:
     return cfg.lr * min(rise, fall)
 
 
-# --------------------------------------------------------------------------- tasks and environments
+# --------------------------------------------------------------- tasks and environments
 
 
 def task_seeds(cfg: Config, update: int) -> list[int]:
@@ -222,12 +275,14 @@ def sft_seeds(cfg: Config) -> list[int]:
 
 
 def dev_seeds(cfg: Config) -> list[int]:
-    """The tasks of every evaluation during a run: the same for all runs, and never trained on."""
+    """The tasks of every evaluation during a run: the same for all runs, and never
+    trained on."""
     return seeds_from(cfg, DEV_SEEDS, cfg.eval_n)
 
 
 def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
-    """n seeds, or as many as there are different tasks: a file of rows has only so many."""
+    """n seeds, or as many as there are different tasks: a file of rows has only so
+    many."""
     most = make_env(cfg, 0).how_many(first) if kind(cfg.env) == "known" else n
     if most is None:  # a generator
         from bridges.known import different
@@ -238,11 +293,13 @@ def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
 
 @cache  # an environment is made for every episode
 def yours(env: str) -> type:
-    """The class of `--env FILE.py:CLASS` (docs/fork.md has one). ValueError if it cannot be had."""
+    """The class of `--env FILE.py:CLASS` (docs/fork.md has one). ValueError if it
+    cannot be had."""
     file, _, name = env.rpartition(":")
     if not Path(file).is_file():
         raise ValueError(f"--env {env}: there is no file {file}; give FILE.py:CLASS")
-    module_name = f"yours_{Path(file).stem}"  # not our own metrics.py, if that is its name
+    # not our own metrics.py, if that is its name
+    module_name = f"yours_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(module_name, file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
@@ -251,19 +308,24 @@ def yours(env: str) -> type:
         for needed in ("think", "tools", "reset", "step", "score", "expert_reply"):
             getattr(found(), needed)
     except Exception as error:  # it may be any code
-        raise ValueError(
-            f"--env {env}: cannot be used ({type(error).__name__}: {error}); see docs/fork.md"
-        ) from None
+        why = f"cannot be used ({type(error).__name__}: {error})"
+        raise ValueError(f"--env {env}: {why}; see docs/fork.md") from None
     return found
 
 
 def levels_of(env: str) -> list:
-    """What a curriculum climbs, the easiest first. A class of yours may have `levels`, too."""
-    return getattr(yours(env), "levels", []) if kind(env) == "yours" else LEVELS.get(env, [])
+    """What a curriculum climbs, the easiest first. A class of yours may have `levels`,
+    too."""
+    return (
+        getattr(yours(env), "levels", [])
+        if kind(env) == "yours"
+        else LEVELS.get(env, [])
+    )
 
 
 def promote_of(env: str) -> tuple[str, float]:
-    """Go up if the mean of this measure is so high. A class of yours may have `promote`."""
+    """Go up if the mean of this measure is so high. A class of yours may have
+    `promote`."""
     usual = PROMOTE.get(env, ("exact", 0.75))
     return getattr(yours(env), "promote", usual) if kind(env) == "yours" else usual
 
@@ -288,17 +350,21 @@ def class_of(env: str) -> type | None:
 
 
 def settable(env: str) -> dict[str, type]:
-    """{setting: its type} of what --set can give: the fields of the environment's dataclass."""
+    """{setting: its type} of what --set can give: the fields of the environment's
+    dataclass."""
     cls = class_of(env)
     if not is_dataclass(cls):
         return {}
     hints, flags = get_type_hints(cls), OF_ENVIRONMENTS.values()
     ours = kind(env) != "yours"
-    return {f.name: hints[f.name] for f in fields(cls) if not (ours and f.name in flags)}
+    return {
+        f.name: hints[f.name] for f in fields(cls) if not (ours and f.name in flags)
+    }
 
 
 def given(cfg: Config) -> dict:
-    """{setting: value} of --set NAME=VALUE …; the last one counts. ValueError by one sentence."""
+    """{setting: value} of --set NAME=VALUE …; the last one counts. ValueError by one
+    sentence."""
     types, values = settable(cfg.env), {}
     for word in cfg.set:
         name, equals, text = word.partition("=")
@@ -309,7 +375,9 @@ def given(cfg: Config) -> dict:
             flags = {field: flag for flag, field in OF_ENVIRONMENTS.items()}
             if name in flags and kind(cfg.env) != "yours":
                 cure = f"it is the flag --{flags[name].replace('_', '-')}"
-            raise ValueError(f"--set {word}: {short(cfg.env)} has no such setting; {cure}")
+            raise ValueError(
+                f"--set {word}: {short(cfg.env)} has no such setting; {cure}"
+            )
         values[name] = read_value(types[name], text, word)
     return values
 
@@ -332,7 +400,8 @@ def read_value(kind_of: type, text: str, word: str):
 
 
 def make_env(cfg: Config, difficulty):
-    """A fresh environment: its class with the flags that it has fields for, and with --set."""
+    """A fresh environment: its class with the flags that it has fields for, and with
+    --set."""
     if kind(cfg.env) == "known":
         from bridges.known import open_known
 
@@ -352,7 +421,8 @@ def make_env(cfg: Config, difficulty):
 def sources(env: str) -> list[Path]:
     """The files that decide what its tasks are and what they pay."""
     here = Path(__file__).resolve().parent
-    letters = here / "env_letters.py"  # it also splits thoughts from answers, for all of ours
+    # it also splits thoughts from answers, for all of ours
+    letters = here / "env_letters.py"
     if kind(env) == "yours":
         return [Path(env.rpartition(":")[0])]
     if kind(env) == "known":
@@ -365,7 +435,8 @@ def sources(env: str) -> list[Path]:
 
 
 def eval_sets(cfg: Config) -> dict[str, tuple]:
-    """What is evaluated: {name of a set of tasks: (is it the one trained on?, make_env)}.
+    """What is evaluated: {name of a set of tasks: (is it the one trained on?,
+    make_env)}.
 
     The same name means the same tasks.
     """
@@ -381,21 +452,30 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
         others = levels_of(cfg.env) if cfg.eval_other_tiers else [cfg.difficulty]
         sets = {f"{name}, level {level}": level for level in others}
     elif cfg.env == "swarm":
-        sets = {f"{cfg.difficulty} v{make_env(cfg, cfg.difficulty).version}": cfg.difficulty}
+        sets = {
+            f"{cfg.difficulty} v{make_env(cfg, cfg.difficulty).version}": cfg.difficulty
+        }
     else:
         env = make_env(cfg, 0)
         span = lambda low, high: str(low) if low == high else f"{low}-{high}"
-        turns, names = span(env.min_turns, env.max_turns), span(env.min_names, env.max_names)
+        turns, names = (
+            span(env.min_turns, env.max_turns),
+            span(env.min_names, env.max_names),
+        )
         name = f"{turns} turns, {names} names, power {env.similarity_power:g}"
         sets = {name + (" a turn" if env.power_per_turn else ""): 0}
     trained = 0 if cfg.env == "alphabet" else cfg.difficulty
-    return {name: (level == trained, partial(make_env, cfg, level)) for name, level in sets.items()}
+    return {
+        name: (level == trained, partial(make_env, cfg, level))
+        for name, level in sets.items()
+    }
 
 
-# --------------------------------------------------------------------------------- the command line
+# --------------------------------------------------------------------- the command line
 
 
-ONLY_WITH = {"max_updates": "until_converged", "lora_alpha": "lora_rank"}  # and api_… with api_base
+# and api_… with api_base
+ONLY_WITH = {"max_updates": "until_converged", "lora_alpha": "lora_rank"}
 
 
 def command_line(words: list[str]) -> tuple[Config, set[str]]:
@@ -412,10 +492,12 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
 
 
 def read_flags(words: list[str]) -> tuple[Config, set[str]]:
-    """The Config that these words ask for, and the names of the flags that were typed."""
+    """The Config that these words ask for, and the names of the flags that were
+    typed."""
     words = without_bare_eval_only(words)
     cfg = tyro.cli(Config, args=words)
-    if cfg.preset in PRESETS or cfg.break_:  # again, with these as defaults: a typed flag wins
+    # again, with these as defaults: a typed flag wins
+    if cfg.preset in PRESETS or cfg.break_:
         defaults = PRESETS.get(cfg.preset, {}) | mistake(cfg.break_)
         typed_settings = cfg.set
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
@@ -423,11 +505,14 @@ def read_flags(words: list[str]) -> tuple[Config, set[str]]:
             cfg.set = typed_settings  # those of the preset are of another environment
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
-    return cfg, {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
+    return cfg, {
+        f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags
+    }
 
 
 def mistake(name: str) -> dict:
-    """The settings of a mistake to make on purpose (--break); none if there is no name."""
+    """The settings of a mistake to make on purpose (--break); none if there is no
+    name."""
     if not name:
         return {}
     from learn import failures

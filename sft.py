@@ -2,9 +2,10 @@
 
     loss = - mean log p(token | all before it), over the *expert's* tokens
 
-The prompt is not learnt; the end-of-turn token is. The default expert only shows the format (think,
-then answer inside <answer>); it states counts without deriving them. Demonstrations are scarce,
-as in practice: there are 100. `--sft-style derives` teaches the algorithm instead.
+The prompt is not learnt; the end-of-turn token is. The default expert only shows the
+format (think, then answer inside <answer>); it states counts without deriving them.
+Demonstrations are scarce, as in practice: there are 100. `--sft-style derives` teaches
+the algorithm instead.
 
 Run me: `python sft.py` prints an expert episode and marks which tokens are learnt.
 """
@@ -21,11 +22,14 @@ from policy import Policy, adam, plain_logprobs, set_learning_rate
 from rollout import Episode, expert_episode
 
 
-def sft(policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable) -> dict:
-    """Train on one demonstration per seed, cfg.sft_steps steps; returns losses, tokens, seconds.
+def sft(
+    policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable
+) -> dict:
+    """Train on one demonstration per seed, cfg.sft_steps steps; returns losses, tokens,
+    seconds.
 
-    make_env() -> an environment; stop_here() is called after every step, and raises if somebody
-    asked the run to stop. Call sft() inside `with policy.learning()`.
+    make_env() -> an environment; stop_here() is called after every step, and raises if
+    somebody asked the run to stop. Call sft() inside `with policy.learning()`.
     """
     started = time.monotonic()
     episodes = demonstrations(policy, make_env, seeds if cfg.sft_steps else [])
@@ -33,33 +37,50 @@ def sft(policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Ca
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
     for i, batch in enumerate(parallel.bar(batches, desc="SFT", disable=not batches)):
-        # Rise over a tenth of the steps (Adam's first steps are its largest), then fall towards 0.
-        rise, fall = (i + 1) / max(1, cfg.sft_steps / 10), (cfg.sft_steps - i) / cfg.sft_steps
+        # Rise over a tenth of the steps (Adam's first steps are its largest), then fall
+        # towards 0.
+        rise, fall = (
+            (i + 1) / max(1, cfg.sft_steps / 10),
+            (cfg.sft_steps - i) / cfg.sft_steps,
+        )
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
-        losses.append(sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)["loss"])
+        losses.append(
+            sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)["loss"]
+        )
         tokens += sum(e.reply_tokens for e in batch)
         stop_here()
     ends = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
     return {"losses": ends, "tokens": tokens, "seconds": time.monotonic() - started}
 
 
-def demonstrations(policy: Policy, make_env: Callable, seeds: list[int]) -> list[Episode]:
+def demonstrations(
+    policy: Policy, make_env: Callable, seeds: list[int]
+) -> list[Episode]:
     """One expert episode per seed."""
     return [expert_episode(policy, make_env(), seed) for seed in seeds]
 
 
 def sft_step(
-    policy: Policy, optimizer, episodes: list[Episode], micro_tokens: int, plain: bool = False
+    policy: Policy,
+    optimizer,
+    episodes: list[Episode],
+    micro_tokens: int,
+    plain: bool = False,
 ) -> dict[str, float]:
-    """One optimizer step; returns its loss (mean -log p of an expert's token, nats), norm, tokens.
+    """One optimizer step; returns its loss (mean -log p of an expert's token, nats),
+    norm, tokens.
 
     micro_tokens: padded tokens per forward pass. plain: log-probs the plain way. Raises
     FloatingPointError if loss or gradient is not finite, before the optimizer step.
     """
     optimizer.zero_grad(set_to_none=True)
-    n = sum(e.reply_tokens for e in episodes)  # one denominator for the batch, however it is cut
+    n = sum(
+        e.reply_tokens for e in episodes
+    )  # one denominator for the batch, however it is cut
     loss, pad = 0.0, policy.tokenizer.pad_token_id
-    episodes = parallel.share(sorted(episodes, key=lambda e: len(e.token_ids)))  # this process's
+    episodes = parallel.share(
+        sorted(episodes, key=lambda e: len(e.token_ids))
+    )  # this process's
     logprobs_of = plain_logprobs if plain else token_logprobs
     for piece in cut(episodes, micro_tokens):
         batch = collate([episodes[i] for i in piece], pad, policy.device)
@@ -75,7 +96,8 @@ def sft_step(
 def sft_batches(
     episodes: list[Episode], batch_size: int, steps: int, seed: int
 ) -> list[list[Episode]]:
-    """`steps` batches; in every pass over the episodes each comes once, in a new order."""
+    """`steps` batches; in every pass over the episodes each comes once, in a new
+    order."""
     rng, queue, batches = random.Random(seed), [], []
     while len(batches) < steps:
         while len(queue) < batch_size:
@@ -90,11 +112,12 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
-    make_env = lambda: Letters(difficulty=3, reward="binary", think=True, style="states")
+    make_env = lambda: Letters(3, "binary", think=True, style="states")
     episode = demonstrations(policy, make_env, [5])[0]
     tokens = [policy.tokenizer.decode([t]) for t in episode.token_ids]
     print("learnt tokens stand in brackets:\n")
     print("".join(f"[{t}]" if s else t for t, s in zip(tokens, episode.sampled)))
     optimizer = adam(policy, 1e-4)  # the default for models of this size
     for step in range(5):
-        print(f"step {step}  loss {sft_step(policy, optimizer, [episode], 8192)['loss']:.3f}")
+        found = sft_step(policy, optimizer, [episode], 8192)
+        print(f"step {step}  loss {found['loss']:.3f}")

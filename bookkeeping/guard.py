@@ -42,7 +42,7 @@ MOST_TURNS = 100  # of an episode that preflight plays
 ROLES = ("system", "user", "assistant", "tool")  # templates leave messages of others out
 
 # Columns of the logs: an entry of a score with such a name would take their place.
-TAKEN = set(COLUMNS) | {f"seconds_{part}" for part in SECONDS}
+TAKEN = {"deviation", *COLUMNS} | {f"seconds_{part}" for part in SECONDS}
 TAKEN |= set("update stage tasks trained missing level n errors reply_tokens".split())
 TAKEN |= {"reward_low", "reward_high", "exact_reward"}
 
