@@ -38,7 +38,7 @@ PICO_SWARM = PICO.with_name(
 )  # trained further on tool calls; worse at lists for it
 PICO_LONG = PICO.with_name(
     "pico_long"
-)  # for strings of 80 to 150 letters (docs/longer.md)
+)  # for strings of 80 to 150 letters (docs/letters.md)
 EMBEDDED = {
     path.name: str(path) for path in (PICO, PICO_SWARM, PICO_LONG)
 }  # by name, anywhere
