@@ -205,7 +205,7 @@ def save_episodes(
                 "member": i,
                 "seed": e.seed,
                 "reward": e.reward,
-                "advantage": None if stage else round(float(advantages[g, i]), 4),
+                "advantage": None if stage else one_number(advantages[g][i]),
                 "components": e.components,
                 "stop_reason": e.stop_reason,
                 "error": e.error,
@@ -216,6 +216,14 @@ def save_episodes(
                 "segments": segments(policy, e, None if stage else ratios[g][i]),
             }
             append(folder / "episodes.jsonl", record)
+
+
+def one_number(advantage) -> float:
+    """An episode's advantage, or the mean of those of its tokens."""
+    value = advantage.tolist()
+    if isinstance(value, list):
+        value = sum(value) / max(1, len(value))
+    return round(value, 4)
 
 
 def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
