@@ -36,48 +36,83 @@ Run me: `python grpo.py` works the example through, number by number.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from fast import parallel
-from fast.batches import collate, micro_batches
+from fast.batches import Batch, collate, cut
 from fast.logprobs import token_logprobs
-from fast.measure import UpdateLog, batch_columns, k3, second_look
+from fast.measure import UpdateLog, k3
 from fast.off_policy import IMPORTANCE, importance_weights
-from policy import Policy, plain_logprobs, swapped
+from policy import Policy, choices, plain_logits, swapped
 from rollout import Episode
 
-# loss name: (ε, ε_high), the paper's where it names them; cispo's ε of 1 means no lower bound
+# What is clipped: (ε, ε_high), the paper's where it names them. The ratio may lie in
+# [1 - ε, 1 + ε_high]; cispo's ε of 1 means no lower bound. reinforce has no ratio.
 CLIP = {
-    "reinforce": (0.0, 0.0),
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
     "dapo": (0.2, 0.28),
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 0.28),
 }
-MAX_GRAD_NORM = 1.0  # a longer gradient is shortened to this: one bad batch must not break a policy
+MAX_GRAD_NORM = 1.0  # a longer gradient is shortened: one bad batch must not break it
 
 
-def check_names(cfg) -> None:
-    """ValueError if there is no such loss, or no such --importance."""
-    if cfg.loss not in CLIP:
-        raise ValueError(f"--loss {cfg.loss}: choose one of {', '.join(CLIP)}")
-    if cfg.importance not in (None, *IMPORTANCE):
-        raise ValueError(f"--importance {cfg.importance}: choose one of {', '.join(IMPORTANCE)}")
+# ------------------------------------------------------------------------------- update
 
 
-# -------------------------------------------------------------------------------------- advantages
+def update(
+    policy: Policy,
+    optimizer,
+    groups: list[list[Episode]],
+    advantages,
+    cfg,
+    reference=None,
+) -> dict[str, float]:
+    """Train on one batch of groups [G][k]: cfg.epochs optimizer steps.
+
+    advantages [G][k]: a number per episode (advantages_of), or a tensor [n] with one per
+    sampled token. cfg: a settings.Config. reference: {name: weight} of the policy that
+    --kl compares with. Returns what to log, the columns of fast/measure.py. Raises
+    FloatingPointError if loss or gradient is not finite, before the step.
+    """
+    chosen = with_signal(groups, advantages, cfg)
+    log = UpdateLog(policy, groups, advantages, chosen, cfg)
+    batches = micro_batches(chosen, policy, cfg)
+    grad_norm = 0.0
+    for epoch in range(cfg.epochs if chosen else 0):
+        optimizer.zero_grad(set_to_none=True)
+        for batch in batches:
+            out = score(policy, batch, cfg)  # log-probs [M] and entropy [M], now
+            if epoch == 0:
+                remember_old_policies(batch, out, cfg)
+            loss = LOSSES[cfg.loss](batch, out, cfg)  # a number
+            if cfg.kl > 0:
+                penalty = kl_to_reference(policy, reference, batch, out, cfg)
+                loss = loss + cfg.kl * penalty
+            loss.backward()
+            log.add(batch, out, loss)
+        grad_norm = take_step(policy, optimizer, log.end_epoch())
+    lr = optimizer.param_groups[0]["lr"]
+    return log.columns() | {"grad_norm": grad_norm, "lr": lr}
+
+
+# --------------------------------------------------------------------------- advantages
 
 
 def advantages_of(groups: list[list[Episode]], cfg) -> torch.Tensor:
-    """Advantages of a batch [G, k]: how much better each episode was than the others of its group.
+    """Advantages of a batch [G, k]: how much better each episode was than its group.
 
-    This is where to drop the deviation (--no-normalize), or to try a baseline of your own. Episodes
-    in error get 0, and do not count in the means.
+    This is where to drop the deviation (--no-normalize), or to try a baseline of your
+    own. Episodes in error get 0, and do not count in the means.
     """
-    rewards = [[e.reward if trainable(e) else float("nan") for e in g] for g in groups]
-    normalize = cfg.normalize and cfg.loss != "dr_grpo"  # Liu 2025: it favours easy or hard tasks
+    nan = float("nan")
+    rewards = [[e.reward if trainable(e) else nan for e in group] for group in groups]
+    normalize = (
+        cfg.normalize and cfg.loss != "dr_grpo"
+    )  # Liu 2025: it favours some tasks
     rewards = torch.tensor(rewards, dtype=torch.float64)
     return group_advantages(rewards, cfg.baseline, normalize)
 
@@ -92,141 +127,207 @@ def group_advantages(
 ) -> torch.Tensor:
     """rewards [G, k] (NaN: episode in error) -> advantages [G, k]; NaN gives 0.
 
-    baseline "group": minus the group's mean (Shao et al. 2024, §4.1.2); "batch": minus the mean of
-    all; "none". normalize: divided by the standard deviation over the same set (group or batch; not
-    with "none").
+    baseline "group": minus the group's mean (Shao et al. 2024, §4.1.2); "batch": minus
+    the mean of all; "none". normalize: divided by the standard deviation over the same
+    set (group or batch; not with "none").
     """
     rewards = rewards.double()
     valid = ~rewards.isnan()
     dim = 1 if baseline == "group" else (0, 1)
     n = valid.sum(dim, keepdim=True).clamp(min=1)
     mean = rewards.nan_to_num(0).sum(dim, keepdim=True) / n
-    centered = torch.where(valid, rewards - (0.0 if baseline == "none" else mean), 0.0)
-    nothing = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)  # 0.1 - mean([0.1] * 3) is not 0
+    if baseline == "none":
+        mean = torch.zeros_like(mean)
+    centered = torch.where(valid, rewards - mean, 0.0)  # [G, k]
+    # 0.1 - mean([0.1] * 3) is not 0 in floating point.
+    nothing = centered.abs() < 1e-12 * rewards.abs().clamp(min=1)
     centered = torch.where(nothing, 0.0, centered)
-    if normalize and baseline != "none":  # without a baseline there is no spread to measure against
+    if (
+        normalize and baseline != "none"
+    ):  # without a baseline there is no spread around it
         spread = (centered**2).sum(dim, keepdim=True) / n
         centered = centered / (spread.sqrt() + 1e-6)
     return centered.float()
 
 
-# -------------------------------------------------------------------------------------------- loss
+# ------------------------------------------------------------------------------- losses
+
+
+@dataclass
+class Output:
+    """What the policy says now of a batch's M sampled tokens."""
+
+    logprobs: torch.Tensor  # [M], differentiable
+    entropy: torch.Tensor  # [M], differentiable if the loss stands in NEEDS_LOGITS
+    logits: torch.Tensor | None = None  # [M, V], if the loss stands in NEEDS_LOGITS
+    # What a loss leaves here is logged.
+    ratio: torch.Tensor | None = None  # [M]
+    clipped: torch.Tensor | None = None  # [M] bool
+    kl: torch.Tensor | None = None  # [M]
+
+
+def reinforce(batch: Batch, out: Output, cfg) -> torch.Tensor:
+    """Williams 1992: no ratio, so nothing corrects for samples of an older policy."""
+    out.ratio = token_ratio(batch, out).detach()
+    return -(batch.weights * batch.advantages * out.logprobs).sum()
+
+
+def grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
+    """Shao 2024, eq. 3: PPO's clipped ratio; every episode weighs the same."""
+    return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["grpo"])
+
+
+def dr_grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
+    """Liu 2025, §3.2: as grpo, every token of the run weighs the same; no deviation."""
+    return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["dr_grpo"])
+
+
+def dapo(batch: Batch, out: Output, cfg) -> torch.Tensor:
+    """Yu 2025, eq. 8: as grpo, every token of the batch weighs the same; clips higher."""
+    return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["dapo"])
+
+
+def gspo(batch: Batch, out: Output, cfg) -> torch.Tensor:
+    """Zheng 2025, eq. 5: one ratio per episode."""
+    return clipped_loss(batch, out, episode_ratio(batch, out), *CLIP["gspo"])
+
+
+def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
+    """MiniMax-M1 2025, eq. 4: the clipped ratio is a constant, so that clipped tokens keep
+    their gradient."""
+    eps, eps_high = CLIP["cispo"]
+    out.ratio = token_ratio(batch, out).detach()
+    held = out.ratio.clamp(1 - eps, 1 + eps_high)  # [M]
+    out.clipped = held != out.ratio
+    return -(batch.weights * held * batch.advantages * out.logprobs).sum()
+
+
+LOSSES = {
+    "reinforce": reinforce,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "dapo": dapo,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+# Names of losses that use out.logits, or the gradient of out.entropy. They train on every
+# episode, also where the advantage is 0. The logits are [M, V]: mind the memory.
+NEEDS_LOGITS: set[str] = set()
+
+
+def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
+    """How likely each token is now, over how likely it was: [M]."""
+    return (out.logprobs - batch.proximal).exp()
+
+
+def episode_ratio(batch: Batch, out: Output) -> torch.Tensor:
+    """The geometric mean of the ratios of an episode's tokens, for each of them: [M]."""
+    log_ratio = out.logprobs - batch.proximal  # [M]
+    n = batch.row.bincount().clamp(min=1)  # [N]
+    mean = log_ratio.new_zeros(len(n)).index_add(0, batch.row, log_ratio) / n  # [N]
+    return mean[batch.row].exp()
+
+
+def clipped_loss(
+    batch: Batch, out: Output, ratio: torch.Tensor, eps: float, eps_high: float
+) -> torch.Tensor:
+    """-Σ weight · min(ratio · A, clipped ratio · A): Schulman 2017 (PPO), eq. 7."""
+    surrogate = ratio * batch.advantages  # [M]
+    clipped = ratio.clamp(1 - eps, 1 + eps_high) * batch.advantages  # [M]
+    out.ratio, out.clipped = ratio.detach(), clipped < surrogate
+    return -(batch.weights * torch.minimum(surrogate, clipped)).sum()
 
 
 def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
-    """What each token of an episode weighs, [N] float32. Σ weight · length <= 1.
+    """What each token of an episode weighs, [N] float32.
 
-    lengths [N]: sampled tokens per episode. max_tokens: the most that one could have (dr_grpo).
+    lengths [N]: sampled tokens per episode. max_tokens: dr_grpo's constant, the longest
+    reply of a turn: one number for a whole run. A loss of yours weighs all tokens alike.
     """
+    n = max(1, len(lengths))
     if loss in ("grpo", "gspo"):
-        return 1.0 / (len(lengths) * lengths.clamp(min=1))
+        return 1.0 / (n * lengths.clamp(min=1))
     if loss == "dr_grpo":
-        return torch.full_like(lengths, 1.0 / (len(lengths) * max_tokens), dtype=torch.float32)
-    return torch.full_like(lengths, 1.0 / max(1, int(lengths.sum())), dtype=torch.float32)
+        return torch.full_like(lengths, 1.0 / (n * max_tokens), dtype=torch.float32)
+    all_tokens = max(1, int(lengths.sum()))
+    return torch.full_like(lengths, 1.0 / all_tokens, dtype=torch.float32)
 
 
-def policy_loss(
-    loss: str, logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor,
-    row: torch.Tensor, eps: float, eps_high: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Loss of each sampled token, before weighing.
+# ------------------------------------------------------- what update asks for, in order
 
-    All tensors are [M], one entry per sampled token: its log-prob now and when sampled, the
-    advantage of its episode, and which episode it belongs to (row, int64). The ratio may lie in
-    [1 - eps, 1 + eps_high] (CLIP).
-    Returns (loss [M], ratio [M], clipped [M] bool); minimise Σ weight · loss.
+
+def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[tuple]:
+    """What is trained on: (episode, advantages [n], weights [n]) of its n sampled tokens.
+
+    An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a KL
+    or an entropy gives them one. They stay in the denominators, so leaving them out
+    changes nothing.
     """
-    log_ratio = logprobs - old_logprobs  # [M]
-    if loss == "gspo":  # one ratio per episode: the geometric mean over its tokens
-        n = row.bincount().clamp(min=1)  # [rows]
-        mean = log_ratio.new_zeros(len(n)).index_add(0, row, log_ratio) / n  # [rows]
-        log_ratio = mean[row]
-    ratio = log_ratio.exp()
-    if loss == "reinforce":
-        return -advantages * logprobs, ratio.detach(), torch.zeros_like(row, dtype=torch.bool)
-    if loss == "cispo":  # the clipped ratio is a constant: clipped tokens keep their gradient
-        held = ratio.detach().clamp(1 - eps, 1 + eps_high)
-        return -held * advantages * logprobs, ratio.detach(), held != ratio.detach()
-    surrogate = ratio * advantages
-    clipped = ratio.clamp(1 - eps, 1 + eps_high) * advantages
-    pessimistic = torch.minimum(surrogate, clipped)  # PPO, eq. 7
-    return -pessimistic, ratio.detach(), clipped < surrogate
+    everything = cfg.kl > 0 or cfg.loss in NEEDS_LOGITS
+    pairs = [pair for group, row in zip(groups, advantages) for pair in zip(group, row)]
+    pairs = [(e, torch.as_tensor(a)) for e, a in pairs if trainable(e)]
+    lengths = torch.tensor([e.reply_tokens for e, _ in pairs], dtype=torch.float32)
+    weights = token_weights(cfg.loss, lengths, cfg.max_tokens)  # [N]
+    chosen = []
+    for (e, advantage), weight in zip(pairs, weights):
+        if everything or advantage.any():
+            n = e.reply_tokens
+            chosen.append((e, advantage.float().expand(n), weight.expand(n)))
+    return chosen
 
 
-# ------------------------------------------------------------------------------------------ update
+def micro_batches(chosen: list[tuple], policy: Policy, cfg) -> list[Batch]:
+    """This process's share of the work, cut into pieces of cfg.micro_tokens."""
+    mine = sorted(chosen, key=lambda one: len(one[0].token_ids))
+    mine = parallel.share(mine)
+    batches = []
+    for piece in cut([e for e, *_ in mine], cfg.micro_tokens):
+        episodes, advantages, weights = zip(*[mine[i] for i in piece])
+        batch = collate(list(episodes), policy.tokenizer.pad_token_id, policy.device)
+        batch.advantages = torch.cat(advantages).to(policy.device)  # [M]
+        batch.weights = torch.cat(weights).to(policy.device)  # [M]
+        batches.append(batch)
+    return batches
 
 
-def update(
-    policy: Policy, optimizer, groups: list[list[Episode]], advantages: torch.Tensor, cfg,
-    reference: dict[str, torch.Tensor] | None = None,
-) -> dict[str, float]:  # fmt: skip
-    """Train on one batch of groups [G][k], cfg.epochs optimizer steps.
+def score(policy: Policy, batch: Batch, cfg) -> Output:
+    """One forward pass: log-probs and entropy of the sampled tokens, as they are now."""
+    if cfg.plain or cfg.loss in NEEDS_LOGITS:
+        logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
+        tokens = batch.ids[:, 1:][batch.mask]  # [M]
+        return Output(*choices(logits, tokens), logits)
+    return Output(*token_logprobs(policy, batch.ids, batch.mask, cfg.temperature))
 
-    advantages [G, k] are those of advantages_of; cfg is a settings.Config. reference: {name:
-    weight} of the policy that the KL penalty compares with. Returns what to log, the columns of
-    fast/measure.py. Raises FloatingPointError if loss or gradient is not finite, before the step.
+
+def remember_old_policies(batch: Batch, out: Output, cfg) -> None:
+    """At the first pass: what the ratio is to, and what a stale sample weighs.
+
+    The *behaviour* policy drew the samples. The *proximal* policy is the denominator of
+    the ratio: the behaviour policy with --importance clip, else the policy at the start of
+    the update (Hilton et al. 2022). fast/off_policy.py has the weights.
     """
-    logprobs_of = plain_logprobs if cfg.plain else token_logprobs
-    episodes = [e for group in groups for e in group]  # N of them
-    flat, pad = advantages.flatten(), policy.tokenizer.pad_token_id  # [N]
-    valid = torch.tensor([trainable(e) for e in episodes])  # [N] bool
-    weights = torch.zeros(len(episodes))  # [N] of each token, over the whole batch
-    if valid.any():
-        lengths = torch.tensor([e.reply_tokens for e in episodes]).float()
-        longest = cfg.max_tokens * max(1, *(e.turns for e in episodes))  # max_tokens is per turn
-        weights[valid] = token_weights(cfg.loss, lengths[valid], longest)
-    # An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a KL term
-    # gives them one. They stay in the denominators, so skipping them changes nothing.
-    keep = [n for n, e in enumerate(episodes) if valid[n] and (cfg.kl > 0 or flat[n] != 0)]
-    log = UpdateLog(policy.device)
-    stats = {
-        **batch_columns(advantages, valid, episodes),
-        "trained_tokens": sum(episodes[n].reply_tokens for n in keep) * cfg.epochs,
-        "rounding": log.rounding,
-        "lr": optimizer.param_groups[0]["lr"],
-    }
-    if not keep:
-        return {**stats, "loss": 0.0, "grad_norm": 0.0}
-    keep = parallel.share(sorted(keep, key=lambda n: len(episodes[n].token_ids)))  # this process's
-    plan = micro_batches([episodes[n] for n in keep], cfg.micro_tokens)
-    start: list[torch.Tensor] = []  # log-probs at the start of the update, [M] per micro-batch
-    for epoch in range(cfg.epochs):
-        optimizer.zero_grad(set_to_none=True)
-        log.start_epoch()
-        for i, part in enumerate(plan):
-            chosen = [keep[n] for n in part]
-            some = [episodes[n] for n in chosen]
-            batch = collate(some, flat[chosen], weights[chosen], pad, policy.device)
-            row = torch.nonzero(batch.mask)[:, 0]  # [M] whose token it is
-            sampled = batch.old_logprobs[batch.mask]  # [M] log-probs as sampled
+    now = out.logprobs.detach()  # [M]
+    batch.proximal = batch.behaviour if cfg.importance == "clip" else now
+    log_ratio = now - batch.behaviour
+    batch.importance = importance_weights(cfg.importance, log_ratio, batch.row)  # [M]
+    batch.weights = batch.weights * batch.importance
 
-            logprobs, entropy = logprobs_of(policy, batch.ids, batch.mask, cfg.temperature)
-            if epoch == 0:
-                start.append(logprobs.detach())
-            old = sampled if cfg.importance == "clip" else start[i]  # [M] the ratio's denominator
-            factor = importance_weights(cfg.importance, start[i] - sampled, row)  # [M]
-            weight = batch.weights[row] * factor  # [M]
-            advantage = batch.advantages[row]  # [M]
-            clip = CLIP[cfg.loss]
-            token_loss, ratio, clipped = policy_loss(cfg.loss, logprobs, old, advantage, row, *clip)
-            loss = (weight * token_loss).sum()
-            kl_ref = torch.zeros_like(sampled)  # [M]
-            if cfg.kl > 0:
-                with torch.no_grad(), swapped(policy, reference):
-                    ref = logprobs_of(policy, batch.ids, batch.mask, cfg.temperature)[0]
-                kl_ref = k3(logprobs, ref)
-                loss = loss + cfg.kl * (weight * kl_ref).sum()
-            loss.backward()
 
-            log.add(
-                loss, batch, some, logprobs=logprobs, old=old, entropy=entropy,
-                ratio=ratio, clipped=clipped, importance=factor, kl_ref=kl_ref,
-            )  # fmt: skip
-            if epoch == 0 and i == 0 and not any(e.age for e in episodes):
-                again = lambda b=batch: logprobs_of(policy, b.ids, b.mask, cfg.temperature)[0]
-                stats |= second_look(logprobs, sampled, log.rounding, again)
-        grad_norm = take_step(policy, optimizer, log.end_epoch())
-    return {**stats, **log.columns(cfg.kl, cfg.importance), "grad_norm": grad_norm}
+def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
+    """Σ weight · KL(policy || reference), a number."""
+    with torch.no_grad(), swapped(policy, reference):
+        before = score(policy, batch, cfg).logprobs  # [M]
+    out.kl = k3(out.logprobs, before)  # [M]
+    return (batch.weights * out.kl).sum()
+
+
+def check_names(cfg) -> None:
+    """ValueError if there is no such loss, or no such --importance."""
+    if cfg.loss not in LOSSES:
+        raise ValueError(f"--loss {cfg.loss}: choose one of {', '.join(LOSSES)}")
+    if cfg.importance not in (None, *IMPORTANCE):
+        choose = ", ".join(IMPORTANCE)
+        raise ValueError(f"--importance {cfg.importance}: choose one of {choose}")
 
 
 def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> float:
@@ -240,7 +341,9 @@ def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> flo
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM).item()
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         optimizer.zero_grad(set_to_none=True)
-        raise FloatingPointError(f"{what} {loss} and gradient norm {grad_norm} are not both finite")
+        raise FloatingPointError(
+            f"{what} {loss} and gradient norm {grad_norm} are not both finite"
+        )
     optimizer.step()
     return grad_norm
 
@@ -248,22 +351,32 @@ def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> flo
 if __name__ == "__main__":
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     print("rewards of one group        ", rewards.tolist()[0])
-    print("minus the mean              ", group_advantages(rewards, normalize=False)[0].tolist())
+    centered = group_advantages(rewards, normalize=False)[0]
+    print("minus the mean              ", centered.tolist())
     advantages = group_advantages(rewards)[0]
     print("divided by the std          ", [round(a, 3) for a in advantages.tolist()])
-    print("all the same, nothing to say", group_advantages(torch.ones(1, 4))[0].tolist())
+    equal = group_advantages(torch.ones(1, 4))[0]
+    print("all the same, nothing to say", equal.tolist())
 
-    row = torch.arange(4)  # one token per answer
+    # Two answers: a good one of one token, a bad one of three. After a step some of their
+    # tokens have left the clip of 1 ± 0.2.
+    lengths = torch.tensor([1.0, 3.0])
+    row = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()
-    weight = token_weights("grpo", torch.ones(4), 1)
-    numbers = lambda values, form: [format(x, form) for x in values.tolist()]
-    now_likely = {"on-policy: nothing moved": [0.25] * 4, "after a step": [0.36, 0.3, 0.19, 0.28]}
-    for title, now in now_likely.items():
-        print(f"\n{title}")
-        for loss, clip in CLIP.items():
+    cases = {
+        "on-policy: no token has moved": [0.25, 0.25, 0.25, 0.25],
+        "after a step": [0.36, 0.30, 0.19, 0.28],
+    }
+    for title, now in cases.items():
+        print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient of each log-prob")
+        for name, loss_of in LOSSES.items():
             logprobs = torch.tensor(now).log().requires_grad_()
-            token_loss, ratio, clipped = policy_loss(loss, logprobs, old, advantages, row, *clip)
-            total = (weight * token_loss).sum()
-            total.backward()
-            ratios, gradient = numbers(ratio, ".2f"), numbers(logprobs.grad, "+.2f")
-            print(f"  {loss:10} ratio {ratios} loss {total.item():+.3f} gradient {gradient}")
+            batch = Batch([], None, None, row, old, proximal=old)
+            batch.advantages = torch.tensor([1.0, -1.0])[row]
+            batch.weights = token_weights(name, lengths, max_tokens=4)[row]
+            out = Output(logprobs, entropy=None)
+            loss = loss_of(batch, out, None)
+            loss.backward()
+            ratio = " ".join(f"{x:.2f}" for x in out.ratio.tolist())
+            gradient = " ".join(f"{x:+.2f}" for x in logprobs.grad.tolist())
+            print(f"{name:10} {ratio:24} {loss.item():+.2f}  {gradient}")

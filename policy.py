@@ -334,20 +334,31 @@ def encode(policy: Policy, text: str) -> list[int]:
 # ------------------------------------------------------------ log-probs and sampling the plain way
 
 
+def plain_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0):
+    """The logits from which each masked token is chosen, over temperature: [M, V] float32.
+
+    ids [N, T], right-padded. mask [N, T-1]: mask[:, t] asks for token t+1, which position t
+    predicts. M = mask.sum(), row after row.
+    """
+    logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits  # [N, T-1, V]
+    return logits[mask].float() / temperature
+
+
+def choices(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [M, V], tokens [M] -> log-prob of each token [M], entropy of its choice [M]; nats."""
+    all_logprobs = logits.log_softmax(-1)  # [M, V]
+    logprobs = all_logprobs.gather(-1, tokens[:, None])[:, 0]  # [M]
+    entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)  # [M]: -Σ p log p
+    return logprobs, entropies
+
+
 def plain_logprobs(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0):
     """The log-prob of every masked token given those before it, and the entropy of its choice.
 
-    ids [N, T], right-padded. mask [N, T-1]: mask[:, t] asks for token t+1, which position t
-    predicts. Returns log-probs [M] and entropies [M] in nats, M = mask.sum(), row after row. Both
-    are differentiable, so you can build any loss from them.
+    As in plain_logits. Returns log-probs [M] and entropies [M] in nats. Both are differentiable,
+    so you can build any loss from them.
     """
-    logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits  # [N, T-1, V]
-    logits = logits[mask].float() / temperature  # [M, V]
-    all_logprobs = logits.log_softmax(-1)  # [M, V]
-    sampled = ids[:, 1:][mask]  # [M]
-    logprobs = all_logprobs.gather(-1, sampled[:, None])[:, 0]  # [M]
-    entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)  # [M]: -Σ p log p
-    return logprobs, entropies
+    return choices(plain_logits(policy, ids, mask, temperature), ids[:, 1:][mask])
 
 
 @dataclass

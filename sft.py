@@ -13,11 +13,10 @@ import random
 import time
 from collections.abc import Callable
 
-import torch
 from tqdm import tqdm
 
 from fast import parallel
-from fast.batches import collate, micro_batches
+from fast.batches import collate, cut
 from fast.logprobs import token_logprobs
 from grpo import take_step
 from policy import Policy, adam, plain_logprobs, set_learning_rate
@@ -63,11 +62,9 @@ def sft_step(
     n = sum(e.reply_tokens for e in episodes)  # one denominator for the batch, however it is cut
     loss, pad = 0.0, policy.tokenizer.pad_token_id
     episodes = parallel.share(sorted(episodes, key=lambda e: len(e.token_ids)))  # this process's
-    for part in micro_batches(episodes, micro_tokens):
-        chosen = [episodes[i] for i in part]
-        zeros = torch.zeros(len(chosen))  # SFT has no advantages, and no weights
-        batch = collate(chosen, zeros, zeros, pad, policy.device)
-        logprobs_of = plain_logprobs if plain else token_logprobs
+    logprobs_of = plain_logprobs if plain else token_logprobs
+    for piece in cut(episodes, micro_tokens):
+        batch = collate([episodes[i] for i in piece], pad, policy.device)
         logprobs, _ = logprobs_of(policy, batch.ids, batch.mask)  # [M]
         part_loss = -logprobs.sum() / n
         part_loss.backward()

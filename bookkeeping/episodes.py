@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from bookkeeping.records import append
-from fast.batches import collate, micro_batches
+from fast.batches import collate, cut
 from fast.logprobs import token_logprobs
 from policy import plain_logprobs
 
@@ -48,14 +48,14 @@ def ratios_of(policy, group: list, cfg, update: int) -> list[list[float]]:
     logprobs_of = plain_logprobs if cfg.plain else token_logprobs
     out: list[list[float]] = [[] for _ in group]
     played = [n for n, e in enumerate(group) if e.token_ids]  # else the environment gave no task
-    for part in micro_batches([group[n] for n in played], cfg.micro_tokens):
+    for part in cut([group[n] for n in played], cfg.micro_tokens):
         some = [played[i] for i in part]
-        unused, pad = torch.zeros(len(some)), policy.tokenizer.pad_token_id
-        batch = collate([group[n] for n in some], unused, unused, pad, policy.device)
+        pad = policy.tokenizer.pad_token_id
+        batch = collate([group[n] for n in some], pad, policy.device)
         now, _ = logprobs_of(policy, batch.ids, batch.mask, cfg.temperature)  # [M]
         if not now.isfinite().all():
             raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
-        ratios = (now - batch.old_logprobs[batch.mask]).exp()
+        ratios = (now - batch.behaviour).exp()
         for n, own in zip(some, ratios.split([group[n].reply_tokens for n in some])):
             out[n] = own.tolist()
     return out

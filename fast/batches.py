@@ -1,8 +1,8 @@
-"""Episodes as tensors, and a batch cut into pieces that fit into memory.
+"""Episodes as tensors, cut into pieces that fit into memory.
 
-    episodes  ->  micro_batches  ->  collate  ->  ids, mask, old log-probs  [N, T]
+    episodes  ->  cut  ->  collate  ->  ids [N, T], mask [N, T-1], and [M] of each sampled token
 
-How the batch is cut changes memory and time, and never the gradient: what each token weighs is
+How a batch is cut changes memory and time, and never the gradient: what each token weighs is
 worked out over the whole batch before (grpo.token_weights).
 
 Run me: `python -m fast.batches` shows a batch of two episodes.
@@ -15,54 +15,65 @@ import torch
 
 @dataclass
 class Batch:
-    """Episodes, right-padded, in the order given. Row n, position t is about token t+1: the shift.
+    """Some episodes, right-padded, in the order given, with M sampled tokens in all.
 
-    position   0    1    2    3
-    token      <u>  how  many <a>
-    predicts   how  many <a>  ...      so the entry for <a> stands at position 2
+    Row n, position t is about token t+1, the causal shift:
+
+        position   0    1    2    3
+        token      <u>  how  many <a>
+        predicts   how  many <a>  ...      so the entry for <a> stands at position 2
+
+    Tensors [M] have an entry per sampled token, row after row. SFT needs the first four only.
     """
 
+    episodes: list
     ids: torch.Tensor  # [N, T] int64
     mask: torch.Tensor  # [N, T-1] bool, True where token t+1 was sampled
-    old_logprobs: torch.Tensor  # [N, T-1] float32, as sampled
-    advantages: torch.Tensor  # [N] float32
-    weights: torch.Tensor  # [N] float32: what each of its tokens weighs in the loss
+    row: torch.Tensor  # [M] int64, whose token it is
+    behaviour: torch.Tensor  # [M] log-prob under the policy that sampled it
+    advantages: torch.Tensor | None = None  # [M]
+    weights: torch.Tensor | None = None  # [M] of the token in the loss
+    # Filled in at the first forward pass of an update (grpo.remember_old_policies):
+    proximal: torch.Tensor | None = None  # [M] log-prob under the denominator of the ratio
+    importance: torch.Tensor | None = None  # [M] what a sample of an older policy weighs besides
 
 
-def collate(episodes: list, advantages: torch.Tensor, weights: torch.Tensor, pad: int, device):
-    """Episodes -> Batch; advantages [N], weights [N]. Padding (`pad`) is never in the mask."""
+def collate(episodes: list, pad: int, device) -> Batch:
+    """Episodes -> Batch. Padding (`pad`) is never in the mask."""
     N, T = len(episodes), max(len(e.token_ids) for e in episodes)
     ids = torch.full((N, T), pad)
     mask = torch.zeros((N, T - 1), dtype=torch.bool)
-    old = torch.zeros((N, T - 1))
+    logprobs = torch.zeros((N, T - 1))
     for n, e in enumerate(episodes):
         length = len(e.token_ids)
-        assert len(e.sampled) == len(e.logprobs) and len(e.sampled) == length and not e.sampled[0]
+        assert len(e.sampled) == len(e.logprobs) == length
+        assert not e.sampled[0], "nothing predicts the first token"
         ids[n, :length] = torch.tensor(e.token_ids)
         mask[n, : length - 1] = torch.tensor(e.sampled[1:])
-        old[n, : length - 1] = torch.tensor(e.logprobs[1:])
-    tensors = (ids, mask, old, advantages, weights)
-    return Batch(*(tensor.to(device) for tensor in tensors))
+        logprobs[n, : length - 1] = torch.tensor(e.logprobs[1:])
+    row = mask.nonzero()[:, 0]  # [M]
+    tensors = (ids, mask, row, logprobs[mask])
+    return Batch(episodes, *(tensor.to(device) for tensor in tensors))
 
 
-def micro_batches(episodes: list, max_tokens: int) -> list[list[int]]:
+def cut(episodes: list, max_tokens: int) -> list[list[int]]:
     """Indices of episodes, cut so that rows · longest <= max_tokens (one episode may be longer).
 
-    Members of a group stay together: they share their prompt (fast/logprobs.py runs it once), and
-    answers to one task are alike in length, so there is little padding.
+    A group's members follow each other, because fast/logprobs.py runs a prompt that they share
+    once per piece. A group may still be cut in two.
     """
     lengths, longest = [len(e.token_ids) for e in episodes], {}
     for e in episodes:
         longest[e.group] = max(longest.get(e.group, 0), len(e.token_ids))
     by_group = lambda n: (longest[episodes[n].group], episodes[n].group, lengths[n])
-    batches, current, width = [], [], 0
+    pieces, current, width = [], [], 0
     for n in sorted(range(len(episodes)), key=by_group):
         width = max(width, lengths[n])
         if current and (len(current) + 1) * width > max_tokens:
-            batches.append(current)
+            pieces.append(current)
             current, width = [], lengths[n]
         current.append(n)
-    return batches + [current] if current else batches
+    return pieces + [current] if current else pieces
 
 
 if __name__ == "__main__":
@@ -75,6 +86,7 @@ if __name__ == "__main__":
         logprobs = [-1.0 if mine else 0.0 for mine in sampled]
         episode = SimpleNamespace(token_ids=ids, sampled=sampled, logprobs=logprobs, group=0)
         episodes.append(episode)
-    batch = collate(episodes, torch.tensor([1.0, -1.0]), torch.full((2,), 1 / 3), 0, "cpu")
+    batch = collate(episodes, 0, "cpu")
     print("ids\n", batch.ids, "\nmask: token t+1 was sampled\n", batch.mask.int())
-    print("micro-batches of at most 4 padded tokens:", micro_batches(episodes, 4))
+    print("whose token:", batch.row.tolist(), "log-prob as sampled:", batch.behaviour.tolist())
+    print("cut into pieces of at most 4 padded tokens:", cut(episodes, 4))

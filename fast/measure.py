@@ -1,8 +1,9 @@
 """What an update says about itself, measured in the same pass. Nothing here moves a weight.
 
-    log = UpdateLog(device)
-    log.add(...)              after every micro-batch: sums over its tokens
-    log.columns(...)          at the end: means per token, the columns of metrics.jsonl
+    log = UpdateLog(policy, groups, advantages, chosen, cfg)
+    log.add(batch, out, loss)     after every micro-batch: sums over its tokens
+    log.end_epoch()               after each optimizer step's passes: of all processes
+    log.columns()                 at the end: means per token, the columns of metrics.jsonl
 
 The columns, means over tokens unless said otherwise:
 
@@ -22,14 +23,15 @@ The columns, means over tokens unless said otherwise:
     stretch                             change of the loss's log-ratio per change of log-prob: 1,
                                         or more where a reply's ratio counts as a token's
 
-Run me: `python -m fast.measure` measures two tokens.
+Run me: `python -m fast.measure` prints what k3 says of a token.
 """
 
 import torch
 
 from fast import parallel
+from fast.logprobs import token_logprobs
 from fast.off_policy import CAP
-from policy import in_bfloat16
+from policy import in_bfloat16, plain_logprobs
 
 MEANS = (
     "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"
@@ -53,92 +55,107 @@ def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 class UpdateLog:
     """Sums over the tokens of an epoch; one optimizer step is one epoch."""
 
-    def __init__(self, device):
+    def __init__(self, policy, groups: list[list], advantages, chosen: list, cfg):
+        """advantages [G][k]: a number, or a tensor with one per sampled token; chosen: what is
+        trained on, (episode, …) each; cfg: a settings.Config."""
+        self.policy, self.cfg = policy, cfg
         # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
-        self.rounding = 0.03 if in_bfloat16(device) else 1e-3
-        self.first: dict[str, float] = {}  # measured before the first step
-        self.start_epoch()
-
-    def start_epoch(self) -> None:
+        self.rounding = 0.03 if in_bfloat16(policy.device) else 1e-3
+        self.found = signal_columns(groups, advantages) | {
+            "trained_tokens": sum(e.reply_tokens for e, *_ in chosen) * cfg.epochs,
+            "rounding": self.rounding,
+        }
+        self.fresh = not any(e.age for group in groups for e in group)
+        self.first_pass = True  # … of the update
         # All sums exist from the start: a process without episodes has to add its zeros.
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
+        self.last: dict[str, float] = {}  # the sums of the epoch before
 
-    def add(self, loss: torch.Tensor, batch, episodes: list, **of_token: torch.Tensor) -> None:
-        """Add a micro-batch: its loss, its episodes, and of each sampled token [M] logprobs,
-        old, entropy, ratio, clipped, importance, kl_ref."""
-        t = of_token
-        sampled, logprobs = batch.old_logprobs[batch.mask], t["logprobs"].detach()
+    def add(self, batch, out, loss: torch.Tensor) -> None:
+        """Add a micro-batch: what the policy said of it (grpo.Output), and its loss."""
+        logprobs, old = out.logprobs.detach(), batch.proximal
+        ratio = (logprobs - old).exp() if out.ratio is None else out.ratio  # a loss of yours
+        nothing = torch.zeros_like(logprobs)
         of_token = {
-            "entropy": t["entropy"].detach(),
-            "ratio": t["ratio"],
-            "clip_fraction": t["clipped"].float(),
-            "mismatch": (logprobs - sampled).abs(),
-            "approx_kl": k3(sampled, logprobs),  # KL(sampler || policy): how far it has moved
-            "kl_ref": t["kl_ref"].detach(),
-            "importance": t["importance"],
-            "capped": (t["importance"] >= CAP * (1 - 1e-6)).float(),
+            "entropy": out.entropy.detach(),
+            "ratio": ratio,
+            "clip_fraction": nothing if out.clipped is None else out.clipped.float(),
+            "mismatch": (logprobs - batch.behaviour).abs(),
+            "approx_kl": k3(batch.behaviour, logprobs),  # KL(sampler || policy): how far it moved
+            "kl_ref": nothing if out.kl is None else out.kl.detach(),
+            "importance": batch.importance,
+            "capped": (batch.importance >= CAP * (1 - 1e-6)).float(),
             # For doctor.py: is the loss's ratio one token's, is the end-of-turn token trained?
-            "log_ratio": t["ratio"].clamp(min=1e-30).log().abs(),
-            "moved": (logprobs - t["old"]).abs(),
+            "log_ratio": ratio.clamp(min=1e-30).log().abs(),
+            "moved": (logprobs - old).abs(),
         }
         for name, values in of_token.items():
             self.sums[name] += values.sum().item()
-        done = [
-            (n, len(e.token_ids) - 2) for n, e in enumerate(episodes) if e.stop_reason == "done"
-        ]
-        self.sums["stops"] += batch.mask[tuple(zip(*done))].sum().item() if done else 0
-        self.sums["ended"] += len(done)
+        for n, e in enumerate(batch.episodes):
+            if e.stop_reason == "done":
+                self.sums["stops"] += batch.mask[n, len(e.token_ids) - 2].item()
+                self.sums["ended"] += 1
         self.sums["tokens"] += len(logprobs)
         self.sums["loss"] += loss.item()
-        self.ratio_max = max(self.ratio_max, t["ratio"].max().item())
+        self.ratio_max = max(self.ratio_max, ratio.max().item())
+        if self.first_pass and self.fresh:
+            self.second_look(batch, logprobs)
+        self.first_pass = False
+
+    @torch.no_grad()
+    def second_look(self, batch, logprobs: torch.Tensor) -> None:
+        """If log-probs [M] are not those of the sampler: how far do two equal passes differ?
+
+        It costs a healthy run nothing.
+        """
+        if (logprobs - batch.behaviour).abs().mean() > self.rounding:
+            logprobs_of = plain_logprobs if self.cfg.plain else token_logprobs
+            again, _ = logprobs_of(self.policy, batch.ids, batch.mask, self.cfg.temperature)
+            self.found["twice"] = (again - logprobs).abs().mean().item()
 
     def end_epoch(self) -> float:
         """Add up all processes' sums; returns the loss."""
-        self.sums = parallel.sum_numbers(self.sums)
-        if "mismatch" not in self.first:  # before the first step a ratio other than 1 can only
+        self.last = parallel.sum_numbers(self.sums)
+        self.largest = max(parallel.gather([self.ratio_max]))
+        self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
+        if "mismatch" not in self.found:  # before the first step a ratio other than 1 can only
             #                               be the sampler against the trainer
-            tokens = self.sums["tokens"]
-            self.first |= {n: self.sums[n] / tokens for n in ("entropy", "mismatch")}
-        return self.sums["loss"]
+            for name in ("entropy", "mismatch"):
+                self.found[name] = self.last[name] / self.last["tokens"]
+        return self.last["loss"]
 
-    def columns(self, kl: float, importance: str) -> dict[str, float]:
+    def columns(self) -> dict[str, float]:
         """Means per token of the last epoch, and two quotients for doctor.py."""
-        sums, n = self.sums, self.sums["tokens"]
+        if not self.last:
+            return self.found | {"loss": 0.0}
+        sums, n = self.last, self.last["tokens"]
         means = {name: sums[name] / n for name in MEANS}
-        if kl == 0:
+        if self.cfg.kl == 0:
             del means["kl_ref"]
-        if importance in ("clip", "none"):
+        if self.cfg.importance in ("clip", "none"):
             del means["importance"], means["capped"]
         moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another
         stops = {"stop_trained": sums["stops"] / sums["ended"]} if sums["ended"] else {}
         stretch = sums["log_ratio"] / sums["moved"] if moved else 1.0
-        largest = max(parallel.gather([self.ratio_max]))
-        found = {"loss": sums["loss"], **means, **self.first, **stops, "stretch": stretch}
-        return {**found, "ratio_max": largest}
+        whole = {"loss": sums["loss"], "stretch": stretch, "ratio_max": self.largest}
+        return means | self.found | stops | whole
 
 
-def second_look(logprobs: torch.Tensor, sampled: torch.Tensor, rounding: float, again) -> dict:
-    """If log-probs [M] are not those of the sampler: how far do two equal passes differ?
-
-    again() -> the log-probs once more. Else {}, so it costs a healthy run nothing.
-    """
-    with torch.no_grad():
-        if (logprobs - sampled).abs().mean() <= rounding:
-            return {}
-        return {"twice": (again() - logprobs).abs().mean().item()}
-
-
-def batch_columns(advantages: torch.Tensor, trains: torch.Tensor, episodes: list) -> dict:
-    """The columns that are known before the first pass.
-
-    advantages [G, k]; trains [N] bool: is the episode trained on (no error)?
-    """
-    trained = [e for e, yes in zip(episodes, trains.tolist()) if yes]
-    age = torch.tensor([e.age for e in trained]).float()
+def signal_columns(groups: list[list], advantages) -> dict[str, float]:
+    """The columns that are known before the first pass; advantages [G][k] as in UpdateLog."""
+    size = lambda advantage: float(torch.as_tensor(advantage).abs().mean())
+    sizes = [[size(a) for a in row] for row in advantages]
+    trained = [
+        (e, a)
+        for group, row in zip(groups, sizes)
+        for e, a in zip(group, row)
+        if e.stop_reason != "error"
+    ]
+    n = max(1, len(trained))
     return {
-        "groups_with_signal": float((advantages != 0).any(1).float().mean()),
-        "advantage_abs": float(advantages.flatten()[trains].abs().mean()) if trained else 0.0,
-        "off_policy_steps": float(age.mean()) if trained else 0.0,
+        "groups_with_signal": sum(any(row) for row in sizes) / len(sizes),
+        "advantage_abs": sum(a for _, a in trained) / n,
+        "off_policy_steps": sum(e.age for e, _ in trained) / n,
     }
 
 

@@ -17,18 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grpo
-from fast.batches import Batch, collate, micro_batches
+from fast.batches import Batch, collate, cut
+from fast import measure
 from fast.measure import UpdateLog
 from fast.off_policy import CAP, IMPORTANCE, importance_weights
-from grpo import (
-    CLIP,
-    group_advantages,
-    policy_loss,
-    token_weights,
-)
+from grpo import LOSSES, Output, group_advantages, token_weights
 from policy import swapped
 from rollout import Episode
-from steps import train_on
+from steps import FLAGS, train_on
 
 NAN = float("nan")
 HUGE = 10**9  # tokens a micro-batch: everything at once
@@ -101,7 +97,7 @@ def test_token_weights_by_hand():
 def test_micro_batches_hold_every_episode_once_within_the_budget(episodes, budget):
     """episodes: (group, length)."""
     lengths = [length for _, length in episodes]
-    plan = micro_batches([Episode(0, group, [0] * length, [], []) for group, length in episodes], budget)
+    plan = cut([Episode(0, group, [0] * length, [], []) for group, length in episodes], budget)
     assert Counter(n for part in plan for n in part) == Counter(range(len(lengths)))
     for part in plan:
         assert len(part) == 1 or len(part) * max(lengths[n] for n in part) <= budget
@@ -112,11 +108,12 @@ def test_micro_batches_hold_every_episode_once_within_the_budget(episodes, budge
 def test_collate_shifts_by_one_and_never_marks_prompt_or_padding():
     a = Episode(0, 0, [5, 6, 7, 2], [False, False, True, True], [0.0, 0.0, -0.3, -0.4])
     b = Episode(0, 0, [5, 8], [False, True], [0.0, -0.5])
-    batch = collate([a, b], torch.tensor([1.0, -1.0]), torch.tensor([0.1, 0.2]), pad=9, device="cpu")
+    batch = collate([a, b], pad=9, device="cpu")
     assert isinstance(batch, Batch)
     assert batch.ids.tolist() == [[5, 6, 7, 2], [5, 8, 9, 9]]
     assert batch.mask.tolist() == [[False, True, True], [True, False, False]]  # the stop token 2 included
-    assert torch.allclose(batch.old_logprobs, torch.tensor([[0.0, -0.3, -0.4], [-0.5, 0.0, 0.0]]))
+    assert batch.row.tolist() == [0, 0, 1]
+    assert torch.allclose(batch.behaviour, torch.tensor([-0.3, -0.4, -0.5]))
 
 
 # ---------------------------------------------------------------------------------------------- a batch, and the formulas
@@ -165,7 +162,7 @@ def naive_loss(naive_logprobs, policy, groups, loss, advantages, temperature=1.0
 
     factors[n][t]: what token t of episode n weighs besides, for having been drawn by another policy.
     """
-    eps, eps_high = CLIP[loss]
+    eps, eps_high = grpo.CLIP.get(loss, (0, 0))
     factors = factors or [[1.0] * len(e.token_ids) for e in sum(groups, [])]
     pairs = [(e, a) for e, a in zip(sum(groups, []), advantages) if e.stop_reason != "error"]
     all_tokens = sum(e.reply_tokens for e, _ in pairs)
@@ -220,7 +217,7 @@ REWARDS = [[1.0, 0.0, 0.3, 1.0], [0.0, 0.2, 1.0, 0.1]]
 
 
 @pytest.mark.parametrize("lora_rank, temperature", [(4, 1.0), (0, 0.7)])
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_is_that_of_the_formulas(load, make_groups, naive_logprobs, gradients, assert_close, loss, lora_rank, temperature):
     policy = load("qwen3", lora_rank, awake=True)
     groups = make_groups(policy, REWARDS, temperature)
@@ -252,7 +249,7 @@ def test_update_uses_the_baseline_it_is_given(load, make_groups, naive_logprobs,
     assert_close(ours, gradients(policy))
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_cutting_into_micro_batches_changes_nothing(load, make_groups, gradients, assert_close, loss):
     policy = load("qwen3", 4, awake=True)
     groups = make_groups(policy, REWARDS)
@@ -280,7 +277,7 @@ def rows_seen(monkeypatch) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_groups_without_signal_cost_no_forward_pass_and_stay_in_the_denominators(
     load, make_groups, naive_logprobs, gradients, assert_close, rows_seen, loss
 ):
@@ -296,7 +293,7 @@ def test_groups_without_signal_cost_no_forward_pass_and_stay_in_the_denominators
     assert_close(ours, gradients(policy))
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_episodes_in_error_are_left_out(load, make_groups, naive_logprobs, gradients, assert_close, loss):
     policy = load("qwen3", 4, awake=True)
     groups = make_groups(policy, REWARDS)
@@ -311,7 +308,7 @@ def test_episodes_in_error_are_left_out(load, make_groups, naive_logprobs, gradi
     assert all(math.isfinite(value) for value in stats.values())
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_unsampled_positions_change_nothing(load, make_groups, gradients, loss):
     policy = load("qwen3", 4, awake=True)
     groups = make_groups(policy, REWARDS)
@@ -335,7 +332,7 @@ def test_the_token_that_pads_changes_nothing(load, make_groups, gradients):
     assert all(torch.allclose(g, expected[name], atol=1e-7) for name, g in gradients(policy).items())
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_the_stop_token_is_trained(load, naive_logprobs, loss):
     policy = load("qwen3", 4, awake=True)
     ids = [20, 30, 40, policy.tokenizer.eos_token_id]
@@ -348,7 +345,7 @@ def test_the_stop_token_is_trained(load, naive_logprobs, loss):
         assert naive_logprobs(policy, ids)[-1].item() > before
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_a_small_step_makes_a_good_episode_likelier_and_a_bad_one_less_likely(load, make_groups, naive_logprobs, loss):
     policy = load("qwen3", 4, awake=True)
     (good, bad) = make_groups(policy, [[1.0, 0.0]], noise=0.0)[0]
@@ -363,7 +360,7 @@ def test_a_small_step_makes_a_good_episode_likelier_and_a_bad_one_less_likely(lo
     assert likelihood(good) > before[0] and likelihood(bad) < before[1]
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("lora_rank, temperature", [(0, 0.7), (4, 1.0)])
 def test_the_kl_term_is_k3(load, make_groups, naive_logprobs, gradients, assert_close, snapshot, loss, lora_rank, temperature):
     policy = load("qwen3", lora_rank, awake=True)
@@ -398,7 +395,7 @@ def test_the_kl_to_itself_is_0(load, make_groups):
     assert stats["kl_ref"] == pytest.approx(0, abs=1e-6) and stats["grad_norm"] == pytest.approx(0, abs=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------- policy_loss by hand
+# ---------------------------------------------------------------------------------------------- losses by hand
 
 
 @pytest.mark.parametrize(
@@ -422,8 +419,9 @@ def test_the_kl_to_itself_is_0(load, make_groups):
 def test_the_slope_of_one_token_by_hand(loss, ratio, advantage, slope):
     old = torch.tensor([-2.0])
     logprobs = (old + math.log(ratio)).requires_grad_()
-    each, _, _ = policy_loss(loss, logprobs, old, torch.tensor([advantage]), torch.tensor([0]), *CLIP[loss])
-    each.sum().backward()
+    one = torch.tensor([1.0])
+    batch = Batch([], None, None, torch.tensor([0]), old, advantage * one, one, proximal=old)
+    LOSSES[loss](batch, Output(logprobs, entropy=None), None).backward()
     assert logprobs.grad.item() == pytest.approx(slope, abs=1e-4)
 
 
@@ -455,7 +453,7 @@ def test_the_gradient_is_clipped_to_its_norm(load, make_groups, gradients):
     assert norm() == pytest.approx(free / 4, rel=1e-3)
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("reward", [0.0, 0.1, 1.0])
 def test_with_all_rewards_equal_nothing_happens(load, make_groups, snapshot, rows_seen, loss, reward):
     policy = load("qwen3", 4, awake=True)
@@ -499,11 +497,11 @@ def trainable(policy) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in policy.trainable().items()}
 
 
-STEP = dict.fromkeys(CLIP, 0.3) | {"gspo": 3e-4}  # a learning rate after which some ratios are beyond the clip, and some are not
+STEP = dict.fromkeys(LOSSES, 0.3) | {"gspo": 3e-4}  # a learning rate after which some ratios are beyond the clip, and some are not
 
 
 @pytest.mark.parametrize("epochs, ways", [(1, IMPORTANCE), (2, IMPORTANCE[1:])])
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_on_policy_every_importance_is_the_same(load, make_groups, gradients, assert_close, loss, epochs, ways):
     policy = load("qwen3", 4, awake=True)
     groups, before, seen = make_groups(policy, REWARDS, noise=0.0), trainable(policy), []
@@ -544,7 +542,7 @@ def as_if_sampled_now(naive_logprobs, policy, groups) -> list[list[Episode]]:
 
 
 @pytest.mark.parametrize("importance", IMPORTANCE[1:])
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_of_stale_samples_is_that_of_the_formulas(
     load, make_groups, naive_logprobs, gradients, assert_close, stir, loss, importance
 ):
@@ -601,7 +599,7 @@ def test_approx_kl_is_that_of_the_sampler_to_the_policy(load, make_groups, naive
 
 
 @pytest.mark.parametrize("importance", ["token", "sequence"])
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_in_the_second_epoch_the_weights_are_still_those_of_the_start_and_the_ratio_is_to_the_start(
     load, make_groups, naive_logprobs, gradients, assert_close, stir, loss, importance
 ):
@@ -659,7 +657,7 @@ def test_no_log_ratio_makes_a_weight_above_the_cap_or_not_finite(tokens, level, 
         assert all(len(set(weights[row == r].tolist())) == 1 for r in row.unique())
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_how_much_was_capped_and_the_mean_weight_are_told(load, make_groups, naive_logprobs, loss):
     policy = load("qwen3", 4, awake=True)
     groups = as_if_sampled_now(naive_logprobs, policy, make_groups(policy, REWARDS))
@@ -703,7 +701,7 @@ def test_the_oldest_are_kept_and_their_age_is_told(load, make_groups):
     assert stats["off_policy_steps"] == 70 and stats["trained_tokens"] > 0
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_where_all_are_in_error_nothing_happens(load, make_groups, snapshot, rows_seen, loss):
     policy = load("qwen3", 4, awake=True)
     groups, before = make_groups(policy, REWARDS), snapshot(policy)
@@ -758,7 +756,9 @@ def distance_from_the_truth(monkeypatch, gradients, loss: str, moved: list[float
 
     The samples are those of SAMPLER, the policy is `moved` away from it: its logits, 3 + 9 of them.
     """
-    monkeypatch.setattr(grpo, "token_logprobs", lambda policy, ids, mask, _: (policy.logprobs(ids)[mask], torch.zeros(int(mask.sum()))))
+    of_table = lambda policy, ids, mask, _: (policy.logprobs(ids)[mask], torch.zeros(int(mask.sum())))
+    for module in (grpo, measure):
+        monkeypatch.setattr(module, "token_logprobs", of_table)
     away = torch.tensor(moved)
     policy = Table(SAMPLER[0] + away[:3], SAMPLER[1] + away[3:].view(3, 3))
     episodes = torch.tensor([[0, *words] for words in WORDS])
@@ -774,7 +774,7 @@ def distance_from_the_truth(monkeypatch, gradients, loss: str, moved: list[float
     return far, capped
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_importance_by_episode_is_unbiased_up_to_the_cap_and_by_token_better_than_looking_away(monkeypatch, gradients, loss):
     moved = [0.2, -0.15, -0.1, 0.1, -0.2, 0.1, -0.1, 0.2, 0.0, 0.2, 0.0, -0.2]
     far, capped = distance_from_the_truth(monkeypatch, gradients, loss, moved)
@@ -782,7 +782,7 @@ def test_importance_by_episode_is_unbiased_up_to_the_cap_and_by_token_better_tha
     assert far["sequence"] < 1e-4 < far["token"] < 0.8 * far["none"]
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_where_only_the_last_word_counts_and_has_moved_a_token_is_an_episode(monkeypatch, gradients, loss):
     moved = [0.0] * 3 + [0.3, -0.1, 0.1] * 3
     far, capped = distance_from_the_truth(monkeypatch, gradients, loss, moved)
@@ -790,7 +790,7 @@ def test_where_only_the_last_word_counts_and_has_moved_a_token_is_an_episode(mon
     assert far["token"] <= far["none"]
 
 
-@pytest.mark.parametrize("loss", CLIP)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_beyond_the_cap_importance_is_biased_and_still_better_than_looking_away(monkeypatch, gradients, loss):
     moved = [-1.2, 0.9, 0.3, -0.5, 0.2, 0.1, 0.3, 1.0, -0.8, -0.2, 0.4, 0.6]
     far, capped = distance_from_the_truth(monkeypatch, gradients, loss, moved)
@@ -806,51 +806,136 @@ def test_however_the_policy_moved_importance_by_episode_is_unbiased(gradients, m
     assert capped["sequence"] == 0 and far["sequence"] < 1e-3
 
 
-def test_dr_grpos_constant_is_of_the_whole_conversation(load, make_groups, gradients, assert_close):
-    """--max-tokens is of one turn: three turns may be three times as long, and the weights then sum to at most 1 (not to 3.4)."""
+def test_dr_grpos_constant_is_one_number_for_a_run(load, make_groups, gradients, assert_close):
+    """--max-tokens, whatever the turns of a batch's longest episode: else the step would depend on who else is in the batch."""
     policy = load("qwen3", 4, awake=True)
     groups = make_groups(policy, REWARDS)
-    run(policy, groups, "dr_grpo", max_tokens=3 * MAX_TOKENS)
+    run(policy, groups, "dr_grpo")
     expected = gradients(policy)
-    for e in sum(groups, []):
-        e.turns = 3
+    groups[1][0].turns = 3
     run(policy, groups, "dr_grpo")
     assert_close(gradients(policy), expected)
 
 
 def test_episodes_of_one_length_share_a_micro_batch_that_may_be_full_to_the_last_token():
     episodes = [Episode(0, group, [0] * length, [], []) for group, length in enumerate((10, 100, 10, 100))]
-    assert micro_batches(episodes, 200) == [[0, 2], [1, 3]]
-    assert micro_batches(episodes, 199) == [[0, 2], [1], [3]]
+    assert cut(episodes, 200) == [[0, 2], [1, 3]]
+    assert cut(episodes, 199) == [[0, 2], [1], [3]]
+
+
+def new_log() -> UpdateLog:
+    policy, cfg = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(epochs=1, kl=0.0, importance="clip", plain=False)
+    log = UpdateLog(policy, [[]], [[]], [], cfg)
+    log.fresh = False  # nobody is here to be looked at twice
+    return log
 
 
 def one_token_each(log, logprobs: list[float], old: list[float]) -> None:
     """Add a micro-batch of two episodes of one sampled token."""
     episodes = [Episode(0, 0, [5, 6], [False, True], [0.0, was], stop_reason="done") for was in old]
-    now, was = torch.tensor(logprobs), torch.tensor(old)
-    ones = torch.ones(2)
-    log.add(
-        torch.tensor(0.0), collate(episodes, ones, ones, 0, "cpu"), episodes, logprobs=now, old=was, entropy=-now, ratio=(now - was).exp(),
-        clipped=torch.zeros(2, dtype=torch.bool), importance=ones, kl_ref=torch.zeros(2),
-    )  # fmt: skip
+    batch, now = collate(episodes, 0, "cpu"), torch.tensor(logprobs)
+    batch.proximal, batch.importance = batch.behaviour, torch.ones(2)
+    log.add(batch, Output(now, entropy=-now), torch.tensor(0.0))
 
 
 def test_how_far_the_ratio_stretches_counts_tokens_that_became_likelier_and_less_likely():
-    log = UpdateLog(torch.device("cpu"))
+    log = new_log()
     one_token_each(log, [-0.5, -1.5], [-1.0, -1.0])
     log.end_epoch()
-    assert log.columns(0.0, "clip")["stretch"] == pytest.approx(1.0)
+    assert log.columns()["stretch"] == pytest.approx(1.0)
 
 
 def test_entropy_and_mismatch_are_those_before_the_first_step():
-    log = UpdateLog(torch.device("cpu"))
+    log = new_log()
     for now in ([-1.0, -1.2], [-3.0, -3.0]):
-        log.start_epoch()
         one_token_each(log, now, [-1.0, -1.0])
         log.end_epoch()
-    columns = log.columns(0.0, "clip")
+    columns = log.columns()
     assert columns["entropy"] == pytest.approx(1.1) and columns["mismatch"] == pytest.approx(0.1)
     assert columns["approx_kl"] == pytest.approx(math.exp(-2) + 2 - 1)  # of the last
+
+
+# ------------------------------------------------------- what a forker writes (docs/fork.md): an entropy bonus, a process
+# reward, a teacher. Each is a function of at most ten statements in grpo.py
+
+
+def with_entropy_bonus(batch, out, cfg):
+    return grpo.grpo(batch, out, cfg) - 0.1 * (batch.weights * out.entropy).sum()
+
+
+def test_an_entropy_bonus_is_a_loss_that_needs_logits(load, make_groups, naive_logprobs, gradients, assert_close, monkeypatch):
+    """Also of groups without an advantage: they have an entropy."""
+    monkeypatch.setitem(LOSSES, "bonus", with_entropy_bonus)
+    monkeypatch.setattr(grpo, "NEEDS_LOGITS", {"bonus"})
+    policy = load("qwen3", 4, awake=True)
+    groups = make_groups(policy, [[1.0, 0.0], [0.5, 0.5]])
+    run(policy, groups, "bonus")
+    ours = gradients(policy)
+    policy.model.zero_grad()
+    expected = torch.zeros(())
+    n = sum(e.reply_tokens for e in sum(groups, []))
+    for e, advantage in zip(sum(groups, []), naive_advantages(groups)):
+        ids = torch.tensor([e.token_ids])
+        p = policy.model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)  # [T-1, V]
+        for t in (t for t in range(1, len(e.token_ids)) if e.sampled[t]):
+            ratio = torch.exp(p[t - 1, e.token_ids[t]] - e.logprobs[t])
+            gain = min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            expected = expected - gain / n + 0.1 * (p[t - 1].exp() * p[t - 1]).sum() / n
+    expected.backward()
+    assert_close(ours, gradients(policy))
+
+
+def test_a_process_reward_is_an_advantage_per_token(load, make_groups, naive_logprobs, gradients, assert_close):
+    """Every other token is paid. An episode whose tokens all have the same advantage is an episode with that advantage."""
+    policy = load("qwen3", 4, awake=True)
+    groups = make_groups(policy, REWARDS)
+    by_episode = grpo.advantages_of(groups, replace(FLAGS, normalize=False))
+    same = [[torch.full((e.reply_tokens,), float(a)) for e, a in zip(*pair)] for pair in zip(groups, by_episode)]
+    alternate = [[a * (torch.arange(len(a)) % 2) for a in row] for row in same]
+    found = []
+    for advantages in (by_episode, same, alternate):
+        cfg = replace(FLAGS, loss="reinforce", max_tokens=MAX_TOKENS)
+        grpo.update(policy, frozen(policy), groups, advantages, cfg)
+        found.append(gradients(policy))
+    assert_close(found[1], found[0])
+    policy.model.zero_grad()
+    n, loss = sum(e.reply_tokens for e in sum(groups, [])), torch.zeros(())
+    for e, advantage in zip(sum(groups, []), sum(alternate, [])):
+        logp = naive_logprobs(policy, e.token_ids)[[t - 1 for t in range(len(e.token_ids)) if e.sampled[t]]]
+        loss = loss - (advantage * logp).sum() / n
+    loss.backward()
+    scale = grpo.MAX_GRAD_NORM / max(grpo.MAX_GRAD_NORM, math.sqrt(sum(float((g**2).sum()) for g in gradients(policy).values())))
+    assert_close(found[2], {name: scale * g for name, g in gradients(policy).items()})
+
+
+def advantages_by_teacher(policy, teacher, groups, cfg) -> list[list[torch.Tensor]]:
+    """log p_teacher - log p_policy of every sampled token: distillation on the policy's own samples."""
+    out = []
+    for group in groups:
+        batch = collate(group, policy.tokenizer.pad_token_id, policy.device)
+        with torch.no_grad():
+            better = grpo.score(teacher, batch, cfg).logprobs - batch.behaviour  # [M]
+        out.append(better.split([e.reply_tokens for e in group]))
+    return out
+
+
+def test_a_teacher_pulls_the_policy_towards_itself(load, make_groups, naive_logprobs):
+    teacher, policy = load("qwen3", 0), load("qwen3", 4, awake=True)
+    groups = make_groups(policy, [[0.0] * 4] * 2, noise=0.0)
+    cfg = replace(FLAGS, loss="reinforce", max_tokens=MAX_TOKENS)
+    advantages = advantages_by_teacher(policy, teacher, groups, cfg)
+
+    def gain() -> float:
+        """Σ advantage · log-prob: it rises if what the teacher finds likelier becomes likelier."""
+        total = 0.0
+        with torch.no_grad():
+            for e, advantage in zip(sum(groups, []), sum(map(list, advantages), [])):
+                total += float((advantage * naive_logprobs(policy, e.token_ids)[torch.tensor(e.sampled[1:])]).sum())
+        return total
+
+    before = gain()
+    grpo.update(policy, torch.optim.SGD(policy.trainable().values(), lr=0.01), groups, advantages, cfg)
+    assert gain() > before
 
 
 def test_advantages_of_large_rewards_are_not_rounded_away():
