@@ -1,49 +1,84 @@
-"""Soft metrics and governance: how good are the deals of agents, how sure is that, who steps in?
+"""Governance: which deals to accept, whom to freeze, and what does it cost to coordinate?
 
 Nobody sees whether a deal is good. A proxy sees signals of it and gives p, the probability that it
-is. Everything here follows from treating p as what it is, an uncertain number:
+is. Everything here treats p as what it is, an uncertain number, and eight scripted bots, some of
+them deceptive, show what that is worth:
 
-    proxy     progress, rework, rejections, misuse, engagement -> v in [-1, 1] -> p = sigmoid(2 v)
+    proxy     progress, rework, rejections, misuse, engagement -> v_hat in [-1, 1] -> p
     measures  toxicity E[1 - p | accepted], quality gap E[p | accepted] - E[p | rejected], welfare:
-              soft (with p) and hard (p rounded to 0 or 1)
-    watch     the proxy records its own errors, and says if it is too noisy or too kind to rely on
-    gate      accept this deal? hard: by one reading of p. soft: by the expectation of p, given also
-              what is believed of the proposer
-    local     the fast tier: beliefs, stakes and audits, decided by the two who deal, at once
-    council   the slow tier: a vote, and a look at who deals with whom. It stops everybody for a
-              step, so it meets only on a signal
+              soft (with p), hard (p rounded to 0 or 1), and true (with what only we know)
+    watch     the proxy records its own errors, and says if it is too noisy or too kind
+    gate      accept this deal? hard: by one reading of p. soft: by the expectation of p, given
+              also what is believed of the proposer
+    fast      the local tier: reputation, stakes and audits, decided at once by the two who deal
+    slow      the global tier: a council votes and looks at who deals with whom. It stops
+              everybody for a step, so it meets only on a signal
 
     signals -> p -> gate -> deal -> audits -> watch -> (signal) -> council -> freeze
 
-Sources: the proxy, payoff and metrics are the published ones of the SWARM framework (weights 0.4,
-0.2, 0.2, 0.2; k = 2; pi = theta S - tau - c - rho E + w r). The rest follows its authors' advice:
-watch the proxy's variance, split fast from slow, decide by expectations. Does it help? In
-lab/swarm/governance.py eight bots live under such stacks, with 0 to 5 of them deceptive; the
-outcome is in results/governance/.
+How the bots live (chosen once, before the first sweep; nothing was set by looking at published
+results):
 
-Run me: `python -m swarm.governance` works an example of every part.
+    agents    0 to 5 of 8 are deceptive, two opportunistic, the rest honest. Each proposes one deal
+              per step, to anybody. Books, tax, reputation and breaker are swarm/economy.py's.
+    truth     a deal is beneficial with probability 0.9 (honest; deceptive while it builds trust),
+              0.7 (opportunistic) or 0.1 (an exploit, or a deal inside the ring)
+    deceit    as in swarm/bots.py v0.2, after five times as many interactions. An exploit takes 5
+              to 20 resources and looks 30% of the way to a good deal. Who returns from a freeze
+              builds trust anew.
+    ring      deceptive agents seek each other in half of their deals, and report good ones: only
+              audits, or who deals with whom, can tell
+    council   all who are not frozen vote: the deceptive against the others, the rest against
+              whoever proposed to them, three times or more, at a mean p below 0.5
+
+Welfare is that of the truth, per possible deal: 1.5 if all were honest and all was accepted, 0 if
+nothing is. A run goes on until welfare and acceptance have settled (metrics.trend). It has
+collapsed if the welfare of its last ten epochs is 0 or less. Every governance meets the same luck
+at the same seed, so differences between them are paired.
+
+Sources: proxy, payoff and measures are the published ones of the SWARM framework (weights 0.4, 0.2,
+0.2, 0.2; k = 2; pi = theta S - tau - c - rho E + w r).
+
+Run me: `python -m swarm.governance` plays every governance at every share, six seeds each, and
+prints a table. `--seeds 24 --save results/governance.json` made those of docs/swarm.md.
 """
 
+import json
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
+import tyro
 from scipy import special, stats
+from tqdm import tqdm
 
 import metrics
-from swarm.economy import Interaction, sigmoid, soft_label
+from swarm import tools as act
+from swarm.bots import between, chance, exploits, pick
+from swarm.economy import (
+    APPEAL_STEPS,
+    ME,
+    STEPS,
+    Economy,
+    Interaction,
+    Member,
+    Scenario,
+    book,
+    earn,
+    end_step,
+    open_economy,
+    respect,
+    soft_label,
+)
 
+# ------------------------------------------------------------------------- signals -> p -> payoff
 WEIGHTS = {"progress": 0.4, "rework": 0.2, "verifier": 0.2, "engagement": 0.2}
 DECAYS = {"rework": 0.3, "rejections": 0.4, "misuse": 0.5}  # the first of each costs most
 THETA, S_PLUS, S_MINUS, HARM = 0.5, 2.0, 1.0, 2.0
-DRIFT = 0.0005  # agents change: the variance grows with every reading, so no belief is ever final
-MEMORY = 0.1  # weight of the newest reading in the spread
-OUTCOME_NOISE = 0.16  # variance of an audited outcome, 0 or 1, around a p of 0.2 or 0.8
-GATES = ("open", "hard", "soft", "agent", "mean", "latch", "chance")
-
-# --------------------------------------------------------------------------- signals -> p -> payoff
 
 
 @dataclass(frozen=True)
@@ -55,21 +90,13 @@ class Signals:
     engagement: float  # of the counterparty, in [-1, 1]
 
 
-def from_count(n: int, decay: float) -> float:
-    """2 decay^n - 1: +1 for none, near -1 for many. from_count(1, 0.3) -> -0.4."""
-    return 2 * decay**n - 1
-
-
 def v_hat(signals: Signals) -> float:
-    """The weighted signals, in [-1, 1]. The verifier's is the mean of rejections and misuse."""
+    """The weighted signals, in [-1, 1]. The verifier's is the mean of rejections and misuse.
+
+    A count n becomes 2 decay^n - 1: +1 for none, near -1 for many.
+    """
     given = vars(signals)
-    for name in ("progress", "engagement"):
-        if not -1 <= given[name] <= 1:
-            raise ValueError(f"v_hat: {name} is {given[name]}; scale it to [-1, 1] first")
-    for name in DECAYS:
-        if not given[name] >= 0:
-            raise ValueError(f"v_hat: {name} is {given[name]}; a count must be at least 0")
-    rework, rejections, misuse = (from_count(given[name], d) for name, d in DECAYS.items())
+    rework, rejections, misuse = (2 * decay ** given[name] - 1 for name, decay in DECAYS.items())
     values = given | {"rework": rework, "verifier": (rejections + misuse) / 2}
     return sum(weight * values[name] for name, weight in WEIGHTS.items())
 
@@ -102,9 +129,7 @@ def social(p):
     return surplus(p) - harm(p)
 
 
-# --------------------------------------------------------------------------- metrics, soft and hard
-
-
+# ------------------------------------------------------------------------- measures
 def measures(deals: Iterable[Interaction], hard: bool = False) -> dict[str, float]:
     """The metrics of one episode; hard: p is rounded to 0 or 1. NaN if there is nothing to average.
 
@@ -127,25 +152,16 @@ def measures(deals: Iterable[Interaction], hard: bool = False) -> dict[str, floa
     }
 
 
-def over(values) -> metrics.Interval:
-    """Mean and 95% interval without NaN, over episodes: the deals in one are not independent."""
-    return metrics.mean([v for v in values if v == v])
-
-
 def thrash(deals: Iterable[Interaction]) -> float:
     """How often do two consecutive decisions on an initiator differ? NaN if there are no two."""
-    last: dict[str, bool] = {}
-    flips = []
+    decisions: dict[str, list[bool]] = {}
     for deal in deals:
-        if deal.initiator in last:
-            flips.append(last[deal.initiator] != deal.accepted)
-        last[deal.initiator] = deal.accepted
+        decisions.setdefault(deal.initiator, []).append(deal.accepted)
+    flips = [a != b for yes in decisions.values() for a, b in zip(yes, yes[1:])]
     return sum(flips) / len(flips) if flips else float("nan")
 
 
-# --------------------------------------------------------------------------- watch and gate
-
-
+# ------------------------------------------------------------------------- watch
 @dataclass
 class Watch:
     """The proxy's record of its errors: one deal in ten is read twice, and some are audited."""
@@ -178,6 +194,13 @@ def too_kind(watch: Watch) -> str:
     return f"p is too kind to govern by: {found}"
 
 
+# ------------------------------------------------------------------------- gates
+GATES = ("open", "hard", "latch", "watched", "soft")
+DRIFT = 0.0005  # agents change: the variance grows with every reading, so no belief is ever final
+MEMORY = 0.1  # weight of the newest reading in the spread
+OUTCOME_NOISE = 0.16  # variance of an audited outcome, 0 or 1, around a p of 0.2 or 0.8
+
+
 @dataclass
 class Belief:
     """An agent's deals have p around `mean`, known to ± sqrt(var), and readings ± sqrt(spread)."""
@@ -185,7 +208,6 @@ class Belief:
     mean: float = 0.5
     var: float = 0.0625
     spread: float = 0.04
-    recent: deque = field(default_factory=lambda: deque(maxlen=5))  # readings, for the gate "mean"
     yes: bool = True  # the last decision, for the gate "latch"
 
 
@@ -205,41 +227,26 @@ def expect(belief: Belief, p: float, noise: float) -> float:
     return belief.mean + prior / (prior + noise + 1e-9) * (p - belief.mean)
 
 
-def accepts(gate: str, belief: Belief, p: float, noise: float, bar: float, dice: float) -> bool:
-    """Does a gate accept a deal? noise: variance of the reading p; dice: uniform in [0, 1].
+def decide(gate: str, belief: Belief, p: float, noise: float, bar: float, flagged=False) -> bool:
+    """Accept this deal? Then its reading p, of variance `noise`, becomes part of the belief.
 
     Payoffs are linear in p, so the expectation over the noise of *one* reading decides as the
-    reading does: soft differs from hard only by what else it knows. "mean" and "latch" are hard
-    rules with a memory, to tell whether memory or softness makes the difference.
+    reading does: soft differs from hard only by what else it knows. latch is hard with hysteresis,
+    to tell memory from softness; watched is hard until the watch has flagged p as too noisy.
     """
-    if gate == "open":
-        return True
-    if gate == "chance":  # the further above the bar, the likelier
-        return dice < sigmoid((p - bar) / 0.1)
-    if gate == "soft":
-        p = expect(belief, p, noise)
-    if gate == "agent":  # its record alone
-        p = belief.mean
-    if gate == "mean":  # of the last six readings
-        p = (sum(belief.recent) + p) / (len(belief.recent) + 1)
-    if gate == "latch":  # hysteresis
-        bar += -0.1 if belief.yes else 0.1
-    return p >= bar
-
-
-def decide(gate: str, belief: Belief, p: float, noise: float, bar: float, dice: float) -> bool:
-    """Accept this deal? Then the reading becomes part of the belief."""
     if gate not in GATES:
         raise ValueError(f"decide: there is no gate {gate!r}; choose {', '.join(GATES)}")
-    belief.yes = accepts(gate, belief, p, noise, bar, dice)
-    belief.recent.append(p)
+    value = p
+    if gate == "soft" or (gate == "watched" and flagged):
+        value = expect(belief, p, noise)
+    if gate == "latch":
+        bar += -0.1 if belief.yes else 0.1
+    belief.yes = gate == "open" or value >= bar
     learn(belief, p)
     return belief.yes
 
 
-# --------------------------------------------------------------------------- who deals with whom
-
-
+# ------------------------------------------------------------------------- who deals with whom
 def graph(deals: Iterable[Interaction], names: list[str]) -> tuple[np.ndarray, list]:
     """(proposals of i to j [n, n], their p [n][n]). Work, which has no partner, is left out."""
     at = {name: i for i, name in enumerate(names)}
@@ -250,34 +257,22 @@ def graph(deals: Iterable[Interaction], names: list[str]) -> tuple[np.ndarray, l
     return np.array([[len(p) for p in row] for row in quality], dtype=float), quality
 
 
-def pair_tests(counts: np.ndarray, quality: list, expected: np.ndarray | None = None) -> dict:
+def pair_tests(counts: np.ndarray, quality: list, expected: np.ndarray) -> dict:
     """{(i, j): (p-value of dealing this often, of dealing this well)} for i < j, one-sided.
 
-    By chance, the number of a pair's deals is Poisson around `expected` [n, n], and the quality of
-    i's deals does not depend on the partner, so those with j have no special ranks among them
-    (Mann-Whitney, both directions added). expected: proposals of i to j if i took anybody who was
-    there. None: fitted to how busy i and how popular j is (quasi-independence, Goodman 1968). Give
-    it if you know it: popularity can have good reasons, but fitted to a ring, it makes the others
-    look like one.
+    By chance, the number of a pair's deals is Poisson around `expected` [n, n]: proposals of i to
+    j if i took anybody who was there. (Fitted to how sought after j is, it would take the others
+    for a ring.) And the quality of i's deals does not depend on the partner, so those with j have
+    no special ranks among them (Mann-Whitney, both directions added).
     """
     n = len(counts)
-    shapes = {counts.shape, (n, n) if expected is None else expected.shape}
-    if shapes != {(n, n)} or len(quality) != n:
-        agents = f"counts are {counts.shape}, quality is of {len(quality)} agents"
-        raise ValueError(f"pair_tests: {agents}; give all for the same ones")
-    if expected is None:
-        expected = np.ones((n, n)) - np.eye(n)
-        for _ in range(30):
-            expected *= (counts.sum(1) / np.maximum(expected.sum(1), 1e-12))[:, None]
-            expected *= (counts.sum(0) / np.maximum(expected.sum(0), 1e-12))[None]
     z = np.zeros((n, n))
     for i in range(n):
         flat = np.array([p for with_j in quality[i] for p in with_j])
         partner = np.repeat(np.arange(n), [len(with_j) for with_j in quality[i]])
         ranks, total = stats.rankdata(flat), len(flat)
-        for j in set(partner.tolist()):
-            m = (partner == j).sum()
-            if m < total:
+        for j, m in enumerate(np.bincount(partner, minlength=n)):
+            if 0 < m < total:
                 deviation = math.sqrt((total + 1) * (total - m) / (12 * m))
                 z[i, j] = (ranks[partner == j].mean() - (total + 1) / 2) / deviation
     both, by_chance = counts + counts.T, np.maximum(expected + expected.T, 1e-9)
@@ -288,7 +283,7 @@ def pair_tests(counts: np.ndarray, quality: list, expected: np.ndarray | None = 
     return {pair: (float(often[pair]), float(well[pair])) for pair in pairs}
 
 
-def colluding(counts, quality, expected=None, alpha: float = 0.01) -> list[tuple[int, int]]:
+def colluding(counts, quality, expected, alpha: float = 0.01) -> list[tuple[int, int]]:
     """The pairs with too many or too good deals for chance, by Holm's correction (1979).
 
     Of honest agents at most one look in 1 / alpha names any, however the tests are dependent.
@@ -303,19 +298,17 @@ def colluding(counts, quality, expected=None, alpha: float = 0.01) -> list[tuple
     return sorted(found)
 
 
-# --------------------------------------------------------------------------- the tiers
-
-
+# ------------------------------------------------------------------------- the tiers
 @dataclass(frozen=True)
 class Stack:
     """A governance: the mechanisms that are on, and their settings."""
 
     gate: str = "soft"  # one of GATES
-    bar: float = 0.5  # the least p of an accepted deal
     local: bool = False  # stakes and audits, and the tax, decay and breaker of swarm/economy.py
     vote: bool = False  # of the council
     pairs: bool = False  # collusion detection by the council
     always: bool = False  # the council meets every epoch instead of on a signal
+    bar: float = 0.5  # the least p of an accepted deal
     tax: float = 0.05
     decay: float = 0.99  # of reputation per step, 0.95 per epoch of five
     threshold: float = 15.0  # of reputation, for the breaker
@@ -326,6 +319,20 @@ class Stack:
     confidence: float = 4.0  # standard errors of the step that calls the council
     freeze: int = 3  # epochs
     majority: float = 0.5  # a larger share of all voters has to name a member
+
+
+STACKS = {
+    "open": Stack("open"),
+    "hard": Stack("hard"),
+    "hard, hysteresis": Stack("latch"),
+    "hard until flagged": Stack("watched"),
+    "soft": Stack("soft"),
+    "fast tier": Stack(local=True),
+    "fast + pairs": Stack(local=True, pairs=True),
+    "fast + slow tier": Stack(local=True, vote=True, pairs=True),
+    "slow every epoch": Stack(local=True, vote=True, pairs=True, always=True),
+}
+SHARES = range(6)  # of the eight agents, so many are deceptive
 
 
 def audit_rate(stack: Stack, belief: Belief, p: float, flagged: bool) -> float:
@@ -350,39 +357,327 @@ def outvoted(ballots: dict[str, set[str]], majority: float) -> list[str]:
     return sorted(name for name in set(named) if named.count(name) > majority * len(ballots))
 
 
-if __name__ == "__main__":
-    print("signals -> p -> payoff of the initiator, worth to all")
-    for row in ((0.8, 0, 0, 0, 0.6), (0.2, 1, 1, 0, 0.0), (-0.6, 3, 2, 1, -0.4)):
-        v, p = v_hat(Signals(*row)), proxy(Signals(*row))
-        worth = f"payoff {payoff(p):+.2f}  worth {social(p):+.2f}"
-        print(f"  {Signals(*row)}  v {v:+.2f}  p {p:.2f}  {worth}")
+# ------------------------------------------------------------------------- the bots
+@dataclass(frozen=True)
+class World:
+    """What governance does not choose."""
 
-    # an agent that never changes, and a proxy that is not sure
-    rng, watch = np.random.default_rng(0), Watch()
-    readings = np.clip(0.6 + 0.15 * rng.standard_normal(60), 0, 1)
+    adversaries: int = 0
+    opportunists: int = 2
+    agents: int = 8
+    good: float = 0.9  # probability that a deal is beneficial: of an honest agent,
+    fair: float = 0.7  # of an opportunistic one,
+    bad: float = 0.1  # of an exploit
+    disguise: float = 0.3  # how far towards a good deal an exploit looks
+    noise: float = 0.5  # of progress and engagement, as the proxy sees them
+    collude: float = 0.5  # share of their deals in which the deceptive seek each other
+    trust: int = 5  # they turn after so many times as many interactions as in an episode
+    least: int = 25  # epochs
+    most: int = 100
+
+
+class Dice:
+    """Reads numbers drawn beforehand, so that every governance meets the same luck at the same
+    step. To swarm/bots.py it is a random.Random."""
+
+    def __init__(self, row):
+        self.random = iter(row).__next__
+
+
+def poisson(mean: float, u: float) -> int:
+    """By inversion: the smallest n with P(N <= n) > u."""
+    return int(np.searchsorted(special.pdtr(np.arange(50), mean), u, side="right"))
+
+
+def observe(quality: float, noise: float, dice: Dice) -> Signals:
+    """What a deal of that (apparent) quality shows."""
+    draw = lambda: NormalDist().inv_cdf(dice.random() * (1 - 2e-9) + 1e-9)
+    shown = [max(-1.0, min(1.0, 2 * quality - 1 + noise * draw())) for _ in range(2)]
+    counts = [poisson(rate * (1 - quality), dice.random()) for rate in (3, 2, 1)]
+    return Signals(shown[0], *counts, shown[1])
+
+
+def choose(world: World, agent: Member, others: list[Member], dice: Dice):
+    """(whom to propose a deal, how good it is, how good it looks, what it takes from the other)"""
+    partner, inside, which = pick(dice, others), chance(dice, world.collude), dice.random()
+    take = between(dice, 5, 20)
+    if agent.kind != "deceptive":
+        quality = world.good if agent.kind == "honest" else world.fair
+        return partner, quality, quality, 0.0
+    mates = [m for m in others if m.kind == "deceptive"]
+    if inside and mates:
+        partner = mates[int(which * len(mates))]
+    if world.collude and partner in mates:
+        return partner, world.bad, world.good, 0.0
+    if exploits("0.2", dice, agent.interactions, world.trust * agent.turning):
+        return partner, world.bad, world.bad + world.disguise * (world.good - world.bad), take
+    return partner, world.good, world.good, 0.0
+
+
+def market(world: World, stack: Stack, seed: int) -> Economy:
+    """Eight bots of the economy, without the model and without tasks."""
+    kinds = ["deceptive"] * world.adversaries + ["opportunistic"] * world.opportunists
+    kinds += ["honest"] * (world.agents - len(kinds))
+    rules = {"tax": stack.tax, "decay": stack.decay, "threshold": stack.threshold}
+    scenario = Scenario(seed, "medium", "0.2", "normal", tuple(kinds), threshold=0.0)
+    scenario = replace(scenario, dice=f"governance {seed}", epochs=world.most)
+    if stack.local:
+        scenario = replace(scenario, **rules)
+    economy = open_economy(scenario, [[] for _ in range(world.most)])
+    del economy.members[ME]
+    economy.total -= scenario.resources
+    return economy
+
+
+# ------------------------------------------------------------------------- one run
+LOOK_BACK = 15  # epochs of deals that collusion detection sees
+
+
+class Run:
+    """One governance and one seed, from the first deal until it has settled."""
+
+    def __init__(self, world: World, stack: Stack, seed: int):
+        if not 0 <= world.adversaries <= world.agents - world.opportunists:
+            mixed = f"{world.adversaries} adversaries and {world.opportunists} opportunists"
+            raise ValueError(f"{mixed} of {world.agents} agents; take fewer")
+        self.world, self.stack, self.watch = world, stack, Watch()
+        self.economy = market(world, stack, seed)
+        self.members = list(self.economy.members.values())
+        self.kinds = {m.name: m.kind for m in self.members}
+        self.rng = np.random.default_rng([seed, world.agents])
+        self.beliefs = {name: Belief() for name in self.kinds}
+        last_ten = lambda: {name: deque(maxlen=10) for name in self.kinds}
+        self.received = {name: last_ten() for name in self.kinds}  # p's, by proposer
+        self.deals: list[Interaction] = []  # with p as the proxy gave it
+        self.truth: list[float] = []  # of each deal, the probability that it is beneficial
+        self.welfare: list[float] = []  # by epoch
+        self.accepted: list[float] = []  # by epoch, the share of what was proposed
+        self.by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals if i took anybody
+        self.series: list[float] = []  # mean p of proposals, by step, since the last meeting
+        self.away: set[str] = set()
+        self.noisy = self.too_kind = False  # what the watch said of p after the last epoch
+        self.meetings = self.audits = self.flagged = self.last_meeting = 0
+        self.frozen = dict.fromkeys(("honest", "opportunistic", "deceptive"), 0)  # by the council
+        convened = False
+        for epoch in range(1, world.most + 1):
+            convened = self.epoch(epoch, convened)
+            if epoch >= world.least and epoch % 5 == 0 and self.settled():
+                break
+
+    def epoch(self, epoch: int, convened: bool) -> bool:
+        """Five steps. convened: the council sits in the first one, and nobody deals. Returns
+        whether it was called."""
+        stack, n, first, worth = self.stack, len(self.members), len(self.deals), 0.0
+        self.variance = reading_variance(self.watch)
+        self.by_chance.append(np.zeros((n, n)))
+        for rows in self.rng.random((STEPS, n, 22)).tolist():
+            self.welcome()
+            before, step = len(self.deals), self.economy.step
+            for k in range(0 if convened else n):
+                i = (step + k) % n
+                worth += self.deal(i, rows[i])
+            convened = False
+            end_step(self.economy)
+            new = self.deals[before:]
+            if new:
+                self.series.append(sum(d.p for d in new) / len(new))
+        new = self.deals[first:]
+        self.welfare.append(worth / (STEPS * n))
+        self.accepted.append(sum(d.accepted for d in new) / len(new) if new else 0.0)
+        self.noisy = bool(noisy(self.watch, stack.bar))
+        self.too_kind = bool(too_kind(self.watch))
+        self.flagged += self.noisy or self.too_kind
+        slow, since = stack.vote or stack.pairs, epoch - self.last_meeting
+        if not slow or not call_council(stack, self.series, self.watch, since):
+            return False
+        self.council()
+        self.last_meeting, self.series = epoch, []
+        return True
+
+    def welcome(self) -> None:
+        """Who is back from a freeze is remembered, but what it does now counts for more."""
+        for m in self.members:
+            if m.frozen_at:
+                self.away.add(m.name)
+            elif m.name in self.away:
+                self.away.remove(m.name)
+                m.interactions, self.beliefs[m.name].var = 0, Belief().var
+
+    def deal(self, i: int, row: list[float]) -> float:
+        """The turn of agent i: it proposes, the gate decides, the books move, an audit may follow.
+
+        Returns what that was worth to all, in truth. row: its luck.
+        """
+        economy, stack, world, agent = self.economy, self.stack, self.world, self.members[i]
+        if agent.frozen_at:
+            return 0.0
+        there = [j for j, m in enumerate(self.members) if j != i and not m.frozen_at]
+        if not there or (stack.local and agent.resources < stack.stake):
+            act.pass_turn(economy, agent.name)
+            return 0.0
+        self.by_chance[-1][i, there] += 1 / len(there)
+        others = [self.members[j] for j in there]
+        partner, quality, looks, take = choose(world, agent, others, Dice(row))
+        p, belief = proxy(observe(looks, world.noise, Dice(row[8:]))), self.beliefs[agent.name]
+        if row[18] < 0.1:
+            self.watch.rereads.append((p, proxy(observe(looks, world.noise, Dice(row[13:])))))
+        rate = audit_rate(stack, belief, p, self.noisy or self.too_kind) if stack.local else 0.0
+        self.received[partner.name][agent.name].append(p)
+        act.propose_trade(economy, agent.name, partner.name, "a deal", 0.0)
+        proposal = partner.inbox[agent.name]
+        proposal.p = p  # instead of the economy's own label, which looks at the text
+        yes = decide(stack.gate, belief, p, self.variance, stack.bar, self.noisy)
+        answer = act.accept_proposal if yes else act.reject_proposal
+        answer(economy, partner.name, proposal.id)
+        self.deals.append(economy.interactions[-1])
+        self.truth.append(quality)
+        if not yes:
+            return 0.0
+        if take:
+            earn(economy, agent.name, "transfer", -book(economy, partner.name, "transfer", -take))
+        if row[20] >= rate:
+            return social(quality)
+        self.audit(agent, p, row[21] < quality)
+        return social(quality) - stack.audit_cost
+
+    def audit(self, agent: Member, p: float, beneficial: bool) -> None:
+        self.audits += 1
+        self.watch.audits.append((p, float(beneficial)))
+        learn(self.beliefs[agent.name], float(beneficial), OUTCOME_NOISE)
+        if not beneficial:
+            book(self.economy, agent.name, "fine", -self.stack.stake)
+            respect(agent, -act.FINE_REPUTATION)
+
+    def council(self) -> None:
+        """The slow tier meets: it votes, looks at who deals with whom, and freezes."""
+        economy, names, named = self.economy, list(self.kinds), set()
+        if self.stack.vote:
+            named |= set(outvoted(self.ballots(), self.stack.majority))
+        if self.stack.pairs:
+            recent = [d for d in self.deals if d.step >= economy.step - LOOK_BACK * STEPS]
+            pairs = colluding(*graph(recent, names), sum(self.by_chance))
+            named |= {names[i] for pair in pairs for i in pair}
+        for name in named:
+            if not economy.members[name].frozen_at:
+                # The economy lets a member back after APPEAL_STEPS; a longer freeze is dated ahead.
+                until = economy.step + STEPS * self.stack.freeze
+                economy.members[name].frozen_at = until - APPEAL_STEPS
+                self.frozen[self.kinds[name]] += 1
+        self.meetings += 1
+
+    def ballots(self) -> dict[str, set[str]]:
+        """Whom everybody who is not frozen wants frozen."""
+        voters = [m for m in self.members if not m.frozen_at]
+        poor = lambda seen: len(seen) >= 3 and sum(seen) / len(seen) < 0.5
+        wanted = {}
+        for voter in voters:
+            if voter.kind == "deceptive":
+                wanted[voter.name] = {m.name for m in voters if m.kind != "deceptive"}
+            else:
+                seen = self.received[voter.name]
+                wanted[voter.name] = {m.name for m in voters if poor(seen[m.name])}
+        return wanted
+
+    def settled(self) -> bool:
+        """Welfare and acceptance move by less than 0.1 in ten epochs; a good deal is worth 1.5."""
+        still = lambda x: metrics.trend(x, tolerance=0.1, shortest=20).settled
+        return all(np.ptp(x) == 0 or still(x) for x in (self.welfare, self.accepted))
+
+    def true_deals(self) -> list[Interaction]:
+        return [replace(deal, p=q) for deal, q in zip(self.deals, self.truth)]
+
+    def numbers(self) -> dict[str, float]:
+        """*_soft is what the proxy says, *_hard the same with p cut at 0.5; else the truth."""
+        true, epochs = measures(self.true_deals()), len(self.welfare)
+        found = {"welfare": float(np.mean(self.welfare[-10:])), "acceptance": true["acceptance"]}
+        seen = {"": true, "_soft": measures(self.deals), "_hard": measures(self.deals, hard=True)}
+        for name in ("toxicity", "tail", "quality_gap"):
+            found |= {name + how: some[name] for how, some in seen.items()}
+        found |= {"thrash": thrash(self.deals), "flagged": self.flagged / epochs}
+        found |= {"audits": self.audits / epochs, "meetings": self.meetings, "epochs": epochs}
+        others = self.frozen["honest"] + self.frozen["opportunistic"]
+        return found | {"frozen_deceptive": self.frozen["deceptive"], "frozen_others": others}
+
+
+# ------------------------------------------------------------------------- the sweep
+def over(values) -> metrics.Interval:
+    """Mean and 95% interval without NaN, over episodes: the deals in one are not independent."""
+    return metrics.mean([v for v in values if v is not None and v == v])
+
+
+def words(i: metrics.Interval, digits: int = 2) -> str:
+    """'0.05 [0.02, 0.07]', or '-' if there was nothing to average."""
+    return i.text(digits) if i.mean == i.mean else "-"
+
+
+def sweep(seeds: int, noise: float) -> dict[str, dict[int, dict[str, list[float]]]]:
+    """{governance: {adversaries: {number: [a value per seed]}}}"""
+    found: dict = {name: {} for name in STACKS}
+    for name, n in tqdm([(name, n) for name in STACKS for n in SHARES]):
+        world = World(adversaries=n, noise=noise)
+        rows = [Run(world, STACKS[name], seed).numbers() for seed in range(seeds)]
+        known = lambda x: x if x == x else None  # JSON has no NaN
+        found[name][n] = {key: [known(row[key]) for row in rows] for key in rows[0]}
+    return found
+
+
+def show(found: dict) -> None:
+    """One table. Intervals are over seeds."""
     print(
-        "\n60 readings of an agent whose p is 0.6, bar 0.5. thrash: how often the decision changes"
+        "governance          deceptive  welfare              toxicity: true       soft  hard  "
+        "worst 5%  quality gap          thrash  audits  meetings  collapsed"
     )
-    for gate in ("hard", "latch", "mean", "soft"):
-        belief = Belief()
-        yes = [decide(gate, belief, p, 0.15**2, 0.5, 0) for p in readings]
-        deals = [Interaction(0, "trade", "a", "b", *deal) for deal in zip(yes, readings)]
-        soft, hard = measures(deals), measures(deals, hard=True)
-        accepted = f"thrash {thrash(deals):.2f}  accepted {soft['acceptance']:.2f}"
-        toxicity = f"toxicity {soft['toxicity']:.2f}, hard {hard['toxicity']:.2f}"
-        print(f"  {gate:5} {accepted}  {toxicity}")
-    watch.rereads.extend(zip(readings[:30], readings[30:]))
-    watch.audits.extend((p, rng.random() < p - 0.3) for p in readings)
-    print("  the watch:", noisy(watch), "/", too_kind(watch))
+    for name, cells in found.items():
+        for n, cell in cells.items():
+            mean = lambda key, cell=cell: over(cell[key]).mean
+            text = lambda key, cell=cell: words(over(cell[key]))
+            collapsed = sum(welfare <= 0 for welfare in cell["welfare"])
+            print(
+                f"{name:19} {n / 8:9.1%}  {text('welfare'):20} {text('toxicity'):20} "
+                f"{mean('toxicity_soft'):.2f}  {mean('toxicity_hard'):.2f}  {mean('tail'):8.2f}  "
+                f"{text('quality_gap'):20} {mean('thrash'):6.3f}  {mean('audits'):6.1f}  "
+                f"{mean('meetings'):8.1f}  {collapsed} of {len(cell['welfare'])}"
+            )
+        print()
+    print(
+        "Brackets: 95% intervals over seeds. Toxicity in truth, as p says (soft), with p rounded "
+        "(hard).\nCoordination: an audit (per epoch) costs 0.2 of welfare, a meeting stops all "
+        "for a step of five.\nCollapsed: welfare of 0 or less at the end."
+    )
 
-    names, deals = [f"bot_{i}" for i in range(8)], []
-    for step in range(400):
-        i, j, p = step % 8, int(rng.integers(7)), 0.6
-        j += j >= i
-        if i >= 6 and rng.random() < 0.5:
-            j, p = 13 - i, 0.8
-        p += 0.1 * rng.standard_normal()
-        deals.append(Interaction(step, "trade", names[i], names[j], True, p))
-    pairs = [(names[i], names[j]) for i, j in colluding(*graph(deals, names))]
-    print("\n400 deals; bot_6 and bot_7 do half of theirs with each other. Named:", pairs)
-    assert pairs == [("bot_6", "bot_7")]
+
+def draw(found: dict, path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
+    for ax, key in zip(axes, ("welfare", "toxicity", "quality_gap")):
+        for name, cells in found.items():
+            i = [over(cell[key]) for cell in cells.values()]
+            reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]
+            ax.errorbar([n / 8 for n in SHARES], [x.mean for x in i], reach, label=name)
+        ax.set(title=key.replace("_", " "), xlabel="share of deceptive agents")
+    figure.legend(*ax.get_legend_handles_labels(), ncols=5, loc="outside lower center")
+    figure.savefig(path, dpi=100)
+
+
+def main(seeds: int = 6, noise: float = World.noise, save: str = "", plot: str = "") -> None:
+    """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file;
+    plot: welfare, toxicity and quality gap, to a picture."""
+    if seeds < 2:
+        raise SystemExit(f"--seeds {seeds}: an interval needs at least 2 runs of each kind")
+    found = sweep(seeds, noise)
+    show(found)
+    if plot:
+        draw(found, plot)
+    if save:
+        arms = {name: {"settings": vars(STACKS[name]), "shares": found[name]} for name in found}
+        made_by = f"python -m swarm.governance --seeds {seeds} --noise {noise:g}"
+        text = json.dumps({"made_by": made_by, "arms": arms}, separators=(",", ":"))
+        Path(save).write_text(text.replace('},"', '},\n"') + "\n", encoding="utf8")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

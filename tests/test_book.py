@@ -42,7 +42,7 @@ COMMANDS = {
     "python train.py --env letters --difficulty 6": "make train",
     "python env_swarm.py": "",
     "python env_swarm.py --evaluate grinder --n 100": "",
-    "python -m lab.swarm.governance_sweep": "five minutes; tests/test_governance.py",
+    "python -m swarm.governance": "a minute; tests/test_governance.py",
     "python train.py --env alphabet": TINY,
     "python train.py --env swarm":  # 25 turns each
         TINY.replace("--num-tasks 2", "--num-tasks 1").replace("--eval-n 2", "--eval-n 1").replace("--max-tokens 32", "--max-tokens 8"),
@@ -73,7 +73,7 @@ COMMANDS = {
     "python -m bridges.export merge runs/NAME out/": "",
     "python -m bridges.export adapter runs/NAME adapter/": "",
     "python -m bridges.export merge runs/NAME pushed/ --push owner/name": "needs the hub; tests/test_export.py",
-    "python -m lab.claims.ablate thinking --seeds 3": "a quarter of an hour; tests/test_ablate.py",
+    "python -m lab.claims thinking": "tests/test_claims.py",
     "python -m lab.speed.bench_peers update": "needs requirements/peers.txt",
     "python -m lab.speed.bench train": "minutes",
     "python -m lab.speed.limits": "minutes; tests/test_limits.py",

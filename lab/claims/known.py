@@ -20,7 +20,7 @@ from pathlib import Path
 import tyro
 
 import metrics
-from lab.claims.ledger import as_share, interval
+from lab.claims import as_share, interval
 from lab.claims.study import STAGES, train_example
 from lab.common import RESULTS, ROOT, read_json, read_lines, table, write_page
 

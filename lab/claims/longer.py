@@ -16,8 +16,7 @@ import numpy as np
 import tyro
 
 from env_letters import Letters
-from lab.claims import lengths, study
-from lab.claims.ledger import as_share
+from lab.claims import as_share, lengths, study
 from lab.claims.letters import begun
 from lab.claims.study import KEPT, Arm, Study, over_seeds, percent, played_runs, versions
 from lab.common import RESULTS, pyplot, read_json, read_lines, save_picture, table, write_page

@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 import metrics
-from lab.claims.ledger import as_share, interval
+from lab.claims import as_share, interval
 from lab.common import ROOT, launch, reach, read_json, side_by_side, table
 from metrics import Interval
 

@@ -22,9 +22,6 @@ from lab.claims import alphabet as alphabet_table
 from lab.claims import bases as bases_table
 from lab.claims import letters as letters_table
 from lab.claims import longer as longer_table
-from lab.claims.claims import CLAIMS
-from lab.claims.ledger import as_share, collect, in_parts, interval, judge
-from lab.claims.quantities import SAMPLED, TASKS, own, pass_at
 from lab.common import RESULTS, ROOT, read_json, read_lines
 from lab.speedrun import judge as judge_of_speedrun
 from lab.swarm import trained
@@ -149,17 +146,6 @@ def swarm_players() -> str:
     return table("scripted player | " + " | ".join(names), [
         row(f"mean reward (n = {players['idle']['reward']['n']} each)", "reward"), row("on the published scale", "reward_published")
     ])  # fmt: skip
-
-
-def passes() -> str:
-    """Sampled at temperature 1, after SFT and after GRPO, over the seeds of the claim about sharpening."""
-    claim = next(c for c in CLAIMS if c.name == "sharpening")
-    arms, body = collect(claim), []
-    show = lambda i: as_share(i).percent(0)
-    for k in (1, 4, SAMPLED):
-        before, after = (interval(own(arm, lambda run, k=k: pass_at(run, k))(arms)) for arm in ("sft", "rl"))
-        body.append([f"pass@{k}", show(before), show(after), before.n, TASKS])
-    return table("letters, sampled at temperature 1 | after SFT | after 40 updates of GRPO | seeds | development n", body)
 
 
 def cost() -> str:
@@ -353,22 +339,6 @@ def presets() -> str:
     )
 
 
-def lessons() -> str:
-    """The claims, each with the verdicts of its parts; those that hold whole come first."""
-    rows = []
-    for claim in CLAIMS:
-        found, verdict = judge(claim, collect(claim))
-        page = "" if verdict == "not run" else f" [page](../results/claims/{claim.name}/README.md)"
-        parts = in_parts([v for check, *_, v in found if check.decides])
-        rows.append(
-            (
-                ["holds", "fails", "undecided", "not run"].index(verdict),
-                [f"**{parts}**", claim.sentence + (" *Under rules of our own.*" if claim.ours else "") + page],
-            )
-        )
-    return table("verdict | lesson", [row for _, row in sorted(rows, key=lambda each: each[0])])
-
-
 def speedrun() -> str:
     return table(" | ".join(judge_of_speedrun.HEAD), judge_of_speedrun.rows())
 
@@ -392,7 +362,6 @@ TABLES = {
         swarm,
         swarm_arms,
         swarm_players,
-        passes,
         cost,
         card,
         first_minute,
@@ -406,7 +375,6 @@ TABLES = {
         presets,
         speedrun,
         speedrun_luck,
-        lessons,
     )  # fmt: skip
 }
 

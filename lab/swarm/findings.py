@@ -16,7 +16,7 @@ import numpy as np
 import metrics
 from bookkeeping import significance
 from bookkeeping.behaviour import rank_correlation
-from lab.claims.ledger import interval, student
+from lab.claims import interval
 from lab.common import read_lines, table, write_page
 from lab.swarm.trained import PRICE, STUDY, N, runs_of, scores
 
@@ -59,7 +59,8 @@ def ratio_change(before: np.ndarray, after: np.ndarray, resamples: int = 5000) -
     changes = share(after) - share(before)  # [seeds]
     together, picks = after.mean(axis=0), rng.integers(n, size=(resamples, n))
     over_scenarios = float(np.var(share(together[picks]) - share(before[0][picks])))
-    return student(float(changes.mean()), [significance.variance_of_mean(changes), (over_scenarios, n - 1)], seeds, 0.95)
+    parts = [significance.variance_of_mean(changes), (over_scenarios, n - 1)]
+    return significance.by_variance(float(changes.mean()), parts, seeds)[0]
 
 
 def correlation(rows: Rows, name: str) -> metrics.Interval | None:
