@@ -309,6 +309,6 @@ if __name__ == "__main__":
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
     env = partial(Letters, 3, "binary", True, "states")
-    line = summarize(play(policy, rollouts.sampler, env, [1, 2, 3], 4, 320, 1.0, noise=0))
+    line = summarize(play(policy, rollouts.sampler, env, [1, 2, 3], 4, 320, 1.0, sample_seed=0))
     rounded = {key: round(value, 3) for key, value in line.items()}
     print("\n3 tasks, 4 samples each, at temperature 1:", rounded)

@@ -643,7 +643,7 @@ def test_over_http_a_policy_says_and_gets_what_it_does_in_process(load, served, 
     cfg = config(tmp_path, served(policy), model="ours", eval_n=n, max_tokens=100, api_concurrency=4, **more)
     api.evaluate_api(cfg)
     (make_env,) = [env for trained, env in settings.eval_sets(cfg).values() if trained]
-    groups = play(policy, TorchSampler(policy), make_env, [DEV_SEEDS + i for i in range(n)], 1, 100, 0.0, noise=0)
+    groups = play(policy, TorchSampler(policy), make_env, [DEV_SEEDS + i for i in range(n)], 1, 100, 0.0, sample_seed=0)
     over_http = {e["seed"]: e for e in records.lines(tmp_path / "run" / "episodes.jsonl")}
     for (episode,) in groups:
         other = over_http[episode.seed]
