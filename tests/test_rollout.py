@@ -165,7 +165,7 @@ def policy_with(kind: str, family: str) -> SimpleNamespace:
     tokenizer = Tokenizer(model())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre(), decoder()
     more = {"unk_token": "<unk>"} if kind == "Unigram" else {}
-    letters = sorted(set("abcdefghijklmnopqrstuvwxyz0123456789.,?!<>/|\n" + WORDS) - {" "})
+    letters = [*pre_tokenizers.ByteLevel.alphabet(), "\n"]  # whatever a text may hold
     special = [AddedToken(t, special=True) for t in ("<unk>", *re.findall(r"<\|.*?\|>", template))]
     args = dict(vocab_size=320, initial_alphabet=letters, special_tokens=special)
     tokenizer.train_from_iterator([WORDS] * 20, trainer(**args, **more, show_progress=False))
@@ -185,13 +185,13 @@ def test_with_any_tokenizer_an_episode_is_what_was_shown_and_what_was_sampled(ki
     sampler = Scripted(said(odd), said(odd), said(odd))
     ((episode,),) = play(policy, sampler, lambda: Chat(3), [4], 1, 40, 1.0, sample_seed=0)
     letters = lambda text: "".join(text.split())
-    shown, text = [], policy.tokenizer.decode(odd[:-1])
+    shown = []
     for turn, (prompt,) in enumerate(sampler.prompts):
         assert prompt[: len(shown)] == shown  # nothing that was there has changed
         before = render(policy, episode.messages[: 2 * turn + 2], None, True)
         assert letters(policy.tokenizer.decode(prompt)) == letters(before)
         shown = prompt + odd
-    assert text == "number" and encode(policy, text) != odd[:-1]  # premise
+    assert encode(policy, "number") != odd[:-1]  # premise
     assert episode.token_ids == shown and episode.turns == 3
     assert [t for t, s in zip(episode.token_ids, episode.sampled) if s] == odd * 3
 
