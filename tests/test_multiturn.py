@@ -19,7 +19,7 @@ from fast.logprobs import token_logprobs
 from fast.sampler import Sample, TorchSampler
 from helpers import Recorder, Scripted, spelled
 from lab.base import corpus, pretrain
-from rollout import encode, expert_episode, play, prompt_ids, render
+from rollout import encode, expert_episode, play, prompt_ids
 from swarm.tools import TOOLS
 
 END, BEGIN = "<|im_end|>", "<|im_start|>"
@@ -101,38 +101,7 @@ def test_log_probs_of_all_turns_are_those_of_one_fresh_forward_pass(pico, naive_
         assert np.allclose(np.array(episode.logprobs)[episode.sampled], again, atol=1e-4)
 
 
-@pytest.mark.parametrize("style", ["derives", "bare"])
-def test_the_template_rewrites_history_and_the_episode_does_not(pico, right, style):
-    env, replies = right(style)
-    one = lambda: make_env(style=style)
-    ((episode,),) = play(pico, Scripted(*replies), one, [4], 1, 400, 1.0, 0)
-    kept = read(pico, episode.token_ids)
-    parts = [read(pico, reply.token_ids) for reply in replies]
-    ask = lambda turn: alphabet.question(env.task, turn, True)
-    opening = f"{BEGIN}user\n{ask(0)}{END}\n{BEGIN}assistant\n"
-    assert kept == opening + between(ask(1)).join(parts[:2]) + between(ask(2)) + parts[2]
-    again = pico.tokenizer.apply_chat_template(episode.messages, tokenize=False).removesuffix("\n")
-    if style == "bare":
-        assert again == kept  # the thoughts alone make the difference
-    else:  # the trap: a trainer that renders again learns from what was never sampled
-        assert again.count("<think>\n") == 1 and kept.count("<think>\n") == 3
-    assert episode.reward == 1.0
-
-
 # ------------------------------------------------------------------------------ scripted replies
-
-
-def test_a_reply_that_runs_out_of_tokens_in_turn_2_ends_the_episode(pico, right):
-    env, replies = right()
-    for cut, score in ((8, 0.0), (1, 1.0)):  # a list that was finished before counts
-        ids, logprobs = replies[1].token_ids[:-cut], replies[1].logprobs[:-cut]
-        sampler = Scripted(replies[0], Sample(ids, logprobs, False))
-        ((episode,),) = play(pico, sampler, make_env, [4], 1, 400, 1.0, 0)
-        assert (episode.stop_reason, episode.turns, len(sampler.prompts)) == ("truncated", 2, 2)
-        scores = [episode.components[f"turn_{n}"] for n in (1, 2, 3)]
-        assert scores == [1.0, score, 0.0] and episode.components["exact"] == 0.0
-        assert episode.token_ids == sampler.prompts[1][0] + ids
-        assert episode.messages[-1] == {"role": "assistant", "content": read(pico, ids)}
 
 
 HOSTILE = [
@@ -158,23 +127,6 @@ def test_template_markup_in_a_reply_opens_no_turn(pico, right, markup):
         assert sampler.prompts[1] == [prompt + first.token_ids + delta]
         assert episode.messages[1]["content"] == read(pico, ids)
         assert episode.components["turn_2"] == episode.components["turn_3"] == 1.0
-
-
-def test_members_that_stop_at_different_times_keep_their_own_history(pico, right):
-    """One member runs out of tokens in turn 1; the others go on as if it were not there."""
-    env, replies = right("bare")
-    cut = Sample(replies[0].token_ids[:-1], replies[0].logprobs[:-1], False)
-
-    class Mixed(Scripted):
-        def sample(self, prompts, k, max_tokens, temperature, seeds, **more):
-            self.prompts.append(prompts)
-            pick = lambda seed: cut if (seed[3], seed[2]) == (0, 1) else replies[seed[3]]
-            return [[pick(seed) for seed in row] for row in seeds]
-
-    (group,) = play(pico, Mixed(), lambda: make_env(style="bare"), [4], 3, 400, 1.0, 0)
-    assert [e.stop_reason for e in group] == ["done", "truncated", "done"]
-    assert [(e.turns, e.reward == 1.0) for e in group] == [(3, True), (1, False), (3, True)]
-    assert group[0].token_ids == group[2].token_ids
 
 
 # ---------------------------------------------------------------------- same seeds, same episodes
@@ -307,15 +259,3 @@ def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico_swarm, mon
     texts = [text for row in drill for text in replies_of(pico_swarm, row)]
     called = {tool for tool in TOOLS if any(f'"name": "{tool}"' in text for text in texts)}
     assert called == set(TOOLS)
-
-
-def test_an_id_is_one_piece_wherever_it_stands_and_text_comes_back_whole(pico_swarm):
-    """Copying an id is copying a token. In quotes, after a dash, in a sentence: the same one."""
-    tokenizer = pico_swarm.tokenizer
-    for name in ("task_1", "task_16", "prop_50", "post_30", "bot_4"):
-        for text in (f"\n- {name} from", f'"id": "{name}"', f"you accepted {name}, quality"):
-            ids = tokenizer(text)["input_ids"]
-            assert name in tokenizer.convert_ids_to_tokens(ids), (name, text)
-    messages = expert_episode(pico_swarm, Swarm("hard"), 3).messages
-    text = render(pico_swarm, messages, None, True)
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ import warm
 from bookkeeping import presets, refusals
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
-from policy import PICO, adam, encode, load_policy, render
+from policy import PICO, encode, load_policy, render
 from rollout import expert_episode, play
 from steps import stir
 
@@ -119,38 +118,27 @@ def test_tasks_questions_demonstrations_and_token_ids_are_the_books(policy):
 
 
 def test_any_reply_gets_the_books_reward_and_is_seen_as_the_books_habit():
-    rng = random.Random(0)
+    rng, rewards = random.Random(0), set()
     for seed in range(12):
         _, counts = pico.make_task(seed)
         task = env_letters.make_task(random.Random(seed), 6)
         right = [env_letters.write_reply(task, style) for style in env_letters.STYLES]
-        answer = right[0].removeprefix("<answer>").removesuffix("</answer>")
-        first, pairs = next(iter(counts)), [list(pair) for pair in counts.items()]
-        inside = [
-            answer[:-1] + f', "{first}": {counts[first]}}}',  # answered twice
-            answer.replace("1", "true"),
-            answer.replace("1", "1.0"),
-            json.dumps(pairs),
-            "[" * 5000,
-            "7",
-            "{}",
-            f"{' ' * 900}{answer}",
-        ]
+        answer, first = json.dumps(counts), next(iter(counts))
+        twice = answer[:-1] + f', "{first}": {counts[first]}}}'
+        pairs = json.dumps([list(pair) for pair in counts.items()])
+        inside = [twice, pairs, answer.replace("1", "true"), answer.replace("1", "1.0")]
+        inside += ["[" * 5000, "7", "{}", f"{' ' * 900}{answer}\u2003"]
         wrong = [f"<answer>{text}</answer>" for text in inside]
         wrong += ["", answer, f"<answer>{answer}", f"</answer><answer>{answer}", right[0] * 2]
-        wrong += [right[0] + "<think>", f"<think>{right[0]}</think>"]
-        wrong += [right[2].replace("</think>", ""), f"<answer>\u2003{answer}\n</answer> and more"]
-        broken = [reply[: rng.randrange(len(reply))] for reply in right for _ in range(5)]
-        for reply in right * 10:
-            i = rng.randrange(len(reply))
-            broken.append(reply[:i] + rng.choice('0123456789 ,:"{}<>abz') + reply[i + 1 :])
-        rewards = set()
+        wrong += [right[0] + "<think>", f"<think>{right[0]}</think>", right[2][:-30]]
+        places = [(reply, rng.randrange(len(reply))) for reply in right * 10]
+        broken = [reply[:i] + rng.choice('09 ,:"{}<>az') + reply[i + 1 :] for reply, i in places]
         for reply in [*right, *wrong, *broken]:
             book = env_letters.score_reply(task, reply, "binary", think=True)
             assert pico.reward_of(counts, reply) == book["reward"], reply
             assert pico.spells(reply) == (book["habit_derives"] == 1.0), reply
             rewards.add(book["reward"])
-        assert rewards == {0.0, 1.0}
+    assert rewards == {0.0, 1.0}
 
 
 def test_logprobs_are_the_books(policy):
@@ -177,9 +165,8 @@ def test_a_token_is_drawn_where_the_probabilities_add_up_to_more_than_chance():
 
 
 @pytest.mark.parametrize("temperature, k, limit", [(0.0, 1, 320), (1.0, 4, 320), (1.0, 1, 12)])
-def test_the_same_uniforms_draw_the_books_tokens_texts_and_rewards(
-    policy, monkeypatch, temperature, k, limit
-):
+def test_the_same_uniforms_draw_the_books_tokens(policy, monkeypatch, temperature, k, limit):
+    """And with them the same texts and rewards."""
     monkeypatch.setattr(pico, "MAX_TOKENS", limit)
     seeds = [3, 4, 5]
     groups = play(policy, TorchSampler(policy), NEW_ENV, seeds, k, limit, temperature, 7)
@@ -241,19 +228,6 @@ def test_loss_and_gradient_are_the_books_also_where_clipping_acts(policy):
         torch.testing.assert_close(x.grad, g, atol=2e-5 * largest, rtol=1e-3)
 
 
-def test_a_step_is_the_books():
-    """Clipped to length 1, then Adam without weight decay."""
-    lora, theirs = ({"x": torch.zeros(3, requires_grad=True)} for _ in range(2))
-    for x in (lora["x"], theirs["x"]):
-        x.grad = torch.tensor([3.0, 4.0, 0.0])
-    optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
-    assert pico.step(optimizer, lora, 0.01) == pytest.approx(5.0)
-    book = SimpleNamespace(trainable=lambda: theirs, device=torch.device("cpu"))
-    grpo.take_step(book, adam(book, 0.01), 0.0)
-    torch.testing.assert_close(lora["x"], theirs["x"])
-    assert lora["x"].grad is None
-
-
 @pytest.mark.parametrize("rights", [0, 3, 10])
 def test_the_interval_is_the_books(monkeypatch, capsys, rights):
     rewards = [float(i < rights) for i in range(10)]
@@ -282,27 +256,24 @@ def test_whatever_the_seed_it_trains_on_tasks_of_neither_sft_nor_evaluation(monk
     assert not set(drawn[0]) & {*pico.SFT_SEEDS, *pico.DEV}
 
 
-def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path, capsys):
+def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path):
     """From one start, without SFT: rewards equal one by one, and then the adapters."""
     warm.draw_nothing(monkeypatch)
     small = {"TASKS": 3, "K": 4, "MAX_TOKENS": 200, "SFT_STEPS": 0, "LR": 3e-3}
     small |= {"SFT_SEEDS": pico.SFT_SEEDS[:1], "DEV": pico.DEV[:2]}
-    for name, value in small.items():
-        monkeypatch.setattr(pico, name, value)
     flags = {"updates": 5, "num_tasks": 3, "k": 4, "max_tokens": 200, "sft_steps": 0, "lr": 3e-3}
     flags |= {"eval_n": 2, "eval_other_tiers": False, "wandb": False, "seed": 1, "difficulty": 6}
     cfg = settings.Config(runs=str(tmp_path), name="book", **flags)
     refusals.check(cfg)
-    book, ours, begin, end, final = [], [], {}, {}, {}
+    book, ours, adapters = [], [], []  # adapters: of the book, before the first update and after
     rewards_of = lambda groups: [[e.reward for e in group] for group in groups]
-    real_update, real_play, real_step = train.update, pico.play, pico.step
+    real_update, real_play = train.update, pico.play
 
     def update(policy, optimizer, groups, *rest):
-        if not book:
-            begin.update(lora_of(policy))
         book.append(rewards_of(groups))
+        adapters.append(lora_of(policy))
         stats = real_update(policy, optimizer, groups, *rest)
-        end.update(lora_of(policy))
+        adapters[1:] = [lora_of(policy)]
         return stats
 
     def play_as_the_book(weights, seeds, k, chance=None):
@@ -312,33 +283,26 @@ def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path, capsys):
         ours.append(rewards_of(groups))
         return groups
 
-    def step(optimizer, lora, rate):
-        norm = real_step(optimizer, lora, rate)
-        final.update({name: x.detach() for name, x in lora.items()})
-        return norm
-
     monkeypatch.setattr(train, "update", update)
     train.train(cfg)
-    begin = {name: x.detach() for name, x in begin.items()}
-    new_lora = lambda: {name: x.clone().requires_grad_() for name, x in begin.items()}
-    for name, fake in (("play", play_as_the_book), ("step", step), ("new_lora", new_lora)):
-        monkeypatch.setattr(pico, name, fake)
+    begin, end = ({name: x.detach() for name, x in lora.items()} for lora in adapters)
+    lora = {name: x.clone().requires_grad_() for name, x in begin.items()}
+    for name, value in (small | {"play": play_as_the_book, "new_lora": lambda: lora}).items():
+        monkeypatch.setattr(pico, name, value)
     pico.main(seed=1, updates=5)
     assert ours == book and len(ours) == 5
     assert {reward for batch in ours for group in batch for reward in group} == {0.0, 1.0}
-    flat = lambda lora: torch.cat([(lora[name] - old).flatten() for name, old in begin.items()])
-    moved, expected = flat(final), flat({name: x.detach() for name, x in end.items()})
+    flat = lambda lora: torch.cat([x.detach().flatten() for x in lora.values()])
+    apart, moved = flat(lora) - flat(end), flat(end) - flat(begin)
     # Adam's first steps have one size for every weight, also where the gradient is rounding.
-    assert (moved - expected).norm() < 0.02 * expected.norm()
+    assert apart.norm() < 0.02 * moved.norm()
 
 
 def test_the_curve_is_drawn_with_characters(capsys):
     pico.draw_curve([i / 119 for i in range(120)], height=4, width=8)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "reward" and lines[-1].endswith("-------- 120 updates")
-    assert [line.count("#") for line in lines[1:5]] == [1, 3, 5, 7]
-    pico.draw_curve([0.5])
-    assert capsys.readouterr().out == ""
+    title, *rows, axis = capsys.readouterr().out.splitlines()
+    assert title == "reward" and axis.endswith("-------- 120 updates")
+    assert [row.count("#") for row in rows] == [1, 3, 5, 7]
 
 
 # --------------------------------------------------------- three things to try, as its comments say
@@ -348,7 +312,7 @@ def test_the_curve_is_drawn_with_characters(capsys):
 def warmed_up():
     """The adapter after a short SFT, as {name: tensor}."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pico, "SFT_STEPS", 20)
+        patch.setattr(pico, "SFT_STEPS", 10)
         torch.manual_seed(0)
         lora = pico.new_lora()
         pico.warm_up(lora, 0)
@@ -380,7 +344,7 @@ def test_tried_k_of_1_learns_nothing(learn):
 
 
 def test_tried_a_limit_of_64_tokens_no_thought_ever_pays(warmed_up, monkeypatch):
-    weights, seeds = pico.policy_of(warmed_up), range(12)
+    weights, seeds = pico.policy_of(warmed_up), range(8)
 
     def thinkers(limit: int) -> list[tuple[float, float]]:
         monkeypatch.setattr(pico, "MAX_TOKENS", limit)
@@ -391,13 +355,13 @@ def test_tried_a_limit_of_64_tokens_no_thought_ever_pays(warmed_up, monkeypatch)
         return [(e.reward, a) for e, a in pairs if "<think>" in e.text]
 
     generous, strict = thinkers(320), thinkers(64)
-    assert len(generous) == len(strict) > 30 and sum(reward for reward, _ in generous) > 3
+    assert len(generous) == len(strict) > 20 and sum(reward for reward, _ in generous) > 1
     assert all(reward == 0 and advantage <= 0 for reward, advantage in strict)
 
 
 def test_tried_a_rate_of_a_tenth_ends_in_babble(learn):
-    rewards, _ = learn(5, LR=0.1)
-    assert rewards[0] > 0 and rewards[3:] == [0.0, 0.0]
+    rewards, _ = learn(4, LR=0.1)
+    assert rewards[0] > 0 and rewards[2:] == [0.0, 0.0]
 
 
 # -------------------------------------------------------------------------------------- wrong use

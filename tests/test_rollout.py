@@ -5,9 +5,7 @@ give the same episodes.
 
 import copy
 import re
-import signal
 import time
-import weakref
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 import rollout
-from bookkeeping.guard import Hung, guarded, in_time, told
+from bookkeeping.guard import guarded
 from env_letters import STYLES, Letters
 from fast.sampler import Sample, TorchSampler
 from helpers import Recorder, Scripted, spelled
@@ -227,21 +225,6 @@ CONTROL = ["<|im_end|>", "<|endoftext|>", "<|im_start|>"]
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_response>"]
 
 
-@pytest.mark.parametrize("token", [*CONTROL, *MARKUP])
-def test_control_tokens_in_a_message_stay_text_and_markup_in_what_a_tool_says(tiny, token):
-    control = tiny.tokenizer.convert_tokens_to_ids(token)
-    roles = ("user", "system", "tool") if token in CONTROL else ("tool",)
-    for role, template in ((r, t) for r in roles for t in ("x{}y", "{}", "{0}{0}\n{0} five")):
-        say = lambda word: [{"role": role, "content": template.format(word)}]  # noqa: B023
-        for ids in (
-            lambda m: prompt_ids(tiny, m, None, True),
-            lambda m: after_reply(tiny, m, 1)[1],
-        ):
-            assert ids(say(token)).count(control) == ids(say("word")).count(control)
-    if token in MARKUP:  # in an instruction it stays markup, as our environments ask
-        assert prompt_ids(tiny, [user(f"Think inside {token}.")], None, True).count(control) == 1
-
-
 # ------------------------------------------------------------------------------ how episodes end
 
 
@@ -313,36 +296,6 @@ def test_an_environment_that_raises_or_hangs_costs_its_own_episode(chatty, where
         assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
 
 
-def test_a_group_whose_task_cannot_be_had_at_all_is_left_out(chatty):
-    ways = iter(["reset"] * 3 + ["nowhere"] * 3)
-    make_env = lambda: Broken(next(ways))
-    lost, played = play(chatty, TorchSampler(chatty), make_env, [4, 9], 3, 30, 1.0, 0)
-    assert [(e.stop_reason, e.token_ids, e.turns) for e in lost] == [("error", [], 0)] * 3
-    assert {e.stop_reason for e in played} == {"done"}
-
-
-def test_a_call_that_is_done_in_time_is_not_interrupted_later_and_other_alarms_come_back():
-    rung = []
-    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
-    try:
-        env = Broken("nowhere")
-        assert in_time(env, lambda x: x + 1, 4) == 5
-        with pytest.raises(Hung):
-            in_time(env, spin)
-        time.sleep(0.5)  # a timer that was left behind would ring by now
-        assert rung == []
-        signal.raise_signal(signal.SIGALRM)
-        assert rung == [1]
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_an_error_is_one_line_that_is_safe_to_print():
-    error = told(ValueError("bad\x1b[2J\n\u202ecall " + "x" * 1000))
-    assert error.startswith("ValueError: bad?[2J ?call xxx")
-    assert len(error) < 400 and error.isprintable()
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_policy_of_nan_is_noticed_when_it_speaks(load, temperature):
     policy = load("qwen3", lora_rank=2)
@@ -389,63 +342,6 @@ def test_a_prompt_that_fits_exactly_is_played(tiny, end, missing):
 
 
 # ------------------------------------------------------------------- same seeds, and where time goes
-
-
-def test_an_episode_does_not_depend_on_the_rest_of_the_batch(chatty):
-    sampler = TorchSampler(chatty)
-    run = lambda seeds, k, noise=3: play(chatty, sampler, lambda: Chat(3), seeds, k, 8, 1.0, noise)
-    batch = run([4, 9, 123], 3)
-    assert max(e.turns for group in batch for e in group) > 1  # premise: later turns, too
-    for g, seed in enumerate([4, 9, 123]):
-        for other in (run([seed], 2)[0], run([123, 9, 4], 3)[2 - g]):
-            for a, b in zip(batch[g], other):
-                assert (a.token_ids, a.sampled) == (b.token_ids, b.sampled)
-                assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
-    assert [e.token_ids for e in run([4], 3, noise=4)[0]] != [e.token_ids for e in batch[0]]
-
-
-def test_what_the_sampler_takes_is_rollout_and_the_rest_is_the_environment(tiny, end, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(rollout, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def takes(seconds, function):
-        def slow(*args, **named):
-            now[0] += seconds
-            return function(*args, **named)
-
-        return slow
-
-    class Slow(Chat):
-        reset, step, score = takes(1, Chat.reset), takes(10, Chat.step), takes(100, Chat.score)
-
-    sampler = Scripted(*[said([20, end])] * 3)
-    sampler.sample = takes(1000, sampler.sample)
-    clock = {"rollout": 0.5, "environment": 0.25, "sync": 7.0}  # is added to
-    play(tiny, sampler, lambda: Slow(3), [4, 9], 2, 8, 1.0, 0, clock)
-    environment = 4 * (1 + 3 * 10 + 100)
-    assert clock == {"rollout": 0.5 + 3 * 1000, "environment": 0.25 + environment, "sync": 7.0}
-
-
-def test_the_cache_of_an_episode_that_has_ended_is_not_kept(pico):
-    """Task 4 ends after one reply, task 5 after two."""
-    kept, alive = [], []
-
-    class Watched(TorchSampler):
-        def sample(self, *given, **more):
-            alive.append([ref() is not None for ref in kept])
-            groups = super().sample(*given, **more)
-            caches = [s.cache[0] for samples in groups for s in samples if s.cache]
-            kept.extend(map(weakref.ref, caches))
-            return groups
-
-    class Uneven(Chat):
-        def step(self, reply):
-            new, done = super().step(reply)
-            return new, done or self.seed == 4
-
-    policy = replace(pico, stop_ids=frozenset(range(1024)))  # every reply is a token
-    play(policy, Watched(policy), Uneven, [4, 5], 1, 4, 1.0, sample_seed=0)
-    assert alive == [[], [False, True]]
 
 
 # ------------------------------------------------------------------------------------ the expert

@@ -11,7 +11,7 @@ import sft
 from env_letters import Letters
 from rollout import Episode
 from sft import demonstrations, sft_batches, sft_step
-from steps import assert_close, gradients, naive_logprobs, snapshot
+from steps import assert_close, gradients, naive_logprobs
 
 HUGE = 10**9  # tokens per micro-batch: everything at once
 
@@ -68,16 +68,6 @@ def test_ten_steps_on_one_batch_bring_the_loss_down(load, episodes, kind, lora_r
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-2)
     losses = [sft_step(policy, optimizer, episodes, HUGE)["loss"] for _ in range(10)]
     assert losses[-1] < 0.9 * losses[0]
-
-
-def test_what_is_not_finite_raises_and_leaves_the_weights_untouched(load, episodes):
-    policy = load("qwen3", 4)
-    next(iter(policy.trainable().values())).data[0, 0] = float("nan")
-    before = snapshot(policy)
-    with pytest.raises(FloatingPointError, match="not both finite"):
-        sft_step(policy, torch.optim.AdamW(policy.trainable().values(), lr=0.1), episodes, HUGE)
-    for name, p in snapshot(policy).items():
-        assert torch.equal(p.nan_to_num(7), before[name].nan_to_num(7))
 
 
 @pytest.mark.parametrize("n, size, steps", [(10, 5, 6), (10, 4, 5), (3, 8, 3), (5, 1, 10)])
