@@ -377,7 +377,7 @@ if __name__ == "__main__":
         print_components(tasks, episodes)
     env = partial(Letters, 3, "binary", True, "states")
     line = summarize(
-        play(policy, rollouts.sampler, env, [1, 2, 3], 4, 320, 1.0, noise=0)
+        play(policy, rollouts.sampler, env, [1, 2, 3], 4, 320, 1.0, sample_seed=0)
     )
     rounded = {key: round(value, 3) for key, value in line.items()}
     print("\n3 tasks, 4 samples each, at temperature 1:", rounded)

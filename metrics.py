@@ -1,53 +1,61 @@
-"""Numbers with their uncertainty. No mean reward and no share is reported without interval and n.
+"""Numbers with their uncertainty.
 
-Why so strict? An earlier project, picoRL, evaluated on 32 tasks. It saw 41% rise to 56% and fall
-to 44%, and called it a gain and a regression. But the 95% interval of 41% on 32 tasks
-reaches from 26% to 58%: all three may be the same number.
+No mean reward and no share is reported without its interval and n.
 
-    mean         the method depends on the values alone, so a number has one interval everywhere:
-                 all 0 or 1: Wilson's interval (1927), right near 0% and 100%, where ± is wrong;
-                 under 100 values between 0 and 1: Wilson's with the measured spread, which is less
-                 than that of 0s and 1s (Korn and Graubard 1998, without its survey weights);
+Why so strict? An earlier project, picoRL, evaluated on 32 tasks. It saw 41% rise to 56%
+and fall to 44%, and called it a gain and a regression. But the 95% interval of 41% on
+32 tasks reaches from 26% to 58%: all three may be the same number.
+
+    mean         the method depends on the values alone, so a number has one interval
+                 everywhere:
+                 all 0 or 1: Wilson's interval (1927), right near 0% and 100%, where ±
+                 is wrong;
+                 under 100 values between 0 and 1: Wilson's with the measured spread,
+                 which is less than that of 0s and 1s (Korn and Graubard 1998, without
+                 its survey weights);
                  under 100 other values: Student's t (1908);
-                 from 100 on: bootstrap, the middle 95% of the means of resamples (Efron 1979)
+                 from 100 on: bootstrap, the middle 95% of the means of resamples
+                 (Efron 1979)
     proportion   the same, from a count
-    gain         the same of the *differences*, task by task, if before and after saw the same
-                 tasks: their difficulty cancels, so the interval is narrower than that of two
-                 means. Never Wilson's: a difference may be negative even if none was seen
+    gain         the same of the *differences*, task by task, if before and after saw
+                 the same tasks: their difficulty cancels, so the interval is narrower
+                 than that of two means. Never Wilson's: a difference may be negative
+                 even if none was seen
 
-Do they cover the truth in 95 of 100 cases? With 2 to 64 made-up values they do in 91 to 100; in 88
-to 99 if successes are rare and whole groups of episodes succeed together. Wilson's covers 95 on
-average over true shares, 83 at the worst. The bootstrap covers only 50 of 100 with 2 values and 88
-with 8; so it needs 100. Skewed values that are not between 0 and 1 (counts, seconds) are covered
-less: 88 to 93 for exponential ones. tests/test_metrics.py measures all of this. A weak spot that
-it does not: 72 to 87 if one value in 200 is 0 and the others are near 1 (n = 64 to 256).
+Do they cover the truth in 95 of 100 cases? With 2 to 64 made-up values they do in 91 to
+100; in 88 to 99 if successes are rare and whole groups of episodes succeed together.
+Wilson's covers 95 on average over true shares, 83 at the worst. The bootstrap covers
+only 50 of 100 with 2 values and 88 with 8; so it needs 100. Skewed values that are not
+between 0 and 1 (counts, seconds) are covered less: 88 to 93 for exponential ones.
+tests/test_metrics.py measures all of this. A weak spot that it does not: 72 to 87 if
+one value in 200 is 0 and the others are near 1 (n = 64 to 256).
 
-No interval of a mean has width 0. If all n values are equal, a share of up to 3.84 / (n + 3.84) of
-those not seen may still differ (Wilson's bound; compare the "rule of three", Hanley and
-Lippman-Hand 1983), and be anything between 0 and 1: see `alike`.
+No interval of a mean has width 0. If all n values are equal, a share of up to 3.84 / (n
++ 3.84) of those not seen may still differ (Wilson's bound; compare the "rule of three",
+Hanley and Lippman-Hand 1983), and be anything between 0 and 1: see `alike`.
 
-The second half looks at a metric over the updates of a run. Neighbouring values resemble each
-other, so a bootstrap that shuffles them promises too much; a peak flatters; and a run that stopped
-at a round number may still have been rising.
+The second half looks at a metric over the updates of a run. Neighbouring values
+resemble each other, so a bootstrap that shuffles them promises too much; a peak
+flatters; and a run that stopped at a round number may still have been rising.
 
     collapsed        has the reward fallen off a cliff? Asked after every update
-    level            the mean of consecutive updates; its interval allows for autocorrelation
+    level            the mean of consecutive updates, allowing for autocorrelation
     distribution     mean, median, tails and peak, in one sentence
-    trend            has it settled, is it moving, or can nobody tell yet? Asked after every update
+    trend            has it settled, is it moving, or can nobody tell yet?
     adaptive_window  how many of the last updates describe the present
     change           when did the level last drop or rise?
 
 docs/trust.md says how often these were wrong, on made-up runs whose truth is known.
 
-Run me: `python metrics.py` shows how wide an interval is at 32, 128 and 256 tasks, and asks a
-made-up run whether it has settled.
+Run me: `python metrics.py` shows how wide an interval is at 32, 128 and 256 tasks, and
+asks a made-up run whether it has settled.
 """
 
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-# scipy is imported by the functions that need it: the doctor of other people's logs does without.
+# scipy is imported where it is needed: the doctor of others' logs does without.
 
 NAN = float("nan")
 
@@ -61,8 +69,10 @@ class Interval:
     high: float
     n: int
 
-    def text(self, digits: int = 3, scale: float = 1, unit: str = "", sign: str = "") -> str:
-        """'0.406 [0.255, 0.577]'. sign "+" writes the sign of a positive number too."""
+    def text(
+        self, digits: int = 3, scale: float = 1, unit: str = "", sign: str = ""
+    ) -> str:
+        """'0.406 [0.255, 0.577]'. sign "+": the sign of a positive number, too."""
         number = lambda x: f"{scale * x:{sign}.{digits}f}"
         return f"{number(self.mean)}{unit} [{number(self.low)}, {number(self.high)}]"
 
@@ -87,13 +97,14 @@ class Interval:
 
 
 def proportion(successes: float, n: int) -> Interval:
-    """A share with Wilson's 95% interval. successes in [0, n]; n = 0 gives (nan, 0, 1)."""
+    """A share with Wilson's 95% interval. n = 0 gives (nan, 0, 1)."""
     if n == 0:
         return Interval(NAN, 0.0, 1.0, 0)
     from scipy import special
 
     share = successes / n
-    low, high = score_interval(round(successes) / n, float(special.ndtri(0.975)) ** 2 / n)
+    z2 = float(special.ndtri(0.975)) ** 2
+    low, high = score_interval(round(successes) / n, z2 / n)
     # Rounding must not part an end from a share of 0 or 1.
     return Interval(share, max(0.0, min(low, share)), min(1.0, max(high, share)), n)
 
@@ -103,7 +114,7 @@ Z2 = 1.96**2
 
 
 def mean(values) -> Interval:
-    """A mean with its 95% interval. The bootstrap is seeded: equal values, equal intervals."""
+    """A mean with its 95% interval: equal values have equal intervals."""
     from scipy import special
 
     values = np.asarray(values, dtype=float)
@@ -143,17 +154,23 @@ def is_constant(values: np.ndarray) -> bool:
     return len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, abs(values[0]))
 
 
-def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0), z2=Z2) -> Interval:
+def alike(
+    value: float, n: int, ends: tuple[float, float] = (0.0, 1.0), z2=Z2
+) -> Interval:
     """The mean of n equal values (one value always is): values not seen yet may differ.
 
-    How many of them is Wilson's bound for 0 of n. They may be anything between the ends, which
-    reach to twice the value if it lies outside.
+    How many of them is Wilson's bound for 0 of n. They may be anything between the
+    ends, which reach to twice the value if it lies outside.
     """
     if n == 0:
         return Interval(NAN, NAN, NAN, 0)
-    others, (low, high) = z2 / (n + z2), ends
-    low, high = (low, high) if low <= value <= high else (min(low, 2 * value), max(high, 2 * value))
-    return Interval(value, value - others * (value - low), value + others * (high - value), n)
+    low, high = ends
+    if not low <= value <= high:
+        low, high = min(low, 2 * value), max(high, 2 * value)
+    others = z2 / (n + z2)  # the share of those that may differ
+    least = value - others * (value - low)
+    most = value + others * (high - value)
+    return Interval(value, least, most, n)
 
 
 def score_interval(share: float, q2: float) -> tuple[float, float]:
@@ -164,33 +181,37 @@ def score_interval(share: float, q2: float) -> tuple[float, float]:
 
 
 def gain(before, after) -> Interval:
-    """Mean of after - before over the same tasks in the same order, paired, with its interval."""
+    """Mean of after - before with its interval, paired: the same tasks in one order."""
     before, after = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     if before.shape != after.shape:
         sizes = f"before has {before.shape} values and after {after.shape}"
         raise ValueError(f"gain: {sizes}; both must be the same tasks")
     both = np.concatenate([before, after])
-    most = max(1.0, float(np.ptp(both))) if len(both) else 1.0  # that a task may have changed by
+    most = 1.0  # that a task may have changed by
+    if len(both):
+        most = max(most, float(np.ptp(both)))
     found = of_any(after - before, (-most, most))
-    if len(both) and 0 <= both.min() and both.max() <= 1:  # then no difference is beyond 1
-        return Interval(found.mean, max(-1.0, found.low), min(1.0, found.high), found.n)
+    if len(both) and 0 <= both.min() and both.max() <= 1:  # no difference is beyond 1
+        low, high = max(-1.0, found.low), min(1.0, found.high)
+        return Interval(found.mean, low, high, found.n)
     return found
 
 
-# ------------------------------------------------------------------------ over the updates of a run
+# ---------------------------------------------------------- over the updates of a run
 
 STEP = 4.0  # a step of the level is this many standard errors high (cuts says why)
 LEAST = 5  # and has at least this many updates on either side
 
 
 def collapsed(rewards: list[float], window: int = 5) -> str | None:
-    """Has a run fallen off a cliff? One sentence if the last rewards lie far below the best.
+    """Has a run fallen off a cliff? If so, one sentence that says how far.
 
-    Compared are means of `window` updates: the last against the best. Far means: under 60% of the
-    best, by more than 0.1, and by more than 5.5 standard errors. Why not the usual three? The
-    question is asked after every update and picks the best of all windows, so three raised a false
-    alarm in most long noisy runs (31 of 40 simulated ones). With 5.5 none of 40 did, in any of five
-    settings, and a fall from 0.80 to 0.14 is still seen five updates later.
+    Compared are means of `window` updates: the last against the best. Far means: under
+    60% of the best, by more than 0.1, and by more than 5.5 standard errors. Why not the
+    usual three? The question is asked after every update and picks the best of all
+    windows, so three raised a false alarm in most long noisy runs (31 of 40 simulated
+    ones). With 5.5 none of 40 did, in any of five settings, and a fall from 0.80 to
+    0.14 is still seen five updates later.
     """
     if len(rewards) < 2 * window:
         return None
@@ -199,40 +220,43 @@ def collapsed(rewards: list[float], window: int = 5) -> str | None:
     # The noise of a difference of two window means, from the differences of neighbours.
     error = np.std(np.diff(rewards)) / np.sqrt(2 * window) * np.sqrt(2)
     if best - last > max(0.4 * abs(best), 0.1, 5.5 * error):
-        return (
-            f"the mean reward of the last {window} updates is {last:.2f} and was {best:.2f} at its "
-            "best: the policy has collapsed, most often because the learning rate is too high; try "
-            "a third of it"
-        )
+        fell = f"the mean reward of the last {window} updates is {last:.2f}"
+        was = f"was {best:.2f} at its best"
+        why = "most often because the learning rate is too high; try a third of it"
+        return f"{fell} and {was}: the policy has collapsed, {why}"
     return None
 
 
 def series(values, who: str) -> np.ndarray:
-    """The values as [n] floats. NaN and infinity are refused: they would spread to every result."""
+    """The values as [n] floats. NaN and infinity would spread, and are refused."""
     values = np.asarray(values, dtype=float)
     if values.ndim != 1:
-        raise ValueError(f"{who}: the values have shape {values.shape}; give one number per update")
+        shape = f"the values have shape {values.shape}"
+        raise ValueError(f"{who}: {shape}; give one number per update")
     if not np.isfinite(values).all():
         bad = int(np.argmin(np.isfinite(values)))
         place = f"value {bad} of {len(values)} is {values[bad]}"
-        raise ValueError(f"{who}: {place}; leave such updates out or fix what computes them")
+        cure = "leave such updates out or fix what computes them"
+        raise ValueError(f"{who}: {place}; {cure}")
     return values
 
 
 def slow_noise(residuals: np.ndarray, fitted: int) -> float:
-    """How far slow noise can carry an average: standard deviation times Student's 97.5% quantile.
+    """How far slow noise can carry an average: its deviation times Student's 97.5%.
 
-    In an average over many updates fast noise cancels; slow waves are what moves it. So we write
-    the residuals as cosine waves (a DCT), skip the first `fitted` waves, which the fit has removed
-    (1: a mean; 2: a mean and a slope, which looks much like the slowest wave), and take the power
-    of the next few. White noise has the same power in all waves, and nothing changes;
-    autocorrelated noise has more in the slow ones, and the interval widens.
+    In an average over many updates fast noise cancels; slow waves are what moves it. So
+    we write the residuals as cosine waves (a DCT), skip the first `fitted` waves, which
+    the fit has removed (1: a mean; 2: a mean and a slope, which looks much like the
+    slowest wave), and take the power of the next few. White noise has the same power in
+    all waves, and nothing changes; autocorrelated noise has more in the slow ones, and
+    the interval widens.
 
-    This is the EWC (equal-weighted cosine) estimator of Lazarus, Lewis, Stock and Watson (2018,
-    JBES 36(4), section 3), with their 0.4 n^(2/3) waves, but at least 8. With all n-1 waves it is
-    the textbook t-interval. In 100 updates with a correlation of 0.5, Newey-West's intervals of a
-    slope contain the truth in 82% of the cases and the moving-block bootstrap's of a mean in 89%;
-    these do in 96% and 95% (commit 22b9273, results/metrics).
+    This is the EWC (equal-weighted cosine) estimator of Lazarus, Lewis, Stock and
+    Watson (2018, JBES 36(4), section 3), with their 0.4 n^(2/3) waves, but at least 8.
+    With all n-1 waves it is the textbook t-interval. In 100 updates with a correlation
+    of 0.5, Newey-West's intervals of a slope contain the truth in 82% of the cases and
+    the moving-block bootstrap's of a mean in 89%; these do in 96% and 95% (commit
+    22b9273, results/metrics).
     """
     from scipy import fft, special
 
@@ -242,10 +266,10 @@ def slow_noise(residuals: np.ndarray, fitted: int) -> float:
 
 
 def level(values) -> Interval:
-    """The mean of consecutive updates and its 95% interval, allowing for autocorrelation.
+    """The mean of consecutive updates; its interval allows for autocorrelation.
 
-    A series that rises has no level, and gets a wide interval. So do two values (Student's t with
-    one degree of freedom).
+    A series that rises has no level, and gets a wide interval. So do two values
+    (Student's t with one degree of freedom).
     """
     values = series(values, "level")
     n = len(values)
@@ -272,9 +296,10 @@ class Distribution:
         if self.n == 0:
             return "no updates"
         text = (
-            f"mean {self.mean.text(2)} over {self.n} updates, median {self.median:.2f}, "
-            f"5% to 95%: {self.q05:.2f} to {self.q95:.2f}; the peak of {self.peak:.2f} "
-            f"(update {self.peak_index + 1}) overstates the mean by {self.overstates:.0f}%"
+            f"mean {self.mean.text(2)} over {self.n} updates, "
+            f"median {self.median:.2f}, 5% to 95%: {self.q05:.2f} to {self.q95:.2f}; "
+            f"the peak of {self.peak:.2f} (update {self.peak_index + 1}) "
+            f"overstates the mean by {self.overstates:.0f}%"
         )
         if np.isnan(self.flips):
             return text
@@ -285,9 +310,10 @@ class Distribution:
 def distribution(values) -> Distribution:
     """Mean, median, tails and peak of a metric over updates.
 
-    flips: of three independent values the middle one is highest or lowest in 4 of 6 orders, so
-    white noise turns around in 2/3 of its steps (the turning-point test, Bienaymé 1874). Far below
-    that the curve is smooth; near it, single updates say nothing.
+    flips: of three independent values the middle one is highest or lowest in 4 of 6
+    orders, so white noise turns around in 2/3 of its steps (the turning-point test,
+    Bienaymé 1874). Far below that the curve is smooth; near it, single updates say
+    nothing.
     """
     values = series(values, "distribution")
     n = len(values)
@@ -295,8 +321,9 @@ def distribution(values) -> Distribution:
         return Distribution(level([]), NAN, NAN, NAN, NAN, -1, NAN, NAN, 0)
     mean, peak = level(values), float(values.max())
     low, median, high = (float(q) for q in np.quantile(values, [0.05, 0.5, 0.95]))
-    # Equal neighbours, of which shares have many, go up or down by chance. Left out they would bias
-    # it: independent batches of 64 episodes at 97% would turn around in 75% of their steps.
+    # Equal neighbours, of which shares have many, go up or down by chance. Left out
+    # they would bias it: independent batches of 64 episodes at 97% would turn around in
+    # 75% of their steps.
     ties = 1e-9 * np.random.default_rng(0).random(n) if np.ptp(values) else np.zeros(n)
     steps = np.diff(values + ties)
     turns = steps[1:] * steps[:-1]
@@ -327,29 +354,32 @@ class Trend:
         """before: updates of the run before the first value."""
         slope = self.slope.text(unit=" per 10 updates", sign="+")
         if self.verdict == "settled":
-            told = f"settled at {self.level.text(2)} since about update {before + self.since}"
-            return f"{told} ({slope}, within ±{self.tolerance:g})"
+            since = f"since about update {before + self.since}"
+            within = f"{slope}, within ±{self.tolerance:g}"
+            return f"settled at {self.level.text(2)} {since} ({within})"
         if self.verdict == "moving":
             return f"still moving, {slope} over the last {self.window}"
         return f"cannot tell yet: {self.why}"
 
 
 def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
-    """Has a metric settled? Made to be asked after every update, with all values so far.
+    """Has a metric settled? To be asked after every update, with all values so far.
 
-    "No significant slope" does not prove rest: ten noisy updates show none either. So the burden of
-    proof is reversed, as in a test of equivalence (Schuirmann 1987). It has settled only if
+    "No significant slope" does not prove rest: ten noisy updates show none either. So
+    the burden of proof is reversed, as in a test of equivalence (Schuirmann 1987). It
+    has settled only if
 
-    1. the window is long enough to judge: the 95% interval of its slope reaches at most 0.6
-       tolerances to each side. Of the windows 30, 38, 48, … the first that is precise enough is
-       taken, so noisy metrics get long windows;
-    2. that whole interval lies within ±tolerance per 10 updates (0.01: the next 100 updates bring
-       less than 0.1);
-    3. the spread around the line is the same in both halves of the window (Levene's test with
-       medians, p > 0.01).
+    1. the window is long enough to judge: the 95% interval of its slope reaches at most
+       0.6 tolerances to each side. Of the windows 30, 38, 48, … the first that is
+       precise enough is taken, so noisy metrics get long windows;
+    2. that whole interval lies within ±tolerance per 10 updates (0.01: the next 100
+       updates bring less than 0.1);
+    3. the spread around the line is the same in both halves of the window (Levene's
+       test with medians, p > 0.01).
 
-    A hump in the window counts as slow noise and widens the interval. No detector sees the future:
-    a run that waits 150 updates before it takes off has settled, until it takes off.
+    A hump in the window counts as slow noise and widens the interval. No detector sees
+    the future: a run that waits 150 updates before it takes off has settled, until it
+    takes off.
     """
     values = series(values, "trend")
     if not tolerance > 0 or shortest < 10:
@@ -369,7 +399,7 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
         window = min(n, round(1.25 * window))
         slope, residuals = line(values[-window:])
     precise = is_precise(slope)
-    if not precise:  # look at the later half only: all of it would mix an early rise with today
+    if not precise:  # the later half only: all would mix an early rise with today
         window = max(shortest, n // 2)
         slope, residuals = line(values[-window:])
     within = -tolerance < slope.low and slope.high < tolerance
@@ -381,33 +411,37 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
         ends = f"from {slope.low:+.3f} to {slope.high:+.3f} per 10 updates"
         why = f"over the last {window} the slope may be anything {ends}"
     elif np.ptp(residuals) > 1e-9 and stats.levene(early, late).pvalue < 0.01:
-        why = f"over the last {window} the spread went from {early.std():.3f} to {late.std():.3f}"
+        went = f"went from {early.std():.3f} to {late.std():.3f}"
+        why = f"over the last {window} the spread {went}"
     else:
         since = min(n - window, cuts(values)[-1]) + 1
-        return Trend("settled", slope, window, level(values[since - 1 :]), since, tolerance, "")
-    return Trend(verdict, slope, window, level(values[-window:]), n - window + 1, tolerance, why)
+        now = level(values[since - 1 :])
+        return Trend("settled", slope, window, now, since, tolerance, "")
+    now = level(values[-window:])
+    return Trend(verdict, slope, window, now, n - window + 1, tolerance, why)
 
 
 def line(values: np.ndarray) -> tuple[Interval, np.ndarray]:
-    """Least squares through three values or more: (slope per 10 updates, residuals [n]).
+    """Least squares through 3 values or more: (slope per 10 updates, residuals [n]).
 
-    The one interval here that may have no width: that of a curve that never varied, which has
-    settled as far as anybody can see.
+    The one interval here that may have no width: that of a curve that never varied,
+    which has settled as far as anybody can see.
     """
     n = len(values)
     time = np.arange(n) - (n - 1) / 2
     slope = float(time @ values / (time @ time))
     residuals = values - values.mean() - slope * time
     reach = slow_noise(residuals, 2) / np.sqrt(time @ time)
-    return Interval(10 * slope, 10 * float(slope - reach), 10 * float(slope + reach), n), residuals
+    low, high = 10 * float(slope - reach), 10 * float(slope + reach)
+    return Interval(10 * slope, low, high, n), residuals
 
 
 def biggest_step(values: np.ndarray, least: int = LEAST) -> tuple[float, int]:
-    """Split the series in two in every way that leaves `least` on each side, and take the best:
+    """The best split of the series in two, with at least `least` values on each side:
     (difference of the two means in standard errors, where the right part begins).
 
-    The noise comes from differences of neighbours (von Neumann 1941), so that an old rise cannot
-    hide a fall.
+    The noise comes from differences of neighbours (von Neumann 1941), so that an old
+    rise cannot hide a fall.
     """
     n = len(values)
     left = np.arange(least, n - least + 1)  # sizes of the left part
@@ -424,10 +458,11 @@ def biggest_step(values: np.ndarray, least: int = LEAST) -> tuple[float, int]:
 def cuts(values: np.ndarray, threshold: float = STEP, least: int = LEAST) -> list[int]:
     """Where the level stepped: [0, …], each the index of the first value after a step.
 
-    Cut at the biggest step if it exceeds the threshold, then look to the right of it: a test like
-    Worsley's (1979, JASA 74), in the spirit of ADWIN (Bifet and Gavaldà 2007). The threshold is 4
-    and not 2 because the best of all splits is taken, again after every update. About one flat run
-    of 200 updates in ten is cut by mistake, and far more if neighbours are correlated.
+    Cut at the biggest step if it exceeds the threshold, then look to the right of it: a
+    test like Worsley's (1979, JASA 74), in the spirit of ADWIN (Bifet and Gavaldà
+    2007). The threshold is 4 and not 2 because the best of all splits is taken, again
+    after every update. About one flat run of 200 updates in ten is cut by mistake, and
+    far more if neighbours are correlated.
     """
     found = [0]
     while True:
@@ -438,12 +473,13 @@ def cuts(values: np.ndarray, threshold: float = STEP, least: int = LEAST) -> lis
 
 
 def adaptive_window(values, threshold: float = STEP, least: int = LEAST) -> int:
-    """How many of the last updates describe the present: their `level` is the current one.
+    """How many of the last updates describe the present.
 
-    It starts with all of them, so that noise averages out, drops what lies before a step (cuts),
-    and halves the rest while a line through it hints at a slope (p < 0.2: too short a window is
-    imprecise, too long a one is wrong). On a slow rise it still lags, and a fixed window of 10
-    describes the present better (commit 22b9273, results/metrics).
+    It starts with all of them, so that noise averages out, drops what lies before a
+    step (cuts), and halves the rest while a line through it hints at a slope (p < 0.2:
+    too short a window is imprecise, too long a one is wrong). On a slow rise it still
+    lags, and a fixed window of 10 describes the present better (commit 22b9273,
+    results/metrics).
     """
     from scipy import stats
 
@@ -451,7 +487,9 @@ def adaptive_window(values, threshold: float = STEP, least: int = LEAST) -> int:
     window = len(values) - cuts(values, threshold, least)[-1]
     while window >= 2 * least:
         recent = values[-window:]
-        if np.ptp(recent) == 0 or stats.linregress(np.arange(window), recent).pvalue > 0.2:
+        if np.ptp(recent) == 0:
+            break
+        if stats.linregress(np.arange(window), recent).pvalue > 0.2:
             break
         window //= 2
     return window
@@ -470,12 +508,13 @@ class Change:
 
 
 def change(values, threshold: float = STEP, least: int = LEAST) -> Change | None:
-    """The latest step of the level, a drop or a rise, or None. Both sides need `least` updates."""
+    """The latest step of the level, or None. Both sides need `least` updates."""
     values = series(values, "change")
     last = cuts(values, threshold, least)[-1]
     if last == 0:
         return None
-    earlier = cuts(values[:last], threshold, least)[-1]  # the part before may have steps of its own
+    # The part before may have steps of its own.
+    earlier = cuts(values[:last], threshold, least)[-1]
     return Change(last + 1, level(values[earlier:last]), level(values[last:]))
 
 
@@ -489,7 +528,7 @@ def demo() -> None:
     print("so on 32 tasks picoRL's 41% -> 56% is", was, "->", now, "and they overlap.")
     assert was.high > now.low
     rng = np.random.default_rng(0)
-    hard = rng.random(256)  # each task has its own difficulty, the same for both policies
+    hard = rng.random(256)  # how hard each task is, for both policies
     before, after = (rng.random(256) < hard * 0.6), (rng.random(256) < hard * 0.8)
     print("\nthe same 256 tasks before and after:", mean(before), "->", mean(after))
     print("gain, paired:", gain(before, after))

@@ -1,20 +1,24 @@
 """Rollouts: a policy plays episodes. A conversation becomes token ids here.
 
-    seed -> env.reset -> messages -> prompt ids -> sampler -> reply ids -> text -> env.step -> …
+    seed -> env.reset -> messages -> prompt ids -> sampler
+         -> reply ids -> text -> env.step -> messages -> …
 
-The one rule is *token-exact*: what is trained is, token for token, what was sampled, and we measure
-it. A reply is never decoded and tokenized again (the second cut can differ from the first), and
-never rendered by the template again (Qwen3's drops the thinking of earlier turns). The text between
-two turns, as the template writes it, is appended. grpo.py then compares the log-prob of every token
-that it trains on with the one it was sampled at: the column `mismatch` of metrics.jsonl.
+The one rule is *token-exact*: what is trained is, token for token, what was sampled.
+A reply is never decoded and tokenized again (the second cut can differ from the first),
+and never rendered by the template again (Qwen3's drops the thinking of earlier turns).
+The text between two turns, as the template writes it, is appended. And we measure it:
+grpo.py compares the log-prob of every token that it trains on with the one it was
+sampled at (the column `mismatch` of metrics.jsonl).
 
-    token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 … <|im_end|>
-    sampled      0            0   0  0          0            0          1       1 1  1 1
-                 the prompt: nobody's choice           the policy's choices, its stop token included
+    token_ids   <|im_start|> user … <|im_end|> <|im_start|> assistant | <think> b a1 …
+    sampled      0            0   0  0          0            0          1       1 1
+                 the prompt: nobody's choice           the policy's choices, its
+                                                       end-of-turn token included
 
-A group is k episodes of the *same* task: same seed, same prompt, different random numbers.
+A group is k episodes of the *same* task: same seed, same prompt, other random numbers.
 
-Run me: `python rollout.py` plays an episode of pico_base: each token, its source and log-prob.
+Run me: `python rollout.py` plays an episode of pico_base: each token, who chose it, and
+its log-prob.
 """
 
 import math
@@ -34,14 +38,16 @@ class Episode:
     group: int  # episodes of one group share the task and the prompt
     token_ids: list[int]  # the whole conversation
     sampled: list[bool]  # True exactly where the policy chose the token
-    logprobs: list[float]  # of each token when it was sampled, in nats; 0.0 where it was not
+    logprobs: list[float]  # of each token when it was sampled, in nats; else 0.0
     turns: int = 0  # replies given
     reward: float = 0.0
-    components: dict[str, float] = field(default_factory=dict)  # the rest of env.score()
-    stop_reason: str = "done"  # truncated: out of tokens; error: environment failed; "": playing
+    # the rest of env.score()
+    components: dict[str, float] = field(default_factory=dict)
+    # truncated: out of tokens; error: the environment failed; "": still playing
+    stop_reason: str = "done"
     policy_version: int = 0  # updates that the policy had seen when it sampled this
     age: int = 0  # updates between that policy and the one trained on this episode
-    messages: list[dict] = field(default_factory=list)  # the conversation as text, for people
+    messages: list[dict] = field(default_factory=list)  # as text, for people
     error: str = ""  # with stop_reason "error": what happened, in one line
 
     @property
@@ -51,89 +57,131 @@ class Episode:
 
 
 class EnvironmentFailed(Exception):
-    """An environment raised or gave no answer in time, told in one line (bookkeeping/guard.py)."""
+    """An environment raised or gave no answer in time (bookkeeping/guard.py)."""
 
 
-# ------------------------------------------------------------------------------ chat <-> token ids
+# ------------------------------------------------------------------ chat <-> token ids
 
 
 def prompt_ids(policy: Policy, messages: list[dict], tools, think: bool) -> list[int]:
-    """Token ids of an opening prompt, up to where the policy begins to speak."""
+    """Token ids of an opening prompt, up to where the policy begins to speak.
+
+    [{"role": "user", "content": "What is 1 + 1?"}] gives the ids of
+
+        <|im_start|>user⏎What is 1 + 1?<|im_end|>⏎<|im_start|>assistant⏎
+    """
     return encode(policy, render(policy, messages, tools, think))
 
 
-def after_reply(policy: Policy, new: list[dict], think: bool) -> tuple[list[int], list[int]]:
-    """What the template writes after a reply, as token ids: (the end-of-turn token, which a policy
-    has sampled; the new messages, up to the next opening). A marker stands in for the reply.
+def after_reply(
+    policy: Policy, new: list[dict], think: bool
+) -> tuple[list[int], list[int]]:
+    """What the template writes after a reply, as token ids in two parts.
+
+    For the new message "And 2 + 2?" of the user they are the ids of
+
+        <|im_end|>                          the end-of-turn token, which was sampled
+        ⏎<|im_start|>user⏎And 2 + 2?<|im_end|>⏎<|im_start|>assistant⏎
+
+    A marker is rendered in the reply's place; what follows it is what we look for.
     """
     marker = "@@reply@@"
-    history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
-    _, found, after = render(policy, history + new, None, think).partition(marker)
+    history = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": marker},
+    ]
+    text = render(policy, history + new, None, think)
+    _, found, after = text.partition(marker)
     if not found:
-        raise ValueError("the chat template changes what the assistant said; take another model")
+        why = "the chat template changes what the assistant said"
+        raise ValueError(f"{why}; take another model")
     ids = encode(policy, after)
-    n = len(policy.stop_ids.intersection(ids[:1]))  # 0: the template writes no such token
+    # 1, or 0 if this template ends a turn without such a token.
+    n = len(policy.stop_ids.intersection(ids[:1]))
     return ids[:n], ids[n:]
 
 
-# --------------------------------------------------------------------------------- playing a batch
+# --------------------------------------------------------------------- playing a batch
 
 
 @dataclass
 class Player:
-    """An episode under way."""
+    """An episode that is being played."""
 
     episode: Episode
     env: object
     member: int  # its number in the group, 0 … k-1
-    cache: object = None  # keys and values of what was read so far, if the sampler keeps them
+    cache: object = None  # keys and values of what was read, if the sampler keeps them
 
 
 def play(
-    policy: Policy, sampler, make_env: Callable[[], object], task_seeds: list[int], k: int,
-    max_tokens: int, temperature: float, noise: int, clock: dict[str, float] | None = None,
-) -> list[list[Episode]]:  # fmt: skip
-    """Play k episodes of each task to the end; returns one group per task, [len(task_seeds)][k].
+    policy: Policy,
+    sampler,
+    make_env: Callable[[], object],
+    task_seeds: list[int],
+    k: int,
+    max_tokens: int,
+    temperature: float,
+    sample_seed: int,
+    clock: dict[str, float] | None = None,
+) -> list[list[Episode]]:
+    """Play k episodes of each task to the end: groups [len(task_seeds)][k].
 
-    max_tokens is for one turn. `noise` seeds the sampling: the same (noise, task seed, member,
-    turn) draws the same random numbers, whatever else is in the batch. An environment that
-    raises EnvironmentFailed (bookkeeping/guard.py) loses only that episode.
-    Raises FloatingPointError if the policy gives no probabilities any more. clock: the seconds that
-    sampling and the environment took are added to its entries "rollout" and "environment".
+    max_tokens is for one turn. The same (sample_seed, task seed, member, turn) draws
+    the same random numbers, whatever else is in the batch. An environment that raises
+    EnvironmentFailed loses only that episode. Raises FloatingPointError if the policy
+    gives no probabilities any more. clock: seconds of sampling and of the rest are
+    added to its entries "rollout" and "environment".
     """
     if not task_seeds:  # there are more processes than tasks
         return []
     started, sampling = time.perf_counter(), 0.0
-    context = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
-    room = min(context, getattr(sampler, "max_len", context)) - max_tokens  # most before a reply
+    max_context = longest_prompt(policy, sampler, max_tokens)
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
-        envs = [make_env() for _ in range(k)]
-        group = [Player(open_episode(env, seed, g), env, i) for i, env in enumerate(envs)]
-        ask_first_question(policy, group, room)
+        group = []
+        for member in range(k):
+            env = make_env()
+            group.append(Player(open_episode(env, seed, g), env, member))
+        ask_first_question(policy, group, max_context)
         players += group
-    keep = getattr(players[0].env, "max_turns", None) != 1  # the next turn reads only what is new
-    active = [p for p in players if p.episode.stop_reason == ""]
+    # With caches, the next turn reads only what is new.
+    keep_cache = getattr(players[0].env, "max_turns", None) != 1
+    active = still_playing(players)
     while active:
         now = time.perf_counter()
         prompts = [p.episode.token_ids for p in active]
-        seeds = [(noise, p.episode.seed, p.member, p.episode.turns) for p in active]
+        draws = [(p.episode.seed, p.member, p.episode.turns) for p in active]
+        seeds = [(sample_seed, *draw) for draw in draws]
         caches = [p.cache for p in active]
-        samples = sample_each(sampler, prompts, seeds, caches, max_tokens, temperature, keep)
+        samples = sample_each(
+            sampler, prompts, seeds, caches, max_tokens, temperature, keep_cache
+        )
         sampling += time.perf_counter() - now
         for player, sample in zip(active, samples):
-            take_turn(policy, player.episode, player.env, sample, room)
-            player.cache = sample.cache if player.episode.stop_reason == "" else None
-        del samples, sample  # with the caches of finished episodes: their memory is needed
-        active = [p for p in active if p.episode.stop_reason == ""]
+            take_turn(policy, player.episode, player.env, sample, max_context)
+            player.cache = sample.cache if not player.episode.stop_reason else None
+        del samples, sample  # with the caches of finished episodes: free their memory
+        active = still_playing(active)
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
-    if clock is not None:  # the rest of the time is spent in the environment and the tokenizer
+    if clock is not None:
         clock["rollout"] += sampling
         clock["environment"] += time.perf_counter() - started - sampling
     episodes = [p.episode for p in players]
     return [episodes[g * k : (g + 1) * k] for g in range(len(task_seeds))]
+
+
+def longest_prompt(policy: Policy, sampler, max_tokens: int) -> int:
+    """The most tokens a conversation may have if a reply of max_tokens is to follow."""
+    context = getattr(policy.lm.config, "max_position_embeddings", None) or 10**9
+    return min(context, getattr(sampler, "max_len", context)) - max_tokens
+
+
+def still_playing(players: list[Player]) -> list[Player]:
+    """Those whose episode has not ended."""
+    return [p for p in players if p.episode.stop_reason == ""]
 
 
 def open_episode(env, seed: int, group: int) -> Episode:
@@ -142,56 +190,77 @@ def open_episode(env, seed: int, group: int) -> Episode:
     try:
         episode.messages = list(env.reset(seed))
     except EnvironmentFailed as error:
-        episode.stop_reason, episode.error = "error", str(error)
+        fail(episode, error)
     return episode
 
 
-def ask_first_question(policy: Policy, group: list[Player], room: int) -> None:
-    """Give the members of a group their prompt. If it is too long or not shared, all fail."""
-    group = [p for p in group if p.episode.stop_reason == ""]
+def ask_first_question(policy: Policy, group: list[Player], max_context: int) -> None:
+    """Give a group its prompt. If it is too long or not shared, all fail."""
+    group = still_playing(group)
     if not group:
         return
     first, env = group[0].episode, group[0].env
-    ids, why = prompt_ids(policy, first.messages, env.tools, env.think), ""
+    ids = prompt_ids(policy, first.messages, env.tools, env.think)
+    why = ""
     if any(p.episode.messages != first.messages for p in group):
-        why = f"reset({first.seed}) gave two openings, and a group must share one task"
-    elif len(ids) > room:
-        why = f"task {first.seed}: a prompt of {len(ids)} tokens leaves no room for a reply; "
-        why += f"at most {max(room, 0)} do: give a lower --max-tokens or shorter tasks"
+        two = f"reset({first.seed}) gave two openings"
+        why = f"{two}, and a group must share one task"
+    elif len(ids) > max_context:
+        full = f"a prompt of {len(ids)} tokens leaves no room for a reply"
+        cure = "give a lower --max-tokens or shorter tasks"
+        why = f"task {first.seed}: {full}; at most {max(max_context, 0)} do: {cure}"
     for p in group:
-        append_given(p.episode, [] if why else ids)
-        p.episode.stop_reason, p.episode.error = "error" if why else "", why
+        if why:
+            fail(p.episode, why)
+        else:
+            append_given(p.episode, ids)
 
 
-def take_turn(policy: Policy, episode: Episode, env, sample: Sample, room: int) -> None:
-    """Append one sampled reply, then the environment's answer; set stop_reason if that ends it.
+def take_turn(
+    policy: Policy, episode: Episode, env, sample: Sample, max_context: int
+) -> None:
+    """Append one sampled reply, then the environment's answer; or end the episode.
 
-    room: the most tokens a conversation may have before a reply. Raises FloatingPointError if a
-    log-prob is not finite.
+    max_context: the most tokens before a reply. Raises FloatingPointError if a log-prob
+    is not finite. A reply of "5<|im_end|>", answered by "And 2 + 2?", appends
+
+        token_ids   5  <|im_end|>  ⏎ <|im_start|> user ⏎ And … <|im_start|> assistant ⏎
+        sampled     1  1           0  0            0   0  0     0            0        0
     """
     if not all(map(math.isfinite, sample.logprobs)):
-        raise FloatingPointError("a token has probability NaN: the policy's weights are broken")
+        broken = "the policy's weights are broken"
+        raise FloatingPointError(f"a token has probability NaN: {broken}")
     episode.token_ids += sample.token_ids
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    said = sample.token_ids[:-1] if sample.finished else sample.token_ids  # no end-of-turn token
+    said = sample.token_ids
+    if sample.finished:
+        said = said[:-1]  # people need not read the end-of-turn token
     reply = policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     try:
         new_messages, done = env.step(reply)
-        over = done or not sample.finished
-        delta = [] if over else after_reply(policy, new_messages, env.think)[1]
-    except (EnvironmentFailed, ValueError) as error:  # ValueError: the template refused a message
-        episode.stop_reason, episode.error = "error", str(error)
+        if not sample.finished:
+            episode.stop_reason = "truncated"  # it ran out of tokens
+            return
+        if done:
+            episode.stop_reason = "done"
+            return
+        _, ids = after_reply(policy, new_messages, env.think)
+    except (EnvironmentFailed, ValueError) as error:
+        fail(episode, error)  # ValueError: the template refused a message
         return
-    if over:
-        episode.stop_reason = "done" if sample.finished else "truncated"
-    elif len(episode.token_ids) + len(delta) > room:
-        episode.stop_reason = "truncated"  # the next reply would not fit into the model's context
-    else:
-        episode.messages += new_messages
-        append_given(episode, delta)
+    if len(episode.token_ids) + len(ids) > max_context:
+        episode.stop_reason = "truncated"  # the next reply would not fit
+        return
+    episode.messages += new_messages
+    append_given(episode, ids)
+
+
+def fail(episode: Episode, why: object) -> None:
+    """The environment failed: the episode ends here, and says why."""
+    episode.stop_reason, episode.error = "error", str(why)
 
 
 def append_given(episode: Episode, ids: list[int]) -> None:
@@ -202,31 +271,33 @@ def append_given(episode: Episode, ids: list[int]) -> None:
 
 
 def finish(episode: Episode, env) -> None:
-    """Ask for the score. A failed episode gets none: it is in no mean, and not in the loss."""
+    """Ask for the score. A failed episode has none: it is in no mean and in no loss."""
     if episode.stop_reason == "error":
         return
     try:
         marks = dict(env.score())
     except EnvironmentFailed as error:
-        episode.stop_reason, episode.error = "error", str(error)
+        fail(episode, error)
         return
     episode.reward = float(marks.pop("reward"))
     episode.components = {name: float(value) for name, value in marks.items()}
 
 
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
-    """An Episode spoken by the scripted expert: what SFT learns from. ValueError if it fails."""
+    """An Episode spoken by the scripted expert, for SFT. ValueError if it fails."""
     player = Player(open_episode(env, seed, 0), env, 0)
     ask_first_question(policy, [player], 10**9)
     episode = player.episode
     # Not always eos_token: Gemma ends a turn with one token and a text with another.
-    end = after_reply(policy, [], env.think)[0] or [policy.tokenizer.eos_token_id]
+    end, _ = after_reply(policy, [], env.think)
+    end = end or [policy.tokenizer.eos_token_id]
     while episode.stop_reason == "":
         try:
             said = encode(policy, env.expert_reply()) + end
-            take_turn(policy, episode, env, Sample(said, [0.0] * len(said), True), 10**9)
+            sample = Sample(said, [0.0] * len(said), finished=True)
+            take_turn(policy, episode, env, sample, 10**9)
         except EnvironmentFailed as error:
-            episode.stop_reason, episode.error = "error", str(error)
+            fail(episode, error)
     finish(episode, env)
     if episode.stop_reason == "error":
         raise ValueError(f"the expert's episode of task {seed} failed: {episode.error}")
@@ -239,10 +310,11 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    make_env = lambda: Letters(difficulty=2, reward="partial", think=True, style="states")
-    episode = play(policy, TorchSampler(policy), make_env, [3], 1, 200, 1.0, noise=0)[0][0]
+    make_env = lambda: Letters(difficulty=2, reward="binary", think=True, style="bare")
+    [[episode]] = play(policy, TorchSampler(policy), make_env, [3], 1, 200, 1.0, 0)
     print("token              sampled  log-prob")
-    for token, sampled, logprob in zip(episode.token_ids, episode.sampled, episode.logprobs):
+    rows = zip(episode.token_ids, episode.sampled, episode.logprobs)
+    for token, sampled, logprob in rows:
         said = f"policy {logprob:9.3f}" if sampled else "."
         print(f"{policy.tokenizer.decode([token])!r:18} {said}")
     print(f"\nreward {episode.reward:.2f}, {episode.stop_reason}, {episode.components}")

@@ -190,7 +190,7 @@ def measure(policy: Policy, sampler: TorchSampler, make_env, n: int) -> dict:
     """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1:
     exact answers, and the share of each habit."""
     sampler.sync()
-    rollout = partial(play, policy, sampler, make_env, max_tokens=settings.SMALL["letters"][2], noise=0)
+    rollout = partial(play, policy, sampler, make_env, max_tokens=settings.SMALL["letters"][2], sample_seed=0)
     seeds = [settings.DEV_SEEDS + i for i in range(n)]
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])

@@ -142,7 +142,7 @@ def test_a_conversation_of_several_turns_is_token_exact(policy, sampler, stops, 
 
     make_env = lambda: Alphabet(3, 3, 1, 2, 8.0, False, True, "derives")
     seeds, k = [3, 4], 2
-    groups = play(policy, Recorder(), make_env, seeds, k, 60, 1.0, noise=5)
+    groups = play(policy, Recorder(), make_env, seeds, k, 60, 1.0, sample_seed=5)
     episodes = [e for group in groups for e in group]
     assert len(asked) == 3 and any(e.turns == 3 and e.stop_reason == "done" for e in episodes)
     assert all(e.stop_reason in ("done", "truncated") and e.policy_version == sampler.version for e in episodes)
@@ -157,7 +157,7 @@ def test_a_conversation_of_several_turns_is_token_exact(policy, sampler, stops, 
         assert (again - torch.tensor(e.logprobs[1:]))[mine].abs().max() <= 1e-4
         assert not any(torch.tensor(e.logprobs[1:])[~mine])
     # Greedy, the two engines play the same episodes.
-    ours, theirs = (play(policy, s, make_env, seeds, 1, 40, 0.0, noise=0) for s in (sampler, TorchSampler(policy)))
+    ours, theirs = (play(policy, s, make_env, seeds, 1, 40, 0.0, sample_seed=0) for s in (sampler, TorchSampler(policy)))
     assert [g[0].token_ids for g in ours] == [g[0].token_ids for g in theirs]
 
 
