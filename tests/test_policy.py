@@ -9,13 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fast.engine import here
-from fast.memory import out_of_memory
-from fast.plan import choose_model
 
 import policy as policy_module
-from fast import plan
+from fast import machine as plan
 from fast.logprobs import logit_scale, token_logprobs
+from fast.machine import choose_model, here, out_of_memory
 from helpers import assert_one_sentence, random_rows, write_folder
 from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy, pick_device
 from steps import assert_close, gradients, snapshot
@@ -143,7 +141,7 @@ def test_a_folder_that_lacks_something_is_told(model_folder, tmp_path, change, t
 
 # ----------------------------------------------------------------- which model and which device
 
-B16, T17, SIX = plan.SIZES  # the 4B, the 1.7B, the 0.6B
+B16, T17, SIX = plan.ROOMY  # the 4B, the 1.7B, the 0.6B
 CHECKED, HALF, TORCH = {"gradient_checkpointing": True}, {"micro_tokens": 4096}, {"engine": "torch"}
 share = lambda part: {"vllm_memory": part}
 
