@@ -50,6 +50,11 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
+def mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
 # ------------------------------------------------------------------------------------------------ how a call is written and read
 
 
