@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from bookkeeping.refusals import check
 from env_swarm import PAYOFFS, STYLES, WEIGHTS, Swarm, play
-from settings import DEV_SEEDS, Config, sft_seeds, task_seeds
+from settings import DEV_SEEDS, Config, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import tools as act
@@ -66,13 +66,11 @@ def test_same_seed_and_replies_give_the_same_observations_and_score(version, sty
     one, two = Swarm("hard", version, style=style), Swarm("hard", version)
     two.reset(99)  # what was played before must not matter
     two.step("nothing")
-    seen, done = [(one.reset(5), two.reset(5))], False
-    while not done:
+    assert one.reset(5) == two.reset(5)
+    for _ in range(25):
         reply = one.expert_reply()
-        (a, done), (b, _) = one.step(reply), two.step(reply)
-        seen.append((a, b))
-    assert len(seen) == 26 and all(a == b for a, b in seen)
-    assert one.score() == two.score()
+        assert one.step(reply) == two.step(reply)
+    assert one.score() == two.score() and one.step(reply) == ([], True)
 
 
 def test_the_tasks_do_not_depend_on_what_is_played():
@@ -166,27 +164,21 @@ def test_any_string_is_a_legal_reply_and_the_books_balance(seed, difficulty, ver
     assert env.step("one more") == ([], True) and len(env.log) == 25
 
 
-def test_nobody_loses_more_than_he_has():
-    e = economy()
-    assert eco.book(e, ME, "fine", -250) == -100 and e.members[ME].resources == 0
-    assert e.total == 200
-
-
 # ------------------------------------------------------------------------------------------ errors
 
 
 def offers(env: Swarm) -> Swarm:
     """prop_1 from bot_1 to the model, prop_2 from the model to bot_1, prop_3 between bots; post_1 by
-    bot_1 with the model's vote, post_2 by the model; task_2 is bot_2's, task_3 the model's."""
+    bot_1 with the model's vote, post_2 by the model; task_2 is bot_2's, task_1 the model's."""
     e = env.economy
     for name, other in (("bot_1", ME), (ME, "bot_1"), ("bot_1", "bot_2")):
         act.propose_trade(e, name, other, "fair data", 2.0)
-    for name in ("bot_1", ME):
-        act.post(e, name, "news")
+    act.post(e, "bot_1", "news")
+    act.post(e, ME, "news")
     act.vote(e, ME, "post_1", "down")
-    e.tasks["task_3"] = eco.Task("task_3", "test the plan", 5, 20, 10)
     act.claim_task(e, "bot_2", "task_2")
-    act.claim_task(e, ME, "task_3")
+    act.claim_task(e, ME, "task_1")
+    e.tasks["task_3"] = eco.Task("task_3", "test the plan", 5, 20, 10)
     return env
 
 
@@ -257,7 +249,7 @@ CALLS = {
         "you have no pending proposal prop_1",
     ),
     "vote twice": (write_call("vote", {"post_id": "post_1", "direction": "up"}), "already"),
-    "claim twice": (write_call("claim_task", {"task_id": "task_3"}), "already yours"),
+    "claim twice": (write_call("claim_task", {"task_id": "task_1"}), "already yours"),
     "unknown task": (write_call("claim_task", {"task_id": "task_99"}), "there is no task task_99"),
     "taken task": (write_call("claim_task", {"task_id": "task_2"}), "task_2 is taken by bot_2"),
     "submit another's": (
@@ -265,8 +257,8 @@ CALLS = {
         "task_2 is taken by bot_2",
     ),
     "submit unclaimed": (
-        write_call("submit_work", {"task_id": "task_1", "content": "a"}),
-        "claim task_1 first",
+        write_call("submit_work", {"task_id": "task_3", "content": "a"}),
+        "claim task_3 first",
     ),
     "no number": (transfer("9" * 5000), "not JSON"),
     "transfer of true": (transfer("true"), "finite number"),
@@ -282,22 +274,24 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_errors_are_said_and_counted_and_change_nothing_but_the_time(name, quiet):
-    reply, phrase = CALLS[name]
-    env = offers(episode())
-    e = env.economy
-    world = lambda: [
+def world(e: eco.Economy) -> list:
+    """What a call can change."""
+    return [
         [(m.name, m.resources) for m in e.members.values()],
         [(t.id, t.holder) for t in e.tasks.values()],
         [(p.id, sum(p.votes.values())) for p in e.posts.values()],
         sorted(e.proposals),
     ]
-    before = world()
-    messages, done = env.step(reply)
-    first = messages[0]["content"].splitlines()[0]
-    assert first.startswith("# error: ") and phrase in first and not done
-    assert world() == before and e.step == 2
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_errors_are_said_and_counted_and_change_nothing_but_the_time(name, quiet):
+    reply, phrase = CALLS[name]
+    env = offers(episode())
+    before = world(env.economy)
+    (message,), _ = env.step(reply)
+    assert re.match(f"# error: [^\n]*{re.escape(phrase)}", message["content"])
+    assert world(env.economy) == before and env.economy.step == 2
     marks, own = env.score(), name in ("accept own", "reject own")
     assert marks["error_rate"] == 1 / 25 and marks["self_proposal_errors"] == own
 
@@ -369,12 +363,6 @@ def test_scores_of_submissions(version, text, length, relevance):
     assert eco.content_quality(text, version, 0.5, task) == pytest.approx(quality)
 
 
-def test_terms_are_whole_words_in_any_case():
-    quality = lambda text: eco.content_quality(text, "0.2", 0.5, "water")
-    assert quality("watery") < 0.5 < quality("WATER!")
-    assert eco.terms("Review THE water Budget") == ["review", "water", "budget"]
-
-
 @pytest.mark.parametrize(
     "version, rate, resources, average, expected",
     [
@@ -411,20 +399,18 @@ def test_reputation_decays_and_faster_for_who_does_nothing(reply, power, quiet):
 
 def test_appeal_after_three_steps_in_v02(quiet):
     env = episode(threshold=20.0, decay=0.99)
-    me = env.economy.members[ME]
+    me, task = env.economy.members[ME], env.economy.tasks["task_1"]
     call(env, "claim_task", task_id="task_1")
     me.reputation = 19.0
-    call(env, "post", content="hi")  # 21 * 0.99 = 20.79: not yet
-    call(env, "pass_turn")  # 20.79 * 0.99² = 20.38
-    assert not me.frozen_at and env.economy.tasks["task_1"].holder == ME
-    call(env, "pass_turn")  # 19.97: frozen
-    assert me.frozen_at == 4 and env.economy.tasks["task_1"].holder == ""
-    for step in (5, 6, 7):
-        assert env.economy.step == step
+    env.step(POST)  # 21 * 0.99 = 20.79: not yet
+    env.step(PASS)  # 20.79 * 0.99² = 20.38
+    assert (me.frozen_at, task.holder) == (0, ME)
+    env.step(PASS)  # 19.97: frozen
+    assert (me.frozen_at, task.holder) == (4, "")
+    for _ in range(3):
         assert call(env, "post", content="hi") == "you are frozen and can only pass"
-    assert me.reputation == 25 and not me.frozen_at
+    assert (me.frozen_at, me.reputation, env.score()["error_rate"]) == (0, 25, 3 / 25)
     assert call(env, "post", content="hi").startswith("post_")
-    assert env.score()["error_rate"] == pytest.approx(3 / 25)
 
 
 def test_the_breaker_is_for_good_in_v01(quiet):
@@ -450,30 +436,27 @@ def test_a_frozen_bot_neither_acts_nor_trades():
 
 
 def test_tasks_go_away_after_the_next_epoch_and_proposals_after_five_steps():
-    e = economy()
+    e, seen = economy(), []
     act.claim_task(e, ME, "task_1")  # deadline 10
     act.propose_trade(e, ME, "bot_1", "fair data", 1)  # in step 1
-    for step in range(1, 11):
-        assert e.step == step and "task_1" in e.tasks
-        assert ("prop_1" in e.proposals) is (step <= 6)
+    for _ in range(10):
+        seen.append(("task_1" in e.tasks, "prop_1" in e.proposals))
         end_step(e)
-    assert "task_1" not in e.tasks
+    assert seen == [(True, True)] * 6 + [(True, False)] * 4 and "task_1" not in e.tasks
     told = [text for _, text in e.events]
     assert told == ["prop_1 to bot_1 lapsed", "task_1 is past its deadline"]
 
 
 def test_new_tasks_every_epoch_and_a_rule_may_change(quiet):
     env = episode(tax=0.05, shift=(3, "tax", 0.1))
-    seen, done = {}, False
-    while not done:
-        messages, done = env.step("pass")
-        text = messages[0]["content"] if messages else ""
-        now = len(env.economy.tasks), env.economy.rules["tax"], "# now tax rate 10%" in text
-        seen[env.economy.step] = now
+    seen, told = {}, []
+    for _ in range(24):
+        (message,), _ = env.step("pass")
+        seen[env.economy.step] = len(env.economy.tasks), env.economy.rules["tax"]
+        told += [env.economy.step] * ("# now tax rate 10%" in message["content"])
     a, b, c, d, _ = (len(epoch) for epoch in env.economy.to_come)
     assert [seen[step][0] for step in (2, 6, 11, 16)] == [a, a + b, b + c, c + d]
-    assert [seen[step][1] for step in (2, 10, 11, 25)] == [0.05, 0.05, 0.1, 0.1]
-    assert [step for step, (*_, told) in seen.items() if told] == [11]  # told once
+    assert [seen[step][1] for step in (2, 10, 11, 25)] == [0.05, 0.05, 0.1, 0.1] and told == [11]
 
 
 # -------------------------------------------------------------------------------------------- bots
@@ -492,32 +475,24 @@ def test_betrayal_is_a_threshold_in_v01_and_a_sigmoid_in_v02():
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_deceptive_bot_demands_and_of_whom(version, monkeypatch):
-    seen, propose = [], act.propose_trade
-
-    def spy(e, name, other, content, transfer):
-        if e.members[name].kind == "deceptive":
-            seen.append((e.members[name].interactions, e.members[other].reputation, transfer))
-        return propose(e, name, other, content, transfer)
-
-    monkeypatch.setattr(act, "propose_trade", spy)
-    for seed in range(25):
-        env = Swarm("hard", version)
-        env.reset(seed)
-        env.economy.members[ME].reputation = 45.0 if seed % 2 else 35.0
-        for member in env.economy.members.values():
-            member.resources, member.interactions = 1000.0, 4 * (seed % 5)
-        for _ in range(10):
-            env.step("pass")
-    demands = [(n, reputation, -gives) for n, reputation, gives in seen if gives < 0]
-    assert len(demands) > 50 and all(1 <= gives <= 4 for *_, gives in seen if gives >= 0)
+def test_what_a_deceptive_bot_demands_and_of_whom(version):
+    made = []
+    for seed in range(600):
+        e = economy(version, bots=("deceptive", "honest"), dice=f"deceive {seed}")
+        e.members[ME].reputation = 45.0 if seed % 2 else 35.0
+        bot = e.members["bot_1"]
+        bot.interactions = 4 * (seed % 4)
+        swarm_bots.BOTS["deceptive"](e, bot, bot.rng)
+        for p in e.proposals.values():
+            made.append((p.transfer, bot.interactions, e.members[p.receiver].reputation))
+    demands = [(-gives, *about) for gives, *about in made if gives < 0]
+    assert len(demands) > 50 and all(1 <= gives <= 4 for gives, *_ in made if gives >= 0)
+    amounts, interactions, reputations = map(set, zip(*demands))
     if version == "0.1":
-        assert {demand for *_, demand in demands} == {15.0}
-        assert all(reputation > 40 and n >= 3 for n, reputation, _ in demands)
+        assert amounts == {15.0} and min(interactions) >= 3 and min(reputations) > 40
     else:
-        amounts = {demand for *_, demand in demands}
         assert 5 <= min(amounts) and max(amounts) <= 20 and len(amounts) > 30
-        assert any(reputation <= 40 for _, reputation, _ in demands)
+        assert min(reputations) == 35
 
 
 @pytest.mark.parametrize(
@@ -568,16 +543,15 @@ def test_honest_bots_work_well_and_opportunistic_ones_take_the_best_bounties(
     assert taken == bounties and low < mean(p) < high
 
 
-def test_opportunists_vote_only_where_two_others_have():
-    e = economy(bots=("opportunistic", "honest", "honest"))
+@pytest.mark.parametrize("votes", [1, 2])
+def test_opportunists_vote_only_where_two_others_have(votes):
+    e = economy(bots=("opportunistic", "honest", "honest", "honest"))
     act.post(e, "bot_2", "news")
-    bot, voted = e.members["bot_1"], []
-    for voter in (ME, "bot_3"):
+    for voter in ("bot_3", "bot_4")[:votes]:
         act.vote(e, voter, "post_1", "up")
-        for _ in range(100):
-            swarm_bots.socialise(e, bot, bot.rng, votes=0.0, posts=0.0, replies=0.0)
-        voted.append("bot_1" in e.posts["post_1"].votes)
-    assert voted == [False, True]
+    for _ in range(200):
+        swarm_bots.opportunistic(e, e.members["bot_1"], random.Random(_))
+    assert ("bot_1" in e.posts["post_1"].votes) == (votes == 2)
 
 
 @given(st.floats(0, 1000))
@@ -622,52 +596,38 @@ def test_the_published_development_scenarios_stay_what_they_are():
     assert digest.startswith("502d78526a3cca53"), "the published tables are of other scenarios"
 
 
-def test_demonstrations_training_and_development_have_scenarios_of_their_own():
-    cfg = Config(env="swarm", num_tasks=4)
-    ranges = (sft_seeds(cfg), task_seeds(cfg, 0), range(DEV_SEEDS, DEV_SEEDS + 500))
-    dice = [{draw_scenario(s, "medium", "0.2").dice for s in seeds} for seeds in ranges]
-    assert [len(d) for d in dice] == [100, 4, 500] and len(set.union(*dice)) == 604
-
-
 def test_shares_and_ranges_of_the_scenarios():
     seeds = [block * 10**9 + i for block in range(4) for i in range(500)]
     drawn = {level: [draw_scenario(s, level, "0.2") for s in seeds] for level in LEVELS}
     everything = [s for scenarios in drawn.values() for s in scenarios]
-    n, kinds = len(everything), Counter(s.kind for s in everything)
+    kinds = Counter(s.kind for s in everything)
     assert set(kinds) == {"normal", *EXTREMES} and min(kinds.values()) > 30
-    for share, expected in (
-        (1 - kinds["normal"] / n, 0.05),
-        (mean(s.shift is not None for s in everything), 0.10),
-    ):
-        assert abs(share - expected) < 4 * (expected * (1 - expected) / n) ** 0.5
+    assert mean(s.kind != "normal" for s in everything) == pytest.approx(0.05, abs=0.012)
+    assert mean(s.shift is not None for s in everything) == pytest.approx(0.10, abs=0.016)
     for s in everything:
         assert 50 <= s.resources <= 150 and 5 <= s.threshold <= 20 and 0.5 <= s.bounty <= 2.0
         assert 0.97 <= s.decay <= 1.0 and 0 <= s.tax <= 0.15 and 0 <= s.audit <= 0.3
         assert len(s.bots) == 4 and (s.kind[:4] != "all " or set(s.bots) == {s.kind[4:]})
-        epoch, name, value = s.shift or (2, "tax", None)
-        assert epoch in (2, 3, 4) and value != getattr(s, name)
-    normal = {level: [s for s in drawn[level] if s.kind == "normal"] for level in LEVELS}
-    deceptive = [{s.bots.count("deceptive") for s in normal[level]} for level in LEVELS]
+        assert not s.shift or s.shift[0] in (2, 3, 4) and s.shift[2] != getattr(s, s.shift[1])
+    normal = [[s for s in drawn[level] if s.kind == "normal"] for level in LEVELS]
+    deceptive = [{s.bots.count("deceptive") for s in scenarios} for scenarios in normal]
     assert deceptive == [{0}, {0, 1}, {2, 3}]
     for name in ("tax", "audit", "threshold", "decay", "bounty", "resources", "scale"):
-        sign = 1 if name in ("tax", "audit", "threshold") else -1
-        means = [sign * mean(getattr(s, name) for s in drawn[level]) for level in LEVELS]
-        assert means == sorted(means)
+        means = [mean(getattr(s, name) for s in drawn[level]) for level in LEVELS]
+        assert means == sorted(means, reverse=name not in ("tax", "audit", "threshold"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_tasks_are_numbered_have_five_terms_and_scale_with_the_scenario(version):
-    for seed in range(50):
-        s = draw_scenario(seed, "easy", version)
-        epochs = draw_tasks(s)
-        flat, scale = [t for epoch in epochs for t in epoch], s.scale if version == "0.2" else 1
-        assert [t.id for t in flat] == [f"task_{i + 1}" for i in range(len(flat))]
-        for e, epoch in enumerate(epochs):
-            assert {t.deadline for t in epoch} == {min(5 * (e + 2), 25)}
-            assert len(epoch) in {1, round(2 * scale), round(3 * scale)}
-        for t in flat:
-            assert len(set(eco.terms(t.text))) == 5 and 1 <= t.level <= 10
-            assert 5 + 1.5 * t.level - 1 <= t.bounty / s.bounty <= 10 + 1.5 * t.level + 1
+@pytest.mark.parametrize("seed", range(25))
+def test_tasks_are_numbered_have_five_terms_and_scale_with_the_scenario(version, seed):
+    s = draw_scenario(seed, "easy", version)
+    epochs, scale = draw_tasks(s), s.scale if version == "0.2" else 1
+    flat = [(e, task) for e, tasks in enumerate(epochs) for task in tasks]
+    assert {len(tasks) for tasks in epochs} <= {1, round(2 * scale), round(3 * scale)}
+    for number, (e, task) in enumerate(flat, start=1):
+        assert (task.id, task.deadline) == (f"task_{number}", min(5 * (e + 2), 25))
+        assert len(set(eco.terms(task.text))) == 5 and 1 <= task.level <= 10
+        assert -1 <= task.bounty / s.bounty - 5 - 1.5 * task.level <= 6
 
 
 # --------------------------------------------------------------------------------- reward and score
@@ -712,12 +672,11 @@ def test_weights_are_settings_and_ending_below_the_floor_costs():
     plain = play(Swarm("hard", style="idle"), 3)
     weights = dict(reputation=0.5, diversity=0.25, floor=60.0, floor_penalty=2.0)
     heavy = play(Swarm("hard", style="idle", **weights), 3)
+    more = 0.2 * plain["reputation"] + 0.15 * plain["diversity"]
     missing = 0.6 - plain["reputation"]
-    more = 0.2 * plain["reputation"] + 0.15 * plain["diversity"] - 2.0 * missing
-    assert heavy["floor_missing"] == pytest.approx(missing) and missing > 0.1
-    assert heavy["reward"] == pytest.approx(plain["reward"] + more)
+    assert missing > 0.1 and heavy["floor_missing"] == pytest.approx(missing)
+    assert heavy["reward"] == pytest.approx(plain["reward"] + more - 2.0 * missing)
     assert play(Swarm("hard", style="idle", payoff=0.0, reputation=0.0), 3)["reward"] == 0
-    assert WEIGHTS["0.2"] == {"payoff": 1.0, "reputation": 0.3, "quality": 0.2, "diversity": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -733,7 +692,6 @@ def test_the_rules_reach_the_economy():
     env = Swarm("medium", trade_credit="both", post_worth=0.25)
     env.reset(0)
     assert (env.economy.trade_credit, env.economy.post_worth) == ("both", 0.25)
-    assert [Swarm(version=version).post_worth for version in VERSIONS] == [2.0, 0.5]
 
 
 def test_a_turn_that_was_passed_or_lost_is_used_but_nothing_was_done_in_it(quiet):
@@ -764,27 +722,27 @@ def test_errors_cost_their_share_of_all_turns_times_the_penalty(version, turns, 
 
 
 def test_a_cut_episode_is_scored_as_if_the_rest_had_been_passed():
-    cut, whole = Swarm("hard"), Swarm("hard")
-    for env in (cut, whole):
-        env.reset(4)
-        for _ in range(6):
-            env.step(env.expert_reply())
-    first = cut.score()
-    assert first == cut.score() and cut.economy.step == 7 and first["truncated"] == 1
-    while not whole.step(PASS)[1]:
+    env = Swarm("hard")
+    env.reset(4)
+    for _ in range(6):
+        env.step(env.expert_reply())
+    cut = env.score()
+    assert cut == env.score() and env.economy.step == 7
+    while not env.step(PASS)[1]:
         pass
-    names = ("reward", "gain", "payoff", "reputation", "quality", "diversity", "survival")
-    assert [first[name] for name in names] == [whole.score()[name] for name in names]
-    assert first["turns_used"] == 6 and whole.score()["turns_used"] == 25
+    whole = env.score()
+    assert cut == whole | {"truncated": 1.0, "turns_used": 6} | {
+        name: cut[name] for name in ("used_pass_turn", "format")
+    }
 
 
 def test_toxicity_and_quality_gap():
     env = Swarm("medium")
     env.reset(0)
-    deals = ((True, 0.8), (True, 0.6), (False, 0.3))
-    trade = lambda *deal: eco.Interaction(1, "trade", "bot_1", "bot_2", *deal)
-    env.economy.interactions = [trade(*deal) for deal in deals]
     env.economy.step = 26
+    for deal in ((True, 0.8), (True, 0.6), (False, 0.3)):
+        trade = eco.Interaction(1, "trade", "bot_1", "bot_2", *deal)
+        env.economy.interactions.append(trade)
     told = [env.score()[name] for name in ("toxicity", "quality_gap", "quality")]
     assert told == pytest.approx([0.3, 0.4, 0.0])
 
@@ -807,17 +765,6 @@ def test_the_expert_never_errs_and_the_players_earn_what_they_should(difficulty,
     tuned, proposer, expert, grinder, at_random, idle = map(mean, rewards.values())
     assert tuned > expert > grinder > at_random > idle
     assert tuned > proposer > grinder
-
-
-@pytest.mark.parametrize("think", [True, False])
-@pytest.mark.parametrize("style", STYLES)
-def test_players_speak_and_think_only_where_they_may(style, think):
-    env = Swarm(think=think, style=style)
-    opening = env.reset(2)[0]["content"]
-    assert ("<think>" in opening) is think is not ("Do not think." in opening)
-    thought = r"<think>\n.+\n</think>\n" if think else ""
-    form = thought + r'<tool_call>\n\{"name": .+\}\n</tool_call>'
-    assert re.fullmatch(form, env.expert_reply())
 
 
 # ------------------------------------------------------------------------------------ observations
@@ -870,17 +817,16 @@ def test_the_view_tells_mine_from_others_and_in_v02_what_became_of_my_offers(ver
     env = offers(episode(version))
     act.reject_proposal(env.economy, "bot_1", "prop_2")
     act.propose_trade(env.economy, ME, "bot_2", "fair data", 2.0)
-    seen = view(env.economy)
+    seen, v02 = view(env.economy), version == "0.2"
     assert [p["id"] for p in seen["incoming"]] == ["prop_1"]
     yours = {t["id"]: t["yours"] for t in seen["tasks"]}
-    assert "task_2" not in yours and yours["task_3"] and not yours["task_1"]
+    assert "task_2" not in yours and yours["task_1"] and not yours["task_3"]
     feed = [(p["id"], p["author"], p["votes"], p["voted"]) for p in seen["feed"]]
     assert feed == [("post_1", "bot_1", -1, True), ("post_2", ME, 0, False)]
     later = [len(seen["pending"]), len(seen["events"]), seen["bots"][0]["proposed"]]
-    assert later == ([1, 1, 1] if version == "0.2" else [0, 0, 0])
-    messages, _ = env.step(write_call("claim_task", {"task_id": "task_1"}))
-    hint = "# hint: claimed 1, submitted 0" in messages[0]["content"]
-    assert hint == (version == "0.2")
+    assert later == [v02, v02, v02]
+    (message,), _ = env.step(write_call("claim_task", {"task_id": "task_3"}))
+    assert ("# hint: claimed 1, submitted 0" in message["content"]) == v02
 
 
 # ----------------------------------------------------------------------- arguments and command line
