@@ -2,7 +2,8 @@
 reply cheats it.
 
 Expected scores come from a second implementation of the rules, written differently (it reads the
-names from the user's messages, walks for blocks, sorts by insertion), and from examples by hand.
+names from the user's messages, finds blocks by a pattern, sorts by insertion), and from examples by
+hand.
 """
 
 import math
@@ -86,15 +87,8 @@ def expected_lists(messages: list[str]) -> list[list[str]]:
 def blocks_of(reply: str, tag: str) -> list[str]:
     """What stands between an opening tag and the next closing one, behind the last </think>."""
     answer = reply.split("</think>")[-1]
-    found, at = [], 0
-    while "<think>" not in answer and len(answer) <= 20_000:
-        start = answer.find(f"<{tag}>", at)
-        end = answer.find(f"</{tag}>", start)
-        if start < 0 or end < 0:
-            break
-        found.append(answer[start + len(tag) + 2 : end])
-        at = end + 1
-    return found
+    ended = "<think>" not in answer and len(answer) <= 20_000
+    return re.findall(f"(?s)<{tag}>(.*?)</{tag}>", answer) if ended else []
 
 
 def difflib_ratio(a: list[str], b: list[str]) -> float:
@@ -181,46 +175,40 @@ def test_replies_are_scored_as_the_rules_say():
     rng, seen = random.Random(0), Counter()
     for _ in range(1200):
         power, per_turn = rng.choice([1.0, 2.5, 8.0]), rng.random() < 0.5
-        env = make_env((1, 4), rng.choice([(1, 2), (1, 5)]), power, per_turn)
+        env = make_env((1, 4), rng.choice([(1, 2), (1, 8)]), power, per_turn)
         messages, done, said = [env.reset(rng.randrange(10**9))[0]["content"]], False, []
         honest = rng.random() < 0.2
         while not done and rng.random() < 0.95:
             right, tag = expected_lists(messages)[-1], TAGS[len(said) > 0]
-            places = rng.randrange(len(right)), rng.randrange(len(right))
-            wrong = rng.choice(MISTAKES)(right, *places)
-            write = lambda lines, tag=tag: f"<{tag}>{rng.choice(LAYOUTS)(lines)}</{tag}>"
-            reply = rng.choice(WAYS)(write(right), write(wrong), tag)
+            wrong = rng.choice(MISTAKES)(right, *rng.choices(range(len(right)), k=2))
+            good, other = (
+                f"<{tag}>{rng.choice(LAYOUTS)(lines)}</{tag}>" for lines in (right, wrong)
+            )
+            reply = rng.choice(WAYS)(good, other, tag)
             said.append(env.expert_reply() if honest else reply)
             new, done = env.step(said[-1])
             messages += [message["content"] for message in new]
         marks = check(env, messages, said)
         seen["perfect"] += marks["exact"] == 1.0
         seen["unplayed"] += len(said) < len(env.task.turns)
-        for turn in range(len(said)):
-            value = marks[f"turn_{turn + 1}"]
-            several = len(blocks_of(said[turn], TAGS[turn > 0])) > 1
-            seen["several, paid" if value else "several, not paid"] += several
-            seen["right" if value == 1.0 else "between" if value else "nothing"] += 1
-            seen["long"] += len("\n".join(expected_lists(messages)[turn])) >= 200
-    assert len(seen) == 8 and min(seen.values()) > 50, seen
+        seen["between"] += 0.0 < marks["turn_1"] < 1.0
+        seen["several blocks"] += len(said) and len(blocks_of(said[0], TAGS[0])) > 1
+        seen["long"] += len("".join(expected_lists(messages)[-1])) >= 200
+    assert len(seen) == 5 and min(seen.values()) > 50, seen
 
 
-def test_similarity_is_difflib_s_with_autojunk():
+@pytest.mark.parametrize("letters", ["ab", "abc", "abcdefgh", "aB\x00", "names"])
+def test_similarity_is_difflib_s_with_autojunk(letters):
     """Of names, and of few letters in any order, where the choice among the longest matters."""
-    rng, long = random.Random(1), 0
-    for _ in range(300):
-        people = zip(rng.choices(FIRST, k=14), rng.choices(LAST, k=14))
-        names = [first + last + MARK * (last < "F") for first, last in people][: rng.randint(1, 14)]
-        said = rng.choice(MISTAKES)(rng.sample(names, len(names)), 0, len(names) // 2)
-        letters = rng.choice(["ab", "abc", "abcdefgh", "aB\x00"])
-        length = rng.choice([3, 50, 199, 250])
+    rng = random.Random(1)
+    for n in (1, 5, 14, 50, 199, 250) * 10:  # 14 names and 199 letters have 200 characters or more
+        people = [a + b for a, b in zip(rng.choices(FIRST, k=n), rng.choices(LAST, k=n))]
         # rare letters at the end, or autojunk leaves none that starts a match
-        text = "".join(rng.choices(letters, k=length)) + "xyz"
-        other = text[rng.randrange(length) :] + "".join(rng.choices(letters + "xz", k=30))
-        for a, b in ((said, names), ([other], [text])):
-            assert similarity(a, b) == difflib_ratio(a, b)
-            long += len("\n".join(b)) >= 200
-    assert long > 100  # premise: autojunk is at work too
+        text = people if letters == "names" else [*rng.choices(letters, k=n), "xyz"]
+        other = rng.sample(text, len(text))[: n // 2] + text[n // 3 :]
+        if letters != "names":
+            text, other = ["".join(text)], ["".join(other)]
+        assert similarity(other, text) == difflib_ratio(other, text)
 
 
 pieces = st.sampled_from(["<think>", "</think>", "\n", "\r\n", "\x00", MARK, "AnnBo", "\u0130"])
@@ -260,16 +248,14 @@ def test_the_last_name_starts_at_the_first_capital_after_position_0(name, first,
 def test_only_the_names_of_the_turn_are_marked():
     by_last = Task("last", (("ZoeAbe", "AnaZola"), ("MiaLee",)))
     assert right_list(by_last, 1) == ["ZoeAbe", "MiaLee // new name!", "AnaZola"]
-    lists = [["AnnBo", "CyDe"], ["AnnBo", "CyDe", "EvFo" + MARK]]
-    lists.append(["AnnBo", "CyDe", "EvFo", "GigHu" + MARK])
-    assert [right_list(SMALL, turn) for turn in range(3)] == lists
+    first, second = ["AnnBo", "CyDe"], ["AnnBo", "CyDe", "EvFo" + MARK]
+    lists = [first, second, ["AnnBo", "CyDe", "EvFo", "GigHu" + MARK]]
     right = [block(*lines, turn=turn) for turn, lines in enumerate(lists)]
     assert play(SMALL, right)["reward"] == 1.0
-    names = [line.removesuffix(MARK) for line in lists[2]]
-    for wrong in (names, [name + MARK for name in names], [*lists[1], "GigHu" + MARK]):
+    for wrong in ([*second, "GigHu" + MARK], [name + MARK for name in [*first, "EvFo", "GigHu"]]):
         assert 0 < play(SMALL, [*right[:2], block(*wrong, turn=2)])["turn_3"] < 1
     # "annbo\ncyde\nevfo" has 15 letters, the mark 13 more: 2 * 15 / (15 + 28)
-    assert play(SMALL, [right[0], block(*names[:3], turn=1)])["turn_2"] == 30 / 43
+    assert play(SMALL, [right[0], block(*first, "EvFo", turn=1)])["turn_2"] == 30 / 43
 
 
 # "cyde\nannbo" against "annbo\ncyde": the longest common piece is "annbo": 2 * 5 / (10 + 10)
@@ -393,30 +379,17 @@ def test_half_of_the_episodes_sort_by_first_name_and_names_come_in_no_order():
     assert abs(in_order - 2000 / 24) < 4 * (2000 / 24) ** 0.5  # one order of 24
 
 
-def test_a_task_depends_on_its_seed_alone():
-    busy, other = make_env((1, 3), (1, 5), 4.0, True, False, "bare"), make_env((2, 2), (3, 3))
-    for seed in (3, 7, 8):
-        random.seed(seed)
-        other.reset(seed)
-        busy.reset(seed)
-        busy.step("x")
-    busy.reset(7)
-    assert busy.task == tasks(8)[7] and busy.replies == [] and busy.score()["reward"] == 0.0
-    assert len({task.turns for task in tasks(300)}) == 300
-
-
 @pytest.mark.parametrize("think", [True, False])
 def test_the_user_says_all_that_is_needed(think):
     env = make_env((3, 3), (2, 3), think=think)
     messages = env.reset(1) + env.step("x")[0] + env.step("y")[0]
     assert env.step("z") == ([], True)
-    texts = [message["content"] for message in messages if message["role"] == "user"]
-    for text, names in zip(texts, env.task.turns, strict=True):
-        assert asked(text) == (("first", "last").index(env.task.by), list(names))
-        assert ("<think>" in text) == think
-    shown = [[f"<{tag}>" in text and f"</{tag}>" in text for text in texts] for tag in TAGS]
-    assert shown == [[True, False, False], [False, True, False]]  # each format is shown once
-    assert [MARK in text for text in texts] == [False, True, False]
+    for turn, message in enumerate(messages):
+        text = message["content"]
+        assert asked(text) == (env.task.by == "last", list(env.task.turns[turn]))
+        assert ("<think>" in text) == think and (MARK in text) == (turn == 1)
+        shown = [f"<{tag}>" in text and f"</{tag}>" in text for tag in TAGS]
+        assert shown == [turn == 0, turn == 1]  # each format is shown once
 
 
 # ------------------------------------------------------------------------------------ the expert

@@ -26,7 +26,6 @@ from env_letters import (
     Task,
     habit_of,
     make_task,
-    question,
     score_reply,
     words_between,
     write_reply,
@@ -149,19 +148,6 @@ def test_the_presence_bias_differs_from_task_to_task():
 # -------------------------------------------------------------------------------------- determinism
 
 
-def test_a_task_depends_on_its_seed_and_tier_alone():
-    """Neither other environments, nor earlier episodes, the global random state, reward, style or
-    thinking change it."""
-    alone, crowded = Letters(5, "binary", True, "states"), Letters(5, "partial", False, "bare")
-    other = Letters(6, "partial", True, "derives")
-    alone.reset(seed=7)
-    for seed in (3, 7, 8, 6):
-        random.seed(seed)
-        other.reset(seed + 1)
-        crowded.reset(seed + 1)
-    assert crowded.task == alone.task != other.task
-
-
 def test_the_tasks_of_every_environment_are_the_same_in_every_process():
     """Sets have another order in every process; a resumed run must still draw the same tasks."""
     code = (
@@ -181,24 +167,20 @@ def test_the_tasks_of_every_environment_are_the_same_in_every_process():
     assert told("1") == told("2") and told("1").count("content") == 80
 
 
-def test_the_question_says_all_that_is_needed():
-    assert question(ONE, think=True).startswith('Count the letter a in "banana".')
-    assert question(THREE, think=False).startswith('Count the letters a, n, q in "banana".')
-    for task, think in ((ONE, True), (ONE, False), (THREE, True), (THREE, False)):
-        text = question(task, think)
-        assert ("<think>" in text) == think and "<answer> and </answer>" in text
-        assert ("JSON" in text) == (task is THREE)
-
-
-def test_an_episode_is_one_turn():
-    env = Letters(4, "partial", True, "states")
-    (message,) = env.reset(seed=1)
-    assert message == {"role": "user", "content": question(env.task, True)}
-    for reply, reward in (("no idea", 0.0), (env.expert_reply(), 1.0)):
-        assert env.step(reply) == ([], True)
-        assert env.score()["reward"] == reward
-    env.reset(seed=2)
-    assert env.score()["reward"] == 0.0, "a reply must not outlive its episode"
+@pytest.mark.parametrize("think", [True, False])
+@pytest.mark.parametrize("tier", [1, 4])
+def test_an_episode_is_one_turn_and_the_question_says_all_that_is_needed(tier, think):
+    env = Letters(tier, "partial", think, "states")
+    for seed, reply in ((1, "no idea"), (2, ""), (1, None)):
+        (message,) = env.reset(seed)
+        assert env.score()["reward"] == 0.0, "a reply must not outlive its episode"
+        assert env.step(env.expert_reply() if reply is None else reply) == ([], True)
+        assert env.score()["reward"] == float(reply is None)
+    several = len(env.task.letters) > 1
+    text, s = message["content"], "s" * several
+    ask = f'Count the letter{s} {", ".join(env.task.letters)} in "{env.task.text}". '
+    assert message["role"] == "user" and text.startswith(ask) and ("JSON" in text) == several
+    assert "inside <answer> and </answer>" in text and ("<think>" in text) == think
 
 
 # ---------------------------------------------------------------------- rewards worked out by hand

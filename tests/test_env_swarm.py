@@ -21,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bookkeeping.refusals import check
-from env_swarm import PAYOFFS, STYLES, WEIGHTS, Swarm, play
+from env_swarm import PAYOFFS, STYLES, Swarm, play
 from settings import DEV_SEEDS, Config, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
@@ -73,14 +73,6 @@ def test_same_seed_and_replies_give_the_same_observations_and_score(version, sty
     assert one.score() == two.score() and one.step(reply) == ([], True)
 
 
-def test_the_tasks_do_not_depend_on_what_is_played():
-    one, two = Swarm(style="idle"), Swarm(style="expert")
-    gains = play(one, 3)["gain"], play(two, 3)["gain"]
-    told = [[t.id, t.text, t.bounty] for epoch in one.economy.to_come for t in epoch]
-    assert told == [[t.id, t.text, t.bounty] for epoch in two.economy.to_come for t in epoch]
-    assert gains[0] != gains[1]
-
-
 def test_the_model_acts_then_the_bots_then_the_governance(monkeypatch):
     seen = []
     now = lambda e, bot: (e.step, bot.name, len(e.posts), round(e.members[ME].reputation, 6))
@@ -104,10 +96,8 @@ def test_each_bot_has_its_own_dice_in_v02_and_shares_them_in_v01(version, shared
 
 # ------------------------------------------------------------------- any reply, and the books after
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3),
-    max_leaves=4,
+anything = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.just([])
 )
 good_arguments = st.builds(
     lambda n, text, transfer, way: {
@@ -124,7 +114,7 @@ good_arguments = st.builds(
     st.floats(-20, 60) | st.floats(),
     st.sampled_from(["up", "down", "up"]),
 )
-strange = st.dictionaries(st.sampled_from(["content", "task_id", "offered_transfer"]), json_values)
+strange = st.dictionaries(st.sampled_from(["content", "task_id", "offered_transfer"]), anything)
 made_calls = st.builds(write_call, st.sampled_from(list(TOOLS)), good_arguments | strange)
 pieces = [
     "<tool_call>",
@@ -309,33 +299,31 @@ POST = write_call("post", {"content": "news"})
 @pytest.mark.parametrize("reply", ["", "I wait.", f"<think>\n{POST}", "</tool_call>"])
 def test_a_reply_without_a_call_passes_and_says_so(reply, quiet):
     env = episode()
-    messages, done = env.step(reply)
-    assert messages[0]["content"].startswith("# result: no tool call found, so you passed\n")
+    (message,), _ = env.step(reply)
+    assert message["content"].startswith("# result: no tool call found, so you passed\n")
     names = ("used_pass_turn", "error_rate", "turns_used", "format")
-    assert [env.score()[name] for name in names] == [1, 0, 0, 0] and not done
+    assert [env.score()[name] for name in names] == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("first, posts", [(POST, 1), (write_call("nope", {}), 0)])
 def test_only_the_first_of_several_calls_counts_and_none_in_the_thinking(first, posts, quiet):
     env = episode()
-    messages, _ = env.step(f"<think>\n{PASS}\n</think>\n" + first + 2 * POST)
-    assert "only the first of 3 calls counts" in messages[0]["content"]
-    marks = env.score()
-    assert [marks[name] for name in ("extra_calls", "used_post", "used_pass_turn")] == [2, posts, 0]
-    assert len(env.economy.posts) == posts and marks["error_rate"] == (1 - posts) / 25
+    (message,), _ = env.step(f"<think>\n{PASS}\n</think>\n" + first + 2 * POST)
+    assert "only the first of 3 calls counts" in message["content"]
+    told = [env.score()[name] for name in ("extra_calls", "used_post", "used_pass_turn")]
+    assert told == [2, posts, 0] and len(env.economy.posts) == posts
 
 
 @pytest.mark.parametrize(
     "before",
-    ["<think>\nA thought.\n</think>\n", "I think ", "</think>\nwell", "<tool_call>hm\n</think>"],
+    ["<think>\nhm\n</think>\n", "I think ", "</think>\nwell", "<tool_call>hm\n</think>", ""],
 )
 def test_where_thinking_is_not_allowed_nothing_may_be_said_before_the_call(before):
-    for think, reply, fine in ((False, before + POST, False), (False, "\n" + POST, True)):
-        env = Swarm("medium", think=think)
-        env.reset(7)
-        messages, _ = env.step(reply)
-        said = "you may not think here" in messages[0]["content"]
-        assert (env.used["post"] == 1) is fine is not said
+    env = Swarm("medium", think=False)
+    opening = env.reset(7)[0]["content"]
+    assert "Do not think." in opening and "<think>" not in opening + env.expert_reply()
+    (message,), _ = env.step(before + "\n" + POST)
+    assert ("you may not think here" in message["content"]) == bool(before) != env.used["post"]
 
 
 # ------------------------------------------------------------------------------- the rules, by hand
@@ -414,11 +402,13 @@ def test_appeal_after_three_steps_in_v02(quiet):
 
 
 def test_the_breaker_is_for_good_in_v01(quiet):
-    env, done = episode("0.1", threshold=20.0), False
+    env = episode("0.1", threshold=20.0, decay=0.99)
     env.economy.members[ME].reputation = 19.0
-    while not done:
-        messages, done = env.step(PASS)
-        assert done or "you are frozen to the end of step 25" in messages[0]["content"]
+    for _ in range(24):
+        (message,), _ = env.step(PASS)
+        assert "you are frozen to the end of step 25" in message["content"]
+    # passing costs a second decay, but not when nothing else can be done
+    assert env.economy.members[ME].reputation == pytest.approx(19.0 * 0.99 ** (2 + 23))
     assert env.score()["survival"] == 0 and env.score()["error_rate"] == 0
 
 
@@ -466,12 +456,10 @@ def test_betrayal_is_a_threshold_in_v01_and_a_sigmoid_in_v02():
     rng = random.Random(0)
     assert [exploits("0.1", rng, n, 5) for n in (0, 4, 5, 9)] == [False, False, True, True]
     for distance in (-2, -1, 0, 1, 6):
-        expected = 0.7 * sigmoid(2 * distance)
         share = mean(exploits("0.2", rng, 5 + distance, 5) for _ in range(4000))
-        assert abs(share - expected) < 4 * (expected * (1 - expected) / 4000) ** 0.5 + 1e-9
-    drawn = [open_economy(draw_scenario(seed, "hard", "0.2"), [[]]) for seed in range(60)]
-    turning = {m.turning for e in drawn for m in e.members.values() if m.name != ME}
-    assert turning == {3, 4, 5, 6, 7, 8}
+        assert share == pytest.approx(0.7 * sigmoid(2 * distance), abs=0.032)
+    drawn = [economy(dice=f"turning {seed}").members["bot_1"].turning for seed in range(100)]
+    assert set(drawn) == {3, 4, 5, 6, 7, 8}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -549,8 +537,8 @@ def test_opportunists_vote_only_where_two_others_have(votes):
     act.post(e, "bot_2", "news")
     for voter in ("bot_3", "bot_4")[:votes]:
         act.vote(e, voter, "post_1", "up")
-    for _ in range(200):
-        swarm_bots.opportunistic(e, e.members["bot_1"], random.Random(_))
+    for seed in range(200):
+        swarm_bots.opportunistic(e, e.members["bot_1"], random.Random(seed))
     assert ("bot_1" in e.posts["post_1"].votes) == (votes == 2)
 
 
@@ -575,19 +563,17 @@ def test_seeds_wrap_around_within_a_block_and_blocks_differ(version, n):
 
 
 @pytest.mark.parametrize("version, n", [("0.2", 500), ("0.1", 200)])
-@pytest.mark.parametrize("num_tasks", [1, 4])
-def test_every_run_trains_on_all_scenarios_in_an_order_of_its_own(version, n, num_tasks):
-    def trained_on(seed: int, updates: int) -> list[int]:
-        cfg = Config(env="swarm", seed=seed, num_tasks=num_tasks)
-        seeds = [s for update in range(updates) for s in task_seeds(cfg, update)]
-        return [draw_scenario(s, "medium", version).number for s in seeds]
-
-    whole = [trained_on(seed, n // num_tasks) for seed in range(4)]
-    assert whole[0] == list(range(n))  # the runs of seed 0 stay what they were
-    assert all(sorted(numbers) == list(range(n)) for numbers in whole)
-    shared = [len({*a[:80]} & {*b[:80]}) for a, b in combinations(whole, 2)]
+def test_every_run_trains_on_all_scenarios_in_an_order_of_its_own(version, n):
+    orders = []
+    for seed in range(4):
+        cfg = Config(env="swarm", seed=seed, num_tasks=4)
+        seeds = [s for update in range(n // 2) for s in task_seeds(cfg, update)]
+        met = [draw_scenario(s, "medium", version).number for s in seeds]
+        orders += [met[:n], met[n:]]  # a second pass has another order
+    assert all(sorted(numbers) == list(range(n)) for numbers in orders)
+    assert orders[0] == list(range(n))  # the runs of seed 0 stay what they were
+    shared = [len({*a[:80]} & {*b[:80]}) for a, b in combinations(orders[::2], 2)]
     assert max(shared) < 60 * 200 / n  # 13 of 80 by chance (v0.1: 32), and not 80
-    assert trained_on(0, 2 * n // num_tasks)[n:] != whole[0]  # a second pass has another order
 
 
 def test_the_published_development_scenarios_stay_what_they_are():
@@ -877,12 +863,10 @@ def cli(*arguments: str, said: str = "") -> str:
 
 def test_the_command_line_plays_and_evaluates():
     assert cli().count(" -> ") == 26
-    assert (
-        cli("--play", "grinder", "--scenario", "8", "--version", "0.1").count("-- assistant") == 25
-    )
+    said = cli("--play", "grinder", "--scenario", "8", "--version", "0.1")
+    assert said.count("-- assistant") == 25
     said = cli("--play", "human", said="claim 1\nnonsense\npost hello\n")
-    for told in ("task_1 is yours", "not a command", "as if the rest had been passed", "\nreward "):
-        assert told in said
+    assert re.search(r"(?s)task_1 is yours.*not a command.*rest had been passed.*\nreward ", said)
     said = cli("--evaluate", "random", "--n", "4")
     assert re.search(r"reward +\d\.\d+ \[\d\.\d+, \d\.\d+\], n=4", said), said
 
