@@ -479,7 +479,7 @@ def test_what_a_deceptive_bot_demands_and_of_whom(version):
     if version == "0.1":
         assert amounts == {15.0} and min(interactions) >= 3 and min(reputations) > 40
     else:
-        assert 5 <= min(amounts) and max(amounts) <= 20 and len(amounts) > 30
+        assert 5 <= min(amounts) < 6 and 19 < max(amounts) <= 20 and len(amounts) > 30
         assert min(reputations) == 35
 
 

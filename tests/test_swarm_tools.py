@@ -204,7 +204,8 @@ def test_a_second_proposal_replaces_the_first_in_v01_and_needs_a_cancellation_in
     if version == "0.2":  # without it: the table of refusals in test_env_swarm.py
         act.cancel_proposal(e, ME, "prop_1")
     act.propose_trade(e, ME, "bot_1", "fair data", 2)
-    assert list(e.proposals) == list(e.members["bot_1"].inbox) == ["prop_2"]
+    received = [p.id for p in e.members["bot_1"].inbox.values()]
+    assert list(e.proposals) == received == ["prop_2"]
 
 
 @pytest.mark.parametrize(
