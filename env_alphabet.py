@@ -1,22 +1,22 @@
-"""Alphabet sort: a list to keep sorted while a user adds names. The first task of several turns.
+"""Alphabet sort: a list to keep sorted while a user adds names, over several turns.
 
-A scripted user gives some names and wants them sorted by first or by last name (the same throughout
-an episode). In each later turn the user adds names and wants the whole list so far, with the new
-ones marked. Names are written without a space: EnginDurgun, whose last name starts at the first
-capital after position 0.
+A scripted user gives some names and wants them sorted by first or by last name (the
+same throughout an episode). In each later turn the user adds names and wants the whole
+list so far, with the new ones marked. Names are written without a space: EnginDurgun,
+whose last name starts at the first capital after position 0.
 
     user       Sort these names by last name:
                MariaSilva
                EnginDurgun
                … inside <alphabetical_sorted> and </alphabetical_sorted> …
     assistant  <think>
-               Sil MariaSilva            cut out the key: three letters of the name that counts …
+               Sil MariaSilva          cut out the key: three letters of the last name …
                Dur EnginDurgun
 
-               Dur EnginDurgun           … then sort by it …
+               Dur EnginDurgun         … then sort by it …
                Sil MariaSilva
                </think>
-               <alphabetical_sorted>     … then copy the names
+               <alphabetical_sorted>   … then copy the names
                EnginDurgun
                MariaSilva
                </alphabetical_sorted>
@@ -28,99 +28,107 @@ capital after position 0.
                ChenWei // new name!
                </combined_alphabetical_sorted>
 
-The reward is smooth: the similarity of two texts, raised to a power. A list in the wrong order
-still shares most of its characters with the right one, so names copied in the given order, the new
-ones marked, have a similarity of 0.66. The power (8 in the public recipe) lowers that to a mean
-reward of 0.08 and leaves 1.0 as it is. With `power_per_turn` each turn is raised to the power, then
-averaged, so one good turn pays; without it the average is raised, so only a good *episode* pays.
+The reward is smooth: the similarity of two texts, raised to a power. A list in the
+wrong order still shares most of its characters with the right one, so names copied in
+the given order, the new ones marked, have a similarity of 0.66. The power (8 in the
+public recipe) lowers that to a mean reward of 0.08 and leaves 1.0 as it is. With
+`power_per_turn` each turn is raised to the power, then averaged, so one good turn pays;
+without it the average is raised, so only a good *episode* pays.
 
-The tasks and the scoring are those of Prime Intellect's alphabet-sort; the words of the prompts and
-the names are ours. Where its rules leave a choice: the names of one episode differ in their first
-*and* last names, so there is only one right order. A turn that was never played scores 0. Blocks
-inside <think> are thoughts, not attempts. Empty lines in a block are dropped.
+The tasks and the scoring are those of Prime Intellect's alphabet-sort; the words of the
+prompts and the names are ours. Where its rules leave a choice: the names of one episode
+differ in their first *and* last names, so there is only one right order. A turn that
+was never played scores 0. Blocks inside <think> are thoughts, not attempts. Empty lines
+in a block are dropped.
 
-Run me: `python env_alphabet.py` plays an episode with the expert, then scores three bad players.
+Run me: `python env_alphabet.py` plays an episode, then scores three bad players.
 """
 
 import random
 import re
 from dataclasses import dataclass
+from difflib import Match, SequenceMatcher
 
 from env_letters import check_choice, split_thinking
 
-# A varied pool: 219 x 271 = 59,349 combinations. At most two names of a list share their first two
-# letters and no two share three, so a key of three letters decides. First letters alone tie in 70%
-# of the lists of eight.
+# A varied pool: 219 x 271 = 59,349 combinations. At most two names of a list share
+# their first two letters and no two share three, so a key of three letters decides.
+# First letters alone tie in 70% of the lists of eight.
 FIRST = """
-Aaron Abena Adila Aiko Akira Alba Alejo Amara Amit Anika Antti Arash Arjun Asha Astrid Ayumi Azra
-Bahar Bao Beatriz Benny Bianca Bilal Bjorn Boris Brigid Bruna Callum Camila Cecile Chiara Clara
-Cosmin Cyrus Dalia Daria Deepak Diego Dilara Dmitri Doris Duncan Dylan Ebele Edith Efua Eirik Elif
-Emeka Engin Erika Esra Ethan Eun Ewa Ezra Fabio Fatou Felix Fiona Florin Franz Freya Fumiko Gareth
-Georgi Gita Gloria Goran Grace Gudrun Gwen Hadiya Hana Hektor Hiro Hoang Huda Hyun Ibrahim Idris
-Ifeoma Igor Ilse Imani Ines Irina Isamu Itzel Ivana Jack Jamila Jelena Jing Joana Jorge Juan Jutta
-Kaito Kamala Kemal Khalid Kiran Kofi Kwame Kyle Laila Lars Leonie Liang Linh Lorenz Lucia Luz Lydia
-Maarten Magda Meera Mei Miguel Mina Mona Mumin Myles Nadia Naoko Nesrin Ngozi Nia Nikhil Nora Nuria
-Obi Oduya Oksana Olga Omar Orla Oskar Otto Pablo Paulo Pedro Petra Phuong Pilar Piotr Pooja Priya
-Qasim Quentin Quinn Rafael Ravi Renata Rhys Ricardo Rin Rosa Roy Ruth Ryota Sabine Sanjay Selma
-Sergei Shirin Sibel Simon Sofia Soren Stella Sunil Svea Sylvie Tadeo Tamar Teresa Thabo Tian Tomas
-Tove Tuan Tyra Uche Ulla Umar Ursula Usha Vadim Valeria Vera Victor Vikram Vlad Wanda Wei Wendy
-Wiktor Wojtek Xavier Xenia Ximena Xiu Yael Yan Yetunde Ying Yolanda Yuki Yusuf Yvonne Zainab Zara
-Zeynep Zhen Zita Zoe Zuzana
+Aaron Abena Adila Aiko Akira Alba Alejo Amara Amit Anika Antti Arash Arjun Asha Astrid
+Ayumi Azra Bahar Bao Beatriz Benny Bianca Bilal Bjorn Boris Brigid Bruna Callum Camila
+Cecile Chiara Clara Cosmin Cyrus Dalia Daria Deepak Diego Dilara Dmitri Doris Duncan
+Dylan Ebele Edith Efua Eirik Elif Emeka Engin Erika Esra Ethan Eun Ewa Ezra Fabio Fatou
+Felix Fiona Florin Franz Freya Fumiko Gareth Georgi Gita Gloria Goran Grace Gudrun Gwen
+Hadiya Hana Hektor Hiro Hoang Huda Hyun Ibrahim Idris Ifeoma Igor Ilse Imani Ines Irina
+Isamu Itzel Ivana Jack Jamila Jelena Jing Joana Jorge Juan Jutta Kaito Kamala Kemal
+Khalid Kiran Kofi Kwame Kyle Laila Lars Leonie Liang Linh Lorenz Lucia Luz Lydia Maarten
+Magda Meera Mei Miguel Mina Mona Mumin Myles Nadia Naoko Nesrin Ngozi Nia Nikhil Nora
+Nuria Obi Oduya Oksana Olga Omar Orla Oskar Otto Pablo Paulo Pedro Petra Phuong Pilar
+Piotr Pooja Priya Qasim Quentin Quinn Rafael Ravi Renata Rhys Ricardo Rin Rosa Roy Ruth
+Ryota Sabine Sanjay Selma Sergei Shirin Sibel Simon Sofia Soren Stella Sunil Svea Sylvie
+Tadeo Tamar Teresa Thabo Tian Tomas Tove Tuan Tyra Uche Ulla Umar Ursula Usha Vadim
+Valeria Vera Victor Vikram Vlad Wanda Wei Wendy Wiktor Wojtek Xavier Xenia Ximena Xiu
+Yael Yan Yetunde Ying Yolanda Yuki Yusuf Yvonne Zainab Zara Zeynep Zhen Zita Zoe Zuzana
 """.split()
 
 LAST = """
-Abbott Abe Acosta Adeyemi Afonso Aguilar Ahmed Aiyar Akin Alonso Alvarez Amado Andrade Aoki Araujo
-Arslan Asante Atkins Aydin Azevedo Badawi Banerjee Becker Benitez Bhatt Biondi Blanco Blum Boateng
-Bose Brandt Brown Bui Burke Byrne Cabral Castro Celik Cerny Chavez Chen Cisse Clarke Conti Costa
-Cruz Cui Curie Dahl Das Demir Desai Diallo Dlamini Dobbs Dong Drake Duarte Durgun Dvorak Eaton Ebert
-Ecevit Edwards Egede Eklund Eliasson Elmas Endo Eriksen Esposito Evans Eze Fagan Farah Fekete
-Ferrari Fischer Flores Foster Franco Fuchs Fujita Gallo Garcia Genc Gill Glass Gomez Gordon Grant
-Greco Guo Gupta Hadid Hansen Hernan Hill Hoang Holm Huang Hughes Ibarra Ichiro Idowu Iglesias Ikeda
-Iliev Imai Inoue Ionescu Iqbal Ivanov Iyer Jackson Jansen Jensen Jimenez Johnson Joshi Juarez Jung
-Kaplan Katz Kebede Keller Khan Kim Klein Kone Kovac Kruger Kumar Kuznets Kwon Lam Lange Lee Lehto
-Lima Liu Lopez Luna Lynch Madsen Malik Mbeki Mehta Meyer Mills Mishra Molina Moreau Muller Murphy
-Mwangi Nagy Nair Ndiaye Nel Nguyen Nikolov Nilsen Novak Nowak Nunez Nyong Obi Ochoa Odhiambo Ogawa
-Okafor Oliveira Olsen Omondi Onuoha Ortiz Osei Otieno Owen Ozturk Pak Park Pereira Petrov Pham Pinto
-Pires Pohl Popov Prasad Price Puig Quispe Qureshi Rahman Raman Reddy Reyes Rhodes Ricci Rivera
-Romero Rossi Ruiz Russo Ryan Saito Santos Schmidt Sen Serra Shah Silva Singh Smith Soares Sousa
-Stein Suzuki Svensson Szabo Tanaka Tapia Teixeira Thapa Tiwari Torres Toth Tran Turner Tutu Ueda
-Ugarte Ulrich Umarov Unger Uribe Usman Vance Vargas Vega Vidal Vieira Vogel Vuong Wagner Walker
-Weber Werner White Wilson Wolf Wright Xavier Ximenes Yadav Yamada Yeo Yilmaz Yoon Young Yusuf Zaman
-Zapata Zhao Zhou Ziegler Zimmer Zola Zubair
+Abbott Abe Acosta Adeyemi Afonso Aguilar Ahmed Aiyar Akin Alonso Alvarez Amado Andrade
+Aoki Araujo Arslan Asante Atkins Aydin Azevedo Badawi Banerjee Becker Benitez Bhatt
+Biondi Blanco Blum Boateng Bose Brandt Brown Bui Burke Byrne Cabral Castro Celik Cerny
+Chavez Chen Cisse Clarke Conti Costa Cruz Cui Curie Dahl Das Demir Desai Diallo Dlamini
+Dobbs Dong Drake Duarte Durgun Dvorak Eaton Ebert Ecevit Edwards Egede Eklund Eliasson
+Elmas Endo Eriksen Esposito Evans Eze Fagan Farah Fekete Ferrari Fischer Flores Foster
+Franco Fuchs Fujita Gallo Garcia Genc Gill Glass Gomez Gordon Grant Greco Guo Gupta
+Hadid Hansen Hernan Hill Hoang Holm Huang Hughes Ibarra Ichiro Idowu Iglesias Ikeda
+Iliev Imai Inoue Ionescu Iqbal Ivanov Iyer Jackson Jansen Jensen Jimenez Johnson Joshi
+Juarez Jung Kaplan Katz Kebede Keller Khan Kim Klein Kone Kovac Kruger Kumar Kuznets
+Kwon Lam Lange Lee Lehto Lima Liu Lopez Luna Lynch Madsen Malik Mbeki Mehta Meyer Mills
+Mishra Molina Moreau Muller Murphy Mwangi Nagy Nair Ndiaye Nel Nguyen Nikolov Nilsen
+Novak Nowak Nunez Nyong Obi Ochoa Odhiambo Ogawa Okafor Oliveira Olsen Omondi Onuoha
+Ortiz Osei Otieno Owen Ozturk Pak Park Pereira Petrov Pham Pinto Pires Pohl Popov Prasad
+Price Puig Quispe Qureshi Rahman Raman Reddy Reyes Rhodes Ricci Rivera Romero Rossi Ruiz
+Russo Ryan Saito Santos Schmidt Sen Serra Shah Silva Singh Smith Soares Sousa Stein
+Suzuki Svensson Szabo Tanaka Tapia Teixeira Thapa Tiwari Torres Toth Tran Turner Tutu
+Ueda Ugarte Ulrich Umarov Unger Uribe Usman Vance Vargas Vega Vidal Vieira Vogel Vuong
+Wagner Walker Weber Werner White Wilson Wolf Wright Xavier Ximenes Yadav Yamada Yeo
+Yilmaz Yoon Young Yusuf Zaman Zapata Zhao Zhou Ziegler Zimmer Zola Zubair
 """.split()
 
 NEW = " // new name!"
 FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
 
-# The most characters that can follow the thinking: longer replies are taken to have no list. The
-# longest right list has 6,000, and a megabyte takes 90 ms per turn to compare.
+# The most characters that can follow the thinking; a longer reply is taken to have no
+# list. The longest right list has 6,000.
 MOST_ANSWER = 20_000
 
-# How the scripted expert answers, and so what SFT teaches. All three give the right list.
+# How the scripted expert answers, and so what SFT teaches. Each gives the right list.
 STYLES = {
     "bare": "the list alone",
-    "states": "thinks, but only says what it is about to do: the format without the algorithm",
-    "derives": "cuts out the key of each name, sorts by key, then copies the names: the algorithm",
+    "states": "thinks, but only says what it will do: the format without the algorithm",
+    "derives": "cuts out each name's key, sorts by it, then copies: the algorithm",
 }
-# What a reply's list looks like: names in the given order; sorted as plain strings; sorted by keys
-# that stand in the thinking; none of these.
+# What a reply's list looks like: names in the given order; sorted as plain strings;
+# sorted by keys that stand in the thinking; none of these.
 HABITS = ("given", "string", "derives", "other")
 
 
 @dataclass(frozen=True)
 class Task:
     by: str  # "first" or "last"
-    turns: tuple[tuple[str, ...], ...]  # the names that each turn gives, in the order given
+    turns: tuple[tuple[str, ...], ...]  # the names of each turn, in the order given
 
 
 def key_of(name: str, by: str) -> str:
-    """The part of a name to sort by: 'EnginDurgun' -> 'Engin' (first) or 'Durgun' (last)."""
+    """The part to sort by: 'EnginDurgun' -> 'Engin' (first) or 'Durgun' (last)."""
     cut = next((i for i in range(1, len(name)) if name[i].isupper()), len(name))
     return name[:cut] if by == "first" else name[cut:]
 
 
-def make_task(rng: random.Random, turns: tuple[int, int], names: tuple[int, int]) -> Task:
-    """Draw one task: how many turns, how many names in each, and the part to sort by."""
+def make_task(
+    rng: random.Random, turns: tuple[int, int], names: tuple[int, int]
+) -> Task:
+    """Draw one task: how many turns, the names of each, and the part to sort by."""
     counts = [rng.randint(*names) for _ in range(rng.randint(*turns))]
     total = sum(counts)
     firsts, lasts = rng.sample(FIRST, total), rng.sample(LAST, total)
@@ -136,9 +144,15 @@ def names_so_far(task: Task, turn: int) -> list[str]:
 
 
 def right_list(task: Task, turn: int) -> list[str]:
-    """The lines expected in a turn: all names so far, sorted, new ones marked (not in turn 0)."""
-    names = sorted(names_so_far(task, turn), key=lambda name: key_of(name, task.by).lower())
-    return [name + NEW if turn and name in task.turns[turn] else name for name in names]
+    """The lines expected in a turn: all names so far, sorted, the new ones marked."""
+    by_key = lambda name: key_of(name, task.by).lower()
+    return mark_new(sorted(names_so_far(task, turn), key=by_key), task, turn)
+
+
+def mark_new(names: list[str], task: Task, turn: int) -> list[str]:
+    """The names, each that is new in this turn with a mark; none in the first turn."""
+    new = task.turns[turn] if turn else ()
+    return [name + NEW if name in new else name for name in names]
 
 
 def question(task: Task, turn: int, think: bool) -> str:
@@ -147,18 +161,22 @@ def question(task: Task, turn: int, think: bool) -> str:
     which = "all names so far with these more names" if turn else "these names"
     if turn == 0:
         shape = (
-            f"Give the sorted list, one name a line, inside <{FIRST_TAG}> and </{FIRST_TAG}>, "
+            f"Give the sorted list, one name a line, "
+            f"inside <{FIRST_TAG}> and </{FIRST_TAG}>, "
             f"like this:\n{write_block(['NameOne', 'NameTwo'], turn)}"
         )
     elif turn == 1:
         shape = (
-            f"Give the whole list, one name a line, inside <{LATER_TAG}> and </{LATER_TAG}>, "
+            f"Give the whole list, one name a line, "
+            f"inside <{LATER_TAG}> and </{LATER_TAG}>, "
             f"with{NEW} after each name that is new in this turn, "
             f"like this:\n{write_block(['NameOne', 'NameTwo' + NEW], turn)}"
         )
     else:
         shape = "Same format."
-    hint = "Think first inside <think> and </think> if that helps." if think else "Do not think."
+    hint = "Do not think."
+    if think:
+        hint = "Think first inside <think> and </think> if that helps."
     return f"Sort {which} by {task.by} name:\n{names}\n\n{shape}\n{hint}"
 
 
@@ -177,88 +195,21 @@ def write_reply(task: Task, turn: int, style: str) -> str:
     if style == "states":
         return f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{answer}"
     keyed = lambda name: f"{key_of(name, task.by)[:3]} {name}\n"
-    cut = "".join(map(keyed, task.turns[turn]))  # earlier keys are in the earlier turns' thinking
+    # only the new names' keys: the others' are in the thinking of earlier turns
+    cut = "".join(map(keyed, task.turns[turn]))
     ordered = "".join(keyed(line.removesuffix(NEW)) for line in lines)
     return f"<think>\n{cut}\n{ordered}</think>\n{answer}"
 
 
-def similarity(predicted: list[str], expected: list[str]) -> float:
-    """difflib's ratio of the two lists, stripped, lower-cased and joined by newlines; in [0, 1].
-
-    It compares characters, and its `autojunk` is left on, as in the original: if the expected text
-    has 200 characters or more, its frequent letters no longer start a match. That makes long wrong
-    lists score lower, and never affects a right one.
-    """
-    a, b = ("\n".join(line.strip().lower() for line in lines) for lines in (predicted, expected))
-    return 1.0 if a == b else ratio(a, b)
-
-
-def ratio(a: str, b: str) -> float:
-    """SequenceMatcher(None, a, b).ratio(), exactly, for lower-cased texts, by str.find.
-
-    difflib walks every pair of equal letters: it took 431 ms to compare 16,384 letters a with a
-    list of 190 characters, and this takes 2. A reward that hostile replies can slow down is a way
-    to stop a training run; results/hostile has the longest times that they take.
-    """
-    frequent = set()  # autojunk
-    if len(b) >= 200:
-        frequent = {c for c in set(b) if b.count(c) > len(b) // 100 + 1}
-    # a and b are lower-cased, so a capital matches nothing
-    core = "".join("A" if c in frequent else c for c in b)
-    reach, end = [], 0  # core[j : reach[j]] is the longest piece from j on that occurs in a at all
-    for j in range(len(b)):
-        end = max(end, j)
-        while end < len(b) and core[j : end + 1] in a:
-            end += 1
-        reach.append(end)
-    matched, parts = 0, [(0, len(a), 0, len(b))]
-    while parts:
-        alo, ahi, blo, bhi = parts.pop()
-        size = 0  # of the longest piece of core[blo:bhi] that occurs in a[alo:ahi]
-        for j in range(blo, bhi):
-            while j + size < min(bhi, reach[j]) and a.find(core[j : j + size + 1], alo, ahi) >= 0:
-                size += 1
-        starts = [j for j in range(blo, bhi - size + 1) if size and j + size <= reach[j]]
-        found = [(a.find(core[j : j + size], alo, ahi), j) for j in starts]
-        # of several longest pieces, the first in a, then the first in b
-        i, j = min((pair for pair in found if pair[0] >= 0), default=(alo, blo))
-        # frequent letters may lengthen a match, on both sides
-        while i > alo and j > blo and a[i - 1] == b[j - 1]:
-            i, j, size = i - 1, j - 1, size + 1
-        while i + size < ahi and j + size < bhi and a[i + size] == b[j + size]:
-            size += 1
-        if size:
-            matched += size
-            parts += [(alo, i, blo, j), (i + size, ahi, j + size, bhi)]
-    return 2 * matched / (len(a) + len(b)) if a or b else 1.0
-
-
-def find_blocks(reply: str, turn: int) -> list[str]:
-    """The text inside each pair of a turn's tags, after the thinking.
-
-    Split, not matched by a pattern: a pattern would read on to the end of the reply for every tag
-    that is never closed, which takes 0.8 s for 2,048 of them.
-    """
-    tag, rest = LATER_TAG if turn else FIRST_TAG, split_thinking(reply)[1]
-    if len(rest) > MOST_ANSWER:
-        return []
-    parts = rest.split(f"</{tag}>")[:-1]
-    return [part.partition(f"<{tag}>")[2] for part in parts if f"<{tag}>" in part]
-
-
-def hides_thinking(reply: str, turn: int) -> bool:
-    """Is there anything besides one block, such as thoughts in prose or in runs of white space?"""
-    tag = LATER_TAG if turn else FIRST_TAG
-    if len(reply) > MOST_ANSWER or re.search(r"\s{8}", reply):
-        return True
-    return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is None
+# -------------------------------------------------------------------------- the reward
 
 
 def score_turn(reply: str, expected: list[str], turn: int) -> tuple[float, bool]:
     """(similarity of one reply to what was expected, was there a block?)
 
-    Several blocks count only if each is strictly better than the one before: a list of guesses is
-    not an answer. Then the last one's score counts, else 0. Never raises, whatever the reply.
+    Several blocks count only if each is strictly better than the one before: a list of
+    guesses is not an answer. Then the last one's score counts, else 0. Never raises,
+    whatever the reply.
     """
     scores = []
     for block in find_blocks(reply, turn):
@@ -270,16 +221,52 @@ def score_turn(reply: str, expected: list[str], turn: int) -> tuple[float, bool]
     return (scores[-1], True) if scores else (0.0, False)
 
 
+def similarity(predicted: list[str], expected: list[str]) -> float:
+    """difflib's ratio of two lists, stripped, lower-cased and joined, in [0, 1].
+
+    It compares characters: 2 * (how many match) / (how many there are in both). Its
+    `autojunk` is left on, as in the public recipe: if the expected text has 200
+    characters or more, its frequent letters no longer start a match. That makes long
+    wrong lists score lower, and never affects a right one.
+    """
+    text = lambda lines: "\n".join(line.strip().lower() for line in lines)
+    a, b = text(predicted), text(expected)
+    return 1.0 if a == b else QuickMatcher(a, b).ratio()
+
+
+def find_blocks(reply: str, turn: int) -> list[str]:
+    """The text inside each pair of a turn's tags, after the thinking.
+
+    Split, not matched by a pattern: a pattern would read on to the end of the reply for
+    every tag that is never closed, which takes 0.8 s for 2,048 of them.
+    """
+    tag, rest = LATER_TAG if turn else FIRST_TAG, split_thinking(reply)[1]
+    if len(rest) > MOST_ANSWER:
+        return []
+    parts = rest.split(f"</{tag}>")[:-1]
+    return [part.partition(f"<{tag}>")[2] for part in parts if f"<{tag}>" in part]
+
+
+def hides_thinking(reply: str, turn: int) -> bool:
+    """Is there more than one block, such as thoughts in prose or in white space?"""
+    tag = LATER_TAG if turn else FIRST_TAG
+    if len(reply) > MOST_ANSWER or re.search(r"\s{8}", reply):
+        return True
+    return re.fullmatch(rf"\s*<{tag}>[^<]*</{tag}>\s*", reply) is None
+
+
 def habit_of(task: Task, replies: list[str]) -> str:
     """Which of HABITS the replies look like, judged by the last one that has a list."""
     for turn, reply in reversed(list(enumerate(replies))):
         blocks = find_blocks(reply, turn)
         if not blocks:
             continue
-        keys = re.findall(r"^[A-Z][a-z]{2} [A-Z]", split_thinking(reply)[0], re.MULTILINE)
+        thinking = split_thinking(reply)[0]
+        keys = re.findall(r"^[A-Z][a-z]{2} [A-Z]", thinking, re.MULTILINE)
         if len(keys) >= len(task.turns[turn]):
             return "derives"
-        names = [line.strip().removesuffix(NEW) for line in blocks[-1].strip().split("\n")]
+        lines = blocks[-1].strip().split("\n")
+        names = [line.strip().removesuffix(NEW) for line in lines]
         given = names_so_far(task, turn)
         if names == given:
             return "given"
@@ -289,14 +276,14 @@ def habit_of(task: Task, replies: list[str]) -> str:
 
 @dataclass
 class Alphabet:
-    """One alphabet-sort episode at a time. The defaults are those of the public recipe."""
+    """One alphabet-sort episode at a time. The defaults are the public recipe's."""
 
     min_turns: int = 3  # turns of an episode, at least
     max_turns: int = 3
     min_names: int = 1  # new names per turn, at least
     max_names: int = 4
-    similarity_power: float = 8.0  # the similarity is raised to it: names left as given earn 0.08
-    power_per_turn: bool = False  # True: power each turn, then average; False: average, then power
+    similarity_power: float = 8.0  # names left as given, similar by 0.66, earn 0.08
+    power_per_turn: bool = False  # raise each turn, then average; else the average
     think: bool = True  # may the replies think before they answer?
     style: str = "states"  # how the expert answers, one of STYLES
     tools = None  # no tool calls here
@@ -310,14 +297,16 @@ class Alphabet:
         if not 1 <= self.min_names <= self.max_names:
             raise ValueError(f"--set {names}: need 1 <= min <= max")
         if self.max_turns * self.max_names > most:
-            raise ValueError(f"{turns} {names}: an episode can have at most {most} names")
+            told = f"an episode can have at most {most} names"
+            raise ValueError(f"{turns} {names}: {told}")
         if not 0 < self.similarity_power < float("inf"):
             power = f"--set similarity_power={self.similarity_power}"
             raise ValueError(f"{power}: must be positive, not inf")
         check_choice("--sft-style", self.style, STYLES, "alphabet")
 
     def reset(self, seed: int) -> list[dict]:
-        turns, names = (self.min_turns, self.max_turns), (self.min_names, self.max_names)
+        turns = (self.min_turns, self.max_turns)
+        names = (self.min_names, self.max_names)
         self.task = make_task(random.Random(seed), turns, names)
         self.replies: list[str] = []
         return [{"role": "user", "content": question(self.task, 0, self.think)}]
@@ -327,32 +316,84 @@ class Alphabet:
         turn = len(self.replies)
         if turn >= len(self.task.turns):
             return [], True
-        return [{"role": "user", "content": question(self.task, turn, self.think)}], False
+        text = question(self.task, turn, self.think)
+        return [{"role": "user", "content": text}], False
 
     def score(self) -> dict[str, float]:
         """The reward in [0, 1] and its components.
 
-        exact: every turn is perfect; similarity: the mean over the turns, before the power;
-        turn_1, turn_2, …: that of each turn; format: share of turns with a block; habit_*.
+        exact: every turn is perfect; similarity: the mean over the turns, before the
+        power; turn_1, turn_2, …: that of each turn; format: share of turns with a
+        block; habit_*.
         """
         n = len(self.task.turns)
         raw, blocks = [0.0] * n, [False] * n  # a turn that was never played scores 0
         for turn, reply in enumerate(self.replies[:n]):
             if self.think or not hides_thinking(reply, turn):
-                raw[turn], blocks[turn] = score_turn(reply, right_list(self.task, turn), turn)
-        p = self.similarity_power
+                expected = right_list(self.task, turn)
+                raw[turn], blocks[turn] = score_turn(reply, expected, turn)
+        power, mean = self.similarity_power, sum(raw) / n
+        if self.power_per_turn:
+            reward = sum(value**power for value in raw) / n
+        else:
+            reward = mean**power
         habit = habit_of(self.task, self.replies[:n])
         return {
-            "reward": sum(r**p for r in raw) / n if self.power_per_turn else (sum(raw) / n) ** p,
+            "reward": reward,
             "exact": float(min(raw) == 1.0),
-            "similarity": sum(raw) / n,
+            "similarity": mean,
             "format": sum(blocks) / n,
             **{f"habit_{name}": float(name == habit) for name in HABITS},
-            **{f"turn_{turn + 1}": r for turn, r in enumerate(raw)},
+            **{f"turn_{turn}": value for turn, value in enumerate(raw, start=1)},
         }
 
     def expert_reply(self) -> str:
-        return write_reply(self.task, len(self.replies), self.style if self.think else "bare")
+        style = self.style if self.think else "bare"
+        return write_reply(self.task, len(self.replies), style)
+
+
+# ------------------------------------------------------ difflib, safe from long replies
+
+
+class QuickMatcher(SequenceMatcher):
+    """SequenceMatcher(None, a, b) for lower-cased texts: the same matches, sooner.
+
+    difflib walks every pair of equal letters. A reply of 20,000 characters that is made
+    for it costs 5 seconds per turn, and a reward that replies can hold up is a way to
+    stop a training run. With str.find the worst that was found costs 0.1 s.
+    """
+
+    def __init__(self, a: str, b: str):
+        super().__init__(None, a, b)
+        # Frequent letters start no match: with no capitals about, an "A" matches none.
+        self.starts = "".join("A" if c in self.bpopular else c for c in b)
+        # starts[j : reach[j]] is the longest piece from j on that occurs in a at all
+        self.reach, end = [], 0
+        for j in range(len(b)):
+            end = max(end, j)
+            while end < len(b) and self.starts[j : end + 1] in a:
+                end += 1
+            self.reach.append(end)
+
+    def find_longest_match(self, alo: int, ahi: int, blo: int, bhi: int) -> Match:
+        """The longest common piece: of several the first in a, then the first in b."""
+        a, b, starts, reach = self.a, self.b, self.starts, self.reach
+        find = lambda j, size: a.find(starts[j : j + size], alo, ahi)
+        i, j, size = alo, blo, 0
+        for start in range(blo, bhi):
+            most = min(bhi, reach[start]) - start
+            while size < most and find(start, size + 1) >= 0:
+                size += 1
+        if size:
+            where = [k for k in range(blo, bhi - size + 1) if k + size <= reach[k]]
+            found = [(find(k, size), k) for k in where]
+            i, j = min(place for place in found if place[0] >= 0)
+        # frequent letters may lengthen a match, on both sides
+        while i > alo and j > blo and a[i - 1] == b[j - 1]:
+            i, j, size = i - 1, j - 1, size + 1
+        while i + size < ahi and j + size < bhi and a[i + size] == b[j + size]:
+            size += 1
+        return Match(i, j, size)
 
 
 if __name__ == "__main__":
@@ -365,16 +406,21 @@ if __name__ == "__main__":
         print("assistant ", reply.replace("\n", "\n           "), "\n")
         messages, done = env.step(reply)
 
-    n, plain = len(env.task.turns), lambda line: line.removesuffix(NEW)
-    given, right = ([f(env.task, turn) for turn in range(n)] for f in (names_so_far, right_list))
-    new = lambda turn: env.task.turns[turn] if turn else ()
-    mark = lambda names, turn: [name + NEW if name in new(turn) else name for name in names]
-    bad_players = {
-        "in the given order": [mark(names, turn) for turn, names in enumerate(given)],
-        "sorted as strings": [mark(sorted(names), turn) for turn, names in enumerate(given)],
-        "right, but no marks": [[plain(line) for line in lines] for lines in right],
+    turns = range(len(env.task.turns))
+    right = [right_list(env.task, turn) for turn in turns]
+    given = [names_so_far(env.task, turn) for turn in turns]
+    in_order = [sorted(names) for names in given]
+    mark = lambda lists: [mark_new(lists[turn], env.task, turn) for turn in turns]
+    players = {
+        "expert": right,
+        "in the given order": mark(given),
+        "sorted as strings": mark(in_order),
+        "right, but no marks": [
+            [x.removesuffix(NEW) for x in lines] for lines in right
+        ],
     }
-    for player, lists in {"expert": right, **bad_players}.items():
+    for player, lists in players.items():
         env.replies = [write_block(lines, turn) for turn, lines in enumerate(lists)]
-        scores = {name: round(x, 2) for name, x in env.score().items() if "habit" not in name}
+        parts = env.score().items()
+        scores = {name: round(x, 2) for name, x in parts if "habit" not in name}
         print(f"{player:20}", scores)

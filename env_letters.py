@@ -1,31 +1,35 @@
 """Letter counting: the smallest environment in which thinking pays.
 
-The user asks how often some letters occur in a string. The model answers inside <answer>…</answer>:
-a bare integer when one letter is asked for, a JSON object when several are. One turn, exact reward.
+The user asks how often some letters occur in a string. The model answers inside
+<answer>…</answer>: a bare integer when one letter is asked for, a JSON object when
+several are. One turn, exact reward.
 
-    user       Count the letters a, n, q in "banana". Think first inside <think> and </think> if
-               that helps. Then give the counts as JSON inside <answer> and </answer>.
+    user       Count the letters a, n, q in "banana". Think first inside <think> and
+               </think> if that helps. Then give the counts as JSON inside <answer> and
+               </answer>.
     assistant  <think>
                b a1 n1 a2 n2 a3
                </think>
                <answer>{"a": 3, "n": 2, "q": 0}</answer>
 
-Why this task: it is hard to count 60 letters at a glance, and easy by spelling the string out with
-a running tally. So the reward goes up when the policy (the model being trained) takes up the *habit
-of thinking*, and we can watch it do so. The ten tiers of difficulty grow from short English words
-to 500 random letters. They are those of Atropos, a public collection of RL environments.
+Why this task: it is hard to count 60 letters at a glance, and easy by spelling the
+string out with a running tally. So the reward goes up when the policy (the model being
+trained) takes up the *habit of thinking*, and we can watch it do so. The ten tiers of
+difficulty grow from short English words to 500 random letters. They are those of
+Atropos, a public collection of RL environments.
 
-An environment sets a task and scores how it was played: that is one *episode*. It is plain Python
-and knows nothing of tokens or tensors:
+An environment sets a task and scores how it was played: that is one *episode*. It is
+plain Python and knows nothing of tokens or tensors:
 
     reset(seed) -> messages        step(reply) -> (new messages, done)
     score() -> {"reward": …, …}    expert_reply() -> str
 
-It also has `think` (may a reply think first?), `tools` (JSON schemas, or None) and, if an episode
-is always one turn, `max_turns = 1`. Any string is a legal reply: garbage lowers the reward but
-is no error. The same seed and the same replies give the same score on any machine.
+It also has `think` (may a reply think first?), `tools` (JSON schemas, or None) and, if
+an episode is always one turn, `max_turns = 1`. Any string is a legal reply: garbage
+lowers the reward but is no error. The same seed and the same replies give the same
+score on any machine.
 
-Run me: `python env_letters.py` plays one task with every style of expert and three bad players.
+Run me: `python env_letters.py` plays one task with each expert and three bad players.
 """
 
 import json
@@ -35,7 +39,8 @@ import string
 from dataclasses import dataclass
 from functools import lru_cache
 
-# tier: (source, shortest, longest string, P(several letters asked), fewest, most letters asked)
+# tier: (source, shortest and longest string, P(several letters are asked for), fewest
+# and most letters asked for)
 TIERS = {
     1: ("word", 3, 8, 0.0, 1, 1),
     2: ("word", 5, 12, 0.5, 1, 2),
@@ -49,28 +54,31 @@ TIERS = {
     10: ("random", 400, 500, 1.0, 35, 50),
 }
 
-# How the scripted expert answers. SFT, the warm-up before RL, teaches the model to imitate it.
+# How the scripted expert answers. SFT, the warm-up before RL, teaches the model to
+# imitate it.
 STYLES = {
     "bare": "the answer alone",
-    "states": "thinks, but only states the counts: the format without the algorithm (the default)",
-    "derives": "spells the string with a running tally and reads the totals off: the algorithm",
+    "states": "thinks, but only states the counts: the format without the algorithm",
+    "derives": "spells the string with a running tally and reads it off: the algorithm",
 }
 
 
 @dataclass(frozen=True)
 class Task:
     text: str  # the string to count in
-    letters: tuple[str, ...]  # the distinct letters asked for, in the order of the question
+    letters: tuple[str, ...]  # the distinct letters asked for, in the question's order
     counts: tuple[int, ...]  # the right answer, same order
 
 
 @lru_cache
 def english_words() -> list[str]:
     """The words of a-z in pyspellchecker's offline list, in a fixed order."""
-    from spellchecker import SpellChecker  # here, so that tiers 6 to 10 need no package at all
+    # imported here, so that tiers 6 to 10 need no package at all
+    from spellchecker import SpellChecker
 
     words = SpellChecker(language="en").word_frequency.words()
-    return sorted(filter(re.compile("[a-z]+").fullmatch, words), key=lambda w: (len(w), w))
+    plain = filter(re.compile("[a-z]+").fullmatch, words)
+    return sorted(plain, key=lambda word: (len(word), word))
 
 
 @lru_cache
@@ -80,7 +88,7 @@ def words_between(shortest: int, longest: int) -> list[str]:
 
 
 def make_task(rng: random.Random, difficulty: int) -> Task:
-    """Draw one task of a tier. The letters asked for are distinct; some may not occur in it."""
+    """Draw one task of a tier. The letters are distinct; some may not occur in it."""
     source, shortest, longest, p_several, fewest, most = TIERS[difficulty]
     if source == "word":
         text = rng.choice(words_between(shortest, longest))
@@ -89,14 +97,17 @@ def make_task(rng: random.Random, difficulty: int) -> Task:
         text = "".join(rng.choice(string.ascii_lowercase) for _ in range(length))
     several = rng.random() < p_several
     n_letters = min(max(2, rng.randint(fewest, most)), 26) if several else 1
-    p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs in the string
+    p_present = rng.uniform(0.3, 0.9)  # the chance that a letter asked for occurs
     present, absent = sorted(set(text)), sorted(set(string.ascii_lowercase) - set(text))
     rng.shuffle(present)
     rng.shuffle(absent)
     letters = []
     for _ in range(n_letters):
-        wanted, other = (present, absent) if rng.random() < p_present else (absent, present)
-        letters.append((wanted or other).pop())  # if one pool is empty, draw from the other
+        wanted, other = present, absent
+        if rng.random() >= p_present:
+            wanted, other = absent, present
+        pool = wanted or other  # if one is empty, draw from the other
+        letters.append(pool.pop())
     return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
 
 
@@ -118,7 +129,8 @@ def write_reply(task: Task, style: str) -> str:
         '<think>\\nb a1 n a2 n a3\\n</think>\\n<answer>{"a": 3, "q": 0}</answer>'
     """
     counts = dict(zip(task.letters, task.counts))
-    answer = f"<answer>{json.dumps(counts) if len(counts) > 1 else task.counts[0]}</answer>"
+    total = json.dumps(counts) if len(counts) > 1 else task.counts[0]
+    answer = f"<answer>{total}</answer>"
     if style == "bare":
         return answer
     if style == "states":
@@ -134,7 +146,7 @@ def write_reply(task: Task, style: str) -> str:
 
 
 def split_thinking(reply: str) -> tuple[str, str]:
-    """(thinking, what follows the last </think>). If thinking never ends, nothing follows it."""
+    """(thinking, what follows the last </think>): nothing, if thinking never ends."""
     before, _, after = reply.rpartition("</think>")
     if "<think>" in after:
         before, after = reply, ""
@@ -142,13 +154,14 @@ def split_thinking(reply: str) -> tuple[str, str]:
 
 
 def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
-    """The one well-formed answer after the thinking, or None. Never raises, whatever the reply."""
+    """The one well-formed answer after the thinking, or None. Never raises."""
     rest = split_thinking(reply)[1]
     if rest.count("<answer>") != 1 or rest.count("</answer>") != 1:
         return None
     body, closed, _ = rest.partition("<answer>")[2].partition("</answer>")
     body = body.strip()
-    if not closed or len(body) > 1000:  # the longest honest answer (26 letters) has under 300
+    # the longest honest answer (26 letters) has under 300 characters
+    if not closed or len(body) > 1000:
         return None
     if not several:
         return int(body) if re.fullmatch("[0-9]{1,6}", body) else None
@@ -158,17 +171,23 @@ def parse_answer(reply: str, several: bool) -> int | dict[str, int] | None:
         return None
     if not body.startswith("{") or len({key for key, _ in pairs}) != len(pairs):
         return None
-    if not all(type(value) is int for _, value in pairs):  # type, not isinstance: True is an int
+    # type, not isinstance: True is an int
+    if not all(type(value) is int for _, value in pairs):
         return None
     return dict(pairs)
 
 
-def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, float]:
-    """The reward and its components, all in [0, 1]. Change this function to change what is learnt.
+def score_reply(
+    task: Task, reply: str, reward_kind: str, think: bool
+) -> dict[str, float]:
+    """The reward and its components, all in [0, 1].
 
-    partial: 0 without exactly one well-formed answer; 0.1 for a wrong single count or a wrong set
-             of letters; else 0.1 + 0.9 · (share of the letters that are exactly right).
-    binary:  1 if everything is right, else 0. Sparse; half right pays nothing (results/letters).
+    If you change one thing here, change this function: it decides what is learnt.
+
+    partial: 0 without exactly one well-formed answer; 0.1 for a wrong single count or a
+             wrong set of letters; else 0.1 + 0.9 · (share of the letters that are
+             exactly right).
+    binary:  1 if everything is right, else 0. Sparse: half right pays nothing.
     `exact` is 1 only if every count is right, whatever the reward.
     """
     several = len(task.letters) > 1
@@ -186,7 +205,7 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
     exact = float(fraction == 1.0)
     habit = habit_of(reply)
     return {
-        "reward": exact if reward == "binary" else partial,
+        "reward": exact if reward_kind == "binary" else partial,
         "exact": exact,
         "format": float(answer is not None),
         "fraction": fraction,
@@ -195,15 +214,16 @@ def score_reply(task: Task, reply: str, reward: str, think: bool) -> dict[str, f
 
 
 def hides_thinking(reply: str) -> bool:
-    """Is there more than an answer, such as a tally written as prose or hidden in white space?"""
+    """Is there more than an answer, such as a tally in prose or in white space?"""
     if len(reply) > 2000 or re.search(r"\s{8}", reply):
         return True
     return re.fullmatch(r"\s*<answer>[^<]*</answer>\s*", reply) is None
 
 
 def habit_of(reply: str) -> str:
-    """Which of STYLES a reply looks like. Does it think, and does it think letter by letter?"""
-    items = split_thinking(reply)[0][:10_000].split()  # the longest honest tally has under 3,000
+    """Which of STYLES a reply looks like: does it think, and letter by letter?"""
+    thinking = split_thinking(reply)[0]
+    items = thinking[:10_000].split()  # the longest honest tally has under 3,000
     if not items:
         return "bare"
     single = sum(re.fullmatch("[a-z][0-9]*[,.:]?", item) is not None for item in items)
@@ -211,7 +231,7 @@ def habit_of(reply: str) -> str:
 
 
 def check_choice(flag: str, value, choices, environment: str) -> None:
-    """Refuse a setting that the environment does not have, in one sentence that names the flag."""
+    """Refuse a value that the environment does not know, in one sentence."""
     if value not in choices:
         known = ", ".join(map(str, choices))
         typed = f"{flag}{value}" if flag.endswith("=") else f"{flag} {value}"
@@ -223,7 +243,7 @@ class Letters:
     """One letter-counting episode at a time. Defaults live in settings.py."""
 
     difficulty: int  # tier 1–10
-    reward: str  # "binary" or "partial"
+    reward_kind: str  # "binary" or "partial"
     think: bool  # may the reply think before it answers?
     style: str  # how the expert answers, one of STYLES
     tools = None  # no tool calls here
@@ -231,7 +251,7 @@ class Letters:
 
     def __post_init__(self):
         check_choice("--difficulty", self.difficulty, TIERS, "letters")
-        check_choice("--reward", self.reward, ("binary", "partial"), "letters")
+        check_choice("--reward", self.reward_kind, ("binary", "partial"), "letters")
         check_choice("--sft-style", self.style, STYLES, "letters")
 
     def reset(self, seed: int) -> list[dict]:
@@ -241,12 +261,12 @@ class Letters:
         return [{"role": "user", "content": question(self.task, self.think)}]
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
-        """(new messages, is the episode over?). There is one turn, so: none, and yes."""
+        """(new messages, is the episode over?): none and yes, as there is one turn."""
         self.reply = reply
         return [], True
 
     def score(self) -> dict[str, float]:
-        return score_reply(self.task, self.reply, self.reward, self.think)
+        return score_reply(self.task, self.reply, self.reward_kind, self.think)
 
     def expert_reply(self) -> str:
         """What SFT learns from. An expert that may not think gives the answer alone."""
@@ -254,7 +274,7 @@ class Letters:
 
 
 if __name__ == "__main__":
-    env = Letters(difficulty=6, reward="partial", think=True, style="derives")
+    env = Letters(difficulty=6, reward_kind="binary", think=True, style="derives")
     print("user      ", env.reset(seed=7)[0]["content"])
     print("truth     ", dict(zip(env.task.letters, env.task.counts)))
     zeros = f"<answer>{json.dumps(dict.fromkeys(env.task.letters, 0))}</answer>"
@@ -264,5 +284,6 @@ if __name__ == "__main__":
     replies["bad player, prose"] = "There are probably two of them."
     for player, reply in replies.items():
         env.step(reply)
-        scores = {name: round(x, 2) for name, x in env.score().items() if "habit" not in name}
+        parts = env.score().items()
+        scores = {name: round(x, 2) for name, x in parts if "habit" not in name}
         print(f"\n{player}, habit {habit_of(reply)!r}\n   {reply!r}\n   {scores}")

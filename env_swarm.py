@@ -1,13 +1,13 @@
-"""Swarm: 25 tool calls in a small economy of bots. A task with many turns, tools and other actors.
+"""Swarm: 25 tool calls in a small economy of bots: many turns, tools, other actors.
 
-The model has resources and a reputation. In each turn it calls one of ten tools; then all bots act,
-the governance is applied, and the model is told what it can see. Bots look alike: only their
-actions show which of them cooperate and which exploit.
+The model has resources and a reputation. In each turn it calls one of ten tools; then
+all bots act, the governance is applied, and the model is told what it can see. Bots
+look alike: only their actions show which of them cooperate and which exploit.
 
     user       You live in an economy with bot_1, bot_2, bot_3, bot_4 …
                # step 1: resources 97.0, reputation 50.0
                # tasks
-               - task_1: review the supply budget …, bounty 14, difficulty 6, deadline 10
+               - task_1: review the supply …, bounty 14, difficulty 6, deadline 10
     assistant  <think>
                task_1 pays 14, the most.
                </think>
@@ -19,37 +19,43 @@ actions show which of them cooperate and which exploit.
                # tasks
                - task_1 yours
                # proposals to you
-               - prop_2 from bot_3, reputation 52, you give 12.5: fair data for water …
+               - prop_2 from bot_3, reputation 52, you give 12.5: fair data for …
 
 An observation says what is new; what was told before holds (swarm/view.py).
 
-Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each in [0, 1]. v0.1 has
-1.0 payoff + 0.6 reputation. (v0.1, v0.2, "published": the SWARM economy that docs/swarm.md links.)
+Reward (v0.2) = 1.0 payoff + 0.3 reputation + 0.2 quality + 0.1 diversity, each part in
+[0, 1]. v0.1 has 1.0 payoff + 0.6 reputation. (v0.1, v0.2, "published": the SWARM
+economy that docs/swarm.md links.)
 
-    payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources, the share a third
-                of all bounties that the scenario will offer. So no gain pays 0.5, that share 0.88,
-                and more always pays more. The published payoff ended at 1.0, from where there is
-                nothing left to learn; PAYOFFS has a scale like it (--set payoff_scale=published).
-    reputation  at the end, out of 100. A penalty for ending below a floor can be added, and one for
-                the share of turns lost to errors.
-    quality     mean p, the probability of being good (swarm/economy.py), of the model's submissions
-                and accepted trades, in both directions; 0 if there are none.
-    diversity   Shannon entropy of the tools used with success, over its largest possible value.
+    payoff      (1 + tanh(gain / share)) / 2. The gain is the change in resources, the
+                share a third of all bounties that the scenario will offer. So no gain
+                pays 0.5, that share 0.88, and more always pays more. The published
+                payoff ended at 1.0, from where there is nothing left to learn; PAYOFFS
+                has a scale like it (--set payoff_scale=published).
+    reputation  at the end, out of 100. A penalty for ending below a floor can be added,
+                and one for the share of turns lost to errors.
+    quality     mean p, the probability of being good (swarm/economy.py), of the model's
+                submissions and accepted trades, in both directions; 0 without any.
+    diversity   Shannon entropy of the tools used with success, over its largest
+                possible value.
 
-swarm/ has the world: its rules and books (economy), the ten tools (tools), the scenarios and bots
-(bots), what the model sees (view), and scripted players (players). Decided here:
+swarm/ has the world: its rules and books (economy), the ten tools (tools), the
+scenarios and bots (bots), what the model sees (view), and scripted players (players).
+Decided here:
 
-    no call     a reply without a tool call counts as pass_turn, and the observation says so.
+    no call     a reply without a tool call counts as pass_turn, and the observation
+                says so.
     no think    with --no-think a reply that says something before its call is an error.
     two calls   the first is carried out; the observation says that only it counts.
-    errors      cost the turn, and the reputation decays as if it had been passed. A price on top
-                of that can be set (error_penalty).
+    errors      cost the turn, and the reputation decays as if it had been passed. A
+                price on top of that can be set (error_penalty).
     frozen      a frozen model can only pass; anything else is an error.
-    cut short   an episode that ends early (out of tokens) is scored as if the rest had been passed.
+    cut short   an episode that ends early (out of tokens) is scored as if the rest had
+                been passed.
 
-Run me: `python env_swarm.py` plays an episode with the expert, one line per turn. With `--play
-expert --scenario 7` it prints what the model sees, with `--play human` you play, and `--evaluate
-grinder --n 100` gives every metric with its 95% interval.
+Run me: `python env_swarm.py` plays an episode with the expert, one line per turn. With
+`--play expert --scenario 7` it prints what the model sees, with `--play human` you
+play, and `--evaluate grinder --n 100` gives every metric with its 95% interval.
 """
 
 import argparse
@@ -83,9 +89,9 @@ WEIGHTS = {
 }
 # How the scripted player plays, and so what SFT teaches.
 STYLES = {
-    "tuned": "thorough work, fair proposals, posts: the best honest plan that a search found",
+    "tuned": "thorough work, fair proposals, posts: the best honest plan of a search",
     "proposer": "work, and fair proposals while there is none",
-    "expert": "a decent plan by hand: good offers, then good work, then whatever helps its name",
+    "expert": "a decent plan by hand: good offers, good work, then what helps its name",
     "grinder": "work alone",
     "trader": "trades alone, and accepts anything",
     "novice": "any tool that is possible now: the format without a plan",
@@ -95,20 +101,22 @@ STYLES = {
 }
 CROWD = ("expert", "grinder", "trader", "novice", "idle")
 # How a gain is paid, in [0, 1]; share: a third of all bounties of the scenario.
-# The published formula is not known, only that it normalises the total payoff, and some episodes:
-# six of eight trained ones, with 4 or 5 works each, stood at exactly 1. Untrained ones had about
-# 0.5 without any work and about 0.7 with one or two (their rewards, 0.68 to 1.0, less what the
-# other parts can have paid). So we chose a straight line from 0.5 at no gain to 1 at half the
-# share, which is about what five good works pay here, cut at 0 and 1.
+# The published formula is not known, only that it normalises the total payoff, and some
+# episodes: six of eight trained ones, with 4 or 5 works each, stood at exactly 1.
+# Untrained ones had about 0.5 without any work and about 0.7 with one or two (their
+# rewards, 0.68 to 1.0, less what the other parts can have paid). So we chose a straight
+# line from 0.5 at no gain to 1 at half the share, which is about what five good works
+# pay here, cut at 0 and 1.
 PAYOFFS = {
     "ours": lambda gain, share: 0.5 * (1 + math.tanh(gain / share)),
     "published": lambda gain, share: min(1.0, max(0.0, 0.5 + gain / share)),
 }
-DEV_SEEDS = 2_000_000_000  # in every environment, development tasks have seeds from here on
+# In every environment, development tasks have seeds from here on.
+DEV_SEEDS = 2_000_000_000
 ONLY_FIRST = " (only the first of {} calls counts)"
 
 
-# --------------------------------------------------------------------------- the environment
+# ---------------------------------------------------------------------- the environment
 
 
 @dataclass
@@ -132,16 +140,19 @@ class Swarm:
     version: str = "0.2"
     think: bool = True  # may the replies think before they call?
     style: str = "expert"  # how the scripted player plays, one of STYLES
-    payoff: float | None = None  # the weight of each part of the reward; None: the version's
+    # The weight of each part of the reward; None: the version's.
+    payoff: float | None = None
     reputation: float | None = None
     quality: float | None = None
     diversity: float | None = None
     floor: float = 50.0  # of the final reputation; ending below it costs …
     floor_penalty: float = 0.0  # … this times the missing share of 100
-    error_penalty: float = 0.0  # times the share of turns lost to errors (train.py: 0.5 if small)
+    # Times the share of turns lost to errors; train.py sets 0.5 for a small model.
+    error_penalty: float = 0.0
     payoff_scale: str = "ours"  # one of PAYOFFS
     trade_credit: str = Economy.trade_credit  # one of CREDITS
-    post_worth: float | None = Economy.post_worth  # reputation of a post; None: the version's
+    # The reputation that a post earns; None: the version's.
+    post_worth: float | None = Economy.post_worth
     max_turns = 25
 
     def __post_init__(self):
@@ -159,16 +170,19 @@ class Swarm:
         for name in (*WEIGHTS[self.version], *prices):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise ValueError(f"--set {name}={value}: must be a number of at least 0")
+                setting = f"--set {name}={value}"
+                raise ValueError(f"{setting}: must be a number of at least 0")
         self.tools = schemas(self.version)
-        self.most_tasks = SCENARIOS[self.version]  # a larger evaluation would repeat some
+        # a larger evaluation would repeat some
+        self.most_tasks = SCENARIOS[self.version]
 
     def reset(self, seed: int) -> list[dict]:
         return self.start(draw_scenario(seed, self.difficulty, self.version))
 
     def start(self, scenario: Scenario) -> list[dict]:
         self.economy = open_economy(scenario, draw_tasks(scenario))
-        self.economy.trade_credit, self.economy.post_worth = self.trade_credit, self.post_worth
+        self.economy.trade_credit = self.trade_credit
+        self.economy.post_worth = self.post_worth
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
         self.dice = random.Random(scenario.dice + " player")
@@ -190,11 +204,14 @@ class Swarm:
         if economy.step > economy.last_step:
             return [], True
         hint = ""
-        if self.version == "0.2" and turn.ok and turn.tool in ("claim_task", "submit_work"):
-            hint = f"claimed {self.used['claim_task']}, submitted {self.used['submit_work']}"
+        about_work = turn.ok and turn.tool in ("claim_task", "submit_work")
+        if self.version == "0.2" and about_work:
+            claimed, submitted = self.used["claim_task"], self.used["submit_work"]
+            hint = f"claimed {claimed}, submitted {submitted}"
         before, self.seen = self.seen, view(economy)
         result = ("result: " if turn.ok else "error: ") + turn.result
-        return [{"role": "tool", "content": observe(self.seen, result, hint, before)}], False
+        text = observe(self.seen, result, hint, before)
+        return [{"role": "tool", "content": text}], False
 
     def act(self, reply: str) -> Turn:
         """Carry out a reply. Never raises, whatever the reply is."""
@@ -216,7 +233,8 @@ class Swarm:
                 result += ONLY_FIRST.format(calls)
             return Turn(economy.step, tool, arguments, True, result, calls)
         except Refused as refusal:
-            me.passed = True  # nothing was done, so the reputation decays as after a pass
+            # nothing was done, so the reputation decays as after a pass
+            me.passed = True
             proposal = economy.proposals.get(arguments.get("proposal_id"))
             own = proposal is not None and proposal.proposer == ME
             own = own and tool in ("accept_proposal", "reject_proposal")
@@ -227,20 +245,24 @@ class Swarm:
             return Turn(economy.step, tool, arguments, False, result, calls, own)
 
     def score(self) -> dict[str, float]:
-        """The reward, its four parts in [0, 1], the two that can cost, and what is only measured.
+        """The reward, its four parts, the two that can cost, and what is only measured.
 
-        An episode that was cut is scored as if the rest had been passed, so being cut never pays.
+        An episode that was cut is scored as if the rest had been passed, so being cut
+        never pays.
         """
         cut = self.economy.step <= self.economy.last_step
         economy = play_out(self.economy) if cut else self.economy
         me, n = economy.members[ME], max(1, len(self.log))
-        used = self.used + Counter(pass_turn=economy.last_step - len(self.log) if cut else 0)
+        not_played = economy.last_step - len(self.log) if cut else 0
+        used = self.used + Counter(pass_turn=not_played)
         gain = me.resources - economy.scenario.resources
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
         deals = economy.interactions
         accepted = [deal.p for deal in deals if deal.accepted]
         rejected = [deal.p for deal in deals if not deal.accepted]
-        mine = [d.p for d in deals if d.accepted and ME in (d.initiator, d.counterparty)]
+        sides = lambda deal: (deal.initiator, deal.counterparty)
+        mine = [deal.p for deal in deals if deal.accepted and ME in sides(deal)]
+        gap = mean(accepted) - mean(rejected) if accepted and rejected else 0.0
         parts = {
             "payoff": PAYOFFS[self.payoff_scale](gain, share),
             "reputation": me.reputation / 100,
@@ -248,25 +270,29 @@ class Swarm:
             "diversity": entropy(used.values()) / math.log(len(self.tools)),
         }
         missing = max(0.0, self.floor - me.reputation) / 100
-        errors = sum(not turn.ok for turn in self.log) / economy.last_step  # none after a cut
+        # the turns after a cut count as passed, not as errors
+        errors = sum(not turn.ok for turn in self.log) / economy.last_step
         paid = sum(getattr(self, name) * value for name, value in parts.items())
         return {
             "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,
             **parts,
-            # Nothing below is paid for; floor_missing and error_rate can cost (the penalties).
+            # Nothing below is paid for; floor_missing and error_rate can cost.
             "floor_missing": missing,
             "gain": gain,
             "survival": float(not me.frozen_at),
-            "turns_used": sum(turn.calls > 0 for turn in self.log),  # a call, pass_turn included
-            "turns_acted": sum(self.used.values()) - self.used["pass_turn"],  # not passed, no error
+            # turns with a call, pass_turn included; those of them with neither a pass
+            # nor an error
+            "turns_used": sum(turn.calls > 0 for turn in self.log),
+            "turns_acted": sum(self.used.values()) - self.used["pass_turn"],
             "truncated": float(cut),
             "format": sum(turn.calls > 0 and turn.tool != "" for turn in self.log) / n,
             "error_rate": errors,
             "self_proposal_errors": sum(turn.own for turn in self.log),
             "extra_calls": sum(max(0, turn.calls - 1) for turn in self.log),
-            # of the whole economy: E[1 - p | accepted], and E[p | accepted] - E[p | rejected]
+            # of the whole economy: E[1 - p | accepted],
+            # and E[p | accepted] - E[p | rejected]
             "toxicity": 1 - mean(accepted) if accepted else 0.0,
-            "quality_gap": mean(accepted) - mean(rejected) if accepted and rejected else 0.0,
+            "quality_gap": gap,
             **{f"used_{tool}": self.used[tool] for tool in tool_names(self.version)},
         }
 
@@ -310,23 +336,26 @@ def brief(turn: Turn) -> str:
     """A turn in short: 'claim_task task_3'."""
     if not turn.calls:
         return "(no call)"
-    values = turn.arguments.values()
-    return " ".join([turn.tool, *(f"{x:g}" if isinstance(x, float) else show(x) for x in values)])
+    short = lambda x: f"{x:g}" if isinstance(x, float) else show(x)
+    return " ".join([turn.tool, *map(short, turn.arguments.values())])
 
 
 def print_score(env: Swarm) -> None:
     scores, economy = env.score(), env.economy
     weights = {name: getattr(env, name) for name in WEIGHTS[env.version]}
-    terms = " + ".join(f"{w:g} x {name} {scores[name]:.3f}" for name, w in weights.items() if w)
+    paid = [f"{w:g} x {part} {scores[part]:.3f}" for part, w in weights.items() if w]
+    terms = " + ".join(paid)
     if env.floor_penalty:
         terms += f" - {env.floor_penalty:g} x {scores['floor_missing']:.3f}"
     if env.error_penalty:
         terms += f" - {env.error_penalty:g} x errors {scores['error_rate']:.3f}"
     books = {name: x for name, x in economy.members[ME].books.items() if round(x, 1)}
-    moved = ", ".join(f"{name} {x:+.1f}" for name, x in books.items()) or "nothing moved"
-    kinds = ", ".join(f"{m.name} {m.kind}" for m in economy.members.values() if m.name != ME)
+    moved = ", ".join(f"{name} {x:+.1f}" for name, x in books.items())
+    bots = [member for member in economy.members.values() if member.name != ME]
+    kinds = ", ".join(f"{bot.name} {bot.kind}" for bot in bots)
     scenario = f"{env.difficulty}, v{env.version}, {economy.scenario.kind}"
-    print(f"\nreward {scores['reward']:.3f} = {terms}\ngain {scores['gain']:+.1f}: {moved}")
+    print(f"\nreward {scores['reward']:.3f} = {terms}")
+    print(f"gain {scores['gain']:+.1f}: {moved or 'nothing moved'}")
     print(f"scenario {economy.scenario.number} ({scenario}), bots: {kinds}")
 
 
@@ -346,7 +375,8 @@ def show_episode(env: Swarm, seed: int, whole: bool) -> None:
             answer = messages[0]["content"] if messages else f"(the end: {turn.result})"
             print(f"-- assistant\n{reply}\n\n-- tool\n{answer}\n")
         else:
-            news = "; ".join([turn.result, *(text for _, text in env.economy.events[told:])])
+            events = [text for _, text in env.economy.events[told:]]
+            news = "; ".join([turn.result, *events])
             print(f"{before}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
         told = len(env.economy.events)
     print_score(env)
@@ -365,11 +395,13 @@ def play_human(env: Swarm, seed: int) -> None:
             print("\nscored as if the rest had been passed")
             break
         if command is None:
-            known = line in ("", "help")
-            print("" if known else "that is not a command, or something is missing", HELP, sep="\n")
+            if line not in ("", "help"):
+                print("that is not a command, or something is missing")
+            print(HELP)
             continue
         messages, done = env.step(write_call(*command))
-        print("\n" + (messages[0]["content"] if messages else f"the end: {env.log[-1].result}"))
+        said = messages[0]["content"] if messages else f"the end: {env.log[-1].result}"
+        print("\n" + said)
     print_score(env)
 
 
@@ -388,32 +420,24 @@ def main() -> None:
         description="Play the swarm economy, or evaluate a scripted player on it.",
     )
     parser.error = lambda message: sys.exit(f"{message}; --help lists the flags")
-    flag, styles = parser.add_argument, ", ".join(STYLES)
-    flag("--play", metavar="NAME", help=f"whole episode: human, {styles}")
-    flag("--evaluate", metavar="NAME", help=f"every metric with its 95%% interval: {styles}")
-    flag("--scenario", type=int, default=7, help="of the 500 (v0.1: 200); default %(default)s")
-    flag("--n", type=int, default=100, help="scenarios to evaluate on; default %(default)s")
-    flag("--difficulty", default="medium", help="easy, medium or hard; default %(default)s")
+    flag, styles, most = parser.add_argument, list(STYLES), max(SCENARIOS.values())
+    flag("--play", choices=[*styles, "human"], help="a whole episode")
+    flag("--evaluate", choices=styles, help="every metric with its 95%% interval")
+    flag("--scenario", type=int, default=7, help=f"of the {most}; default %(default)s")
+    flag("--n", type=int, default=100, help="of --evaluate; default %(default)s")
+    flag("--difficulty", default="medium", choices=list(DIFFICULTIES))
     flag("--version", default="0.2", choices=list(WEIGHTS), help="default %(default)s")
     args = parser.parse_args()
+    most, version = SCENARIOS[args.version], f"v{args.version}"
+    if not 0 <= args.scenario < most:
+        parser.error(f"--scenario {args.scenario}: {version} has 0 to {most - 1}")
+    if not 1 <= args.n <= most:
+        parser.error(f"--n {args.n}: {version} has 1 to {most} scenarios")
     who = args.evaluate or args.play or "expert"
-    try:
-        if args.evaluate:
-            check_choice("--evaluate", who, STYLES, "swarm")
-        else:
-            check_choice("--play", who, (*STYLES, "human"), "swarm")
-        env = Swarm(args.difficulty, args.version, style=who if who in STYLES else "expert")
-        if not 0 <= args.scenario < SCENARIOS[env.version]:
-            most = SCENARIOS[env.version] - 1
-            raise ValueError(
-                f"--scenario {args.scenario}: v{env.version} has scenarios 0 to {most}"
-            )
-        if not 1 <= args.n <= env.most_tasks:
-            raise ValueError(f"--n {args.n}: must be 1 to {env.most_tasks}")
-    except ValueError as wrong:
-        sys.exit(str(wrong))
+    style = "expert" if who == "human" else who
+    env = Swarm(args.difficulty, args.version, style=style)
     if args.evaluate:
-        about = f"{who}, {args.difficulty}, v{env.version}"
+        about = f"{who}, {args.difficulty}, {version}"
         print(f"{about}: mean [95% interval] over {args.n} development scenarios")
         for name, interval in evaluate(env, args.n).items():
             print(f"{name:22} {interval}")

@@ -158,7 +158,7 @@ class Config:
 # --set.
 OF_ENVIRONMENTS = {
     "difficulty": "difficulty",
-    "reward": "reward",
+    "reward": "reward_kind",
     "think": "think",
     "sft_style": "style",
 }
@@ -354,7 +354,8 @@ def given(cfg: Config) -> dict:
             raise ValueError(f"--set {word}: give NAME=VALUE")
         if name not in types:
             cure = f"choose {', '.join(types)}" if types else "leave it out"
-            flags = {field: flag for flag, field in OF_ENVIRONMENTS.items()}
+            both = OF_ENVIRONMENTS.items()
+            flags = {name: flag for flag, field in both for name in (flag, field)}
             if name in flags and kind(cfg.env) != "yours":
                 cure = f"it is the flag --{flags[name].replace('_', '-')}"
             raise ValueError(f"--set {word}: {short(cfg.env)} has no such setting; {cure}")

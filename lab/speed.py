@@ -78,7 +78,7 @@ class Coin(Letters):
         return super().score() | {"reward": next(self.toss)}
 
 
-new_env = partial(Coin, difficulty=6, reward="binary", think=True, style="states")
+new_env = partial(Coin, difficulty=6, reward_kind="binary", think=True, style="states")
 
 
 def load(setup: Setup, rank: int, device: str = "cpu") -> tuple[Policy, list[list[int]]]:

@@ -133,8 +133,8 @@ def letters(module=env_letters, reward: str = "partial"):
 
 def forked(monkeypatch) -> ModuleType:
     """env_letters.py after a fork that pays an exact answer that was not derived half."""
-    old = '"reward": exact if reward == "binary" else partial,'
-    new = '"reward": (exact if reward == "binary" else partial) * (0.5 + 0.5 * (habit == "derives")),'
+    old = '"reward": exact if reward_kind == "binary" else partial,'
+    new = '"reward": (exact if reward_kind == "binary" else partial) * (0.5 + 0.5 * (habit == "derives")),'
     module = ModuleType("env_letters_forked")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
     exec(Path(env_letters.__file__).read_text().replace(old, new), module.__dict__)

@@ -350,7 +350,7 @@ def test_a_prompt_that_fits_exactly_is_played(tiny, end, missing):
 @pytest.mark.parametrize("think", [True, False])
 @pytest.mark.parametrize("style", STYLES)
 def test_the_experts_mask_covers_exactly_its_reply_and_the_end_of_turn(tiny, end, style, think):
-    env = Letters(difficulty=4, reward="binary", think=think, style=style)
+    env = Letters(difficulty=4, reward_kind="binary", think=think, style=style)
     episode = expert_episode(tiny, env, seed=3)
     assert episode.reward == episode.components["exact"] == 1.0 and episode.stop_reason == "done"
     prompt = prompt_ids(tiny, env.reset(3), None, think)

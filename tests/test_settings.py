@@ -60,7 +60,7 @@ def test_eval_only_judges_a_run_by_the_default_reward_if_that_is_typed(tmp_path)
         given, typed = settings.command_line(["--eval-only", str(tmp_path), *words])
         cfg = saved(tmp_path, reward="partial")
         take_typed(cfg, given, typed)
-        assert settings.make_env(cfg, 6).reward == reward
+        assert settings.make_env(cfg, 6).reward_kind == reward
     given, typed = settings.command_line(["--eval-only", str(tmp_path), "--lora-rank", "32"])
     with pytest.raises(SystemExit, match="--lora-rank: this run has 8"):
         take_typed(saved(tmp_path, lora_rank=8), given, typed)

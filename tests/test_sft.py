@@ -17,7 +17,7 @@ HUGE = 10**9  # tokens per micro-batch: everything at once
 
 
 def make_env() -> Letters:
-    return Letters(difficulty=2, reward="binary", think=True, style="states")
+    return Letters(difficulty=2, reward_kind="binary", think=True, style="states")
 
 
 @pytest.fixture(scope="module")

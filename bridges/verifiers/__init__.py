@@ -85,7 +85,7 @@ Letters, Alphabet, Swarm, DEV_SEEDS, wrap_call = import_world()
 WORLDS = {"letters": Letters, "alphabet": Alphabet, "swarm": Swarm}
 # What Letters leaves to flags of train.py (settings.py, which imports torch; a test compares), and
 # how the scripted expert speaks, who is silent here.
-ASIDE = {"letters": {"difficulty": 6, "reward": "binary", "think": True, "style": "bare"}}
+ASIDE = {"letters": {"difficulty": 6, "reward_kind": "binary", "think": True, "style": "bare"}}
 
 
 def make_env(environment: str, settings: dict[str, Any]):

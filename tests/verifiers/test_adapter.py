@@ -54,11 +54,11 @@ def test_the_defaults_are_those_of_training(environment):
     trained = settings.make_env(cfg, cfg.difficulty)
     for name, value in given.items():
         assert value in (None, getattr(trained, name)), name
-    assert {"think", "reward" if environment == "letters" else "max_turns" if environment == "alphabet" else "version"} <= set(given)
+    assert {"think", "reward_kind" if environment == "letters" else "max_turns" if environment == "alphabet" else "version"} <= set(given)
 
 
 def test_settings_reach_the_environment():
-    given = config("letters", difficulty=2, reward="partial", think=False).environment.arguments()
+    given = config("letters", difficulty=2, reward_kind="partial", think=False).environment.arguments()
     assert picoswarm.make_env("letters", given).difficulty == 2
     first = next(iter(vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7))))
     assert first.data.seed == 7
