@@ -33,6 +33,7 @@ from safetensors.torch import load_file
 import metrics
 import settings
 import train as recipe
+from bookkeeping import presets, refusals
 from bookkeeping import run as records
 from evaluate import parts
 from fast.sampler import TorchSampler
@@ -83,7 +84,7 @@ def train(name: str) -> Path:
     records.save_checkpoint = save_and_keep
     try:
         cfg, typed = settings.command_line([*FLAGS.split(), "--name", name])
-        settings.check(cfg)
+        refusals.check(cfg)
         return recipe.train(cfg, typed)
     finally:
         records.save_checkpoint = save
@@ -190,7 +191,7 @@ def measure(policy: Policy, sampler: TorchSampler, make_env, n: int) -> dict:
     """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1:
     exact answers, and the share of each habit."""
     sampler.sync()
-    rollout = partial(play, policy, sampler, make_env, max_tokens=settings.SMALL["letters"][2], sample_seed=0)
+    rollout = partial(play, policy, sampler, make_env, max_tokens=presets.SMALL["letters"][2], sample_seed=0)
     seeds = [settings.DEV_SEEDS + i for i in range(n)]
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])

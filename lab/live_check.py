@@ -18,6 +18,7 @@ import torch
 import tyro
 
 import settings
+from bookkeeping import presets, refusals
 from fast.sampler import TorchSampler
 from grpo import advantages_of, update
 from lab import live
@@ -133,8 +134,8 @@ def new_env():
 def config() -> settings.Config:
     """train.py's settings for letters with pico_base."""
     cfg = settings.Config(env="letters")
-    settings.check(cfg)
-    settings.fill(cfg, settings.by_size(1e6, "letters"))
+    refusals.check(cfg)
+    settings.fill(cfg, presets.by_size(1e6, "letters"))
     return cfg
 
 

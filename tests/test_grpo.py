@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import grpo
-from fast import measure
 from grpo import (
     IMPORTANCE,
     LOSSES,
@@ -508,7 +507,7 @@ def distances(loss: str, moved: list[float]) -> tuple[dict, dict]:
     of_table = lambda policy, ids, mask, _: (policy.logprobs(ids)[mask], torch.zeros(mask.sum()))
     far, capped = {}, {}
     with pytest.MonkeyPatch.context() as patch:
-        for module in (grpo, measure):
+        for module in (grpo,):
             patch.setattr(module, "token_logprobs", of_table)
         for importance in IMPORTANCE[1:]:
             stats = run(policy, [group], loss, importance=importance)

@@ -273,7 +273,7 @@ class Broken(Chat):
         ("reset", 0, "ValueError: no task today (test_rollout.py:"),
         ("step 0", 1, "RuntimeError: no such luck (test_rollout.py:"),
         ("step 1", 2, "RuntimeError: no such luck"),
-        ("no reward", 2, "KeyError"),
+        ("no reward", 2, "score (test_rollout.py:"),
         ("loop", 1, "Hung: no answer within 0.3 seconds (test_rollout.py:"),
         ("pattern", 1, "Hung: "),
         ("slow score", 2, "Hung: "),

@@ -26,7 +26,7 @@ MAY = {
     "metrics": set(),
     # the chosen environment, the defaults, the flags of --break
     "settings": {*ENVS, "bookkeeping/presets", "bridges/known", "learn/failures"},
-    "policy": {"env_letters"},  # in the demo
+    "policy": {"env_letters", "bookkeeping/pretrained"},
     "rollout": {"policy", "fast", "env_letters"},
     "grpo": {"policy", "fast", "rollout"},
     "sft": {"policy", "fast", "rollout", "grpo", "env_letters"},
