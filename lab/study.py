@@ -34,6 +34,7 @@ import tyro
 
 import env_swarm
 import settings
+from bookkeeping import refusals
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from evaluate import HELD_OUT_SEEDS
 from fast.machine import choose_model
@@ -83,7 +84,7 @@ def told(folder: Path, measure: str) -> dict:
 def play_world(table: "Table", arm: Arm, flags: str, folder: Path, seed: int) -> dict:
     """{decoding: {measure: values}} of held-out tasks, by the policy of this folder."""
     cfg, _ = settings.command_line(flags.split())
-    settings.check(cfg)
+    refusals.check(cfg)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device)
     settings.complete(cfg, policy.n_parameters, why)

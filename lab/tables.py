@@ -29,7 +29,9 @@ from swarm import governance
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
-INTERVAL = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]")
+INTERVAL = re.compile(
+    r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]"
+)
 
 
 TABLES: dict[str, Callable[[], str]] = {}
@@ -147,7 +149,9 @@ def letters_no_thinking():
         yield [arms[name]["what"], over(gains).points(), each]
 
 
-@made("letters, sampled at temperature 1 | after SFT | after 40 updates of GRPO | seeds | development n")
+@made(
+    "letters, sampled at temperature 1 | after SFT | after 40 updates of GRPO | seeds | development n"
+)
 def passes():
     """Sampled at temperature 1: pass@k without bias (Chen et al. 2021, eq. 1)."""
     found = read("letters")["passes"]
@@ -235,7 +239,9 @@ def offpolicy():
         yield [arm["what"], right, arm["old"], *timed]
 
 
-@made("held-out tasks | after SFT | after GRPO | gain of GRPO | the same on development tasks | seeds")
+@made(
+    "held-out tasks | after SFT | after GRPO | gain of GRPO | the same on development tasks | seeds"
+)
 def known():
     """Rows of a file, and a generator that others wrote."""
     for arm in read("known")["arms"].values():
@@ -254,7 +260,9 @@ def fork():
 
 
 # ------------------------------------------------------------------------------- alphabet
-@made("alphabet | greedy: mean reward | all three turns perfect | sampled: mean reward | perfect | seeds")
+@made(
+    "alphabet | greedy: mean reward | all three turns perfect | sampled: mean reward | perfect | seeds"
+)
 def alphabet():
     """Before and after, on held-out lists, greedy and sampled."""
     arms = read("alphabet")["arms"]
@@ -400,7 +408,9 @@ def swarm_players():
         yield [what, *(f"{np.mean(marks[part]):.3f}" for marks in players)]
 
 
-@made("world | GRPO, greedy | sampled | trained there, greedy | expert | GRPO minus expert, greedy | sampled")
+@made(
+    "world | GRPO, greedy | sampled | trained there, greedy | expert | GRPO minus expert, greedy | sampled"
+)
 def swarm_worlds():
     """The three policies, trained on medium scenarios of v0.2, in other worlds."""
     arms, trained_there = read("swarm")["arms"], {"hard": "hard", "medium, v0.1": "v01"}
@@ -475,7 +485,9 @@ def times_as_fast(values: list[float]) -> str:
     return re.sub(r"^(\S+)(?= \[)", r"**\1**", spread(values, 1))
 
 
-@made("what | against | theirs | ours | times as fast, or as little [least, most] | ours, of the limit")
+@made(
+    "what | against | theirs | ours | times as fast, or as little [least, most] | ours, of the limit"
+)
 def speed():
     """Ours beside TRL, transformers and vLLM, and the share of what the cores could do."""
     for r in hardware("speed"):
@@ -508,7 +520,9 @@ def card():
         yield [r["model"], r["card"], flags, *gib(r["gib"])]
 
 
-@made("preset | tasks × samples | longest conversation, tokens | sampling, GiB | training, GiB | an update, s | the run, hours")
+@made(
+    "preset | tasks × samples | longest conversation, tokens | sampling, GiB | training, GiB | an update, s | the run, hours"
+)
 def presets():
     """The presets of published runs: memory and time, on paper."""
     for r in hardware("presets"):
@@ -518,7 +532,9 @@ def presets():
         yield [name, tasks, f"{r['tokens']:,}", *gib(r["gib"]), seconds, hours]
 
 
-@made("what learns | cards | episodes | sampling, s | training, s | exchange, s | the rest, s | an update, s | episodes per second")
+@made(
+    "what learns | cards | episodes | sampling, s | training, s | exchange, s | the rest, s | an update, s | episodes per second"
+)
 def scale_cards():
     """One update of a 4B on 1, 8 and 64 cards, on paper."""
     for r in hardware("scale_cards"):
