@@ -75,15 +75,11 @@ def test_the_measures_by_hand():
     assert hard["quality_gap"] == pytest.approx(2 / 3 - 1 / 2)
     assert soft["welfare"] == pytest.approx(1.5 + 0.5 - 1.0)
     assert hard["welfare"] == pytest.approx(2 + 2 - 3)
+    empty = measures([])  # nothing to average is NaN, and not 0
+    assert empty.pop("welfare") == 0 and all(math.isnan(x) for x in empty.values())
+    assert over([1.0, float("nan"), 3.0]).n == 2
     # adverse selection is a negative gap
     assert measures([deal(0.2), deal(0.8, False)])["quality_gap"] == pytest.approx(-0.6)
-
-
-def test_nothing_to_average_is_nan_and_not_zero():
-    empty = measures([])
-    assert empty.pop("welfare") == 0 and all(math.isnan(x) for x in empty.values())
-    assert math.isnan(measures([deal(0.5)])["quality_gap"])
-    assert over([1.0, float("nan"), 3.0]).n == 2
 
 
 def test_a_training_episode_gives_the_measures_the_environment_gives():
@@ -128,10 +124,6 @@ def decisions(gate: str, readings, noise=0.01, flagged=False) -> list[Interactio
     return [deal(p, decide(gate, belief, p, noise, 0.5, flagged)) for p in readings]
 
 
-def accepted(*how, **more) -> list[bool]:
-    return [d.accepted for d in decisions(*how, **more)]
-
-
 def test_kalman_by_hand():
     belief = Belief(mean=0.5, var=0.0625)
     gov.learn(belief, 0.9, 0.0625)
@@ -152,20 +144,16 @@ def test_soft_thrashes_less_than_hard_on_an_agent_that_does_not_change(truth):
     assert soft < hard and hard > 0.1
 
 
-def test_soft_without_noise_is_hard():
-    """Payoffs are linear in p: an expectation over no width decides as the point does."""
-    readings = np.random.default_rng(3).random(200)
-    assert accepted("soft", readings, 0.0) == accepted("hard", readings, 0.0)
-
-
 def test_the_other_gates():
+    accepted = lambda *how, **more: [d.accepted for d in decisions(*how, **more)]
     assert accepted("open", [0.0, 1.0]) == [True, True]
     # latch, from yes: stays above 0.4, then needs 0.6 to return
     assert accepted("latch", [0.45, 0.39, 0.55, 0.61]) == [True, False, False, True]
-    readings = np.random.default_rng(3).random(200)  # a flagged reading is not thresholded
-    assert accepted("watched", readings, 0.05) == accepted("hard", readings, 0.05)
-    soft = accepted("soft", readings, 0.05)
-    assert accepted("watched", readings, 0.05, flagged=True) == soft != accepted("hard", readings)
+    readings = np.random.default_rng(3).random(200)
+    hard, soft = accepted("hard", readings, 0.05), accepted("soft", readings, 0.05)
+    assert accepted("soft", readings, 0.0) == hard != soft  # no width, no difference: p is linear
+    assert accepted("watched", readings, 0.05) == hard  # a flagged reading is not thresholded
+    assert accepted("watched", readings, 0.05, flagged=True) == soft
 
 
 # ------------------------------------------------------------------------- collusion
@@ -302,8 +290,5 @@ def test_the_command_prints_one_table_and_saves_every_seed(tmp_path, monkeypatch
     again = Run(World(adversaries=3), STACKS["fast + slow tier"], 1).numbers()
     assert {key: row[1] for key, row in saved["fast + slow tier"]["shares"]["3"].items()} == again
     assert (tmp_path / "g.png").stat().st_size > 5000
-
-
-def test_one_seed_is_refused_in_a_sentence():
     with pytest.raises(SystemExit, match="^--seeds 1: an interval needs at least 2 runs"):
         gov.main(seeds=1)
