@@ -411,7 +411,7 @@ class Run:
         self.rng = np.random.default_rng([seed, world.agents])
         self.beliefs = {name: Belief() for name in self.economy.members}
         self.deals: list[Interaction] = []  # with p as the proxy gave it
-        self.truth: list[float] = []  # of each deal, the probability that it is beneficial
+        self.true_deals: list[Interaction] = []  # with the probability that it is beneficial
         self.welfare: list[float] = []  # by epoch
         self.accepted: list[float] = []  # by epoch, the share of what was proposed
         self.by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals if i took anybody
@@ -488,7 +488,7 @@ class Run:
         answer = act.accept_proposal if yes else act.reject_proposal
         answer(economy, partner.name, proposal.id)
         self.deals.append(economy.interactions[-1])
-        self.truth.append(quality)
+        self.true_deals.append(replace(self.deals[-1], p=quality))
         if not yes:
             return 0.0
         if take:
@@ -536,12 +536,9 @@ class Run:
         still = lambda x: metrics.trend(x, tolerance=0.1, shortest=20).settled
         return all(np.ptp(x) == 0 or still(x) for x in (self.welfare, self.accepted))
 
-    def true_deals(self) -> list[Interaction]:
-        return [replace(deal, p=q) for deal, q in zip(self.deals, self.truth)]
-
     def numbers(self) -> dict[str, float]:
         """*_soft is what the proxy says, *_hard the same with p cut at 0.5; else the truth."""
-        true, epochs = measures(self.true_deals()), len(self.welfare)
+        true, epochs = measures(self.true_deals), len(self.welfare)
         found = {"welfare": float(np.mean(self.welfare[-10:])), "acceptance": true["acceptance"]}
         seen = {"": true, "_soft": measures(self.deals), "_hard": measures(self.deals, hard=True)}
         for name in ("toxicity", "tail", "quality_gap"):

@@ -249,7 +249,7 @@ def test_the_books_balance(name, adversaries):
     if name == "open":
         assert run.audits == run.meetings == 0 and all(d.accepted for d in run.deals)
         assert all(m.books["tax"] == m.books["fine"] == m.frozen_at == 0 for m in run.members)
-    worth = measures(run.true_deals())["welfare"] - run.audits * STACKS[name].audit_cost
+    worth = measures(run.true_deals)["welfare"] - run.audits * STACKS[name].audit_cost
     assert 40 * sum(run.welfare) == pytest.approx(worth)
 
 
