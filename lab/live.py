@@ -6,10 +6,10 @@
     python -m lab.live --lines         # the lines of the page's links, after a chapter has changed
 
 A run overwrites its checkpoint, so a run of `train.py` alone has one snapshot, the last: the slider
-then has the base and the end. --train runs the same train.py and copies the adapter each time it is
-saved. Adapters are shipped as int8 with a float32 scale for each of the 32 directions, 0.3 MB each;
-what the page shows of a snapshot (accuracy, habits) is measured here on exactly those rounded
-weights. lab/live_check.py measures how far the page's JavaScript is from torch.
+then has the base and the end. --train runs the same train.py and copies the adapter at the updates
+that the slider shows. Adapters are shipped as int8 with a float32 scale for each of the 32
+directions, 0.3 MB each; what the page shows of a snapshot (accuracy, habits) is measured here on
+exactly those rounded weights. tests/test_live.py holds the page's JavaScript to torch.
 """
 
 import ast
@@ -23,6 +23,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 from typing import Annotated
+from unittest import mock
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from safetensors.torch import load_file
 import metrics
 import settings
 import train as recipe
-from bookkeeping import presets, refusals
+from bookkeeping import refusals
 from bookkeeping import run as records
 from evaluate import parts
 from fast.sampler import TorchSampler
@@ -42,24 +43,10 @@ from rollout import play
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "live"
-CODE = ("index.html", "model.js", "page.js")
 FLAGS = "--env letters --difficulty 6 --seed 0 --threads 1 --save-every 2 --no-wandb"
 FLAGS += " --no-eval-other-tiers"
-KEPT = lambda update: update <= 30 or update % 10 == 0
-SHOWN = (
-    0,
-    4,
-    8,
-    10,
-    12,
-    14,
-    16,
-    18,
-    20,
-    30,
-    60,
-    150,
-)  # of those, the stops of the slider: it changes between 8 and 20
+SHOWN = (0, 4, 8, 10, 12, 14, 16, 18, 20, 30, 60, 150)  # updates; it changes between 8 and 20
+MUST = {"env": "letters", "think": True, "lora_rank": 32, "lora_alpha": 64}
 TASKS = 64  # development questions that the page can ask
 SAMPLED, K = 64, 8  # development tasks, and samples of each, for the share of habits
 HABITS = ("derives", "states", "bare")
@@ -71,97 +58,78 @@ def read_json(path: Path):
 
 # ------------------------------------------------------------------------------- a run
 def train(name: str) -> Path:
-    """train.py as it is, in this process; each checkpoint is copied before it is overwritten."""
+    """train.py as it is, in this process; some checkpoints are copied before they go."""
     save = records.save_checkpoint
 
     def save_and_keep(folder, policy, optimizer, state):
         save(folder, policy, optimizer, state)
-        if KEPT(state["update"]):
+        if state["update"] in SHOWN:
             to = folder.with_name("snapshots") / f"{state['update']:04}.safetensors"
             to.parent.mkdir(exist_ok=True)
             shutil.copy(folder / "adapter_model.safetensors", to)
 
-    records.save_checkpoint = save_and_keep
-    try:
-        cfg, typed = settings.command_line([*FLAGS.split(), "--name", name])
-        refusals.check(cfg)
+    cfg, typed = settings.command_line([*FLAGS.split(), "--name", name])
+    refusals.check(cfg)
+    with mock.patch.object(records, "save_checkpoint", save_and_keep):
         return recipe.train(cfg, typed)
-    finally:
-        records.save_checkpoint = save
 
 
 def snapshots_of(run: Path) -> dict[int, Path]:
-    """{update: adapter}: those that were kept, else the last. SystemExit if it is no such run."""
-    if not (run / "config.json").exists():
-        raise SystemExit(f"{run}: there is no config.json in it, so it is no run folder; check the path")
+    """{update: adapter}: those that were kept, and the last. SystemExit if it is no such run."""
+    last = run / "checkpoint" / "adapter_model.safetensors"
+    if not (last.exists() and (run / "summary.json").exists()):
+        raise SystemExit(f"{run}: it is no folder of a finished run; train one first (--train)")
     cfg = read_json(run / "config.json")
-    must = {"env": "letters", "think": True, "lora_rank": 32, "lora_alpha": 64}
-    wrong = [f"{name} {cfg[name]!r} (it must be {value!r})" for name, value in must.items() if cfg[name] != value]
+    wrong = [f"{name} {cfg[name]!r}" for name, value in MUST.items() if cfg[name] != value]
     if cfg["model"] not in ("auto", "pico_base", str(PICO)):
-        wrong.append(f"model {cfg['model']!r} (it must be pico_base)")
+        wrong.append(f"model {cfg['model']!r}")
     if wrong:
         raise SystemExit(f"{run}: the page cannot show a run with {', '.join(wrong)}")
-    kept = {int(file.stem): file for file in sorted((run / "snapshots").glob("*.safetensors"))}
-    last = run / "checkpoint" / "adapter_model.safetensors"
-    if last.exists():
-        kept[read_json(last.with_name("state.json"))["update"]] = last
-    if not kept:
-        raise SystemExit(f"{run}: it has no checkpoint yet; train first")
-    shown = [update for update in kept if update in SHOWN or update == max(kept)]
-    return {update: kept[update] for update in sorted(shown if len(kept) > len(SHOWN) else kept)}
+    kept = {int(file.stem): file for file in (run / "snapshots").glob("*.safetensors")}
+    kept[read_json(last.with_name("state.json"))["update"]] = last
+    return dict(sorted(kept.items()))
 
 
 # ------------------------------------------------------------------------------- weights as text
-def matrices() -> list[str]:
-    """The names of what learns, in the order in which the page reads them."""
-    return [f"{layer}.{name}" for layer in range(4) for name in ("q", "k", "v", "o", "gate", "up", "down")]
+PLACES = {name: f"self_attn.{name}_proj" for name in "qkvo"}  # in the order of the page's bytes
+PLACES |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
+NORMS |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+MATRICES = [f"{layer}.{name}" for layer in range(4) for name in PLACES]  # what learns
 
 
 def long_name(name: str) -> str:
     """As in the files: of "0.q", it is "model.layers.0.self_attn.q_proj"."""
     layer, short = name.split(".")
-    return f"model.layers.{layer}.{'self_attn' if short in 'qkvo' else 'mlp'}.{short}_proj"
+    return f"model.layers.{layer}.{(PLACES | NORMS)[short]}"
+
+
+def lora_names(name: str) -> list[str]:
+    """PEFT's names of A and B."""
+    return [f"base_model.model.{long_name(name)}.lora_{part}.weight" for part in "AB"]
 
 
 def base_weights() -> dict[str, torch.Tensor]:
     """The base under the page's short names, in the order of its bytes; bfloat16, as on disk."""
-    w = load_file(PICO / "model.safetensors")
+    w = load_file(PICO / "model.safetensors")  # the head is the embedding
+    names = MATRICES + [f"{layer}.{name}" for layer in range(4) for name in NORMS]
     found = {"embed": w["model.embed_tokens.weight"], "norm": w["model.norm.weight"]}
-    for name in matrices():
-        found[name] = w[long_name(name) + ".weight"]
-    for layer in range(4):
-        at = f"model.layers.{layer}."
-        found[f"{layer}.norm1"], found[f"{layer}.norm2"] = (
-            w[at + "input_layernorm.weight"],
-            w[at + "post_attention_layernorm.weight"],
-        )
-        found[f"{layer}.q_norm"], found[f"{layer}.k_norm"] = (
-            w[at + "self_attn.q_norm.weight"],
-            w[at + "self_attn.k_norm.weight"],
-        )
-    assert sum(x.numel() for x in found.values()) == sum(x.numel() for x in w.values())  # the head is the embedding
-    return found
+    return found | {name: w[long_name(name) + ".weight"] for name in names}
 
 
-def rounded(
-    adapter: dict[str, torch.Tensor],
-) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def rounded(adapter: dict[str, torch.Tensor]) -> dict[str, tuple[np.ndarray, ...]]:
     """{matrix: (scales [2 r] float32, A [r, in] int8, B [out, r] int8)} of PEFT's file.
 
     Each row of A and each column of B has a scale.
     """
     found = {}
-    for name in matrices():
-        prefix = f"base_model.model.{long_name(name)}"
-        A, B = (adapter[f"{prefix}.lora_{part}.weight"].float().numpy() for part in "AB")
-        scales = np.concatenate([np.abs(A).max(1), np.abs(B).max(0)]).astype(np.float32) / np.float32(127)
+    for name in MATRICES:
+        A, B = (adapter[key].float().numpy() for key in lora_names(name))
+        most = np.concatenate([np.abs(A).max(1), np.abs(B).max(0)]).astype(np.float32)
+        scales, r = most / np.float32(127), len(A)
         safe = np.where(scales > 0, scales, 1)
-        r = len(A)
-        found[name] = (
-            scales,
-            np.rint(A / safe[:r, None]).astype(np.int8),
-            np.rint(B / safe[None, r:]).astype(np.int8),
-        )
+        whole = (np.rint(A / safe[:r, None]), np.rint(B / safe[None, r:]))
+        found[name] = (scales, *(x.astype(np.int8) for x in whole))
     return found
 
 
@@ -169,9 +137,9 @@ def as_shipped(adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """PEFT's names again, with the numbers that the page computes with."""
     found = {}
     for name, (scales, A, B) in rounded(adapter).items():
-        prefix, r = f"base_model.model.{long_name(name)}", len(A)
-        found[f"{prefix}.lora_A.weight"] = torch.tensor(A.astype(np.float32) * scales[:r, None])
-        found[f"{prefix}.lora_B.weight"] = torch.tensor(B.astype(np.float32) * scales[None, r:])
+        r = len(A)
+        weights = (A * scales[:r, None], B * scales[None, r:])
+        found |= dict(zip(lora_names(name), map(torch.tensor, weights)))
     return found
 
 
@@ -187,11 +155,9 @@ def put(policy: Policy, adapter: dict[str, torch.Tensor] | None) -> None:
 
 
 # ------------------------------------------------------------------------------- what is measured
-def measure(policy: Policy, sampler: TorchSampler, make_env, n: int) -> dict:
+def measure(rollout, n: int) -> dict:
     """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1:
     exact answers, and the share of each habit."""
-    sampler.sync()
-    rollout = partial(play, policy, sampler, make_env, max_tokens=presets.SMALL["letters"][2], sample_seed=0)
     seeds = [settings.DEV_SEEDS + i for i in range(n)]
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])
@@ -210,27 +176,21 @@ def measure(policy: Policy, sampler: TorchSampler, make_env, n: int) -> dict:
 
 def facts(run: Path, cfg: dict) -> dict:
     """Which run the page shows."""
-    summary = read_json(run / "summary.json") if (run / "summary.json").exists() else {}
-    about = {
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {
         "run": run.name,
-        "seed": cfg["seed"],
-        "updates": cfg["updates"],
         "tier": cfg["difficulty"],
-        "lr": cfg["lr"],
-        "num_tasks": cfg["num_tasks"],
-        "k": cfg["k"],
-        "commit": summary.get("machine", {}).get("commit"),
+        **{name: cfg[name] for name in ("seed", "updates", "lr", "num_tasks", "k", "max_tokens")},
+        "commit": read_json(run / "summary.json").get("machine", {}).get("commit"),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
-        "max_tokens": cfg["max_tokens"],
         "eval_seeds": settings.DEV_SEEDS,
+        # A batch of update u was sampled by the policy after u - 1 updates.
+        "batches": [
+            [x["update"] - 1, round(x["exact"], 4), round(x["habit_derives"], 4)] for x in lines
+        ],
     }
-    metrics_of = run / "metrics.jsonl"
-    lines = map(json.loads, metrics_of.read_text().splitlines()) if metrics_of.exists() else []
-    # A batch of update u was sampled by the policy after u - 1 updates.
-    about["batches"] = [[x["update"] - 1, round(x["exact"], 4), round(x["habit_derives"], 4)] for x in lines]
-    return about
 
 
 def tokenizer_data() -> dict:
@@ -244,61 +204,55 @@ def tokenizer_data() -> dict:
     }
 
 
-def tasks_of(make_env, n: int) -> list[tuple[int, str, tuple[str, ...], object]]:
-    """(seed, string, letters, environment) of the first development tasks."""
-    tasks = []
-    for seed in range(settings.DEV_SEEDS, settings.DEV_SEEDS + n):
-        env = make_env()
-        env.reset(seed)
-        tasks.append((seed, env.task.text, env.task.letters, env))
-    return tasks
+def tasks_of(make_env, n: int) -> list:
+    """The first development tasks of letters."""
+    envs = [make_env() for _ in range(n)]
+    for i, env in enumerate(envs):
+        env.reset(settings.DEV_SEEDS + i)
+    return [env.task for env in envs]
 
 
 # ------------------------------------------------------------------------------- the page's files
 def write(run: Path, into: Path, eval_n: int) -> None:
     """data/*.js of the page, and the page itself if it is not there."""
-    cfg, kept = read_json(run / "config.json"), snapshots_of(run)
-    (into / "data").mkdir(parents=True, exist_ok=True)
-    for old in (into / "data").glob("*.js"):
-        old.unlink()
+    kept, cfg = snapshots_of(run), read_json(run / "config.json")
+    shutil.rmtree(into / "data", ignore_errors=True)
+    (into / "data").mkdir(parents=True)
     if into.resolve() != PAGE:
-        for file in CODE:
+        for file in ("index.html", "model.js", "page.js"):
             shutil.copy(PAGE / file, into / file)
         up = os.path.relpath(ROOT, into.resolve()).replace(os.sep, "/")
         page = into / "index.html"
         page.write_text(page.read_text().replace('"../../', f'"{up}/'))
     policy = load_policy(str(PICO), 32, 64, "cpu", cfg["seed"])
-    sampler, make_env = (
-        TorchSampler(policy),
-        partial(settings.make_env, settings.Config(**cfg), cfg["difficulty"]),
-    )
-    stops = []
+    make_env = partial(settings.make_env, settings.Config(**cfg), cfg["difficulty"])
+    sampler, stops = TorchSampler(policy), []
+    how = {"max_tokens": cfg["max_tokens"], "noise": 0}
+    rollout = partial(play, policy, sampler, make_env, **how)
     for update, file in {-1: None, **kept}.items():
-        adapter = file and load_file(file)
+        name, adapter = f"{update:04}" if file else "base", file and load_file(file)
         put(policy, adapter and as_shipped(adapter))
-        stop = {
-            "name": "base" if file is None else f"{update:04}",
-            "update": update,
-            **measure(policy, sampler, make_env, eval_n),
-        }
-        stops.append(stop)
-        print({key: stop[key] for key in ("name", "exact", "sampled_exact", *HABITS)}, flush=True)
+        sampler.sync()
+        measured = measure(rollout, eval_n)
+        stops.append({"name": name, "update": update, **measured})
+        print(name, measured, flush=True)
         if adapter:
             arrays = [array for each in rounded(adapter).values() for array in each]
-            script(into, stop["name"], f'LIVE.adapters["{stop["name"]}"]', text_of(*arrays))
+            script(into, name, f'LIVE.adapters["{name}"]', text_of(*arrays))
     base = base_weights()
-    script(into, "base", "LIVE.base", text_of(*(x.view(torch.uint16).numpy() for x in base.values())))
+    script(
+        into, "base", "LIVE.base", text_of(*(x.view(torch.uint16).numpy() for x in base.values()))
+    )
     about = {
         **facts(run, cfg),
         "stops": stops,
         "entries": [[name, x.numel()] for name, x in base.items()],
-        "tasks": [[text, "".join(letters)] for _, text, letters, _ in tasks_of(make_env, TASKS)],
+        "tasks": [[task.text, "".join(task.letters)] for task in tasks_of(make_env, TASKS)],
         "tokenizer": tokenizer_data(),
     }
     safe = json.dumps(about, separators=(",", ":")).replace("<", "\\u003c")
     (into / "data" / "run.js").write_text(f"var LIVE = {safe};\nLIVE.adapters = {{}};\n")
-    size = sum(file.stat().st_size for file in into.rglob("*") if file.is_file())
-    print(f"{into}/index.html: {len(stops)} stops, {size / 1e6:.1f} MB in all; open it in a browser")
+    print(f"{into}/index.html: {len(stops)} stops; open it in a browser")
 
 
 def script(into: Path, name: str, left: str, text: str) -> None:
@@ -318,16 +272,22 @@ def with_lines(page: str) -> str:
         source = (ROOT / file).read_text()
         lines = [i for i, line in enumerate(source.splitlines(), 1) if text in line]
         if len(lines) != 1:
-            raise SystemExit(f"{file} has {len(lines)} lines with {text!r}; mend docs/live/index.html")
-        return f"{link[1]}{lines[0]}{link[4]}{function_at(source, lines[0])}{file}:{lines[0]}{link[5]}"
+            raise SystemExit(
+                f"{file} has {len(lines)} lines with {text!r}; mend docs/live/index.html"
+            )
+        return (
+            f"{link[1]}{lines[0]}{link[4]}{function_at(source, lines[0])}{file}:{lines[0]}{link[5]}"
+        )
 
     return LINK.sub(renew, page)
 
 
 def function_at(source: str, line: int) -> str:
     """The name of the innermost function or class around the line, as a link says it."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    around = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and node.lineno <= line <= node.end_lineno]
+    nodes = [
+        n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.ClassDef))
+    ]
+    around = [node for node in nodes if node.lineno <= line <= node.end_lineno]
     return max(around, key=lambda node: node.lineno).name + ",&nbsp;" if around else ""
 
 
@@ -344,11 +304,7 @@ def main(
         page = PAGE / "index.html"
         page.write_text(with_lines(page.read_text()))
         return
-    if train_:
-        run = str(train("live-0"))
-    if not run:
-        raise SystemExit("name a run folder, or --train one first")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 0)) or torch.get_num_threads())
+    run = str(train("live-0")) if train_ else run
     write(Path(run), Path(into or f"{run}/live"), eval_n)
 
 

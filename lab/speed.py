@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -248,32 +249,29 @@ def alone(side: str, setup: Setup) -> dict:
 
 
 def peers(setup: Setup) -> dict:
-    """{arm: its rounds} of every side that is installed."""
+    """{"model, side, package": its rounds} of every side that is installed."""
     arms = {}
     for side, package in SIDES.items():
         for found in metadata.distributions(name=package):
             name = f"{setup.model}, {side}, {package} {found.version}"
             arms[name] = {"settings": asdict(setup), "rounds": []}
-    for round, name in itertools.product(range(setup.rounds), arms):
-        found = alone(name.split(", ")[1], setup)
-        print(round, name, found, flush=True)
-        arms[name]["rounds"].append(found)
+    for _, (name, arm) in itertools.product(range(setup.rounds), arms.items()):
+        arm["rounds"].append(alone(name.split(", ")[1], setup))
+        print(name, arm["rounds"][-1], flush=True)
     return arms
 
 
-def lines(arms: dict) -> str:
+def rows(arms: dict) -> Iterator[list]:
     """Tokens per second of each arm, and how many times as fast ours is, round by round."""
-    rates = lambda arm: [r["tokens"] / r["seconds"] for r in arm["rounds"]]
     ends = lambda values: [statistics.median(values), min(values), max(values)]
-    body = []
+    rates = {a: [r["tokens"] / r["seconds"] for r in arm["rounds"]] for a, arm in arms.items()}
     for name, arm in arms.items():
         model, side, package = name.split(", ")
         mine = f"{model}, {side.partition('_')[0]}_ours"
-        ours = next(rates(other) for key, other in arms.items() if key.startswith(mine))
-        faster = times_as_fast(ends([a / b for a, b in zip(ours, rates(arm))]))
+        ours = next(rates[other] for other in arms if other.startswith(mine))
+        faster = times_as_fast(ends([a / b for a, b in zip(ours, rates[name])]))
         peak = max(r["mb"] for r in arm["rounds"])
-        body.append([model, side, package, spread(ends(rates(arm))), faster, f"{peak:,.0f}"])
-    return table("model | side | package | tokens per second | ours faster | peak MB", body)
+        yield [model, side, package, spread(ends(rates[name])), faster, f"{peak:,.0f}"]
 
 
 # ------------------------------------------------------------------------------- a card
@@ -307,7 +305,8 @@ def main(setup: Setup) -> None:
     if setup.what == "peers":
         arms = peers(setup)
         save(Path(setup.out or RESULTS / "speed.json"), arms)
-        return print(lines(arms))
+        head = "model | side | package | tokens per second | ours faster | peak MB"
+        return print(table(head, rows(arms)))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for stage in (same, update_ours):
         found = stage(setup, device) | {"mb": peak_mb(), "settings": asdict(setup)}

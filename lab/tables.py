@@ -3,7 +3,8 @@
     python -m lab.tables            # make every table again, in place, between its markers
     python -m lab.tables --check    # change nothing; say what does not agree
 
-A page holds `<!-- table: NAME -->`, the table, `<!-- end -->`; the function NAME below makes it.
+A page holds `<!-- table: NAME -->`, the table, `<!-- end -->`; the function NAME below
+yields its rows.
 results/TABLE.json has one entry per arm and seed, with one digit or number per task, so that every
 interval can be computed again. An interval in a page's prose must stand in one of these tables, on
 any page: `wrong` names those that do not. tests/test_tables.py runs the check.
@@ -12,7 +13,7 @@ any page: `wrong` names those that do not. tests/test_tables.py runs the check.
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
 from math import comb
@@ -21,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping.compare import by_variance, variance_of_mean
 from lab import claims
 from metrics import Interval
 from swarm import governance
@@ -29,17 +29,23 @@ from swarm import governance
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
-INTERVAL = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]")
+INTERVAL = re.compile(
+    r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]"
+)
 
 
 TABLES: dict[str, Callable[[], str]] = {}
 WAYS = ("greedy", "sampled")
 
 
-def made(function: Callable[[], str]) -> Callable[[], str]:
-    """The function makes the table of its name."""
-    TABLES[function.__name__] = function
-    return function
+def made(head: str) -> Callable:
+    """The function yields the rows of the table of its name. head: the titles of the columns."""
+
+    def keep(function: Callable) -> Callable:
+        TABLES[function.__name__] = lambda: table(head, function())
+        return function
+
+    return keep
 
 
 def read(name: str):
@@ -47,10 +53,10 @@ def read(name: str):
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf8"))
 
 
-def table(head: str, body: list[list]) -> str:
+def table(head: str, rows: Iterable[list]) -> str:
     """Markdown. head: the titles of the columns, with " | " between them."""
     lines = [head, " | ".join(["---"] * len(head.split(" | ")))]
-    lines += [" | ".join(map(str, row)) for row in body]
+    lines += [" | ".join(map(str, row)) for row in rows]
     return "".join(f"| {line} |\n" for line in lines)
 
 
@@ -74,11 +80,7 @@ def scores(arm: dict, measure: str = "exact", how: str = "greedy", world: str = 
 
 def over(rows: list) -> Interval:
     """The mean of [seeds][tasks], its interval over seeds and tasks; of one policy, over tasks."""
-    if len(rows) == 1:
-        return metrics.mean(rows[0])
-    means = np.mean(rows, axis=1)
-    parts = [variance_of_mean(means), variance_of_mean(np.mean(rows, axis=0))]
-    return by_variance(float(means.mean()), parts, len(rows[0]))[0]
+    return metrics.mean(rows[0]) if len(rows) == 1 else claims.interval(rows)
 
 
 def percent(rows: list, digits: int = 1) -> str:
@@ -112,223 +114,196 @@ def share(right: int, n: int) -> str:
 
 
 # ------------------------------------------------------------------------------- letters
-@made
-def letters() -> str:
+@made("letters, tier 6 | exactly right | held-out tasks | seeds")
+def letters():
     """Before and after, on held-out tasks."""
     arms = read("letters")["arms"]
-    shown = {
+    for name, what in {
         "base": "the base, before anything",
         "begun": "the base, each reply begun with the first two letters of a tally",
         "sft_derives": "after SFT on 100 demonstrations of the method",
         "start": "where GRPO begins: 50 steps of SFT on 100 demonstrations without the method",
         "grpo": "after 150 updates of GRPO from there",
-    }
-    rows = [scores(arms[name]) for name in shown]
-    body = [[what, percent(r), len(r[0]), len(r)] for what, r in zip(shown.values(), rows)]
-    body[-1][1] = f"**{body[-1][1]}**"
-    return table("letters, tier 6 | exactly right | held-out tasks | seeds", body)
+    }.items():
+        rows, bold = scores(arms[name]), "**" if name == "grpo" else ""
+        yield [what, f"{bold}{percent(rows)}{bold}", len(rows[0]), len(rows)]
 
 
-@made
-def letters_arms() -> str:
+@made("arm | seeds | exactly right | GRPO minus this | work")
+def letters_arms():
     """GRPO beside what might do as well."""
-    arms, body = read("letters")["arms"], []
+    arms = read("letters")["arms"]
     for name, arm in arms.items():
         rows, alone = scores(arm), name in ("grpo", "begun", "best_of", "base")
         gain = "" if alone else less(scores(arms["grpo"]), rows).points()
-        body.append([arm["what"], len(rows), percent(rows), gain, work(arm)])
-    return table("arm | seeds | exactly right | GRPO minus this | work", body)
+        yield [arm["what"], len(rows), percent(rows), gain, work(arm)]
 
 
-@made
-def letters_no_thinking() -> str:
+@made("150 updates, development tasks | gain over SFT | each seed")
+def letters_no_thinking():
     """What 150 updates add to the SFT, if thinking is not allowed: development tasks."""
-    arms, body = read("letters")["arms"], []
+    arms = read("letters")["arms"]
     for name in ("no_think", "no_think_partial"):
         gains = gained([seed["development"] for seed in arms[name]["seeds"]])
         each = " ".join(f"{100 * gain.mean():+.1f}" for gain in gains)
-        body.append([arms[name]["what"], over(gains).points(), each])
-    return table("150 updates, development tasks | gain over SFT | each seed", body)
+        yield [arms[name]["what"], over(gains).points(), each]
 
 
-@made
-def passes() -> str:
+@made(
+    "letters, sampled at temperature 1 | after SFT | after 40 updates of GRPO | seeds | development n"
+)
+def passes():
     """Sampled at temperature 1: pass@k without bias (Chen et al. 2021, eq. 1)."""
-    found, body = read("letters")["passes"], []
-    n, stages = found["of"], ("after SFT", "after 40 updates of GRPO")
+    found = read("letters")["passes"]
+    n, stages = found["of"], [found["after SFT"], found["after 40 updates of GRPO"]]
     miss = lambda k, right: comb(n - right, k) / comb(n, k)
     for k in (1, 4, n):
-        both = [[[1 - miss(k, right) for right in seed] for seed in found[s]] for s in stages]
-        row = [f"pass@{k}", *(percent(rows, 0) for rows in both), len(both[0]), len(both[0][0])]
-        body.append(row)
-    head = " | ".join(("letters, sampled at temperature 1", *stages))
-    return table(f"{head} | seeds | development n", body)
+        both = [[[1 - miss(k, right) for right in seed] for seed in stage] for stage in stages]
+        yield [f"pass@{k}", *(percent(rows, 0) for rows in both), len(both[0]), len(both[0][0])]
 
 
-@made
-def pico() -> str:
+@made("what | after SFT | after GRPO | seconds | peak GB | seeds")
+def pico():
     """pico.py beside train.py: the same task, in the same hour."""
-    data, body = read("pico"), []
+    data = read("pico")
     n = data["development"]
     for arm in data["arms"].values():
         of = lambda stage, seeds=arm["seeds"]: sum(n * seed["exact"][stage] for seed in seeds)
         right = [share(of(stage) / len(arm["seeds"]), n) for stage in ("after SFT", "after GRPO")]
         seconds, memory = ([s[x] for s in arm["seeds"]] for x in ("seconds", "gigabytes"))
         cells = [*right, f"{np.median(seconds):.0f}", f"{np.median(memory):.2f}", len(seconds)]
-        body.append([arm["what"], *cells])
-    return table("what | after SFT | after GRPO | seconds | peak GB | seeds", body)
+        yield [arm["what"], *cells]
 
 
-@made
-def bases() -> str:
+@made(
+    "base | decoding | derives | before | begun for it | after GRPO | GRPO minus begun"
+    " | after SFT that derives | GRPO minus SFT | GRPO, no thinking"
+)
+def bases():
     """Letters on bases that were made in other ways."""
-    data, body = read("bases"), []
+    data = read("bases")
     for base, how in product(data["bases"], WAYS):
         name = lambda arm, base=base: data["arms"][f"{base}_{arm}"]
         rows = {arm: scores(name(arm), how=how) for arm in ("grpo", "begun", "sft_derives")}
         derives = np.mean(scores(name("base"), "habit_derives", how))
-        body.append(
-            [
-                data["bases"][base]["what"],
-                how,
-                f"{100 * derives:.1f}%",
-                percent(scores(name("base"), how=how)),
-                percent(rows["begun"]),
-                f"**{percent(rows['grpo'])}**",
-                less(rows["grpo"], rows["begun"]).points(),
-                percent(rows["sft_derives"]),
-                less(rows["grpo"], rows["sft_derives"]).points(),
-                percent(scores(name("no_think"), how=how)),
-            ]
-        )
-    return table(
-        "base | decoding | derives | before | begun for it | after GRPO | GRPO minus begun"
-        " | after SFT that derives | GRPO minus SFT | GRPO, no thinking",
-        body,
-    )
+        yield [
+            data["bases"][base]["what"],
+            how,
+            f"{100 * derives:.1f}%",
+            percent(scores(name("base"), how=how)),
+            percent(rows["begun"]),
+            f"**{percent(rows['grpo'])}**",
+            less(rows["grpo"], rows["begun"]).points(),
+            percent(rows["sft_derives"]),
+            less(rows["grpo"], rows["sft_derives"]).points(),
+            percent(scores(name("no_think"), how=how)),
+        ]
 
 
-@made
-def bases_tally() -> str:
+@made("base, sampled | derives | of these right | n")
+def bases_tally():
     """How often a base derives when sampled, and how often that is right."""
-    data, body = read("bases"), []
+    data = read("bases")
     for base in [{"what": "pico_base"} | data["pico_base"], *data["bases"].values()]:
         right = share(base["right"], base["n"]) if base["n"] else ""
-        body.append([base["what"], f"{100 * base['often']:.1f}%", right, base["n"]])
-    return table("base, sampled | derives | of these right | n", body)
+        yield [base["what"], f"{100 * base['often']:.1f}%", right, base["n"]]
 
 
-@made
-def longer_arms() -> str:
+@made("arm | seeds | tier 7, greedy | sampled | climbs minus this, greedy | work")
+def longer_arms():
     """Strings longer than any that the base was shown."""
-    arms, body = read("longer")["arms"], []
+    arms = read("longer")["arms"]
     for name, arm in arms.items():
         rows, drawn = scores(arm), percent(scores(arm, how="sampled"))
         gain = "" if name == "climbs" else less(scores(arms["climbs"]), rows).points()
-        body.append([arm["what"], len(rows), f"**{percent(rows)}**", drawn, gain, work(arm)])
-    head = "arm | seeds | tier 7, greedy | sampled | climbs minus this, greedy | work"
-    return table(head, body)
+        yield [arm["what"], len(rows), f"**{percent(rows)}**", drawn, gain, work(arm)]
 
 
-@made
-def longer_lengths() -> str:
+@made("letters | climbs | tier 7 from the start | stays on tier 6 | begun | the base")
+def longer_lengths():
     """The same by the length of the string, greedy."""
     arms = read("longer")["arms"].values()
-    cells = lambda n: [percent(scores(arm, world=str(n))) for arm in arms]
-    body = [[n, *cells(n)] for n in range(60, 151, 10)]
-    head = "letters | climbs | tier 7 from the start | stays on tier 6 | begun | the base"
-    return table(head, body)
+    for n in range(60, 151, 10):
+        yield [n, *(percent(scores(arm, world=str(n))) for arm in arms)]
 
 
-@made
-def offpolicy() -> str:
+@made("flags | exactly right | samples are old by | updates a minute | the trainer waits")
+def offpolicy():
     """Running ahead, and old samples; only what had the machine alone is timed."""
-    body = []
     for arm in read("offpolicy")["arms"].values():
         (seed,) = arm["seeds"]
-        row = [arm["what"], metrics.mean(numbers(seed["development"])).percent(), arm["old"]]
-        timed = [f"{seed['a_minute']:.1f}", f"{seed['waits']:.0%}"] if "waits" in seed else []
-        timed = [timed[0], f"{timed[1]} of the time"] if timed else ["", ""]
-        body.append(row + timed)
-    return table("flags | exactly right | samples are old by | updates a minute | the trainer waits", body)
+        timed = ["", ""]
+        if "waits" in seed:
+            timed = [f"{seed['a_minute']:.1f}", f"{seed['waits']:.0%} of the time"]
+        right = metrics.mean(numbers(seed["development"])).percent()
+        yield [arm["what"], right, arm["old"], *timed]
 
 
-@made
-def known() -> str:
+@made(
+    "held-out tasks | after SFT | after GRPO | gain of GRPO | the same on development tasks | seeds"
+)
+def known():
     """Rows of a file, and a generator that others wrote."""
-    body = []
     for arm in read("known")["arms"].values():
         sft, grpo = ([numbers(s[x]) for s in arm["seeds"]] for x in ("held_out_sft", "held_out"))
         gains = [less(grpo, sft).points(), over(gained(arm["seeds"])).points()]
-        body.append([arm["what"], percent(sft), percent(grpo), *gains, len(sft)])
-    head = "held-out tasks | after SFT | after GRPO | gain of GRPO"
-    return table(f"{head} | the same on development tasks | seeds", body)
+        yield [arm["what"], percent(sft), percent(grpo), *gains, len(sft)]
 
 
-@made
-def fork() -> str:
+@made("the base | after SFT | after GRPO | the same on held-out words | seeds")
+def fork():
     """The environment of docs/fork.md, of which the base is the same in every seed."""
     seeds = read("fork")["arms"]["vowels"]["seeds"]
     stages = ("after_sft", "final", "held_out")
     cells = [percent([numbers(seed[stage]) for seed in seeds]) for stage in stages]
-    base = metrics.mean(numbers(seeds[0]["before"])).percent()
-    head = "the base | after SFT | after GRPO | the same on held-out words | seeds"
-    return table(head, [[base, *cells, len(seeds)]])
+    yield [metrics.mean(numbers(seeds[0]["before"])).percent(), *cells, len(seeds)]
 
 
 # ------------------------------------------------------------------------------- alphabet
-@made
-def alphabet() -> str:
+@made(
+    "alphabet | greedy: mean reward | all three turns perfect | sampled: mean reward | perfect | seeds"
+)
+def alphabet():
     """Before and after, on held-out lists, greedy and sampled."""
-    arms, body = read("alphabet")["arms"], []
-    for name, what in (
-        ("base", "the base, before anything"),
-        ("start", "after SFT on 100 demonstrations that do not show the algorithm"),
-        ("grpo", "after 80 updates of GRPO"),
-    ):
+    arms = read("alphabet")["arms"]
+    for name, what in {
+        "base": "the base, before anything",
+        "start": "after SFT on 100 demonstrations that do not show the algorithm",
+        "grpo": "after 80 updates of GRPO",
+    }.items():
         of = lambda measure, how, arm=arms[name]: scores(arm, measure, how)
         pairs = [(over(of("reward", how)).text(), percent(of("exact", how))) for how in WAYS]
         bold = "**" if name == "grpo" else ""
         cells = [f"{bold}{cell}{bold}" for pair in pairs for cell in pair]
-        body.append([what, *cells, len(arms[name]["seeds"])])
-    head = "alphabet | greedy: mean reward | all three turns perfect | sampled: mean reward"
-    return table(f"{head} | perfect | seeds", body)
+        yield [what, *cells, len(arms[name]["seeds"])]
 
 
-@made
-def alphabet_arms() -> str:
+@made("arm | seeds | mean reward, greedy | sampled | GRPO minus this, greedy | work")
+def alphabet_arms():
     """GRPO beside what might do as well."""
-    arms, body = read("alphabet")["arms"], []
+    arms = read("alphabet")["arms"]
     for name, arm in arms.items():
-        means = [over(scores(arm, "reward", how)).text() for how in WAYS]
         gain = "" if name == "grpo" else difference(arms, "grpo", name)
-        body.append([arm["what"], len(arm["seeds"]), *means, gain, work(arm)])
-    head = "arm | seeds | mean reward, greedy | sampled | GRPO minus this, greedy | work"
-    return table(head, body)
+        yield [arm["what"], len(arm["seeds"]), *rewards(arm), gain, work(arm)]
 
 
-@made
-def alphabet_also() -> str:
+@made("sampled | value")
+def alphabet_also():
     """What else the page says, all of it sampled."""
     data = read("alphabet")
     of = lambda name, measure: scores(data["arms"][name], measure, "sampled")
     gain = lambda name, measure: less(of("grpo", measure), of(name, measure))
-    rows = {
-        "perfect where the base takes up the method by itself": share(**data["alone"]),
-        "perfect with its derivation begun": percent(of("begun", "exact")),
-        "GRPO minus begun, mean reward": gain("begun", "reward").signed(),
-        "GRPO minus begun, perfect": gain("begun", "exact").points(),
-        "GRPO minus SFT that derives, mean reward": gain("sft_derives", "reward").signed(),
-        "GRPO minus SFT that derives, perfect": gain("sft_derives", "exact").points(),
-        "the published run, mean reward over its 20 lists": metrics.mean(
-            np.mean(data["published"], axis=0)  # the three replies to a list are alike
-        ).text(),
-    }
-    return table("sampled | value", [[*row] for row in rows.items()])
+    yield ["perfect where the base takes up the method by itself", share(**data["alone"])]
+    yield ["perfect with its derivation begun", percent(of("begun", "exact"))]
+    for name, what in {"begun": "begun", "sft_derives": "SFT that derives"}.items():
+        yield [f"GRPO minus {what}, mean reward", gain(name, "reward").signed()]
+        yield [f"GRPO minus {what}, perfect", gain(name, "exact").points()]
+    published = metrics.mean(np.mean(data["published"], axis=0))  # three like replies to a list
+    yield ["the published run, mean reward over its 20 lists", published.text()]
 
 
-# ------------------------------------------------------------------------------- swarm, governance
-DECEPTIVE = ["0%", "12.5%", "25%", "37.5%", "50%", "62.5%"]  # of the eight bots
+# ------------------------------------------------------------------------------- governance
+SHARES = "0% | 12.5% | 25% | 37.5% | 50% | 62.5%"  # of the eight bots
 GAINS = {  # (better, worse): what the step from the second to the first is called
     ("soft", "hard"): "soft gate instead of hard",
     ("fast tier", "soft"): "fast tier on top of soft",
@@ -344,158 +319,145 @@ def governed() -> dict[str, list[dict]]:
     return {name: list(arm["shares"].values()) for name, arm in arms.items()}
 
 
-@made
-def governance_welfare() -> str:
+@made(f"welfare, deceptive: | {SHARES}")
+def governance_welfare():
     """Per possible deal, in truth, of the last ten epochs."""
-    welfare = lambda cells: [governance.words(governance.over(c["welfare"])) for c in cells]
-    rows = [[name, *welfare(cells)] for name, cells in governed().items()]
-    return table(" | ".join(["welfare, deceptive:", *DECEPTIVE]), rows)
+    for name, cells in governed().items():
+        yield [name, *(governance.words(c["welfare"]) for c in cells)]
 
 
-@made
-def governance_gains() -> str:
+@made(f"welfare gained by, deceptive: | {SHARES}")
+def governance_gains():
     """Welfare at the same seeds: the first minus the second."""
-    found, rows = governed(), []
+    found = governed()
     for (better, worse), text in GAINS.items():
         pairs = zip(found[worse], found[better])
-        gains = [metrics.gain(a["welfare"], b["welfare"]) for a, b in pairs]
-        rows.append([text, *(governance.words(gain) for gain in gains)])
-    return table(" | ".join(["welfare gained by, deceptive:", *DECEPTIVE]), rows)
+        yield [text, *(metrics.gain(a["welfare"], b["welfare"]).text(2) for a, b in pairs)]
 
 
-@made
-def governance_at_three() -> str:
+@made(
+    "37.5% deceptive | toxicity, in truth | as p says: soft / hard | worst 5% | "
+    "quality gap, in truth | thrash | audits per epoch | meetings | collapsed"
+)
+def governance_at_three():
     """All measures at 37.5% deceptive."""
-    rows = []
     for name, cells in governed().items():
         cell = cells[3]
         mean = lambda key, digits, cell=cell: f"{governance.over(cell[key]).mean:.{digits}f}"
-        seen = " / ".join(mean(f"toxicity_{how}", 2) for how in ("soft", "hard"))
-        row = [name, governance.words(governance.over(cell["toxicity"])), seen, mean("tail", 2)]
-        three = lambda key, cell=cell: governance.words(governance.over(cell[key]), 3)
-        row += [three("quality_gap"), three("thrash")]
-        collapsed = sum(welfare <= 0 for welfare in cell["welfare"])
-        costs = [mean("audits", 1), mean("meetings", 1)]
-        rows.append([*row, *costs, f"{collapsed} of {len(cell['welfare'])}"])
-    return table(
-        "37.5% deceptive | toxicity, in truth | as p says: soft / hard | worst 5% | "
-        "quality gap, in truth | thrash | audits per epoch | meetings | collapsed",
-        rows,
-    )
+        seen = f"{mean('toxicity_soft', 2)} / {mean('toxicity_hard', 2)}"
+        row = [name, governance.words(cell["toxicity"]), seen, mean("tail", 2)]
+        row += [governance.words(cell[key], 3) for key in ("quality_gap", "thrash")]
+        yield [*row, mean("audits", 1), mean("meetings", 1), governance.collapsed(cell)]
 
 
+# ------------------------------------------------------------------------------- swarm
 def difference(arms: dict, a: str, b: str, how: str = "greedy", world: str = "") -> str:
     """The reward of arm a minus that of b."""
     return less(*(scores(arms[name], "reward", how, world) for name in (a, b))).signed()
 
 
-@made
-def swarm() -> str:
+def rewards(arm: dict, world: str = "") -> list[str]:
+    """Its mean reward, greedy and sampled."""
+    return [over(scores(arm, "reward", how, world)).text() for how in WAYS]
+
+
+@made(
+    "swarm, medium | seeds | reward, greedy | reward, sampled | published scale | payoff"
+    " | quality | works | turns passed, of 25 | errors, % | errors sampled, %"
+)
+def swarm():
     """Base, SFT and GRPO on held-out scenarios, greedy and sampled."""
-    arms, body = read("swarm")["arms"], []
-    for name, what in (
-        ("base", "the base, before anything"),
-        ("start", "after SFT on 100 episodes of the scripted expert"),
-        ("grpo", "after GRPO"),
-    ):
+    arms = read("swarm")["arms"]
+    for name, what in {
+        "base": "the base, before anything",
+        "start": "after SFT on 100 episodes of the scripted expert",
+        "grpo": "after GRPO",
+    }.items():
         mean = lambda part, how="greedy", arm=arms[name]: np.mean(scores(arm, part, how))
         bold = "**" if name == "grpo" else ""
-        rewards = [over(scores(arms[name], "reward", how)).text() for how in WAYS]
         published = scores(arms[name], "reward", world="medium, published scale")
-        body.append(
-            [
-                what,
-                len(published),
-                *(f"{bold}{text}{bold}" for text in rewards),
-                over(published).text(),
-                *(f"{mean(part):.2f}" for part in ("payoff", "quality")),
-                *(f"{mean(part):.1f}" for part in ("used_submit_work", "used_pass_turn")),
-                *(f"{100 * mean('error_rate', how):.1f}" for how in WAYS),
-            ]
-        )
-    return table(
-        "swarm, medium | seeds | reward, greedy | reward, sampled | published scale | payoff"
-        " | quality | works | turns passed, of 25 | errors, % | errors sampled, %",
-        body,
-    )
+        yield [
+            what,
+            len(published),
+            *(f"{bold}{text}{bold}" for text in rewards(arms[name])),
+            over(published).text(),
+            *(f"{mean(part):.2f}" for part in ("payoff", "quality")),
+            *(f"{mean(part):.1f}" for part in ("used_submit_work", "used_pass_turn")),
+            *(f"{100 * mean('error_rate', how):.1f}" for how in WAYS),
+        ]
 
 
-@made
-def swarm_arms() -> str:
+@made("arm | seeds | greedy | sampled | GRPO minus this, greedy | GRPO minus this, sampled")
+def swarm_arms():
     """GRPO beside what might do as well."""
-    arms, body = read("swarm")["arms"], []
+    arms = read("swarm")["arms"]
     for name in ("grpo", "sft_tuned", "grpo_tuned", "no_sft", "more_sft", "no_think", "start"):
-        both = [over(scores(arms[name], "reward", how)).text() for how in WAYS]
         gains = [difference(arms, "grpo", name, how) for how in WAYS if name != "grpo"]
-        body.append([arms[name]["what"], len(arms[name]["seeds"]), *both, *(gains or ["", ""])])
-    head = "arm | seeds | greedy | sampled | GRPO minus this, greedy | GRPO minus this, sampled"
-    return table(head, body)
+        arm = arms[name]
+        yield [arm["what"], len(arm["seeds"]), *rewards(arm), *(gains or ["", ""])]
 
 
-@made
-def swarm_players() -> str:
+@made("scripted player | idle | random | trader | grinder | expert | proposer | tuned")
+def swarm_players():
     """Scripted players on development scenarios."""
-    players = read("swarm")["ranking"]["players"]
-    means = lambda part: [f"{np.mean(marks[part]):.3f}" for marks in players.values()]
-    first = f"mean reward (n = {len(players['idle']['reward'])} each)"
-    rows = [[first, *means("reward")], ["on the published scale", *means("reward_published")]]
-    return table(" | ".join(("scripted player", *players)), rows)
+    players = read("swarm")["ranking"]["players"].values()
+    for part, what in {
+        "reward": f"mean reward (n = {len(next(iter(players))['reward'])} each)",
+        "reward_published": "on the published scale",
+    }.items():
+        yield [what, *(f"{np.mean(marks[part]):.3f}" for marks in players)]
 
 
-@made
-def swarm_worlds() -> str:
+@made(
+    "world | GRPO, greedy | sampled | trained there, greedy | expert | GRPO minus expert, greedy | sampled"
+)
+def swarm_worlds():
     """The three policies, trained on medium scenarios of v0.2, in other worlds."""
-    arms, body = read("swarm")["arms"], []
-    trained_there = {"hard": "hard", "medium, v0.1": "v01"}
-    for world in (world for world in arms["expert"]["seeds"][0]["held_out"] if "scale" not in world):
-        of = lambda name, how, world=world: over(scores(arms[name], "reward", how, world)).text()
-        there = of(trained_there[world], "greedy") if world in trained_there else ""
+    arms, trained_there = read("swarm")["arms"], {"hard": "hard", "medium, v0.1": "v01"}
+    for world in arms["expert"]["seeds"][0]["held_out"]:
+        if "scale" in world:
+            continue
+        there = rewards(arms[trained_there[world]], world)[0] if world in trained_there else ""
         gains = [difference(arms, "grpo", "expert", how, world) for how in WAYS]
-        rewards = [*(of("grpo", how) for how in WAYS), there, of("expert", "scripted")]
-        body.append([world, *rewards, *gains])
-    head = "world | GRPO, greedy | sampled | trained there, greedy | expert"
-    return table(f"{head} | GRPO minus expert, greedy | sampled", body)
+        expert = over(scores(arms["expert"], "reward", "scripted", world)).text()
+        yield [world, *rewards(arms["grpo"], world), there, expert, *gains]
 
 
-@made
-def swarm_also() -> str:
+@made("reward | greedy | sampled")
+def swarm_also():
     """What else the page says."""
-    arms, body = read("swarm")["arms"], []
+    arms = read("swarm")["arms"]
     for what, a, b, world in (
         ("GRPO minus the proposer", "grpo", "proposer", "medium"),
         ("GRPO after SFT on the best player, minus that SFT", "grpo_tuned", "sft_tuned", "medium"),
         ("GRPO minus the base", "grpo", "base", "medium"),
         ("on hard scenarios, climbing minus hard all along", "climbs", "hard", "hard"),
     ):
-        body.append([what, *(difference(arms, a, b, how, world) for how in WAYS)])
+        yield [what, *(difference(arms, a, b, how, world) for how in WAYS)]
     for what, name in (("climbing", "climbs"), ("hard all along", "hard")):
-        cells = [over(scores(arms[name], "reward", how)).text() for how in WAYS]
-        body.append([f"on hard scenarios, {what}", *cells])
-    return table("reward | greedy | sampled", body)
+        yield [f"on hard scenarios, {what}", *rewards(arms[name])]
 
 
-@made
-def swarm_rules() -> str:
+@made("what | adds to the reward")
+def swarm_rules():
     """What the rules are worth that the published texts leave open, by scripted play."""
-    adds = read("swarm")["rules"]["adds"].items()
-    return table("what | adds to the reward", [[w, Interval(**i).signed()] for w, i in adds])
+    for what, found in read("swarm")["rules"]["adds"].items():
+        yield [what, Interval(**found).signed()]
 
 
-@made
-def swarm_published() -> str:
+@made("finding | published | here | verdict")
+def swarm_published():
     """Which of the published findings come out again: sampled, from the base to after GRPO."""
-    data, body = read("swarm"), []
+    data = read("swarm")
     for said in data["findings"]:
-        before, after = (scores(data["arms"][arm], said["measure"], "sampled") for arm in said["arms"])
+        arms = [data["arms"][arm] for arm in said["arms"]]
+        before, after = (scores(arm, said["measure"], "sampled") for arm in arms)
         if len(before) == 1:
             change = less(after, before)
         else:  # of two versions the scenarios differ, so they are not paired
-            a, b = (np.mean(rows, axis=1) for rows in (before, after))
-            parts = [variance_of_mean(b), variance_of_mean(a)]
-            change = by_variance(float(b.mean() - a.mean()), parts, len(a))[0]
+            change = claims.interval({"a": np.mean(after, axis=1), "b": np.mean(before, axis=1)})
         here = f"{np.mean(before):.3f} → {np.mean(after):.3f}: {change.signed()}"
-        body.append([said["what"], said["published"], here, verdict(change, said["side"])])
-    return table("finding | published | here | verdict", body)
+        yield [said["what"], said["published"], here, verdict(change, said["side"])]
 
 
 def verdict(change: Interval, side: int) -> str:
@@ -520,33 +482,28 @@ def spread(values: list[float], digits: int = 0, unit: str = "") -> str:
 
 
 def times_as_fast(values: list[float]) -> str:
-    middle, *ends = (f"{value:.1f}" for value in values)
-    return f"**{middle}** [{', '.join(ends)}]" if ends else middle
+    return re.sub(r"^(\S+)(?= \[)", r"**\1**", spread(values, 1))
 
 
-@made
-def speed() -> str:
+@made(
+    "what | against | theirs | ours | times as fast, or as little [least, most] | ours, of the limit"
+)
+def speed():
     """Ours beside TRL, transformers and vLLM, and the share of what the cores could do."""
-    body = []
     for r in hardware("speed"):
-        unit = f" {r['unit']}" if "unit" in r else ""
-        sides = [spread(r[side], r.get("digits", 0), unit) if side in r else "" for side in ("theirs", "ours")]
+        how = (r.get("digits", 0), f" {r['unit']}" if "unit" in r else "")
+        sides = [spread(r[side], *how) if side in r else "" for side in ("theirs", "ours")]
         ratio = times_as_fast(r["ratio"]) if "ratio" in r else ""
         share = f"{r['of_limit']:.0%}" if "of_limit" in r else ""
-        body.append([r["what"], r["against"], *sides, ratio, share])
-    ratio = "times as fast, or as little [least, most]"
-    return table(f"what | against | theirs | ours | {ratio} | ours, of the limit", body)
+        yield [r["what"], r["against"], *sides, ratio, share]
 
 
-@made
-def cost() -> str:
+@made("one run | machine | updates | minutes | peak GB")
+def cost():
     """What a run of each environment costs on a CPU."""
-    body = []
     for r in hardware("cost"):
-        run = f"`--env {r['env']}`, {r['model']}"
-        minutes = f"{r['seconds'] / 60:.1f}"
-        body.append([run, r["machine"], r["updates"], minutes, f"{r['gb']:.1f}"])
-    return table("one run | machine | updates | minutes | peak GB", body)
+        run, minutes = f"`--env {r['env']}`, {r['model']}", f"{r['seconds'] / 60:.1f}"
+        yield [run, r["machine"], r["updates"], minutes, f"{r['gb']:.1f}"]
 
 
 def gib(phases: dict[str, float]) -> list[str]:
@@ -555,34 +512,31 @@ def gib(phases: dict[str, float]) -> list[str]:
     return [f"{sampling:.1f}", f"{phases['update']:.1f}"]
 
 
-@made
-def card() -> str:
+@made("model | card | flags | sampling | training")
+def card():
     """What fits on which card."""
-    body = []
     for r in hardware("card"):
         flags = f"`{r['flags']}`" if r["flags"] else "the defaults"
-        body.append([r["model"], r["card"], flags, *gib(r["gib"])])
-    return table("model | card | flags | sampling | training", body)
+        yield [r["model"], r["card"], flags, *gib(r["gib"])]
 
 
-@made
-def presets() -> str:
+@made(
+    "preset | tasks × samples | longest conversation, tokens | sampling, GiB | training, GiB | an update, s | the run, hours"
+)
+def presets():
     """The presets of published runs: memory and time, on paper."""
-    body = []
     for r in hardware("presets"):
-        tasks = f"{r['num_tasks']} × {r['k']}"
+        name, tasks = f"`--preset {r['preset']}`", f"{r['num_tasks']} × {r['k']}"
         seconds = " to ".join(f"{value:,.0f}" for value in r["seconds"])
         hours = " to ".join(f"{value:.1f}" for value in r["hours"])
-        name = f"`--preset {r['preset']}`"
-        body.append([name, tasks, f"{r['tokens']:,}", *gib(r["gib"]), seconds, hours])
-    memory = "longest conversation, tokens | sampling, GiB | training, GiB"
-    return table(f"preset | tasks × samples | {memory} | an update, s | the run, hours", body)
+        yield [name, tasks, f"{r['tokens']:,}", *gib(r["gib"]), seconds, hours]
 
 
-@made
-def scale_cards() -> str:
+@made(
+    "what learns | cards | episodes | sampling, s | training, s | exchange, s | the rest, s | an update, s | episodes per second"
+)
+def scale_cards():
     """One update of a 4B on 1, 8 and 64 cards, on paper."""
-    body = []
     for r in hardware("scale_cards"):
         what = f"LoRA {r['rank']}" if r["rank"] else "all weights"
         exchange = r["exchange of gradients"] + r["exchange of episodes"]
@@ -590,42 +544,35 @@ def scale_cards() -> str:
         large = [f"{r[name]:.1f}" for name in ("sampling", "training")]
         both = [f"{value:.2f}" for value in (exchange, rest)]
         total = [f"{r[name]:.1f}" for name in ("seconds", "episodes_per_second")]
-        body.append([what, r["cards"], f"{r['episodes']:,}", *large, *both, *total])
-    parts = "sampling, s | training, s | exchange, s | the rest, s | an update, s"
-    return table(f"what learns | cards | episodes | {parts} | episodes per second", body)
+        yield [what, r["cards"], f"{r['episodes']:,}", *large, *both, *total]
 
 
 # ------------------------------------------------------------------------------- trust
-@made
-def lessons() -> str:
+@made("verdict | lesson")
+def lessons():
     """The claims, each with the verdicts of its parts; those that hold whole come first."""
     rows = []
-    for claim in claims.CLAIMS:
-        ours = " *Under rules of our own.*" if claim.ours else ""
-        rows.append([f"**{claims.parts(claim)}**", claim.sentence + ours])
-    rows.sort(key=lambda row: 0 if row[0] == "**holds**" else 1 if "fail" in row[0] else 2)
-    return table("verdict | lesson", rows)
+    for name, claim in claims.CLAIMS.items():
+        ours = " *Under rules of our own.*" if "ours" in claim else ""
+        rows.append([f"**{claims.parts(name)}**", claim["sentence"] + ours])
+    return sorted(rows, key=lambda r: 0 if r[0] == "**holds**" else 1 if "fail" in r[0] else 2)
 
 
-@made
-def claim_numbers() -> str:
+@made("claim | number | predicted | measured | n | verdict")
+def claim_numbers():
     """What decides each claim, and what a page cites beside it."""
-    rows = []
-    for claim in claims.CLAIMS:
-        for check, numbers, said in claims.judge(claim, claims.kept(claim)):
-            row = [claims.predicted(check), claims.measured(check, numbers), claims.many(numbers)]
-            rows.append([claim.name, check.text, *row, f"**{said}**" if said else ""])
-    return table("claim | number | predicted | measured | n | verdict", rows)
+    for name in claims.CLAIMS:
+        for check in claims.checks(name):
+            row = [claims.predicted(check), claims.measured(check), claims.many(check)]
+            yield [name, check.text, *row, f"**{check.verdict}**" if check.verdict else ""]
 
 
-@made
-def trust() -> str:
+@made("what was tried | how many | share")
+def trust():
     """What was tried, how often it happened, and Wilson's interval of that share."""
-    rows = []
     for arm in read("trust")["arms"].values():
-        share = metrics.proportion(arm["hits"], arm["n"]).percent()
-        rows.append([arm["what"], f"{arm['hits']:,} of {arm['n']:,}", share])
-    return table("what was tried | how many | share", rows)
+        hits, n = arm["hits"], arm["n"]
+        yield [arm["what"], f"{hits:,} of {n:,}", share(hits, n)]
 
 
 # ------------------------------------------------------------------------------- pages

@@ -377,26 +377,14 @@ if __name__ == "__main__":
     calm = Scenario(0, "medium", "0.2", "normal", ("honest",), tax=0.05, decay=0.97, threshold=40.0)
     economy = open_economy(calm, [[task]] + [[] for _ in range(EPOCHS - 1)])
     work = "The supply budget for river transport: a review of what was paid and what is due."
-    print(
-        "80 characters of work by a member of reputation 50: what a bounty of 14 pays, before tax"
-    )
-    payment = {}
-    for kind, text in {"nonsense": "x" * 80, "work": work[:80]}.items():
+    print("80 characters by a member of reputation 50: what a bounty of 14 pays, in the books:")
+    for name, text in zip(economy.members, ("x" * 80, work[:80])):
         for version in ("0.1", "0.2"):
             quality = content_quality(text, version, task.level / 10, task.text)
-            p = work_label(quality, 50)
-            payment[kind] = task.bounty * (2 * p - 1)
-            line = f"  {kind:8} v{version}  quality {quality:.2f}  p {p:.2f}"
-            print(f"{line}  pays {payment[kind]:+.1f}")
-
-    print("\nthe same in the books; a tax rate of 5% doubles for a member of average resources:")
-    for name, amount in zip(economy.members, reversed(payment.values())):
-        earn(economy, name, "task", amount)
-    for member in economy.members.values():
-        books = {mechanism: round(x, 2) for mechanism, x in member.books.items() if x}
-        print(f"  {member.name:5}  resources {member.resources:6.2f}  books {books}")
-        assert math.isclose(member.resources, calm.resources + sum(member.books.values()))
-    assert math.isclose(economy.total, sum(m.resources for m in economy.members.values()))
+            payment = task.bounty * (2 * work_label(quality, 50) - 1)
+            print(f"  v{version}  quality {quality:.2f}  pays {payment:+5.1f}  {text:.40}")
+        earn(economy, name, "task", payment)  # a rate of 5% doubles for average resources
+        print(f"  {name}: {economy.members[name].books}")
 
     print("\na member that passes every turn, with a decay of 0.97 and a breaker at 40:")
     me = economy.members[ME]
@@ -405,4 +393,3 @@ if __name__ == "__main__":
         end_step(economy)
         news = "; ".join(text for _, text in economy.events[before:])
         print(f"  step {economy.step - 1}  reputation {me.reputation:4.1f}  {news}")
-    assert any("you are back" in text for _, text in economy.events)

@@ -36,8 +36,8 @@ nothing is. A run goes on until welfare and acceptance have settled (metrics.tre
 collapsed if the welfare of its last ten epochs is 0 or less. Every governance meets the same luck
 at the same seed, so differences between them are paired.
 
-Sources: proxy, payoff and measures are the published ones of the SWARM framework (weights 0.4, 0.2,
-0.2, 0.2; k = 2; pi = theta S - tau - c - rho E + w r).
+Sources: proxy, worth and measures are the published ones of the SWARM framework (weights 0.4, 0.2,
+0.2, 0.2; k = 2; S - E).
 
 Run me: `python -m swarm.governance` plays every governance at every share, six seeds each, and
 prints a table. `--seeds 24 --save results/governance.json` made those of docs/swarm.md.
@@ -48,8 +48,10 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import tyro
@@ -75,10 +77,10 @@ from swarm.economy import (
     soft_label,
 )
 
-# ------------------------------------------------------------------------- signals -> p -> payoff
+# ------------------------------------------------------------------------- signals -> p -> worth
 WEIGHTS = {"progress": 0.4, "rework": 0.2, "verifier": 0.2, "engagement": 0.2}
 DECAYS = {"rework": 0.3, "rejections": 0.4, "misuse": 0.5}  # the first of each costs most
-THETA, S_PLUS, S_MINUS, HARM = 0.5, 2.0, 1.0, 2.0
+S_PLUS, S_MINUS, HARM = 2.0, 1.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -106,27 +108,11 @@ def proxy(signals: Signals) -> float:
     return soft_label(v_hat(signals))
 
 
-def surplus(p):
-    """S, what both sides gain together."""
-    return p * S_PLUS - (1 - p) * S_MINUS
-
-
-def harm(p):
-    """E, the externality: what a bad deal costs those who have no part in it."""
-    return (1 - p) * HARM
-
-
-def payoff(p, theta=THETA, tau=0.0, c=0.0, rho=0.0, w=0.0, r=0.0):
-    """The initiator's theta S - tau - c - rho E + w r; the counterparty's has 1 - theta, -tau.
-
-    theta: share of the surplus; tau: gift; c: cost; rho: share of the harm; r: reputation, worth w.
-    """
-    return theta * surplus(p) - tau - c - rho * harm(p) + w * r
-
-
 def social(p):
-    """The worth of a deal to everybody: both payoffs minus the harm. 5p - 3, or 0 at p = 0.6."""
-    return surplus(p) - harm(p)
+    """The worth of a deal to everybody, 5p - 3 (0 at p = 0.6): S, what both sides gain together,
+    minus E, what a bad deal costs those who have no part in it."""
+    surplus = p * S_PLUS - (1 - p) * S_MINUS
+    return surplus - (1 - p) * HARM
 
 
 # ------------------------------------------------------------------------- measures
@@ -176,26 +162,20 @@ def reading_variance(watch: Watch) -> float:
     return squares / (2 * n) if n >= 10 else 0.01
 
 
-def noisy(watch: Watch, bar: float = 0.5) -> str:
-    """A sentence if a second look surely (97.5%) changes over a tenth of the decisions; else ""."""
+def noisy(watch: Watch, bar: float) -> bool:
+    """Would a second look surely (97.5%) change over a tenth of the decisions? Then p is too noisy
+    to govern by."""
     n, flips = len(watch.rereads), sum((a >= bar) != (b >= bar) for a, b in watch.rereads)
-    if flips <= 0.1 * n or metrics.proportion(flips, n).low <= 0.1:
-        return ""
-    found = f"{flips} of {n} deals read twice fell on both sides of {bar:g}"
-    return f"p is too noisy to govern by: {found}"
+    return flips > 0.1 * n and metrics.proportion(flips, n).low > 0.1
 
 
-def too_kind(watch: Watch) -> str:
-    """A sentence if audited deals are surely (97.5%) worse than p said; else "". Strict is safe."""
+def too_kind(watch: Watch) -> bool:
+    """Are audited deals surely (97.5%) worse than p said? A proxy that is too strict is safe."""
     n, errors = len(watch.audits), np.array([p - outcome for p, outcome in watch.audits])
-    if n < 30 or not errors.mean() > 1.96 * errors.std(ddof=1) / math.sqrt(n):
-        return ""
-    found = f"{n} audited deals were good {100 * errors.mean():.0f} points less often than it said"
-    return f"p is too kind to govern by: {found}"
+    return n >= 30 and bool(errors.mean() > 1.96 * errors.std(ddof=1) / math.sqrt(n))
 
 
 # ------------------------------------------------------------------------- gates
-GATES = ("open", "hard", "latch", "watched", "soft")
 DRIFT = 0.0005  # agents change: the variance grows with every reading, so no belief is ever final
 MEMORY = 0.1  # weight of the newest reading in the spread
 OUTCOME_NOISE = 0.16  # variance of an audited outcome, 0 or 1, around a p of 0.2 or 0.8
@@ -234,11 +214,8 @@ def decide(gate: str, belief: Belief, p: float, noise: float, bar: float, flagge
     reading does: soft differs from hard only by what else it knows. latch is hard with hysteresis,
     to tell memory from softness; watched is hard until the watch has flagged p as too noisy.
     """
-    if gate not in GATES:
-        raise ValueError(f"decide: there is no gate {gate!r}; choose {', '.join(GATES)}")
-    value = p
-    if gate == "soft" or (gate == "watched" and flagged):
-        value = expect(belief, p, noise)
+    by_belief = gate == "soft" or (gate == "watched" and flagged)
+    value = expect(belief, p, noise) if by_belief else p
     if gate == "latch":
         bar += -0.1 if belief.yes else 0.1
     belief.yes = gate == "open" or value >= bar
@@ -247,17 +224,16 @@ def decide(gate: str, belief: Belief, p: float, noise: float, bar: float, flagge
 
 
 # ------------------------------------------------------------------------- who deals with whom
-def graph(deals: Iterable[Interaction], names: list[str]) -> tuple[np.ndarray, list]:
-    """(proposals of i to j [n, n], their p [n][n]). Work, which has no partner, is left out."""
+def graph(deals: Iterable[Interaction], names: list[str]) -> list[list[list[float]]]:
+    """[n][n] the p's of what i proposed to j."""
     at = {name: i for i, name in enumerate(names)}
     quality: list[list[list[float]]] = [[[] for _ in names] for _ in names]
     for deal in deals:
-        if deal.counterparty:
-            quality[at[deal.initiator]][at[deal.counterparty]].append(deal.p)
-    return np.array([[len(p) for p in row] for row in quality], dtype=float), quality
+        quality[at[deal.initiator]][at[deal.counterparty]].append(deal.p)
+    return quality
 
 
-def pair_tests(counts: np.ndarray, quality: list, expected: np.ndarray) -> dict:
+def pair_tests(quality: list, expected: np.ndarray) -> dict:
     """{(i, j): (p-value of dealing this often, of dealing this well)} for i < j, one-sided.
 
     By chance, the number of a pair's deals is Poisson around `expected` [n, n]: proposals of i to
@@ -265,37 +241,32 @@ def pair_tests(counts: np.ndarray, quality: list, expected: np.ndarray) -> dict:
     for a ring.) And the quality of i's deals does not depend on the partner, so those with j have
     no special ranks among them (Mann-Whitney, both directions added).
     """
-    n = len(counts)
-    z = np.zeros((n, n))
-    for i in range(n):
-        flat = np.array([p for with_j in quality[i] for p in with_j])
-        partner = np.repeat(np.arange(n), [len(with_j) for with_j in quality[i]])
-        ranks, total = stats.rankdata(flat), len(flat)
-        for j, m in enumerate(np.bincount(partner, minlength=n)):
-            if 0 < m < total:
-                deviation = math.sqrt((total + 1) * (total - m) / (12 * m))
-                z[i, j] = (ranks[partner == j].mean() - (total + 1) / 2) / deviation
+    counts = np.array([[len(deals) for deals in row] for row in quality])
+    z = np.zeros(counts.shape)
+    for i, row in enumerate(quality):
+        ranks = stats.rankdata(np.concatenate(row))
+        total = len(ranks)
+        for j, mine in enumerate(np.split(ranks, np.cumsum(counts[i])[:-1])):
+            if 0 < len(mine) < total:
+                deviation = math.sqrt((total + 1) * (total - len(mine)) / (12 * len(mine)))
+                z[i, j] = (mine.mean() - (total + 1) / 2) / deviation
     both, by_chance = counts + counts.T, np.maximum(expected + expected.T, 1e-9)
-    at_least = special.pdtrc(np.maximum(both - 1, 0), by_chance)  # P(Poisson >= both)
+    at_least = special.pdtrc(np.maximum(both - 1.0, 0), by_chance)  # P(Poisson >= both)
     often = np.where(both > 0, at_least, 1.0)
     well = special.ndtr(-(z + z.T) / math.sqrt(2))
-    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    pairs = combinations(range(len(quality)), 2)
     return {pair: (float(often[pair]), float(well[pair])) for pair in pairs}
 
 
-def colluding(counts, quality, expected, alpha: float = 0.01) -> list[tuple[int, int]]:
+def colluding(quality, expected, alpha: float = 0.01) -> list[tuple[int, int]]:
     """The pairs with too many or too good deals for chance, by Holm's correction (1979).
 
     Of honest agents at most one look in 1 / alpha names any, however the tests are dependent.
     """
-    tests = pair_tests(counts, quality, expected)
-    tests = sorted((value, pair) for pair, values in tests.items() for value in values)
-    found = set()
-    for k, (value, pair) in enumerate(tests):
-        if value > alpha / (len(tests) - k):
-            break
-        found.add(pair)
-    return sorted(found)
+    tests = pair_tests(quality, expected).items()
+    tests = sorted((value, pair) for pair, values in tests for value in values)
+    above = (k for k, (value, _) in enumerate(tests) if value > alpha / (len(tests) - k))
+    return sorted({pair for _, pair in tests[: next(above, len(tests))]})
 
 
 # ------------------------------------------------------------------------- the tiers
@@ -303,7 +274,7 @@ def colluding(counts, quality, expected, alpha: float = 0.01) -> list[tuple[int,
 class Stack:
     """A governance: the mechanisms that are on, and their settings."""
 
-    gate: str = "soft"  # one of GATES
+    gate: str = "soft"  # open, hard, soft, latch or watched: see decide
     local: bool = False  # stakes and audits, and the tax, decay and breaker of swarm/economy.py
     vote: bool = False  # of the council
     pairs: bool = False  # collusion detection by the council
@@ -348,7 +319,7 @@ def call_council(stack: Stack, series: list[float], watch: Watch, epochs_since: 
     """
     if stack.always or metrics.change(series, stack.confidence) is not None:
         return True
-    return epochs_since >= 5 and bool(too_kind(watch))
+    return epochs_since >= 5 and too_kind(watch)
 
 
 def outvoted(ballots: dict[str, set[str]], majority: float) -> list[str]:
@@ -376,12 +347,10 @@ class World:
     most: int = 100
 
 
-class Dice:
+def dice_of(row: list[float]) -> SimpleNamespace:
     """Reads numbers drawn beforehand, so that every governance meets the same luck at the same
     step. To swarm/bots.py it is a random.Random."""
-
-    def __init__(self, row):
-        self.random = iter(row).__next__
+    return SimpleNamespace(random=iter(row).__next__)
 
 
 def poisson(mean: float, u: float) -> int:
@@ -389,7 +358,7 @@ def poisson(mean: float, u: float) -> int:
     return int(np.searchsorted(special.pdtr(np.arange(50), mean), u, side="right"))
 
 
-def observe(quality: float, noise: float, dice: Dice) -> Signals:
+def observe(quality: float, noise: float, dice) -> Signals:
     """What a deal of that (apparent) quality shows."""
     draw = lambda: NormalDist().inv_cdf(dice.random() * (1 - 2e-9) + 1e-9)
     shown = [max(-1.0, min(1.0, 2 * quality - 1 + noise * draw())) for _ in range(2)]
@@ -397,7 +366,7 @@ def observe(quality: float, noise: float, dice: Dice) -> Signals:
     return Signals(shown[0], *counts, shown[1])
 
 
-def choose(world: World, agent: Member, others: list[Member], dice: Dice):
+def choose(world: World, agent: Member, others: list[Member], dice):
     """(whom to propose a deal, how good it is, how good it looks, what it takes from the other)"""
     partner, inside, which = pick(dice, others), chance(dice, world.collude), dice.random()
     take = between(dice, 5, 20)
@@ -405,8 +374,7 @@ def choose(world: World, agent: Member, others: list[Member], dice: Dice):
         quality = world.good if agent.kind == "honest" else world.fair
         return partner, quality, quality, 0.0
     mates = [m for m in others if m.kind == "deceptive"]
-    if inside and mates:
-        partner = mates[int(which * len(mates))]
+    partner = mates[int(which * len(mates))] if inside and mates else partner
     if world.collude and partner in mates:
         return partner, world.bad, world.good, 0.0
     if exploits("0.2", dice, agent.interactions, world.trust * agent.turning):
@@ -418,11 +386,11 @@ def market(world: World, stack: Stack, seed: int) -> Economy:
     """Eight bots of the economy, without the model and without tasks."""
     kinds = ["deceptive"] * world.adversaries + ["opportunistic"] * world.opportunists
     kinds += ["honest"] * (world.agents - len(kinds))
-    rules = {"tax": stack.tax, "decay": stack.decay, "threshold": stack.threshold}
-    scenario = Scenario(seed, "medium", "0.2", "normal", tuple(kinds), threshold=0.0)
-    scenario = replace(scenario, dice=f"governance {seed}", epochs=world.most)
+    rules = {"tax": 0.0, "decay": 1.0, "threshold": 0.0}
     if stack.local:
-        scenario = replace(scenario, **rules)
+        rules = {name: getattr(stack, name) for name in rules}
+    rules |= {"dice": f"governance {seed}", "epochs": world.most}
+    scenario = Scenario(seed, "medium", "0.2", "normal", tuple(kinds), **rules)
     economy = open_economy(scenario, [[] for _ in range(world.most)])
     del economy.members[ME]
     economy.total -= scenario.resources
@@ -437,19 +405,13 @@ class Run:
     """One governance and one seed, from the first deal until it has settled."""
 
     def __init__(self, world: World, stack: Stack, seed: int):
-        if not 0 <= world.adversaries <= world.agents - world.opportunists:
-            mixed = f"{world.adversaries} adversaries and {world.opportunists} opportunists"
-            raise ValueError(f"{mixed} of {world.agents} agents; take fewer")
         self.world, self.stack, self.watch = world, stack, Watch()
         self.economy = market(world, stack, seed)
         self.members = list(self.economy.members.values())
-        self.kinds = {m.name: m.kind for m in self.members}
         self.rng = np.random.default_rng([seed, world.agents])
-        self.beliefs = {name: Belief() for name in self.kinds}
-        last_ten = lambda: {name: deque(maxlen=10) for name in self.kinds}
-        self.received = {name: last_ten() for name in self.kinds}  # p's, by proposer
+        self.beliefs = {name: Belief() for name in self.economy.members}
         self.deals: list[Interaction] = []  # with p as the proxy gave it
-        self.truth: list[float] = []  # of each deal, the probability that it is beneficial
+        self.true_deals: list[Interaction] = []  # with the probability that it is beneficial
         self.welfare: list[float] = []  # by epoch
         self.accepted: list[float] = []  # by epoch, the share of what was proposed
         self.by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals if i took anybody
@@ -457,7 +419,6 @@ class Run:
         self.away: set[str] = set()
         self.noisy = self.too_kind = False  # what the watch said of p after the last epoch
         self.meetings = self.audits = self.flagged = self.last_meeting = 0
-        self.frozen = dict.fromkeys(("honest", "opportunistic", "deceptive"), 0)  # by the council
         convened = False
         for epoch in range(1, world.most + 1):
             convened = self.epoch(epoch, convened)
@@ -473,8 +434,7 @@ class Run:
         for rows in self.rng.random((STEPS, n, 22)).tolist():
             self.welcome()
             before, step = len(self.deals), self.economy.step
-            for k in range(0 if convened else n):
-                i = (step + k) % n
+            for i in [] if convened else [(step + k) % n for k in range(n)]:
                 worth += self.deal(i, rows[i])
             convened = False
             end_step(self.economy)
@@ -484,15 +444,14 @@ class Run:
         new = self.deals[first:]
         self.welfare.append(worth / (STEPS * n))
         self.accepted.append(sum(d.accepted for d in new) / len(new) if new else 0.0)
-        self.noisy = bool(noisy(self.watch, stack.bar))
-        self.too_kind = bool(too_kind(self.watch))
+        self.noisy, self.too_kind = noisy(self.watch, stack.bar), too_kind(self.watch)
         self.flagged += self.noisy or self.too_kind
         slow, since = stack.vote or stack.pairs, epoch - self.last_meeting
-        if not slow or not call_council(stack, self.series, self.watch, since):
-            return False
-        self.council()
-        self.last_meeting, self.series = epoch, []
-        return True
+        called = slow and call_council(stack, self.series, self.watch, since)
+        if called:
+            self.council()
+            self.last_meeting, self.series = epoch, []
+        return called
 
     def welcome(self) -> None:
         """Who is back from a freeze is remembered, but what it does now counts for more."""
@@ -517,12 +476,11 @@ class Run:
             return 0.0
         self.by_chance[-1][i, there] += 1 / len(there)
         others = [self.members[j] for j in there]
-        partner, quality, looks, take = choose(world, agent, others, Dice(row))
-        p, belief = proxy(observe(looks, world.noise, Dice(row[8:]))), self.beliefs[agent.name]
+        partner, quality, looks, take = choose(world, agent, others, dice_of(row))
+        p, belief = proxy(observe(looks, world.noise, dice_of(row[8:]))), self.beliefs[agent.name]
         if row[18] < 0.1:
-            self.watch.rereads.append((p, proxy(observe(looks, world.noise, Dice(row[13:])))))
+            self.watch.rereads.append((p, proxy(observe(looks, world.noise, dice_of(row[13:])))))
         rate = audit_rate(stack, belief, p, self.noisy or self.too_kind) if stack.local else 0.0
-        self.received[partner.name][agent.name].append(p)
         act.propose_trade(economy, agent.name, partner.name, "a deal", 0.0)
         proposal = partner.inbox[agent.name]
         proposal.p = p  # instead of the economy's own label, which looks at the text
@@ -530,7 +488,7 @@ class Run:
         answer = act.accept_proposal if yes else act.reject_proposal
         answer(economy, partner.name, proposal.id)
         self.deals.append(economy.interactions[-1])
-        self.truth.append(quality)
+        self.true_deals.append(replace(self.deals[-1], p=quality))
         if not yes:
             return 0.0
         if take:
@@ -550,53 +508,43 @@ class Run:
 
     def council(self) -> None:
         """The slow tier meets: it votes, looks at who deals with whom, and freezes."""
-        economy, names, named = self.economy, list(self.kinds), set()
+        economy, names, named = self.economy, list(self.beliefs), set()
         if self.stack.vote:
             named |= set(outvoted(self.ballots(), self.stack.majority))
         if self.stack.pairs:
             recent = [d for d in self.deals if d.step >= economy.step - LOOK_BACK * STEPS]
-            pairs = colluding(*graph(recent, names), sum(self.by_chance))
+            pairs = colluding(graph(recent, names), sum(self.by_chance))
             named |= {names[i] for pair in pairs for i in pair}
-        for name in named:
-            if not economy.members[name].frozen_at:
-                # The economy lets a member back after APPEAL_STEPS; a longer freeze is dated ahead.
-                until = economy.step + STEPS * self.stack.freeze
-                economy.members[name].frozen_at = until - APPEAL_STEPS
-                self.frozen[self.kinds[name]] += 1
+        # The economy lets a member back after APPEAL_STEPS; a longer freeze is dated ahead.
+        until = economy.step + STEPS * self.stack.freeze
+        for member in self.members:
+            if member.name in named and not member.frozen_at:
+                member.frozen_at = until - APPEAL_STEPS
         self.meetings += 1
 
     def ballots(self) -> dict[str, set[str]]:
         """Whom everybody who is not frozen wants frozen."""
-        voters = [m for m in self.members if not m.frozen_at]
+        received = graph(self.deals, list(self.beliefs))
+        voters = [(j, m) for j, m in enumerate(self.members) if not m.frozen_at]
+        others = {m.name for _, m in voters if m.kind != "deceptive"}
         poor = lambda seen: len(seen) >= 3 and sum(seen) / len(seen) < 0.5
-        wanted = {}
-        for voter in voters:
-            if voter.kind == "deceptive":
-                wanted[voter.name] = {m.name for m in voters if m.kind != "deceptive"}
-            else:
-                seen = self.received[voter.name]
-                wanted[voter.name] = {m.name for m in voters if poor(seen[m.name])}
-        return wanted
+        named_by = lambda j: {m.name for i, m in voters if poor(received[i][j][-10:])}
+        return {m.name: others if m.kind == "deceptive" else named_by(j) for j, m in voters}
 
     def settled(self) -> bool:
         """Welfare and acceptance move by less than 0.1 in ten epochs; a good deal is worth 1.5."""
         still = lambda x: metrics.trend(x, tolerance=0.1, shortest=20).settled
         return all(np.ptp(x) == 0 or still(x) for x in (self.welfare, self.accepted))
 
-    def true_deals(self) -> list[Interaction]:
-        return [replace(deal, p=q) for deal, q in zip(self.deals, self.truth)]
-
     def numbers(self) -> dict[str, float]:
         """*_soft is what the proxy says, *_hard the same with p cut at 0.5; else the truth."""
-        true, epochs = measures(self.true_deals()), len(self.welfare)
+        true, epochs = measures(self.true_deals), len(self.welfare)
         found = {"welfare": float(np.mean(self.welfare[-10:])), "acceptance": true["acceptance"]}
         seen = {"": true, "_soft": measures(self.deals), "_hard": measures(self.deals, hard=True)}
         for name in ("toxicity", "tail", "quality_gap"):
             found |= {name + how: some[name] for how, some in seen.items()}
         found |= {"thrash": thrash(self.deals), "flagged": self.flagged / epochs}
-        found |= {"audits": self.audits / epochs, "meetings": self.meetings, "epochs": epochs}
-        others = self.frozen["honest"] + self.frozen["opportunistic"]
-        return found | {"frozen_deceptive": self.frozen["deceptive"], "frozen_others": others}
+        return found | {"audits": self.audits / epochs, "meetings": self.meetings, "epochs": epochs}
 
 
 # ------------------------------------------------------------------------- the sweep
@@ -605,9 +553,15 @@ def over(values) -> metrics.Interval:
     return metrics.mean([v for v in values if v is not None and v == v])
 
 
-def words(i: metrics.Interval, digits: int = 2) -> str:
-    """'0.05 [0.02, 0.07]', or '-' if there was nothing to average."""
+def words(values, digits: int = 2) -> str:
+    """'0.05 [0.02, 0.07]' of values, or '-' if there was nothing to average."""
+    i = over(values)
     return i.text(digits) if i.mean == i.mean else "-"
+
+
+def collapsed(cell: dict[str, list[float]]) -> str:
+    """'2 of 24' seeds."""
+    return f"{sum(welfare <= 0 for welfare in cell['welfare'])} of {len(cell['welfare'])}"
 
 
 def sweep(seeds: int, noise: float) -> dict[str, dict[int, dict[str, list[float]]]]:
@@ -630,13 +584,12 @@ def show(found: dict) -> None:
     for name, cells in found.items():
         for n, cell in cells.items():
             mean = lambda key, cell=cell: over(cell[key]).mean
-            text = lambda key, cell=cell: words(over(cell[key]))
-            collapsed = sum(welfare <= 0 for welfare in cell["welfare"])
+            text = lambda key, cell=cell: words(cell[key])
             print(
                 f"{name:19} {n / 8:9.1%}  {text('welfare'):20} {text('toxicity'):20} "
                 f"{mean('toxicity_soft'):.2f}  {mean('toxicity_hard'):.2f}  {mean('tail'):8.2f}  "
                 f"{text('quality_gap'):20} {mean('thrash'):6.3f}  {mean('audits'):6.1f}  "
-                f"{mean('meetings'):8.1f}  {collapsed} of {len(cell['welfare'])}"
+                f"{mean('meetings'):8.1f}  {collapsed(cell)}"
             )
         print()
     print(
@@ -647,13 +600,10 @@ def show(found: dict) -> None:
 
 
 def draw(found: dict, path: str) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
-    for ax, key in zip(axes, ("welfare", "toxicity", "quality_gap")):
+    figure = Figure(figsize=(14, 4.5), layout="constrained")
+    for ax, key in zip(figure.subplots(1, 3), ("welfare", "toxicity", "quality_gap")):
         for name, cells in found.items():
             i = [over(cell[key]) for cell in cells.values()]
             reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]

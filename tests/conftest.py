@@ -188,13 +188,11 @@ def no_pictures(monkeypatch):
 
 @pytest.fixture(scope="module")
 def chromium():
-    """A driver of headless Chromium; without one, its tests are skipped and say why."""
-    from lab import live_check
+    """A selenium driver of headless Chromium; without one, its tests are skipped and say why."""
+    import browser
 
     try:
-        driver = live_check.chromium()
-        browser = driver.__enter__()
-    except live_check.Missing as missing:
+        with browser.driver() as chromium:
+            yield chromium
+    except browser.Missing as missing:
         pytest.skip(str(missing))
-    yield browser
-    driver.__exit__(None, None, None)

@@ -55,15 +55,6 @@ def test_a_short_round_leaves_a_model_to_chat_with(tokenizer, tmp_path):
     assert policy.n_parameters == size and '"0 skill"' in log
 
 
-def test_the_card_says_with_which_numbers_the_base_was_taught():
-    cfg, said = Pretrain(), " ".join((PICO / "README.md").read_text().split())
-    bare, states, derives = (round(100 * share) for share in cfg.habits)
-    assert f"as if {bare}% of the replies answered at once, {states}% stated counts and {derives}% derived them" in said
-    assert f"{100 * cfg.shown[2]:.0f}% and later {100 * cfg.polish_shown[2]:.0f}% spell the string" in said
-    assert f"{cfg.skill_steps:,} steps of running tallies" in said
-    assert f"then {cfg.chat_steps + sum(cfg.polish_steps):,} steps of {cfg.batch} chats" in said
-
-
 def test_renumbered_ids_keep_their_order_and_who_is_who():
     given = [
         "- task_3 open\n- task_9 open\n- prop_1 from bot_2",

@@ -8,8 +8,8 @@ import pytest
 
 import metrics
 from bookkeeping import tables
+from bookkeeping.records import lines
 from evaluate import evaluate_policy, headline, print_components, summarize
-from lab.common import read_lines as lines
 from rollout import Episode
 from settings import DEV_SEEDS, Config, dev_seeds
 

@@ -5,7 +5,6 @@ import json
 import math
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-import warm
 from env_swarm import Swarm, play
-from lab import tables
 from swarm import governance as gov
 from swarm.economy import Interaction
 from swarm.governance import (
@@ -29,14 +26,11 @@ from swarm.governance import (
     decide,
     measures,
     over,
-    payoff,
     proxy,
     social,
     thrash,
     v_hat,
 )
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def deal(p: float, accepted: bool = True, who: str = "a", to: str = "b") -> Interaction:
@@ -64,19 +58,10 @@ def test_v_stays_in_its_range_and_complaints_never_help(progress, redone, no, mi
         assert v_hat(replace(base, **{name: getattr(base, name) + 1})) <= v_hat(base)
 
 
-def test_payoffs_by_hand():
+def test_the_worth_of_a_deal_by_hand():
     # p = 0.7: S = 1.4 - 0.3 = 1.1, E = 0.6
-    assert gov.surplus(0.7) == pytest.approx(1.1) and gov.harm(0.7) == pytest.approx(0.6)
-    assert payoff(0.7) == pytest.approx(0.55)
-    whole = payoff(0.7, tau=0.2, c=0.1, rho=0.5, w=2, r=0.3)
-    assert whole == pytest.approx(0.55 - 0.2 - 0.1 - 0.3 + 0.6)
+    assert social(0.7) == pytest.approx(0.5)
     assert social(0.6) == pytest.approx(0) and social(1) == 2 and social(0) == -3
-
-
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(-5, 5), st.floats(0, 1), st.floats(0, 1))
-def test_both_payoffs_and_the_harm_nobody_answers_for_make_the_worth(p, theta, tau, a, b):
-    both = payoff(p, theta, tau, rho=a) + payoff(p, 1 - theta, -tau, rho=b)
-    assert both - (1 - a - b) * gov.harm(p) == pytest.approx(social(p))
 
 
 # ------------------------------------------------------------------------- the measures
@@ -90,15 +75,11 @@ def test_the_measures_by_hand():
     assert hard["quality_gap"] == pytest.approx(2 / 3 - 1 / 2)
     assert soft["welfare"] == pytest.approx(1.5 + 0.5 - 1.0)
     assert hard["welfare"] == pytest.approx(2 + 2 - 3)
+    empty = measures([])  # nothing to average is NaN, and not 0
+    assert empty.pop("welfare") == 0 and all(math.isnan(x) for x in empty.values())
+    assert over([1.0, float("nan"), 3.0]).n == 2
     # adverse selection is a negative gap
     assert measures([deal(0.2), deal(0.8, False)])["quality_gap"] == pytest.approx(-0.6)
-
-
-def test_nothing_to_average_is_nan_and_not_zero():
-    empty = measures([])
-    assert empty.pop("welfare") == 0 and all(math.isnan(x) for x in empty.values())
-    assert math.isnan(measures([deal(0.5)])["quality_gap"])
-    assert over([1.0, float("nan"), 3.0]).n == 2
 
 
 def test_a_training_episode_gives_the_measures_the_environment_gives():
@@ -125,19 +106,15 @@ def test_the_watch_flags_noise_and_kindness_and_nothing_else():
     rng = np.random.default_rng(1)
     wild = read_twice(rng, 0.55, 0.2)
     assert gov.reading_variance(wild) == pytest.approx(0.04, rel=0.3)
-    assert gov.noisy(read_twice(rng, 0.8, 0.05)) == "" == gov.noisy(Watch())
-    assert "too noisy" in gov.noisy(wild)
+    assert not gov.noisy(read_twice(rng, 0.8, 0.05), 0.5) and not gov.noisy(Watch(), 0.5)
+    assert gov.noisy(wild, 0.5)
     kind, fair, strict = ([(0.8, k % 5 > least) for k in range(100)] for least in (2, 0, -1))
-    assert "too kind" in gov.too_kind(Watch(audits=deque(kind)))
-    assert gov.too_kind(Watch(audits=deque(kind[:29]))) == ""  # too few to say
-    assert not any(gov.too_kind(Watch(audits=deque(audits))) for audits in (fair, strict))
-
-
-def test_the_watch_seldom_cries_wolf_at_a_calibrated_proxy():
-    rng, cries = np.random.default_rng(2), 0
-    for _ in range(400):
+    said = [gov.too_kind(Watch(audits=deque(a))) for a in (kind, kind[:29], fair, strict)]
+    assert said == [True, False, False, False]  # 29 are too few to say
+    cries = 0
+    for _ in range(400):  # of a calibrated proxy
         p = rng.uniform(0.3, 0.9, 60)
-        cries += bool(gov.too_kind(Watch(audits=deque(zip(p, rng.random(60) < p)))))
+        cries += gov.too_kind(Watch(audits=deque(zip(p, rng.random(60) < p))))
     assert cries / 400 < 0.06  # 2.5% are meant; 6% is 4.5 standard errors above
 
 
@@ -145,10 +122,6 @@ def test_the_watch_seldom_cries_wolf_at_a_calibrated_proxy():
 def decisions(gate: str, readings, noise=0.01, flagged=False) -> list[Interaction]:
     belief = Belief()
     return [deal(p, decide(gate, belief, p, noise, 0.5, flagged)) for p in readings]
-
-
-def accepted(*how, **more) -> list[bool]:
-    return [d.accepted for d in decisions(*how, **more)]
 
 
 def test_kalman_by_hand():
@@ -163,7 +136,7 @@ def test_kalman_by_hand():
     assert gov.expect(steady, 0.1, 0.02) == pytest.approx(0.6)  # its record speaks
 
 
-@pytest.mark.parametrize("truth", [0.45, 0.5, 0.55, 0.6, 0.7])
+@pytest.mark.parametrize("truth", [0.45, 0.55, 0.7])
 def test_soft_thrashes_less_than_hard_on_an_agent_that_does_not_change(truth):
     noise = 0.15 * np.random.default_rng(0).standard_normal(400)
     readings = np.clip(truth + noise, 0, 1)
@@ -171,37 +144,30 @@ def test_soft_thrashes_less_than_hard_on_an_agent_that_does_not_change(truth):
     assert soft < hard and hard > 0.1
 
 
-def test_soft_without_noise_is_hard():
-    """Payoffs are linear in p: an expectation over no width decides as the point does."""
-    readings = np.random.default_rng(3).random(200)
-    assert accepted("soft", readings, 0.0) == accepted("hard", readings, 0.0)
-
-
 def test_the_other_gates():
+    accepted = lambda *how, **more: [d.accepted for d in decisions(*how, **more)]
     assert accepted("open", [0.0, 1.0]) == [True, True]
     # latch, from yes: stays above 0.4, then needs 0.6 to return
     assert accepted("latch", [0.45, 0.39, 0.55, 0.61]) == [True, False, False, True]
-    readings = np.random.default_rng(3).random(200)  # a flagged reading is not thresholded
-    assert accepted("watched", readings, 0.05) == accepted("hard", readings, 0.05)
-    soft = accepted("soft", readings, 0.05)
-    assert accepted("watched", readings, 0.05, flagged=True) == soft != accepted("hard", readings)
-    with pytest.raises(ValueError, match="decide: there is no gate 'iron'; choose open"):
-        decide("iron", Belief(), 0.5, 0.01, 0.5)
+    readings = np.random.default_rng(3).random(200)
+    hard, soft = accepted("hard", readings, 0.05), accepted("soft", readings, 0.05)
+    assert accepted("soft", readings, 0.0) == hard != soft  # no width, no difference: p is linear
+    assert accepted("watched", readings, 0.05) == hard  # a flagged reading is not thresholded
+    assert accepted("watched", readings, 0.05, flagged=True) == soft
 
 
 # ------------------------------------------------------------------------- collusion
 def named(rng, ring=(), share=0.5, steps=75, better=0.0, alpha=0.01):
     """The pairs named among eight agents who take partners at random, a ring with this share."""
-    counts, quality = np.zeros((8, 8)), [[[] for _ in range(8)] for _ in range(8)]
+    quality = [[[] for _ in range(8)] for _ in range(8)]
     for i in range(8):
         for _ in range(steps):
             j = int(rng.choice([j for j in range(8) if j != i]))
             if i in ring and rng.random() < share:
                 j = int(rng.choice([k for k in ring if k != i]))
-            counts[i, j] += 1
             p = 0.5 + 0.01 * i + 0.1 * rng.standard_normal() + better * (i in ring and j in ring)
             quality[i][j].append(p)
-    return gov.colluding(counts, quality, steps / 7 * (1 - np.eye(8)), alpha)
+    return gov.colluding(quality, steps / 7 * (1 - np.eye(8)), alpha)
 
 
 def test_honest_agents_are_seldom_named():
@@ -227,14 +193,13 @@ def test_pair_tests_by_hand():
         [[0.4, 0.6, 0.6], [], []],
         [[0.2, 0.3], [0.8, 0.9, 0.7], []],
     ]
-    counts = np.array([[len(p) for p in row] for row in quality], dtype=float)
     expected = np.array([[0, 1.0, 2.0], [1.5, 0, 0.5], [2.0, 2.5, 0]])
     often = [stats.poisson.sf(4, 2.5), stats.poisson.sf(2, 4.0), stats.poisson.sf(2, 3.0)]
     # ranks of agent 0: with 1 they are 1 and 3, with 2 it is 2 of 3: no deviation; of agent 2:
     # with 0 they are 1 and 2, with 1 they are 4, 5, 3 of 5
     zs = [0.0, -1.5 / math.sqrt(6 * 3 / 24), 1.0 / math.sqrt(6 * 2 / 36)]
     well = [stats.norm.sf(z / math.sqrt(2)) for z in zs]
-    found = gov.pair_tests(counts, quality, expected)
+    found = gov.pair_tests(quality, expected)
     assert list(found) == [(0, 1), (0, 2), (1, 2)]
     assert [pair[0] for pair in found.values()] == pytest.approx(often)
     assert [pair[1] for pair in found.values()] == pytest.approx(well)
@@ -251,14 +216,8 @@ def test_more_than_the_majority_of_all_voters_freezes():
 def test_audits_follow_surprise_and_a_flagged_proxy():
     belief = Belief(mean=0.7, var=0.005, spread=0.005)  # two standard deviations are 0.2
     rate = lambda p, flagged: gov.audit_rate(Stack(local=True), belief, p, flagged)
-    assert [rate(p, False) for p in (0.6, 0.51, 0.49, 0.45, 0.89, 0.91)] == [
-        0.1,
-        0.1,
-        0.5,
-        0.5,
-        0.1,
-        0.5,
-    ]
+    quiet, alarmed = (0.6, 0.51, 0.89), (0.49, 0.45, 0.91)
+    assert {rate(p, False) for p in quiet} == {0.1} and {rate(p, False) for p in alarmed} == {0.5}
     assert (rate(0.6, True), rate(0.45, True)) == (0.2, 1.0)
 
 
@@ -287,7 +246,10 @@ def test_the_books_balance(name, adversaries):
         assert m.books["fine"] <= 0 and m.books["tax"] <= 0 and m.books["bonus"] == 0
     assert math.fsum(m.books["transfer"] for m in members) == pytest.approx(0, abs=1e-6)
     assert run.economy.total == pytest.approx(math.fsum(m.resources for m in members))
-    worth = measures(run.true_deals())["welfare"] - run.audits * STACKS[name].audit_cost
+    if name == "open":
+        assert run.audits == run.meetings == 0 and all(d.accepted for d in run.deals)
+        assert all(m.books["tax"] == m.books["fine"] == m.frozen_at == 0 for m in run.members)
+    worth = measures(run.true_deals)["welfare"] - run.audits * STACKS[name].audit_cost
     assert 40 * sum(run.welfare) == pytest.approx(worth)
 
 
@@ -299,27 +261,15 @@ def test_the_same_seed_gives_the_same_table_and_another_another():
     assert first(hard) == first(once) != first(other)
 
 
-def test_without_governance_nothing_is_fined_taxed_audited_or_frozen():
-    run = Run(replace(SHORT, adversaries=4), STACKS["open"], 0)
-    assert run.audits == run.meetings == 0 and len(run.deals) == 6 * 40
-    assert all(d.accepted for d in run.deals)
-    assert all(m.books["tax"] == m.books["fine"] == m.frozen_at == 0 for m in run.members)
-
-
 def test_a_meeting_costs_a_step_and_freezes_for_the_epochs_of_the_stack():
     often = STACKS["slow every epoch"]
     run = Run(SHORT, often, 0)
     assert run.meetings == 6 and len(run.deals) == 6 * 40 - 5 * 8  # the sixth would stop epoch 7
     run = Run(World(adversaries=2, least=20, most=20), replace(often, vote=False, freeze=2), 0)
-    rogues = [name for name, kind in run.kinds.items() if kind == "deceptive"]
+    rogues = [m.name for m in run.members if m.kind == "deceptive"]
     steps = [sorted({d.step for d in run.deals if d.initiator == name}) for name in rogues]
     gaps = [b - a for row in steps for a, b in zip(row, row[1:])]
     assert 12 in gaps  # away for the meeting and the ten steps after it
-
-
-def test_too_many_adversaries_are_refused_in_a_sentence():
-    with pytest.raises(ValueError, match="^7 adversaries and 2 opportunists of 8 agents; take"):
-        Run(World(adversaries=7), STACKS["open"], 0)
 
 
 def test_it_stops_when_settled_and_not_before():
@@ -340,14 +290,5 @@ def test_the_command_prints_one_table_and_saves_every_seed(tmp_path, monkeypatch
     again = Run(World(adversaries=3), STACKS["fast + slow tier"], 1).numbers()
     assert {key: row[1] for key, row in saved["fast + slow tier"]["shares"]["3"].items()} == again
     assert (tmp_path / "g.png").stat().st_size > 5000
-
-
-def test_one_seed_is_refused_in_a_sentence():
-    wrong = warm.run(["-m", "swarm.governance", "--seeds", "1"], ROOT)
-    assert wrong.stderr == "--seeds 1: an interval needs at least 2 runs of each kind\n"
-
-
-@pytest.mark.parametrize("name", ["governance_welfare", "governance_at_three"])
-def test_the_page_has_the_tables(name):
-    page = (ROOT / "docs/swarm.md").read_text(encoding="utf8")
-    assert f"<!-- table: {name} -->\n{tables.TABLES[name]()}<!-- end -->" in page
+    with pytest.raises(SystemExit, match="^--seeds 1: an interval needs at least 2 runs"):
+        gov.main(seeds=1)

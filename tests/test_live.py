@@ -1,29 +1,56 @@
-"""Protects docs/live: that its JavaScript computes what torch computes, that its numbers and links are right, and that it is a page.
-
-A few tasks each; `python -m lab.live_check` asks the same of 64. Where there is no Chromium, the half that needs one
-is skipped, with the reason.
-"""
+"""Protects docs/live: its JavaScript computes what torch computes, its numbers and links are right,
+and a person can use it. Without Chromium, the half that needs one is skipped, with the reason."""
 
 import base64
 import json
 import re
 import string
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
+import browser
 import env_letters
+import settings
 from fast.sampler import TorchSampler
-from lab import live, live_check
-from policy import PICO, encode, load_policy
-from rollout import prompt_ids
+from grpo import advantages_of, update
+from lab import live
+from policy import PICO, adam, encode, load_policy
+from rollout import Episode, prompt_ids
 
 INDEX = (live.PAGE / "index.html").read_text()
-RUN = json.loads((live.PAGE / "data" / "run.js").read_text().removeprefix("var LIVE = ").split(";\nLIVE.adapters")[0])
-HOSTILE = "<img src=x onerror=\"window.hacked='typed'\"></script><script>window.hacked='ran'</script>"
+DATA = (live.PAGE / "data" / "run.js").read_text().removeprefix("var LIVE = ")
+RUN = json.loads(DATA.split(";\nLIVE.adapters")[0])
+CFG = settings.Config(
+    sft_style="states", difficulty=6, max_tokens=320, micro_tokens=8192, importance="clip"
+)
+HOSTILE = (
+    "<img src=x onerror=\"window.hacked='typed'\"></script><script>window.hacked='ran'</script>"
+)
+# What the tests call in the page: `m` is the model, `a` the arguments. Floats travel as base64.
+HELP = """
+const m = window.checked ??= (() => {
+  const m = pico();
+  m.tok = m.tokenizer(LIVE.tokenizer);
+  m.base = m.unpackBase(LIVE.base, LIVE.entries);
+  m.ints = (n, f) => Int32Array.from({ length: n }, (_, i) => f(i));
+  m.text = (floats) => {
+    const bytes = new Uint8Array(floats.buffer, floats.byteOffset, floats.byteLength);
+    let s = "";
+    for (let i = 0; i < bytes.length; i += 8192)
+      s += String.fromCharCode(...bytes.subarray(i, i + 8192));
+    return btoa(s);
+  };
+  m.packed = (x) => x && m.LINEAR.map((n) => [n, m.text(x[n].A), m.text(x[n].B)]);
+  m.adapterOf = async (name) => {
+    if (name === "base") return null;
+    await script(name);
+    return m.unpackAdapter(LIVE.adapters[name]);
+  };
+  return m;
+})();
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +59,50 @@ def policy():
 
 
 @pytest.fixture(scope="module")
-def sampler(policy):
-    return TorchSampler(policy)
-
-
-@pytest.fixture(scope="module")
-def chromium(chromium):
-    live_check.open_page(chromium)
+def page(chromium):
+    browser.open_page(chromium, live.PAGE / "index.html")
     return chromium
 
 
-# ------------------------------------------------------------------------------------------------ the files
+def call(page, code: str, *arguments):
+    """What an async function of the page returns."""
+    body = f"const a = [...arguments], go = a.pop(); (async () => {{ {HELP} {code} }})()"
+    body += ".then(go, e => go({failed: String(e.stack)}));"
+    found = page.execute_async_script(body, *arguments)
+    assert not (isinstance(found, dict) and "failed" in found), found
+    return found
 
 
+def floats(text: str, *shape: int) -> torch.Tensor:
+    return torch.tensor(np.frombuffer(base64.b64decode(text), np.float32)).view(shape)
+
+
+def adapter_of(rows: list | None) -> dict[str, torch.Tensor] | None:
+    """[[matrix, A, B], …] as base64 -> {PEFT's name: weight}."""
+    found = {}
+    for name, a, b in rows or []:
+        found |= dict(zip(live.lora_names(name), (floats(a, 32, -1), floats(b, -1, 32))))
+    return found or None
+
+
+def spoken(page, name: str, task, uniforms=()) -> dict:
+    """{prompt, replies, logps} of the page: greedy, or k drawn by uniforms [k, max_tokens]."""
+    code = """
+      const [name, text, letters, uniforms, maxTokens] = a;
+      const prompt = m.tok.prompt(m.question(text, letters)), stop = m.tok.stop;
+      const w = m.fold(m.base, await m.adapterOf(name)), temperature = Number(uniforms.length > 0);
+      const uniform = uniforms.map((row) => { let t = 0; return () => row[t++]; });
+      const how = { temperature, maxTokens, stop, uniform };
+      const replies = await m.sample(w, prompt, Math.max(1, uniforms.length), how);
+      return { prompt, replies: replies.map((r) => r.ids), logps: replies.map((r) => r.logps) };"""
+    return call(page, code, name, task.text, list(task.letters), list(uniforms), CFG.max_tokens)
+
+
+# ------------------------------------------------------------------------------- the files
 def test_each_link_names_the_line_that_it_shows():
     """If this fails after a chapter has changed: python -m lab.live --lines"""
     assert live.with_lines(INDEX) == INDEX
-    assert len(live.LINK.findall(INDEX)) == INDEX.count("data-line=") >= 15  # none is written so that nobody looks at it
+    assert len(live.LINK.findall(INDEX)) == INDEX.count("data-line=") >= 15
     with pytest.raises(SystemExit, match="grpo.py has 0 lines with 'no such line'"):
         live.with_lines('<a data-line="no such line" href="../../grpo.py#L1">grpo.py:1</a>')
 
@@ -60,262 +114,259 @@ def test_other_links_lead_somewhere_inside_the_repository():
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", code) and "innerHTML" not in code
 
 
-def test_the_page_is_small_and_its_numbers_are_those_of_its_run(policy):
-    assert sum(file.stat().st_size for file in live.PAGE.rglob("*")) < 8e6
-    tasks = live.tasks_of(live_check.new_env, live.TASKS)
-    assert RUN["tasks"] == [[text, "".join(letters)] for _, text, letters, _ in tasks]
+def test_its_data_are_those_of_its_run(policy):
+    tasks = live.tasks_of(lambda: settings.make_env(CFG, 6), live.TASKS)
+    assert RUN["tasks"] == [[task.text, "".join(task.letters)] for task in tasks]
     names = [stop["name"] for stop in RUN["stops"]]
     assert names == ["base", *(f"{update:04}" for update in live.SHOWN)]
     assert {file.stem for file in (live.PAGE / "data").iterdir()} == {*names, "run"}
-    for stop in RUN["stops"]:
-        assert stop["n"] == 256 and stop["low"] <= stop["exact"] <= stop["high"]
-        assert sum(stop[habit] for habit in live.HABITS) == pytest.approx(1, abs=1e-3)
-    learn = sum(p.numel() for p in policy.trainable().values())
-    assert f"{learn:,} weights" in INDEX and f"its {policy.lm.config.vocab_size} tokens" in INDEX.replace("\n", " ")
-    assert "tier 6 | yes | sampled | derives | 13.3% | 97.1%" in (PICO / "README.md").read_text()
-    assert "13% of its samples, and 97% of those" in INDEX.replace("\n", " ")
+    assert f"{sum(p.numel() for p in policy.trainable().values()):,} weights" in INDEX
 
 
-def test_rounding_is_at_most_half_a_step_and_the_files_are_read_back_as_they_were_written(policy):
+def test_rounding_is_at_most_half_a_step(policy):
     rng = torch.Generator().manual_seed(0)
-    adapter = {name.replace(".default", ""): torch.randn(p.shape, generator=rng) for name, p in policy.trainable().items()}
-    some = next(iter(adapter))
-    adapter[some][3] = 0  # a direction that has not learnt anything
+    trained = {k.replace(".default", ""): p.shape for k, p in policy.trainable().items()}
+    adapter = {name: torch.randn(shape, generator=rng) for name, shape in trained.items()}
+    next(iter(adapter.values()))[3] = 0  # a direction that has not learnt anything
     shipped = live.as_shipped(adapter)
-    for name, (scales, A, B) in live.rounded(adapter).items():
-        key = f"base_model.model.{live.long_name(name)}.lora_"
-        assert np.abs(A).max() <= 127 and np.abs(B).max() <= 127
-        for part, scale in (("A", scales[: len(A), None]), ("B", scales[None, len(A) :])):
-            gap = (shipped[f"{key}{part}.weight"] - adapter[f"{key}{part}.weight"]).abs().numpy()
-            assert (gap <= 0.501 * scale).all()
+    for name, (scales, A, _) in live.rounded(adapter).items():
+        steps = (scales[: len(A), None], scales[None, len(A) :])
+        for key, step in zip(live.lora_names(name), steps):
+            assert ((shipped[key] - adapter[key]).abs().numpy() <= 0.501 * step).all()
 
 
-@pytest.mark.parametrize(
-    "change, why",
-    [
-        (None, "it is no run folder; check the path"),
-        ({"lora_rank": 8}, "cannot show a run with lora_rank 8"),
-        ({"env": "alphabet"}, "cannot show a run with env 'alphabet'"),
-        ({"model": "Qwen/Qwen3-0.6B"}, "it must be pico_base"),
-        ({}, "it has no checkpoint yet"),
-    ],
-)
-def test_a_run_that_the_page_cannot_show_is_refused_in_one_sentence(tmp_path, change, why):
-    if change is not None:
-        (tmp_path / "config.json").write_text(json.dumps(asdict(live_check.config()) | change))
-    with pytest.raises(SystemExit, match=why):
-        live.snapshots_of(tmp_path)
-
-
-def test_train_keeps_a_copy_of_each_snapshot_and_changes_nothing_else(policy, tmp_path, monkeypatch):
-    """A run of train.py with the policy's weights set by hand, which saves after each of these updates."""
-    saves, real = (0, 2, 29, 31, 40), live.records.save_checkpoint
+def test_a_page_is_made_of_a_run_of_ones_own_and_others_are_refused(tmp_path, monkeypatch, policy):
+    """A run whose weights are set by hand; --train keeps a copy of what the slider shows."""
+    real = live.records.save_checkpoint
 
     def run(cfg, typed):
-        assert (cfg.env, cfg.difficulty, cfg.seed, cfg.updates, cfg.lr) == ("letters", 6, 0, None, None)  # train.py's own
-        for update in saves:
-            next(iter(policy.trainable().values())).data.fill_(update)
-            live.records.save_checkpoint(tmp_path / cfg.name / "checkpoint", policy, None, {"update": update})
-        return tmp_path / cfg.name
+        folder = tmp_path / cfg.name
+        for n in (0, 2, 4, 40):
+            next(iter(policy.trainable().values())).data.fill_(n)
+            live.records.save_checkpoint(folder / "checkpoint", policy, None, {"update": n})
+        (folder / "config.json").write_text(json.dumps({**vars(cfg), "max_tokens": 320}))
+        (folder / "summary.json").write_text("{}")
+        line = {"update": 1, "exact": 0.5, "habit_derives": 0.1}
+        (folder / "metrics.jsonl").write_text(json.dumps(line))
+        return folder
 
-    (tmp_path / "again").mkdir()
     monkeypatch.setattr(live.recipe, "train", run)
-    kept = live.train("again") / "snapshots"
-    assert [file.stem for file in sorted(kept.iterdir())] == ["0000", "0002", "0029", "0040"]  # 31 is neither early nor round
-    name = next(iter(policy.trainable())).replace(".default", "")
-    assert [load_file(file)[name].unique().tolist() for file in sorted(kept.iterdir())] == [[0], [2], [29], [40]]
-    assert live.records.save_checkpoint is real
+    with pytest.raises(SystemExit, match="it is no folder of a finished run"):
+        live.main(str(tmp_path))
+    (tmp_path / "again").mkdir()
+    folder = live.train("again")
+    assert list(live.snapshots_of(folder)) == [0, 4, 40] and live.records.save_checkpoint is real
+    live.main(str(folder), eval_n=2)
+    made = {file.name for file in (folder / "live" / "data").iterdir()}
+    assert made == {"base.js", "0000.js", "0004.js", "0040.js", "run.js"}
+    base = (folder / "live" / "data" / "base.js").read_bytes()
+    assert base == (live.PAGE / "data" / "base.js").read_bytes()
+    cfg = live.read_json(folder / "config.json") | {"lora_rank": 8}
+    (folder / "config.json").write_text(json.dumps(cfg))
+    with pytest.raises(SystemExit, match="cannot show a run with lora_rank 8"):
+        live.snapshots_of(folder)
 
 
-# ------------------------------------------------------------------------------------------------ the same numbers
-
-
-def test_tokens_are_those_of_the_tokenizer(chromium, policy):
-    odd = "naïve 🙂🙂 \t\x00 <think>a</think> <|im_end|> <0x41> 東京 ﬁ resources task_12 ' // new name!' " + string.printable
-    texts = [odd, "", "strawberry", 'Count the letters a, n in "banana".', HOSTILE, '", "arguments": {"task_id": "task_1"']
-    ours = live_check.ask(chromium, "return a[0].map((t) => m.tok.encode(t));", texts)
+# ------------------------------------------------------------------------------- the same numbers
+def test_tokens_are_those_of_the_tokenizer(page, policy):
+    odd = "naïve 🙂🙂 \t\x00 <think>a</think> <|im_end|> <0x41> 東京 ﬁ task_12 ' // new name!' "
+    texts = [odd + string.printable, "", "strawberry", HOSTILE, '", "arguments": {"task_id": "']
+    ours = call(page, "return a[0].map((t) => m.tok.encode(t));", texts)
     assert ours == [encode(policy, text) for text in texts]
-    back = live_check.ask(chromium, "return a[0].map((ids) => m.tok.decode(ids));", [*ours, [11 + 0xF0, 11 + 0x9F, 50 + 300]])
-    assert back == [policy.tokenizer.decode(ids) for ids in [*ours, [11 + 0xF0, 11 + 0x9F, 50 + 300]]]
-    for text, letters in (("ba<|im_end|>nana", ("a", "n")), ("banana", ("a",))):
-        task = env_letters.Task(text, letters, (0,) * len(letters))
-        asked = [{"role": "user", "content": env_letters.question(task, think=True)}]
-        ids = live_check.ask(chromium, "return m.tok.prompt(m.question(a[0], a[1]));", text, list(letters))
-        assert ids == prompt_ids(policy, asked, None, True)
+    ids = [*ours, [11 + 0xF0, 11 + 0x9F, 50 + 300]]
+    back = call(page, "return a[0].map((ids) => m.tok.decode(ids));", ids)
+    assert back == [policy.tokenizer.decode(one) for one in ids]
+    task = env_letters.Task("ba<|im_end|>nana", ("a", "n"), (0, 0))
+    asked = [{"role": "user", "content": env_letters.question(task, think=True)}]
+    code = "return m.tok.prompt(m.question(a[0], a[1]));"
+    assert call(page, code, task.text, list(task.letters)) == prompt_ids(policy, asked, None, True)
 
 
-REPLIES = [
-    "", "<answer>", '<answer>{"a": 3, "q": 0}</answer>', '<think>\nb a1 n a2 n a3\n</think>\n<answer>{"a": 3, "q": 0}</answer>',
-    '<think>x</think><answer>{"a": 3, "q": 0}</answer><answer>1</answer>', '<answer>{"a": 3, "q": 0, "a": 3}</answer>',
-    '<answer>{"a": 3.0, "q": 0}</answer>', '<answer>{"a": 3, "q": 0e0}</answer>', '<answer>{"a": 3, "q": true}</answer>',
-    '<answer>{"a": 3, "q": "0"}</answer>', '<answer>[["a", 3], ["q", 0]]</answer>', '<answer>{"\\u0061": 3, "q": 0}</answer>',
-    '<answer>{"a": 3}</answer>', '<answer>{"a": 3, "q": 0, "z": 0}</answer>', '<answer>{"a": 3, "q": -0}</answer>',
-    '<think>one<think>two</think><answer>{"a": 3, "q": 0}</answer>', '<think>never ends <answer>{"a": 3, "q": 0}</answer>',
-    '</think><think><answer>{"a": 3, "q": 0}</answer>', '<answer>\n {"a": 3, "q": 0}\x1f</answer>', '<answer>{"a": NaN, "q": 0}</answer>',
-    '<answer>{"a": {"b": 1}, "q": 0, "a": 3}</answer>', '<answer>{"__proto__": 1, "a": 3, "q": 0}</answer>', "<answer>null</answer>",
-    "<think>\nLet me count. a occurs 3 times.\n</think>\n<answer>3</answer>", "<answer> 3 </answer>", "<answer>0000003</answer>",
-    "<answer>٣</answer>", "<answer>3</answer>", "<think>b, a1. c2: word more</think>", "<think>b\x1fa1\x85n</think>", "</answer>3<answer>",
-]  # fmt: skip
+REPLIES = r"""
+<answer>|<answer>{"a": 3, "q": 0}</answer>|<think> b a1 n a2 n a3 </think><answer>{"a": 3, "q": 0}</answer>
+<think>x</think><answer>{"a": 3, "q": 0}</answer><answer>1</answer>|<answer>{"a": 3, "q": 0, "a": 3}</answer>
+<answer>{"a": 3.0, "q": 0}</answer>|<answer>{"a": 3, "q": 0e0}</answer>|<answer>{"a": 3, "q": true}</answer>
+<answer>{"a": 3, "q": "0"}</answer>|<answer>[["a", 3], ["q", 0]]</answer>|<answer>{"\u0061": 3, "q": 0}</answer>
+<answer>{"a": 3}</answer>|<answer>{"a": 3, "q": 0, "z": 0}</answer>|<answer>{"a": 3, "q": -0}</answer>
+<think>one<think>two</think><answer>{"a": 3, "q": 0}</answer>|<think>never ends <answer>{"a": 3, "q": 0}</answer>
+</think><think><answer>{"a": 3, "q": 0}</answer>|<answer>{"a": NaN, "q": 0}</answer>|<answer>null</answer>
+<answer>{"a": {"b": 1}, "q": 0, "a": 3}</answer>|<answer>{"__proto__": 1, "a": 3, "q": 0}</answer>
+<think>Let me count. a occurs 3 times.</think><answer>3</answer>|<answer> 3 </answer>|<answer>0000003</answer>
+<answer>٣</answer>|<answer>3</answer>|<think>b, a1. c2: word more</think>|</answer>3<answer>"""
 
 
-def test_the_reward_and_the_habit_are_those_of_the_environment(chromium):
-    ours = live_check.ask(chromium, "return a[0].map((r) => [['a', 'q'], ['a']].map((l) => m.score('banana', l, r)));", REPLIES)
-    for reply, (several, single) in zip(REPLIES, ours):
-        for found, task in ((several, env_letters.Task("banana", ("a", "q"), (3, 0))), (single, env_letters.Task("banana", ("a",), (3,)))):
+def test_the_reward_and_the_habit_are_those_of_the_environment(page):
+    replies = ["", "<think>b\x1fa1\x85n</think>", *re.split(r"[\n|]", REPLIES)]
+    tasks = [
+        env_letters.Task("banana", ("a", "q"), (3, 0)),
+        env_letters.Task("banana", ("a",), (3,)),
+    ]
+    for task in tasks:
+        code = "return a[0].map((r) => m.score('banana', a[1], r));"
+        ours = call(page, code, replies, list(task.letters))
+        for reply, found in zip(replies, ours):
             theirs = env_letters.score_reply(task, reply, "binary", think=True)
-            assert (found["reward"], found["format"]) == (theirs["reward"], theirs["format"]), reply
+            assert [found[x] for x in ("reward", "format")] == [theirs["reward"], theirs["format"]]
             assert theirs[f"habit_{found['habit']}"] == 1, reply
 
 
 @pytest.mark.parametrize("name", ["base", "0012", "0150"])
-def test_logits_greedy_replies_and_samples_are_those_of_torch(chromium, policy, sampler, name):
-    shipped = live_check.weights_in(chromium, name)
-    live.put(policy, shipped)
-    theirs = live_check.greedy_in_torch(policy, sampler, 1)
-    for (_, text, letters, _), episode in zip(live.tasks_of(live_check.new_env, 1), theirs):
-        ours = live_check.spoken_in(chromium, name, text, letters)
-        assert ours["prompt"] + ours["replies"][0] == episode.token_ids
-    assert live_check.logits_gap(chromium, policy, name, theirs[0].token_ids) < 1e-3
-    if name == "0012":  # where replies differ most; the same random numbers give the same replies
-        assert live_check.drawn_alike(chromium, policy, sampler, name, live.tasks_of(live_check.new_env, 1)[0], k=4) == 4
+@torch.no_grad()
+def test_logits_greedy_replies_and_samples_are_those_of_torch(page, policy, name):
+    live.put(policy, adapter_of(call(page, "return m.packed(await m.adapterOf(a[0]));", name)))
+    sampler, (task,) = TorchSampler(policy), live.tasks_of(lambda: settings.make_env(CFG, 6), 1)
+    sampler.sync()
+    said = spoken(page, name, task)
+    keys = [(5, i) for i in range(4)]
+    ((greedy,),) = sampler.sample([said["prompt"]], 1, CFG.max_tokens, 0.0, [keys[:1]])
+    assert said["replies"] == [greedy.token_ids]
+    ids = said["prompt"] + greedy.token_ids
+    code = """
+      const ids = a[1], N = ids.length, w = m.fold(m.base, await m.adapterOf(a[0]));
+      const zero = m.ints(N, () => 0), at = m.ints(N, (i) => i);
+      const step = { ids: m.ints(N, (i) => ids[i]), place: at, position: at, begin: zero, shared: zero };
+      return m.text(m.head(w, m.forward(w, step, m.newCache(N)), N));"""
+    ours, theirs = call(page, code, name, ids), policy.model(input_ids=torch.tensor([ids])).logits
+    assert (floats(ours, len(ids), -1) - theirs[0]).abs().max() < 1e-3  # [T, V]
+    # the same random numbers give the same replies
+    (drawn,) = sampler.sample([said["prompt"]], 4, CFG.max_tokens, 1.0, [keys])
+    uniforms = [
+        np.random.default_rng(key).random(CFG.max_tokens).astype("f").tolist() for key in keys
+    ]
+    assert spoken(page, name, task, uniforms)["replies"] == [one.token_ids for one in drawn]
 
 
-def test_a_step_is_that_of_grpo_update(chromium, policy):
-    """Two, on the same samples: in the second the ratio is not 1, and Adam has moments. A step that did nothing would have a share of 1."""
-    task = (0, "hqzxkhvnzbwqr", tuple("hqzka"), None)  # a short one
-    found = live_check.step_gap(chromium, policy, "0012", task, lr=3e-4, steps=2, k=4)
-    assert found["advantages"] < 1e-6 and found["gradient"] < 1e-3
-    assert max(found["adapter"]) < 1e-3 and max(found["share"]) < 5e-3 and max(found["stats"]) < 1e-4
+def test_a_step_is_that_of_grpo_update(page, policy):
+    """Two on the same samples: in the second the ratio is not 1, and Adam has moments. Compared is
+    how far both are apart, as a share of what the steps have changed."""
+    task, lr = env_letters.Task("hqzxkhvnzbwqr", tuple("hqzka"), (0,) * 5), 3e-4
+    uniforms = np.random.default_rng(3).random((4, CFG.max_tokens)).tolist()
+    said, rewards = spoken(page, "0012", task, uniforms), [1.0, 0.0, 1.0, 0.0]
+    code = """
+      const [prompt, ids, logps, rewards, lr] = a, adam = m.newAdam();
+      const adapter = await m.adapterOf("0012"), advantages = m.groupAdvantages(rewards);
+      const replies = ids.map((x, i) => ({ ids: x, logps: logps[i] })), found = [m.packed(adapter)];
+      for (let i = 0; i < 2; i++) {
+        const g = m.grpoGradient(m.base, adapter, prompt, replies, advantages);
+        const norm = m.adamStep(adapter, g.gradient, adam, lr);
+        found.push([[norm, g.loss, g.ratio], m.packed(adapter)]);
+      }
+      return [advantages, ...found];"""
+    P, given = said["prompt"], (said["replies"], said["logps"])
+    advantages, before, *steps = call(page, code, P, *given, rewards, lr)
+    before = adapter_of(before)
+    live.put(policy, before)
+    optimizer, group = adam(policy, lr), []
+    for reply, logps, reward in zip(*given, rewards):
+        sampled = [False] * len(P) + [True] * len(reply)
+        logps = [0.0] * len(P) + logps
+        group.append(Episode(0, 0, P + reply, sampled, logps, turns=1, reward=reward))
+    ours = advantages_of([group], CFG)
+    assert advantages == pytest.approx(ours[0].tolist(), abs=1e-6)
+    flat = lambda weights: torch.cat([weights[name].detach().flatten() for name in sorted(weights)])
+    for numbers, adapter in steps:
+        with policy.learning():
+            stats = update(policy, optimizer, [group], ours, CFG)
+        names = ("grad_norm", "loss", "ratio")
+        assert numbers == pytest.approx([stats[name] for name in names], abs=1e-4)
+        mine = flat({key.replace(".default", ""): p for key, p in policy.trainable().items()})
+        gap, moved = mine - flat(adapter_of(adapter)), mine - flat(before)
+        assert gap.norm() < 5e-3 * moved.norm() and gap.abs().max() < 1e-3
 
 
-# ------------------------------------------------------------------------------------------------ a page for a person
+# ------------------------------------------------------------------------------- for a person
+def text_of(page, selector: str) -> str:
+    return page.execute_script("return document.querySelector(arguments[0]).textContent", selector)
 
 
-def text_of(browser, selector: str) -> str:
-    return browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
-
-
-def keys(browser, *some: str) -> None:
+def keys(page, *some: str) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
-    ActionChains(browser, duration=0).send_keys(*some).perform()
+    ActionChains(page, duration=0).send_keys(*some).perform()
 
 
-def answered(browser, stop: int) -> None:
-    live_check.wait(browser, f"return document.querySelector('#reply').dataset.done === stops[{stop}].name")
-
-
-def at_the_page(browser) -> None:
-    """Open the committed page, if it is not the one that stands there, with its worker."""
-    elsewhere = "return typeof inWorker === 'undefined' || !inWorker || location.href !== arguments[0]"
-    if browser.execute_script(elsewhere, (live.PAGE / "index.html").as_uri()):
-        live_check.open_page(browser)
-
-
-def ask(browser, text: str, letters: str) -> None:
+def ask(page, text: str, letters: str) -> None:
     """Type a question, and wait for the answer."""
     code = "for (const [id, v] of [['#text', arguments[0]], ['#letters', arguments[1]]]) {"
-    code += "const e = document.querySelector(id); e.value = v; e.dispatchEvent(new Event('input')); }"
-    live_check.wait(browser, "return document.querySelector('#reply').dataset.done")
-    browser.execute_script("delete document.querySelector('#reply').dataset.done;" + code, text, letters)
-    live_check.wait(browser, f"return document.querySelector('#reply').dataset.done && task.text === {json.dumps(text)}")
+    code += (
+        "const e = document.querySelector(id); e.value = v; e.dispatchEvent(new Event('input')); }"
+    )
+    done = "return document.querySelector('#reply').dataset.done"
+    browser.wait(page, done)
+    page.execute_script(
+        "delete document.querySelector('#reply').dataset.done;" + code, text, letters
+    )
+    browser.wait(page, f"{done} && task.text === {json.dumps(text)}")
 
 
 def test_it_slides_by_keyboard_and_tells_of_each_token(chromium):
     from selenium.webdriver.common.keys import Keys
 
-    at_the_page(chromium)
+    browser.open_page(chromium, live.PAGE / "index.html")
     chromium.execute_script("document.querySelector('#slider').focus()")
     keys(chromium, Keys.END)
-    answered(chromium, len(RUN["stops"]) - 1)
-    assert text_of(chromium, "#moment") == "after update 150 of 150" and text_of(chromium, "#verdict").startswith(
-        "Exactly right. It spells it out."
+    browser.wait(
+        chromium, "return document.querySelector('#reply').dataset.done === stops.at(-1).name"
     )
+    assert text_of(chromium, "#moment") == "after update 150 of 150"
+    assert text_of(chromium, "#verdict").startswith("Exactly right. It spells it out.")
     last = RUN["stops"][-1]
-    assert text_of(chromium, "#exact") == f"{last['exact']:.1%} [{100 * last['low']:.1f}, {100 * last['high']:.1f}]"
+    ends = f"[{100 * last['low']:.1f}, {100 * last['high']:.1f}]"
+    assert text_of(chromium, "#exact") == f"{last['exact']:.1%} {ends}"
     chromium.find_elements("css selector", ".token")[0].click()
     assert text_of(chromium, "#token").startswith("Token 1: <think> has probability 99.9")
     keys(chromium, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
-    assert text_of(chromium, "#token").startswith("Token 3: ") and "At update 60 it had " in text_of(chromium, "#token")
-    assert chromium.get_log("browser") == []
-
-
-def test_what_a_person_types_stays_text(chromium):
-    at_the_page(chromium)
-    ask(chromium, HOSTILE, '<>"a')
-    assert "<" in text_of(chromium, "#verdict") and chromium.execute_script("return document.querySelector('#unusual').hidden") is False
-    chromium.execute_script(
-        "reply.clear(); tokens.encode(arguments[0]).forEach((id) => reply.push({ id, logp: -1 })); reply.choose(0)", HOSTILE
+    assert re.match("Token 3: .*At update 60 it had ", text_of(chromium, "#token"), re.S)
+    ask(chromium, HOSTILE, '<>"a')  # what a person types stays text
+    code = (
+        "reply.clear(); tokens.encode(arguments[0]).forEach((id) => reply.push({ id, logp: -1 }));"
     )
-    assert text_of(chromium, "#reply") == HOSTILE
-    assert chromium.execute_script("return [window.hacked ?? null, document.images.length]") == [None, 0]
-    assert chromium.get_log("browser") == []
+    chromium.execute_script(code + "reply.choose(0)", HOSTILE)
+    assert "<" in text_of(chromium, "#verdict") and text_of(chromium, "#reply") == HOSTILE
+    hacked = "return [window.hacked ?? null, document.images.length]"
+    assert chromium.execute_script(hacked) == [None, 0] and chromium.get_log("browser") == []
 
 
 def test_a_person_is_the_reward_and_can_undo_it(chromium):
-    live_check.open_page(chromium, width=390)
+    browser.open_page(chromium, live.PAGE / "index.html", width=390)
     ask(chromium, "abacab", "abc")  # a short question, for short replies
-    click = lambda selector: chromium.execute_script("document.querySelector(arguments[0]).click()", selector)
-    rest = lambda: live_check.wait(chromium, "return !busy && group?.replies")
+    do = lambda code: chromium.execute_script(code)
+    click = lambda selector: do(f"document.querySelector('{selector}').click()")
+    until = lambda code: browser.wait(chromium, f"return !busy && {code}")
     click("#draw")
-    rest()
-    chromium.execute_script("group.cards.forEach((card) => { if (card.good) card.button.click(); })")  # nothing is good
-    assert chromium.execute_script("return [one('#step').disabled, one('#auto').checked]")[0] is True
+    until("group?.replies")
+    do("group.cards.forEach((card) => { if (card.good) card.button.click(); })")  # nothing is good
+    assert do("return one('#step').disabled")
     assert "there is nothing to learn" in text_of(chromium, "#signal")
     click(".card .thumb")
-    advantages = chromium.execute_script("return group.cards.map((card) => card.advantage.textContent)")
-    assert advantages == ["advantage +2.65"] + ["advantage -0.38"] * 7  # (1 - 1/8) and (0 - 1/8), over the deviation
-    before = chromium.execute_script("return group.replies.map((r) => r.ids)")
+    advantages = do("return group.cards.map((card) => card.advantage.textContent)")
+    # (1 - 1/8) and (0 - 1/8), over the deviation
+    assert advantages == ["advantage +2.65"] + ["advantage -0.38"] * 7
+    before = do("return group.replies.map((r) => r.ids)")
     click("#step")
-    live_check.wait(chromium, "return !busy && history.length === 2")
-    cells = chromium.execute_script("return [...document.querySelectorAll('#steps tbody td')].map((e) => e.textContent)")
-    assert cells[:4] == ["1", "0.13", "0.0000", "1.000"] and float(cells[6]) > 0 > float(cells[7])  # good up, bad down
+    until("history.length === 2")
+    cells = do("return [...document.querySelectorAll('#steps tbody td')].map((e) => e.textContent)")
+    assert cells[:4] == ["1", "0.13", "0.0000", "1.000"]
+    assert float(cells[6]) > 0 > float(cells[7])  # good up, bad down
     click("#undo")
-    live_check.wait(chromium, "return !busy && history.length === 1")
-    assert text_of(chromium, "#since") == "No step from the base"
+    until("history.length === 1")
     click("#reset")
-    live_check.wait(chromium, "return !busy && history.length === 0")
+    until("history.length === 0")
     click("#draw")
-    rest()
-    assert chromium.execute_script("return group.replies.map((r) => r.ids)") == before  # the same seed, the same replies
-    wide = chromium.execute_script("return document.documentElement.scrollWidth")
-    assert wide <= 390, "it scrolls sideways on a phone"
-    outside = chromium.execute_script(
-        "return performance.getEntriesByType('resource').map((e) => e.name).filter((n) => !/^(file|blob):/.test(n))"
+    until("group?.replies")
+    assert do("return group.replies.map((r) => r.ids)") == before  # the same seed
+    assert do("return document.documentElement.scrollWidth") <= 390, (
+        "it scrolls sideways on a phone"
     )
-    assert outside == [] and chromium.get_log("browser") == []
+    assert chromium.get_log("browser") == []
 
 
-@pytest.mark.parametrize("refusal", ["throw new Error('no workers here')", "setTimeout(() => this.onerror(new Event('error')), 0)"])
-def test_without_a_worker_the_page_computes_by_itself(chromium, refusal):
-    """Some browsers allow a page from disk no worker, and say so at once or later."""
-    source = f"window.Worker = class {{ constructor() {{ {refusal} }} postMessage() {{}} }};"
-    script = chromium.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
-    try:
-        live_check.open_page(chromium)
-        ask(chromium, "banana", "an")
-        assert "in the page itself" in text_of(chromium, "#facts") and text_of(chromium, "#reply").endswith("■")
-    finally:
-        chromium.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
-
-
-def test_a_run_with_a_final_checkpoint_only_has_two_stops(chromium, policy, tmp_path, monkeypatch):
-    cfg = live_check.config()
-    run = tmp_path / "mine"
-    policy.model.save_pretrained(run / "checkpoint", safe_serialization=True)
-    (run / "checkpoint" / "state.json").write_text('{"update": 7}')
-    (run / "config.json").write_text(json.dumps(asdict(cfg) | {"updates": 7, "seed": 3, "name": "mine"}))
-    assert [*live.snapshots_of(run)] == [7]
-    monkeypatch.setattr(live, "SAMPLED", 1)
-    live.write(run, run / "live", eval_n=2)
-    live_check.open_page(chromium, run / "live" / "index.html")
-    answered(chromium, 0)
-    chromium.execute_script("goTo(1)")
-    answered(chromium, 1)
-    assert text_of(chromium, "#moment") == "after update 7 of 7" and "The run: mine, letters, tier 6, seed 3" in text_of(chromium, "#facts")
-    link = chromium.execute_script("return document.querySelector('[data-line]').href")
-    assert link.startswith((live.ROOT / "env_letters.py").as_uri())
-    saved = live.as_shipped(load_file(run / "checkpoint" / "adapter_model.safetensors"))
-    shipped = live_check.weights_in(chromium, "0007")
-    assert all(torch.equal(saved[key], shipped[key]) for key in saved)
-    assert len(base64.b64decode((run / "live" / "data" / "0007.js").read_text().split('"')[3])) == 311_296 + 28 * 64 * 4
+def test_without_a_worker_the_page_computes_by_itself(chromium):
+    """Some browsers allow a page from disk no worker."""
+    source = "window.Worker = class { constructor() { throw new Error('no workers here') } };"
+    command = "Page.addScriptToEvaluateOnNewDocument"
+    script = chromium.execute_cdp_cmd(command, {"source": source})
+    browser.open_page(chromium, live.PAGE / "index.html")
+    ask(chromium, "banana", "an")
+    assert "in the page itself" in text_of(chromium, "#facts")
+    chromium.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)

@@ -43,22 +43,6 @@ def test_the_base_was_shown_no_string_of_more_than_80_letters():
     spelled = [re.findall(r"(?<!\S)([a-z])\d*(?!\S)", tokenizer.decode(reply)) for row in rows for _, reply, _ in row]
     assert max(len(text) for (text,) in quoted) <= 80 and 70 < max(map(len, spelled)) <= 80
     assert all(sum(len(p) + len(r) for p, r, _ in row) <= 512 for row in rows[:20])
-
-
-def test_words_stand_between_a_string_and_its_tally():
-    tokenizer, rng = build(), random.Random(1)
-    prompts = [tokenizer.decode(prompt) for row in long.tally_rows(tokenizer, rng, 30, 512) for prompt, _, _ in row]
-    between = [len(prompt.rpartition('".')[2].strip()) for prompt in prompts]
-    assert min(between) == 0 and max(between) > 100
-
-
-def test_how_often_a_habit_is_said_is_as_in_pico_base():
-    tokenizer, rng = build(), random.Random(2)
-    said: dict[str, float] = {}
-    rows = long.chat_rows(tokenizer, rng, 2000)
-    for ((_, reply, first),) in rows:
-        text = tokenizer.decode(reply)
-        habit = "bare" if "<think>" not in text else "states" if "Let me count" in text else "derives"
-        said[habit] = said.get(habit, 0) + first
-    total = sum(said.values())
-    assert said["derives"] / total == pytest.approx(0.11, abs=0.03) and said["states"] / total == pytest.approx(0.26, abs=0.05)
+    tallies = [tokenizer.decode(prompt) for row in rows[:20] for prompt, _, _ in row]
+    between = [len(prompt.rpartition('".')[2].strip()) for prompt in tallies]
+    assert min(between) == 0 and max(between) > 100, "words stand between a string and its tally"

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import warm
+from bookkeeping.records import lines
 from fast import parallel
 from fast.ahead import numbered
-from lab.common import read_lines as lines
 from rollout import Episode
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,8 +22,8 @@ import settings
 import train
 import warm
 from bookkeeping import refusals
+from bookkeeping.records import lines
 from bookkeeping.run import SECONDS
-from lab.common import read_lines as lines
 from rollout import Episode
 from settings import DEV_SEEDS
 from steps import train_on

@@ -20,6 +20,7 @@ episodes needs to tell good from bad.
 
 import random
 import re
+from functools import partial
 
 import torch
 
@@ -87,16 +88,16 @@ def glance(task: Task, rng: random.Random) -> Task:
 def letters_rows(tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float], polish: bool) -> list[list]:
     """n chats, one prompt and one reply a row, in all habits: how often each is shown, and how often it is to be said.
     polish: mostly tier 6."""
-    prompts, replies, first = [], [], []
+    rows, ids = [], lambda text: tokenizer(text)["input_ids"]
     for _ in range(n):
         task = make_task(rng, 6) if polish and rng.random() < 0.75 else draw_task(rng, 80)
         think = rng.random() < (0.92 if polish else 0.85)
         style = rng.choices(list(STYLES), shown)[0] if think else "bare"
         i = list(STYLES).index(style)
-        first.append(said[i] / shown[i] if think else 1.0)
-        prompts.append(opening(tokenizer, [{"role": "user", "content": question(task, think)}], think))
-        replies.append(write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>")
-    return [[pair] for pair in zip(tokenizer(prompts)["input_ids"], tokenizer(replies)["input_ids"], first)]
+        prompt = opening(tokenizer, [{"role": "user", "content": question(task, think)}], think)
+        reply = write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>"
+        rows.append([(ids(prompt), ids(reply), said[i] / shown[i] if think else 1.0)])
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------ alphabet
@@ -126,10 +127,15 @@ def lists_rows(tokenizer, rng: random.Random, n: int, cap: int, length: int) -> 
                 owner += [row]
                 used += round(sum(map(len, pair)) * 0.85)  # about so many tokens
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return packed(n, owner, [(prompt, reply, 1.0) for prompt, reply in zip(ids[::2], ids[1::2])], length)
+
+
+def packed(n: int, owner: list[int], pairs: list[tuple], length: int) -> list[list]:
+    """n rows of the pairs that each owns, those that fit into `length` tokens."""
     rows = [[] for _ in range(n)]
-    for row, prompt, reply in zip(owner, ids[::2], ids[1::2]):
-        if sum(len(p) + len(r) for p, r, _ in rows[row]) + len(prompt) + len(reply) <= length:
-            rows[row].append((prompt, reply, 1.0))
+    for i, pair in zip(owner, pairs):
+        if sum(len(p) + len(r) for p, r, *_ in [*rows[i], pair]) <= length:
+            rows[i].append(pair)
     return rows
 
 
@@ -162,18 +168,14 @@ def alphabet_rows(tokenizer, rng: random.Random, n: int, shown: list[float], sai
 # ------------------------------------------------------------------------------------------------ swarm
 
 
-def worker(how: str):
+def worker(how: str, seen: dict, rng: random.Random):
     """The grinder, with work of another length. More words are better work, and more to write."""
-
-    def player(seen: dict, rng: random.Random):
-        thought, tool, arguments = grinder(seen, rng)
-        if tool == "submit_work":
-            task = next(task for task in seen["tasks"] if task["yours"])
-            text = {"short": "it is done", "terms": f"I {task['text']}.", "long": work_text(task["text"]) + MORE_WORK}[how]
-            arguments = {**arguments, "content": text}
-        return thought, tool, arguments
-
-    return player
+    thought, tool, arguments = grinder(seen, rng)
+    if tool == "submit_work":
+        text = next(task["text"] for task in seen["tasks"] if task["yours"])
+        works = {"short": "it is done", "terms": f"I {text}.", "long": work_text(text) + MORE_WORK}
+        arguments = {**arguments, "content": works[how]}
+    return thought, tool, arguments
 
 
 def asker(seen: dict, rng: random.Random):
@@ -192,10 +194,10 @@ CHARACTERS = {
     "novice": (PLAYERS["novice"], 0.40),
     "idle": (PLAYERS["idle"], 0.06),
     "random": (PLAYERS["random"], 0.02),  # half of its calls are refused: the base has seen errors, and makes few
-    "shirker": (worker("short"), 0.12),
-    "says only the terms": (worker("terms"), 0.06),
+    "shirker": (partial(worker, "short"), 0.12),
+    "says only the terms": (partial(worker, "terms"), 0.06),
     "worker": (PLAYERS["grinder"], 0.08),
-    "careful worker": (worker("long"), 0.06),
+    "careful worker": (partial(worker, "long"), 0.06),
     "asker": (asker, 0.06),
     "trader": (PLAYERS["trader"], 0.06),
     "expert": (PLAYERS["expert"], 0.08),
@@ -282,11 +284,8 @@ def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]
                 owner.append(row)
                 used += round(0.2 * (len(texts[-1]) + len(texts[-2])))  # about so many tokens
     cut = cut_and_mark(tokenizer, texts)
-    rows = [[] for _ in range(n)]
-    for row, (prompt, _), (reply, words) in zip(owner, cut[::2], cut[1::2]):
-        if sum(len(p) + len(r) for p, r, *_ in rows[row]) + len(prompt) + len(reply) <= length:
-            rows[row].append((prompt, reply, 1.0, words))
-    return rows
+    pairs = [(prompt, reply, 1.0, words) for (prompt, _), (reply, words) in zip(cut[::2], cut[1::2])]
+    return packed(n, owner, pairs, length)
 
 
 def hoarder(seen: dict, rng: random.Random):

@@ -215,12 +215,6 @@ def optimizer_of(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
-def set_rate(optimizer: torch.optim.Optimizer, peak: float, at: int, length: int) -> None:
-    """Up over 100 steps, then down to nothing along a cosine."""
-    for group in optimizer.param_groups:
-        group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
-
-
 def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]):
     """(loss, share of wrong tokens by part) of one step on [(ids [B, T], weights [B, T-1])]."""
     total = sum(weights.sum() for _, weights in parts)
@@ -245,7 +239,8 @@ def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]):
 def train_round(model, optimizer, batch, length: int, peak: float, name: str, log: list) -> None:
     """Steps on batch(0), batch(1), …, from a fresh learning rate down to nothing."""
     for at in (bar := tqdm(range(length), desc=name, mininterval=5)):
-        set_rate(optimizer, peak, at, length)
+        for group in optimizer.param_groups:  # up over 100 steps, then along a cosine
+            group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
         parts, size = batch(at)
         loss, wrong = take_step(model, optimizer, parts)
         if at % 20 == 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.common import read_lines as lines
+from bookkeeping.records import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
