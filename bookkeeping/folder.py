@@ -93,7 +93,6 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
     for folder in itertools.chain([first], others):
         try:
             folder.mkdir(parents=True, exist_ok=bool(cfg.name))
-            own[:] = [folder]
             return folder, claim(folder)
         except OSError as error:
             if isinstance(error, FileExistsError) and not cfg.name:
@@ -137,8 +136,7 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     own[:] = [folder]
     mend(folder)
     given = {name: getattr(cfg, name) for name in typed if name != "resume"}
-    for name, value in read_config(folder, type(cfg)).items():
-        setattr(cfg, name, value)
+    vars(cfg).update(read_config(folder, type(cfg)))
     planned = cfg.updates
     refuse_code(folder, cfg.env, given.get("env"))
     for name, value in sorted(given.items()):

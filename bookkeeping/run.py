@@ -80,6 +80,7 @@ class Run:
         if first and not self.home:
             self.home, self.keep = run_folder.make_folder(cfg)
         self.home = parallel.from_first(self.home)
+        run_folder.own[:] = [self.home]
         if not first:  # what the others log nobody reads
             self.keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
         self.folder = self.home if first else Path(self.keep.name)
@@ -285,8 +286,7 @@ def open_run(cfg, typed: set[str]) -> Run:
     elif first:
         run_folder.refuse_taken(cfg)
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
-    for name, value in asdict(saved_cfg).items():
-        setattr(cfg, name, value)
+    vars(cfg).update(asdict(saved_cfg))
     if first and cfg.engine == "vllm" and parallel.world() > 1 and not cfg.async_rollouts:
         raise ValueError(  # vLLM would take our process group for its own
             "--engine vllm in several processes needs one of its own beside each of them; "

@@ -73,8 +73,8 @@ def train(name: str) -> Path:
     """train.py as it is, in this process; each checkpoint is copied before it is overwritten."""
     save = records.save_checkpoint
 
-    def save_and_keep(folder, policy, optimizer, state):
-        save(folder, policy, optimizer, state)
+    def save_and_keep(folder, policy, optimizer, state, *more):
+        save(folder, policy, optimizer, state, *more)
         if KEPT(state["update"]):
             to = folder.with_name("snapshots") / f"{state['update']:04}.safetensors"
             to.parent.mkdir(exist_ok=True)

@@ -457,11 +457,10 @@ def test_ctrl_c_ends_with_the_evaluation_so_far(tmp_path):
     """With small numbers at its top."""
     run = warm.Run(["-c", SMALL], ROOT, {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path, pictures=False)
     while not (run.said[0].exists() and "update   2" in run.said[0].read_text()):
-        assert run.process.exitcode is None, run.result().stderr
+        assert run.process.exitcode is None, run.said[1].read_text()
         time.sleep(0.02)
     os.kill(run.process.pid, signal.SIGINT)
-    run.end(120)
-    done = run.result()
+    done = run.end(120)
     assert done.returncode == 0 and done.stderr == ""
     assert "stopped early" in done.stdout and re.search(r"after GRPO +exact .* n = 2", done.stdout)
 

@@ -2,7 +2,6 @@
 kept to read, links that are not followed."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from bookkeeping import run as run_records
 from bookkeeping.folder import claim, mend, trim
 from bookkeeping.records import append, thin
 from bookkeeping.run import State
-from helpers import failing
 from settings import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,14 +81,6 @@ def test_a_last_line_that_was_cut_is_dropped_before_more_is_written(tmp_path, te
     assert [line["update"] for line in read(tmp_path / "evals.jsonl")] == kept
 
 
-def test_a_kill_while_lines_are_dropped_loses_none_of_the_others(tmp_path):
-    log = tmp_path / "metrics.jsonl"
-    log.write_text("".join(record(u) + "\n" for u in range(100)))
-    with failing(os, ["replace", "rename"], KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
-        trim(tmp_path, 50)
-    assert len(read(log)) == 100
-
-
 def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_path):
     path = tmp_path / "episodes.jsonl"
     for update in range(200):
@@ -104,13 +94,6 @@ def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_p
     assert all(updates.count(u) == 2 for u in updates)  # an update is kept whole or not at all
     thin(path, 10)  # the first and the last cannot go
     assert {line["update"] for line in read(path)} == {0, 199}
-
-
-def test_if_one_evaluation_lacks_a_task_it_is_left_out_of_all():
-    whole = {"stage": "final", "reward": [1.0, 2.0, 3.0]}
-    cut = {"stage": "final", "reward": [5.0, 6.0], "missing": {"1": "no answer"}}
-    assert [e["reward"] for e in records.same_tasks(whole, cut)] == [[1.0, 3.0], [5.0, 6.0]]
-    assert records.same_tasks(whole, whole) == [whole, whole]
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
