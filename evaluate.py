@@ -61,7 +61,7 @@ def evaluate_policy(
 
     roll(make_env, seeds) -> groups, one sample per task. sets: {name: (is it the one
     trained on?, make_env)}. stage: before, after_sft, train, final or eval_only;
-    update: updates the policy has seen (-1: not even SFT). Each task's result goes to
+    update: updates the policy has seen. Each task's result goes to
     evals.jsonl; episodes.jsonl gets a few whole episodes of the trained set. Returns
     {set: its episodes}, without the failed ones. Raises ValueError if all of them
     failed.
@@ -267,7 +267,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     check(cfg)
     other = {name: x for name, x in rules_of(cfg).items() if own_rules[name] != x}
     preflight(cfg)
-    run_folder.tell_changed(folder, cfg.env)
+    run_folder.tell_changed(saved, cfg.env)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
     use_cpu(policy.device, cpu_threads(cfg, policy))

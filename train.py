@@ -50,17 +50,16 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
 
     def evaluate(stage: str) -> None:
         with run.clock("eval"):
-            roll = partial(rollouts.greedy, update=max(state.update, 0))
+            roll = partial(rollouts.greedy, update=state.update)
             about = (dev_seeds(cfg), run.folder, stage, state.update)
             run.log_evaluation(evaluate_policy(policy, roll, eval_sets(cfg), *about))
 
     # ---- SFT: learn the format from a few demonstrations -----------------------------------------
-    if state.update < 0:  # not even SFT yet
+    if not run.saved:  # a new run, or one that was stopped in SFT
         evaluate("before")
         with rollouts.paused(), policy.learning():
             demonstrator = partial(new_env, cfg.difficulty)
             run.log_sft(sft(policy, demonstrator, sft_seeds(cfg), cfg, run.stop_if_asked))
-        state.update = 0
         run.tell(other_opening(policy, new_env(cfg.difficulty), tasks(0)[0]))  # prompts as in SFT?
         evaluate("after_sft")
         run.save(policy, optimizer)

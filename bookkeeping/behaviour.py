@@ -41,12 +41,9 @@ BY_SCENARIO = (
 
 
 def find(evals: list[dict], which: str) -> dict:
-    """The evaluation of the trained tasks after an update, or before, after_sft or final.
-
-    Update -1 is before SFT, and 0 after it.
-    """
+    """The evaluation of the trained tasks after an update, or before, after_sft or final."""
     names = {e["stage"]: e for e in evals if e["stage"] != "train"}
-    names |= {str(e["update"]): e for e in reversed(evals)}
+    names |= {str(e["update"]): e for e in reversed(evals) if e["stage"] != "before"}
     if which not in names:
         choice = f"choose of {', '.join(names)}"
         raise ValueError(f"there is no evaluation {which} of the trained tasks; {choice}")

@@ -18,14 +18,13 @@ tells a damaged checkpoint from a good one, and then the one before is taken, wh
 Loading runs no code: weights are safetensors, the optimizer goes through torch's weights_only, the
 state is JSON.
 
-Run me: `python -m bookkeeping.checkpoint` writes two checkpoints of pico_base, flips one bit of the
-newer, and finds the older.
+Run me: `python -m bookkeeping.checkpoint` writes two checkpoints of pico_base, changes the newer,
+and finds the older.
 """
 
 import errno
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -40,14 +39,8 @@ from policy import Policy
 
 
 def sibling(folder: Path, ending: str) -> Path:
-    """checkpoint -> checkpoint.old, .new or .damaged, beside it."""
+    """checkpoint -> checkpoint.old or .new, beside it."""
     return folder.with_name(f"{folder.name}.{ending}")
-
-
-def digest(file: Path) -> str:
-    """SHA-256 of a file."""
-    with open(file, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()  # in pieces: a 4B's weights are 16 GB
 
 
 def checksum(folder: Path) -> str:
@@ -56,21 +49,26 @@ def checksum(folder: Path) -> str:
     total = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.name != "checksum" and not file.name.startswith("."):
-            total.update(f"{file.name} {digest(file)}\n".encode())
+            with open(file, "rb") as f:  # in pieces: a 4B's weights are 16 GB
+                content = hashlib.file_digest(f, "sha256").hexdigest()
+            total.update(f"{file.name} {content}\n".encode())
     return total.hexdigest()
 
 
-def readable(folder: Path) -> None:
-    """safetensors' files can be read by their owner alone. Here the umask decides, as elsewhere."""
-    mask = os.umask(0o077)
-    os.umask(mask)
+def readable(folder: Path, like: str) -> None:
+    """safetensors' files can be read by their owner alone. Here all can be read by whoever may read
+    `like`, a file that was written as any other: the umask has decided."""
     for file in folder.iterdir():
-        file.chmod(0o666 & ~mask)
+        shutil.copymode(folder / like, file)
 
 
-def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, state: dict) -> None:
+def save_checkpoint(
+    folder: Path, policy: Policy, optimizer: Optimizer | None, state: dict, reference=None
+) -> None:
     """Write weights, optimizer and `state`; the checkpoint before it stays as `folder`.old.
 
+    reference: with --kl {name: weight} after SFT, kept in optimizer.pt. (load_state_dict passes
+    over what it does not know.)
     A kill at any moment leaves a whole checkpoint. So does a disk that is full or read-only: that
     raises OSError.
     """
@@ -86,21 +84,20 @@ def save_checkpoint(folder: Path, policy: Policy, optimizer: Optimizer | None, s
         else:  # names as in memory: the hub's, one per expert, would have to be fused to be loaded
             policy.model.save_pretrained(new, save_original_format=False, max_shard_size="1TB")
             policy.tokenizer.save_pretrained(new)  # this makes the folder a model of its own
-        torch.save(optimizer.state_dict() if optimizer else {}, new / "optimizer.pt")
+        moments = optimizer.state_dict() if optimizer else {}
+        torch.save(moments | {"reference": reference}, new / "optimizer.pt")
         (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
         (new / "checksum").write_text(checksum(new), encoding="utf-8")
-        readable(new)
+        readable(new, "checksum")
         for path in (*new.iterdir(), new):
             flush(path)
     except (OSError, RuntimeError, SafetensorError) as error:
-        room = shutil.disk_usage(folder.parent).free
         shutil.rmtree(new, ignore_errors=True)  # half a checkpoint is no use, and takes room
         if isinstance(error, OSError) and error.errno:
             raise
         # safetensors and torch.save report a full disk as SafetensorError and RuntimeError.
-        why = errno.ENOSPC if room < 2**20 else errno.EIO
-        told = f"{os.strerror(why)} while the checkpoint was written ({type(error).__name__})"
-        raise OSError(why, told, str(folder)) from error
+        why = f"the checkpoint could not be written ({type(error).__name__}), is the disk full?"
+        raise OSError(errno.EIO, why, str(folder)) from error
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
@@ -136,16 +133,6 @@ def find_checkpoint(folder: Path) -> Path | None:
     return found
 
 
-def set_aside(folder: Path) -> None:
-    """Move a damaged `folder` to `folder`.damaged, before a run continues from `folder`.old.
-
-    Otherwise the next save would keep the damaged one as `folder`.old, and lose the good one.
-    """
-    if folder.exists():
-        shutil.rmtree(sibling(folder, "damaged"), ignore_errors=True)
-        folder.rename(sibling(folder, "damaged"))
-
-
 def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
     """Load the saved weights into `policy`; returns (optimizer state, state) as they were saved.
 
@@ -164,16 +151,14 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
         raise SystemExit(
             f"{folder}: not a checkpoint of this run ({told}); start again or restore it"
         ) from None
-    # On the CPU: an evaluation needs no moments on its card, and an optimizer moves its own there.
-    return load_tensors(folder / "optimizer.pt", "cpu"), state
+    return load_moments(folder / "optimizer.pt"), state
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
     """Every weight that learns, exactly. An error if one is missing, or one is not the policy's."""
     if not policy.lora_rank:
-        load_model(
-            policy.model, folder / "model.safetensors"
-        )  # knows that a tied head is one weight
+        # It knows that a tied head is one weight.
+        load_model(policy.model, folder / "model.safetensors")
         return
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -186,20 +171,21 @@ def load_weights(folder: Path, policy: Policy) -> None:
     set_peft_model_state_dict(policy.model, adapter)
 
 
-def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> dict:
-    """Load weights into `policy` and moments into `optimizer`; returns the saved state.
+def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> tuple:
+    """Load weights into `policy` and moments into `optimizer`; returns (saved state, reference).
 
     SystemExit if that does not have the entries of `state`, a state at the start of a run.
     """
     moments, saved = load_checkpoint(folder, policy)
+    # A level may be a number or a word.
+    types = lambda state: {name: type(x) for name, x in state.items() if name != "level"}
     try:
         for was, now in zip(moments["param_groups"], optimizer.param_groups):
             was["fused"] = now["fused"]  # of this device, and not of the one that it was saved on
         optimizer.load_state_dict(moments)
-        # A level may be a number or a word, and clocks may have been added.
-        types = {name: type(value) for name, value in state.items() if name != "level"}
-        ours = saved.keys() == state.keys() and state["seconds"].keys() <= saved["seconds"].keys()
-        ours = ours and all(type(saved[name]) is types[name] for name in types)
+        ours = types(saved) == types(state) and saved["seconds"].keys() == state["seconds"].keys()
+        kept = moments["reference"] or {}
+        reference = {name: weight.to(policy.device) for name, weight in kept.items()}
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         ours = False
     if not ours:
@@ -207,36 +193,23 @@ def restore(folder: Path, policy: Policy, optimizer: Optimizer, state: dict) -> 
             f"{folder}: its optimizer.pt or state.json is not that of this run; start again or "
             "restore it"
         )
-    return saved
+    return saved, reference
 
 
-def save_tensors(file: Path, tensors: dict) -> None:
-    """A file of tensors and its SHA-256, both on the disk; load_tensors compares them."""
-    new = sibling(file, "new")
-    torch.save(tensors, new)
-    file.with_suffix(".checksum").write_text(digest(new), encoding="utf-8")
-    flush(new)
-    new.rename(file)
-    flush(file.parent)
+def load_moments(file: Path) -> dict:
+    """The optimizer's state, of tensors and plain values only: a pickle can run any program.
 
-
-def load_tensors(file: Path, device=None):
-    """torch.load of tensors and plain values only: a pickle can run any program."""
-    why = "it is damaged and cannot be read; restore it, or start again"
+    On the CPU: an evaluation needs no moments on its card, and an optimizer moves its own there.
+    """
     try:
-        known = file.with_suffix(".checksum")
-        if known.exists() and known.read_bytes() != digest(file).encode():
-            raise ValueError("another checksum")
-        return torch.load(file, weights_only=True, map_location=device)
+        return torch.load(file, weights_only=True, map_location="cpu")
     except Exception as error:  # UnpicklingError for other objects; bytes that are no pickle: any
         if isinstance(error, OSError) or out_of_memory(error):
             raise
-        if "Unsupported" in str(error):
-            why = (
-                "it holds more than tensors and numbers, so it was not written by a run and is not "
-                "loaded; delete the run"
-            )
-        raise SystemExit(f"{file}: {why}") from None
+        raise SystemExit(
+            f"{file}: it is damaged, or holds more than tensors and numbers and was not written by "
+            "a run; restore it, or start again"
+        ) from None
 
 
 if __name__ == "__main__":
@@ -249,9 +222,6 @@ if __name__ == "__main__":
         folder = Path(name) / "checkpoint"
         for update in (10, 20):
             save_checkpoint(folder, policy, None, {"update": update})
-        weights = folder / "adapter_model.safetensors"
-        data = bytearray(weights.read_bytes())
-        data[-5] ^= 1
-        weights.write_bytes(data)
+        (folder / "state.json").write_text('{"update": 30}', encoding="utf-8")
         state = load_checkpoint(find_checkpoint(folder), policy)[1]
         print("continues after update", state["update"])

@@ -105,17 +105,15 @@ def read(folder: Path) -> Run:
     if not (folder / "summary.json").exists():
         raise ValueError(f"{folder} has no summary.json: the run has not finished; {cure}")
     config, summary = (records.record(folder / f"{name}.json") for name in ("config", "summary"))
-    environments = records.environments_of(summary.get("machine", {}))
-    if environments:
-        config["environment_code"] = " then ".join(code for _, code in environments)
+    config["environment_code"] = summary.get("machine", {}).get("environment_code")
     evals = clean(records.lines(folder / "evals.jsonl"))
     final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
     if not final:
         raise ValueError(f"{folder}/evals.jsonl has no final evaluation; {cure}")
     logged = records.lines(folder / "metrics.jsonl")
     rewards, before = [line["reward"] for line in logged], records.before_last_level(logged)
-    name, edited = clean(folder.name), records.edited(environments)
-    return Run(name, config, final, rewards, edited, before)
+    edited = summary.get("warnings", {}).get("edited", "")
+    return Run(clean(folder.name), config, final, rewards, edited, before)
 
 
 def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
@@ -375,7 +373,7 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
         notes = [f"Tasks only: {alone} the interval, the p or the verdict.", *notes]
     if any(len(arm.runs) > len(arm.seeds()) for arm in arms):
         notes = [*notes, "Several runs of one seed were averaged and count as one."]
-    notes = [*notes, *(f"{run.name} was {run.edited}." for run in runs if run.edited)]
+    notes = [*notes, *(f"{run.name}, {run.edited}." for run in runs if run.edited)]
     measure = "Exactly right" if what == "exact" else "Mean reward"
     over = "over tasks; over seeds and tasks where an arm has several seeds"
     page = [

@@ -63,7 +63,8 @@ def of_evaluations(evals: list[dict], env: str) -> list[dict]:
             if e["tasks"] == tasks and measure in e:
                 i = tables.average(tables.values(e, measure))
                 ends = [round(factor * v, digits) for v in (i.mean, i.low, i.high)]
-                points.append([e["update"], *(ends if i.n else [None] * 3)])
+                x = -1 if e["stage"] == "before" else e["update"]  # left of what SFT made of it
+                points.append([x, *(ends if i.n else [None] * 3)])
         return {"name": tasks, "plain": tasks not in names_trained, "points": points}
 
     names_trained = {e["tasks"] for e in trained}

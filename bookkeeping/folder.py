@@ -1,15 +1,14 @@
-"""The run folder: what a run says first, where it writes, how it is found again, and what a kill
-may cost.
+"""The run folder: where a run writes, how it is found again, and what a kill may cost.
 
-    runs/NAME/  config.json  code.jsonl  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json
-                report.md  report.html  curves.png  checkpoint/  lock
+    runs/NAME/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json
+                report.md  report.html  curves.png  checkpoint/  lock; with --kl reference/
 
 Three rules. A line is written when its number is known, and whole files are written beside the old
 one and renamed, so that a kill at any moment leaves something to read. On --resume, lines written
 after the last checkpoint are dropped: they will be written again. And only one process writes into
 a folder: it holds a lock, which the kernel takes back however the process ends.
 
-Run me: `python -m bookkeeping.folder` says what a run would do, and what a killed one keeps.
+Run me: `python -m bookkeeping.folder` shows what a killed run keeps.
 """
 
 import ast
@@ -18,14 +17,15 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 import settings
-from bookkeeping import refusals
-from bookkeeping.records import append, lines, write_whole
+from bookkeeping.records import read, write_whole
 from fast.machine import speak_utf8
 
 # On --resume these may change, because they do not change the experiment.
@@ -34,33 +34,19 @@ MAY_CHANGE = (
     "vllm_memory", "vllm_sleep", "vllm_seeds", "micro_tokens", "gradient_checkpointing",
 )  # fmt: skip
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
-LEFTOVERS = {"lock", "config.new"}  # of a run that ended before it had begun
 
-# This process's run folder, then the folders above it that were made for it: how a run ends depends
-# on what it has written (guard.one_sentence).
+# This process's run folder, once it has one: what is said at the end of a run that did not finish
+# depends on what is in it (guard.one_sentence).
 own: list[Path] = []
 
 
 def announce(words: list[str]) -> None:
-    """The first words of a new run, before torch is imported: that takes seconds, and on a busy
-    machine a quarter of a minute. Nothing if the run will be refused, which is told later."""
+    """The first words of a run, before torch is imported: that takes seconds, and on a busy machine
+    a quarter of a minute."""
     speak_utf8()
-    try:
-        cfg, _ = settings.read_flags(words)
-        if cfg.api_base or cfg.eval_only or cfg.resume or int(os.environ.get("RANK", 0)):
-            return
-        refusals.check(cfg)
-    except ValueError:
-        return
-    what = " ".join([settings.short(cfg.env), *([str(cfg.difficulty)] if cfg.difficulty else [])])
-    updates = f"{cfg.updates} updates" if cfg.updates else "updates"  # else by the model's size
-    print(
-        f"{what}: {cfg.sft_steps} steps of SFT on {cfg.sft_examples} demonstrations, "
-        f"then {updates} of GRPO on {cfg.num_tasks} tasks each\n"
-        f"look into {cfg.runs}/{name_of(cfg, '*')}/: metrics.jsonl grows with every update, "
-        "report.html comes at the end; torch is loading now",
-        flush=True,
-    )
+    first = not int(os.environ.get("RANK", 0))
+    if first and not {"-h", "--help"} & set(words):
+        print("torch is loading, which takes seconds", flush=True)
 
 
 def name_of(cfg, when: str) -> str:
@@ -79,7 +65,6 @@ def claim(folder: Path) -> FileLock:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        own.clear()  # what is in it is the other's, and not ours to clear away
         raise SystemExit(
             f"{folder}: another process is working in this run folder; wait until it is done, "
             "or stop it"
@@ -87,44 +72,35 @@ def claim(folder: Path) -> FileLock:
     return lock
 
 
-def open_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
-    """(run folder, checkpoint to go on from, the folder's lock: keep it, or it is released).
-
-    typed: the flags of the command line. With --resume, cfg becomes the saved config. SystemExit
-    with one sentence if there is nothing to resume, a flag cannot change, or the folder is in use.
-    """
-    if cfg.resume:
-        return resume_folder(cfg, typed)
-    folder = Path(cfg.runs) / name_of(cfg, time.strftime("%m%d-%H%M%S"))
-    try:
-        if cfg.name and folder.exists() and {file.name for file in folder.iterdir()} - LEFTOVERS:
-            raise SystemExit(
-                f"{folder} exists; choose another --name, or continue it with --resume {folder}"
-            )
-        above = [parent for parent in folder.parents if not parent.exists()]
-        folder = make(folder, shared=bool(cfg.name))
-        own[:] = [folder, *above]
-        return folder, None, claim(folder)
-    except OSError as error:
+def refuse_taken(cfg) -> None:
+    """SystemExit if --name is the name of a folder with something in it."""
+    folder = Path(cfg.runs) / cfg.name
+    if cfg.name and folder.is_dir() and any(file.name != "lock" for file in folder.iterdir()):
         raise SystemExit(
-            f"--runs {cfg.runs}: {error.strerror}: {error.filename}; give a folder that can be "
-            "written"
-        ) from None
+            f"{folder} exists; choose another --name, or continue it with --resume {folder}"
+        )
 
 
-def make(folder: Path, shared: bool) -> Path:
-    """Make this folder, or NAME-2, NAME-3, … if somebody else has made it and it is not shared.
+def make_folder(cfg) -> tuple[Path, FileLock]:
+    """(a new run folder, its lock: keep it, or it is released). SystemExit if it cannot be made.
 
-    Three seeds that are started in one line begin in the same second.
+    Three seeds that are started in one line begin in the same second: they are NAME, NAME-2, NAME-3
+    unless --name was given.
     """
-    others = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
-    for place in itertools.chain([folder], others):
+    refuse_taken(cfg)
+    first = Path(cfg.runs) / name_of(cfg, time.strftime("%m%d-%H%M%S"))
+    others = (first.with_name(f"{first.name}-{n}") for n in itertools.count(2))
+    for folder in itertools.chain([first], others):
         try:
-            place.mkdir(parents=True, exist_ok=shared)
-            return place
-        except FileExistsError:
-            if shared:  # it is a file
-                raise
+            folder.mkdir(parents=True, exist_ok=bool(cfg.name))
+            return folder, claim(folder)
+        except OSError as error:
+            if isinstance(error, FileExistsError) and not cfg.name:
+                continue
+            raise SystemExit(
+                f"--runs {cfg.runs}: {error.strerror}: {error.filename}; give a folder that can be "
+                "written"
+            ) from None
 
 
 def has_checkpoint() -> bool:
@@ -133,21 +109,22 @@ def has_checkpoint() -> bool:
     return bool(own) and any((own[0] / name / "state.json").exists() for name in saved)
 
 
-def discard_unbegun() -> None:
-    """Remove this process's run folder if its run ended before it had begun."""
-    try:
-        if own and all(file.name in LEFTOVERS for file in own[0].iterdir()):
-            for file in own[0].iterdir():
-                file.unlink()
-            for folder in own:
-                folder.rmdir()
-    except OSError:  # somebody else is in it, or in a folder above it
-        pass
+def how_to_go_on() -> str:
+    """The last words of a run that was stopped."""
+    if not own:
+        return "; nothing was written"
+    start = "" if has_checkpoint() else ", from its start: nothing was saved yet"
+    return f"; go on with: python train.py --resume {own[0]}{start}"
 
 
 def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
-    """open_folder for --resume: flags that do not change the experiment may be typed again."""
-    from bookkeeping.checkpoint import find_checkpoint, set_aside  # torch, which announce must not
+    """(run folder, checkpoint to go on from, the folder's lock). cfg becomes the saved config, and
+    flags that do not change the experiment may be typed again.
+
+    SystemExit with one sentence if there is nothing to resume, a flag cannot change, or the folder
+    is in use.
+    """
+    from bookkeeping.checkpoint import find_checkpoint  # torch, which announce must not import
 
     folder = Path(cfg.resume)
     if not (folder / "config.json").exists():
@@ -155,12 +132,11 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
             f"--resume {folder}: there is no config.json in it, so it is no run folder, or one "
             "that was stopped before it began; check the path, or start the same command again"
         )
-    own[:] = [folder]
     lock = claim(folder)
+    own[:] = [folder]
     mend(folder)
     given = {name: getattr(cfg, name) for name in typed if name != "resume"}
-    for name, value in read_config(folder, type(cfg)).items():
-        setattr(cfg, name, value)
+    vars(cfg).update(read_config(folder, type(cfg)))
     planned = cfg.updates
     refuse_code(folder, cfg.env, given.get("env"))
     for name, value in sorted(given.items()):
@@ -177,8 +153,8 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
         )
     cfg.resume, cfg.eval_only = "", ""
     saved = find_checkpoint(folder / "checkpoint")
-    if saved and saved.name != "checkpoint":
-        set_aside(folder / "checkpoint")
+    if saved and saved.name != "checkpoint":  # else the next save would keep the damaged one
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     return folder, saved, lock
 
 
@@ -187,32 +163,23 @@ def read_config(folder: Path, config: type) -> dict:
 
     ValueError if it has others, or values of other types.
     """
-    try:
-        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        saved = None
-    if not isinstance(saved, dict):
-        raise ValueError(
-            f"{folder}/config.json is not the config of a run; check the path, or restore it"
-        )
-    known = vars(config())
-    wrong = [n for n, value in saved.items() if n not in known or not is_plain(value, known[n])]
-    if wrong:
-        raise ValueError(
-            f"{folder}/config.json: there is no flag {wrong[0][:40]!a}, or not with that value; "
-            "check the path, or restore it"
-        )
+    saved, known = read(folder / "config.json"), vars(config())
+    for name, value in saved.items():
+        if name not in known or not is_plain(value, known[name]):
+            raise ValueError(
+                f"{folder}/config.json: there is no flag {name[:40]!a}, or not with that value; "
+                "check the path, or restore it"
+            )
     return saved
 
 
 def is_plain(value, default) -> bool:
     """Has a saved value the type of its flag?"""
-    if default is None:
+    if isinstance(value, list):
+        return isinstance(default, list) and all(type(word) is str for word in value)
+    if default is None or isinstance(default, float):
         return isinstance(value, int | float | str | None)
-    if isinstance(default, float):
-        return value is None or type(value) in (int, float)
-    words = all(type(word) is str for word in value) if isinstance(value, list) else True
-    return type(value) is type(default) and words
+    return type(value) is type(default)
 
 
 # FILE:NAME. Commas and line ends may be part of a file's name.
@@ -244,63 +211,49 @@ def code_hash(env: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
-def tell_changed(folder: Path, env: str) -> None:
-    """Say so if the environment's code, or its file of rows, is not what the run ended with."""
-    ran = [line.get("environment_code") for line in lines(folder / "code.jsonl")]
-    if ran and ran[-1] != code_hash(env):
+def tell_changed(saved: Path, env: str) -> None:
+    """Say so if the environment's code, or its file of rows, is not what a checkpoint was trained
+    with."""
+    if not str(read(saved / "state.json").get("code", "")).endswith(code_hash(env)):
         print(f"{env}: its code or its rows are not what this run was trained with")
 
 
-def mend(folder: Path) -> None:
-    """Drop a last line that a kill cut in two: what is appended next would be glued to it.
+def mend(folder: Path, keep: Callable[[str], bool] = lambda line: line.endswith("\n")) -> None:
+    """Drop lines of the logs: by default a last one that a kill cut in two, because what is
+    appended next would be glued to it.
 
     A log that is a link is replaced by a copy: nothing is appended where it points to.
     """
     for path in (folder / name for name in LOGS):
         if path.is_file():
-            text = path.read_text(encoding="utf-8", errors="replace")
-            whole = text[: text.rfind("\n") + 1]
-            if path.is_symlink() or whole != text:
-                write_whole(path, whole)
+            with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
+                kept = "".join(filter(keep, lines))
+            write_whole(path, kept)
 
 
-def trim(folder: Path, update: int, finished: bool = True) -> None:
-    """Drop lines that a killed run wrote after its last checkpoint: they will be written again.
+def trim(folder: Path, update: int | None) -> None:
+    """Drop lines that a killed run wrote after its last checkpoint: they will be written again, and
+    so will a final evaluation. update: of that checkpoint; None: there is none."""
 
-    So will a final evaluation, unless more updates follow: then it was one on the way.
-    """
-    for path in (folder / name for name in LOGS):
-        if path.exists():
-            with open(path, encoding="utf-8", errors="replace") as old:
-                logged = old if finished else map(on_the_way, old)
-                write_whole(path, "".join(line for line in logged if stays(line, update)))
+    def stays(line: str) -> bool:
+        try:
+            record = json.loads(line)
+            final = record.get("stage") == "final"
+            before = update is not None and record["update"] <= update
+            return before and not final and line.endswith("\n")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False  # cut in two by the kill; what is left may be valid JSON
 
-
-def on_the_way(line: str) -> str:
-    """The line of a final evaluation as that of one during the run; others as they are."""
-    return re.sub('"stage": ?"final"', '"stage":"train"', line, count=1)
-
-
-def stays(line: str, update: int) -> bool:
-    """Is this line of a log whole, and from before the checkpoint after that update?"""
-    try:
-        record = json.loads(line)
-        before = update >= 0 and record["update"] <= update  # update -1: there is no checkpoint
-        return before and record.get("stage") != "final" and line.endswith("\n")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return False  # cut in two by the kill; what is left may be valid JSON
+    mend(folder, stays)
 
 
 if __name__ == "__main__":
     import tempfile
 
-    announce(["--env", "letters"])
+    announce([])
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "metrics.jsonl"
-        for update in (1, 2, 3):
-            append(file, {"update": update, "reward": update / 10})
-        with open(file, "a", encoding="utf-8") as f:
-            f.write('{"update": 4, "rew')  # the kill; the last checkpoint was after update 2
-        print("before\n" + file.read_text(encoding="utf-8"))
+        # The kill came while line 4 was written; the last checkpoint was after update 2.
+        file.write_text('{"update": 1}\n{"update": 2}\n{"update": 3}\n{"upd', encoding="utf-8")
         trim(Path(name), update=2)
-        print("\nafter --resume\n" + file.read_text(encoding="utf-8"))
+        print("after --resume\n" + file.read_text(encoding="utf-8"))

@@ -13,7 +13,9 @@ Run me: `python -m bookkeeping.guard` calls an environment that hangs and one th
 
 import json
 import math
+import os
 import sys
+import time
 import traceback
 from asyncio import CancelledError
 from collections.abc import Callable
@@ -42,9 +44,10 @@ MOST_TURNS = 100  # of an episode that preflight plays
 ROLES = ("system", "user", "assistant", "tool")  # templates leave messages of others out
 
 # Columns of the logs: an entry of a score with such a name would take their place.
-TAKEN = {"deviation", *COLUMNS} | {f"seconds_{part}" for part in SECONDS}
-TAKEN |= set("update stage tasks trained missing level n errors reply_tokens".split())
-TAKEN |= {"reward_low", "reward_high", "exact_reward"}
+TAKEN = {*COLUMNS, *(f"seconds_{part}" for part in SECONDS)} | {
+    "update", "stage", "tasks", "trained", "missing", "level", "n", "errors", "reply_tokens",
+    "reward_low", "reward_high", "exact_reward", "deviation",
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------- what an environment may answer
@@ -166,31 +169,32 @@ def preflight(cfg) -> None:
         return
     try:
         for level in levels_of(cfg.env) or [cfg.difficulty]:
-            check_environment(partial(make_env, cfg, level), cfg.sft_steps > 0)
+            score = check_environment(partial(make_env, cfg, level), cfg.sft_steps > 0)
         if cfg.curriculum:
-            check_promotion(make_env(cfg, cfg.difficulty), promote_of(cfg.env))
+            check_promotion(promote_of(cfg.env), score)
     except ValueError as wrong:
         raise ValueError(f"--env {cfg.env}: {wrong}; see {page}") from None
     if kind(cfg.env) == "known":
         print(make_env(cfg, cfg.difficulty).source.about)
 
 
-def check_environment(new_env: Callable, expert: bool = True) -> None:
-    """Play a task of each range of seeds, with the expert and with empty replies.
+def check_environment(new_env: Callable, expert: bool = True) -> dict[str, float]:
+    """Play a task of each range of seeds, with the expert and with empty replies; returns a score.
 
     new_env() -> an environment; expert: is there one to learn from? ValueError if an answer is of
     the wrong type, a seed is not a task, or the expert earns no more than silence.
     """
 
-    def play(seed: int, reply: Callable, most: int = MOST_TURNS) -> float:
-        env, over, turns = Guarded(new_env(), ValueError), False, 0
+    def play(seed: int, reply: Callable, most: int = MOST_TURNS) -> dict[str, float]:
+        env = Guarded(new_env(), ValueError)
         env.reset(seed)
-        while not over and turns < most:
-            over, turns = env.step(reply(env))[1], turns + 1
-        if not over and reply is not silence:
+        for _ in range(most):
+            if env.step(reply(env))[1]:
+                return env.score()
+        if reply is not silence:
             where = place(env.env, "step")
             raise ValueError(f"{where} did not end an episode of the expert in {most} turns")
-        return env.score()["reward"]
+        return env.score()
 
     env, silence = Guarded(new_env(), ValueError), lambda env: ""
     seeds = (TRAIN_SEEDS, TRAIN_SEEDS + 1, SFT_SEEDS, DEV_SEEDS)
@@ -207,32 +211,26 @@ def check_environment(new_env: Callable, expert: bool = True) -> None:
     ):
         if wrong:
             raise ValueError(why)
-    play(seeds[0], silence, most=1)  # a run may cut an episode after any reply
-    silent = [play(seed, silence) for seed in seeds]
-    right = [play(seed, lambda env: env.expert_reply()) for seed in seeds if expert]
-    if expert and sum(right) <= sum(silent):
+    score = play(seeds[0], silence, most=1)  # a run may cut an episode after any reply
+    silent = sum(play(seed, silence)["reward"] for seed in seeds)
+    right = sum(play(seed, lambda env: env.expert_reply())["reward"] for seed in seeds * expert)
+    if expert and right <= silent:
         raise ValueError(
-            f"the expert earns {sum(right) / 4:g} and an empty reply {sum(silent) / 4:g}; "
+            f"the expert earns {right / 4:g} and an empty reply {silent / 4:g}; "
             "SFT learns from the expert, so it should earn more"
         )
+    return score
 
 
-def check_promotion(env, promote: tuple[str, float]) -> None:
+def check_promotion(promote, score: dict[str, float]) -> None:
     """A curriculum goes up by a measure that every score has."""
-    measure, enough = promote if isinstance(promote, tuple) and len(promote) == 2 else (0, 0)
-    if not (isinstance(measure, str) and isinstance(enough, int | float)):
-        raise ValueError(
-            f"promote is {shown(promote)}; it is a measure and how high its mean has to be, as in "
-            '("reward", 0.75)'
-        )
-    played = Guarded(env, ValueError)
-    played.reset(TRAIN_SEEDS)
-    played.step("")
-    if measure not in played.score():
-        raise ValueError(
-            f"{place(env, 'score')} has no {measure!r}, by which a curriculum goes up; "
-            'add it, or say promote = ("reward", 0.75) in the class'
-        )
+    match promote:
+        case (str(measure), int() | float()) if measure in score:
+            return
+    raise ValueError(
+        f"promote is {shown(promote)}; it is a measure and how high its mean has to be, as in "
+        f'("reward", 0.75); the score has {", ".join(score)}'
+    )
 
 
 def other_opening(policy, env, seed: int) -> dict[str, str]:
@@ -245,10 +243,9 @@ def other_opening(policy, env, seed: int) -> dict[str, str]:
         demonstration = sft.expert_episode(policy, env, seed).token_ids
     except Exception:  # somebody's code, which may have no expert
         return {}
-    pairs = enumerate(zip(prompt, demonstration))
-    n = next((i for i, (a, b) in pairs if a != b), len(demonstration))
-    if n >= len(prompt):
+    if demonstration[: len(prompt)] == prompt:
         return {}
+    n = len(os.path.commonprefix([prompt, demonstration]))
     text = lambda ids: repr(policy.tokenizer.decode(ids[n : n + 6]))
     return {
         "template": "the prompts that the policy samples from are not written as those of SFT: "
@@ -260,26 +257,34 @@ def other_opening(policy, env, seed: int) -> dict[str, str]:
 # ----------------------------------------------------------------------------------- one sentence
 
 
+def with_place(error: Exception) -> str:
+    """Our own sentence; Python's does not say where it was, so its file and line are added."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ours = (last.line or "").startswith("raise")
+    return str(error) if ours else f"{error} ({last.filename}:{last.lineno})"
+
+
 # (is it this?, what went wrong, what to do if there is a checkpoint, and if there is none)
 KNOWN = (
+    (lambda error: isinstance(error, ValueError | CannotGoOn), with_place, "", ""),
     (
         out_of_memory,
         lambda error: f"out of GPU memory ({(str(error).splitlines() or [''])[0]})",
-        "the last checkpoint is kept: --resume it with a lower --micro-tokens, or start again with "
-        "--gradient-checkpointing",
-        "start again with a lower --micro-tokens, or with --gradient-checkpointing",
+        "; the last checkpoint is kept: --resume it with a lower --micro-tokens, or start again "
+        "with --gradient-checkpointing",
+        "; start again with a lower --micro-tokens, or with --gradient-checkpointing",
     ),
     (
         lambda error: isinstance(error, FloatingPointError),
         lambda error: f"training stopped: {error}",
-        "the last good checkpoint is kept for --eval-only, start a run with a lower --lr",
-        "nothing was saved yet, start again with a lower --sft-lr",
+        "; the last good checkpoint is kept for --eval-only, start a run with a lower --lr",
+        "; nothing was saved yet, start again with a lower --sft-lr",
     ),
     (
         lambda error: isinstance(error, OSError) and error.errno is not None,
         lambda error: f"{error.strerror}: {error.filename or 'writing the run folder'}",
-        "the last checkpoint is kept, make room or mend the path, then --resume",
-        "nothing was saved yet, make room or mend the path, then start again",
+        "; the last checkpoint is kept, make room or mend the path, then --resume",
+        "; nothing was saved yet, make room or mend the path, then start again",
     ),
 )
 
@@ -288,49 +293,31 @@ KNOWN = (
 def one_sentence():
     """Whatever is known to go wrong with a run leaves as SystemExit with one sentence.
 
-    It speaks of a checkpoint only if there is one, and a run that never began leaves no folder.
+    It speaks of a checkpoint only if there is one.
     """
     folder.own.clear()
     try:
         yield
-    except (ValueError, CannotGoOn) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        ours = (last.line or "").startswith("raise")  # else Python's own: it does not say where
-        where = "" if ours else f" ({last.filename}:{last.lineno})"
-        raise SystemExit(f"{error}{where}") from None
     except KeyboardInterrupt:
-        print(f"\nstopped at once{how_to_go_on()}", file=sys.stderr)
+        print(f"\nstopped at once{folder.how_to_go_on()}", file=sys.stderr)
         raise SystemExit(130) from None  # as a shell counts Ctrl-C
-    except (RuntimeError, FloatingPointError, OSError) as error:
+    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         for fits, what, if_kept, if_none in KNOWN:
             if fits(error):
                 cure = if_kept if folder.has_checkpoint() else if_none
-                raise SystemExit(f"{what(error)}; {cure}") from None
+                raise SystemExit(what(error) + cure) from None
         raise
     finally:
-        folder.discard_unbegun()
         if folder.own and sys.stderr.isatty():
             print(file=sys.stderr)  # a progress bar may be open, and the sentence goes below it
-
-
-def how_to_go_on() -> str:
-    """For the last word of a run that was stopped at once."""
-    if not folder.own or not (folder.own[0] / "config.json").exists():
-        return "; nothing was written"
-    start = "" if folder.has_checkpoint() else ", from its start: nothing was saved yet"
-    return f"; go on with: python train.py --resume {folder.own[0]}{start}"
 
 
 if __name__ == "__main__":
     from types import SimpleNamespace
 
-    def forever(seed):
-        while True:
-            pass
-
-    bad = Guarded(SimpleNamespace(seconds=0.2, reset=forever, step=lambda reply: {}[reply]))
-    for call in (bad.reset, bad.step):
+    bad = Guarded(SimpleNamespace(seconds=0.2, reset=time.sleep, step=lambda reply: {}[reply]))
+    for call, given in ((bad.reset, 1), (bad.step, "hello")):
         try:
-            call("hello")
+            call(given)
         except EnvironmentFailed as failed:
             print(failed)

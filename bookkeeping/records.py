@@ -13,6 +13,7 @@ Run me: `python -m bookkeeping.records` reads a good line, a damaged file and a 
 """
 
 import json
+import os
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -88,30 +89,6 @@ def same_tasks(*evals: dict) -> list[dict]:
     return [{name: cut(e, v) for name, v in e.items() if name != "missing"} for e in evals]
 
 
-def environments_of(machine: dict) -> list[tuple[int, str]]:
-    """[(from which update on, hash of the environment's code)] of summary.json's machine.
-
-    More than one if somebody edited the environment and resumed.
-    """
-    found: list[tuple[int, str]] = []
-    for version in machine.get("versions", [{"update": -1, **machine}]):
-        code = version.get("environment_code")
-        if code and (not found or found[-1][1] != code):
-            found.append((max(version["update"], 0), code))
-    return found
-
-
-def edited(environments: list[tuple[int, str]]) -> str:
-    """A sentence on a run that was trained on several versions of its environment, or ""."""
-    if len(environments) < 2:
-        return ""
-    later = ", ".join(f"{code} from update {update} on" for update, code in environments[1:])
-    return (
-        f"trained on {len(environments)} versions of its environment's code: "
-        f"{environments[0][1]}, then {later}; its rewards may not be one measure"
-    )
-
-
 # ----------------------------------------------------------------------------------- anybody's text
 
 
@@ -179,10 +156,14 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The same of a text. A link in the file's place is replaced, not followed."""
+    """The same of a text. It is on the disk before it has its name, so that a power cut leaves the
+    old file or the new one. A link in the file's place is replaced, not followed."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
-    new.write_text(text, encoding="utf-8", newline="\n")
+    with open(new, "w", encoding="utf-8", newline="\n") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
     new.replace(path)
 
 

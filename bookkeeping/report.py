@@ -231,8 +231,6 @@ def mean_of(lines: list[dict], key: str) -> float:
 def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> list[str]:
     """What the data says, each sentence with its numbers."""
     out = []
-    if versions := records.edited(records.environments_of(summary.get("machine") or {})):
-        out.append(f"It was {versions}.")
     paid = [line for line in lines if "reward" in line]
     found = doctor.look_at(paid, evals, summary["config"])
     told = [f"Found wrong at {symptom}." for symptom in found]

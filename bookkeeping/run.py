@@ -8,16 +8,16 @@ started several processes, each has a Run, and only the first one's folder is ke
 Run me: `python -m bookkeeping.run` prints the line of a made-up update.
 """
 
-import json
 import os
 import platform
+import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 import metrics
 from bookkeeping import doctor, progress, records, tables
-from bookkeeping.checkpoint import load_tensors, restore, save_checkpoint, save_tensors
-from bookkeeping.folder import LOGS, code_hash, open_folder, trim
+from bookkeeping import folder as run_folder
+from bookkeeping.checkpoint import restore, save_checkpoint
 from bookkeeping.records import append, write_json
 from evaluate import broken, headline, summarize
 from fast import parallel
@@ -48,7 +48,7 @@ CLOCKS = ("total", *SECONDS, "eval", "sft")  # what a run's seconds are counted 
 class State:
     """What a resumed run needs besides weights and optimizer: checkpoint/state.json."""
 
-    update: int = -1  # updates done; -1: not even SFT
+    update: int = 0  # updates done; the first checkpoint is after SFT
     level: int | str | None = None  # of a curriculum, or simply the difficulty
     recent: list[float] = field(default_factory=list)  # what the curriculum watches, at this level
     rewards: list[float] = field(default_factory=list)  # mean reward per update, at this level
@@ -56,45 +56,68 @@ class State:
     seconds: dict = field(default_factory=lambda: dict.fromkeys(CLOCKS, 0.0))
     tokens: dict = field(default_factory=lambda: {"sampled": 0, "trained": 0, "sft": 0})
     warnings: dict[str, str] = field(default_factory=dict)  # symptoms that were told (doctor.py)
+    code: str = ""  # hash of the environment's code; "OLD then NEW" if it was edited and resumed
+    wandb_id: str = ""  # wandb's name of this run: a resume goes on with the same curves
 
 
 @dataclass
 class Run:
     cfg: object
-    home: Path  # the run folder
-    folder: Path  # where this process writes: the run folder, or one that is thrown away
-    saved: Path | None  # the checkpoint to go on from
+    home: Path | None  # the run folder; None: it is made when everything is ready to begin
+    folder: Path | None  # where this process writes: the run folder, or one that is thrown away
+    saved: Path | None  # the last checkpoint; None: not even SFT is done
     state: State
     keep: object  # the folder's lock, or the throwaway folder: released when the Run goes
-    started: float = field(default_factory=time.monotonic)  # time.time jumps with the clock
-    spent_before: float = 0.0
-    versions: list[dict] = field(default_factory=list)  # which code ran, from when on: note_code
+    counted: float = field(default_factory=time.monotonic)  # until when the run's time is counted
+    machine: dict = field(default_factory=dict)  # where it runs, and by which code
     lines: list[dict] = field(default_factory=list)  # of metrics.jsonl, for the doctor
+    after_sft: dict = field(default_factory=dict)  # with --kl: the reference, {name: weight}
     wandb: object = None
-    moments: list[float] = field(default_factory=list)  # when the updates were done
 
     def open(self, policy, optimizer) -> State:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
+        cfg, first = self.cfg, parallel.rank() == 0
+        if first and not self.home:
+            self.home, self.keep = run_folder.make_folder(cfg)
+        self.home = parallel.from_first(self.home)
+        run_folder.own[:] = [self.home]
+        if not first:  # what the others log nobody reads
+            self.keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
+        self.folder = self.home if first else Path(self.keep.name)
+        began = f"into {self.folder}: metrics.jsonl grows, report.html comes at the end"
         if self.saved:
-            self.state = State(**restore(self.saved, policy, optimizer, asdict(self.state)))
+            start = asdict(self.state)
+            state, self.after_sft = restore(self.saved, policy, optimizer, start)
+            self.state = State(**state)
             self.refuse()
-            print(f"resumed {self.folder} after update {self.state.update}")
-        else:
-            print(f"into {self.folder}")
-        write_json(self.folder / "config.json", asdict(self.cfg))
-        code = {"update": self.state.update, **code_of(self.cfg.env)}
-        self.versions = note_code(self.folder / "code.jsonl", code)
+            began = f"resumed {self.folder} after update {self.state.update}"
+        run_folder.trim(self.folder, self.state.update if self.saved else None)
+        write_json(self.folder / "config.json", asdict(cfg))
+        flush(self.folder)
+        print(began)
+        self.note_code()
+        self.machine = machine(policy)
         parallel.same_weights(policy.trainable().values())
-        done = bool(self.saved) and finished(self.cfg, self.state)
-        trim(self.folder, self.state.update, done)
-        if not done:  # what an earlier end said is not true of the weights that follow
-            (self.folder / "summary.json").unlink(missing_ok=True)
+        # What an earlier end said is not true of the weights that follow.
+        (self.folder / "summary.json").unlink(missing_ok=True)
         self.lines = records.lines(self.folder / "metrics.jsonl")
-        self.spent_before = self.state.seconds["total"]
         self.stop = StopSignal()
-        first = self.folder == self.home
-        self.wandb = open_wandb(replace(self.cfg, wandb=self.cfg.wandb and first), self.folder)
+        self.state.wandb_id = self.state.wandb_id or secrets.token_hex(4)
+        self.wandb = open_wandb(cfg, self.folder, self.state.wandb_id) if first else None
         return self.state
+
+    def note_code(self) -> None:
+        """Keep a hash of the environment's code in the state; if it was edited, say so once.
+
+        Flags do not tell two rewards apart if somebody has edited score_reply between two runs;
+        bookkeeping/compare.py asks the hash.
+        """
+        state, now = self.state, run_folder.code_hash(self.cfg.env)
+        if state.code and not state.code.endswith(now):
+            state.code += f" then {now}"
+            why = "its environment's code was edited: rewards before and after are not one measure"
+            self.tell({"edited": why})
+        state.code = state.code or now
 
     def refuse(self) -> None:
         """ValueError if the run that was saved cannot go on with this config, or in this world."""
@@ -103,7 +126,7 @@ class Run:
         # A file of rows names its tasks after its contents, and those of its scorer.
         trained = {name for name, (own, _) in eval_sets(cfg).items() if own}
         evals = records.lines(self.home / "evals.jsonl")  # .get: they may come from anywhere
-        own = (e for e in evals if e.get("trained") and e.get("stage") != "eval_only")
+        played = {str(e.get("tasks")) for e in evals if e.get("trained")}
         for wrong, why in (
             (
                 state.update > most,
@@ -116,7 +139,7 @@ class Run:
                 "start anew",
             ),
             (
-                {str(e.get("tasks")) for e in own} - trained,
+                played - trained,
                 f"the rows or the scorer of {cfg.env} are not what they were; give them back, or "
                 "start anew",
             ),
@@ -125,15 +148,10 @@ class Run:
                 raise ValueError(f"--resume {self.home}: {why}")
 
     def reference(self, policy) -> dict[str, torch.Tensor] | None:
-        """With --kl: the weights after SFT, {name: weight}, kept in reference.pt."""
-        if not self.cfg.kl:
-            return None
-        if self.state.update > 0:
-            return load_tensors(self.home / "reference.pt", policy.device)
-        weights = {name: p.detach().clone() for name, p in policy.trainable().items()}
-        if self.folder == self.home:  # the others' folders are thrown away, and may be small
-            save_tensors(self.folder / "reference.pt", weights)
-        return weights
+        """With --kl: the weights after SFT, {name: weight}; each checkpoint keeps them."""
+        if self.cfg.kl and not self.after_sft:
+            self.after_sft = {name: p.detach().clone() for name, p in policy.trainable().items()}
+        return self.after_sft or None
 
     def log(self, groups, stats: dict, rollouts) -> None:
         """The line of an update: into metrics.jsonl, to wandb, onto the screen, past the doctor."""
@@ -147,23 +165,22 @@ class Run:
         state.tokens["trained"] += stats["trained_tokens"]
         append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
-        self.moments.append(time.monotonic())
         names = dict.fromkeys(name for e in played for name in e.components)
+        self.lines.append(line)
         text = one_line(line, tables.own_parts(names, self.cfg.env)) + self.time_left()
         tqdm.write(text + broken(groups))
         if level == state.level:  # not one that was sampled ahead, before the level was climbed
             state.rewards.append(line["reward"])
-        self.lines.append(line)
         newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)
         self.tell(doctor.symptoms(newest, state.rewards, first_gap))
         if self.cfg.curriculum and level == state.level and level != self.cfg.difficulty:
             climb(self.cfg, state, line)
 
     def time_left(self) -> str:
-        """How long the updates that are left will take, by those since the first one here."""
-        left, moments = self.cfg.updates - self.state.update, self.moments
-        each = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
-        return f", {left * each / 60:.0f} min left" if each and left > 0 else ""
+        """How long the updates that are left will take, by the last ten."""
+        left, last = self.cfg.updates - self.state.update, self.lines[-10:]
+        each = sum(line[f"seconds_{part}"] for line in last for part in SECONDS) / len(last)
+        return f", {left * each / 60:.0f} min left" if left > 0 else ""
 
     def log_sft(self, found: dict) -> None:
         """What sft() returns: first and last loss, tokens, seconds."""
@@ -176,17 +193,19 @@ class Run:
 
         results: {tasks: episodes}.
         """
+        evals = records.lines(self.folder / "evals.jsonl")
+        # wandb has one row per update, and 0 is the update of both: before and after SFT.
+        when = "eval" if evals[-1]["stage"] != "before" else "before"
         line = {"update": self.state.update}
         for tasks, played in results.items():
-            line |= {f"eval/{tasks}/{k}": v.mean for k, v in headline(played).items()}
+            line |= {f"{when}/{tasks}/{k}": v.mean for k, v in headline(played).items()}
         self.to_wandb(line)
-        evals = records.lines(self.folder / "evals.jsonl")
         self.tell(progress.symptoms(evals, self.state.rewards, asdict(self.cfg)))
 
     def to_wandb(self, line: dict) -> None:
         if self.wandb:
             with may_fail():
-                self.wandb.log(line)
+                self.wandb.log(line, step=line["update"])
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not told before, and keep it in the state."""
@@ -195,10 +214,7 @@ class Run:
             if name in state.warnings:
                 continue
             state.warnings[name] = f"update {state.update}: {sentence}"
-            page = self.folder / "report.html"  # written at the end, or when somebody asks for it
-            missing = page.name in sentence and not page.exists()
-            how = f" (python -m bookkeeping.report {self.folder} writes it now)" if missing else ""
-            tqdm.write(f"{name.upper()} at {state.warnings[name]}{how}")
+            tqdm.write(f"{name.upper()} at {state.warnings[name]}")
 
     @contextmanager
     def clock(self, part: str):
@@ -210,18 +226,22 @@ class Run:
     def save(self, policy, optimizer, groups=None, advantages=None) -> None:
         """A checkpoint, and two groups of the last batch to read."""
         update, shown = self.state.update, (groups or [])[:2]
-        ratios = [ratios_of(policy, group, self.cfg, update) for group in shown]
+        ratios = [[ratios_of(policy, e, self.cfg, update) for e in group] for group in shown]
         records.save_episodes(self.folder, update, "", policy, shown, advantages, ratios)
         records.thin(self.folder / "episodes.jsonl")
         self.count_seconds()
+        self.saved = self.home / "checkpoint"
         if parallel.rank() == 0:
             # Flush the logs first, so that after a power cut no checkpoint is newer than its lines.
-            for path in filter(Path.exists, (self.folder / name for name in LOGS)):
+            for path in filter(Path.exists, (self.folder / name for name in run_folder.LOGS)):
                 flush(path)
-            save_checkpoint(self.folder / "checkpoint", policy, optimizer, asdict(self.state))
+            kept = asdict(self.state), self.after_sft
+            save_checkpoint(self.saved, policy, optimizer, *kept)
 
     def count_seconds(self) -> None:
-        self.state.seconds["total"] = self.spent_before + time.monotonic() - self.started
+        now = time.monotonic()  # time.time jumps with the clock
+        self.state.seconds["total"] += now - self.counted
+        self.counted = now
 
     def stop_asked(self) -> bool:
         """Did somebody ask this run to stop (Ctrl-C, SIGTERM), in any of its processes?"""
@@ -230,8 +250,7 @@ class Run:
     def stop_if_asked(self) -> None:
         """SystemExit, if somebody did; what was saved before is where --resume goes on."""
         if self.stop_asked():
-            again = "; SFT starts again" if self.state.update < 0 else ""
-            raise SystemExit(f"stopped; go on with: python train.py --resume {self.home}{again}")
+            raise SystemExit(f"stopped{run_folder.how_to_go_on()}")
 
     def finish(self, policy) -> Path:
         """summary.json, the report and its pictures; returns the run folder."""
@@ -240,12 +259,14 @@ class Run:
         self.count_seconds()
         if self.folder != self.home:
             return self.home
-        where = machine(policy) | code_ran(self.versions)
+        found = {"environment_code": self.state.code, "peak_rss_gb": round(peak_memory(), 3)}
+        where = self.machine | found
         about = report.summarize_run(self.folder, asdict(self.cfg), asdict(self.state), where)
         write_json(self.folder / "summary.json", about)
         report.write(self.folder)
         if self.wandb:
             with may_fail():
+                self.wandb.summary.update({name: about[name] for name in ("eval", "seconds")})
                 self.wandb.finish()
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
         print(f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png")
@@ -259,14 +280,13 @@ def open_run(cfg, typed: set[str]) -> Run:
     Raises SystemExit and ValueError with one sentence if the run cannot start or continue.
     """
     first = parallel.rank() == 0
-    home, saved = None, None
-    if first:
-        home, saved, keep = open_folder(cfg, typed)
-    else:  # what the others log nobody reads
-        keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
+    home, saved, keep = None, None, None
+    if first and cfg.resume:
+        home, saved, keep = run_folder.resume_folder(cfg, typed)
+    elif first:
+        run_folder.refuse_taken(cfg)
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
-    for name, value in asdict(saved_cfg).items():
-        setattr(cfg, name, value)
+    vars(cfg).update(asdict(saved_cfg))
     if first and cfg.engine == "vllm" and parallel.world() > 1 and not cfg.async_rollouts:
         raise ValueError(  # vLLM would take our process group for its own
             "--engine vllm in several processes needs one of its own beside each of them; "
@@ -277,9 +297,8 @@ def open_run(cfg, typed: set[str]) -> Run:
             f"--resume {home}: it holds an evaluation over an API, there is nothing to train; "
             "start a run of its own"
         )
-    folder = home if first else Path(keep.name)
     state = State(level=levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty)
-    return Run(cfg, home, folder, saved, state, keep)
+    return Run(cfg, home, None, saved, state, keep)
 
 
 def finished(cfg, state: State) -> bool:
@@ -305,25 +324,22 @@ def climb(cfg, state: State, line: dict) -> None:
 
 
 @torch.no_grad()
-def ratios_of(policy, group: list, cfg, update: int) -> list[list[float]]:
-    """Of each member, its sampled tokens' importance ratios by the policy as it is now.
+def ratios_of(policy, e, cfg, update: int) -> list[float]:
+    """The importance ratios of an episode's sampled tokens, by the policy as it is now.
 
     Raises FloatingPointError if the policy's log-probs are not finite any more: such weights must
     not become a checkpoint.
     """
-    logprobs_of, found = plain_logprobs if cfg.plain else token_logprobs, []
-    for e in group:
-        if not e.token_ids:  # the environment gave no task
-            found.append([])
-            continue
-        ids = torch.tensor([e.token_ids], device=policy.device)  # [1, T]
-        mask = torch.tensor([e.sampled[1:]], device=policy.device)  # [1, T - 1]
-        old = [logprob for logprob, sampled in zip(e.logprobs, e.sampled) if sampled]
-        now, _ = logprobs_of(policy, ids, mask, cfg.temperature)  # [M]
-        if not now.isfinite().all():
-            raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
-        found.append((now.cpu() - torch.tensor(old)).exp().tolist())
-    return found
+    if not e.token_ids:  # the environment gave no task
+        return []
+    logprobs_of = plain_logprobs if cfg.plain else token_logprobs
+    ids = torch.tensor([e.token_ids], device=policy.device)  # [1, T]
+    mask = torch.tensor([e.sampled[1:]], device=policy.device)  # [1, T - 1]
+    now, _ = logprobs_of(policy, ids, mask, cfg.temperature)  # [M]
+    if not now.isfinite().all():
+        raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
+    old = torch.tensor(e.logprobs)[torch.tensor(e.sampled)]  # [M]
+    return (now.cpu() - old).exp().tolist()
 
 
 def one_line(line: dict, own: list[str] = ()) -> str:
@@ -362,74 +378,30 @@ class StopSignal:
 
 
 def machine(policy) -> dict:
-    """Where a result was obtained."""
-
-    def installed(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:  # --lora-rank 0 needs no peft
-            return "not installed"
-
+    """Where a result was obtained, and by which code: a commit, with -dirty if files of it were
+    changed."""
     gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
+    version = lambda name: getattr(sys.modules.get(name), "__version__", "not loaded")
+    words = ["git", "-C", str(ROOT), *"describe --always --dirty --abbrev=40 --exclude=*".split()]
+    try:
+        found = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=10, check=True)
+        commit = found.stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # a copy without its history, or no git
+        commit = None
     return {
         "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "python": platform.python_version(),
-        **{name: installed(name) for name in ("torch", "transformers", "peft")},
+        **{name: version(name) for name in ("torch", "transformers", "peft")},
         "model": policy.name,
         "parameters": policy.n_parameters,
         "trainable": sum(p.numel() for p in policy.trainable().values()),
         "processes": parallel.world(),
-        "peak_rss_gb": round(peak_memory(), 3),
+        "commit": commit,
     }
 
 
-def code_of(env: str) -> dict:
-    """Which code runs: the commit, whether files of it were changed, and a hash of the environment.
-
-    Flags do not tell two rewards apart if somebody has edited score_reply between two runs;
-    bookkeeping/compare.py asks the hash. Comments and layout do not count in it.
-    """
-
-    def git(*words: str) -> str | None:
-        try:
-            how = {"capture_output": True, "encoding": "utf-8", "timeout": 10, "check": True}
-            return subprocess.run(["git", "-C", str(ROOT), *words], **how).stdout.strip()
-        except (OSError, subprocess.SubprocessError):  # a copy without its history, or no git
-            return None
-
-    changes = git("status", "--porcelain", "--untracked-files=no")
-    return {
-        "commit": git("rev-parse", "HEAD"),
-        "uncommitted": None if changes is None else bool(changes),
-        "environment_code": code_hash(env),
-    }
-
-
-def note_code(file: Path, now: dict) -> list[dict]:
-    """Add to code.jsonl which code runs from here on, if it is not the last one's; returns all.
-
-    now: {"update": the update that it goes on from, …} of code_of. Code whose every update was lost
-    with a kill has left nothing, and is forgotten.
-    """
-    known = [line for line in records.lines(file) if line["update"] < now["update"]]
-    if known and known[-1]["environment_code"] != now["environment_code"]:
-        after = max(now["update"], 0)
-        print(f"the environment's code is not what it was before update {after}: {file} has both")
-    if not known or known[-1] != now | {"update": known[-1]["update"]}:
-        known.append(now)
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in known)
-    records.write_whole(file, text)
-    return known
-
-
-def code_ran(versions: list[dict]) -> dict:
-    """What summary.json says of the code: the last, and all of them if there were several."""
-    last = {name: value for name, value in versions[-1].items() if name != "update"}
-    return last | ({"versions": versions} if len(versions) > 1 else {})
-
-
-def open_wandb(cfg, folder: Path):
-    """wandb's run, or None. It never asks, and never stops a run."""
+def open_wandb(cfg, folder: Path, name: str):
+    """wandb's run of this id, or None. It never asks, and never stops a run."""
     if not cfg.wandb:
         return None
     with may_fail():
@@ -440,8 +412,15 @@ def open_wandb(cfg, folder: Path):
         if mode == "offline":
             later = f"wandb sync {folder}/wandb/offline-run-*"
             print(f"wandb: not logged in, so logging offline; later: {later}")
+        where = {
+            "project": os.environ.get("WANDB_PROJECT", "picoswarm"),
+            "name": folder.name,
+            "dir": str(folder),
+            "mode": mode,
+            "id": name,
+            "resume": "allow",
+        }
         quiet = wandb.Settings(silent=True, console="off")
-        where = {"project": "picoswarm", "name": folder.name, "dir": str(folder), "mode": mode}
         return wandb.init(config=asdict(cfg), settings=quiet, **where)
 
 

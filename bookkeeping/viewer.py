@@ -63,7 +63,8 @@ def write(folder: Path, run: dict, episodes: list[dict]) -> None:
 
 def moment(e: dict) -> tuple:
     """When an episode was played: in order of time if compared."""
-    update, stage = e.get("update") or 0, e.get("stage") or ""
+    stage = e.get("stage") or ""
+    update = -1 if stage == "before" else e.get("update") or 0  # a place on the curves
     source = "eval" if e.get("source") == "eval" else "rollout"
     return update, ORDER.index(stage if stage in ORDER else "train"), source, stage
 

@@ -51,7 +51,7 @@ from tqdm import tqdm
 
 import metrics
 from bookkeeping import records, report
-from bookkeeping.folder import code_hash, open_folder
+from bookkeeping.folder import code_hash, make_folder
 from bookkeeping.guard import Guarded, preflight
 from bookkeeping.presets import by_size, kind
 from bookkeeping.records import append, write_json
@@ -376,7 +376,7 @@ def evaluate_api(cfg: Config) -> Path:
     cfg.eval_n = len(seeds)  # a file of rows may have fewer
     fill(cfg, by_size(math.inf, kind(cfg.env)))
     end, started = Endpoint(cfg), time.monotonic()
-    folder, _, lock = open_folder(cfg, set())  # noqa: F841  (the lock is kept while it lives)
+    folder, lock = make_folder(cfg)  # noqa: F841  (the lock is kept while it lives)
     write_json(folder / "config.json", asdict(cfg))
     tasks, make_env = next((name, env) for name, (own, env) in eval_sets(cfg).items() if own)
     print(

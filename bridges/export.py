@@ -250,7 +250,7 @@ def export(
             save_merged(policy, dtype, new)
         policy.tokenizer.save_pretrained(new)
         (new / "README.md").write_text(card(summary, kind), encoding="utf-8")
-        readable(new)
+        readable(new, "README.md")
         if out.exists():
             out.rmdir()
         new.rename(out)

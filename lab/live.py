@@ -61,8 +61,8 @@ def train(name: str) -> Path:
     """train.py as it is, in this process; some checkpoints are copied before they go."""
     save = records.save_checkpoint
 
-    def save_and_keep(folder, policy, optimizer, state):
-        save(folder, policy, optimizer, state)
+    def save_and_keep(folder, policy, optimizer, state, *more):
+        save(folder, policy, optimizer, state, *more)
         if state["update"] in SHOWN:
             to = folder.with_name("snapshots") / f"{state['update']:04}.safetensors"
             to.parent.mkdir(exist_ok=True)

@@ -231,8 +231,7 @@ def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path):
     while len(seen) < 5 and time.monotonic() < until:
         time.sleep(0.05)
     os.kill(run.process.pid, signal.SIGINT)
-    run.end(HANGS)
-    done = run.result()
+    done = run.end(HANGS)
     assert done.returncode == 130 and "stopped by you" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     (line,) = records.lines(tmp_path / "run" / "evals.jsonl")

@@ -9,7 +9,6 @@ import signal
 import sys
 from asyncio import CancelledError
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,12 +17,12 @@ from safetensors.torch import load_file
 import sft
 import train
 from bookkeeping import guard
-from bookkeeping import run as run_records
 from bookkeeping.checkpoint import load_checkpoint
+from bookkeeping.records import lines
 from env_letters import Letters
 from policy import PICO, load_policy
 from rollout import EnvironmentFailed
-from settings import DEV_SEEDS, SFT_SEEDS, Config
+from settings import DEV_SEEDS, SFT_SEEDS
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SHORT = (
@@ -49,23 +48,17 @@ def saved(folder: Path, name: str = "checkpoint") -> tuple[dict, int]:
     return load_file(folder / name / "adapter_model.safetensors"), state["update"]
 
 
-def lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 @pytest.mark.parametrize("lr", ["30", "1e30"])
 def test_a_learning_rate_that_explodes_leaves_good_weights(monkeypatch, capsys, tmp_path, lr):
     try:
         run(monkeypatch, tmp_path, "--lr", lr, "--updates", "12")
-        told = capsys.readouterr().out
-        assert "learning rate is too high" in told and told.count("STUCK at update") <= 1
+        assert "learning rate is too high" in capsys.readouterr().out
     except SystemExit as stopped:
         assert "training stopped" in str(stopped) and "lower --lr" in str(stopped)
     policy = load_policy(str(PICO), 32, 64, "cpu")
     load_checkpoint(tmp_path / "run" / "checkpoint", policy)
     with torch.no_grad():  # not only finite: they still give every token a probability
-        logits = policy.model(input_ids=torch.arange(5, 25)[None]).logits
-    assert logits.isfinite().all()
+        assert policy.model(input_ids=torch.arange(5, 25)[None]).logits.isfinite().all()
 
 
 def test_equal_rewards_teach_nothing_and_that_is_told_once(monkeypatch, capsys, tmp_path):
@@ -73,45 +66,37 @@ def test_equal_rewards_teach_nothing_and_that_is_told_once(monkeypatch, capsys, 
     monkeypatch.setattr(Letters, "score", lambda self: score(self) | {"reward": 0.5})
     flags = "--updates 30 --save-every 15 --num-tasks 1 --max-tokens 4".split()
     folder = run(monkeypatch, tmp_path, *flags)
-    told = capsys.readouterr().out
-    assert told.count("NO SIGNAL at update 10") == told.count("NO SIGNAL") == 1
+    during, _, report = capsys.readouterr().out.partition("# run")
+    assert during.count("NO SIGNAL at update 10") == during.count("NO SIGNAL") == 1
+    assert "NO SIGNAL at update 10" in report
     for line in lines(folder / "metrics.jsonl"):
         assert line["groups_with_signal"] == line["grad_norm"] == line["loss"] == 0
     before, after = saved(folder, "checkpoint.old")[0], saved(folder)[0]
     assert all(torch.equal(before[name], after[name]) for name in before)  # no weight decay either
-    assert "no signal" in json.loads((folder / "summary.json").read_text())["warnings"]
-    assert "Found wrong at update 10: no signal" in (folder / "report.md").read_text()
 
 
 def test_weights_that_break_just_before_a_checkpoint_are_not_saved(monkeypatch, tmp_path):
     update, calls = train.update, []
 
-    def breaks(policy, *given, **more):
-        stats = update(policy, *given, **more)
-        calls.append(1)
+    def breaks(policy, *given):
+        stats = update(policy, *given)
+        calls.append(policy.trainable())
         if len(calls) == 3:
-            weights = policy.trainable()
-            weights[max(weights)].data.fill_(float("nan"))
+            max(calls[-1].items())[1].data.fill_(float("nan"))
         return stats
 
     monkeypatch.setattr(train, "update", breaks)
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match="after update 3 the policy's log-probs are not finite"):
         run(monkeypatch, tmp_path, "--updates", "5")
-    assert "after update 3 the policy's log-probs are not finite" in str(stopped.value)
     assert saved(tmp_path / "run")[1] == 2
 
 
 def test_a_finished_run_that_goes_on_and_is_stopped_has_no_summary(monkeypatch, tmp_path):
-    folder = run(monkeypatch, tmp_path, "--updates", "1")
+    folder, right = run(monkeypatch, tmp_path, "--updates", "1"), train.update
     command(monkeypatch, "--resume", folder)  # nothing is left to do
     assert (folder / "summary.json").exists()
-    right = train.update
-
-    def update(*given):
-        os.kill(os.getpid(), signal.SIGINT)
-        return right(*given)
-
-    monkeypatch.setattr(train, "update", update)
+    stops = lambda *given: (os.kill(os.getpid(), signal.SIGINT), right(*given))[1]
+    monkeypatch.setattr(train, "update", stops)
     with pytest.raises(SystemExit, match="stopped; go on with"):
         command(monkeypatch, "--resume", folder, "--updates", "3")
     assert saved(folder)[1] == 2 and not (folder / "summary.json").exists()
@@ -120,55 +105,38 @@ def test_a_finished_run_that_goes_on_and_is_stopped_has_no_summary(monkeypatch, 
 # -------------------------------------------------------------------------------- bad environments
 
 
-def hang():
-    while True:
-        pass
-
-
 def test_one_episode_of_64_that_hangs_is_left_out(monkeypatch, capsys, tmp_path):
     step, asked = Letters.step, []
 
     def hangs(self, reply):
         asked.append(1)
         # in the second update: before it are two evaluations and 4 demonstrations
-        return hang() if len(asked) == 3 * 2 + 64 + 10 else step(self, reply)
+        while len(asked) == 3 * 2 + 64 + 10:
+            pass
+        return step(self, reply)
 
     monkeypatch.setattr(Letters, "step", hangs)
     monkeypatch.setattr(Letters, "seconds", 0.5, raising=False)
     flags = "--updates 3 --num-tasks 8 --k 8 --max-tokens 6".split()
     folder = run(monkeypatch, tmp_path, *flags)
-    broken = [line for line in lines(folder / "metrics.jsonl") if line["errors"]]
-    assert [(line["errors"], line["n"]) for line in broken] == [(1, 63)]
+    counts = [(line["errors"], line["n"]) for line in lines(folder / "metrics.jsonl")]
+    assert counts == [(0, 64), (1, 63), (0, 64)]
     told = capsys.readouterr().out
     assert "1 of 64 episodes ended in an error and are left out: Hung: no answer" in told
-    assert json.loads((folder / "summary.json").read_text())["updates"] == 3
 
 
-@pytest.mark.parametrize("method", ["reset", "expert_reply", "score", "hangs"])
+@pytest.mark.parametrize("method", ["reset", "expert_reply", "score"])
 def test_a_demonstration_that_fails_ends_the_run_in_one_sentence(monkeypatch, tmp_path, method):
-    name = "expert_reply" if method == "hangs" else method
-    right, env = getattr(Letters, name), Letters(2, "partial", True, "states")
+    right, env = getattr(Letters, method), Letters(2, "partial", True, "states")
     env.reset(SFT_SEEDS + 1)
 
     def fails(self, *given):
-        its = given == (SFT_SEEDS + 1,) if name == "reset" else self.task == env.task
-        if its and method == "hangs":
-            hang()
+        its = given == (SFT_SEEDS + 1,) if method == "reset" else self.task == env.task
         return {}["row 3"] if its else right(self, *given)
 
-    monkeypatch.setattr(Letters, name, fails)
-    monkeypatch.setattr(Letters, "seconds", 0.5, raising=False)
-    why = "Hung: no answer within 0.5 seconds" if method == "hangs" else "KeyError: 'row 3'"
-    with pytest.raises(SystemExit, match=f"task {SFT_SEEDS + 1} failed: {why}"):
+    monkeypatch.setattr(Letters, method, fails)
+    with pytest.raises(SystemExit, match=f"task {SFT_SEEDS + 1} failed: KeyError: 'row 3'"):
         run(monkeypatch, tmp_path, "--updates", "1")
-
-
-def test_if_every_episode_raises_the_run_stops_and_names_the_first(monkeypatch, tmp_path):
-    monkeypatch.setattr(Letters, "score", lambda self: {}["answer"])
-    with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, tmp_path, "--updates", "3")
-    told = "every episode of this evaluation ended in an error (KeyError: 'answer'"
-    assert told in str(stopped.value)
 
 
 def test_a_task_whose_reset_raises_costs_its_own_episodes_alone(monkeypatch, tmp_path):
@@ -203,13 +171,6 @@ def test_an_environment_that_exits_costs_its_own_episode_and_ctrl_c_still_ends_t
         guard.Guarded(Ends()).step("")
 
 
-def test_a_batch_whose_scores_lack_the_measure_of_a_curriculum_counts_as_not_right():
-    state = SimpleNamespace(recent=[1.0, 1.0, 1.0], rewards=[], level=1)
-    cfg = Config(env="letters", difficulty=6, curriculum=True)
-    run_records.climb(cfg, state, {"reward": 1.0})
-    assert state.recent == [1.0, 1.0, 1.0, 0.0] and state.level == 1
-
-
 # ---------------------------------------------------------------------- before the first checkpoint
 
 
@@ -227,7 +188,7 @@ def stopped_in_sft(monkeypatch, runs: Path, happens) -> SystemExit:
     return stopped.value
 
 
-def fail(error: Exception):
+def fail(error: BaseException):
     raise error
 
 
@@ -251,28 +212,21 @@ def test_what_goes_wrong_before_a_checkpoint_speaks_of_none(monkeypatch, tmp_pat
     assert "is kept" not in said and "--resume" not in said
 
 
-def test_ctrl_c_in_sft_names_the_folder_and_a_second_one_does_too(monkeypatch, capsys, tmp_path):
-    interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
-    once = str(stopped_in_sft(monkeypatch, tmp_path / "once", interrupt))
-    assert f"go on with: python train.py --resume {tmp_path}/once/run; SFT starts again" in once
-    monkeypatch.undo()
-    twice = stopped_in_sft(monkeypatch, tmp_path / "twice", lambda: (interrupt(), interrupt()))
-    assert twice.code == 130
-    said = capsys.readouterr().err
-    assert f"--resume {tmp_path}/twice/run, from its start: nothing was saved yet" in said
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_in_sft_names_the_folder_and_a_second_one_does_too(monkeypatch, capsys, tmp_path, times):
+    interrupt = lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(times)]
+    stopped = stopped_in_sft(monkeypatch, tmp_path, interrupt)
+    said = str(stopped) + capsys.readouterr().err
+    assert f"--resume {tmp_path}/run, from its start: nothing was saved yet" in said
+    assert (stopped.code == 130) == (times == 2)
 
 
 def test_a_run_that_never_began_leaves_no_folder(monkeypatch, capsys, tmp_path):
-    def interrupted(*given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, "load_policy", interrupted)
-    (tmp_path / "kept").mkdir()
-    for runs in ("new/runs", "kept"):
-        with pytest.raises(SystemExit):
-            run(monkeypatch, tmp_path / runs)
-        assert capsys.readouterr().err.endswith("stopped at once; nothing was written\n")
-    assert list(tmp_path.rglob("*")) == [tmp_path / "kept"]  # nobody's folder goes but its own
+    monkeypatch.setattr(train, "load_policy", lambda *given: fail(KeyboardInterrupt()))
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path / "runs")
+    assert capsys.readouterr().err.endswith("stopped at once; nothing was written\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_runs_that_cannot_be_written_are_named(monkeypatch, tmp_path):

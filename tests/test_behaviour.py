@@ -198,7 +198,7 @@ def test_any_two_evaluations_can_be_named_and_others_do_not_mix_in(run):
     whole = behaviour.sections(config, evals, episodes)
     assert behaviour.sections(config, mixed, episodes) == whole
     titles = lambda *which: behaviour.sections(config, mixed, episodes, which)[0]["title"]
-    assert titles("-1", "20") == titles("before", "20") == "Behaviour: before SFT → update 20"
+    assert titles("before", "20") == "Behaviour: before SFT → update 20"
     assert titles("final", "0") == "Behaviour: update 40 (final) → after SFT"
     assert behaviour.sections(config, evals[:1], episodes) == []  # it has only begun
     for which, why in ((("0", "33"), "no evaluation 33"), (("0", "after_sft"), "the same")):

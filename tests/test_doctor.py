@@ -264,9 +264,7 @@ def test_a_run_and_its_report_tell_what_evaluations_show(tmp_path, capsys):
     run.log_evaluation({})
     said = capsys.readouterr().out
     assert run.state.warnings["lost"].startswith("update 30: since SFT exact answers went") and "LOST at update 30" in said
-    assert said.endswith(
-        f"read in report.html what is paid (python -m bookkeeping.report {tmp_path} writes it now)\n"
-    )  # it is not there yet
+    assert said.endswith("read in report.html what is paid\n")
     summary = {"config": {}, "gain": {"mean": -0.1, "low": -0.2, "high": -0.05, "n": N}, "trained": "tier 6", "eval": {}}
     assert "Found wrong at update 0: lost: since SFT" in report.observations(summary, [], [e | {"update": 0} for e in evals])[-1]
 

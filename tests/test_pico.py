@@ -413,11 +413,10 @@ def test_ctrl_c_ends_with_the_evaluation_so_far(tmp_path):
     """With small numbers at its top."""
     run = warm.Run(["-c", SMALL], ROOT, ENV, tmp_path, pictures=False)
     while not (run.said[0].exists() and "update   2" in run.said[0].read_text()):
-        assert run.process.exitcode is None, run.result().stderr
+        assert run.process.exitcode is None, run.said[1].read_text()
         time.sleep(0.02)
     os.kill(run.process.pid, signal.SIGINT)
-    run.end(120)
-    done = run.result()
+    done = run.end(120)
     assert done.returncode == 0 and done.stderr == ""
     assert re.search(r"stopped early.*\nafter GRPO +exact .* n = 2", done.stdout)
     assert "updates" in done.stdout.splitlines()[-1]  # the curve

@@ -2,8 +2,6 @@
 kept to read, links that are not followed."""
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +16,6 @@ from bookkeeping import run as run_records
 from bookkeeping.folder import claim, mend, trim
 from bookkeeping.records import append, thin
 from bookkeeping.run import State
-from helpers import failing
 from settings import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,9 +44,8 @@ def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
 
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_room.time, "strftime", lambda _: "0101-000000")
-    opened = [folder_room.open_folder(Config(runs=str(tmp_path)), set()) for _ in range(3)]
-    homes = [home.name.partition("0101-000000")[2] for home, *_ in opened]
-    assert homes == ["", "-2", "-3"]
+    made = [folder_room.make_folder(Config(runs=str(tmp_path)))[0] for _ in range(3)]
+    assert [home.name.partition("0101-000000")[2] for home in made] == ["", "-2", "-3"]
 
 
 # ------------------------------------------------------------------------------------------- lines
@@ -67,23 +63,13 @@ def test_lines_after_the_checkpoint_and_lines_cut_in_two_are_dropped(tmp_path):
     whole = [record(1), record(2, stage="train")]
     looked = record(2, stage="eval_only")  # what was evaluated later stays with its checkpoint
     broken = ["7", "[]", "null", "\xed\xb3\xbf", "[" * 100_000, record(1)]  # no end: cut, perhaps
-    (tmp_path / "metrics.jsonl").write_text("\n".join([*whole, record(3), '{"upd']))
     late = [record(2, stage="final"), record(3, stage="eval_only"), *broken]
-    (tmp_path / "evals.jsonl").write_text("\n".join([*whole, looked, *late]))
+    log = tmp_path / "evals.jsonl"
+    log.write_text("\n".join([*whole, looked, *late]))
     trim(tmp_path, 2)
-    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == whole
-    assert (tmp_path / "evals.jsonl").read_text().splitlines() == [*whole, looked]
-    trim(tmp_path, -1)  # killed before SFT was done
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-
-
-@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
-def test_if_a_finished_run_goes_on_its_final_evaluation_is_no_longer_final(tmp_path, separators):
-    final = {"update": 2, "stage": "final", "said": '"stage":"final"'}
-    lines = [json.dumps(final, separators=separators), record(3, stage="final"), ""]
-    (tmp_path / "evals.jsonl").write_text("\n".join(lines))
-    trim(tmp_path, 2, finished=False)
-    assert read(tmp_path / "evals.jsonl") == [final | {"stage": "train"}]
+    assert log.read_text().splitlines() == [*whole, looked]
+    trim(tmp_path, None)  # killed before SFT was done
+    assert log.read_text() == ""
 
 
 @pytest.mark.parametrize("text", ["", '{"upd', '{"update": 1}\n', '{"update": 1}\n{"update": 2'])
@@ -95,42 +81,19 @@ def test_a_last_line_that_was_cut_is_dropped_before_more_is_written(tmp_path, te
     assert [line["update"] for line in read(tmp_path / "evals.jsonl")] == kept
 
 
-def test_a_kill_while_lines_are_dropped_loses_none_of_the_others(tmp_path):
-    log = tmp_path / "metrics.jsonl"
-    log.write_text("".join(record(u) + "\n" for u in range(100)))
-    with failing(os, ["replace", "rename"], KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
-        trim(tmp_path, 50)
-    assert len(read(log)) == 100
-
-
 def test_episodes_to_read_have_a_bound_and_the_first_and_last_updates_stay(tmp_path):
     path = tmp_path / "episodes.jsonl"
-    for update in range(-1, 200):
+    for update in range(200):
         for _ in range(2):
             append(path, {"update": update, "text": "x" * 1000})
         thin(path, 50_000)
         assert path.stat().st_size <= 50_000
     updates = [line["update"] for line in read(path)]
-    assert updates == sorted(updates) and updates[0] == -1 and updates[-1] == 199
+    assert updates == sorted(updates) and updates[0] == 0 and updates[-1] == 199
     assert len(set(updates)) > 10
     assert all(updates.count(u) == 2 for u in updates)  # an update is kept whole or not at all
-    before = path.read_bytes()
-    thin(path)  # its own bound is for runs of days
-    assert path.read_bytes() == before
     thin(path, 10)  # the first and the last cannot go
-    assert {line["update"] for line in read(path)} == {-1, 199}
-
-
-def test_a_blank_line_of_a_log_is_passed_over(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n  \t\n\n{"update": 2}\n')
-    assert records.lines(tmp_path / "metrics.jsonl") == [{"update": 1}, {"update": 2}]
-
-
-def test_if_one_evaluation_lacks_a_task_it_is_left_out_of_all():
-    whole = {"stage": "final", "reward": [1.0, 2.0, 3.0]}
-    cut = {"stage": "final", "reward": [5.0, 6.0], "missing": {"1": "no answer"}}
-    assert [e["reward"] for e in records.same_tasks(whole, cut)] == [[1.0, 3.0], [5.0, 6.0]]
-    assert records.same_tasks(whole, whole) == [whole, whole]
+    assert {line["update"] for line in read(path)} == {0, 199}
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
@@ -151,36 +114,21 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
 
 
 def test_a_wandb_that_dies_does_not_take_the_run_with_it(capsys):
-    def lost(*given):
+    def lost(*given, **more):
         raise ConnectionResetError("Connection lost")
 
     run = SimpleNamespace(wandb=SimpleNamespace(log=lost))
-    run_records.Run.to_wandb(run, {"reward": 1})
+    run_records.Run.to_wandb(run, {"update": 1, "reward": 1})
     assert "wandb failed (Connection lost)" in capsys.readouterr().out
 
 
-def test_at_a_collapse_whatever_checkpoint_there_is_is_kept(tmp_path, capsys):
-    """And what fails in that does not stop the run."""
-    kept = tmp_path / "checkpoint-at-collapse"
-    run_records.keep_copy(tmp_path)
-    assert not kept.exists()
-    (tmp_path / "checkpoint.old").mkdir()
-    (tmp_path / "checkpoint.old" / "state.json").write_text("{}")
-    run_records.keep_copy(tmp_path)
-    assert (kept / "state.json").exists()
-    full = "[Errno 28] No space left on device"
-    inside = shutil.Error([("a", "b", full)])  # what copytree makes of it
-    for error in (OSError(28, "No space left on device"), inside):
-        with failing(shutil, ["copytree"], error):
-            run_records.keep_copy(tmp_path)
-        assert "No space left on device" in capsys.readouterr().out
-
-
-def test_a_curriculum_that_climbs_has_not_settled():
+def test_a_curriculum_climbs_by_its_measure_and_one_that_climbs_has_not_settled():
     flags = {"curriculum": True, "difficulty": 3, "until_converged": True, "max_updates": 100}
     cfg = Config(env="letters", updates=40, **flags)
     state = State(update=50, level=1, rewards=[0.8] * 50)
     assert run_records.finished(cfg, state)
+    run_records.climb(cfg, state, {"reward": 1.0})  # scores without the measure: not right
+    assert state.recent == [0.0] and state.level == 1
     for _ in range(run_records.PROMOTE_AFTER):
         run_records.climb(cfg, state, {"exact": 0.8})
     assert (state.level, state.recent, state.rewards) == (2, [], [])

@@ -7,14 +7,13 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import evaluate
 import grpo
@@ -26,7 +25,6 @@ from bookkeeping.records import lines
 from bookkeeping.run import SECONDS
 from rollout import Episode
 from settings import DEV_SEEDS
-from steps import train_on
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
@@ -97,39 +95,33 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     assert (summary["trained"], summary["env"], summary["seed"]) == ("tier 2", "letters", 0)
     assert summary["gain"].keys() >= {"mean", "low", "high"}
     assert summary["tokens"]["sampled"] > 0 and summary["tokens"]["trained"] > 0
-    assert 0.1 < summary["peak_rss_gb"] < 4
+    assert {"commit", "environment_code", "peak_rss_gb"} <= summary["machine"].keys()
     metrics = lines(whole / "metrics.jsonl")
     assert [line["update"] for line in metrics] == [1, 2, 3]
     for part in SECONDS:  # the summary adds the updates up
         total = sum(line[f"seconds_{part}"] for line in metrics)
         assert summary["seconds"][part] == pytest.approx(total, abs=0.011)
-    for line in metrics:
-        assert line["seconds_wait"] == line["off_policy_steps"] == 0 and "importance" not in line
-        assert line.get("mismatch", 0.0) < 1e-4  # what is trained is what was sampled
+    # What is trained is what was sampled.
+    assert all(line.get("mismatch", 0.0) < 1e-4 for line in metrics)
     evals = [(line["update"], line["stage"]) for line in lines(whole / "evals.jsonl")]
-    assert evals == [(-1, "before"), (0, "after_sft"), (2, "train"), (3, "final")]
+    assert evals == [(0, "before"), (0, "after_sft"), (2, "train"), (3, "final")]
 
 
 def test_saved_episodes_are_whole_groups_with_a_number_for_every_sampled_token(whole):
-    episodes, groups, moved = lines(whole / "episodes.jsonl"), {}, []
+    episodes, moved = lines(whole / "episodes.jsonl"), []
     assert {e["stage"] for e in episodes} >= {"", "before", "after_sft", "final"}
     for e in episodes:
-        group = (e["source"], e["stage"], e["update"], e["group"])
-        groups.setdefault(group, []).append(e)
         mine = [part for part in e["segments"] if part["role"] == "policy"]
         assert sum(len(part["tokens"]) for part in mine) == e["reply_tokens"]
         assert all(len(part["tokens"]) == len(part["logprobs"]) for part in mine)
         assert "".join(mine[-1]["tokens"]).startswith(e["messages"][-1]["content"])
         if e["source"] == "rollout":
-            assert all(len(part["ratios"]) == len(part["tokens"]) for part in mine)
             moved += [abs(ratio - 1) for part in mine for ratio in part["ratios"]]
-        else:
-            assert e["advantage"] is None and all(part["ratios"] is None for part in mine)
-    for (source, *_), group in groups.items():
-        assert len({e["seed"] for e in group}) == 1
-        if source == "rollout":
-            assert sorted(e["member"] for e in group) == [0, 1, 2]
-            assert sum(e["advantage"] for e in group) == pytest.approx(0, abs=1e-3)
+    trained = [e for e in episodes if e["source"] == "rollout"]
+    for group in (trained[i : i + 3] for i in range(0, len(trained), 3)):
+        assert [e["member"] for e in group] == [0, 1, 2] and len({e["seed"] for e in group}) == 1
+        assert sum(e["advantage"] for e in group) == pytest.approx(0, abs=1e-3)
+    assert len(moved) == sum(e["reply_tokens"] for e in trained)
     assert 0 < max(moved) < 1  # the update that followed has moved the policy, a little
 
 
@@ -138,15 +130,6 @@ def test_the_seed_matters(whole, tmp_path):
     assert timeless(other / "metrics.jsonl") != timeless(whole / "metrics.jsonl")
     # The development tasks stay the same: the base is evaluated on them before anything is learnt.
     assert lines(other / "evals.jsonl")[0] == lines(whole / "evals.jsonl")[0]
-
-
-def test_the_rate_of_each_update_is_that_of_the_schedule_worked_by_hand(tmp_path):
-    """Up over the warm-up, and down linearly to a tenth at the end."""
-    flags = "--updates 8 --warmup 4 --lr 1e-3 --lr-end 0.1 --sft-steps 0 --eval-n 1".split()
-    folder = whole_run(tmp_path, "r", *ONE_TIER, *flags, "--eval-every", 99, "--save-every", 99)
-    for line in lines(folder / "metrics.jsonl"):
-        up, down = line["update"] / 4, 1 - 0.9 * (line["update"] - 1) / 8
-        assert line.get("lr", 1e-3 * min(up, down)) == pytest.approx(1e-3 * min(up, down))
 
 
 # -------------------------------------------------------------------------------- kills and resume
@@ -210,25 +193,18 @@ def test_from_a_damaged_checkpoint_the_run_goes_back_to_the_one_before(whole, tm
     done = run("--resume", hurt)
     assert "damaged" in done.stdout and "after update 2" in done.stdout, done.stderr[-2000:]
     check_equal(hurt, whole)
-    assert (hurt / "checkpoint.damaged").exists()
 
 
-def test_resume_refuses_another_experiment_and_fewer_updates_than_were_done(whole, tmp_path):
-    kept = (whole / "config.json").read_text()
+def test_what_is_refused_changes_nothing_in_the_folder(whole):
+    kept = [(whole / name).read_text() for name in ("config.json", "summary.json")]
     for flags, why in (
-        (["--lr", 0.1], "--lr cannot change on --resume"),
-        (["--updates", 2], "it has done 3 updates, more than the 2 that are asked for"),
+        (["--resume", whole, "--lr", 0.1], "--lr cannot change on --resume"),
+        (["--resume", whole, "--updates", 2], "it has done 3 updates, more than the 2 that are"),
+        ([*ONE_TIER, "--runs", whole.parent, "--name", "whole"], "exists; choose another --name"),
     ):
-        done = run("--resume", whole, *flags)
+        done = run(*flags)
         assert done.returncode == 1 and why in done.stderr and "Traceback" not in done.stderr
-    assert (whole / "config.json").read_text() == kept and (whole / "summary.json").exists()
-
-
-def test_an_existing_run_is_never_overwritten(whole):
-    before = (whole / "summary.json").read_text()
-    done = run(*ONE_TIER, "--runs", whole.parent, "--name", "whole")
-    assert done.returncode == 1 and "exists" in done.stderr and "--resume" in done.stderr
-    assert (whole / "summary.json").read_text() == before
+    assert [(whole / name).read_text() for name in ("config.json", "summary.json")] == kept
 
 
 def test_out_of_memory_is_one_sentence_and_the_run_goes_on_in_smaller_pieces(tmp_path):
@@ -242,14 +218,15 @@ def update(*given):
     return real(*given)
 train.update = update
 """
-    done = script(code, *ONE_TIER, "--runs", tmp_path, "--name", "full")
+    done = script(code, *ONE_TIER, "--kl", 0.1, "--runs", tmp_path, "--name", "full")
     folder, (*_, said) = tmp_path / "full", done.stderr.strip().splitlines()
     assert "out of GPU memory (CUDA out of memory.)" in said
     assert "--micro-tokens" in said and "--resume" in said and "Traceback" not in done.stderr
-    assert read(folder / "checkpoint" / "state.json")["update"] == 1
     assert run("--resume", folder, "--micro-tokens", 64).returncode == 0
-    assert [line["update"] for line in lines(folder / "metrics.jsonl")] == [1, 2, 3]
-    assert read(folder / "config.json")["micro_tokens"] == 64
+    first, *rest = lines(folder / "metrics.jsonl")
+    assert [line["update"] for line in rest] == [2, 3] and read(folder / "config.json")["micro_tokens"] == 64
+    # The reference is still the policy after SFT: its distance is measured, and grows from 0.
+    assert first["kl_ref"] == pytest.approx(0, abs=1e-6) and rest[0]["kl_ref"] > 1e-6
 
 
 # ---------------------------------------------------------------------------------------- refusals
@@ -280,39 +257,31 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(monkeypatch, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_refusal_is_an_exit_code_and_a_line_on_stderr(tmp_path):
-    done = run("--k", "1", "--runs", tmp_path, "--no-wandb")
-    assert done.returncode == 1 and done.stderr.startswith("--k 1: ")
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("words, rank, checks", [
-    ([], 0, 1), ([], 1, 0), (["--resume", "runs/x"], 0, 0), (["--resume", "runs/x"], 1, 0),
-])  # fmt: skip
-def test_a_new_run_is_checked_once_and_a_resumed_one_by_its_own(monkeypatch, words, rank, checks):
-    """A resumed run's settings stand in its folder; a refusal of every rank would come twice."""
-    seen, trained = [], []
-    monkeypatch.setattr(train, "preflight", seen.append)
-    monkeypatch.setattr(train, "train", lambda cfg, typed: trained.append(cfg))
-    monkeypatch.setattr(train.parallel, "rank", lambda: rank)
-    monkeypatch.setattr(sys, "argv", ["train.py", *words])
-    train.main()
-    assert len(seen) == checks and len(trained) == 1
-
-
-@pytest.mark.parametrize("num_tasks", [1, 4, 7, 8, 64, 1000])
+@pytest.mark.parametrize("num_tasks", [1, 7, 8, 1000])
 def test_training_never_meets_the_tasks_of_sft_of_evaluation_or_of_another_seed(num_tasks):
     most = settings.MOST_UPDATES
     seed = settings.SFT_SEEDS // (most * num_tasks) - 1
     last = settings.Config(num_tasks=num_tasks, updates=most, seed=seed)
     refusals.check(last)
-    end = settings.task_seeds(last, most - 1)[-1]
-    shown = settings.sft_seeds(last)  # the same demonstrations for every --seed
+    end, shown = settings.task_seeds(last, most - 1)[-1], settings.sft_seeds(last)
     assert end < settings.SFT_SEEDS == shown[0] and shown[-1] < DEV_SEEDS
-    next_one = replace(last, seed=last.seed + 1)
-    assert settings.task_seeds(next_one, 0)[0] == end + 1
-    with pytest.raises(ValueError, match=f"--seed {next_one.seed}: "):
-        refusals.check(next_one)
+    last.seed += 1
+    assert settings.task_seeds(last, 0)[0] == end + 1
+    with pytest.raises(ValueError, match=f"--seed {last.seed}: "):
+        refusals.check(last)
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_falls_linearly_to_its_end():
+    cfg = settings.Config(updates=8, warmup=4, lr=1e-3, lr_end=0.1)
+    by_hand = [min((u + 1) / 4, 1 - 0.9 * u / 8) * 1e-3 for u in range(8)]
+    assert [settings.learning_rate(cfg, u) for u in range(8)] == pytest.approx(by_hand)
+
+
+def test_dr_grpo_is_not_divided_by_the_deviation():
+    groups = [[Episode(0, 0, [1], [True], [0.0], reward=r) for r in (0.25, 0.0, 0.0, 0.75)]]
+    advantages = lambda loss: grpo.advantages_of(groups, settings.Config(loss=loss))
+    assert advantages("dr_grpo").tolist() == [[0.0, -0.25, -0.25, 0.5]]
+    assert advantages("grpo")[0, 3].item() == pytest.approx(0.5 / 0.09375**0.5, rel=1e-4)
 
 
 # ------------------------------------------------------------------------------ every kind of run
@@ -327,20 +296,43 @@ def test_full_fine_tuning_curriculum_kl_and_every_loss_run(tmp_path):
         assert len(lines(whole_run(tmp_path, loss, *flags) / "metrics.jsonl")) == 2
 
 
-def test_wandb_logs_offline_without_asking(tmp_path):
+def wandb_records(file: Path):
+    """What wandb has written, in LevelDB's log format: blocks of 32 KiB of pieces of records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, whole = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # no room for a head: the block ends in zeros
+            at += 32768 - at % 32768
+            continue
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def test_wandb_logs_offline_without_asking_and_a_resume_goes_on_with_the_same_curves(tmp_path):
     env = {k: v for k, v in ENV.items() if not k.startswith("WANDB")}
     env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
     flags = [f for f in ONE_TIER if f != "--no-wandb"] + ["--updates", "1"]
-    words = ["train.py", *flags, "--runs", tmp_path, "--name", "w"]
-    done = warm.run(words, ROOT, env, pictures=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "wandb sync" in done.stdout
-    assert list((tmp_path / "w" / "wandb").glob("offline-run-*"))
+    folder = tmp_path / "w"
+    for words in ([*flags, "--runs", tmp_path, "--name", "w"], ["--resume", folder, "--updates", 2]):
+        done = warm.run(["train.py", *words], ROOT, env, pictures=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "wandb sync" in done.stdout
+    logs = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
+    records = [record for log in logs for record in wandb_records(log)]
+    ids = {record.run.run_id for record in records if record.HasField("run")}
+    assert len(logs) == 2 and ids == {read(folder / "checkpoint/state.json")["wandb_id"]}
+    # The step is the update; 0 is before and after SFT.
+    steps = [record.history.step.num for record in records if record.HasField("history")]
+    assert steps == [0, 1, 2]
 
 
 def test_alphabet_plays_several_turns_through_the_whole_recipe(tmp_path):
     folder = whole_run(tmp_path, "a", "--env", "alphabet", *TINY, "--max-tokens", "60")
-    assert set(read(folder / "summary.json")["eval"]) == {read(folder / "summary.json")["trained"]}
     line = lines(folder / "metrics.jsonl")[0]
     assert {"similarity", "turn_1", "turn_3", "habit_derives"} <= line.keys()
     assert 0 <= line["reward"] <= line["similarity"] <= 1
@@ -358,26 +350,11 @@ def economy(tmp_path_factory) -> Path:
 
 
 def test_swarm_plays_twenty_five_turns_through_the_whole_recipe(economy):
-    assert set(read(economy / "summary.json")["eval"]) == {"medium v0.2"}
     for record in lines(economy / "evals.jsonl"):
         assert len(record["reward"]) == len(record["used_claim_task"]) == 2
-        assert "exact" not in record
+        assert "exact" not in record and record["tasks"] == "medium v0.2"
     wanted = {"payoff", "diversity", "turns_used", "error_rate", "used_pass_turn"}
     assert wanted <= lines(economy / "metrics.jsonl")[0].keys()
-    assert (economy / "report.md").stat().st_size > 0
-
-
-ROWS = "".join(json.dumps({"prompt": f"Say {i}.", "answer": str(i % 2)}) + "\n" for i in range(30))
-
-
-def test_without_sft_a_run_is_whole_although_nobody_is_an_expert(tmp_path):
-    """What docs/tasks.md recommends for rows without demonstrations."""
-    (tmp_path / "rows.jsonl").write_text(ROWS)
-    env = f"jsonl:{tmp_path}/rows.jsonl,scorer=regex"
-    flags = [*ONE_TIER[: ONE_TIER.index("--difficulty")], "--no-wandb", "--sft-steps", 0]
-    folder = whole_run(tmp_path, "alone", *flags, "--env", env, "--updates", 1)
-    stages = [e["stage"] for e in lines(folder / "evals.jsonl")]
-    assert stages == ["before", "after_sft", "final"]
 
 
 LEVELLED = """
@@ -405,17 +382,20 @@ def test_an_environment_of_ones_own_can_have_levels_and_climb_them(tmp_path):
     file = tmp_path / "echo.py"
     file.write_text(LEVELLED)
     flags = "--updates 6 --num-tasks 2 --k 2 --eval-n 2 --max-tokens 8 --sft-steps 0 --eval-every 9"
-    words = ["--env", f"{file}:Echo", *flags.split(), "--no-wandb"]
-    folder = whole_run(tmp_path, "c", *words, "--curriculum")
+    words = ["--env", f"{file}:Echo", *flags.split(), "--no-wandb", "--curriculum"]
+    folder = whole_run(tmp_path, "c", *words)
     levels = [line["level"] for line in lines(folder / "metrics.jsonl")]
     assert levels == ["short"] * 5 + ["long"]
     found = {e["tasks"]: e["trained"] for e in lines(folder / "evals.jsonl")}
     assert found == {"Echo, level short": False, "Echo, level long": True}
-    wrong = run(*words, "--difficulty", "longer", "--runs", tmp_path)
-    assert "--difficulty longer: Echo has short, long; see docs/fork.md" in wrong.stderr
     file.write_text(LEVELLED.replace('("format", 0.0)', '("exact", 0.0)'))
-    wrong = run(*words, "--curriculum", "--runs", tmp_path)
-    assert "has no 'exact', by which a curriculum goes up" in wrong.stderr
+    wrong = run(*words, "--runs", tmp_path)
+    assert "promote is ('exact', 0.0); it is a measure" in wrong.stderr
+    # An edited environment is not refused, but its run says for ever that it was edited.
+    file.write_text(LEVELLED.replace("1.0}", "0.5}"))
+    assert run("--resume", folder, "--env", f"{file}:Echo", "--updates", 7).returncode == 0
+    summary = read(folder / "summary.json")
+    assert "edited" in summary["warnings"] and " then " in summary["machine"]["environment_code"]
 
 
 @pytest.mark.parametrize("most, updates", [(400, 6), (5, 5)])
@@ -458,16 +438,13 @@ def test_eval_only_plays_the_checkpoint_on_other_scenarios_and_keeps_the_result(
 def test_eval_only_gives_the_final_evaluation_again_and_tells_other_rules_apart(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     final = lines(folder / "evals.jsonl")[-1]
-    again, said = evaluated(folder)
-    same = {name: final[name] for name in ("tasks", "reward", "trained")}
-    assert again.items() >= same.items() and again["stage"] == "eval_only"
+    again, _ = evaluated(folder)
+    assert again == final | {"stage": "eval_only"}
     assert "## Evaluated later" in (folder / "report.md").read_text()
-    assert f"{folder}/report.md" in said
-    other, _ = evaluated(folder, "--reward", "binary", "--eval-n", 3, "--threads", 1)
-    assert (other["tasks"], other["trained"]) == ("tier 2, reward binary", False)
-    held_out, said = evaluated(folder, "--held-out", "--eval-n", 3)
-    assert (held_out["tasks"], held_out["trained"]) == ("tier 2, held-out", False)
-    assert "choose nothing by them" in said and len(held_out["reward"]) == 3
+    for flags, tasks in (["--reward", "binary"], "reward binary"), (["--held-out"], "held-out"):
+        other, said = evaluated(folder, *flags, "--eval-n", 3)
+        assert (other["tasks"], other["trained"]) == (f"tier 2, {tasks}", False)
+    assert "choose nothing by them" in said and len(other["reward"]) == 3
 
 
 def test_held_out_tasks_are_no_others_tasks(whole, monkeypatch):
@@ -476,15 +453,13 @@ def test_held_out_tasks_are_no_others_tasks(whole, monkeypatch):
     monkeypatch.setattr(evaluate, "evaluate_policy", take)
     given = settings.Config(eval_only=str(whole), held_out=True, eval_n=512)
     evaluate.evaluate_only(given, {"eval_only", "held_out", "eval_n"})
-    evaluate.evaluate_only(settings.Config(eval_only=str(whole)), {"eval_only"})
     cfg = settings.Config(**read(whole / "config.json"))
-    held_out, development = seen
     whose = lambda seeds: {str(settings.make_env(cfg, 6).reset(seed)) for seed in seeds}
-    assert len(held_out) == len(whose(held_out)) == 512
-    assert development == settings.dev_seeds(cfg) and min(held_out) > 10**9 + DEV_SEEDS
+    held_out = whose(seen[0])
+    assert len(held_out) == 512 and min(seen[0]) > 10**9 + DEV_SEEDS
     first, last = (settings.task_seeds(cfg, update) for update in (0, settings.MOST_UPDATES - 1))
-    others = [first, last, settings.sft_seeds(cfg), range(DEV_SEEDS, DEV_SEEDS + 512)]
-    assert not whose(held_out) & set().union(*map(whose, others))
+    for others in (first, last, settings.sft_seeds(cfg), range(DEV_SEEDS, DEV_SEEDS + 512)):
+        assert not held_out & whose(others)
 
 
 # ------------------------------------------------------------------------------ sampling ahead
@@ -509,7 +484,6 @@ def ahead(tmp_path_factory) -> Path:
 def sampled(folder: Path, done: int) -> list[tuple]:
     """What was sampled before update `done`: who said what, and with which log-probs."""
     kept = [e for e in lines(folder / "episodes.jsonl") if not e["stage"] and e["update"] == done]
-    assert kept
     return [(e["seed"], e["member"], e["messages"], e["logprob"]) for e in kept]
 
 
@@ -519,20 +493,16 @@ def sampled(folder: Path, done: int) -> list[tuple]:
 def test_a_batch_is_as_old_as_it_was_asked_ahead(ahead, name, ages, importance):
     metrics = lines(ahead / name / "metrics.jsonl")
     assert [line["off_policy_steps"] for line in metrics] == ages
-    last = lines(ahead / name / "episodes.jsonl")[-2]  # of the last batch; then comes an evaluation
-    assert (last["update"], last["policy_version"]) == (3, 2 - ages[-1])
     assert metrics[0]["mismatch"] < 1e-4 and metrics[1]["mismatch"] > 1e-2  # another policy
     assert 0 < metrics[1]["importance"] <= 2
     assert read(ahead / name / "config.json")["importance"] == importance
 
 
 def test_ahead_as_well_the_samples_depend_on_the_seed_and_the_weights_alone(ahead):
-    one, two = ahead / "one", ahead / "two"
-    for done in (1, 2):  # by the weights after SFT, all of them
-        assert sampled(one, done) == sampled(two, done)
-    after_one, after_none = sampled(one, 3), sampled(two, 3)
-    assert after_one != after_none
-    assert [row[0] for row in after_one] == [row[0] for row in after_none]  # on the same tasks
+    one, two = ([sampled(ahead / name, done) for done in (1, 2, 3)] for name in ("one", "two"))
+    assert one[:2] == two[:2] and one[0]  # by the weights after SFT, all of them
+    assert one[2] != two[2]  # by other weights, on the same tasks
+    assert [row[0] for row in one[2]] == [row[0] for row in two[2]]
 
 
 def test_resume_goes_on_ahead_with_tasks_that_were_not_seen_before(ahead):
@@ -564,61 +534,24 @@ def alive(group: int) -> bool:
 def test_ctrl_c_stops_a_run_ahead_cleanly_and_leaves_nobody_behind(tmp_path):
     flags = [*AHEAD, "--updates", "10000", "--async-rollouts", "2", "--runs", tmp_path]
     words = [sys.executable, "train.py", *flags, "--name", "cut"]
-    metrics, said = tmp_path / "cut" / "metrics.jsonl", tmp_path / "said"
-    with open(said, "w") as out:
+    folder = tmp_path / "cut"
+    with open(tmp_path / "said", "w") as out:
         whole_group = {"stdout": out, "stderr": out, "start_new_session": True}
         player = subprocess.Popen(words, cwd=ROOT, env=ENV, **whole_group)
     try:
-        while not metrics.exists() and player.poll() is None:
+        while not (folder / "metrics.jsonl").exists() and player.poll() is None:
             time.sleep(0.1)
         os.killpg(player.pid, signal.SIGINT)  # as a terminal does: to all of them
         assert player.wait(600) == 1
-        text, patience = said.read_text(), time.monotonic() + 120
-        assert f"go on with: python train.py --resume {tmp_path}/cut" in text
+        text = (tmp_path / "said").read_text()
+        assert f"go on with: python train.py --resume {folder}" in text
         assert "Traceback" not in text, text[-3000:]
+        patience = time.monotonic() + 120
         while alive(player.pid) and time.monotonic() < patience:
             time.sleep(0.1)
         assert not alive(player.pid)
-        state = read(tmp_path / "cut" / "checkpoint" / "state.json")
-        assert state["update"] == len(lines(metrics)) >= 1
+        state = read(folder / "checkpoint" / "state.json")
+        assert state["update"] == len(lines(folder / "metrics.jsonl")) >= 1
     finally:
         if alive(player.pid):
             os.killpg(player.pid, signal.SIGKILL)
-
-
-# --------------------------------------------------------------------- what the recipe hands on
-
-
-def test_dr_grpo_is_not_divided_by_the_deviation():
-    rewards = (0.25, 0.0, 0.0, 0.75)
-    groups = [[Episode(0, 0, [1], [True], [0.0], reward=r) for r in rewards]]
-    configs = [settings.Config(loss=loss) for loss in ("dr_grpo", "grpo")]
-    dr, normal = (grpo.advantages_of(groups, cfg) for cfg in configs)
-    assert dr.tolist() == [[0.0, -0.25, -0.25, 0.5]]
-    assert normal[0, 3].item() == pytest.approx(0.5 / 0.09375**0.5, rel=1e-4)
-
-
-FLAGS = [{"loss": loss} for loss in grpo.CLIP]
-FLAGS += [{"baseline": "batch"}, {"baseline": "none"}, {"kl": 0.5}]
-
-
-@pytest.mark.parametrize("flags", FLAGS, ids=str)
-def test_a_loss_near_0_is_called_healthy_where_it_is(load, naive_logprobs, flags):
-    """Two tasks, six on-policy episodes of unlike lengths; the mean advantage is 0."""
-    policy, groups = load("qwen3", 4, awake=True), []
-    for g, rewards in enumerate(([1.0, 0.0, 0.0], [0.5, 1.0, 0.0])):
-        group = []
-        for i, reward in enumerate(rewards):
-            ids, n = [5 + g, *range(20, 23 + 4 * i + g)], 2 + 4 * i + g
-            with torch.no_grad():
-                logprobs = [0.0, 0.0, *naive_logprobs(policy, ids)[1:].tolist()]
-            mask = [False] * 2 + [True] * n
-            group.append(Episode(g, g, ids, mask, logprobs, turns=1, reward=reward))
-        groups.append(group)
-    reference = {name: p.detach() * 0.5 for name, p in policy.trainable().items()}
-    optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.0)
-    stats = train_on(policy, optimizer, groups, reference, **flags)
-    said = settings.healthy_loss(settings.Config(**flags))
-    assert stats["ratio"] == pytest.approx(1, abs=1e-4)
-    assert "ratio of 1.000" in said and "watch the reward" in said
-    assert (abs(stats["loss"]) < 1e-4) == ("loss near 0" in said), stats["loss"]

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import train
-import warm
 from bookkeeping.checkpoint import checksum, find_checkpoint
 from bookkeeping.guard import Guarded
 from bridges import export
@@ -119,51 +118,36 @@ def test_a_models_own_code_never_runs(model, tmp_path):
     for folder in (unknown, kernel):
         assert "cannot be loaded" in said(lambda folder=folder: load(folder))
     assert not marker.exists()
-
-    # Is it armed? In a process of its own: transformers remembers the class.
-    trusting = f"""
-from transformers import AutoConfig, dynamic_module_utils
-dynamic_module_utils.HF_MODULES_CACHE = {str(tmp_path / "modules")!r}
-AutoConfig.from_pretrained({str(unknown)!r}, trust_remote_code=True)"""
-    warm.run(["-c", trusting], ROOT)
-    assert marker.exists(), "this test would pass whatever we did"
+    exec(program)
+    assert marker.exists(), "the program was a dud"
 
 
 def test_weights_are_safetensors_or_refused(model, tmp_path):
     marker = tmp_path / "marker"
-    name = "model.embed_tokens.weight"
+    name, gone = "model.embed_tokens.weight", {"model.safetensors": None}
     adapter = {"peft_type": "LORA", "base_model_name_or_path": str(PICO), "task_type": "CAUSAL_LM"}
     adapter |= {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     index = {"metadata": {"total_size": 1}, "weight_map": {name: "pytorch_model.bin"}}
-    gone = {"model.safetensors": None}
-    for weights in ({name: Bomb(marker)}, {name: torch.zeros(1024, 32)}):
-        cases = [
-            ("pytorch_model.bin", gone),
-            ("adapter_model.bin", gone | {"adapter_config.json": adapter}),
-            ("pytorch_model.bin", gone | {"model.safetensors.index.json": index}),
-            ("adapter_model.bin", {"config.json": {"transformers_weights": "adapter_model.bin"}}),
-            ("model.safetensors", {}),
-        ]
-        for file, files in cases:
+    for file, files in (
+        ("pytorch_model.bin", gone),
+        ("adapter_model.bin", gone | {"adapter_config.json": adapter}),
+        ("pytorch_model.bin", gone | {"model.safetensors.index.json": index}),
+        ("adapter_model.bin", {"config.json": {"transformers_weights": "adapter_model.bin"}}),
+        ("model.safetensors", {}),
+    ):
+        for weights in ({name: Bomb(marker)}, {name: torch.zeros(1024, 32)}):
             folder = model(files)
             torch.save(weights, folder / file)
             assert "cannot be loaded" in said(lambda folder=folder: load(folder)), (file, files)
             assert not marker.exists(), file
-    beside = model()  # safetensors are there as well: they are taken
-    torch.save({name: Bomb(marker)}, beside / "pytorch_model.bin")
-    load(beside)
-    assert not marker.exists()
     pickle.loads(pickle.dumps(Bomb(marker)))
     assert marker.exists(), "the bomb was a dud"
 
 
 TEMPLATES = {
     "cycler": "{{ cycler.__init__.__globals__.os.system('touch MARKER') }}",
-    "joiner": "{{ joiner.__init__.__globals__.os.popen('touch MARKER').read() }}",
-    "self": "{{ self.__init__.__globals__.__builtins__['open']('MARKER', 'w') }}",
     "helpers": "{{ raise_exception.__globals__['os'].system('touch MARKER') }}",
     "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "filter": "{{ ''|attr('__class__')|attr('__mro__') }}",
     "format": "{{ '{0.__class__.__mro__}'.format('') }}",
     "include": "{% include '/etc/passwd' %}",
     "range": "{% for i in range(10**12) %}x{% endfor %}",
@@ -174,16 +158,13 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_chat_template_runs_in_a_sandbox(model, tmp_path, name):
-    marker, rendered = tmp_path / "marker", []
+    marker, hi = tmp_path / "marker", [{"role": "user", "content": "hi"}]
     template = TEMPLATES[name].replace("MARKER", str(marker))
-    folder, hi = model({"chat_template.jinja": template}), [{"role": "user", "content": "hi"}]
+    folder, rendered = model({"chat_template.jinja": template}), []
     why = said(lambda: rendered.append(render(load(folder), hi, None, True)))
     assert not marker.exists()
-    if why:
-        assert "chat template" in why
-    else:
-        assert "object" not in rendered[0] and "class" not in rendered[0]
-    if name in ("cycler", "joiner"):  # outside of the sandbox they do what they say
+    assert "chat template" in why or "class" not in rendered[0]
+    if name == "cycler":  # outside of the sandbox it does what it says
         jinja2.Template(template).render()
         assert marker.exists()
 
@@ -217,24 +198,18 @@ def test_a_model_folder_that_makes_no_sense_is_refused_in_one_sentence(model):
 # -------------------------------------------------------------------------------------- run folders
 
 
-def surroundings(home: Path) -> dict[str, str]:
-    """The environment of a user with secrets in it."""
-    home.mkdir()
-    more = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
-    return {**os.environ, **SECRETS, **more, "HOME": str(home)}
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory) -> SimpleNamespace:
-    """A whole run with wandb: its folder, the user's home, and what was printed."""
+    """A whole run with wandb, by a user with secrets: its folder, the user's home, what it said."""
     base = tmp_path_factory.mktemp("played")
     words = [sys.executable, "train.py", "--name", "letters", *TINY, "--runs", str(base / "runs")]
+    more = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
     # A fresh Python: libraries look at HOME while they are imported.
-    env = surroundings(base / "home")
+    env = {**os.environ, **SECRETS, **more, "HOME": str(base)}
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     printed = done.stdout + done.stderr
-    return SimpleNamespace(folder=base / "runs/letters", home=base / "home", printed=printed)
+    return SimpleNamespace(folder=base / "runs/letters", home=base, printed=printed)
 
 
 @pytest.fixture
@@ -254,34 +229,27 @@ def seal(folder: Path) -> None:
 
 def plant(run: Path, what: str, marker: Path) -> None:
     """Put something that is no checkpoint where tensors will be read."""
-    files = {"reference": "reference.pt", "adapter": "checkpoint/adapter_model.safetensors"}
-    target = run / files.get(what, "checkpoint/optimizer.pt")
-    if what in ("bomb", *files):
-        torch.save({"state": {}, "param_groups": [Bomb(marker)]}, target)
-    elif what == "script":
-        torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), target)
-    elif what == "other":
+    name = "adapter_model.safetensors" if what == "adapter" else "optimizer.pt"
+    bomb, target = {"state": {}, "param_groups": [Bomb(marker)]}, run / "checkpoint" / name
+    if what == "other":
         torch.save({"state": {0: {"step": torch.zeros(1)}}, "param_groups": []}, target)
+    elif what == "pickle":
+        target.write_bytes(pickle.dumps(Bomb(marker)))
     else:
-        target.write_bytes({"pickle": pickle.dumps(Bomb(marker)), "text": b"hello"}[what])
+        torch.save(bomb, target)
 
 
-PLANTED = ["bomb", "pickle", "text", "script", "other", "reference", "adapter"]
-
-
-@pytest.mark.parametrize("what", PLANTED)
+@pytest.mark.parametrize("what", ["bomb", "pickle", "other", "adapter"])
 def test_a_checkpoint_is_data(run, tmp_path, monkeypatch, what):
     plant(run, what, tmp_path / "marker")
     seal(run)
     assert find_checkpoint(run / "checkpoint") is not None
-    why = python(monkeypatch, "train.py", "--resume", run, "--no-wandb")
-    assert ("reference.pt" if what == "reference" else "checkpoint") in why
+    assert "checkpoint" in python(monkeypatch, "train.py", "--resume", run, "--no-wandb")
     if what in ("bomb", "pickle"):
         assert "optimizer.pt" in python(monkeypatch, "train.py", "--eval-only", run)
         merge = ["merge", str(run), str(tmp_path / "out")]
         assert "optimizer.pt" in said(lambda: export.main(merge))
-        assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "marker").exists()
+    assert not (tmp_path / "marker").exists() and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("flag", ["--resume", "--eval-only"])
@@ -375,14 +343,6 @@ def test_there_is_no_door_in_the_code():
         calls = [ast.unparse(n) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
         for call in filter(re.compile(r"torch\.load\(").match, calls):
             assert "weights_only=True" in call, name
-
-
-def test_the_embedded_models_hold_no_program():
-    for folder in (PICO, PICO.with_name("pico_swarm")):
-        suffixes = {file.suffix for file in folder.rglob("*")}
-        assert suffixes <= {".json", ".safetensors", ".jinja", ".md"}
-        assert "auto_map" not in (folder / "config.json").read_text()
-        assert "auto_map" not in (folder / "tokenizer_config.json").read_text()
 
 
 # ------------------------------------------------------------------------------ replies do nothing
@@ -570,20 +530,5 @@ def leaks(folder: Path) -> list[tuple[str, str]]:
 def test_no_secret_is_in_a_run_or_on_the_terminal(played):
     (log,) = (played.folder / "wandb").rglob("*.wandb")
     assert b"partial" in log.read_bytes()  # the settings can be read: so could a secret be
-    assert not leaks(played.folder) and not leaks(played.home)
+    assert not leaks(played.home)
     assert not [name for name, secret in SECRETS.items() if secret.encode() in played.printed]
-
-
-def test_no_secret_is_left_by_a_crash(tmp_path):
-    script = """
-import train
-def boom(*_):  # wandb is open by then
-    raise RuntimeError('boom')
-train.evaluate_policy = boom
-train.main()"""
-    words = ["-c", script, "--name", "crash", *TINY, "--runs", str(tmp_path / "runs")]
-    done = warm.run(words, ROOT, surroundings(tmp_path / "home"))
-    assert done.returncode == 1 and "boom" in done.stderr
-    assert list((tmp_path / "runs" / "crash" / "wandb").rglob("*.wandb"))
-    assert not leaks(tmp_path)
-    assert not [name for name, secret in SECRETS.items() if secret in done.stdout + done.stderr]

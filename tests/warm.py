@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import types
 from pathlib import Path
 
@@ -38,13 +37,11 @@ class Run:
         self.process = SERVER.Process(target=work, args=given)
         self.process.start()
 
-    def end(self, timeout: float) -> None:
+    def end(self, timeout: float) -> subprocess.CompletedProcess:
         self.process.join(timeout)
         if self.process.exitcode is None:
             self.process.kill()
             raise subprocess.TimeoutExpired(self.words, timeout)
-
-    def result(self) -> subprocess.CompletedProcess:
         said = [file.read_text(errors="replace") if file.exists() else "" for file in self.said]
         return subprocess.CompletedProcess(self.words, self.process.exitcode, *said)
 
@@ -56,35 +53,26 @@ def run(words: list, cwd, env=None, timeout: float = 300, pictures: bool = True)
     pictures=False: matplotlib's files are there and empty, for tests that do not look at them.
     """
     with tempfile.TemporaryDirectory() as place:
-        process = Run(words, cwd, dict(env or os.environ), Path(place), pictures)
-        process.end(timeout)
-        return process.result()
+        return Run(words, cwd, dict(env or os.environ), Path(place), pictures).end(timeout)
 
 
 def ranks(n: int, words: list, cwd, env=None, timeout: float = 300):
-    """The same words in n processes that find each other, as torchrun starts them. One that fails
-    ends them all, and what they say is one text."""
+    """The same words in n processes that find each other, as torchrun starts them. What they say is
+    one text. (One that fails closes its connections, and with that ends the others.)"""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     world = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with tempfile.TemporaryDirectory() as place:
-        all_of_them, until = [], time.monotonic() + timeout
+        started = []
         for rank in (str(i) for i in range(n)):
-            (here := Path(place) / rank).mkdir()
-            env_of = dict(env or os.environ) | world | {"RANK": rank, "LOCAL_RANK": rank}
-            all_of_them.append(Run(words, cwd, env_of, here, pictures=False))
-        codes = lambda: [one.process.exitcode for one in all_of_them]
-        while None in codes() and not any(codes()) and time.monotonic() < until:
-            time.sleep(0.05)
-        for one in all_of_them:
-            one.process.join(5)  # if one has failed, the others may still speak
-            one.process.kill()
-            one.process.join()
-        done = [one.result() for one in all_of_them]
-    code = next((one.returncode for one in done if one.returncode), 0)
+            own = dict(env or os.environ) | world | {"RANK": rank, "LOCAL_RANK": rank}
+            here = Path(tempfile.mkdtemp(dir=place))
+            started.append(Run(words, cwd, own, here, pictures=False))
+        done = [one.end(timeout) for one in started]
+    code = max(one.returncode for one in done)
     said = ("".join(one.stdout for one in done), "".join(one.stderr for one in done))
-    return subprocess.CompletedProcess(done[0].args, code, *said)
+    return subprocess.CompletedProcess(words, code, *said)
 
 
 def work(words: list[str], cwd: str, env: dict[str, str], said: list[Path], pictures: bool) -> None:
