@@ -35,12 +35,13 @@ words of an --env it shows a task of that, and with `reasoning_gym` the names of
 
 import ast
 import hashlib
-import importlib.util
 import json
 import math
 import random
 import re
+import runpy
 import sys
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from decimal import Decimal
@@ -53,9 +54,8 @@ from fast.machine import Hung, in_time
 
 RANGE = 1_000_000_000  # seeds in each range of settings.py: training, SFT, development, …
 SIDES = ("training", "training", "development", "held-out")  # … by range; all later are held out
-TENTHS = {"training": 6, "development": 2, "held-out": 2}  # of all questions
+TENTHS = 6 * ("training",) + 2 * ("development",) + 2 * ("held-out",)  # of all questions
 LONGEST_ANSWER = 10_000  # characters; what is longer is no answer
-LONGEST_ROW = 1_000_000  # bytes
 OPTIONS = ("scorer", "expert", "held_out")  # of a file of rows
 TRIES = 100  # for a generator's question on the right side: 0.8 ** 100 is nothing
 # Scorers that run the answer as Python (eval, or sympy's parse_expr), by what an answer may be.
@@ -64,6 +64,16 @@ TRIES = 100  # for a generator's question on the right side: 0.8 ** 100 is nothi
 SUMS = ("coin_flip", "countdown", "puzzle24", "polynomial_multiplication", "simple_integration",
         "intermediate_integration")  # fmt: skip
 LISTS = ("n_queens", "string_insertion", "spiral_matrix", "binary_matrix")
+DATA = (
+    ast.Expression,
+    ast.List,
+    ast.Tuple,
+    ast.Constant,
+    ast.Name,
+    ast.Load,
+    ast.UnaryOp,
+    ast.USub,
+)
 MOST_BITS = 5_000  # of a sum's largest number: 9**9**9 would never come back
 NO_EXPERT = "give expert=FILE.py:FUNCTION, or --sft-steps 0"
 HINT = "Think first inside <think> and </think> if that helps. Then give"
@@ -199,21 +209,17 @@ def side_of_seed(seed: int) -> str:
 def side_of(question: str) -> str:
     """The side of a question, by its words: white space does not count."""
     digest = hashlib.sha256(" ".join(question.split()).encode()).digest()
-    by_tenth = [side for side, tenths in TENTHS.items() for _ in range(tenths)]
-    return by_tenth[int.from_bytes(digest[:8], "big") % 10]
+    return TENTHS[int.from_bytes(digest[:8], "big") % 10]
 
 
 def load_function(place: str, files: list[Path]) -> Callable:
     """The function of FILE.py:FUNCTION; its file joins the others. ValueError if there is none."""
     file, _, name = place.rpartition(":")
-    if not Path(file).is_file() or Path(file).suffix != ".py":
+    if not Path(file).is_file():
         raise ValueError(f"there is no file {file or place} of Python; give FILE.py:FUNCTION")
     files.append(Path(file))
-    spec = importlib.util.spec_from_file_location(f"yours_{Path(file).stem}", file)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for dataclasses
     try:
-        spec.loader.exec_module(module)
-        return getattr(module, name)
+        return runpy.run_path(file, run_name=f"yours_{Path(file).stem}")[name]
     except Exception as error:  # it may be any code
         raise ValueError(f"{place} cannot be used ({type(error).__name__}: {error})") from None
 
@@ -230,44 +236,32 @@ class Row:
     whole: dict  # as it stands in the file: a scorer of one's own gets it
 
 
+# 72, 72.0, .5, 1e3, $72, \$72, -$72, 72% and 144/2: the sign, the number, what it is divided by.
+NUMBER = re.compile(
+    r"([-+]?)\s*(?:\\?\$)?\s*((?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:e[-+]?\d{1,2})?)"
+    r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%])?\.?",
+    re.ASCII | re.IGNORECASE,
+)
+
+
 def as_number(text: str) -> Fraction | None:
-    """72, 72.0, $72, 72%, 1,072 and 144/2 are read."""
-    plain = re.sub(r"(?<=\d),(?=\d{3})", "", text.strip().strip("$%").strip().rstrip("."))
-    digits = r"[-+]?\d{1,50}(\.\d{0,50})?(/[1-9]\d{0,49})?"
-    if not re.fullmatch(digits, plain, re.ASCII):
-        return None
-    over, _, under = plain.partition("/")
-    return Fraction(over.rstrip(".")) / int(under or 1)
+    """As NUMBER says, with commas (1,072) and a typographer's minus, too."""
+    plain = re.sub(r"(?<=\d),(?=\d{3})", "", text.strip().replace("\u2212", "-"))
+    found = NUMBER.fullmatch(plain)
+    return Fraction(found[1] + found[2].rstrip(".")) / int(found[3] or 1) if found else None
 
 
-# How a scorer reads an answer. exact: the same words; number: the same number; regex: the row's
-# answer is a regular expression, and fits the whole answer.
-SCORERS = {"exact": str.split, "number": as_number, "regex": re.compile}
+def as_words(text: str) -> list[str]:
+    """An é is the same, whether it is one character or an e and its accent."""
+    return unicodedata.normalize("NFC", text).split()
 
 
-def is_right(scorer: str, right: str, answer: str) -> bool:
-    if scorer == "regex":
-        return re.fullmatch(right, answer) is not None
-    read = SCORERS[scorer]
-    return read(answer) is not None and read(answer) == read(right)
-
-
-def check_answers(scorer: str, rows: list[Row]) -> None:
-    """Refuse rows whose answer this scorer cannot read."""
-    for row in rows:
-        try:
-            read = SCORERS[scorer](row.answer)
-        except (re.error, RecursionError, OverflowError):
-            read = None
-        if read is None:
-            why = f"the scorer {scorer} cannot read the answer {row.answer[:40]!a}"
-            raise ValueError(f"line {row.line}: {why}")
+# How a scorer reads an answer: right is what reads as the row's answer does.
+SCORERS = {"exact": as_words, "number": as_number}
 
 
 def read_rows(file: str) -> list[Row]:
     """All rows of a file. ValueError names the line that is not one."""
-    if not Path(file).is_file():
-        raise ValueError(f"there is no file {file}")
     rows = []
     for line, raw in enumerate(Path(file).read_bytes().splitlines(), 1):
         try:
@@ -282,17 +276,15 @@ def read_rows(file: str) -> list[Row]:
 
 def read_row(line: int, raw: bytes) -> Row:
     """A row from its line. ValueError says what is wrong with it."""
-    if len(raw) > LONGEST_ROW:
-        raise ValueError(f"it is longer than {LONGEST_ROW:,} bytes")
     try:
-        whole = json.loads(raw.decode("utf-8-sig"), parse_constant=not_a_number)
+        whole = json.loads(raw.decode("utf-8-sig"))
         json.dumps(whole, ensure_ascii=False).encode()  # half a character may be escaped in it
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no JSON in UTF-8 ({str(error)[:200]})") from None
     if not isinstance(whole, dict) or ("question" in whole) == ("prompt" in whole):
         raise ValueError('a row is an object with one of "question" and "prompt", and an "answer"')
     question, answer = whole.get("question", whole.get("prompt")), whole.get("answer")
-    if type(answer) in (int, float) and abs(answer) < 10**50:
+    if type(answer) in (int, float) and abs(answer) < 10**50:  # NaN is not
         answer = format(Decimal(repr(answer)), "f")  # 0.00001, not 1e-05
     if not isinstance(question, str) or not isinstance(answer, str):
         raise ValueError("a question is a text, and an answer a text or a number")
@@ -300,10 +292,6 @@ def read_row(line: int, raw: bytes) -> Row:
     if not question.strip() or not right.strip():
         raise ValueError("its question or its answer is empty")
     return Row(line, question.strip(), thought.strip(), right.strip(), whole)
-
-
-def not_a_number(name: str):
-    raise ValueError(f"{name} is none")
 
 
 def open_rows(file: str, options: dict[str, str]) -> Source:
@@ -323,9 +311,12 @@ def open_rows(file: str, options: dict[str, str]) -> Source:
     numbers = all(as_number(row.answer) is not None for row in rows)
     scorer = options.get("scorer") or ("number" if numbers else "exact")
     expert = load_function(options["expert"], paths) if "expert" in options else None
-    if scorer in SCORERS:
-        check_answers(scorer, [*rows, *judged])
-        mark = lambda row, answer: is_right(scorer, row.answer, answer)
+    if read := SCORERS.get(scorer):
+        for row in rows + judged:
+            if read(row.answer) is None:
+                told = f"the scorer {scorer} cannot read the answer {row.answer[:40]!a}"
+                raise ValueError(f"line {row.line}: {told}")
+        mark = lambda row, answer: read(answer) == read(row.answer)
     else:
         function = load_function(scorer, paths)
         mark = lambda row, answer: function(answer, row.whole)
@@ -339,8 +330,6 @@ def open_rows(file: str, options: dict[str, str]) -> Source:
         """The expert's reply: it thinks the derivation, if there is one and it may, and answers."""
         if expert:
             return expert(row.whole)
-        if scorer == "regex":
-            raise ValueError(f"a regular expression is no reply to show; {NO_EXPERT}")
         thought = f"<think>\n{row.thought}\n</think>\n" if think and row.thought else ""
         return f"{thought}<answer>{row.answer}</answer>"
 
@@ -425,10 +414,9 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
                 number = int.from_bytes(digest[:4], "big")  # below 2**32, as NumPy wants its seeds
                 random.seed(number)
                 entry = make(seed=number)[0]
-                if side_of(entry["question"]) == side:
-                    return Task(
-                        entry["question"].strip(), partial(say, entry), partial(mark, entry)
-                    )
+                question = entry["question"]
+                if side_of(question) == side:
+                    return Task(question.strip(), partial(say, entry), partial(mark, entry))
         finally:
             random.setstate(state)
         raise ValueError(
@@ -448,14 +436,11 @@ def read_value(text: str):
 
 def is_data(answer: str) -> bool:
     """Is it no Python at all, or Python that is only lists, texts and numbers?"""
-    fine = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.USub)
     try:
         tree = ast.parse(answer.strip(), mode="eval")
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True  # eval would refuse it as well
-    except (RecursionError, MemoryError):
-        return False
-    return all(isinstance(node, (*fine, ast.UnaryOp)) for node in ast.walk(tree))
+    return all(isinstance(node, DATA) for node in ast.walk(tree))
 
 
 def is_small_sum(answer: str) -> bool:
@@ -479,9 +464,7 @@ def bits(node) -> float:
             return bits(x) + 1
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=x):
             return bits(x)
-        case ast.BinOp(left=x, op=ast.Add() | ast.Sub(), right=y):
-            return max(bits(x), bits(y)) + 1
-        case ast.BinOp(left=x, op=ast.Mult() | ast.Div(), right=y):
+        case ast.BinOp(left=x, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=y):
             return bits(x) + bits(y)
         case ast.BinOp(left=x, op=ast.Pow(), right=y):
             return bits(x) * 2 ** min(bits(y), 30)
