@@ -81,20 +81,15 @@ ASK = "the answer inside <answer> and </answer>."
 
 
 @dataclass(frozen=True)
-class Task:
-    question: str
-    expert: Callable[[bool], str]  # (may it think?) -> a right reply; ValueError if none is known
-    mark: Callable[[str], object]  # answer -> a number, or a dict with "reward"; it may raise
-
-
-@dataclass(frozen=True)
 class Source:
-    """Where tasks come from."""
+    """Where tasks come from. A task is a dict with its "question"."""
 
     name: str  # of the set of tasks: the same name means the same tasks
     about: str  # a sentence to print before a run
     files: tuple[Path, ...]  # what decides the tasks: their hash is kept (code.jsonl)
-    draw: Callable[[int], Task]  # by seed
+    draw: Callable[[int], dict]  # seed -> its task
+    mark: Callable[[dict, str], object]  # task, answer -> a number, or a dict with "reward"
+    say: Callable[[dict, bool], str]  # task, may it think? -> a right reply, or ValueError
     how_many: Callable[[str], int | None] = lambda side: None  # different ones; None: no end
 
 
@@ -113,7 +108,7 @@ class Known:
 
     def reset(self, seed: int) -> list[dict]:
         self.task, self.reply = self.source.draw(seed), ""
-        question = self.task.question
+        question = self.task["question"].strip()
         gap = "\n\n" if "\n" in question else " "
         hint = HINT if self.think else "Do not think. Give"
         return [{"role": "user", "content": f"{question}{gap}{hint} {ASK}"}]
@@ -127,14 +122,14 @@ class Known:
         marks = {"reward": 0.0, "exact": 0.0, "format": float(answer is not None)}
         if answer is not None:
             try:
-                marks |= marks_of(self.task.mark(answer))
+                marks |= marks_of(self.source.mark(self.task, answer))
             except (Exception, SystemExit, Hung) as error:  # any code, and any reply, may be in it
                 failed = 1.0
                 tell_once(f"a scorer failed ({type(error).__name__}: {str(error)[:200]!a})")
         return marks | {"scorer_failed": failed}
 
     def expert_reply(self) -> str:
-        return self.task.expert(self.think)
+        return self.source.say(self.task, self.think)
 
     def how_many(self, seed: int) -> int | None:
         """Different tasks in the range of this seed; None if there is no end of them."""
@@ -227,15 +222,6 @@ def load_function(place: str, files: list[Path]) -> Callable:
 # ------------------------------------------------------------------------------------------ rows
 
 
-@dataclass(frozen=True)
-class Row:
-    line: int
-    question: str
-    thought: str  # the derivation; "" if there is none
-    answer: str
-    whole: dict  # as it stands in the file: a scorer of one's own gets it
-
-
 # 72, 72.0, .5, 1e3, $72, \$72, -$72, 72% and 144/2: the sign, the number, what it is divided by.
 NUMBER = re.compile(
     r"(?:\\?\$)?([-+]?)\s*(?:\\?\$)?\s*((?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:e[-+]?\d{1,2})?)"
@@ -260,7 +246,7 @@ def as_words(text: str) -> list[str]:
 SCORERS = {"exact": as_words, "number": as_number}
 
 
-def read_rows(file: str) -> list[Row]:
+def read_rows(file: str) -> list[dict]:
     """All rows of a file. ValueError names the line that is not one."""
     rows = []
     for line, raw in enumerate(Path(file).read_bytes().splitlines(), 1):
@@ -274,8 +260,9 @@ def read_rows(file: str) -> list[Row]:
     return rows
 
 
-def read_row(line: int, raw: bytes) -> Row:
-    """A row from its line. ValueError says what is wrong with it."""
+def read_row(line: int, raw: bytes) -> dict:
+    """A row from its line: question, thought (the derivation, or ""), answer, and the whole object,
+    which a scorer of one's own gets. ValueError says what is wrong with it."""
     try:
         whole = json.loads(raw.decode("utf-8-sig"))
         json.dumps(whole, ensure_ascii=False).encode()  # half a character may be escaped in it
@@ -291,7 +278,8 @@ def read_row(line: int, raw: bytes) -> Row:
     thought, _, right = answer.rpartition("####")
     if not question.strip() or not right.strip():
         raise ValueError("its question or its answer is empty")
-    return Row(line, question.strip(), thought.strip(), right.strip(), whole)
+    row = {"question": question, "thought": thought, "answer": right}
+    return {name: text.strip() for name, text in row.items()} | {"line": line, "whole": whole}
 
 
 def open_rows(file: str, options: dict[str, str]) -> Source:
@@ -304,40 +292,39 @@ def open_rows(file: str, options: dict[str, str]) -> Source:
     kept, sides = without_repeats(rows, judged), {side: [] for side in TENTHS}
     sides["held-out"] += without_repeats(judged, [])
     for row in kept:
-        side = side_of(row.question)
+        side = side_of(row["question"])
         sides["training" if held_out and side == "held-out" else side].append(row)
     if not (sides["training"] and sides["development"]):
         raise ValueError(f"its {len(rows)} rows leave none to train on or none for development")
-    numbers = all(as_number(row.answer) is not None for row in rows)
+    numbers = all(as_number(row["answer"]) is not None for row in rows)
     scorer = options.get("scorer") or ("number" if numbers else "exact")
     expert = load_function(options["expert"], paths) if "expert" in options else None
     if read := SCORERS.get(scorer):
         for row in rows + judged:
-            if read(row.answer) is None:
-                told = f"the scorer {scorer} cannot read the answer {row.answer[:40]!a}"
-                raise ValueError(f"line {row.line}: {told}")
-        mark = lambda row, answer: read(answer) == read(row.answer)
+            if read(row["answer"]) is None:
+                told = f"the scorer {scorer} cannot read the answer {row['answer'][:40]!a}"
+                raise ValueError(f"line {row['line']}: {told}")
+        mark = lambda row, answer: read(answer) == read(row["answer"])
     else:
         function = load_function(scorer, paths)
-        mark = lambda row, answer: function(answer, row.whole)
+        mark = lambda row, answer: function(answer, row["whole"])
 
     @lru_cache(maxsize=4)
-    def order(side: str, which: int, turn: int) -> list[Row]:
+    def order(side: str, which: int, turn: int) -> list[dict]:
         """The rows of a side in the order of a pass over them."""
         return random.Random(f"{which} {turn}").sample(sides[side], len(sides[side]))
 
-    def say(row: Row, think: bool) -> str:
+    def say(row: dict, think: bool) -> str:
         """The expert's reply: it thinks the derivation, if there is one and it may, and answers."""
         if expert:
-            return expert(row.whole)
-        thought = f"<think>\n{row.thought}\n</think>\n" if think and row.thought else ""
-        return f"{thought}<answer>{row.answer}</answer>"
+            return expert(row["whole"])
+        thought = f"<think>\n{row['thought']}\n</think>\n" if think and row["thought"] else ""
+        return f"{thought}<answer>{row['answer']}</answer>"
 
-    def draw(seed: int) -> Task:
+    def draw(seed: int) -> dict:
         side, (which, i) = side_of_seed(seed), divmod(seed, RANGE)
         turn, place = divmod(i, len(sides[side]))
-        row = order(side, which, turn)[place]
-        return Task(row.question, partial(say, row), partial(mark, row))
+        return order(side, which, turn)[place]
 
     counts = {side: len(some) for side, some in sides.items()}
     about = (
@@ -348,12 +335,13 @@ def open_rows(file: str, options: dict[str, str]) -> Source:
         f"{len(rows) - len(kept)} rows whose question was there before"
     )
     content = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
-    return Source(f"{Path(file).stem} {content[:8]}", about, tuple(paths), draw, counts.get)
+    name = f"{Path(file).stem} {content[:8]}"
+    return Source(name, about, tuple(paths), draw, mark, say, counts.get)
 
 
-def without_repeats(rows: list[Row], others: list[Row]) -> list[Row]:
+def without_repeats(rows: list[dict], others: list[dict]) -> list[dict]:
     """The rows whose question stands neither in the others nor further up."""
-    words = lambda row: " ".join(row.question.split())
+    words = lambda row: " ".join(row["question"].split())
     first = {words(row): row for row in reversed([*others, *rows])}
     return [row for row in rows if first[words(row)] is row]
 
@@ -366,8 +354,9 @@ def generators():
     try:
         from reasoning_gym import factory
     except ImportError:
-        why = "the package reasoning-gym is not installed; pip install reasoning-gym==0.1.25"
-        raise ValueError(why) from None
+        raise ValueError(
+            "the package reasoning-gym is not installed; pip install reasoning-gym==0.1.25"
+        ) from None
     return factory
 
 
@@ -375,8 +364,10 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
     """The tasks of `--env reasoning_gym:NAME`. ValueError if there are none."""
     factory = generators()
     if name not in factory.DATASETS:
-        listed = "`python -m bridges.known reasoning_gym` lists all"
-        raise ValueError(f"reasoning-gym has no {name or 'nameless generator'}; {listed}")
+        raise ValueError(
+            f"reasoning-gym has no {name or 'nameless generator'}; "
+            "`python -m bridges.known reasoning_gym` lists all"
+        )
     of_tasks, of_parameters = factory.DATASETS[name]
     files = [Path(sys.modules[of_tasks.__module__].__file__)]
     values = {option: read_value(value) for option, value in options.items()}
@@ -388,8 +379,7 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
         scorer = make(seed=0)
         scorer[0]
     except Exception as error:  # an assertion of the package, or a parameter that there is not
-        why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{about}, cannot be made ({why})") from None
+        raise ValueError(f"{about}, cannot be made ({type(error).__name__}: {error})") from None
 
     def say(entry: dict, think: bool) -> str:
         if expert:
@@ -405,7 +395,7 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
         return scorer.score_answer(answer, entry)
 
     @lru_cache(maxsize=64)  # the k episodes of a group ask for the same task
-    def draw(seed: int) -> Task:
+    def draw(seed: int) -> dict:
         """The first of the seed's tries that is on its side."""
         side, state = side_of_seed(seed), random.getstate()
         try:
@@ -414,9 +404,8 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
                 number = int.from_bytes(digest[:4], "big")  # below 2**32, as NumPy wants its seeds
                 random.seed(number)
                 entry = make(seed=number)[0]
-                question = entry["question"]
-                if side_of(question) == side:
-                    return Task(question.strip(), partial(say, entry), partial(mark, entry))
+                if side_of(entry["question"]) == side:
+                    return entry
         finally:
             random.setstate(state)
         raise ValueError(
@@ -424,7 +413,7 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
         )
 
     shown_name = ",".join([name, *(f"{option}={value}" for option, value in values.items())])
-    return Source(shown_name, about, tuple(files), draw)
+    return Source(shown_name, about, tuple(files), draw, mark, say)
 
 
 def read_value(text: str):
@@ -438,8 +427,10 @@ def is_data(answer: str) -> bool:
     """Is it no Python at all, or Python that is only lists, texts and numbers?"""
     try:
         tree = ast.parse(answer.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError):
         return True  # eval would refuse it as well
+    except (RecursionError, MemoryError):  # which eval might not run into
+        return False
     return all(isinstance(node, DATA) for node in ast.walk(tree))
 
 

@@ -142,11 +142,9 @@ def test_if_nothing_is_ever_answered_it_ends_with_a_sentence(endpoint, tmp_path,
 
 
 def test_failed_episodes_are_in_no_mean_and_named(endpoint, tmp_path):
-    def behave(handler, body):
-        lost = {1: (500, {"error": {"message": "oops"}}), 2: (400, {"error": "filtered"})}
-        return lost.get(task(body)[0]) or say(right(body) if task(body)[0] != 3 else "no idea")
-
-    url, _ = endpoint(behave)
+    answers = {1: (500, {"error": {"message": "oops"}}), 2: (400, {"error": "filtered"})}
+    answers[3] = say("no idea")
+    url, _ = endpoint(lambda h, b: answers.get(task(b)[0]) or say(right(b)))
     summary, line = evaluate(tmp_path, url, eval_n=6)
     assert line["reward"] == line["exact"] == [1.0, 0.0, 1.0, 1.0]
     assert line["missing"] == {"1": "HTTP 500: oops", "2": "HTTP 400: filtered"}
@@ -155,7 +153,6 @@ def test_failed_episodes_are_in_no_mean_and_named(endpoint, tmp_path):
     assert summary["eval"]["tier 2"]["final"]["reward"]["mean"] == pytest.approx(0.75)
     report = (tmp_path / "run" / "report.md").read_text()
     assert "n = 4 development tasks; 2 more failed or were not played, and are in no" in report
-    assert "8 prompt and 12 completion tokens" in report
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -172,21 +169,17 @@ def test_what_passes_is_tried_again_and_not_before_the_server_said(endpoint, tmp
     assert seen[1]["at"] - seen[0]["at"] >= 0.95
 
 
-@pytest.mark.parametrize("hangs, told", [(False, "ZeroDivisionError: oops"), (True, "Hung: ")])
-def test_an_environment_that_breaks_costs_one_episode(endpoint, tmp_path, monkeypatch, hangs, told):
-    honest = Letters.step
+def test_an_environment_that_breaks_costs_one_episode(endpoint, tmp_path, monkeypatch):
+    """If it hangs, too: bookkeeping/guard.py."""
+    finished = Letters.score
 
-    def step(self, reply):
-        while "poison" in reply:
-            if not hangs:
-                raise ZeroDivisionError("oops")
-        return honest(self, reply)
+    def score(self):
+        return finished(self) if self.reply != "poison" else {}["oops"]
 
-    monkeypatch.setattr(Letters, "step", step)
-    monkeypatch.setattr(Letters, "seconds", 0.3 if hangs else 60, raising=False)
+    monkeypatch.setattr(Letters, "score", score)
     url, _ = endpoint(lambda h, b: say("poison" if task(b)[0] == 1 else right(b)))
     _, line = evaluate(tmp_path, url)
-    assert list(line["missing"]) == ["1"] and line["missing"]["1"].startswith(told)
+    assert list(line["missing"]) == ["1"] and line["missing"]["1"].startswith("KeyError: 'oops'")
     assert line["reward"] == [1.0] * 3
 
 
@@ -222,22 +215,19 @@ def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path):
 def test_the_key_goes_into_one_header_and_nowhere_else(endpoint, tmp_path, monkeypatch, capsys):
     key = "sk-very/secret+0123456789"
     monkeypatch.setenv("OPENAI_API_KEY", key)
+    escaped = json.dumps(say(f"you are {key}")).replace("sk-", "\\u0073k-").encode()
 
     def behave(handler, body):
         if task(body)[0] == 0:
             return 400, {"error": {"message": f"Incorrect API key: {key}"}}
-        if task(body)[0] == 1:  # escaped, as JSON allows
-            escaped = json.dumps(say(f"you are {key}")).replace("sk-", "\\u0073k-")
-            return handler.write(escaped.encode())
-        return say(f"{right(body)} {key}")
+        return handler.write(escaped)
 
     url, seen = endpoint(behave)
     _, line = evaluate(tmp_path, url, api_concurrency=1)
     assert {r["key"] for r in seen} == {f"Bearer {key}"} and len(line["reward"]) == 3
-    files = [file for file in (tmp_path / "run").iterdir() if file.name != "lock"]
-    texts = [*capsys.readouterr(), *(file.read_text() for file in files)]
-    assert any("you are ***" in text for text in texts)
-    assert not any(key in text for text in texts)
+    files = [file.read_text() for file in (tmp_path / "run").iterdir() if file.name != "lock"]
+    text = "".join([*capsys.readouterr(), *files])
+    assert "you are ***" in text and "Incorrect API key: ***" in text and key not in text
 
 
 @pytest.mark.parametrize(
@@ -343,23 +333,22 @@ CALLS = [
 def test_tool_calls_earn_the_same_in_fields_and_in_text(endpoint, tmp_path, native):
     def behave(handler, body):
         talk = body["messages"]
-        turn = sum(m["role"] == "assistant" for m in talk)
         for said, told in zip(talk[1::2], talk[2::2]):  # what OpenAI would refuse
             if native:
                 assert told["tool_call_id"] == said["tool_calls"][0]["id"]
             else:
                 assert told["role"] == "user" and told["content"].startswith("<tool_response>")
-        name, arguments = CALLS[turn % len(CALLS)]
+        name, arguments = CALLS[len(talk) // 2 % len(CALLS)]
         if not native:
             return say(write_call(name, arguments))
         function = {"name": name, "arguments": json.dumps(arguments)}
-        call = {"id": f"c{turn}", "type": "function", "function": function}
+        call = {"id": f"c{len(talk)}", "type": "function", "function": function}
         return say(None, message={"tool_calls": [call]}, finish_reason="tool_calls")
 
-    env = Swarm("medium")
+    env, done = Swarm("medium"), False
     env.reset(DEV_SEEDS)
-    while not env.step(write_call(*CALLS[len(env.log) % len(CALLS)]))[1]:
-        pass
+    while not done:
+        _, done = env.step(write_call(*CALLS[len(env.log) % len(CALLS)]))
     url, seen = endpoint(behave)
     _, line = evaluate(tmp_path, url, env="swarm", difficulty=None, eval_n=1)
     assert len(seen) == 25 and all(r["tools"] == env.tools for r in seen)

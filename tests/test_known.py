@@ -123,7 +123,7 @@ def test_a_file_without_rows_or_a_wrong_option_is_refused(tmp_path, options, wor
 def test_a_number_is_written_out_so_that_a_scorer_of_numbers_knows_it():
     for answer, written in ((0.00001, "0.00001"), (1e20, "1" + "0" * 20)):
         row = known.read_row(1, json.dumps({"question": "a?", "answer": answer}).encode())
-        assert row.answer == written and known.as_number(row.answer) is not None
+        assert row["answer"] == written and known.as_number(written) is not None
 
 
 # ------------------------------------------------------------------------------------------ sides
@@ -175,9 +175,9 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
             raise KeyError("no task")
         while seed == DEV_SEEDS + 8:
             pass
-        return known.Task(f"{seed % 5} + 1?", None, None)
+        return {"question": f"{seed % 5} + 1?"}
 
-    few = known.Known(known.Source("few", "", (), draw), True)
+    few = known.Known(known.Source("few", "", (), draw, None, None), True)
     few.seconds = 0.1
     monkeypatch.setattr(known, "open_known", lambda env, think: few)
     cfg = settings.Config(env="reasoning_gym:five", eval_n=64)
@@ -366,5 +366,6 @@ def test_a_sum_is_not_larger_than_its_bits_say(a, b, n):
 def test_only_data_reaches_a_scorer_that_evals_it():
     for answer in ("[['Q', '_'], ['_', 'Q']]", "_ Q _\nQ _ _", "[1, -2]", "ABCDE", "0 1 0"):
         assert known.is_data(answer), answer
-    for answer in ("__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"):
+    wrong = ["__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"]
+    for answer in (*wrong, "1+" * 20_000 + "f()"):
         assert not known.is_data(answer), answer

@@ -48,8 +48,8 @@ def test_every_generator_gives_tasks_and_scores_its_own_answer(name):
     env, fresh, state = env_of(name), known.open_generator(name, {}), random.getstate()
     for seed in (TRAIN_SEEDS, SFT_SEEDS, DEV_SEEDS, HELD_OUT_SEEDS):
         question = env.reset(seed)[0]["content"]
-        assert fresh.draw(seed).question in question
-        assert known.side_of(env.task.question) == known.side_of_seed(seed)
+        assert fresh.draw(seed)["question"].strip() in question
+        assert known.side_of(env.task["question"]) == known.side_of_seed(seed)
         if name in NO_ANSWER:
             with pytest.raises(ValueError, match="--sft-steps 0"):
                 env.expert_reply()
@@ -91,7 +91,7 @@ def test_a_name_or_a_parameter_that_is_wrong_is_told_in_one_sentence(env, words)
 def test_the_same_seed_is_the_same_task_in_another_process():
     code = (
         "import sys, json; from bridges.known import open_generator; "
-        "print(json.dumps([open_generator(n, {}).draw(7).question for n in json.loads(sys.argv[1])]))"
+        "print(json.dumps([open_generator(n, {}).draw(7)['question'] for n in json.loads(sys.argv[1])]))"
     )
     names = [*[n for n in NAMES if n not in UNSTEADY][::5], "list_functions", "pool_matrix"]
     found = []
