@@ -36,12 +36,10 @@ import json
 import math
 import os
 import re
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -58,7 +56,6 @@ from bookkeeping.records import append, write_json
 from bookkeeping.refusals import check
 from env_letters import split_thinking
 from evaluate import eval_line, known, parts
-from fast import parallel
 from rollout import EnvironmentFailed, Episode, finish
 from settings import Config, dev_seeds, eval_sets, fill
 from swarm.tools import wrap_call
@@ -66,9 +63,9 @@ from swarm.tools import wrap_call
 RETRIES = 5  # of a request; the client doubles its pause each time, from half a second on
 SECONDS = 120.0  # that an endpoint may be silent, and …
 REPLY_SECONDS = 300.0  # … for one reply, all its retries included
+STOPPED = "stopped by you"
 MINUTES = 60.0  # for the evaluation; what is not done by then counts as failed
 LARGEST = 8_000_000  # bytes of an answer
-LONGEST = 64  # characters of a reply per token of max_tokens, if a server ignores max_tokens
 ADDRESS = r"https?://(\[[\da-fA-F:]+\]|[^\s@?#/:\[\]]+)(:\d{1,5})?(/[^\s@?#]*)?"
 HINTS = {
     401: "; the key in OPENAI_API_KEY is missing or wrong",
@@ -99,10 +96,6 @@ class Failure(Exception):
     """No answer, and why, in one line."""
 
 
-class Hopeless(Exception):
-    """Every further request would fail the same way."""
-
-
 class Endpoint:
     """Where and how is asked, and what it has cost. ValueError in one sentence if the flags
     describe none; it does not repeat the address, because people put secrets there."""
@@ -120,8 +113,6 @@ class Endpoint:
                 "--api-base evaluates the endpoint's --model NAME, on development tasks; leave out "
                 "--resume, --held-out and the folder of --eval-only"
             )
-        if cfg.api_concurrency < 1:
-            raise ValueError(f"--api-concurrency {cfg.api_concurrency}: must be at least 1")
         self.cfg = cfg
         self.url = cfg.api_base.rstrip("/").removesuffix("/chat/completions")
         self.key = os.environ.get("OPENAI_API_KEY", "").strip() or "none"  # never printed
@@ -131,49 +122,37 @@ class Endpoint:
             self.options["chat_template_kwargs"] = {"enable_thinking": False}
         self.notes: list[str] = []  # fields that it refused, and what was done instead
         self.spent = Counter()  # answers, retries, prompt_tokens, completion_tokens
+        self.ended = ""  # why the rest was not tried
 
 
 # ------------------------------------------------------------------------------------ the endpoint
 
 
-def connect(end: Endpoint) -> openai.AsyncOpenAI:
-    """A client for the running event loop."""
-    local = httpx.URL(end.url).host in ("127.0.0.1", "localhost", "::1")  # needs no proxy
-    return openai.AsyncOpenAI(
-        base_url=end.url,
-        api_key=end.key,
-        timeout=SECONDS,
-        max_retries=RETRIES,
-        http_client=openai.DefaultAsyncHttpxClient(trust_env=not local),
-    )
-
-
 async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, int]:
     """The model's answer to a conversation, as read_answer has it. Raises whatever went wrong."""
-    while True:
-        messages, fields = talk, dict(end.options)
-        if env.tools and OTHER_WAYS["tool"][1] in end.notes:
-            shown = "\n".join(json.dumps(tool) for tool in env.tools)
-            system = {"role": "system", "content": TOOLS_AS_TEXT.format(tools=shown)}
-            messages = [system, *talk]
-        elif env.tools:
-            fields["tools"] = env.tools
-        request = {"model": end.cfg.model, "messages": messages, "extra_body": fields}
-        create, raw = end.client.chat.completions.with_streaming_response.create, bytearray()
-        try:
-            async with asyncio.timeout(REPLY_SECONDS), create(**request) as response:
-                async for piece in response.iter_bytes():
-                    raw += piece
-                    if len(raw) > LARGEST:
-                        raise Failure(f"an answer of more than {LARGEST / 1e6:g} MB")
-            answer = read_answer(end, read_json(end, raw), env.think)
-            end.spent.update(answers=1, retries=response.retries_taken)
-            return answer
-        except TimeoutError:
-            raise Failure(f"no whole answer within {REPLY_SECONDS:g} s") from None
-        except openai.APIStatusError as refusal:
-            if not adapt(end, fields, refusal):
-                raise
+    tools, messages = env.tools or [], talk
+    if tools and OTHER_WAYS["tool"][1] in end.notes:
+        shown = "\n".join(json.dumps(tool) for tool in tools)
+        messages = [{"role": "system", "content": TOOLS_AS_TEXT.format(tools=shown)}, *talk]
+        tools = []
+    fields = end.options | ({"tools": tools} if tools else {})
+    request = {"model": end.cfg.model, "messages": messages, "extra_body": fields}
+    create, raw = end.client.chat.completions.with_streaming_response.create, bytearray()
+    try:
+        async with asyncio.timeout(REPLY_SECONDS), create(**request) as response:
+            async for piece in response.iter_bytes():
+                raw += piece
+                if len(raw) > LARGEST:
+                    raise Failure(f"an answer of more than {LARGEST / 1e6:g} MB")
+    except TimeoutError:
+        raise Failure(f"no whole answer within {REPLY_SECONDS:g} s") from None
+    except openai.APIStatusError as refusal:
+        if adapt(end, fields, refusal):
+            return await ask(end, talk, env)
+        raise
+    answer = read_answer(end, raw, env.think)
+    end.spent.update(answers=1, retries=response.retries_taken)
+    return answer
 
 
 def adapt(end: Endpoint, fields: dict, refusal: openai.APIStatusError) -> bool:
@@ -197,20 +176,13 @@ def too_long(error: Exception) -> bool:
     return bool(re.search("context[ _]length", told, re.IGNORECASE))
 
 
-def is_refused(error: BaseException | None) -> bool:
-    """Did the other machine say that nobody listens at that port?"""
-    while error and not isinstance(error, ConnectionRefusedError):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
 def why(end: Endpoint, error: Exception) -> str:
     """What went wrong, in one line without the key."""
     if isinstance(error, openai.APIStatusError):
         problem = error.body.get("message") if isinstance(error.body, dict) else error.body
         told = f"HTTP {error.status_code}: {str(problem)[:300]}{HINTS.get(error.status_code, '')}"
-    elif is_refused(error):
-        told = "nobody listens there (connection refused); start the server, or check --api-base"
+    elif isinstance(error.__cause__, httpx.ConnectError):
+        told = f"nobody listens there ({error.__cause__}); start the server, or check --api-base"
     elif isinstance(error, Failure | EnvironmentFailed):
         told = str(error)
     else:
@@ -226,23 +198,16 @@ def blank(end: Endpoint, text: str) -> str:
 # --------------------------------------------------------------------------------- text and fields
 
 
-def read_json(end: Endpoint, raw: bytearray) -> dict:
-    """The JSON of an answer. It is read twice, because the key, or half a character that no file
-    can hold, may be escaped in it."""
-    try:
-        plain = blank(end, json.dumps(json.loads(raw), ensure_ascii=False))
-        return json.loads(plain.encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        raise Failure("an answer that is no JSON") from None
-
-
-def read_answer(end: Endpoint, response: dict, think: bool) -> tuple[str, dict, bool, int]:
-    """{"choices": [{"message": …}], "usage": …} -> (its text as the environment reads it, its
+def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool, int]:
+    """b'{"choices": [{"message": …}], "usage": …}' -> (its text as the environment reads it, its
     message as the endpoint wants it back, did it run out of tokens?, how many it has).
 
     Failure if there is no message in it that can be read.
     """
     try:
+        # Decoded twice: the key, or half a character that no file can hold, may be escaped in it.
+        plain = json.dumps(json.loads(raw), ensure_ascii=False).encode("utf-8", "replace")
+        response = json.loads(blank(end, plain.decode()))
         choice = response["choices"][0]
         message, cut = choice["message"], choice.get("finish_reason") == "length"
         content = message.get("content")
@@ -256,8 +221,8 @@ def read_answer(end: Endpoint, response: dict, think: bool) -> tuple[str, dict, 
         text = "" if content is None else "" + content  # TypeError if it is no text
         if thought and think and not split_thinking(text)[0]:
             text = f"<think>\n{thought.strip()}\n</think>\n{text}"
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise Failure("an answer without a readable message in choices") from None
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
+        raise Failure("an answer that is no JSON, or has no readable message in choices") from None
     if content is None and not (calls or thought or cut):
         raise Failure("an answer whose message is empty (content is null)")
     for name, given in written:
@@ -265,33 +230,32 @@ def read_answer(end: Endpoint, response: dict, think: bool) -> tuple[str, dict, 
         given = given if isinstance(given, str) else json.dumps(given or {})
         # `</` is written `<\/`, the same in JSON, so that no argument can end the call.
         text += wrap_call(name, given.replace("</", "<\\/"))
-    back = {"role": "assistant", "content": content or ""}
-    if calls:
-        back = {"role": "assistant", "content": content, "tool_calls": calls}
+    back = {"role": "assistant", "content": content if calls else content or ""}
+    back |= {"tool_calls": calls} if calls else {}
+    usage = {name: count_of(response, name) for name in ("prompt_tokens", "completion_tokens")}
+    end.spent.update(usage)
+    return text, back, cut, usage["completion_tokens"]
+
+
+def count_of(response: dict, name: str) -> int:
+    """A number of tokens as the endpoint counts them; 0 if it does not say, or nothing sensible."""
     usage = response.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    for name, most in (("prompt_tokens", 10**7), ("completion_tokens", 10**6)):
-        if not (type(usage.get(name)) is int and 0 <= usage[name] < most):  # this is no count
-            usage[name] = 0
-        end.spent[name] += usage[name]
-    room = LONGEST * end.cfg.max_tokens
-    return text[:room], back, cut or len(text) > room, usage["completion_tokens"]
+    count = usage.get(name) if isinstance(usage, dict) else 0
+    return count if type(count) is int and 0 <= count < 10**7 else 0
 
 
 def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
     """The environment's messages as the endpoint wants them: a tool message for every native call,
     <tool_response> if there was none."""
     told = [m["content"] for m in new if m["role"] == "tool"]
-    rest = [m for m in new if m["role"] != "tool"]
-    if not calls:
-        texts = [f"<tool_response>\n{content}\n</tool_response>" for content in told]
-        return [{"role": "user", "content": text} for text in texts] + rest
-    told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
-    answers = [
-        {"role": "tool", "tool_call_id": call["id"], "content": content}
-        for call, content in zip(calls, told)
-    ]
-    return answers + rest
+    if calls:
+        told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
+        tool = lambda call, text: {"role": "tool", "tool_call_id": call["id"], "content": text}
+        answers = [tool(call, text) for call, text in zip(calls, told)]
+    else:
+        wrapped = [f"<tool_response>\n{text}\n</tool_response>" for text in told]
+        answers = [{"role": "user", "content": text} for text in wrapped]
+    return answers + [m for m in new if m["role"] != "tool"]
 
 
 # ---------------------------------------------------------------------------------------- episodes
@@ -300,9 +264,8 @@ def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
 async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> Episode:
     """One whole episode, as rollout.play plays it. A foreign model's tokens are not known, only
     their number."""
-    episode = Episode(seed, group, [], [], [])
+    episode, env = Episode(seed, group, [], [], []), Guarded(make_env())
     try:
-        env = Guarded(make_env())
         episode.messages = list(env.reset(seed))
         talk, done = list(episode.messages), False
         while not done:
@@ -317,23 +280,19 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
                 episode.messages += new
                 talk += [said, *put_back(new, said.get("tool_calls", []))]
     except Exception as error:  # of the endpoint or the environment: it costs this episode only
-        if episode.turns and too_long(error):  # as in our loop
-            episode.stop_reason = "truncated"
-        else:
+        if not (episode.turns and too_long(error)):
             episode.stop_reason, episode.error = "error", why(end, error)
-            for_all = is_refused(error) or getattr(error, "status_code", 0) in HINTS
-            if for_all and not end.spent["answers"]:
-                raise Hopeless(episode.error) from None
-    if episode.stop_reason != "error":
-        finish(episode, env)
+            return episode
+        episode.stop_reason = "truncated"  # as in our loop
+    finish(episode, env)
     return episode
 
 
 async def play_all(
     end: Endpoint, make_env: Callable, seeds: list[int], finished: Callable[[Episode], None]
 ) -> None:
-    """Plays --api-concurrency episodes at a time. Raises TimeoutError when the evaluation's time is
-    over, Hopeless when nothing is ever answered."""
+    """Plays --api-concurrency episodes at a time, until nothing is ever answered. Raises
+    TimeoutError when the evaluation's time is over."""
     remaining, failed = iter(enumerate(seeds)), 0
 
     async def player() -> None:
@@ -343,23 +302,20 @@ async def play_all(
             finished(episode)
             failed += episode.stop_reason == "error"
             if not end.spent["answers"] and failed >= max(3, end.cfg.api_concurrency):
-                raise Hopeless(
-                    f"nothing was answered in {failed} episodes, the rest is not tried; "
-                    f"the last one: {episode.error}"
-                )
+                end.ended = f"nothing was answered in {failed} episodes, the rest is not tried"
+            if end.ended:
+                return
 
-    # The system may give Ctrl-C to any thread, torch's included, and then asyncio's own handler
-    # sleeps until the loop's next event; a handler of the loop wakes it. (Windows has none.)
-    with suppress(NotImplementedError, ValueError, RuntimeError):
-        stop = asyncio.current_task().cancel
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
-    async with asyncio.timeout(60 * MINUTES), connect(end) as end.client:
-        try:
-            async with asyncio.TaskGroup() as players:
-                for _ in range(min(end.cfg.api_concurrency, len(seeds))):
-                    players.create_task(player())
-        except* (Hopeless, OSError) as several:  # OSError: the run folder cannot be written
-            raise several.exceptions[0] from None
+    local = httpx.URL(end.url).host in ("127.0.0.1", "localhost", "::1")  # needs no proxy
+    end.client = openai.AsyncOpenAI(
+        base_url=end.url,
+        api_key=end.key,
+        timeout=SECONDS,
+        max_retries=RETRIES,
+        http_client=openai.DefaultAsyncHttpxClient(trust_env=not local),
+    )
+    async with asyncio.timeout(60 * MINUTES), end.client:
+        await asyncio.gather(*(player() for _ in range(end.cfg.api_concurrency)))
 
 
 # ----------------------------------------------------------------------------- train.py --api-base
@@ -368,8 +324,6 @@ async def play_all(
 def evaluate_api(cfg: Config) -> Path:
     """Evaluate an endpoint on the development tasks that the flags describe. Returns its run
     folder, which bookkeeping/compare.py takes like any other."""
-    if parallel.world() > 1:
-        raise ValueError("--api-base is for one process; leave torchrun out")
     check(cfg)
     preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; nobody is imitated here
     seeds = dev_seeds(cfg)
@@ -383,41 +337,42 @@ def evaluate_api(cfg: Config) -> Path:
         f"{cfg.model} at {cfg.api_base}, {cfg.env}, {tasks}: {cfg.eval_n} tasks, "
         f"{cfg.api_concurrency} at a time, {MINUTES:g} minutes at most"
     )
-    played, ended, code = {}, "", 0
-    bar = tqdm(total=cfg.eval_n, desc="eval", unit=" tasks")
+    played = {}
 
     def finished(episode: Episode) -> None:
         played[episode.group] = episode
         records.save_episodes(folder, 0, "final", None, [[episode]])
         bar.update()
 
-    try:
-        asyncio.run(play_all(end, make_env, seeds, finished))
-    except TimeoutError:
-        ended = f"the {MINUTES:g} minutes were over (MINUTES in bridges/api.py)"
-    except Hopeless as reason:
-        ended, code = str(reason), 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        ended, code = "stopped by you", 130
-    bar.close()
+    with tqdm(total=cfg.eval_n, desc="eval", unit=" tasks") as bar:
+        try:
+            asyncio.run(play_all(end, make_env, seeds, finished))
+        except TimeoutError:
+            end.ended = f"the {MINUTES:g} minutes were over (MINUTES in bridges/api.py)"
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            end.ended = STOPPED
     episodes = [e for _, e in sorted(played.items()) if e.stop_reason != "error"]
     left = set(range(cfg.eval_n)) - {e.group for e in episodes}
-    missing = {i: played[i].error if i in played else ended for i in sorted(left)}
-    means = {}
+    missing = {i: played[i].error if i in played else end.ended for i in sorted(left)}
+    columns = {"reward": [e.reward for e in episodes], **parts(episodes)} if episodes else {}
+    means = {name: metrics.mean(known(values)) for name, values in columns.items()}
     if episodes:
         append(folder / "evals.jsonl", eval_line(0, "final", tasks, True, episodes, missing))
-        columns = {"reward": [e.reward for e in episodes], **parts(episodes)}
-        means = {name: metrics.mean(known(values)) for name, values in columns.items()}
-    counts = ("retries", "prompt_tokens", "completion_tokens")
-    api = {"n": len(episodes), "failed": len(missing), **{n: end.spent[n] for n in counts}}
-    api["truncated"] = sum(e.stop_reason == "truncated" for e in episodes)
+    api = {
+        "n": len(episodes),
+        "failed": len(missing),
+        "truncated": sum(e.stop_reason == "truncated" for e in episodes),
+        "retries": end.spent["retries"],
+        "prompt_tokens": end.spent["prompt_tokens"],
+        "completion_tokens": end.spent["completion_tokens"],
+    }
     summary = {
         "env": cfg.env,
         "model": cfg.model,
         "seed": cfg.seed,
         "trained": tasks,
         "updates": 0,
-        "api": {**api, "notes": end.notes, "ended": ended},
+        "api": {**api, "notes": end.notes, "ended": end.ended},
         "eval": {tasks: {"final": {p: mean.dict() for p, mean in means.items()}}} if means else {},
         "seconds": {"total": round(time.monotonic() - started, 2)},
         "tokens": {"prompt": api["prompt_tokens"], "sampled": api["completion_tokens"]},
@@ -429,10 +384,10 @@ def evaluate_api(cfg: Config) -> Path:
     (folder / "report.md").write_text(text, encoding="utf-8")
     report.write(folder)
     print(f"\n{text}\nkept in {folder}")
-    if code or not episodes:
-        reason = ended or "every task failed; report.md lists why"
-        print(f"{cfg.model}: {reason}", file=sys.stderr)
-        raise SystemExit(code or 1)
+    if end.ended == STOPPED or not episodes:
+        first = next(iter(missing.values()), "")
+        print(f"{cfg.model}: {end.ended or 'every task failed'}; {first}", file=sys.stderr)
+        raise SystemExit(130 if end.ended == STOPPED else 1)
     return folder
 
 
@@ -465,5 +420,5 @@ if __name__ == "__main__":
         {"content": "<answer>3</answer>", "reasoning": "r1 r2 r3"},
         {"content": None, "tool_calls": [call]},
     ):
-        text, *_ = read_answer(end, {"choices": [{"message": message}]}, think=True)
-        print(f"{json.dumps(message)}\n  -> {text!r}\n")
+        raw = json.dumps({"choices": [{"message": message}]}).encode()
+        print(f"{raw.decode()}\n  -> {read_answer(end, raw, think=True)[0]!r}\n")

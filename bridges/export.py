@@ -49,8 +49,7 @@ TEXT = (
     "and what scored above its group's mean becomes likelier."
 )
 # Of the machine or of the moment: not part of the command that makes a run again.
-LOCAL = ("env", "break_", "model", "name", "runs", "resume", "eval_only", "held_out", "threads")
-LOCAL += ("wandb", "device", "engine")
+LOCAL = "env break_ model name runs resume eval_only held_out threads wandb device engine".split()
 
 
 def base_of(summary: dict) -> str:
@@ -66,15 +65,15 @@ def flags(config: dict) -> str:
     out = ["--env", config["env"]]
     for name, default in asdict(Config()).items():
         value = config.get(name, default)
-        is_level = name != "difficulty" or value  # 0: the environment has none
-        if name in LOCAL or value in (None, "", default) or not is_level:
-            continue
+        given = value not in (None, "", default) and (name != "difficulty" or value)  # 0: no levels
         flag = name.replace("_", "-")
+        if name in LOCAL or not given:
+            continue
         if isinstance(value, bool):
             out.append(f"--{flag}" if value else f"--no-{flag}")
-            continue
-        for one in value if isinstance(value, list) else [value]:
-            out += [f"--{flag}", str(one)]
+        else:
+            values = value if isinstance(value, list) else [value]
+            out += [word for one in values for word in (f"--{flag}", str(one))]
     return shlex.join(out)
 
 
@@ -159,10 +158,12 @@ def card(summary: dict, kind: str) -> str:
     clone = f"models/{base}" if base in EMBEDDED else base  # ours are on no hub, but in a clone
     is_adapter, rank, where = kind == "adapter", config["lora_rank"], "THIS_FOLDER"
     exact = "gain" in summary
-    front = [f"base_model: {json.dumps(base)}"] if "/" in base else []
-    front.append(f"library_name: {'peft' if is_adapter else 'transformers'}")
-    front.append("pipeline_tag: text-generation")
-    front.append(f"tags: [grpo, {'lora, ' if rank else ''}picoswarm]")
+    front = [
+        *([f"base_model: {json.dumps(base)}"] if "/" in base else []),
+        f"library_name: {'peft' if is_adapter else 'transformers'}",
+        "pipeline_tag: text-generation",
+        f"tags: [grpo, {'lora, ' if rank else ''}picoswarm]",
+    ]
     rows = []
     for tasks, stages in summary["eval"].items():
         reached = [stages[stage] for stage in ("before", "after_sft", "final")]
@@ -174,10 +175,9 @@ def card(summary: dict, kind: str) -> str:
         rows.append(f"| {tasks}, mean reward | {' | '.join(m.text() for m in means)} | {n} |")
     use, serve = USE_MERGED, f"vllm serve {where}"
     if is_adapter:
-        use = USE_ADAPTER
         room = next((r for r in RANKS if r >= rank), rank)  # vLLM takes these
         lora = f"--enable-lora --max-lora-rank {room} --lora-modules trained={where}"
-        serve = f"vllm serve {shlex.quote(clone)} {lora}"
+        use, serve = USE_ADAPTER, f"vllm serve {shlex.quote(clone)} {lora}"
     told = summary["warnings"].items()
     gain = Interval(**summary["gain" if exact else "gain_reward"])
     kept = {name: value for name, value in config.items() if value not in ("", None)}

@@ -35,12 +35,13 @@ words of an --env it shows a task of that, and with `reasoning_gym` the names of
 
 import ast
 import hashlib
-import importlib.util
 import json
 import math
 import random
 import re
+import runpy
 import sys
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from decimal import Decimal
@@ -53,9 +54,8 @@ from fast.machine import Hung, in_time
 
 RANGE = 1_000_000_000  # seeds in each range of settings.py: training, SFT, development, …
 SIDES = ("training", "training", "development", "held-out")  # … by range; all later are held out
-TENTHS = {"training": 6, "development": 2, "held-out": 2}  # of all questions
+TENTHS = 6 * ("training",) + 2 * ("development",) + 2 * ("held-out",)  # of all questions
 LONGEST_ANSWER = 10_000  # characters; what is longer is no answer
-LONGEST_ROW = 1_000_000  # bytes
 OPTIONS = ("scorer", "expert", "held_out")  # of a file of rows
 TRIES = 100  # for a generator's question on the right side: 0.8 ** 100 is nothing
 # Scorers that run the answer as Python (eval, or sympy's parse_expr), by what an answer may be.
@@ -64,6 +64,16 @@ TRIES = 100  # for a generator's question on the right side: 0.8 ** 100 is nothi
 SUMS = ("coin_flip", "countdown", "puzzle24", "polynomial_multiplication", "simple_integration",
         "intermediate_integration")  # fmt: skip
 LISTS = ("n_queens", "string_insertion", "spiral_matrix", "binary_matrix")
+DATA = (
+    ast.Expression,
+    ast.List,
+    ast.Tuple,
+    ast.Constant,
+    ast.Name,
+    ast.Load,
+    ast.UnaryOp,
+    ast.USub,
+)
 MOST_BITS = 5_000  # of a sum's largest number: 9**9**9 would never come back
 NO_EXPERT = "give expert=FILE.py:FUNCTION, or --sft-steps 0"
 HINT = "Think first inside <think> and </think> if that helps. Then give"
@@ -71,20 +81,15 @@ ASK = "the answer inside <answer> and </answer>."
 
 
 @dataclass(frozen=True)
-class Task:
-    question: str
-    expert: Callable[[bool], str]  # (may it think?) -> a right reply; ValueError if none is known
-    mark: Callable[[str], object]  # answer -> a number, or a dict with "reward"; it may raise
-
-
-@dataclass(frozen=True)
 class Source:
-    """Where tasks come from."""
+    """Where tasks come from. A task is a dict with its "question"."""
 
     name: str  # of the set of tasks: the same name means the same tasks
     about: str  # a sentence to print before a run
     files: tuple[Path, ...]  # what decides the tasks: their hash is kept (code.jsonl)
-    draw: Callable[[int], Task]  # by seed
+    draw: Callable[[int], dict]  # seed -> its task
+    mark: Callable[[dict, str], object]  # task, answer -> a number, or a dict with "reward"
+    say: Callable[[dict, bool], str]  # task, may it think? -> a right reply, or ValueError
     how_many: Callable[[str], int | None] = lambda side: None  # different ones; None: no end
 
 
@@ -103,7 +108,7 @@ class Known:
 
     def reset(self, seed: int) -> list[dict]:
         self.task, self.reply = self.source.draw(seed), ""
-        question = self.task.question
+        question = self.task["question"].strip()
         gap = "\n\n" if "\n" in question else " "
         hint = HINT if self.think else "Do not think. Give"
         return [{"role": "user", "content": f"{question}{gap}{hint} {ASK}"}]
@@ -117,14 +122,14 @@ class Known:
         marks = {"reward": 0.0, "exact": 0.0, "format": float(answer is not None)}
         if answer is not None:
             try:
-                marks |= marks_of(self.task.mark(answer))
+                marks |= marks_of(self.source.mark(self.task, answer))
             except (Exception, SystemExit, Hung) as error:  # any code, and any reply, may be in it
                 failed = 1.0
                 tell_once(f"a scorer failed ({type(error).__name__}: {str(error)[:200]!a})")
         return marks | {"scorer_failed": failed}
 
     def expert_reply(self) -> str:
-        return self.task.expert(self.think)
+        return self.source.say(self.task, self.think)
 
     def how_many(self, seed: int) -> int | None:
         """Different tasks in the range of this seed; None if there is no end of them."""
@@ -199,21 +204,17 @@ def side_of_seed(seed: int) -> str:
 def side_of(question: str) -> str:
     """The side of a question, by its words: white space does not count."""
     digest = hashlib.sha256(" ".join(question.split()).encode()).digest()
-    by_tenth = [side for side, tenths in TENTHS.items() for _ in range(tenths)]
-    return by_tenth[int.from_bytes(digest[:8], "big") % 10]
+    return TENTHS[int.from_bytes(digest[:8], "big") % 10]
 
 
 def load_function(place: str, files: list[Path]) -> Callable:
     """The function of FILE.py:FUNCTION; its file joins the others. ValueError if there is none."""
     file, _, name = place.rpartition(":")
-    if not Path(file).is_file() or Path(file).suffix != ".py":
+    if not Path(file).is_file():
         raise ValueError(f"there is no file {file or place} of Python; give FILE.py:FUNCTION")
     files.append(Path(file))
-    spec = importlib.util.spec_from_file_location(f"yours_{Path(file).stem}", file)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for dataclasses
     try:
-        spec.loader.exec_module(module)
-        return getattr(module, name)
+        return runpy.run_path(file, run_name=f"yours_{Path(file).stem}")[name]
     except Exception as error:  # it may be any code
         raise ValueError(f"{place} cannot be used ({type(error).__name__}: {error})") from None
 
@@ -221,53 +222,32 @@ def load_function(place: str, files: list[Path]) -> Callable:
 # ------------------------------------------------------------------------------------------ rows
 
 
-@dataclass(frozen=True)
-class Row:
-    line: int
-    question: str
-    thought: str  # the derivation; "" if there is none
-    answer: str
-    whole: dict  # as it stands in the file: a scorer of one's own gets it
+# 72, 72.0, .5, 1e3, $72, \$72, -$72, 72% and 144/2: the sign, the number, what it is divided by.
+NUMBER = re.compile(
+    r"(?:\\?\$)?([-+]?)\s*(?:\\?\$)?\s*((?:\d{1,50}\.?\d{0,50}|\.\d{1,50})(?:e[-+]?\d{1,2})?)"
+    r"(?:/([1-9]\d{0,49}))?\s*(?:\\?[$%])?\.?",
+    re.ASCII | re.IGNORECASE,
+)
 
 
 def as_number(text: str) -> Fraction | None:
-    """72, 72.0, $72, 72%, 1,072 and 144/2 are read."""
-    plain = re.sub(r"(?<=\d),(?=\d{3})", "", text.strip().strip("$%").strip().rstrip("."))
-    digits = r"[-+]?\d{1,50}(\.\d{0,50})?(/[1-9]\d{0,49})?"
-    if not re.fullmatch(digits, plain, re.ASCII):
-        return None
-    over, _, under = plain.partition("/")
-    return Fraction(over.rstrip(".")) / int(under or 1)
+    """As NUMBER says, with commas (1,072) and a typographer's minus, too."""
+    plain = re.sub(r"(?<=\d),(?=\d{3})", "", text.strip().replace("\u2212", "-"))
+    found = NUMBER.fullmatch(plain)
+    return Fraction(found[1] + found[2].rstrip(".")) / int(found[3] or 1) if found else None
 
 
-# How a scorer reads an answer. exact: the same words; number: the same number; regex: the row's
-# answer is a regular expression, and fits the whole answer.
-SCORERS = {"exact": str.split, "number": as_number, "regex": re.compile}
+def as_words(text: str) -> list[str]:
+    """An é is the same, whether it is one character or an e and its accent."""
+    return unicodedata.normalize("NFC", text).split()
 
 
-def is_right(scorer: str, right: str, answer: str) -> bool:
-    if scorer == "regex":
-        return re.fullmatch(right, answer) is not None
-    read = SCORERS[scorer]
-    return read(answer) is not None and read(answer) == read(right)
+# How a scorer reads an answer: right is what reads as the row's answer does.
+SCORERS = {"exact": as_words, "number": as_number}
 
 
-def check_answers(scorer: str, rows: list[Row]) -> None:
-    """Refuse rows whose answer this scorer cannot read."""
-    for row in rows:
-        try:
-            read = SCORERS[scorer](row.answer)
-        except (re.error, RecursionError, OverflowError):
-            read = None
-        if read is None:
-            why = f"the scorer {scorer} cannot read the answer {row.answer[:40]!a}"
-            raise ValueError(f"line {row.line}: {why}")
-
-
-def read_rows(file: str) -> list[Row]:
+def read_rows(file: str) -> list[dict]:
     """All rows of a file. ValueError names the line that is not one."""
-    if not Path(file).is_file():
-        raise ValueError(f"there is no file {file}")
     rows = []
     for line, raw in enumerate(Path(file).read_bytes().splitlines(), 1):
         try:
@@ -280,30 +260,26 @@ def read_rows(file: str) -> list[Row]:
     return rows
 
 
-def read_row(line: int, raw: bytes) -> Row:
-    """A row from its line. ValueError says what is wrong with it."""
-    if len(raw) > LONGEST_ROW:
-        raise ValueError(f"it is longer than {LONGEST_ROW:,} bytes")
+def read_row(line: int, raw: bytes) -> dict:
+    """A row from its line: question, thought (the derivation, or ""), answer, and the whole object,
+    which a scorer of one's own gets. ValueError says what is wrong with it."""
     try:
-        whole = json.loads(raw.decode("utf-8-sig"), parse_constant=not_a_number)
+        whole = json.loads(raw.decode("utf-8-sig"))
         json.dumps(whole, ensure_ascii=False).encode()  # half a character may be escaped in it
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no JSON in UTF-8 ({str(error)[:200]})") from None
     if not isinstance(whole, dict) or ("question" in whole) == ("prompt" in whole):
         raise ValueError('a row is an object with one of "question" and "prompt", and an "answer"')
     question, answer = whole.get("question", whole.get("prompt")), whole.get("answer")
-    if type(answer) in (int, float) and abs(answer) < 10**50:
+    if type(answer) in (int, float) and abs(answer) < 10**50:  # NaN is not
         answer = format(Decimal(repr(answer)), "f")  # 0.00001, not 1e-05
     if not isinstance(question, str) or not isinstance(answer, str):
         raise ValueError("a question is a text, and an answer a text or a number")
     thought, _, right = answer.rpartition("####")
     if not question.strip() or not right.strip():
         raise ValueError("its question or its answer is empty")
-    return Row(line, question.strip(), thought.strip(), right.strip(), whole)
-
-
-def not_a_number(name: str):
-    raise ValueError(f"{name} is none")
+    row = {"question": question, "thought": thought, "answer": right}
+    return {name: text.strip() for name, text in row.items()} | {"line": line, "whole": whole}
 
 
 def open_rows(file: str, options: dict[str, str]) -> Source:
@@ -316,39 +292,39 @@ def open_rows(file: str, options: dict[str, str]) -> Source:
     kept, sides = without_repeats(rows, judged), {side: [] for side in TENTHS}
     sides["held-out"] += without_repeats(judged, [])
     for row in kept:
-        side = side_of(row.question)
+        side = side_of(row["question"])
         sides["training" if held_out and side == "held-out" else side].append(row)
     if not (sides["training"] and sides["development"]):
         raise ValueError(f"its {len(rows)} rows leave none to train on or none for development")
-    numbers = all(as_number(row.answer) is not None for row in rows)
+    numbers = all(as_number(row["answer"]) is not None for row in rows)
     scorer = options.get("scorer") or ("number" if numbers else "exact")
     expert = load_function(options["expert"], paths) if "expert" in options else None
-    if scorer in SCORERS:
-        check_answers(scorer, [*rows, *judged])
-        mark = lambda row, answer: is_right(scorer, row.answer, answer)
+    if read := SCORERS.get(scorer):
+        for row in rows + judged:
+            if read(row["answer"]) is None:
+                told = f"the scorer {scorer} cannot read the answer {row['answer'][:40]!a}"
+                raise ValueError(f"line {row['line']}: {told}")
+        mark = lambda row, answer: read(answer) == read(row["answer"])
     else:
         function = load_function(scorer, paths)
-        mark = lambda row, answer: function(answer, row.whole)
+        mark = lambda row, answer: function(answer, row["whole"])
 
     @lru_cache(maxsize=4)
-    def order(side: str, which: int, turn: int) -> list[Row]:
+    def order(side: str, which: int, turn: int) -> list[dict]:
         """The rows of a side in the order of a pass over them."""
         return random.Random(f"{which} {turn}").sample(sides[side], len(sides[side]))
 
-    def say(row: Row, think: bool) -> str:
+    def say(row: dict, think: bool) -> str:
         """The expert's reply: it thinks the derivation, if there is one and it may, and answers."""
         if expert:
-            return expert(row.whole)
-        if scorer == "regex":
-            raise ValueError(f"a regular expression is no reply to show; {NO_EXPERT}")
-        thought = f"<think>\n{row.thought}\n</think>\n" if think and row.thought else ""
-        return f"{thought}<answer>{row.answer}</answer>"
+            return expert(row["whole"])
+        thought = f"<think>\n{row['thought']}\n</think>\n" if think and row["thought"] else ""
+        return f"{thought}<answer>{row['answer']}</answer>"
 
-    def draw(seed: int) -> Task:
+    def draw(seed: int) -> dict:
         side, (which, i) = side_of_seed(seed), divmod(seed, RANGE)
         turn, place = divmod(i, len(sides[side]))
-        row = order(side, which, turn)[place]
-        return Task(row.question, partial(say, row), partial(mark, row))
+        return order(side, which, turn)[place]
 
     counts = {side: len(some) for side, some in sides.items()}
     about = (
@@ -359,12 +335,13 @@ def open_rows(file: str, options: dict[str, str]) -> Source:
         f"{len(rows) - len(kept)} rows whose question was there before"
     )
     content = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
-    return Source(f"{Path(file).stem} {content[:8]}", about, tuple(paths), draw, counts.get)
+    name = f"{Path(file).stem} {content[:8]}"
+    return Source(name, about, tuple(paths), draw, mark, say, counts.get)
 
 
-def without_repeats(rows: list[Row], others: list[Row]) -> list[Row]:
+def without_repeats(rows: list[dict], others: list[dict]) -> list[dict]:
     """The rows whose question stands neither in the others nor further up."""
-    words = lambda row: " ".join(row.question.split())
+    words = lambda row: " ".join(row["question"].split())
     first = {words(row): row for row in reversed([*others, *rows])}
     return [row for row in rows if first[words(row)] is row]
 
@@ -377,8 +354,9 @@ def generators():
     try:
         from reasoning_gym import factory
     except ImportError:
-        why = "the package reasoning-gym is not installed; pip install reasoning-gym==0.1.25"
-        raise ValueError(why) from None
+        raise ValueError(
+            "the package reasoning-gym is not installed; pip install reasoning-gym==0.1.25"
+        ) from None
     return factory
 
 
@@ -386,8 +364,10 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
     """The tasks of `--env reasoning_gym:NAME`. ValueError if there are none."""
     factory = generators()
     if name not in factory.DATASETS:
-        listed = "`python -m bridges.known reasoning_gym` lists all"
-        raise ValueError(f"reasoning-gym has no {name or 'nameless generator'}; {listed}")
+        raise ValueError(
+            f"reasoning-gym has no {name or 'nameless generator'}; "
+            "`python -m bridges.known reasoning_gym` lists all"
+        )
     of_tasks, of_parameters = factory.DATASETS[name]
     files = [Path(sys.modules[of_tasks.__module__].__file__)]
     values = {option: read_value(value) for option, value in options.items()}
@@ -399,8 +379,7 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
         scorer = make(seed=0)
         scorer[0]
     except Exception as error:  # an assertion of the package, or a parameter that there is not
-        why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{about}, cannot be made ({why})") from None
+        raise ValueError(f"{about}, cannot be made ({type(error).__name__}: {error})") from None
 
     def say(entry: dict, think: bool) -> str:
         if expert:
@@ -416,7 +395,7 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
         return scorer.score_answer(answer, entry)
 
     @lru_cache(maxsize=64)  # the k episodes of a group ask for the same task
-    def draw(seed: int) -> Task:
+    def draw(seed: int) -> dict:
         """The first of the seed's tries that is on its side."""
         side, state = side_of_seed(seed), random.getstate()
         try:
@@ -426,9 +405,7 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
                 random.seed(number)
                 entry = make(seed=number)[0]
                 if side_of(entry["question"]) == side:
-                    return Task(
-                        entry["question"].strip(), partial(say, entry), partial(mark, entry)
-                    )
+                    return entry
         finally:
             random.setstate(state)
         raise ValueError(
@@ -436,7 +413,7 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
         )
 
     shown_name = ",".join([name, *(f"{option}={value}" for option, value in values.items())])
-    return Source(shown_name, about, tuple(files), draw)
+    return Source(shown_name, about, tuple(files), draw, mark, say)
 
 
 def read_value(text: str):
@@ -448,14 +425,13 @@ def read_value(text: str):
 
 def is_data(answer: str) -> bool:
     """Is it no Python at all, or Python that is only lists, texts and numbers?"""
-    fine = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.USub)
     try:
         tree = ast.parse(answer.strip(), mode="eval")
     except (SyntaxError, ValueError):
         return True  # eval would refuse it as well
-    except (RecursionError, MemoryError):
+    except (RecursionError, MemoryError):  # which eval might not run into
         return False
-    return all(isinstance(node, (*fine, ast.UnaryOp)) for node in ast.walk(tree))
+    return all(isinstance(node, DATA) for node in ast.walk(tree))
 
 
 def is_small_sum(answer: str) -> bool:
@@ -479,9 +455,7 @@ def bits(node) -> float:
             return bits(x) + 1
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=x):
             return bits(x)
-        case ast.BinOp(left=x, op=ast.Add() | ast.Sub(), right=y):
-            return max(bits(x), bits(y)) + 1
-        case ast.BinOp(left=x, op=ast.Mult() | ast.Div(), right=y):
+        case ast.BinOp(left=x, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=y):
             return bits(x) + bits(y)
         case ast.BinOp(left=x, op=ast.Pow(), right=y):
             return bits(x) * 2 ** min(bits(y), 30)

@@ -42,7 +42,6 @@ try:
     )
     from openenv.core.env_server.types import (
         ConcurrencyConfig,
-        EnvironmentMetadata,
         Observation,
         State,
     )
@@ -119,10 +118,6 @@ class SwarmSession(Environment):
             return Played()
         played = {"step_count": len(self.swarm.log), "seed": self.seed}
         return Played(episode_id=self.episode_id, score=self.swarm.score(), **played)
-
-    def get_metadata(self) -> EnvironmentMetadata:
-        about = "25 tool calls in an economy of bots, some of which deceive"
-        return EnvironmentMetadata(name="picoswarm", description=about)
 
 
 def tools(swarm: Swarm) -> list[Tool]:

@@ -77,9 +77,10 @@ class Engine:
         asked = [prompt for prompt in prompts for _ in range(k)]
         self.spare = min(asked, key=len)
         self.anybody(True)
-        drawn = self.draw(asked)
-        ended = lambda ids: bool(ids) and ids[-1] in self.stop_ids
-        samples = [Sample(ids, logprobs, ended(ids)) for ids, logprobs in drawn]
+        samples = [
+            Sample(ids, logprobs, bool(ids) and ids[-1] in self.stop_ids)
+            for ids, logprobs in self.draw(asked)
+        ]
         return [samples[g * k : (g + 1) * k] for g in range(len(prompts))]
 
     def draw(self, asked: list[list[int]]) -> list[tuple[list[int], list[float]]]:
@@ -87,8 +88,8 @@ class Engine:
         idle = [] if alone else [self.spare] * (self.rows - len(asked))
         ids, logprobs = self.trainer._generate_single_turn(asked + idle, None, {}, 1)
         self.told = logprobs is not None
-        logprobs = logprobs if self.told else [[0.0] * len(reply) for reply in ids]
-        return [(list(ids[i]), list(logprobs[i])) for i in range(len(asked))]
+        logprobs = logprobs or [[0.0] * len(reply) for reply in ids]
+        return [(list(reply), list(said)) for reply, said in zip(ids, logprobs)][: len(asked)]
 
     def wait(self) -> None:
         """Ask along until every process has played its episodes to the end."""
@@ -119,8 +120,8 @@ class Rollout:
         policy = Policy(model, trainer.processing_class, stop_ids, "TRL's", 0, device)
         engine = Engine(trainer, stop_ids, len(prompts))
         seeds, args = [int(prompt) for prompt in prompts], trainer.args
-        longest, temperature = args.max_completion_length, args.temperature
-        groups = play(policy, engine, self.make_env, seeds, 1, longest, temperature, 0)
+        longest = args.max_completion_length
+        groups = play(policy, engine, self.make_env, seeds, 1, longest, args.temperature, 0)
         engine.wait()
         episodes = [group[0] for group in groups]
         if mute := [e for e in episodes if True not in e.sampled]:  # TRL has no use for such
@@ -212,9 +213,10 @@ def size_of(model: str) -> int:
 
 
 # Flags that would change nothing here, by how they begin.
-UNREAD = ("curriculum", "until_converged", "max_updates", "async_rollouts", "resume", "held_out")
-UNREAD += ("break_", "plain", "engine", "lr_end", "micro_tokens", "threads")
-UNREAD += ("sft_", "eval_", "vllm_", "api_")
+UNREAD = tuple(
+    "curriculum until_converged max_updates async_rollouts resume held_out break_ plain engine "
+    "lr_end micro_tokens threads sft_ eval_ vllm_ api_".split()
+)
 
 
 def make_trainer(ours: list[str], theirs: list[str]):

@@ -10,6 +10,8 @@ from picoRL, `off-policy` from a run of ours (results/offpolicy.json).
 A mistake is put in where a person would make it: settings, or one function of the book replaced by
 a wrong one for the rest of the run. So the book itself has no `if broken` anywhere.
 
+learn/FAILURES.md has what a person sees, why, how to mend it, and what each run said.
+
 Run me: `python -m learn.failures` lists them.
 """
 
@@ -19,11 +21,8 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Failure:
-    symptom: str  # what a person sees
-    metric: str  # the column of metrics.jsonl that shows it …
-    shows: str  # … and how
+    metric: str  # the column of metrics.jsonl that shows it
     cause: str
-    fix: str
     told: str  # what bookkeeping/doctor.py calls it
     flags: dict = field(default_factory=dict)  # settings of train.py, beside those in SHORT
     patch: Callable[[], None] = lambda: None  # puts the mistake in, for the rest of the process
@@ -49,11 +48,10 @@ def forget_stop_token() -> None:
     def without(e):
         return replace(e, sampled=[*e.sampled[:-1], False]) if e.stop_reason == "done" else e
 
-    def micro_batches(chosen, *rest):
-        shorter = []
-        for e, advantages, weights in chosen:
-            n = without(e).reply_tokens
-            shorter.append((without(e), advantages[:n], weights[:n]))
+    def micro_batches(chosen, *rest):  # of (episode, advantage of each token, weight of each)
+        episodes = [without(e) for e, *_ in chosen]
+        first = [e.reply_tokens for e in episodes]
+        shorter = [(e, a[:n], w[:n]) for e, n, (_, a, w) in zip(episodes, first, chosen)]
         return right(shorter, *rest)
 
     def collate(episodes, *rest):
@@ -157,11 +155,9 @@ def close_is_paid() -> None:
     right = Letters.score
 
     def score(self):
-        answer, truth = (
-            parse_answer(self.reply, True),
-            dict(zip(self.task.letters, self.task.counts)),
-        )
-        near = [abs(answer.get(c, 99) - n) <= 2 for c, n in truth.items()] if answer else [False]
+        answer = parse_answer(self.reply, True) or {}
+        counts = zip(self.task.letters, self.task.counts)
+        near = [abs(answer.get(letter, 99) - n) <= 2 for letter, n in counts]
         return right(self) | {"reward": sum(near) / len(near)}
 
     Letters.score = score
@@ -169,137 +165,87 @@ def close_is_paid() -> None:
 
 FAILURES = {
     "learning-rate": Failure(
-        symptom="the reward falls to 0 within a few updates and never comes back",
         metric="format",
-        shows="falls to 0 from one update to the next: the replies cannot be read any more",
         cause="a learning rate that is too high",
-        fix="a third of --lr, until the first 20 updates hold",
         told="broken",
         flags={"lr": 0.03, "warmup": 0, "updates": 12},
     ),
     "no-variance": Failure(
-        symptom="the reward does not move; the loss and the gradient are exactly 0",
         metric="groups_with_signal",
-        shows="is 0: all answers to a task score the same, so every advantage is 0",
         cause=(
             "a task that is too hard (or too easy) for the policy: no group has both right "
             "and wrong answers"
         ),
-        fix="lower --difficulty, more SFT, or a reward that pays parts",
         told="no signal",
         flags={"difficulty": 8, "think": False, "updates": 12},
     ),
     "stop-token": Failure(
-        symptom="nothing at first; in a longer run replies may grow and run on after the answer",
         metric="stop_trained",
-        shows="is 0: no reply's end-of-turn token is in the loss",
         cause="the end-of-turn token is masked, most often as padding",
-        fix=("keep the token that ends a sampled reply in the mask (rollout.py, fast/batches.py)"),
         told="stop token",
         flags={"updates": 10},
         patch=forget_stop_token,
     ),
     "dropout": Failure(
-        symptom="it learns more slowly, nothing else",
         metric="mismatch",
-        shows=(
-            "is far above rounding from the first update on, and two passes over the same "
-            "tokens differ (twice)"
-        ),
         cause=(
             "dropout is on in the update and off in the sampler: model.train() where "
             "model.eval() belongs"
         ),
-        fix="policy.model.eval() while log-probs are computed, or dropout 0",
         told="dropout",
         flags={"updates": 10},
         patch=drop_out_in_update,
     ),
     "sequence-ratio": Failure(
-        symptom="it learns more slowly; more than half of the tokens are clipped",
         metric="stretch",
-        shows=(
-            "is the length of a reply and not 1: the ratio that is clipped is many tokens' ratio"
-        ),
         cause="the ratio of a whole reply, clipped with the ε of a token",
-        fix="one ratio a token (grpo), or the geometric mean with an ε of 3e-4 (gspo)",
         told="sequence ratio",
         flags={"updates": 10, "epochs": 4},
         patch=ratio_of_sequences,
     ),
     "template": Failure(
-        symptom="after SFT rewards are worse than before it",
         metric="format",
-        shows="is half of what it should be, although SFT's loss fell",
-        cause=("the prompts of RL are not written as those of SFT: another chat template, or none"),
-        fix="one function that makes prompts (rollout.prompt_ids), for both",
+        cause="the prompts of RL are not written as those of SFT: another chat template, or none",
         told="template",
         flags={"updates": 10},
         patch=another_template,
     ),
     "stale-adapter": Failure(
-        symptom="the reward stays where SFT left it, although the gradient is not 0",
         metric="mismatch",
-        shows="grows from rounding to more with every update, while off_policy_steps says 0",
         cause=(
             "the sampler still has the old weights: an adapter loaded under a name that is "
             "cached, or a sync that was left out"
-        ),
-        fix=(
-            "hand the sampler new weights after every update, under a new name "
-            "(fast/vllm_engine.py)"
         ),
         told="stale",
         patch=never_sync,
     ),
     "temperature": Failure(
-        symptom="nothing at first: it learns, along a gradient that is a little wrong",
         metric="mismatch",
-        shows="is the same large number from the first update on, and two passes agree",
         cause=(
             "sampled from one distribution, trained on another: temperature, top-k or top-p"
             " at one end only"
         ),
-        fix="the same --temperature at both ends, top-k and top-p off",
         told="two distributions",
         flags={"updates": 10, "temperature": 0.7},
         patch=wrong_temperature,
     ),
     "reward-as-correct": Failure(
-        symptom="accuracy is splendid from the start, and sampled answers are wrong",
         metric="exact_reward",
-        shows=(
-            "is below 1: answers that count as exact were not paid in full, and `fraction`,"
-            " how much of an answer is right, is below `exact`"
-        ),
         cause="`correct` is counted as reward > 0",
-        fix="count what is exactly right by itself; report the reward beside it",
         told="not exact",
         flags={"reward": "partial", "updates": 5},
         patch=paid_is_correct,
     ),
     "generous-reward": Failure(
-        symptom="the reward is high and rises; nobody gets better",
         metric="exact",
-        shows="stays where it was, far below the reward",
         cause="partial credit so generous that a guess is paid like an answer",
-        fix=(
-            "pay exact answers (--reward binary), or make the parts small and hard to get "
-            "without the whole"
-        ),
         told="pays something else",
         flags={"updates": 20},
         patch=close_is_paid,
     ),
     "off-policy": Failure(
-        symptom="the format of the replies falls apart after some updates, then everything",
         metric="mismatch",
-        shows=(
-            "grows to a whole nat, off_policy_steps is 8, and yet ratio is exactly 1: nobody"
-            " looks at who sampled"
-        ),
         cause="samples of older policies are trained on as if they were the policy's own",
-        fix="--importance sequence or clip, or fewer --async-rollouts",
         told="uncorrected",
         flags={"async_rollouts": 8, "importance": "none", "updates": 40},
     ),
@@ -325,5 +271,4 @@ def put_in(name: str) -> None:
 
 if __name__ == "__main__":
     for name, f in FAILURES.items():
-        print(f"{name}\n  you see   {f.symptom}\n  look at   {f.metric}: it {f.shows}")
-        print(f"  because   {f.cause}\n  mend it   {f.fix}\n")
+        print(f"{name}\n  {f.cause}; look at `{f.metric}`\n")

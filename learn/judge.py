@@ -14,6 +14,7 @@ import copy
 import inspect
 import json
 import random
+import re
 import sys
 from types import SimpleNamespace
 
@@ -120,40 +121,32 @@ def conversation(prompt, replies, deltas):  # a test compares it with rollout.ta
     return ids, sampled
 
 
-def draw(logits, uniform, temperature):
-    token, logprob = sampler.draw(logits[None], torch.tensor([uniform]), temperature)
-    return token.item(), logprob.item()
-
-
-def token_logprobs(logits, ids, mask):
-    model = lambda **_: SimpleNamespace(logits=logits[:, :-1])
-    return plain_logprobs(SimpleNamespace(model=model), ids, mask)[0]
-
-
 def clipped_loss(now, old, A, eps, eps_high):
-    losses = []
-    for n, o, a in zip(now, old, A):  # one token at a time, each with weight 1
+    def of_token(now, old, A):  # each [1], and its weight is 1
         one = torch.ones(1)
-        batch = Batch([], None, None, torch.tensor([0]), o[None], a * one, one, proximal=o[None])
-        out = grpo.Output(n[None], entropy=None)
-        losses.append(grpo.clipped_loss(batch, out, grpo.token_ratio(batch, out), eps, eps_high))
-    return torch.stack(losses)
+        batch = Batch([], None, None, torch.tensor([0]), old, A * one, one, proximal=old)
+        out = grpo.Output(now, entropy=None)
+        return grpo.clipped_loss(batch, out, grpo.token_ratio(batch, out), eps, eps_high)
+
+    return torch.stack([of_token(*token) for token in zip(now[:, None], old[:, None], A[:, None])])
 
 
-def wilson(x, n):
-    interval = metrics.proportion(x, n)
+def bounds(interval):
     return interval.low, interval.high
 
 
-def expect(mean, var, spread, p, noise):
-    return governance.expect(governance.Belief(mean, var, spread), p, noise)
+def model_of(logits):
+    """A policy whose model gives these logits."""
+    return SimpleNamespace(model=lambda **_: SimpleNamespace(logits=logits[:, :-1]))
 
 
 REAL = {
     "partial_reward": lambda task, reply: score_reply(task, reply, "partial", True)["reward"],
     "conversation": conversation,
-    "draw": draw,
-    "token_logprobs": token_logprobs,
+    "draw": lambda logits, uniform, temperature: tuple(
+        found.item() for found in sampler.draw(logits[None], torch.tensor([uniform]), temperature)
+    ),
+    "token_logprobs": lambda logits, ids, mask: plain_logprobs(model_of(logits), ids, mask)[0],
     "group_advantages": lambda rewards: grpo.group_advantages(rewards),
     "token_weights": lambda loss, lengths, most: grpo.token_weights(loss, lengths, most),
     "clipped_loss": clipped_loss,
@@ -161,8 +154,10 @@ REAL = {
         "sequence", log_ratio, row, cap
     ),
     "k3": lambda logprobs, reference: grpo.k3(logprobs, reference),
-    "wilson": wilson,
-    "expect": expect,
+    "wilson": lambda x, n: bounds(metrics.proportion(x, n)),
+    "expect": lambda mean, var, spread, p, noise: governance.expect(
+        governance.Belief(mean, var, spread), p, noise
+    ),
 }
 WITH_SLOPE = ("clipped_loss", "k3")  # what is learnt there is the gradient
 
@@ -171,7 +166,8 @@ def cases() -> dict[str, list[tuple]]:
     """What each is called with: the example, edges, then random ones."""
     rng, g, nan = random.Random(0), torch.Generator().manual_seed(0), float("nan")
     noise = lambda *shape: torch.randn(*shape, generator=g)
-    row = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    floats = lambda *numbers: torch.tensor(numbers).float()
+    logs = lambda *numbers: floats(*numbers).log()
     some, one = Task("banana", ("a", "n", "q"), (3, 2, 0)), Task("banana", ("a",), (3,))
     right = '{"a": 3, "n": 2, "q": 0}'
     more = '{"a": 3, "n": 2, "q": 0, "b": 0}'
@@ -190,21 +186,12 @@ def cases() -> dict[str, list[tuple]]:
         mask = torch.rand(N, T - 1, generator=g) < share
         return noise(N, T, V), torch.randint(0, V, (N, T), generator=g), mask
 
-    def rewards(*known):
-        return (torch.tensor(known).float(),)
-
-    def ratio(now, old, A):
-        now, old = torch.tensor(now).log(), torch.tensor(old).log()
-        return now, old, torch.tensor(A).float(), 0.2, 0.28
-
-    def ratios(known, rows):
-        return torch.tensor(known).float().log(), torch.tensor(rows), 2.0
-
     def belief():
         mean, var, spread = rng.random(), rng.uniform(0, 0.06), rng.uniform(0, 0.08)
         return mean, var, spread, rng.random(), rng.uniform(0.001, 0.05)
 
-    lengths = [([2, 8], 10), ([5, 5], 10), ([0, 4], 10), ([7], 10), ([3, 64, 20, 9], 64)]
+    row = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    lengths = [((2, 8), 10), ((5, 5), 10), ((0, 4), 10), ((7,), 10), ((3, 64, 20, 9), 64)]
     return {
         "partial_reward": [
             *((some, f"<answer>{words}</answer>") for words in said),
@@ -218,38 +205,36 @@ def cases() -> dict[str, list[tuple]]:
             *(talk(n) for n in (1, 2, 3, 4)),
         ],
         "draw": [
-            *((torch.tensor([0.5, 0.25, 0.25]).log(), 0.6, t) for t in (1.0, 0.5, 0.0, 2.0)),
+            *((logs(0.5, 0.25, 0.25), 0.6, t) for t in (1.0, 0.5, 0.0, 2.0)),
             *((3 * noise(5), rng.random(), t) for t in (0.0, 0.3, 0.7, 1.0, 1.5) * 4),
         ],
         "token_logprobs": [shift(1, 3, 3, 1.1), shift(1, 3, 3, 0), shift(3, 6, 5, 0.6)],
         "group_advantages": [
-            rewards([1, 0, 0, 1]),
-            rewards([1, 1, 1, 1]),
-            rewards([1, nan, 0]),
-            rewards([nan, nan], [0, 2]),
-            rewards([1, 0], [3, 1]),
-            rewards([0.9] * 3),
+            (floats([1, 0, 0, 1]),),
+            (floats([1, 1, 1, 1]),),
+            (floats([1, nan, 0]),),
+            (floats([nan, nan], [0, 2]),),
+            (floats([1, 0], [3, 1]),),
+            (floats([0.9] * 3),),
             (torch.rand(5, 4, generator=g),),
         ],
         "token_weights": [
-            (loss, torch.tensor(n).float(), most)
-            for n, most in lengths
-            for loss in ("grpo", "dr_grpo", "dapo")
+            (loss, floats(*n), most) for n, most in lengths for loss in ("grpo", "dr_grpo", "dapo")
         ],
         "clipped_loss": [
-            ratio([0.25], [0.25], [1]),
-            ratio([0.3, 0.3], [0.2, 0.2], [1, -1]),
-            ratio([0.1, 0.1], [0.2, 0.2], [1, -1]),
+            (logs(0.25), logs(0.25), floats(1), 0.2, 0.28),
+            (logs(0.3, 0.3), logs(0.2, 0.2), floats(1, -1), 0.2, 0.28),
+            (logs(0.1, 0.1), logs(0.2, 0.2), floats(1, -1), 0.2, 0.28),
             *((0.3 * noise(6) - 2, 0.3 * noise(6) - 2, noise(6), 0.1, 0.5) for _ in range(5)),
         ],
         "importance_weights": [
-            ratios([0.8, 0.5, 3], [0, 0, 1]),
-            ratios([4, 0.1, 0.1], [0, 0, 0]),
-            (torch.tensor([500.0, 500.0, -500.0]), torch.tensor([0, 0, 1]), 2.0),
+            (logs(0.8, 0.5, 3), torch.tensor([0, 0, 1]), 2.0),
+            (logs(4, 0.1, 0.1), torch.tensor([0, 0, 0]), 2.0),
+            (floats(500, 500, -500), torch.tensor([0, 0, 1]), 2.0),
             *((0.3 * noise(7), row, cap) for cap in (1.0, 1.5, 2.0) * 2),
         ],
         "k3": [
-            (torch.tensor([0.5]).log(), torch.tensor([0.25]).log()),
+            (logs(0.5), logs(0.25)),
             *((noise(5) - 3, noise(5) - 3) for _ in range(5)),
         ],
         "wilson": [
@@ -280,14 +265,10 @@ def same(a, b) -> bool:
 
 
 def shown(x) -> str:
-    """[1.0, nan] -> '[1, nan]', short enough to be read."""
-    if isinstance(x, torch.Tensor):
-        x = x.tolist()
-    if isinstance(x, tuple | list):
-        text = ", ".join(map(shown, x))
-        text = f"({text})" if isinstance(x, tuple) else f"[{text}]"
-    else:
-        text = f"{x:.4g}" if isinstance(x, float | bool) else repr(x)
+    """tensor([0.5]) -> '[0.5]', short enough to be read."""
+    plain = lambda x: x.tolist() if isinstance(x, torch.Tensor) else x
+    text = repr(tuple(map(plain, x)) if isinstance(x, tuple) else plain(x))
+    text = re.sub(r"\d+\.\d+(e-\d+)?", lambda number: f"{float(number[0]):.4g}", text)
     return text if len(text) <= 240 else text[:239] + "…"
 
 
@@ -342,10 +323,10 @@ def main(argv: list[str], yours: dict) -> int:
     parser.add_argument("--hint", help="a hint for exercise N", **number)
     parser.add_argument("--answer", help="the question of exercise N, answered", **number)
     args = parser.parse_args(argv)
-    for asked, told in ((args.hint, 0), (args.answer, 1)):
-        if asked:
-            print(TOLD[names[asked - 1]][told])
-            return 0
+    if asked := args.hint or args.answer:
+        hint, answer = TOLD[names[asked - 1]]
+        print(hint if args.hint else answer)
+        return 0
     chosen = [names[args.exercise - 1]] if args.exercise else names
     verdicts = {name: verdict(name, yours[name]) for name in chosen}
     for name, said in verdicts.items():

@@ -1,53 +1,51 @@
-"""An OpenAI-compatible endpoint, or a hub, on loopback: what test_api.py and test_export.py speak to."""
+"""An OpenAI-compatible endpoint on loopback: what test_api.py speaks to."""
 
 import json
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class JsonHandler(BaseHTTPRequestHandler):
-    """Answers in JSON, over connections that are kept."""
-
-    protocol_version = "HTTP/1.1"
-
-    def body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-
-    def reply(self, status: int, value) -> None:
-        self.write(json.dumps(value).encode(), status)
-
-    def write(self, raw: bytes, status: int = 200, length: int | None = None, **headers) -> None:
-        """length: what the header says, if not the truth."""
-        self.send_response(status)
-        headers = {"Content_Type": "application/json", **headers}
-        headers["Content_Length"] = str(len(raw) if length is None else length)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(raw)
-
-    def handle(self):
-        try:
-            super().handle()
-        except OSError:
-            pass  # the client has had enough
-
-    def log_message(self, *args):
-        pass
-
-
 @contextmanager
-def running(handler: type):
-    """The address of a server of this handler, while it serves."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def serving(behave):
+    """(URL, requests seen) of a server while it serves. behave(handler, request) answers: it
+    returns a dict, or (status, dict), or writes by itself."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections are kept
+
+        def do_POST(self):
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            facts = {"at": time.monotonic(), "key": self.headers["Authorization"]}
+            seen.append(request | facts)
+            result = behave(self, request)
+            if result is not None:
+                status, value = result if isinstance(result, tuple) else (200, result)
+                self.write(json.dumps(value).encode(), status)
+
+        def write(self, raw: bytes, status: int = 200, **headers) -> None:
+            self.send_response(status)
+            headers = {"Content_Type": "application/json", "Content_Length": len(raw)} | headers
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), str(value))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def handle(self):
+            with suppress(OSError):  # the client has had enough
+                super().handle()
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads, server.block_on_close = True, False
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    yield f"http://127.0.0.1:{server.server_port}/v1", seen
+    server.shutdown()
+    server.server_close()
 
 
 def say(text, **more) -> dict:

@@ -2,16 +2,18 @@
 what was measured."""
 
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import settings
 import train
-from bookkeeping import presets, refusals
+from bookkeeping import presets, records, refusals
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bridges import export
 from policy import PICO, load_policy
@@ -34,8 +36,6 @@ def tiny_run(folder: Path, name: str, **flags) -> Path:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, model_folder):
     """{name: folder} of a run with LoRA, one of all weights, one over a base in bfloat16."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     folder = tmp_path_factory.mktemp("runs")
     half, qwen3 = str(folder / "half"), model_folder("qwen3")
     AutoModelForCausalLM.from_pretrained(qwen3, dtype=torch.bfloat16).save_pretrained(half)
@@ -52,9 +52,8 @@ def summary_of(run: Path) -> dict:
 
 
 def trained(run: Path):
-    summary = summary_of(run)
-    config = summary["config"]
-    policy = load_policy(export.base_of(summary), config["lora_rank"], config["lora_alpha"], "cpu")
+    config, base = summary_of(run)["config"], export.base_of(summary_of(run))
+    policy = load_policy(base, config["lora_rank"], config["lora_alpha"], "cpu")
     load_checkpoint(find_checkpoint(run / "checkpoint"), policy)
     return policy
 
@@ -81,19 +80,12 @@ def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path, capsys):
 def test_a_merged_model_is_a_base_that_scores_as_the_run_did(runs, tmp_path):
     export.main(["merge", str(runs["lora"]), str(tmp_path / "out")])
     again = tiny_run(tmp_path, "again", model=str(tmp_path / "out"), updates=1)
-
-    def rewards(run, stage):
-        lines = map(json.loads, (run / "evals.jsonl").read_text().splitlines())
-        return [line["reward"] for line in lines if line["stage"] == stage]
-
-    assert rewards(runs["lora"], "final") == rewards(again, "before")
-    assert sum(map(sum, rewards(runs["lora"], "final"))) > 0
+    evals = lambda run, stage: [e for e in records.lines(run / "evals.jsonl") if e["stage"] == stage]
+    rewards = [e["reward"] for e in evals(runs["lora"], "final")]
+    assert rewards == [e["reward"] for e in evals(again, "before")] and sum(map(sum, rewards)) > 0
 
 
 def test_an_exported_adapter_is_loaded_by_peft_and_names_no_path(runs, tmp_path):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     out = tmp_path / "deep" / "out"
     export.main(["adapter", str(runs["lora"]), str(out)])
     ours, theirs = trained(runs["lora"]), trained(runs["lora"])
@@ -108,19 +100,15 @@ def test_an_exported_adapter_is_loaded_by_peft_and_names_no_path(runs, tmp_path)
 
 
 def test_the_card_says_what_was_measured(runs):
-    from huggingface_hub import ModelCard
-
     summary = summary_of(runs["lora"])
     text = export.card(summary, "adapter")
-    card = ModelCard(text)
-    assert card.data.library_name == "peft" and "lora" in card.data.tags
-    assert card.data.base_model is None  # pico_base is no id of the hub …
+    data = ModelCard(text).data
+    assert data.library_name == "peft" and "lora" in data.tags
+    assert data.base_model is None  # pico_base is no id of the hub …
     assert 'from_pretrained("models/pico_base")' in text  # … and the card is read elsewhere
     final = summary["eval"]["tier 2"]["final"]
     interval = f"{final['reward']:.3f} [{final['reward_low']:.3f}, {final['reward_high']:.3f}]"
     assert f"{interval} | 4 |" in text and "--reward partial" in text and "--lr 0.003" in text
-    full = export.card(summary_of(runs["full"]), "merge")
-    assert "vllm serve THIS_FOLDER" in full and "all weights" in full
     summary["config"] |= {"model": "Qwen/Qwen3-0.6B", "lora_rank": 12}
     summary["warnings"] = {"collapse": "update 7: fell"}
     text = export.card(summary, "adapter")
@@ -129,20 +117,13 @@ def test_the_card_says_what_was_measured(runs):
 
 
 def test_what_fails_half_way_leaves_no_folder(runs, tmp_path, monkeypatch):
-    gone = shutil.copytree(runs["lora"], tmp_path / "gone")
-    summary = summary_of(gone)
-    summary["config"]["model"] = "no-such-base"
-    (gone / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(SystemExit, match="--model no-such-base"):
-        export.main(["merge", str(gone), str(tmp_path / "out")])
-
     def full(folder):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export, "readable", full)
     with pytest.raises(SystemExit, match="out: .*No space left on device; nothing was exported"):
         export.main(["merge", str(runs["lora"]), str(tmp_path / "out")])
-    assert {path.name for path in tmp_path.iterdir()} == {"gone"}
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -157,14 +138,14 @@ def test_what_fails_half_way_leaves_no_folder(runs, tmp_path, monkeypatch):
     ],
 )
 def test_the_flags_on_the_card_give_the_run_again(words):
-    def complete(words: str) -> settings.Config:
-        cfg, _ = settings.read_flags(words.split())
+    def complete(words: list[str]) -> settings.Config:
+        cfg, _ = settings.read_flags(words)
         refusals.check(cfg)
         settings.fill(cfg, presets.by_size(900_000, cfg.env))
         return cfg
 
-    cfg = complete(words)
-    assert complete(export.flags(asdict(cfg))) == cfg
+    cfg = complete(words.split())
+    assert complete(export.flags(asdict(cfg)).split()) == cfg
 
 
 def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):

@@ -4,6 +4,7 @@ scorer cannot end a run. What needs reasoning-gym is in tests/verifiers/test_gym
 import ast
 import json
 import math
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,10 +18,9 @@ import settings
 import warm
 from bookkeeping import folder as run_folder
 from bookkeeping import refusals
-from bookkeeping.guard import check_environment, guarded, preflight
+from bookkeeping.guard import guarded, preflight
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
-from helpers import command
 from helpers import write_lines as write
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
 
@@ -65,8 +65,7 @@ def test_gsm8k_works_as_it_is_downloaded(tmp_path):
     derived = "<think>\n3 + 4 = <<3+4=7>>7\nShe has 7.\n</think>\n<answer>7</answer>"
     assert env.expert_reply() == derived and plain.expert_reply() == "<answer>7</answer>"
     assert scored(env, "7") == {"reward": 1, "exact": 1, "format": 1, "scorer_failed": 0}
-    assert [scored(env, x)["reward"] for x in ("7.0", "$7", "14/2")] == [1, 1, 1]
-    assert [scored(env, x)["reward"] for x in ("8", "7 apples", "", "7/0", "9" * 9999)] == [0] * 5
+    assert [scored(env, x)["reward"] for x in ("7.0", "8", "7 apples", "")] == [1, 0, 0, 0]
     plain.step(derived)
     assert plain.score()["reward"] == 0
 
@@ -84,14 +83,13 @@ GOOD = b'{"question": "1 + 1?", "answer": 2}'
         (b'{"question": 3, "answer": "b"}', "a question is a text"),
         (b'{"question": "  ", "answer": "b"}', "empty"),
         (b'{"question": "a", "answer": true}', "a text or a number"),
-        (b'{"question": "a", "answer": NaN}', "NaN"),
+        (b'{"question": "a", "answer": NaN}', "a text or a number"),
         (b'{"question": "a", "answer": ' + b"9" * 5000 + b"}", "no JSON"),
         (b'{"question": "a", "answer": "why #### "}', "empty"),
         (b'{"question": "\\ud800", "answer": "b"}', "surrogate"),
         (b'{"question": "caf\xe9", "answer": "b"}', "UTF-8"),
         ('{"question": "a", "answer": "b"}'.encode("utf-16"), "UTF-8"),
         (b"[" * 100_000, "recursion"),
-        (b'{"question": "' + b"a" * 1_000_000 + b'", "answer": "b"}', "longer than"),
     ],
 )
 def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line, words):
@@ -103,55 +101,43 @@ def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line, words):
     assert len(str(told.value)) < 500 and "\n" not in str(told.value)
 
 
-def test_a_file_without_rows_or_for_one_side_is_refused(tmp_path):
-    (tmp_path / "empty.jsonl").write_bytes(b"\xef\xbb\xbf\n \r\n")
-    write(tmp_path / "one.jsonl", sums(1))
-    write(tmp_path / "some.jsonl", sums(30))
-    for name, words in (
+@pytest.mark.parametrize(
+    "options, words",
+    [
         ("empty.jsonl", "there is no row"),
-        ("nowhere.jsonl", "there is no file"),
+        ("nowhere.jsonl", "No such file"),
         ("one.jsonl", "leave none"),
         ("some.jsonl,scores=exact", "no option scores"),
         ("some.jsonl,scorer=nowhere.py:f", "there is no file nowhere.py"),
         ("some.jsonl,scorer=numbr", "there is no file numbr"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            env_of(tmp_path / name)
+    ],
+)
+def test_a_file_without_rows_or_a_wrong_option_is_refused(tmp_path, options, words):
+    (tmp_path / "empty.jsonl").write_bytes(b"\xef\xbb\xbf\n \r\n")
+    write(tmp_path / "one.jsonl", sums(1))
+    write(tmp_path / "some.jsonl", sums(30))
+    with pytest.raises(ValueError, match=words):
+        env_of(tmp_path / options)
 
 
-@given(st.binary(max_size=200), st.integers(0, 400))
-@how(max_examples=100, deadline=None)
-def test_no_file_makes_anything_but_rows_or_a_sentence(tmp_path_factory, junk, cut):
-    file = tmp_path_factory.getbasetemp() / "junk.jsonl"
-    good = b'\xef\xbb\xbf{"prompt": "1?", "answer": 1.50}\r\n{"prompt": "\xc3\xa9", "answer": "x"}'
-    file.write_bytes((good + b"\r\n" + junk)[:cut])
-    try:
-        found = known.read_rows(str(file))
-    except ValueError as error:
-        assert str(error).startswith(str(file)) and "\n" not in str(error)
-    else:
-        assert all(row.question and row.answer for row in found)
-
-
-@pytest.mark.parametrize("answer, written", [(0.00001, "0.00001"), (1e20, "1" + "0" * 20)])
-def test_a_number_is_written_out_so_that_a_scorer_of_numbers_knows_it(answer, written):
-    row = known.read_row(1, json.dumps({"question": "a?", "answer": answer}).encode())
-    assert row.answer == written and known.as_number(row.answer) is not None
+def test_a_number_is_written_out_so_that_a_scorer_of_numbers_knows_it():
+    for answer, written in ((0.00001, "0.00001"), (1e20, "1" + "0" * 20)):
+        row = known.read_row(1, json.dumps({"question": "a?", "answer": answer}).encode())
+        assert row["answer"] == written and known.as_number(written) is not None
 
 
 # ------------------------------------------------------------------------------------------ sides
 
 
 def questions(env, side: str) -> list[str]:
-    first = RANGES[side]
-    return [asked(env, first + i) for i in range(env.how_many(first))]
+    return [asked(env, RANGES[side] + i) for i in range(env.how_many(RANGES[side]))]
 
 
 def test_the_sides_are_those_of_the_ranges_of_seeds():
     assert {side: known.side_of_seed(first) for side, first in RANGES.items()} == {side: side for side in RANGES}
     assert known.side_of_seed(SFT_SEEDS) == "training"
     shares = Counter(known.side_of(f"question {i}") for i in range(3000))
-    assert all(abs(shares[side] / 3000 - n / 10) < 0.04 for side, n in known.TENTHS.items())
+    assert all(abs(shares[side] / 300 - known.TENTHS.count(side)) < 0.4 for side in RANGES)
     assert known.side_of("a  b\n") == known.side_of("a b")
 
 
@@ -164,11 +150,10 @@ def test_training_development_and_held_out_rows_never_meet(tmp_path):
     assert sum(map(len, found.values())) == 200 == len(set().union(*found.values()))
     shown = [asked(env, SFT_SEEDS + i) for i in range(n)]
     again = [asked(env, n + i) for i in range(n)]  # a second pass
-    for other in (shown, again):
-        assert set(other) == set(found["training"]) and other != found["training"]
+    assert set(shown) == set(again) == set(found["training"])
+    assert len({tuple(order) for order in (shown, again, found["training"])}) == 3
     few = env_of(write(tmp_path / "few.jsonl", sums(100)))  # a row stays on its side
-    for side in RANGES:
-        assert set(questions(few, side)) <= set(found[side])
+    assert all(set(questions(few, side)) <= set(found[side]) for side in RANGES)
 
 
 def test_rows_of_a_held_out_file_are_never_trained_on(tmp_path):
@@ -181,25 +166,18 @@ def test_rows_of_a_held_out_file_are_never_trained_on(tmp_path):
     assert not found["held-out"] & (found["training"] | found["development"])
 
 
-def test_an_evaluation_plays_as_many_tasks_as_there_are(tmp_path):
-    cfg = settings.Config(env=f"jsonl:{write(tmp_path / 'rows.jsonl', sums(100))}")
-    refusals.check(cfg)
-    most = settings.make_env(cfg, 0).how_many(DEV_SEEDS)
-    assert cfg.eval_n == 256 and len(settings.dev_seeds(cfg)) == most < 40
-
-
 def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
-    """Five tasks played 256 times are five results. One that raises, or does not come, costs no more
-    than its own episode, later."""
+    """Five tasks played 256 times are five results. One that raises, or does not come, costs no
+    more than its own episode, later."""
 
     def draw(seed):
         if seed == DEV_SEEDS + 7:
             raise KeyError("no task")
         while seed == DEV_SEEDS + 8:
             pass
-        return known.Task(f"{seed % 5} + 1?", lambda think: "", lambda answer: 0.0)
+        return {"question": f"{seed % 5} + 1?"}
 
-    few = known.Known(known.Source("few", "", (), draw), True)
+    few = known.Known(known.Source("few", "", (), draw, None, None), True)
     few.seconds = 0.1
     monkeypatch.setattr(known, "open_known", lambda env, think: few)
     cfg = settings.Config(env="reasoning_gym:five", eval_n=64)
@@ -213,8 +191,14 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
     "scorer, right, earns, not_",
     [
         ("exact", "New  York", ["New York", " New\nYork "], ["new york", "NewYork"]),
-        ("number", "1,072.50", ["$1,072.50", "2145/2"], ["1e3", "1072,5", "١٠٧٢", "-1072.5"]),
-        ("regex", "colou?r|[a-c]{2,3}", ["color", "colour", "abc"], ["colours", "a", "abcd"]),
+        ("exact", "caf\u00e9", ["cafe\u0301"], ["cafe"]),
+        (
+            "number",
+            "-1,072.50",
+            ["-1072.5", "-$1,072.50", "\u22121072.5", "-2145/2", "-1.0725e3", "-1072.5%."],
+            ["1072.5", "-1072,5", "-1072.5 apples", "-١٠٧٢.5", "-1/0", "-1e999", "9" * 9999],
+        ),
+        ("number", "0.5", [".5", "1/2", "50e-2", "\\$0.5", "$.5"], ["5", ".", "$", ""]),
     ],
 )
 def test_scorers(tmp_path, scorer, right, earns, not_):
@@ -229,9 +213,8 @@ def test_the_scorer_is_guessed_from_the_answers_and_has_to_read_them(tmp_path):
     assert "scored by number" in env_of(write(tmp_path / "b.jsonl", rows)).source.about
     file = write(tmp_path / "a.jsonl", [*rows, {"prompt": "?", "answer": "("}])
     assert "scored by exact" in env_of(file).source.about
-    for scorer in ("number", "regex"):
-        with pytest.raises(ValueError, match=f"line 31: the scorer {scorer} cannot read"):
-            env_of(file, f",scorer={scorer}")
+    with pytest.raises(ValueError, match="line 31: the scorer number cannot read"):
+        env_of(file, ",scorer=number")
 
 
 @pytest.mark.parametrize(
@@ -258,11 +241,8 @@ PIECES = ["<answer>", "</answer>", "<think>", "</think>", "7", " ", "\x00", "9" 
 
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
 @how(max_examples=100, deadline=None)
-def test_any_reply_is_scored(tmp_path_factory, reply):
-    file = tmp_path_factory.getbasetemp() / "sums.jsonl"
-    if not file.exists():
-        write(file, sums(30))
-    env = known.open_known(f"jsonl:{file}", True)
+def test_any_reply_is_scored(reply):
+    env = known.open_known(f"jsonl:{ROOT}/learn/vowels.jsonl", True)
     env.reset(3)
     env.step(reply)
     marks = env.score()
@@ -292,24 +272,13 @@ def odd(answer, row):
     marks = {"reward": 0.5, "exact": 0, "close": 1, "format": 1, "scorer_failed": 0}
     assert scored(env, "3") == marks and scored(env, "three") == FAILED
     assert "ValueError" in capsys.readouterr().err
-    assert scored(env, "three") == FAILED and not capsys.readouterr().err  # told once
     env = guarded(lambda: env_of(file, f",scorer={tmp_path}/mine.py:odd"))
     env.env.seconds = 0.3
     env.reset(0)
     for answer in ("nan", "text", "list", "no reward", "missing", "exit", "hang"):
         assert scored(env, answer) == FAILED, answer  # left out it would pay to break it
-    with pytest.raises(ValueError, match="AttributeError"):
+    with pytest.raises(ValueError, match="mine.py:whole cannot be used"):
         env_of(file, f",scorer={tmp_path}/mine.py:whole")
-
-
-def test_a_regular_expression_that_runs_away_costs_its_episode(tmp_path, monkeypatch):
-    monkeypatch.setattr(known.Known, "seconds", 0.3)
-    file = write(tmp_path / "rows.jsonl", all_answer("(a+)+b"))
-    env = guarded(lambda: env_of(file, ",scorer=regex"))
-    env.reset(0)
-    assert scored(env, "a" * 60) == FAILED
-    with pytest.raises(ValueError, match="--sft-steps 0"):  # it is no reply to show
-        check_environment(lambda: env.env)
 
 
 # ------------------------------------------------------------------- as any other environment
@@ -326,37 +295,23 @@ def test_preflight_plays_it_and_says_what_it_is(tmp_path, capsys):
         preflight(cfg)
 
 
-def test_a_changed_file_is_another_environment(tmp_path, capsys):
-    env = f"jsonl:{write(tmp_path / 'rows.jsonl', sums(30))}"
-    before, name = run_folder.code_hash(env), known.open_source(env).name
-    write(tmp_path / "rows.jsonl", sums(31))
-    known.open_source.cache_clear()
-    assert run_folder.code_hash(env) != before and known.open_source(env).name != name
-
-
 @pytest.mark.parametrize("env", ["letters", "alphabet", "swarm", "jsonl:ROWS"])
 def test_every_file_of_ours_that_an_environment_imports_is_in_its_hash(env, tmp_path):
     rows = write(tmp_path / "rows.jsonl", sums(30))
-    sources = settings.sources(env.replace("ROWS", str(rows)))
-    files = [file for file in sources if file.suffix == ".py"]
+    files = [f for f in settings.sources(env.replace("ROWS", str(rows))) if f.suffix == ".py"]
     pay_nothing = [ROOT / "metrics.py", *(ROOT / "fast").glob("*.py")]
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [name.name for name in getattr(node, "names", [])]
-            names = [node.module] if isinstance(node, ast.ImportFrom) else names
-            ours = [ROOT / f"{name.replace('.', '/')}.py" for name in names if name]
-            missing = [path for path in ours if path.exists() and path not in files]
-            assert not set(missing) - set(pay_nothing), f"{file.name} imports {missing}"
+        names = re.findall(r"^ *(?:from|import) ([\w.]+)", file.read_text(), re.MULTILINE)
+        ours = [ROOT / f"{name.replace('.', '/')}.py" for name in names]
+        assert {path for path in ours if path.exists()} <= {*files, *pay_nothing}, file
 
 
-def test_a_run_folder_cannot_bring_its_own_scorer(tmp_path):
-    code = ["jsonl:rows.jsonl,scorer=evil.py:f", "jsonl:rows.jsonl,scorer=evil.pyc:f"]
-    code += ["reasoning_gym:x,expert=evil.py:f", "jsonl:rows.jsonl,scorer=a,b.py:f"]
-    for env in code:
-        with pytest.raises(SystemExit, match="somebody's code"):
-            run_folder.refuse_code(tmp_path, env, None)
-        run_folder.refuse_code(tmp_path, env, env)  # typed again
-    run_folder.refuse_code(tmp_path, "jsonl:rows.jsonl,held_out=t.jsonl,scorer=number", None)
+@pytest.mark.parametrize("code", ["jsonl:r.jsonl,scorer=a,b.py:f", "reasoning_gym:x,expert=a.py:f"])
+def test_a_run_folder_cannot_bring_its_own_scorer(tmp_path, code):
+    with pytest.raises(SystemExit, match="somebody's code"):
+        run_folder.refuse_code(tmp_path, code, None)
+    run_folder.refuse_code(tmp_path, code, code)  # typed again
+    run_folder.refuse_code(tmp_path, "jsonl:r.jsonl,held_out=t.jsonl,scorer=number", None)
 
 
 def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
@@ -388,12 +343,6 @@ def test_without_the_package_it_is_said_in_one_sentence(monkeypatch):
         refusals.check(settings.Config(env="reasoning_gym:letter_counting"))
 
 
-def test_the_rows_of_the_page_are_there_to_train_on():
-    name = command(ROOT / "docs" / "tasks.md", "--env jsonl:learn/vowels.jsonl,held_out=")[1]
-    env = known.open_known(name.replace("learn/", f"{ROOT}/learn/"), True)
-    assert sum(map(env.how_many, (TRAIN_SEEDS, DEV_SEEDS))) == 200 and env.how_many(HELD_OUT_SEEDS) == 256
-
-
 # -------------------------------------------------------------- answers that would be run as Python
 
 
@@ -417,5 +366,6 @@ def test_a_sum_is_not_larger_than_its_bits_say(a, b, n):
 def test_only_data_reaches_a_scorer_that_evals_it():
     for answer in ("[['Q', '_'], ['_', 'Q']]", "_ Q _\nQ _ _", "[1, -2]", "ABCDE", "0 1 0"):
         assert known.is_data(answer), answer
-    for answer in ("__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"):
+    wrong = ["__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"]
+    for answer in (*wrong, "1+" * 20_000 + "f()"):
         assert not known.is_data(answer), answer

@@ -17,9 +17,8 @@ use verifiers, you never import it.
     Score     is computed afterwards, from the seed and the replies as text. So
               `vf-replay RUN --no-rich` can compute it again from saved traces.
 
-A trace of 25 turns has 51 nodes: the opening, then 25 times a reply and its result. (Our own loop
-does not show the result of the last reply, because nobody is asked again. Here it is added to the
-trace for people who read it; no model ever sees it.)
+A trace of 25 turns has 50 nodes: the opening, then 25 replies with the results between them. (The
+result of the last reply is not shown, because nobody is asked again.)
 
 What is the same as in rollout.py, and what is not:
 
@@ -228,12 +227,6 @@ def answers(new: list[dict], calls: list[dict], turn: int) -> list[dict]:
     return [m | {"tool_call_id": call_id} if m["role"] == "tool" else m for m in new]
 
 
-def last_result(env) -> str:
-    """The result of the last call of a swarm episode; '' if the episode ends with the reply."""
-    log = getattr(env, "log", None)
-    return f"# {'result' if log[-1].ok else 'error'}: {log[-1].result}\n# the end" if log else ""
-
-
 # -------------------------------------------------------------------------------------- the episode
 
 
@@ -274,11 +267,6 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
                 said = {name: message[name] for name in SENT_BACK if name in message}
                 talk.append({"role": "assistant", "content": None} | said)
                 talk += answers(new, calls, len(replies))
-        result = last_result(env)
-        if result:
-            (last,) = answers([{"role": "tool", "content": result}], calls, len(replies))
-            node = vf.MessageNode(parent=len(trace.nodes) - 1, message=vf.ToolMessage(**last))
-            trace.nodes.append(node)
         return vf.ProgramResult(0, "", "")
 
 

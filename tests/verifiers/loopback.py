@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import picoswarm
 
+import endpoint
 import settings
 from bookkeeping import presets
 from settings import DEV_SEEDS
@@ -81,39 +81,17 @@ def serving(answer):
     """The address of a server on loopback; answer(request) -> (status, JSON), one at a time."""
     alone = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def behave(_, request):
+        with alone:
+            return answer(request)
 
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with alone:
-                status, value = answer(body)
-            raw = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with endpoint.serving(behave) as (url, _):
+        yield url
 
 
 def completion(text: str | None, reason: str = "stop", **more) -> dict:
     """An answer of /v1/chat/completions."""
-    message = {"role": "assistant", "content": text, **more}
-    choice = {"index": 0, "message": message, "finish_reason": reason}
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    head = {"id": "1", "object": "chat.completion", "created": 0, "model": "policy"}
-    return {**head, "choices": [choice], "usage": usage}
+    return endpoint.say(text, finish_reason=reason, message=more)
 
 
 def chat(say, reply=completion):

@@ -3,8 +3,6 @@ is cut short counts as in rollout.py, a server's failure is not taken for an ans
 """
 
 import asyncio
-import subprocess
-import sys
 import tomllib
 from itertools import islice
 from pathlib import Path
@@ -58,8 +56,6 @@ def test_the_defaults_are_those_of_training(environment):
 
 
 def test_settings_reach_the_environment():
-    given = config("letters", difficulty=2, reward_kind="partial", think=False).environment.arguments()
-    assert picoswarm.make_env("letters", given).difficulty == 2
     first = next(iter(vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7))))
     assert first.data.seed == 7
     assert first.data.prompt_text == picoswarm.Swarm("hard", "0.1").reset(7)[0]["content"]
@@ -105,7 +101,7 @@ def test_arguments_that_are_not_json_stay_an_error():
 
 def launch(environment: str, answer):
     """Play the first task against a server, without the rest of verifiers; (replies, what the trace
-    was told, nodes added)."""
+    was told)."""
     data = next(iter(vf.load_taskset(config(environment)))).data
     stops, nodes = [], [SimpleNamespace(token_ids=[], mask=[])]
     trace = SimpleNamespace(info={}, nodes=nodes, stop=stops.append)
@@ -113,7 +109,7 @@ def launch(environment: str, answer):
     with serving(answer) as url:
         harness = picoswarm.InProcess(vf.HarnessConfig())
         asyncio.run(harness.launch(ctx, trace, None, url, "secret", {}, data))
-    return trace.info["replies"], stops, nodes[1:]
+    return trace.info["replies"], stops
 
 
 def refuses(status: int, why: str, after: int = 0):
@@ -132,13 +128,12 @@ TOO_LONG = "the conversation exceeds the model's maximum context length of 100"
 
 def test_a_reply_that_runs_out_of_tokens_counts_and_ends_the_episode():
     answer = lambda body: (200, completion("<alphabetical_sorted>", "length"))
-    assert launch("alphabet", answer) == (["<alphabetical_sorted>"], [], [])
+    assert launch("alphabet", answer) == (["<alphabetical_sorted>"], [])
 
 
 def test_a_conversation_that_outgrows_the_context_ends_there():
-    replies, stops, nodes = launch("swarm", refuses(400, TOO_LONG, after=3))
-    assert (replies, stops) == (["no", "no"], ["context_length"])
-    assert nodes[0].message.content.startswith("# result: no tool call found")
+    found = launch("swarm", refuses(400, TOO_LONG, after=3))
+    assert found == (["no", "no"], ["context_length"])
 
 
 @pytest.mark.parametrize(
@@ -162,19 +157,11 @@ def test_an_observation_names_the_call_that_it_answers():
 
     launch("swarm", answer)
     assert len(asked) == 25 and asked[0]["tools"] == make_env("swarm").tools
-    for body in asked:
-        roles = [m["role"] for m in body["messages"]]
-        assert roles == ["user", *["assistant", "tool"] * (len(roles) // 2)]
-    names = [f"call_{i}" for i in range(1, 25)]
     last = asked[-1]["messages"]
-    assert [m["tool_call_id"] for m in last if m["role"] == "tool"] == names
-    assert [m["tool_calls"][0]["id"] for m in last if m["role"] == "assistant"] == names
-
-
-def test_the_environments_need_neither_verifiers_nor_torch():
-    program = "import sys, env_letters, env_alphabet, env_swarm; print({'verifiers', 'openai', 'torch', 'numpy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert [m["role"] for m in last] == ["user", *["assistant", "tool"] * 24]
+    names = [f"call_{i}" for i in range(1, 25)]
+    assert [m["tool_call_id"] for m in last[2::2]] == names
+    assert [m["tool_calls"][0]["id"] for m in last[1::2]] == names
 
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
@@ -186,11 +173,8 @@ def test_the_configs_for_prime_rl_name_environments_that_exist(path):
     name = path.stem.removeprefix("prime_rl_")
     for block in (source, held_out):
         env = vf.resolve_env_config(block["env"])
-        assert env.taskset.id == "picoswarm"
-        assert env.taskset.environment.type == name
-        assert env.agent.runtime.type == "subprocess"
+        assert env.taskset.environment.type == name and env.agent.runtime.type == "subprocess"
         assert type(vf.load_environment(env)).__name__ == "Local"
-    training, testing = vf.resolve_env_config(source["env"]).taskset, vf.resolve_env_config(held_out["env"]).taskset
+    training, testing = (vf.resolve_env_config(b["env"]).taskset for b in (source, held_out))
     assert training.first_seed == settings.TRAIN_SEEDS and testing.first_seed == DEV_SEEDS
     assert training.environment == testing.environment
-    assert written["orchestrator"]["batch_size"] % written["orchestrator"]["group_size"] == 0

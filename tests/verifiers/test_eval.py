@@ -12,13 +12,12 @@ import pytest
 
 pytest.importorskip("verifiers.v1", reason="not installed here; `make test-all` does it")
 
-import picoswarm
 from loopback import chat, completion, ours, player, serving, theirs, vf_eval
 
 from settings import DEV_SEEDS
 
 # The opening, then a reply and what came of it; letters and alphabet end with a reply.
-NODES = {"letters": 2, "alphabet": 6, "swarm": 51}
+NODES = {"letters": 2, "alphabet": 6, "swarm": 50}
 
 
 @pytest.mark.parametrize("environment", NODES)
@@ -54,27 +53,16 @@ def test_a_server_that_takes_replies_apart_changes_no_score(tmp_path):
     assert [theirs(trace)[0] for trace in traces] == mine
 
 
-def test_a_saved_trace_holds_all_that_its_score_needs(tmp_path):
+def test_vf_replay_gives_saved_traces_their_scores_again(tmp_path):
     flags = ["--env.taskset.environment.error-penalty", "0.5", "--no-rich", "-o", str(tmp_path)]
     with serving(chat(player("swarm", 2))) as url:
         traces = vf_eval("swarm", 2, url, *flags)
-    for trace in traces:
-        score, replies = theirs(trace)
-        data = trace["task"]["data"]
-        free = data["settings"] | {"error_penalty": 0.0}
-        assert picoswarm.marks("swarm", data["settings"], data["seed"], replies) == score
-        assert picoswarm.marks("swarm", free, data["seed"], replies)["reward"] > score["reward"]
-
-
-def test_vf_replay_gives_saved_traces_their_scores_again(tmp_path):
-    with serving(chat(player("letters", 8))) as url:
-        traces = vf_eval("letters", 8, url, "--no-rich", "-o", str(tmp_path))
     folder = next(tmp_path.rglob("traces.jsonl")).parent
-    program = Path(sys.executable).with_name("vf-replay")
-    command = [program, folder, "--output-dir", tmp_path / "again", "--no-rich"]
+    command = [Path(sys.executable).with_name("vf-replay"), folder, "--no-rich"]
+    command += ["--output-dir", tmp_path / "again"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     lines = (tmp_path / "again" / "traces.jsonl").read_text().split("\n")
     again = [json.loads(line) for line in lines if line]
     again = [trace for line in again for trace in line.get("traces", [line])]
     scores = lambda some: {trace["id"]: (trace["rewards"], trace["metrics"]) for trace in some}
-    assert scores(again) == scores(traces) and len(again) == 8
+    assert scores(again) == scores(traces) and len(again) == 2
