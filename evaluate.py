@@ -191,8 +191,8 @@ def summarize(groups: list[list[Episode]]) -> dict:
     # group means.
     by_group = [sum(e.reward for e in g) / len(g) for g in played]
     reward, n = metrics.mean(by_group), len(episodes)
-    # How far apart the rewards of a group are: partial credit compresses it, and what is
-    # divided by a small deviation is mostly noise (picoRL's diagnosis).
+    # How far apart the rewards of a group are: partial credit compresses it, and what
+    # is divided by a small deviation is mostly noise (picoRL's diagnosis).
     spread = [float(np.std([e.reward for e in g])) for g in played]
     line = {
         "reward": reward.mean,

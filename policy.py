@@ -33,9 +33,15 @@ from bookkeeping.pretrained import check_tokenizer, find_stops, load_checked
 from bookkeeping.pretrained import first_line as first_line  # for fast/
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
-PICO_SWARM = PICO.with_name("pico_swarm")  # trained further on tool calls; worse at lists for it
-PICO_LONG = PICO.with_name("pico_long")  # for strings of 80 to 150 letters (docs/letters.md)
-EMBEDDED = {path.name: str(path) for path in (PICO, PICO_SWARM, PICO_LONG)}  # by name, anywhere
+PICO_SWARM = PICO.with_name(
+    "pico_swarm"
+)  # trained further on tool calls; worse at lists for it
+PICO_LONG = PICO.with_name(
+    "pico_long"
+)  # for strings of 80 to 150 letters (docs/letters.md)
+EMBEDDED = {
+    path.name: str(path) for path in (PICO, PICO_SWARM, PICO_LONG)
+}  # by name, anywhere
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
@@ -47,7 +53,9 @@ class Policy:
     name: str  # for people: the folder's name, or the hub id
     lora_rank: int  # 0: all weights learn
     device: torch.device
-    checkpointing: bool = False  # recompute activations in the backward pass, to save memory
+    checkpointing: bool = (
+        False  # recompute activations in the backward pass, to save memory
+    )
 
     @property
     def lm(self) -> torch.nn.Module:
@@ -61,7 +69,9 @@ class Policy:
     @property
     def n_parameters(self) -> int:
         """Of the model itself, LoRA not counted."""
-        return sum(p.numel() for name, p in self.lm.named_parameters() if "lora_" not in name)
+        return sum(
+            p.numel() for name, p in self.lm.named_parameters() if "lora_" not in name
+        )
 
     @contextmanager
     def learning(self):
@@ -100,7 +110,9 @@ def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
     """AdamW on what learns. Fused on a GPU: else its step takes 4 bytes per weight
     more."""
     fused = True if policy.device.type == "cuda" else None
-    return torch.optim.AdamW(policy.trainable().values(), lr=lr, weight_decay=0.0, fused=fused)
+    return torch.optim.AdamW(
+        policy.trainable().values(), lr=lr, weight_decay=0.0, fused=fused
+    )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -126,7 +138,9 @@ def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
 # ------------------------------------------------------------------------------ loading
 
 
-def load_policy(name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0) -> Policy:
+def load_policy(
+    name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0
+) -> Policy:
     """Load a causal LM with a chat template, freeze it and attach LoRA (rank 0: all of
     it learns).
 
@@ -177,15 +191,21 @@ def lora_config(config, rank: int, alpha: int):
     """
     from peft import LoraConfig
 
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    experts = getattr(config, "num_experts", None) or getattr(
+        config, "num_local_experts", None
+    )
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
-    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+    return LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"
+    )
 
 
 # ------------------------------------------------- log-probs and sampling the plain way
 
 
-def plain_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0):
+def plain_logits(
+    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0
+):
     """The logits from which each masked token is chosen, over temperature: [M, V]
     float32.
 
@@ -196,7 +216,9 @@ def plain_logits(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperat
     return logits[mask].float() / temperature
 
 
-def choices(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def choices(
+    logits: torch.Tensor, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [M, V], tokens [M] -> log-prob of each token [M], entropy of its choice
     [M]; nats."""
     all_logprobs = logits.log_softmax(-1)  # [M, V]
@@ -205,7 +227,9 @@ def choices(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, t
     return logprobs, entropies
 
 
-def plain_logprobs(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0):
+def plain_logprobs(
+    policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0
+):
     """The log-prob of every masked token given those before it, and the entropy of its
     choice.
 
@@ -218,7 +242,9 @@ def plain_logprobs(policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temper
 @dataclass
 class Sample:
     token_ids: list[int]  # the end-of-turn token included, if it came
-    logprobs: list[float]  # of each token, in nats, as it was drawn (temperature included)
+    logprobs: list[
+        float
+    ]  # of each token, in nats, as it was drawn (temperature included)
     finished: bool  # False: max_tokens came before the end-of-turn token
     cache: object = None  # keys and values of all but its last token, if they were kept
 
@@ -235,10 +261,14 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
     else:
         cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 but for rounding
         total = cdf[:, -1:]
-        inside = torch.nextafter(total, torch.zeros_like(total))  # for a uniform that rounds to 1
+        inside = torch.nextafter(
+            total, torch.zeros_like(total)
+        )  # for a uniform that rounds to 1
         target = torch.minimum(uniform[:, None] * total, inside)
         tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
-        tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN; rollout.take_turn will notice it
+        tokens = tokens.clamp(
+            max=logits.shape[-1] - 1
+        )  # NaN; rollout.take_turn will notice it
     return tokens, logp.gather(-1, tokens[:, None])[:, 0]
 
 
@@ -253,25 +283,39 @@ class PlainSampler:
         self.policy, self.version = policy, 0
 
     def sync(self, version: int = 0) -> None:
-        self.version = version  # nothing to copy: it samples from the policy's own weights
+        self.version = (
+            version  # nothing to copy: it samples from the policy's own weights
+        )
 
     def asleep(self):
         return nullcontext()  # nothing to give back while the trainer works
 
-    def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
+    def sample(
+        self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False
+    ):
         """k samples of each prompt, [len(prompts)][k]; seeds[g][i] is for sample i of
         prompt g."""
-        reply = lambda g, i: self.reply(prompts[g], max_tokens, temperature, seeds[g][i])
+        reply = lambda g, i: self.reply(
+            prompts[g], max_tokens, temperature, seeds[g][i]
+        )
         return [[reply(g, i) for i in range(k)] for g in range(len(prompts))]
 
     @torch.inference_mode()
-    def reply(self, prompt: list[int], max_tokens: int, temperature: float, seed) -> Sample:
+    def reply(
+        self, prompt: list[int], max_tokens: int, temperature: float, seed
+    ) -> Sample:
         uniforms = torch.tensor(np.random.default_rng(seed).random(max_tokens)).float()
         sample = Sample([], [], finished=False)
         for uniform in uniforms.to(self.policy.device):
-            ids = torch.tensor([prompt + sample.token_ids], device=self.policy.device)  # [1, T]
-            logits = self.policy.model(input_ids=ids, use_cache=False).logits[:, -1]  # [1, V]
-            token, logprob = draw(logits.float(), uniform[None], temperature)  # [1], [1]
+            ids = torch.tensor(
+                [prompt + sample.token_ids], device=self.policy.device
+            )  # [1, T]
+            logits = self.policy.model(input_ids=ids, use_cache=False).logits[
+                :, -1
+            ]  # [1, V]
+            token, logprob = draw(
+                logits.float(), uniform[None], temperature
+            )  # [1], [1]
             sample.token_ids.append(token.item())
             sample.logprobs.append(logprob.item())
             if token.item() in self.policy.stop_ids:
@@ -292,9 +336,13 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     """
     safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
     added = policy.tokenizer.added_tokens_decoder.values()
-    markup = [token.content for token in added if not token.special]  # <think>, </tool_response>
+    markup = [
+        token.content for token in added if not token.special
+    ]  # <think>, </tool_response>
     for m in safe:
-        if m["role"] == "tool":  # between <tool_response> and </tool_response>: it must not end it
+        if (
+            m["role"] == "tool"
+        ):  # between <tool_response> and </tool_response>: it must not end it
             m["content"] = broken_up(m["content"], markup)
     try:
         return policy.tokenizer.apply_chat_template(
@@ -335,7 +383,9 @@ def encode(policy: Policy, text: str) -> list[int]:
 # ----------------------------------------------------------------------------- devices
 
 
-FOR_MPS = 50e6  # parameters from which a Mac's GPU is taken: a guess, nobody has measured it
+FOR_MPS = (
+    50e6  # parameters from which a Mac's GPU is taken: a guess, nobody has measured it
+)
 
 
 def pick_device(device: str, n_parameters: float = 0) -> str:
@@ -352,7 +402,9 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     }
     there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
     if device == "auto":
-        on_mac = there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()  # gloo: CPU
+        on_mac = (
+            there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()
+        )  # gloo: CPU
         return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
     try:
         asked = torch.device(device)
@@ -362,7 +414,9 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     except RuntimeError:  # no such word
         found = False
     if not found:
-        known = ", ".join(name for name, is_here in there.items() if is_here and name != "meta")
+        known = ", ".join(
+            name for name, is_here in there.items() if is_here and name != "meta"
+        )
         raise SystemExit(f"--device {device}: torch finds none here; there is {known}")
     return device
 
@@ -401,4 +455,6 @@ if __name__ == "__main__":
         after, _ = plain_logprobs(policy, ids, mask)
     gap = (before - after).abs().max().item()
     print(f"LoRA changes log-probs by {gap} before training, because B is zero")
-    assert gap < 1e-5 and torch.allclose(after, torch.tensor(sample.logprobs), atol=1e-4)
+    assert gap < 1e-5 and torch.allclose(
+        after, torch.tensor(sample.logprobs), atol=1e-4
+    )

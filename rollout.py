@@ -310,7 +310,9 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    make_env = lambda: Letters(difficulty=2, reward_kind="binary", think=True, style="bare")
+    make_env = lambda: Letters(
+        difficulty=2, reward_kind="binary", think=True, style="bare"
+    )
     [[episode]] = play(policy, TorchSampler(policy), make_env, [3], 1, 200, 1.0, 0)
     print("token              sampled  log-prob")
     rows = zip(episode.token_ids, episode.sampled, episode.logprobs)

@@ -178,7 +178,11 @@ def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, di
     """
     values, defaults = vars(cfg), vars(Config())
     stays = {name for name in values if name in typed or values[name] != defaults[name]}
-    fixed = {name: values[name] for name in sorted(stays) if values[name] not in ("auto", None)}
+    fixed = {
+        name: values[name]
+        for name in sorted(stays)
+        if values[name] not in ("auto", None)
+    }
     return cfg.model, cfg.env, cfg.device, fixed
 
 
@@ -200,7 +204,11 @@ def complete(
         # learnt fastest on old samples (results/offpolicy)
         fill(cfg, {"importance": "sequence"})
     fill(cfg, by_size(n_parameters, kind(cfg.env), cfg.lora_rank))
-    if cfg.env == "swarm" and n_parameters <= SMALL_MODEL and "error_penalty" not in given(cfg):
+    if (
+        cfg.env == "swarm"
+        and n_parameters <= SMALL_MODEL
+        and "error_penalty" not in given(cfg)
+    ):
         cfg.set = [*cfg.set, f"error_penalty={SMALL_ERROR_PENALTY}"]
     chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
     size = f"{n_parameters / 1e6:.1f}M parameters"
@@ -211,9 +219,13 @@ def healthy_loss(cfg: Config) -> str:
     """A line to print: loss and ratio of a healthy run, and that the reward is what to
     watch."""
     if cfg.epochs > 1 or cfg.async_rollouts:
-        return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
+        return (
+            "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
+        )
     if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
-        return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
+        return (
+            "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
+        )
     # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor
     # is a KL term
     return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
@@ -304,7 +316,11 @@ def yours(env: str) -> type:
 def levels_of(env: str) -> list:
     """What a curriculum climbs, the easiest first. A class of yours may have `levels`,
     too."""
-    return getattr(yours(env), "levels", []) if kind(env) == "yours" else LEVELS.get(env, [])
+    return (
+        getattr(yours(env), "levels", [])
+        if kind(env) == "yours"
+        else LEVELS.get(env, [])
+    )
 
 
 def promote_of(env: str) -> tuple[str, float]:
@@ -341,7 +357,9 @@ def settable(env: str) -> dict[str, type]:
         return {}
     hints, flags = get_type_hints(cls), OF_ENVIRONMENTS.values()
     ours = kind(env) != "yours"
-    return {f.name: hints[f.name] for f in fields(cls) if not (ours and f.name in flags)}
+    return {
+        f.name: hints[f.name] for f in fields(cls) if not (ours and f.name in flags)
+    }
 
 
 def given(cfg: Config) -> dict:
@@ -358,7 +376,9 @@ def given(cfg: Config) -> dict:
             flags = {name: flag for flag, field in both for name in (flag, field)}
             if name in flags and kind(cfg.env) != "yours":
                 cure = f"it is the flag --{flags[name].replace('_', '-')}"
-            raise ValueError(f"--set {word}: {short(cfg.env)} has no such setting; {cure}")
+            raise ValueError(
+                f"--set {word}: {short(cfg.env)} has no such setting; {cure}"
+            )
         values[name] = read_value(types[name], text, word)
     return values
 
@@ -433,7 +453,9 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
         others = levels_of(cfg.env) if cfg.eval_other_tiers else [cfg.difficulty]
         sets = {f"{name}, level {level}": level for level in others}
     elif cfg.env == "swarm":
-        sets = {f"{cfg.difficulty} v{make_env(cfg, cfg.difficulty).version}": cfg.difficulty}
+        sets = {
+            f"{cfg.difficulty} v{make_env(cfg, cfg.difficulty).version}": cfg.difficulty
+        }
     else:
         env = make_env(cfg, 0)
         span = lambda low, high: str(low) if low == high else f"{low}-{high}"
@@ -444,7 +466,10 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
         name = f"{turns} turns, {names} names, power {env.similarity_power:g}"
         sets = {name + (" a turn" if env.power_per_turn else ""): 0}
     trained = 0 if cfg.env == "alphabet" else cfg.difficulty
-    return {name: (level == trained, partial(make_env, cfg, level)) for name, level in sets.items()}
+    return {
+        name: (level == trained, partial(make_env, cfg, level))
+        for name, level in sets.items()
+    }
 
 
 # --------------------------------------------------------------------- the command line
@@ -481,7 +506,9 @@ def read_flags(words: list[str]) -> tuple[Config, set[str]]:
             cfg.set = typed_settings  # those of the preset are of another environment
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
-    return cfg, {f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags}
+    return cfg, {
+        f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags
+    }
 
 
 def mistake(name: str) -> dict:

@@ -22,7 +22,9 @@ from policy import Policy, adam, plain_logprobs, set_learning_rate
 from rollout import Episode, expert_episode
 
 
-def sft(policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable) -> dict:
+def sft(
+    policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable
+) -> dict:
     """Train on one demonstration per seed, cfg.sft_steps steps; returns losses, tokens,
     seconds.
 
@@ -42,14 +44,18 @@ def sft(policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Ca
             (cfg.sft_steps - i) / cfg.sft_steps,
         )
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
-        losses.append(sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)["loss"])
+        losses.append(
+            sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)["loss"]
+        )
         tokens += sum(e.reply_tokens for e in batch)
         stop_here()
     ends = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
     return {"losses": ends, "tokens": tokens, "seconds": time.monotonic() - started}
 
 
-def demonstrations(policy: Policy, make_env: Callable, seeds: list[int]) -> list[Episode]:
+def demonstrations(
+    policy: Policy, make_env: Callable, seeds: list[int]
+) -> list[Episode]:
     """One expert episode per seed."""
     return [expert_episode(policy, make_env(), seed) for seed in seeds]
 
@@ -68,9 +74,13 @@ def sft_step(
     FloatingPointError if loss or gradient is not finite, before the optimizer step.
     """
     optimizer.zero_grad(set_to_none=True)
-    n = sum(e.reply_tokens for e in episodes)  # one denominator for the batch, however it is cut
+    n = sum(
+        e.reply_tokens for e in episodes
+    )  # one denominator for the batch, however it is cut
     loss, pad = 0.0, policy.tokenizer.pad_token_id
-    episodes = parallel.share(sorted(episodes, key=lambda e: len(e.token_ids)))  # this process's
+    episodes = parallel.share(
+        sorted(episodes, key=lambda e: len(e.token_ids))
+    )  # this process's
     logprobs_of = plain_logprobs if plain else token_logprobs
     for piece in cut(episodes, micro_tokens):
         batch = collate([episodes[i] for i in piece], pad, policy.device)

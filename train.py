@@ -1,11 +1,12 @@
-"""The recipe, top to bottom: a chat model, a warm-up by SFT, then GRPO, an evaluation around each.
+"""The recipe: a chat model, a warm-up by SFT, then GRPO, an evaluation around each.
 
     python train.py --env letters --difficulty 6        (or --env alphabet, --env swarm)
 
     config -> policy -> eval "before" -> SFT on 100 expert episodes -> eval "after_sft"
-           -> (num_tasks x k samples -> one step) x updates, an eval now and then -> eval "final"
+           -> (sample, compare, learn, look) x updates -> eval "final"
 
-Without a GPU or the Hugging Face hub it trains a model of models/. Killed? --resume runs/NAME.
+Without a GPU or the Hugging Face hub it trains a model of models/. If a run was killed,
+`--resume runs/NAME` continues it.
 """
 
 import sys
@@ -28,50 +29,43 @@ from fast.machine import choose_model, speak_utf8
 from grpo import advantages_of, check_names, update
 from learn.failures import put_in
 from policy import adam, checkpoint_activations, load_policy, set_learning_rate
-from settings import Config, dev_seeds, eval_sets, learning_rate, make_env, sft_seeds, task_seeds
+from settings import (
+    Config,
+    dev_seeds,
+    eval_sets,
+    learning_rate,
+    make_env,
+    sft_seeds,
+    task_seeds,
+)
 from sft import sft
 
 
 def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     """One run; returns its folder. typed: the names of the flags that the user gave."""
-    run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
-    put_in(cfg.break_)  # a mistake on purpose; "" makes none
-    path, why, fits = parallel.from_first(choose_model(*settings.asked(cfg, typed)))
-    load = partial(load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
-    policy = load()
-    settings.complete(cfg, policy.n_parameters, why, path, fits)  # defaults by the model's size
-    refusals.check(cfg)
-    if cfg.gradient_checkpointing:
-        checkpoint_activations(policy)
-    new_env, tasks = partial(guarded, make_env, cfg), partial(task_seeds, cfg)
-    rollouts = open_rollouts(cfg, policy, load, new_env, tasks)
-    optimizer = adam(policy, cfg.lr)
-    state = run.open(policy, optimizer)
+    run, policy, rollouts, optimizer = begin(cfg, typed)
+    state = run.state  # how many updates are done, and what a resumed run needs besides
 
-    def evaluate(stage: str) -> None:
-        with run.clock("eval"):
-            roll = partial(rollouts.greedy, update=state.update)
-            about = (dev_seeds(cfg), run.folder, stage, state.update)
-            run.log_evaluation(evaluate_policy(policy, roll, eval_sets(cfg), *about))
-
-    # ---- SFT: learn the format from a few demonstrations -----------------------------------------
+    # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # a new run, or one that was stopped in SFT
-        evaluate("before")
+        evaluate(cfg, run, policy, rollouts, "before")
         with rollouts.paused(), policy.learning():
-            demonstrator = partial(new_env, cfg.difficulty)
-            run.log_sft(sft(policy, demonstrator, sft_seeds(cfg), cfg, run.stop_if_asked))
-        run.tell(other_opening(policy, new_env(cfg.difficulty), tasks(0)[0]))  # prompts as in SFT?
-        evaluate("after_sft")
+            new_env = partial(guarded, make_env, cfg, cfg.difficulty)
+            losses = sft(policy, new_env, sft_seeds(cfg), cfg, run.stop_if_asked)
+        run.log_sft(losses)
+        run.tell(other_opening(policy, new_env(), task_seeds(cfg, 0)[0]))
+        evaluate(cfg, run, policy, rollouts, "after_sft")
         run.save(policy, optimizer)
-    reference = run.reference(policy)
-    # ---- GRPO: what scored above its group's mean becomes likelier -------------------------------
+    reference = run.reference(policy)  # what --kl compares with
+
+    # ---- GRPO: what scored above its group's mean becomes likelier -------------------
     print(settings.healthy_loss(cfg))
     while not finished(cfg, state):
         # 1 sample: groups of k episodes of one task each, by the policy as it is now
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
         # 2 compare: how much better was each episode than the others of its group?
         advantages = advantages_of(groups, cfg)  # [num_tasks, k]
-        # 3 learn: make the tokens of the better ones likelier, those of the worse ones less likely
+        # 3 learn: make the tokens of the better ones likelier, of the worse less likely
         set_learning_rate(optimizer, learning_rate(cfg, state.update))
         with rollouts.paused(), policy.learning():
             stats = update(policy, optimizer, groups, advantages, cfg, reference)
@@ -80,17 +74,49 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         run.log(groups, stats, rollouts)
         last = finished(cfg, state)
         if state.update % cfg.eval_every == 0 and not last:
-            evaluate("train")
+            evaluate(cfg, run, policy, rollouts, "train")
         if state.update % cfg.save_every == 0 or last or run.stop_asked():
             run.save(policy, optimizer, groups, advantages)
         run.stop_if_asked()
-    evaluate("final")
+    evaluate(cfg, run, policy, rollouts, "final")
     rollouts.close()
     return run.finish(policy)
 
 
+def begin(cfg: Config, typed: set[str]):
+    """(run, policy, rollouts, optimizer), from the checkpoint if the run has one.
+
+    Fills in the settings that depend on the model's size.
+    """
+    run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
+    put_in(cfg.break_)  # a mistake on purpose; "" makes none
+    chosen = choose_model(*settings.asked(cfg, typed))
+    path, why, fits = parallel.from_first(chosen)
+    lora = (cfg.lora_rank, cfg.lora_alpha)
+    load = partial(load_policy, path, *lora, cfg.device, cfg.seed)
+    policy = load()
+    settings.complete(cfg, policy.n_parameters, why, path, fits)
+    refusals.check(cfg)
+    if cfg.gradient_checkpointing:
+        checkpoint_activations(policy)
+    new_env = partial(guarded, make_env, cfg)
+    rollouts = open_rollouts(cfg, policy, load, new_env, partial(task_seeds, cfg))
+    optimizer = adam(policy, cfg.lr)
+    run.open(policy, optimizer)
+    return run, policy, rollouts, optimizer
+
+
+def evaluate(cfg: Config, run, policy, rollouts, stage: str) -> None:
+    """Play the development tasks greedily; stage: before, after_sft, train or final."""
+    with run.clock("eval"):
+        done = run.state.update
+        roll = partial(rollouts.greedy, update=done)
+        about = (dev_seeds(cfg), run.folder, stage, done)
+        run.log_evaluation(evaluate_policy(policy, roll, eval_sets(cfg), *about))
+
+
 def main() -> None:
-    """The command line: one run or one evaluation. A known error ends it with one sentence."""
+    """The command line: a run or an evaluation. Known errors end it in one sentence."""
     speak_utf8()
     parallel.start()
     with one_sentence():

@@ -25,9 +25,11 @@ def storages(values) -> list[torch.UntypedStorage]:
 
 
 class SmallCard(TorchDispatchMode):
-    """Counts the bytes of all storages that operations make, while they live, and has no more than `size` of them; `peak` is the most.
+    """Counts the bytes of all storages that operations make, while they live, and has no more than
+    `size` of them; `peak` is the most.
 
-    What was there before does not count: the tensors `known`, or without these whatever an operation is given.
+    What was there before does not count: the tensors `known`, or without these whatever an
+    operation is given.
     """
 
     def __init__(self, size: float = float("inf"), known: list[torch.Tensor] | None = None):
@@ -55,7 +57,8 @@ class SmallCard(TorchDispatchMode):
 
 
 class Scripted:
-    """Stands in for a sampler: member i of a group says replies[turn], whatever the prompt. Keeps the prompts."""
+    """Stands in for a sampler: member i of a group says replies[turn], whatever the prompt. Keeps
+    the prompts."""
 
     version = 7
 
@@ -81,7 +84,8 @@ class Recorder:
 
 
 def spelled(policy, text: str) -> list[int]:
-    """The text one character a token: legal, but not how the tokenizer would cut it, and no control token among them."""
+    """The text one character a token: legal, but not how the tokenizer would cut it, and no control
+    token among them."""
     return [token for character in text for token in encode(policy, character)]
 
 

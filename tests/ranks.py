@@ -1,5 +1,5 @@
-"""What test_parallel.py runs under torchrun: every rank writes what it found into a folder. Also runs alone,
-as the one process to compare with."""
+"""What test_parallel.py runs under torchrun: every rank writes what it found into a folder. Also
+runs alone, as the one process to compare with."""
 
 import copy
 import sys
@@ -38,7 +38,8 @@ def batch() -> list[list[Episode]]:
 
 @lru_cache
 def batch_once() -> list[list[Episode]]:
-    """3 groups of 4 episodes of different lengths and ages; one in error, one group that is all the same."""
+    """3 groups of 4 episodes of different lengths and ages; one in error, one group that is all the
+    same."""
     generator = torch.Generator().manual_seed(0)
     groups = []
     for g in range(3):
@@ -97,20 +98,34 @@ def results() -> dict:
     out = {}
     for name, settings in CASES.items():
         policy = fresh()
-        reference = {name: p.detach() * 0.9 for name, p in policy.trainable().items()} if settings.get("kl") else None
+        reference = (
+            {name: p.detach() * 0.9 for name, p in policy.trainable().items()}
+            if settings.get("kl")
+            else None
+        )
         kept = []
         optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.1)
         optimizer.register_step_pre_hook(
-            lambda *_, p=policy, kept=kept: kept.append(torch.cat([x.grad.flatten() for x in p.trainable().values()]))
+            lambda *_, p=policy, kept=kept: kept.append(
+                torch.cat([x.grad.flatten() for x in p.trainable().values()])
+            )
         )
         everything = {"temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}
         stats = train_on(policy, optimizer, batch(), reference, **everything)
-        out[name] = stats, kept[-1], torch.cat([p.detach().flatten() for p in policy.trainable().values()])
+        out[name] = (
+            stats,
+            kept[-1],
+            torch.cat([p.detach().flatten() for p in policy.trainable().values()]),
+        )
     policy = fresh()
     optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.1)
     stats = sft_step(policy, optimizer, [e for group in batch() for e in group], 100)
     weights = policy.trainable().values()
-    out["sft"] = stats, torch.cat([p.grad.flatten() for p in weights]), torch.cat([p.detach().flatten() for p in weights])
+    out["sft"] = (
+        stats,
+        torch.cat([p.grad.flatten() for p in weights]),
+        torch.cat([p.detach().flatten() for p in weights]),
+    )
     return out
 
 

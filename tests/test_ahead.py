@@ -1,8 +1,9 @@
-"""Protects sampling ahead: what the other process plays is, to the last bit, what this one would have played with the weights of the
-moment it was asked; if it is killed the run ends with one sentence; and nothing of it is left behind.
+"""Protects sampling ahead: what the other process plays is, to the last bit, what this one would
+have played with the weights of the moment it was asked; if it is killed the run ends with one
+sentence; and nothing of it is left behind.
 
-Most players here are forks that have their imports behind them (warm.Spawned). That of the last test is really spawned, and so is that of
-test_train.py's run that Ctrl-C ends.
+Most players here are forks that have their imports behind them (warm.Spawned). That of the last
+test is really spawned, and so is that of test_train.py's run that Ctrl-C ends.
 """
 
 import multiprocessing
@@ -36,7 +37,8 @@ ENV = partial(Alphabet, *RULES)
 LOAD = partial(load_policy, str(PICO), 4, 8, "cpu", 0)
 
 
-# What the other process is given has to be found there by its name, so it stands here and not in a test.
+# What the other process is given has to be found there by its name, so it stands here and not in a
+# test.
 
 
 class Mute:
@@ -98,7 +100,7 @@ class Endless(Nod):
         time.sleep(3600)
 
 
-# ---------------------------------------------------------------------------------------------- helpers
+# ------------------------------------------------------------------------------------------ helpers
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +120,11 @@ def patience():
 @pytest.fixture(scope="module", autouse=True)
 def warm_players():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multiprocessing, "get_context", lambda method: warm.Spawned() if method == "spawn" else pytest.fail(method))
+        patch.setattr(
+            multiprocessing,
+            "get_context",
+            lambda method: warm.Spawned() if method == "spawn" else pytest.fail(method),
+        )
         yield
 
 
@@ -143,12 +149,23 @@ def here(policy, asked: Job) -> list:
     """The same, played in this process."""
     sampler = TorchSampler(policy)
     sampler.sync(asked.version)
-    return play(policy, sampler, asked.make_env, asked.seeds, asked.k, asked.max_tokens, asked.temperature, asked.noise)
+    return play(
+        policy,
+        sampler,
+        asked.make_env,
+        asked.seeds,
+        asked.k,
+        asked.max_tokens,
+        asked.temperature,
+        asked.noise,
+    )
 
 
 @pytest.fixture(scope="module")
 def ahead(warm_players):
-    one = SecondProcess(LOAD, TorchSampler, torch.get_num_threads())  # as many as here: other threads add up in another order
+    one = SecondProcess(
+        LOAD, TorchSampler, torch.get_num_threads()
+    )  # as many as here: other threads add up in another order
     yield one
     one.close()
 
@@ -174,24 +191,32 @@ def opened():
         one.close()
 
 
-# ---------------------------------------------------------------------------------------------- what is played
+# ----------------------------------------------------------------------------------- what is played
 
 
-def test_episodes_are_those_that_this_process_would_have_played_in_whatever_order_they_are_taken(ahead, policy):
+def test_episodes_are_those_that_this_process_would_have_played_in_whatever_order_they_are_taken(
+    ahead, policy
+):
     jobs = {"a": job(seeds=[3, 4]), "b": job(seeds=[5], k=3), "c": job(seeds=[3, 4], noise=6)}
     for tag, one in jobs.items():
         ahead.ask(tag, policy, one)
     for tag in ("c", "a", "b"):
         groups, clock = ahead.take(tag)
-        assert groups == here(policy, jobs[tag])  # every field of every episode: tokens, log-probs, rewards, texts
+        assert groups == here(
+            policy, jobs[tag]
+        )  # every field of every episode: tokens, log-probs, rewards, texts
         assert set(clock) == {"rollout", "environment", "sync"} and min(clock.values()) > 0
-        assert max(e.turns for group in groups for e in group) == 2 and all(e.stop_reason != "error" for group in groups for e in group)
+        assert max(e.turns for group in groups for e in group) == 2 and all(
+            e.stop_reason != "error" for group in groups for e in group
+        )
     assert ahead.asked == [] and ahead.played == {}  # nothing is kept of what was taken
     assert ahead.process.pid != os.getpid()
 
 
 def test_a_batch_is_played_with_the_weights_of_the_moment_it_was_asked_for(ahead, policy, stir):
-    ahead.ask("first", policy, job(seeds=range(8)))  # keeps the player busy while the weights change
+    ahead.ask(
+        "first", policy, job(seeds=range(8))
+    )  # keeps the player busy while the weights change
     ahead.ask("old", policy, job(version=7))
     old = here(policy, job(version=7))
     stir(policy, 0.05, seed=1)
@@ -199,12 +224,16 @@ def test_a_batch_is_played_with_the_weights_of_the_moment_it_was_asked_for(ahead
     new = here(policy, job(version=8))
     stir(policy, 0.05, seed=2)
     assert ahead.take("old")[0] == old and ahead.take("new")[0] == new and ahead.take("first")
-    assert {e.policy_version for group in old for e in group} == {7} and {e.policy_version for group in new for e in group} == {8}
+    assert {e.policy_version for group in old for e in group} == {7} and {
+        e.policy_version for group in new for e in group
+    } == {8}
     assert [e.logprobs for e in old[0]] != [e.logprobs for e in new[0]]
 
 
 @pytest.mark.parametrize("turns, asked", [(2, [3, 3, 2]), (1, [8])])
-def test_an_evaluation_of_conversations_is_played_in_slices_if_the_sampler_asks_for_it(policy, monkeypatch, turns, asked):
+def test_an_evaluation_of_conversations_is_played_in_slices_if_the_sampler_asks_for_it(
+    policy, monkeypatch, turns, asked
+):
     """On a card the caches of all its conversations would not fit; the episodes are the same."""
     env, seeds, seen = partial(Alphabet, turns, turns, *RULES[2:]), list(range(8)), []
     sampler = TorchSampler(policy)
@@ -213,19 +242,35 @@ def test_an_evaluation_of_conversations_is_played_in_slices_if_the_sampler_asks_
     whole = rollouts.greedy(env, seeds, 1)
     sampler.conversations = 3
     real = ahead_room.play
-    monkeypatch.setattr(ahead_room, "play", lambda *given: seen.append(len(given[3])) or real(*given))
+    monkeypatch.setattr(
+        ahead_room, "play", lambda *given: seen.append(len(given[3])) or real(*given)
+    )
     sliced = rollouts.greedy(env, seeds, 1)
     assert seen == asked
-    assert [(g[0].seed, g[0].token_ids, g[0].reward) for g in sliced] == [(g[0].seed, g[0].token_ids, g[0].reward) for g in whole]
+    assert [(g[0].seed, g[0].token_ids, g[0].reward) for g in sliced] == [
+        (g[0].seed, g[0].token_ids, g[0].reward) for g in whole
+    ]
 
 
 def test_two_processes_that_do_not_fit_one_card_are_refused_with_the_numbers(monkeypatch):
     """Several cards with vLLM: each holds a trainer and a second process. An A100 has 79 GiB."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=79.1 * 2**30))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=79.1 * 2**30)
+    )
     big = SimpleNamespace(device=torch.device("cuda"), name=BIG, lora_rank=32)
-    cfg = settings.Config(async_rollouts=1, env="letters", engine="vllm", micro_tokens=8192, max_tokens=2048, threads=1)
-    with pytest.raises(ValueError, match=r"about 94 GiB of 79 .computed.; try --micro-tokens 4096, which makes it 6\d$") as caught:
+    cfg = settings.Config(
+        async_rollouts=1,
+        env="letters",
+        engine="vllm",
+        micro_tokens=8192,
+        max_tokens=2048,
+        threads=1,
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"about 94 GiB of 79 .computed.; try --micro-tokens 4096, which makes it 6\d$",
+    ) as caught:
         ahead_room.open_rollouts(cfg, big, None, None, None)
     assert "\n" not in str(caught.value)
     cfg.micro_tokens = 4096
@@ -233,18 +278,32 @@ def test_two_processes_that_do_not_fit_one_card_are_refused_with_the_numbers(mon
     cfg.micro_tokens = 8192
     for spared in (dict(device=torch.device("cpu")), dict(name="owner/another")):
         ahead_room.check_room_for_two(cfg, SimpleNamespace(**vars(big) | spared))
-    cfg.micro_tokens, cfg.lora_rank = 4096, 0  # the moments of all weights, twice the weights in float32: no mend is enough
+    cfg.micro_tokens, cfg.lora_rank = (
+        4096,
+        0,
+    )  # the moments of all weights, twice the weights in float32: no mend is enough
     with pytest.raises(ValueError, match="GiB of 79"):
         ahead_room.check_room_for_two(cfg, big)
 
 
-def test_our_own_sampler_leaves_the_trainer_its_part_of_a_card_that_two_processes_share(monkeypatch):
-    """It decodes as many rows as there is memory for. Half a card for a model that nobody has planned; vLLM has its own share."""
+def test_our_own_sampler_leaves_the_trainer_its_part_of_a_card_that_two_processes_share(
+    monkeypatch,
+):
+    """It decodes as many rows as there is memory for. Half a card for a model that nobody has
+    planned; vLLM has its own share."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=79.1 * 2**30))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=79.1 * 2**30)
+    )
     limits, ours = [], object.__new__(TorchSampler)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, device)))
-    cfg = settings.Config(async_rollouts=1, env="letters", engine="torch", micro_tokens=4096, max_tokens=2048, k=16)
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda share, device: limits.append((share, device)),
+    )
+    cfg = settings.Config(
+        async_rollouts=1, env="letters", engine="torch", micro_tokens=4096, max_tokens=2048, k=16
+    )
     device = torch.device("cuda")
     for sampler, where, name in (
         (ours, device, "pico_base"),
@@ -256,11 +315,13 @@ def test_our_own_sampler_leaves_the_trainer_its_part_of_a_card_that_two_processe
         assert ahead_room.second_sampler(cfg, SimpleNamespace(device=where, name=name)) is sampler
     half, planned = limits
     assert half == (0.5, None) and planned[1] is None
-    trainer = machine.plan(BIG, "letters", machine.card_of(device), "torch", ahead_room.planned(cfg)).trainer
+    trainer = machine.plan(
+        BIG, "letters", machine.card_of(device), "torch", ahead_room.planned(cfg)
+    ).trainer
     assert planned[0] * 79.1 + machine.CONTEXT == pytest.approx(79.1 - trainer)
 
 
-# ---------------------------------------------------------------------------------------------- killed
+# ------------------------------------------------------------------------------------------- killed
 
 
 @pytest.mark.parametrize("playing", [True, False])
@@ -282,13 +343,25 @@ def test_a_player_that_is_killed_is_told_in_one_sentence(opened, tmp_path, playi
 @pytest.mark.parametrize(
     "load, make_sampler, refused, reason",
     [
-        (load_nobody, no_sampler, ValueError, "no room for a cache"),  # what train.py prints as one sentence, as it is
-        (partial(load_policy, "no_such_model", 4, 8), TorchSampler, SystemExit, "--model no_such_model: no such folder"),
+        (
+            load_nobody,
+            no_sampler,
+            ValueError,
+            "no room for a cache",
+        ),  # what train.py prints as one sentence, as it is
+        (
+            partial(load_policy, "no_such_model", 4, 8),
+            TorchSampler,
+            SystemExit,
+            "--model no_such_model: no such folder",
+        ),
         (load_nobody, Failing, RuntimeError, "KeyError: 'version 4'"),
         (load_nobody, Nan, FloatingPointError, "weights are broken"),
     ],
 )
-def test_what_another_try_would_not_mend_is_told_with_its_reason(opened, load, make_sampler, refused, reason):
+def test_what_another_try_would_not_mend_is_told_with_its_reason(
+    opened, load, make_sampler, refused, reason
+):
     one = opened(load, make_sampler)
     one.ask(0, load_nobody(), job(version=4))
     with pytest.raises(refused) as caught:
@@ -296,7 +369,7 @@ def test_what_another_try_would_not_mend_is_told_with_its_reason(opened, load, m
     assert reason in str(caught.value) and "\n" not in str(caught.value)
 
 
-# ---------------------------------------------------------------------------------------------- the end
+# ------------------------------------------------------------------------------------------ the end
 
 
 def test_close_ends_a_player_that_is_playing(opened, tmp_path, capfd):

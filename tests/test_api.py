@@ -132,7 +132,9 @@ def test_nobody_listens(tmp_path, capsys):
     "status, hint",
     [(401, "missing or wrong"), (403, "may not"), (404, "--model"), (500, "no such thing")],
 )
-def test_if_nothing_is_ever_answered_it_ends_with_a_sentence(endpoint, tmp_path, capsys, status, hint):
+def test_if_nothing_is_ever_answered_it_ends_with_a_sentence(
+    endpoint, tmp_path, capsys, status, hint
+):
     url, seen = endpoint(lambda h, b: (status, {"error": {"message": "no such thing"}}))
     summary, line = evaluate(tmp_path, url, eval_n=40)
     assert line is None and summary["api"]["failed"] == 40 and len(seen) <= 4
@@ -286,7 +288,11 @@ PARTS = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "tex
         ({"content": None, "refusal": "I will not"}, True, "I will not"),
         ({"content": "hi", "reasoning_content": "hm"}, True, "<think>\nhm\n</think>\nhi"),
         ({"content": "hi", "reasoning": "hm"}, False, "hi"),
-        ({"content": "<think>\nI\n</think>\nhi", "reasoning": "I"}, True, "<think>\nI\n</think>\nhi"),
+        (
+            {"content": "<think>\nI\n</think>\nhi", "reasoning": "I"},
+            True,
+            "<think>\nI\n</think>\nhi",
+        ),
         ({"content": None, "reasoning": "hm"}, True, "<think>\nhm\n</think>\n"),
     ],
 )
@@ -313,7 +319,9 @@ def test_out_of_tokens_counts_as_truncated(endpoint, tmp_path):
     assert line["truncated"] == [False, True, True] and line["reward"] == [1.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("usage", [None, [], {"completion_tokens": 10**15}, {"completion_tokens": True}])
+@pytest.mark.parametrize(
+    "usage", [None, [], {"completion_tokens": 10**15}, {"completion_tokens": True}]
+)
 def test_usage_that_is_none_is_counted_as_none(endpoint, tmp_path, usage):
     url, _ = endpoint(lambda h, b: {**say(right(b)), "usage": usage})
     summary, line = evaluate(tmp_path, url, eval_n=2)

@@ -213,7 +213,9 @@ def test_what_goes_wrong_before_a_checkpoint_speaks_of_none(monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_in_sft_names_the_folder_and_a_second_one_does_too(monkeypatch, capsys, tmp_path, times):
+def test_ctrl_c_in_sft_names_the_folder_and_a_second_one_does_too(
+    monkeypatch, capsys, tmp_path, times
+):
     interrupt = lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(times)]
     stopped = stopped_in_sft(monkeypatch, tmp_path, interrupt)
     said = str(stopped) + capsys.readouterr().err

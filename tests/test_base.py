@@ -1,4 +1,5 @@
-"""Protects the making of the bases: a short round leaves a model, and one that starts from an older base starts from all of it."""
+"""Protects the making of the bases: a short round leaves a model, and one that starts from an older
+base starts from all of it."""
 
 import random
 import re
@@ -50,7 +51,10 @@ def test_an_older_base_that_is_another_model_is_refused(tokenizer, tmp_path, cha
 
 def test_a_short_round_leaves_a_model_to_chat_with(tokenizer, tmp_path):
     main(Pretrain(out=str(tmp_path), skill_steps=1, chat_steps=1, batch=4, stop_after=1, threads=1))
-    policy, log = load_policy(str(tmp_path), 4, 8, "cpu"), (tmp_path / "pretrain_log.json").read_text()
+    policy, log = (
+        load_policy(str(tmp_path), 4, 8, "cpu"),
+        (tmp_path / "pretrain_log.json").read_text(),
+    )
     size = sum(p.numel() for p in make_model(tokenizer, 0).parameters())
     assert policy.n_parameters == size and '"0 skill"' in log
 

@@ -72,7 +72,10 @@ def test_what_a_page_names_is_there_and_its_tables_are_whole(page):
 
 
 def anchors(text: str) -> set[str]:
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)}
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)", text, re.M)
+    }
 
 
 def test_the_flags_and_settings_of_the_flags_page_are_those_of_the_command_line():

@@ -90,7 +90,9 @@ def test_a_checkpoint_of_all_weights_is_a_model_folder_of_its_own(load, snapshot
 
 @pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("qwen3", 0), ("qwen3_moe", 0)])
 @pytest.mark.parametrize("change", ["a weight less", "a weight more"])
-def test_a_checkpoint_whose_weights_are_not_exactly_the_policys_is_refused(load, tmp_path, kind, lora_rank, change):
+def test_a_checkpoint_whose_weights_are_not_exactly_the_policys_is_refused(
+    load, tmp_path, kind, lora_rank, change
+):
     policy = load(kind, lora_rank, awake=True)
     save_checkpoint(tmp_path / "c", policy, None, STATE)
     file = next((tmp_path / "c").glob("*.safetensors"))
@@ -115,7 +117,13 @@ def saved(load, tmp_path_factory) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-FILES = ["adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "state.json", "checksum"]
+FILES = [
+    "adapter_model.safetensors",
+    "adapter_config.json",
+    "optimizer.pt",
+    "state.json",
+    "checksum",
+]
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
@@ -151,7 +159,8 @@ def test_the_one_before_is_kept_and_taken_if_the_newer_is_damaged(load, tmp_path
 
 
 def test_the_umask_decides_who_may_read_a_checkpoint(load, tmp_path):
-    """safetensors would have made 0600 of it: a colleague could resume the run from nothing but its state."""
+    """safetensors would have made 0600 of it: a colleague could resume the run from nothing but its
+    state."""
     before = os.umask(0o027)
     try:
         save_checkpoint(tmp_path / "checkpoint", load("qwen3", 4), None, {"update": 1})
@@ -161,9 +170,14 @@ def test_the_umask_decides_who_may_read_a_checkpoint(load, tmp_path):
     assert len(files) > 3 and {file.stat().st_mode & 0o777 for file in files} == {0o640}
 
 
-@pytest.mark.parametrize("saved_on, resumed_on", [(None, True), (True, None)], ids=["cpu to card", "card to cpu"])
-def test_a_step_is_fused_where_the_run_goes_on_and_not_where_it_was_saved(load, tmp_path, saved_on, resumed_on):
-    """A card's optimizer is fused (policy.adam); torch would take that from the checkpoint. A CPU's, asked for it, plays the card's."""
+@pytest.mark.parametrize(
+    "saved_on, resumed_on", [(None, True), (True, None)], ids=["cpu to card", "card to cpu"]
+)
+def test_a_step_is_fused_where_the_run_goes_on_and_not_where_it_was_saved(
+    load, tmp_path, saved_on, resumed_on
+):
+    """A card's optimizer is fused (policy.adam); torch would take that from the checkpoint. A
+    CPU's, asked for it, plays the card's."""
     policy = load("qwen3", 4)
     adam = lambda fused: torch.optim.AdamW(policy.trainable().values(), lr=1e-3, fused=fused)
     optimizer = adam(saved_on)
@@ -180,10 +194,16 @@ def test_a_step_is_fused_where_the_run_goes_on_and_not_where_it_was_saved(load, 
 def test_saving_an_adapter_asks_the_hub_nothing(load, tmp_path, monkeypatch):
     """peft asks it about the embeddings unless it is told; without a network that waits."""
     policy, asked = load("qwen3", 4), []
-    monkeypatch.setattr(policy.model.peft_config["default"], "base_model_name_or_path", "owner/name")
-    monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda *given, **_: asked.append(given))
+    monkeypatch.setattr(
+        policy.model.peft_config["default"], "base_model_name_or_path", "owner/name"
+    )
+    monkeypatch.setattr(
+        save_and_load, "check_file_exists_on_hf_hub", lambda *given, **_: asked.append(given)
+    )
     save_checkpoint(tmp_path / "c", policy, None, STATE)
-    assert asked == [] and all("lora_" in name for name in load_file(tmp_path / "c" / "adapter_model.safetensors"))
+    assert asked == [] and all(
+        "lora_" in name for name in load_file(tmp_path / "c" / "adapter_model.safetensors")
+    )
 
 
 @pytest.mark.parametrize("change, ours", [

@@ -60,7 +60,11 @@ def make_swarm(tmp_path):
         (folder / "summary.json").write_text("{}")
         noise = np.random.default_rng(99).random(len(payoff))  # the scenarios: the same for all
         line = {"update": 9, "stage": "final", "tasks": "medium v0.2", "trained": True}
-        line |= {"payoff": list(payoff), "quality": [0.5] * len(payoff), "diversity": noise.tolist()}
+        line |= {
+            "payoff": list(payoff),
+            "quality": [0.5] * len(payoff),
+            "diversity": noise.tolist(),
+        }
         line["reward"] = (np.array(payoff) + 0.3 * noise).tolist()
         other = line | {"tasks": "hard v0.2", "trained": False}
         later = line | {"stage": "eval_only", "reward": [9.0] * len(payoff)}
@@ -112,7 +116,11 @@ def test_an_arm_is_called_by_the_flags_in_which_the_arms_differ(make):
 def test_an_evaluation_over_an_api_is_an_arm_called_by_its_model(make):
     api = {"api_base": "https://host/v1", "updates": 0}
     others = [make("b", draws(0.7), model="x", **api), make("c", draws(0.7), model="y", **api)]
-    assert labels(make("a", draws(0.5), api_base=""), *others) == ["all other runs", "x over an API", "y over an API"]
+    assert labels(make("a", draws(0.5), api_base=""), *others) == [
+        "all other runs",
+        "x over an API",
+        "y over an API",
+    ]
 
 
 def test_two_runs_of_one_seed_count_as_one(make):
@@ -269,7 +277,8 @@ def test_arms_that_cannot_differ_by_much_are_equal_within_that(make):
 
 
 def drop(folder: Path, tasks: list[int]) -> Path:
-    """As bridges/api.py writes it: the results of these tasks are missing; their numbers are told."""
+    """As bridges/api.py writes it: the results of these tasks are missing; their numbers are
+    told."""
     lines = records.lines(folder / "evals.jsonl")
     for line in lines:
         for name in ("reward", "exact"):
@@ -352,7 +361,7 @@ def test_a_run_knows_which_code_it_ran(tmp_path):
     assert len({code_hash(e) for e in ("letters", "alphabet", "swarm")}) == 3
 
 
-# ------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 def test_the_page_of_three_arms(make, tmp_path, capsys):

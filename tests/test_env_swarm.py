@@ -158,8 +158,8 @@ def test_any_string_is_a_legal_reply_and_the_books_balance(seed, difficulty, ver
 
 
 def offers(env: Swarm) -> Swarm:
-    """prop_1 from bot_1 to the model, prop_2 from the model to bot_1, prop_3 between bots; post_1 by
-    bot_1 with the model's vote, post_2 by the model; task_2 is bot_2's, task_1 the model's."""
+    """prop_1 from bot_1 to the model, prop_2 from the model to bot_1, prop_3 between bots; post_1
+    by bot_1 with the model's vote, post_2 by the model; task_2 is bot_2's, task_1 the model's."""
     e = env.economy
     for name, other in (("bot_1", ME), (ME, "bot_1"), ("bot_1", "bot_2")):
         act.propose_trade(e, name, other, "fair data", 2.0)

@@ -1,5 +1,6 @@
-"""Protects how a policy is judged: every development task once and in order, with nothing made up where an episode broke; and that the line
-about a training batch is what its episodes say, with an interval over tasks and not over episodes.
+"""Protects how a policy is judged: every development task once and in order, with nothing made up
+where an episode broke; and that the line about a training batch is what its episodes say, with an
+interval over tasks and not over episodes.
 """
 
 import math
@@ -24,7 +25,7 @@ def episode(reward: float = 0.0, seed: int = 0, stop: str = "done", **parts: flo
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------- development tasks
+# -------------------------------------------------------------------------------- development tasks
 
 
 def judged(tiny, folder, sets: dict, n: int, stage: str = "train", done: int = 20):
@@ -43,16 +44,28 @@ def judged(tiny, folder, sets: dict, n: int, stage: str = "train", done: int = 2
     return (
         results,
         calls,
-        {(tasks, name): value.mean for tasks, episodes in results.items() for name, value in headline(episodes).items()},
+        {
+            (tasks, name): value.mean
+            for tasks, episodes in results.items()
+            for name, value in headline(episodes).items()
+        },
     )
 
 
 def test_every_set_is_played_once_on_the_same_tasks_and_kept_in_their_order(tiny, tmp_path):
     easy = [episode(r, exact=float(r == 1), format=1.0) for r in (1.0, 0.2, 1.0)]
-    hard = [episode(0.1, exact=0.0, format=0.5), episode(stop="error"), episode(1.0, exact=1.0, format=1.0, stop="truncated")]
-    results, calls, logged = judged(tiny, tmp_path, {"easy": (False, easy), "hard": (True, hard)}, 3)
+    hard = [
+        episode(0.1, exact=0.0, format=0.5),
+        episode(stop="error"),
+        episode(1.0, exact=1.0, format=1.0, stop="truncated"),
+    ]
+    results, calls, logged = judged(
+        tiny, tmp_path, {"easy": (False, easy), "hard": (True, hard)}, 3
+    )
     hard = [hard[0], hard[2]]  # an episode in error is no result
-    assert [seeds for _, seeds in calls] == [[DEV_SEEDS + i for i in range(3)]] * 2 and calls[0][0] == easy
+    assert [seeds for _, seeds in calls] == [[DEV_SEEDS + i for i in range(3)]] * 2 and calls[0][
+        0
+    ] == easy
     assert results == {"easy": easy, "hard": hard}
     assert lines(tmp_path / "evals.jsonl") == [
         {"update": 20, "stage": "train", "tasks": "easy", "trained": False, "reward": [1.0, 0.2, 1.0], "exact": [1.0, 0.0, 1.0],
@@ -60,16 +73,28 @@ def test_every_set_is_played_once_on_the_same_tasks_and_kept_in_their_order(tiny
         {"update": 20, "stage": "train", "tasks": "hard", "trained": True, "reward": [0.1, 1.0], "exact": [0.0, 1.0],
          "format": [0.5, 1.0], "reply_tokens": [2, 2], "truncated": [False, True], "missing": {"1": "Lost: it"}},
     ]  # fmt: skip
-    means = {("easy", "reward"): 2.2 / 3, ("easy", "exact"): 2 / 3, ("hard", "reward"): 1.1 / 2, ("hard", "exact"): 1 / 2}
+    means = {
+        ("easy", "reward"): 2.2 / 3,
+        ("easy", "exact"): 2 / 3,
+        ("hard", "reward"): 1.1 / 2,
+        ("hard", "exact"): 1 / 2,
+    }
     assert logged == {name: pytest.approx(mean) for name, mean in means.items()}
 
 
 def test_the_first_eight_episodes_of_the_trained_tasks_are_kept_to_read(tiny, tmp_path):
-    sets = {"other": (False, [episode(1.0, exact=1.0)] * 10), "mine": (True, [episode(i / 10, exact=0.0) for i in range(10)])}
+    sets = {
+        "other": (False, [episode(1.0, exact=1.0)] * 10),
+        "mine": (True, [episode(i / 10, exact=0.0) for i in range(10)]),
+    }
     judged(tiny, tmp_path, sets, 10, "final", 40)
     kept = lines(tmp_path / "episodes.jsonl")
-    assert [e["seed"] for e in kept] == [DEV_SEEDS + i for i in range(8)] and [e["reward"] for e in kept] == [i / 10 for i in range(8)]
-    assert {(e["update"], e["stage"], e["source"], e["advantage"]) for e in kept} == {(40, "final", "eval", None)}
+    assert [e["seed"] for e in kept] == [DEV_SEEDS + i for i in range(8)] and [
+        e["reward"] for e in kept
+    ] == [i / 10 for i in range(8)]
+    assert {(e["update"], e["stage"], e["source"], e["advantage"]) for e in kept} == {
+        (40, "final", "eval", None)
+    }
     assert kept[0]["segments"][-1]["logprobs"] == [-0.5, -0.25]
 
 
@@ -82,14 +107,23 @@ def test_where_nothing_is_simply_right_the_best_episode_is_kept_too(tiny, tmp_pa
 
 
 def test_where_every_episode_broke_there_is_no_result_and_the_first_error_is_told(tiny, tmp_path):
-    with pytest.raises(ValueError, match="mine: every episode of this evaluation ended in an error .Lost: it."):
+    with pytest.raises(
+        ValueError, match="mine: every episode of this evaluation ended in an error .Lost: it."
+    ):
         judged(tiny, tmp_path, {"mine": (True, [episode(stop="error"), episode(stop="error")])}, 2)
     assert not (tmp_path / "evals.jsonl").exists()
 
 
-def test_an_entry_that_only_some_episodes_have_is_null_in_the_others_and_in_no_mean(tiny, tmp_path, capsys):
-    """The alphabet with 1 to 3 turns: an episode of one turn has no turn_2, and 0 would be a turn played badly."""
-    mixed = [episode(0.5, turn_1=0.5), episode(1.0, turn_1=1.0, turn_2=0.25), episode(0.0, turn_1=0.0, turn_2=0.75)]
+def test_an_entry_that_only_some_episodes_have_is_null_in_the_others_and_in_no_mean(
+    tiny, tmp_path, capsys
+):
+    """The alphabet with 1 to 3 turns: an episode of one turn has no turn_2, and 0 would be a turn
+    played badly."""
+    mixed = [
+        episode(0.5, turn_1=0.5),
+        episode(1.0, turn_1=1.0, turn_2=0.25),
+        episode(0.0, turn_1=0.0, turn_2=0.75),
+    ]
     judged(tiny, tmp_path, {"mine": (True, mixed)}, 3)
     (line,) = lines(tmp_path / "evals.jsonl")
     assert line["turn_1"] == [0.5, 1.0, 0.0] and line["turn_2"] == [None, 0.25, 0.75]
@@ -100,17 +134,25 @@ def test_an_entry_that_only_some_episodes_have_is_null_in_the_others_and_in_no_m
     assert row.split(maxsplit=1) == ["turn_2", str(metrics.mean([0.25, 0.75]))]
 
 
-# ---------------------------------------------------------------------------------------------- a training batch
+# --------------------------------------------------------------------------------- a training batch
 
 
 @pytest.mark.parametrize("first", [0, 1])  # whichever comes first must not decide what is counted
 def test_a_batch_counts_an_entry_over_the_episodes_that_have_it(first):
     short, long = (
         [episode(1.0, turn_1=1.0)] * 3,
-        [episode(0.5, turn_1=0.5, turn_2=0.2), episode(0.5, turn_1=0.5, turn_2=0.6), episode(stop="error")],
+        [
+            episode(0.5, turn_1=0.5, turn_2=0.2),
+            episode(0.5, turn_1=0.5, turn_2=0.6),
+            episode(stop="error"),
+        ],
     )
     line = summarize([short, long][:: 1 - 2 * first])
-    assert line["turn_1"] == pytest.approx(4 / 5) and line["turn_2"] == pytest.approx(0.4) and line["n"] == 5
+    assert (
+        line["turn_1"] == pytest.approx(4 / 5)
+        and line["turn_2"] == pytest.approx(0.4)
+        and line["n"] == 5
+    )
 
 
 def test_a_batch_in_one_line_by_hand():
@@ -122,18 +164,27 @@ def test_a_batch_in_one_line_by_hand():
     line = summarize(groups)
     assert line["n"] == 5 and line["errors"] == 1 and "error" not in line
     assert line["reward"] == pytest.approx(2.5 / 5) and line["exact"] == pytest.approx(2 / 5)
-    assert line["reply_tokens"] == pytest.approx(11 / 5) and line["truncated"] == pytest.approx(1 / 5)
+    assert line["reply_tokens"] == pytest.approx(11 / 5) and line["truncated"] == pytest.approx(
+        1 / 5
+    )
 
 
 def test_the_interval_is_over_tasks_because_episodes_of_one_task_are_alike():
     groups = [[episode(reward, exact=0.0)] * 8 for reward in (0.0, 1.0, 1.0, 0.0)]
     line, by_task = summarize(groups), metrics.mean([0.0, 1.0, 1.0, 0.0])
-    assert (line["reward_low"], line["reward_high"]) == (by_task.low, by_task.high) and line["n"] == 32
-    assert by_task.high - by_task.low > 2 * (metrics.mean([0.0, 1.0] * 16).high - 0.5)  # premise: 32 episodes would look surer
+    assert (line["reward_low"], line["reward_high"]) == (by_task.low, by_task.high) and line[
+        "n"
+    ] == 32
+    assert by_task.high - by_task.low > 2 * (
+        metrics.mean([0.0, 1.0] * 16).high - 0.5
+    )  # premise: 32 episodes would look surer
 
 
 def test_the_reward_is_in_the_middle_of_its_interval_when_episodes_have_failed():
-    groups = [[episode(1.0, exact=1.0), *[episode(stop="error")] * 7], *[[episode(0.0, exact=0.0)] * 8] * 3]
+    groups = [
+        [episode(1.0, exact=1.0), *[episode(stop="error")] * 7],
+        *[[episode(0.0, exact=0.0)] * 8] * 3,
+    ]
     line = summarize(groups)  # 1 of 25 episodes, but 1 of 4 tasks
     assert line["reward"] == 0.25 and line["reward_low"] < 0.25 < line["reward_high"]
 
@@ -141,10 +192,14 @@ def test_the_reward_is_in_the_middle_of_its_interval_when_episodes_have_failed()
 def test_a_group_that_broke_altogether_is_no_task():
     whole = [[episode(1.0, exact=1.0)] * 2, [episode(0.2, exact=0.0)] * 2]
     line = summarize([whole[0], [episode(stop="error")] * 2, whole[1]])
-    assert line == summarize(whole) | {"errors": 2} and all(math.isfinite(value) for value in line.values())
+    assert line == summarize(whole) | {"errors": 2} and all(
+        math.isfinite(value) for value in line.values()
+    )
 
 
 def test_a_batch_of_errors_only_stops_the_run_with_the_first_of_them():
-    with pytest.raises(ValueError, match="every episode of this update ended in an error .Lost: it.") as caught:
+    with pytest.raises(
+        ValueError, match="every episode of this update ended in an error .Lost: it."
+    ) as caught:
         summarize([[episode(stop="error")] * 2] * 2)
     assert "--resume" in str(caught.value)

@@ -64,7 +64,11 @@ def log(*p: float) -> torch.Tensor:
     return torch.tensor(p).log()
 
 
-SHIFT = (log(0.1, 0.6, 0.3).expand(1, 3, 3), torch.tensor([[1, 1, 1]]), torch.tensor([[False, True]]))
+SHIFT = (
+    log(0.1, 0.6, 0.3).expand(1, 3, 3),
+    torch.tensor([[1, 1, 1]]),
+    torch.tensor([[False, True]]),
+)
 LOSS = (log(0.25, 0.3, 0.3), log(0.25, 0.2, 0.2), torch.tensor([1.0, 1, -1]), 0.2, 0.28)
 
 
@@ -122,7 +126,10 @@ MISTAKES = [
     ("partial_reward", lambda task, reply: score_reply(task, reply, "binary", True)["reward"]),
     ("conversation", with_mask),
     ("draw", untempered),
-    ("token_logprobs", lambda logits, ids, mask: REAL["token_logprobs"](logits.roll(-1, 1), ids, mask)),
+    (
+        "token_logprobs",
+        lambda logits, ids, mask: REAL["token_logprobs"](logits.roll(-1, 1), ids, mask),
+    ),
     ("group_advantages", one_less),
     ("group_advantages", lambda rewards: REAL["group_advantages"](rewards.nan_to_num(0))),
     ("token_weights", lambda loss, n, most: REAL["token_weights"]("grpo", n, most)),

@@ -1,5 +1,5 @@
-"""Protects the way out (bridges/export.py): what is exported computes what was trained, the card says
-what was measured."""
+"""Protects the way out (bridges/export.py): what is exported computes what was trained, the card
+says what was measured."""
 
 import json
 from dataclasses import asdict
@@ -80,7 +80,9 @@ def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path, capsys):
 def test_a_merged_model_is_a_base_that_scores_as_the_run_did(runs, tmp_path):
     export.main(["merge", str(runs["lora"]), str(tmp_path / "out")])
     again = tiny_run(tmp_path, "again", model=str(tmp_path / "out"), updates=1)
-    evals = lambda run, stage: [e for e in records.lines(run / "evals.jsonl") if e["stage"] == stage]
+    evals = lambda run, stage: [
+        e for e in records.lines(run / "evals.jsonl") if e["stage"] == stage
+    ]
     rewards = [e["reward"] for e in evals(runs["lora"], "final")]
     assert rewards == [e["reward"] for e in evals(again, "before")] and sum(map(sum, rewards)) > 0
 

@@ -1,4 +1,5 @@
-"""Protects the failure journal: every mistake can be made, and is named by the run that makes it."""
+"""Protects the failure journal: every mistake can be made, and is named by the run that makes
+it."""
 
 import json
 import sys
@@ -22,38 +23,95 @@ ROOT = Path(failures.__file__).resolve().parents[1]
 KEPT = json.loads((ROOT / "results" / "failures.json").read_text())["arms"]
 TOUCHED = [(grpo, "micro_batches"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "token_ratio"), (rollout, "prompt_ids"),
            (sft, "expert_episode"), (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip
-SMALL = ["--sft-steps", "2", "--sft-examples", "4", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "2",
-         "--difficulty", "2", "--max-tokens", "48", "--threads", "1", "--warmup", "0", "--no-wandb", "--no-eval-other-tiers"]  # fmt: skip
-MORE = {"learning-rate": ["--updates", "5", "--reward", "partial", "--warmup", "0"],
-        "no-variance": ["--difficulty", "8", "--updates", "11", "--k", "2"],
-        "stale-adapter": ["--lr", "1e-2", "--updates", "6", "--reward", "partial"],
-        "reward-as-correct": ["--updates", "2"], "temperature": ["--updates", "6", "--k", "8", "--reward", "partial"]}  # fmt: skip
+SMALL = [
+    "--sft-steps",
+    "2",
+    "--sft-examples",
+    "4",
+    "--sft-batch",
+    "2",
+    "--num-tasks",
+    "2",
+    "--k",
+    "4",
+    "--eval-n",
+    "2",
+    # fmt: skip
+    "--difficulty",
+    "2",
+    "--max-tokens",
+    "48",
+    "--threads",
+    "1",
+    "--warmup",
+    "0",
+    "--no-wandb",
+    "--no-eval-other-tiers",
+]
+MORE = {
+    "learning-rate": ["--updates", "5", "--reward", "partial", "--warmup", "0"],
+    "no-variance": ["--difficulty", "8", "--updates", "11", "--k", "2"],
+    "stale-adapter": ["--lr", "1e-2", "--updates", "6", "--reward", "partial"],
+    # fmt: skip
+    "reward-as-correct": ["--updates", "2"],
+    "temperature": ["--updates", "6", "--k", "8", "--reward", "partial"],
+}
 
 
 def run(monkeypatch, runs: Path, *flags: str) -> Path:
     warm.draw_nothing(monkeypatch)
     for place, name in TOUCHED:
-        monkeypatch.setattr(place, name, getattr(place, name))  # so that the mistake is undone after the test
-    monkeypatch.setattr(sys, "argv", ["train.py", *SMALL, *flags, "--runs", str(runs), "--name", "run"])
+        monkeypatch.setattr(
+            place, name, getattr(place, name)
+        )  # so that the mistake is undone after the test
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", *SMALL, *flags, "--runs", str(runs), "--name", "run"]
+    )
     train.main()
     return runs / "run"
 
 
-@pytest.mark.parametrize("name", [name for name in FAILURES if name not in ("generous-reward", "off-policy")])
+@pytest.mark.parametrize(
+    "name", [name for name in FAILURES if name not in ("generous-reward", "off-policy")]
+)
 def test_the_run_that_makes_a_mistake_names_it(monkeypatch, capsys, tmp_path, name):
     """In small, a few seconds each. The two that take longer are below, from runs that are kept."""
-    folder = run(monkeypatch, tmp_path, "--break", name, *MORE.get(name, ["--updates", "4", "--reward", "partial"]))
+    folder = run(
+        monkeypatch,
+        tmp_path,
+        "--break",
+        name,
+        *MORE.get(name, ["--updates", "4", "--reward", "partial"]),
+    )
     told = json.loads((folder / "summary.json").read_text())["warnings"]
     assert FAILURES[name].told in told
-    assert f"{FAILURES[name].told.upper()} at {told[FAILURES[name].told]}" in capsys.readouterr().out
+    assert (
+        f"{FAILURES[name].told.upper()} at {told[FAILURES[name].told]}" in capsys.readouterr().out
+    )
     assert "\n" not in told[FAILURES[name].told]
 
 
 def test_the_same_runs_without_a_mistake_are_told_nothing(monkeypatch, tmp_path):
-    folder = run(monkeypatch, tmp_path, "--updates", "4", "--reward", "partial", "--epochs", "2", "--temperature", "0.7")
+    folder = run(
+        monkeypatch,
+        tmp_path,
+        "--updates",
+        "4",
+        "--reward",
+        "partial",
+        "--epochs",
+        "2",
+        "--temperature",
+        "0.7",
+    )
     assert json.loads((folder / "summary.json").read_text())["warnings"] == {}
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["stop_trained"] == 1 and last["exact_reward"] == 1 and last["stretch"] == pytest.approx(1, abs=1e-3) and "twice" not in last
+    assert (
+        last["stop_trained"] == 1
+        and last["exact_reward"] == 1
+        and last["stretch"] == pytest.approx(1, abs=1e-3)
+        and "twice" not in last
+    )
 
 
 @pytest.mark.parametrize("name", ["generous-reward", "off-policy"])
@@ -72,14 +130,22 @@ def test_the_kept_runs_without_a_mistake_are_well(name):
 
 def test_wrong_names_are_told_in_one_sentence():
     done = warm.run(["train.py", "--break", "nothing"], ROOT)
-    assert done.returncode == 1 and done.stderr.startswith("--break nothing: choose learning-rate, ") and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 1
+        and done.stderr.startswith("--break nothing: choose learning-rate, ")
+        and done.stderr.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize("flags", [["--plain"], ["--engine", "vllm"], ["--async-rollouts", "1"]])
 def test_a_mistake_that_would_not_be_made_is_refused(flags):
-    """It is put into this process: a second one that samples, or another sampler, would not make it."""
+    """It is put into this process: a second one that samples, or another sampler, would not make
+    it."""
     for name in ("stale-adapter", "off-policy"):
-        with pytest.raises(ValueError, match=f"--break {name}: .* leave out --plain, --engine vllm and --async-rollouts"):
+        with pytest.raises(
+            ValueError,
+            match=f"--break {name}: .* leave out --plain, --engine vllm and --async-rollouts",
+        ):
             refusals.check(settings.read_flags(["--break", name, *flags])[0])
     refusals.check(settings.read_flags(["--break", "off-policy"])[0])  # its own flag samples ahead
 

@@ -134,7 +134,9 @@ def questions(env, side: str) -> list[str]:
 
 
 def test_the_sides_are_those_of_the_ranges_of_seeds():
-    assert {side: known.side_of_seed(first) for side, first in RANGES.items()} == {side: side for side in RANGES}
+    assert {side: known.side_of_seed(first) for side, first in RANGES.items()} == {
+        side: side for side in RANGES
+    }
     assert known.side_of_seed(SFT_SEEDS) == "training"
     shares = Counter(known.side_of(f"question {i}") for i in range(3000))
     assert all(abs(shares[side] / 300 - known.TENTHS.count(side)) < 0.4 for side in RANGES)
@@ -350,7 +352,16 @@ def test_only_small_sums_reach_a_scorer_that_runs_them():
     small = ["6*(98 - 54) - 34", "-2.5/4", "-5*X**9 - 2*X**6/3 + C", "exp(x)*cos(x)", "(x + 1)**12"]
     assert [text for text in small if not known.is_small_sum(text)] == []
     large = ["9**9**9**9", "((9**99)**99)**99", "__import__('os')", "x.real", "exit()", "a[0]", "_"]
-    large += ["lambda: 1", "1e999", "9!", "'a'*9", "f(1)", "1 if 2 else 3", "sin(1, **x)", "print(1)"]
+    large += [
+        "lambda: 1",
+        "1e999",
+        "9!",
+        "'a'*9",
+        "f(1)",
+        "1 if 2 else 3",
+        "sin(1, **x)",
+        "print(1)",
+    ]
     large += ["sin(1, a=__import__('os'))", "sin(*x)", "(" * 500, "1," * 9, "1+" * 5000 + "1"]
     assert [text for text in large if known.is_small_sum(text)] == []
 

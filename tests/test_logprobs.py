@@ -1,5 +1,5 @@
-"""Protects the log-probs of training: those of the model, one token after the other, whatever is shared, cut or thrown away on the way;
-and gradients alike."""
+"""Protects the log-probs of training: those of the model, one token after the other, whatever is
+shared, cut or thrown away on the way; and gradients alike."""
 
 from types import SimpleNamespace
 
@@ -22,15 +22,22 @@ def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
 
 @pytest.fixture
 def assert_naive(naive_logprobs, gradients, assert_close):
-    """assert_naive(policy, ids, mask, lengths, found): log-probs and their gradients are those of each row alone, cut to its length."""
+    """assert_naive(policy, ids, mask, lengths, found): log-probs and their gradients are those of
+    each row alone, cut to its length."""
 
     def check(policy, ids, mask, lengths: list[int], found, temperature: float = 0.7) -> None:
-        pull = torch.randn(int(mask.sum()), generator=torch.Generator().manual_seed(1))  # [M] a different weight a token
+        pull = torch.randn(
+            int(mask.sum()), generator=torch.Generator().manual_seed(1)
+        )  # [M] a different weight a token
         (pull * found).sum().backward()
         ours = gradients(policy)
         policy.model.zero_grad()
-        rows = [naive_logprobs(policy, row[:n].tolist(), temperature) for row, n in zip(ids, lengths)]
-        expected = torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)])  # [M], in row order
+        rows = [
+            naive_logprobs(policy, row[:n].tolist(), temperature) for row, n in zip(ids, lengths)
+        ]
+        expected = torch.cat(
+            [row[m[: len(row)]] for row, m in zip(rows, mask)]
+        )  # [M], in row order
         (pull * expected).sum().backward()
         assert (found - expected).abs().max() < 1e-4
         assert_close(ours, gradients(policy))
@@ -53,7 +60,9 @@ def assert_naive(naive_logprobs, gradients, assert_close):
         ("gpt2", 0, 4, 0.7, "some"),  # another trunk's name
     ],
 )
-def test_token_logprobs_are_those_of_a_naive_forward(load, assert_naive, kind, lora_rank, chunk, temperature, which):
+def test_token_logprobs_are_those_of_a_naive_forward(
+    load, assert_naive, kind, lora_rank, chunk, temperature, which
+):
     policy = load(kind, lora_rank, awake=True)
     ids = random_rows(3, 12)  # [3, 12]
     mask = mask_of(which, 3, 11)  # [3, 11]
@@ -61,16 +70,24 @@ def test_token_logprobs_are_those_of_a_naive_forward(load, assert_naive, kind, l
     assert found.dtype == torch.float32 and found.shape == entropies.shape == (int(mask.sum()),)
     assert_naive(policy, ids, mask, [12] * 3, found, temperature)
     with torch.no_grad():
-        full = torch.log_softmax(policy.model(input_ids=ids).logits[:, :-1].float() / temperature, -1)  # [3, 11, V]
+        full = torch.log_softmax(
+            policy.model(input_ids=ids).logits[:, :-1].float() / temperature, -1
+        )  # [3, 11, V]
     assert torch.allclose(entropies, -(full.exp() * full).sum(-1)[mask], atol=1e-3)
     assert not entropies.requires_grad
 
 
 def three_groups() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Seven rows: three with one prompt of 9 tokens, three with one of 14, one alone; replies of 1 to 9 tokens,
-    of which some are nobody's choice."""
-    ids, mask, lengths = torch.zeros(7, 24, dtype=torch.long), torch.zeros(7, 23, dtype=torch.bool), []
-    for n, (prompt, reply) in enumerate([(9, 5), (14, 9), (9, 1), (14, 2), (9, 8), (5, 6), (14, 1)]):
+    """Seven rows: three with one prompt of 9 tokens, three with one of 14, one alone; replies of 1
+    to 9 tokens, of which some are nobody's choice."""
+    ids, mask, lengths = (
+        torch.zeros(7, 24, dtype=torch.long),
+        torch.zeros(7, 23, dtype=torch.bool),
+        [],
+    )
+    for n, (prompt, reply) in enumerate(
+        [(9, 5), (14, 9), (9, 1), (14, 2), (9, 8), (5, 6), (14, 1)]
+    ):
         ids[n, :prompt] = random_rows(1, prompt, seed=prompt)[0]
         ids[n, prompt : prompt + reply] = random_rows(1, reply, seed=100 + n)[0]
         mask[n, prompt - 1 : prompt + reply - 1] = True
@@ -82,16 +99,29 @@ def three_groups() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
 
 @pytest.mark.parametrize("piece", [1, 12, 1024])
 @pytest.mark.parametrize(
-    "kind, lora_rank", [("qwen3", 4), ("pico", 4), ("pico", 0), ("llama_bias", 0), ("qwen2", 4), ("gpt2", 0), ("gemma2", 4)]
+    "kind, lora_rank",
+    [
+        ("qwen3", 4),
+        ("pico", 4),
+        ("pico", 0),
+        ("llama_bias", 0),
+        ("qwen2", 4),
+        ("gpt2", 0),
+        ("gemma2", 4),
+    ],
 )
-def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(load, assert_naive, monkeypatch, kind, lora_rank, piece):
+def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
+    load, assert_naive, monkeypatch, kind, lora_rank, piece
+):
     monkeypatch.setattr(logprobs, "PIECE", piece)
     policy = load(kind, lora_rank, awake=True)
     ids, mask, lengths = three_groups()
     logprobs.logit_scale(policy.lm)  # runs the model, once
     seen = []
     trunk = getattr(policy.lm, policy.lm.base_model_prefix)
-    hook = trunk.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape), with_kwargs=True)
+    hook = trunk.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
     found = token_logprobs(policy, ids, mask, 0.7)[0]
     hook.remove()
     assert_naive(policy, ids, mask, lengths, found)
@@ -118,9 +148,17 @@ def test_the_plain_way_finds_the_same(load, gradients, assert_close, kind, lora_
         (pull * logprobs).sum().backward()
         found[how] = logprobs.detach(), entropies.detach(), gradients(policy)
         policy.model.zero_grad()
-    (plain, plain_entropies, plain_gradients), (fast, fast_entropies, fast_gradients) = found[plain_logprobs], found[token_logprobs]
-    assert plain.shape == fast.shape == plain_entropies.shape == pull.shape and plain.dtype == plain_entropies.dtype == torch.float32
-    assert (plain - fast).abs().max() < 1e-4 and (plain_entropies - fast_entropies).abs().max() < 1e-3
+    (plain, plain_entropies, plain_gradients), (fast, fast_entropies, fast_gradients) = (
+        found[plain_logprobs],
+        found[token_logprobs],
+    )
+    assert (
+        plain.shape == fast.shape == plain_entropies.shape == pull.shape
+        and plain.dtype == plain_entropies.dtype == torch.float32
+    )
+    assert (plain - fast).abs().max() < 1e-4 and (
+        plain_entropies - fast_entropies
+    ).abs().max() < 1e-3
     assert_close(plain_gradients, fast_gradients)
 
 
@@ -142,7 +180,9 @@ def test_gradients_flow_through_plain_entropies(load, gradients, assert_close, k
         assert plain_logprobs(policy, ids, mask, 0.7)[1].sum() > before.sum()
 
 
-def test_prompts_are_not_shared_where_transformers_checkpoints_or_little_is_saved(load, monkeypatch):
+def test_prompts_are_not_shared_where_transformers_checkpoints_or_little_is_saved(
+    load, monkeypatch
+):
     policy = load("qwen3", 4)
     monkeypatch.setattr(logprobs, "cache_of", lambda *_: 1 / 0)
     ids, mask, _ = three_groups()
@@ -162,8 +202,12 @@ def test_an_empty_mask_gives_no_logprobs(tiny, how):
         assert tensor.shape == (0,) and tensor.dtype == torch.float32
 
 
-@pytest.mark.parametrize("rank, times", [(4, 1), (0, 2)])  # once where the head is frozen; else again in the backward pass
-def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load, monkeypatch, rank, times):
+@pytest.mark.parametrize(
+    "rank, times", [(4, 1), (0, 2)]
+)  # once where the head is frozen; else again in the backward pass
+def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(
+    load, monkeypatch, rank, times
+):
     policy = load("qwen3", lora_rank=rank)
     seen, real = [], logprobs.Head.logits
     spy = lambda ctx, hidden, *rest: seen.append(len(hidden)) or real(ctx, hidden, *rest)
@@ -174,8 +218,8 @@ def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(load, monk
 
 
 def test_the_head_makes_its_tensors_where_the_weights_are():
-    """On a card a buffer left on the CPU fails at the first update. The meta device stands in: it is another device,
-    and computes shapes alone."""
+    """On a card a buffer left on the CPU fails at the first update. The meta device stands in: it
+    is another device, and computes shapes alone."""
     hidden, weight = (torch.zeros(n, 8, device="meta", requires_grad=True) for n in (7, 11))
     targets = torch.zeros(7, dtype=torch.long, device="meta")
     found, entropies = logprobs.Head.apply(hidden, weight, None, targets, 1.0, None, 3)
@@ -183,7 +227,9 @@ def test_the_head_makes_its_tensors_where_the_weights_are():
     assert {t.device.type for t in (found, entropies, hidden.grad, weight.grad)} == {"meta"}
 
 
-@pytest.mark.parametrize("kind, scale", [("granite", 0.25), ("qwen3", 1.0), ("gemma2", 1.0), ("gpt2", 1.0)])
+@pytest.mark.parametrize(
+    "kind, scale", [("granite", 0.25), ("qwen3", 1.0), ("gemma2", 1.0), ("gpt2", 1.0)]
+)
 def test_what_a_model_multiplies_its_logits_by_is_measured(load, kind, scale):
     assert logprobs.logit_scale(load(kind).lm) == pytest.approx(scale, rel=1e-4)
 
@@ -191,6 +237,8 @@ def test_what_a_model_multiplies_its_logits_by_is_measured(load, kind, scale):
 def test_a_model_that_does_something_else_with_its_logits_is_refused(load, monkeypatch):
     lm = load("qwen3").lm
     forward = lm.forward
-    monkeypatch.setattr(lm, "forward", lambda **given: SimpleNamespace(logits=forward(**given).logits ** 3))
+    monkeypatch.setattr(
+        lm, "forward", lambda **given: SimpleNamespace(logits=forward(**given).logits ** 3)
+    )
     with pytest.raises(ValueError, match="take --plain"):
         logprobs.logit_scale(lm)

@@ -1,4 +1,5 @@
-"""Protects the study of longer strings: levels of the lengths they say, and a base that really saw no string of more than 80 letters."""
+"""Protects the study of longer strings: levels of the lengths they say, and a base that really saw
+no string of more than 80 letters."""
 
 import random
 import re
@@ -35,12 +36,21 @@ def test_the_first_level_and_the_last_are_tiers_of_letters():
 def test_the_base_was_shown_no_string_of_more_than_80_letters():
     tokenizer, rng = build(), random.Random(0)
     tasks = [long.draw_task(rng) for _ in range(3000)]
-    assert max(len(task.text) for task in tasks) == 80 and max(len(task.letters) for task in tasks) == 20
+    assert (
+        max(len(task.text) for task in tasks) == 80
+        and max(len(task.letters) for task in tasks) == 20
+    )
     assert all(task.counts == tuple(task.text.count(c) for c in task.letters) for task in tasks)
     assert all(len(set(task.letters)) == len(task.letters) for task in tasks)
     rows = long.tally_rows(tokenizer, rng, 20, 512) + long.chat_rows(tokenizer, rng, 100)
-    quoted = [re.findall('"([a-z]+)"', tokenizer.decode(prompt)) for row in rows for prompt, _, _ in row]
-    spelled = [re.findall(r"(?<!\S)([a-z])\d*(?!\S)", tokenizer.decode(reply)) for row in rows for _, reply, _ in row]
+    quoted = [
+        re.findall('"([a-z]+)"', tokenizer.decode(prompt)) for row in rows for prompt, _, _ in row
+    ]
+    spelled = [
+        re.findall(r"(?<!\S)([a-z])\d*(?!\S)", tokenizer.decode(reply))
+        for row in rows
+        for _, reply, _ in row
+    ]
     assert max(len(text) for (text,) in quoted) <= 80 and 70 < max(map(len, spelled)) <= 80
     assert all(sum(len(p) + len(r) for p, r, _ in row) <= 512 for row in rows[:20])
     tallies = [tokenizer.decode(prompt) for row in rows[:20] for prompt, _, _ in row]

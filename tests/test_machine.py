@@ -1,8 +1,8 @@
-"""Protects the machines: what Linux has and Windows or macOS has not is taken away here, and a run still does what it
-promises. And the plan of a card's memory, which docs/hardware.md shows.
+"""Protects the machines: what Linux has and Windows or macOS has not is taken away here, and a run
+still does what it promises. And the plan of a card's memory, which docs/hardware.md shows.
 
-No Windows and no Mac was at hand (docs/where.md). What stands in for them is this Python, without the modules,
-functions and signals that they lack.
+No Windows and no Mac was at hand (docs/where.md). What stands in for them is this Python, without
+the modules, functions and signals that they lack.
 """
 
 import importlib.util
@@ -29,7 +29,8 @@ from settings import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A Python like that of Windows. psutil comes first, because its half for Linux needs `resource`; a run calls it as on Windows.
+# A Python like that of Windows. psutil comes first, because its half for Linux needs `resource`; a
+# run calls it as on Windows.
 LIKE_WINDOWS = """
 import os, runpy, signal, sys
 import psutil
@@ -72,20 +73,26 @@ class Sums:
 '''
 
 
-# ------------------------------------------------------------------------------------------------ a Python like that of Windows
+# -------------------------------------------------------------------- a Python like that of Windows
 
 
 @pytest.fixture(scope="module")
 def on_windows(tmp_path_factory):
-    """A whole run of train.py without what Windows lacks, its output into a pipe that the system takes for code page 1252:
-    (output, run folder)."""
+    """A whole run of train.py without what Windows lacks, its output into a pipe that the system
+    takes for code page 1252: (output, run folder)."""
     home = tmp_path_factory.mktemp("home")
     (home / "C:\\x").write_text("")  # on Linux a name like any other
     (home / "C:\\x\\loops.py").write_text(LOOPS)
     flags = ["--env", "C:\\x\\loops.py:Sums", "--updates", "2", "--sft-steps", "1", "--sft-examples", "2", "--sft-batch", "2",
              "--num-tasks", "2", "--k", "2", "--eval-n", "2", "--eval-every", "1", "--max-tokens", "8", "--no-wandb",
              "--name", "there"]  # fmt: skip
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONIOENCODING": "cp1252",
+        "PYTHONUTF8": "0",
+    }
     (home / "preamble.py").write_text(LIKE_WINDOWS)
     words = [sys.executable, str(home / "preamble.py"), str(ROOT / "train.py"), *flags]
     done = subprocess.run(words, cwd=home, env=env, capture_output=True, timeout=300)
@@ -104,20 +111,26 @@ def test_without_resource_fork_and_alarms_a_run_is_whole(on_windows):
 
 def test_it_says_what_it_chose_and_why(on_windows):
     text, _ = on_windows
-    assert "\nno CUDA device, so the embedded pico_base (0.9M parameters) plays the policy\n" in text
+    assert (
+        "\nno CUDA device, so the embedded pico_base (0.9M parameters) plays the policy\n" in text
+    )
     (here,) = [line for line in text.splitlines() if line.startswith("here: ")]
-    assert here.endswith(" CPU with 1 thread, float32, our own sampler (no CUDA device; vLLM is for NVIDIA cards)")
+    assert here.endswith(
+        " CPU with 1 thread, float32, our own sampler (no CUDA device; vLLM is for NVIDIA cards)"
+    )
 
 
 def test_an_environment_that_loops_costs_its_own_episodes_there_too(on_windows):
     text, folder = on_windows
-    errors = [json.loads(line)["error"] for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    errors = [
+        json.loads(line)["error"] for line in (folder / "episodes.jsonl").read_text().splitlines()
+    ]
     hung = [error for error in errors if error]
     assert hung and all(error == "Hung: no answer within 0.3 seconds" for error in hung)
     assert "episodes ended in an error and are left out: Hung: " in text and not all(errors)
 
 
-# ------------------------------------------------------------------------------------------------ one thing at a time
+# ------------------------------------------------------------------------------ one thing at a time
 
 
 def test_the_unit_of_the_peak_is_the_systems(monkeypatch):
@@ -125,10 +138,14 @@ def test_the_unit_of_the_peak_is_the_systems(monkeypatch):
     for name in ("linux", "darwin"):
         monkeypatch.setattr(sys, "platform", name)
         held[name] = machine.peak_memory()
-    assert 0.05 < held["linux"] < 64 and held["linux"] / held["darwin"] == pytest.approx(1024, rel=0.1)
+    assert 0.05 < held["linux"] < 64 and held["linux"] / held["darwin"] == pytest.approx(
+        1024, rel=0.1
+    )
 
 
-def test_on_windows_a_file_is_flushed_through_a_handle_that_may_write_and_a_folder_is_left_alone(monkeypatch, tmp_path):
+def test_on_windows_a_file_is_flushed_through_a_handle_that_may_write_and_a_folder_is_left_alone(
+    monkeypatch, tmp_path
+):
     (tmp_path / "file").write_text("x")
     real, opened, flushed = os.open, [], []
 
@@ -138,7 +155,10 @@ def test_on_windows_a_file_is_flushed_through_a_handle_that_may_write_and_a_fold
 
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "fsync", flushed.append)
-    for windows, expected in ((False, [("file", os.O_RDONLY), (tmp_path.name, os.O_RDONLY)]), (True, [("file", os.O_RDWR)])):
+    for windows, expected in (
+        (False, [("file", os.O_RDONLY), (tmp_path.name, os.O_RDONLY)]),
+        (True, [("file", os.O_RDWR)]),
+    ):
         monkeypatch.setattr(machine, "WINDOWS", windows)
         opened.clear()
         flushed.clear()
@@ -178,12 +198,16 @@ def test_a_containers_quota_is_read_in_both_versions_of_cgroups(tmp_path, files,
 @pytest.mark.parametrize(
     "asked, said, limit, width, threads",
     [
-        (0, None, None, 128, 8), (0, None, 2.5, 128, 2), (0, None, 0.5, 128, 1), (0, None, 16, 128, 8),  # fewer, and never 0
+        # fewer, and never 0
+        (0, None, None, 128, 8), (0, None, 2.5, 128, 2), (0, None, 0.5, 128, 1), (0, None, 16, 128, 8),
         (0, None, None, 1024, 64), (0, None, 2, 1024, 2),  # a wide model has work for all
-        (0, "64", 2, 128, 64), (3, None, 2, 128, 3), (3, "64", 2, 128, 3),  # who says how many gets them
+        # who says how many gets them
+        (0, "64", 2, 128, 64), (3, None, 2, 128, 3), (3, "64", 2, 128, 3),
     ],
 )  # fmt: skip
-def test_a_run_takes_no_more_threads_than_it_may_use(monkeypatch, asked, said, limit, width, threads):
+def test_a_run_takes_no_more_threads_than_it_may_use(
+    monkeypatch, asked, said, limit, width, threads
+):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if said:
         monkeypatch.setenv("OMP_NUM_THREADS", said)
@@ -197,19 +221,50 @@ def test_a_run_takes_no_more_threads_than_it_may_use(monkeypatch, asked, said, l
 def test_the_next_command_can_be_pasted(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
-    monkeypatch.setattr(sys, "argv", ["train.py", "--env", "letters", "--seed", "4", "--name=one", "--no-think", "--name", "two"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "train.py",
+            "--env",
+            "letters",
+            "--seed",
+            "4",
+            "--name=one",
+            "--no-think",
+            "--name",
+            "two",
+        ],
+    )
     cfg = settings.Config(seed=4)
-    assert run_records.next_command(cfg) == f"{Path('.venv/bin/python')} train.py --env letters --no-think --seed 5"
+    assert (
+        run_records.next_command(cfg)
+        == f"{Path('.venv/bin/python')} train.py --env letters --no-think --seed 5"
+    )
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
-    monkeypatch.setattr(sys, "argv", ["/there/train.py"])  # make train has flags, a bare train.py has none
+    monkeypatch.setattr(
+        sys, "argv", ["/there/train.py"]
+    )  # make train has flags, a bare train.py has none
     assert run_records.next_command(settings.Config()) == "python train.py --env letters --seed 1"
-    for argv in ["train.py", "--resume", "runs/x"], ["train.py", "--resume=runs/x", "--updates", "9"], ["pytest", "-q"]:
+    for argv in (
+        ["train.py", "--resume", "runs/x"],
+        ["train.py", "--resume=runs/x", "--updates", "9"],
+        ["pytest", "-q"],
+    ):
         monkeypatch.setattr(sys, "argv", argv)
-        assert run_records.next_command(settings.Config(seed=2)) == "the command that it began with, and --seed 3"
+        assert (
+            run_records.next_command(settings.Config(seed=2))
+            == "the command that it began with, and --seed 3"
+        )
 
 
-@pytest.mark.parametrize("device, exact, chosen", [("cpu", True, "medium"), ("cpu", False, "highest"), ("cuda", True, "highest")])
-def test_oned_nns_products_are_taken_on_a_cpu_where_they_are_exact(monkeypatch, device, exact, chosen):
+@pytest.mark.parametrize(
+    "device, exact, chosen",
+    [("cpu", True, "medium"), ("cpu", False, "highest"), ("cuda", True, "highest")],
+)
+def test_oned_nns_products_are_taken_on_a_cpu_where_they_are_exact(
+    monkeypatch, device, exact, chosen
+):
     assert machine.product_error("highest") < 1e-6
     monkeypatch.setattr(machine, "product_error", lambda _: 1e-6 if exact else 4e-3)
     before = torch.get_num_threads()
@@ -221,7 +276,7 @@ def test_oned_nns_products_are_taken_on_a_cpu_where_they_are_exact(monkeypatch, 
         torch.set_num_threads(before)
 
 
-# ------------------------------------------------------------------------------------------------ what fits a card
+# --------------------------------------------------------------------------------- what fits a card
 
 A100 = CARDS["A100, 80 GB"]
 PAGE = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
@@ -236,7 +291,9 @@ def test_the_plan_has_the_defaults_of_the_settings():
         assert between > 150 and machine.longest(env) == turns * tokens + between
         defaults = {name: getattr(Config, name) for name in machine.DEFAULTS}
         assert machine.DEFAULTS == defaults | {name: large[name] for name in ("micro_tokens", "k")}
-    assert machine.longest("letters", 100) == 292 and machine.longest("mine.py:Mine") == machine.longest("yours")
+    assert machine.longest("letters", 100) == 292 and machine.longest(
+        "mine.py:Mine"
+    ) == machine.longest("yours")
     assert {field.name for field in fields(Config)} >= machine.READ
 
 
@@ -252,11 +309,20 @@ def as_settings(flags: str) -> dict:
 def test_the_pages_table_of_cards_is_the_plan():
     """Within 1.2 GiB. Our own sampler takes what is left; the plan has the least that it needs."""
     table = PAGE.split("<!-- table: card -->")[1].split("<!-- end -->")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.strip().splitlines()[2:]
+    ]
     assert len(rows) == 5
-    card_of = {"16 GB": CARDS["Ampere, 16 GB"], "A100 80 GB": A100, "H200 141 GB": CARDS["H200, 141 GB"]}
+    card_of = {
+        "16 GB": CARDS["Ampere, 16 GB"],
+        "A100 80 GB": A100,
+        "H200 141 GB": CARDS["H200, 141 GB"],
+    }
     for name, card, flags, sampling, training in rows:
-        model = next(model for model in machine.SIZES if model.startswith(f"Qwen/{name.split(',')[0]}"))
+        model = next(
+            model for model in machine.SIZES if model.startswith(f"Qwen/{name.split(',')[0]}")
+        )
         asked = as_settings(flags)
         found = machine.plan(model, "letters", card_of[card], asked.get("engine", "vllm"), asked)
         assert found.peak() < card_of[card].gib
@@ -268,17 +334,27 @@ def test_the_pages_table_of_cards_is_the_plan():
 
 
 def test_the_pages_table_of_what_auto_takes_is_the_plan(monkeypatch):
-    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith(tuple(f"| {card} |" for card in CARDS))]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in PAGE.splitlines()
+        if line.startswith(tuple(f"| {card} |" for card in CARDS))
+    ]
     assert [row[0] for row in rows] == list(CARDS)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(machine, "where_is", lambda model: "the hub")
     for name, *cells in rows:
         monkeypatch.setattr(machine, "card_memory", lambda _, name=name: CARDS[name].gib)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, name=name: (8 if CARDS[name].bfloat16 else 7, 0))
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_capability",
+            lambda _, name=name: (8 if CARDS[name].bfloat16 else 7, 0),
+        )
         for env, cell in zip(("letters", "alphabet", "swarm"), (cells[0], *cells), strict=True):
             path, _, fits = machine.choose_model("auto", env, "cuda", {})
-            shown = path.split("/")[-1].removesuffix("-Instruct-2507") + (f" `{machine.typed(fits)}`" if fits else "")
+            shown = path.split("/")[-1].removesuffix("-Instruct-2507") + (
+                f" `{machine.typed(fits)}`" if fits else ""
+            )
             assert cell == shown, (name, env)
 
 
@@ -290,24 +366,33 @@ def test_a_published_preset_fits_a_card_of_80_gb(preset):
 
 
 def test_a_plan_adds_up():
-    """By hand: vLLM's share is what it samples in, and the policy, Adam's moments and a context stand beside it."""
+    """By hand: vLLM's share is what it samples in, and the policy, Adam's moments and a context
+    stand beside it."""
     weights, adapter, kv, plain, checkpointed = machine.SIZES[BIG]
     held = machine.CONTEXT + weights + 3 * adapter
     found = machine.plan(BIG, "letters", A100, "vllm")
     assert found.sampling == pytest.approx(held + 0.3 * 79.1)
     assert found.trainer == pytest.approx(held + adapter + machine.LOGITS + 8 * plain)
     assert found.training == found.trainer + machine.GRAPHS
-    assert found.peak(ahead=True) == pytest.approx(found.trainer + 0.3 * 79.1 + machine.CONTEXT + weights + adapter)
-    less = machine.plan(BIG, "letters", A100, "vllm", {"gradient_checkpointing": True, "micro_tokens": 4096})
+    assert found.peak(ahead=True) == pytest.approx(
+        found.trainer + 0.3 * 79.1 + machine.CONTEXT + weights + adapter
+    )
+    less = machine.plan(
+        BIG, "letters", A100, "vllm", {"gradient_checkpointing": True, "micro_tokens": 4096}
+    )
     assert found.training - less.training == pytest.approx(8 * plain - 4 * checkpointed)
-    full = machine.plan(BIG, "letters", A100, "torch", {"lora_rank": 0})  # weights, copy, gradient, two moments: float32
+    full = machine.plan(
+        BIG, "letters", A100, "torch", {"lora_rank": 0}
+    )  # weights, copy, gradient, two moments: float32
     assert full.training > 5 * 2 * weights > A100.gib - 5
 
 
 def test_vllm_needs_room_for_the_longest_conversation():
     """25 replies of 2,048 are longer than the 32,768 tokens that it has room for otherwise."""
     share = (7.5 + machine.VLLM_ROOM + 6) / A100.gib
-    short, long = ({"max_tokens": n, "gradient_checkpointing": True, "vllm_memory": share} for n in (512, 2048))
+    short, long = (
+        {"max_tokens": n, "gradient_checkpointing": True, "vllm_memory": share} for n in (512, 2048)
+    )
     assert machine.longest("swarm", 2048) == 55_900
     assert not machine.plan(BIG, "swarm", A100, "vllm", long).starts
     assert machine.plan(BIG, "swarm", A100, "vllm", short).peak() < A100.gib

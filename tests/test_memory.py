@@ -1,4 +1,5 @@
-"""Protects the memory of a run: what is not needed while the sampler or the trainer works is given back."""
+"""Protects the memory of a run: what is not needed while the sampler or the trainer works is given
+back."""
 
 import json
 import weakref
@@ -20,7 +21,8 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("rank, base", [(4, torch.bfloat16), (0, torch.float32)])
 def test_dtypes_on_a_device(model_folder, rank, base):
-    """2 bytes a frozen weight and 4 a learning one: the meta device is no CPU, so load_policy takes a GPU's dtypes."""
+    """2 bytes a frozen weight and 4 a learning one: the meta device is no CPU, so load_policy takes
+    a GPU's dtypes."""
     policy = load_policy(model_folder("qwen3"), rank, 8, device="meta")
     assert {p.dtype for name, p in policy.model.named_parameters() if "lora_" not in name} == {base}
     assert {p.dtype for p in policy.trainable().values()} == {torch.float32}
@@ -30,12 +32,25 @@ def test_dtypes_on_a_device(model_folder, rank, base):
 def test_sampler_holds_a_copy_and_while_it_is_awake_a_cache(load, kind):
     policy = load(kind)
     sampler = TorchSampler(policy)
-    ask = lambda: sampler.sample([[5] * 10, [6] * 10], 3, 20, 1.0, [[(g, i) for i in range(3)] for g in range(2)])
+    ask = lambda: sampler.sample(
+        [[5] * 10, [6] * 10], 3, 20, 1.0, [[(g, i) for i in range(3)] for g in range(2)]
+    )
     first, d, c = ask(), sampler.decoder, policy.lm.config
     if kind == "qwen3":
-        copied = [d.embed, d.norm, *(t for w in d.layers for x in w.values() for t in (x if isinstance(x, tuple) else [x]))]
+        copied = [
+            d.embed,
+            d.norm,
+            *(
+                t
+                for w in d.layers
+                for x in w.values()
+                for t in (x if isinstance(x, tuple) else [x])
+            ),
+        ]
         copied = sum(t.nbytes for t in copied if isinstance(t, torch.Tensor))
-        assert copied == pytest.approx(4 * policy.n_parameters, rel=0.01)  # but for the norms of q and k, one a head
+        assert copied == pytest.approx(
+            4 * policy.n_parameters, rel=0.01
+        )  # but for the norms of q and k, one a head
         kv = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim
         assert sum(t.nbytes for t in cached(d)) == 4 * kv * 6 * (10 + 20)  # of six replies
     assert cached(d)
@@ -51,19 +66,26 @@ def cached(decoder) -> list:
     return [decoder.cache] if decoder.cache else []
 
 
-# ---------------------------------------------------------------------------------------------- a run keeps nothing it need not
+# ------------------------------------------------------------------ a run keeps nothing it need not
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A tiny run without and one with gradient checkpointing: {checkpointing: what was seen on the way}."""
-    return {checkpointing: tiny_run(tmp_path_factory.mktemp("runs"), checkpointing) for checkpointing in (False, True)}
+    """A tiny run without and one with gradient checkpointing: {checkpointing: what was seen on the
+    way}."""
+    return {
+        checkpointing: tiny_run(tmp_path_factory.mktemp("runs"), checkpointing)
+        for checkpointing in (False, True)
+    }
 
 
 def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
-    """plays: (names of gradients, optimizers alive, training mode?); updates: (the sampler's cache, forward passes, gradients?);
-    synced: (the sampler's version, are its folded weights the policy's?) at every play."""
-    seen = SimpleNamespace(sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[], asked=[])
+    """plays: (names of gradients, optimizers alive, training mode?); updates: (the sampler's cache,
+    forward passes, gradients?); synced: (the sampler's version, are its folded weights the
+    policy's?) at every play."""
+    seen = SimpleNamespace(
+        sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[], asked=[]
+    )
     optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
 
     def init(self, *args, **kwargs):
@@ -72,7 +94,9 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
 
     def load_policy(*args, real=train.load_policy):
         policy = real(*args)
-        policy.lm.model.layers[0].self_attn.register_forward_hook(lambda *_: setattr(seen, "forwards", seen.forwards + 1))
+        policy.lm.model.layers[0].self_attn.register_forward_hook(
+            lambda *_: setattr(seen, "forwards", seen.forwards + 1)
+        )
         return policy
 
     def make_sampler(cfg, policy, real=ahead.make_sampler):
@@ -82,17 +106,27 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
     def spied_play(policy, *args, real=ahead.play, **more):
         gradients = [name for name, p in policy.model.named_parameters() if p.grad is not None]
         seen.plays.append((gradients, len(optimizers), policy.model.training))
-        seen.synced.append((seen.sampler.version, same_weights(seen.sampler.decoder, FastDecoder(policy))))
+        seen.synced.append(
+            (seen.sampler.version, same_weights(seen.sampler.decoder, FastDecoder(policy)))
+        )
         groups = real(policy, *args, **more)
         for group in groups:
             for i, episode in enumerate(group):
-                episode.reward = float(i % 2)  # replies of 16 tokens earn nothing, and then nothing is trained
+                episode.reward = float(
+                    i % 2
+                )  # replies of 16 tokens earn nothing, and then nothing is trained
         return groups
 
     def update(policy, *args, real=train.update, **kwargs):
         cache, before = cached(seen.sampler.decoder), seen.forwards
         stats = real(policy, *args, **kwargs)
-        seen.updates.append((cache, seen.forwards - before, any(p.grad is not None for p in policy.model.parameters())))
+        seen.updates.append(
+            (
+                cache,
+                seen.forwards - before,
+                any(p.grad is not None for p in policy.model.parameters()),
+            )
+        )
         return stats
 
     cfg = settings.Config(
@@ -105,7 +139,9 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
     choose = lambda *asked: (seen.asked.append(asked), (str(PICO), "as planned", fits))[1]
     spies = patch.multiple(train, load_policy=load_policy, update=update, choose_model=choose)
     rollouts = patch.multiple(ahead, make_sampler=make_sampler, play=spied_play)
-    whole_rows = patch("fast.logprobs.shares_prompts", lambda lm: False)  # else the plain run has another number of passes
+    whole_rows = patch(
+        "fast.logprobs.shares_prompts", lambda lm: False
+    )  # else the plain run has another number of passes
     with spies, rollouts, whole_rows, patch.object(torch.optim.Optimizer, "__init__", init):
         folder = train.train(cfg, {"device", "vllm_sleep"})
     seen.lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -115,31 +151,48 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_gradients_and_one_optimizer_while_the_sampler_works(runs, checkpointing):
-    assert runs[checkpointing].plays == [([], 1, False)] * (3 + 2)  # three evaluations, two rollouts
+    assert runs[checkpointing].plays == [([], 1, False)] * (
+        3 + 2
+    )  # three evaluations, two rollouts
 
 
 def same_weights(a: FastDecoder, b: FastDecoder) -> bool:
     """Do both hold the same folded weights, to the last bit?"""
-    flat = lambda d: [d.embed, d.norm, *(t for w in d.layers for x in w.values() for t in (x if isinstance(x, tuple) else [x]))]
+    flat = lambda d: [
+        d.embed,
+        d.norm,
+        *(t for w in d.layers for x in w.values() for t in (x if isinstance(x, tuple) else [x])),
+    ]
     return all(x is y is None or torch.equal(x, y) for x, y in zip(flat(a), flat(b), strict=True))
 
 
 def test_whatever_is_sampled_is_sampled_from_the_policy_as_it_is_then(runs):
-    """Once "before", once "after_sft", two batches, once "final"; SFT and both updates have moved the weights."""
+    """Once "before", once "after_sft", two batches, once "final"; SFT and both updates have moved
+    the weights."""
     assert runs[False].synced == [(version, True) for version in [0, 0, 0, 1, 2]]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_cache_while_the_trainer_works(runs, checkpointing):
-    assert [(cache, gradients) for cache, _, gradients in runs[checkpointing].updates] == [([], True)] * 2
+    assert [(cache, gradients) for cache, _, gradients in runs[checkpointing].updates] == [
+        ([], True)
+    ] * 2
 
 
 def test_what_auto_sets_is_what_runs_and_is_kept(runs):
     for checkpointing, run in runs.items():
-        assert (run.config["model"], run.config["gradient_checkpointing"]) == ("pico_base", checkpointing)
+        assert (run.config["model"], run.config["gradient_checkpointing"]) == (
+            "pico_base",
+            checkpointing,
+        )
         [(model, env, device, asked)] = run.asked
         assert (model, env, device) == ("auto", "letters", "cpu")
-        assert asked["max_tokens"] == 16 and asked["vllm_sleep"] is True and "vllm_memory" not in asked and "micro_tokens" not in asked
+        assert (
+            asked["max_tokens"] == 16
+            and asked["vllm_sleep"] is True
+            and "vllm_memory" not in asked
+            and "micro_tokens" not in asked
+        )
 
 
 def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):

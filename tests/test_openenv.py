@@ -1,6 +1,7 @@
-"""Protects bridges/openenv_swarm.py against the real OpenEnv, server and client, over loopback: the same
-seed and the same calls earn the same score to the last bit, and nothing that a client sends stops the
-server. `make test-all` gives it a .venv-openenv of its own; without openenv it is skipped."""
+"""Protects bridges/openenv_swarm.py against the real OpenEnv, server and client, over loopback: the
+same seed and the same calls earn the same score to the last bit, and nothing that a client sends
+stops the server. `make test-all` gives it a .venv-openenv of its own; without openenv it is
+skipped."""
 
 import json
 import os

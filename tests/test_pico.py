@@ -35,7 +35,9 @@ from rollout import expert_episode, play
 from steps import stir
 
 ROOT = Path(__file__).resolve().parent.parent
-NEW_ENV = lambda: env_letters.Letters(difficulty=6, reward_kind="binary", think=True, style="states")
+NEW_ENV = lambda: env_letters.Letters(
+    difficulty=6, reward_kind="binary", think=True, style="states"
+)
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,10 @@ def test_the_gain_is_final_minus_sft_on_the_trained_tasks_task_by_task(run):
     for name, what in (("gain", "exact"), ("gain_reward", "reward")):
         expected = metrics.gain(of(evals, "after_sft")[what], of(evals, "final")[what])
         assert summary[name] == expected.dict()
-    assert f"GRPO gained over SFT in exact answers: {metrics.Interval(**summary['gain']).points()}" in text
+    assert (
+        f"GRPO gained over SFT in exact answers: {metrics.Interval(**summary['gain']).points()}"
+        in text
+    )
     assert f"in mean reward: {metrics.Interval(**summary['gain_reward']).signed()}" in text
 
 
@@ -232,7 +235,9 @@ def test_the_interval_of_a_share_stays_between_0_and_1():
     exact = [{"trained": True, "exact": [1.0], "reward": [1.0]}]
     (table,) = report.trajectory([line | {"update": 1} for line in lines] * 10, exact, "letters")
     assert all(row[1].endswith("1.00]") and "[0.00" in row[1] for row in table["rows"])
-    assert "mean 0.64 [0.00, 1.00]" in observed(lines) and "Now: 0.64 [0.00, 1.00]" in observed(lines)
+    assert "mean 0.64 [0.00, 1.00]" in observed(lines) and "Now: 0.64 [0.00, 1.00]" in observed(
+        lines
+    )
     free = metrics.level(rewards)  # a reward that is no share may be above 1
     assert tables.within(free, rewards, False) == tables.within(free, [*rewards, 1.5], True) == free
 
@@ -282,7 +287,7 @@ def test_a_curriculum_is_told_and_only_its_last_level_settles():
     assert chart["marks"] == [[101, "6"]]
 
 
-# -------------------------------------------------------------------- the swarm, a part of one's own
+# ------------------------------------------------------------------- the swarm, a part of one's own
 
 
 def test_a_swarm_report_has_parts_behaviour_and_what_was_evaluated_later(tmp_path):
@@ -297,7 +302,9 @@ def test_a_swarm_report_has_parts_behaviour_and_what_was_evaluated_later(tmp_pat
         assert result["reward"] == pytest.approx(np.mean(e["reward"])) and "exact" not in result
         for name in ("payoff", "quality", "used_vote"):
             assert result["components"][name]["mean"] == pytest.approx(np.mean(e[name]))
-    assert "5.000" not in section(text, "Evaluation\n") and "5.000" in section(text, "Evaluated later")
+    assert "5.000" not in section(text, "Evaluation\n") and "5.000" in section(
+        text, "Evaluated later"
+    )
     assert "## Behaviour: after SFT → update 40 (final)" in text and "Its 25 calls" in text
     report.main([str(folder), "before", "20"])
     assert "## Behaviour: before SFT → update 20" in (folder / "report.md").read_text()
@@ -314,7 +321,9 @@ def test_a_report_of_letters_loads_nothing_of_the_swarm(run):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_and_curves(monkeypatch, capsys, tmp_path):
+def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_and_curves(
+    monkeypatch, capsys, tmp_path
+):
     score = env_letters.Letters.score
     monkeypatch.setattr(env_letters.Letters, "score", lambda self: score(self) | {"rhyme": 0.25})
     cfg = settings.Config(updates=2, num_tasks=2, k=2, eval_n=4, max_tokens=16, sft_steps=1,

@@ -341,7 +341,7 @@ def test_a_prompt_that_fits_exactly_is_played(tiny, end, missing):
         assert "lower --max-tokens" in episode.error
 
 
-# ------------------------------------------------------------------- same seeds, and where time goes
+# ------------------------------------------------------------------ same seeds, and where time goes
 
 
 # ------------------------------------------------------------------------------------ the expert

@@ -1,5 +1,6 @@
-"""Protects the sampler and its decoders: what it says it sampled is what the model would have said, for every architecture, whatever the
-batch; it stops where it must; it samples from the weights of the last sync and never edits them.
+"""Protects the sampler and its decoders: what it says it sampled is what the model would have said,
+for every architecture, whatever the batch; it stops where it must; it samples from the weights of
+the last sync and never edits them.
 """
 
 import sys
@@ -47,12 +48,14 @@ def assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temp
     for prompt, samples in zip(prompts, groups):
         for s in samples:
             with torch.no_grad():
-                logprobs = naive_logprobs(policy, prompt + s.token_ids, temperature)[len(prompt) - 1 :]  # [sampled]
+                logprobs = naive_logprobs(policy, prompt + s.token_ids, temperature)[
+                    len(prompt) - 1 :
+                ]  # [sampled]
             assert len(s.logprobs) == len(s.token_ids) == len(logprobs)
             assert (logprobs - torch.tensor(s.logprobs)).abs().max() < 1e-4
 
 
-# ---------------------------------------------------------------------------------------------- log-probs
+# ---------------------------------------------------------------------------------------- log-probs
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
@@ -65,12 +68,13 @@ def test_logprobs_equal_a_plain_forward_pass(load, naive_logprobs, kind, tempera
     assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temperature or 1.0)
 
 
-# ---------------------------------------------------------------------------------------------- decoders
+# ----------------------------------------------------------------------------------------- decoders
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_may_end_in_any_order(load, seed):
-    """Prompts of other lengths, of which one ends early: the logits stay those of the plain decoder."""
+    """Prompts of other lengths, of which one ends early: the logits stay those of the plain
+    decoder."""
     policy, rng = load("qwen3", lora_rank=4, awake=True), np.random.default_rng(seed)
     prompts, copies, room, n = [rng.integers(1, 250, n).tolist() for n in (9, 4, 12)], 5, 24, 15
     ids = torch.tensor([[0] * (12 - len(p)) + p for p in prompts])
@@ -91,8 +95,14 @@ def test_rows_may_end_in_any_order(load, seed):
 
 
 def deep(small):
-    """36 layers of random weights in bfloat16, of the architecture of a small one: what rounding does to a 4B."""
-    sizes = small.lm.config.to_dict() | {"num_hidden_layers": 36, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    """36 layers of random weights in bfloat16, of the architecture of a small one: what rounding
+    does to a 4B."""
+    sizes = small.lm.config.to_dict() | {
+        "num_hidden_layers": 36,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "head_dim": 16,
+    }
     sizes.pop("layer_types", None)
     torch.manual_seed(0)
     lm = type(small.lm)(type(small.lm.config)(**sizes)).to(torch.bfloat16).eval()
@@ -102,7 +112,9 @@ def deep(small):
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind):
     decoder = make_decoder(deep(load(kind)))
-    assert isinstance(decoder, FastDecoder) and decoder.why.startswith("fast decoder: its log-probs are 0.")
+    assert isinstance(decoder, FastDecoder) and decoder.why.startswith(
+        "fast decoder: its log-probs are 0."
+    )
 
 
 def forget_norm(decoder):
@@ -117,7 +129,9 @@ def turn_wrongly(decoder):
 
 @pytest.mark.parametrize("wrong", [forget_norm, turn_wrongly])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_in_bfloat16_a_mistake_in_one_of_36_layers_refuses_the_fast_decoder(load, monkeypatch, kind, wrong):
+def test_in_bfloat16_a_mistake_in_one_of_36_layers_refuses_the_fast_decoder(
+    load, monkeypatch, kind, wrong
+):
     sync = FastDecoder.sync
 
     def mistaken(self):
@@ -130,8 +144,19 @@ def test_in_bfloat16_a_mistake_in_one_of_36_layers_refuses_the_fast_decoder(load
     assert "nats from the model's, rounding alone 0." in decoder.why
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("x"), RuntimeError("CUDA error: an illegal memory access"), *(
-    [torch.AcceleratorError("device-side assert", 1)] if hasattr(torch, "AcceleratorError") else [])])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("x"),
+        RuntimeError("CUDA error: an illegal memory access"),
+        *(
+            # fmt: skip
+            [torch.AcceleratorError("device-side assert", 1)]
+            if hasattr(torch, "AcceleratorError")
+            else []
+        ),
+    ],
+)
 def test_an_error_of_the_card_is_not_taken_for_another_architecture(tiny, monkeypatch, error):
     def fails(*_):
         raise error
@@ -140,7 +165,9 @@ def test_an_error_of_the_card_is_not_taken_for_another_architecture(tiny, monkey
     with pytest.raises(type(error)):
         make_decoder(tiny)
     monkeypatch.setattr(FastDecoder, "prefill", lambda *_: torch.zeros(2) @ torch.zeros(3))
-    assert make_decoder(tiny).why.startswith("plain decoder, many times slower than the fast one: another architecture (RuntimeError")
+    assert make_decoder(tiny).why.startswith(
+        "plain decoder, many times slower than the fast one: another architecture (RuntimeError"
+    )
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -149,7 +176,8 @@ def test_other_architectures_fall_back_on_the_plain_decoder(load, kind):
 
 
 def test_a_window_longer_than_the_test_prompt_is_not_overlooked(load, naive_logprobs):
-    # so FastDecoder is chosen; it attends to everything, and is wrong as soon as the text is longer than the window.
+    # so FastDecoder is chosen; it attends to everything, and is wrong as soon as the text is longer
+    # than the window.
     policy = endless(load("mistral_window"))
     prompts = random_prompts(40)
     groups = TorchSampler(policy).sample(prompts, 1, 8, 1.0, grid(1, 1))
@@ -163,7 +191,9 @@ def test_greedy_is_what_generate_gives(load, kind):
     ours = TorchSampler(policy).sample(prompts, 1, 24, 0, grid(4, 1))
     for prompt, (sample,) in zip(prompts, ours):
         ids = torch.tensor([prompt])
-        theirs = policy.lm.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+        theirs = policy.lm.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24
+        )
         assert sample.token_ids == theirs[0, len(prompt) :].tolist()
 
 
@@ -180,19 +210,23 @@ def test_a_prompt_is_prefilled_once_however_many_samples_it_gets(tiny):
     assert shapes == [(2, 7)]
 
 
-# ---------------------------------------------------------------------------------------------- same seed, same sample
+# --------------------------------------------------------------------------- same seed, same sample
 
 
 @pytest.mark.parametrize("decoder", [FastDecoder, PlainDecoder])
 def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder):
-    policy = with_stops(tiny, range(0, 1024, 16))  # rows end early and late, so that places are refilled
+    policy = with_stops(
+        tiny, range(0, 1024, 16)
+    )  # rows end early and late, so that places are refilled
     prompts, k, n = random_prompts(4, 23, 9, 9, 15), 3, 30
     seeds = grid(5, k)
 
     def sample(prompts, k, seeds, max_rows=256):
         sampler = TorchSampler(policy, max_rows)
         sampler.decoder = decoder(policy)
-        return [[s.token_ids for s in samples] for samples in sampler.sample(prompts, k, n, 1.0, seeds)]
+        return [
+            [s.token_ids for s in samples] for samples in sampler.sample(prompts, k, n, 1.0, seeds)
+        ]
 
     batch = sample(prompts, k, seeds)
     lengths = [len(tokens) for group in batch for tokens in group]
@@ -208,13 +242,22 @@ def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder)
         assert sample(prompts, k, seeds, max_rows) == batch
 
 
-# ---------------------------------------------------------------------------------------------- the plain way
+# ------------------------------------------------------------------------------------ the plain way
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
 @pytest.mark.parametrize(
     "kind, lora_rank",
-    [("pico", 4), ("qwen3", 0), ("llama_bias", 4), ("llama_dynamic", 0), ("gemma2", 4), ("gpt2", 0), ("lfm2", 0), ("granite", 4)],
+    [
+        ("pico", 4),
+        ("qwen3", 0),
+        ("llama_bias", 4),
+        ("llama_dynamic", 0),
+        ("gemma2", 4),
+        ("gpt2", 0),
+        ("lfm2", 0),
+        ("granite", 4),
+    ],
 )
 def test_the_plain_sampler_draws_the_same_tokens(load, kind, lora_rank, temperature):
     policy = with_stops(load(kind, lora_rank, awake=True), range(0, 1024, 12))
@@ -224,13 +267,18 @@ def test_the_plain_sampler_draws_the_same_tokens(load, kind, lora_rank, temperat
     assert len(plain) == 12
     for a, b in zip(plain, fast, strict=True):
         assert (a.token_ids, a.finished) == (b.token_ids, b.finished)
-        assert len(a.logprobs) == len(a.token_ids) and np.allclose(a.logprobs, b.logprobs, atol=1e-4)
+        assert len(a.logprobs) == len(a.token_ids) and np.allclose(
+            a.logprobs, b.logprobs, atol=1e-4
+        )
     if temperature:
-        assert {a.finished for a in plain} == {True, False} and len({len(a.token_ids) for a in plain}) > 3
+        assert {a.finished for a in plain} == {True, False} and len(
+            {len(a.token_ids) for a in plain}
+        ) > 3
 
 
 class FakeVllm:
-    """Stands in for vLLM's LLM: keeps its options, every request's seed, and how often it was put to sleep."""
+    """Stands in for vLLM's LLM: keeps its options, every request's seed, and how often it was put
+    to sleep."""
 
     made = None
 
@@ -249,14 +297,21 @@ class FakeVllm:
         self.seeds += [p.seed for p in params]
 
     def wait_for_completion(self, *_, **__):
-        reply = SimpleNamespace(token_ids=[5], logprobs=SimpleNamespace(token_ids=[5], logprobs=[-1.0]))
+        reply = SimpleNamespace(
+            token_ids=[5], logprobs=SimpleNamespace(token_ids=[5], logprobs=[-1.0])
+        )
         return [SimpleNamespace(outputs=[reply])] * len(self.seeds)
 
 
 @pytest.fixture
 def fake_vllm(monkeypatch):
     """A machine with a card and an installed vLLM, so they say."""
-    vllm = SimpleNamespace(LLM=FakeVllm, SamplingParams=lambda **how: SimpleNamespace(**how), RequestOutput=None, __spec__=object())
+    vllm = SimpleNamespace(
+        LLM=FakeVllm,
+        SamplingParams=lambda **how: SimpleNamespace(**how),
+        RequestOutput=None,
+        __spec__=object(),
+    )
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # nothing really asks the card
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
@@ -267,31 +322,56 @@ def fake_vllm(monkeypatch):
 def test_vllms_seeds_and_its_sleep_are_choices(tiny, fake_vllm, seeds, sleep):
     on_card = replace(tiny, device=torch.device("cuda"))
     sampler = make_sampler(
-        SimpleNamespace(env="letters", max_tokens=64, plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=seeds, vllm_sleep=sleep),
+        SimpleNamespace(
+            env="letters",
+            max_tokens=64,
+            plain=False,
+            engine="vllm",
+            vllm_memory=0.3,
+            vllm_seeds=seeds,
+            vllm_sleep=sleep,
+        ),
         on_card,
     )
-    assert FakeVllm.made.options["enable_sleep_mode"] == sleep and FakeVllm.made.options["dtype"] == "bfloat16"
+    assert (
+        FakeVllm.made.options["enable_sleep_mode"] == sleep
+        and FakeVllm.made.options["dtype"] == "bfloat16"
+    )
     sampler.sample([[1, 2]], 2, 1, 1.0, grid(1, 2))
-    assert (len(set(FakeVllm.made.seeds)) == 2) == seeds and (FakeVllm.made.seeds == [None, None]) == (not seeds)
+    assert (len(set(FakeVllm.made.seeds)) == 2) == seeds and (
+        FakeVllm.made.seeds == [None, None]
+    ) == (not seeds)
     with sampler.asleep():
         assert FakeVllm.made.slept == sleep and sampler.awake == (not sleep)
     assert sampler.awake
     sampler.close()
 
 
-def test_on_a_card_without_bfloat16_vllm_is_asked_for_float32_which_its_lora_does_not_have(tiny, fake_vllm, monkeypatch):
+def test_on_a_card_without_bfloat16_vllm_is_asked_for_float32_which_its_lora_does_not_have(
+    tiny, fake_vllm, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     cfg = SimpleNamespace(
-        env="letters", max_tokens=64, plain=False, engine="vllm", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True, lora_rank=0
+        env="letters",
+        max_tokens=64,
+        plain=False,
+        engine="vllm",
+        vllm_memory=0.3,
+        vllm_seeds=True,
+        vllm_sleep=True,
+        lora_rank=0,
     )
     make_sampler(cfg, replace(tiny, device=torch.device("cuda"))).close()
     assert FakeVllm.made.options["dtype"] == "float32"
     cfg.lora_rank = 32
-    with pytest.raises(ValueError, match="--engine vllm: this card has no bfloat16, and vLLM has no LoRA in float32; take --engine torch"):
+    with pytest.raises(
+        ValueError,
+        match="--engine vllm: this card has no bfloat16, and vLLM has no LoRA in float32; take --engine torch",
+    ):
         make_sampler(cfg, replace(tiny, device=torch.device("cuda")))
 
 
-# ---------------------------------------------------------------------------------------------- where it stops
+# ----------------------------------------------------------------------------------- where it stops
 
 
 @pytest.mark.parametrize("decoder", [FastDecoder, PlainDecoder])
@@ -307,8 +387,14 @@ def test_a_reply_ends_with_the_first_stop_token_and_includes_it(tiny, decoder, t
 
     free = sample(endless(tiny))
     assert all(len(s.token_ids) == n and not s.finished for s in free)  # max_tokens, exactly
-    # Stop tokens that do come: at the first place of one row, amid two others, and at the last place of one.
-    stops = {free[0].token_ids[0], free[5].token_ids[4], free[9].token_ids[7], free[15].token_ids[-1]}
+    # Stop tokens that do come: at the first place of one row, amid two others, and at the last
+    # place of one.
+    stops = {
+        free[0].token_ids[0],
+        free[5].token_ids[4],
+        free[9].token_ids[7],
+        free[15].token_ids[-1],
+    }
     ended = sample(with_stops(tiny, stops))
     for a, b in zip(free, ended):
         first = next((t for t, token in enumerate(a.token_ids) if token in stops), None)
@@ -320,11 +406,12 @@ def test_a_reply_ends_with_the_first_stop_token_and_includes_it(tiny, decoder, t
     assert min(len(s.token_ids) for s in ended) == 1
 
 
-# ---------------------------------------------------------------------------------------------- draw
+# --------------------------------------------------------------------------------------------- draw
 
 
 def chi_square_excess(tokens: np.ndarray, probabilities: np.ndarray) -> float:
-    """How many standard deviations the chi-square statistic of the counts lies above its mean. Rare tokens are pooled."""
+    """How many standard deviations the chi-square statistic of the counts lies above its mean. Rare
+    tokens are pooled."""
     expected = probabilities * len(tokens)  # [V]
     counts = np.bincount(tokens, minlength=len(expected))  # [V]
     common = expected >= 10
@@ -340,7 +427,9 @@ def test_draw_follows_the_models_distribution(tiny, temperature):
     with torch.no_grad():
         logits = tiny.model(input_ids=torch.tensor(random_prompts(10))).logits[0, -1]  # [V]
     n = 5000
-    uniform = torch.tensor([np.random.default_rng((0, seed)).random() for seed in range(n)]).float()  # [n]
+    uniform = torch.tensor(
+        [np.random.default_rng((0, seed)).random() for seed in range(n)]
+    ).float()  # [n]
     tokens, logprobs = draw(logits.expand(n, -1), uniform, temperature)  # [n], [n]
     p = (logits.double() / temperature).softmax(-1)  # [V]
     assert torch.allclose(logprobs, p[tokens].log().float(), atol=1e-4)
@@ -358,14 +447,15 @@ def test_draw_is_the_inverse_cdf():
 
 
 def test_a_token_without_probability_is_never_drawn():
-    # passes the end of the CDF and is clamped to the last token of the vocabulary, likely or not (about 3 of 10^8 tokens).
+    # passes the end of the CDF and is clamped to the last token of the vocabulary, likely or not
+    # (about 3 of 10^8 tokens).
     logits = torch.tensor([0.0, 0.0, -float("inf")])
     uniform = torch.tensor([np.nextafter(1.0, 0.0)], dtype=torch.float32)
     token, logprob = draw(logits[None], uniform, 1.0)
     assert token.item() == 1 and torch.isfinite(logprob).all()
 
 
-# ---------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 @pytest.mark.parametrize("kind, lora_rank", [("qwen3", 4), ("qwen3", 0), ("llama", 4), ("gpt2", 4)])
@@ -411,7 +501,8 @@ def test_folding_again_and_again_does_not_drift(load):
 
 @pytest.mark.parametrize("kind", FAST)
 def test_a_conversation_resumed_from_its_cache_gives_the_logits_of_reading_it_whole(load, kind):
-    """Rows of very different lengths, some with one new token and some with many, some new part longer than another row's whole."""
+    """Rows of very different lengths, some with one new token and some with many, some new part
+    longer than another row's whole."""
     policy = load(kind, lora_rank=4, awake=True)
     decoder, rng = FastDecoder(policy), np.random.default_rng(3)
     prompts = [rng.integers(1, 1000, n).tolist() for n in (9, 30, 31, 80, 64)]
@@ -436,7 +527,9 @@ def test_a_conversation_resumed_from_its_cache_gives_the_logits_of_reading_it_wh
 
 def test_caches_are_given_only_when_asked_for_and_cover_all_but_the_last_token(load):
     base = load("pico", lora_rank=4)
-    sampler = TorchSampler(with_stops(base, set(range(0, 1024, 20))))  # one token in twenty ends a reply
+    sampler = TorchSampler(
+        with_stops(base, set(range(0, 1024, 20)))
+    )  # one token in twenty ends a reply
     prompt = list(range(5, 25))
     seeds = [[(0, i) for i in range(6)]]
     assert all(s.cache is None for s in sampler.sample([prompt], 6, 12, 1.0, seeds)[0])
@@ -444,11 +537,15 @@ def test_caches_are_given_only_when_asked_for_and_cover_all_but_the_last_token(l
     assert {s.finished for s in kept} == {True, False}, "choose another prompt"
     for s in kept:
         assert (s.cache is not None) == s.finished
-        assert s.cache is None or {kept.shape[2] for kept in s.cache} == {len(prompt) + len(s.token_ids) - 1}
+        assert s.cache is None or {kept.shape[2] for kept in s.cache} == {
+            len(prompt) + len(s.token_ids) - 1
+        }
 
 
 @pytest.mark.parametrize("k, room", [(1, 3), (4, 8), (4, 5)])
-def test_out_of_memory_is_answered_in_smaller_batches_with_the_same_samples(load, monkeypatch, k, room):
+def test_out_of_memory_is_answered_in_smaller_batches_with_the_same_samples(
+    load, monkeypatch, k, room
+):
     policy = load("pico", lora_rank=0)
     prompts = [[1 + i] * (2 + i) for i in range(7)]
     seeds = [[(5, g, i) for i in range(k)] for g in range(7)]
@@ -464,7 +561,9 @@ def test_out_of_memory_is_answered_in_smaller_batches_with_the_same_samples(load
 
     monkeypatch.setattr(poor, "_batch", little_memory)
     got = poor.sample(prompts, k, 6, 1.0, seeds)
-    assert [[s.token_ids for s in group] for group in got] == [[s.token_ids for s in group] for group in expected]
+    assert [[s.token_ids for s in group] for group in got] == [
+        [s.token_ids for s in group] for group in expected
+    ]
     assert max(rows) > room and poor.max_rows <= room  # it has learnt how much fits
     tried = len(rows)
     poor.sample(prompts, k, 6, 1.0, seeds)
@@ -517,12 +616,17 @@ def test_vllm_is_left_alone_if_several_processes_train(tiny, monkeypatch, proces
 
 
 def test_the_decoder_makes_its_tensors_where_the_weights_are(model_folder, monkeypatch):
-    """On a card a table left on the CPU fails at the first prompt. The meta device stands in: it is another device,
-    and computes shapes alone."""
+    """On a card a table left on the CPU fails at the first prompt. The meta device stands in: it is
+    another device, and computes shapes alone."""
     decoder = FastDecoder(load_policy(model_folder("qwen3"), 4, 8, device="meta"))
     there = dict(dtype=torch.long, device="meta")
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [0] * len(tensor))  # it has no values to tell
+    monkeypatch.setattr(
+        torch.Tensor, "tolist", lambda tensor: [0] * len(tensor)
+    )  # it has no values to tell
     with torch.inference_mode():
         read = decoder.prefill(torch.zeros((2, 5), **there), torch.zeros(2, **there), 3, 4)
         stepped = decoder.step(torch.zeros(6, **there))
-    assert read.shape == stepped.shape == (6, 1024) and read.device.type == stepped.device.type == "meta"
+    assert (
+        read.shape == stepped.shape == (6, 1024)
+        and read.device.type == stepped.device.type == "meta"
+    )

@@ -1,4 +1,5 @@
-"""Protects lab/speed.py: every side that is installed gives a number, and a card's smoke run is right on a CPU."""
+"""Protects lab/speed.py: every side that is installed gives a number, and a card's smoke run is
+right on a CPU."""
 
 import json
 from importlib import metadata
@@ -14,7 +15,9 @@ def test_every_installed_side_gives_tokens_seconds_and_memory(tmp_path, capsys):
     speed.main(setup)
     arms = json.loads((tmp_path / "speed.json").read_text())["arms"]
     assert arms.pop("another") == {}  # what was measured before stays
-    here = [side for side, package in speed.SIDES.items() if any(metadata.distributions(name=package))]
+    here = [
+        side for side, package in speed.SIDES.items() if any(metadata.distributions(name=package))
+    ]
     assert [name.split(", ")[1] for name in arms] == here and len(here) >= 3
     for name, arm in arms.items():
         [found] = arm["rounds"]

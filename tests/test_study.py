@@ -115,7 +115,9 @@ ALPHABET = partial(Alphabet, 3, 3, 1, 4, 8, power_per_turn=False, think=True, st
 
 
 @pytest.mark.parametrize("make_env, words, size", [(LETTERS, 2, 40), (ALPHABET, 1, 200)])
-def test_each_reply_begins_as_the_expert_does_and_the_rest_is_the_models_own(pico, make_env, words, size):
+def test_each_reply_begins_as_the_expert_does_and_the_rest_is_the_models_own(
+    pico, make_env, words, size
+):
     sampler = Begun(TorchSampler(pico), pico, words)
     (((episode,),)) = play(pico, sampler, partial(sampler.watch, make_env), [5], 1, size, 0.0, 0)
     game = make_env(style="derives") if make_env is ALPHABET else make_env()

@@ -224,7 +224,9 @@ train.update = update
     assert "--micro-tokens" in said and "--resume" in said and "Traceback" not in done.stderr
     assert run("--resume", folder, "--micro-tokens", 64).returncode == 0
     first, *rest = lines(folder / "metrics.jsonl")
-    assert [line["update"] for line in rest] == [2, 3] and read(folder / "config.json")["micro_tokens"] == 64
+    assert [line["update"] for line in rest] == [2, 3] and read(folder / "config.json")[
+        "micro_tokens"
+    ] == 64
     # The reference is still the policy after SFT: its distance is measured, and grows from 0.
     assert first["kl_ref"] == pytest.approx(0, abs=1e-6) and rest[0]["kl_ref"] > 1e-6
 
@@ -318,7 +320,10 @@ def test_wandb_logs_offline_without_asking_and_a_resume_goes_on_with_the_same_cu
     env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
     flags = [f for f in ONE_TIER if f != "--no-wandb"] + ["--updates", "1"]
     folder = tmp_path / "w"
-    for words in ([*flags, "--runs", tmp_path, "--name", "w"], ["--resume", folder, "--updates", 2]):
+    for words in (
+        [*flags, "--runs", tmp_path, "--name", "w"],
+        ["--resume", folder, "--updates", 2],
+    ):
         done = warm.run(["train.py", *words], ROOT, env, pictures=False)
         assert done.returncode == 0, done.stderr[-2000:]
         assert "wandb sync" in done.stdout

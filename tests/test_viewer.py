@@ -39,22 +39,50 @@ def page_of(folder: Path) -> Path:
 
 
 def segments(rng: random.Random, prompt: str, replies: list[str], trained: bool) -> list[dict]:
-    """A conversation as train.py writes it: given text, then the policy's tokens (here: words and single spaces)."""
+    """A conversation as train.py writes it: given text, then the policy's tokens (here: words and
+    single spaces)."""
     out = []
     for turn, reply in enumerate(replies):
-        out.append({"role": "given", "text": prompt if turn == 0 else f"<|im_start|>user\nturn {turn}<|im_end|>\n<|im_start|>assistant\n"})
+        out.append(
+            {
+                "role": "given",
+                "text": prompt
+                if turn == 0
+                else f"<|im_start|>user\nturn {turn}<|im_end|>\n<|im_start|>assistant\n",
+            }
+        )
         tokens = [*re.findall(r"\s|[^\s]+", reply), "<|im_end|>"]
         ratios = [round(math.exp(rng.gauss(0, 0.02)), 4) for _ in tokens] if trained else None
-        out.append({"role": "policy", "tokens": tokens, "logprobs": [round(-rng.expovariate(3), 4) for _ in tokens], "ratios": ratios})
+        out.append(
+            {
+                "role": "policy",
+                "tokens": tokens,
+                "logprobs": [round(-rng.expovariate(3), 4) for _ in tokens],
+                "ratios": ratios,
+            }
+        )
     return out
 
 
 def episode(
-    rng, update: int, stage: str, group: int, member: int, seed: int, reward, advantage, replies: list[str], tasks: str = ""
+    rng,
+    update: int,
+    stage: str,
+    group: int,
+    member: int,
+    seed: int,
+    reward,
+    advantage,
+    replies: list[str],
+    tasks: str = "",
 ) -> dict:
     question = f"Count the letters in task {seed}: <b>bold</b> & such."
-    messages = [{"role": "user", "content": question}] + [{"role": "assistant", "content": reply} for reply in replies]
-    parts = segments(rng, f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", replies, not stage)
+    messages = [{"role": "user", "content": question}] + [
+        {"role": "assistant", "content": reply} for reply in replies
+    ]
+    parts = segments(
+        rng, f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", replies, not stage
+    )
     return {
         "update": update, "source": "eval" if stage else "rollout", "stage": stage, "group": group, "member": member, "seed": seed,
         "reward": reward, "advantage": advantage, "components": {"exact": float(reward == 1), "format": 1.0, "habit_bare": 0.0},
@@ -136,7 +164,9 @@ def test_the_data_goes_round_unchanged(tmp_path):
         assert run["tasks"][short["task"]]["seed"] == e["seed"]
     stops = [stop["key"] for stop in run["stops"] if stop["source"] == "eval"]
     assert stops == ["-1.before", "0.after_sft", "10.train", "20.final"]
-    assert len({e["task"] for e in run["episodes"] if run["stops"][e["at"]]["source"] == "eval"}) == 6
+    assert (
+        len({e["task"] for e in run["episodes"] if run["stops"][e["at"]]["source"] == "eval"}) == 6
+    )
 
 
 def test_the_page_allows_its_own_script_only_and_has_no_address(tmp_path):
@@ -215,29 +245,42 @@ def test_a_swarm_page_has_its_tools_and_calls_and_the_scenario_as_title(swarm):
     assert titles[:8] == [f"scenario {i}" for i in range(8)]
 
 
-# ------------------------------------------------------------------------------ the page in a browser
+# ---------------------------------------------------------------------------- the page in a browser
 
 
 class Page:
-    """A page with the few verbs that the tests need. wait(...) asks until it is true, for five seconds."""
+    """A page with the few verbs that the tests need. wait(...) asks until it is true, for five
+    seconds."""
 
     def __init__(self, browser):
         self.browser = browser
 
-    def open(self, path: Path, fragment: str = "", width: int = 1280, height: int = 900, **features):
-        media = {"prefers-color-scheme": "light", **{name.replace("_", "-"): value for name, value in features.items()}}
-        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": n, "value": v} for n, v in media.items()]})
+    def open(
+        self, path: Path, fragment: str = "", width: int = 1280, height: int = 900, **features
+    ):
+        media = {
+            "prefers-color-scheme": "light",
+            **{name.replace("_", "-"): value for name, value in features.items()},
+        }
+        self.browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": n, "value": v} for n, v in media.items()]},
+        )
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.browser.get("about:blank")  # else only the fragment would change
         self.browser.get_log("browser")
         self.browser.get(path.as_uri() + "#" + fragment)
-        self.wait("return document.documentElement.dataset.theme")  # the episodes are unpacked and the first one is drawn
+        self.wait(
+            "return document.documentElement.dataset.theme"
+        )  # the episodes are unpacked and the first one is drawn
         return self
 
     def js(self, code: str, *arguments):
         return self.browser.execute_script(
-            "const all = s => [...document.querySelectorAll(s)], one = s => document.querySelector(s);" + code, *arguments
+            "const all = s => [...document.querySelectorAll(s)], one = s => document.querySelector(s);"
+            + code,
+            *arguments,
         )
 
     def texts(self, selector: str) -> list[str]:
@@ -253,7 +296,11 @@ class Page:
             ActionChains(self.browser, duration=0).send_keys(key).perform()
 
     def choose(self, name: str, value: str):
-        self.js("const c = one(`[data-key=${arguments[0]}]`); c.value = arguments[1]; c.dispatchEvent(new Event('input'))", name, value)
+        self.js(
+            "const c = one(`[data-key=${arguments[0]}]`); c.value = arguments[1]; c.dispatchEvent(new Event('input'))",
+            name,
+            value,
+        )
 
     def wait(self, code: str, *arguments):
         deadline = time.monotonic() + 5
@@ -263,7 +310,8 @@ class Page:
         return value
 
     def outside(self, scrolls: str = "") -> list[str]:
-        """What reaches past the window's right edge, but for what scrolls by itself; scrolls: more of that, as selectors."""
+        """What reaches past the window's right edge, but for what scrolls by itself; scrolls: more
+        of that, as selectors."""
         return self.js(
             f"return all('body *').filter(e => !e.closest('#samples, svg, dialog, script{scrolls}') && e.getClientRects().length && "
             "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
@@ -308,7 +356,9 @@ def test_it_opens_and_asks_nobody_for_anything(page, plain):
 def test_hostile_text_stays_text(page, hostile):
     page.open(hostile)
     page.keys("j", "]", "w", "w", "j", "]")
-    page.js("for (const t of all('.token')) t.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
+    page.js(
+        "for (const t of all('.token')) t.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
+    )
     found = "[window.hacked ?? null, document.images.length, document.scripts.length]"
     assert page.js(f"return {found}") == [None, 0, 3]
     said = page.texts("#samples article:last-child .text")[0]
@@ -375,7 +425,9 @@ const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((p
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_both_schemes(page, plain, scheme):
     page.open(plain, "source=rollout", prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
-    dark = page.js(CONTRAST + "return luminance([getComputedStyle(document.body).backgroundColor]) < 0.2")
+    dark = page.js(
+        CONTRAST + "return luminance([getComputedStyle(document.body).backgroundColor]) < 0.2"
+    )
     assert dark == (scheme == "dark")
     page.js(
         "for (const t of all('.token')) t.style.setProperty('--share', '100%'); "

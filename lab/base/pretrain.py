@@ -1,39 +1,53 @@
-"""How models/pico_base/ and models/pico_swarm/ were made: a 0.9M-parameter Qwen3 from nothing, on two CPU cores, seeded.
+"""How models/pico_base/ and models/pico_swarm/ were made: a 0.9M-parameter Qwen3 from nothing, on
+two CPU cores, seeded.
 
     python -m lab.base.pretrain --stop-after 6 --out models/pico_base                             # two to three hours
     python -m lab.base.pretrain --start-from models/pico_base --skip-rounds 6 --threads 1 --out models/pico_swarm
-                                                                                                  # 90 minutes on a busy machine
+                                                                                                  #
+                                                                                                  90
+                                                                                                  minutes
+                                                                                                  on
+                                                                                                  a
+                                                                                                  busy
+                                                                                                  machine
 
-What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has something to find.
-So it is trained on replies in habits of different worth; lab/base/corpus.py says which, and writes them.
+What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has
+something to find. So it is trained on replies in habits of different worth; lab/base/corpus.py says
+which, and writes them.
 
-RL picks among habits far faster than it repairs a skill: a base whose tally was 57% right capped the whole GRPO run near 66%, one at 92%
-capped it at 90%. So the skill is trained to the end and only its *frequency* is kept low. The two are taken apart by weights: `derives` is
-most of the examples, but the first three tokens of a conversation's first reply, where the habit is decided, weigh as if it were 12%.
-(Fading the examples themselves from 90% to 12% in the last third left the tally at 82%.)
+RL picks among habits far faster than it repairs a skill: a base whose tally was 57% right capped
+the whole GRPO run near 66%, one at 92% capped it at 90%. So the skill is trained to the end and
+only its *frequency* is kept low. The two are taken apart by weights: `derives` is most of the
+examples, but the first three tokens of a conversation's first reply, where the habit is decided,
+weigh as if it were 12%. (Fading the examples themselves from 90% to 12% in the last third left the
+tally at 82%.)
 
 Rounds, each from a fresh learning rate down to nothing:
 
     skill    tallies back to back with hardly any prompt, so that nearly every token teaches copying and counting; strings grow from 12 to
-             80 letters. The loss stands still for some 250 steps, near what letters cost when guessed, and then falls: the heads that
-             find "what came after this, last time" have formed. (With chat prompts from the start: after 750 steps of twice the length.)
+             80 letters. The loss stands still for some 250 steps, near what letters cost when
+             guessed, and then falls: the heads that find "what came after this, last time" have
+             formed. (With chat prompts from the start: after 750 steps of twice the length.)
     polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases (greedy),
              and GRPO stood still at that ceiling.
     lists    the same for alphabet: lists back to back, growing from 2 to 5 names a turn,
              with a third of tallies so that they are not forgotten
     both     chats of both environments in all habits
     calls    skill first again, for swarm: all that there is to see, six calls that would be possible on it, the next, …, packed. (Stretches
-             of episodes, with one call after each observation: after 220 steps hardly an id was copied right.)
+             of episodes, with one call after each observation: after 220 steps hardly an id was
+             copied right.)
     all      chats of all three, swarm's as whole episodes of 1,300 tokens, and some of the drill, since observations describe things only
-             once. Three rounds of it: after the first, the second and the third, 12%, 11% and 8% of the sampled calls were refused or
-             unreadable.
+             once. Three rounds of it: after the first, the second and the third, 12%, 11% and 8% of
+             the sampled calls were refused or unreadable.
 
-pico_swarm is a folder of its own because the last rounds cost something: it sorts lists worse than pico_base (both cards; GRPO on alphabet
-ended at 0.830 [0.800, 0.858] from an older pico_swarm and at 0.952 [0.937, 0.965] from pico_base). Neither was made in one go: every round
-was added when its environment came, with --start-from, and pico_base keeps the tokenizer of its time, which cuts letters and alphabet just
-as today's does. pico_swarm's rounds up to the second `all` read observations in which a list of ids was told again only if it had changed
-("Tell the model of swarm only what is new" and after it, in the history); in 60 of its 75 errors on offers there was no offer. The last
-round reads today's.
+pico_swarm is a folder of its own because the last rounds cost something: it sorts lists worse than
+pico_base (both cards; GRPO on alphabet ended at 0.830 [0.800, 0.858] from an older pico_swarm and
+at 0.952 [0.937, 0.965] from pico_base). Neither was made in one go: every round was added when its
+environment came, with --start-from, and pico_base keeps the tokenizer of its time, which cuts
+letters and alphabet just as today's does. pico_swarm's rounds up to the second `all` read
+observations in which a list of ids was told again only if it had changed ("Tell the model of swarm
+only what is new" and after it, in the history); in 60 of its 75 errors on offers there was no
+offer. The last round reads today's.
 """
 
 import json
@@ -72,25 +86,39 @@ class Pretrain:
     chat_steps: int = 800  # and of the second, about 0.5 s each
     batch: int = 64  # replies a step (chat); the skill phase packs 32 rows of 256 to 320 tokens
     lr: float = 3e-3  # peak; linear warm-up over 100 steps, then cosine to zero over both phases
-    habits: list[float] = field(default_factory=lambda: [0.60, 0.28, 0.12])  # how often it says: bare, states, derives
-    shown: list[float] = field(default_factory=lambda: [0.20, 0.20, 0.60])  # how often each is shown in the chat phase
-    polish_steps: list[int] = field(default_factory=lambda: [1000, 500])  # rounds of a third phase: mostly long tallies, each
+    habits: list[float] = field(
+        default_factory=lambda: [0.60, 0.28, 0.12]
+    )  # how often it says: bare, states, derives
+    shown: list[float] = field(
+        default_factory=lambda: [0.20, 0.20, 0.60]
+    )  # how often each is shown in the chat phase
+    polish_steps: list[int] = field(
+        default_factory=lambda: [1000, 500]
+    )  # rounds of a third phase: mostly long tallies, each
     # from a fresh and smaller learning rate to zero
     polish_shown: list[float] = field(default_factory=lambda: [0.08, 0.08, 0.84])
     polish_lr: float = 2e-3
-    lists_steps: int = 2000  # the same skill-first recipe for alphabet: lists packed back to back, with rows of tallies beside them …
-    both_steps: list[int] = field(default_factory=lambda: [800, 600])  # … then chats of both environments
+    # the same skill-first recipe for alphabet: lists packed back to back, with rows of tallies
+    # beside them …
+    lists_steps: int = 2000
+    both_steps: list[int] = field(
+        default_factory=lambda: [800, 600]
+    )  # … then chats of both environments
     calls_steps: int = 300  # swarm's tool calls, with some lists and tallies beside them
-    all_steps: list[int] = field(default_factory=lambda: [300, 260, 180])  # rounds of chats of all three environments
+    all_steps: list[int] = field(
+        default_factory=lambda: [300, 260, 180]
+    )  # rounds of chats of all three environments
     start_from: str = ""  # a folder written by an earlier call: skip …
-    skip_rounds: int = 0  # … so many rounds, those that it has been through (the first is skill and chat)
+    skip_rounds: int = (
+        0  # … so many rounds, those that it has been through (the first is skill and chat)
+    )
     stop_after: int = 0  # stop after so many rounds; 0 does all
     threads: int = 2
 
 
-# ------------------------------------------------------------------------------------------------ the rounds
-# Each gives the parts of one step, [(ids [B, T], weights [B, T-1])], and a size for the log: the longest string, the most names a turn,
-# calls, turns.
+# --------------------------------------------------------------------------------------- the rounds
+# Each gives the parts of one step, [(ids [B, T], weights [B, T-1])], and a size for the log: the
+# longest string, the most names a turn, calls, turns.
 
 
 dice = lambda cfg, at: random.Random(SEED_RANGE + cfg.seed * 1_000_000 + at)
@@ -98,7 +126,10 @@ dice = lambda cfg, at: random.Random(SEED_RANGE + cfg.seed * 1_000_000 + at)
 
 def halves(rows: list[list], tokenizer) -> list[tuple]:
     half = len(rows) // 2
-    return [pad_rows(rows[:half], tokenizer.pad_token_id), pad_rows(rows[half:], tokenizer.pad_token_id)]
+    return [
+        pad_rows(rows[:half], tokenizer.pad_token_id),
+        pad_rows(rows[half:], tokenizer.pad_token_id),
+    ]
 
 
 def skill_batch(cfg: Pretrain, tokenizer, step: int):
@@ -112,7 +143,9 @@ def skill_batch(cfg: Pretrain, tokenizer, step: int):
 def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
     """Chats of letters in all habits."""
     rng = dice(cfg, 500_000 + step)
-    rows = letters_rows(tokenizer, rng, cfg.batch, cfg.polish_shown if polish else cfg.shown, cfg.habits, polish)
+    rows = letters_rows(
+        tokenizer, rng, cfg.batch, cfg.polish_shown if polish else cfg.shown, cfg.habits, polish
+    )
     rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))  # the shorter half is padded less
     return halves(rows, tokenizer), 80
 
@@ -139,12 +172,15 @@ def lists_batch(cfg: Pretrain, tokenizer, step: int):
 def both_batch(cfg: Pretrain, tokenizer, step: int):
     """Chats in all habits: 32 of letters and 16 of alphabet, which are four times as long."""
     letters, _ = chat_batch(cfg, tokenizer, 100_000 + step, polish=True)
-    lists = alphabet_rows(tokenizer, dice(cfg, 800_000 + step), cfg.batch // 4, cfg.polish_shown, cfg.habits)
+    lists = alphabet_rows(
+        tokenizer, dice(cfg, 800_000 + step), cfg.batch // 4, cfg.polish_shown, cfg.habits
+    )
     return [letters[step % 2], pad_rows(lists, tokenizer.pad_token_id)], 80
 
 
 def calls_batch(cfg: Pretrain, tokenizer, step: int):
-    """32 rows of drill; beside them, every other step, 16 rows of tallies or 10 of lists, so that they are not forgotten."""
+    """32 rows of drill; beside them, every other step, 16 rows of tallies or 10 of lists, so that
+    they are not forgotten."""
     drill = heavier(drill_rows(tokenizer, dice(cfg, 900_000 + step), 32, 512), tokenizer, 8.0)
     if step % 2:
         return [drill], 6
@@ -155,8 +191,9 @@ def calls_batch(cfg: Pretrain, tokenizer, step: int):
 def all_batch(cfg: Pretrain, tokenizer, step: int):
     """8 whole episodes of swarm, 4 rows of drill, and 32 chats of letters or 6 of alphabet in turn.
 
-    After the first round, 12% of the calls that were sampled named something that was not there, and 3% of the lists were right: in the
-    second, what has to be copied weighs twice as much, and there are 10 chats of alphabet.
+    After the first round, 12% of the calls that were sampled named something that was not there,
+    and 3% of the lists were right: in the second, what has to be copied weighs twice as much, and
+    there are 10 chats of alphabet.
     """
     rng, again = dice(cfg, 950_000 + step), step >= cfg.all_steps[0]
     whole = heavier(swarm_rows(tokenizer, rng, 8, None), tokenizer, 8.0 if again else 4.0)
@@ -178,14 +215,16 @@ BATCHES = {
 }
 
 
-# ------------------------------------------------------------------------------------------------ the training
+# ------------------------------------------------------------------------------------- the training
 def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32,  # 32: the smallest head vLLM's CPU attention takes
+        # 32: the smallest head vLLM's CPU attention takes
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32,
         max_position_embeddings=16384, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True, initializer_range=0.06,  # 0.02 is for wide models; here it would start too quiet
+        # 0.02 is for wide models; here it would start too quiet
+        tie_word_embeddings=True, initializer_range=0.06,
         bos_token_id=None, eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"), pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     return Qwen3ForCausalLM(config)
@@ -194,8 +233,8 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
 def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
     """Load an older base's weights, every one of them; returns how many pieces its tokenizer knows.
 
-    Pieces that the older tokenizer has too keep their rows; new ones start as they are. RuntimeError
-    if the base lacks a weight of the model, or has one that the model lacks.
+    Pieces that the older tokenizer has too keep their rows; new ones start as they are.
+    RuntimeError if the base lacks a weight of the model, or has one that the model lacks.
     """
     from safetensors.torch import load_file
 
@@ -210,7 +249,9 @@ def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
 
 
 def optimizer_of(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
-    matrices, rest = ([p for p in model.parameters() if (p.dim() >= 2) is wide] for wide in (True, False))
+    matrices, rest = (
+        [p for p in model.parameters() if (p.dim() >= 2) is wide] for wide in (True, False)
+    )
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
@@ -220,12 +261,18 @@ def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]):
     total = sum(weights.sum() for _, weights in parts)
     loss, wrong = 0.0, []
     for ids, weights in parts:
-        with torch.autocast("cpu", torch.bfloat16):  # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
+        with torch.autocast(
+            "cpu", torch.bfloat16
+        ):  # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
             hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state  # [b, t-1, D]
         chosen = weights > 0
-        logits = model.lm_head(hidden.float()[chosen])  # [N, V], only where a reply token is predicted
+        logits = model.lm_head(
+            hidden.float()[chosen]
+        )  # [N, V], only where a reply token is predicted
         targets = ids[:, 1:][chosen]
-        part_loss = (F.cross_entropy(logits, targets, reduction="none") * weights[chosen]).sum() / total
+        part_loss = (
+            F.cross_entropy(logits, targets, reduction="none") * weights[chosen]
+        ).sum() / total
         part_loss.backward()
         loss += part_loss.item()
         misses = (logits.argmax(-1) != targets).float()

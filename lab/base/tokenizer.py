@@ -1,14 +1,17 @@
 """The tokenizer and chat template of models/pico_base/, built from a word list.
 
-One tokenizer has to serve three environments that want opposite things: letters and names must be seen one
-character at a time, or a 0.9M-parameter model cannot count or sort them; swarm observations are prose and
-JSON, 25 turns long, and want several characters a token. The way out is a rule, not a training corpus:
+One tokenizer has to serve three environments that want opposite things: letters and names must be
+seen one character at a time, or a 0.9M-parameter model cannot count or sort them; swarm
+observations are prose and JSON, 25 turns long, and want several characters a token. The way out is
+a rule, not a training corpus:
 
-    a piece of several letters always begins with a space (" resources"), or is markup ("<answer>", '": ')
+    a piece of several letters always begins with a space (" resources"), or is markup ("<answer>",
+    '": ')
 
-so a word inside quotes ("resources") or glued to another (EnginDurgun) falls apart into letters, and prose
-does not. SentencePiece-style Unigram does this directly (each piece costs 1, Viterbi takes the cheapest
-cut); BPE would need a chain of merges for every word. Bytes are the fallback, so any text round-trips.
+so a word inside quotes ("resources") or glued to another (EnginDurgun) falls apart into letters,
+and prose does not. SentencePiece-style Unigram does this directly (each piece costs 1, Viterbi
+takes the cheapest cut); BPE would need a chain of merges for every word. Bytes are the fallback, so
+any text round-trips.
 
 Run me: `python -m lab.base.tokenizer` cuts a string, a name, a call and an emoji.
 """
@@ -28,10 +31,24 @@ from swarm.tools import TOOLS, schemas
 from swarm.view import opening as rules
 
 VOCAB_SIZE = 1344
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # as in Qwen3; special: never part of a reply's text
-MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>"]
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+]  # as in Qwen3; special: never part of a reply's text
+MARKUP = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+]
 
-# Pieces without a leading space. None of them is a plain word, so none can swallow part of a string or a name.
+# Pieces without a leading space. None of them is a plain word, so none can swallow part of a string
+# or a name.
 FRAGMENTS = [
     "<answer>", "</answer>", "<alphabetical_sorted>", "</alphabetical_sorted>", "<combined_alphabetical_sorted>",
     "</combined_alphabetical_sorted>", " // new name!", '{"', '": ', '": "', '", "', ', "', '"}', '"}}', "}}", '": {"',
@@ -41,11 +58,13 @@ FRAGMENTS = [
     "post_", "task_", "prop_", "agent_", "bot_",
 ]  # fmt: skip
 
-# Swarm's tools, calls and observations repeat the same frames, some of them twenty-five times an episode: a frame is one piece, like any
-# markup, up to the first thing in it that differs from one time to the next. So a call is one piece and its arguments, and which tool is
-# called is decided in one token. What that wins is printed below; attention costs the square of it. An id is one piece too, and the same
-# one wherever it stands: with "- task_" and ': "task_' as pieces, and the digits apart, 220 steps of pretraining did not teach the base to
-# copy a single id from an observation into a call.
+# Swarm's tools, calls and observations repeat the same frames, some of them twenty-five times an
+# episode: a frame is one piece, like any markup, up to the first thing in it that differs from one
+# time to the next. So a call is one piece and its arguments, and which tool is called is decided in
+# one token. What that wins is printed below; attention costs the square of it. An id is one piece
+# too, and the same one wherever it stands: with "- task_" and ': "task_' as pieces, and the digits
+# apart, 220 steps of pretraining did not teach the base to copy a single id from an observation
+# into a call.
 FRAMES = [
     # the prompt, but for its rules and schemas (prompt_frames)
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within ",
@@ -88,7 +107,8 @@ FRAMES = [
     # words of tasks, offers and posts, with what stands before them
     *(f" the {kind}" for kind in KINDS), *(f" for {place}" for place in PLACES), *(f" on {place}" for place in PLACES),
     *(f'", "content": "{nice}' for nice in NICE), *(f": sharing a {nice}" for nice in NICE),
-    # numbers: what stands before one takes in its first digit, and a decimal its point. A number alone stays as letters needs it.
+    # numbers: what stands before one takes in its first digit, and a decimal its point. A number
+    # alone stays as letters needs it.
     *(f"\n# step {n}" for n in range(1, 26)), *(f".{n}" for n in range(10)),
     *(f"{name}{n}" for n in range(10) for name in (
         ": resources ", ": reputation ", ", reputation ", ", bounty ", ", quality 0.", ", gain +", ", gain -", ", you get ", ", you give ",
@@ -96,20 +116,33 @@ FRAMES = [
     *(f", difficulty {n}" for n in range(1, 11)),
     *(f"{name}{n}" for n in (10, 15, 20, 25) for name in (", deadline ", " is yours, submit it by step ")),
 ]  # fmt: skip
-IDS = [f"{kind}_{n}" for kind, most in (("task", 16), ("prop", 50), ("post", 30), ("bot", 4)) for n in range(1, most + 1)]
+IDS = [
+    f"{kind}_{n}"
+    for kind, most in (("task", 16), ("prop", 50), ("post", 30), ("bot", 4))
+    for n in range(1, most + 1)
+]
 
 
 def prompt_frames() -> list[str]:
-    """The fixed parts of swarm's prompt: a tool's schema, or a stretch of the rules between two numbers or names."""
+    """The fixed parts of swarm's prompt: a tool's schema, or a stretch of the rules between two
+    numbers or names."""
     parts = ["\n" + json.dumps(schema) for schema in schemas("0.2")]
-    for version, think in ((version, think) for version in ("0.2", "0.1") for think in (True, False)):
+    for version, think in (
+        (version, think) for version in ("0.2", "0.1") for think in (True, False)
+    ):
         scenario = draw_scenario(0, "medium", version)
-        text = "user\n" + rules(open_economy(scenario, draw_tasks(scenario)), think) + "\n\n# step 1"
-        parts += re.split(r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d|\nThink first inside <think> and </think>", text)
+        text = (
+            "user\n" + rules(open_economy(scenario, draw_tasks(scenario)), think) + "\n\n# step 1"
+        )
+        parts += re.split(
+            r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d|\nThink first inside <think> and </think>",
+            text,
+        )
     return [part for part in parts if len(part) > 2]  # ", " would cut the letters' lists otherwise
 
 
-# Words of the three environments' prompts, observations and tool schemas; each becomes one piece with its space.
+# Words of the three environments' prompts, observations and tool schemas; each becomes one piece
+# with its space.
 WORDS = """
 count the letter letters in think first inside and if that helps then give as json number do not let me occurs times sort these names name
 by last given list one a line more new whole combined so far same format for example like only was were with each turn mark after it
@@ -143,16 +176,30 @@ def pieces(vocab_size: int) -> list[str]:
     room = vocab_size - 256 - len(SPECIAL) - len(MARKUP)
     spaced = lambda words: [" " + word for word in words]
     letters = spaced(string.ascii_letters + string.digits)
-    calls = [f'\n{{"name": "{tool}", "arguments": {{"{next(iter(given))}": "' for tool, (_, given) in TOOLS.items() if given]
+    calls = [
+        f'\n{{"name": "{tool}", "arguments": {{"{next(iter(given))}": "'
+        for tool, (_, given) in TOOLS.items()
+        if given
+    ]
     frames = FRAGMENTS + FRAMES + calls + prompt_frames()
-    return list(dict.fromkeys(chars + letters + frames + IDS + spaced(WORDS + CAPITALISED) + spaced(common_words(room))))[:room]
+    return list(
+        dict.fromkeys(
+            chars
+            + letters
+            + frames
+            + IDS
+            + spaced(WORDS + CAPITALISED)
+            + spaced(common_words(room))
+        )
+    )[:room]
 
 
 def build(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
     """The tokenizer with its chat template."""
     byte_pieces = [f"<0x{b:02X}>" for b in range(256)]
-    # Unigram maximises the sum of scores: -1 a piece takes the fewest pieces; the tiny length term breaks ties
-    # towards long pieces on the left, so that the cut is unique. Bytes and specials are never worth taking.
+    # Unigram maximises the sum of scores: -1 a piece takes the fewest pieces; the tiny length term
+    # breaks ties towards long pieces on the left, so that the cut is unique. Bytes and specials are
+    # never worth taking.
     vocab = [(t, -100.0) for t in SPECIAL + MARKUP] + [(b, -100.0) for b in byte_pieces]
     vocab += [(p, -1.0 + 1e-4 * min(len(p), 9) ** 2) for p in pieces(vocab_size)]
     assert len(vocab) == vocab_size, len(vocab)
@@ -161,7 +208,9 @@ def build(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
     core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     core.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKUP])
     ends = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **ends, clean_up_tokenization_spaces=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, **ends, clean_up_tokenization_spaces=False
+    )
     tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
     return tokenizer
 
@@ -176,4 +225,6 @@ if __name__ == "__main__":
     ):
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids) == text
-        print(f"{len(text) / len(ids):.1f} characters a token: {text} -> {tokenizer.convert_ids_to_tokens(ids)}")
+        print(
+            f"{len(text) / len(ids):.1f} characters a token: {text} -> {tokenizer.convert_ids_to_tokens(ids)}"
+        )

@@ -1,4 +1,5 @@
-"""Protects docs/first_run.ipynb: every cell runs on a CPU, in order, and shows what the prose says it shows.
+"""Protects docs/first_run.ipynb: every cell runs on a CPU, in order, and shows what the prose says
+it shows.
 
 The page is kept by hand. After a change of its story, its outputs again:
 
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed here; `make test-all` installs it into a venv of its own")
+nbclient = pytest.importorskip(
+    "nbclient",
+    reason="nbclient is not installed here; `make test-all` installs it into a venv of its own",
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,7 +27,9 @@ def executed(tmp_path_factory):
     place = tmp_path_factory.mktemp("copy")
     subprocess.run(["git", "checkout-index", "--all", f"--prefix={place}/"], cwd=ROOT, check=True)
     page = nbformat.read(place / "docs" / "first_run.ipynb", as_version=4)
-    nbclient.NotebookClient(page, timeout=3600, resources={"metadata": {"path": str(place / "docs")}}).execute()
+    nbclient.NotebookClient(
+        page, timeout=3600, resources={"metadata": {"path": str(place / "docs")}}
+    ).execute()
     return place, page
 
 
@@ -31,13 +37,19 @@ def shares(executed, name: str) -> list[dict[str, float]]:
     """Of each evaluation from the end of SFT on: the means."""
     lines = map(json.loads, (executed[0] / "runs" / name / "evals.jsonl").read_text().splitlines())
     mean = lambda values: sum(values) / len(values)
-    return [{name: mean(line[name]) for name in ("reward", "exact", "reply_tokens")} for line in lines if line["update"] >= 0]
+    return [
+        {name: mean(line[name]) for name in ("reward", "exact", "reply_tokens")}
+        for line in lines
+        if line["update"] >= 0
+    ]
 
 
 def test_every_code_cell_was_executed_in_order_and_two_show_curves(executed):
     cells = [cell for cell in executed[1].cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert sum("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs) == 2
+    assert (
+        sum("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs) == 2
+    )
 
 
 def test_the_first_run_learns_to_count(executed):
@@ -47,4 +59,8 @@ def test_the_first_run_learns_to_count(executed):
 
 def test_the_second_run_learns_what_it_is_paid_for(executed):
     start, *_, end = shares(executed, "notebook-short")
-    assert end["reward"] > start["reward"] + 0.4 and end["exact"] < start["exact"] and end["reply_tokens"] < start["reply_tokens"] / 1.5
+    assert (
+        end["reward"] > start["reward"] + 0.4
+        and end["exact"] < start["exact"]
+        and end["reply_tokens"] < start["reply_tokens"] / 1.5
+    )

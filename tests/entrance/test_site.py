@@ -1,5 +1,5 @@
-"""Protects the docs site: no link of the built pages leads nowhere, every chapter can be found and searched, and nothing is asked of
-another server.
+"""Protects the docs site: no link of the built pages leads nowhere, every chapter can be found and
+searched, and nothing is asked of another server.
 """
 
 import re
@@ -10,7 +10,10 @@ import pytest
 
 from lab import site
 
-pytest.importorskip("zensical", reason="zensical is not installed here; `make test-all` installs it into a venv of its own")
+pytest.importorskip(
+    "zensical",
+    reason="zensical is not installed here; `make test-all` installs it into a venv of its own",
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,9 @@ class Links(HTMLParser):
 
 def dead(folder) -> list[str]:
     """Links that lead to no file of the site, or to a place that its page does not have."""
-    pages = {path: Links(path.read_text()) for path in folder.rglob("*.html") if path.name != "404.html"}
+    pages = {
+        path: Links(path.read_text()) for path in folder.rglob("*.html") if path.name != "404.html"
+    }
     found = []
     for path, page in pages.items():
         for link in page.links:
@@ -49,7 +54,9 @@ def dead(folder) -> list[str]:
 
 def test_the_links_hold_and_a_broken_one_is_found(built):
     assert dead(built) == []
-    (built / "docs" / "broken.html").write_text('<a href="nowhere.html">a</a><a href="letters.html#nowhere">b</a>')
+    (built / "docs" / "broken.html").write_text(
+        '<a href="nowhere.html">a</a><a href="letters.html#nowhere">b</a>'
+    )
     assert dead(built) == ["broken.html: nowhere.html", "broken.html: letters.html#nowhere"]
     (built / "docs" / "broken.html").unlink()
 
@@ -58,18 +65,26 @@ def test_every_chapter_has_its_page_in_the_navigation(built):
     start = (built / "index.html").read_text()
     for title, file in site.chapters():
         assert (built / site.built(file)).exists(), file
-        assert re.search(rf'href="(\./)?{re.escape(site.built(file))}"', start) or file == "README.md", title
+        assert (
+            re.search(rf'href="(\./)?{re.escape(site.built(file))}"', start) or file == "README.md"
+        ), title
 
 
 def test_the_live_page_leads_to_lines_of_code(built):
-    links = re.findall(r'href="([^"]+)#__codelineno-0-(\d+)"', (built / "docs" / "live" / "index.html").read_text())
+    links = re.findall(
+        r'href="([^"]+)#__codelineno-0-(\d+)"', (built / "docs" / "live" / "index.html").read_text()
+    )
     assert len(links) > 20
     for file, line in links:
-        assert f'id="__codelineno-0-{line}"' in (built / "docs" / "live" / file).resolve().read_text()
+        assert (
+            f'id="__codelineno-0-{line}"' in (built / "docs" / "live" / file).resolve().read_text()
+        )
 
 
 def test_all_of_it_is_searched_and_no_other_server_is_asked(built):
     searched = (built / "search.json").read_text()
-    assert all(word in searched for word in ("governance", "group_advantages", "Your turn"))  # a chapter, code, the notebook
+    assert all(
+        word in searched for word in ("governance", "group_advantages", "Your turn")
+    )  # a chapter, code, the notebook
     other = r'<(?:script|img|iframe|source)[^>]* src="(?:https?:)?//|<link[^>]* rel="stylesheet"[^>]*https?://'
     assert not [path for path in built.rglob("*.html") if re.search(other, path.read_text())]

@@ -1,5 +1,6 @@
-"""Protects the adapter's parts: tasks are our tasks with our defaults, a reply that was taken apart is put together again, an episode that
-is cut short counts as in rollout.py, a server's failure is not taken for an answer, and the environments stay free of all this.
+"""Protects the adapter's parts: tasks are our tasks with our defaults, a reply that was taken apart
+is put together again, an episode that is cut short counts as in rollout.py, a server's failure is
+not taken for an answer, and the environments stay free of all this.
 """
 
 import asyncio
@@ -10,7 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("verifiers.v1", reason="verifiers is not installed here; `make test-all` installs it into a venv of its own")
+pytest.importorskip(
+    "verifiers.v1",
+    reason="verifiers is not installed here; `make test-all` installs it into a venv of its own",
+)
 
 import openai
 import picoswarm
@@ -28,7 +32,9 @@ CONFIG_FILES = sorted((ROOT / "bridges" / "configs").glob("prime_rl_*.toml"))
 
 
 def config(environment: str, first_seed: int = DEV_SEEDS, **settings):
-    return picoswarm.SeedsConfig(id="picoswarm", first_seed=first_seed, environment={"type": environment, **settings})
+    return picoswarm.SeedsConfig(
+        id="picoswarm", first_seed=first_seed, environment={"type": environment, **settings}
+    )
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -45,24 +51,35 @@ def test_the_tasks_are_ours(environment):
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_the_defaults_are_those_of_training(environment):
-    """They are declared twice, because settings.py imports torch. Where it goes by the model's size, the adapter means the large ones."""
+    """They are declared twice, because settings.py imports torch. Where it goes by the model's
+    size, the adapter means the large ones."""
     cfg = settings.Config(env=environment)
     settings.fill(cfg, presets.by_env(environment) | presets.by_size(4_000_000_000, environment))
     given = config(environment).environment.arguments()
     trained = settings.make_env(cfg, cfg.difficulty)
     for name, value in given.items():
         assert value in (None, getattr(trained, name)), name
-    assert {"think", "reward_kind" if environment == "letters" else "max_turns" if environment == "alphabet" else "version"} <= set(given)
+    assert {
+        "think",
+        "reward_kind"
+        if environment == "letters"
+        else "max_turns"
+        if environment == "alphabet"
+        else "version",
+    } <= set(given)
 
 
 def test_settings_reach_the_environment():
-    first = next(iter(vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7))))
+    first = next(
+        iter(vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7)))
+    )
     assert first.data.seed == 7
     assert first.data.prompt_text == picoswarm.Swarm("hard", "0.1").reset(7)[0]["content"]
 
 
 @pytest.mark.parametrize(
-    "environment, wrong", [("letters", {"difficulty": 11}), ("alphabet", {"min_turns": 4}), ("swarm", {"floor": -1.0})]
+    "environment, wrong",
+    [("letters", {"difficulty": 11}), ("alphabet", {"min_turns": 4}), ("swarm", {"floor": -1.0})],
 )
 def test_a_wrong_setting_is_refused_in_a_sentence(environment, wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
@@ -71,7 +88,11 @@ def test_a_wrong_setting_is_refused_in_a_sentence(environment, wrong):
         config(environment, no_such_setting=1)
 
 
-CALL = {"id": "c", "type": "function", "function": {"name": "vote", "arguments": '{"post_id": "post_1"}'}}
+CALL = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "vote", "arguments": '{"post_id": "post_1"}'},
+}
 
 
 @pytest.mark.parametrize(
@@ -82,10 +103,15 @@ CALL = {"id": "c", "type": "function", "function": {"name": "vote", "arguments":
         ({"content": "<think>\nhm\n</think>\nno"}, "<think>\nhm\n</think>\nno"),
         ({"content": "no", "reasoning_content": "\nhm\n"}, "<think>\nhm\n</think>\nno"),
         ({"content": "no", "reasoning": "hm"}, "<think>\nhm\n</think>\nno"),
-        ({"content": None, "tool_calls": [CALL]}, '<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>'),
+        (
+            {"content": None, "tool_calls": [CALL]},
+            '<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>',
+        ),
         (
             {"content": "a", "tool_calls": [CALL, CALL]},
-            "a" + 2 * '\n<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>',
+            "a"
+            + 2
+            * '\n<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>',
         ),
     ],
 )
@@ -94,8 +120,13 @@ def test_a_reply_is_put_together_again(message, text):
 
 
 def test_arguments_that_are_not_json_stay_an_error():
-    broken = {"content": None, "tool_calls": [{**CALL, "function": {"name": "vote", "arguments": '{"post_id": '}}]}
-    score = picoswarm.marks("swarm", config("swarm").environment.arguments(), 1, [picoswarm.written(broken)])
+    broken = {
+        "content": None,
+        "tool_calls": [{**CALL, "function": {"name": "vote", "arguments": '{"post_id": '}}],
+    }
+    score = picoswarm.marks(
+        "swarm", config("swarm").environment.arguments(), 1, [picoswarm.written(broken)]
+    )
     assert score["error_rate"] == 1 / 25
 
 

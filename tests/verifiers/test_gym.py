@@ -1,5 +1,5 @@
-"""Protects reasoning-gym's generators as tasks (bridges/known.py): every generator gives tasks on each
-side, scores its own answer, and no answer hangs it."""
+"""Protects reasoning-gym's generators as tasks (bridges/known.py): every generator gives tasks on
+each side, scores its own answer, and no answer hangs it."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""Protects bridges/trl.py: the real GRPOTrainer, as two processes of `accelerate launch`, trains on our
-episodes. Tokens, mask and reward of what it is about to train on are those of our own loop, given the
-same replies; and its losses are clipped where ours are."""
+"""Protects bridges/trl.py: the real GRPOTrainer, as two processes of `accelerate launch`, trains on
+our episodes. Tokens, mask and reward of what it is about to train on are those of our own loop,
+given the same replies; and its losses are clipped where ours are."""
 
 import json
 import os

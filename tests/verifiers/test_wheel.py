@@ -1,5 +1,6 @@
-"""Protects the packaging: picoswarm and its doctor's command and nothing beside them, holding the files as they are in the checkout. From
-the wheel alone every environment can be played, and another package's `swarm` is neither used nor disturbed.
+"""Protects the packaging: picoswarm and its doctor's command and nothing beside them, holding the
+files as they are in the checkout. From the wheel alone every environment can be played, and another
+package's `swarm` is neither used nor disturbed.
 """
 
 import shutil
@@ -22,8 +23,19 @@ def wheel(tmp_path_factory) -> Path:
     for path in [*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"]:
         shutil.copy(path, source)
     for folder in ("bridges", "swarm", "bookkeeping"):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+        shutil.copytree(
+            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
     done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     (path,) = out.glob("*.whl")
@@ -34,14 +46,23 @@ def test_it_is_two_packages_and_what_they_hold_is_the_checkout(wheel):
     content = zipfile.ZipFile(wheel)
     names = [name for name in content.namelist() if ".dist-info/" not in name]
     assert {name.split("/")[0] for name in names} == {"picoswarm", "picoswarm_doctor"}
-    assert content.read("picoswarm_doctor/__init__.py") == (ROOT / "bridges" / "doctor" / "__init__.py").read_bytes()
+    assert (
+        content.read("picoswarm_doctor/__init__.py")
+        == (ROOT / "bridges" / "doctor" / "__init__.py").read_bytes()
+    )
     for name in names:
         if name.startswith("picoswarm_doctor/"):
             continue
         inside = name.removeprefix("picoswarm/")
-        path = ROOT / inside.removeprefix("world/") if inside.startswith("world/") else ROOT / "bridges" / "verifiers" / inside
+        path = (
+            ROOT / inside.removeprefix("world/")
+            if inside.startswith("world/")
+            else ROOT / "bridges" / "verifiers" / inside
+        )
         assert content.read(name) == path.read_bytes(), name
-    assert {path.name for path in ROOT.glob("env_*.py")} <= {name.removeprefix("picoswarm/world/") for name in names}
+    assert {path.name for path in ROOT.glob("env_*.py")} <= {
+        name.removeprefix("picoswarm/world/") for name in names
+    }
 
 
 PROGRAM = """
@@ -67,7 +88,8 @@ assert {folder!r} + "/picoswarm/world" not in sys.path
 
 
 def test_the_environments_work_from_the_wheel_alone_beside_another_swarm(wheel, tmp_path):
-    """-S leaves out what is installed, the checkout among it; the rest of what is needed is put behind the wheel again, without it."""
+    """-S leaves out what is installed, the checkout among it; the rest of what is needed is put
+    behind the wheel again, without it."""
     folder, other = tmp_path / "installed", tmp_path / "other"
     zipfile.ZipFile(wheel).extractall(folder)
     (other / "swarm").mkdir(parents=True)
@@ -75,6 +97,12 @@ def test_the_environments_work_from_the_wheel_alone_beside_another_swarm(wheel, 
     (other / "swarm" / "agents.py").write_text("")
     packages = [p for p in sys.path if "site-packages" in p]
     program = PROGRAM.format(folder=str(folder), other=str(other), packages=packages)
-    done = subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[:3] == ["alphabet 2000000000", "letters 2000000000", "swarm 2000000000"]
+    assert done.stdout.split("\n")[:3] == [
+        "alphabet 2000000000",
+        "letters 2000000000",
+        "swarm 2000000000",
+    ]

@@ -1,5 +1,6 @@
-"""Protects the vLLM engine with LoRA: what it says it sampled is what the policy would have said, after every update and for prompts it has
-seen before; it keeps TorchSampler's conventions; episodes and updates run through it; and where it fails it says so in a sentence.
+"""Protects the vLLM engine with LoRA: what it says it sampled is what the policy would have said,
+after every update and for prompts it has seen before; it keeps TorchSampler's conventions; episodes
+and updates run through it; and where it fails it says so in a sentence.
 
 One engine serves all tests of this file, in their order; the last one kills it.
 """
@@ -54,7 +55,9 @@ def test_logprobs_equal_a_plain_forward_pass_for_the_base_and_after_each_of_thre
         assert sampler.version == version
         for temperature in (1.0, 0.7, 0):
             groups = sampler.sample(prompts, 2, 24, temperature, grid(3, 2))
-            gaps.append(largest_gap(policy, prompts, groups, temperature or 1.0))  # greedy: the log-prob of temperature 1
+            gaps.append(
+                largest_gap(policy, prompts, groups, temperature or 1.0)
+            )  # greedy: the log-prob of temperature 1
         seen.append(tokens(groups))
         assert len(list(Path(sampler.home.name).iterdir())) == 1  # old adapters are gone
     assert len({str(s) for s in seen}) == 4  # else the updates would have tested nothing
@@ -63,7 +66,9 @@ def test_logprobs_equal_a_plain_forward_pass_for_the_base_and_after_each_of_thre
     assert max(gaps) <= 1e-4
 
 
-def test_no_stale_answer_after_an_update_even_under_the_same_version(policy, sampler, stops, stir, largest_gap, cached):
+def test_no_stale_answer_after_an_update_even_under_the_same_version(
+    policy, sampler, stops, stir, largest_gap, cached
+):
     stops([])
     prompts = random_prompts(LONG, seed=1)
     sampler.sample(prompts, 1, 8, 0, grid(1, 1))
@@ -87,12 +92,16 @@ def test_greedy_tokens_stops_and_finished_are_torchsamplers(policy, sampler, sto
     assert all(len(t) == n for t in tokens(free)) and not any(s.finished for (s,) in free)
     # Stop tokens that do come: the first of one reply, and one amid another.
     stops({tokens(free)[0][0], tokens(free)[1][5]})
-    ours, theirs = sampler.sample(prompts, 1, n, 0, seeds), torch_sampler.sample(prompts, 1, n, 0, seeds)
+    ours, theirs = (
+        sampler.sample(prompts, 1, n, 0, seeds),
+        torch_sampler.sample(prompts, 1, n, 0, seeds),
+    )
     for (a,), (b,) in zip(ours, theirs):
         assert (a.token_ids, a.finished) == (b.token_ids, b.finished)
         assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
     assert len(tokens(ours)[0]) == 1 and {s.finished for (s,) in ours} == {True, False}
-    # A stop token may be the last that max_tokens allows: then the reply is finished, and one token earlier it is not.
+    # A stop token may be the last that max_tokens allows: then the reply is finished, and one token
+    # earlier it is not.
     whole = max((s for (s,) in ours if s.finished), key=lambda s: len(s.token_ids))
     prompt, length = prompts[[s for (s,) in ours].index(whole)], len(whole.token_ids)
     assert length > 1
@@ -107,7 +116,9 @@ def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(sampler, stops
     batch = sampler.sample(prompts, k, n, 1.0, seeds)
     assert len({tuple(s.token_ids) for s in batch[2]}) == k  # members of a group are no copies
     for g, i in ((0, 2), (2, 0), (4, 1)):
-        assert tokens(sampler.sample([prompts[g]], 1, n, 1.0, [[seeds[g][i]]])) == [batch[g][i].token_ids]
+        assert tokens(sampler.sample([prompts[g]], 1, n, 1.0, [[seeds[g][i]]])) == [
+            batch[g][i].token_ids
+        ]
     assert tokens(sampler.sample(prompts, k, n, 1.0, grid(5, k, noise=1))) != tokens(batch)
 
 
@@ -118,14 +129,18 @@ def test_one_prompt_sampled_k_times_is_read_once(sampler, stops, cached):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_first_token_follows_the_policys_whole_distribution(policy, sampler, stops, temperature):
+def test_the_first_token_follows_the_policys_whole_distribution(
+    policy, sampler, stops, temperature
+):
     stops([])
     (prompt,), n = random_prompts(10), 4000
     first = np.array(tokens(sampler.sample([prompt], n, 1, temperature, grid(1, n))))[:, 0]
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([prompt])).logits[0, -1].double()
     assert abs(chi_square_excess(first, (logits / temperature).softmax(-1).numpy())) < 4
-    assert chi_square_excess(first, (logits / (1.5 * temperature)).softmax(-1).numpy()) > 20  # the test has teeth
+    assert (
+        chi_square_excess(first, (logits / (1.5 * temperature)).softmax(-1).numpy()) > 20
+    )  # the test has teeth
 
 
 def test_a_conversation_of_several_turns_is_token_exact(policy, sampler, stops, naive_logprobs):
@@ -145,11 +160,16 @@ def test_a_conversation_of_several_turns_is_token_exact(policy, sampler, stops, 
     groups = play(policy, Recorder(), make_env, seeds, k, 60, 1.0, sample_seed=5)
     episodes = [e for group in groups for e in group]
     assert len(asked) == 3 and any(e.turns == 3 and e.stop_reason == "done" for e in episodes)
-    assert all(e.stop_reason in ("done", "truncated") and e.policy_version == sampler.version for e in episodes)
+    assert all(
+        e.stop_reason in ("done", "truncated") and e.policy_version == sampler.version
+        for e in episodes
+    )
     for group, prompt in zip(groups, asked[0]):  # first turn: one prompt a group
         assert all(e.token_ids[: len(prompt)] == prompt for e in group)
     for prompts in asked[1:]:  # later turns: everything so far, token for token
-        assert all(any(e.token_ids[: len(p)] == p and e.sampled[len(p)] for e in episodes) for p in prompts)
+        assert all(
+            any(e.token_ids[: len(p)] == p and e.sampled[len(p)] for e in episodes) for p in prompts
+        )
     for e in episodes:
         with torch.no_grad():
             again = naive_logprobs(policy, e.token_ids)
@@ -157,22 +177,30 @@ def test_a_conversation_of_several_turns_is_token_exact(policy, sampler, stops, 
         assert (again - torch.tensor(e.logprobs[1:]))[mine].abs().max() <= 1e-4
         assert not any(torch.tensor(e.logprobs[1:])[~mine])
     # Greedy, the two engines play the same episodes.
-    ours, theirs = (play(policy, s, make_env, seeds, 1, 40, 0.0, sample_seed=0) for s in (sampler, TorchSampler(policy)))
+    ours, theirs = (
+        play(policy, s, make_env, seeds, 1, 40, 0.0, sample_seed=0)
+        for s in (sampler, TorchSampler(policy))
+    )
     assert [g[0].token_ids for g in ours] == [g[0].token_ids for g in theirs]
 
 
-# ---------------------------------------------------------------------------------------------- what can go wrong
+# -------------------------------------------------------------------------------- what can go wrong
 
 
 def test_a_reply_longer_than_vllms_context_is_refused(sampler):
-    with pytest.raises(ValueError, match=r"reply of up to 9999 are more than the 4096 .* lower --max-tokens"):
+    with pytest.raises(
+        ValueError, match=r"reply of up to 9999 are more than the 4096 .* lower --max-tokens"
+    ):
         sampler.sample(random_prompts(5), 1, 9999, 1.0, grid(1, 1))
 
 
 def test_an_adapter_that_is_not_the_policys_is_noticed(sampler):
     engine = sampler.llm.llm_engine
     engine.remove_lora(sampler.adapter.lora_int_id)
-    with pytest.raises(RuntimeError, match=r"vLLM holds the adapters \[\] where number \d+ .* should be the only one; call sync"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"vLLM holds the adapters \[\] where number \d+ .* should be the only one; call sync",
+    ):
         sampler.sample(random_prompts(5), 1, 2, 1.0, grid(1, 1))
     sampler.sync(7)
     assert len(tokens(sampler.sample(random_prompts(5), 1, 2, 1.0, grid(1, 1)))) == 1
@@ -180,7 +208,8 @@ def test_an_adapter_that_is_not_the_policys_is_noticed(sampler):
 
 @pytest.fixture
 def failing(sampler):
-    """failing(error, more_than, after): vLLM's forward pass raises `error` when more than so many rows are in it, from call `after` on."""
+    """failing(error, more_than, after): vLLM's forward pass raises `error` when more than so many
+    rows are in it, from call `after` on."""
     handles = []
 
     def arm(error, more_than, after=0):
@@ -192,7 +221,9 @@ def failing(sampler):
             if len(ids) > more_than and len(calls) > after:
                 raise error
 
-        sampler.llm.apply_model(lambda model: handles.append(model.register_forward_pre_hook(hook, with_kwargs=True)))
+        sampler.llm.apply_model(
+            lambda model: handles.append(model.register_forward_pre_hook(hook, with_kwargs=True))
+        )
         return calls
 
     yield arm
@@ -200,11 +231,16 @@ def failing(sampler):
         handle.remove()
 
 
-FULL = (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"))
+FULL = (
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+)
 
 
 @pytest.mark.parametrize("error", FULL, ids=["torch", "cublas"])
-def test_a_batch_too_large_for_the_memory_is_asked_in_halves(policy, sampler, stops, failing, largest_gap, error):
+def test_a_batch_too_large_for_the_memory_is_asked_in_halves(
+    policy, sampler, stops, failing, largest_gap, error
+):
     stops([])
     prompts, seeds = random_prompts(LONG, LONG, seed=4), grid(2, 8)
     calls = failing(error, more_than=7, after=3)
@@ -214,7 +250,9 @@ def test_a_batch_too_large_for_the_memory_is_asked_in_halves(policy, sampler, st
     assert largest_gap(policy, prompts, groups, 1.0) <= 1e-4
 
 
-def test_what_a_failed_batch_left_behind_is_not_answered_from(policy, sampler, stops, failing, largest_gap, cached):
+def test_what_a_failed_batch_left_behind_is_not_answered_from(
+    policy, sampler, stops, failing, largest_gap, cached
+):
     """vLLM lists a prompt's blocks in its prefix cache before it computes them."""
     stops([])
     prompts = random_prompts(LONG, 50, seed=5)

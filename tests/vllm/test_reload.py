@@ -1,4 +1,5 @@
-"""Protects full fine-tuning through vLLM: after every reload it samples from the policy's weights, all of them, and from no old cache."""
+"""Protects full fine-tuning through vLLM: after every reload it samples from the policy's weights,
+all of them, and from no old cache."""
 
 import pytest
 
@@ -7,17 +8,23 @@ from fast.vllm_engine import VllmSampler
 from tests.test_sampler import grid, random_prompts
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama"])  # with a tied and with an own output matrix
+@pytest.fixture(
+    scope="module", params=["qwen3", "llama"]
+)  # with a tied and with an own output matrix
 def pair(request, load, stir):
     policy = load(request.param, 0)
     policy.stop_ids = frozenset()
-    stir(policy, 0.05)  # learnt before the engine starts, as after --resume: the folder holds other weights
+    stir(
+        policy, 0.05
+    )  # learnt before the engine starts, as after --resume: the folder holds other weights
     sampler = VllmSampler(policy)
     yield policy, sampler
     sampler.close()
 
 
-def test_logprobs_equal_a_plain_forward_pass_after_every_reload(pair, stir, snapshot, largest_gap, cached, capsys):
+def test_logprobs_equal_a_plain_forward_pass_after_every_reload(
+    pair, stir, snapshot, largest_gap, cached, capsys
+):
     policy, sampler = pair
     prompts, seeds = random_prompts(100, 7), grid(2, 2)
     gaps, seen = [], []
@@ -29,12 +36,21 @@ def test_logprobs_equal_a_plain_forward_pass_after_every_reload(pair, stir, snap
             assert all((before[name] == now).all() for name, now in snapshot(policy).items())
         del cached[:]
         groups = sampler.sample(prompts, 2, 16, 1.0, seeds)
-        assert cached == [0, 96, 0, 0]  # a prompt that was seen before the update is read anew, once
+        assert cached == [
+            0,
+            96,
+            0,
+            0,
+        ]  # a prompt that was seen before the update is read anew, once
         gaps.append(largest_gap(policy, prompts, groups, 1.0))
         greedy = sampler.sample(prompts, 1, 16, 0, seeds)
-        assert [g[0].token_ids for g in greedy] == [g[0].token_ids for g in TorchSampler(policy).sample(prompts, 1, 16, 0, seeds)]
+        assert [g[0].token_ids for g in greedy] == [
+            g[0].token_ids for g in TorchSampler(policy).sample(prompts, 1, 16, 0, seeds)
+        ]
         seen.append(str(greedy))
     assert len(set(seen)) == 4
     with capsys.disabled():
-        print(f"\n  full reload, {type(policy.lm).__name__}: largest difference {max(gaps):.1e} nats")
+        print(
+            f"\n  full reload, {type(policy.lm).__name__}: largest difference {max(gaps):.1e} nats"
+        )
     assert max(gaps) <= 1e-4

@@ -25,7 +25,20 @@ from test_train import ROOT, TINY, lines, run
 def trained(tmp_path_factory) -> tuple[Path, Path]:
     """(a run folder, its adapter exported)."""
     folder = tmp_path_factory.mktemp("served")
-    run("train.py", *TINY, "--sft-lr", "3e-3", "--lr", "3e-3", "--engine", "torch", "--runs", str(folder), "--name", "run")
+    run(
+        "train.py",
+        *TINY,
+        "--sft-lr",
+        "3e-3",
+        "--lr",
+        "3e-3",
+        "--engine",
+        "torch",
+        "--runs",
+        str(folder),
+        "--name",
+        "run",
+    )
     run("-m", "bridges.export", "adapter", str(folder / "run"), str(folder / "adapter"))
     return folder / "run", folder / "adapter"
 
@@ -38,12 +51,38 @@ def server(trained):
         port = s.getsockname()[1]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
            "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}  # fmt: skip
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "models/pico_base",
-               "--served-model-name", "pico_base", "--dtype", "float32", "--max-model-len", "2048",
-               "--enforce-eager", "--block-size", "32", "--generation-config", "vllm", "--host", "127.0.0.1", "--port", str(port),
-               "--enable-lora", "--max-lora-rank", "32", "--lora-modules", f"trained={trained[1]}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        "models/pico_base",
+        "--served-model-name",
+        "pico_base",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "2048",
+        "--enforce-eager",
+        "--block-size",
+        "32",
+        "--generation-config",
+        "vllm",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        # fmt: skip
+        "--enable-lora",
+        "--max-lora-rank",
+        "32",
+        "--lora-modules",
+        f"trained={trained[1]}",
+    ]
     log = open(trained[1].parent / "server.log", "w")
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
+    )
     try:
         for _ in range(600):
             assert process.poll() is None, (trained[1].parent / "server.log").read_text()[-3000:]
@@ -59,8 +98,29 @@ def server(trained):
 
 
 def over_api(server: str, model: str, folder: Path, n: int) -> dict:
-    run("train.py", "--eval-only", "--api-base", server, "--model", model, "--env", "letters", "--difficulty", "6", "--reward", "partial",
-        "--max-tokens", "64", "--eval-n", str(n), "--runs", str(folder), "--name", model)  # fmt: skip
+    run(
+        "train.py",
+        "--eval-only",
+        "--api-base",
+        server,
+        "--model",
+        model,
+        "--env",
+        "letters",
+        "--difficulty",
+        "6",
+        "--reward",
+        "partial",
+        # fmt: skip
+        "--max-tokens",
+        "64",
+        "--eval-n",
+        str(n),
+        "--runs",
+        str(folder),
+        "--name",
+        model,
+    )
     return lines(folder / model / "evals.jsonl")[-1]
 
 
@@ -70,5 +130,7 @@ def test_an_exported_adapter_scores_the_same_behind_vllms_server(trained, server
         got = over_api(server, model, tmp_path, len(of_run[stage]["reward"]))
         for what in ("reward", "reply_tokens", "truncated"):
             assert got[what] == of_run[stage][what], (model, what)
-    assert of_run["final"]["reply_tokens"] != of_run["before"]["reply_tokens"], "the adapter has to do something"
+    assert of_run["final"]["reply_tokens"] != of_run["before"]["reply_tokens"], (
+        "the adapter has to do something"
+    )
     assert json.loads((tmp_path / "trained" / "summary.json").read_text())["api"]["failed"] == 0

@@ -1,4 +1,5 @@
-"""Protects the start of the vLLM engine, and its sleep: where it cannot run it says so in one sentence, before a run has begun."""
+"""Protects the start of the vLLM engine, and its sleep: where it cannot run it says so in one
+sentence, before a run has begun."""
 
 import json
 import sys
@@ -34,17 +35,25 @@ def test_a_rank_that_vllm_has_not_is_refused(load):
 def test_too_little_memory_at_the_start_is_said(load):
     with pytest.raises(SystemExit) as caught:
         load_engine(load("qwen3", 4), 0.3, 2**18)
-    assert "0 MB for its cache is not enough for vLLM" in sentence(caught) and "--engine torch" in sentence(caught)
+    assert "0 MB for its cache is not enough for vLLM" in sentence(
+        caught
+    ) and "--engine torch" in sentence(caught)
 
 
 def test_a_model_that_vllm_cannot_run_is_said(load, tmp_path):
     policy = load("llama", 4)
     config = json.loads((Path(policy.lm.name_or_path) / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["NobodysForCausalLM"]}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"architectures": ["NobodysForCausalLM"]})
+    )
     policy.lm.name_or_path = str(tmp_path)
     with pytest.raises(SystemExit) as caught:
         load_engine(policy, 0.3, 2**26)
-    assert "vLLM cannot run" in sentence(caught) and "Nobodys" in sentence(caught) and "--engine torch" in sentence(caught)
+    assert (
+        "vLLM cannot run" in sentence(caught)
+        and "Nobodys" in sentence(caught)
+        and "--engine torch" in sentence(caught)
+    )
 
 
 class Card:
@@ -63,7 +72,11 @@ class Card:
 def on_a_card() -> VllmSampler:
     sampler = VllmSampler.__new__(VllmSampler)
     sampler.sleeps = sampler.seeded = True
-    sampler.policy, sampler.llm, sampler.awake = SimpleNamespace(device=torch.device("cuda")), Card(), True
+    sampler.policy, sampler.llm, sampler.awake = (
+        SimpleNamespace(device=torch.device("cuda")),
+        Card(),
+        True,
+    )
     return sampler
 
 

@@ -1,8 +1,9 @@
-"""Protects whole runs with vLLM: the recipe on pico_base as `train.py --engine vllm` runs it, in one process, across --resume, and with
-vLLM in the process that samples ahead. On a CPU vLLM computes in float32, as our own sampler does, so the two can be compared number by
-number.
+"""Protects whole runs with vLLM: the recipe on pico_base as `train.py --engine vllm` runs it, in
+one process, across --resume, and with vLLM in the process that samples ahead. On a CPU vLLM
+computes in float32, as our own sampler does, so the two can be compared number by number.
 
-These are subprocesses, as a user would start them. Starting vLLM takes a while, so every run serves as many tests as it can.
+These are subprocesses, as a user would start them. Starting vLLM takes a while, so every run serves
+as many tests as it can.
 """
 
 import json
@@ -27,7 +28,9 @@ AHEAD = ["--engine", "vllm", "--async-rollouts", "1"]
 def run(*command: str) -> str:
     """Run Python with these arguments to a good end; returns what it printed."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -56,16 +59,32 @@ def ahead(runs) -> Path:
 
 
 def assert_whole(folder: Path, updates: int) -> None:
-    for name in ("config.json", "metrics.jsonl", "evals.jsonl", "episodes.jsonl", "summary.json", "report.md", "curves.png", "report.html"):
+    for name in (
+        "config.json",
+        "metrics.jsonl",
+        "evals.jsonl",
+        "episodes.jsonl",
+        "summary.json",
+        "report.md",
+        "curves.png",
+        "report.html",
+    ):
         assert (folder / name).stat().st_size > 0, name
-    assert [line["update"] for line in lines(folder / "metrics.jsonl")] == list(range(1, updates + 1))
+    assert [line["update"] for line in lines(folder / "metrics.jsonl")] == list(
+        range(1, updates + 1)
+    )
     assert json.loads((folder / "summary.json").read_text())["updates"] == updates
     assert json.loads((folder / "checkpoint" / "state.json").read_text())["update"] == updates
 
 
 def assert_on_policy(line: dict) -> None:
-    """What vLLM says it sampled is what the trainer would have said. Weights that are one update old differ by 1e-3 here (AHEAD)."""
-    assert 0 < line["mismatch"] < 1e-4 and abs(line["ratio"] - 1) < 1e-4 and abs(line["ratio_max"] - 1) < 1e-3
+    """What vLLM says it sampled is what the trainer would have said. Weights that are one update
+    old differ by 1e-3 here (AHEAD)."""
+    assert (
+        0 < line["mismatch"] < 1e-4
+        and abs(line["ratio"] - 1) < 1e-4
+        and abs(line["ratio_max"] - 1) < 1e-3
+    )
     assert line["off_policy_steps"] == 0 and line["groups_with_signal"] > 0
 
 
@@ -93,18 +112,25 @@ def test_greedy_it_is_evaluated_as_by_our_own_sampler(vllm, ours):
     for stage in ("before", "after_sft"):
         mine, theirs = evaluated(ours, stage), evaluated(vllm, stage)
         assert set(mine) == set(theirs) == {"tier 3", "tier 5", "tier 6"}
-        assert any(len(set(e["reward"])) > 1 for e in mine.values()), "a test of equal rewards would show little"
+        assert any(len(set(e["reward"])) > 1 for e in mine.values()), (
+            "a test of equal rewards would show little"
+        )
         for tasks in mine:
             for part in ("reward", "reply_tokens", "truncated"):
                 assert theirs[tasks][part] == mine[tasks][part], (stage, tasks, part)
-        for (tokens, logprobs), (same, close) in zip(spoken(vllm, stage), spoken(ours, stage), strict=True):
+        for (tokens, logprobs), (same, close) in zip(
+            spoken(vllm, stage), spoken(ours, stage), strict=True
+        ):
             assert tokens == same and logprobs == pytest.approx(close, abs=1e-3)
     flat = lambda stage: [x for _, logprobs in spoken(vllm, stage) for x in logprobs]
-    assert flat("before") != pytest.approx(flat("after_sft"), abs=1e-2)  # SFT has moved the log-probs, and vLLM has noticed
+    assert flat("before") != pytest.approx(
+        flat("after_sft"), abs=1e-2
+    )  # SFT has moved the log-probs, and vLLM has noticed
 
 
 def test_vllm_goes_on_with_a_run_of_our_own_sampler(ours, runs):
-    """The engine starts before the checkpoint is loaded: what it samples from has to be the checkpoint."""
+    """The engine starts before the checkpoint is loaded: what it samples from has to be the
+    checkpoint."""
     folder = runs / "torch_then_vllm"
     shutil.copytree(ours, folder)
     run("train.py", "--resume", str(folder), "--engine", "vllm", "--updates", "4")
@@ -117,6 +143,8 @@ def test_ahead_of_the_trainer_every_batch_but_the_first_is_one_update_old(ahead,
     found = lines(ahead / "metrics.jsonl")
     assert [line["off_policy_steps"] for line in found] == [0, 1, 1]
     assert_on_policy(found[0])
-    assert all(line["mismatch"] > 10 * found[0]["mismatch"] for line in found[1:])  # older weights, and it shows
+    assert all(
+        line["mismatch"] > 10 * found[0]["mismatch"] for line in found[1:]
+    )  # older weights, and it shows
     for stage in ("before", "after_sft"):  # these are never ahead
         assert evaluated(ahead, stage) == evaluated(vllm, stage)
