@@ -4,8 +4,8 @@
     python -m bookkeeping.report runs/NAME before 40    any two: an update, or before, after_sft,
                                                         final
 
-    evals.jsonl -> averages with paired differences, rows per scenario, tool use over time, the best
-                   episode -> sections (bookkeeping/tables.py) -> report.md and report.html
+    evals.jsonl -> averages with paired differences, tails, rows per scenario, tool use over time,
+                   the best episode -> sections (bookkeeping/tables.py) -> report.md, report.html
 
 Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for
 both. The p of a difference comes from flipping the signs of the scenarios' differences: if nothing
@@ -41,12 +41,9 @@ BY_SCENARIO = (
 
 
 def find(evals: list[dict], which: str) -> dict:
-    """The evaluation of the trained tasks after an update, or before, after_sft or final.
-
-    Update -1 is before SFT, and 0 after it.
-    """
+    """The evaluation of the trained tasks after an update, or before, after_sft or final."""
     names = {e["stage"]: e for e in evals if e["stage"] != "train"}
-    names |= {str(e["update"]): e for e in reversed(evals)}
+    names |= {str(e["update"]): e for e in reversed(evals) if e["stage"] != "before"}
     if which not in names:
         choice = f"choose of {', '.join(names)}"
         raise ValueError(f"there is no evaluation {which} of the trained tasks; {choice}")
@@ -109,17 +106,34 @@ def averages(config: dict, a: dict, b: dict) -> dict:
             gain.text(digits, factor, sign="+") + unit, compare.small(row["corrected"]),
             direction if row["corrected"] < 0.05 else "cannot tell",
         ])  # fmt: skip
+    same = [tables.label(name) for name in measures(a, b) if name not in gains]
+    rewards = values(a, "reward"), values(b, "reward")
+    up, down = (int((sign * (rewards[1] - rewards[0]) > 1e-9).sum()) for sign in (1, -1))
+    share = metrics.proportion(down, n).percent()
     text = [
         f"Means over the same {n} scenarios ({b['tasks']}), greedy, with 95% intervals; "
         "the difference is paired by scenario. p is corrected by Holm's method for the "
-        f"{len(rows)} rows; up and down are said where it is below 0.05."
+        f"{len(rows)} rows; up and down are said where it is below 0.05.",
+        f"The same in every scenario, and so left out: {', '.join(same) or 'nothing'}.",
+        *parts_of_the_gain(config, gains),
+        f"Reward rose in {up} of {n} scenarios and fell in {down}, {share}.",
     ]
-    same = [tables.label(name) for name in measures(a, b) if name not in gains]
-    if same:
-        text.append(f"The same in every scenario, and so left out: {', '.join(same)}.")
-    text += [*parts_of_the_gain(config, gains), winners_and_losers(a, b)]
     head = ["", moment(a), moment(b), "difference", "p corrected", "clearly"]
     return section(f"Behaviour: {moment(a)} → {moment(b)}", text, head, table)
+
+
+def tails(a: dict, b: dict) -> dict:
+    """How the scenarios spread around those means."""
+
+    def cell(e: dict, name: str) -> str:
+        digits, factor, unit = tables.scale(name)
+        ends = np.nanquantile(values(e, name), [0.05, 0.5, 0.95, 1])
+        return " · ".join(f"{factor * x:.{digits}f}{unit}" for x in ends)
+
+    names = [name for name in measures(a, b) if average(values(a, name) + values(b, name)).n]
+    rows = [[tables.label(name), cell(a, name), cell(b, name)] for name in names]
+    text = ["5% · 50% · 95% · the most, over the scenarios of each evaluation."]
+    return section("Tails", text, ["", moment(a), moment(b)], rows, folded=True)
 
 
 def weights(config: dict) -> dict[str, float]:
@@ -139,23 +153,11 @@ def parts_of_the_gain(config: dict, gains: dict[str, metrics.Interval]) -> list[
     return [f"Where the {total:+.3f} in reward comes from, each part times its weight: {told}."]
 
 
-def winners_and_losers(a: dict, b: dict) -> str:
-    d = values(b, "reward") - values(a, "reward")
-    up, down = int((d > 1e-9).sum()), int((d < -1e-9).sum())
-    worst = [i for i in np.argsort(np.nan_to_num(d))[:3] if d[i] < -1e-9]
-    furthest = [f"scenario {i} ({a['reward'][i]:.2f} → {b['reward'][i]:.2f})" for i in worst]
-    share = metrics.proportion(down, len(d)).percent()
-    told = f"Reward rose in {up} of {len(d)} scenarios and fell in {down}, {share}"
-    return f"{told}; furthest in {', '.join(furthest)}." if worst else f"{told}."
-
-
 def by_scenario(a: dict, b: dict) -> dict:
     """The first scenarios, a row each."""
     names, n = [name for name in BY_SCENARIO if name in measures(a, b)], len(b["reward"])
-    rows = []
-    for i in range(min(SHOWN, n)):
-        pairs = ((values(a, name)[i], values(b, name)[i]) for name in names)
-        rows.append([str(i), *(f"{x:.3g} → {y:.3g}" for x, y in pairs)])
+    cell = lambda name, i: f"{values(a, name)[i]:.3g} → {values(b, name)[i]:.3g}"
+    rows = [[str(i), *(cell(name, i) for name in names)] for i in range(min(SHOWN, n))]
     first = f"the first {len(rows)} of {n} scenarios, one greedy episode each."
     text = [f"{moment(a)} → {moment(b)}, {first}"]
     return section("Scenario by scenario", text, ["scenario", *map(tables.label, names)], rows)
@@ -164,60 +166,39 @@ def by_scenario(a: dict, b: dict) -> dict:
 def tool_use(evals: list[dict]) -> dict:
     """What the turns of every evaluation were used for."""
     shares, n = [tool_shares(e) for e in evals], len(evals[0]["reward"])
-    used = [tool for tool in shares[0] if any(s[tool].any() for s in shares)]
-    never = [tool for tool in shares[0] if tool not in used]
     text = (
         "Each tool's share of the turns that an episode took, in %, successful calls only; mean "
         f"over the same {n} scenarios with its 95% interval. "
         "pass_turn includes turns without a call."
     )
-    if never:
-        text += f" Never: {', '.join(never)}."
     percent = lambda share: metrics.mean(share).text(0, 100)
-    rows = [[moment(e), *(percent(s[tool]) for tool in used)] for e, s in zip(evals, shares)]
-    return section("Tool use, over time", [text], ["", *used], rows)
+    rows = [[moment(e), *map(percent, s.values())] for e, s in zip(evals, shares)]
+    return section("Tool use, over time", [text], ["", *shares[0]], rows)
 
 
 # ------------------------------------------------------------------------------- the best episode
 
 
-def rank_correlation(x: np.ndarray, y: np.ndarray) -> metrics.Interval | None:
-    """Spearman's, with the 95% interval of Bonett and Wright (2000); None if one never varies."""
-    if len(x) < 5 or np.isnan(x + y).any() or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return None
-    r = float(stats.spearmanr(x, y).statistic)
-    middle = np.arctanh(np.clip(r, -0.999999, 0.999999))
-    reach = 1.96 * np.sqrt((1 + r**2 / 2) / (len(x) - 3))
-    low, high = np.tanh([middle - reach, middle + reach]).tolist()
-    return metrics.Interval(r, low, high, len(x))
-
-
-def best_episode(config: dict, a: dict, b: dict, episodes: list[dict]) -> list[dict]:
+def best_episode(a: dict, b: dict, episodes: list[dict]) -> list[dict]:
     """The episode of b with the highest reward: its numbers, and its calls.
 
     What it did differently stands some deviations from the mean; whether that pays in general, the
-    rank correlation says.
+    rank correlation (Spearman's) says.
     """
-    reward, rows, lead = values(b, "reward"), [], []
+    reward, rows = values(b, "reward"), []
     best, n = int(np.nanargmax(reward)), len(reward)
-    for name in (name for name in measures(b) if name in NAMES):
+    for name in (name for name in measures(b) if name in NAMES and np.nanstd(values(b, name))):
         v = values(b, name)
-        mean, spread = average(v), float(np.nanstd(v))
-        if spread == 0:
-            continue
-        r = None if name == "reward" else rank_correlation(v, reward)
+        mean, pays = average(v), stats.spearmanr(v, reward, nan_policy="omit")
         distance = (v[best] - mean.mean) / float(np.nanstd(v, ddof=1))
         digits, factor, unit = tables.scale(name)
         mine = f"{factor * v[best]:.{digits}f}{unit}"
-        pays = r.text(2, sign="+") if r else "—"
-        rows.append([NAMES[name], mine, interval(name, mean), f"{distance:+.1f}", pays])
-    for name, w in weights(config).items():
-        if w and name in b:
-            lead.append(f"{name} {w * (b[name][best] - np.nanmean(values(b, name))):+.3f}")
+        told = f"{pays.statistic:+.2f} (p {compare.small(pays.pvalue)})"
+        rows.append([NAMES[name], mine, interval(name, mean), f"{distance:+.1f}", told])
     text = [
         f"Scenario {best} earned {reward[best]:.3f}, the most of {n}, {moment(b)}; "
         f"the same scenario {moment(a)}: {a['reward'][best]:.3f}. "
-        f"Above the mean by {reward[best] - np.nanmean(reward):.3f}: {', '.join(lead)}.",
+        f"Above the mean by {reward[best] - np.nanmean(reward):.3f}. "
         "The most of many is luck as well, of the scenario above all: an idea to test, not a "
         "result.",
     ]
@@ -254,6 +235,14 @@ def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------- all of it
 
 
+def wasted(e: dict) -> dict:
+    """A measure more: the tasks that were claimed and never submitted."""
+    names = ("used_claim_task", "used_submit_work")
+    if not all(name in e for name in names):
+        return {}
+    return {"waste": (values(e, names[0]) - values(e, names[1])).tolist()}
+
+
 def sections(
     config: dict, evals: list[dict], episodes: list[dict], which: tuple[str, str] | None = None
 ) -> list[dict]:
@@ -263,7 +252,7 @@ def sections(
     """
     during = [e for e in evals if e["trained"] and e["stage"] != "eval_only"]
     # Cut to the scenarios with a result in all of them; these are counted from 0.
-    mine = records.same_tasks(*during)
+    mine = [e | wasted(e) for e in records.same_tasks(*during)]
     if len(mine) < 2:
         return []
     a, b = next((e for e in mine[:-1] if e["stage"] == "after_sft"), mine[0]), mine[-1]
@@ -274,5 +263,5 @@ def sections(
     if len(a["reward"]) != len(b["reward"]):
         sizes = f"{moment(a)} has {len(a['reward'])} scenarios and {moment(b)} {len(b['reward'])}"
         raise ValueError(f"{sizes}; only the same ones can be compared")
-    best = best_episode(config, a, b, episodes)
-    return [averages(config, a, b), by_scenario(a, b), tool_use(mine), *best]
+    best = best_episode(a, b, episodes)
+    return [averages(config, a, b), tails(a, b), by_scenario(a, b), tool_use(mine), *best]

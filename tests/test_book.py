@@ -108,7 +108,6 @@ OTHERWISE = {
     "fast/vllm_engine.py": "make test-vllm",
     "bookkeeping/compare.py": "needs runs",
     "bookkeeping/report.py": "needs a run",
-    "bookkeeping/viewer.py": "needs a run",
     "bridges/trl.py": "needs requirements/all.txt; make test-all",
     "bridges/openenv_swarm.py": "a server; tests/test_openenv.py",
     "learn/exercises.py": "exits with 1, being unsolved; tests/test_exercises.py",

@@ -142,7 +142,7 @@ cfg, typed = settings.command_line(["--env", "letters"])
 refusals.check(cfg)
 settings.make_env(cfg, cfg.difficulty).reset(1)
 away = [m for m in sys.modules if m.split(".")[0] in ("swarm", "env_swarm", "env_alphabet", "bridges", "openai", "lab")
-        or m in ("bookkeeping.viewer", "bookkeeping.behaviour", "bookkeeping.report", "bookkeeping.compare", "matplotlib")]
+        or m in ("bookkeeping.behaviour", "bookkeeping.report", "bookkeeping.compare", "matplotlib")]
 print(away)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
