@@ -24,7 +24,7 @@ from scipy import stats
 import metrics
 from bookkeeping import compare, records, tables
 from bookkeeping.tables import NAMES, PERCENT, average, interval, measures, moment, section, values
-from env_swarm import WEIGHTS, Turn, brief
+from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
 COLOURS = {  # work is blue, trade orange, talk green, errors red, passing grey
@@ -92,10 +92,9 @@ def changes(a: dict, b: dict) -> list[dict]:
     return [row | {"corrected": p} for row, p in zip(rows, corrected)]
 
 
-def averages(config: dict, a: dict, b: dict) -> dict:
+def averages(a: dict, b: dict) -> dict:
     """The table of all measures."""
     rows, n, table = changes(a, b), len(b["reward"]), []
-    gains = {row["name"]: row["gain"] for row in rows}
     for row in rows:
         name, gain = row["name"], row["gain"]
         digits, factor, _ = tables.scale(name)
@@ -106,7 +105,9 @@ def averages(config: dict, a: dict, b: dict) -> dict:
             gain.text(digits, factor, sign="+") + unit, compare.small(row["corrected"]),
             direction if row["corrected"] < 0.05 else "cannot tell",
         ])  # fmt: skip
-    same = [tables.label(name) for name in measures(a, b) if name not in gains]
+    same = [
+        tables.label(name) for name in measures(a, b) if name not in {row["name"] for row in rows}
+    ]
     rewards = values(a, "reward"), values(b, "reward")
     up, down = (int((sign * (rewards[1] - rewards[0]) > 1e-9).sum()) for sign in (1, -1))
     share = metrics.proportion(down, n).percent()
@@ -115,7 +116,6 @@ def averages(config: dict, a: dict, b: dict) -> dict:
         "the difference is paired by scenario. p is corrected by Holm's method for the "
         f"{len(rows)} rows; up and down are said where it is below 0.05.",
         f"The same in every scenario, and so left out: {', '.join(same) or 'nothing'}.",
-        *parts_of_the_gain(config, gains),
         f"Reward rose in {up} of {n} scenarios and fell in {down}, {share}.",
     ]
     head = ["", moment(a), moment(b), "difference", "p corrected", "clearly"]
@@ -134,23 +134,6 @@ def tails(a: dict, b: dict) -> dict:
     rows = [[tables.label(name), cell(a, name), cell(b, name)] for name in names]
     text = ["5% · 50% · 95% · the most, over the scenarios of each evaluation."]
     return section("Tails", text, ["", moment(a), moment(b)], rows, folded=True)
-
-
-def weights(config: dict) -> dict[str, float]:
-    """What each part of the reward is multiplied with: the setting, or else the version's."""
-    given = compare.environment_settings(config)
-    version = WEIGHTS[str(given.get("version", "0.2"))]
-    return {name: float(given.get(name, weight)) for name, weight in version.items()}
-
-
-def parts_of_the_gain(config: dict, gains: dict[str, metrics.Interval]) -> list[str]:
-    """One sentence, if the parts add up to the gain in reward: with a penalty they do not."""
-    parts = {name: (w, gains[name]) for name, w in weights(config).items() if w and name in gains}
-    total = gains["reward"].mean if "reward" in gains else float("nan")
-    if not abs(sum(w * gain.mean for w, gain in parts.values()) - total) < 1e-3:  # it is rounded
-        return []
-    told = ", ".join(f"{name} {g.text(scale=w, sign='+')}" for name, (w, g) in parts.items())
-    return [f"Where the {total:+.3f} in reward comes from, each part times its weight: {told}."]
 
 
 def by_scenario(a: dict, b: dict) -> dict:
@@ -244,7 +227,7 @@ def wasted(e: dict) -> dict:
 
 
 def sections(
-    config: dict, evals: list[dict], episodes: list[dict], which: tuple[str, str] | None = None
+    evals: list[dict], episodes: list[dict], which: tuple[str, str] | None = None
 ) -> list[dict]:
     """Everything above for two evaluations; by default after SFT (or the first) and the last.
 
@@ -260,8 +243,5 @@ def sections(
         a, b = (find(mine, name) for name in which)
     if a is b:
         raise ValueError(f"{which[0]} and {which[1]} are the same evaluation; choose two")
-    if len(a["reward"]) != len(b["reward"]):
-        sizes = f"{moment(a)} has {len(a['reward'])} scenarios and {moment(b)} {len(b['reward'])}"
-        raise ValueError(f"{sizes}; only the same ones can be compared")
     best = best_episode(a, b, episodes)
-    return [averages(config, a, b), tails(a, b), by_scenario(a, b), tool_use(mine), *best]
+    return [averages(a, b), tails(a, b), by_scenario(a, b), tool_use(mine), *best]

@@ -96,16 +96,18 @@ class Arm:
 
 def read(folder: Path) -> Run:
     """A finished run. ValueError with a sentence if it is none."""
-    if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
-    final, cure = {}, f"go on with python train.py --resume {folder}"
-    if not (folder / "summary.json").exists():
-        raise ValueError(f"{folder} has no summary.json: the run has not finished; {cure}")
+    cure = f"go on with python train.py --resume {folder}"
+    needed = {
+        "config.json": "it is no run folder; check the path",
+        "summary.json": f"the run has not finished; {cure}",
+    }
+    for name, why in needed.items():
+        if not (folder / name).exists():
+            raise ValueError(f"{folder} has no {name}, so {why}")
     config, summary = (records.record(folder / f"{name}.json") for name in ("config", "summary"))
     config["environment_code"] = summary.get("machine", {}).get("environment_code")
-    for line in clean(records.lines(folder / "evals.jsonl")):
-        if line["stage"] == "final":
-            final[line["tasks"]] = line
+    evals = clean(records.lines(folder / "evals.jsonl"))
+    final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
     if not final:
         raise ValueError(f"{folder}/evals.jsonl has no final evaluation; {cure}")
     return Run(clean(folder.name), config, final, records.lines(folder / "metrics.jsonl"))
@@ -321,10 +323,8 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
         cells = [tables.interval(what, mean) if mean else "" for mean in means]
         finals.append([f"{arm.letter}: {arm.label}", *cells])
     for run in runs:
-        before, sentence = records.before_last_level(run.lines), "no updates."
-        if run.lines:
-            rewards = [line["reward"] for line in run.lines]
-            sentence = tables.training_reward(rewards, before, what == "exact")
+        rewards, before = [e["reward"] for e in run.lines], records.before_last_level(run.lines)
+        sentence = tables.training_reward(rewards, before, what == "exact") if rewards else "none."
         told.append(f"{run.name}: {sentence}")
     if len(arms) == 1:
         notes = ["All runs have the same flags: one arm, nothing to compare."]

@@ -137,7 +137,7 @@ def collect(folder: Path, which: tuple[str, str] | None = None) -> tuple[dict, l
     if env == "swarm":
         from bookkeeping import behaviour
 
-        sections += behaviour.sections(config, evals, episodes, which)
+        sections += behaviour.sections(evals, episodes, which)
     given = (summary.get("machine") or {}) | config
     run = {
         "name": folder.resolve().name,

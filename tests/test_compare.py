@@ -325,7 +325,7 @@ def test_the_page_of_three_arms(make, tmp_path, capsys):
     assert len(final["series"]) == 3 and final["marks"] == [[0, "tier 3"], [1, "tier 6"]]
     trained = next(line for line in table if line.startswith("| tier 6 (trained) | exact | A − C"))
     assert trained.endswith("**A better** |") and "tasks only" in trained
-    assert "more_sft-0: no updates." in text and "* grpo-0: Update by update: mean" in text
+    assert "more_sft-0: none." in text and "* grpo-0: Update by update: mean" in text
     again = compare.main([*folders, out], tmp_path / "second")  # an earlier comparison: passed over
     assert (again / "compare.md").read_text() == text
 
