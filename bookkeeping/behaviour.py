@@ -152,11 +152,12 @@ def tool_use(evals: list[dict]) -> dict:
     text = (
         "Each tool's share of the turns that an episode took, in %, successful calls only; mean "
         f"over the same {n} scenarios with its 95% interval. "
-        "pass_turn includes turns without a call."
+        "pass_turn includes turns without a call; a tool without a column was never used."
     )
+    used = [tool for tool in shares[0] if any(s[tool].any() for s in shares)]
     percent = lambda share: metrics.mean(share).text(0, 100)
-    rows = [[moment(e), *map(percent, s.values())] for e, s in zip(evals, shares)]
-    return section("Tool use, over time", [text], ["", *shares[0]], rows)
+    rows = [[moment(e), *(percent(s[tool]) for tool in used)] for e, s in zip(evals, shares)]
+    return section("Tool use, over time", [text], ["", *used], rows)
 
 
 # ------------------------------------------------------------------------------- the best episode
@@ -245,3 +246,11 @@ def sections(
         raise ValueError(f"{which[0]} and {which[1]} are the same evaluation; choose two")
     best = best_episode(a, b, episodes)
     return [averages(a, b), tails(a, b), by_scenario(a, b), tool_use(mine), *best]
+
+
+if __name__ == "__main__":  # the same command
+    import tyro
+
+    from bookkeeping import report
+
+    tyro.cli(report.main, description=__doc__)

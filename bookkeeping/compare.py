@@ -377,7 +377,7 @@ def charts(arms: list[Arm]) -> list[dict]:
         name = f"{arm.letter}: {arm.label}"
         training += [curves.rolling(run.lines, name=name, colour=i) for run in arm.runs]
         means = [final_mean(arm, tasks, headline(arms)) for tasks in sets]
-        points = [[j + i / 20, m.mean, m.low, m.high] for j, m in enumerate(means) if m]
+        points = [[j + (i + 1) / 20, m.mean, m.low, m.high] for j, m in enumerate(means) if m]
         final.append({"name": name, "points": points, "apart": True})
     marks = [[place, tasks] for place, tasks in enumerate(sets)]
     shown = "share exactly right" if headline(arms) == "exact" else "mean reward"
