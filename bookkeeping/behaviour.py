@@ -23,16 +23,11 @@ from scipy import stats
 
 import metrics
 from bookkeeping import compare, records, tables
+from bookkeeping.curves import tool_shares
 from bookkeeping.tables import NAMES, PERCENT, average, interval, measures, moment, section, values
 from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
-COLOURS = {  # work is blue, trade orange, talk green, errors red, passing grey
-    "claim_task": "#9cc5e8", "submit_work": "#2b74b3", "propose_trade": "#f7cf7a",
-    "accept_proposal": "#e5861a", "reject_proposal": "#9a5418", "cancel_proposal": "#e8cf9a",
-    "post": "#a5d79f", "reply": "#55ab5a", "vote": "#1f6d3a", "errors": "#c4203f",
-    "pass_turn": "#a8a8a8",
-}  # fmt: skip
 SHOWN = 8  # scenarios with a row of their own: those whose episodes are saved
 BY_SCENARIO = (
     "reward", "payoff", "quality", "diversity", "reputation", "turns_used", "used_claim_task",
@@ -48,27 +43,6 @@ def find(evals: list[dict], which: str) -> dict:
         choice = f"choose of {', '.join(names)}"
         raise ValueError(f"there is no evaluation {which} of the trained tasks; {choice}")
     return names[which]
-
-
-def tool_shares(line: dict) -> dict:
-    """{tool: share of the turns}, errors and passing last.
-
-    Of an evaluation ([n] each) or of a line of metrics.jsonl (numbers).
-    """
-    used = {name: np.array(x, dtype=float) for name, x in line.items() if name.startswith("used_")}
-    errors, total = np.array(line.get("error_rate", 0.0), dtype=float), sum(used.values())
-    calls = np.where(total > 0, total, 1)
-    shares = {name.removeprefix("used_"): (1 - errors) * x / calls for name, x in used.items()}
-    shares["errors"] = errors
-    order = list(COLOURS)
-    return dict(sorted(shares.items(), key=lambda s: order.index(s[0]) if s[0] in order else 0))
-
-
-def tools_used(lines: list[dict]) -> dict[str, list[float]]:
-    """{tool: % of the turns of the sampled episodes, update by update}"""
-    shares = [tool_shares(line) for line in lines]
-    tools = dict.fromkeys(tool for s in shares for tool in s)
-    return {tool: [100 * float(np.nan_to_num(s.get(tool, 0.0))) for s in shares] for tool in tools}
 
 
 # ------------------------------------------------------------------------------------ what changed
@@ -249,8 +223,6 @@ def sections(
 
 
 if __name__ == "__main__":  # the same command
-    import tyro
+    import runpy
 
-    from bookkeeping import report
-
-    tyro.cli(report.main, description=__doc__)
+    runpy.run_module("bookkeeping.report", run_name="__main__")

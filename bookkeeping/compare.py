@@ -186,9 +186,9 @@ def small(p: float) -> str:
 
 
 def by_variance(
-    estimate: float, parts: list[tuple[float, float]], n: int, ends=(-1.0, 1.0)
+    estimate: float, parts: list[tuple[float, float]], n: int, ends=(-1.0, 1.0), level=0.95
 ) -> tuple[Interval, float]:
-    """Student's 95% interval of an estimate, and the p that it is 0.
+    """Student's interval of an estimate, and the p that it is 0.
 
     parts: (variance, degrees of freedom), which add up (Satterthwaite 1946). ends: what values may
     be, if all that were seen agree.
@@ -198,7 +198,7 @@ def by_variance(
         p = 1.0 if abs(estimate) <= rounding else 0.5 ** (n - 1)
         return metrics.alike(estimate, n, ends), p
     freedom, error = total**2 / sum(v**2 / df for v, df in parts if v), math.sqrt(total)
-    reach = float(stats.t.ppf(0.975, freedom)) * error
+    reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
     return Interval(estimate, estimate - reach, estimate + reach, n), p
 

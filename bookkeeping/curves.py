@@ -33,6 +33,12 @@ SMALL = {  # title: (key, unit, end of the axis)
 SECONDS = ("rollout", "environment", "sync", "train", "wait")
 ROLLING = 10  # updates
 GREY = "#808080"
+COLOURS = {  # of swarm's tools: work is blue, trade orange, talk green, errors red, passing grey
+    "claim_task": "#9cc5e8", "submit_work": "#2b74b3", "propose_trade": "#f7cf7a",
+    "accept_proposal": "#e5861a", "reject_proposal": "#9a5418", "cancel_proposal": "#e8cf9a",
+    "post": "#a5d79f", "reply": "#55ab5a", "vote": "#1f6d3a", "errors": "#c4203f",
+    "pass_turn": "#a8a8a8",
+}  # fmt: skip
 
 
 def thinking_starts(lines: list[dict]) -> int | None:
@@ -119,11 +125,9 @@ def of_updates(lines: list[dict], env: str) -> list[dict]:
     marks = [] if start is None else [[start, "begins to think"]]
     out += stacked("habits of the samples", updates, habits, "%", top=100, marks=marks)
     if env == "swarm":
-        from bookkeeping import behaviour
-
-        tools = behaviour.tools_used(lines)
+        tools = tools_used(lines)
         title = "tool use of the samples, of the turns"
-        out += stacked(title, updates, tools, "%", top=100, colours=behaviour.COLOURS)
+        out += stacked(title, updates, tools, "%", top=100, colours=COLOURS)
     ahead = any(column("seconds_wait"))
     parts = ("train", "wait") if ahead else SECONDS[:4]  # the trainer's, if somebody else samples
     seconds = {part: column(f"seconds_{part}") for part in parts}
@@ -132,6 +136,27 @@ def of_updates(lines: list[dict], env: str) -> list[dict]:
         points = [[update, value, None, None] for update, value in zip(updates, column(key))]
         out += chart(title, [{"name": key, "points": points}], unit, top, small=True)
     return out
+
+
+def tool_shares(line: dict) -> dict:
+    """{tool: share of the turns}, errors and passing last.
+
+    Of an evaluation ([n] each) or of a line of metrics.jsonl (numbers).
+    """
+    used = {name: np.array(x, dtype=float) for name, x in line.items() if name.startswith("used_")}
+    errors, total = np.array(line.get("error_rate", 0.0), dtype=float), sum(used.values())
+    calls = np.where(total > 0, total, 1)
+    shares = {name.removeprefix("used_"): (1 - errors) * x / calls for name, x in used.items()}
+    shares["errors"] = errors
+    order = list(COLOURS)
+    return dict(sorted(shares.items(), key=lambda s: order.index(s[0]) if s[0] in order else 0))
+
+
+def tools_used(lines: list[dict]) -> dict[str, list[float]]:
+    """{tool: % of the turns of the sampled episodes, update by update}"""
+    shares = [tool_shares(line) for line in lines]
+    tools = dict.fromkeys(tool for s in shares for tool in s)
+    return {tool: [100 * float(np.nan_to_num(s.get(tool, 0.0))) for s in shares] for tool in tools}
 
 
 # ------------------------------------------------------------------------------------ the pictures
