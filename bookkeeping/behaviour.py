@@ -4,8 +4,8 @@
     python -m bookkeeping.report runs/NAME before 40    any two: an update, or before, after_sft,
                                                         final
 
-    evals.jsonl -> averages with paired differences, rows per scenario, tool use over time, the best
-                   episode -> sections (bookkeeping/tables.py) -> report.md and report.html
+    evals.jsonl -> averages with paired differences, tails, rows per scenario, tool use over time,
+                   the best episode -> sections (bookkeeping/tables.py) -> report.md, report.html
 
 Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for
 both. The p of a difference comes from flipping the signs of the scenarios' differences: if nothing
@@ -23,16 +23,11 @@ from scipy import stats
 
 import metrics
 from bookkeeping import compare, records, tables
+from bookkeeping.curves import tool_shares
 from bookkeeping.tables import NAMES, PERCENT, average, interval, measures, moment, section, values
-from env_swarm import WEIGHTS, Turn, brief
+from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
-COLOURS = {  # work is blue, trade orange, talk green, errors red, passing grey
-    "claim_task": "#9cc5e8", "submit_work": "#2b74b3", "propose_trade": "#f7cf7a",
-    "accept_proposal": "#e5861a", "reject_proposal": "#9a5418", "cancel_proposal": "#e8cf9a",
-    "post": "#a5d79f", "reply": "#55ab5a", "vote": "#1f6d3a", "errors": "#c4203f",
-    "pass_turn": "#a8a8a8",
-}  # fmt: skip
 SHOWN = 8  # scenarios with a row of their own: those whose episodes are saved
 BY_SCENARIO = (
     "reward", "payoff", "quality", "diversity", "reputation", "turns_used", "used_claim_task",
@@ -48,27 +43,6 @@ def find(evals: list[dict], which: str) -> dict:
         choice = f"choose of {', '.join(names)}"
         raise ValueError(f"there is no evaluation {which} of the trained tasks; {choice}")
     return names[which]
-
-
-def tool_shares(line: dict) -> dict:
-    """{tool: share of the turns}, errors and passing last.
-
-    Of an evaluation ([n] each) or of a line of metrics.jsonl (numbers).
-    """
-    used = {name: np.array(x, dtype=float) for name, x in line.items() if name.startswith("used_")}
-    errors, total = np.array(line.get("error_rate", 0.0), dtype=float), sum(used.values())
-    calls = np.where(total > 0, total, 1)
-    shares = {name.removeprefix("used_"): (1 - errors) * x / calls for name, x in used.items()}
-    shares["errors"] = errors
-    order = list(COLOURS)
-    return dict(sorted(shares.items(), key=lambda s: order.index(s[0]) if s[0] in order else 0))
-
-
-def tools_used(lines: list[dict]) -> dict[str, list[float]]:
-    """{tool: % of the turns of the sampled episodes, update by update}"""
-    shares = [tool_shares(line) for line in lines]
-    tools = dict.fromkeys(tool for s in shares for tool in s)
-    return {tool: [100 * float(np.nan_to_num(s.get(tool, 0.0))) for s in shares] for tool in tools}
 
 
 # ------------------------------------------------------------------------------------ what changed
@@ -92,10 +66,9 @@ def changes(a: dict, b: dict) -> list[dict]:
     return [row | {"corrected": p} for row, p in zip(rows, corrected)]
 
 
-def averages(config: dict, a: dict, b: dict) -> dict:
+def averages(a: dict, b: dict) -> dict:
     """The table of all measures."""
     rows, n, table = changes(a, b), len(b["reward"]), []
-    gains = {row["name"]: row["gain"] for row in rows}
     for row in rows:
         name, gain = row["name"], row["gain"]
         digits, factor, _ = tables.scale(name)
@@ -106,53 +79,42 @@ def averages(config: dict, a: dict, b: dict) -> dict:
             gain.text(digits, factor, sign="+") + unit, compare.small(row["corrected"]),
             direction if row["corrected"] < 0.05 else "cannot tell",
         ])  # fmt: skip
+    same = [
+        tables.label(name) for name in measures(a, b) if name not in {row["name"] for row in rows}
+    ]
+    rewards = values(a, "reward"), values(b, "reward")
+    up, down = (int((sign * (rewards[1] - rewards[0]) > 1e-9).sum()) for sign in (1, -1))
+    share = metrics.proportion(down, n).percent()
     text = [
         f"Means over the same {n} scenarios ({b['tasks']}), greedy, with 95% intervals; "
         "the difference is paired by scenario. p is corrected by Holm's method for the "
-        f"{len(rows)} rows; up and down are said where it is below 0.05."
+        f"{len(rows)} rows; up and down are said where it is below 0.05.",
+        f"The same in every scenario, and so left out: {', '.join(same) or 'nothing'}.",
+        f"Reward rose in {up} of {n} scenarios and fell in {down}, {share}.",
     ]
-    same = [tables.label(name) for name in measures(a, b) if name not in gains]
-    if same:
-        text.append(f"The same in every scenario, and so left out: {', '.join(same)}.")
-    text += [*parts_of_the_gain(config, gains), winners_and_losers(a, b)]
     head = ["", moment(a), moment(b), "difference", "p corrected", "clearly"]
     return section(f"Behaviour: {moment(a)} → {moment(b)}", text, head, table)
 
 
-def weights(config: dict) -> dict[str, float]:
-    """What each part of the reward is multiplied with: the setting, or else the version's."""
-    given = compare.environment_settings(config)
-    version = WEIGHTS[str(given.get("version", "0.2"))]
-    return {name: float(given.get(name, weight)) for name, weight in version.items()}
+def tails(a: dict, b: dict) -> dict:
+    """How the scenarios spread around those means."""
 
+    def cell(e: dict, name: str) -> str:
+        digits, factor, unit = tables.scale(name)
+        ends = np.nanquantile(values(e, name), [0.05, 0.5, 0.95, 1])
+        return " · ".join(f"{factor * x:.{digits}f}{unit}" for x in ends)
 
-def parts_of_the_gain(config: dict, gains: dict[str, metrics.Interval]) -> list[str]:
-    """One sentence, if the parts add up to the gain in reward: with a penalty they do not."""
-    parts = {name: (w, gains[name]) for name, w in weights(config).items() if w and name in gains}
-    total = gains["reward"].mean if "reward" in gains else float("nan")
-    if not abs(sum(w * gain.mean for w, gain in parts.values()) - total) < 1e-3:  # it is rounded
-        return []
-    told = ", ".join(f"{name} {g.text(scale=w, sign='+')}" for name, (w, g) in parts.items())
-    return [f"Where the {total:+.3f} in reward comes from, each part times its weight: {told}."]
-
-
-def winners_and_losers(a: dict, b: dict) -> str:
-    d = values(b, "reward") - values(a, "reward")
-    up, down = int((d > 1e-9).sum()), int((d < -1e-9).sum())
-    worst = [i for i in np.argsort(np.nan_to_num(d))[:3] if d[i] < -1e-9]
-    furthest = [f"scenario {i} ({a['reward'][i]:.2f} → {b['reward'][i]:.2f})" for i in worst]
-    share = metrics.proportion(down, len(d)).percent()
-    told = f"Reward rose in {up} of {len(d)} scenarios and fell in {down}, {share}"
-    return f"{told}; furthest in {', '.join(furthest)}." if worst else f"{told}."
+    names = [name for name in measures(a, b) if average(values(a, name) + values(b, name)).n]
+    rows = [[tables.label(name), cell(a, name), cell(b, name)] for name in names]
+    text = ["5% · 50% · 95% · the most, over the scenarios of each evaluation."]
+    return section("Tails", text, ["", moment(a), moment(b)], rows, folded=True)
 
 
 def by_scenario(a: dict, b: dict) -> dict:
     """The first scenarios, a row each."""
     names, n = [name for name in BY_SCENARIO if name in measures(a, b)], len(b["reward"])
-    rows = []
-    for i in range(min(SHOWN, n)):
-        pairs = ((values(a, name)[i], values(b, name)[i]) for name in names)
-        rows.append([str(i), *(f"{x:.3g} → {y:.3g}" for x, y in pairs)])
+    cell = lambda name, i: f"{values(a, name)[i]:.3g} → {values(b, name)[i]:.3g}"
+    rows = [[str(i), *(cell(name, i) for name in names)] for i in range(min(SHOWN, n))]
     first = f"the first {len(rows)} of {n} scenarios, one greedy episode each."
     text = [f"{moment(a)} → {moment(b)}, {first}"]
     return section("Scenario by scenario", text, ["scenario", *map(tables.label, names)], rows)
@@ -161,15 +123,12 @@ def by_scenario(a: dict, b: dict) -> dict:
 def tool_use(evals: list[dict]) -> dict:
     """What the turns of every evaluation were used for."""
     shares, n = [tool_shares(e) for e in evals], len(evals[0]["reward"])
-    used = [tool for tool in shares[0] if any(s[tool].any() for s in shares)]
-    never = [tool for tool in shares[0] if tool not in used]
     text = (
         "Each tool's share of the turns that an episode took, in %, successful calls only; mean "
         f"over the same {n} scenarios with its 95% interval. "
-        "pass_turn includes turns without a call."
+        "pass_turn includes turns without a call; a tool without a column was never used."
     )
-    if never:
-        text += f" Never: {', '.join(never)}."
+    used = [tool for tool in shares[0] if any(s[tool].any() for s in shares)]
     percent = lambda share: metrics.mean(share).text(0, 100)
     rows = [[moment(e), *(percent(s[tool]) for tool in used)] for e, s in zip(evals, shares)]
     return section("Tool use, over time", [text], ["", *used], rows)
@@ -178,43 +137,26 @@ def tool_use(evals: list[dict]) -> dict:
 # ------------------------------------------------------------------------------- the best episode
 
 
-def rank_correlation(x: np.ndarray, y: np.ndarray) -> metrics.Interval | None:
-    """Spearman's, with the 95% interval of Bonett and Wright (2000); None if one never varies."""
-    if len(x) < 5 or np.isnan(x + y).any() or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return None
-    r = float(stats.spearmanr(x, y).statistic)
-    middle = np.arctanh(np.clip(r, -0.999999, 0.999999))
-    reach = 1.96 * np.sqrt((1 + r**2 / 2) / (len(x) - 3))
-    low, high = np.tanh([middle - reach, middle + reach]).tolist()
-    return metrics.Interval(r, low, high, len(x))
-
-
-def best_episode(config: dict, a: dict, b: dict, episodes: list[dict]) -> list[dict]:
+def best_episode(a: dict, b: dict, episodes: list[dict]) -> list[dict]:
     """The episode of b with the highest reward: its numbers, and its calls.
 
     What it did differently stands some deviations from the mean; whether that pays in general, the
-    rank correlation says.
+    rank correlation (Spearman's) says.
     """
-    reward, rows, lead = values(b, "reward"), [], []
+    reward, rows = values(b, "reward"), []
     best, n = int(np.nanargmax(reward)), len(reward)
-    for name in (name for name in measures(b) if name in NAMES):
+    for name in (name for name in measures(b) if name in NAMES and np.nanstd(values(b, name))):
         v = values(b, name)
-        mean, spread = average(v), float(np.nanstd(v))
-        if spread == 0:
-            continue
-        r = None if name == "reward" else rank_correlation(v, reward)
+        mean, pays = average(v), stats.spearmanr(v, reward, nan_policy="omit")
         distance = (v[best] - mean.mean) / float(np.nanstd(v, ddof=1))
         digits, factor, unit = tables.scale(name)
         mine = f"{factor * v[best]:.{digits}f}{unit}"
-        pays = r.text(2, sign="+") if r else "—"
-        rows.append([NAMES[name], mine, interval(name, mean), f"{distance:+.1f}", pays])
-    for name, w in weights(config).items():
-        if w and name in b:
-            lead.append(f"{name} {w * (b[name][best] - np.nanmean(values(b, name))):+.3f}")
+        told = f"{pays.statistic:+.2f} (p {compare.small(pays.pvalue)})"
+        rows.append([NAMES[name], mine, interval(name, mean), f"{distance:+.1f}", told])
     text = [
         f"Scenario {best} earned {reward[best]:.3f}, the most of {n}, {moment(b)}; "
         f"the same scenario {moment(a)}: {a['reward'][best]:.3f}. "
-        f"Above the mean by {reward[best] - np.nanmean(reward):.3f}: {', '.join(lead)}.",
+        f"Above the mean by {reward[best] - np.nanmean(reward):.3f}. "
         "The most of many is luck as well, of the scenario above all: an idea to test, not a "
         "result.",
     ]
@@ -251,8 +193,16 @@ def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------- all of it
 
 
+def wasted(e: dict) -> dict:
+    """A measure more: the tasks that were claimed and never submitted."""
+    names = ("used_claim_task", "used_submit_work")
+    if not all(name in e for name in names):
+        return {}
+    return {"waste": (values(e, names[0]) - values(e, names[1])).tolist()}
+
+
 def sections(
-    config: dict, evals: list[dict], episodes: list[dict], which: tuple[str, str] | None = None
+    evals: list[dict], episodes: list[dict], which: tuple[str, str] | None = None
 ) -> list[dict]:
     """Everything above for two evaluations; by default after SFT (or the first) and the last.
 
@@ -260,7 +210,7 @@ def sections(
     """
     during = [e for e in evals if e["trained"] and e["stage"] != "eval_only"]
     # Cut to the scenarios with a result in all of them; these are counted from 0.
-    mine = records.same_tasks(*during)
+    mine = [e | wasted(e) for e in records.same_tasks(*during)]
     if len(mine) < 2:
         return []
     a, b = next((e for e in mine[:-1] if e["stage"] == "after_sft"), mine[0]), mine[-1]
@@ -268,8 +218,11 @@ def sections(
         a, b = (find(mine, name) for name in which)
     if a is b:
         raise ValueError(f"{which[0]} and {which[1]} are the same evaluation; choose two")
-    if len(a["reward"]) != len(b["reward"]):
-        sizes = f"{moment(a)} has {len(a['reward'])} scenarios and {moment(b)} {len(b['reward'])}"
-        raise ValueError(f"{sizes}; only the same ones can be compared")
-    best = best_episode(config, a, b, episodes)
-    return [averages(config, a, b), by_scenario(a, b), tool_use(mine), *best]
+    best = best_episode(a, b, episodes)
+    return [averages(a, b), tails(a, b), by_scenario(a, b), tool_use(mine), *best]
+
+
+if __name__ == "__main__":  # the same command
+    import runpy
+
+    runpy.run_module("bookkeeping.report", run_name="__main__")

@@ -32,7 +32,6 @@ so that a table of hundreds of rows can still have a winner.
 
 import json
 import math
-import string
 import sys
 from dataclasses import dataclass
 from itertools import combinations
@@ -44,7 +43,7 @@ from scipy import stats
 from tyro.conf import Positional
 
 import metrics
-from bookkeeping import records, tables
+from bookkeeping import curves, records, tables
 from bookkeeping.records import answered, clean
 from metrics import Interval
 
@@ -56,9 +55,10 @@ EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that
 SAME = {
     "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every", "eval_every",
     "eval_other_tiers", "micro_tokens", "gradient_checkpointing", "vllm_memory", "vllm_sleep",
+    "api_concurrency",
 }  # fmt: skip
-API = ("api_base",)  # what makes another arm of an evaluation over an API
-WINDOW = 10  # updates that a point of the training curve is a mean of
+# Those that do, of an evaluation over an API, which trained nothing.
+API = {"model", "api_base", "env", "difficulty", "think", "max_tokens", "set", "environment_code"}
 
 
 @dataclass
@@ -66,9 +66,7 @@ class Run:
     name: str
     config: dict
     final: dict  # label of a task set -> its line of evals.jsonl
-    rewards: list[float]  # mean training reward of every update
-    edited: str = ""  # a sentence, if its environment was edited while it trained
-    before: int = 0  # updates before a curriculum's last level
+    lines: list[dict]  # of metrics.jsonl
 
 
 @dataclass
@@ -85,8 +83,7 @@ class Arm:
 
         only: numbers of the tasks to take. None: all that every run of the arm has an answer to.
         """
-        if only is None:
-            only = common(self.runs, tasks)
+        only = common(self.runs, tasks) if only is None else only
         by_seed: dict[int, list] = {seed: [] for seed in self.seeds()}
         for run in self.runs:
             by_task = dict(zip(answered(run.final[tasks]), run.final[tasks][what]))
@@ -99,63 +96,48 @@ class Arm:
 
 def read(folder: Path) -> Run:
     """A finished run. ValueError with a sentence if it is none."""
-    if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} has no config.json, so it is no run folder; check the path")
     cure = f"go on with python train.py --resume {folder}"
-    if not (folder / "summary.json").exists():
-        raise ValueError(f"{folder} has no summary.json: the run has not finished; {cure}")
+    needed = {
+        "config.json": "it is no run folder; check the path",
+        "summary.json": f"the run has not finished; {cure}",
+    }
+    for name, why in needed.items():
+        if not (folder / name).exists():
+            raise ValueError(f"{folder} has no {name}, so {why}")
     config, summary = (records.record(folder / f"{name}.json") for name in ("config", "summary"))
     config["environment_code"] = summary.get("machine", {}).get("environment_code")
     evals = clean(records.lines(folder / "evals.jsonl"))
     final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
     if not final:
         raise ValueError(f"{folder}/evals.jsonl has no final evaluation; {cure}")
-    logged = records.lines(folder / "metrics.jsonl")
-    rewards, before = [line["reward"] for line in logged], records.before_last_level(logged)
-    edited = summary.get("warnings", {}).get("edited", "")
-    return Run(clean(folder.name), config, final, rewards, edited, before)
+    return Run(clean(folder.name), config, final, records.lines(folder / "metrics.jsonl"))
 
 
 def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
     """Runs with the same flags, apart from SAME and `ignore`, are one arm, in order of first run.
 
-    An arm is called by the flags in which the arms differ. An evaluation over an API trained
-    nothing: it is called by its model, and told from others of the same model only.
+    An arm is called by the flags in which the arms differ.
     """
     for name in ignore:
         if not any(name in run.config for run in runs):
             raise ValueError(f"--ignore {name}: no run has such a flag; config.json lists them")
     members: dict[str, list[Run]] = {}
     for run in runs:
-        key = json.dumps([kind_of(run), flags_of(run, ignore)], sort_keys=True)
-        members.setdefault(key, []).append(run)
-    if len(members) > len(string.ascii_uppercase):
-        cure = "give fewer runs, or --ignore the flag that sets them apart"
-        raise ValueError(f"{len(members)} arms are too many to read; {cure}")
-    firsts, arms = [mine[0] for mine in members.values()], []
-    for letter, mine in zip(string.ascii_uppercase, members.values()):
-        kind, flags = kind_of(mine[0]), flags_of(mine[0], ignore)
-        like = [flags_of(run, ignore) for run in firsts if kind_of(run) == kind]
-        words = [kind] if kind else []
-        for name in sorted({name for others in like for name in others}):
-            values = [others.get(name, "not set") for others in like]
-            if any(value != values[0] for value in values):
-                words.append(f"{name}={flags.get(name, 'not set')}")
-        alone = "all runs" if len(like) == len(firsts) else "all other runs"
-        arms.append(Arm(letter, ", ".join(words) or alone, mine))
+        members.setdefault(json.dumps(flags_of(run, ignore), sort_keys=True), []).append(run)
+    flags, arms = [json.loads(key) for key in members], []
+    for i, (mine, others) in enumerate(zip(flags, members.values())):
+        differ = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
+        words = [f"{name}={mine[name]}" for name in sorted(mine) if differ(name)]
+        arms.append(Arm(chr(ord("A") + i), ", ".join(words) or "all runs", others))
     return arms
-
-
-def kind_of(run: Run) -> str:
-    """Whose flags are not those of a training run?"""
-    return f"{run.config['model']} over an API" if run.config.get("api_base") else ""
 
 
 def flags_of(run: Run, ignore: tuple[str, ...]) -> dict:
     """The flags that make another arm."""
-    known = API if kind_of(run) else ()
-    other = {name for name in run.config if name.startswith("api_") and name not in known}
-    return {k: v for k, v in run.config.items() if k not in SAME | other and k not in ignore}
+    flags = {k: v for k, v in run.config.items() if k not in SAME and k not in ignore}
+    if run.config.get("api_base"):
+        flags = {k: v for k, v in flags.items() if k in API}
+    return flags
 
 
 def common(runs: list[Run], tasks: str) -> list[int]:
@@ -213,9 +195,8 @@ def by_variance(
     """
     total, rounding = sum(v for v, _ in parts), 1e-9 * max(1.0, abs(estimate))
     if total <= rounding**2:  # nothing varies; n tasks that all differ alike are n equal signs
-        z2 = metrics.Z2 if level == 0.95 else float(stats.norm.ppf((1 + level) / 2)) ** 2
         p = 1.0 if abs(estimate) <= rounding else 0.5 ** (n - 1)
-        return metrics.alike(estimate, n, ends, z2), p
+        return metrics.alike(estimate, n, ends), p
     freedom, error = total**2 / sum(v**2 / df for v, df in parts if v), math.sqrt(total)
     reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     p = float(2 * stats.t.sf(abs(estimate) / error, freedom))
@@ -286,50 +267,36 @@ def equal_within(difference: Interval, what: str) -> str:
 
 def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
     """The rows of two arms on one task set, a row per measure, and notes."""
-    finals = [run.final[tasks] for run in a.runs + b.runs]
-    trained, both = finals[0]["trained"], f"{a.letter} and {b.letter}"
-    only = common(a.runs + b.runs, tasks)
-    if not only:
-        why = f"have no task of {tasks} that both had an answer to"
-        return [], [f"{both} {why}; nothing to compare."]
-    measures = [*MEASURES, *(PARTS if trained else ())]
+    runs, rows, notes = a.runs + b.runs, [], []
+    finals, only = [run.final[tasks] for run in runs], common(runs, tasks)
+    measures = [*MEASURES, *(PARTS if finals[0]["trained"] else ())]
     measures = [what for what in measures if all(what in line for line in finals)]
-    why = same_reward(tasks, a, b, "exact" in measures) if "reward" in measures else ""
-    if why:
+    if any(paid_by(run) != paid_by(runs[0]) for run in runs):
+        measures = [what for what in measures if what != "reward"]
+        notes.append(
+            f"{a.letter} and {b.letter} were paid by different rewards (--reward, --set, or the "
+            f"environment's code): compared by {', '.join(measures) or 'nothing'}."
+        )
+    elif all(line["reward"] == line.get("exact") for line in finals):
         measures.remove("reward")
-    rows = []
+    if not only:
+        both = f"{a.letter} and {b.letter} have no task of {tasks} that both had an answer to"
+        return [], [f"{both}; nothing to compare."]
     for what in measures:
         x, y = a.table(tasks, what, only), b.table(tasks, what, only)
         difference, p, over = differ(x, y)
         rows.append({
-            "a": a, "b": b, "tasks": tasks, "what": what, "trained": trained, "n": len(only),
-            "x": float(x.mean()), "y": float(y.mean()), "difference": difference, "p": p,
-            "over": over,
+            "a": a, "b": b, "tasks": tasks, "what": what, "trained": finals[0]["trained"],
+            "n": len(only), "x": float(x.mean()), "y": float(y.mean()), "difference": difference,
+            "p": p, "over": over,
         })  # fmt: skip
-    return rows, [why] if why else []
+    return rows, notes
 
 
-def paid_by(arm: Arm) -> dict:
-    """The flags that decide what is paid: rewards under others are no longer the same measure."""
-    config = arm.runs[0].config
-    return {"reward": config.get("reward")} | environment_settings(config)
-
-
-def same_reward(tasks: str, a: Arm, b: Arm, exact: bool) -> str:
-    """Why the reward of two arms is not compared, or "". exact: exact answers are."""
-    codes = {run.config.get("environment_code") for run in a.runs + b.runs} - {None}
-    if paid_by(a) != paid_by(b) or len(codes) > 1:
-        rest = "only its parts are compared, on the trained tasks"
-        if exact:
-            rest = "only exact answers are compared"
-        edited = ": their environments' code differs" if len(codes) > 1 else ""
-        return f"{a.letter} and {b.letter} were paid by different rewards{edited}; {rest}."
-    is_exact = lambda arm: np.array_equal(arm.table(tasks, "exact"), arm.table(tasks, "reward"))
-    if exact and is_exact(a) and is_exact(b):
-        return (
-            "Where the reward is 1 for an exact answer and 0 otherwise, it is not compared again."
-        )
-    return ""
+def paid_by(run: Run) -> list:
+    """What decides how much is paid: rewards under others are no longer the same measure."""
+    what = (run.config.get(name) for name in ("reward", "environment_code"))
+    return [*what, environment_settings(run.config)]
 
 
 # ---------------------------------------------------------------------------------------- the page
@@ -341,12 +308,8 @@ def headline(arms: list[Arm]) -> str:
     return "exact" if all("exact" in line for line in finals) else "reward"
 
 
-def task_sets(arms: list[Arm]) -> dict[str, bool]:
-    """{label: did one of the arms train on these tasks?}"""
-    found: dict[str, bool] = {}
-    for line in (line for arm in arms for run in arm.runs for line in run.final.values()):
-        found[line["tasks"]] = found.get(line["tasks"], False) or line["trained"]
-    return found
+def task_sets(arms: list[Arm]) -> list[str]:
+    return list(dict.fromkeys(tasks for arm in arms for run in arm.runs for tasks in run.final))
 
 
 def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
@@ -356,15 +319,12 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
     for arm in arms:
         seeds, names = map(str, arm.seeds()), [run.name for run in arm.runs]
         members.append([f"**{arm.letter}**", arm.label, ", ".join(seeds), ", ".join(names)])
-        row = [f"{arm.letter}: {arm.label}"]
-        for tasks in task_sets(arms):
-            mean = final_mean(arm, tasks, what)
-            row.append(tables.interval(what, mean) if mean else "")
-        finals.append(row)
+        means = [final_mean(arm, tasks, what) for tasks in task_sets(arms)]
+        cells = [tables.interval(what, mean) if mean else "" for mean in means]
+        finals.append([f"{arm.letter}: {arm.label}", *cells])
     for run in runs:
-        sentence = "no updates."
-        if run.rewards:
-            sentence = tables.training_reward(run.rewards, run.before, what == "exact")
+        rewards, before = [e["reward"] for e in run.lines], records.before_last_level(run.lines)
+        sentence = tables.training_reward(rewards, before, what == "exact") if rewards else "none."
         told.append(f"{run.name}: {sentence}")
     if len(arms) == 1:
         notes = ["All runs have the same flags: one arm, nothing to compare."]
@@ -373,19 +333,13 @@ def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
         notes = [f"Tasks only: {alone} the interval, the p or the verdict.", *notes]
     if any(len(arm.runs) > len(arm.seeds()) for arm in arms):
         notes = [*notes, "Several runs of one seed were averaged and count as one."]
-    notes = [*notes, *(f"{run.name}, {run.edited}." for run in runs if run.edited)]
     measure = "Exactly right" if what == "exact" else "Mean reward"
-    over = "over tasks; over seeds and tasks where an arm has several seeds"
+    over = f"{measure}, with 95% intervals (over tasks; over seeds too where an arm has several)."
     page = [
         tables.section("Arms", [], ["", "arm", "seeds", "runs"], members),
         verdicts(rows),
         tables.section("Notes", notes, listed=True),
-        tables.section(
-            "Final results",
-            [f"{measure}, with 95% intervals ({over})."],
-            ["arm", *task_sets(arms)],
-            finals,
-        ),
+        tables.section("Final results", [over], ["arm", *task_sets(arms)], finals),
         tables.section("Training reward", told, listed=True),
     ]
     title = f"# Runs: {len(runs)}, arms: {len(arms)}"
@@ -403,10 +357,9 @@ def verdicts(rows: list[dict]) -> dict:
         digits, scale, unit = tables.scale(row["what"])
         means = [f"{scale * mean:.{digits}f}{unit}" for mean in (row["x"], row["y"])]
         table.append([
-            row["tasks"] + (" (trained)" if row["trained"] else ""), row["what"],
-            f"{row['a'].letter} − {row['b'].letter}", ", ".join(means),
-            row["difference"].text(digits, scale, sign="+"), row["over"], str(row["n"]),
-            small(row["p"]), small(row["corrected"]), f"**{row['verdict']}**",
+            tables.called(row), row["what"], f"{row['a'].letter} − {row['b'].letter}",
+            ", ".join(means), row["difference"].text(digits, scale, sign="+"), row["over"],
+            str(row["n"]), small(row["p"]), small(row["corrected"]), f"**{row['verdict']}**",
         ])  # fmt: skip
     sentence = (
         "First minus second, with its 95% interval; p corrected by Holm's method for the number of "
@@ -417,47 +370,20 @@ def verdicts(rows: list[dict]) -> dict:
     return tables.section("Verdicts", [sentence], head, table)
 
 
-def draw(path: Path, arms: list[Arm]) -> None:
-    """compare.png: the training reward, and the final results."""
-    plt, sets = tables.pyplot(), task_sets(arms)
-    height = max(4.5, 1 + 0.3 * len(sets) * (len(arms) + 1))
-    fig, (left, right) = plt.subplots(1, 2, figsize=(14, height), layout="constrained")
-    draw_training(left, arms)
-    draw_final(right, arms)
-    fig.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
-    fig.savefig(path, dpi=110)
-    plt.close(fig)
-
-
-def draw_training(ax, arms: list[Arm]) -> None:
-    """Means of WINDOW updates, a line for each run in the colour of its arm."""
+def charts(arms: list[Arm]) -> list[dict]:
+    """compare.png: the training reward of every run, and the final results of every arm."""
+    training, final, sets = [], [], task_sets(arms)
     for i, arm in enumerate(arms):
-        for run in (run for run in arm.runs if len(run.rewards) >= WINDOW):
-            rolled = np.convolve(run.rewards, np.ones(WINDOW) / WINDOW, mode="valid")
-            ax.plot(np.arange(len(rolled)) + WINDOW, rolled, color=f"C{i % 10}", lw=1.4)
-    ax.set_title(f"training reward, mean of {WINDOW} updates", fontsize=10)
-    ax.set(xlabel="update", xlim=(0, None))
-    ax.grid(alpha=0.25)
-
-
-def draw_final(ax, arms: list[Arm]) -> None:
-    """A row per task set and arm: its mean as a diamond with the interval, its runs as dots."""
-    sets, what, middles = task_sets(arms), headline(arms), []
-    for j, tasks in enumerate(sets):
-        middles.append(-j * (len(arms) + 1) - (len(arms) - 1) / 2)
-        for i, arm in enumerate(arms):
-            y, look = -j * (len(arms) + 1) - i, {"color": f"C{i % 10}"}
-            label = f"{arm.letter}: {arm.label}" if j == 0 else None
-            for run in (run for run in arm.runs if tasks in run.final):
-                ax.plot(np.mean(run.final[tasks][what]), y, "o", ms=4, alpha=0.5, **look)
-            p = final_mean(arm, tasks, what) or Interval(*[math.nan] * 3, 0)
-            ax.plot([p.low, p.high], [y, y], lw=2.2, **look)
-            ax.plot(p.mean, y, "D", ms=7, label=label, **look)
-    ax.set_yticks(middles, [f"{t}\n(trained)" if trained else t for t, trained in sets.items()])
-    shown = "share exactly right" if what == "exact" else "mean reward"
-    marks = "diamond: arm, dots: runs, 95% intervals"
-    ax.set_title(f"final, {shown} on development tasks ({marks})", fontsize=10)
-    ax.grid(alpha=0.25)
+        name = f"{arm.letter}: {arm.label}"
+        training += [curves.rolling(run.lines, name=name, colour=i) for run in arm.runs]
+        means = [final_mean(arm, tasks, headline(arms)) for tasks in sets]
+        points = [[j + (i + 1) / 20, m.mean, m.low, m.high] for j, m in enumerate(means) if m]
+        final.append({"name": name, "points": points, "apart": True})
+    marks = [[place, tasks] for place, tasks in enumerate(sets)]
+    shown = "share exactly right" if headline(arms) == "exact" else "mean reward"
+    title = f"final, {shown} on development tasks, 95% intervals"
+    reward = curves.chart(f"training reward, mean of the last {curves.ROLLING} updates", training)
+    return reward + curves.chart(title, final, marks=marks)
 
 
 def main(
@@ -479,20 +405,15 @@ def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Pat
     if len(folders) < 2:
         usage = "python -m bookkeeping.compare runs/a runs/b"
         raise ValueError(f"compare needs two run folders or more: {usage}")
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise ValueError("a run folder is given twice; a run cannot be compared with itself")
-    runs = [read(folder) for folder in folders]
-    if len({run.config.get("env") for run in runs}) > 1:  # tier 6 of one is not tier 6 of another
-        for run in runs:
-            lines = [line | {"tasks": f"{run.config['env']} {t}"} for t, line in run.final.items()]
-            run.final = {line["tasks"]: line for line in lines}
+    runs, out = [read(folder) for folder in folders], out or folders[0].parent / "compare"
+    envs = {run.config["env"] for run in runs}
+    if len(envs) > 1:
+        raise ValueError(f"runs of {' and '.join(sorted(envs))} share no task; compare one of them")
     arms = group(runs, tuple(ignore))
-    page, out = text(arms, *compare(arms)), out or folders[0].parent / "compare"
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out}: that is a file; give a folder")
+    page = text(arms, *compare(arms))
     out.mkdir(parents=True, exist_ok=True)
     records.write_whole(out / "compare.md", page)
-    draw(out / "compare.png", arms)
+    curves.draw(out / "compare.png", f"Runs: {len(runs)}, arms: {len(arms)}", charts(arms), 2)
     print(page)
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out

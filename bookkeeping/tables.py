@@ -1,9 +1,10 @@
 """Tables of what evaluations measured, for report.md and report.html alike.
 
     a line of evals.jsonl {"reward": [n], "format": [n], …} -> averages with intervals -> cells
-    section(title, sentences, head, rows) -> Markdown here, HTML in bookkeeping/viewer.html
+    section(title, sentences, head, rows) -> Markdown here, HTML on the page
 
-They serve every environment. What only the swarm has is in bookkeeping/behaviour.py.
+`python -m bookkeeping.report runs/NAME` writes them. They serve every environment. What only the
+swarm has is in bookkeeping/behaviour.py.
 """
 
 from dataclasses import replace
@@ -19,6 +20,7 @@ NAMES = {
     "diversity": "action diversity", "reputation": "reputation, of 1", "turns_used": "turns used",
     "turns_acted": "turns in which something was done",
     "used_claim_task": "tasks claimed", "used_submit_work": "tasks submitted",
+    "waste": "claims never submitted",
     "used_propose_trade": "trades proposed", "used_accept_proposal": "trades accepted",
     "used_reject_proposal": "trades rejected", "used_cancel_proposal": "proposals cancelled",
     "used_post": "posts", "used_reply": "replies", "used_vote": "votes",
@@ -27,7 +29,7 @@ NAMES = {
 }  # fmt: skip
 PARTS = ("payoff", "reputation", "quality", "diversity")  # of the swarm's reward
 PERCENT = ("error_rate", "format", "truncated", "survival", "exact")
-TWO_DIGITS = ("turns_used", "turns_acted", "extra_calls", "self_proposal_errors")
+TWO_DIGITS = ("waste", "turns_used", "turns_acted", "extra_calls", "self_proposal_errors")
 OVER_TIME = (
     "exact", "reward", "payoff", "quality", "diversity", "reputation", "turns_used",
     "turns_acted", "error_rate", "format", "truncated", "reply_tokens",
@@ -57,11 +59,14 @@ def moment(e: dict) -> str:
     return MOMENTS.get(e["stage"], "update {}").format(e["update"])
 
 
-def shown(summary: dict) -> tuple[bool, bool]:
-    """(exact, reward): what is there to show? If the reward is the exactness, one is enough."""
-    results = [result for stages in summary["eval"].values() for result in stages.values()]
-    exact = "gain" in summary
-    return exact, not exact or any(result["reward"] != result["exact"] for result in results)
+def called(e: dict) -> str:
+    """The name of its tasks."""
+    return f"{e['tasks']} (trained)" if e["trained"] else e["tasks"]
+
+
+def time_of(e: dict) -> int:
+    """Its place on the axis of updates, where before SFT is -1."""
+    return -1 if e["stage"] == "before" else e["update"]
 
 
 def values(e: dict, name: str) -> np.ndarray:
@@ -87,7 +92,12 @@ def within(i: metrics.Interval, values, is_share: bool) -> metrics.Interval:
     return replace(i, low=max(0.0, i.low), high=min(1.0, i.high))
 
 
-def training_reward(rewards: list[float], before: int, exact: bool, level: str = "") -> str:
+def level(rewards: list[float], is_share: bool) -> str:
+    """The mean of consecutive updates, with the interval of its level."""
+    return within(metrics.level(rewards), rewards, is_share).text(2)
+
+
+def training_reward(rewards: list[float], before: int, exact: bool, at: str = "") -> str:
     """Its distribution, its present level, and whether it has settled.
 
     before: updates before a curriculum's last level. exact: is there such a thing as an exact
@@ -98,11 +108,10 @@ def training_reward(rewards: list[float], before: int, exact: bool, level: str =
     all_of_it = replace(all_of_it, mean=within(all_of_it.mean, rewards, exact))
     end = replace(end, level=within(end.level, recent, exact))
     window = metrics.adaptive_window(recent)
-    now = within(metrics.level(recent[-window:]), recent, exact)
     return (
-        f"Update by update: {all_of_it.sentence()}. Now{level}: {now.text(2)}, the mean of the "
-        f"last {window} updates, as many as describe the present. "
-        f"Has it settled{level}? {end.sentence(before).capitalize()}."
+        f"Update by update: {all_of_it.sentence()}. Now{at}: {level(recent[-window:], exact)}, the "
+        f"mean of the last {window} updates, as many as describe the present. "
+        f"Has it settled{at}? {end.sentence(before).capitalize()}."
     )
 
 
@@ -124,8 +133,16 @@ def interval(name: str, i: metrics.Interval) -> str:
 
 
 def cell(e: dict, name: str) -> str:
-    """The average of a measure over an evaluation, or "" if that has no such measure."""
-    return interval(name, average(values(e, name))) if name in e else ""
+    """The average of a measure over an evaluation, or "" if that has no such measure.
+
+    A count that never varies has no spread to tell an interval from.
+    """
+    if name not in e:
+        return ""
+    v = values(e, name)
+    if np.nanmin(v, initial=np.inf) == np.nanmax(v, initial=1.0) > 1:
+        return f"{v[~np.isnan(v)][0]:g}, always"
+    return interval(name, average(v))
 
 
 def section(title: str, text: list[str], head: tuple = (), rows: tuple = (), **more) -> dict:
@@ -136,17 +153,18 @@ def section(title: str, text: list[str], head: tuple = (), rows: tuple = (), **m
 
 def markdown(sections: list[dict]) -> str:
     """What a model said stands in backticks, where neither HTML nor a link is read."""
-    out, line = [], lambda cells: "| " + " | ".join(cells) + " |"
+    out = []
     for s in sections:
         out += [f"## {clean(s['title'])}", ""]
         for text in clean(s["text"]):
             out += [f"* {text}"] if s.get("listed") else [text, ""]
-        rows = [clean(row) for row in s["rows"]]
-        for safe, row in zip(rows, s["rows"]):
+        if s["rows"]:
+            out += [f"| {' | '.join(clean(s['head']))} |", "|---" * len(s["head"]) + "|"]
+        for row in s["rows"]:
+            cells = clean(row)
             for i in s.get("said", ()):
-                safe[i] = quote(row[i]).replace("|", "\\|")
-        if rows:
-            out += [line(clean(s["head"])), "|---" * len(s["head"]) + "|", *map(line, rows)]
+                cells[i] = quote(row[i]).replace("|", "\\|")
+            out.append(f"| {' | '.join(cells)} |")
         out.append("")
     return "\n".join(out)
 
@@ -159,11 +177,8 @@ def evaluations(title: str, evals: list[dict], env: str) -> list[dict]:
     names = [name for name in (*OVER_TIME, *own_parts(found, env)) if name in found]
     if all(e.get("exact") == e["reward"] for e in evals):
         names.remove("reward")
-    rows = []
-    for e in evals:
-        tasks = f"{e['tasks']} (trained)" if e["trained"] else e["tasks"]
-        row = [moment(e), tasks, str(len(e["reward"]))]
-        rows.append(row + [cell(e, name) for name in names])
+    about = lambda e: [moment(e), called(e), str(len(e["reward"]))]
+    rows = [about(e) + [cell(e, name) for name in names] for e in evals]
     text = ["Greedy, the same development tasks every time; means with 95% intervals."]
     return [section(title, text, ["", "tasks", "n", *map(label, names)], rows, folded=True)]
 

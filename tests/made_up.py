@@ -60,7 +60,7 @@ def letters(folder: Path, lines: list[dict], shares=(0.0, 0.3, 0.75), binary=Fal
     folder.mkdir(parents=True)
     rng, evals = np.random.default_rng(0), []
     hard = {tier: rng.random(N) for tier in TIERS}  # the same tasks every time
-    stages = zip((-1, 0, len(lines)), ("before", "after_sft", "final"), shares)
+    stages = zip((0, 0, len(lines)), ("before", "after_sft", "final"), shares)
     for update, stage, share in stages:
         for tier in TIERS:
             right = hard[tier] + rng.normal(0, 0.05, N) < share * (1.0 if tier == 6 else 0.5)
@@ -83,7 +83,7 @@ def swarm(folder: Path, n: int = 12, players=("idle", "random", "grinder", "expe
     config = CONFIG | {"env": "swarm", "difficulty": "medium", "updates": 40}
     (folder / "config.json").write_text(json.dumps(config))
     evals, episodes = [], []
-    moments = ((-1, "before"), (0, "after_sft"), (20, "train"), (40, "final"))
+    moments = ((0, "before"), (0, "after_sft"), (20, "train"), (40, "final"))
     for (update, stage), style in zip(moments, players):
         scores, talks = zip(*(played(Swarm(style=style), DEV_SEEDS + i) for i in range(n)))
         at = {"update": update, "stage": stage}

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 import metrics
 from bookkeeping import compare, records
-from bookkeeping.folder import code_hash
+from bookkeeping.run import code_of
 from helpers import write_lines
 
-ROOT = Path(__file__).resolve().parent.parent
 CONFIG = {
     "env": "letters", "difficulty": 6, "reward": "partial", "think": True, "loss": "grpo",
     "lr": 3e-4, "updates": 30, "seed": 0, "name": "x", "runs": "runs", "threads": 1,
@@ -60,11 +57,7 @@ def make_swarm(tmp_path):
         (folder / "summary.json").write_text("{}")
         noise = np.random.default_rng(99).random(len(payoff))  # the scenarios: the same for all
         line = {"update": 9, "stage": "final", "tasks": "medium v0.2", "trained": True}
-        line |= {
-            "payoff": list(payoff),
-            "quality": [0.5] * len(payoff),
-            "diversity": noise.tolist(),
-        }
+        line |= {"payoff": list(payoff), "quality": [0.5] * len(payoff), "diversity": noise.tolist()}
         line["reward"] = (np.array(payoff) + 0.3 * noise).tolist()
         other = line | {"tasks": "hard v0.2", "trained": False}
         later = line | {"stage": "eval_only", "reward": [9.0] * len(payoff)}
@@ -101,10 +94,10 @@ def test_runs_that_differ_in_seed_and_name_are_one_arm(make):
 
 
 def test_an_arm_is_called_by_the_flags_in_which_the_arms_differ(make):
-    folders = [make("a", draws(0.5)), make("b", draws(0.5), loss="gspo"),
-               make("c", draws(0.5), lr=1e-3, turns=3)]  # fmt: skip
+    flags = {"a": {"turns": 1}, "b": {"loss": "gspo", "turns": 1}, "c": {"lr": 1e-3, "turns": 3}}
+    folders = [make(name, draws(0.5), **given) for name, given in flags.items()]
     assert labels(*folders) == [
-        "loss=grpo, lr=0.0003, turns=not set", "loss=gspo, lr=0.0003, turns=not set",
+        "loss=grpo, lr=0.0003, turns=1", "loss=gspo, lr=0.0003, turns=1",
         "loss=grpo, lr=0.001, turns=3",
     ]  # fmt: skip
     runs = [compare.read(f) for f in folders]
@@ -114,13 +107,13 @@ def test_an_arm_is_called_by_the_flags_in_which_the_arms_differ(make):
 
 
 def test_an_evaluation_over_an_api_is_an_arm_called_by_its_model(make):
-    api = {"api_base": "https://host/v1", "updates": 0}
-    others = [make("b", draws(0.7), model="x", **api), make("c", draws(0.7), model="y", **api)]
-    assert labels(make("a", draws(0.5), api_base=""), *others) == [
-        "all other runs",
-        "x over an API",
-        "y over an API",
-    ]
+    """What its flags say of training is not true of it."""
+    api = {"api_base": "https://host", "updates": 0}
+    folders = [make(name, draws(0.7), model=name, **api) for name in "xy"]
+    mine = make("a", draws(0.5), api_base="", model="z")
+    assert labels(mine, *folders) == [
+        "api_base=, model=z", "api_base=https://host, model=x", "api_base=https://host, model=y",
+    ]  # fmt: skip
 
 
 def test_two_runs_of_one_seed_count_as_one(make):
@@ -143,12 +136,6 @@ def test_a_large_difference_is_found_and_its_sign_is_right(make):
     assert reward.mean == pytest.approx(0.6 * exact.mean)
 
 
-def test_few_tasks_cannot_tell(make):
-    """13 of 32 against 18 of 32, the claim that this project began with."""
-    a, b = make("a", [1] * 13 + [0] * 19), make("b", [0] * 14 + [1] * 18, loss="gspo")
-    assert {row["verdict"] for row in rows_of(a, b)} == {"cannot tell"}
-
-
 def test_pairing_finds_what_separate_means_cannot():
     """Eight tasks more and none less: by sign flips p = 2/2^8; as independent samples nothing."""
     before = np.array(draws(0.5))
@@ -157,19 +144,6 @@ def test_pairing_finds_what_separate_means_cannot():
     difference, p, _ = compare.differ(after[None], before[None])
     assert p == pytest.approx(2 / 2**8, abs=0.004) and difference.low > 0
     assert stats.ttest_ind(after, before).pvalue > 0.2
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 4), st.integers(2, 30))
-def test_a_difference_turns_its_sign_when_the_arms_change_places(seed, arms_a, arms_b, tasks):
-    rng = np.random.default_rng(seed)
-    a, b = rng.random((arms_a, tasks)).round(1), rng.random((arms_b, tasks)).round(1)
-    (one, p, over), (two, q, _) = compare.differ(a, b), compare.differ(b, a)
-    assert one.mean == pytest.approx(-two.mean, abs=1e-12)
-    assert one.low <= one.mean + 1e-12 and one.mean - 1e-12 <= one.high
-    # Rounded values make ties, and the last bit decides whether a tie counts.
-    assert 0 <= p <= 1 and p == pytest.approx(q, abs=0.08)
-    assert over == ("seeds and tasks" if min(arms_a, arms_b) > 1 else "tasks only")
 
 
 def test_the_variance_of_seeds_and_tasks_against_welch():
@@ -199,39 +173,24 @@ def test_what_never_varies_makes_no_winner_by_rounding():
         row = np.random.default_rng(seed).random(12)
         difference, p, _ = compare.differ(np.tile(row, (5, 1)), np.tile(row, (2, 1)))
         assert p > 0.05 and difference.high > difference.low, seed
-    ones, zeros = np.ones((2, 30)), np.zeros((2, 30))
     for n in (1, 2):
-        difference, p, _ = compare.differ(ones[:n], zeros[:n])
+        difference, p, _ = compare.differ(np.ones((n, 30)), np.zeros((n, 30)))
         assert p < 0.001 and difference == metrics.alike(1.0, 30, (-1.0, 1.0))
 
 
-def crossed(rng, seeds: int, tasks: int, sd: float) -> list[np.ndarray]:
-    """Two arms without a difference, [seeds, tasks] each: tasks are hard or easy, arms suit some
-    tasks, seeds are lucky or not."""
-    hard = rng.normal(0, 1.5, tasks)
-    logit = lambda: hard + rng.normal(0, 0.5, tasks) + rng.normal(0, sd, (seeds, 1))
-    return [(rng.random((seeds, tasks)) < 1 / (1 + np.exp(-logit()))) * 1.0 for _ in range(2)]
-
-
-def two_way_bootstrap(a: np.ndarray, b: np.ndarray, rng, resamples: int = 300) -> np.ndarray:
-    """Resample seeds of each arm and tasks of both (Owen 2007), take the middle 95%."""
-    pick = lambda n: rng.multinomial(n, np.full(n, 1 / n), resamples) / n
-    means = ((pick(len(a)) @ a - pick(len(b)) @ b) * pick(a.shape[1])).sum(axis=1)
-    return np.quantile(means, [0.025, 0.975])
-
-
 def test_where_seeds_differ_a_winner_is_rarely_found_by_mistake():
-    """And why it is neither sign flips over tasks nor a two-way bootstrap."""
-    rng, ours, bootstrap, flips = np.random.default_rng(0), 0, 0, 0
+    """Arms without a difference: tasks are hard or easy, arms suit some tasks, seeds are lucky or
+    not. Sign flips over tasks would find a winner in every third case and more."""
+    rng, ours, flips = np.random.default_rng(0), 0, 0
     for _ in range(300):
-        a, b = crossed(rng, 2, 128, 0.5)
-        ours += compare.differ(a, b)[1] < 0.05
-        low, high = two_way_bootstrap(a, b, rng)
-        bootstrap += not low <= 0 <= high
-        d = a.mean(axis=0) - b.mean(axis=0)
-        flipped = rng.choice([-1, 1], (300, 128)) @ d
-        flips += np.mean(np.abs(flipped) >= abs(d.sum()) - 1e-9) < 0.05
-    assert ours / 300 <= 0.08 and bootstrap / 300 > 0.10 and flips / 300 > 0.30
+        hard, arms = rng.normal(0, 1.5, 128), []
+        for _ in "ab":
+            logit = hard + rng.normal(0, 0.5, 128) + rng.normal(0, 0.5, (2, 1))
+            arms.append((rng.random((2, 128)) < 1 / (1 + np.exp(-logit))) * 1.0)
+        ours += compare.differ(*arms)[1] < 0.05
+        difference = arms[0].mean(axis=0) - arms[1].mean(axis=0)
+        flips += compare.permutation_test(difference, 300) < 0.05
+    assert ours / 300 <= 0.08 and flips / 300 > 0.30
 
 
 # -------------------------------------------------------------------------------- many comparisons
@@ -240,11 +199,8 @@ def test_where_seeds_differ_a_winner_is_rarely_found_by_mistake():
 def test_holm_is_holm():
     """Written out: the smallest of n times n, the next times n - 1, and none below one before."""
     p = [0.01, 0.04, 0.03, 0.005, 0.6, 0.04]
-    expected, running = {}, 0.0
-    for i, x in enumerate(sorted(p)):
-        running = max(running, min(1.0, (len(p) - i) * x))
-        expected[x] = max(running, expected.get(x, 0.0))
-    assert compare.holm(p) == pytest.approx([expected[x] for x in p]) and compare.holm([]) == []
+    assert compare.holm(p) == pytest.approx([0.05, 0.12, 0.12, 0.03, 0.6, 0.12])
+    assert compare.holm([]) == []
     # 1 / (resamples + 1), times 600, would never do
     rng = np.random.default_rng(0)
     a, b = (rng.random((1, 128)) < 0.9) * 1.0, (rng.random((1, 128)) < 0.3) * 1.0
@@ -270,15 +226,13 @@ def test_arms_that_cannot_differ_by_much_are_equal_within_that(make):
     reach = max(abs(exact["difference"].low), abs(exact["difference"].high))
     said = float(exact["verdict"].removeprefix("equal within ").removesuffix(" points"))
     assert reach <= said / 100 <= reach + 0.001
-    assert reward["verdict"].startswith("equal within 0.00")
 
 
 # -------------------------------------------------------------- what is compared, and what is not
 
 
 def drop(folder: Path, tasks: list[int]) -> Path:
-    """As bridges/api.py writes it: the results of these tasks are missing; their numbers are
-    told."""
+    """As bridges/api.py writes it: the results of these tasks are missing; their numbers are told."""
     lines = records.lines(folder / "evals.jsonl")
     for line in lines:
         for name in ("reward", "exact"):
@@ -293,8 +247,6 @@ def test_tasks_that_one_of_two_could_not_answer_are_left_out_and_the_rest_stay_p
     a, b = drop(make("a", right), [0, 1, 2]), drop(make("b", flipped, lr=1.0), [3, 4, 100])
     row = rows_of(a, b)[0]
     assert row["difference"].n == 194 and row["difference"].mean == 0 and row["p"] == 1
-    rest = [r for i, r in enumerate(right) if i > 4 and i != 100]
-    assert row["x"] == row["y"] == pytest.approx(np.mean(rest))
     c, d = drop(make("c", [1, 1, 0]), [0, 1]), drop(make("d", [1, 1, 0], lr=1.0), [2])
     rows, notes = compare.compare(arms_of(c, d))
     assert rows == [] and "no task of tier 6 that both had an answer to" in notes[0]
@@ -308,15 +260,19 @@ def test_the_first_tasks_of_the_larger_evaluation_are_paired_with_the_smaller(ma
 
 
 def test_different_rewards_are_not_compared_and_equal_ones_not_twice(make):
+    """Flags do not tell two rewards apart if somebody has edited the code."""
     a, b = make("a", draws(0.5)), make("b", draws(0.5, seed=1), reward="binary")
-    rows, notes = compare.compare(arms_of(a, b))
-    assert [row["what"] for row in rows] == ["exact"] and "different rewards" in notes[0]
-    for folder, flags in ((a, {"think": False}), (b, {})):
+    edited = make("c", draws(0.6, seed=1))
+    (edited / "summary.json").write_text('{"machine": {"environment_code": "1234"}}')
+    for other in (b, edited):
+        rows, notes = compare.compare(arms_of(a, other))
+        assert [row["what"] for row in rows] == ["exact"] and "different rewards" in notes[0]
+    c = make("d", draws(0.5, seed=1), think=False)
+    for folder in (a, c):
         lines = records.lines(folder / "evals.jsonl")
         write_lines(folder / "evals.jsonl", [line | {"reward": line["exact"]} for line in lines])
-        (folder / "config.json").write_text(json.dumps(CONFIG | flags))
-    rows, notes = compare.compare(arms_of(a, b))
-    assert [row["what"] for row in rows] == ["exact"] and "not compared again" in notes[0]
+    rows, notes = compare.compare(arms_of(a, c))
+    assert [row["what"] for row in rows] == ["exact"] and notes == []
 
 
 def test_swarm_runs_are_compared_by_reward_and_its_parts(make_swarm, tmp_path):
@@ -330,38 +286,25 @@ def test_swarm_runs_are_compared_by_reward_and_its_parts(make_swarm, tmp_path):
     }  # fmt: skip
     text = (compare.main(folders) / "compare.md").read_text()
     assert "Mean reward, with 95% intervals" in text and "9.000" not in text
-    for flags in ({"set": ["reputation=0.5"]},):
-        other = make_swarm(f"c-{len(flags)}-{next(iter(flags))}", base + 0.1, **flags)
-        rows, notes = compare.compare(arms_of(folders[0], other))
-        assert [row["what"] for row in rows] == ["payoff", "quality", "diversity"]
-        assert "different rewards; only its parts are compared" in notes[0]
-
-
-def test_runs_whose_environment_was_edited_are_not_compared_by_reward(make, tmp_path):
-    """The flags are the same; a bonus in score_reply is not among them."""
-    a, b = make("a", draws(0.5)), make("b", draws(0.6, seed=1))
-    told = "update 20: its environment's code was edited"
-    for folder, code, warnings in ((a, "5678", {}), (b, "1234 then 5678", {"edited": told})):
-        summary = {"machine": {"environment_code": code}, "warnings": warnings}
-        (folder / "summary.json").write_text(json.dumps(summary))
-    page = (compare.main([a, b], tmp_path / "out") / "compare.md").read_text()
-    assert f"* b, {told}" in page and "a, update" not in page
-    assert "their environments' code differs" in page and "| reward |" not in page
+    other = make_swarm("c", base + 0.1, set=["reputation=0.5"])
+    rows, notes = compare.compare(arms_of(folders[0], other))
+    assert [row["what"] for row in rows] == ["payoff", "quality", "diversity"]
+    assert "different rewards" in notes[0] and "compared by payoff, quality, diversity" in notes[0]
 
 
 def test_a_run_knows_which_code_it_ran(tmp_path):
     file = tmp_path / "mine.py"
-    hash_of = lambda: code_hash(f"{file}:Mine")
+    hash_of = lambda: code_of(f"{file}:Mine")["environment_code"]
     file.write_text("def score():\n    return 1.0\n")
     before = hash_of()
     file.write_text("def score():  # a comment is no other reward\n    return 1.0\n")
     assert hash_of() == before
     file.write_text("def score():\n    return 1.0 + 0.1\n")
     assert hash_of() != before
-    assert len({code_hash(e) for e in ("letters", "alphabet", "swarm")}) == 3
+    assert len({code_of(e)["environment_code"] for e in ("letters", "alphabet", "swarm")}) == 3
 
 
-# ----------------------------------------------------------------------------------------- the page
+# ------------------------------------------------------------------------------------------- the page
 
 
 def test_the_page_of_three_arms(make, tmp_path, capsys):
@@ -377,19 +320,23 @@ def test_the_page_of_three_arms(make, tmp_path, capsys):
     table = [line for line in text.splitlines() if " − " in line]
     assert len(table) == 8  # tier 3 only for the first two arms
     assert sum("| seeds and tasks |" in line for line in table) == 4 and "single seed" in text
+    reward, final = compare.charts(arms_of(*folders))
+    assert len(reward["series"]) == 4 and reward["series"][0]["points"][-1][0] == 30
+    assert len(final["series"]) == 3 and final["marks"] == [[0, "tier 3"], [1, "tier 6"]]
     trained = next(line for line in table if line.startswith("| tier 6 (trained) | exact | A − C"))
     assert trained.endswith("**A better** |") and "tasks only" in trained
-    assert "more_sft-0: no updates." in text and "* grpo-0: Update by update: mean" in text
+    assert "more_sft-0: none." in text and "* grpo-0: Update by update: mean" in text
     again = compare.main([*folders, out], tmp_path / "second")  # an earlier comparison: passed over
     assert (again / "compare.md").read_text() == text
 
 
-def test_arms_that_have_nothing_in_common_are_told(make, make_swarm, tmp_path):
+def test_arms_that_have_nothing_in_common_are_told(make, make_swarm):
     a, b = make("a", draws(0.5)), make("b", draws(0.5, seed=1), seed=1)
     assert "nothing to compare" in (compare.main([a, b]) / "compare.md").read_text()
-    text = (compare.main([a, make_swarm("s", draws(0.5))]) / "compare.md").read_text()
-    assert "A and B were evaluated on different task sets" in text
-    assert "letters tier 6" in text and "swarm medium v0.2" in text
+    notes = compare.compare(arms_of(a, make("c", {"tier 3": draws(0.5)}, think=False)))[1]
+    assert "A and B were evaluated on different task sets" in notes[0]
+    with pytest.raises(SystemExit, match="letters and swarm share no task"):
+        compare.main([a, make_swarm("s", draws(0.5))])
 
 
 def test_an_arm_of_one_seed_gets_wilson_and_of_two_a_wide_interval_within_0_and_1(make):
@@ -402,16 +349,14 @@ def test_an_arm_of_one_seed_gets_wilson_and_of_two_a_wide_interval_within_0_and_
 
 
 def test_errors_are_one_sentence(make, tmp_path):
-    good, names = make("good", draws(0.5)), ("no_config", "running", "no_final", "damaged")
-    broken = {name: make(name, draws(0.5), think=False) for name in names}
-    (broken["no_config"] / "config.json").unlink()
-    (broken["running"] / "summary.json").unlink()
-    line = '{"update": 0, "stage": "after_sft", "tasks": "tier 6"}\n'
-    (broken["no_final"] / "evals.jsonl").write_text(line)
-    (broken["damaged"] / "evals.jsonl").write_text(line[:20])
-    whys = ("no run folder", "has not finished", "no final evaluation", "is damaged")
-    cases = [([good, broken[name]], why) for name, why in zip(names, whys)]
-    cases += [([good], "two run folders"), ([good, good], "given twice")]
+    good, whys = make("good", draws(0.5)), {
+        "config.json": "no run folder", "summary.json": "has not finished",
+        "evals.jsonl": "no final evaluation",
+    }  # fmt: skip
+    cases = [([good], "two run folders")]
+    for name, why in whys.items():
+        cases.append(([good, make(name, draws(0.5), think=False)], why))
+        (cases[-1][0][1] / name).unlink()
     for folders, why in cases:
         with pytest.raises(SystemExit, match=why) as caught:
             compare.main(folders)

@@ -13,13 +13,12 @@ import json
 import math
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 import made_up
-from bookkeeping import records, report, viewer
+from bookkeeping import records, report
 from helpers import write_lines
 
 HOSTILE = [
@@ -34,83 +33,50 @@ HOSTILE = [
 
 def page_of(folder: Path) -> Path:
     """The page alone: no curves.png."""
-    viewer.write(folder, *report.collect(folder))
+    (folder / "report.html").write_text(report.page(*report.collect(folder)), encoding="utf-8")
     return folder / "report.html"
 
 
-def segments(rng: random.Random, prompt: str, replies: list[str], trained: bool) -> list[dict]:
+def episode(rng, update: int, stage: str, member: int, seed: int, replies: list[str]) -> dict:
     """A conversation as train.py writes it: given text, then the policy's tokens (here: words and
     single spaces)."""
-    out = []
-    for turn, reply in enumerate(replies):
-        out.append(
-            {
-                "role": "given",
-                "text": prompt
-                if turn == 0
-                else f"<|im_start|>user\nturn {turn}<|im_end|>\n<|im_start|>assistant\n",
-            }
-        )
+    question, segments = f"Count the letters in task {seed}: <b>bold</b> & such.", []
+    messages = [{"role": "user", "content": question}]
+    for reply in replies:
+        segments.append({"role": "given", "text": f"<|im_start|>user\n{question}<|im_end|>\n"})
         tokens = [*re.findall(r"\s|[^\s]+", reply), "<|im_end|>"]
-        ratios = [round(math.exp(rng.gauss(0, 0.02)), 4) for _ in tokens] if trained else None
-        out.append(
-            {
-                "role": "policy",
-                "tokens": tokens,
-                "logprobs": [round(-rng.expovariate(3), 4) for _ in tokens],
-                "ratios": ratios,
-            }
-        )
-    return out
-
-
-def episode(
-    rng,
-    update: int,
-    stage: str,
-    group: int,
-    member: int,
-    seed: int,
-    reward,
-    advantage,
-    replies: list[str],
-    tasks: str = "",
-) -> dict:
-    question = f"Count the letters in task {seed}: <b>bold</b> & such."
-    messages = [{"role": "user", "content": question}] + [
-        {"role": "assistant", "content": reply} for reply in replies
-    ]
-    parts = segments(
-        rng, f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", replies, not stage
-    )
+        ratios = None if stage else [round(math.exp(rng.gauss(0, 0.02)), 4) for _ in tokens]
+        logprobs = [round(-rng.expovariate(3), 4) for _ in tokens]
+        told = {"role": "policy", "tokens": tokens, "logprobs": logprobs, "ratios": ratios}
+        segments.append(told)
+        messages.append({"role": "assistant", "content": reply})
+    reward = [0.0, 0.25, 1.0][rng.randrange(3)]
     return {
-        "update": update, "source": "eval" if stage else "rollout", "stage": stage, "group": group, "member": member, "seed": seed,
-        "reward": reward, "advantage": advantage, "components": {"exact": float(reward == 1), "format": 1.0, "habit_bare": 0.0},
-        "stop_reason": "done", "error": "", "policy_version": max(0, update - 1), "messages": messages, "segments": parts,
-        "reply_tokens": sum(len(s["tokens"]) for s in parts if s["role"] == "policy"), **({"tasks": tasks} if tasks else {}),
+        "update": update, "source": "eval" if stage else "rollout", "stage": stage,
+        "member": member, "seed": seed, "reward": reward, "components": {"format": 1.0},
+        "advantage": None if stage else reward - 0.5, "stop_reason": "done", "error": "",
+        "policy_version": max(0, update - 1), "messages": messages, "segments": segments,
+        "reply_tokens": sum(len(s["tokens"]) for s in segments if s["role"] == "policy"),
+        **({"tasks": "tier 6"} if stage else {}),
     }  # fmt: skip
 
 
-def make_run(folder: Path, tasks: int = 6, k: int = 4, replies=None) -> Path:
+def make_run(folder: Path, replies=None) -> Path:
     """A run folder with episodes. replies(update, member): the turns of a reply."""
     rng, episodes = random.Random(0), []
     replies = replies or (lambda update, member: [f"<think>\nupdate {update}\n</think>\n<answer>1"])
     made_up.letters(folder, made_up.growing(20))
-    for u, stage in ((-1, "before"), (0, "after_sft"), (10, "train"), (20, "final")):
-        for i in range(tasks):
-            reward, seed = [0.0, 0.25, 1.0][rng.randrange(3)], 2_000_000_000 + i
-            said = replies(u, 0)
-            episodes.append(episode(rng, u, stage, i, 0, seed, reward, None, said, "tier 6"))
-        for g in range(2 if u > 0 else 0):
-            for m in range(k):
-                reward, said = float(m % 3 == 0), replies(u, m)
-                episodes.append(episode(rng, u, "", g, m, 8 * u + g, reward, reward - 0.5, said))
+    for u, stage in ((0, "before"), (0, "after_sft"), (10, "train"), (20, "final")):
+        for i in range(8):
+            episodes.append(episode(rng, u, stage, 0, 2_000_000_000 + i, replies(u, 0)))
+        for i in range(8 if u > 0 else 0):
+            episodes.append(episode(rng, u, "", i % 4, 8 * u + i // 4, replies(u, i)))
     write_lines(folder / "episodes.jsonl", episodes)
     return folder
 
 
 def hostile_replies(update, member):
-    return [HOSTILE[(member + max(update, 0)) % len(HOSTILE)], *HOSTILE]  # many turns, all hostile
+    return [HOSTILE[(member + update) % len(HOSTILE)], *HOSTILE]  # many turns, all hostile
 
 
 def script(page: str, name: str) -> str:
@@ -138,7 +104,7 @@ def load(page: Path) -> tuple[dict, list[dict]]:
 def test_hostile_text_cannot_leave_its_script(tmp_path):
     """What a model said, and what the run and a task are called: that may name a placeholder."""
     folder = make_run(tmp_path / "a & <i>b", replies=hostile_replies)
-    template = viewer.TEMPLATE.read_text(encoding="utf-8")
+    template = report.TEMPLATE.read_text(encoding="utf-8")
     said = json.dumps("</script><img> {{run}} {{hash}}")[1:-1]
     text = (folder / "episodes.jsonl").read_text().replace("Count the letters", said)
     (folder / "episodes.jsonl").write_text(text)
@@ -159,14 +125,11 @@ def test_the_data_goes_round_unchanged(tmp_path):
         assert (body["segments"], body["components"]) == (e["segments"], e["components"])
         kept = (short["reward"], short["advantage"], short["member"], short["end"])
         assert kept == (e["reward"], e["advantage"], e["member"], "done")
-        stop = run["stops"][short["at"]]
-        assert (stop["u"], stop["stage"]) == (e["update"], e["stage"])
+        assert run["stops"][short["at"]]["stage"] == e["stage"]
         assert run["tasks"][short["task"]]["seed"] == e["seed"]
     stops = [stop["key"] for stop in run["stops"] if stop["source"] == "eval"]
     assert stops == ["-1.before", "0.after_sft", "10.train", "20.final"]
-    assert (
-        len({e["task"] for e in run["episodes"] if run["stops"][e["at"]]["source"] == "eval"}) == 6
-    )
+    assert len(run["tasks"]) == 12
 
 
 def test_the_page_allows_its_own_script_only_and_has_no_address(tmp_path):
@@ -175,7 +138,7 @@ def test_the_page_allows_its_own_script_only_and_has_no_address(tmp_path):
     digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert policy in text
-    template = viewer.TEMPLATE.read_text(encoding="utf-8")
+    template = report.TEMPLATE.read_text(encoding="utf-8")
     assert not re.search(r"https?:|//\w+\.\w|@import|url\(", template)
     html = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|srcdoc"
     assert not re.search(html, template)
@@ -186,7 +149,7 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path):
     lines = records.lines(folder / "metrics.jsonl")
     bad = lines[-1] | {"update": 21, "reward": float("nan"), "entropy": float("inf")}
     write_lines(folder / "metrics.jsonl", [*lines, bad])
-    broken = episode(random.Random(0), 21, "", 0, 0, 1, float("nan"), None, ["x y"])
+    broken = episode(random.Random(0), 21, "", 0, 1, ["x y"]) | {"reward": float("nan")}
     broken["segments"][1]["logprobs"] = [None, float("-inf")]
     with open(folder / "episodes.jsonl", "a") as f:
         f.write(json.dumps(broken) + "\n")
@@ -213,21 +176,8 @@ def test_any_one_file_is_enough(tmp_path, name):
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory):
-    """A swarm run of scripted players, with token segments and a few updates; its page."""
+    """A swarm run of scripted players, with a few updates; its page."""
     folder = made_up.swarm(tmp_path_factory.mktemp("swarm"))
-    episodes = records.lines(folder / "episodes.jsonl")
-    begins, ends = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
-    for e in episodes:
-        text = f"{begins}{e['messages'][0]['content']}{ends}"
-        e["segments"] = [{"role": "given", "text": text}]
-        for m in e["messages"][1:]:
-            text = f"\n{begins}<tool_response>\n{m['content']}\n</tool_response>{ends}"
-            segment = {"role": "given", "text": text}
-            if m["role"] == "assistant":
-                tokens = [*re.findall(r"</?\w+>|\s|[^\s<]+", m["content"]), "<|im_end|>"]
-                segment = {"role": "policy", "tokens": tokens, "logprobs": [-0.5] * len(tokens)}
-            e["segments"].append(segment)
-    write_lines(folder / "episodes.jsonl", episodes)
     used = {"used_post": 0.0, "used_claim_task": 10.0, "used_pass_turn": 10.0, "error_rate": 0.2}
     lines = [{"update": u, "reward": 1.0, **used, "reply_tokens": 9.0} for u in range(1, 41)]
     write_lines(folder / "metrics.jsonl", lines)
@@ -245,43 +195,24 @@ def test_a_swarm_page_has_its_tools_and_calls_and_the_scenario_as_title(swarm):
     assert titles[:8] == [f"scenario {i}" for i in range(8)]
 
 
-# ---------------------------------------------------------------------------- the page in a browser
+# ------------------------------------------------------------------------------ the page in a browser
 
 
 class Page:
-    """A page with the few verbs that the tests need. wait(...) asks until it is true, for five
-    seconds."""
+    """A page with the few verbs that the tests need."""
 
     def __init__(self, browser):
         self.browser = browser
 
-    def open(
-        self, path: Path, fragment: str = "", width: int = 1280, height: int = 900, **features
-    ):
-        media = {
-            "prefers-color-scheme": "light",
-            **{name.replace("_", "-"): value for name, value in features.items()},
-        }
-        self.browser.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia",
-            {"features": [{"name": n, "value": v} for n, v in media.items()]},
-        )
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    def open(self, path: Path, fragment: str = ""):
         self.browser.get("about:blank")  # else only the fragment would change
         self.browser.get_log("browser")
         self.browser.get(path.as_uri() + "#" + fragment)
-        self.wait(
-            "return document.documentElement.dataset.theme"
-        )  # the episodes are unpacked and the first one is drawn
-        return self
+        self.wait("return document.documentElement.dataset.theme")  # the first episode is drawn
 
     def js(self, code: str, *arguments):
-        return self.browser.execute_script(
-            "const all = s => [...document.querySelectorAll(s)], one = s => document.querySelector(s);"
-            + code,
-            *arguments,
-        )
+        all_of = "const all = s => [...document.querySelectorAll(s)]"
+        return self.browser.execute_script(f"{all_of}, one = s => document.querySelector(s); {code}", *arguments)
 
     def texts(self, selector: str) -> list[str]:
         return self.js("return all(arguments[0]).map(e => e.textContent.toWellFormed())", selector)
@@ -295,50 +226,28 @@ class Page:
         for key in keys:
             ActionChains(self.browser, duration=0).send_keys(key).perform()
 
-    def choose(self, name: str, value: str):
-        self.js(
-            "const c = one(`[data-key=${arguments[0]}]`); c.value = arguments[1]; c.dispatchEvent(new Event('input'))",
-            name,
-            value,
-        )
+    def wait(self, code: str):
+        """Until it is true, for five seconds."""
+        from selenium.webdriver.support.ui import WebDriverWait
 
-    def wait(self, code: str, *arguments):
-        deadline = time.monotonic() + 5
-        while not (value := self.js(code, *arguments)):
-            assert time.monotonic() < deadline, f"not within five seconds: {code}"
-            time.sleep(0.02)
-        return value
-
-    def outside(self, scrolls: str = "") -> list[str]:
-        """What reaches past the window's right edge, but for what scrolls by itself; scrolls: more
-        of that, as selectors."""
-        return self.js(
-            f"return all('body *').filter(e => !e.closest('#samples, svg, dialog, script{scrolls}') && e.getClientRects().length && "
-            "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
-        )
-
-    def errors(self) -> list[dict]:
-        return self.browser.get_log("browser")
+        WebDriverWait(self.browser, 5, 0.02).until(lambda _: self.js(code))
 
 
 @pytest.fixture
 def page(chromium):
     page = Page(chromium)
     yield page
-    assert page.errors() == []  # every test ends with a silent console
+    assert chromium.get_log("browser") == []  # every test ends with a silent console
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return page_of(make_run(tmp_path_factory.mktemp("plain") / "run", tasks=8))
+    return page_of(make_run(tmp_path_factory.mktemp("plain") / "run"))
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
     return page_of(make_run(tmp_path_factory.mktemp("hostile") / "run", replies=hostile_replies))
-
-
-TITLES = "return all('#samples h3').map(h => h.firstChild.textContent)"
 
 
 def test_it_opens_and_asks_nobody_for_anything(page, plain):
@@ -356,9 +265,7 @@ def test_it_opens_and_asks_nobody_for_anything(page, plain):
 def test_hostile_text_stays_text(page, hostile):
     page.open(hostile)
     page.keys("j", "]", "w", "w", "j", "]")
-    page.js(
-        "for (const t of all('.token')) t.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
-    )
+    page.js("for (const t of all('.token')) t.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
     found = "[window.hacked ?? null, document.images.length, document.scripts.length]"
     assert page.js(f"return {found}") == [None, 0, 3]
     said = page.texts("#samples article:last-child .text")[0]
@@ -367,16 +274,6 @@ def test_hostile_text_stays_text(page, hostile):
     page.open(hostile, "spaces=true")  # what cannot be seen is shown on demand
     said = page.texts("#samples article:last-child .text")[0]
     assert "⟨U+202E⟩right·" in said and "a→\tb⟨U+000D⟩↵\n⟨U+200B⟩⟨U+2028⟩⟨U+0000⟩·" in said
-
-
-def test_of_a_reply_of_a_megabyte_no_more_is_drawn_than_can_be_seen(page, tmp_path):
-    long = ["thirty-four letters and no space… " * 30_000]
-    replies = lambda update, member: long if update == 20 and not member else [""]
-    page.open(page_of(make_run(tmp_path / "run", tasks=1, k=1, replies=replies)))
-    drawn = page.js("return all('.token').length")
-    assert 200 < drawn < 5000
-    page.js("const t = all('#samples .text').at(-1); t.scrollIntoView(); t.scrollTop = 1e9")
-    page.wait("return all('.token').length > arguments[0]", drawn)
 
 
 def test_keys_change_the_episode(page, plain):
@@ -411,76 +308,25 @@ def test_a_token_tells_its_numbers_to_keyboard_and_pointer(page, plain):
     assert page.js("return !one('#tip').hidden && one('#tip code').textContent") == '"\\n"'
 
 
-CONTRAST = """
-const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-const luminance = colours => {
-  for (const c of colours) { canvas.fillStyle = c; canvas.fillRect(0, 0, 1, 1); }
-  const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
-"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_both_schemes(page, plain, scheme):
-    page.open(plain, "source=rollout", prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
-    dark = page.js(
-        CONTRAST + "return luminance([getComputedStyle(document.body).backgroundColor]) < 0.2"
-    )
-    assert dark == (scheme == "dark")
-    page.js(
-        "for (const t of all('.token')) t.style.setProperty('--share', '100%'); "
-        "for (const b of all('#history button')) b.style.setProperty('--share', '100%')"
-    )
-    worst = page.js(CONTRAST + """
-      const found = {};
-      for (const colour of ['--up', '--down', '--surprise']) {
-        all('.token').forEach(t => t.style.setProperty('--tint', `var(${colour})`));
-        const t = one('.token'); found[colour] = contrast([getComputedStyle(t).color], [getComputedStyle(one('article')).backgroundColor, \
-getComputedStyle(t).backgroundColor]);
-      }
-      const behind = e => { const out = []; for (; e; e = e.parentElement) out.unshift(getComputedStyle(e).backgroundColor); return out; };
-      for (const s of ['.hint', '.muted', 'h1', '#facts dt', '#facts dd', 'figcaption', '.legend li', '#status', \
-'#tasks [aria-selected=true] .muted', '.prompt summary', '.text', '.facts', 'select', 'button', '#headline small', '.controls label'])
-        for (const e of all(s)) found[s] = Math.min(found[s] ?? 99, contrast([getComputedStyle(e).color], behind(e)));
-      found.axis = contrast([getComputedStyle(one('figure svg text')).fill], behind(one('figure')));
-      found.bad = contrast([getComputedStyle(document.documentElement).getPropertyValue('--warn').replace(/light-dark\\((.*), *(.*)\\)/, \
-one('html') && arguments[0] ? '$2' : '$1')], behind(one('article')));
-      return found""", dark)  # fmt: skip
-    assert {name: value for name, value in worst.items() if value < 4.5} == {}
-
-
 def test_two_updates_side_by_side(page, plain):
     page.open(plain)
-    assert page.js(TITLES) == ["before SFT", "update 20 (final)"]
-    replies = page.texts("#samples .text")
-    assert "update -1" in replies[0] and "update 20" in replies[1]
-    page.choose("against", "10.train")
-    assert page.js(TITLES) == ["update 10", "update 20 (final)"]
-    page.keys("[")
-    assert page.js(TITLES) == ["update 10"]  # an update is not compared with itself
-    page.keys("e", "c")
-    assert page.js(TITLES) == ["update 20 (final)"]
+    titles = "return all('#samples h3').map(h => h.firstChild.textContent)"
+    assert page.js(titles) == ["before SFT", "update 20 (final)"]
+    page.keys("c")
+    assert page.js(titles) == ["update 20 (final)"]
     names = [b.split(":")[0] for b in page.texts("#history button")]
     assert names == ["before SFT", "after SFT", "10", "20 (final)"]
 
 
 def test_the_address_holds_the_view(page, plain):
     page.open(plain)
-    page.keys("[", "s", "j", "3", "w", "t")
-    page.choose("sort", "best")
-    view = (
-        "return [one('#status').textContent, one('#samples').textContent, "
-        "...all('[data-key]').map(c => c.checked + c.value), document.documentElement.dataset.theme]"
-    )
-    before = page.js(view)
-    page.wait("return location.hash.includes('sort=best')")
-    fragment = page.js("return location.hash.slice(1)")
+    page.keys("[", "s", "j")
+    page.wait("return location.hash.includes('rollout')")
+    before, fragment = page.text("#status"), page.js("return location.hash.slice(1)")
     page.open(plain)
-    assert page.js(view) != before
+    assert page.text("#status") != before
     page.open(plain, fragment)
-    assert page.js(view) == before
+    assert page.text("#status") == before
     page.open(plain, "source=constructor&sort=__proto__&u=NaN&low=abc&task=99999&junk=%3Cb%3E")
     assert page.text("#status") == "update 20 (final): task 1 of 8, 1 sample."
 
@@ -497,53 +343,20 @@ def test_curves_choose_the_update(page, plain):
     assert page.text("#where") == "update 10"
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_no_page_scrolls_sideways(page, plain, hostile, swarm, width):
-    for path, fragment in ((plain, "source=rollout&colour=ratio"), (hostile, ""), (swarm, "")):
-        page.open(path, fragment, width)
-        page.js("all('details').forEach(d => d.open = true)")
-        assert page.js("return document.documentElement.scrollWidth") <= width, (path, fragment)
-        assert page.outside(", .wide") == []
-
-
-def test_tab_reaches_every_control_and_each_has_a_name(page, plain):
+def test_tab_reaches_every_control_and_it_is_seen(page, plain):
     page.open(plain)
-    page.js("document.body.focus()")
     reached = set()
     for _ in range(60):
         page.keys("\ue004")
-        here = page.js(
-            "const e = document.activeElement; if (e === document.body) return null; const s = getComputedStyle(e); "
-            "return [e.id || e.dataset.key || e.dataset.press || e.className || e.tagName, e.matches(':focus-visible') "
-            "&& s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2]"
+        name, outline = page.js(
+            "const e = document.activeElement; return [e.id || e.dataset.key || e.dataset.press "
+            "|| e.className || e.tagName, getComputedStyle(e).outlineStyle]"
         )
-        if here is None:
+        if name == "BODY":
             break
-        assert here[1], f"focus cannot be seen on {here[0]}"
-        reached.add(here[0])
-    controls = {
-        "theme",
-        "?",
-        "source",
-        "earlier",
-        "slider",
-        "against",
-        "ends",
-        "colour",
-        "low",
-        "high",
-        "sort",
-        "spaces",
-        "tasks",
-        "plot",
-        "text",
-    }
-    assert controls <= reached
-    nameless = (
-        "return all('button, select, input, [tabindex]').filter(e => !(e.getAttribute('aria-label') || e.textContent.trim() && "
-        "!e.matches('select') || e.labels?.length)).map(e => e.outerHTML)"
-    )
-    assert page.js(nameless) == []
+        assert outline != "none", f"focus cannot be seen on {name}"
+        reached.add(name)
+    assert {"theme", "?", "source", "slider", "against", "sort", "tasks", "plot", "text"} <= reached
 
 
 def test_tables_and_calls_in_the_page(page, swarm):

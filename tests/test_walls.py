@@ -126,7 +126,7 @@ cfg, typed = settings.command_line(["--env", "letters"])
 refusals.check(cfg)
 settings.make_env(cfg, cfg.difficulty).reset(1)
 """
-AWAY = "swarm env_swarm env_alphabet bridges httpx2 openai lab matplotlib bookkeeping.viewer "
+AWAY = "swarm env_swarm env_alphabet bridges httpx2 openai lab matplotlib "
 AWAY += "bookkeeping.behaviour bookkeeping.report bookkeeping.compare"
 
 
