@@ -267,7 +267,7 @@ ILLNESSES = {
         "sequence-ratio",
     ),
     "uncorrected": Illness(
-        ("off_policy_steps", "mismatch", "ratio"),
+        ("ratio", "off_policy_steps", "mismatch"),
         ("nothing corrects for who sampled",),
         AGE,
         "off-policy",
@@ -324,7 +324,7 @@ ILLNESSES = {
         "off-policy",
     ),
     "errors": Illness(
-        ("errors", "errors_share"),
+        ("errors_share", "errors"),
         ("a bug, a timeout or a missing service in the environment",),
         {
             TRL: "let the reward function return None for what it cannot score",
@@ -334,7 +334,7 @@ ILLNESSES = {
         },
     ),
     "dropout": Illness(
-        ("mismatch", "twice"),
+        ("twice", "mismatch"),
         ("dropout is on in the update",),
         SYNC | {OURS: "use model.eval() there, or dropout 0"},
         "dropout",

@@ -81,9 +81,8 @@ def sentences(seen: dict[str, str]) -> dict[str, str]:
     return {n: f"{seen[n]}: {means[n]}; {cures.cure(n, cures.OURS)}" for n in seen}
 
 
-def moments(lines: Lines, began: float | None):
-    """(line, the rewards at its level so far, signs) of each line; of a long log, of some."""
-    stride = math.ceil(len(lines) / LOOKS)
+def moments(lines: Lines, began: float | None, stride: int = 1):
+    """(line, the rewards at its level so far, signs) of every line, or of every stride-th."""
     for k in range(stride, len(lines) + 1, stride):
         now, so_far = lines[k - 1], lines[max(0, k - LONGEST) : k]
         # A curriculum never goes back to a level.
@@ -104,31 +103,38 @@ def signs(lines: Lines, rewards: list[float], began: float | None) -> dict[str, 
     return {name: seen for name, seen in told.items() if seen}
 
 
-def last(lines: Lines, name: str, n: int) -> np.ndarray | None:
-    """A metric's n newest values; None if there are not that many, or if they are of long ago."""
+def last(lines: Lines, name: str, n: int) -> np.ndarray:
+    """A metric's n newest values; NaN if there are not that many, or if they are of long ago.
+
+    Every rule is told where a comparison is true, and none with NaN is.
+    """
     values = [line[name] for line in lines[-8 * n :] if name in line]
-    return np.array(values[-n:], dtype=float) if len(values) >= n else None
+    return np.array(values[-n:] if len(values) >= n else [math.nan] * n, dtype=float)
 
 
 def every(lines: Lines, name: str) -> np.ndarray:
     return np.array([line[name] for line in lines if name in line], dtype=float)
 
 
-def rise(values: np.ndarray, n: int = 10) -> tuple[float, float, float, float]:
+def rise(values: np.ndarray, fewest: int = 20, n: int = 10) -> tuple[float, float, float, float]:
     """(mean of the first n, of the last n, how far it rose, in how many standard errors).
 
-    The noise is that of neighbours' differences, so a trend does not count as noise.
+    The noise is that of neighbours' differences, so a trend does not count as noise. NaN, if there
+    are fewer values.
     """
+    if len(values) < fewest:
+        return (math.nan,) * 4
     before, after = float(np.mean(values[:n])), float(np.mean(values[-n:]))
     error = float(np.std(np.diff(values)) / math.sqrt(2) * math.sqrt(2 / n))
     return before, after, after - before, (after - before) / max(error, 1e-9)
 
 
 # ------------------------------------------------------------------- rules: is there a signal?
+# Each: (newest lines, rewards so far) -> the numbers that show it, or None.
 
 
-def signal(line: dict) -> float | None:
-    """Had any group rewards that differ? By whatever a framework logs; None if nothing says it."""
+def signal(line: dict) -> float:
+    """Had any group rewards that differ? By whatever a framework logs; NaN if nothing says it."""
     spreads = [line.get(n) for n in ("groups_with_signal", "advantage_std", "reward_std")]
     if "advantage_max" in line and "advantage_min" in line:
         spreads.insert(1, line["advantage_max"] - line["advantage_min"])
@@ -136,17 +142,17 @@ def signal(line: dict) -> float | None:
     if known:
         return known[0] if known[0] > 1e-6 else 0.0
     ends = [line[name] for name in ("reward_max", "reward_min") if name in line]
-    return 0.0 if line.get("trainable") == 0 or line.get("reward") in ends else None
+    return 0.0 if line.get("trainable") == 0 or line.get("reward") in ends else math.nan
 
 
-def signals(lines: Lines, n: int) -> list[float]:
+def signals(lines: Lines, n: int) -> np.ndarray:
     """The newest n that are known. Where none is, a gradient of 0 at one reward shows the same."""
-    found = [signal(line) for line in lines[-8 * n :]]
-    found = [value for value in found if value is not None][-n:]
-    norm, reward = last(lines, "grad_norm", n), last(lines, "reward", n)
-    if found or norm is None or reward is None:
-        return found
-    return [0.0] * n if not norm.any() and np.ptp(reward) < 1e-9 else []
+    found = np.array([signal(line) for line in lines[-8 * n :]], dtype=float)
+    known = found[np.isfinite(found)]
+    same = np.ptp(last(lines, "reward", n)) < 1e-9 and not last(lines, "grad_norm", n).any()
+    if len(known) == 0 and same:
+        return np.zeros(n)
+    return known[-n:] if len(known) >= n else np.full(n, math.nan)
 
 
 def stuck(lines: Lines, rewards: list[float], n: int = 5) -> str | None:
@@ -154,16 +160,12 @@ def stuck(lines: Lines, rewards: list[float], n: int = 5) -> str | None:
 
     A learning rate of 30 leaves such a policy.
     """
-    found, start = signals(lines, n), rewards[:-n][:START]
-    if len(found) < n or any(found) or not start:
-        return None
-    was, now = np.mean(start), np.mean(rewards[-n:])
-    if was < 0.1 or now > 0.5 * was:
-        return None
-    return (
-        f"in the last {n} updates all samples of a task scored the same, {now:.2f} on average, "
-        f"and at the start it was {was:.2f}"
-    )
+    was, now = np.mean([*rewards[:-n][:START]] or math.nan), np.mean(rewards[-n:] or math.nan)
+    if (signals(lines, n) == 0).all() and was >= 0.1 and now <= 0.5 * was:
+        return (
+            f"in the last {n} updates all samples of a task scored the same, {now:.2f} on average, "
+            f"and at the start it was {was:.2f}"
+        )
 
 
 def is_solved(rewards: list[float]) -> bool:
@@ -178,25 +180,22 @@ def no_signal(lines: Lines, rewards: list[float], n: int = 10) -> str | None:
 
     All groups, n updates: nothing moved. See grpo.group_advantages.
     """
-    found = signals(lines, n)
-    if len(found) < n or any(found):
-        return None
-    mean = f" (mean {np.mean(rewards[-n:]):.2f})" if rewards else ""
-    return f"in the last {n} updates every group's rewards were all equal{mean}"
+    if (signals(lines, n) == 0).all():
+        mean = f" (mean {np.mean(rewards[-n:]):.2f})" if rewards else ""
+        return f"in the last {n} updates every group's rewards were all equal{mean}"
 
 
 def few_groups(lines: Lines, rewards: list[float], n: int = 30) -> str | None:
     """A gradient of a few groups is mostly noise: the reward stands where it stood at the start."""
     share = last(lines, "groups_with_signal", n)
-    if share is None or share.mean() > 0.3 or not share[-FEWEST:].any() or len(rewards) < n:
-        return None
-    was, now, risen, errors = rise(np.array(rewards))
-    if errors > 2 or risen > 0.1 or is_solved(rewards):
-        return None
-    return (
-        f"in the last {n} updates {100 * share.mean():.0f}% of the groups had rewards that differ, "
-        f"and the mean reward stands still ({was:.2f} at the start, {now:.2f} now)"
-    )
+    was, now, risen, errors = rise(np.array(rewards), fewest=n)
+    stands = abs(errors) <= 2 and abs(risen) <= 0.1
+    solved = now > 0.9 and max(rewards) <= 1.0001
+    if share[-FEWEST:].any() and share.mean() <= 0.3 and stands and not solved:
+        return (
+            f"in the last {n} updates {share.mean():.0%} of the groups had rewards that differ, "
+            f"and the mean reward stands still ({was:.2f} at the start, {now:.2f} now)"
+        )
 
 
 def no_gradient(lines: Lines, rewards: list[float], n: int = 5) -> str | None:
@@ -205,20 +204,18 @@ def no_gradient(lines: Lines, rewards: list[float], n: int = 5) -> str | None:
     Twice as many zeros have to show it where the share of groups is not logged: a reward_std may be
     that of the batch, and rewards that differ between groups are no signal.
     """
-    found = signals(lines, n)
-    shares = last(lines, "groups_with_signal", n)
-    norms = last(lines, "grad_norm", 2 * n if shares is None else n)
-    if norms is None or norms.max() > 1e-8 or (found and min(found) <= 0):
-        return None
-    beside = ", although rewards differed" if found else ""
-    return f"the gradient's norm was 0 in the last {len(norms)} updates{beside}"
+    unsure = np.isnan(last(lines, "groups_with_signal", n)).any()
+    norms = last(lines, "grad_norm", 2 * n if unsure else n)
+    if norms.max() <= 1e-8 and not (signals(lines, n) == 0).any():
+        beside = "" if unsure else ", although rewards differed within groups"
+        return f"the gradient's norm was 0 in the last {len(norms)} updates{beside}"
 
 
 # ------------------------------------------------------------------- rules: the policy, its replies
 
 
 def collapse(lines: Lines, rewards: list[float]) -> str | None:
-    return (metrics.collapsed(rewards) or "").partition(":")[0] or None
+    return (metrics.collapsed(rewards) or "").partition(":")[0]
 
 
 def broken(lines: Lines, rewards: list[float], n: int = 3) -> str | None:
@@ -229,12 +226,8 @@ def broken(lines: Lines, rewards: list[float], n: int = 3) -> str | None:
     lines = [line for line in lines if line.get("level") == lines[-1].get("level")]
     now = last(lines, "format", n)
     best = max(every(lines[:-n], "format"), default=0)
-    if now is None or best < 0.5 or now.max() > 0.2 * best:
-        return None
-    return (
-        f"{100 * best:.0f}% of the replies had the right format and now {100 * now.mean():.0f}% "
-        "have"
-    )
+    if best >= 0.5 and now.max() <= 0.2 * best:
+        return f"{best:.0%} of the replies had the right format and now {now.mean():.0%} have"
 
 
 def noise(lines: Lines, rewards: list[float], n: int = 3) -> str | None:
@@ -242,26 +235,20 @@ def noise(lines: Lines, rewards: list[float], n: int = 3) -> str | None:
 
     A policy with three times what it had, and more than 1 nat, has come apart.
     """
-    start, now = every(lines[:START], "entropy"), last(lines, "entropy", n)
-    if now is None or len(start) < START:
-        return None
-    was = float(np.median(start))
-    if now.min() < max(1.0, 3 * was):
-        return None
-    return f"the entropy of a token was {was:.2f} nats and is {now[-1]:.2f}"
+    was, now = np.median(last(lines[:START], "entropy", START)), last(lines, "entropy", n)
+    if now.min() >= 1 and now.min() >= 3 * was:
+        return f"the entropy of a token was {was:.2f} nats and is {now[-1]:.2f}"
 
 
 def errors(lines: Lines, rewards: list[float], n: int = 3) -> str | None:
     """Episodes in error are left out, so the mean of the others may be one of the easy tasks."""
-    share, failed, played = (last(lines, name, n) for name in ("errors_share", "errors", "n"))
-    if failed is not None and played is not None:
-        share = failed / np.maximum(failed + played, 1)
-    if share is None or share.min() <= 0 or share.mean() < 0.1:
-        return None
-    return (
-        f"in the last {n} updates {100 * share.mean():.0f}% of the episodes ended in an error and "
-        "were left out"
-    )
+    failed, played = last(lines, "errors", n), last(lines, "n", n)
+    for share in (failed / np.maximum(failed + played, 1), last(lines, "errors_share", n)):
+        if share.min() > 0 and share.mean() >= 0.1:
+            return (
+                f"in the last {n} updates {share.mean():.0%} of the episodes ended in an error and "
+                "were left out"
+            )
 
 
 # ------------------------------------------------------------------- rules: what is paid
@@ -276,13 +263,12 @@ def not_exact(lines: Lines, rewards: list[float]) -> str | None:
     was not derived.
     """
     now = lines[-1] if lines else {}
-    part = next((now[name] for name in PARTS if name in now), math.inf)
-    if part > now.get("exact", 0.0) - 1e-6:
-        return None
-    return (
-        f"{100 * now['exact']:.0f}% of the answers count as exact, and on average "
-        f"{100 * part:.0f}% of an answer is right"
-    )
+    part = next((now[name] for name in PARTS if name in now), math.nan)
+    if part <= now.get("exact", math.nan) - 1e-6:
+        return (
+            f"{now['exact']:.0%} of the answers count as exact, and on average {part:.0%} of an "
+            "answer is right"
+        )
 
 
 def pays_something_else(lines: Lines, rewards: list[float], n: int = 10) -> str | None:
@@ -292,35 +278,30 @@ def pays_something_else(lines: Lines, rewards: list[float], n: int = 10) -> str 
     on average, in the updates that had any.
     """
     reward, exact = last(lines, "reward", n), last(lines, "exact", n)
-    if reward is None or exact is None or np.allclose(reward, exact):
-        return None
     start, now = lines[:START], lines[-n:]
-    paid = max(1.0, *(line.get("exact_reward", 0.0) for line in now))
-    if reward.mean() > paid and not exact.any():
+    paid = max([1.0, *every(now, "exact_reward")])
+    if np.isnan(exact + reward).any() or (reward.mean() > paid and not exact.any()):
         return None  # it pays on another scale, and what it pays for a right answer is not known
     if reward.mean() / paid - exact.mean() > 0.75:  # --reward partial starts at 0.67, and learns
         return (
-            f"the reward is {reward.mean():.2f} where {100 * exact.mean():.0f}% of the answers are "
-            "exact"
+            f"the reward is {reward.mean():.2f} where {exact.mean():.0%} of the answers are exact"
         )
     was, was_exact = (
         float(np.mean([line.get(name, 0.0) for line in start])) for name in ("reward", "exact")
     )
     risen, exact_risen = reward.mean() - was, exact.mean() - was_exact
-    if len(lines) < n + START or paid * exact_risen > 0.2 * risen:
-        return None
-    if risen < max(0.05, 4 * np.hypot(standard_error(start), standard_error(now))):
-        return None
-    return (
-        f"the reward rose from {was:.2f} to {reward.mean():.2f}, and exact answers went from "
-        f"{100 * was_exact:.0f}% to {100 * exact.mean():.0f}%"
-    )
+    sure = 4 * np.hypot(standard_error(start), standard_error(now))
+    if len(lines) >= n + START and paid * exact_risen <= 0.2 * risen and risen >= max(0.05, sure):
+        return (
+            f"the reward rose from {was:.2f} to {reward.mean():.2f}, and exact answers went from "
+            f"{was_exact:.0%} to {exact.mean():.0%}"
+        )
 
 
 def standard_error(lines: Lines) -> float:
     """Of the mean reward of these updates; a 95% interval is about four standard errors wide."""
-    errors = [(line["reward_high"] - line["reward_low"]) / 4 for line in lines]
-    return np.sqrt(sum(error**2 for error in errors)) / len(lines)
+    errors = (every(lines, "reward_high") - every(lines, "reward_low")) / 4
+    return np.sqrt(np.sum(errors**2)) / len(lines)
 
 
 # ------------------------------------------------------------------- rules: sampler and trainer
@@ -340,17 +321,15 @@ def disagreement(lines: Lines, first: float | None, n: int = 3) -> dict[str, str
     two distributions do neither.
     """
     trained = [line for line in lines if "mismatch" in line]  # an update without a signal has none
-    gap, age = last(trained, "mismatch", n), last(trained, "off_policy_steps", n)
-    if gap is None or (age is not None and age.any()):
-        return {}
-    twice, allowed = last(trained, "twice", n), lines[-1].get("rounding", 0.03)
-    if not gap.min() > allowed:
+    gap, age, twice = (last(trained, name, n) for name in ("mismatch", "off_policy_steps", "twice"))
+    allowed = lines[-1].get("rounding", 0.03) if lines else 0
+    if not gap.min() > allowed or age.max() > 0:  # others log no age
         return {}
     much = (
         f"trainer and sampler give a token log-probs that differ by {gap[-1]:.3f} nats on average, "
         "though the samples are said to be the policy's own"
     )
-    if twice is not None and twice.min() > 0.3 * gap.min():
+    if twice.min() > 0.3 * gap.min():
         return {"dropout": f"{much}, and two passes of the trainer differ by {twice[-1]:.3f}"}
     if first is not None and first < 0.1 * gap.min():
         return {"stale": f"{much}; in the first update it was {first:.0e}"}
@@ -364,18 +343,14 @@ def uncorrected(lines: Lines, rewards: list[float], n: int = 3) -> str | None:
 
     With --importance none it compares with the policy at the start of the update.
     """
-    columns = [last(lines, name, n) for name in ("off_policy_steps", "mismatch", "ratio")]
-    if any(column is None for column in columns):
-        return None
-    age, gap, ratio = columns
-    if "importance" in lines[-1] or age.min() < 2 or gap.min() < 1e-3:
-        return None
-    if np.abs(ratio - 1).max() > 1e-6:
-        return None
-    return (
-        f"samples are {age.mean():.0f} updates old and their log-probs have moved by "
-        f"{gap[-1]:.3f} nats a token, yet the ratio is 1.000"
-    )
+    trained = [line for line in lines if "mismatch" in line]
+    age, gap, ratio = (last(trained, name, n) for name in ("off_policy_steps", "mismatch", "ratio"))
+    old = age.min() >= 2 and gap.min() >= 1e-3 and "importance" not in trained[-1]
+    if old and np.abs(ratio - 1).max() <= 1e-6:
+        return (
+            f"samples are {age.mean():.0f} updates old and their log-probs have moved by "
+            f"{gap[-1]:.3f} nats a token, yet the ratio is 1.000"
+        )
 
 
 # (symptom, column, for how many updates, beyond what; the numbers that show it).
@@ -435,9 +410,7 @@ def beyond(lines: Lines) -> dict[str, str]:
     found = {}
     for symptom, column, n, compare, limit, sentence in LIMITS:
         values, age = last(lines, column, n), last(lines, "off_policy_steps", n)
-        if symptom == "engine" and age is not None and age.min() > 1:
-            continue
-        if values is not None and compare(values, limit).all():
+        if compare(values, limit).all() and not (symptom == "engine" and age.min() > 1):
             found[symptom] = f"in the last {n} updates {sentence.format(values.mean())}"
     return found
 
@@ -458,118 +431,104 @@ RULES: dict[str, Callable] = {
 
 
 # ------------------------------------------------------------------- trends of a whole foreign log
-# (all lines, the column that counts right answers or None, steps planned or 0) -> numbers, or None.
 # Our own runs need none of them: their settings are refused, or their evaluations say more.
 
 
-def cut_off_more(lines: Lines, goal, planned) -> str | None:
+def cut_off_more(log: logs.Log) -> str | None:
     """Replies run into the limit more and more, before half of them do."""
-    share = every(lines, "truncated")
-    first, now = share[:START], share[-START:]
-    if len(share) < 3 * START or now.mean() - first.mean() < 0.2 or now.min() <= first.max():
-        return None
-    return (
-        f"{100 * first.mean():.0f}% of the replies ran into the limit at the start, "
-        f"{100 * now.mean():.0f}% in the last {START} steps"
-    )
+    first, now = (last(part, "truncated", START) for part in (log.lines[:START], log.lines[START:]))
+    if now.mean() - first.mean() >= 0.2 and now.min() > first.max():
+        return (
+            f"{first.mean():.0%} of the replies ran into the limit at the start, {now.mean():.0%} "
+            f"in the last {START} steps"
+        )
 
 
-def kl_runs_away(lines: Lines, goal, planned) -> str | None:
-    kl = every(lines, "kl")
-    if len(kl) < FEWEST:
-        return None
-    was, now = float(np.median(kl[:10])), float(np.median(kl[-START:]))
-    if now < 1 or now < 10 * max(was, 0.01):
-        return None
-    return f"the KL to the reference was {was:.3g} nats per token and is {now:.3g}"
+def kl_runs_away(log: logs.Log) -> str | None:
+    was = np.median(last(log.lines[:FEWEST], "kl", FEWEST))
+    now = np.median(last(log.lines, "kl", START))
+    if now >= 1 and now >= 10 * was:
+        return f"the KL to the reference was {was:.3g} nats per token and is {now:.3g}"
 
 
-def entropy_collapse(lines: Lines, goal, planned) -> str | None:
+def entropy_collapse(log: logs.Log) -> str | None:
     """Entropy falls while a policy learns. Here it fell and nothing was learnt for it."""
-    entropy, rewards = every(lines, "entropy"), every(lines, "reward")
-    found = last(lines, "groups_with_signal", START)
-    if len(entropy) < FEWEST or len(rewards) < 20 or (found is not None and found.mean() > 0.3):
-        return None
-    first, now = entropy[:START].mean(), entropy[-START:]
-    was, end, risen, errors = rise(rewards)
-    if now.max() > min(0.1 * first, 0.3) or errors > 2 or (end > 0.9 and rewards.max() <= 1):
-        return None
-    return (
-        f"the entropy of a token was {first:.3g} nats and is {now.mean():.3g}, and the reward went "
-        f"from {was:.2f} to {end:.2f}"
+    first, end = (
+        last(log.lines[:FEWEST], "entropy", START).mean(),
+        last(log.lines, "entropy", START),
     )
+    was, now, risen, errors = rise(every(log.lines, "reward"))
+    solved = now > 0.9 and was <= 1
+    if solved or last(log.lines, "groups_with_signal", START).mean() > 0.3:
+        return None
+    if end.max() <= min(0.1 * first, 0.3) and errors <= 2:
+        return (
+            f"the entropy of a token was {first:.3g} nats and is {end.mean():.3g}, and the reward "
+            f"went from {was:.2f} to {now:.2f}"
+        )
 
 
-def pays_another_goal(lines: Lines, goal, planned) -> str | None:
+def pays_another_goal(log: logs.Log) -> str | None:
     """The reward rises, and the reward function that counts right answers does not. Or the one
     stands high and still while the other goes up and down: right answers hardly count in it."""
-    rewards, right = every(lines, "reward"), every(lines, goal)
+    rewards, right = every(log.lines, "reward"), every(log.lines, log.goal)
     if min(len(rewards), len(right)) < 20:
         return None
     was, now, risen, errors = rise(rewards)
     right_was, right_now, right_risen, _ = rise(right)
-    name, noise = printable(str(goal).removeprefix("part:")), np.std(np.diff(right))
+    _, tokens, more_tokens, _ = rise(every(log.lines, "reply_tokens"))
+    name, noise = str(log.goal).removeprefix("part:"), np.std(np.diff(right))
     if noise > 0.02 and np.std(np.diff(rewards)) < 0.3 * noise and right_now < now - 0.2:
         return f"the reward is {now:.2f} and does not follow {name}, which is {right_now:.2f}"
-    if risen < 0.05 or errors < SURE or right_risen > 0.2 * risen:
-        return None
-    seen = f"the reward rose from {was:.2f} to {now:.2f}, and {name} went from {right_was:.2f} to "
-    seen += f"{right_now:.2f}"
-    tokens = every(lines, "reply_tokens")
-    if len(tokens) >= 20 and rise(tokens)[1] > 1.5 * rise(tokens)[0]:
-        seen += f", while replies grew from {rise(tokens)[0]:.0f} to {rise(tokens)[1]:.0f} tokens"
-    return seen
+    if risen >= 0.05 and errors >= SURE and right_risen <= 0.2 * risen:
+        longer = f", while replies grew to {tokens:.0f} tokens" if more_tokens > tokens / 3 else ""
+        return (
+            f"the reward rose from {was:.2f} to {now:.2f}, and {name} went from {right_was:.2f} to "
+            f"{right_now:.2f}{longer}"
+        )
 
 
-def only_in_training(lines: Lines, goal, planned) -> str | None:
+def only_in_training(log: logs.Log) -> str | None:
     """Evaluations are compared with their own first, training with its own start."""
-    evals, rewards = every(lines, "eval_reward"), every(lines, "reward")
-    if len(evals) < 3 or len(rewards) < 20:
+    evals = every(log.lines, "eval_reward")
+    was, now, risen, errors = rise(every(log.lines, "reward"))
+    if len(evals) < 3 or evals[-2:].mean() - evals[0] > 0.2 * risen:
         return None
-    was, now, risen, errors = rise(rewards)
-    if risen < 0.1 or errors < SURE or evals[-2:].mean() - evals[0] > 0.2 * risen:
-        return None
-    return (
-        f"the training reward rose from {was:.2f} to {now:.2f}, and evaluations went from "
-        f"{evals[0]:.2f} to {evals[-2:].mean():.2f}"
-    )
+    if risen >= 0.1 and errors >= SURE:
+        return (
+            f"the training reward rose from {was:.2f} to {now:.2f}, and evaluations went from "
+            f"{evals[0]:.2f} to {evals[-2:].mean():.2f}"
+        )
 
 
-def still(lines: Lines, goal, planned) -> str | None:
+def still(log: logs.Log) -> str | None:
     """Nothing moves although there is a signal: steps that are too small to see."""
-    norm, found = last(lines, "grad_norm", 20), last(lines, "groups_with_signal", 20)
-    rewards, entropy = every(lines, "reward"), every(lines, "entropy")
-    if norm is None or not norm.any() or min(len(rewards), len(entropy)) < 30:
+    columns = [every(log.lines, name) for name in ("reward", "entropy", "reply_tokens")]
+    reward, entropy, tokens = (rise(values, fewest=30) for values in columns)
+    stands = abs(reward[3]) <= 2 and abs(entropy[3]) <= 2 and not abs(tokens[3]) > 2
+    norm = last(log.lines, "grad_norm", 20)
+    if last(log.lines, "groups_with_signal", 20).mean() < 0.1 or not norm.max() > 0:
         return None
-    if found is not None and found.mean() < 0.1:
-        return None
-    was, now, risen, moved = rise(entropy)
-    if abs(rise(rewards)[3]) > 2 or abs(moved) > 2 or abs(risen) > 0.1 * max(was, 1e-9):
-        return None
-    tokens = every(lines, "reply_tokens")
-    if len(tokens) >= 30 and abs(rise(tokens)[3]) > 2:
-        return None
-    return (
-        f"in {len(lines)} steps the reward stayed at {rewards[-10:].mean():.2f} and the entropy at "
-        f"{now:.3g} nats, although gradients are not 0 (the last norm is {norm[-1]:.2g})"
-    )
+    if stands and abs(entropy[2]) <= 0.1 * entropy[0]:
+        return (
+            f"in {len(log.lines)} steps the reward stayed at {reward[1]:.2f} and the entropy at "
+            f"{entropy[1]:.3g} nats, although gradients are not 0 (the last norm is {norm[-1]:.2g})"
+        )
 
 
-def warm_up(lines: Lines, goal, planned) -> str | None:
+def warm_up(log: logs.Log) -> str | None:
     """Does the learning rate still rise when the log ends? Not if the run has only begun."""
-    rates, end = every(lines, "lr"), lines[-1]["step"]
-    if len(rates) < 20 or end < 0.5 * planned or not (np.diff(rates) > 0).all():
-        return None
-    of = f" of {planned:.0f}" if planned else ""
-    return (
-        f"the learning rate rose in every step, from {rates[0]:.2g} to {rates[-1]:.2g}, and the "
-        f"log ends at step {end}{of}"
-    )
+    rates, end = every(log.lines, "lr"), log.lines[-1]["step"]
+    if len(rates) >= 20 and end >= 0.5 * log.planned and (np.diff(rates) > 0).all():
+        return (
+            f"the learning rate rose in every step, from {rates[0]:.2g} to {rates[-1]:.2g}, and "
+            f"the log ends at step {end}"
+        )
 
 
-def resumed(lines: Lines, goal, planned) -> str | None:
+def resumed(log: logs.Log) -> str | None:
     """A learning rate that starts again has lost its schedule, and most often Adam's moments."""
-    rates = every(lines, "lr")
+    rates = every(log.lines, "lr")
     highest = np.maximum.accumulate(rates)
     for i in range(1, len(rates) - 2):
         before, now, later = rates[i - 1], rates[i], rates[i + 1 : i + 20]
@@ -579,7 +538,6 @@ def resumed(lines: Lines, goal, planned) -> str | None:
                 f"the learning rate fell from {before:.2g} to {now:.2g} in one step and rose to "
                 f"{later.max():.2g} again: the schedule began anew"
             )
-    return None
 
 
 TRENDS: dict[str, Callable] = {
@@ -600,13 +558,11 @@ def not_a_number(log: logs.Log) -> tuple[int, str] | None:
     A norm that never was a number while the run learns is a logger's fault; if nothing is learnt,
     it is the run's.
     """
-    moved = [every(log.lines, name) for name in ("reward", "loss")]
-    learns = any(len(values) >= 20 and abs(rise(values)[3]) > SURE for values in moved)
+    learns = any(abs(rise(every(log.lines, name))[3]) > SURE for name in ("reward", "loss"))
     for name in ("loss", "grad_norm", "reward", "kl", "entropy"):
-        steps, logged = log.not_numbers.get(name), name in log.theirs
-        if steps and (logged or (name in ("loss", "grad_norm") and not learns)):
+        steps = log.not_numbers.get(name)
+        if steps and (name in log.theirs or (name in ("loss", "grad_norm") and not learns)):
             return steps[0], f"{name} is not a finite number in {len(steps)} rows"
-    return None
 
 
 # If the first is told, the others would speak of the same illness.
@@ -616,7 +572,8 @@ HIDES = {
     "collapse": ("entropy collapse", "still"),
     "stuck": ("no signal", "entropy collapse", "still", "few groups"),
     "no signal": ("entropy collapse", "still", "few groups"),
-    "few groups": ("entropy collapse", "still"),
+    "few groups": ("still",),
+    "entropy collapse": ("few groups",),
     "solved": ("no signal", "entropy collapse", "still", "few groups"),
     "no gradient": ("still", "few groups", "entropy collapse"),
     "cut short": ("cut off more",),
@@ -627,18 +584,19 @@ HIDES = {
 
 def look_at_log(log: logs.Log) -> dict[str, tuple[int, str]]:
     """{symptom: (step, the numbers that show it)} of somebody else's log, in the order of steps."""
-    gaps = np.diff([line["step"] for line in log.lines])
-    whole = log.lines[0]["step"] <= max(1, *np.median(gaps, keepdims=True)) if len(gaps) else True
+    gap = np.median(np.diff([0, *(line["step"] for line in log.lines[:FEWEST])]))
+    whole = log.lines[0]["step"] <= max(1, gap)  # the log has the run's beginning
     # Steps without a reward (TRL, between two generations) say nothing that the rules ask for.
     lines = [line for line in log.lines if "reward" in line] or log.lines
     found: dict[str, tuple[int, str]] = {}
-    for now, _, seen in moments(lines, first_gap(log.lines) if whole else None):
+    began = first_gap(log.lines) if whole else None
+    for now, _, seen in moments(lines, began, stride=math.ceil(len(lines) / LOOKS)):
         for name, numbers in seen.items():
             found.setdefault(name, (now["step"], numbers))
     if seen := not_a_number(log):
         found["not a number"] = seen
     for name, rule in TRENDS.items():
-        if seen := rule(log.lines, log.goal, log.planned):
+        if seen := rule(log):
             found.setdefault(name, (log.lines[-1]["step"], seen))
     hidden = {other for name in found for other in HIDES.get(name, ())}
     kept = [one for one in found.items() if one[0] not in hidden]

@@ -273,9 +273,9 @@ def row_of(pairs) -> Row:
     """
     row: Row = {}
     for name, value in pairs:
-        name = re.sub(r"\s*/\s*", "/", name.strip())  # a notebook shows "rewards / x / mean"
+        name = re.sub(r" */ *", "/", name.strip()[:200])  # a notebook shows "rewards / x / mean"
         text, _, planned = str(value)[:60].strip().partition("/")  # ms-swift's step is "5/3766"
-        if not is_known(name[:200]) or (planned and name not in STEPS):
+        if not is_known(name) or (planned and name not in STEPS):
             continue
         if ROUNDED.fullmatch(text) and re.search(r"(norm|lr|learning_rate)$", name, re.I):
             name = "rounded"

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import metrics
+from bookkeeping import cures, logs
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -60,7 +61,20 @@ def trust() -> str:
     return table("what was tried | how many | share", rows)
 
 
-TABLES = {"trust": trust}
+def doctor() -> str:
+    """What the doctor finds in others' logs, why, and the one thing to set first with TRL."""
+    logged = {mine for names in logs.NAMES.values() for mine in names.values()}
+    rows, seen = [], {}
+    for name, illness in cures.ILLNESSES.items():
+        if not logged.issuperset(illness.columns[:1]):
+            continue  # only our own runs log what it looks at
+        cure = illness.cures[logs.TRL]
+        first = seen.setdefault(cure, name)
+        rows.append([name, illness.causes[0], cure if first == name else f"as *{first}*"])
+    return table("found | most often because | set, with TRL", rows)
+
+
+TABLES = {"trust": trust, "doctor": doctor}
 
 
 # ------------------------------------------------------------------------------- pages

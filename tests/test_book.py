@@ -67,7 +67,7 @@ COMMANDS = {
     "python -m bookkeeping.compare runs/NAME-letters-6-… runs/my-run": "the next one is the same",
     "python -m bookkeeping.compare runs/A runs/B": "",
     "python -m bookkeeping.doctor runs/NAME": "",
-    "python -m bookkeeping.doctor results/doctor/samples/verl-no-variance.log": "exit 1: tests/test_foreign.py",
+    "python -m bookkeeping.doctor trainer_state.json": "needs a log: tests/test_foreign.py",
     'pip install ".[doctor]"': "make test-verifiers",
     "picoswarm-doctor FILE_OR_FOLDER --json": "the one before installs it; tests/test_foreign.py",
     "python -m bridges.export merge runs/NAME out/": "",
