@@ -63,6 +63,7 @@ LOOKS = 3_000  # moments at which a log is looked at; a longer one at every seco
 LONGEST = 1_000  # lines whose rewards count
 # How much of an answer is right, from 0 to 1, if the environment says so: letters', alphabet's.
 PARTS = ("fraction", "similarity")
+
 Lines = list[dict[str, float]]
 
 
@@ -621,6 +622,9 @@ def answer(log: logs.Log) -> dict:
     found, symptoms = look_at_log(log), []
     if "solved" in found:
         log.notes.append(f"solved, so no illness: {found.pop('solved')[1]}")
+    for name in log.not_numbers.keys() - log.theirs.keys() & {"loss", "grad_norm"}:
+        if "not a number" not in found:
+            log.notes.append(f"{name} never is a number, yet the run learns: not looked at")
     for name, (step, seen) in found.items():
         illness, journal = cures.ILLNESSES[name], cures.ILLNESSES[name].journal
         measured = log.framework == logs.TRL and name in MEASURED

@@ -88,16 +88,6 @@ def test_a_log_is_known_by_what_is_in_it(file):
     assert "reward" in found["columns"]
 
 
-@pytest.mark.parametrize(
-    "one, other",
-    [("verl-healthy.log", "verl-healthy.jsonl"), ("trl-healthy.log", "unsloth-healthy.json")],
-)
-def test_two_writers_leave_the_same_numbers(one, other):
-    a, b = columns(SAMPLES[one]), columns(SAMPLES[other])
-    assert len(a.keys() & b.keys()) >= 7
-    assert all(b[name] == pytest.approx(a[name]) for name in a.keys() & b.keys())
-
-
 def test_prime_rl_writes_several_rows_per_step_and_they_become_one(tmp_path):
     rows = SAMPLES["prime-healthy.jsonl"].splitlines(keepends=True)
     for name, its in (("trainer", False), ("orchestrator", True)):
