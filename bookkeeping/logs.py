@@ -1,429 +1,491 @@
-"""Reading a log of another trainer, whatever it is: a file or a folder becomes rows of numbers.
+"""Reading a log of another trainer, whatever it is: a file or a folder becomes lines like ours.
 
-    trainer_state.json      TRL and Unsloth (transformers' Trainer), the newest checkpoint's
-    console text            lines of TRL, Unsloth, verl and prime-rl, colours and progress bars
-                            included
-    *.jsonl                 verl's file logger, prime-rl's file monitor, our own metrics.jsonl
-    *.csv, *.tsv            wandb's export of a chart or of a run; a table copied from a notebook
-    run-*.wandb             wandb's offline runs          (bookkeeping/protobufs.py)
-    events.out.tfevents.*   TensorBoard                   (bookkeeping/protobufs.py)
+    trainer_state.json      TRL and Unsloth (transformers' Trainer); the newest checkpoint's
+    console text            TRL, Unsloth, ms-swift, verl, prime-rl; of 2025 and of today, with
+                            colours, progress bars, or rows that somebody broke when pasting
+    *.jsonl                 verl's file logger, prime-rl's metrics.jsonl, ms-swift's logging.jsonl
+    *.csv, *.tsv, tables    wandb's export of a chart or of a run; a table copied from a notebook
 
-Which of them a file is, is told by what is in it. Anybody may have written it, so it is data and
-nothing else: nothing in it is executed or imported, no path in it is followed, a link is not
-followed, and no more is read than the limits below. A line that cannot be read is skipped and
-counted. What nobody can read is a ValueError of one sentence.
+Which of them a file is, is told by what is in it: every reader tries, and the one that finds most
+rows wins. A row counts only if it has names that a framework logs (NAMES), so a dict that a
+console prints for another reason is no row. The step is the log's own; rows without one are
+counted, and where their epoch goes back (a resume), the count goes back with it.
 
-A row is {column: number} of one step. Not a number (NaN, infinity) stays in, because that is a
-symptom. One step may come in several rows (prime-rl writes one per topic); collect() joins them.
+Anybody may have written a log, so it is data and nothing else: nothing in it is executed, no path
+in it is followed, links are left alone, and no more is read than the limits below. What nobody can
+read is a ValueError of one sentence.
 
 Run me: `python -m bookkeeping.logs FILE_OR_FOLDER` prints the last of what was read; without one,
 three made-up logs.
 """
 
 import csv
-import io
 import json
 import math
+import os
 import re
-import stat
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from bookkeeping import names, protobufs
 from bookkeeping.records import printable
 
 MOST_BYTES = 64 << 20  # of one file; of a longer one, the beginning
-MOST_LINE = 1 << 18  # bytes of a line of text
-MOST_ROWS, MOST_COLUMNS, MOST_NAME = 100_000, 2_000, 200
-MOST_CELLS = 3_000_000  # numbers in all: 200 bytes each, at worst
-MOST_FILES, DEEPEST = 2_000, 4  # that are looked at in a folder, and levels of folders
+MOST_LINE = 1 << 18  # characters of a line of JSON
+MOST_ROWS, MOST_COLUMNS = 100_000, 2_000
+MOST_FILES = 2_000  # that are looked at in a folder
+KINDS = ("trainer_state.json", "metrics.jsonl", ".jsonl", ".csv", ".tsv", ".log", ".out", ".txt")
 
-NUMBER = r"[-+]?(?:nan|inf(?:inity)?|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
-# 'name': 0.5, "name": "0.5" (newer transformers quote numbers), 'name': np.float64(0.5)
-PAIR = re.compile(
-    rf"""['"]([^'"\n]{{1,{MOST_NAME}}})['"]\s*:\s*(?:np\.float(?:32|64)\()?['"]?({NUMBER})\b""",
-    re.I,
-)
-FLAT = re.compile(r"\{[^{}]{2,100000}\}")
-# step:5 - actor/entropy:0.31 - critic/score/mean:np.float64(0.5)
-VERL_PAIR = re.compile(rf"(?:^|\s)([\w./@-]{{1,{MOST_NAME}}}):(?:np\.\w+\()?({NUMBER})\b", re.I)
-VERL_LINE = re.compile(r"(?:^|\s)step:(\d+) - ")
-# 12:00:00 SUCCESS Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1% (loguru; a tag may stand before)
-PRIME_LINE = re.compile(r"\b(?:Step (\d+) \||Evaluated \S{1,200} \(Step (\d+)\) \|)")
-PRIME_PAIR = re.compile(rf"^\s*([A-Z][\w. -]{{0,40}}?) ({NUMBER})(%?)(?:\D|$)", re.I)
-COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
+TRL, UNSLOTH, VERL, PRIME = "TRL", "Unsloth", "verl", "prime-rl"
+
+# {framework: {their name, a regular expression: ours}}; where two of theirs become one of ours, the
+# upper one is read. Ours are those of metrics.jsonl, or are explained where doctor.py reads them.
+# Read in the sources of TRL 0.14 to 1.16 and transformers 5.19 (Unsloth and ms-swift write TRL's
+# columns), verl of 2025 and 0.10.0.dev, prime-rl of 2025 and 0.8.0.
+NAMES = {
+    TRL: {
+        "loss": "loss",
+        "grad_norm": "grad_norm",
+        "learning_rate": "lr",
+        "reward": "reward",
+        "reward_std": "reward_std",
+        "frac_reward_zero_std": "groups_with_signal",  # 1 minus it
+        r"rewards/([^/]+)/mean": "part",
+        r"rewards/([^/]+)": "part",  # before 0.17
+        "completions/mean_length|completion_length": "reply_tokens",
+        "completions/clipped_ratio": "truncated",
+        "entropy": "entropy",
+        "kl": "kl",
+        "clip_ratio/region_mean|clip_ratio": "clipped",
+        "sampling/sampling_logp_difference/mean": "mismatch",
+        "sampling/importance_sampling_ratio/mean": "kept_ratio",
+        "eval_reward": "eval_reward",
+    },
+    VERL: {
+        "critic/score/mean": "reward",
+        "critic/rewards/mean": "reward",
+        "critic/score/max": "reward_max",
+        "critic/score/min": "reward_min",
+        "critic/advantages/max": "advantage_max",
+        "critic/advantages/min": "advantage_min",
+        "response_length/mean": "reply_tokens",
+        "response_length/clip_ratio": "truncated",
+        "actor/entropy|actor/entropy_loss": "entropy",
+        "actor/pg_loss": "loss",
+        "actor/grad_norm": "grad_norm",
+        "actor/lr": "lr",
+        "actor/kl_loss|actor/reward_kl_penalty": "kl",
+        "actor/pg_clipfrac": "clipped",
+        "training/rollout_probs_diff_mean": "mismatch_probability",
+        "rollout_corr/k3_kl": "mismatch_kl",
+        "rollout_corr/rollout_is_mean": "kept_ratio",
+        r"val-core/.+/(?:acc|reward)/mean@\d+": "eval_reward",
+    },
+    PRIME: {  # its files, then its console
+        r"train/agg/effective/[^/]+/reward/mean": "reward",
+        r"train/agg/all/[^/]+/reward/mean|reward/all/mean|reward/mean|train/reward/mean": "reward",
+        r"train/agg/all/[^/]+/solved_some": "groups_with_signal",
+        "effective_batch_size/all|batch/effective_batch_size": "groups_with_signal",
+        r"(?:.+/)?advantages?/max": "advantage_max",
+        r"(?:.+/)?advantages?/min": "advantage_min",
+        r"(?:.+/)?advantages?/(?:std|abs_mean)": "advantage_std",
+        r"(?:train/agg/all/[^/]+/)?reward(?:/all)?/max": "reward_max",
+        r"(?:train/agg/all/[^/]+/)?reward(?:/all)?/min": "reward_min",
+        r"train/agg/all/[^/]+/rewards/([^/]+)/mean": "part",
+        r"(?:train/agg/all/(?:[^/]+/)?)?num_output_tokens/mean": "reply_tokens",
+        r"decode_len(?:/all)?/mean": "reply_tokens",
+        r"(?:train/agg/all/[^/]+/)?is_truncated(?:/all)?/mean": "truncated",
+        "train/agg/all/has_error/mean|error/mean": "errors_share",
+        "loss/mean": "loss",
+        r"entropy(?:/all)?/mean": "entropy",
+        r"mismatch_kl(?:/all)?/mean": "mismatch_kl",
+        r"is_masked(?:/all)?/mean": "clipped",
+        "off_policy/mean": "off_policy_steps",
+        "optim/lr": "lr",
+        "optim/grad_norm": "grad_norm",
+        r"eval/[^/]+/effective/[^/]+/(?:reward/mean|avg@\d+)|val_reward/mean": "eval_reward",
+        r"(?:Avg\. )?Reward": "reward",
+        "Trainable": "trainable",
+        "Truncation": "truncated",
+        "Error": "errors_share",
+        "Loss": "loss",
+        "Entropy": "entropy",
+        "Mismatch KL": "mismatch_kl",
+        r"Grad\. Norm": "grad_norm",
+        "LR": "lr",
+        r"Eval Reward|Val\. Reward": "eval_reward",
+    },
+}
+UNSLOTH_HAS = {"completion_length", "completions/mean_length"}  # it adds TRL's older name
+
+# {framework: {our column: what to set, so that it is logged}}
+UNLOGGED = {
+    TRL: {
+        "mismatch": "use_vllm=True with vllm_importance_sampling_correction=True",
+        "kl": "beta above 0",
+        "groups_with_signal": "TRL 0.18 or newer",
+        "eval_reward": 'eval_strategy="steps" and an eval_dataset',
+        "entropy": "TRL 0.19 or newer",
+    },
+    VERL: {
+        "mismatch_probability": "actor_rollout_ref.rollout.calculate_log_probs=True",
+        "kl": "actor_rollout_ref.actor.use_kl_loss=True",
+        "groups_with_signal": "not logged; the largest and smallest advantage stand in for it",
+        "eval_reward": "trainer.test_freq above 0",
+        "entropy": "actor_rollout_ref.actor.calculate_entropy=True",
+    },
+    PRIME: {
+        "mismatch_kl": "the trainer's log, which is another file than the orchestrator's",
+        "groups_with_signal": "the orchestrator's metrics.jsonl (--orchestrator.monitors.file)",
+        "reward": "the orchestrator's log, which is another file than the trainer's",
+        "eval_reward": "[[orchestrator.eval.source]] and orchestrator.eval.interval",
+    },
+}
+UNLOGGED[UNSLOTH] = UNLOGGED[TRL]
+
+GOAL = re.compile(r"exact|correct|accura|\bacc\b|solved|pass(ed)?\b|answer|verif|match", re.I)
+NO_GOAL = re.compile(r"format|length|tag|style|len\b|xml|think|short|long|repeat|language", re.I)
 
 
 @dataclass
 class Log:
-    """What was read. columns: ours, [steps] each, NaN where a step has no such number."""
+    """What was read. lines: {our column: a finite number, "step": …}, in the order of the run."""
 
-    files: list[str]
-    kind: str
     framework: str
-    steps: list[int]
-    columns: dict[str, list[float]]
+    lines: list[dict[str, float]]
     theirs: dict[str, str]  # our column -> the name it has in this log
-    unread: int = 0  # columns that we have no use for
-    notes: list[str] = field(default_factory=list)
-    planned: float = 0.0  # steps, if trainer_state.json says it
-    backwards: list[int] = field(default_factory=list)  # steps at which the count went back
-    not_numbers: dict[str, int] = field(default_factory=dict)  # their column -> first such step
+    not_numbers: dict[str, list[int]]  # our column -> the steps at which it is NaN or infinite
+    notes: list[str]
+    planned: float = 0.0  # steps, if trainer_state.json or ms-swift says it
+    files: list[str] = field(default_factory=list)
+    kind: str = "made up"
+
+    @property
+    def goal(self) -> str | None:
+        """The one reward function that counts right answers, by its name."""
+        parts = [name for name in self.theirs if name.startswith("part:")]
+        named = [p for p in parts if GOAL.search(p.replace("_", " ")) and not NO_GOAL.search(p)]
+        return named[0] if len(named) == 1 and len(parts) > 1 else None
+
+
+@lru_cache(maxsize=10_000)
+def ours(framework: str, name: str) -> tuple[int, str] | None:
+    """(line of the table, our name) of one of their columns; None if we have no use for it.
+
+    A reward function becomes "part:NAME".
+    """
+    if framework == TRL:  # wandb groups them
+        name = re.sub("^eval/", "eval_", name.removeprefix("train/"))
+    for line, (theirs, mine) in enumerate(NAMES[framework].items()):
+        if found := re.fullmatch(theirs, name):
+            return line, f"part:{found[1]}" if mine == "part" else mine
+    return None
 
 
 # ------------------------------------------------------------------------------------------- files
 
 
-def content(path: Path) -> tuple[bytes, bool]:
-    """(the first MOST_BYTES of a file, is there more?). Only of a plain file: a pipe never ends."""
-    if not stat.S_ISREG(path.stat().st_mode):
+def choose(folder: Path) -> list[Path]:
+    """The files of one run in a folder, of the best kind that is there. Links are left alone."""
+    inside = (Path(place, name) for place, _, names in os.walk(folder) for name in sorted(names))
+    found = [
+        path for path in islice(inside, MOST_FILES) if path.is_file() and not path.is_symlink()
+    ]
+    for kind in KINDS:
+        logs = [p for p in found if kind in (p.name, p.suffix) and p.name != "requirements.txt"]
+        if {p.parent.name for p in logs} == {"trainer", "orchestrator"}:
+            return logs  # prime-rl writes two
+        if logs:
+            return [max(logs, key=lambda p: (checkpoint(p), p.stat().st_size))]
+    raise ValueError(
+        f"{folder} has no log in it ({', '.join(KINDS)}); give the folder of a run, or one file"
+    )
+
+
+def checkpoint(path: Path) -> int:
+    """How new a trainer_state.json is: its checkpoint's number; of the run itself, the newest."""
+    number = re.fullmatch(r"checkpoint-(\d{1,9})", path.parent.name)
+    return int(number[1]) if number else 10**9
+
+
+def content(path: Path) -> str:
+    """The first MOST_BYTES of a file, without colours."""
+    if not path.is_file():  # a pipe never ends
         raise ValueError(f"{path} is no plain file; give a log, or the folder that it is in")
     with open(path, "rb") as f:
-        data = f.read(MOST_BYTES + 1)
-    return data[:MOST_BYTES], len(data) > MOST_BYTES
-
-
-def walk(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """The plain files in a folder, the nearest first. Links are left alone."""
-    try:
-        inside = sorted(folder.iterdir())
-    except OSError:
-        return
-    yield from (path for path in inside if not path.is_symlink() and path.is_file())
-    for path in inside:
-        if depth < DEEPEST and not path.is_symlink() and path.is_dir():
-            yield from walk(path, depth + 1)
-
-
-def checkpoint(path: Path) -> tuple[int, float]:
-    """How new a trainer_state.json is: its checkpoint's number, and when it was written."""
-    number = path.parent.name.rpartition("-")[2]
-    newest = 10**9 if not path.parent.name.startswith("checkpoint-") else 0
-    return int(number) if number.isdigit() and len(number) < 10 else newest, path.stat().st_mtime
-
-
-def choose(folder: Path) -> tuple[list[Path], list[str]]:
-    """(the files of one run in a folder, notes on what was left). The best kind of log first."""
-    found = list(islice(walk(folder), MOST_FILES))
-    kinds = [
-        [p for p in found if p.name == "trainer_state.json"],
-        [p for p in found if p.name == "metrics.jsonl"],
-        [p for p in found if p.suffix == ".wandb"],
-        [p for p in found if "tfevents" in p.name],
-        [p for p in found if p.suffix == ".jsonl"],
-        [p for p in found if p.suffix in (".csv", ".tsv")],
-        [p for p in found if p.suffix in (".log", ".out", ".txt") and p.name != "requirements.txt"],
-    ]
-    for kind in filter(None, kinds):
-        name = kind[0].name
-        if name == "trainer_state.json":
-            chosen = [max(kind, key=checkpoint)]
-        elif kind[0].suffix == ".wandb":
-            chosen = [max(kind, key=lambda p: p.stat().st_mtime)]
-        elif "tfevents" in name:  # one run may have several, one per start
-            home = max(kind, key=lambda p: p.stat().st_size).parent
-            chosen = [p for p in kind if p.parent == home]
-        elif name == "metrics.jsonl":  # prime-rl: the trainer's and the orchestrator's
-            pair = [p for p in kind if p.parent.name in ("trainer", "orchestrator")]
-            chosen = pair[:2] or kind[:1]
-        else:
-            chosen = [max(kind, key=lambda p: p.stat().st_size)]
-        left = [p for p in kind if p not in chosen]
-        some = ", ".join(printable(p.name) for p in left[:3])
-        note = f"{len(left)} more of the same kind were not read ({some}); give one to read it"
-        return chosen, [note] if left and name != "trainer_state.json" else []
-    raise ValueError(
-        f"{folder} has no log in it (trainer_state.json, *.jsonl, *.wandb, tfevents, *.csv, "
-        "*.log); give the folder of a run, or one file"
-    )
+        data = f.read(MOST_BYTES)
+    if b"\0" in data[:4096]:
+        advice = "of wandb or TensorBoard, give the run's CSV export or its console text"
+        raise ValueError(f"{path} is binary; {advice}")
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    return COLOUR.sub("", re.sub(r"\r\n?", "\n", text))
 
 
 def read(path: Path) -> Log:
     """The log of a file or folder. ValueError of one sentence if there is none."""
-    path = Path(path)
-    chosen, notes = choose(path) if path.is_dir() else ([path], [])
-    all_rows: list[dict[str, float]] = []
-    kinds, planned, skipped, cells = [], 0.0, 0, 0
-    for file in chosen:
-        data, more = content(file)
-        if more:
-            notes.append(f"only the first {MOST_BYTES >> 20} MiB of {printable(file.name)}")
-        kind, rows, header = rows_of(data)
-        kinds.append(kind)
-        planned = planned or header
-        for row in rows:
-            if "skipped" in row and len(row) == 1:
-                skipped += 1
-                continue
-            all_rows.append(row)
-            cells += len(row)
-            if len(all_rows) >= MOST_ROWS or cells >= MOST_CELLS:
-                notes.append(f"only the first {len(all_rows):,} rows were read")
-                break
-    if skipped:
-        notes.append(f"{skipped} lines could not be read and were skipped")
-    if not all_rows:
-        what = "nothing in it is a log of numbers by step"
-        raise ValueError(
-            f"{path}: {what}; give trainer_state.json, a .jsonl, .csv, .wandb, or text"
-        )
-    log = collect(all_rows)
-    log.files, log.kind, log.planned = [printable(str(f)) for f in chosen], kinds[0], planned
-    log.notes = notes + log.notes
+    files = choose(path) if path.is_dir() else [path]
+    found = [rows_of(content(file)) for file in files]
+    log = collect([row for _, rows in found for row in rows])
+    if not log.lines:
+        what = "has no row of numbers that TRL, Unsloth, ms-swift, verl or prime-rl would log"
+        raise ValueError(f"{path} {what}; give trainer_state.json, a .jsonl, a .csv, or its text")
+    log.files, log.kind = [printable(str(file)) for file in files], found[0][0]
+    if any(file.stat().st_size > MOST_BYTES or len(found[0][1]) == MOST_ROWS for file in files):
+        log.notes.append(f"only the first {MOST_BYTES >> 20} MiB or {MOST_ROWS:,} rows were read")
     return log
 
 
-# ------------------------------------------------------------------------------------------ formats
+# ------------------------------------------------------------------------------------------- rows
+
+Row = dict[str, float]
+FLAT = re.compile(r"\{[^{}]{2,100000}\}")  # across lines: people break long rows when they paste
+# 'name': 0.5, "name": "0.5" (newer transformers quote numbers), 'name': np.float64(0.5)
+PAIR = re.compile(
+    r"""['"]([^'"]{1,200})['"]\s*:\s*(?:np\.float(?:32|64)\()?['"]?([^,'"{}()\s]{1,60})"""
+)
+# step:5 - actor/entropy:0.31 - critic/score/mean:np.float64(0.5)
+VERL_LINE = re.compile(r"(?:^|\s)step:(\d{1,12}) - (.+)", re.M)
+VERL_PAIR = re.compile(r"(?:^|\s)([\w./@-]{1,200}):(?:np\.\w+\()?([^\s()]{1,60})")
+# 12:00:00 SUCCESS Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1% (in 2025: Reward: 0.5000)
+PRIME_LINE = re.compile(r"\b(?:Step (\d{1,12}) \||Evaluated \S{1,200} \(Step (\d{1,12})\) \|)(.+)")
+PRIME_PAIR = re.compile(r"\s*([A-Z][\w. -]{0,40}?):? ([-+]?(?:nan|inf|[\d.]+(?:e[-+]?\d+)?))(%?)")
+BROKEN = re.compile(r" ([-|]) ?\n *(?=[A-Za-z])| ?\n *([-|]) (?=[A-Za-z])")  # a line of either
+COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
+ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and nobody knows whether it is 0
+STEPS = ("train/global_step", "global_step", "step", "_step", "global_step/max_steps")
+BESIDES = {*STEPS, "epoch", "planned", "rounded"}  # what is in a row and no metric
 
 
-def rows_of(data: bytes) -> tuple[str, Iterator[dict[str, float]], float]:
-    """(what kind of log this is, its rows, the steps planned or 0). A row {"skipped": 1} is a line
-    that could not be read."""
-    if data[:4] == b":W&B":
-        return "wandb offline run", protobufs.wandb_rows(data), 0.0
-    if b"brain.Event:" in data[:64]:  # TensorBoard's first record names the version: brain.Event:2
-        return "TensorBoard events", protobufs.tensorboard_rows(data), 0.0
-    if b"\0" in data[:4096]:
-        raise ValueError("the file is binary, and neither wandb's nor TensorBoard's; give a log")
-    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    head = text[: MOST_LINE + 1].lstrip()
-    if '"log_history"' in text:
-        return "trainer_state.json", state_rows(text), planned_steps(text)
-    first = re.split(r"[\r\n]", head, maxsplit=1)[0]
-    if head.startswith("{") and first.rstrip().endswith("}") and '"' in first:
-        return "JSON lines", jsonl_rows(text), 0.0
-    delimiter = table_delimiter(first)
-    if delimiter:
-        csv.field_size_limit(MOST_LINE)
-        cells = next(csv.reader([first[:MOST_LINE]], delimiter=delimiter))
-        runs = len({run for run, _ in map(run_and_name, cells) if run})
-        kind = f"CSV (the first of {runs} runs)" if runs > 1 else "CSV"
-        return kind, csv_rows(text, delimiter), 0.0
-    return "console text", console_rows(text), 0.0
+@lru_cache(maxsize=10_000)
+def is_known(name: str) -> bool:
+    return name in BESIDES or any(ours(framework, name) for framework in NAMES)
 
 
-def planned_steps(text: str) -> float:
-    """max_steps, which stands before log_history or after it."""
-    ends = text[-20_000:] + text[:20_000]
-    hits = re.findall(rf'"max_steps":\s*({NUMBER})\s*[,}}\n]', ends, re.I)
-    return float(hits[-1]) if hits else 0.0
+def row_of(pairs) -> Row:
+    """[(name, number as text)] -> {name: number}, of names that somebody logs, and its "step".
+
+    "rounded" says that a rate or a norm was left out, because it is printed as 0.000.
+    """
+    row: Row = {}
+    for name, value in pairs:
+        name = re.sub(r" */ *", "/", name.strip()[:200])  # a notebook shows "rewards / x / mean"
+        text, _, planned = str(value)[:60].strip().partition("/")  # ms-swift's step is "5/3766"
+        if not is_known(name) or (planned and name not in STEPS):
+            continue
+        if ROUNDED.fullmatch(text) and re.search(r"(norm|lr|learning_rate)$", name, re.I):
+            name = "rounded"
+        with suppress(ValueError):
+            row[name] = float(text)
+            row |= {"planned": float(planned)} if planned else {}
+    step = [row[name] for name in STEPS if name in row]
+    return row | {"step": step[0]} if step else row
 
 
-def state_rows(text: str) -> Iterator[dict[str, float]]:
+def metrics_in(row: Row) -> int:
+    return len(row.keys() - BESIDES)
+
+
+def state_rows(text: str) -> Iterator[Row]:
     """The entries of log_history, one by one: so a file that was cut off gives those it has."""
-    for entry in FLAT.finditer(text, text.index('"log_history"')):
-        row = pairs(entry.group())
-        if "step" in row:
-            yield row
+    if '"log_history"' in text:
+        planned = re.search(r'"max_steps": *(\d{1,12})', text)
+        yield {"step": 0.0, "planned": float(planned[1]) if planned else 0.0}
+        for entry in FLAT.finditer(text, text.index('"log_history"')):
+            row = row_of(PAIR.findall(entry[0]))
+            if "step" in row and metrics_in(row):
+                yield row
 
 
-def pairs(text: str) -> dict[str, float]:
-    """{name: number} of a flat JSON object, or of the Python dict that TRL prints."""
-    return {name: float(number) for name, number in PAIR.findall(text)[:MOST_COLUMNS]}
-
-
-def jsonl_rows(text: str) -> Iterator[dict[str, float]]:
+def json_rows(text: str) -> Iterator[Row]:
     """One object per line. verl keeps its numbers one level down, in "data"."""
     for line in text.split("\n"):
-        if not line.strip():
+        if not line.startswith("{") or len(line) > MOST_LINE:
             continue
         try:
-            found = json.loads(line) if len(line) <= MOST_LINE else None
+            found = json.loads(line)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            yield {"skipped": 1.0}
             continue
         inner = found.get("data")
-        flat = found | inner if isinstance(inner, dict) else found
-        row = {}
-        for name, value in list(flat.items())[:MOST_COLUMNS]:
-            number = as_number(value)
-            if number is not None and len(name) <= MOST_NAME:
-                row[name] = number
-        for name in ("update", "global_step", "train/global_step", "_step"):
-            if name in row:
-                row.setdefault("step", row[name])
-        if row:
+        row = row_of((found | inner if isinstance(inner, dict) else found).items())
+        if metrics_in(row):
             yield row
 
 
-def as_number(value) -> float | None:
-    """A JSON number as a float; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+def table_rows(text: str) -> Iterator[Row]:
+    """wandb's export: "Step", "RUN - train/reward", …__MIN, …__MAX; of several runs, the first.
+
+    A notebook's: Step | Training Loss | reward | completions / clipped_ratio
+    """
+    csv.field_size_limit(MOST_LINE)
+    lines = text.split("\n")
+    for at, line in enumerate(lines[:2_000]):
+        for delimiter in (",", "\t", "|"):
+            head = [cell.strip(' "') for cell in line[:MOST_LINE].split(delimiter)]
+            if len(head) > 1 and {cell.lower() for cell in head} & set(STEPS):
+                yield from body_rows(head, csv.reader(lines[at + 1 :], delimiter=delimiter))
+                return
 
 
-def table_delimiter(first: str) -> str | None:
-    """What stands between the columns of a table, if its head names a step."""
-    for delimiter in (",", "\t", "|"):
-        cells = [cell.strip().strip('"').lower() for cell in first.split(delimiter)]
-        if len(cells) > 1 and {"step", "_step", "global_step", "train/global_step"} & set(cells):
-            return delimiter
-    return None
+def body_rows(head: list[str], body) -> Iterator[Row]:
+    titles = [cell.rpartition(" - ") for cell in head]
+    first_run = next((run for run, _, _ in titles if run), "")
+    shown = {"Training Loss": "loss", "Step": "step"}
+    kept = [
+        (i, shown.get(name, name))
+        for i, (run, _, name) in enumerate(titles)
+        if name and run in ("", first_run) and not name.endswith(("__MIN", "__MAX"))
+    ]
+    with suppress(csv.Error):
+        for cells in body:
+            row = row_of((name, cells[i]) for i, name in kept if i < len(cells))
+            if "step" in row and metrics_in(row):
+                yield row
 
 
-def csv_rows(text: str, delimiter: str) -> Iterator[dict[str, float]]:
-    """wandb's export: "Step", "RUN - train/reward", …__MIN, …__MAX. Of several runs, the first."""
-    reader = csv.reader(io.StringIO(text, newline=None), delimiter=delimiter)
-    try:
-        head = [cell.strip() for cell in next(reader)][:MOST_COLUMNS]
-        titles = [(i, run_and_name(cell)) for i, cell in enumerate(head)]
-        first_run = next((run for _, (run, _) in titles if run), "")
-        kept = [
-            (i, name)
-            for i, (run, name) in titles
-            if name and run in ("", first_run) and not name.endswith(("__MIN", "__MAX"))
-        ]
-        for cells in reader:
-            row = {}
-            for i, name in kept:
-                number = written_number(cells[i]) if i < len(cells) else None
-                if number is not None:
-                    row[name[:MOST_NAME]] = number
-            step = [row[n] for n in row if n.lower() in ("step", "global_step", "_step")]
-            if "train/global_step" in row:
-                step = [row["train/global_step"]]
-            if step:
-                yield row | {"step": step[0]}
-    except (csv.Error, StopIteration):
-        yield {"skipped": 1.0}
+def verl_rows(text: str) -> Iterator[Row]:
+    for line in VERL_LINE.finditer(BROKEN.sub(r" \1\2 ", text)):
+        yield row_of([("step", line[1]), *VERL_PAIR.findall(line[2])])
 
 
-def run_and_name(cell: str) -> tuple[str, str]:
-    """'my-run - train/reward' -> ('my-run', 'train/reward')"""
-    run, dash, name = cell.strip('"').rpartition(" - ")
-    shown = {"Training Loss": "loss", "Validation Loss": "eval_loss"}  # in a notebook
-    return (run, name) if dash else ("", shown.get(cell, cell))
-
-
-def written_number(text: str) -> float | None:
-    try:
-        return float(text.strip()) if text.strip() and len(text) < 100 else None
-    except ValueError:
-        return None
-
-
-def console_rows(text: str) -> Iterator[dict[str, float]]:
-    """Lines that people paste. A progress bar may share a line with the numbers."""
-    count, epoch = 0, -1.0
-    for line in re.split(r"[\r\n]+", COLOUR.sub("", text)):
-        line = line[:MOST_LINE]
-        verl, prime = VERL_LINE.search(line), PRIME_LINE.search(line)
-        if verl:
-            found = VERL_PAIR.findall(line[verl.start() :])[:MOST_COLUMNS]
-            yield {name: float(number) for name, number in found}
-        elif prime:
-            yield prime_row(line, prime)
-        else:
-            for entry in FLAT.finditer(line):
-                row = pairs(entry.group())
-                if len(row) > 1:
-                    # TRL prints no step: the rows are counted, evaluations beside them. If the
-                    # epoch goes back, another run begins.
-                    if row.get("epoch", epoch) < epoch:
-                        count = 0
-                    epoch = row.get("epoch", epoch)
-                    count += not any(name.startswith("eval_") for name in row)
-                    yield {"step": float(max(count, 1))} | row
-
-
-def prime_row(line: str, found: re.Match) -> dict[str, float]:
+def prime_rows(text: str) -> Iterator[Row]:
     """'Step 5 | 1.2s | Reward 0.5000 | Truncation 3.1%' -> {"step": 5, "Reward": 0.5, …}"""
-    evaluation = found.group(2) is not None
-    row = {"step": float((found.group(2) if evaluation else found.group(1))[:12])}
-    for part in line[found.end() :].split("|")[:50]:
-        pair = PRIME_PAIR.match(part)
-        if pair:
-            value = float(pair.group(2)) / (100 if pair.group(3) else 1)
-            row[("Eval " if evaluation else "") + pair.group(1)] = value
-    return row
+    for line in PRIME_LINE.finditer(BROKEN.sub(r" \1\2 ", text)):
+        pairs = [("step", line[1] or line[2])]
+        for part in line[3].split("|")[:50]:
+            if pair := PRIME_PAIR.match(part):
+                name = "Eval " * (line[2] is not None) + pair[1]
+                pairs.append((name, f"{pair[2]}e-2" if pair[3] else pair[2]))
+        yield row_of(pairs)
+
+
+def dict_rows(text: str) -> Iterator[Row]:
+    """The dicts that transformers' Trainer prints. Other dicts stand in a console, too.
+
+    So one counts with three names that TRL logs; and with an epoch, if any of them has one.
+    """
+    found = [row_of(PAIR.findall(entry.replace("\n", ""))) for entry in FLAT.findall(text)]
+    rows = [row for row in found if metrics_in(row) > 2 or "eval_reward" in row]
+    yield from [row for row in rows if "epoch" in row] or rows
+
+
+READERS = [
+    ("trainer_state.json", state_rows),
+    ("JSON lines", json_rows),
+    ("table", table_rows),
+    ("console text", verl_rows),
+    ("console text", prime_rows),
+    ("console text", dict_rows),
+]
+
+
+def rows_of(text: str) -> tuple[str, list[Row]]:
+    """(what kind of log this is, its rows): by the reader that finds most of them."""
+    found = [(kind, list(islice(reader(text), MOST_ROWS))) for kind, reader in READERS]
+    kind, rows = max(found, key=lambda one: len(one[1]))
+    return kind, counted(rows)
+
+
+def counted(rows: list[Row]) -> list[Row]:
+    """Rows without a step of their own are counted, evaluations beside them.
+
+    If the epoch goes back, the run was resumed there: the count goes back to that epoch's step.
+    """
+    epochs: list[float] = []  # of the rows counted so far
+    for row in rows:
+        if "step" in row:
+            continue
+        epoch = row.get("epoch", epochs[-1] if epochs else 0.0)
+        if epochs and epoch < epochs[-1]:
+            del epochs[bisect_left(epochs, epoch) :]
+        if "eval_reward" not in row:
+            epochs.append(epoch)
+        row["step"] = float(max(len(epochs), 1))
+    return rows
 
 
 # ------------------------------------------------------------------------------------------- a log
 
 
-def collect(rows: list[dict[str, float]]) -> Log:
-    """Rows in their order -> one Log under our names, a step each.
+def collect(rows: list[Row]) -> Log:
+    """Rows in their order -> one Log under our names. Rows of one step are joined.
 
-    If the count of steps goes back, the run was resumed (or two runs share a file): the later
-    numbers of a step replace the earlier ones, and Log.backwards says where.
+    If the steps go back, later rows stand behind the earlier ones: nothing is overwritten.
     """
-    seen: dict[str, None] = {}  # the names, in their order; not more than MOST_COLUMNS
+    names = dict.fromkeys(name for row in rows for name in row)
+    framework = max(NAMES, key=lambda one: sum(ours(one, name) is not None for name in names))
+    best: dict[str, tuple[int, str]] = {}  # ours -> (line of the table, theirs)
+    for name in list(names)[:MOST_COLUMNS]:
+        if found := ours(framework, name):
+            best[found[1]] = min((found[0], name), best.get(found[1], (found[0], name)))
+    passes, newest, not_numbers = [{}], -1, {}
     for row in rows:
-        if len(seen) < MOST_COLUMNS:
-            seen |= dict.fromkeys(row)
-    columns = sorted([name for name in seen if name != "step"][:MOST_COLUMNS])
-    framework = names.whose(columns)
-    best: dict[str, tuple[int, str]] = {}  # of several with one meaning, as for two environments
-    for name in columns:
-        if found := names.ours(framework, name):
-            mine, line = found
-            best[mine] = min((line, name), best.get(mine, (line, name)))
-    used = dict(sorted((name, mine) for mine, (_, name) in best.items()))
-    by_step: dict[int, dict[str, float]] = {}
-    backwards, not_numbers, newest, unusable = [], {}, -1, 0
-    for row in rows:
-        step = row.get("step", math.nan)
-        if not (0 <= step < 1e12):
-            unusable += 1
+        if not 0 <= row["step"] < 1e12:
             continue
-        here = int(step)
-        useful = {mine: row[name] for name, mine in used.items() if name in row}
-        if not useful:
+        here = int(row["step"])
+        line: Row = {"step": here}
+        for mine, (_, name) in best.items():
+            value = row.get(name, math.nan)
+            if math.isfinite(value):
+                line[mine] = 1 - value if name.endswith("reward_zero_std") else value
+            elif name in row and not mine.startswith("part:"):  # that one may not apply: TRL's nan
+                not_numbers.setdefault(mine, []).append(here)
+        if len(line) == 1:
             continue
-        if here < newest and useful.keys() & by_step.get(here, {}).keys():
-            backwards.append(here)
+        if here < newest and len(line.keys() & passes[-1].get(here, {}).keys()) > 1:
+            passes.append({})
             newest = here
         newest = max(newest, here)
-        for name, mine in used.items():
-            # A reward function may have nothing to say of a batch: TRL writes nan for it.
-            if name in row and not math.isfinite(row[name]) and not mine.startswith("part:"):
-                not_numbers.setdefault(name, here)
-        by_step.setdefault(here, {}).update(useful)
-    if not by_step:
-        raise ValueError("none of its columns is one that a trainer of language models logs by RL")
-    steps = sorted(by_step)
-    mine = list(dict.fromkeys(used.values()))
-    out = {name: [by_step[s].get(name, math.nan) for s in steps] for name in mine}
-    if "no_signal" in out:
-        out["groups_with_signal"] = [1 - x for x in out.pop("no_signal")]
-    theirs = {m: printable(n) for n, m in used.items()}
-    if "no_signal" in theirs:
-        theirs["groups_with_signal"] = "1 - " + theirs.pop("no_signal")
-    notes = [f"{unusable} rows without a step were left out"] if unusable else []
-    return Log([], "", framework, steps, out, theirs, len(columns) - len(used), notes, 0.0,
-               backwards[:10], not_numbers)  # fmt: skip
+        passes[-1].setdefault(here, {}).update(line)
+    lines, notes = one_run([one for one in passes if one])
+    if any("rounded" in row for row in rows):
+        notes.append("rates or norms of 0.000 were left out: below 0.0005, and maybe not 0")
+    logged = {name for line in lines for name in line}
+    # Of a loss and a norm that never are a number the doctor judges.
+    never = [mine for mine in not_numbers if mine not in logged | {"loss", "grad_norm"}]
+    if never:
+        notes.append(f"never a number, so not logged: {', '.join(best[mine][1] for mine in never)}")
+    theirs = {mine: printable(name) for mine, (_, name) in best.items() if mine in logged}
+    if framework == TRL and UNSLOTH_HAS <= {name.removeprefix("train/") for name in names}:
+        framework = UNSLOTH
+    planned = max((row.get("planned", 0.0) for row in rows), default=0.0)
+    return Log(framework, lines, theirs, not_numbers, [printable(note) for note in notes], planned)
 
 
-def show(log: Log) -> None:
-    print(f"{log.framework}, {log.kind or 'made up'}, {len(log.steps)} steps", *log.notes, sep="; ")
-    for column, values in log.columns.items():
-        print(f"  {column:22} {log.theirs[column]:44}", *(f"{v:.4g}" for v in values[-3:]))
+def one_run(passes: list[dict[int, Row]]) -> tuple[list[Row], list[str]]:
+    """(the lines of the longest run, notes). A pass that starts where the first did is a run."""
+    runs: list[list[dict[int, Row]]] = []
+    notes = []
+    for found in passes:
+        if not runs or min(found) <= min(runs[-1][0]):
+            runs.append([])
+        runs[-1].append(found)
+    if len(runs) > 1:
+        notes.append(f"{len(runs)} runs stand in this log; the longest is looked at")
+    run = max(runs, key=lambda run: sum(map(len, run)), default=[])
+    for before, after in zip(run, run[1:]):
+        again = len(before.keys() & after.keys())
+        notes.append(f"resumed at step {min(after)}: {again} steps came twice")
+    return [found[step] for found in run for step in sorted(found)], notes[:10]
 
 
 def demo() -> None:
     """The same two steps as verl, prime-rl and TRL print them."""
     verl = "step:1 - critic/score/mean:0.25 - actor/lr:1e-06\nstep:2 - critic/score/mean:0.5"
-    prime = (
-        "12:00:00 SUCCESS Step 1 | 1s | Reward 0.25 | Max Off-Policy 0\nStep 2 | 1s | Reward 0.5"
-    )
-    trl = "{'reward': 0.25, 'reward_std': 0.4}\n 20%|#  {'reward': '0.5', 'reward_std': nan}"
+    prime = "12:00 Step 1 | 1s | Reward 0.25 | Max Off-Policy 0\nStep 2 | 1s | Reward: 0.5"
+    trl = "{'loss': 0, 'reward': 0.25, 'kl': 0} 9%|# {'loss': nan, 'reward': '0.5', 'kl': 0}"
     for text in (verl, prime, trl):
-        log = collect(list(rows_of(text.encode())[1]))
-        show(log)
-        assert log.columns["reward"] == [0.25, 0.5] and log.steps == [1, 2]
+        log = collect(rows_of(text)[1])
+        print(f"{log.framework}:", *log.lines)
+        assert [(line["step"], line["reward"]) for line in log.lines] == [(1, 0.25), (2, 0.5)]
 
 
 if __name__ == "__main__":
     for given in sys.argv[1:]:
-        show(read(Path(given)))
+        print(*read(Path(given)).lines[-3:], sep="\n")
     if len(sys.argv) == 1:
         demo()

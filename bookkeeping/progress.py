@@ -15,9 +15,8 @@ evaluation plays the same development tasks, so two of them are compared task by
 How often does it cry wolf? Evaluations are looked at again and again, so 95% will not do. While a
 run trains, a difference counts from 4 standard errors on (SURE), and at its end, which comes once,
 from 3 on. Of 12,000 made-up runs that stood still, evaluated 7 or 20 times each, 26 were told
-something; of the committed runs, only those that have it (tests/test_doctor.py has both). The
-price: a loss of 8 points on 256 tasks is told in half of the runs that end with it. The interval in
-the report shows the others.
+something (tests/test_doctor.py repeats it with fewer). The price: a loss of 8 points on 256 tasks
+is told in half of the runs that end with it. The interval in the report shows the others.
 """
 
 import numpy as np

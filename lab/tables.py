@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import metrics
+from bookkeeping import cures, logs
 from lab import claims
 from metrics import Interval
 from swarm import governance
@@ -573,6 +574,19 @@ def trust():
     for arm in read("trust")["arms"].values():
         hits, n = arm["hits"], arm["n"]
         yield [arm["what"], f"{hits:,} of {n:,}", share(hits, n)]
+
+
+@made("found | most often because | set, with TRL")
+def doctor():
+    """What the doctor finds in others' logs, why, and the one thing to set first with TRL."""
+    logged = {mine for names in logs.NAMES.values() for mine in names.values()}
+    seen = {}
+    for name, illness in cures.ILLNESSES.items():
+        if not logged.issuperset(illness.columns[:1]):
+            continue  # only our own runs log what it looks at
+        cure = illness.cures[logs.TRL]
+        first = seen.setdefault(cure, name)
+        yield [name, illness.causes[0], cure if first == name else f"as *{first}*"]
 
 
 # ------------------------------------------------------------------------------- pages

@@ -105,7 +105,9 @@ def test_the_best_episode_is_the_best_and_its_calls_are_those_that_were_made(run
     best = int(np.argmax(reward))
     play(env, DEV_SEEDS + best)
     section, calls = table(found, "The best episode"), table(found, "Its 25 calls")
-    assert section["text"][0].startswith(f"Scenario {best} earned {reward.max():.3f}, the most of {N}")
+    assert section["text"][0].startswith(
+        f"Scenario {best} earned {reward.max():.3f}, the most of {N}"
+    )
     saved = episodes[section["episode"]]
     assert (saved["seed"], saved["stage"]) == (DEV_SEEDS + best, "final")
     for turn, row in zip(env.log, calls["rows"], strict=True):

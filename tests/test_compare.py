@@ -11,7 +11,7 @@ from scipy import stats
 
 import metrics
 from bookkeeping import compare, records
-from bookkeeping.run import code_of
+from bookkeeping.folder import code_hash
 from helpers import write_lines
 
 CONFIG = {
@@ -57,7 +57,11 @@ def make_swarm(tmp_path):
         (folder / "summary.json").write_text("{}")
         noise = np.random.default_rng(99).random(len(payoff))  # the scenarios: the same for all
         line = {"update": 9, "stage": "final", "tasks": "medium v0.2", "trained": True}
-        line |= {"payoff": list(payoff), "quality": [0.5] * len(payoff), "diversity": noise.tolist()}
+        line |= {
+            "payoff": list(payoff),
+            "quality": [0.5] * len(payoff),
+            "diversity": noise.tolist(),
+        }
         line["reward"] = (np.array(payoff) + 0.3 * noise).tolist()
         other = line | {"tasks": "hard v0.2", "trained": False}
         later = line | {"stage": "eval_only", "reward": [9.0] * len(payoff)}
@@ -294,14 +298,14 @@ def test_swarm_runs_are_compared_by_reward_and_its_parts(make_swarm, tmp_path):
 
 def test_a_run_knows_which_code_it_ran(tmp_path):
     file = tmp_path / "mine.py"
-    hash_of = lambda: code_of(f"{file}:Mine")["environment_code"]
+    hash_of = lambda: code_hash(f"{file}:Mine")
     file.write_text("def score():\n    return 1.0\n")
     before = hash_of()
     file.write_text("def score():  # a comment is no other reward\n    return 1.0\n")
     assert hash_of() == before
     file.write_text("def score():\n    return 1.0 + 0.1\n")
     assert hash_of() != before
-    assert len({code_of(e)["environment_code"] for e in ("letters", "alphabet", "swarm")}) == 3
+    assert len({code_hash(e) for e in ("letters", "alphabet", "swarm")}) == 3
 
 
 # ------------------------------------------------------------------------------------------- the page

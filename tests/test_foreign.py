@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bookkeeping import cures, doctor, logs
+from bookkeeping import doctor, logs
 from helpers import doctor_logs, write_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS, LOGS = doctor_logs()
+PACKED = {name.removeprefix("cases/"): log for name, log in LOGS.items() if "cases/" in name}
 SAMPLES = {name.removeprefix("samples/"): log for name, log in LOGS.items() if "samples" in name}
 
 
@@ -49,10 +50,14 @@ def told(data: bytes) -> list[str]:
     return [one["name"] for one in ask(data)["symptoms"]]
 
 
-def columns(folder: Path, data: bytes) -> dict[str, list[float]]:
+def columns(data: bytes) -> dict[str, list[float]]:
     """Our columns of a log with these bytes."""
-    (folder / "log").write_bytes(data)
-    return logs.read(folder / "log").columns
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        path.write_bytes(data)
+        lines = logs.read(path).lines
+    names = sorted({name for line in lines for name in line} - {"step"})
+    return {name: [line[name] for line in lines if name in line] for name in names}
 
 
 # ------------------------------------------------------------------------------------ what it reads
@@ -70,9 +75,7 @@ READ = {
     "prime-healthy.log": ("prime-rl", "console text", WELL),
     "prime-no-variance.log": ("prime-rl", "console text", SICK),
     "prime-no-variance.jsonl": ("prime-rl", "JSON lines", SICK),
-    "wandb-no-variance.csv": ("TRL", "CSV", SICK),
-    "run.wandb": ("TRL", "wandb offline run", WELL),
-    "events.out.tfevents.plain": ("TRL", "TensorBoard events", WELL),
+    "wandb-no-variance.csv": ("TRL", "table", SICK),
 }
 
 
@@ -85,32 +88,14 @@ def test_a_log_is_known_by_what_is_in_it(file):
     assert "reward" in found["columns"]
 
 
-@pytest.mark.parametrize(
-    "one, other",
-    [
-        ("trl-plain.json", "run.wandb"),
-        ("trl-plain.json", "events.out.tfevents.plain"),  # TensorBoard keeps float32
-        ("verl-healthy.log", "verl-healthy.jsonl"),
-        ("trl-healthy.log", "unsloth-healthy.json"),
-    ],
-)
-def test_two_writers_leave_the_same_numbers(tmp_path, one, other):
-    a, b = columns(tmp_path, SAMPLES[one]), columns(tmp_path, SAMPLES[other])
-    shared = a.keys() & b.keys()
-    assert len(shared) >= 7
-    for name in shared:
-        assert b[name] == pytest.approx(a[name][:12], rel=1e-6)
-
-
 def test_prime_rl_writes_several_rows_per_step_and_they_become_one(tmp_path):
     rows = SAMPLES["prime-healthy.jsonl"].splitlines(keepends=True)
-    trainer = [row for row in rows if b"train/agg" not in row]
-    orchestrator = [row for row in rows if b"train/agg" in row]
-    for name, its in (("trainer", trainer), ("orchestrator", orchestrator)):
-        write_folder(tmp_path / name, {"metrics.jsonl": b"".join(its)})
+    for name, its in (("trainer", False), ("orchestrator", True)):
+        mine = [row for row in rows if (b"train/agg" in row) == its]
+        write_folder(tmp_path / name, {"metrics.jsonl": b"".join(mine)})
     log = logs.read(tmp_path)
-    assert len(log.files) == 2
-    assert log.columns == columns(tmp_path, b"".join(rows))
+    assert len(log.files) == 2 and len(log.lines) == 12
+    assert all({"reward", "grad_norm", "entropy"} <= line.keys() for line in log.lines)
 
 
 def test_a_folder_gives_its_newest_checkpoint_and_follows_no_link(tmp_path):
@@ -138,19 +123,116 @@ def test_a_folder_gives_its_newest_checkpoint_and_follows_no_link(tmp_path):
         # older names, quoted numbers
         (
             "{'loss': '0.0', 'reward': 1.16, 'reward_std': 0.9, 'completion_length': 834.3}",
-            {"loss": [0.0], "reward": [1.16], "reward_std": [0.9],
-             "reply_tokens": [834.3]},
+            {"loss": [0.0], "reward": [1.16], "reward_std": [0.9], "reply_tokens": [834.3]},
         ),
-        # NumPy's numbers, colours, and Ray's name of the process
+        # NumPy's numbers, colours, Ray's name of the process, and a metric per line
         (
-            "\x1b[36m(TaskRunner pid=3)\x1b[0m step:7 - actor/entropy:np.float64(0.31) - "
+            "\x1b[36m(TaskRunner pid=3)\x1b[0m step:7 - actor/entropy:np.float64(0.31)\n - "
             "critic/score/mean:-0.5",
             {"entropy": [0.31], "reward": [-0.5]},
         ),
+        # a table after other text, with tabs
+        (
+            "Unsloth 2025\n\nStep\tTraining Loss\trewards / exact / mean\n1\t0.5\tNo Log\n",
+            {"loss": [0.5]},
+        ),
+        # dicts that a console prints for other reasons
+        (
+            "{'learning_rate': 1e-6, 'beta': 0.04}\n{'reward': 1, 'loss': 2, 'kl': 3}\n"
+            "{'loss': 0.1, 'grad_norm': 0.2, 'reward': 0.3, 'epoch': 0.1}\n"
+            "{'train_runtime': 9.1, 'train_loss': 0.1, 'epoch': 1.0}",
+            {"loss": [0.1], "grad_norm": [0.2], "reward": [0.3]},
+        ),
+        # what is printed as 0.000 need not be 0; 0.0 is
+        (
+            "step:1 - actor/lr:0.000 - actor/grad_norm:0.0 - actor/pg_clipfrac:0.000",
+            {"grad_norm": [0.0], "clipped": [0.0]},
+        ),
     ],
 )  # fmt: skip
-def test_odd_ways_to_write_a_log_are_read(tmp_path, text, found):
-    assert columns(tmp_path, text.encode()) == found
+def test_odd_ways_to_write_a_log_are_read(text, found):
+    assert columns(text.encode()) == found
+
+
+@pytest.mark.parametrize(
+    "epochs, steps, note",
+    [
+        ([1, 2, 3, 4], [1, 2, 3, 4], ""),
+        ([1, 1, 2, 2], [1, 2, 3, 4], ""),  # each batch is used twice
+        ([1, 2, 3, 4, 3, 4, 5], [1, 2, 3, 4, 3, 4, 5], "resumed at step 3: 2 steps came twice"),
+        ([1, 2, 1, 2, 3], [1, 2, 3], "2 runs stand in this log; the longest is looked at"),
+    ],
+)
+def test_a_resume_goes_on_at_the_step_whose_epoch_it_is(epochs, steps, note):
+    rows = [{"loss": 0.1, "reward": 0.5, "kl": 0.0, "epoch": epoch} for epoch in epochs]
+    log = logs.collect(logs.rows_of("\n".join(map(str, rows)))[1])
+    assert [line["step"] for line in log.lines] == steps
+    assert log.notes == [note] * bool(note)
+
+
+# --------------------------------------------------------------------------------- public reports
+
+# {log in tests/doctor_logs.json.gz, made up after a public report: (the first symptoms that are
+# told, what must stand in the answer)}
+CASES = {
+    "d01-verl-three-decimals/control-truly-zero.log": (["learning rate"], "actor/lr"),
+    "d01-verl-three-decimals/verl-2025-small-norm.log": ([], "0.000 were left out"),
+    "d01-verl-three-decimals/verl-2025.log": ([], "0.000 were left out"),
+    "d01-verl-three-decimals/verl-today.log": ([], "ppo_epochs=1"),
+    "d02-gradient-zero-with-signal/control-small-gradient.log": (["still"], "three times"),
+    "d02-gradient-zero-with-signal/trainer_state.json": (["no gradient"], "frozen adapter"),
+    "d02-gradient-zero-with-signal/trl.log": (["no gradient"], "frozen adapter"),
+    "d03-swift/console.log": (["no signal"], "steps 1 to 30"),
+    "d03-swift/logging.jsonl": (["no signal"], "steps 1 to 30"),
+    "d04-notebook-table/table-same-names-as-trl.txt": (["cut short"], "max_completion_length"),
+    "d04-notebook-table/table-with-outer-bars.txt": (["cut short"], "max_completion_length"),
+    "d04-notebook-table/table.txt": (["cut short"], "max_completion_length"),
+    "d06-prime-rl-colons/orchestrator.log": (["collapse"], "prime-rl"),
+    "d06-prime-rl-colons/trainer-as-today.log": (["no gradient"], "Grad. Norm"),
+    "d06-prime-rl-colons/trainer.log": (["no gradient"], "Grad. Norm"),
+    "d07-prime-rl-sft-nan/sft.log": (["not a number"], "grad_norm"),
+    "d08-console-dicts-are-no-rows/with-a-completion-named-reward.log": ([], "steps 1 to 30"),
+    "d08-console-dicts-are-no-rows/with-printed-completions.log": (
+        ["two distributions"],
+        "steps 1 to 30",
+    ),
+    "d08-console-dicts-are-no-rows/with-the-warning.log": (["two distributions"], "steps 1 to 30"),
+    "d08-console-dicts-are-no-rows/without-the-warning.log": (
+        ["two distributions"],
+        "steps 1 to 30",
+    ),
+    "d09-wrapped-rows/one-line.log": (["no signal"], "steps 1 to 30"),
+    "d09-wrapped-rows/pasted.log": (["no signal"], "steps 1 to 30"),
+    "d10-healthy-loss-grows/open-r1.log": ([], "a loss near 0 is normal"),
+    "d11-collapse/open-r1.log": (["collapse", "stuck", "KL"], "a third of learning_rate"),
+    "d12-all-cut/trl.log": (["cut short", "no signal"], "max_completion_length"),
+    "d13-sequence-ratio-of-the-engine/trl.log": (["thrown away"], "a product of many tokens"),
+    "d14-two-rows-a-batch/trl.log": ([], "steps 1 to 80"),
+    "d15-verl-negative-scores/collapse-of-negative-scores.log": (
+        ["collapse", "cut short", "no signal"],
+        "data.max_response_length",
+    ),
+    "d15-verl-negative-scores/verl.log": ([], "looked at: actor/entropy"),
+    "d15-verl-negative-scores/one-row.log": ([], "too short to tell"),
+    "d16-none-reward/console.log": (["not a number"], "returned None"),
+    "d17-healthy-resume/trl-without-a-crash.log": ([], "steps 1 to 100 (100 rows)"),
+    "d17-healthy-resume/trl.log": ([], "resumed at step 51: 10 steps came twice"),
+    "d17-healthy-resume/verl-without-a-crash.log": ([], "steps 1 to 100 (100 rows)"),
+    "d17-healthy-resume/verl.log": ([], "resumed at step 51: 10 steps came twice"),
+    "d18-old-trl-no-variance/control-healthy.log": ([], "could not be looked at"),
+    "d18-old-trl-no-variance/trl-0.16-constant-4.log": (["no signal"], "mean 4.00"),
+    "d18-old-trl-no-variance/trl-0.16.log": (["no signal"], "easier prompts"),
+    "d18-old-trl-no-variance/unsloth-table.txt": (["no signal"], "easier prompts"),
+}
+
+
+@pytest.mark.parametrize("case", sorted({*CASES, *PACKED}))
+def test_public_reports_are_judged_as_their_answers_did(tmp_path, case):
+    symptoms, says = CASES[case]
+    (tmp_path / "a.log").write_bytes(PACKED[case])
+    status, said = run(tmp_path / "a.log")
+    assert re.findall(r"^step \d+: ([\w ]+):", said, re.M) == symptoms
+    assert status == bool(symptoms) and says in said
 
 
 # ------------------------------------------------------------------------------------ what it says
@@ -184,20 +266,21 @@ def made_up(changed: dict, healthy: dict = HEALTHY) -> bytes:
     full = {name: np.broadcast_to(values, N) for name, values in given.items()}
     rows = []
     for i in range(N):
-        row = {name: float(values[i]) for name, values in full.items() if values[i] == values[i]}
+        row = {name: float(values[i]) for name, values in full.items()}
         rows.append(json.dumps({"step": i + 1, **row}))
     return "\n".join(rows).encode()
 
 
-EVALS = np.where(np.arange(N) % 10 == 0, 0.3, np.nan)
-HIGH = {"reward": 0.98, FORMAT: 0.98, SIGNAL: 0.9}
+BREAKS = np.where(np.arange(N) < 20, 0.4, np.nan)
+EVALS = np.where(np.arange(N) % 10 == 0, 0.3, np.nan)  # NaN: a step without one
+HIGH = {"reward": 0.98, FORMAT: 0.98, SIGNAL: 0.5}
 LONGER = {"reward": RISES, LENGTH: np.linspace(100, 300, N)}
 # (symptom, what makes it, a twin that must be told nothing)
 ILL = [
     ("collapse", {"reward": half(0.7, 0.1)}, {"reward": half(0.7, 0.6)}),
     ("collapse", {"reward": half(-1, -9) + SHAKY}, {"reward": -3 + np.arange(N) / 9 + SHAKY}),
     ("no signal", {SIGNAL: half(0.2, 1)}, {SIGNAL: half(0.2, 0.7)}),
-    ("no signal", {"grad_norm": half(0.4, 0), SIGNAL: None}, {SIGNAL: None}),
+    ("no gradient", {"grad_norm": half(0.4, 0), SIGNAL: None}, {SIGNAL: None}),
     ("cut short", {CUT: 0.8}, {CUT: 0.3}),
     ("cut off more", {CUT: np.linspace(0, 0.45, N)}, {CUT: np.linspace(0.2, 0.3, N)}),
     ("noise", {"entropy": half(0.3, 4)}, {"entropy": half(0.3, 0.8)}),
@@ -220,7 +303,7 @@ ILL = [
         {**HIGH, GOAL: COME_AND_GO, "reward": 0.98 + COME_AND_GO},
     ),
     (
-        "pays length",
+        "pays something else",  # length
         {**LONGER, "rewards/length/mean": RISES, GOAL: FLAT},
         {**LONGER, "rewards/length/mean": FLAT, GOAL: RISES},
     ),
@@ -234,6 +317,9 @@ ILL = [
         {"reward": FLAT, "entropy": FLAT},
         {"reward": FLAT, "entropy": np.linspace(0.3, 0.2, N)},
     ),
+    ("few groups", {"reward": FLAT, SIGNAL: 0.85}, {SIGNAL: 0.85}),
+    ("no gradient", {"grad_norm": half(0.4, 0)}, {"grad_norm": half(0.4, 1e-4)}),
+    ("not a number", {"grad_norm": BREAKS}, {"reward": RISES, "grad_norm": np.full(N, np.nan)}),
     ("learning rate", {RATE: half(1e-6, 0)}, {RATE: half(1e-6, 1e-7)}),
     (
         "warm-up",
@@ -258,34 +344,12 @@ ILL = [
 def test_a_symptom_is_told_and_its_healthy_twin_is_not(symptom, sick, well):
     found = ask(made_up(sick))
     (one,) = found["symptoms"]
-    assert one["name"] == symptom and one["cure"] and one["causes"] and one["sure"]
+    assert one["name"] == symptom and one["cure"] and one["causes"]
     assert re.search(r"\d", one["seen"]) and not found["nothing_found"]
     assert "--" not in one["cure"] + one["seen"]  # TRL's own settings, not our flags
     page, _, heading = one["journal"].partition("#")
     assert not page or f"\n## {heading}\n" in (ROOT / page).read_text()
     assert told(made_up(well)) == []
-
-
-@pytest.mark.parametrize(
-    "symptom, column, sick, well",
-    [
-        ("engine", "mismatch_kl/all/mean", 0.1, 0.002),
-        ("errors", "train/agg/all/has_error/mean", 0.4, 0.02),
-    ],
-)
-def test_what_only_prime_rl_logs_is_told_too(symptom, column, sick, well):
-    prime = {
-        "train/agg/effective/a/reward/mean": HEALTHY["reward"],
-        "entropy/all/mean": HEALTHY["entropy"],
-    }
-    assert told(made_up({column: sick}, prime)) == [symptom]
-    assert told(made_up({column: well}, prime)) == []
-
-
-def test_a_number_that_is_none_is_told_with_its_step():
-    rows = [f"{{'loss': {loss}, 'reward': 0.5, 'reward_std': 0.5}}" for loss in (0.1, "nan", 0.1)]
-    (one,) = ask("\n".join(rows).encode())["symptoms"]
-    assert (one["name"], one["step"]) == ("not a number", 2) and "loss" in one["seen"]
 
 
 def test_a_reward_function_that_has_nothing_to_say_of_a_batch_is_no_illness():
@@ -295,9 +359,40 @@ def test_a_reward_function_that_has_nothing_to_say_of_a_batch_is_no_illness():
     assert told("\n".join(map(str, rows)).encode()) == []
 
 
-def test_what_is_solved_is_no_alarm():
-    found = ask(made_up({"reward": 1.0, SIGNAL: 1.0}))
-    assert found["symptoms"] == [] and [one["name"] for one in found["remarks"]] == ["solved"]
+def test_what_is_solved_is_no_alarm_but_a_reward_that_pays_everything_is():
+    found = ask(made_up({"reward": np.minimum(1, 2 * RISES + 0.3), SIGNAL: half(0.2, 1)}))
+    assert found["symptoms"] == [] and "solved, so no illness" in found["notes"][0]
+    assert told(made_up({"reward": 1.0, SIGNAL: 1.0})) == ["no signal"]
+
+
+FLAT_VERL = {"critic/score/mean": 0.5, "actor/grad_norm": 0.01}
+PRIME = {"train/agg/effective/a/reward/mean": RISES, "entropy/all/mean": 0.3}
+
+
+@pytest.mark.parametrize(
+    "symptom, others, sick, well",
+    [
+        ("no signal", FLAT_VERL, {"critic/score/max": 0.5}, {"critic/score/max": 1.0}),
+        (
+            "no signal",
+            FLAT_VERL,
+            {"critic/advantages/max": 0.0, "critic/advantages/min": 0.0},
+            {"critic/advantages/max": 2.1, "critic/advantages/min": -1.0},
+        ),
+        ("no signal", PRIME, {"batch/effective_batch_size": 0}, {"batch/effective_batch_size": 1}),
+        ("no signal", PRIME, {"train/advantage/abs_mean": 0}, {"train/advantage/abs_mean": 0.2}),
+        ("engine", PRIME, {"mismatch_kl/all/mean": 0.1}, {"mismatch_kl/all/mean": 0.002}),
+        (
+            "errors",
+            PRIME,
+            {"train/agg/all/has_error/mean": 0.4},
+            {"train/agg/all/has_error/mean": 0.02},
+        ),
+    ],
+)
+def test_what_only_verl_and_prime_rl_log_is_told_too(symptom, others, sick, well):
+    assert told(made_up(sick, others)) == [symptom]
+    assert told(made_up(well, others)) == []
 
 
 def test_a_log_that_is_well_says_why_its_loss_is_near_0_and_what_it_lacks():
@@ -305,11 +400,7 @@ def test_a_log_that_is_well_says_why_its_loss_is_near_0_and_what_it_lacks():
     assert "a loss near 0 is normal here" in found["nothing_found"]
     assert "num_iterations=1" in found["nothing_found"]
     assert found["not_logged"]["kl"] == "beta above 0" and "entropy" not in found["not_logged"]
-
-
-def test_the_page_has_every_symptom_as_the_table_has_it():
-    page = (ROOT / "docs" / "doctor.md").read_text()
-    assert cures.page() in page, "older than bookkeeping/cures.py; run python -m bookkeeping.cures"
+    assert "loss near 0" not in ask(made_up({"loss": 1e-8, "grad_norm": 0}))["nothing_found"]
 
 
 # -------------------------------------------------------------------------- how often it is wrong
@@ -337,8 +428,7 @@ def test_the_command_ends_with_0_1_or_2(tmp_path):
     status, said = run(folder / "trl-healthy.log")
     assert status == 0 and "nothing wrong was found" in said
     status, said = run(folder / "verl-no-variance.log")
-    assert status == 1 and "step 10: no signal: " in said
-    assert "algorithm.filter_groups.enable=True" in said
+    assert status == 1 and "step 10: no signal: " in said and "rollout.n" in said
     assert run(folder / "prime-learning-rate.jsonl", "--json")[0] == 1
     assert run(folder / "nobody")[0] == 2
     assert run(folder / "trl-healthy.log", "too many words")[0] == 2
@@ -359,7 +449,7 @@ def survives(data: bytes) -> None:
     assert all(c.isprintable() or c == "\n" for c in said)
 
 
-STARTS = [b"", b":W&B\xe1\xbe\x00", b'{"log_history": [', b"Step,train/reward\n", b"step:1 - "]
+STARTS = [b"", b'{"log_history": [', b"Step,train/reward\n", b"step:1 - "]
 
 
 @settings(max_examples=40, deadline=None)
@@ -406,8 +496,8 @@ def test_any_numbers_get_an_answer_or_a_sentence(rows):
         b'{"log_history": [' + b"{" * 100_000,
         b'{"a":' * 50_000 + b"}" * 50_000,
         b'{"step": 1e999, "reward": 1}',
-        b":W&B\xe1\xbe\x00" + b"\xff" * 70_000,
-        b"\x20" + b"\0" * 7 + b"\0\0\0\0\x0a\x00brain.Event:2" + b"\xff" * 1000,
+        b" " * 200_000 + b"-\n" * 100_000,
+        b"Step 1 | " + b"| Reward 1" * 50_000,
         b"step,reward\n" + b'"' * 300_000,
         b"step:1 - " + b"a:1 " * 100_000,
         b"{'reward': " + b"1" * 100_000 + b"}",
@@ -425,7 +515,7 @@ def test_nothing_but_a_plain_file_is_read(tmp_path):
         logs.read(tmp_path / "pipe")
 
 
-def test_of_an_endless_log_only_the_beginning_is_read():
-    row = b'{"step": %d, "reward": 0.5, "reward_std": 1}\n'
-    found = ask(b"".join(row % i for i in range(110_000)))
-    assert found["rows"] == 100_000 and any("only the first" in note for note in found["notes"])
+def test_of_an_endless_log_only_the_beginning_is_read(monkeypatch):
+    monkeypatch.setattr(logs, "MOST_ROWS", 20)
+    found = ask(made_up({}))
+    assert found["rows"] == 20 and any("only the first" in note for note in found["notes"])

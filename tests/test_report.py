@@ -75,7 +75,11 @@ def test_the_summary_has_every_result_with_its_interval_and_what_the_run_cost(ru
         for stage, result in summary["eval"][f"tier {tier}"].items():
             e = of(evals, stage, tier)
             exact, reward = metrics.proportion(sum(e["exact"]), N), metrics.mean(e["reward"])
-            assert [result[x] for x in ("exact", "low", "high")] == [exact.mean, exact.low, exact.high]
+            assert [result[x] for x in ("exact", "low", "high")] == [
+                exact.mean,
+                exact.low,
+                exact.high,
+            ]
             assert (result["reward"], result["reward_low"]) == (reward.mean, reward.low)
             for name in ("format", "truncated", "reply_tokens"):
                 assert result[name] == pytest.approx(np.mean(e[name]))
@@ -179,7 +183,9 @@ def test_a_report_can_be_written_again_and_an_unfinished_run_has_a_page(run, cap
     assert state in numbers["facts"] and ["updates", "30"] in numbers["facts"]
 
 
-@pytest.mark.parametrize("name, why", [("none", "there is no such folder"), (".", "is no run folder")])
+@pytest.mark.parametrize(
+    "name, why", [("none", "there is no such folder"), (".", "is no run folder")]
+)
 def test_errors_are_one_sentence(name, why, tmp_path):
     with pytest.raises(SystemExit, match=why) as told:
         report.main(tmp_path / name)
@@ -287,7 +293,9 @@ def test_a_report_of_letters_loads_nothing_of_the_swarm(run):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_and_curves(monkeypatch, capsys, tmp_path):
+def test_a_part_that_somebody_adds_to_the_score_is_printed_and_stands_in_tables_and_curves(
+    monkeypatch, capsys, tmp_path
+):
     score = env_letters.Letters.score
     monkeypatch.setattr(env_letters.Letters, "score", lambda self: score(self) | {"rhyme": 0.25})
     cfg = settings.Config(updates=2, num_tasks=2, k=2, eval_n=4, max_tokens=16, sft_steps=1,

@@ -212,7 +212,9 @@ class Page:
 
     def js(self, code: str, *arguments):
         all_of = "const all = s => [...document.querySelectorAll(s)]"
-        return self.browser.execute_script(f"{all_of}, one = s => document.querySelector(s); {code}", *arguments)
+        return self.browser.execute_script(
+            f"{all_of}, one = s => document.querySelector(s); {code}", *arguments
+        )
 
     def texts(self, selector: str) -> list[str]:
         return self.js("return all(arguments[0]).map(e => e.textContent.toWellFormed())", selector)
@@ -265,7 +267,9 @@ def test_it_opens_and_asks_nobody_for_anything(page, plain):
 def test_hostile_text_stays_text(page, hostile):
     page.open(hostile)
     page.keys("j", "]", "w", "w", "j", "]")
-    page.js("for (const t of all('.token')) t.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
+    page.js(
+        "for (const t of all('.token')) t.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
+    )
     found = "[window.hacked ?? null, document.images.length, document.scripts.length]"
     assert page.js(f"return {found}") == [None, 0, 3]
     said = page.texts("#samples article:last-child .text")[0]
