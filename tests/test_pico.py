@@ -261,9 +261,9 @@ def test_whatever_the_seed_it_trains_on_tasks_of_neither_sft_nor_evaluation(monk
 def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path):
     """From one start, without SFT: rewards equal one by one, and then the adapters."""
     warm.draw_nothing(monkeypatch)
-    small = {"TASKS": 3, "K": 4, "MAX_TOKENS": 200, "SFT_STEPS": 0, "LR": 3e-3}
+    small = {"TASKS": 2, "K": 4, "MAX_TOKENS": 160, "SFT_STEPS": 0, "LR": 3e-3}
     small |= {"SFT_SEEDS": pico.SFT_SEEDS[:1], "DEV": pico.DEV[:2]}
-    flags = {"updates": 5, "num_tasks": 3, "k": 4, "max_tokens": 200, "sft_steps": 0, "lr": 3e-3}
+    flags = {"updates": 5, "num_tasks": 2, "k": 4, "max_tokens": 160, "sft_steps": 0, "lr": 3e-3}
     flags |= {"eval_n": 2, "eval_other_tiers": False, "wandb": False, "seed": 1, "difficulty": 6}
     cfg = settings.Config(runs=str(tmp_path), name="book", **flags)
     refusals.check(cfg)
@@ -281,7 +281,7 @@ def test_five_updates_are_those_of_train_py(monkeypatch, tmp_path):
     def play_as_the_book(weights, seeds, k, chance=None):
         if chance is None:
             return real_play(weights, seeds, k)
-        groups = real_play(weights, seeds, k, uniforms(1, seeds, k, 200))
+        groups = real_play(weights, seeds, k, uniforms(1, seeds, k, 160))
         ours.append(rewards_of(groups))
         return groups
 
