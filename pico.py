@@ -13,11 +13,11 @@ What you will see:
 
 and then the curve of the reward, drawn with characters.
 
-The model (0.9M parameters, models/pico_base) is asked how often letters occur in a
-random string. It can answer at once, and be wrong. Or it can first spell the string out
-with a running tally, and be right. Pretraining showed it both and made the good habit
-rare. Nobody tells it which is better: it plays, each reply is scored, and the replies
-that score above the mean of their group are made likelier.
+The model (0.9M parameters, models/pico_base) is asked how often letters occur in some
+string. It can answer at once, and be wrong. Or it can first spell the string out with
+a running tally, and be right. Pretraining showed it both and made the good one rare.
+Nobody tells it which is better: it plays, each reply is scored, and the replies that
+score above the mean of their group are made likelier.
 
     task -> tokens -> model -> sample -> reward -> advantage -> loss -> loop
 
@@ -112,8 +112,7 @@ def make_task(seed: int) -> tuple[str, dict[str, int]]:
 
 
 def demonstration(counts: dict[str, int]) -> str:
-    """What SFT imitates: the form of a good reply. It states counts, it does not
-    count."""
+    """What SFT imitates: the form of a reply. It states counts, it does not count."""
     stated = ", ".join(f"{c} occurs {n} times" for c, n in counts.items())
     answer = json.dumps(counts)
     return f"<think>\nLet me count. {stated}.\n</think>\n<answer>{answer}</answer>"
@@ -142,8 +141,7 @@ def reward_of(counts: dict[str, int], reply: str) -> float:
 
 
 def spells(reply: str) -> bool:
-    """Does it think letter by letter, "b a1 n1 a2"? For us to watch; it earns
-    nothing."""
+    """Does it think letter by letter, "b a1 n1 a2"? For us to watch; it is not paid."""
     thought, _, rest = reply.rpartition("</think>")
     if "<think>" in rest:  # the thought was cut off, so all of it is one
         thought = reply
@@ -176,8 +174,7 @@ LONGEST_PIECE = 31
 
 def encode(text: str) -> list[int]:
     """Token ids: of all ways to cut the text into pieces, the one of highest score."""
-    # best[n]: (score, minus where its last piece begins, ids) of the first n
-    # characters.
+    # best[n]: (score, minus where its last piece begins, ids) of the first n letters.
     best = [(0.0, 0, [])]
     for end in range(1, len(text) + 1):
         ways = []
@@ -226,8 +223,7 @@ def new_lora() -> dict[str, torch.Tensor]:
 
 
 def policy_of(lora: dict) -> dict[str, torch.Tensor]:
-    """W + (alpha / r) · B A (Hu et al. 2021). Gradients flow through the sum into A,
-    B."""
+    """W + (alpha / r) · B A (Hu et al. 2021). Gradients flow through it to A and B."""
     weights = dict(BASE)
     for name in BASE:
         if "_proj" in name:
@@ -300,8 +296,7 @@ def forward(
         if cache is not None:
             cache[layer, :, :, :, start : start + T] = torch.stack([k, v])
             k, v = cache[layer, :, :, :, : start + T]
-        # Heads of queries that share keys (GQA), as one head with n_rep times the
-        # queries.
+        # Heads of queries that share keys (GQA): one head with n_rep times the queries.
         q = q.reshape(B, KV_HEADS, n_rep * T, HEAD_DIM)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         y = y.reshape(B, HEADS, T, HEAD_DIM).transpose(1, 2)
@@ -400,8 +395,7 @@ def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the log-prob of each reply token now, [M]; whose it is, [M]), reply after
-    reply."""
+    """(the log-prob of each reply token now, [M]; whose it is, [M]), row after row."""
     rows = [e.prompt + e.reply for e in episodes]
     T = max(len(row) for row in rows)
     padded = [row + [0] * (T - len(row)) for row in rows]
@@ -418,8 +412,7 @@ def logprobs_of(weights: dict, episodes: list) -> tuple[torch.Tensor, torch.Tens
 
 
 def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Tensor:
-    """The loss of one group, advantages [k]. Its value is near 0; its gradient
-    counts."""
+    """The loss of one group, advantages [k]. Its value is near 0; its gradient not."""
     logp, row_of = logprobs_of(weights, group)  # [M], [M]
     sampled = [x for e in group for x in e.logprobs]
     old_logp = torch.tensor(sampled, device=DEVICE)  # [M]
@@ -434,8 +427,7 @@ def grpo_loss(weights: dict, group: list, advantages: torch.Tensor) -> torch.Ten
 
 
 def step(optimizer, lora: dict, lr: float) -> float:
-    """One step of Adam; returns the norm that the gradient had before it was
-    shortened."""
+    """One step of Adam; returns the norm of the gradient before it was shortened."""
     optimizer.param_groups[0]["lr"] = lr
     norm = torch.nn.utils.clip_grad_norm_(lora.values(), MAX_NORM).item()
     optimizer.step()
@@ -445,8 +437,7 @@ def step(optimizer, lora: dict, lr: float) -> float:
 
 # ----------------------------------------- loop (book: sft.py, train.py, evaluate.py)
 def evaluate(weights: dict, stage: str) -> None:
-    """New tasks, greedy: how many are exactly right, with Wilson's 95% interval
-    (1927)."""
+    """New tasks, greedy: how many are exactly right, with Wilson's interval (1927)."""
     played = [group[0] for group in play(weights, DEV, 1)]
     n = len(played)
     p = sum(e.reward for e in played) / n
@@ -459,8 +450,7 @@ def evaluate(weights: dict, stage: str) -> None:
 
 
 def warm_up(lora: dict, seed: int) -> None:
-    """SFT: make demonstrations likelier. It teaches a reply's form, and not the
-    trick."""
+    """SFT: make demonstrations likelier. It teaches a reply's form, not the trick."""
     optimizer = torch.optim.AdamW(lora.values(), weight_decay=0)
     rng = random.Random(seed)
     shown = []

@@ -110,9 +110,8 @@ def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
     """AdamW on what learns. Fused on a GPU: else its step takes 4 bytes per weight
     more."""
     fused = True if policy.device.type == "cuda" else None
-    return torch.optim.AdamW(
-        policy.trainable().values(), lr=lr, weight_decay=0.0, fused=fused
-    )
+    weights = policy.trainable().values()
+    return torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -1,7 +1,7 @@
 """The run folder: where a run writes, how it is found again, and what a kill may cost.
 
     runs/NAME/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json
-                report.md  report.html  curves.png  checkpoint/  lock; with --kl reference/
+                report.md  report.html  curves.png  checkpoint/  lock
 
 Three rules. A line is written when its number is known, and whole files are written beside the old
 one and renamed, so that a kill at any moment leaves something to read. On --resume, lines written

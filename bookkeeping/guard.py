@@ -315,6 +315,7 @@ def one_sentence():
 if __name__ == "__main__":
     from types import SimpleNamespace
 
+    print("an environment that hangs and one that raises cost their episode, not the run:")
     bad = Guarded(SimpleNamespace(seconds=0.2, reset=time.sleep, step=lambda reply: {}[reply]))
     for call, given in ((bad.reset, 1), (bad.step, "hello")):
         try:

@@ -86,7 +86,7 @@ class Source:
 
     name: str  # of the set of tasks: the same name means the same tasks
     about: str  # a sentence to print before a run
-    files: tuple[Path, ...]  # what decides the tasks: their hash is kept (code.jsonl)
+    files: tuple[Path, ...]  # what decides the tasks: their hash is kept (checkpoint/state.json)
     draw: Callable[[int], dict]  # seed -> its task
     mark: Callable[[dict, str], object]  # task, answer -> a number, or a dict with "reward"
     say: Callable[[dict, bool], str]  # task, may it think? -> a right reply, or ValueError

@@ -227,7 +227,7 @@ def write(run: Path, into: Path, eval_n: int) -> None:
     policy = load_policy(str(PICO), 32, 64, "cpu", cfg["seed"])
     make_env = partial(settings.make_env, settings.Config(**cfg), cfg["difficulty"])
     sampler, stops = TorchSampler(policy), []
-    how = {"max_tokens": cfg["max_tokens"], "noise": 0}
+    how = {"max_tokens": cfg["max_tokens"], "sample_seed": 0}
     rollout = partial(play, policy, sampler, make_env, **how)
     for update, file in {-1: None, **kept}.items():
         name, adapter = f"{update:04}" if file else "base", file and load_file(file)

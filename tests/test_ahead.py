@@ -1,12 +1,8 @@
 """Protects sampling ahead: what the other process plays is, to the last bit, what this one would
 have played with the weights of the moment it was asked; if it is killed the run ends with one
 sentence; and nothing of it is left behind.
-
-Most players here are forks that have their imports behind them (warm.Spawned). That of the last
-test is really spawned, and so is that of test_train.py's run that Ctrl-C ends.
 """
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,7 +16,6 @@ import pytest
 import torch
 
 import settings
-import warm
 from env_alphabet import Alphabet
 from fast import ahead as ahead_room
 from fast import machine
@@ -117,17 +112,6 @@ def patience():
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm_players():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            multiprocessing,
-            "get_context",
-            lambda method: warm.Spawned() if method == "spawn" else pytest.fail(method),
-        )
-        yield
-
-
 def until(happened) -> None:
     while not happened():
         time.sleep(0.02)
@@ -162,7 +146,7 @@ def here(policy, asked: Job) -> list:
 
 
 @pytest.fixture(scope="module")
-def ahead(warm_players):
+def ahead():
     one = SecondProcess(
         LOAD, TorchSampler, torch.get_num_threads()
     )  # as many as here: other threads add up in another order

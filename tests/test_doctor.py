@@ -212,24 +212,13 @@ def save(file: Path, lines: list[dict]) -> None:
 def test_a_run_and_its_report_tell_what_evaluations_show(tmp_path, capsys):
     evals = DEV["lost"][0]
     save(tmp_path / "evals.jsonl", evals)
-    run = Run(
-        Config(sft_steps=50),
-        tmp_path,
-        tmp_path,
-        None,
-        State(update=30),
-        keep=[],
-        wandb=lambda line: None,
-    )
+    run = Run(Config(sft_steps=50), tmp_path, tmp_path, None, State(update=30), keep=[])
     run.log_evaluation({})
     said = capsys.readouterr().out
     assert (
         run.state.warnings["lost"].startswith("update 30: since SFT exact answers went")
         and "LOST at update 30" in said
     )
-    assert said.endswith(
-        f"read in report.html what is paid (python -m bookkeeping.viewer {tmp_path} writes it now)\n"
-    )  # it is not there yet
     summary = {
         "config": {},
         "gain": {"mean": -0.1, "low": -0.2, "high": -0.05, "n": N},

@@ -119,7 +119,7 @@ def test_the_card_says_what_was_measured(runs):
 
 
 def test_what_fails_half_way_leaves_no_folder(runs, tmp_path, monkeypatch):
-    def full(folder):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export, "readable", full)

@@ -20,7 +20,7 @@ ENVS = {
     "letters": st.builds(
         Letters,
         difficulty=st.sampled_from([1, 3, 6, 10]),
-        reward=st.sampled_from(["binary", "partial"]),
+        reward_kind=st.sampled_from(["binary", "partial"]),
         think=think,
         style=st.just("derives"),
     ),

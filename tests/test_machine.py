@@ -20,9 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import settings
 from bookkeeping import guard, presets
-from bookkeeping import run as run_records
 from fast import machine
 from fast.machine import BIG, CARDS, Hung
 from settings import Config
@@ -216,46 +214,6 @@ def test_a_run_takes_no_more_threads_than_it_may_use(
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=width))
     policy = SimpleNamespace(lm=SimpleNamespace(config=config))
     assert machine.cpu_threads(Config(threads=asked), policy) == threads
-
-
-def test_the_next_command_can_be_pasted(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "train.py",
-            "--env",
-            "letters",
-            "--seed",
-            "4",
-            "--name=one",
-            "--no-think",
-            "--name",
-            "two",
-        ],
-    )
-    cfg = settings.Config(seed=4)
-    assert (
-        run_records.next_command(cfg)
-        == f"{Path('.venv/bin/python')} train.py --env letters --no-think --seed 5"
-    )
-    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
-    monkeypatch.setattr(
-        sys, "argv", ["/there/train.py"]
-    )  # make train has flags, a bare train.py has none
-    assert run_records.next_command(settings.Config()) == "python train.py --env letters --seed 1"
-    for argv in (
-        ["train.py", "--resume", "runs/x"],
-        ["train.py", "--resume=runs/x", "--updates", "9"],
-        ["pytest", "-q"],
-    ):
-        monkeypatch.setattr(sys, "argv", argv)
-        assert (
-            run_records.next_command(settings.Config(seed=2))
-            == "the command that it began with, and --seed 3"
-        )
 
 
 @pytest.mark.parametrize(
