@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from policy import PICO, load_policy
-from tests.conftest import SMALL, naive_logprobs, snapshot, stir_fixture  # noqa: F401  (fixtures)
+from tests.conftest import SMALL, naive_logprobs, snapshot, stir  # noqa: F401  (fixtures)
 
 MADE = {}
 
@@ -27,6 +27,7 @@ def load(tmp_path_factory):
     def make(kind: str, lora_rank: int):
         if kind not in MADE:
             sizes = SMALL | {"hidden_size": 64, "max_position_embeddings": 4096}
+            sizes |= {"initializer_range": 0.2, "eos_token_id": 2, "pad_token_id": 0}
             config = {
                 "qwen3": lambda: t.Qwen3Config(**sizes, head_dim=32, tie_word_embeddings=True),
                 "llama": lambda: t.LlamaConfig(**sizes, head_dim=32, tie_word_embeddings=False),
