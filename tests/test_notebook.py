@@ -33,7 +33,7 @@ def test_it_was_executed_once_from_top_to_bottom_and_no_cell_failed():
     first, second = (
         printed(cell) for cell in CODE if '\ntrain("' in "\n" + "".join(cell["source"])
     )
-    assert "letters, tier 6: exact answers" in first and "Short" in second
+    assert "trained on: tier 6" in first and "Short" in second
 
 
 def test_nothing_in_it_names_a_machine():

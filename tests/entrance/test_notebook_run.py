@@ -40,7 +40,7 @@ def shares(executed, name: str) -> list[dict[str, float]]:
     return [
         {name: mean(line[name]) for name in ("reward", "exact", "reply_tokens")}
         for line in lines
-        if line["update"] >= 0
+        if line["stage"] != "before"
     ]
 
 
