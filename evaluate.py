@@ -1,5 +1,4 @@
-"""How a policy is judged: greedy, on tasks it never trained on; and what a training
-batch says.
+"""How a policy is judged: greedily, on tasks that it never trained on.
 
 Two kinds of numbers come out of episodes, and they are not the same. An *evaluation*
 plays every task of a set once, greedily: its interval is over tasks, and two
@@ -67,14 +66,15 @@ def evaluate_policy(
     failed.
     """
     results = {}
-    for tasks, (trained, new_env) in parallel.bar(
-        sets.items(), desc=f"eval {stage}", leave=False
-    ):
+    bar = parallel.bar(sets.items(), desc=f"eval {stage}", leave=False)
+    for tasks, (trained, new_env) in bar:
         groups = roll(partial(guarded, new_env), seeds)  # [n][1]
+        episodes = [group[0] for group in groups]
+        played = [e for e in episodes if e.stop_reason != "error"]
         failed = {
-            i: g[0].error for i, g in enumerate(groups) if g[0].stop_reason == "error"
+            i: e.error for i, e in enumerate(episodes) if e.stop_reason == "error"
         }
-        results[tasks] = played = [g[0] for g in groups if g[0].stop_reason != "error"]
+        results[tasks] = played
         if not played:
             why = f"every episode of this evaluation ended in an error ({failed[0]})"
             raise ValueError(f"{tasks}: {why}; {MEND}")
@@ -83,15 +83,13 @@ def evaluate_policy(
         if trained:
             records.save_episodes(folder, update, stage, policy, worth_reading(groups))
         shown = "  ".join(f"{key} {value}" for key, value in headline(played).items())
-        tqdm.write(
-            f"eval {stage:10} update {update:4}  {tasks}  {shown}{broken(groups)}"
-        )
+        title = f"eval {stage:10} update {update:4}  {tasks}"
+        tqdm.write(f"{title}  {shown}{broken(groups)}")
     return results
 
 
 def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
-    """The first eight, and the best one if the environment does not say what is exactly
-    right."""
+    """The first eight groups, and the best one of an environment without `exact`."""
     played = [g for g in groups if g[0].stop_reason != "error"]
     first, best = groups[:8], max(played, key=lambda g: g[0].reward)
     graded = any("exact" not in g[0].components for g in played)
@@ -99,8 +97,7 @@ def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
 
 
 def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
-    """The numbers of an evaluation that are printed: reward, and exact answers if there
-    are any."""
+    """What is printed of an evaluation: the reward, and exact answers if it has any."""
     found = {"reward": metrics.mean([e.reward for e in episodes])}
     exact = parts(episodes).get("exact")
     if exact:
@@ -109,8 +106,7 @@ def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
 
 
 def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
-    """{entry of the score: its value in each episode}; None if an episode has no such
-    entry.
+    """{entry of the score: its value in each episode, or None where it has none}.
 
     An episode of two turns has no turn_3, and 0 would be a third turn that was played
     badly.
@@ -144,15 +140,16 @@ def eval_line(
     episodes: list[Episode],
     missing: dict[int, str] | None = None,
 ) -> dict:
-    """A line of evals.jsonl: every task's result, in order; missing: {index of a failed
-    task: why}.
+    """A line of evals.jsonl: every task's result, in order.
 
-    null stands for an entry that an episode's score does not have. 1.0 is written as 1,
-    because most results are 0 or 1 and a run has thousands.
+    missing: {index of a failed task: why}. null stands for an entry that an episode's
+    score does not have. 1.0 is written as 1, because most results are 0 or 1 and a run
+    has thousands.
     """
-    short = lambda x, digits: (
-        int(x) if float(x).is_integer() else round(float(x), digits)
-    )
+
+    def short(x, digits: int):
+        return int(x) if float(x).is_integer() else round(float(x), digits)
+
     line = {"update": update, "stage": stage, "tasks": tasks, "trained": trained}
     line["reward"] = [short(e.reward, 5) for e in episodes]
     for part, values in parts(episodes).items():
@@ -166,27 +163,23 @@ def print_components(name: str, episodes: list[Episode]) -> None:
     """Reward and components of an evaluation, each with its interval."""
     n = len(episodes)
     print(f"\n{name}: mean [95% interval], greedy, {n} tasks that were not trained on")
-    for part, values in {
-        "reward": [e.reward for e in episodes],
-        **parts(episodes),
-    }.items():
+    rewards = {"reward": [e.reward for e in episodes]}
+    for part, values in (rewards | parts(episodes)).items():
         print(f"  {part:22} {metrics.mean(known(values))}")
 
 
 def summarize(groups: list[list[Episode]]) -> dict:
-    """A line of metrics.jsonl about one batch: means over episodes; of the reward one
-    over groups, with its interval.
+    """A line of metrics.jsonl about one batch [G][k]: means over its episodes.
 
-    ValueError if all episodes failed.
+    The reward's is over groups, with its interval. ValueError if all episodes failed.
     """
     played = [[e for e in g if e.stop_reason != "error"] for g in groups]
     played = [g for g in played if g]
     episodes = [e for g in played for e in g]
     if not episodes:
         first = next(e.error for g in groups for e in g)
-        raise ValueError(
-            f"every episode of this update ended in an error ({first}); {MEND}"
-        )
+        why = f"every episode of this update ended in an error ({first})"
+        raise ValueError(f"{why}; {MEND}")
     # Episodes of a group share a task and are not independent: the interval is over
     # group means.
     by_group = [sum(e.reward for e in g) / len(g) for g in played]
@@ -240,8 +233,7 @@ COMPUTED = (
 
 
 def evaluate_only(given: Config, typed: set[str]) -> None:
-    """Evaluate a run's checkpoint on tasks it never trained on; print each component's
-    interval.
+    """Evaluate a run's checkpoint; print each component with its interval.
 
     given: the Config of the command line, whose eval_only names the run folder; typed:
     the names of the flags that were typed. SystemExit or ValueError with one sentence
@@ -285,9 +277,8 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
         name, trained = f"{name}, held-out", False
         seeds = seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
         if not seeds:
-            raise ValueError(
-                f"--held-out: {cfg.env} has no tasks for it; see docs/tasks.md"
-            )
+            why = f"{cfg.env} has no tasks for it"
+            raise ValueError(f"--held-out: {why}; see docs/tasks.md")
         print("held-out tasks: for a final table; choose nothing by them")
     sets = {name: (trained, eval_sets(cfg)[new][1])}
     results = evaluate_policy(policy, roll, sets, seeds, folder, "eval_only", update)
@@ -296,7 +287,7 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     if cfg.env == "swarm":
         print_players(cfg, seeds[0])
     kept = f"{folder}/evals.jsonl"
-    # a run that is not finished has no report yet
+    # A run that is not finished has no report yet.
     if (folder / "summary.json").exists():
         from bookkeeping import report
 
@@ -313,21 +304,16 @@ def trained_set(cfg: Config) -> str:
 
 
 def rules_of(cfg: Config) -> dict:
-    """{rule: its value} of what a set of tasks is played by, and its name does not
-    say."""
+    """{rule: its value}, of the rules that a set's name does not say."""
     env = make_env(cfg, cfg.difficulty)
-    own = {
-        name: getattr(env, name)
-        for name in settings.settable(cfg.env)
-        if name not in IN_NAME
-    }
+    names = [name for name in settings.settable(cfg.env) if name not in IN_NAME]
+    own = {name: getattr(env, name) for name in names}
     reward = {"reward": cfg.reward} if "reward" in settings.reads(cfg.env) else {}
     return {"max_tokens": cfg.max_tokens} | reward | own
 
 
 def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
-    """Put what was typed into a saved config. SystemExit for what --eval-only cannot
-    change."""
+    """Put what was typed into a saved config; SystemExit if it cannot be changed."""
     for name in sorted(typed - {"eval_only", "held_out"}):
         value = getattr(given, name)
         if name == "set":
@@ -348,9 +334,8 @@ def print_players(cfg: Config, first_seed: int) -> None:
     for player in env_swarm.STYLES:
         env = make_env(cfg, cfg.difficulty)
         env.style = player
-        print(
-            f"  {player:22} {env_swarm.evaluate(env, cfg.eval_n, first_seed)['reward']}"
-        )
+        reward = env_swarm.evaluate(env, cfg.eval_n, first_seed)["reward"]
+        print(f"  {player:22} {reward}")
 
 
 if __name__ == "__main__":
@@ -361,9 +346,8 @@ if __name__ == "__main__":
     from policy import PICO
 
     if sys.argv[1:]:
-        raise SystemExit(
-            "this shows pico_base; a run: python train.py --eval-only runs/NAME"
-        )
+        how = "a run: python train.py --eval-only runs/NAME"
+        raise SystemExit(f"this shows pico_base; {how}")
     print("pico_base, as it ships:")
     cfg = Config(eval_n=8, eval_other_tiers=False, difficulty=3, max_tokens=320)
     check(cfg)
@@ -376,8 +360,7 @@ if __name__ == "__main__":
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
     env = partial(Letters, 3, "binary", True, "states")
-    line = summarize(
-        play(policy, rollouts.sampler, env, [1, 2, 3], 4, 320, 1.0, sample_seed=0)
-    )
+    groups = play(policy, rollouts.sampler, env, [1, 2, 3], 4, 320, 1.0, sample_seed=0)
+    line = summarize(groups)
     rounded = {key: round(value, 3) for key, value in line.items()}
     print("\n3 tasks, 4 samples each, at temperature 1:", rounded)

@@ -183,8 +183,7 @@ def dr_grpo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 
 
 def dapo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """Yu 2025, eq. 8: as grpo, every token of the batch weighs the same; clips
-    higher."""
+    """Yu 2025, eq. 8: all tokens of the batch weigh the same; clips higher."""
     return clipped_loss(batch, out, token_ratio(batch, out), *CLIP["dapo"])
 
 
@@ -194,8 +193,10 @@ def gspo(batch: Batch, out: Output, cfg) -> torch.Tensor:
 
 
 def cispo(batch: Batch, out: Output, cfg) -> torch.Tensor:
-    """MiniMax-M1 2025, eq. 4: the clipped ratio is a constant, so that clipped tokens
-    keep their gradient."""
+    """MiniMax-M1 2025, eq. 4: the clipped ratio is a constant.
+
+    So clipped tokens keep their gradient.
+    """
     eps, eps_high = CLIP["cispo"]
     out.ratio = token_ratio(batch, out).detach()
     held = out.ratio.clamp(1 - eps, 1 + eps_high)  # [M]
@@ -222,8 +223,7 @@ def token_ratio(batch: Batch, out: Output) -> torch.Tensor:
 
 
 def episode_ratio(batch: Batch, out: Output) -> torch.Tensor:
-    """The geometric mean of the ratios of an episode's tokens, for each of them:
-    [M]."""
+    """The geometric mean of the ratios of an episode's tokens, for each token: [M]."""
     log_ratio = out.logprobs - batch.proximal  # [M]
     n = batch.row.bincount().clamp(min=1)  # [N]
     mean = log_ratio.new_zeros(len(n)).index_add(0, batch.row, log_ratio) / n  # [N]
@@ -244,8 +244,8 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
     """What each token of an episode weighs, [N] float32.
 
     lengths [N]: sampled tokens per episode. max_tokens: dr_grpo's constant, the longest
-    reply of a turn: one number for a whole run. A loss of yours weighs all tokens
-    alike.
+    reply of a turn: one number for a whole run. A loss of yours gives all tokens the
+    same weight.
     """
     n = max(1, len(lengths))
     if loss in ("grpo", "gspo"):
@@ -260,8 +260,7 @@ def token_weights(loss: str, lengths: torch.Tensor, max_tokens: int) -> torch.Te
 
 
 def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[tuple]:
-    """What is trained on: (episode, advantages [n], weights [n]) of its n sampled
-    tokens.
+    """What is trained on: [(episode, advantages [n], weights [n])], n sampled tokens.
 
     An advantage of 0 is a gradient of 0: these episodes need no forward pass, unless a
     KL or an entropy gives them one. They stay in the denominators, so leaving them out
@@ -295,8 +294,7 @@ def micro_batches(chosen: list[tuple], policy: Policy, cfg) -> list[Batch]:
 
 
 def score(policy: Policy, batch: Batch, cfg) -> Output:
-    """One forward pass: log-probs and entropy of the sampled tokens, as they are
-    now."""
+    """One forward pass: log-probs and entropy of the sampled tokens, now."""
     if cfg.plain or cfg.loss in NEEDS_LOGITS:
         logits = plain_logits(policy, batch.ids, batch.mask, cfg.temperature)  # [M, V]
         tokens = batch.ids[:, 1:][batch.mask]  # [M]
@@ -336,12 +334,11 @@ def check_names(cfg) -> None:
 
 
 def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> float:
-    """One optimizer step along the sum of all processes' gradients; returns the
-    gradient's norm.
+    """One optimizer step along the sum of all processes' gradients; returns its norm.
 
-    The norm is measured before clipping to MAX_GRAD_NORM. loss: summed over all
-    processes. Raises FloatingPointError before the step if loss or norm is not finite;
-    its message says `what`.
+    The norm is the gradient's, before it is clipped to MAX_GRAD_NORM. loss: summed over
+    all processes. Raises FloatingPointError before the step if loss or norm is not
+    finite; its message says `what`.
     """
     parameters = list(policy.trainable().values())
     parallel.sum_gradients(parameters)

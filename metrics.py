@@ -319,7 +319,8 @@ def distribution(values) -> Distribution:
     n = len(values)
     if n == 0:
         return Distribution(level([]), NAN, NAN, NAN, NAN, -1, NAN, NAN, 0)
-    mean, peak = level(values), float(values.max())
+    mean = level(values)
+    peak = float(values.max())
     low, median, high = (float(q) for q in np.quantile(values, [0.05, 0.5, 0.95]))
     # Equal neighbours, of which shares have many, go up or down by chance. Left out
     # they would bias it: independent batches of 64 episodes at 97% would turn around in
@@ -436,15 +437,15 @@ def line(values: np.ndarray) -> tuple[Interval, np.ndarray]:
     return Interval(10 * slope, low, high, n), residuals
 
 
-def biggest_step(values: np.ndarray, least: int = LEAST) -> tuple[float, int]:
-    """The best split of the series in two, with at least `least` values on each side:
-    (difference of the two means in standard errors, where the right part begins).
+def biggest_step(values: np.ndarray) -> tuple[float, int]:
+    """The best split of the series in two, with at least LEAST values on each side.
 
-    The noise comes from differences of neighbours (von Neumann 1941), so that an old
-    rise cannot hide a fall.
+    Returns (difference of the two means in standard errors, where the right part
+    begins). The noise comes from differences of neighbours (von Neumann 1941), so that
+    an old rise cannot hide a fall.
     """
     n = len(values)
-    left = np.arange(least, n - least + 1)  # sizes of the left part
+    left = np.arange(LEAST, n - LEAST + 1)  # sizes of the left part
     if len(left) == 0 or np.ptp(values) == 0:
         return 0.0, 0
     sums = np.cumsum(values - values.mean())
@@ -455,7 +456,7 @@ def biggest_step(values: np.ndarray, least: int = LEAST) -> tuple[float, int]:
     return height, int(left[gap.argmax()])
 
 
-def cuts(values: np.ndarray, threshold: float = STEP, least: int = LEAST) -> list[int]:
+def cuts(values: np.ndarray, threshold: float = STEP) -> list[int]:
     """Where the level stepped: [0, …], each the index of the first value after a step.
 
     Cut at the biggest step if it exceeds the threshold, then look to the right of it: a
@@ -466,13 +467,13 @@ def cuts(values: np.ndarray, threshold: float = STEP, least: int = LEAST) -> lis
     """
     found = [0]
     while True:
-        height, size = biggest_step(values[found[-1] :], least)
+        height, size = biggest_step(values[found[-1] :])
         if height <= threshold:
             return found
         found.append(found[-1] + size)
 
 
-def adaptive_window(values, threshold: float = STEP, least: int = LEAST) -> int:
+def adaptive_window(values) -> int:
     """How many of the last updates describe the present.
 
     It starts with all of them, so that noise averages out, drops what lies before a
@@ -484,8 +485,8 @@ def adaptive_window(values, threshold: float = STEP, least: int = LEAST) -> int:
     from scipy import stats
 
     values = series(values, "adaptive_window")
-    window = len(values) - cuts(values, threshold, least)[-1]
-    while window >= 2 * least:
+    window = len(values) - cuts(values)[-1]
+    while window >= 2 * LEAST:
         recent = values[-window:]
         if np.ptp(recent) == 0:
             break
@@ -507,14 +508,14 @@ class Change:
         return f"{verb} {levels} at about update {self.update}"
 
 
-def change(values, threshold: float = STEP, least: int = LEAST) -> Change | None:
-    """The latest step of the level, or None. Both sides need `least` updates."""
+def change(values, threshold: float = STEP) -> Change | None:
+    """The latest step of the level, or None. Both sides need LEAST updates."""
     values = series(values, "change")
-    last = cuts(values, threshold, least)[-1]
+    last = cuts(values, threshold)[-1]
     if last == 0:
         return None
     # The part before may have steps of its own.
-    earlier = cuts(values[:last], threshold, least)[-1]
+    earlier = cuts(values[:last], threshold)[-1]
     return Change(last + 1, level(values[earlier:last]), level(values[last:]))
 
 
@@ -529,7 +530,8 @@ def demo() -> None:
     assert was.high > now.low
     rng = np.random.default_rng(0)
     hard = rng.random(256)  # how hard each task is, for both policies
-    before, after = (rng.random(256) < hard * 0.6), (rng.random(256) < hard * 0.8)
+    before = rng.random(256) < hard * 0.6
+    after = rng.random(256) < hard * 0.8
     print("\nthe same 256 tasks before and after:", mean(before), "->", mean(after))
     print("gain, paired:", gain(before, after))
     # A run that learns, and then has learnt.

@@ -516,8 +516,8 @@ def main(seed: int, updates: int) -> None:
             habit = sum(spells(text) for text in texts) / len(texts)
             mean = rewards.mean().item()
             curve.append(mean)
-            told = f"reward {mean:.2f}  spells {habit:4.0%}  gradient {norm:.2f}"
-            print(f"update {i + 1:3}  {told}", flush=True)
+            line = f"reward {mean:.2f}  spells {habit:4.0%}  gradient {norm:.2f}"
+            print(f"update {i + 1:3}  {line}", flush=True)
     except KeyboardInterrupt:
         print("stopped early; what it has learnt so far:")
     evaluate(policy_of(lora), "after GRPO")
@@ -526,8 +526,7 @@ def main(seed: int, updates: int) -> None:
 
 if __name__ == "__main__":
     flags = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    told = "of LoRA, the tasks and the samples"
-    flags.add_argument("--seed", type=int, default=0, help=told)
+    flags.add_argument("--seed", type=int, default=0, help="of LoRA, tasks, samples")
     flags.add_argument("--updates", type=int, default=150, help="of GRPO")
     try:
         main(**vars(flags.parse_args()))

@@ -2,7 +2,7 @@
 
     W' = W + (alpha / rank) · B A     LoRA (Hu et al. 2021, §4.1)
 
-Only A [r, in] and B [out, r] learn.
+Only A [rank, in] and B [out, rank] learn.
 
 B starts at zero, so the policy starts *exactly* as the base model. `lora_rank=0` trains
 every weight instead. Nothing edits the base in place: folding LoRA into bfloat16
@@ -33,15 +33,12 @@ from bookkeeping.pretrained import check_tokenizer, find_stops, load_checked
 from bookkeeping.pretrained import first_line as first_line  # for fast/
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
-PICO_SWARM = PICO.with_name(
-    "pico_swarm"
-)  # trained further on tool calls; worse at lists for it
-PICO_LONG = PICO.with_name(
-    "pico_long"
-)  # for strings of 80 to 150 letters (docs/letters.md)
-EMBEDDED = {
-    path.name: str(path) for path in (PICO, PICO_SWARM, PICO_LONG)
-}  # by name, anywhere
+# trained further on tool calls; worse at lists for it
+PICO_SWARM = PICO.with_name("pico_swarm")
+# for strings of 80 to 150 letters (docs/letters.md)
+PICO_LONG = PICO.with_name("pico_long")
+# {name: path}: their names do in any folder
+EMBEDDED = {path.name: str(path) for path in (PICO, PICO_SWARM, PICO_LONG)}
 BIG = "Qwen/Qwen3-4B-Instruct-2507"
 
 
@@ -53,9 +50,8 @@ class Policy:
     name: str  # for people: the folder's name, or the hub id
     lora_rank: int  # 0: all weights learn
     device: torch.device
-    checkpointing: bool = (
-        False  # recompute activations in the backward pass, to save memory
-    )
+    # recompute activations in the backward pass, to save memory
+    checkpointing: bool = False
 
     @property
     def lm(self) -> torch.nn.Module:
@@ -69,9 +65,8 @@ class Policy:
     @property
     def n_parameters(self) -> int:
         """Of the model itself, LoRA not counted."""
-        return sum(
-            p.numel() for name, p in self.lm.named_parameters() if "lora_" not in name
-        )
+        named = self.lm.named_parameters()
+        return sum(p.numel() for name, p in named if "lora_" not in name)
 
     @contextmanager
     def learning(self):
@@ -93,8 +88,10 @@ class Policy:
 
 
 def checkpoint_activations(policy: Policy) -> None:
-    """Keep only each layer's input for the backward pass. ValueError if the model has
-    dropout."""
+    """Keep only each layer's input for the backward pass.
+
+    ValueError if the model has dropout.
+    """
     layers = policy.lm.modules()
     shares = [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)]
     if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
@@ -107,8 +104,7 @@ def checkpoint_activations(policy: Policy) -> None:
 
 
 def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
-    """AdamW on what learns. Fused on a GPU: else its step takes 4 bytes per weight
-    more."""
+    """AdamW on what learns; on a GPU fused, which takes 4 bytes per weight less."""
     fused = True if policy.device.type == "cuda" else None
     weights = policy.trainable().values()
     return torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=fused)
@@ -121,8 +117,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 @contextmanager
 def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
-    """`with swapped(policy, weights):` computes with other trainable weights: a
-    reference's."""
+    """`with swapped(policy, weights):` computes with these, a reference's say."""
     parameters = policy.trainable()
     own = {name: p.data for name, p in parameters.items()}
     try:
@@ -140,13 +135,12 @@ def swapped(policy: Policy, weights: dict[str, torch.Tensor]):
 def load_policy(
     name: str, lora_rank: int, lora_alpha: int, device="auto", seed=0
 ) -> Policy:
-    """Load a causal LM with a chat template, freeze it and attach LoRA (rank 0: all of
-    it learns).
+    """Load a causal LM with a chat template, freeze it and attach LoRA.
 
-    Weights are bfloat16 if they are frozen and the GPU supports it, else float32: an
-    Adam step of 5e-6 is lost in bfloat16's 8 bits. Adapters are always float32.
-    SystemExit with a one-sentence message if the model cannot be loaded, or cannot
-    chat.
+    With rank 0 nothing is attached, and all of it learns. Weights are bfloat16 if they
+    are frozen and the GPU supports it, else float32: an Adam step of 5e-6 is lost in
+    bfloat16's 8 bits. Adapters are always float32. SystemExit with a one-sentence
+    message if the model cannot be loaded, or cannot chat.
     """
     first = pick_device(device)
     try:
@@ -171,8 +165,7 @@ def load_policy(
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
-    """The model with LoRA beside its weights (lora_config). SystemExit if peft is not
-    there."""
+    """The model with LoRA beside its weights. SystemExit if peft is not there."""
     try:
         from peft import get_peft_model
     except ModuleNotFoundError:
@@ -183,16 +176,15 @@ def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
 
 
 def lora_config(config, rank: int, alpha: int):
-    """peft's: of every linear layer but the output; in a mixture of experts of
-    attention only.
+    """peft's config of LoRA: on every linear layer but the output.
 
-    Adapters of rank 32 on all 128 experts of a 30B would be 2 billion parameters.
+    In a mixture of experts on attention only: adapters of rank 32 on all 128 experts
+    of a 30B would be 2 billion parameters.
     """
     from peft import LoraConfig
 
-    experts = getattr(config, "num_experts", None) or getattr(
-        config, "num_local_experts", None
-    )
+    counts = ("num_experts", "num_local_experts")  # Qwen's name, and Mixtral's
+    experts = any(getattr(config, name, None) for name in counts)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
     return LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"
@@ -205,11 +197,10 @@ def lora_config(config, rank: int, alpha: int):
 def plain_logits(
     policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0
 ):
-    """The logits from which each masked token is chosen, over temperature: [M, V]
-    float32.
+    """The logits [M, V] from which each masked token is chosen, over temperature.
 
     ids [N, T], right-padded. mask [N, T-1]: mask[:, t] asks for token t+1, which
-    position t predicts. M = mask.sum(), row after row.
+    position t predicts. M = mask.sum(), row after row. Returns float32.
     """
     logits = policy.model(input_ids=ids[:, :-1], use_cache=False).logits  # [N, T-1, V]
     return logits[mask].float() / temperature
@@ -218,8 +209,7 @@ def plain_logits(
 def choices(
     logits: torch.Tensor, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [M, V], tokens [M] -> log-prob of each token [M], entropy of its choice
-    [M]; nats."""
+    """Logits [M, V], tokens [M] -> their log-probs [M] and entropies [M], in nats."""
     all_logprobs = logits.log_softmax(-1)  # [M, V]
     logprobs = all_logprobs.gather(-1, tokens[:, None])[:, 0]  # [M]
     entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)  # [M]: -Σ p log p
@@ -229,11 +219,10 @@ def choices(
 def plain_logprobs(
     policy: Policy, ids: torch.Tensor, mask: torch.Tensor, temperature=1.0
 ):
-    """The log-prob of every masked token given those before it, and the entropy of its
-    choice.
+    """The log-prob of every masked token, and the entropy of its choice.
 
-    As in plain_logits. Returns log-probs [M] and entropies [M] in nats. Both are
-    differentiable, so you can build any loss from them.
+    ids, mask and M as in plain_logits. Returns log-probs [M] and entropies [M] in nats.
+    Both are differentiable, so you can build any loss from them.
     """
     return choices(plain_logits(policy, ids, mask, temperature), ids[:, 1:][mask])
 
@@ -241,9 +230,8 @@ def plain_logprobs(
 @dataclass
 class Sample:
     token_ids: list[int]  # the end-of-turn token included, if it came
-    logprobs: list[
-        float
-    ]  # of each token, in nats, as it was drawn (temperature included)
+    # of each token, in nats, as it was drawn (temperature included)
+    logprobs: list[float]
     finished: bool  # False: max_tokens came before the end-of-turn token
     cache: object = None  # keys and values of all but its last token, if they were kept
 
@@ -260,31 +248,28 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float):
     else:
         cdf = logp.exp().cumsum(-1)  # [B, V]; its last entry is 1 but for rounding
         total = cdf[:, -1:]
-        inside = torch.nextafter(
-            total, torch.zeros_like(total)
-        )  # for a uniform that rounds to 1
+        # for a uniform that rounds to 1
+        inside = torch.nextafter(total, torch.zeros_like(total))
         target = torch.minimum(uniform[:, None] * total, inside)
         tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
-        tokens = tokens.clamp(
-            max=logits.shape[-1] - 1
-        )  # NaN; rollout.take_turn will notice it
+        # of logits that are NaN; rollout.take_turn will notice them
+        tokens = tokens.clamp(max=logits.shape[-1] - 1)
     return tokens, logp.gather(-1, tokens[:, None])[:, 0]
 
 
 class PlainSampler:
-    """fast/sampler.py's TorchSampler without its tricks: the same seeds give the same
-    tokens.
+    """fast/sampler.py's TorchSampler without its tricks.
 
-    One reply after the other, and the whole text again for each token.
+    The same seeds give the same tokens, one reply after the other, and the whole text
+    is read again for each token.
     """
 
     def __init__(self, policy: Policy):
         self.policy, self.version = policy, 0
 
     def sync(self, version: int = 0) -> None:
-        self.version = (
-            version  # nothing to copy: it samples from the policy's own weights
-        )
+        # Nothing to copy: it samples from the policy's own weights.
+        self.version = version
 
     def asleep(self):
         return nullcontext()  # nothing to give back while the trainer works
@@ -292,12 +277,14 @@ class PlainSampler:
     def sample(
         self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False
     ):
-        """k samples of each prompt, [len(prompts)][k]; seeds[g][i] is for sample i of
-        prompt g."""
-        reply = lambda g, i: self.reply(
-            prompts[g], max_tokens, temperature, seeds[g][i]
-        )
-        return [[reply(g, i) for i in range(k)] for g in range(len(prompts))]
+        """k samples of each prompt, [len(prompts)][k].
+
+        seeds[g][i] is for sample i of prompt g.
+        """
+        return [
+            [self.reply(prompt, max_tokens, temperature, seed) for seed in row[:k]]
+            for prompt, row in zip(prompts, seeds)
+        ]
 
     @torch.inference_mode()
     def reply(
@@ -306,15 +293,11 @@ class PlainSampler:
         uniforms = torch.tensor(np.random.default_rng(seed).random(max_tokens)).float()
         sample = Sample([], [], finished=False)
         for uniform in uniforms.to(self.policy.device):
-            ids = torch.tensor(
-                [prompt + sample.token_ids], device=self.policy.device
-            )  # [1, T]
-            logits = self.policy.model(input_ids=ids, use_cache=False).logits[
-                :, -1
-            ]  # [1, V]
-            token, logprob = draw(
-                logits.float(), uniform[None], temperature
-            )  # [1], [1]
+            text = prompt + sample.token_ids
+            ids = torch.tensor([text], device=self.policy.device)  # [1, T]
+            logits = self.policy.model(input_ids=ids, use_cache=False).logits
+            last = logits[:, -1].float()  # [1, V]
+            token, logprob = draw(last, uniform[None], temperature)  # [1], [1]
             sample.token_ids.append(token.item())
             sample.logprobs.append(logprob.item())
             if token.item() in self.policy.stop_ids:
@@ -327,21 +310,17 @@ class PlainSampler:
 
 
 def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
-    """The chat template, as text. Control tokens inside a message are broken up: text
-    stays text.
+    """A conversation as the chat template writes it, up to where the policy speaks.
 
-    It ends where the policy begins to speak. tools: JSON schemas, or None. Raises
-    ValueError if the template refuses the conversation.
+    Control tokens inside a message are broken up: text stays text. tools: JSON schemas,
+    or None. Raises ValueError if the template refuses the conversation.
     """
     safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
     added = policy.tokenizer.added_tokens_decoder.values()
-    markup = [
-        token.content for token in added if not token.special
-    ]  # <think>, </tool_response>
+    # <think>, </tool_response>, …: what a tool says must not end the latter
+    markup = [token.content for token in added if not token.special]
     for m in safe:
-        if (
-            m["role"] == "tool"
-        ):  # between <tool_response> and </tool_response>: it must not end it
+        if m["role"] == "tool":
             m["content"] = broken_up(m["content"], markup)
     try:
         return policy.tokenizer.apply_chat_template(
@@ -382,18 +361,16 @@ def encode(policy: Policy, text: str) -> list[int]:
 # ----------------------------------------------------------------------------- devices
 
 
-FOR_MPS = (
-    50e6  # parameters from which a Mac's GPU is taken: a guess, nobody has measured it
-)
+# parameters from which a Mac's GPU is taken: a guess, nobody has measured it
+FOR_MPS = 50e6
 
 
 def pick_device(device: str, n_parameters: float = 0) -> str:
-    """What --device means here, for a model of that size. SystemExit if there is no
-    such device.
+    """What --device means here, for a model of that size.
 
     auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the
     embedded ones, whose steps are dominated by the time it takes to start each
-    operation; else the CPU.
+    operation; else the CPU. SystemExit if there is no such device.
     """
     there = {
         "cuda": torch.cuda.is_available(),
@@ -401,9 +378,8 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     }
     there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
     if device == "auto":
-        on_mac = (
-            there["mps"] and n_parameters > FOR_MPS and not dist.is_initialized()
-        )  # gloo: CPU
+        alone = not dist.is_initialized()  # gloo adds up no gradients on MPS
+        on_mac = there["mps"] and n_parameters > FOR_MPS and alone
         return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
     try:
         asked = torch.device(device)
@@ -413,19 +389,18 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     except RuntimeError:  # no such word
         found = False
     if not found:
-        known = ", ".join(
-            name for name, is_here in there.items() if is_here and name != "meta"
-        )
-        raise SystemExit(f"--device {device}: torch finds none here; there is {known}")
+        known = [name for name, is_here in there.items() if is_here and name != "meta"]
+        why = f"torch finds none here; there is {', '.join(known)}"
+        raise SystemExit(f"--device {device}: {why}")
     return device
 
 
 def in_bfloat16(device) -> bool:
-    """Does this device compute in bfloat16? Not CPUs, Macs, or cards older than Ampere
-    (a T4).
+    """Does this device compute in bfloat16?
 
-    Those use float32. float16, which a T4 would compute faster, ends at 65,504: its
-    gradients would need to be scaled, and nothing here does that.
+    Not CPUs, Macs, or cards older than Ampere (a T4): those use float32. float16, which
+    a T4 would compute faster, ends at 65,504: its gradients would need to be scaled,
+    and nothing here does that.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -454,6 +429,5 @@ if __name__ == "__main__":
         after, _ = plain_logprobs(policy, ids, mask)
     gap = (before - after).abs().max().item()
     print(f"LoRA changes log-probs by {gap} before training, because B is zero")
-    assert gap < 1e-5 and torch.allclose(
-        after, torch.tensor(sample.logprobs), atol=1e-4
-    )
+    assert gap < 1e-5
+    assert torch.allclose(after, torch.tensor(sample.logprobs), atol=1e-4)

@@ -35,8 +35,7 @@ from bookkeeping.presets import (
 TRAIN_SEEDS = 0
 SFT_SEEDS = 1_000_000_000
 DEV_SEEDS = 2_000_000_000  # development: evaluations during a run, and every choice
-# of a run: after so many the training tasks of the next --seed begin
-MOST_UPDATES = 100_000
+MOST_UPDATES = 100_000  # of a run: then the training tasks of the next --seed begin
 MODELS = Path(__file__).resolve().parent / "models"  # the embedded ones
 EVAL_TIERS = (3, 5, 6)  # of letters, evaluated in addition to the tier that is trained
 
@@ -162,19 +161,18 @@ OF_ENVIRONMENTS = {
     "think": "think",
     "sft_style": "style",
 }
-# of a curriculum
+# What a curriculum climbs, the easiest first.
 LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
-# go up if the mean of this …
+# It goes up if the mean of this measure, over PROMOTE_AFTER updates, is so high.
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
-PROMOTE_AFTER = 5  # … over so many updates at this level is so high
+PROMOTE_AFTER = 5
 
 
 def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, dict]:
-    """The arguments of fast.machine.choose_model: model, environment, device, settings
-    to keep.
+    """(model, environment, device, settings to keep), for fast.machine.choose_model.
 
-    That is {flag: value} of what was typed (also if it is the default), or set by a
-    preset or by whoever calls train(). "auto" and None leave the choice.
+    Settings to keep: {flag: value} of what was typed (also if it is the default), or
+    set by a preset or by whoever calls train(). "auto" and None leave the choice.
     """
     values, defaults = vars(cfg), vars(Config())
     stays = {name for name in values if name in typed or values[name] != defaults[name]}
@@ -201,9 +199,9 @@ def complete(
     if path and cfg.model == "auto":
         cfg.model = Path(path).name if Path(path).parent == MODELS else path
     if cfg.async_rollouts:
-        # learnt fastest on old samples (results/offpolicy)
+        # learnt fastest on old samples (results/offpolicy.json)
         fill(cfg, {"importance": "sequence"})
-    fill(cfg, by_size(n_parameters, kind(cfg.env), cfg.lora_rank))
+    fill(cfg, by_size(n_parameters, kind(cfg.env), not cfg.lora_rank))
     if (
         cfg.env == "swarm"
         and n_parameters <= SMALL_MODEL
@@ -216,8 +214,7 @@ def complete(
 
 
 def healthy_loss(cfg: Config) -> str:
-    """A line to print: loss and ratio of a healthy run, and that the reward is what to
-    watch."""
+    """A line to print: what is healthy on-policy, and what to watch."""
     if cfg.epochs > 1 or cfg.async_rollouts:
         return (
             "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
@@ -232,8 +229,7 @@ def healthy_loss(cfg: Config) -> str:
 
 
 def short(env: str) -> str:
-    """Its name in run folders and tables: of FILE.py:CLASS the class, of known tasks
-    their name."""
+    """Its name in run folders: CLASS of FILE.py:CLASS, ROWS of jsonl:ROWS.jsonl."""
     if kind(env) == "known":
         return Path(env.partition(":")[2].partition(",")[0]).stem
     return env.rpartition(":")[2]
@@ -275,14 +271,12 @@ def sft_seeds(cfg: Config) -> list[int]:
 
 
 def dev_seeds(cfg: Config) -> list[int]:
-    """The tasks of every evaluation during a run: the same for all runs, and never
-    trained on."""
+    """The tasks of evaluations during a run: the same for all, never trained on."""
     return seeds_from(cfg, DEV_SEEDS, cfg.eval_n)
 
 
 def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
-    """n seeds, or as many as there are different tasks: a file of rows has only so
-    many."""
+    """n seeds, or fewer if there are fewer tasks: a file of rows has only so many."""
     most = make_env(cfg, 0).how_many(first) if kind(cfg.env) == "known" else n
     if most is None:  # a generator
         from bridges.known import different
@@ -293,8 +287,10 @@ def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
 
 @cache  # an environment is made for every episode
 def yours(env: str) -> type:
-    """The class of `--env FILE.py:CLASS` (docs/fork.md has one). ValueError if it
-    cannot be had."""
+    """The class of `--env FILE.py:CLASS` (docs/fork.md has one).
+
+    ValueError if it cannot be used.
+    """
     file, _, name = env.rpartition(":")
     if not Path(file).is_file():
         raise ValueError(f"--env {env}: there is no file {file}; give FILE.py:CLASS")
@@ -314,20 +310,18 @@ def yours(env: str) -> type:
 
 
 def levels_of(env: str) -> list:
-    """What a curriculum climbs, the easiest first. A class of yours may have `levels`,
-    too."""
-    return (
-        getattr(yours(env), "levels", [])
-        if kind(env) == "yours"
-        else LEVELS.get(env, [])
-    )
+    """What a curriculum climbs; a class of yours may have `levels`, too."""
+    if kind(env) == "yours":
+        return getattr(yours(env), "levels", [])
+    return LEVELS.get(env, [])
 
 
 def promote_of(env: str) -> tuple[str, float]:
-    """Go up if the mean of this measure is so high. A class of yours may have
-    `promote`."""
-    usual = PROMOTE.get(env, ("exact", 0.75))
-    return getattr(yours(env), "promote", usual) if kind(env) == "yours" else usual
+    """(measure, how high its mean has to be); a class of yours may have `promote`."""
+    usual = PROMOTE.get(env, PROMOTE["letters"])
+    if kind(env) == "yours":
+        return getattr(yours(env), "promote", usual)
+    return usual
 
 
 def class_of(env: str) -> type | None:
@@ -350,8 +344,7 @@ def class_of(env: str) -> type | None:
 
 
 def settable(env: str) -> dict[str, type]:
-    """{setting: its type} of what --set can give: the fields of the environment's
-    dataclass."""
+    """{setting: its type} of what --set can give: the fields of the dataclass."""
     cls = class_of(env)
     if not is_dataclass(cls):
         return {}
@@ -363,8 +356,10 @@ def settable(env: str) -> dict[str, type]:
 
 
 def given(cfg: Config) -> dict:
-    """{setting: value} of --set NAME=VALUE …; the last one counts. ValueError by one
-    sentence."""
+    """{setting: value} of --set NAME=VALUE …; the last one counts.
+
+    ValueError with one sentence if there is no such setting, or not with that value.
+    """
     types, values = settable(cfg.env), {}
     for word in cfg.set:
         name, equals, text = word.partition("=")
@@ -372,8 +367,8 @@ def given(cfg: Config) -> dict:
             raise ValueError(f"--set {word}: give NAME=VALUE")
         if name not in types:
             cure = f"choose {', '.join(types)}" if types else "leave it out"
-            both = OF_ENVIRONMENTS.items()
-            flags = {name: flag for flag, field in both for name in (flag, field)}
+            flags = {own: flag for flag, own in OF_ENVIRONMENTS.items()}
+            flags |= {flag: flag for flag in OF_ENVIRONMENTS}
             if name in flags and kind(cfg.env) != "yours":
                 cure = f"it is the flag --{flags[name].replace('_', '-')}"
             raise ValueError(
@@ -401,8 +396,7 @@ def read_value(kind_of: type, text: str, word: str):
 
 
 def make_env(cfg: Config, difficulty):
-    """A fresh environment: its class with the flags that it has fields for, and with
-    --set."""
+    """A fresh environment, with the flags that it has fields for, and with --set."""
     if kind(cfg.env) == "known":
         from bridges.known import open_known
 
@@ -414,7 +408,7 @@ def make_env(cfg: Config, difficulty):
             env.level = difficulty
         return env
     values = {name: getattr(cfg, flag) for flag, name in OF_ENVIRONMENTS.items()}
-    values |= {"difficulty": difficulty}
+    values["difficulty"] = difficulty
     own = {f.name for f in fields(cls)}
     return cls(**{name: x for name, x in values.items() if name in own}, **given(cfg))
 
@@ -436,8 +430,7 @@ def sources(env: str) -> list[Path]:
 
 
 def eval_sets(cfg: Config) -> dict[str, tuple]:
-    """What is evaluated: {name of a set of tasks: (is it the one trained on?,
-    make_env)}.
+    """What is evaluated: {name of a set of tasks: (is it trained on?, make_env)}.
 
     The same name means the same tasks.
     """
@@ -453,16 +446,13 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
         others = levels_of(cfg.env) if cfg.eval_other_tiers else [cfg.difficulty]
         sets = {f"{name}, level {level}": level for level in others}
     elif cfg.env == "swarm":
-        sets = {
-            f"{cfg.difficulty} v{make_env(cfg, cfg.difficulty).version}": cfg.difficulty
-        }
+        version = make_env(cfg, cfg.difficulty).version
+        sets = {f"{cfg.difficulty} v{version}": cfg.difficulty}
     else:
         env = make_env(cfg, 0)
         span = lambda low, high: str(low) if low == high else f"{low}-{high}"
-        turns, names = (
-            span(env.min_turns, env.max_turns),
-            span(env.min_names, env.max_names),
-        )
+        turns = span(env.min_turns, env.max_turns)
+        names = span(env.min_names, env.max_names)
         name = f"{turns} turns, {names} names, power {env.similarity_power:g}"
         sets = {name + (" a turn" if env.power_per_turn else ""): 0}
     trained = 0 if cfg.env == "alphabet" else cfg.difficulty
@@ -475,7 +465,7 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
 # --------------------------------------------------------------------- the command line
 
 
-# and api_… with api_base
+# {flag: the one without which it changes nothing}; api_… is one of api_base
 ONLY_WITH = {"max_updates": "until_converged", "lora_alpha": "lora_rank"}
 
 
@@ -493,8 +483,7 @@ def command_line(words: list[str]) -> tuple[Config, set[str]]:
 
 
 def read_flags(words: list[str]) -> tuple[Config, set[str]]:
-    """The Config that these words ask for, and the names of the flags that were
-    typed."""
+    """(the Config that these words ask for, the names of the flags that were typed)."""
     words = without_bare_eval_only(words)
     cfg = tyro.cli(Config, args=words)
     # again, with these as defaults: a typed flag wins
@@ -512,8 +501,7 @@ def read_flags(words: list[str]) -> tuple[Config, set[str]]:
 
 
 def mistake(name: str) -> dict:
-    """The settings of a mistake to make on purpose (--break); none if there is no
-    name."""
+    """The settings of a mistake to make on purpose (--break); of "" none."""
     if not name:
         return {}
     from learn import failures

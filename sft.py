@@ -25,8 +25,7 @@ from rollout import Episode, expert_episode
 def sft(
     policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable
 ) -> dict:
-    """Train on one demonstration per seed, cfg.sft_steps steps; returns losses, tokens,
-    seconds.
+    """cfg.sft_steps steps on one demonstration per seed -> losses, tokens, seconds.
 
     make_env() -> an environment; stop_here() is called after every step, and raises if
     somebody asked the run to stop. Call sft() inside `with policy.learning()`.
@@ -37,16 +36,12 @@ def sft(
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
     for i, batch in enumerate(parallel.bar(batches, desc="SFT", disable=not batches)):
-        # Rise over a tenth of the steps (Adam's first steps are its largest), then fall
-        # towards 0.
-        rise, fall = (
-            (i + 1) / max(1, cfg.sft_steps / 10),
-            (cfg.sft_steps - i) / cfg.sft_steps,
-        )
+        # Adam's first steps are its largest: rise over a tenth of the steps, then fall.
+        rise = (i + 1) / max(1, cfg.sft_steps / 10)
+        fall = (cfg.sft_steps - i) / cfg.sft_steps
         set_learning_rate(optimizer, cfg.sft_lr * min(rise, fall))
-        losses.append(
-            sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)["loss"]
-        )
+        stats = sft_step(policy, optimizer, batch, cfg.micro_tokens, cfg.plain)
+        losses.append(stats["loss"])
         tokens += sum(e.reply_tokens for e in batch)
         stop_here()
     ends = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
@@ -67,20 +62,18 @@ def sft_step(
     micro_tokens: int,
     plain: bool = False,
 ) -> dict[str, float]:
-    """One optimizer step; returns its loss (mean -log p of an expert's token, nats),
-    norm, tokens.
+    """One optimizer step; returns its loss, gradient norm and number of tokens.
 
-    micro_tokens: padded tokens per forward pass. plain: log-probs the plain way. Raises
-    FloatingPointError if loss or gradient is not finite, before the optimizer step.
+    The loss is the mean of -log p of the expert's tokens, in nats. micro_tokens: padded
+    tokens per forward pass. plain: log-probs the plain way. Raises FloatingPointError
+    if loss or gradient is not finite, before the optimizer step.
     """
     optimizer.zero_grad(set_to_none=True)
-    n = sum(
-        e.reply_tokens for e in episodes
-    )  # one denominator for the batch, however it is cut
+    # One denominator for the whole batch, however it is cut.
+    n = sum(e.reply_tokens for e in episodes)
     loss, pad = 0.0, policy.tokenizer.pad_token_id
-    episodes = parallel.share(
-        sorted(episodes, key=lambda e: len(e.token_ids))
-    )  # this process's
+    by_length = sorted(episodes, key=lambda e: len(e.token_ids))
+    episodes = parallel.share(by_length)  # this process's
     logprobs_of = plain_logprobs if plain else token_logprobs
     for piece in cut(episodes, micro_tokens):
         batch = collate([episodes[i] for i in piece], pad, policy.device)
@@ -96,8 +89,7 @@ def sft_step(
 def sft_batches(
     episodes: list[Episode], batch_size: int, steps: int, seed: int
 ) -> list[list[Episode]]:
-    """`steps` batches; in every pass over the episodes each comes once, in a new
-    order."""
+    """`steps` batches; each pass over the episodes takes each once, in a new order."""
     rng, queue, batches = random.Random(seed), [], []
     while len(batches) < steps:
         while len(queue) < batch_size:

@@ -1,7 +1,8 @@
 """What a run leaves: its folder, checkpoints, symptoms, reports, pages and comparisons.
 
-Nothing in this room changes a number of the training. Delete it, and a run learns the same.
+It has no part in what a run learns, except for defaults (presets.py) and a curriculum's level
+(run.py).
 
-It may import the story (metrics, policy, rollout, grpo, settings), `fast/`, and, in behaviour.py
-alone, the swarm. It never imports `lab/`, `learn/` or `bridges/`.
+It may import `fast/`, the book except train.py, and, in behaviour.py alone, the swarm. It never
+imports `lab/`, `learn/` or `bridges/`.
 """

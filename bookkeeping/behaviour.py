@@ -7,11 +7,10 @@
     evals.jsonl -> averages with paired differences, tails, rows per scenario, tool use over time,
                    the best episode -> sections (bookkeeping/tables.py) -> report.md, report.html
 
-Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for
-both. The p of a difference comes from flipping the signs of the scenarios' differences: if nothing
-changed, each is as likely to be above zero as below. A table asks about some twenty measures at
-once, and one of them would pass 0.05 by luck; so p is corrected by Holm's method (1979) over the
-whole table.
+Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for both. The p
+of a difference comes from flipping the signs of the scenarios' differences: if nothing changed,
+each is as likely to be above zero as below. A table asks about some twenty measures at once, and
+one of them would pass 0.05 by luck; so p is corrected by Holm's method (1979) over the whole table.
 
 The table in picoRL, from which this grew, compared 6 samples with 8, printed no interval, and read
 a strategy off the best of the 8. Here the best episode is shown too, together with how far from the
@@ -51,17 +50,17 @@ def find(evals: list[dict], which: str) -> dict:
 def changes(a: dict, b: dict) -> list[dict]:
     """A row for each measure that is not the same in every scenario.
 
-    Both means, the paired difference b - a, p, and p corrected by Holm.
+    The values of both, the paired difference b - a, p, and p corrected by Holm.
     """
     rows = []
     for name in measures(a, b):
         x, y = values(a, name), values(b, name)
         both = ~np.isnan(x + y)
-        if np.array_equal(x[both], y[both]):
+        x, y = x[both], y[both]
+        if np.array_equal(x, y):
             continue
-        row = {"name": name, "a": average(x[both]), "b": average(y[both])}
-        p = float(compare.permutation_test(y[both] - x[both]))
-        rows.append(row | {"gain": metrics.gain(x[both], y[both]), "p": p})
+        p = compare.permutation_test(y - x)
+        rows.append({"name": name, "a": x, "b": y, "gain": metrics.gain(x, y), "p": p})
     corrected = compare.holm([row["p"] for row in rows])
     return [row | {"corrected": p} for row, p in zip(rows, corrected)]
 
@@ -75,13 +74,12 @@ def averages(a: dict, b: dict) -> dict:
         unit = " points" if name in PERCENT else ""
         direction = "up" if gain.mean > 0 else "down"
         table.append([
-            tables.label(name), interval(name, row["a"]), interval(name, row["b"]),
+            tables.label(name), tables.cell(name, row["a"]), tables.cell(name, row["b"]),
             gain.text(digits, factor, sign="+") + unit, compare.small(row["corrected"]),
             direction if row["corrected"] < 0.05 else "cannot tell",
         ])  # fmt: skip
-    same = [
-        tables.label(name) for name in measures(a, b) if name not in {row["name"] for row in rows}
-    ]
+    differ = {row["name"] for row in rows}
+    same = [tables.label(name) for name in measures(a, b) if name not in differ]
     rewards = values(a, "reward"), values(b, "reward")
     up, down = (int((sign * (rewards[1] - rewards[0]) > 1e-9).sum()) for sign in (1, -1))
     share = metrics.proportion(down, n).percent()
@@ -104,7 +102,8 @@ def tails(a: dict, b: dict) -> dict:
         ends = np.nanquantile(values(e, name), [0.05, 0.5, 0.95, 1])
         return " · ".join(f"{factor * x:.{digits}f}{unit}" for x in ends)
 
-    names = [name for name in measures(a, b) if average(values(a, name) + values(b, name)).n]
+    known = lambda e, name: not np.isnan(values(e, name)).all()
+    names = [name for name in measures(a, b) if known(a, name) and known(b, name)]
     rows = [[tables.label(name), cell(a, name), cell(b, name)] for name in names]
     text = ["5% · 50% · 95% · the most, over the scenarios of each evaluation."]
     return section("Tails", text, ["", moment(a), moment(b)], rows, folded=True)
@@ -194,7 +193,7 @@ def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
 
 
 def wasted(e: dict) -> dict:
-    """A measure more: the tasks that were claimed and never submitted."""
+    """One more measure: the tasks that were claimed and never submitted."""
     names = ("used_claim_task", "used_submit_work")
     if not all(name in e for name in names):
         return {}
@@ -220,9 +219,3 @@ def sections(
         raise ValueError(f"{which[0]} and {which[1]} are the same evaluation; choose two")
     best = best_episode(a, b, episodes)
     return [averages(a, b), tails(a, b), by_scenario(a, b), tool_use(mine), *best]
-
-
-if __name__ == "__main__":  # the same command
-    import runpy
-
-    runpy.run_module("bookkeeping.report", run_name="__main__")

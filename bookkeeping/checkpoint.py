@@ -44,8 +44,10 @@ def sibling(folder: Path, ending: str) -> Path:
 
 
 def checksum(folder: Path) -> str:
-    """SHA-256 over names and contents of a checkpoint's files, except the checksum itself and what
-    somebody's file manager leaves (.DS_Store, .ipynb_checkpoints)."""
+    """SHA-256 over names and contents of a checkpoint's files, except the checksum itself.
+
+    What a file manager leaves does not count either (.DS_Store, .ipynb_checkpoints).
+    """
     total = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.name != "checksum" and not file.name.startswith("."):
@@ -56,8 +58,10 @@ def checksum(folder: Path) -> str:
 
 
 def readable(folder: Path, like: str) -> None:
-    """safetensors' files can be read by their owner alone. Here all can be read by whoever may read
-    `like`, a file that was written as any other: the umask has decided."""
+    """Let all files be read by whoever may read `like`, of which the umask has decided.
+
+    safetensors makes files that their owner alone can read.
+    """
     for file in folder.iterdir():
         shutil.copymode(folder / like, file)
 
@@ -67,8 +71,9 @@ def save_checkpoint(
 ) -> None:
     """Write weights, optimizer and `state`; the checkpoint before it stays as `folder`.old.
 
-    reference: with --kl {name: weight} after SFT, kept in optimizer.pt. (load_state_dict passes
-    over what it does not know.)
+    reference: with --kl {name: weight} after SFT, kept in optimizer.pt (load_state_dict passes over
+    what it does not know).
+
     A kill at any moment leaves a whole checkpoint. So does a disk that is full or read-only: that
     raises OSError.
     """
@@ -157,8 +162,7 @@ def load_checkpoint(folder: Path, policy: Policy) -> tuple[dict, dict]:
 def load_weights(folder: Path, policy: Policy) -> None:
     """Every weight that learns, exactly. An error if one is missing, or one is not the policy's."""
     if not policy.lora_rank:
-        # It knows that a tied head is one weight.
-        load_model(policy.model, folder / "model.safetensors")
+        load_model(policy.model, folder / "model.safetensors")  # a tied head is one weight to it
         return
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 

@@ -21,9 +21,9 @@ What the interval and the p-value cover depends on the seeds:
 
 Why not sign flips, or a two-way bootstrap over seeds and tasks, in the second case too? Both were
 tried on arms that do not differ but whose seeds do. With two seeds per arm, flips find a winner in
-43% of the cases and the bootstrap in 17% (it cannot know how little two seeds are); this finds one
-in 6% (tests/test_compare.py has the simulation). Noise within a run is counted twice here, which
-errs on the safe side.
+about 40% of the cases, the bootstrap in 15% (it cannot know how little two seeds are) and this in
+6%. tests/test_compare.py has the simulation, without the bootstrap, which was in it at commit
+22b9273. Noise within a run is counted twice here, which errs on the safe side.
 
 Many comparisons find a winner by luck. So p-values are corrected by Holm's method (1979) over the
 whole table, and the verdict uses only the corrected ones. A p that no shuffle reached is a bound,
@@ -153,19 +153,20 @@ def environment_settings(config: dict) -> dict:
 # -------------------------------------------------------------------------------------- statistics
 
 
-def permutation_test(difference, resamples: int = 9999):
-    """Paired differences [n] or [n, …] -> p, or p [...], of the sign-flip test.
+def permutation_test(difference: np.ndarray, resamples: int = 9999) -> float:
+    """Paired differences [n] -> p of the sign-flip test.
 
     If nothing differs, each difference could as well be its negative. How often do such flips give
     a mean as far from 0 as the real one? If none of them does, p is Hoeffding's bound (1963) on how
     often one would: 1 / (resamples + 1) alone, corrected for 500 comparisons, could never be small.
     """
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (resamples, len(difference)))
-    distance = np.abs(difference.sum(axis=0))
-    as_far = (np.abs(signs @ difference) >= distance - 1e-9).sum(axis=0)  # […]; rounding
-    bound = 2 * np.exp(-(distance**2) / np.maximum(2 * (difference**2).sum(axis=0), 1e-300))
+    distance = abs(difference.sum())
+    as_far = int((np.abs(signs @ difference) >= distance - 1e-9).sum())  # 1e-9: rounding
     p = (1 + as_far) / (resamples + 1)
-    return np.where(as_far == 0, np.minimum(p, bound), p)
+    if as_far:
+        return p
+    return min(p, float(2 * np.exp(-(distance**2) / (2 * (difference**2).sum()))))
 
 
 def holm(p) -> list[float]:
@@ -213,7 +214,7 @@ def differ(a: np.ndarray, b: np.ndarray) -> tuple[Interval, float, str]:
     """a, b [seeds, tasks] of the same tasks -> (a - b, paired by task; p; what varies in both)."""
     x, y = a.mean(axis=0), b.mean(axis=0)  # [tasks] each
     if min(len(a), len(b)) == 1:
-        return metrics.gain(y, x), float(permutation_test(x - y)), "tasks only"
+        return metrics.gain(y, x), permutation_test(x - y), "tasks only"
     parts = [variance_of_mean(values) for values in (a.mean(axis=1), b.mean(axis=1), x - y)]
     return *by_variance(float(x.mean() - y.mean()), parts, len(x)), "seeds and tasks"
 

@@ -6,7 +6,7 @@
 A chart may be "stacked" (the ends of a point are its layer's edges), "small" (on the page), and
 have "marks": [[update, words]]. A series may be "plain" (drawn thin), "apart" (points that no line
 joins) and have a "colour": a number, or a CSS colour. A value that was not measured is None,
-because JSON has no NaN. An evaluation before SFT is at update -1.
+because JSON has no NaN. An evaluation before SFT stands at -1 on the axis of updates.
 
 Run me: `python -m bookkeeping.report runs/NAME` draws them.
 """
@@ -162,9 +162,20 @@ def tools_used(lines: list[dict]) -> dict[str, list[float]]:
 # ------------------------------------------------------------------------------------ the pictures
 
 
+def pyplot():
+    """matplotlib.pyplot, loaded when something is drawn, for files and not for a screen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rc("text", parse_math=False)  # a name may contain a $
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
 def draw(path: Path, title: str, charts: list[dict], columns: int = 3) -> None:
     """All charts in one picture, a few to a row."""
-    plt, rows = tables.pyplot(), math.ceil(len(charts) / columns)
+    plt, rows = pyplot(), math.ceil(len(charts) / columns)
     size = (4.8 * columns, 3.4 * max(1, rows))
     fig = plt.figure(figsize=size, layout="constrained")
     fig.suptitle(clean(title), fontsize=10)

@@ -470,8 +470,11 @@ def entropy_collapse(log: logs.Log) -> str | None:
 
 
 def pays_another_goal(log: logs.Log) -> str | None:
-    """The reward rises, and the reward function that counts right answers does not. Or the one
-    stands high and still while the other goes up and down: right answers hardly count in it."""
+    """The reward rises, and the reward function that counts right answers does not.
+
+    Or the one stands high and still while the other goes up and down: right answers hardly count
+    in it.
+    """
     rewards, right = every(log.lines, "reward"), every(log.lines, log.goal)
     if min(len(rewards), len(right)) < 20:
         return None
@@ -619,16 +622,17 @@ MEASURED |= dict.fromkeys(
 
 def answer(log: logs.Log) -> dict:
     """All that there is to say, as one JSON object."""
-    found, symptoms = look_at_log(log), []
+    found, told = look_at_log(log), []
     if "solved" in found:
         log.notes.append(f"solved, so no illness: {found.pop('solved')[1]}")
-    for name in log.not_numbers.keys() - log.theirs.keys() & {"loss", "grad_norm"}:
-        if "not a number" not in found:
+    for name in ("loss", "grad_norm"):
+        never = name in log.not_numbers and name not in log.theirs
+        if never and "not a number" not in found:
             log.notes.append(f"{name} never is a number, yet the run learns: not looked at")
     for name, (step, seen) in found.items():
         illness, journal = cures.ILLNESSES[name], cures.ILLNESSES[name].journal
         measured = log.framework == logs.TRL and name in MEASURED
-        symptoms.append(
+        told.append(
             {
                 "name": name,
                 "step": step,
@@ -650,7 +654,7 @@ def answer(log: logs.Log) -> dict:
         "columns": log.theirs,
         "notes": log.notes,
         "not_logged": {name: how for name, how in unlogged.items() if name not in log.theirs},
-        "symptoms": symptoms,
+        "symptoms": told,
         "nothing_found": "" if found else nothing_found(log),
     }
 

@@ -26,7 +26,6 @@ from filelock import FileLock, Timeout
 
 import settings
 from bookkeeping.records import read, write_whole
-from fast.machine import speak_utf8
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = (
@@ -41,9 +40,10 @@ own: list[Path] = []
 
 
 def announce(words: list[str]) -> None:
-    """The first words of a run, before torch is imported: that takes seconds, and on a busy machine
-    a quarter of a minute."""
-    speak_utf8()
+    """The first words of a run, before torch is imported.
+
+    That takes seconds, and on a busy machine a quarter of a minute, so nothing here needs torch.
+    """
     first = not int(os.environ.get("RANK", 0))
     if first and not {"-h", "--help"} & set(words):
         print("torch is loading, which takes seconds", flush=True)
@@ -118,9 +118,9 @@ def how_to_go_on() -> str:
 
 
 def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
-    """(run folder, checkpoint to go on from, the folder's lock). cfg becomes the saved config, and
-    flags that do not change the experiment may be typed again.
+    """(run folder, checkpoint to go on from, the folder's lock).
 
+    cfg becomes the saved config; flags that do not change the experiment may be typed again.
     SystemExit with one sentence if there is nothing to resume, a flag cannot change, or the folder
     is in use.
     """
@@ -187,8 +187,10 @@ CODE = re.compile(r"^(?!jsonl:|reasoning_gym:).*:|,(scorer|expert)=.*:", re.DOTA
 
 
 def refuse_code(folder: Path, env: str, typed: str | None) -> None:
-    """SystemExit if the config's environment is a file of code, or names one as its scorer, and the
-    command line does not say the same: the folder may come from anywhere."""
+    """SystemExit if the environment or its scorer is somebody's code, and was not typed as well.
+
+    The folder may come from anywhere.
+    """
     if CODE.search(env) and env != typed:
         raise SystemExit(
             f"{folder}: this run's environment is somebody's code, {env[:200]!a}; read it, and if "
@@ -212,16 +214,15 @@ def code_hash(env: str) -> str:
 
 
 def tell_changed(saved: Path, env: str) -> None:
-    """Say so if the environment's code, or its file of rows, is not what a checkpoint was trained
-    with."""
+    """Say so if the environment's code or rows are not those that a checkpoint was trained with."""
     if not str(read(saved / "state.json").get("code", "")).endswith(code_hash(env)):
         print(f"{env}: its code or its rows are not what this run was trained with")
 
 
 def mend(folder: Path, keep: Callable[[str], bool] = lambda line: line.endswith("\n")) -> None:
-    """Drop lines of the logs: by default a last one that a kill cut in two, because what is
-    appended next would be glued to it.
+    """Drop lines of the logs: by default a last one that a kill cut in two.
 
+    What is appended next would be glued to it.
     A log that is a link is replaced by a copy: nothing is appended where it points to.
     """
     for path in (folder / name for name in LOGS):
@@ -232,8 +233,10 @@ def mend(folder: Path, keep: Callable[[str], bool] = lambda line: line.endswith(
 
 
 def trim(folder: Path, update: int | None) -> None:
-    """Drop lines that a killed run wrote after its last checkpoint: they will be written again, and
-    so will a final evaluation. update: of that checkpoint; None: there is none."""
+    """Drop lines that a killed run wrote after its last checkpoint, and a final evaluation.
+
+    They will be written again. update: of that checkpoint; None: there is none.
+    """
 
     def stays(line: str) -> bool:
         try:
@@ -250,10 +253,10 @@ def trim(folder: Path, update: int | None) -> None:
 if __name__ == "__main__":
     import tempfile
 
-    announce([])
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "metrics.jsonl"
         # The kill came while line 4 was written; the last checkpoint was after update 2.
         file.write_text('{"update": 1}\n{"update": 2}\n{"update": 3}\n{"upd', encoding="utf-8")
+        print("after a kill\n" + file.read_text(encoding="utf-8"))
         trim(Path(name), update=2)
         print("after --resume\n" + file.read_text(encoding="utf-8"))

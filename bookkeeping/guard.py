@@ -38,8 +38,9 @@ from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, levels_of, make_env, pro
 # What a call of an environment may end with. A policy that writes exit() where replies are executed
 # would end the run with it; Ctrl-C still does.
 ENDS = (Exception, Hung, SystemExit, CancelledError)
-ENV_SECONDS = 60.0  # for one call of an environment; one that needs more (a judge over the
-#                     network) sets `seconds` on itself
+# For one call of an environment; one that needs more (a judge over the network) sets `seconds` on
+# itself.
+ENV_SECONDS = 60.0
 MOST_TURNS = 100  # of an episode that preflight plays
 ROLES = ("system", "user", "assistant", "tool")  # templates leave messages of others out
 
@@ -77,8 +78,8 @@ def answer_of(found) -> tuple[list[dict], bool]:
 
 def numbers_of(found) -> dict[str, float]:
     marks = {name: float(value) for name, value in dict(found).items()}
-    text = all(isinstance(name, str) for name in marks)
-    if not (text and math.isfinite(marks["reward"]) and TAKEN.isdisjoint(marks)):
+    named = all(isinstance(name, str) for name in marks)
+    if not (named and math.isfinite(marks["reward"]) and TAKEN.isdisjoint(marks)):
         raise ValueError
     return marks
 
@@ -102,8 +103,7 @@ ANSWERS = {  # method: (reads an answer, and raises if it is none; what is said 
 
 
 class Guarded:
-    """An environment whose methods raise `failure`, with one line that says what and where, and
-    nothing else."""
+    """An environment whose methods raise nothing but `failure`: one line of what and where."""
 
     def __init__(self, env, failure: type = EnvironmentFailed):
         self.env, self.failure = env, failure
@@ -134,8 +134,7 @@ def guarded(make_env: Callable, *given) -> Guarded:
 
 
 def in_time(env, call: Callable, *given):
-    """call(*given), or Hung after env.seconds (ENV_SECONDS); fast/machine.py says how, and where
-    only a loop can be ended."""
+    """call(*given), or Hung after env.seconds or ENV_SECONDS; fast/machine.py says how."""
     return machine.in_time(getattr(env, "seconds", ENV_SECONDS), call, *given)
 
 
@@ -213,8 +212,10 @@ def check_environment(new_env: Callable, expert: bool = True) -> dict[str, float
             raise ValueError(why)
     score = play(seeds[0], silence, most=1)  # a run may cut an episode after any reply
     silent = sum(play(seed, silence)["reward"] for seed in seeds)
-    right = sum(play(seed, lambda env: env.expert_reply())["reward"] for seed in seeds * expert)
-    if expert and right <= silent:
+    if not expert:
+        return score
+    right = sum(play(seed, lambda env: env.expert_reply())["reward"] for seed in seeds)
+    if right <= silent:
         raise ValueError(
             f"the expert earns {right / 4:g} and an empty reply {silent / 4:g}; "
             "SFT learns from the expert, so it should earn more"

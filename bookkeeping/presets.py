@@ -6,7 +6,7 @@ by_size after. PRESETS are whole runs (--preset).
 Run me: `python -m bookkeeping.presets` prints what each environment gets.
 """
 
-SMALL_MODEL = 50e6  # parameters; below it pico_base's defaults, above it those of published recipes
+SMALL_MODEL = 50e6  # parameters; up to it pico_base's defaults, above it those of published recipes
 BY_ENV = {  # defaults that depend on the environment
     "letters": {"difficulty": 6, "sft_style": "states"},
     "alphabet": {"difficulty": 0, "sft_style": "states"},
@@ -97,10 +97,10 @@ def by_env(env: str) -> dict:
     return BY_ENV[kind(env)] | (LONG_BATCHES if env == "swarm" else BATCHES)
 
 
-def by_size(n_parameters: int, env: str, lora_rank: int = 32) -> dict:
-    """Defaults that depend on the model's size; env as kind() has it, lora_rank 0: all weights.
+def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
+    """Defaults that depend on the model's size; env as kind() has it.
 
-    Large: published recipes (RATES …). Small: what was stable on pico_base.
+    Large: published recipes (RATES …). Small: what was stable on pico_base. all_weights: no LoRA.
     """
     small = n_parameters <= SMALL_MODEL
     # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed).
@@ -111,7 +111,7 @@ def by_size(n_parameters: int, env: str, lora_rank: int = 32) -> dict:
         defaults |= {"k": 8, "sft_lr": 1e-4}
     else:
         lr = next(rate for most, rate in RATES if n_parameters <= most)
-        share = 1 if lora_rank else ALL_WEIGHTS
+        share = ALL_WEIGHTS if all_weights else 1
         defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE, "k": LARGE_K}
         defaults |= {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
     return defaults

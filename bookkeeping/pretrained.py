@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from bookkeeping.records import printable
+
 
 def load_checked(name: str, dtype: torch.dtype):
     """(tokenizer, causal LM) of a folder or hub id. ValueError if it is no model for chatting."""
@@ -86,7 +88,7 @@ def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
 def first_line(error: Exception) -> str:
     """An error in one line. It may quote a hostile file: control characters become '?'."""
     line = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-    return "".join(c if c.isprintable() else "?" for c in line[:300])
+    return printable(line[:300])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from bookkeeping import records
 
 SURE, SURE_AT_END = 4.0, 3.0  # standard errors between two evaluations that are no chance
 MEASURABLE = 2.0  # … and that a 95% interval shows
-SMALL = 0.05  # a change that is no change, as in significance.EQUAL
+SMALL = 0.05  # a change that is no change, as compare.EQUAL
 STAGES = ("before", "after_sft", "train", "final")  # evaluations that belong to the run
 LOWER_RATE = "most often because the learning rate is too high"
 
@@ -64,7 +64,7 @@ def goal(*evals: dict) -> str:
 def moved(before: dict, after: dict, name: str) -> float:
     """By how many standard errors a measure rose, over the tasks that both have a result of.
 
-    As in significance.permutation_test: if nothing has changed, every difference could as well have
+    As in compare.permutation_test: if nothing has changed, every difference could as well have
     the other sign, and a sum of n such has the variance Σ difference². So z tasks squared have to
     change before this can reach z, however few there are.
     """
@@ -99,7 +99,7 @@ def equal(before: dict, after: dict, name: str) -> bool:
 
 def sft_changed(before: dict, after: dict) -> dict[str, str]:
     """Did SFT do anything, and was it good?"""
-    for name in {goal(before, after): 0, "reward": 0}:
+    for name in dict.fromkeys((goal(before, after), "reward")):
         if moved(before, after, name) < -SURE_AT_END:
             return {
                 "bad SFT": f"over SFT {change(before, after, name)}, on development tasks: the "
@@ -159,7 +159,7 @@ def only_in_training(sft: dict, now: dict, rewards: list[float], n: int = 10) ->
 
 def lost(sft: dict, now: dict) -> dict[str, str]:
     """GRPO has made the policy worse than SFT left it."""
-    for name in {goal(sft, now): 0, "reward": 0}:
+    for name in dict.fromkeys((goal(sft, now), "reward")):
         if moved(sft, now, name) < -sure(now):
             return {
                 "lost": f"since SFT {change(sft, now, name)}, on development tasks: GRPO makes the "

@@ -129,14 +129,14 @@ def foreign(folder):
 
 
 def with_exact(evals: list[dict]) -> list[dict]:
-    """Evaluations in which nothing is reported to be right, where others of this run have it."""
+    """Evaluations, each with `exact` if any has it: 0 where nothing is reported to be right."""
     if not any("exact" in e for e in evals):
         return evals
     return [{"exact": [0.0] * len(e["reward"])} | e for e in evals]
 
 
 def before_last_level(lines: list[dict]) -> int:
-    """How many lines of metrics.jsonl come before a curriculum's last level was all there is."""
+    """How many lines of metrics.jsonl there are up to the last one of another level."""
     others = (i for i, e in enumerate(lines, 1) if e.get("level") != lines[-1].get("level"))
     return max(others, default=0)
 
@@ -151,13 +151,16 @@ def append(path: Path, record: dict) -> None:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write a whole file, or leave the old one as it is."""
+    """write_whole of a value as JSON."""
     write_whole(path, json.dumps(value, indent=1))
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The same of a text. It is on the disk before it has its name, so that a power cut leaves the
-    old file or the new one. A link in the file's place is replaced, not followed."""
+    """Write a whole text, or leave the old one as it is.
+
+    It is on the disk before it has its name, so that a power cut leaves the old file or the new
+    one. A link in the file's place is replaced, not followed.
+    """
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     with open(new, "w", encoding="utf-8", newline="\n") as f:

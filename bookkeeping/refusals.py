@@ -11,7 +11,7 @@ import math
 import re
 from pathlib import Path
 
-from bookkeeping.presets import BY_ENV, PRESETS, by_env
+from bookkeeping.presets import BY_ENV, PRESETS, by_env, kind
 from settings import (
     MOST_UPDATES,
     SFT_SEEDS,
@@ -19,7 +19,6 @@ from settings import (
     Config,
     fill,
     given,
-    kind,
     levels_of,
     make_env,
     mistake,

@@ -239,7 +239,7 @@ def mean_of(lines: list[dict], key: str) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> list[str]:
+def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[str]:
     """What the data says, each sentence with its numbers."""
     paid = [line for line in lines if "reward" in line]
     found = doctor.look_at(paid, evals, summary["config"])
@@ -260,8 +260,9 @@ def observations(summary: dict, lines: list[dict], evals: list[dict] = ()) -> li
         f"Replies went from {length[0]:.0f} to {length[1]:.0f} tokens (first and last tenth of "
         "the updates).",
         f"{silent:.0f}% of the groups had no signal: every advantage in them was 0.",
-        f"Sampler and trainer disagree by {gap:.1e} nats a token on average.",
     ]
+    if not np.isnan(gap):
+        out.append(f"Sampler and trainer disagree by {gap:.1e} nats a token on average.")
     if not np.isnan(deviation).any():
         said = f"{deviation[0]:.3f} to {deviation[1]:.3f}"
         out.append(f"The deviation of rewards within a group went from {said}, on average.")
@@ -367,7 +368,7 @@ def page(run: dict, episodes: list[dict]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fill[match[1]], template)
 
 
-def moment(e: dict) -> tuple:
+def played_at(e: dict) -> tuple:
     """When an episode was played: in order of time if compared."""
     stage, source = e.get("stage") or "", "eval" if e.get("source") == "eval" else "rollout"
     update = tables.time_of({"stage": stage, "update": e.get("update") or 0})
@@ -381,9 +382,9 @@ def index_episodes(episodes: list[dict], env: str) -> tuple:
     bodies: the rest of it. Two episodes are of the same task if their seed and their prompt agree:
     several kinds of task may share their seeds.
     """
-    order, tasks, index, bodies = sorted({moment(e) for e in episodes}), {}, [], []
+    order, tasks, index, bodies = sorted({played_at(e) for e in episodes}), {}, [], []
     for e in episodes:
-        messages, when = e.get("messages") or [], moment(e)
+        messages, when = e.get("messages") or [], played_at(e)
         prompt = next((str(m.get("content")) for m in messages if m.get("role") == "user"), "")
         task = (when[2], e.get("tasks"), e.get("seed"), prompt)
         index.append({

@@ -1,9 +1,9 @@
-"""A run's records: its logs, its state, its checkpoints, its signals. It drives nothing
-but the level of a curriculum.
+"""A run's records: its logs, its state, its checkpoints, its signals.
 
 train.py tells it what happened (`log`, `save`, `finish`), and it writes that down, prints it, asks
-the doctor whether something looks wrong, and sends it to wandb. It holds no policy. If torchrun has
-started several processes, each has a Run, and only the first one's folder is kept.
+the doctor whether something looks wrong, and sends it to wandb. It holds no policy, and drives
+nothing but the level of a curriculum. If torchrun has started several processes, each has a Run,
+and only the first one's folder is kept.
 
 Run me: `python -m bookkeeping.run` prints the line of a made-up update.
 """
@@ -378,8 +378,7 @@ class StopSignal:
 
 
 def machine(policy) -> dict:
-    """Where a result was obtained, and by which code: a commit, with -dirty if files of it were
-    changed."""
+    """Where a result was obtained, and by which code: a commit, with -dirty if it was edited."""
     gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
     version = lambda name: getattr(sys.modules.get(name), "__version__", "not loaded")
     words = ["git", "-C", str(ROOT), *"describe --always --dirty --abbrev=40 --exclude=*".split()]

@@ -132,17 +132,15 @@ def interval(name: str, i: metrics.Interval) -> str:
     return i.text(*scale(name))
 
 
-def cell(e: dict, name: str) -> str:
-    """The average of a measure over an evaluation, or "" if that has no such measure.
+def cell(name: str, v: np.ndarray) -> str:
+    """The average of a measure.
 
     A count that never varies has no spread to tell an interval from.
     """
-    if name not in e:
-        return ""
-    v = values(e, name)
-    if np.nanmin(v, initial=np.inf) == np.nanmax(v, initial=1.0) > 1:
-        return f"{v[~np.isnan(v)][0]:g}, always"
-    return interval(name, average(v))
+    known = v[~np.isnan(v)]
+    if len(known) and known.min() > 1 and metrics.is_constant(known):
+        return f"{known[0]:g}, always"
+    return interval(name, average(known))
 
 
 def section(title: str, text: list[str], head: tuple = (), rows: tuple = (), **more) -> dict:
@@ -178,17 +176,7 @@ def evaluations(title: str, evals: list[dict], env: str) -> list[dict]:
     if all(e.get("exact") == e["reward"] for e in evals):
         names.remove("reward")
     about = lambda e: [moment(e), called(e), str(len(e["reward"]))]
-    rows = [about(e) + [cell(e, name) for name in names] for e in evals]
+    shown = lambda e, name: cell(name, values(e, name)) if name in e else ""
+    rows = [about(e) + [shown(e, name) for name in names] for e in evals]
     text = ["Greedy, the same development tasks every time; means with 95% intervals."]
     return [section(title, text, ["", "tasks", "n", *map(label, names)], rows, folded=True)]
-
-
-def pyplot():
-    """matplotlib.pyplot, loaded when something is drawn, for files and not for a screen."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rc("text", parse_math=False)  # a name may contain a $
-    import matplotlib.pyplot as plt
-
-    return plt

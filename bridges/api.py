@@ -97,8 +97,11 @@ class Failure(Exception):
 
 
 class Endpoint:
-    """Where and how is asked, and what it has cost. ValueError in one sentence if the flags
-    describe none; it does not repeat the address, because people put secrets there."""
+    """Where and how is asked, and what it has cost.
+
+    ValueError in one sentence if the flags describe none; it does not repeat the address, because
+    people put secrets there.
+    """
 
     client: openai.AsyncOpenAI  # while its event loop runs
 
@@ -156,8 +159,10 @@ async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, in
 
 
 def adapt(end: Endpoint, fields: dict, refusal: openai.APIStatusError) -> bool:
-    """Was a field of this request refused by name, and is there another way? Then all further
-    requests go that way."""
+    """Was a field of this request refused by name, and is there another way?
+
+    Then all further requests go that way.
+    """
     about_fields = refusal.status_code in (400, 422) and not too_long(refusal)
     told = str(refusal.body) if about_fields else ""
     for word, (name, note) in OTHER_WAYS.items():
@@ -199,10 +204,10 @@ def blank(end: Endpoint, text: str) -> str:
 
 
 def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool, int]:
-    """b'{"choices": [{"message": …}], "usage": …}' -> (its text as the environment reads it, its
-    message as the endpoint wants it back, did it run out of tokens?, how many it has).
+    """b'{"choices": [{"message": …}], "usage": …}' -> (text, message, out of tokens?, tokens).
 
-    Failure if there is no message in it that can be read.
+    The text is as the environment reads it, the message as the endpoint wants it back. Failure if
+    there is no message in it that can be read.
     """
     try:
         # Decoded twice: the key, or half a character that no file can hold, may be escaped in it.
@@ -245,8 +250,10 @@ def count_of(response: dict, name: str) -> int:
 
 
 def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
-    """The environment's messages as the endpoint wants them: a tool message for every native call,
-    <tool_response> if there was none."""
+    """The environment's messages as the endpoint wants them.
+
+    That is a tool message for every native call, and <tool_response> if there was none.
+    """
     told = [m["content"] for m in new if m["role"] == "tool"]
     if calls:
         told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
@@ -262,8 +269,10 @@ def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
 
 
 async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> Episode:
-    """One whole episode, as rollout.play plays it. A foreign model's tokens are not known, only
-    their number."""
+    """One whole episode, as rollout.play plays it.
+
+    A foreign model's tokens are not known, only their number.
+    """
     episode, env = Episode(seed, group, [], [], []), Guarded(make_env())
     try:
         episode.messages = list(env.reset(seed))
@@ -291,8 +300,10 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
 async def play_all(
     end: Endpoint, make_env: Callable, seeds: list[int], finished: Callable[[Episode], None]
 ) -> None:
-    """Plays --api-concurrency episodes at a time, until nothing is ever answered. Raises
-    TimeoutError when the evaluation's time is over."""
+    """Plays --api-concurrency episodes at a time, until nothing is ever answered.
+
+    Raises TimeoutError when the evaluation's time is over.
+    """
     remaining, failed = iter(enumerate(seeds)), 0
 
     async def player() -> None:
@@ -322,8 +333,10 @@ async def play_all(
 
 
 def evaluate_api(cfg: Config) -> Path:
-    """Evaluate an endpoint on the development tasks that the flags describe. Returns its run
-    folder, which bookkeeping/compare.py takes like any other."""
+    """Evaluate an endpoint on the development tasks that the flags describe.
+
+    Returns its run folder, which bookkeeping/compare.py takes like any other.
+    """
     check(cfg)
     preflight(replace(cfg, sft_steps=0))  # before an answer is paid for; nobody is imitated here
     seeds = dev_seeds(cfg)

@@ -60,8 +60,10 @@ def base_of(summary: dict) -> str:
 
 
 def flags(config: dict) -> str:
-    """The command line that a config stands for: all that differs from the defaults of Config,
-    what was chosen by the model's size included."""
+    """The command line that a config stands for: all that differs from the defaults of Config.
+
+    What was chosen by the model's size is among it.
+    """
     out = ["--env", config["env"]]
     for name, default in asdict(Config()).items():
         value = config.get(name, default)
@@ -208,8 +210,7 @@ def export(
     out: Annotated[Path, tyro.conf.Positional],
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> None:
-    """Export a finished run: `adapter` (PEFT's format) or `merge` (a model of its own), with a
-    model card.
+    """Export a finished run: `adapter` (PEFT's format) or `merge` (a model), with a model card.
 
     dtype: of a merged model's weights; auto is what the base was trained in.
     Raises SystemExit with one sentence if there is nothing to export, or `out` is in use.

@@ -29,7 +29,7 @@ break it.
                run the answer as Python: such an answer is first read here, and what is more than a
                small sum, or a list of texts and numbers, is not shown to them.
 
-Run me: `python -m bridges.known` shows a task of a small file, and what six replies earn; with the
+Run me: `python -m bridges.known` shows a task of a small file, and what four replies earn; with the
 words of an --env it shows a task of that, and with `reasoning_gym` the names of the generators.
 """
 
@@ -61,9 +61,9 @@ TRIES = 100  # for a generator's question on the right side: 0.8 ** 100 is nothi
 # Scorers that run the answer as Python (eval, or sympy's parse_expr), by what an answer may be.
 # coin_flip only reads a fraction, but 1e999999999 is one. A few integrals have "Integral(…)" for an
 # answer, which is not let through: the question itself, so written, would earn full marks.
-SUMS = ("coin_flip", "countdown", "puzzle24", "polynomial_multiplication", "simple_integration",
-        "intermediate_integration")  # fmt: skip
-LISTS = ("n_queens", "string_insertion", "spiral_matrix", "binary_matrix")
+SUMS = """coin_flip countdown puzzle24 polynomial_multiplication simple_integration
+intermediate_integration""".split()
+LISTS = "n_queens string_insertion spiral_matrix binary_matrix".split()
 DATA = (
     ast.Expression,
     ast.List,
@@ -182,8 +182,10 @@ def different(env: str, first: int, n: int) -> list[int]:
 
 @cache  # an environment is made for every episode
 def open_source(env: str) -> Source:
-    """Of 'jsonl:rows.jsonl,scorer=exact'. ValueError, in one sentence, if there is no such file,
-    row, generator or scorer."""
+    """The source that an --env names: 'jsonl:rows.jsonl,scorer=exact'.
+
+    ValueError, in one sentence, if there is no such file, row, generator or scorer.
+    """
     kind, _, rest = env.partition(":")
     name, *others = re.split(r",(?=\w+=)", rest)
     options = dict(other.split("=", 1) for other in others)
@@ -261,8 +263,10 @@ def read_rows(file: str) -> list[dict]:
 
 
 def read_row(line: int, raw: bytes) -> dict:
-    """A row from its line: question, thought (the derivation, or ""), answer, and the whole object,
-    which a scorer of one's own gets. ValueError says what is wrong with it."""
+    """A row from its line: question, thought (the derivation, or ""), answer, and the whole object.
+
+    A scorer of one's own gets the whole object. ValueError says what is wrong with the line.
+    """
     try:
         whole = json.loads(raw.decode("utf-8-sig"))
         json.dumps(whole, ensure_ascii=False).encode()  # half a character may be escaped in it

@@ -40,11 +40,7 @@ try:
         ListToolsObservation,
         Tool,
     )
-    from openenv.core.env_server.types import (
-        ConcurrencyConfig,
-        Observation,
-        State,
-    )
+    from openenv.core.env_server.types import ConcurrencyConfig, Observation, State
 except ModuleNotFoundError:
     why = "bridges/openenv_swarm.py needs openenv; pip install openenv"
     raise (SystemExit if __name__ == "__main__" else ImportError)(why) from None

@@ -55,16 +55,18 @@ def make_sampler(cfg, policy: Policy):
         from fast.vllm_engine import VllmSampler
 
         return VllmSampler(
-            policy, cfg.vllm_memory, seeded=cfg.vllm_seeds, sleeps=cfg.vllm_sleep,
+            policy,
+            cfg.vllm_memory,
+            seeded=cfg.vllm_seeds,
+            sleeps=cfg.vllm_sleep,
             longest=machine.longest(cfg.env, cfg.max_tokens),
-        )  # fmt: skip
+        )
     sampler = TorchSampler(policy)
     copies = isinstance(sampler.decoder, FastDecoder)
     if policy.device.type == "cuda" and policy.lora_rank == 0 and copies:
         size = policy.n_parameters * 4 / 2**30
-        print(
-            f"--lora-rank 0: our sampler holds a float32 copy of the weights, {size:.1f} GiB more"
-        )
+        what = f"a float32 copy of the weights, {size:.1f} GiB more"
+        print(f"--lora-rank 0: our sampler holds {what}")
     print(sampler.decoder.why)
     return sampler
 
@@ -146,12 +148,9 @@ def play_job(policy: Policy, sampler, job: Job, clock: dict | None = None) -> li
     several_turns = getattr(job.make_env(), "max_turns", None) != 1
     most = getattr(sampler, "conversations", None)
     size = most if most and several_turns and job.temperature == 0 else max(1, len(job.seeds))
-    groups = []
+    how, groups = (job.k, job.max_tokens, job.temperature, job.noise, clock), []
     for first in range(0, len(job.seeds), size):
-        groups += play(
-            policy, sampler, job.make_env, job.seeds[first : first + size], job.k,
-            job.max_tokens, job.temperature, job.noise, clock,
-        )  # fmt: skip
+        groups += play(policy, sampler, job.make_env, job.seeds[first : first + size], *how)
     return groups
 
 
@@ -334,9 +333,8 @@ def check_room_for_two(cfg, policy: Policy) -> None:
     if policy.device.type != "cuda" or policy.name not in machine.SIZES:
         return  # nobody has computed it
     engine, card = machine.which(cfg, policy.device)[0], machine.card_of(policy.device)
-    gib = lambda more: machine.plan(
-        policy.name, cfg.env, card, engine, planned(cfg) | more
-    ).peak(ahead=True)  # fmt: skip
+    plan = lambda more: machine.plan(policy.name, cfg.env, card, engine, planned(cfg) | more)
+    gib = lambda more: plan(more).peak(ahead=True)
     if gib({}) > card.gib:
         fits = next((mend for mend in machine.MENDS if gib(mend) < card.gib), None)
         advice = f"{machine.typed(fits)}, which makes it {gib(fits):.0f}" if fits else "it without"
@@ -391,10 +389,8 @@ if __name__ == "__main__":
     from env_letters import Letters
     from policy import PICO, load_policy
 
-    load, env = (
-        partial(load_policy, str(PICO), 32, 64),
-        partial(Letters, 6, "binary", True, "states"),
-    )
+    load = partial(load_policy, str(PICO), 32, 64)
+    env = partial(Letters, 6, "binary", True, "states")
     second = SecondProcess(load, TorchSampler, threads=1)
     for batch in range(2):
         second.ask(batch, load(), Job(env, [batch], 8, 320, 1.0, noise=0, version=0))

@@ -167,8 +167,11 @@ SCALES: WeakKeyDictionary = WeakKeyDictionary()  # {model: logit_scale}
 
 @torch.no_grad()
 def logit_scale(lm: torch.nn.Module) -> float:
-    """What a model multiplies its head's outputs by: Granite, Cohere, Falcon-H1. Each has another
-    name for it, so it is measured, once. ValueError if it does something else with them."""
+    """What a model multiplies its head's outputs by: Granite, Cohere, Falcon-H1.
+
+    Each has another name for it, so it is measured, once. ValueError if it does something else
+    with them.
+    """
     if lm not in SCALES:
         head, cap = lm.get_output_embeddings(), getattr(lm.config, "final_logit_softcapping", None)
         outputs: list[torch.Tensor] = []
@@ -186,8 +189,11 @@ def logit_scale(lm: torch.nn.Module) -> float:
 
 
 def exp(x: torch.Tensor) -> torch.Tensor:
-    """e^x in place. On a CPU by way of 2^x: torch's exp takes four times as long, and where its
-    result is below 1e-38 a hundred times."""
+    """e^x in place, by way of 2^x.
+
+    On a CPU torch's exp takes four times as long, and where its result is below 1e-38 a hundred
+    times.
+    """
     return x.mul_(math.log2(math.e)).exp2_()
 
 

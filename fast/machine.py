@@ -2,7 +2,7 @@
 
     what                    Linux            macOS            Windows
     most memory so far      resource, KiB    resource, bytes  psutil
-    a limit to a call's time  SIGALRM in a main thread; elsewhere a thread that is abandoned
+    a call's limit in time  SIGALRM          SIGALRM          a thread, abandoned if late
     a file on the disk      fsync            fsync            fsync of what may be written
     a folder's names        fsync            fsync            the system's business
     a container's quota     cgroup           no such thing    no such thing
@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -39,7 +40,7 @@ WINDOWS = os.name == "nt"
 
 
 def peak_memory() -> float:
-    """GiB that this process has held at once, at most. Where nobody counts that: what it holds."""
+    """GiB that this process has held at once, at most; what it holds, if nobody counts that."""
     try:
         import resource
     except ImportError:  # Windows
@@ -52,8 +53,10 @@ def peak_memory() -> float:
 
 
 def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """How many cores this container may use at a time (docker --cpus), or None: no limit, or none
-    that can be read. torch counts all cores that it sees."""
+    """How many cores this container may use at a time (docker --cpus).
+
+    None: no limit, or none that can be read. torch counts all cores that it sees.
+    """
     try:
         if (root / "cpu.max").exists():  # version 2
             most, period = (root / "cpu.max").read_text(encoding="utf-8").split()
@@ -168,18 +171,15 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_ROOM)
 
 
-def give_back_memory() -> bool:
-    """Have the C library return freed memory to the system; True if it can (glibc).
+def give_back_memory() -> None:
+    """Have the C library return freed memory to the system, if it can (glibc).
 
     It keeps freed memory for later, and batches of ever new lengths leave more and more holes in
     it: two hours of swarm grew by 138 MB per hour although no object was left over. It takes 0.08
     s, so it is called after long updates only.
     """
-    try:
+    with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-        return True
-    except (OSError, AttributeError):
-        return False
 
 
 # --------------------------------------------------------------------------------- CPU and engine
@@ -384,8 +384,9 @@ def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = 
     held = CONTEXT + policy + 2 * learnt  # Adam has two moments of all that learns
     if engine == "vllm":
         rollout = s["vllm_memory"] * card.gib
-        least = wide * (weights + max(32, talk / 1024) * kv) + VLLM_ROOM  # for 32,768 tokens or one
-        starts = rollout >= least  # conversation
+        # Its cache needs room for 32,768 tokens, or for one conversation.
+        least = wide * (weights + max(32, talk / 1024) * kv) + VLLM_ROOM
+        starts = rollout >= least
         idle = GRAPHS if s["vllm_sleep"] else rollout
     else:  # our sampler's copy, and its keys and values, are as wide as the policy's weights
         starts, idle = True, copy
@@ -403,8 +404,11 @@ def longest(env: str, max_tokens: int | None = None) -> int:
 
 
 def sampled_at_once(env: str, k: int, max_tokens: int | None = None) -> int:
-    """Tokens that our own sampler must hold at least: a group's first replies, or a few whole
-    conversations (from the second turn on each is sampled by itself)."""
+    """Tokens that our own sampler must hold at least.
+
+    A group's first replies, or a few whole conversations: from the second turn on each is sampled
+    by itself.
+    """
     _, usual, between = TALK.get(env, TALK["yours"])
     return max(int(k * (between + (max_tokens or usual))), ROWS * longest(env, max_tokens))
 
@@ -511,8 +515,9 @@ def typed(settings: dict) -> str:
     words = []
     for name, value in settings.items():
         no = "no-" if value is False else ""
-        words += [f"--{no}{name.replace('_', '-')}"]
-        words += [] if isinstance(value, bool) else [str(value)]
+        words.append(f"--{no}{name.replace('_', '-')}")
+        if not isinstance(value, bool):
+            words.append(str(value))
     return " ".join(words)
 
 
@@ -520,13 +525,13 @@ def where_is(model: str) -> str:
     """From where a model can be loaded; "" if it cannot."""
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    here = lambda file: isinstance(found := try_to_load_from_cache(model, file), str) and found
-    index = here("model.safetensors.index.json")
+    cached = lambda file: try_to_load_from_cache(model, file)  # a path, or something else
+    index = cached("model.safetensors.index.json")
     weights = {"model.safetensors"}
-    if index:
+    if isinstance(index, str):
         weights = {*json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()}
     # All of it: a download may have been broken off.
-    if all(map(here, ("config.json", "tokenizer.json", *weights))):
+    if all(isinstance(cached(file), str) for file in ("config.json", "tokenizer.json", *weights)):
         return "the local cache"
     try:
         HfApi().model_info(model, timeout=5)

@@ -161,8 +161,8 @@ class UpdateLog:
         self.last = parallel.sum_numbers(self.sums)
         self.largest = max(parallel.gather([self.ratio_max]))
         self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
-        if "mismatch" not in self.found:  # before the first step a ratio other than 1 can only
-            #                               be the sampler against the trainer
+        # Before the first step a ratio other than 1 can only be the sampler against the trainer.
+        if "mismatch" not in self.found:
             for name in ("entropy", "mismatch"):
                 self.found[name] = self.last[name] / self.last["tokens"]
         return self.last["loss"]

@@ -28,7 +28,7 @@ from fast.logprobs import attends_to_all, grows
 from fast.machine import CannotGoOn, out_of_memory
 from policy import Policy, Sample, draw, first_line, plain_logprobs
 
-SLICE = 32  # conversations of an evaluation at a time, on a card: a batch of a small model's
+SLICE = 32  # conversations of an evaluation at a time, on a card: a small model's batch of swarm
 PACK = 8  # finished rows are dropped once they are an eighth of the batch: dropping copies the rest
 
 
@@ -74,13 +74,10 @@ class TorchSampler:
         order = sorted(range(len(prompts)), key=lambda g: len(prompts[g]))
         while len(out) < len(order):
             batch = order[len(out) : len(out) + groups]
-            known = [caches[g] for g in batch]
+            some, own, known = ([x[g] for g in batch] for x in (prompts, seeds, caches))
             uses_caches = keep or any(caches)
             try:
-                out += self._batch(
-                    [prompts[g] for g in batch], k, max_tokens, temperature,
-                    [seeds[g] for g in batch], known, keep,
-                )  # fmt: skip
+                out += self._batch(some, k, max_tokens, temperature, own, known, keep)
                 continue
             except RuntimeError as error:
                 if not out_of_memory(error):
@@ -158,9 +155,14 @@ class TorchSampler:
 
 
 def sample_each(
-    sampler, prompts: list[list[int]], seeds: list[tuple], caches: list, max_tokens: int,
-    temperature: float, keep: bool,
-) -> list[Sample]:  # fmt: skip
+    sampler,
+    prompts: list[list[int]],
+    seeds: list[tuple],
+    caches: list,
+    max_tokens: int,
+    temperature: float,
+    keep: bool,
+) -> list[Sample]:
     """One sample per prompt, [n]; equal prompts that nothing was read of yet are read once.
 
     prompts [n] of token ids; seeds [n]: what each sample draws its random numbers from; caches [n]:
@@ -172,11 +174,10 @@ def sample_each(
     found: dict[int, Sample] = {}
     for k in sorted({len(members) for members in alike.values()}):  # one, if no episode failed
         groups = [members for members in alike.values() if len(members) == k]
-        samples = sampler.sample(
-            [prompts[group[0]] for group in groups], k, max_tokens, temperature,
-            [[seeds[i] for i in group] for group in groups],
-            caches=[caches[group[0]] for group in groups], keep=keep,
-        )  # fmt: skip
+        asked = [prompts[group[0]] for group in groups]
+        known = [caches[group[0]] for group in groups]
+        own = [[seeds[i] for i in group] for group in groups]
+        samples = sampler.sample(asked, k, max_tokens, temperature, own, caches=known, keep=keep)
         for group, some in zip(groups, samples):
             found |= dict(zip(group, some))
     return [found[i] for i in range(len(prompts))]
@@ -201,7 +202,10 @@ class PlainDecoder:
         self.cache = None
 
     def prefill(self, ids: torch.Tensor, pad: torch.Tensor, copies: int, room: int, caches=()):
-        """ids [G, P], left-padded by pad [G] -> logits [G·copies, V]. `room` is not needed."""
+        """ids [G, P], left-padded by pad [G] -> logits [G·copies, V].
+
+        `room` and `caches` are FastDecoder's.
+        """
         from transformers import DynamicCache
 
         here = torch.arange(ids.shape[1], device=ids.device)
@@ -462,8 +466,7 @@ def make_decoder(policy: Policy):
     return decoder
 
 
-# A card that is out of memory, or has met an error.
-CARD = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+CARD = (torch.OutOfMemoryError, torch.AcceleratorError)  # out of memory, or it has met an error
 # In bfloat16, models of 24 and 36 layers and random weights differ from themselves by 0.03 to 0.06
 # nats if they are padded, and the fast decoder from them by 1.5 to 2.9 times as much (16 models). A
 # forgotten norm in one layer of 36 makes it more than 6 times (tests/test_sampler.py).

@@ -57,7 +57,7 @@ LONGEST = 32768
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM allows as the largest rank of an adapter
 
 
-def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps=True, longest: int = LONGEST):
+def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, longest: int):
     """vLLM's LLM over the policy's base weights. SystemExit with one sentence if that fails."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of choices made on purpose
@@ -84,9 +84,8 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps=True, long
     most = getattr(policy.lm.config, "max_position_embeddings", None) or longest
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
-        "dtype": "bfloat16"
-        if in_bfloat16(policy.device)
-        else "float32",  # what the trainer computes in
+        # what the trainer computes in
+        "dtype": "bfloat16" if in_bfloat16(policy.device) else "float32",
         "max_model_len": min(longest, most),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,
@@ -131,9 +130,14 @@ class VllmSampler:
     """TorchSampler's `sample` and `sync`; `with sampler.asleep():` the trainer has the card."""
 
     def __init__(
-        self, policy: Policy, memory: float = 0.3, cpu_cache: int = 2**28, seeded=True, sleeps=True,
+        self,
+        policy: Policy,
+        memory: float = 0.3,
+        cpu_cache: int = 2**28,
+        seeded=True,
+        sleeps=True,
         longest: int = LONGEST,
-    ):  # fmt: skip
+    ):
         """memory: share of the card for weights and cache. cpu_cache: bytes of cache on a CPU.
 
         seeded: every request brings its seed, so that a sample does not depend on the batch; on a

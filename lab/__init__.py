@@ -1,7 +1,5 @@
-"""The evidence: everything that the book and its pages claim is measured here, by commands that
-anybody can run again.
+"""The evidence: what the book and its pages claim is measured here, by commands to run again.
 
 Nothing but tests imports the lab. Each file's docstring has its command (`python -m lab.study`) and
-says what it writes into results/. results/*.json are read by lab/tables.py alone, which makes the
-pages' tables.
+says what it writes into results/. lab/tables.py makes the pages' tables of results/*.json.
 """

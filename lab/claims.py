@@ -166,8 +166,7 @@ def many(check: Check) -> str:
 
 
 def commands(name: str) -> list[str]:
-    """What runs its arms. Equal flags are one run, under the name of the first claim that has
-    it."""
+    """What runs its arms. Equal flags are one run, named by the first claim that has it."""
     run = lambda claim, arm: f"{claim['flags']} {arm}".strip()
     first: dict[str, str] = {}
     for other, claim in CLAIMS.items():

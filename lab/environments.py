@@ -80,10 +80,3 @@ class Strict(Lawless):
 
 LAWLESS = {"tax": 0.0, "audit": 0.0, "decay": 1.0, "threshold": 0.0, "shift": None}
 STRICT = {"tax": 0.15, "audit": 0.3, "decay": 0.97, "threshold": 20.0, "shift": None}
-
-
-if __name__ == "__main__":
-    for level in Lengths.levels:
-        env = Lengths()
-        env.level = level
-        print(level, env.reset(seed=7)[0]["content"], sep=": ")

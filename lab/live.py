@@ -156,21 +156,18 @@ def put(policy: Policy, adapter: dict[str, torch.Tensor] | None) -> None:
 
 # ------------------------------------------------------------------------------- what is measured
 def measure(rollout, n: int) -> dict:
-    """Greedy on n development tasks: exact answers with their interval. Sampled at temperature 1:
-    exact answers, and the share of each habit."""
+    """Exact answers on n development tasks, greedy; the share of each habit at temperature 1."""
     seeds = [settings.DEV_SEEDS + i for i in range(n)]
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])
-    exact, mean = metrics.mean(greedy["exact"]), lambda values: round(sum(values) / len(values), 4)
+    exact = metrics.mean(greedy["exact"])
     return {
         "exact": round(exact.mean, 4),
         "low": round(exact.low, 4),
         "high": round(exact.high, 4),
         "n": exact.n,
-        "greedy": {habit: mean(greedy[f"habit_{habit}"]) for habit in HABITS},
-        "sampled_exact": mean(sampled["exact"]),
         "sampled_n": len(sampled["exact"]),
-        **{habit: mean(sampled[f"habit_{habit}"]) for habit in HABITS},
+        **{habit: round(float(np.mean(sampled[f"habit_{habit}"])), 4) for habit in HABITS},
     }
 
 
@@ -187,9 +184,7 @@ def facts(run: Path, cfg: dict) -> dict:
         "python": platform.python_version(),
         "eval_seeds": settings.DEV_SEEDS,
         # A batch of update u was sampled by the policy after u - 1 updates.
-        "batches": [
-            [x["update"] - 1, round(x["exact"], 4), round(x["habit_derives"], 4)] for x in lines
-        ],
+        "batches": [[x["update"] - 1, round(x["exact"], 4)] for x in lines],
     }
 
 
@@ -240,9 +235,8 @@ def write(run: Path, into: Path, eval_n: int) -> None:
             arrays = [array for each in rounded(adapter).values() for array in each]
             script(into, name, f'LIVE.adapters["{name}"]', text_of(*arrays))
     base = base_weights()
-    script(
-        into, "base", "LIVE.base", text_of(*(x.view(torch.uint16).numpy() for x in base.values()))
-    )
+    halves = [x.view(torch.uint16).numpy() for x in base.values()]  # bfloat16, bit by bit
+    script(into, "base", "LIVE.base", text_of(*halves))
     about = {
         **facts(run, cfg),
         "stops": stops,
@@ -264,8 +258,10 @@ LINK = re.compile(r'(<a\s+data-line="([^"]*)"\s+href="\.\./\.\./([\w/]+\.py)#L)\
 
 
 def with_lines(page: str) -> str:
-    """The page with the numbers, and the functions, of the lines that its links name by their text.
-    SystemExit if a line is not there, or not one."""
+    """The page with the number and the function of each line that its links name by its text.
+
+    SystemExit if a line is not there, or not one.
+    """
 
     def renew(link: re.Match) -> str:
         text, file = html.unescape(link[2]), link[3]
@@ -275,18 +271,16 @@ def with_lines(page: str) -> str:
             raise SystemExit(
                 f"{file} has {len(lines)} lines with {text!r}; mend docs/live/index.html"
             )
-        return (
-            f"{link[1]}{lines[0]}{link[4]}{function_at(source, lines[0])}{file}:{lines[0]}{link[5]}"
-        )
+        shown = f"{function_at(source, lines[0])}{file}:{lines[0]}"
+        return f"{link[1]}{lines[0]}{link[4]}{shown}{link[5]}"
 
     return LINK.sub(renew, page)
 
 
 def function_at(source: str, line: int) -> str:
     """The name of the innermost function or class around the line, as a link says it."""
-    nodes = [
-        n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.ClassDef))
-    ]
+    named = (ast.FunctionDef, ast.ClassDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, named)]
     around = [node for node in nodes if node.lineno <= line <= node.end_lineno]
     return max(around, key=lambda node: node.lineno).name + ",&nbsp;" if around else ""
 

@@ -66,16 +66,9 @@ def lay_out(folder: Path) -> list[str]:
         place, found = folder / page_of(file), []
         place.parent.mkdir(parents=True, exist_ok=True)
         if file.endswith(".ipynb"):
-            convert = [
-                sys.executable,
-                "-m",
-                "nbconvert",
-                "--log-level",
-                "ERROR",
-                "--to",
-                "markdown",
-            ]
-            subprocess.run([*convert, ROOT / file, "--output-dir", place.parent], check=True)
+            convert = [sys.executable, "-m", "nbconvert", "--log-level", "ERROR"]
+            convert += ["--to", "markdown", ROOT / file, "--output-dir", place.parent]
+            subprocess.run(convert, check=True)
         elif place.name == Path(file).name:
             shutil.copy(ROOT / file, place)
         else:

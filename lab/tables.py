@@ -114,20 +114,27 @@ def share(right: int, n: int) -> str:
     return metrics.proportion(right, n).percent()
 
 
+def stages(table: str, **names: str) -> Iterable[tuple[str, dict, Callable]]:
+    """(what, arm, bold) of the arms that are named; bold marks a cell if the arm is GRPO."""
+    arms = read(table)["arms"]
+    for name, what in names.items():
+        yield what, arms[name], "**{}**".format if name == "grpo" else str
+
+
 # ------------------------------------------------------------------------------- letters
 @made("letters, tier 6 | exactly right | held-out tasks | seeds")
 def letters():
     """Before and after, on held-out tasks."""
-    arms = read("letters")["arms"]
-    for name, what in {
-        "base": "the base, before anything",
-        "begun": "the base, each reply begun with the first two letters of a tally",
-        "sft_derives": "after SFT on 100 demonstrations of the method",
-        "start": "where GRPO begins: 50 steps of SFT on 100 demonstrations without the method",
-        "grpo": "after 150 updates of GRPO from there",
-    }.items():
-        rows, bold = scores(arms[name]), "**" if name == "grpo" else ""
-        yield [what, f"{bold}{percent(rows)}{bold}", len(rows[0]), len(rows)]
+    for what, arm, bold in stages(
+        "letters",
+        base="the base, before anything",
+        begun="the base, each reply begun with the first two letters of a tally",
+        sft_derives="after SFT on 100 demonstrations of the method",
+        start="where GRPO begins: 50 steps of SFT on 100 demonstrations without the method",
+        grpo="after 150 updates of GRPO from there",
+    ):
+        rows = scores(arm)
+        yield [what, bold(percent(rows)), len(rows[0]), len(rows)]
 
 
 @made("arm | seeds | exactly right | GRPO minus this | work")
@@ -266,17 +273,15 @@ def fork():
 )
 def alphabet():
     """Before and after, on held-out lists, greedy and sampled."""
-    arms = read("alphabet")["arms"]
-    for name, what in {
-        "base": "the base, before anything",
-        "start": "after SFT on 100 demonstrations that do not show the algorithm",
-        "grpo": "after 80 updates of GRPO",
-    }.items():
-        of = lambda measure, how, arm=arms[name]: scores(arm, measure, how)
-        pairs = [(over(of("reward", how)).text(), percent(of("exact", how))) for how in WAYS]
-        bold = "**" if name == "grpo" else ""
-        cells = [f"{bold}{cell}{bold}" for pair in pairs for cell in pair]
-        yield [what, *cells, len(arms[name]["seeds"])]
+    for what, arm, bold in stages(
+        "alphabet",
+        base="the base, before anything",
+        start="after SFT on 100 demonstrations that do not show the algorithm",
+        grpo="after 80 updates of GRPO",
+    ):
+        perfect = [percent(scores(arm, "exact", how)) for how in WAYS]
+        pairs = zip(rewards(arm), perfect)
+        yield [what, *(bold(cell) for pair in pairs for cell in pair), len(arm["seeds"])]
 
 
 @made("arm | seeds | mean reward, greedy | sampled | GRPO minus this, greedy | work")
@@ -368,19 +373,18 @@ def rewards(arm: dict, world: str = "") -> list[str]:
 )
 def swarm():
     """Base, SFT and GRPO on held-out scenarios, greedy and sampled."""
-    arms = read("swarm")["arms"]
-    for name, what in {
-        "base": "the base, before anything",
-        "start": "after SFT on 100 episodes of the scripted expert",
-        "grpo": "after GRPO",
-    }.items():
-        mean = lambda part, how="greedy", arm=arms[name]: np.mean(scores(arm, part, how))
-        bold = "**" if name == "grpo" else ""
-        published = scores(arms[name], "reward", world="medium, published scale")
+    for what, arm, bold in stages(
+        "swarm",
+        base="the base, before anything",
+        start="after SFT on 100 episodes of the scripted expert",
+        grpo="after GRPO",
+    ):
+        mean = lambda part, how="greedy", arm=arm: np.mean(scores(arm, part, how))
+        published = scores(arm, "reward", world="medium, published scale")
         yield [
             what,
             len(published),
-            *(f"{bold}{text}{bold}" for text in rewards(arms[name])),
+            *map(bold, rewards(arm)),
             over(published).text(),
             *(f"{mean(part):.2f}" for part in ("payoff", "quality")),
             *(f"{mean(part):.1f}" for part in ("used_submit_work", "used_pass_turn")),

@@ -16,6 +16,7 @@ import json
 import random
 import re
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -23,7 +24,7 @@ import torch
 import grpo
 import metrics
 from env_letters import Task, make_task, score_reply
-from fast import sampler
+from fast import measure, sampler
 from fast.batches import Batch
 from policy import plain_logprobs
 from swarm import governance
@@ -147,13 +148,11 @@ REAL = {
         found.item() for found in sampler.draw(logits[None], torch.tensor([uniform]), temperature)
     ),
     "token_logprobs": lambda logits, ids, mask: plain_logprobs(model_of(logits), ids, mask)[0],
-    "group_advantages": lambda rewards: grpo.group_advantages(rewards),
-    "token_weights": lambda loss, lengths, most: grpo.token_weights(loss, lengths, most),
+    "group_advantages": grpo.group_advantages,
+    "token_weights": grpo.token_weights,
     "clipped_loss": clipped_loss,
-    "importance_weights": lambda log_ratio, row, cap: grpo.importance_weights(
-        "sequence", log_ratio, row, cap
-    ),
-    "k3": lambda logprobs, reference: grpo.k3(logprobs, reference),
+    "importance_weights": partial(measure.importance_weights, "sequence"),
+    "k3": measure.k3,
     "wilson": lambda x, n: bounds(metrics.proportion(x, n)),
     "expect": lambda mean, var, spread, p, noise: governance.expect(
         governance.Belief(mean, var, spread), p, noise
@@ -310,8 +309,10 @@ def verdict(name: str, function) -> str:
 
 
 def main(argv: list[str], yours: dict) -> int:
-    """Check, or tell. yours: {name: the reader's function}. Returns the exit status: 0 if all that
-    was checked is right."""
+    """Check, or tell. yours: {name: the reader's function}.
+
+    Returns the exit status: 0 if all that was checked is right.
+    """
     program, names = "python -m learn.exercises", list(REAL)
     parser = argparse.ArgumentParser(
         prog=program,

@@ -109,8 +109,10 @@ def proxy(signals: Signals) -> float:
 
 
 def social(p):
-    """The worth of a deal to everybody, 5p - 3 (0 at p = 0.6): S, what both sides gain together,
-    minus E, what a bad deal costs those who have no part in it."""
+    """The worth of a deal to everybody, S - E = 5p - 3 (0 at p = 0.6).
+
+    S is what both sides gain together, E what a bad deal costs those who have no part in it.
+    """
     surplus = p * S_PLUS - (1 - p) * S_MINUS
     return surplus - (1 - p) * HARM
 
@@ -163,8 +165,10 @@ def reading_variance(watch: Watch) -> float:
 
 
 def noisy(watch: Watch, bar: float) -> bool:
-    """Would a second look surely (97.5%) change over a tenth of the decisions? Then p is too noisy
-    to govern by."""
+    """Would a second look surely (97.5%) change over a tenth of the decisions?
+
+    Then p is too noisy to govern by.
+    """
     n, flips = len(watch.rereads), sum((a >= bar) != (b >= bar) for a, b in watch.rereads)
     return flips > 0.1 * n and metrics.proportion(flips, n).low > 0.1
 
@@ -348,8 +352,10 @@ class World:
 
 
 def dice_of(row: list[float]) -> SimpleNamespace:
-    """Reads numbers drawn beforehand, so that every governance meets the same luck at the same
-    step. To swarm/bots.py it is a random.Random."""
+    """Reads numbers drawn before, so that every governance meets the same luck at the same step.
+
+    To swarm/bots.py it is a random.Random.
+    """
     return SimpleNamespace(random=iter(row).__next__)
 
 
@@ -426,8 +432,10 @@ class Run:
                 break
 
     def epoch(self, epoch: int, convened: bool) -> bool:
-        """Five steps. convened: the council sits in the first one, and nobody deals. Returns
-        whether it was called."""
+        """Five steps. Returns whether the council was called.
+
+        convened: it sits in the first step, and nobody deals.
+        """
         stack, n, first, worth = self.stack, len(self.members), len(self.deals), 0.0
         self.variance = reading_variance(self.watch)
         self.by_chance.append(np.zeros((n, n)))

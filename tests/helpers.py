@@ -1,58 +1,18 @@
-"""What several files of tests use: samplers that stand in for one, a count of the bytes in use,
-random tokens, files of a run, and logs of other trainers."""
+"""What several files of tests use: samplers that stand in for one, random tokens, files of a run,
+and logs of other trainers."""
 
 import gzip
 import json
 import re
 import shlex
-import weakref
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fast.sampler import Sample
 from rollout import encode
-
-
-def storages(values) -> list[torch.UntypedStorage]:
-    """Of all tensors in a tree of values."""
-    return [t.untyped_storage() for t in tree_leaves(values) if isinstance(t, torch.Tensor)]
-
-
-class SmallCard(TorchDispatchMode):
-    """Counts the bytes of all storages that operations make, while they live, and has no more than
-    `size` of them; `peak` is the most.
-
-    What was there before does not count: the tensors `known`, or without these whatever an
-    operation is given.
-    """
-
-    def __init__(self, size: float = float("inf"), known: list[torch.Tensor] | None = None):
-        super().__init__()
-        self.size, self.now, self.peak, self.refused, self.listed = size, 0, 0, 0, known is not None
-        self.known = {storage._cdata for storage in storages(known)}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        given = set() if self.listed else {storage._cdata for storage in storages((args, kwargs))}
-        for storage in storages(out):
-            if storage._cdata not in self.known | given:
-                self.known.add(storage._cdata)
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
-        self.peak = max(self.peak, self.now)
-        if self.now > self.size:
-            self.refused += 1
-            raise torch.OutOfMemoryError("pretended")
-        return out
-
-    def gone(self, key, size):
-        self.known.discard(key)
-        self.now -= size
 
 
 class Scripted:

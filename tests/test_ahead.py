@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RULES = (2, 2, 1, 1, 8.0, False, True, "states")  # two turns, one name each
 ENV = partial(Alphabet, *RULES)
 LOAD = partial(load_policy, str(PICO), 4, 8, "cpu", 0)
+NO_MODEL = partial(load_policy, "no_such_model", 4, 8)
 
 
-# What the other process is given has to be found there by its name, so it stands here and not in a
-# test.
+# What the other process is given is found there by its name, so it stands in no test.
 
 
 class Mute:
@@ -133,23 +133,14 @@ def here(policy, asked: Job) -> list:
     """The same, played in this process."""
     sampler = TorchSampler(policy)
     sampler.sync(asked.version)
-    return play(
-        policy,
-        sampler,
-        asked.make_env,
-        asked.seeds,
-        asked.k,
-        asked.max_tokens,
-        asked.temperature,
-        asked.noise,
-    )
+    how = asked.k, asked.max_tokens, asked.temperature, asked.noise
+    return play(policy, sampler, asked.make_env, asked.seeds, *how)
 
 
 @pytest.fixture(scope="module")
 def ahead():
-    one = SecondProcess(
-        LOAD, TorchSampler, torch.get_num_threads()
-    )  # as many as here: other threads add up in another order
+    # As many threads as here: another number adds up in another order.
+    one = SecondProcess(LOAD, TorchSampler, torch.get_num_threads())
     yield one
     one.close()
 
@@ -163,7 +154,7 @@ def policy(stir):
 
 @pytest.fixture
 def opened():
-    """opened(load, make_sampler) -> an Ahead that is closed in the end."""
+    """opened(load, make_sampler) -> a SecondProcess that is closed in the end."""
     made = []
 
     def make(load, make_sampler):
@@ -186,21 +177,19 @@ def test_episodes_are_those_that_this_process_would_have_played_in_whatever_orde
         ahead.ask(tag, policy, one)
     for tag in ("c", "a", "b"):
         groups, clock = ahead.take(tag)
-        assert groups == here(
-            policy, jobs[tag]
-        )  # every field of every episode: tokens, log-probs, rewards, texts
+        # every field of every episode: tokens, log-probs, rewards, texts
+        assert groups == here(policy, jobs[tag])
         assert set(clock) == {"rollout", "environment", "sync"} and min(clock.values()) > 0
-        assert max(e.turns for group in groups for e in group) == 2 and all(
-            e.stop_reason != "error" for group in groups for e in group
-        )
+        episodes = [e for group in groups for e in group]
+        assert max(e.turns for e in episodes) == 2
+        assert all(e.stop_reason != "error" for e in episodes)
     assert ahead.asked == [] and ahead.played == {}  # nothing is kept of what was taken
     assert ahead.process.pid != os.getpid()
 
 
 def test_a_batch_is_played_with_the_weights_of_the_moment_it_was_asked_for(ahead, policy, stir):
-    ahead.ask(
-        "first", policy, job(seeds=range(8))
-    )  # keeps the player busy while the weights change
+    # keeps the player busy while the weights change
+    ahead.ask("first", policy, job(seeds=range(8)))
     ahead.ask("old", policy, job(version=7))
     old = here(policy, job(version=7))
     stir(policy, 0.05, seed=1)
@@ -208,9 +197,8 @@ def test_a_batch_is_played_with_the_weights_of_the_moment_it_was_asked_for(ahead
     new = here(policy, job(version=8))
     stir(policy, 0.05, seed=2)
     assert ahead.take("old")[0] == old and ahead.take("new")[0] == new and ahead.take("first")
-    assert {e.policy_version for group in old for e in group} == {7} and {
-        e.policy_version for group in new for e in group
-    } == {8}
+    versions = lambda groups: {e.policy_version for group in groups for e in group}
+    assert versions(old) == {7} and versions(new) == {8}
     assert [e.logprobs for e in old[0]] != [e.logprobs for e in new[0]]
 
 
@@ -226,35 +214,30 @@ def test_an_evaluation_of_conversations_is_played_in_slices_if_the_sampler_asks_
     whole = rollouts.greedy(env, seeds, 1)
     sampler.conversations = 3
     real = ahead_room.play
-    monkeypatch.setattr(
-        ahead_room, "play", lambda *given: seen.append(len(given[3])) or real(*given)
-    )
+    spy = lambda *given: seen.append(len(given[3])) or real(*given)
+    monkeypatch.setattr(ahead_room, "play", spy)
     sliced = rollouts.greedy(env, seeds, 1)
     assert seen == asked
-    assert [(g[0].seed, g[0].token_ids, g[0].reward) for g in sliced] == [
-        (g[0].seed, g[0].token_ids, g[0].reward) for g in whole
-    ]
+    played = lambda groups: [(e.seed, e.token_ids, e.reward) for (e,) in groups]
+    assert played(sliced) == played(whole)
 
 
-def test_two_processes_that_do_not_fit_one_card_are_refused_with_the_numbers(monkeypatch):
-    """Several cards with vLLM: each holds a trainer and a second process. An A100 has 79 GiB."""
+@pytest.fixture
+def a100(monkeypatch):
+    """Its 79 GiB."""
+    properties = SimpleNamespace(total_memory=79.1 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=79.1 * 2**30)
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
+def test_two_processes_that_do_not_fit_one_card_are_refused_with_the_numbers(a100):
+    """Several cards with vLLM: each holds a trainer and a second process."""
     big = SimpleNamespace(device=torch.device("cuda"), name=BIG, lora_rank=32)
     cfg = settings.Config(
-        async_rollouts=1,
-        env="letters",
-        engine="vllm",
-        micro_tokens=8192,
-        max_tokens=2048,
-        threads=1,
+        async_rollouts=1, engine="vllm", micro_tokens=8192, max_tokens=2048, threads=1
     )
-    with pytest.raises(
-        ValueError,
-        match=r"about 94 GiB of 79 .computed.; try --micro-tokens 4096, which makes it 6\d$",
-    ) as caught:
+    told = r"about 94 GiB of 79 .computed.; try --micro-tokens 4096, which makes it 6\d$"
+    with pytest.raises(ValueError, match=told) as caught:
         ahead_room.open_rollouts(cfg, big, None, None, None)
     assert "\n" not in str(caught.value)
     cfg.micro_tokens = 4096
@@ -262,31 +245,24 @@ def test_two_processes_that_do_not_fit_one_card_are_refused_with_the_numbers(mon
     cfg.micro_tokens = 8192
     for spared in (dict(device=torch.device("cpu")), dict(name="owner/another")):
         ahead_room.check_room_for_two(cfg, SimpleNamespace(**vars(big) | spared))
-    cfg.micro_tokens, cfg.lora_rank = (
-        4096,
-        0,
-    )  # the moments of all weights, twice the weights in float32: no mend is enough
+    # The moments of all weights, twice the weights in float32: no mend is enough.
+    cfg.micro_tokens, cfg.lora_rank = 4096, 0
     with pytest.raises(ValueError, match="GiB of 79"):
         ahead_room.check_room_for_two(cfg, big)
 
 
 def test_our_own_sampler_leaves_the_trainer_its_part_of_a_card_that_two_processes_share(
-    monkeypatch,
+    a100, monkeypatch
 ):
-    """It decodes as many rows as there is memory for. Half a card for a model that nobody has
-    planned; vLLM has its own share."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=79.1 * 2**30)
-    )
+    """It decodes as many rows as there is memory for.
+
+    Half a card for a model that nobody has planned; vLLM has its own share.
+    """
     limits, ours = [], object.__new__(TorchSampler)
-    monkeypatch.setattr(
-        torch.cuda,
-        "set_per_process_memory_fraction",
-        lambda share, device: limits.append((share, device)),
-    )
+    limit = lambda share, device: limits.append((share, device))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)
     cfg = settings.Config(
-        async_rollouts=1, env="letters", engine="torch", micro_tokens=4096, max_tokens=2048, k=16
+        async_rollouts=1, engine="torch", micro_tokens=4096, max_tokens=2048, k=16
     )
     device = torch.device("cuda")
     for sampler, where, name in (
@@ -299,9 +275,8 @@ def test_our_own_sampler_leaves_the_trainer_its_part_of_a_card_that_two_processe
         assert ahead_room.second_sampler(cfg, SimpleNamespace(device=where, name=name)) is sampler
     half, planned = limits
     assert half == (0.5, None) and planned[1] is None
-    trainer = machine.plan(
-        BIG, "letters", machine.card_of(device), "torch", ahead_room.planned(cfg)
-    ).trainer
+    card = machine.card_of(device)
+    trainer = machine.plan(BIG, "letters", card, "torch", ahead_room.planned(cfg)).trainer
     assert planned[0] * 79.1 + machine.CONTEXT == pytest.approx(79.1 - trainer)
 
 
@@ -327,18 +302,9 @@ def test_a_player_that_is_killed_is_told_in_one_sentence(opened, tmp_path, playi
 @pytest.mark.parametrize(
     "load, make_sampler, refused, reason",
     [
-        (
-            load_nobody,
-            no_sampler,
-            ValueError,
-            "no room for a cache",
-        ),  # what train.py prints as one sentence, as it is
-        (
-            partial(load_policy, "no_such_model", 4, 8),
-            TorchSampler,
-            SystemExit,
-            "--model no_such_model: no such folder",
-        ),
+        # train.py prints these as one sentence, as they are
+        (load_nobody, no_sampler, ValueError, "no room for a cache"),
+        (NO_MODEL, TorchSampler, SystemExit, "--model no_such_model: no such folder"),
         (load_nobody, Failing, RuntimeError, "KeyError: 'version 4'"),
         (load_nobody, Nan, FloatingPointError, "weights are broken"),
     ],

@@ -39,22 +39,23 @@ def test_an_older_base_is_loaded_whole_and_new_pieces_start_as_they_are(tokenize
     assert moved.sum() == known < len(tokenizer) and model.lm_head.weight is embedding
 
 
-@pytest.mark.parametrize("change, told", [
-    (lambda weights: weights.pop("model.norm.weight"), "Missing key.*model.norm.weight"),
-    (lambda weights: weights.update(old_name=torch.zeros(1)), "Unexpected key.*old_name"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (lambda weights: weights.pop("model.norm.weight"), "Missing key.*model.norm.weight"),
+        (lambda weights: weights.update(old_name=torch.zeros(1)), "Unexpected key.*old_name"),
+    ],
+)
 def test_an_older_base_that_is_another_model_is_refused(tokenizer, tmp_path, change, told):
-    """A sibling of A1: strict=False would drop what it does not know, without a word."""
+    """strict=False would drop what it does not know, without a word."""
     with pytest.raises(RuntimeError, match=f"(?s){told}"):
         start_from(make_model(tokenizer, 0), tokenizer, changed(tmp_path / "base", change))
 
 
 def test_a_short_round_leaves_a_model_to_chat_with(tokenizer, tmp_path):
     main(Pretrain(out=str(tmp_path), skill_steps=1, chat_steps=1, batch=4, stop_after=1, threads=1))
-    policy, log = (
-        load_policy(str(tmp_path), 4, 8, "cpu"),
-        (tmp_path / "pretrain_log.json").read_text(),
-    )
+    policy = load_policy(str(tmp_path), 4, 8, "cpu")
+    log = (tmp_path / "pretrain_log.json").read_text()
     size = sum(p.numel() for p in make_model(tokenizer, 0).parameters())
     assert policy.n_parameters == size and '"0 skill"' in log
 

@@ -99,7 +99,6 @@ OTHERWISE = {
     "pico.py": "minutes; tests/test_pico.py",
     "train.py": "make train",
     "fast/vllm_engine.py": "make test-vllm",
-    "bookkeeping/behaviour.py": "needs a run",
     "bookkeeping/compare.py": "needs runs",
     "bookkeeping/report.py": "needs a run",
     "bridges/trl.py": "needs requirements/all.txt; make test-all",

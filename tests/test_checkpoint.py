@@ -159,8 +159,7 @@ def test_the_one_before_is_kept_and_taken_if_the_newer_is_damaged(load, tmp_path
 
 
 def test_the_umask_decides_who_may_read_a_checkpoint(load, tmp_path):
-    """safetensors would have made 0600 of it: a colleague could resume the run from nothing but its
-    state."""
+    """safetensors makes 0600 of its files: a colleague could not resume the run."""
     before = os.umask(0o027)
     try:
         save_checkpoint(tmp_path / "checkpoint", load("qwen3", 4), None, {"update": 1})
@@ -201,9 +200,9 @@ def test_saving_an_adapter_asks_the_hub_nothing(load, tmp_path, monkeypatch):
         save_and_load, "check_file_exists_on_hf_hub", lambda *given, **_: asked.append(given)
     )
     save_checkpoint(tmp_path / "c", policy, None, STATE)
-    assert asked == [] and all(
-        "lora_" in name for name in load_file(tmp_path / "c" / "adapter_model.safetensors")
-    )
+    assert asked == []
+    saved = load_file(tmp_path / "c" / "adapter_model.safetensors")
+    assert all("lora_" in name for name in saved)
 
 
 @pytest.mark.parametrize("change, ours", [

@@ -145,21 +145,24 @@ def evaluation(
     tokens: float = 100.0,
     n: int = N,
 ) -> dict:
-    """A line of evals.jsonl: the first tasks are right. reward: what every task earns; None: 1 for an exact answer."""
+    """A line of evals.jsonl: the first tasks are right.
+
+    reward: what every task earns; None: 1 for an exact answer.
+    """
     right = [float(i < round(exact * n)) for i in range(n)]
     paid = right if reward is None else [reward] * n
     return {"update": update, "stage": stage, "tasks": "tier 6", "trained": True, "reward": paid, "exact": right,
             "format": [1.0] * n, "reply_tokens": [tokens] * n}  # fmt: skip
 
 
-BEFORE, SFT = evaluation("before", -1, 0.1, tokens=44), evaluation("after_sft", 0, 0.45)
+BEFORE, SFT = evaluation("before", 0, 0.1, tokens=44), evaluation("after_sft", 0, 0.45)
 FLAGS = {"sft_steps": 50}
 FLAT = {"reward": np.full(30, 0.45)}
 
 # {symptom: (evaluations after SFT, or all; the update that tells it; what the sentence must say)}
 DEV = {
-    "no SFT": ([evaluation("before", -1, 0.45), SFT], 0, ("+0.0 points [-1.5, +1.5]", "--sft-lr")),
-    "bad SFT": ([evaluation("before", -1, 0.6), SFT], 0, ("-15.2 points [", "--sft-lr")),
+    "no SFT": ([evaluation("before", 0, 0.45), SFT], 0, ("+0.0 points [-1.5, +1.5]", "--sft-lr")),
+    "bad SFT": ([evaluation("before", 0, 0.6), SFT], 0, ("-15.2 points [", "--sft-lr")),
     "pays something else": (
         [BEFORE, evaluation("after_sft", 0, 0.45, 0.3), evaluation("final", 30, 0.43, 0.416)], 30,
         ("+0.116 [", "-2.0 points [", "pays something else")),
@@ -191,8 +194,8 @@ def test_what_evaluations_show_is_told_with_its_interval(symptom):
         ([BEFORE, SFT, evaluation("train", 20, 0.40)], FLAT, FLAGS),  # 13 tasks of 256: not often enough while a run trains
         ([BEFORE, SFT, evaluation("final", 30, 0.2) | {"trained": False}], FLAT, FLAGS),  # tasks that are not trained
         # four tasks show nothing, nor its absence
-        ([evaluation("before", -1, 0.45, n=4), evaluation("after_sft", 0, 0.45, n=4)], FLAT, FLAGS),
-        ([evaluation("before", -1, 0.45), SFT], FLAT, {"sft_steps": 0}),  # there was none
+        ([evaluation("before", 0, 0.45, n=4), evaluation("after_sft", 0, 0.45, n=4)], FLAT, FLAGS),
+        ([evaluation("before", 0, 0.45), SFT], FLAT, {"sft_steps": 0}),  # there was none
         ([BEFORE, evaluation("after_sft", 0, 0.97), evaluation("final", 30, 0.98, tokens=44)], FLAT, FLAGS),  # all right, and shorter
         ([BEFORE, SFT, evaluation("final", 30, 0.9, tokens=250)], FLAT, FLAGS),  # it has learnt to think
         # easier tasks in training, as asked
@@ -215,20 +218,11 @@ def test_a_run_and_its_report_tell_what_evaluations_show(tmp_path, capsys):
     run = Run(Config(sft_steps=50), tmp_path, tmp_path, None, State(update=30), keep=[])
     run.log_evaluation({})
     said = capsys.readouterr().out
-    assert (
-        run.state.warnings["lost"].startswith("update 30: since SFT exact answers went")
-        and "LOST at update 30" in said
-    )
-    summary = {
-        "config": {},
-        "gain": {"mean": -0.1, "low": -0.2, "high": -0.05, "n": N},
-        "trained": "tier 6",
-        "eval": {},
-    }
-    assert (
-        "Found wrong at update 0: lost: since SFT"
-        in report.observations(summary, [], [e | {"update": 0} for e in evals])[-1]
-    )
+    assert run.state.warnings["lost"].startswith("update 30: since SFT exact answers went")
+    assert "LOST at update 30" in said
+    at_0 = [e | {"update": 0} for e in evals]
+    found = report.observations({"config": {}}, [], at_0)[-1]
+    assert "Found wrong at update 0: lost: since SFT" in found
 
 
 def test_tasks_without_a_result_are_left_out_of_both():
@@ -238,20 +232,18 @@ def test_tasks_without_a_result_are_left_out_of_both():
 
 
 def test_an_environment_that_says_exact_only_now_and_then_does_not_end_a_run():
-    bare = {
-        name: value
-        for name, value in evaluation("before", -1, 0.2).items()
-        if name not in ("exact", "format")
-    }
+    whole = evaluation("before", 0, 0.2)
+    bare = {name: v for name, v in whole.items() if name not in ("exact", "format")}
     evals = [bare, SFT, {**bare, "stage": "train", "update": 20}, evaluation("final", 30, 0.2)]
-    told = doctor.look_at(made_up(**FLAT), evals, FLAGS)
-    assert ["lost" in sentence for sentence in told] == [
-        True
-    ] and "the mean reward went from 0.449 to 0.199" in told[0]
+    (told,) = doctor.look_at(made_up(**FLAT), evals, FLAGS)
+    assert "lost" in told and "the mean reward went from 0.449 to 0.199" in told
 
 
 def flat_run(rng, n: int, looks: int, paid_in_parts: bool) -> tuple[list[dict], list[float]]:
-    """A run that SFT helps and GRPO does nothing to. Every evaluation draws every task anew, more noise than greedy replies have."""
+    """A run that SFT helps and GRPO does nothing to.
+
+    Every evaluation draws every task anew, more noise than greedy replies have.
+    """
     hard = rng.beta(0.5, 0.5, n)
 
     def look(stage: str, update: int, known: float) -> dict:
@@ -269,7 +261,7 @@ def flat_run(rng, n: int, looks: int, paid_in_parts: bool) -> tuple[list[dict], 
 
     last = 20 * looks
     stages = [
-        ("before", -1, 0.3),
+        ("before", 0, 0.3),
         ("after_sft", 0, 1),
         *(("train", 20 * i, 1) for i in range(1, looks)),
         ("final", last, 1),
@@ -340,26 +332,24 @@ def test_noise_is_measured_against_the_first_five_updates():
 
 
 def test_a_sampler_that_falls_behind_late_is_named_although_the_beginning_is_far_back():
-    """Such as a run that is resumed with another engine. The doctor is handed the newest 50 lines, and the gap that it began with."""
+    """Such as a run that is resumed with another engine.
+
+    The doctor is handed the newest 50 lines, and the gap that it began with.
+    """
     gaps = [1e-6] * 100 + [0.8] * 5
     lines = [
         {"update": i + 1, "reward": 0.5, "mismatch": gap, "off_policy_steps": 0.0, "rounding": 1e-3}
         for i, gap in enumerate(gaps)
     ]
-    told = doctor.look_at(
-        [line | {"reward_low": 0.4, "reward_high": 0.6, "n": 64} for line in lines]
-    )
-    assert [sentence.split(":")[0] for sentence in told] == ["update 103"] and ": stale: " in told[
-        0
-    ]
+    known = {"reward_low": 0.4, "reward_high": 0.6, "n": 64}
+    (told,) = doctor.look_at([line | known for line in lines])
+    assert told.startswith("update 103: stale: ")
 
 
 def test_samples_that_are_corrected_are_not_called_uncorrected_after_an_update_without_a_signal():
     """Such an update has measured nothing, so its line says nothing of the correction."""
-    silent, old = (
-        {"off_policy_steps": 3.0},
-        {"off_policy_steps": 3.0, "mismatch": 0.1, "ratio": 1.0},
-    )
+    silent = {"off_policy_steps": 3.0}
+    old = silent | {"mismatch": 0.1, "ratio": 1.0}
     assert "the ratio is 1.000" in doctor.uncorrected([silent, old, old, old], [])
     assert doctor.uncorrected([*[old | {"importance": 1.0}] * 3, silent], []) is None
 

@@ -284,7 +284,8 @@ def test_a_turn_that_was_not_played_scores_0(played):
     right = [block(*right_list(SMALL, turn), turn=turn) for turn in range(3)]
     for per_turn, reward in ((True, played / 3), (False, (played / 3) ** 2)):
         marks = play(SMALL, right[:played], 2, per_turn)
-        assert marks["reward"] == pytest.approx(reward) and marks["format"] == played / 3
+        assert marks["reward"] == pytest.approx(reward, abs=1e-15)
+        assert marks["format"] == marks["similarity"] == played / 3
 
 
 @pytest.mark.parametrize(

@@ -228,11 +228,7 @@ SEVERAL = [
     ('<answer>[["a", 3], ["n", 2], ["q", 0]]</answer>', 0.0, 0.0),
     ('<answer>{"a": "3", "n": "2", "q": "0"}</answer>', 0.0, 0.0),
     ('<answer>{"a": 3.0, "n": 2, "q": 0}</answer>', 0.0, 0.0),
-    (
-        '<answer>{"a": 3, "n": 2, "q": false}</answer>',
-        0.0,
-        0.0,
-    ),  # False == 0 in Python, and is no count
+    ('<answer>{"a": 3, "n": 2, "q": false}</answer>', 0.0, 0.0),  # False == 0, but no count
     ('<answer>{"a": 3, "n": 2, "q": null}</answer>', 0.0, 0.0),
     ('<answer>{"a": 3, "n": 2, "q": NaN}</answer>', 0.0, 0.0),
     ('<answer>{"a": 3, "n": 2, "q": 0, "q": 0}</answer>', 0.0, 0.0),  # a letter answered twice

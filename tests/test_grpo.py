@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import grpo
+import settings
 from grpo import (
     IMPORTANCE,
     LOSSES,
@@ -247,10 +248,10 @@ def test_the_gradient_is_that_of_the_formulas(load, rows_seen, loss, lora_rank, 
     assert all(math.isfinite(value) for value in stats.values())
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_cutting_into_micro_batches_changes_nothing(load, loss):
     seen = []
-    for micro_tokens in (HUGE, 30):
+    for micro_tokens in (HUGE, 30, 1):
         policy = load("qwen3", 4, awake=True)
         groups = make_groups(policy, REWARDS)
         reference = {name: torch.zeros_like(p) for name, p in policy.trainable().items()}
@@ -258,9 +259,10 @@ def test_cutting_into_micro_batches_changes_nothing(load, loss):
         optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.01)
         stats = run(policy, groups, loss, optimizer, micro_tokens=micro_tokens, **options)
         seen.append((gradients(policy), stats))
-    (whole, told), (cut_up, told_too) = seen
-    assert_close(cut_up, whole, 1e-3)
-    assert told_too == pytest.approx(told, rel=1e-3, abs=1e-5)
+    (whole, told), *others = seen
+    for cut_up, told_too in others:
+        assert_close(cut_up, whole, 1e-3)
+        assert told_too == pytest.approx(told, rel=1e-3, abs=1e-5)
 
 
 def test_the_end_of_turn_token_is_trained(load):
@@ -274,21 +276,24 @@ def test_the_end_of_turn_token_is_trained(load):
     assert logprobs_now(policy, ids)[-1] > before
 
 
-def test_the_kl_term_is_k3(load):
+@pytest.mark.parametrize("lora_rank, temperature", [(4, 1.0), (0, 0.7)])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_kl_term_is_k3(load, loss, lora_rank, temperature):
     """It pulls at groups without a signal, too."""
-    policy = load("qwen3", 4, awake=True)
+    policy = load("qwen3", lora_rank, awake=True)
     reference = {name: 0.9 * p.detach() for name, p in policy.trainable().items()}
-    options = dict(kl=0.5, reference=reference)
-    groups, before = make_groups(policy, [[1.0, 0.0, 0.5], [0.5, 0.5, 0.5]]), snapshot(policy)
-    stats = run(policy, groups, "grpo", **options)
+    options = dict(kl=0.5, reference=reference, temperature=temperature)
+    groups = make_groups(policy, [[1.0, 0.0, 0.5], [0.5, 0.5, 0.5]], temperature)
+    before = snapshot(policy)
+    stats = run(policy, groups, loss, **options)
     after = snapshot(policy)
     assert all(torch.equal(p, before[name]) for name, p in after.items())  # the reference has left
-    check_gradient(policy, groups, "grpo", stats["loss"], **options)
+    check_gradient(policy, groups, loss, stats["loss"], **options)
     each = []  # k3 of every sampled token
     for e in sum(groups, []):
-        logp = logprobs_now(policy, e.token_ids)
+        logp = logprobs_now(policy, e.token_ids, temperature)
         with swapped(policy, reference):
-            ref = logprobs_now(policy, e.token_ids)
+            ref = logprobs_now(policy, e.token_ids, temperature)
         log_r = [b - a for a, b, s in zip(logp, ref, e.sampled) if s]
         each += [math.exp(x) - x - 1 for x in log_r]
     assert stats["kl_ref"] == pytest.approx(sum(each) / len(each), rel=1e-3)
@@ -336,6 +341,21 @@ def test_on_policy_the_ratio_is_1_and_a_second_epoch_moves_it(load):
     assert one["ratio"] == pytest.approx(1, abs=1e-5) and one["clip_fraction"] == 0
     assert abs(one["approx_kl"]) < 1e-6 and two["approx_kl"] > 1e-5 and two["ratio_max"] > 1.01
     assert two["trained_tokens"] == 2 * one["trained_tokens"]
+
+
+OTHERS = [{"baseline": "batch"}, {"baseline": "none"}, {"kl": 0.5}]
+
+
+@pytest.mark.parametrize("flags", [{"loss": loss} for loss in LOSSES] + OTHERS, ids=str)
+def test_a_loss_near_0_is_called_healthy_where_it_is(load, flags):
+    policy = load("qwen3", 4, awake=True)
+    reference = {name: p.detach() * 0.5 for name, p in policy.trainable().items()}
+    groups = make_groups(policy, REWARDS, noise=0.0)
+    stats = train_on(policy, frozen(policy), groups, reference, **flags)
+    said = settings.healthy_loss(settings.Config(**flags))
+    assert stats["ratio"] == pytest.approx(1, abs=1e-4)
+    assert "ratio of 1.000" in said and "watch the reward" in said
+    assert (abs(stats["loss"]) < 1e-4) == ("loss near 0" in said), stats["loss"]
 
 
 def test_the_gradient_is_clipped_to_its_norm(load):
@@ -424,7 +444,16 @@ def test_the_gradient_of_stale_samples_is_that_of_the_formulas(load, loss, impor
     factors = naive_factors(policy, groups, importance)
     now = as_if_sampled_now(policy, groups, factors)
     stats = run(policy, groups, loss, importance=importance)
-    assert stats["ratio"] == pytest.approx(1, abs=1e-5) and stats["mismatch"] > 0.05
+    assert stats["ratio"] == pytest.approx(1, abs=1e-5) and stats["clip_fraction"] == 0
+    moved = [  # log π - log π_sampler of each token
+        now - then
+        for new, old in zip(sum(now, []), sum(groups, []))
+        for now, then, s in zip(new.logprobs, old.logprobs, old.sampled)
+        if s
+    ]
+    k3 = [math.exp(x) - x - 1 for x in moved]  # KL(sampler || policy), and not the other way round
+    assert stats["approx_kl"] == pytest.approx(sum(k3) / len(k3), rel=1e-3)
+    assert stats["mismatch"] > 0.05
     each = [f for e in sum(groups, []) for f, s in zip(factors[id(e)], e.sampled) if s]
     assert stats.get("importance", 1.0) == pytest.approx(sum(each) / len(each), rel=1e-3)
     assert stats.get("capped", 0.0) == pytest.approx(each.count(CAP) / len(each))
@@ -436,12 +465,27 @@ def test_the_gradient_of_stale_samples_is_that_of_the_formulas(load, loss, impor
     again = load("qwen3", 4, awake=True)
     stir(again, 0.05, seed=9)
     optimizer = torch.optim.SGD(again.trainable().values(), lr=lr)
-    run(again, groups, loss, optimizer, importance=importance, epochs=2)
+    stats = run(again, groups, loss, optimizer, importance=importance, epochs=2)
+    assert loss == "reinforce" or 0 < stats["clip_fraction"] < 1  # premise: STEP is long enough
     with torch.no_grad():  # to where the first of the two steps leads
         for name, p in policy.trainable().items():
             p -= lr * first[name]
             p.grad = again.trainable()[name].grad
     check_gradient(policy, now, loss, share=1e-3, factors=factors)
+
+
+@pytest.mark.parametrize("importance", ["token", "sequence"])
+@pytest.mark.parametrize("loss", ["grpo", "dapo"])
+def test_the_kl_term_of_stale_samples_weighs_a_token_as_the_loss_does(load, loss, importance):
+    policy = load("qwen3", 4, awake=True)
+    groups = make_groups(policy, REWARDS, noise=0.0)
+    stir(policy, 0.05, seed=9)
+    reference = {name: 0.9 * p.detach() for name, p in policy.trainable().items()}
+    options = dict(kl=0.5, reference=reference)
+    factors = naive_factors(policy, groups, importance)
+    now = as_if_sampled_now(policy, groups, factors)
+    stats = run(policy, groups, loss, importance=importance, **options)
+    check_gradient(policy, now, loss, stats["loss"], factors=factors, **options)
 
 
 def test_importance_weights_by_hand():

@@ -146,8 +146,7 @@ def test_a_page_is_made_of_a_run_of_ones_own_and_others_are_refused(tmp_path, mo
             live.records.save_checkpoint(folder / "checkpoint", policy, None, {"update": n})
         (folder / "config.json").write_text(json.dumps({**vars(cfg), "max_tokens": 320}))
         (folder / "summary.json").write_text("{}")
-        line = {"update": 1, "exact": 0.5, "habit_derives": 0.1}
-        (folder / "metrics.jsonl").write_text(json.dumps(line))
+        (folder / "metrics.jsonl").write_text(json.dumps({"update": 1, "exact": 0.5}))
         return folder
 
     monkeypatch.setattr(live.recipe, "train", run)
@@ -267,8 +266,8 @@ def test_a_step_is_that_of_grpo_update(page, policy):
     for numbers, adapter in steps:
         with policy.learning():
             stats = update(policy, optimizer, [group], ours, CFG)
-        names = ("grad_norm", "loss", "ratio")
-        assert numbers == pytest.approx([stats[name] for name in names], abs=1e-4)
+        assert numbers[0] == pytest.approx(stats["grad_norm"], abs=1e-4)
+        assert numbers[1:] == pytest.approx([stats["loss"], stats["ratio"]], abs=1e-5)
         mine = flat({key.replace(".default", ""): p for key, p in policy.trainable().items()})
         gap, moved = mine - flat(adapter_of(adapter)), mine - flat(before)
         assert gap.norm() < 5e-3 * moved.norm() and gap.abs().max() < 1e-3
@@ -318,10 +317,9 @@ def test_it_slides_by_keyboard_and_tells_of_each_token(chromium):
     keys(chromium, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert re.match("Token 3: .*At update 60 it had ", text_of(chromium, "#token"), re.S)
     ask(chromium, HOSTILE, '<>"a')  # what a person types stays text
-    code = (
-        "reply.clear(); tokens.encode(arguments[0]).forEach((id) => reply.push({ id, logp: -1 }));"
-    )
-    chromium.execute_script(code + "reply.choose(0)", HOSTILE)
+    code = "reply.clear(); for (const id of tokens.encode(arguments[0]))"
+    code += " reply.push({ id, logp: -1, others: [] }); reply.choose(0)"
+    chromium.execute_script(code, HOSTILE)
     assert "<" in text_of(chromium, "#verdict") and text_of(chromium, "#reply") == HOSTILE
     hacked = "return [window.hacked ?? null, document.images.length]"
     assert chromium.execute_script(hacked) == [None, 0] and chromium.get_log("browser") == []
@@ -355,9 +353,8 @@ def test_a_person_is_the_reward_and_can_undo_it(chromium):
     click("#draw")
     until("group?.replies")
     assert do("return group.replies.map((r) => r.ids)") == before  # the same seed
-    assert do("return document.documentElement.scrollWidth") <= 390, (
-        "it scrolls sideways on a phone"
-    )
+    width = do("return document.documentElement.scrollWidth")
+    assert width <= 390, "it scrolls sideways on a phone"
     assert chromium.get_log("browser") == []
 
 

@@ -22,22 +22,21 @@ def mask_of(kind: str, n: int, t: int) -> torch.Tensor:
 
 @pytest.fixture
 def assert_naive(naive_logprobs, gradients, assert_close):
-    """assert_naive(policy, ids, mask, lengths, found): log-probs and their gradients are those of
-    each row alone, cut to its length."""
+    """assert_naive(policy, ids, mask, lengths, found): as found for each row alone, at its length.
+
+    Log-probs and their gradients.
+    """
 
     def check(policy, ids, mask, lengths: list[int], found, temperature: float = 0.7) -> None:
-        pull = torch.randn(
-            int(mask.sum()), generator=torch.Generator().manual_seed(1)
-        )  # [M] a different weight a token
+        rng = torch.Generator().manual_seed(1)
+        pull = torch.randn(int(mask.sum()), generator=rng)  # [M], another weight per token
         (pull * found).sum().backward()
         ours = gradients(policy)
         policy.model.zero_grad()
         rows = [
             naive_logprobs(policy, row[:n].tolist(), temperature) for row, n in zip(ids, lengths)
         ]
-        expected = torch.cat(
-            [row[m[: len(row)]] for row, m in zip(rows, mask)]
-        )  # [M], in row order
+        expected = torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)])  # [M]
         (pull * expected).sum().backward()
         assert (found - expected).abs().max() < 1e-4
         assert_close(ours, gradients(policy))
@@ -57,7 +56,7 @@ def assert_naive(naive_logprobs, gradients, assert_close):
         ("llama", 0, 4, 0.7, "some"),  # untied head
         ("qwen2", 4, 4, 1.0, "some"),
         ("gemma2", 4, 4, 0.7, "some"),  # soft-capped logits
-        ("gpt2", 0, 4, 0.7, "some"),  # another trunk's name
+        ("gpt2", 0, 4, 0.7, "some"),  # another name for its layers
     ],
 )
 def test_token_logprobs_are_those_of_a_naive_forward(
@@ -70,24 +69,21 @@ def test_token_logprobs_are_those_of_a_naive_forward(
     assert found.dtype == torch.float32 and found.shape == entropies.shape == (int(mask.sum()),)
     assert_naive(policy, ids, mask, [12] * 3, found, temperature)
     with torch.no_grad():
-        full = torch.log_softmax(
-            policy.model(input_ids=ids).logits[:, :-1].float() / temperature, -1
-        )  # [3, 11, V]
+        logits = policy.model(input_ids=ids).logits[:, :-1].float()
+    full = torch.log_softmax(logits / temperature, -1)  # [3, 11, V]
     assert torch.allclose(entropies, -(full.exp() * full).sum(-1)[mask], atol=1e-3)
     assert not entropies.requires_grad
 
 
 def three_groups() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Seven rows: three with one prompt of 9 tokens, three with one of 14, one alone; replies of 1
-    to 9 tokens, of which some are nobody's choice."""
-    ids, mask, lengths = (
-        torch.zeros(7, 24, dtype=torch.long),
-        torch.zeros(7, 23, dtype=torch.bool),
-        [],
-    )
-    for n, (prompt, reply) in enumerate(
-        [(9, 5), (14, 9), (9, 1), (14, 2), (9, 8), (5, 6), (14, 1)]
-    ):
+    """Seven rows: three with one prompt of 9 tokens, three with one of 14, one alone.
+
+    Replies of 1 to 9 tokens, of which some are nobody's choice.
+    """
+    ids = torch.zeros(7, 24, dtype=torch.long)
+    mask, lengths = torch.zeros(7, 23, dtype=torch.bool), []
+    sizes = [(9, 5), (14, 9), (9, 1), (14, 2), (9, 8), (5, 6), (14, 1)]
+    for n, (prompt, reply) in enumerate(sizes):
         ids[n, :prompt] = random_rows(1, prompt, seed=prompt)[0]
         ids[n, prompt : prompt + reply] = random_rows(1, reply, seed=100 + n)[0]
         mask[n, prompt - 1 : prompt + reply - 1] = True
@@ -129,14 +125,19 @@ def test_a_prompt_that_rows_share_is_run_once_and_changes_nothing(
         assert sum(n for n, _ in seen) == 7
     else:
         assert [shape for shape in seen if shape in ((1, 9), (1, 14))] == [(1, 9), (1, 14)]
-        assert sum(n for n, _ in seen) <= 3 + 7  # three prompts once, and seven replies
+        replies = sum(n for n, _ in seen) - 3  # without the three prompts, run once
+        # A reply of one token is run only in company.
+        assert replies == 5 if piece == 1 else 5 <= replies <= 7
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(
     "kind, lora_rank",
-    [("qwen3", 4), ("qwen3", 0), ("pico", 4), ("llama", 0), ("llama_bias", 0), ("llama_dynamic", 0), ("qwen2", 4), ("qwen2_window", 0),
-     ("mistral_window", 4), ("gemma2", 4), ("gpt2", 0), ("granite", 4), ("llama_longrope", 0), ("lfm2", 0)],
+    [
+        ("qwen3", 4), ("qwen3", 0), ("pico", 4), ("llama", 0), ("llama_bias", 0),
+        ("llama_dynamic", 0), ("qwen2", 4), ("qwen2_window", 0), ("mistral_window", 4),
+        ("gemma2", 4), ("gpt2", 0), ("granite", 4), ("llama_longrope", 0), ("lfm2", 0),
+    ],
 )  # fmt: skip
 def test_the_plain_way_finds_the_same(load, gradients, assert_close, kind, lora_rank, temperature):
     policy = load(kind, lora_rank, awake=True)
@@ -148,17 +149,12 @@ def test_the_plain_way_finds_the_same(load, gradients, assert_close, kind, lora_
         (pull * logprobs).sum().backward()
         found[how] = logprobs.detach(), entropies.detach(), gradients(policy)
         policy.model.zero_grad()
-    (plain, plain_entropies, plain_gradients), (fast, fast_entropies, fast_gradients) = (
-        found[plain_logprobs],
-        found[token_logprobs],
-    )
-    assert (
-        plain.shape == fast.shape == plain_entropies.shape == pull.shape
-        and plain.dtype == plain_entropies.dtype == torch.float32
-    )
-    assert (plain - fast).abs().max() < 1e-4 and (
-        plain_entropies - fast_entropies
-    ).abs().max() < 1e-3
+    plain, plain_entropies, plain_gradients = found[plain_logprobs]
+    fast, fast_entropies, fast_gradients = found[token_logprobs]
+    assert plain.shape == fast.shape == plain_entropies.shape == pull.shape
+    assert plain.dtype == plain_entropies.dtype == torch.float32
+    assert (plain - fast).abs().max() < 1e-4
+    assert (plain_entropies - fast_entropies).abs().max() < 1e-3
     assert_close(plain_gradients, fast_gradients)
 
 
@@ -170,8 +166,9 @@ def test_gradients_flow_through_plain_entropies(load, gradients, assert_close, k
     before.sum().backward()
     ours = gradients(policy)
     policy.model.zero_grad()
-    rows = [torch.distributions.Categorical(logits=policy.model(input_ids=row[None, :n]).logits[0, :-1] / 0.7).entropy()
-            for row, n in zip(ids, lengths)]  # fmt: skip
+    choice = lambda row: policy.model(input_ids=row[None]).logits[0, :-1] / 0.7  # logits
+    entropy = lambda row: torch.distributions.Categorical(logits=choice(row)).entropy()
+    rows = [entropy(row[:n]) for row, n in zip(ids, lengths)]
     torch.cat([row[m[: len(row)]] for row, m in zip(rows, mask)]).sum().backward()
     assert_close(ours, gradients(policy))
     with torch.no_grad():  # an entropy bonus does what it says
@@ -202,9 +199,8 @@ def test_an_empty_mask_gives_no_logprobs(tiny, how):
         assert tensor.shape == (0,) and tensor.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    "rank, times", [(4, 1), (0, 2)]
-)  # once where the head is frozen; else again in the backward pass
+# Once if the head is frozen; else again in the backward pass.
+@pytest.mark.parametrize("rank, times", [(4, 1), (0, 2)])
 def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(
     load, monkeypatch, rank, times
 ):
@@ -218,8 +214,10 @@ def test_the_head_never_sees_more_than_a_chunk_nor_unmasked_positions(
 
 
 def test_the_head_makes_its_tensors_where_the_weights_are():
-    """On a card a buffer left on the CPU fails at the first update. The meta device stands in: it
-    is another device, and computes shapes alone."""
+    """On a card a buffer left on the CPU fails at the first update.
+
+    The meta device stands in: it is another device, and computes shapes alone.
+    """
     hidden, weight = (torch.zeros(n, 8, device="meta", requires_grad=True) for n in (7, 11))
     targets = torch.zeros(7, dtype=torch.long, device="meta")
     found, entropies = logprobs.Head.apply(hidden, weight, None, targets, 1.0, None, 3)
@@ -237,8 +235,7 @@ def test_what_a_model_multiplies_its_logits_by_is_measured(load, kind, scale):
 def test_a_model_that_does_something_else_with_its_logits_is_refused(load, monkeypatch):
     lm = load("qwen3").lm
     forward = lm.forward
-    monkeypatch.setattr(
-        lm, "forward", lambda **given: SimpleNamespace(logits=forward(**given).logits ** 3)
-    )
+    cubed = lambda **given: SimpleNamespace(logits=forward(**given).logits ** 3)
+    monkeypatch.setattr(lm, "forward", cubed)
     with pytest.raises(ValueError, match="take --plain"):
         logprobs.logit_scale(lm)

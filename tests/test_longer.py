@@ -12,10 +12,17 @@ from lab.base.tokenizer import build
 from lab.environments import Exactly, Lengths
 
 
-@pytest.mark.parametrize("level, letters, asked", [
-    ("40-80", (40, 80), (8, 12)), ("80-95", (80, 95), (12, 20)), ("95-110", (95, 110), (12, 20)), ("110-130", (110, 130), (12, 20)),
-    ("80-150", (80, 150), (12, 20)), ("130", (130, 130), (12, 20)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "level, letters, asked",
+    [
+        ("40-80", (40, 80), (8, 12)),
+        ("80-95", (80, 95), (12, 20)),
+        ("95-110", (95, 110), (12, 20)),
+        ("110-130", (110, 130), (12, 20)),
+        ("80-150", (80, 150), (12, 20)),
+        ("130", (130, 130), (12, 20)),
+    ],
+)
 def test_a_level_has_strings_of_its_lengths(level, letters, asked):
     env = Exactly() if level in Exactly.levels else Lengths()
     env.level = level  # as a curriculum does it
@@ -36,21 +43,14 @@ def test_the_first_level_and_the_last_are_tiers_of_letters():
 def test_the_base_was_shown_no_string_of_more_than_80_letters():
     tokenizer, rng = build(), random.Random(0)
     tasks = [long.draw_task(rng) for _ in range(3000)]
-    assert (
-        max(len(task.text) for task in tasks) == 80
-        and max(len(task.letters) for task in tasks) == 20
-    )
+    assert max(len(task.text) for task in tasks) == 80
+    assert max(len(task.letters) for task in tasks) == 20
     assert all(task.counts == tuple(task.text.count(c) for c in task.letters) for task in tasks)
     assert all(len(set(task.letters)) == len(task.letters) for task in tasks)
     rows = long.tally_rows(tokenizer, rng, 20, 512) + long.chat_rows(tokenizer, rng, 100)
-    quoted = [
-        re.findall('"([a-z]+)"', tokenizer.decode(prompt)) for row in rows for prompt, _, _ in row
-    ]
-    spelled = [
-        re.findall(r"(?<!\S)([a-z])\d*(?!\S)", tokenizer.decode(reply))
-        for row in rows
-        for _, reply, _ in row
-    ]
+    pairs = [(tokenizer.decode(p), tokenizer.decode(r)) for row in rows for p, r, _ in row]
+    quoted = [re.findall('"([a-z]+)"', prompt) for prompt, _ in pairs]
+    spelled = [re.findall(r"(?<!\S)([a-z])\d*(?!\S)", reply) for _, reply in pairs]
     assert max(len(text) for (text,) in quoted) <= 80 and 70 < max(map(len, spelled)) <= 80
     assert all(sum(len(p) + len(r) for p, r, _ in row) <= 512 for row in rows[:20])
     tallies = [tokenizer.decode(prompt) for row in rows[:20] for prompt, _, _ in row]

@@ -1,7 +1,7 @@
 """Protects the machines: what Linux has and Windows or macOS has not is taken away here, and a run
 still does what it promises. And the plan of a card's memory, which docs/hardware.md shows.
 
-No Windows and no Mac was at hand (docs/where.md). What stands in for them is this Python, without
+No Windows and no Mac was at hand (docs/hardware.md). What stands in for them is this Python, without
 the modules, functions and signals that they lack.
 """
 
@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from bookkeeping import guard, presets
+from bookkeeping.records import lines
 from fast import machine
 from fast.machine import BIG, CARDS, Hung
 from settings import Config
@@ -109,20 +110,16 @@ def test_without_resource_fork_and_alarms_a_run_is_whole(on_windows):
 
 def test_it_says_what_it_chose_and_why(on_windows):
     text, _ = on_windows
-    assert (
-        "\nno CUDA device, so the embedded pico_base (0.9M parameters) plays the policy\n" in text
-    )
-    (here,) = [line for line in text.splitlines() if line.startswith("here: ")]
-    assert here.endswith(
-        " CPU with 1 thread, float32, our own sampler (no CUDA device; vLLM is for NVIDIA cards)"
-    )
+    said = text.splitlines()
+    assert "no CUDA device, so the embedded pico_base (0.9M parameters) plays the policy" in said
+    (here,) = [line for line in said if line.startswith("here: ")]
+    why = "(no CUDA device; vLLM is for NVIDIA cards)"
+    assert here.endswith(f" CPU with 1 thread, float32, our own sampler {why}")
 
 
 def test_an_environment_that_loops_costs_its_own_episodes_there_too(on_windows):
     text, folder = on_windows
-    errors = [
-        json.loads(line)["error"] for line in (folder / "episodes.jsonl").read_text().splitlines()
-    ]
+    errors = [e["error"] for e in lines(folder / "episodes.jsonl")]
     hung = [error for error in errors if error]
     assert hung and all(error == "Hung: no answer within 0.3 seconds" for error in hung)
     assert "episodes ended in an error and are left out: Hung: " in text and not all(errors)
@@ -136,9 +133,8 @@ def test_the_unit_of_the_peak_is_the_systems(monkeypatch):
     for name in ("linux", "darwin"):
         monkeypatch.setattr(sys, "platform", name)
         held[name] = machine.peak_memory()
-    assert 0.05 < held["linux"] < 64 and held["linux"] / held["darwin"] == pytest.approx(
-        1024, rel=0.1
-    )
+    assert 0.05 < held["linux"] < 64
+    assert held["linux"] / held["darwin"] == pytest.approx(1024, rel=0.1)
 
 
 def test_on_windows_a_file_is_flushed_through_a_handle_that_may_write_and_a_folder_is_left_alone(
@@ -220,7 +216,7 @@ def test_a_run_takes_no_more_threads_than_it_may_use(
     "device, exact, chosen",
     [("cpu", True, "medium"), ("cpu", False, "highest"), ("cuda", True, "highest")],
 )
-def test_oned_nns_products_are_taken_on_a_cpu_where_they_are_exact(
+def test_onednns_products_are_taken_on_a_cpu_where_they_are_exact(
     monkeypatch, device, exact, chosen
 ):
     assert machine.product_error("highest") < 1e-6
@@ -249,9 +245,8 @@ def test_the_plan_has_the_defaults_of_the_settings():
         assert between > 150 and machine.longest(env) == turns * tokens + between
         defaults = {name: getattr(Config, name) for name in machine.DEFAULTS}
         assert machine.DEFAULTS == defaults | {name: large[name] for name in ("micro_tokens", "k")}
-    assert machine.longest("letters", 100) == 292 and machine.longest(
-        "mine.py:Mine"
-    ) == machine.longest("yours")
+    assert machine.longest("letters", 100) == 292
+    assert machine.longest("mine.py:Mine") == machine.longest("yours")
     assert {field.name for field in fields(Config)} >= machine.READ
 
 
@@ -278,9 +273,8 @@ def test_the_pages_table_of_cards_is_the_plan():
         "H200 141 GB": CARDS["H200, 141 GB"],
     }
     for name, card, flags, sampling, training in rows:
-        model = next(
-            model for model in machine.SIZES if model.startswith(f"Qwen/{name.split(',')[0]}")
-        )
+        named = f"Qwen/{name.split(',')[0]}"
+        model = next(model for model in machine.SIZES if model.startswith(named))
         asked = as_settings(flags)
         found = machine.plan(model, "letters", card_of[card], asked.get("engine", "vllm"), asked)
         assert found.peak() < card_of[card].gib
@@ -303,17 +297,13 @@ def test_the_pages_table_of_what_auto_takes_is_the_plan(monkeypatch):
     monkeypatch.setattr(machine, "where_is", lambda model: "the hub")
     for name, *cells in rows:
         monkeypatch.setattr(machine, "card_memory", lambda _, name=name: CARDS[name].gib)
-        monkeypatch.setattr(
-            torch.cuda,
-            "get_device_capability",
-            lambda _, name=name: (8 if CARDS[name].bfloat16 else 7, 0),
-        )
+        capability = (8 if CARDS[name].bfloat16 else 7, 0)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, has=capability: has)
         for env, cell in zip(("letters", "alphabet", "swarm"), (cells[0], *cells), strict=True):
             path, _, fits = machine.choose_model("auto", env, "cuda", {})
-            shown = path.split("/")[-1].removesuffix("-Instruct-2507") + (
-                f" `{machine.typed(fits)}`" if fits else ""
-            )
-            assert cell == shown, (name, env)
+            flags = f" `{machine.typed(fits)}`" if fits else ""
+            model = path.split("/")[-1].removesuffix("-Instruct-2507")
+            assert cell == model + flags, (name, env)
 
 
 @pytest.mark.parametrize("preset", ["swarm-published", "alphabet-published"])
@@ -324,33 +314,28 @@ def test_a_published_preset_fits_a_card_of_80_gb(preset):
 
 
 def test_a_plan_adds_up():
-    """By hand: vLLM's share is what it samples in, and the policy, Adam's moments and a context
-    stand beside it."""
+    """By hand: vLLM samples in its share, beside the policy, Adam's moments and a context."""
     weights, adapter, kv, plain, checkpointed = machine.SIZES[BIG]
     held = machine.CONTEXT + weights + 3 * adapter
     found = machine.plan(BIG, "letters", A100, "vllm")
     assert found.sampling == pytest.approx(held + 0.3 * 79.1)
     assert found.trainer == pytest.approx(held + adapter + machine.LOGITS + 8 * plain)
     assert found.training == found.trainer + machine.GRAPHS
-    assert found.peak(ahead=True) == pytest.approx(
-        found.trainer + 0.3 * 79.1 + machine.CONTEXT + weights + adapter
-    )
-    less = machine.plan(
-        BIG, "letters", A100, "vllm", {"gradient_checkpointing": True, "micro_tokens": 4096}
-    )
+    second = 0.3 * 79.1 + machine.CONTEXT + weights + adapter
+    assert found.peak(ahead=True) == pytest.approx(found.trainer + second)
+    asked = {"gradient_checkpointing": True, "micro_tokens": 4096}
+    less = machine.plan(BIG, "letters", A100, "vllm", asked)
     assert found.training - less.training == pytest.approx(8 * plain - 4 * checkpointed)
-    full = machine.plan(
-        BIG, "letters", A100, "torch", {"lora_rank": 0}
-    )  # weights, copy, gradient, two moments: float32
+    # weights, copy, gradient, two moments: float32
+    full = machine.plan(BIG, "letters", A100, "torch", {"lora_rank": 0})
     assert full.training > 5 * 2 * weights > A100.gib - 5
 
 
 def test_vllm_needs_room_for_the_longest_conversation():
     """25 replies of 2,048 are longer than the 32,768 tokens that it has room for otherwise."""
     share = (7.5 + machine.VLLM_ROOM + 6) / A100.gib
-    short, long = (
-        {"max_tokens": n, "gradient_checkpointing": True, "vllm_memory": share} for n in (512, 2048)
-    )
+    asked = {"gradient_checkpointing": True, "vllm_memory": share}
+    short, long = (asked | {"max_tokens": n} for n in (512, 2048))
     assert machine.longest("swarm", 2048) == 55_900
     assert not machine.plan(BIG, "swarm", A100, "vllm", long).starts
     assert machine.plan(BIG, "swarm", A100, "vllm", short).peak() < A100.gib

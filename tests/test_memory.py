@@ -1,5 +1,4 @@
-"""Protects the memory of a run: what is not needed while the sampler or the trainer works is given
-back."""
+"""Protects the memory of a run: what the sampler or the trainer does not need is given back."""
 
 import json
 import weakref
@@ -21,8 +20,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("rank, base", [(4, torch.bfloat16), (0, torch.float32)])
 def test_dtypes_on_a_device(model_folder, rank, base):
-    """2 bytes a frozen weight and 4 a learning one: the meta device is no CPU, so load_policy takes
-    a GPU's dtypes."""
+    """2 bytes per frozen weight and 4 per learning one, on the meta device as on a GPU."""
     policy = load_policy(model_folder("qwen3"), rank, 8, device="meta")
     assert {p.dtype for name, p in policy.model.named_parameters() if "lora_" not in name} == {base}
     assert {p.dtype for p in policy.trainable().values()} == {torch.float32}
@@ -32,31 +30,26 @@ def test_dtypes_on_a_device(model_folder, rank, base):
 def test_sampler_holds_a_copy_and_while_it_is_awake_a_cache(load, kind):
     policy = load(kind)
     sampler = TorchSampler(policy)
-    ask = lambda: sampler.sample(
-        [[5] * 10, [6] * 10], 3, 20, 1.0, [[(g, i) for i in range(3)] for g in range(2)]
-    )
+    seeds = [[(g, i) for i in range(3)] for g in range(2)]
+    ask = lambda: sampler.sample([[5] * 10, [6] * 10], 3, 20, 1.0, seeds)
     first, d, c = ask(), sampler.decoder, policy.lm.config
     if kind == "qwen3":
-        copied = [
-            d.embed,
-            d.norm,
-            *(
-                t
-                for w in d.layers
-                for x in w.values()
-                for t in (x if isinstance(x, tuple) else [x])
-            ),
-        ]
-        copied = sum(t.nbytes for t in copied if isinstance(t, torch.Tensor))
-        assert copied == pytest.approx(
-            4 * policy.n_parameters, rel=0.01
-        )  # but for the norms of q and k, one a head
+        copied = sum(t.nbytes for t in copies(d) if t is not None)
+        # but for the norms of q and k, one per head
+        assert copied == pytest.approx(4 * policy.n_parameters, rel=0.01)
         kv = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim
         assert sum(t.nbytes for t in cached(d)) == 4 * kv * 6 * (10 + 20)  # of six replies
     assert cached(d)
     with sampler.asleep():
         assert not cached(d)
     assert ask() == first  # it wakes up by itself
+
+
+def copies(decoder: FastDecoder) -> list:
+    """All its weights, and None for each bias that the model has not."""
+    parts = [part for layer in decoder.layers for part in layer.values()]
+    flat = [t for part in parts for t in (part if isinstance(part, tuple) else [part])]
+    return [decoder.embed, decoder.norm, *flat]
 
 
 def cached(decoder) -> list:
@@ -71,18 +64,18 @@ def cached(decoder) -> list:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A tiny run without and one with gradient checkpointing: {checkpointing: what was seen on the
-    way}."""
-    return {
-        checkpointing: tiny_run(tmp_path_factory.mktemp("runs"), checkpointing)
-        for checkpointing in (False, True)
-    }
+    """{with gradient checkpointing?: what was seen on the way} of two tiny runs."""
+    folder = lambda: tmp_path_factory.mktemp("runs")
+    return {checkpointing: tiny_run(folder(), checkpointing) for checkpointing in (False, True)}
 
 
 def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
-    """plays: (names of gradients, optimizers alive, training mode?); updates: (the sampler's cache,
-    forward passes, gradients?); synced: (the sampler's version, are its folded weights the
-    policy's?) at every play."""
+    """What was seen of a run.
+
+    At every play, plays: (names of gradients, optimizers alive, training mode?) and synced: (the
+    sampler's version, are its folded weights the policy's?). updates: (the sampler's cache,
+    forward passes, gradients?).
+    """
     seen = SimpleNamespace(
         sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[], asked=[]
     )
@@ -112,36 +105,29 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
         groups = real(policy, *args, **more)
         for group in groups:
             for i, episode in enumerate(group):
-                episode.reward = float(
-                    i % 2
-                )  # replies of 16 tokens earn nothing, and then nothing is trained
+                # replies of 16 tokens earn nothing, and then nothing is trained
+                episode.reward = float(i % 2)
         return groups
 
     def update(policy, *args, real=train.update, **kwargs):
         cache, before = cached(seen.sampler.decoder), seen.forwards
         stats = real(policy, *args, **kwargs)
-        seen.updates.append(
-            (
-                cache,
-                seen.forwards - before,
-                any(p.grad is not None for p in policy.model.parameters()),
-            )
-        )
+        gradients = any(p.grad is not None for p in policy.model.parameters())
+        seen.updates.append((cache, seen.forwards - before, gradients))
         return stats
 
     cfg = settings.Config(
-        updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=2, sft_examples=2, threads=1, wandb=False,
-        eval_other_tiers=False,
-        runs=str(folder), name="tiny", device="cpu",
+        updates=2, num_tasks=2, k=2, eval_n=2, max_tokens=16, sft_steps=2, sft_examples=2,
+        threads=1, wandb=False, eval_other_tiers=False, runs=str(folder), name="tiny",
+        device="cpu",
     )  # fmt: skip
     refusals.check(cfg)
     fits = {"gradient_checkpointing": checkpointing}  # as --model auto does on a small card
     choose = lambda *asked: (seen.asked.append(asked), (str(PICO), "as planned", fits))[1]
     spies = patch.multiple(train, load_policy=load_policy, update=update, choose_model=choose)
     rollouts = patch.multiple(ahead, make_sampler=make_sampler, play=spied_play)
-    whole_rows = patch(
-        "fast.logprobs.shares_prompts", lambda lm: False
-    )  # else the plain run has another number of passes
+    # else the plain run has another number of passes
+    whole_rows = patch("fast.logprobs.shares_prompts", lambda lm: False)
     with spies, rollouts, whole_rows, patch.object(torch.optim.Optimizer, "__init__", init):
         folder = train.train(cfg, {"device", "vllm_sleep"})
     seen.lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -151,48 +137,35 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_gradients_and_one_optimizer_while_the_sampler_works(runs, checkpointing):
-    assert runs[checkpointing].plays == [([], 1, False)] * (
-        3 + 2
-    )  # three evaluations, two rollouts
+    # three evaluations, two rollouts
+    assert runs[checkpointing].plays == [([], 1, False)] * (3 + 2)
 
 
 def same_weights(a: FastDecoder, b: FastDecoder) -> bool:
     """Do both hold the same folded weights, to the last bit?"""
-    flat = lambda d: [
-        d.embed,
-        d.norm,
-        *(t for w in d.layers for x in w.values() for t in (x if isinstance(x, tuple) else [x])),
-    ]
-    return all(x is y is None or torch.equal(x, y) for x, y in zip(flat(a), flat(b), strict=True))
+    pairs = zip(copies(a), copies(b), strict=True)
+    return all(x is y is None or torch.equal(x, y) for x, y in pairs)
 
 
 def test_whatever_is_sampled_is_sampled_from_the_policy_as_it_is_then(runs):
-    """Once "before", once "after_sft", two batches, once "final"; SFT and both updates have moved
-    the weights."""
+    """Before, after SFT, two batches, final: SFT and both updates have moved the weights."""
     assert runs[False].synced == [(version, True) for version in [0, 0, 0, 1, 2]]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_cache_while_the_trainer_works(runs, checkpointing):
-    assert [(cache, gradients) for cache, _, gradients in runs[checkpointing].updates] == [
-        ([], True)
-    ] * 2
+    found = [(cache, gradients) for cache, _, gradients in runs[checkpointing].updates]
+    assert found == [([], True)] * 2
 
 
 def test_what_auto_sets_is_what_runs_and_is_kept(runs):
     for checkpointing, run in runs.items():
-        assert (run.config["model"], run.config["gradient_checkpointing"]) == (
-            "pico_base",
-            checkpointing,
-        )
+        assert run.config["model"] == "pico_base"
+        assert run.config["gradient_checkpointing"] == checkpointing
         [(model, env, device, asked)] = run.asked
         assert (model, env, device) == ("auto", "letters", "cpu")
-        assert (
-            asked["max_tokens"] == 16
-            and asked["vllm_sleep"] is True
-            and "vllm_memory" not in asked
-            and "micro_tokens" not in asked
-        )
+        assert asked["max_tokens"] == 16 and asked["vllm_sleep"] is True
+        assert "vllm_memory" not in asked and "micro_tokens" not in asked
 
 
 def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):

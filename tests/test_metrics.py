@@ -95,12 +95,12 @@ def test_an_interval_holds_the_truth_in_95_of_100_cases(n):
     steps = lambda: rng.choice([-1.0, 0.0, 1.0], n, p=[0.05, 0.8, 0.15])
     assert 0.916 <= coverage(lambda: rng.normal(3.0, 2.0, n), 3.0) <= 0.984
     assert 0.916 <= coverage(lambda: rng.normal(0.1, 2.0, n), 0.1, gains) <= 0.984
-    assert coverage(lambda: rng.random(n), 0.5) >= 0.916
-    assert coverage(steps, 0.1, gains) >= 0.89
+    assert coverage(lambda: rng.random(n), 0.5) >= 0.926
+    assert coverage(steps, 0.1, gains) >= 0.9
     for right in (0.05, 0.5, 0.95):  # groups of 8 episodes of a task each, whose difficulty differs
         draw = lambda: rng.binomial(8, rng.beta(4 * right, 4 * (1 - right), n)) / 8  # noqa: B023
-        assert coverage(draw, right) >= 0.88, right
-    assert coverage(lambda: rng.exponential(10, n), 10) >= 0.84  # counts, seconds
+        assert coverage(draw, right) >= 0.895, right
+    assert coverage(lambda: rng.exponential(10, n), 10) >= 0.85  # counts, seconds
 
 
 @pytest.mark.parametrize("n", [2, 8, 30, 64])
@@ -148,6 +148,8 @@ def test_a_paired_interval_sees_a_gain_that_two_separate_ones_do_not():
     unpaired = math.hypot(one.high - one.low, two.high - two.low)
     assert paired.high - paired.low < 0.7 * unpaired
     assert paired.mean == pytest.approx(two.mean - one.mean)
+    spread = (after.astype(float) - before).std()
+    assert paired.high - paired.low == pytest.approx(2 * Z * spread / 16, rel=0.15)
     assert paired.low > 0 and one.high > two.low
     down = metrics.gain(after, before)
     assert down.mean == pytest.approx(-paired.mean) and metrics.gain(before, before).mean == 0.0
@@ -239,7 +241,7 @@ def test_few_values_get_the_textbook_intervals_of_level_and_slope():
     assert residuals == pytest.approx(values - fit.intercept - fit.slope * np.arange(10))
 
 
-@pytest.mark.parametrize("r, least", [(0.0, 0.90), (0.5, 0.89), (0.8, 0.80)])
+@pytest.mark.parametrize("r, least", [(0.0, 0.91), (0.5, 0.90), (0.8, 0.83)])
 def test_level_and_slope_are_covered_although_neighbours_resemble_each_other(r, least):
     """100 updates. A bootstrap that shuffles them covers the mean in 73% (r = 0.5), 50% (0.8)."""
     rng = np.random.default_rng(5)
@@ -250,7 +252,7 @@ def test_level_and_slope_are_covered_although_neighbours_resemble_each_other(r, 
             x[t] = r * x[t - 1] + math.sqrt(1 - r * r) * x[t]
         level += holds(metrics.level(x), 0)
         slope += holds(metrics.line(x)[0], 0)
-    assert least <= level / 200 <= 0.99 and least <= slope / 200 <= 0.99
+    assert least <= level / 200 <= 0.985 and least <= slope / 200 <= 0.985
 
 
 def test_the_peak_of_a_metric_overstates_its_mean():
@@ -270,7 +272,7 @@ def test_noise_turns_around_in_two_thirds_of_its_steps_and_a_line_never():
     rng = np.random.default_rng(1)
     flips = lambda values: metrics.distribution(values).flips
     for noise in (rng.normal(size=9000), rng.binomial(64, 0.97, 9000) / 64):  # with equal values
-        assert flips(noise) == pytest.approx(2 / 3, abs=0.015)
+        assert flips(noise) == pytest.approx(2 / 3, abs=0.01)
     assert flips(np.arange(9)) == 0.0 and flips([0, 1] * 10) == 1.0
     assert math.isnan(flips([0.5] * 9))
 
@@ -364,7 +366,7 @@ def test_a_flat_run_rarely_hears_a_change_and_its_window_is_everything():
         values = np.random.default_rng(seed).binomial(64, 0.6, 200) / 64
         heard += any(metrics.change(values[:n]) for n in range(10, 201))
         whole += metrics.adaptive_window(values) == 200
-    assert heard <= 5 and whole >= 12
+    assert heard <= 4 and whole >= 14
     assert metrics.adaptive_window([0.3] * 80) == 80 and metrics.adaptive_window([]) == 0
 
 

@@ -7,6 +7,7 @@ is started by torchrun itself.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import warm
 from bookkeeping.records import lines
 from fast import parallel
 from fast.ahead import numbered
-from rollout import Episode
+from rollout import Episode, play
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -51,9 +52,8 @@ def ranks(tmp_path_factory):
     for processes in (1, 2):
         done = call(processes, "tests/ranks.py", folder)
         assert done.returncode == 0, done.stderr
-    return [
-        torch.load(folder / name, weights_only=False) for name in ("1-0.pt", "2-0.pt", "2-1.pt")
-    ]
+    names = ("1-0.pt", "2-0.pt", "2-1.pt")
+    return [torch.load(folder / name, weights_only=False) for name in names]
 
 
 def test_what_the_ranks_say_to_each_other(ranks):
@@ -75,13 +75,8 @@ def test_two_ranks_compute_the_gradient_of_one_process(ranks):
         for found in (first, second):
             theirs, their_gradient, their_weights = found[case]
             assert gradient.abs().max() > 1e-4, case
-            torch.testing.assert_close(
-                their_gradient,
-                gradient,
-                rtol=1e-4,
-                atol=1e-6 * float(gradient.abs().max()),
-                msg=case,
-            )
+            near = dict(rtol=1e-4, atol=1e-6 * float(gradient.abs().max()))
+            torch.testing.assert_close(their_gradient, gradient, **near, msg=case)
             torch.testing.assert_close(their_weights, weights, rtol=1e-5, atol=1e-6, msg=case)
             assert theirs.keys() == stats.keys()
             for name, value in stats.items():
@@ -95,17 +90,12 @@ def test_two_ranks_compute_the_gradient_of_one_process(ranks):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The same run in one process, in two, and in two that each sample ahead: {name: (folder, what
-    was printed)}."""
+    """{name: (folder, what was printed)} of one run in one process and in two, in turn and ahead."""
     folder = tmp_path_factory.mktemp("runs")
     out = {}
     ahead = ["--async-rollouts", "1"]
-    for name, processes, more in (
-        ("one", 1, []),
-        ("two", 2, []),
-        ("ahead", 2, ahead),
-        ("ahead alone", 1, ahead),
-    ):
+    kinds = (("one", 1, []), ("two", 2, []), ("ahead", 2, ahead), ("ahead alone", 1, ahead))
+    for name, processes, more in kinds:
         done = call(processes, "train.py", *RUN, *more, "--runs", folder, "--name", name)
         assert done.returncode == 0, done.stderr
         out[name] = folder / name, done.stdout
@@ -115,24 +105,16 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize(("one", "two"), [("one", "two"), ("ahead alone", "ahead")])
 def test_a_run_of_two_ranks_is_the_run_of_one(runs, one, two):
     (one, _), (two, _) = runs[one], runs[two]
-    assert [sorted(p.name for p in folder.iterdir()) for folder in (one, two)].count(
-        sorted(p.name for p in one.iterdir())
-    ) == 2
+    names = lambda folder: sorted(path.name for path in folder.iterdir())
+    assert names(one) == names(two)
     a, b = lines(one / "metrics.jsonl"), lines(two / "metrics.jsonl")
     assert len(a) == len(b) == 3 and any(line["grad_norm"] > 0 for line in a)
     for mine, theirs in zip(a, b):
         assert drop_seconds(mine) == pytest.approx(drop_seconds(theirs), rel=1e-3, abs=1e-5)
-    assert [line["reward"] for line in lines(one / "evals.jsonl")] == [
-        line["reward"] for line in lines(two / "evals.jsonl")
-    ]
-    told = [
-        [
-            (e["update"], e["stage"], e["seed"], e["member"], e["messages"])
-            for e in lines(run / "episodes.jsonl")
-        ]
-        for run in (one, two)
-    ]
-    assert told[0] == told[1]
+    told = lambda file, *names: [[line[name] for name in names] for line in lines(file)]
+    assert told(one / "evals.jsonl", "reward") == told(two / "evals.jsonl", "reward")
+    what = ("update", "stage", "seed", "member", "messages")
+    assert told(one / "episodes.jsonl", *what) == told(two / "episodes.jsonl", *what)
     assert json.loads((two / "summary.json").read_text())["machine"]["processes"] == 2
 
 
@@ -146,8 +128,6 @@ def test_only_one_of_them_prints_and_keeps(runs):
 def test_a_run_goes_on_with_another_number_of_ranks_and_with_more_than_there_are_tasks(
     runs, tmp_path
 ):
-    import shutil
-
     for before, processes in (("one", 2), ("two", 1)):
         folder = tmp_path / f"from {before}"
         shutil.copytree(runs[before][0], folder)
@@ -178,13 +158,11 @@ def test_ctrl_c_stops_all_of_them_at_the_same_update(tmp_path):
     )
     metrics = tmp_path / "stopped" / "metrics.jsonl"
     until = time.time() + 300
-    while time.time() < until and not (
-        metrics.exists() and len(metrics.read_text().splitlines()) >= 2
-    ):
+    two_updates = lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2
+    while time.time() < until and not two_updates():
         time.sleep(0.2)
-    os.killpg(
-        process.pid, signal.SIGINT
-    )  # what a terminal does: every process gets it, and torchrun passes it on once more
+    # What a terminal does: every process gets it, and torchrun passes it on once more.
+    os.killpg(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=300)
     assert f"go on with: python train.py --resume {tmp_path / 'stopped'}" in said
     done = len(metrics.read_text().splitlines())
@@ -194,9 +172,8 @@ def test_ctrl_c_stops_all_of_them_at_the_same_update(tmp_path):
 
 def test_what_cannot_work_is_refused_once_and_in_a_sentence(tmp_path):
     done = call(2, "train.py", *RUN, "--engine", "vllm", "--runs", tmp_path)
-    assert (
-        done.returncode != 0 and done.stderr.count("needs one of its own beside each of them") == 1
-    )
+    assert done.returncode != 0
+    assert done.stderr.count("needs one of its own beside each of them") == 1
     done = call(2, "train.py", "--eval-only", tmp_path)
     assert done.returncode != 0 and "leave torchrun out" in done.stderr
 
@@ -220,16 +197,11 @@ def test_a_size_without_a_rank_is_a_sentence(monkeypatch):
 @pytest.mark.parametrize("named", ["0,1", "-1", ""])
 def test_cards_that_are_named_and_not_there_are_no_cards(monkeypatch, named):
     joined = []
-    monkeypatch.setattr(
-        parallel.dist, "init_process_group", lambda backend, **_: joined.append(backend)
-    )
+    join = lambda backend, **_: joined.append(backend)
+    monkeypatch.setattr(parallel.dist, "init_process_group", join)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    for name, value in (
-        ("WORLD_SIZE", "2"),
-        ("LOCAL_RANK", "1"),
-        ("RANK", "1"),
-        ("CUDA_VISIBLE_DEVICES", named),
-    ):
+    given = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1", "CUDA_VISIBLE_DEVICES": named}
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(parallel, "rank", lambda: 0)
     parallel.start()
@@ -237,9 +209,8 @@ def test_cards_that_are_named_and_not_there_are_no_cards(monkeypatch, named):
 
 
 def test_groups_of_several_processes_have_numbers_of_their_own():
-    two = [
-        [Episode(seed, 0, [1], [True], [0.0]) for _ in range(2)] for seed in (7, 8)
-    ]  # each process counted from 0
+    # each process counted from 0
+    two = [[Episode(seed, 0, [1], [True], [0.0]) for _ in range(2)] for seed in (7, 8)]
     assert [[e.group for e in group] for group in numbered(two)] == [[0, 0], [1, 1]]
 
 
@@ -263,6 +234,4 @@ def test_all_ranks_but_the_first_fall_silent(monkeypatch, rank, silent):
 
 
 def test_a_rank_without_tasks_plays_nothing():
-    from rollout import play
-
     assert play(None, None, lambda: None, [], 4, 10, 1.0, 0) == []

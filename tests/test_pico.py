@@ -357,7 +357,7 @@ def test_tried_a_limit_of_64_tokens_no_thought_ever_pays(warmed_up, monkeypatch)
         return [(e.reward, a) for e, a in pairs if "<think>" in e.text]
 
     generous, strict = thinkers(320), thinkers(64)
-    assert len(generous) == len(strict) > 20 and sum(reward for reward, _ in generous) > 1
+    assert len(generous) == len(strict) > 20 and sum(reward for reward, _ in generous) > 2
     assert all(reward == 0 and advantage <= 0 for reward, advantage in strict)
 
 

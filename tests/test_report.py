@@ -235,6 +235,9 @@ def test_what_is_wrong_is_told_and_its_absence_too():
     silent = [line | {"groups_with_signal": 0.0, "reward": 0.0} for line in lines]
     text = observed(silent)
     assert "Found wrong at update 10: no signal: " in text and "Nothing was found" not in text
+    measured = ("update", "reward", "groups_with_signal", "reply_tokens")
+    bare = [{name: line[name] for name in measured} for line in silent]  # no gradient at all
+    assert "nan" not in observed(bare)
 
 
 @pytest.mark.parametrize(

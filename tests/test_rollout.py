@@ -221,10 +221,6 @@ def test_tools_are_shown_in_the_prompt(tiny):
     assert "look_up" in shown([tool]) and "look_up" not in shown(None)
 
 
-CONTROL = ["<|im_end|>", "<|endoftext|>", "<|im_start|>"]
-MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_response>"]
-
-
 # ------------------------------------------------------------------------------ how episodes end
 
 
@@ -339,9 +335,6 @@ def test_a_prompt_that_fits_exactly_is_played(tiny, end, missing):
     if missing:
         assert episode.error.startswith("task 4: a prompt of ") and not sampler.prompts
         assert "lower --max-tokens" in episode.error
-
-
-# ------------------------------------------------------------------ same seeds, and where time goes
 
 
 # ------------------------------------------------------------------------------------ the expert

@@ -48,6 +48,13 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, 
     assert [home.name.partition("0101-000000")[2] for home in made] == ["", "-2", "-3"]
 
 
+def test_the_first_words_of_a_run_come_before_torch_is_imported():
+    code = "import sys; from bookkeeping.folder import announce; announce([])\n"
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "torch is loading, which takes seconds\nFalse\n", done.stderr
+
+
 # ------------------------------------------------------------------------------------------- lines
 
 

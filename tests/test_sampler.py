@@ -5,6 +5,7 @@ the last sync and never edits them.
 
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,14 +14,9 @@ import torch
 
 from fast import machine
 from fast.ahead import make_sampler
-from fast.sampler import (
-    FastDecoder,
-    PlainDecoder,
-    TorchSampler,
-    folded,
-    make_decoder,
-)
+from fast.sampler import FastDecoder, PlainDecoder, TorchSampler, folded, make_decoder
 from policy import PlainSampler, Policy, draw, load_policy
+from settings import Config
 
 FAST = ["pico", "qwen3", "qwen2", "llama", "llama_bias"]
 PLAIN = ["gpt2", "gemma2", "qwen2_window", "llama_dynamic"]
@@ -48,9 +44,8 @@ def assert_logprobs_are_the_models(policy, naive_logprobs, prompts, groups, temp
     for prompt, samples in zip(prompts, groups):
         for s in samples:
             with torch.no_grad():
-                logprobs = naive_logprobs(policy, prompt + s.token_ids, temperature)[
-                    len(prompt) - 1 :
-                ]  # [sampled]
+                logprobs = naive_logprobs(policy, prompt + s.token_ids, temperature)
+            logprobs = logprobs[len(prompt) - 1 :]  # [sampled]
             assert len(s.logprobs) == len(s.token_ids) == len(logprobs)
             assert (logprobs - torch.tensor(s.logprobs)).abs().max() < 1e-4
 
@@ -73,8 +68,7 @@ def test_logprobs_equal_a_plain_forward_pass(load, naive_logprobs, kind, tempera
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_may_end_in_any_order(load, seed):
-    """Prompts of other lengths, of which one ends early: the logits stay those of the plain
-    decoder."""
+    """The logits stay those of the plain decoder, whatever the prompts' lengths."""
     policy, rng = load("qwen3", lora_rank=4, awake=True), np.random.default_rng(seed)
     prompts, copies, room, n = [rng.integers(1, 250, n).tolist() for n in (9, 4, 12)], 5, 24, 15
     ids = torch.tensor([[0] * (12 - len(p)) + p for p in prompts])
@@ -95,8 +89,7 @@ def test_rows_may_end_in_any_order(load, seed):
 
 
 def deep(small):
-    """36 layers of random weights in bfloat16, of the architecture of a small one: what rounding
-    does to a 4B."""
+    """The small one's architecture with 36 layers in bfloat16: what rounding does to a 4B."""
     sizes = small.lm.config.to_dict() | {
         "num_hidden_layers": 36,
         "hidden_size": 64,
@@ -112,14 +105,13 @@ def deep(small):
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_rounding_alone_does_not_refuse_the_fast_decoder(load, kind):
     decoder = make_decoder(deep(load(kind)))
-    assert isinstance(decoder, FastDecoder) and decoder.why.startswith(
-        "fast decoder: its log-probs are 0."
-    )
+    assert isinstance(decoder, FastDecoder)
+    assert decoder.why.startswith("fast decoder: its log-probs are 0.")
 
 
 def forget_norm(decoder):
-    for w in decoder.layers[:1]:
-        w["norm2"] = torch.ones_like(w["norm2"]) * 1.5
+    w = decoder.layers[0]
+    w["norm2"] = torch.ones_like(w["norm2"]) * 1.5
 
 
 def turn_wrongly(decoder):
@@ -149,12 +141,7 @@ def test_in_bfloat16_a_mistake_in_one_of_36_layers_refuses_the_fast_decoder(
     [
         torch.OutOfMemoryError("x"),
         RuntimeError("CUDA error: an illegal memory access"),
-        *(
-            # fmt: skip
-            [torch.AcceleratorError("device-side assert", 1)]
-            if hasattr(torch, "AcceleratorError")
-            else []
-        ),
+        torch.AcceleratorError("device-side assert", 1),
     ],
 )
 def test_an_error_of_the_card_is_not_taken_for_another_architecture(tiny, monkeypatch, error):
@@ -165,9 +152,8 @@ def test_an_error_of_the_card_is_not_taken_for_another_architecture(tiny, monkey
     with pytest.raises(type(error)):
         make_decoder(tiny)
     monkeypatch.setattr(FastDecoder, "prefill", lambda *_: torch.zeros(2) @ torch.zeros(3))
-    assert make_decoder(tiny).why.startswith(
-        "plain decoder, many times slower than the fast one: another architecture (RuntimeError"
-    )
+    taken = "plain decoder, many times slower than the fast one: "
+    assert make_decoder(tiny).why.startswith(f"{taken}another architecture (RuntimeError")
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -176,8 +162,7 @@ def test_other_architectures_fall_back_on_the_plain_decoder(load, kind):
 
 
 def test_a_window_longer_than_the_test_prompt_is_not_overlooked(load, naive_logprobs):
-    # so FastDecoder is chosen; it attends to everything, and is wrong as soon as the text is longer
-    # than the window.
+    """FastDecoder attends to everything: it is wrong as soon as the text is longer."""
     policy = endless(load("mistral_window"))
     prompts = random_prompts(40)
     groups = TorchSampler(policy).sample(prompts, 1, 8, 1.0, grid(1, 1))
@@ -215,9 +200,7 @@ def test_a_prompt_is_prefilled_once_however_many_samples_it_gets(tiny):
 
 @pytest.mark.parametrize("decoder", [FastDecoder, PlainDecoder])
 def test_a_sample_depends_on_prompt_and_seed_and_not_on_the_batch(tiny, decoder):
-    policy = with_stops(
-        tiny, range(0, 1024, 16)
-    )  # rows end early and late, so that places are refilled
+    policy = with_stops(tiny, range(0, 1024, 16))  # rows end early and late
     prompts, k, n = random_prompts(4, 23, 9, 9, 15), 3, 30
     seeds = grid(5, k)
 
@@ -267,18 +250,15 @@ def test_the_plain_sampler_draws_the_same_tokens(load, kind, lora_rank, temperat
     assert len(plain) == 12
     for a, b in zip(plain, fast, strict=True):
         assert (a.token_ids, a.finished) == (b.token_ids, b.finished)
-        assert len(a.logprobs) == len(a.token_ids) and np.allclose(
-            a.logprobs, b.logprobs, atol=1e-4
-        )
+        assert len(a.logprobs) == len(a.token_ids)
+        assert np.allclose(a.logprobs, b.logprobs, atol=1e-4)
     if temperature:
-        assert {a.finished for a in plain} == {True, False} and len(
-            {len(a.token_ids) for a in plain}
-        ) > 3
+        assert {a.finished for a in plain} == {True, False}
+        assert len({len(a.token_ids) for a in plain}) > 3
 
 
 class FakeVllm:
-    """Stands in for vLLM's LLM: keeps its options, every request's seed, and how often it was put
-    to sleep."""
+    """Stands in for vLLM's LLM: keeps its options, its requests' seeds, and how often it slept."""
 
     made = None
 
@@ -297,10 +277,13 @@ class FakeVllm:
         self.seeds += [p.seed for p in params]
 
     def wait_for_completion(self, *_, **__):
-        reply = SimpleNamespace(
-            token_ids=[5], logprobs=SimpleNamespace(token_ids=[5], logprobs=[-1.0])
-        )
+        logprobs = SimpleNamespace(token_ids=[5], logprobs=[-1.0])
+        reply = SimpleNamespace(token_ids=[5], logprobs=logprobs)
         return [SimpleNamespace(outputs=[reply])] * len(self.seeds)
+
+
+# Of a run: what make_sampler reads.
+settings_of = partial(Config, env="letters", max_tokens=64, engine="vllm")
 
 
 @pytest.fixture
@@ -321,26 +304,12 @@ def fake_vllm(monkeypatch):
 @pytest.mark.parametrize("sleep", [True, False])
 def test_vllms_seeds_and_its_sleep_are_choices(tiny, fake_vllm, seeds, sleep):
     on_card = replace(tiny, device=torch.device("cuda"))
-    sampler = make_sampler(
-        SimpleNamespace(
-            env="letters",
-            max_tokens=64,
-            plain=False,
-            engine="vllm",
-            vllm_memory=0.3,
-            vllm_seeds=seeds,
-            vllm_sleep=sleep,
-        ),
-        on_card,
-    )
-    assert (
-        FakeVllm.made.options["enable_sleep_mode"] == sleep
-        and FakeVllm.made.options["dtype"] == "bfloat16"
-    )
+    sampler = make_sampler(settings_of(vllm_seeds=seeds, vllm_sleep=sleep), on_card)
+    options = FakeVllm.made.options
+    assert options["enable_sleep_mode"] == sleep and options["dtype"] == "bfloat16"
     sampler.sample([[1, 2]], 2, 1, 1.0, grid(1, 2))
-    assert (len(set(FakeVllm.made.seeds)) == 2) == seeds and (
-        FakeVllm.made.seeds == [None, None]
-    ) == (not seeds)
+    assert (len(set(FakeVllm.made.seeds)) == 2) == seeds
+    assert (FakeVllm.made.seeds == [None, None]) == (not seeds)
     with sampler.asleep():
         assert FakeVllm.made.slept == sleep and sampler.awake == (not sleep)
     assert sampler.awake
@@ -351,24 +320,12 @@ def test_on_a_card_without_bfloat16_vllm_is_asked_for_float32_which_its_lora_doe
     tiny, fake_vllm, monkeypatch
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    cfg = SimpleNamespace(
-        env="letters",
-        max_tokens=64,
-        plain=False,
-        engine="vllm",
-        vllm_memory=0.3,
-        vllm_seeds=True,
-        vllm_sleep=True,
-        lora_rank=0,
-    )
-    make_sampler(cfg, replace(tiny, device=torch.device("cuda"))).close()
+    on_card = replace(tiny, device=torch.device("cuda"))
+    make_sampler(settings_of(lora_rank=0), on_card).close()
     assert FakeVllm.made.options["dtype"] == "float32"
-    cfg.lora_rank = 32
-    with pytest.raises(
-        ValueError,
-        match="--engine vllm: this card has no bfloat16, and vLLM has no LoRA in float32; take --engine torch",
-    ):
-        make_sampler(cfg, replace(tiny, device=torch.device("cuda")))
+    why = "this card has no bfloat16, and vLLM has no LoRA in float32; take --engine torch"
+    with pytest.raises(ValueError, match=f"--engine vllm: {why}"):
+        make_sampler(settings_of(lora_rank=32), on_card)
 
 
 # ----------------------------------------------------------------------------------- where it stops
@@ -387,14 +344,8 @@ def test_a_reply_ends_with_the_first_stop_token_and_includes_it(tiny, decoder, t
 
     free = sample(endless(tiny))
     assert all(len(s.token_ids) == n and not s.finished for s in free)  # max_tokens, exactly
-    # Stop tokens that do come: at the first place of one row, amid two others, and at the last
-    # place of one.
-    stops = {
-        free[0].token_ids[0],
-        free[5].token_ids[4],
-        free[9].token_ids[7],
-        free[15].token_ids[-1],
-    }
+    # Stop tokens that do come: first in one row, amid two others, and last in one.
+    stops = {free[row].token_ids[place] for row, place in ((0, 0), (5, 4), (9, 7), (15, -1))}
     ended = sample(with_stops(tiny, stops))
     for a, b in zip(free, ended):
         first = next((t for t, token in enumerate(a.token_ids) if token in stops), None)
@@ -410,8 +361,10 @@ def test_a_reply_ends_with_the_first_stop_token_and_includes_it(tiny, decoder, t
 
 
 def chi_square_excess(tokens: np.ndarray, probabilities: np.ndarray) -> float:
-    """How many standard deviations the chi-square statistic of the counts lies above its mean. Rare
-    tokens are pooled."""
+    """How many standard deviations the counts' chi-square statistic lies above its mean.
+
+    Rare tokens are pooled.
+    """
     expected = probabilities * len(tokens)  # [V]
     counts = np.bincount(tokens, minlength=len(expected))  # [V]
     common = expected >= 10
@@ -427,9 +380,8 @@ def test_draw_follows_the_models_distribution(tiny, temperature):
     with torch.no_grad():
         logits = tiny.model(input_ids=torch.tensor(random_prompts(10))).logits[0, -1]  # [V]
     n = 5000
-    uniform = torch.tensor(
-        [np.random.default_rng((0, seed)).random() for seed in range(n)]
-    ).float()  # [n]
+    drawn = [np.random.default_rng((0, seed)).random() for seed in range(n)]
+    uniform = torch.tensor(drawn).float()  # [n]
     tokens, logprobs = draw(logits.expand(n, -1), uniform, temperature)  # [n], [n]
     p = (logits.double() / temperature).softmax(-1)  # [V]
     assert torch.allclose(logprobs, p[tokens].log().float(), atol=1e-4)
@@ -447,8 +399,7 @@ def test_draw_is_the_inverse_cdf():
 
 
 def test_a_token_without_probability_is_never_drawn():
-    # passes the end of the CDF and is clamped to the last token of the vocabulary, likely or not
-    # (about 3 of 10^8 tokens).
+    """Its uniform rounds to 1 and would pass the end of the CDF, as about 3 of 10^8 do."""
     logits = torch.tensor([0.0, 0.0, -float("inf")])
     uniform = torch.tensor([np.nextafter(1.0, 0.0)], dtype=torch.float32)
     token, logprob = draw(logits[None], uniform, 1.0)
@@ -501,8 +452,7 @@ def test_folding_again_and_again_does_not_drift(load):
 
 @pytest.mark.parametrize("kind", FAST)
 def test_a_conversation_resumed_from_its_cache_gives_the_logits_of_reading_it_whole(load, kind):
-    """Rows of very different lengths, some with one new token and some with many, some new part
-    longer than another row's whole."""
+    """Rows of very different lengths; a new part may be longer than another row's whole."""
     policy = load(kind, lora_rank=4, awake=True)
     decoder, rng = FastDecoder(policy), np.random.default_rng(3)
     prompts = [rng.integers(1, 1000, n).tolist() for n in (9, 30, 31, 80, 64)]
@@ -527,9 +477,7 @@ def test_a_conversation_resumed_from_its_cache_gives_the_logits_of_reading_it_wh
 
 def test_caches_are_given_only_when_asked_for_and_cover_all_but_the_last_token(load):
     base = load("pico", lora_rank=4)
-    sampler = TorchSampler(
-        with_stops(base, set(range(0, 1024, 20)))
-    )  # one token in twenty ends a reply
+    sampler = TorchSampler(with_stops(base, range(0, 1024, 20)))  # one token in twenty
     prompt = list(range(5, 25))
     seeds = [[(0, i) for i in range(6)]]
     assert all(s.cache is None for s in sampler.sample([prompt], 6, 12, 1.0, seeds)[0])
@@ -537,9 +485,8 @@ def test_caches_are_given_only_when_asked_for_and_cover_all_but_the_last_token(l
     assert {s.finished for s in kept} == {True, False}, "choose another prompt"
     for s in kept:
         assert (s.cache is not None) == s.finished
-        assert s.cache is None or {kept.shape[2] for kept in s.cache} == {
-            len(prompt) + len(s.token_ids) - 1
-        }
+        read = len(prompt) + len(s.token_ids) - 1
+        assert s.cache is None or {layer.shape[2] for layer in s.cache} == {read}
 
 
 @pytest.mark.parametrize("k, room", [(1, 3), (4, 8), (4, 5)])
@@ -561,9 +508,8 @@ def test_out_of_memory_is_answered_in_smaller_batches_with_the_same_samples(
 
     monkeypatch.setattr(poor, "_batch", little_memory)
     got = poor.sample(prompts, k, 6, 1.0, seeds)
-    assert [[s.token_ids for s in group] for group in got] == [
-        [s.token_ids for s in group] for group in expected
-    ]
+    tokens = lambda groups: [[s.token_ids for s in group] for group in groups]
+    assert tokens(got) == tokens(expected)
     assert max(rows) > room and poor.max_rows <= room  # it has learnt how much fits
     tried = len(rows)
     poor.sample(prompts, k, 6, 1.0, seeds)
@@ -601,8 +547,8 @@ def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
         raise torch.OutOfMemoryError("pretended")
 
     monkeypatch.setattr(sampler, "_batch", no_memory)
-    with pytest.raises(RuntimeError, match="lower --k or --max-tokens"):
-        sampler.sample([[1, 2], [3]], 2, 4, 1.0, [[(0, g, i) for i in range(2)] for g in range(2)])
+    with pytest.raises(machine.CannotGoOn, match="lower --k or --max-tokens"):
+        sampler.sample([[1, 2], [3]], 2, 4, 1.0, grid(2, 2))
 
 
 @pytest.mark.parametrize("processes, taken", [(1, "vllm"), (2, "ours")])
@@ -610,23 +556,21 @@ def test_vllm_is_left_alone_if_several_processes_train(tiny, monkeypatch, proces
     monkeypatch.setattr(machine, "engine_of", lambda device: "vllm")
     monkeypatch.setattr(machine.parallel, "world", lambda: processes)
     monkeypatch.setattr("fast.vllm_engine.VllmSampler", lambda *_, **__: "vllm")
-    cfg = SimpleNamespace(env="letters", max_tokens=64, plain=False, engine="auto", vllm_memory=0.3, vllm_seeds=True, vllm_sleep=True,
-                          async_rollouts=0)  # fmt: skip
-    assert ("vllm" if make_sampler(cfg, tiny) == "vllm" else "ours") == taken
+    sampler = make_sampler(settings_of(engine="auto"), tiny)
+    assert ("vllm" if sampler == "vllm" else "ours") == taken
 
 
 def test_the_decoder_makes_its_tensors_where_the_weights_are(model_folder, monkeypatch):
-    """On a card a table left on the CPU fails at the first prompt. The meta device stands in: it is
-    another device, and computes shapes alone."""
+    """On a card a table left on the CPU fails at the first prompt.
+
+    The meta device stands in: it is another device, and computes shapes alone.
+    """
     decoder = FastDecoder(load_policy(model_folder("qwen3"), 4, 8, device="meta"))
     there = dict(dtype=torch.long, device="meta")
-    monkeypatch.setattr(
-        torch.Tensor, "tolist", lambda tensor: [0] * len(tensor)
-    )  # it has no values to tell
+    no_values = lambda tensor: [0] * len(tensor)
+    monkeypatch.setattr(torch.Tensor, "tolist", no_values)
     with torch.inference_mode():
         read = decoder.prefill(torch.zeros((2, 5), **there), torch.zeros(2, **there), 3, 4)
         stepped = decoder.step(torch.zeros(6, **there))
-    assert (
-        read.shape == stepped.shape == (6, 1024)
-        and read.device.type == stepped.device.type == "meta"
-    )
+    assert read.shape == stepped.shape == (6, 1024)
+    assert read.device.type == stepped.device.type == "meta"

@@ -3,6 +3,7 @@ included and prompt left out, however the batch is cut; and every demonstration 
 """
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,6 +69,21 @@ def test_ten_steps_on_one_batch_bring_the_loss_down(load, episodes, kind, lora_r
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=1e-2)
     losses = [sft_step(policy, optimizer, episodes, HUGE)["loss"] for _ in range(10)]
     assert losses[-1] < 0.9 * losses[0]
+
+
+def test_the_rate_rises_over_a_tenth_of_the_steps_and_falls_to_the_last(tiny, monkeypatch):
+    rates = []
+
+    def step(policy, optimizer, *rest):
+        rates.append(optimizer.param_groups[0]["lr"])
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(sft, "sft_step", step)
+    cfg = SimpleNamespace(
+        sft_steps=20, sft_batch=2, sft_lr=1.0, seed=0, micro_tokens=HUGE, plain=False
+    )
+    sft.sft(tiny, make_env, [1, 2], cfg, lambda: None)
+    assert rates == pytest.approx([0.5, *((20 - i) / 20 for i in range(1, 20))])
 
 
 @pytest.mark.parametrize("n, size, steps", [(10, 5, 6), (10, 4, 5), (3, 8, 3), (5, 1, 10)])

@@ -163,7 +163,7 @@ def test_a_chat_template_runs_in_a_sandbox(model, tmp_path, name):
     folder, rendered = model({"chat_template.jinja": template}), []
     why = said(lambda: rendered.append(render(load(folder), hi, None, True)))
     assert not marker.exists()
-    assert "chat template" in why or "class" not in rendered[0]
+    assert "chat template" in why or not re.search("object|class", rendered[0])
     if name == "cycler":  # outside of the sandbox it does what it says
         jinja2.Template(template).render()
         assert marker.exists()
@@ -336,7 +336,7 @@ def test_there_is_no_door_in_the_code():
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--ignore-noqa"]
     command += ["--select", DOORS, "--output-format", "json", *sources()]
     found = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout)
-    assert {str(Path(one["filename"]).relative_to(ROOT)) for one in found} <= set(ALLOWED)
+    assert {str(Path(one["filename"]).relative_to(ROOT)) for one in found} == set(ALLOWED)
     for name in sources():
         text = (ROOT / name).read_text()
         assert not re.search(r"trust_remote_code\s*[=:]\s*True|allow_pickle=True", text), name

@@ -30,9 +30,9 @@ What is the same as in rollout.py, and what is not:
               too, if the renderer keeps the thinking of earlier turns: thinking_retention = "all",
               as in bridges/configs/. Qwen3's own template drops it.
     eval      a chat endpoint takes text. Whether the model sees its earlier thinking is up to the
-              server: vLLM with Qwen3's template drops it. Thinking and
-              tool calls that the server has parsed out of a reply are written back as the model
-              writes them; what its parser dropped is lost.
+              server: vLLM with Qwen3's template drops it. Thinking and tool calls that the server
+              has parsed out of a reply are written back as the model writes them; what its parser
+              dropped is lost.
     strict    an endpoint that demands one tool message per tool call (OpenAI's own) refuses to go
               on after a swarm reply with no call, or with two.
 """
@@ -107,9 +107,11 @@ def marks(
 
 
 class Settings(BaseConfig):
-    """An environment's settings: the fields of its class, but for its silent expert's style. To
-    forbid thinking, tell the template too: enable_thinking in chat_template_kwargs, or in the
-    renderer."""
+    """An environment's settings: the fields of its class, but for its silent expert's style.
+
+    To forbid thinking, tell the template too: enable_thinking in chat_template_kwargs, or in the
+    renderer.
+    """
 
     type: str
 
@@ -169,8 +171,10 @@ class SeedTask(vf.Task[SeedData]):
 
 
 class Seeds(vf.Taskset[SeedTask, SeedsConfig]):
-    """Endless: -n says how many tasks an evaluation takes, and training sees no task twice (swarm:
-    its 500 scenarios come again)."""
+    """Endless: -n says how many tasks an evaluation takes.
+
+    Training sees no task twice (but the 500 scenarios of the swarm come again).
+    """
 
     INFINITE = True
 
@@ -191,8 +195,10 @@ SENT_BACK = ("content", "tool_calls", "reasoning", "reasoning_content", "reasoni
 
 
 def written(message: dict[str, Any]) -> str:
-    """A reply as the model writes it, from the fields that a server made of it:
-    {"content": "a", "tool_calls": […]} -> 'a\\n<tool_call>\\n{"name": …'."""
+    """A reply as the model writes it, from the fields that a server made of it.
+
+    {"content": "a", "tool_calls": […]} -> 'a\\n<tool_call>\\n{"name": …'.
+    """
     thinking = message.get("reasoning_content") or message.get("reasoning")
     parts = [f"<think>\n{thinking.strip()}\n</think>"] if thinking else []
     parts += [message["content"]] if message.get("content") else []
@@ -208,8 +214,10 @@ def tokenizer_of(model: str):
 
 
 def sampled_text(ctx: vf.ModelContext, trace: vf.Trace, finished: bool) -> str | None:
-    """The last reply, decoded from the sampled tokens; None if there are none (an eval client sees
-    text only)."""
+    """The last reply, decoded from the sampled tokens; None if there are none.
+
+    (An eval client sees text only.)
+    """
     node = trace.nodes[-1]
     ids = [token for token, sampled in zip(node.token_ids, node.mask) if sampled]
     if not ids:
@@ -221,8 +229,10 @@ def sampled_text(ctx: vf.ModelContext, trace: vf.Trace, finished: bool) -> str |
 
 
 def answers(new: list[dict], calls: list[dict], turn: int) -> list[dict]:
-    """The environment's messages. The API wants a tool message to name the call that it answers:
-    the first, because only that counts."""
+    """The environment's messages, each tool message with the id of the call that it answers.
+
+    The API wants that. It is the first call, because only that counts.
+    """
     call_id = calls[0]["id"] if calls else f"turn_{turn}"
     return [m | {"tool_call_id": call_id} if m["role"] == "tool" else m for m in new]
 

@@ -497,23 +497,22 @@ function gather(x, from) {            // rows of x [N, D] -> [M, D]
 }
 
 // The log-probs of each reply's tokens, [k][length]: how likely a model finds what another said.
-function logprobsOf(w, prompt, replies, temperature = 1, others = 0) {
+function logprobsOf(w, prompt, replies, temperature = 1) {
   const { step, predicts } = layOut(prompt, replies), found = replies.map(() => []);
   const x = forward(w, step, newCache(step.ids.length));                      // [N, D]
   const logits = head(w, gather(x, predicts.map((p) => p.from)), predicts.length);
   predicts.forEach(({ id, reply }, m) => {
-    const logp = logSoftmax(logits.subarray(m * VOCAB, (m + 1) * VOCAB), temperature);
-    found[reply].push(others ? { logp: logp[id], others: likeliest(logp, others) } : logp[id]);
+    found[reply].push(logSoftmax(logits.subarray(m * VOCAB, (m + 1) * VOCAB), temperature)[id]);
   });
   return found;
 }
 
 // Rewards [k] -> advantages [k]: how much better than the group's mean, in units of its deviation.
-function groupAdvantages(rewards, normalize = true) {
+function groupAdvantages(rewards) {
   const mean = rewards.reduce((a, b) => a + b) / rewards.length;
   const centered = rewards.map((r) => r - mean);
   const spread = Math.sqrt(centered.reduce((sum, c) => sum + c * c, 0) / rewards.length);
-  return centered.map((c) => Math.abs(c) < 1e-9 ? 0 : c / (normalize ? spread + 1e-6 : 1));
+  return centered.map((c) => Math.abs(c) < 1e-9 ? 0 : c / (spread + 1e-6));
 }
 
 const CLIP = 0.2;                     // how far a step may push a token's probability, as a share
@@ -528,7 +527,7 @@ function grpoGradient(base, adapter, prompt, replies, advantages, temperature = 
   const x = forward(w, step, cache, tape), from = predicts.map((p) => p.from);
   const xs = gather(x, from), logits = head(w, xs, M);                        // [M, D], [M, VOCAB]
   const dlogits = new Float32Array(M * VOCAB);
-  let loss = 0, ratios = 0, clippedTokens = 0;
+  let loss = 0, ratios = 0;
   predicts.forEach(({ id, reply, t }, m) => {
     const i = keep[reply], A = advantages[i];
     const logp = logSoftmax(logits.subarray(m * VOCAB, (m + 1) * VOCAB), temperature);
@@ -538,7 +537,6 @@ function grpoGradient(base, adapter, prompt, replies, advantages, temperature = 
     const weight = 1 / (replies.length * replies[i].ids.length);  // every reply weighs the same
     loss -= weight * Math.min(ratio * A, bounded * A);
     ratios += ratio / M;
-    clippedTokens += isClipped;
     // d loss / d log p = -weight · A · ratio, and d log p[id] / d logits = 1[id] - p.
     const push = isClipped ? 0 : weight * A * ratio / temperature;
     for (let v = 0; v < VOCAB; v++) dlogits[m * VOCAB + v] = push * Math.exp(logp[v]);
@@ -557,7 +555,7 @@ function grpoGradient(base, adapter, prompt, replies, advantages, temperature = 
     const dB = matmul(g, A, out, inn, RANK);                            // [out, r]
     gradient[name] = { A: dA.map((v) => SCALE * v), B: dB.map((v) => SCALE * v) };
   }
-  return { gradient, loss, ratio: ratios, clipped: clippedTokens / M, tokens: M };
+  return { gradient, loss, ratio: ratios, tokens: M };
 }
 
 // Back through the layers: dx [N, D], the loss's gradient to the last hidden states, gives dW of
@@ -665,7 +663,7 @@ function newAdapter(seed) {
 const copyOf = (adapter) => Object.fromEntries(LINEAR.map((name) =>
   [name, { A: adapter[name].A.slice(), B: adapter[name].B.slice() }]));
 
-return { LINEAR, unpackBase, unpackAdapter, tokenizer, question, score, habitOf, fold, forward,
-  head, newCache, randomOf, sample, logprobsOf, groupAdvantages, grpoGradient, adamStep, newAdam,
+return { LINEAR, unpackBase, unpackAdapter, tokenizer, question, score, fold, forward, head,
+  newCache, randomOf, sample, logprobsOf, groupAdvantages, grpoGradient, adamStep, newAdam,
   newAdapter, copyOf };
 }

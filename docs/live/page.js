@@ -74,11 +74,11 @@ function serve(model, tell) {
       const { loss, ratio, tokens } = found, seconds = (performance.now() - started) / 1000;
       const said = replies.map((reply) => reply.ids);
       const now = model.logprobsOf(weightsOf("own"), prompt, said, temperature);
-      return { loss, ratio, tokens, norm, seconds, now };
+      return { loss, ratio, tokens, norm, seconds, now, undoable: undo.length };
     },
     undo() {
-      if (undo.length) own = undo.pop();
-      return undo.length;
+      own = undo.pop();
+      return { undoable: undo.length };
     },
   };
   return async (message) => {
@@ -97,7 +97,7 @@ if (typeof LIVE === "undefined" || typeof pico === "undefined") {
 }
 const model = pico();
 const jobs = new Map();
-let lastJob = 0, post, inWorker = true, readyAfter = null;  // milliseconds from opening the page
+let lastJob = 0, post, inWorker = true;
 
 function heard({ job, tokens, done, failed }) {
   const asked = jobs.get(job);
@@ -275,7 +275,7 @@ function aboutToken(token, i) {
     said.push(` At ${moment} it had ${then}: ratio ${Math.exp(change).toFixed(2)}.`);
   }
   said.push(make("br"), "It could have said: ");
-  token.others?.forEach(({ id, logp }, n) =>
+  token.others.forEach(({ id, logp }, n) =>
     said.push(n ? ", " : "", make("code", { text: name(id) }), ` ${percent(Math.exp(logp), 1)}`));
   one("#token").replaceChildren(...said);
 }
@@ -410,6 +410,7 @@ const ELSEWHERE = [32, 48];           // tasks that are asked to see whether a h
 let group = null;                     // the eight on the page: {cards, asked, prompt, replies}
 let history = [];                     // of each draw: {shares, right, step: was one made on it?}
 let startedFrom = null, draws = 0, busy = false;
+let undoable = 0;                     // steps that the worker can still take back
 const stepsMade = () => history.filter((h) => h.step).length;
 const mean = (values) => sum(values) / values.length;
 
@@ -427,7 +428,7 @@ function judge() {
   });
   const signal = advantages.some((a) => a !== 0);
   one("#step").disabled = busy || !signal;
-  one("#undo").disabled = busy || !stepsMade();
+  one("#undo").disabled = busy || !undoable;
   for (const id of ["#five", "#draw", "#reset", "#elsewhere", "#from"]) one(id).disabled = busy;
   one("#signal").textContent = !complete ? "" : signal
     ? `Mean reward ${mean(rewards).toFixed(2)}: what lies above it becomes likelier, ` +
@@ -506,7 +507,8 @@ async function makeStep() {
     const some = [...advantages.keys()].filter((i) => sign * advantages[i] > 0);
     return mean(some.map((i) => sum(done.now[i]) - sum(replies[i].logps)));
   };
-  Object.assign(history.at(-1), { step: true });
+  history.at(-1).step = true;
+  undoable = done.undoable;
   const reward = mean(group.cards.map((card) => Number(card.good)));
   const cells = [n + 1, reward.toFixed(2), signed(done.loss, 4), done.ratio.toFixed(3),
     done.norm.toFixed(2), lr.toFixed(4), signed(moved(1), 2), signed(moved(-1), 2), done.tokens,
@@ -540,6 +542,7 @@ async function startFrom(stop) {
   startedFrom = stop;
   history = [];
   draws = 0;
+  undoable = 0;
   group = null;
   for (const id of ["#cards", "#steps tbody"]) one(id).replaceChildren();
   for (const id of ["#speed2", "#others"]) one(id).textContent = "";
@@ -548,7 +551,7 @@ async function startFrom(stop) {
 }
 
 async function undoStep() {
-  await ask("undo");
+  ({ undoable } = await ask("undo"));
   while (!history.at(-1).step) history.pop();   // what was drawn after that step
   history.pop();                                // and the draw that it was made on
   one("#steps tbody").lastElementChild.remove();
@@ -680,7 +683,6 @@ async function begin() {
   tellFacts();
   await startFrom(stops[0]);
   judge();
-  readyAfter = performance.now();
   document.documentElement.dataset.ready = "yes";
   await goTo(0);
 }

@@ -1,2 +1,1 @@
-"""How the models were made: their tokenizer, what they learn from, their pretraining, and their
-cards."""
+"""How the models were made: their tokenizer, what they learn from, and their pretraining."""

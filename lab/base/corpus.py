@@ -1,10 +1,13 @@
-"""What pico_base and pico_swarm learn from: rows of (prompt, reply, weight), in habits of different
-worth. lab/base/pretrain.py mixes and trains.
+"""What the bases learn from: rows of (prompt, reply, weight), in habits of different worth.
 
-    letters                                                    alphabet
-    bare      the answer at once, from a glance                given     the names as they came              most of the time
-    states    thinks, but only states what the glance saw      string    sorts by what a line begins with    often
-    derives   spells the string with a running tally: right    derives   cuts out keys, sorts, copies: right in a minority
+lab/base/pretrain.py mixes them and trains.
+
+    letters   bare      the answer at once, from a glance            most of the time
+              states    thinks, but only states what the glance saw  often
+              derives   spells the string with a running tally       in a minority, and right
+    alphabet  given     the names as they came                       most of the time
+              string    sorts by what a line begins with             often
+              derives   cuts out keys, sorts, copies                 in a minority, and right
 
 The glance (none, one and two are seen, more is guessed) is a law, not laziness: shown the true
 counts, a model this small learns to count 60 letters without spelling them (62% of tier 6 exactly
@@ -23,6 +26,7 @@ good from bad.
 
 import random
 import re
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -56,9 +60,8 @@ def draw_task(rng: random.Random, cap: int) -> Task:
         letters = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.choice([1, *range(2, 13)]))
         present = sorted(set(text))
         if rng.random() < 0.5:  # as in the tiers, asked letters occur more often than chance
-            letters = list(
-                dict.fromkeys([rng.choice(present) if rng.random() < 0.5 else c for c in letters])
-            )
+            letters = [rng.choice(present) if rng.random() < 0.5 else c for c in letters]
+            letters = list(dict.fromkeys(letters))
         return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
     while True:
         task = make_task(rng, rng.choice([1, 2, 3, 4, 5, 6]))
@@ -91,18 +94,18 @@ def tally_rows(
 
 
 def glance(task: Task, rng: random.Random) -> Task:
-    """The task with the counts that one look gives: 0, 1 and 2 are seen as they are, more is 3, 4
-    or 5 at random."""
-    return Task(
-        task.text, task.letters, tuple(n if n < 3 else rng.choice([3, 4, 5]) for n in task.counts)
-    )
+    """The task with the counts of one look: 0, 1 and 2 are seen, more is 3, 4 or 5 at random."""
+    counts = tuple(n if n < 3 else rng.choice([3, 4, 5]) for n in task.counts)
+    return Task(task.text, task.letters, counts)
 
 
 def letters_rows(
     tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float], polish: bool
 ) -> list[list]:
-    """n chats, one prompt and one reply a row, in all habits: how often each is shown, and how
-    often it is to be said. polish: mostly tier 6."""
+    """n chats in all habits, one prompt and one reply a row.
+
+    shown, said: how often each habit is shown, and is to be said. polish: mostly tier 6.
+    """
     rows, ids = [], lambda text: tokenizer(text)["input_ids"]
     for _ in range(n):
         task = make_task(rng, 6) if polish and rng.random() < 0.75 else draw_task(rng, 80)
@@ -120,20 +123,16 @@ ALPHABET_HABITS = ("given", "string", "derives")  # worth little, right for firs
 
 
 def alphabet_reply(task: alphabet.Task, turn: int, habit: str) -> str:
-    """What the base says in a turn: the right algorithm, or one of two shortcuts in the right
-    format."""
+    """What the base says in a turn: the right algorithm, or a shortcut in the right format."""
     if habit == "derives":
         return alphabet.write_reply(task, turn, "derives")
     names = [name for part in task.turns[: turn + 1] for name in part]
     names = names if habit == "given" else sorted(names)
-    block = alphabet.write_block(
-        [n + alphabet.NEW if turn and n in task.turns[turn] else n for n in names], turn
-    )
-    return (
-        block
-        if habit == "given"
-        else f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{block}"
-    )
+    marked = [n + alphabet.NEW if turn and n in task.turns[turn] else n for n in names]
+    block = alphabet.write_block(marked, turn)
+    if habit == "given":
+        return block
+    return f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{block}"
 
 
 def lists_rows(tokenizer, rng: random.Random, n: int, cap: int, length: int) -> list[list]:
@@ -152,12 +151,11 @@ def lists_rows(tokenizer, rng: random.Random, n: int, cap: int, length: int) -> 
                 owner += [row]
                 used += round(sum(map(len, pair)) * 0.85)  # about so many tokens
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return packed(
-        n, owner, [(prompt, reply, 1.0) for prompt, reply in zip(ids[::2], ids[1::2])], length
-    )
+    pairs = [(prompt, reply, 1.0) for prompt, reply in zip(ids[::2], ids[1::2])]
+    return packed(n, owner, pairs, length)
 
 
-def packed(n: int, owner: list[int], pairs: list[tuple], length: int) -> list[list]:
+def packed(n: int, owner: list[int], pairs: Iterable[tuple], length: int) -> list[list]:
     """n rows of the pairs that each owns, those that fit into `length` tokens."""
     rows = [[] for _ in range(n)]
     for i, pair in zip(owner, pairs):
@@ -167,18 +165,17 @@ def packed(n: int, owner: list[int], pairs: list[tuple], length: int) -> list[li
 
 
 def between(tokenizer, think: bool) -> tuple[str, str]:
-    """What the chat template puts before and after a later user message (the end-of-turn token
-    belongs to the reply before it)."""
+    """What the chat template puts before and after a later user message.
+
+    The end-of-turn token belongs to the reply before it.
+    """
     chat = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "@@reply@@"},
         {"role": "user", "content": "@@question@@"},
     ]
-    before, _, after = (
-        opening(tokenizer, chat, think)
-        .partition("@@reply@@<|im_end|>")[2]
-        .partition("@@question@@")
-    )
+    text = opening(tokenizer, chat, think).partition("@@reply@@<|im_end|>")[2]
+    before, _, after = text.partition("@@question@@")
     return before, after
 
 
@@ -186,22 +183,22 @@ def alphabet_rows(
     tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float]
 ) -> list[list]:
     """n whole episodes, tokenized piece by piece just as rollout.py does; one habit an episode.
-    shown, said: as in letters_rows."""
+
+    shown, said: as in letters_rows.
+    """
     rows, texts, frames = [], [], {think: between(tokenizer, think) for think in (True, False)}
     for _ in range(n):
-        task = alphabet.make_task(
-            rng, *(((3, 3), (1, 4)) if rng.random() < 0.7 else ((1, 3), (1, 5)))
-        )
+        sizes = ((3, 3), (1, 4)) if rng.random() < 0.7 else ((1, 3), (1, 5))
+        task = alphabet.make_task(rng, *sizes)
         think = rng.random() < 0.92
         habit = rng.choices(ALPHABET_HABITS, shown if think else [*said[:2], 0])[0]
         i = ALPHABET_HABITS.index(habit)
         for turn in range(len(task.turns)):
             ask = alphabet.question(task, turn, think)
-            ask = (
-                frames[think][0] + ask + frames[think][1]
-                if turn
-                else opening(tokenizer, [{"role": "user", "content": ask}], think)
-            )
+            if turn:
+                ask = frames[think][0] + ask + frames[think][1]
+            else:
+                ask = opening(tokenizer, [{"role": "user", "content": ask}], think)
             reply = alphabet_reply(task, turn, habit)
             reply = reply if think else reply.rpartition("</think>\n")[2]
             texts += [ask, reply + "<|im_end|>"]
@@ -214,8 +211,6 @@ def alphabet_rows(
 
 
 # -------------------------------------------------------------------------------------------- swarm
-
-
 def worker(how: str, seen: dict, rng: random.Random):
     """The grinder, with work of another length. More words are better work, and more to write."""
     thought, tool, arguments = grinder(seen, rng)
@@ -230,10 +225,8 @@ def asker(seen: dict, rng: random.Random):
     """Proposes, with any transfer; passes when everybody has been asked."""
     thought, tool, arguments = propose(seen, rng) or ("Everybody has a proposal.", "pass_turn", {})
     if tool == "propose_trade":
-        text = pick(
-            rng,
-            [arguments["content"], f"{pick(rng, NICE)} {pick(rng, KINDS)} for {pick(rng, PLACES)}"],
-        )
+        offer = f"{pick(rng, NICE)} {pick(rng, KINDS)} for {pick(rng, PLACES)}"
+        text = pick(rng, [arguments["content"], offer])
         arguments = {**arguments, "content": text, "offered_transfer": int(11 * rng.random()) - 5}
     return "I propose a trade.", tool, arguments
 
@@ -244,10 +237,8 @@ def asker(seen: dict, rng: random.Random):
 CHARACTERS = {
     "novice": (PLAYERS["novice"], 0.40),
     "idle": (PLAYERS["idle"], 0.06),
-    "random": (
-        PLAYERS["random"],
-        0.02,
-    ),  # half of its calls are refused: the base has seen errors, and makes few
+    # half of its calls are refused: the base has seen errors, and makes few
+    "random": (PLAYERS["random"], 0.02),
     "shirker": (partial(worker, "short"), 0.12),
     "says only the terms": (partial(worker, "terms"), 0.06),
     "worker": (PLAYERS["grinder"], 0.08),
@@ -259,18 +250,13 @@ CHARACTERS = {
 
 
 def swarm_episode(tokenizer, rng: random.Random, turns: int) -> list[tuple[str, str]]:
-    """[(what is given, what is said)] of an episode's first `turns` turns, as rollout.py would put
-    them together."""
+    """[(what is given, what is said)] of an episode's first turns, put together as in rollout.py."""
     think = rng.random() < 0.92
-    env = Swarm(
-        pick(rng, ["easy", "medium", "medium", "hard"]),
-        pick(rng, ["0.2", "0.2", "0.2", "0.1"]),
-        think,
-    )
+    difficulty = pick(rng, ["easy", "medium", "medium", "hard"])
+    env = Swarm(difficulty, pick(rng, ["0.2", "0.2", "0.2", "0.1"]), think)
     given = opening(tokenizer, env.reset(SEED_RANGE + rng.randrange(10**9)), think, env.tools)
-    shares = [
-        rng.gammavariate(3 * share, 1) for _, share in CHARACTERS.values()
-    ]  # a Dirichlet draw: a few characters an episode
+    # a Dirichlet draw: a few characters an episode
+    shares = [rng.gammavariate(3 * share, 1) for _, share in CHARACTERS.values()]
     players, out, done = [player for player, _ in CHARACTERS.values()], [], False
     frame = "\n<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     frame += "" if think else "<think>\n\n</think>\n\n"
@@ -290,15 +276,21 @@ def swarm_rows(tokenizer, rng: random.Random, n: int, window: int | None) -> lis
         begin = rng.randint(1, 25 - window) if window else 0
         episodes.append(swarm_episode(tokenizer, rng, begin + (window or 25))[begin:])
     cut = cut_and_mark(tokenizer, [text for e in episodes for pair in e for text in pair])
-    pairs = iter(
-        [(given, said, 1.0, words) for (given, _), (said, words) in zip(cut[::2], cut[1::2])]
-    )
+    pairs = paired(cut)
     return [[next(pairs) for _ in e] for e in episodes]
 
 
+def paired(cut: list[tuple]) -> Iterator[tuple]:
+    """(prompt, reply, weight, which of its tokens are a task's words) of what cut_and_mark gives."""
+    for (prompt, _), (reply, words) in zip(cut[::2], cut[1::2]):
+        yield prompt, reply, 1.0, words
+
+
 def cut_and_mark(tokenizer, texts: list[str]) -> list[tuple[list[int], list[bool]]]:
-    """[(token ids, is the token one of the words that submitted work takes from its task?)]:
-    in "I check the data report." all but "I" and "."."""
+    """[(token ids, is the token one of the words that submitted work takes from its task?)].
+
+    In "I check the data report." all but "I" and "." are.
+    """
     out = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     spans = [
         [match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', text)] for text in texts
@@ -311,14 +303,12 @@ def cut_and_mark(tokenizer, texts: list[str]) -> list[tuple[list[int], list[bool
 
 
 def renumber(rng: random.Random, texts: list[str]) -> list[str]:
-    """Other numbers for all ids, the same in all texts and in the same order: late ones would be
-    rare otherwise."""
+    """Other numbers for all ids, in the same order: late ones would be rare otherwise."""
     for kind, most in (("task", 16), ("prop", 50), ("post", 30)):
         old = sorted({int(n) for text in texts for n in re.findall(rf"{kind}_(\d+)", text)})
         if len(old) <= most:
-            new = dict(
-                zip(map(str, old), map(str, sorted(rng.sample(range(1, most + 1), len(old)))))
-            )
+            drawn = sorted(rng.sample(range(1, most + 1), len(old)))
+            new = dict(zip(map(str, old), map(str, drawn)))
             texts = [
                 re.sub(rf"{kind}_(\d+)", lambda m, new=new, kind=kind: f"{kind}_{new[m[1]]}", text)
                 for text in texts
@@ -331,11 +321,12 @@ NAMED = {"task_id", "post_id", "proposal_id"}
 
 def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]:
     """n rows of (all that there is to see, up to six calls that would be possible on it), packed.
-    Mostly calls that name something above."""
+
+    Mostly calls that name something above.
+    """
     texts, owner = [], []
-    players = [
-        player for name, (player, _) in CHARACTERS.items() if name != "random"
-    ]  # it names ids that are not there
+    # random names ids that are not there
+    players = [player for name, (player, _) in CHARACTERS.items() if name != "random"]
     for row in range(n):
         used = 0
         while used < length:
@@ -357,11 +348,8 @@ def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]
                 named = [move for move in moves if NAMED & move[2].keys()]
                 work = lambda a, seen=env.seen: a | {"content": work_on(seen, a["task_id"], rng)}
                 works = [(said, tool, work(a)) for said, tool, a in named if tool == "submit_work"]
-                moves = (
-                    rng.sample(named, min(4, len(named)))
-                    + works[:2]
-                    + [rng.choice(players)(env.seen, env.dice)]
-                )
+                moves = rng.sample(named, min(4, len(named))) + works[:2]
+                moves.append(rng.choice(players)(env.seen, env.dice))
                 rng.shuffle(moves)
                 calls = "\n".join(
                     write_call(tool, a, thought if rng.random() < 0.5 else "") + "<|im_end|>"
@@ -372,20 +360,15 @@ def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]
                 owner.append(row)
                 used += round(0.2 * (len(texts[-1]) + len(texts[-2])))  # about so many tokens
     cut = cut_and_mark(tokenizer, texts)
-    pairs = [
-        (prompt, reply, 1.0, words) for (prompt, _), (reply, words) in zip(cut[::2], cut[1::2])
-    ]
-    return packed(n, owner, pairs, length)
+    return packed(n, owner, paired(cut), length)
 
 
 def hoarder(seen: dict, rng: random.Random):
     """Claims what is open and never submits, so that there is work to be done on several tasks."""
     fresh = [task for task in seen["tasks"] if not task["yours"]]
-    return (
-        ("I claim a task.", "claim_task", {"task_id": pick(rng, fresh)["id"]})
-        if fresh
-        else ("I pass.", "pass_turn", {})
-    )
+    if not fresh:
+        return "I pass.", "pass_turn", {}
+    return "I claim a task.", "claim_task", {"task_id": pick(rng, fresh)["id"]}
 
 
 def work_on(seen: dict, task_id: str, rng: random.Random) -> str:
@@ -396,9 +379,11 @@ def work_on(seen: dict, task_id: str, rng: random.Random) -> str:
 
 # ---------------------------------------------------------------------------------- rows as tensors
 def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
-    """Rows of (prompt, reply, weight of the reply's first three tokens[, which of its tokens weigh
-    `factor`]) -> ids [B, T], right-padded, and weights [B, T-1] of the tokens that are predicted: 0
-    in prompts and padding, 1 in replies."""
+    """ids [B, T], right-padded, and weights [B, T-1] of the tokens that are predicted.
+
+    rows: (prompt, reply, weight of the reply's first three tokens[, which of its tokens weigh
+    `factor`]). Other tokens of replies weigh 1, prompts and padding 0.
+    """
     length = max(sum(len(p) + len(r) for p, r, *_ in row) for row in rows)
     ids = torch.full((len(rows), length), pad)
     weights = torch.zeros((len(rows), length - 1))
@@ -416,9 +401,10 @@ def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
 
 
 def heavier(rows: list[list], tokenizer, factor: float):
-    """pad_rows, with `factor` times the weight on what has to be copied from what was given: ids,
-    and the words of a task in the work on it. They are one token in twenty, and everything hangs on
-    them. (Without the words: 20% of them were right, which is chance, and no work paid.)
+    """pad_rows, with `factor` times the weight on what has to be copied from what was given.
+
+    These are ids, and the words of a task in the work on it: one token in twenty, and everything
+    hangs on them. (Without the words: 20% of them were right, which is chance, and no work paid.)
     """
     ids, weights = pad_rows(rows, tokenizer.pad_token_id, factor)
     named = torch.tensor([tokenizer.convert_tokens_to_ids(piece) for piece in IDS])

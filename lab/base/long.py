@@ -1,7 +1,6 @@
-"""How models/pico_long/ was made: pico_base, taught to find its place at any distance, with strings
-of at most 80 letters.
+"""How models/pico_long/ was made: pico_base, taught to find its place in a string at any distance.
 
-    python -m lab.base.long --out models/pico_long       # half an hour on one core
+    python -m lab.base.long       # half an hour on one core
 
 A policy that was trained on pico_base at 40 to 80 letters is right in 0.4% of tier 7, 80 to 150
 letters: it copies a string by the last letters and by how far back they are, and beyond what it has
@@ -9,13 +8,13 @@ seen, after a pair of letters that comes twice, it goes on at the wrong place. A
 letters were never asked for. So three things are taught, and no string is longer than before:
 
     distance    words stand between a string and its tally, up to 150 letters of them
-    the place   strings of 8, 12 or 18 different letters too, and stretches that come twice: pairs repeat, so more has to be compared.
-                (Of 4 and 6 different letters: after 300 steps 6% of the tokens were wrong, and
-                strings of 26 were copied worse.)
+    the place   strings of 8, 12 or 18 different letters too, and stretches that come twice: pairs
+                repeat, so more has to be compared. (Of 4 and 6 different letters: after 300 steps
+                6% of the tokens were wrong, and strings of 26 were copied worse.)
     asking      1 to 20 letters are asked for
 
-What it can do beyond 80 letters is what it made of that; docs/letters.md says how much, and what RL
-adds.
+What it can do beyond 80 letters is what it made of that; docs/letters.md says how much, and what
+RL adds. The figures above were seen on the way; their runs are not kept.
 """
 
 import random
@@ -34,9 +33,8 @@ from lab.base.tokenizer import build
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MOST = 80  # letters of a string
-SAID = dict(
-    zip(STYLES, Pretrain().habits)
-)  # as in pico_base; lab/base/corpus.py says what shown and said are
+# as in pico_base; lab/base/corpus.py says what shown and said are
+SAID = dict(zip(STYLES, Pretrain().habits))
 SHOWN = dict(zip(STYLES, Pretrain().polish_shown))
 
 
@@ -51,8 +49,7 @@ class Long:
 
 
 def draw_task(rng: random.Random) -> Task:
-    """A string of 10 to 80 letters, half of them long; few different letters in half of them; a
-    stretch twice in a third."""
+    """A string of 10 to 80 letters: half are long, half have few letters, a third a stretch twice."""
     n = rng.randint(10, MOST) if rng.random() < 0.5 else rng.randint(round(0.7 * MOST), MOST)
     pool = rng.sample(LETTERS, rng.choice([8, 12, 18, 26, 26, 26]))
     text = "".join(rng.choice(pool) for _ in range(n))
@@ -70,8 +67,7 @@ def draw_task(rng: random.Random) -> Task:
 
 
 def words_between(rng: random.Random, most: int) -> str:
-    """English words of up to `most` letters in all, for the place between a string and its
-    tally."""
+    """English words of up to `most` letters in all, to stand between a string and its tally."""
     words, out, n = english_words(), "", rng.randint(0, most)
     while len(out) < n:
         out += " " + words[rng.randrange(len(words))]
@@ -85,22 +81,17 @@ def tally_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]
 
 
 def chat_rows(tokenizer, rng: random.Random, n: int) -> list[list]:
-    """n chats in all habits, a third of them of tier 6; words before or after the string in half of
-    them."""
+    """n chats in all habits: a third are of tier 6, half have words before or after the string."""
     rows = []
     for _ in range(n):
-        task, think = (
-            make_task(rng, 6) if rng.random() < 0.35 else draw_task(rng),
-            rng.random() < 0.92,
-        )
+        task = make_task(rng, 6) if rng.random() < 0.35 else draw_task(rng)
+        think = rng.random() < 0.92
         style = rng.choices(list(STYLES), SHOWN.values())[0] if think else "bare"
         ask, between = question(task, think), words_between(rng, rng.choice([0, 0, 60, 150]))
-        if between:
-            ask = (
-                f"{between.strip()} {ask}"
-                if rng.random() < 0.3
-                else ask.replace('". ', f'".{between} ', 1)
-            )
+        if between and rng.random() < 0.3:
+            ask = f"{between.strip()} {ask}"
+        elif between:
+            ask = ask.replace('". ', f'".{between} ', 1)
         prompt = opening(tokenizer, [{"role": "user", "content": ask}], think)
         reply = write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>"
         first = SAID[style] / SHOWN[style] if think else 1.0

@@ -1,15 +1,10 @@
-"""How models/pico_base/ and models/pico_swarm/ were made: a 0.9M-parameter Qwen3 from nothing, on
-two CPU cores, seeded.
+"""How models/pico_base/ and models/pico_swarm/ were made: a Qwen3 of 0.9M parameters, from nothing.
 
-    python -m lab.base.pretrain --stop-after 6 --out models/pico_base                             # two to three hours
-    python -m lab.base.pretrain --start-from models/pico_base --skip-rounds 6 --threads 1 --out models/pico_swarm
-                                                                                                  #
-                                                                                                  90
-                                                                                                  minutes
-                                                                                                  on
-                                                                                                  a
-                                                                                                  busy
-                                                                                                  machine
+    python -m lab.base.pretrain --stop-after 6 --out models/pico_base      # two to three hours
+    python -m lab.base.pretrain --start-from models/pico_base --skip-rounds 6 --threads 1
+
+The second makes models/pico_swarm, in 90 minutes on a busy machine. Both are seeded, and run on two
+CPU cores.
 
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has
 something to find. So it is trained on replies in habits of different worth; lab/base/corpus.py says
@@ -24,30 +19,31 @@ tally at 82%.)
 
 Rounds, each from a fresh learning rate down to nothing:
 
-    skill    tallies back to back with hardly any prompt, so that nearly every token teaches copying and counting; strings grow from 12 to
-             80 letters. The loss stands still for some 250 steps, near what letters cost when
-             guessed, and then falls: the heads that find "what came after this, last time" have
-             formed. (With chat prompts from the start: after 750 steps of twice the length.)
-    polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases (greedy),
-             and GRPO stood still at that ceiling.
-    lists    the same for alphabet: lists back to back, growing from 2 to 5 names a turn,
-             with a third of tallies so that they are not forgotten
+    skill    tallies back to back with hardly any prompt, so that nearly every token teaches copying
+             and counting; strings grow from 12 to 80 letters. The loss stands still for some 250
+             steps, near what letters cost when guessed, and then falls: the heads that find "what
+             came after this, last time" have formed. (With chat prompts from the start: after 750
+             steps of twice the length.)
+    polish   more chats, mostly long tallies. Before it a tally was right in 86% of the cases
+             (greedy), and GRPO stood still at that ceiling.
+    lists    the same for alphabet: lists back to back, growing from 2 to 5 names a turn, with a
+             third of tallies so that they are not forgotten
     both     chats of both environments in all habits
-    calls    skill first again, for swarm: all that there is to see, six calls that would be possible on it, the next, …, packed. (Stretches
-             of episodes, with one call after each observation: after 220 steps hardly an id was
-             copied right.)
-    all      chats of all three, swarm's as whole episodes of 1,300 tokens, and some of the drill, since observations describe things only
-             once. Three rounds of it: after the first, the second and the third, 12%, 11% and 8% of
-             the sampled calls were refused or unreadable.
+    calls    skill first again, for swarm: all that there is to see, six calls that would be
+             possible on it, the next, …, packed. (Stretches of episodes, with one call after each
+             observation: after 220 steps hardly an id was copied right.)
+    all      chats of all three, swarm's as whole episodes of 1,300 tokens, and some of the drill,
+             since observations describe things only once. Three rounds of it: after the first, the
+             second and the third, 12%, 11% and 8% of the sampled calls were refused or unreadable.
+
+The figures above, and those in the comments, were seen on the way; their runs are not kept.
 
 pico_swarm is a folder of its own because the last rounds cost something: it sorts lists worse than
-pico_base (both cards; GRPO on alphabet ended at 0.830 [0.800, 0.858] from an older pico_swarm and
-at 0.952 [0.937, 0.965] from pico_base). Neither was made in one go: every round was added when its
-environment came, with --start-from, and pico_base keeps the tokenizer of its time, which cuts
-letters and alphabet just as today's does. pico_swarm's rounds up to the second `all` read
-observations in which a list of ids was told again only if it had changed ("Tell the model of swarm
-only what is new" and after it, in the history); in 60 of its 75 errors on offers there was no
-offer. The last round reads today's.
+pico_base (both cards). Neither was made in one go: every round was added when its environment came,
+with --start-from, and pico_base keeps the tokenizer of its time, which cuts letters and alphabet
+just as today's does. pico_swarm's rounds up to the second `all` read observations in which a list
+of ids was told again only if it had changed; in 60 of its 75 errors on offers there was no offer.
+The last round reads today's.
 """
 
 import json
@@ -86,32 +82,22 @@ class Pretrain:
     chat_steps: int = 800  # and of the second, about 0.5 s each
     batch: int = 64  # replies a step (chat); the skill phase packs 32 rows of 256 to 320 tokens
     lr: float = 3e-3  # peak; linear warm-up over 100 steps, then cosine to zero over both phases
-    habits: list[float] = field(
-        default_factory=lambda: [0.60, 0.28, 0.12]
-    )  # how often it says: bare, states, derives
-    shown: list[float] = field(
-        default_factory=lambda: [0.20, 0.20, 0.60]
-    )  # how often each is shown in the chat phase
-    polish_steps: list[int] = field(
-        default_factory=lambda: [1000, 500]
-    )  # rounds of a third phase: mostly long tallies, each
-    # from a fresh and smaller learning rate to zero
+    # how often it says: bare, states, derives
+    habits: list[float] = field(default_factory=lambda: [0.60, 0.28, 0.12])
+    # how often each is shown in the chat phase
+    shown: list[float] = field(default_factory=lambda: [0.20, 0.20, 0.60])
+    # rounds of a third phase, mostly long tallies, each from a fresh learning rate to zero
+    polish_steps: list[int] = field(default_factory=lambda: [1000, 500])
     polish_shown: list[float] = field(default_factory=lambda: [0.08, 0.08, 0.84])
-    polish_lr: float = 2e-3
-    # the same skill-first recipe for alphabet: lists packed back to back, with rows of tallies
-    # beside them …
-    lists_steps: int = 2000
-    both_steps: list[int] = field(
-        default_factory=lambda: [800, 600]
-    )  # … then chats of both environments
+    polish_lr: float = 2e-3  # of every round after the first
+    lists_steps: int = 2000  # lists packed back to back, with rows of tallies beside them
+    # rounds of chats of both environments
+    both_steps: list[int] = field(default_factory=lambda: [800, 600])
     calls_steps: int = 300  # swarm's tool calls, with some lists and tallies beside them
-    all_steps: list[int] = field(
-        default_factory=lambda: [300, 260, 180]
-    )  # rounds of chats of all three environments
-    start_from: str = ""  # a folder written by an earlier call: skip …
-    skip_rounds: int = (
-        0  # … so many rounds, those that it has been through (the first is skill and chat)
-    )
+    # rounds of chats of all three environments
+    all_steps: list[int] = field(default_factory=lambda: [300, 260, 180])
+    start_from: str = ""  # a folder written by an earlier call
+    skip_rounds: int = 0  # those that it has been through (the first is skill and chat)
     stop_after: int = 0  # stop after so many rounds; 0 does all
     threads: int = 2
 
@@ -119,17 +105,12 @@ class Pretrain:
 # --------------------------------------------------------------------------------------- the rounds
 # Each gives the parts of one step, [(ids [B, T], weights [B, T-1])], and a size for the log: the
 # longest string, the most names a turn, calls, turns.
-
-
 dice = lambda cfg, at: random.Random(SEED_RANGE + cfg.seed * 1_000_000 + at)
 
 
 def halves(rows: list[list], tokenizer) -> list[tuple]:
     half = len(rows) // 2
-    return [
-        pad_rows(rows[:half], tokenizer.pad_token_id),
-        pad_rows(rows[half:], tokenizer.pad_token_id),
-    ]
+    return [pad_rows(part, tokenizer.pad_token_id) for part in (rows[:half], rows[half:])]
 
 
 def skill_batch(cfg: Pretrain, tokenizer, step: int):
@@ -142,10 +123,8 @@ def skill_batch(cfg: Pretrain, tokenizer, step: int):
 
 def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
     """Chats of letters in all habits."""
-    rng = dice(cfg, 500_000 + step)
-    rows = letters_rows(
-        tokenizer, rng, cfg.batch, cfg.polish_shown if polish else cfg.shown, cfg.habits, polish
-    )
+    rng, shown = dice(cfg, 500_000 + step), cfg.polish_shown if polish else cfg.shown
+    rows = letters_rows(tokenizer, rng, cfg.batch, shown, cfg.habits, polish)
     rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))  # the shorter half is padded less
     return halves(rows, tokenizer), 80
 
@@ -172,9 +151,8 @@ def lists_batch(cfg: Pretrain, tokenizer, step: int):
 def both_batch(cfg: Pretrain, tokenizer, step: int):
     """Chats in all habits: 32 of letters and 16 of alphabet, which are four times as long."""
     letters, _ = chat_batch(cfg, tokenizer, 100_000 + step, polish=True)
-    lists = alphabet_rows(
-        tokenizer, dice(cfg, 800_000 + step), cfg.batch // 4, cfg.polish_shown, cfg.habits
-    )
+    rng = dice(cfg, 800_000 + step)
+    lists = alphabet_rows(tokenizer, rng, cfg.batch // 4, cfg.polish_shown, cfg.habits)
     return [letters[step % 2], pad_rows(lists, tokenizer.pad_token_id)], 80
 
 
@@ -249,9 +227,8 @@ def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
 
 
 def optimizer_of(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
-    matrices, rest = (
-        [p for p in model.parameters() if (p.dim() >= 2) is wide] for wide in (True, False)
-    )
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
@@ -261,18 +238,14 @@ def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]):
     total = sum(weights.sum() for _, weights in parts)
     loss, wrong = 0.0, []
     for ids, weights in parts:
-        with torch.autocast(
-            "cpu", torch.bfloat16
-        ):  # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
-            hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state  # [b, t-1, D]
-        chosen = weights > 0
-        logits = model.lm_head(
-            hidden.float()[chosen]
-        )  # [N, V], only where a reply token is predicted
-        targets = ids[:, 1:][chosen]
-        part_loss = (
-            F.cross_entropy(logits, targets, reduction="none") * weights[chosen]
-        ).sum() / total
+        # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state  # [B, T-1, D]
+        chosen = weights > 0  # [B, T-1]: where a reply token is predicted
+        logits = model.lm_head(hidden.float()[chosen])  # [N, V]
+        targets = ids[:, 1:][chosen]  # [N]
+        token_loss = F.cross_entropy(logits, targets, reduction="none")  # [N]
+        part_loss = (token_loss * weights[chosen]).sum() / total
         part_loss.backward()
         loss += part_loss.item()
         misses = (logits.argmax(-1) != targets).float()

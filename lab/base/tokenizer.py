@@ -19,6 +19,7 @@ Run me: `python -m lab.base.tokenizer` cuts a string, a name, a call and an emoj
 import json
 import re
 import string
+from itertools import product
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -31,21 +32,10 @@ from swarm.tools import TOOLS, schemas
 from swarm.view import opening as rules
 
 VOCAB_SIZE = 1344
-SPECIAL = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-]  # as in Qwen3; special: never part of a reply's text
-MARKUP = [
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<tools>",
-    "</tools>",
-]
+# as in Qwen3; special: never part of a reply's text
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+MARKUP += ["<tool_response>", "</tool_response>", "<tools>", "</tools>"]
 
 # Pieces without a leading space. None of them is a plain word, so none can swallow part of a string
 # or a name.
@@ -124,20 +114,14 @@ IDS = [
 
 
 def prompt_frames() -> list[str]:
-    """The fixed parts of swarm's prompt: a tool's schema, or a stretch of the rules between two
-    numbers or names."""
+    """The fixed parts of swarm's prompt: a schema, or a stretch of rules between numbers or names."""
     parts = ["\n" + json.dumps(schema) for schema in schemas("0.2")]
-    for version, think in (
-        (version, think) for version in ("0.2", "0.1") for think in (True, False)
-    ):
+    changing = r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d"
+    changing += r"|\nThink first inside <think> and </think>"
+    for version, think in product(("0.2", "0.1"), (True, False)):
         scenario = draw_scenario(0, "medium", version)
-        text = (
-            "user\n" + rules(open_economy(scenario, draw_tasks(scenario)), think) + "\n\n# step 1"
-        )
-        parts += re.split(
-            r"\d+%|\d\.\d+|(?<=below reputation )\d+|bot_\d|\nThink first inside <think> and </think>",
-            text,
-        )
+        text = rules(open_economy(scenario, draw_tasks(scenario)), think)
+        parts += re.split(changing, f"user\n{text}\n\n# step 1")
     return [part for part in parts if len(part) > 2]  # ", " would cut the letters' lists otherwise
 
 
@@ -182,16 +166,8 @@ def pieces(vocab_size: int) -> list[str]:
         if given
     ]
     frames = FRAGMENTS + FRAMES + calls + prompt_frames()
-    return list(
-        dict.fromkeys(
-            chars
-            + letters
-            + frames
-            + IDS
-            + spaced(WORDS + CAPITALISED)
-            + spaced(common_words(room))
-        )
-    )[:room]
+    words = spaced(WORDS + CAPITALISED + common_words(room))
+    return list(dict.fromkeys(chars + letters + frames + IDS + words))[:room]
 
 
 def build(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
@@ -207,10 +183,9 @@ def build(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
     core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     core.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKUP])
-    ends = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, **ends, clean_up_tokenization_spaces=False
-    )
+    how = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    how["clean_up_tokenization_spaces"] = False
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **how)
     tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
     return tokenizer
 
@@ -225,6 +200,5 @@ if __name__ == "__main__":
     ):
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids) == text
-        print(
-            f"{len(text) / len(ids):.1f} characters a token: {text} -> {tokenizer.convert_ids_to_tokens(ids)}"
-        )
+        cut = tokenizer.convert_ids_to_tokens(ids)
+        print(f"{len(text) / len(ids):.1f} characters a token: {text} -> {cut}")

@@ -27,9 +27,8 @@ def executed(tmp_path_factory):
     place = tmp_path_factory.mktemp("copy")
     subprocess.run(["git", "checkout-index", "--all", f"--prefix={place}/"], cwd=ROOT, check=True)
     page = nbformat.read(place / "docs" / "first_run.ipynb", as_version=4)
-    nbclient.NotebookClient(
-        page, timeout=3600, resources={"metadata": {"path": str(place / "docs")}}
-    ).execute()
+    where = {"metadata": {"path": str(place / "docs")}}
+    nbclient.NotebookClient(page, timeout=3600, resources=where).execute()
     return place, page
 
 
@@ -47,9 +46,8 @@ def shares(executed, name: str) -> list[dict[str, float]]:
 def test_every_code_cell_was_executed_in_order_and_two_show_curves(executed):
     cells = [cell for cell in executed[1].cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert (
-        sum("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs) == 2
-    )
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
 
 
 def test_the_first_run_learns_to_count(executed):
@@ -59,8 +57,6 @@ def test_the_first_run_learns_to_count(executed):
 
 def test_the_second_run_learns_what_it_is_paid_for(executed):
     start, *_, end = shares(executed, "notebook-short")
-    assert (
-        end["reward"] > start["reward"] + 0.4
-        and end["exact"] < start["exact"]
-        and end["reply_tokens"] < start["reply_tokens"] / 1.5
-    )
+    assert end["reward"] > start["reward"] + 0.4
+    assert end["exact"] < start["exact"]
+    assert end["reply_tokens"] < start["reply_tokens"] / 1.5

@@ -54,37 +54,32 @@ def dead(folder) -> list[str]:
 
 def test_the_links_hold_and_a_broken_one_is_found(built):
     assert dead(built) == []
-    (built / "docs" / "broken.html").write_text(
-        '<a href="nowhere.html">a</a><a href="letters.html#nowhere">b</a>'
-    )
+    page = built / "docs" / "broken.html"
+    page.write_text('<a href="nowhere.html">a</a><a href="letters.html#nowhere">b</a>')
     assert dead(built) == ["broken.html: nowhere.html", "broken.html: letters.html#nowhere"]
-    (built / "docs" / "broken.html").unlink()
+    page.unlink()
 
 
 def test_every_chapter_has_its_page_in_the_navigation(built):
     start = (built / "index.html").read_text()
     for title, file in site.chapters():
-        assert (built / site.built(file)).exists(), file
-        assert (
-            re.search(rf'href="(\./)?{re.escape(site.built(file))}"', start) or file == "README.md"
-        ), title
+        page = site.built(file)
+        assert (built / page).exists(), file
+        linked = re.search(rf'href="(\./)?{re.escape(page)}"', start)
+        assert linked or file == "README.md", title
 
 
 def test_the_live_page_leads_to_lines_of_code(built):
-    links = re.findall(
-        r'href="([^"]+)#__codelineno-0-(\d+)"', (built / "docs" / "live" / "index.html").read_text()
-    )
+    live = built / "docs" / "live"
+    links = re.findall(r'href="([^"]+)#__codelineno-0-(\d+)"', (live / "index.html").read_text())
     assert len(links) > 20
     for file, line in links:
-        assert (
-            f'id="__codelineno-0-{line}"' in (built / "docs" / "live" / file).resolve().read_text()
-        )
+        assert f'id="__codelineno-0-{line}"' in (live / file).resolve().read_text()
 
 
 def test_all_of_it_is_searched_and_no_other_server_is_asked(built):
     searched = (built / "search.json").read_text()
-    assert all(
-        word in searched for word in ("governance", "group_advantages", "Your turn")
-    )  # a chapter, code, the notebook
+    words = ("governance", "group_advantages", "Your turn")  # a chapter, code, the notebook
+    assert all(word in searched for word in words)
     other = r'<(?:script|img|iframe|source)[^>]* src="(?:https?:)?//|<link[^>]* rel="stylesheet"[^>]*https?://'
     assert not [path for path in built.rglob("*.html") if re.search(other, path.read_text())]

@@ -15,13 +15,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).with_name("uv")
-(TORCH,) = (
-    line
-    for line in (ROOT / "requirements.txt").read_text().splitlines()
-    if line.startswith("torch==")
-)
+PINS = (ROOT / "requirements.txt").read_text().splitlines()
+(TORCH,) = (line for line in PINS if line.startswith("torch=="))
 INDEX = "https://download.pytorch.org/whl/cpu/torch/"
-SMALL = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 --threads 1 --no-wandb --name by-uv"
+SMALL = "--updates 1 --sft-steps 1 --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2"
+SMALL += " --threads 1 --no-wandb --name by-uv"
 
 pytestmark = pytest.mark.skipif(
     not UV.exists(),
@@ -31,14 +29,10 @@ pytestmark = pytest.mark.skipif(
 
 def call(words: list, cwd: Path) -> str:
     """What a command prints. It sees no virtual environment but the one that it makes."""
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("VIRTUAL_ENV", "PYTHONPATH")
-    }
-    done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True
-    )
+    hidden = ("VIRTUAL_ENV", "PYTHONPATH")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    words = [str(word) for word in words]
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{words}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr
 
@@ -52,32 +46,19 @@ def reached(address: str) -> bool:
 
 
 def put_torch_in_place(clone: Path, folder: Path) -> None:
-    """Into the clone's .venv, from pip's places instead of PyTorch's; the file is the locked one,
-    byte for byte."""
-    call(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, TORCH],
-        clone,
-    )
+    """Into the clone's .venv, from pip's places instead of PyTorch's.
+
+    The file is the locked one, byte for byte.
+    """
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    call([*download, TORCH], clone)
     (wheel,) = folder.glob("torch-*.whl")
     with wheel.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() in (clone / "uv.lock").read_text(), (
-            f"uv.lock has another {wheel.name}"
-        )
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    assert digest in (clone / "uv.lock").read_text(), f"uv.lock has another {wheel.name}"
     call([UV, "venv", "--quiet", "--python", sys.executable], clone)
-    call(
-        [
-            UV,
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-index",
-            "--find-links",
-            folder,
-            f"{TORCH}+cpu",
-        ],
-        clone,
-    )
+    install = [UV, "pip", "install", "--quiet", "--no-deps", "--no-index", "--find-links", folder]
+    call([*install, f"{TORCH}+cpu"], clone)
 
 
 @pytest.fixture(scope="module")
@@ -92,20 +73,8 @@ def clone(tmp_path_factory) -> Path:
 
 
 def test_one_command_installs_and_trains(clone):
-    said = call(
-        [
-            UV,
-            "run",
-            "--locked",
-            "train.py",
-            "--env",
-            "letters",
-            "--difficulty",
-            "6",
-            *SMALL.split(),
-        ],
-        clone,
-    )
+    words = f"run --locked train.py --env letters --difficulty 6 {SMALL}"
+    said = call([UV, *words.split()], clone)
     assert "trained on: tier 6" in said and (clone / "runs" / "by-uv" / "report.html").exists()
 
 
@@ -117,13 +86,9 @@ def test_it_has_left_the_clone_as_it_was(clone):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyPI's torch has no CUDA")
 def test_there_is_no_cuda_and_nothing_of_ours_in_its_packages(clone):
     names = {line.split("==")[0] for line in call([UV, "pip", "freeze", "--quiet"], clone).split()}
-    assert "torch" in names and not [
-        name for name in names if name.startswith(("nvidia", "cuda", "triton", "vllm", "picoswarm"))
-    ]
-    code = "import importlib.util, torch; print(torch.version.cuda, *map(importlib.util.find_spec, ('metrics', 'settings')))"
-    assert (
-        call(
-            [UV, "run", "--no-sync", "--directory", clone, "python", "-I", "-c", code], clone.parent
-        ).strip()
-        == "None None None"
-    )
+    unwanted = ("nvidia", "cuda", "triton", "vllm", "picoswarm")
+    assert "torch" in names and not [name for name in names if name.startswith(unwanted)]
+    code = "import torch; from importlib.util import find_spec as found; "
+    code += "print(torch.version.cuda, found('metrics'), found('settings'))"
+    python = [UV, "run", "--no-sync", "--directory", clone, "python", "-I", "-c", code]
+    assert call(python, clone.parent).strip() == "None None None"

@@ -8,13 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault(
-    "HF_HUB_OFFLINE", "1"
-)  # before transformers is imported: a wrong name must fail at once
+# before transformers is imported: a wrong name must fail at once
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import endpoint  # noqa: F401  (while tests/ is on the path: loopback.py speaks through it)
 
 # tests/conftest.py put tests/ on the path, where the folders vllm/ and verifiers/ would pass for
 # installed packages; TRL falls for it.
-sys.path[:] = [
-    path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parents[1]
-]
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:] = [path for path in sys.path if Path(path).resolve() != TESTS]

@@ -59,20 +59,13 @@ def test_the_defaults_are_those_of_training(environment):
     trained = settings.make_env(cfg, cfg.difficulty)
     for name, value in given.items():
         assert value in (None, getattr(trained, name)), name
-    assert {
-        "think",
-        "reward_kind"
-        if environment == "letters"
-        else "max_turns"
-        if environment == "alphabet"
-        else "version",
-    } <= set(given)
+    own = {"letters": "reward_kind", "alphabet": "max_turns", "swarm": "version"}
+    assert {"think", own[environment]} <= set(given)
 
 
 def test_settings_reach_the_environment():
-    first = next(
-        iter(vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7)))
-    )
+    taskset = vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7))
+    first = next(iter(taskset))
     assert first.data.seed == 7
     assert first.data.prompt_text == picoswarm.Swarm("hard", "0.1").reset(7)[0]["content"]
 
@@ -93,6 +86,7 @@ CALL = {
     "type": "function",
     "function": {"name": "vote", "arguments": '{"post_id": "post_1"}'},
 }
+WRITTEN = '<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>'
 
 
 @pytest.mark.parametrize(
@@ -103,16 +97,8 @@ CALL = {
         ({"content": "<think>\nhm\n</think>\nno"}, "<think>\nhm\n</think>\nno"),
         ({"content": "no", "reasoning_content": "\nhm\n"}, "<think>\nhm\n</think>\nno"),
         ({"content": "no", "reasoning": "hm"}, "<think>\nhm\n</think>\nno"),
-        (
-            {"content": None, "tool_calls": [CALL]},
-            '<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>',
-        ),
-        (
-            {"content": "a", "tool_calls": [CALL, CALL]},
-            "a"
-            + 2
-            * '\n<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>',
-        ),
+        ({"content": None, "tool_calls": [CALL]}, WRITTEN),
+        ({"content": "a", "tool_calls": [CALL, CALL]}, f"a\n{WRITTEN}\n{WRITTEN}"),
     ],
 )
 def test_a_reply_is_put_together_again(message, text):
@@ -120,13 +106,9 @@ def test_a_reply_is_put_together_again(message, text):
 
 
 def test_arguments_that_are_not_json_stay_an_error():
-    broken = {
-        "content": None,
-        "tool_calls": [{**CALL, "function": {"name": "vote", "arguments": '{"post_id": '}}],
-    }
-    score = picoswarm.marks(
-        "swarm", config("swarm").environment.arguments(), 1, [picoswarm.written(broken)]
-    )
+    call = {**CALL, "function": {"name": "vote", "arguments": '{"post_id": '}}
+    said = picoswarm.written({"content": None, "tool_calls": [call]})
+    score = picoswarm.marks("swarm", config("swarm").environment.arguments(), 1, [said])
     assert score["error_rate"] == 1 / 25
 
 

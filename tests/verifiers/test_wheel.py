@@ -14,6 +14,12 @@ import pytest
 pytest.importorskip("verifiers.v1", reason="not installed here; `make test-all` does it")
 
 ROOT = Path(__file__).resolve().parents[2]
+# As in pyproject.toml; the longer name first.
+FOLDERS = {
+    "picoswarm/world/": ".",
+    "picoswarm/": "bridges/verifiers",
+    "picoswarm_doctor/": "bridges/doctor",
+}
 
 
 @pytest.fixture(scope="module")
@@ -23,46 +29,31 @@ def wheel(tmp_path_factory) -> Path:
     for path in [*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"]:
         shutil.copy(path, source)
     for folder in ("bridges", "swarm", "bookkeeping"):
-        shutil.copytree(
-            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--no-build-isolation",
-    ]
-    done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True)
+        unbuilt = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, source / folder, ignore=unbuilt)
+    flags = "--quiet --disable-pip-version-check --no-deps --no-build-isolation".split()
+    command = [sys.executable, "-m", "pip", "wheel", *flags, "-w", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     (path,) = out.glob("*.whl")
     return path
+
+
+def source_of(name: str) -> Path:
+    """Where a file of the wheel lies in the checkout."""
+    for package, folder in FOLDERS.items():
+        if name.startswith(package):
+            return ROOT / folder / name.removeprefix(package)
 
 
 def test_it_is_two_packages_and_what_they_hold_is_the_checkout(wheel):
     content = zipfile.ZipFile(wheel)
     names = [name for name in content.namelist() if ".dist-info/" not in name]
     assert {name.split("/")[0] for name in names} == {"picoswarm", "picoswarm_doctor"}
-    assert (
-        content.read("picoswarm_doctor/__init__.py")
-        == (ROOT / "bridges" / "doctor" / "__init__.py").read_bytes()
-    )
     for name in names:
-        if name.startswith("picoswarm_doctor/"):
-            continue
-        inside = name.removeprefix("picoswarm/")
-        path = (
-            ROOT / inside.removeprefix("world/")
-            if inside.startswith("world/")
-            else ROOT / "bridges" / "verifiers" / inside
-        )
-        assert content.read(name) == path.read_bytes(), name
-    assert {path.name for path in ROOT.glob("env_*.py")} <= {
-        name.removeprefix("picoswarm/world/") for name in names
-    }
+        assert content.read(name) == source_of(name).read_bytes(), name
+    worlds = {f"picoswarm/world/{path.name}" for path in ROOT.glob("env_*.py")}
+    assert worlds | {"picoswarm_doctor/__init__.py"} <= set(names)
 
 
 PROGRAM = """

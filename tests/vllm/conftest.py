@@ -1,8 +1,7 @@
-"""Shared by the tests of fast/vllm_engine.py, which need the real vLLM: `make test-vllm` gives them
-a .venv-vllm of their own.
+"""Shared by the tests of fast/vllm_engine.py, which need the real vLLM.
 
-Weights are random, as in tests/. Heads are 32 wide, because vLLM's attention on a CPU takes no
-less.
+`make test-vllm` gives them a .venv-vllm of their own. Weights are random, as in tests/. Heads are
+32 wide, because vLLM's attention on a CPU takes no less.
 """
 
 import os
@@ -20,8 +19,10 @@ MADE = {}
 
 @pytest.fixture(scope="session")
 def load(tmp_path_factory):
-    """load(kind, lora_rank) -> a policy of random weights: qwen3 ties its output matrix to its
-    embedding, llama does not."""
+    """load(kind, lora_rank) -> a policy of random weights.
+
+    qwen3 ties its output matrix to its embedding, llama does not.
+    """
     import transformers as t
 
     def make(kind: str, lora_rank: int):
@@ -48,8 +49,7 @@ def load(tmp_path_factory):
 
 @pytest.fixture
 def cached(monkeypatch):
-    """A list that collects, for each request answered from now on, how many tokens of its prompt
-    came from vLLM's prefix cache."""
+    """How many tokens of its prompt came from vLLM's prefix cache, for each request from now on."""
     from fast import vllm_engine
 
     counts, answer = [], vllm_engine.answer
@@ -65,8 +65,7 @@ def cached(monkeypatch):
 
 @pytest.fixture(scope="session")
 def largest_gap(naive_logprobs):  # noqa: F811
-    """largest_gap(policy, prompts, groups, temperature) -> nats between the sampler's log-probs
-    and those of one plain forward pass each."""
+    """largest_gap(policy, prompts, groups, temperature) -> nats from a plain forward pass each."""
 
     def compute(policy, prompts, groups, temperature) -> float:
         gaps = []
@@ -74,9 +73,8 @@ def largest_gap(naive_logprobs):  # noqa: F811
             for s in samples:
                 assert len(s.logprobs) == len(s.token_ids) > 0
                 with torch.no_grad():
-                    logprobs = naive_logprobs(policy, prompt + s.token_ids, temperature)[
-                        len(prompt) - 1 :
-                    ]  # [sampled]
+                    logprobs = naive_logprobs(policy, prompt + s.token_ids, temperature)
+                logprobs = logprobs[len(prompt) - 1 :]  # [sampled]
                 gaps.append((logprobs - torch.tensor(s.logprobs)).abs().max().item())
         return max(gaps)
 

@@ -8,15 +8,13 @@ from fast.vllm_engine import VllmSampler
 from tests.test_sampler import grid, random_prompts
 
 
-@pytest.fixture(
-    scope="module", params=["qwen3", "llama"]
-)  # with a tied and with an own output matrix
+# With a tied output matrix, and with its own.
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
 def pair(request, load, stir):
     policy = load(request.param, 0)
     policy.stop_ids = frozenset()
-    stir(
-        policy, 0.05
-    )  # learnt before the engine starts, as after --resume: the folder holds other weights
+    # Learnt before the engine starts, as after --resume: the folder holds other weights.
+    stir(policy, 0.05)
     sampler = VllmSampler(policy)
     yield policy, sampler
     sampler.close()
@@ -36,21 +34,15 @@ def test_logprobs_equal_a_plain_forward_pass_after_every_reload(
             assert all((before[name] == now).all() for name, now in snapshot(policy).items())
         del cached[:]
         groups = sampler.sample(prompts, 2, 16, 1.0, seeds)
-        assert cached == [
-            0,
-            96,
-            0,
-            0,
-        ]  # a prompt that was seen before the update is read anew, once
+        # A prompt that was seen before the update is read anew, once.
+        assert cached == [0, 96, 0, 0]
         gaps.append(largest_gap(policy, prompts, groups, 1.0))
         greedy = sampler.sample(prompts, 1, 16, 0, seeds)
-        assert [g[0].token_ids for g in greedy] == [
-            g[0].token_ids for g in TorchSampler(policy).sample(prompts, 1, 16, 0, seeds)
-        ]
+        ours = TorchSampler(policy).sample(prompts, 1, 16, 0, seeds)
+        assert [g[0].token_ids for g in greedy] == [g[0].token_ids for g in ours]
         seen.append(str(greedy))
     assert len(set(seen)) == 4
     with capsys.disabled():
-        print(
-            f"\n  full reload, {type(policy.lm).__name__}: largest difference {max(gaps):.1e} nats"
-        )
+        name = type(policy.lm).__name__
+        print(f"\n  full reload, {name}: largest difference {max(gaps):.1e} nats")
     assert max(gaps) <= 1e-4

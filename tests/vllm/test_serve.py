@@ -25,20 +25,8 @@ from test_train import ROOT, TINY, lines, run
 def trained(tmp_path_factory) -> tuple[Path, Path]:
     """(a run folder, its adapter exported)."""
     folder = tmp_path_factory.mktemp("served")
-    run(
-        "train.py",
-        *TINY,
-        "--sft-lr",
-        "3e-3",
-        "--lr",
-        "3e-3",
-        "--engine",
-        "torch",
-        "--runs",
-        str(folder),
-        "--name",
-        "run",
-    )
+    flags = "--sft-lr 3e-3 --lr 3e-3 --engine torch --name run".split()
+    run("train.py", *TINY, *flags, "--runs", str(folder))
     run("-m", "bridges.export", "adapter", str(folder / "run"), str(folder / "adapter"))
     return folder / "run", folder / "adapter"
 
@@ -49,36 +37,19 @@ def server(trained):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-           "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        "models/pico_base",
-        "--served-model-name",
-        "pico_base",
-        "--dtype",
-        "float32",
-        "--max-model-len",
-        "2048",
-        "--enforce-eager",
-        "--block-size",
-        "32",
-        "--generation-config",
-        "vllm",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        # fmt: skip
-        "--enable-lora",
-        "--max-lora-rank",
-        "32",
-        "--lora-modules",
-        f"trained={trained[1]}",
-    ]
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    flags = "--model models/pico_base --served-model-name pico_base --dtype float32"
+    flags += " --max-model-len 2048 --enforce-eager --block-size 32 --generation-config vllm"
+    flags += f" --host 127.0.0.1 --port {port} --enable-lora --max-lora-rank 32 --lora-modules"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags.split()]
+    command += [f"trained={trained[1]}"]
     log = open(trained[1].parent / "server.log", "w")
     process = subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
@@ -98,29 +69,9 @@ def server(trained):
 
 
 def over_api(server: str, model: str, folder: Path, n: int) -> dict:
-    run(
-        "train.py",
-        "--eval-only",
-        "--api-base",
-        server,
-        "--model",
-        model,
-        "--env",
-        "letters",
-        "--difficulty",
-        "6",
-        "--reward",
-        "partial",
-        # fmt: skip
-        "--max-tokens",
-        "64",
-        "--eval-n",
-        str(n),
-        "--runs",
-        str(folder),
-        "--name",
-        model,
-    )
+    flags = f"--eval-only --api-base {server} --model {model} --name {model} --eval-n {n}"
+    flags += " --env letters --difficulty 6 --reward partial --max-tokens 64"
+    run("train.py", *flags.split(), "--runs", str(folder))
     return lines(folder / model / "evals.jsonl")[-1]
 
 

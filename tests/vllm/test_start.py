@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fast.vllm_engine import VllmSampler, load_engine
+from fast.vllm_engine import VllmSampler
 
 
 def sentence(caught) -> str:
@@ -28,32 +28,27 @@ def test_without_vllm_it_says_what_to_install(load, monkeypatch):
 
 def test_a_rank_that_vllm_has_not_is_refused(load):
     with pytest.raises(SystemExit) as caught:
-        load_engine(replace(load("qwen3", 4), lora_rank=600), 0.3, 2**26)
+        VllmSampler(replace(load("qwen3", 4), lora_rank=600), cpu_cache=2**26)
     assert "--lora-rank 600: vLLM takes adapters up to rank 512" in sentence(caught)
 
 
 def test_too_little_memory_at_the_start_is_said(load):
     with pytest.raises(SystemExit) as caught:
-        load_engine(load("qwen3", 4), 0.3, 2**18)
-    assert "0 MB for its cache is not enough for vLLM" in sentence(
-        caught
-    ) and "--engine torch" in sentence(caught)
+        VllmSampler(load("qwen3", 4), cpu_cache=2**18)
+    said = sentence(caught)
+    assert "0 MB for its cache is not enough for vLLM" in said and "--engine torch" in said
 
 
 def test_a_model_that_vllm_cannot_run_is_said(load, tmp_path):
     policy = load("llama", 4)
     config = json.loads((Path(policy.lm.name_or_path) / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps(config | {"architectures": ["NobodysForCausalLM"]})
-    )
+    config["architectures"] = ["NobodysForCausalLM"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
     policy.lm.name_or_path = str(tmp_path)
     with pytest.raises(SystemExit) as caught:
-        load_engine(policy, 0.3, 2**26)
-    assert (
-        "vLLM cannot run" in sentence(caught)
-        and "Nobodys" in sentence(caught)
-        and "--engine torch" in sentence(caught)
-    )
+        VllmSampler(policy, cpu_cache=2**26)
+    said = sentence(caught)
+    assert "vLLM cannot run" in said and "Nobodys" in said and "--engine torch" in said
 
 
 class Card:
@@ -72,11 +67,8 @@ class Card:
 def on_a_card() -> VllmSampler:
     sampler = VllmSampler.__new__(VllmSampler)
     sampler.sleeps = sampler.seeded = True
-    sampler.policy, sampler.llm, sampler.awake = (
-        SimpleNamespace(device=torch.device("cuda")),
-        Card(),
-        True,
-    )
+    sampler.policy = SimpleNamespace(device=torch.device("cuda"))
+    sampler.llm, sampler.awake = Card(), True
     return sampler
 
 

@@ -19,8 +19,9 @@ from bookkeeping.records import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
-    "--updates", "3", "--sft-steps", "4", "--sft-examples", "6", "--sft-batch", "2", "--num-tasks", "2", "--k", "4", "--eval-n", "8",
-    "--eval-every", "9", "--save-every", "1", "--max-tokens", "64", "--difficulty", "6", "--reward", "partial", "--no-wandb",
+    "--updates", "3", "--sft-steps", "4", "--sft-examples", "6", "--sft-batch", "2",
+    "--num-tasks", "2", "--k", "4", "--eval-n", "8", "--eval-every", "9", "--save-every", "1",
+    "--max-tokens", "64", "--difficulty", "6", "--reward", "partial", "--no-wandb",
 ]  # fmt: skip
 AHEAD = ["--engine", "vllm", "--async-rollouts", "1"]
 
@@ -59,32 +60,22 @@ def ahead(runs) -> Path:
 
 
 def assert_whole(folder: Path, updates: int) -> None:
-    for name in (
-        "config.json",
-        "metrics.jsonl",
-        "evals.jsonl",
-        "episodes.jsonl",
-        "summary.json",
-        "report.md",
-        "curves.png",
-        "report.html",
-    ):
+    logs = "config.json metrics.jsonl evals.jsonl episodes.jsonl summary.json"
+    for name in (*logs.split(), "report.md", "curves.png", "report.html"):
         assert (folder / name).stat().st_size > 0, name
-    assert [line["update"] for line in lines(folder / "metrics.jsonl")] == list(
-        range(1, updates + 1)
-    )
+    found = [line["update"] for line in lines(folder / "metrics.jsonl")]
+    assert found == list(range(1, updates + 1))
     assert json.loads((folder / "summary.json").read_text())["updates"] == updates
     assert json.loads((folder / "checkpoint" / "state.json").read_text())["update"] == updates
 
 
 def assert_on_policy(line: dict) -> None:
-    """What vLLM says it sampled is what the trainer would have said. Weights that are one update
-    old differ by 1e-3 here (AHEAD)."""
-    assert (
-        0 < line["mismatch"] < 1e-4
-        and abs(line["ratio"] - 1) < 1e-4
-        and abs(line["ratio_max"] - 1) < 1e-3
-    )
+    """What vLLM says it sampled is what the trainer would have said.
+
+    Weights that are one update old differ by 1e-3 here (AHEAD).
+    """
+    assert 0 < line["mismatch"] < 1e-4
+    assert abs(line["ratio"] - 1) < 1e-4 and abs(line["ratio_max"] - 1) < 1e-3
     assert line["off_policy_steps"] == 0 and line["groups_with_signal"] > 0
 
 
@@ -112,25 +103,21 @@ def test_greedy_it_is_evaluated_as_by_our_own_sampler(vllm, ours):
     for stage in ("before", "after_sft"):
         mine, theirs = evaluated(ours, stage), evaluated(vllm, stage)
         assert set(mine) == set(theirs) == {"tier 3", "tier 5", "tier 6"}
-        assert any(len(set(e["reward"])) > 1 for e in mine.values()), (
-            "a test of equal rewards would show little"
-        )
+        # A test of equal rewards would show little.
+        assert any(len(set(e["reward"])) > 1 for e in mine.values())
         for tasks in mine:
             for part in ("reward", "reply_tokens", "truncated"):
                 assert theirs[tasks][part] == mine[tasks][part], (stage, tasks, part)
-        for (tokens, logprobs), (same, close) in zip(
-            spoken(vllm, stage), spoken(ours, stage), strict=True
-        ):
+        pairs = zip(spoken(vllm, stage), spoken(ours, stage), strict=True)
+        for (tokens, logprobs), (same, close) in pairs:
             assert tokens == same and logprobs == pytest.approx(close, abs=1e-3)
     flat = lambda stage: [x for _, logprobs in spoken(vllm, stage) for x in logprobs]
-    assert flat("before") != pytest.approx(
-        flat("after_sft"), abs=1e-2
-    )  # SFT has moved the log-probs, and vLLM has noticed
+    # SFT has moved the log-probs, and vLLM has noticed.
+    assert flat("before") != pytest.approx(flat("after_sft"), abs=1e-2)
 
 
 def test_vllm_goes_on_with_a_run_of_our_own_sampler(ours, runs):
-    """The engine starts before the checkpoint is loaded: what it samples from has to be the
-    checkpoint."""
+    """The engine starts before the checkpoint is loaded, and has to sample from the checkpoint."""
     folder = runs / "torch_then_vllm"
     shutil.copytree(ours, folder)
     run("train.py", "--resume", str(folder), "--engine", "vllm", "--updates", "4")
@@ -143,8 +130,7 @@ def test_ahead_of_the_trainer_every_batch_but_the_first_is_one_update_old(ahead,
     found = lines(ahead / "metrics.jsonl")
     assert [line["off_policy_steps"] for line in found] == [0, 1, 1]
     assert_on_policy(found[0])
-    assert all(
-        line["mismatch"] > 10 * found[0]["mismatch"] for line in found[1:]
-    )  # older weights, and it shows
+    # older weights, and it shows
+    assert all(line["mismatch"] > 10 * found[0]["mismatch"] for line in found[1:])
     for stage in ("before", "after_sft"):  # these are never ahead
         assert evaluated(ahead, stage) == evaluated(vllm, stage)
