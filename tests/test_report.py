@@ -14,7 +14,7 @@ import made_up
 import metrics
 import settings
 import train
-from bookkeeping import curves, records, refusals, report, tables
+from bookkeeping import records, refusals, report, tables
 from helpers import write_lines
 from made_up import CONFIG, MACHINE, TIERS, N, update_line
 
@@ -247,7 +247,7 @@ def test_what_is_wrong_is_told_and_its_absence_too():
 )  # fmt: skip
 def test_thinking_starts_at_the_first_of_five_updates_with_a_majority(shares, expected):
     lines = [update_line(i, derives=share) for i, share in enumerate(shares, 1)]
-    assert curves.thinking_starts(lines) == expected
+    assert tables.thinking_starts(lines) == expected
     if lines:
         assert (f"begins to think at update {expected}" in observed(lines)) == bool(expected)
 
@@ -259,7 +259,7 @@ def test_a_curriculum_is_told_and_only_its_last_level_settles():
     text = observed(lines)
     assert "The curriculum: 5 from update 1, 6 from update 101." in text
     assert "Has it settled, at level 6? Settled at 0.30" in text and "Now, at level 6: 0.30" in text
-    chart = next(c for c in curves.of_updates(lines, "letters") if c["title"] == "training reward")
+    chart = next(c for c in tables.of_updates(lines, "letters") if c["title"] == "training reward")
     assert chart["marks"] == [[101, "6"]]
 
 
@@ -323,11 +323,11 @@ def test_curves_are_drawn_from_the_charts():
 
     ax = Figure().subplots()
     points = [[-1, 0.1, 0.0, 0.2], [0, 0.5, 0.4, 0.6], [10, -3.0, -4.0, -2.0]]
-    (chart,) = curves.chart("t", [{"name": "a", "points": points}], marks=[[5, "harder"]])
-    curves.draw_chart(ax, chart)
+    (chart,) = tables.chart("t", [{"name": "a", "points": points}], marks=[[5, "harder"]])
+    tables.draw_chart(ax, chart)
     curve, before, mark = ax.lines
     assert list(curve.get_ydata()) == [0.5, -3.0]
     assert (before.get_marker(), before.get_xdata()[0], before.get_ydata()[0]) == ("x", 0, 0.1)
     assert mark.get_xdata()[0] == 5 and ax.texts[0].get_text() == " harder"
     assert ax.get_ylim()[0] == -4.0  # rewards below 0 are in the picture
-    assert curves.chart("nothing", [{"name": "a", "points": [[1, None, None, None]]}]) == []
+    assert tables.chart("nothing", [{"name": "a", "points": [[1, None, None, None]]}]) == []
