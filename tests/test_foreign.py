@@ -159,8 +159,8 @@ def test_odd_ways_to_write_a_log_are_read(text, found):
     [
         ([1, 2, 3, 4], [1, 2, 3, 4], ""),
         ([1, 1, 2, 2], [1, 2, 3, 4], ""),  # each batch is used twice
-        ([1, 2, 3, 4, 3, 4, 5], [1, 2, 3, 4, 3, 4, 5], "resumed at step 3: 2 steps came twice"),
-        ([1, 2, 1, 2, 3], [1, 2, 3], "2 runs stand in this log; the longest is looked at"),
+        ([1, 2, 3, 4, 3, 4, 5], [1, 2, 3, 4, 3, 4, 5], "a run was resumed at step 3"),
+        ([1, 2, 1, 2, 3], [1, 2, 3], "a run began at step 1"),
     ],
 )
 def test_a_resume_goes_on_at_the_step_whose_epoch_it_is(epochs, steps, note):
@@ -216,9 +216,9 @@ CASES = {
     "d15-verl-negative-scores/one-row.log": ([], "too short to tell"),
     "d16-none-reward/console.log": (["not a number"], "returned None"),
     "d17-healthy-resume/trl-without-a-crash.log": ([], "steps 1 to 100 (100 rows)"),
-    "d17-healthy-resume/trl.log": ([], "resumed at step 51: 10 steps came twice"),
+    "d17-healthy-resume/trl.log": ([], "a run was resumed at step 51"),
     "d17-healthy-resume/verl-without-a-crash.log": ([], "steps 1 to 100 (100 rows)"),
-    "d17-healthy-resume/verl.log": ([], "resumed at step 51: 10 steps came twice"),
+    "d17-healthy-resume/verl.log": ([], "a run was resumed at step 51"),
     "d18-old-trl-no-variance/control-healthy.log": ([], "could not be looked at"),
     "d18-old-trl-no-variance/trl-0.16-constant-4.log": (["no signal"], "mean 4.00"),
     "d18-old-trl-no-variance/trl-0.16.log": (["no signal"], "easier prompts"),
