@@ -22,9 +22,7 @@ from scipy import stats
 
 import metrics
 from bookkeeping import compare, records, tables
-from bookkeeping.tables import (
-    NAMES, PERCENT, cell, measures, moment, section, tool_shares, values,
-)  # fmt: skip
+from bookkeeping.tables import NAMES, PERCENT, cell, measures, moment, section, tool_shares, values
 from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 

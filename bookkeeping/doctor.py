@@ -42,9 +42,9 @@ Run me: `python -m bookkeeping.doctor RUN_OR_LOG [--json]`; without one, made-up
 Exit status: 0 nothing was found, 1 a symptom was found, 2 the log cannot be read.
 """
 
+import argparse
 import json
 import math
-import sys
 import tomllib
 from collections.abc import Callable
 from operator import ge, gt, le
@@ -96,11 +96,9 @@ def in_short(name: str, seen: str) -> str:
 def signs(lines: Lines, rewards: list[float], began: float | None) -> dict[str, str]:
     """{symptom: the numbers that show it}, in any framework's lines."""
     told = {name: rule(lines, rewards) for name, rule in RULES.items()}
-    told |= beyond(lines) | disagreement(lines, began)
-    if told["no signal"] and is_solved(rewards):
-        told["solved"] = told.pop("no signal")
+    told |= beyond(lines) | silent(lines, rewards) | disagreement(lines, began)
     # A broken run also has no signal, and its replies may never end; but that is not what to mend.
-    if told["stuck"] or told["broken"]:
+    if "stuck" in told or told["broken"]:
         told |= dict.fromkeys(("no signal", "few groups", "no gradient", "cut short"))
     return {name: seen for name, seen in told.items() if seen}
 
@@ -174,34 +172,23 @@ def signals(lines: Lines, n: int) -> np.ndarray:
     return known[-n:] if len(known) >= n else np.full(n, math.nan)
 
 
-def stuck(lines: Lines, rewards: list[float], n: int = 5) -> str | None:
-    """The policy repeats one token: no noise, no NaN, gradient 0. But it once scored.
-
-    A learning rate of 30 leaves such a policy.
-    """
-    was, now = np.mean([*rewards[:-n][:START]] or math.nan), np.mean(rewards[-n:] or math.nan)
-    if (signals(lines, n) == 0).all() and was >= 0.1 and now <= 0.5 * was:
-        return (
-            f"in the last {n} updates all samples of a task scored the same, {now:.2f} on average, "
-            f"and at the start it was {was:.2f}"
-        )
-
-
-def is_solved(rewards: list[float]) -> bool:
-    """All is right, and it was not always: a reward function that pays everything is no success."""
-    if not rewards or max(rewards) > 1.0001:
-        return False
-    return np.mean(rewards[-FEWEST:]) > 0.9 and min(rewards[:START]) < rewards[-1] - 0.02
-
-
-def no_signal(lines: Lines, rewards: list[float], n: int = 10) -> str | None:
+def silent(lines: Lines, rewards: list[float]) -> dict[str, str]:
     """A group whose rewards are all equal has advantages of 0, and so no gradient.
 
-    All groups, n updates: nothing moved. See grpo.group_advantages.
+    All groups: nothing moves. stuck: the policy repeats one token, but it once scored; a learning
+    rate of 30 leaves such a policy. solved: all is right, and it was not always; a reward function
+    that pays everything is no success.
     """
-    if (signals(lines, n) == 0).all():
-        mean = f" (mean {np.mean(rewards[-n:]):.2f})" if rewards else ""
-        return f"in the last {n} updates every group's rewards were all equal{mean}"
+    n, was, now = START, np.mean(rewards[:START] or math.nan), np.mean(rewards[-START:] or math.nan)
+    if (signals(lines, n) == 0).all() and len(rewards) > n and was >= 0.1 and now <= 0.5 * was:
+        told = f"all samples of a task scored the same, {now:.2f} on average"
+        return {"stuck": f"in the last {n} updates {told}, and at the start it was {was:.2f}"}
+    if not (signals(lines, FEWEST) == 0).all():
+        return {}
+    risen = bool(rewards) and max(rewards) <= 1.0001 and min(rewards[:n]) < rewards[-1] - 0.02
+    name = "solved" if risen and np.mean(rewards[-FEWEST:]) > 0.9 else "no signal"
+    mean = f" (mean {np.mean(rewards[-FEWEST:]):.2f})" if rewards else ""
+    return {name: f"in the last {FEWEST} updates every group's rewards were all equal{mean}"}
 
 
 def few_groups(lines: Lines, rewards: list[float], n: int = 30) -> str | None:
@@ -431,10 +418,8 @@ def beyond(lines: Lines) -> dict[str, str]:
 
 RULES: dict[str, Callable] = {
     "collapse": collapse,
-    "stuck": stuck,
     "broken": broken,
     "noise": noise,
-    "no signal": no_signal,
     "few groups": few_groups,
     "no gradient": no_gradient,
     "errors": errors,
@@ -701,26 +686,22 @@ def own(folder: Path) -> int:
 
 def is_ours(path: Path) -> bool:
     """Is this the folder of a run of ours? Others call their count `step`."""
-    lines = path / "metrics.jsonl"
-    if (path / "evals.jsonl").exists():
-        return True
-    return lines.is_file() and b'"update"' in lines.read_bytes()[:4096]
+    lines, evals = path / "metrics.jsonl", path / "evals.jsonl"
+    return evals.exists() or lines.is_file() and b'"update"' in lines.read_bytes()[:4096]
 
 
 def command() -> None:
     """`python -m bookkeeping.doctor`, and `picoswarm-doctor` if it is installed."""
-    words = [word for word in sys.argv[1:] if word != "--json"]
-    as_json = "--json" in sys.argv
-    if not words and not as_json:
+    parser = argparse.ArgumentParser("doctor", epilog="docs/doctor.md says what it reads")
+    parser.add_argument("path", nargs="?", type=Path, help="a run, a log, or a folder with one")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    given = parser.parse_args()
+    if given.path is None:
         return demo()
-    if len(words) != 1 or words[0].startswith("-"):
-        print("usage: doctor FILE_OR_FOLDER [--json]; docs/doctor.md says what it reads")
-        raise SystemExit(0 if words in (["-h"], ["--help"]) else 2)
-    path = Path(words[0])
-    if not path.exists():
-        print(f"{path}: there is no such file or folder; check the path", file=sys.stderr)
-        raise SystemExit(2)
-    raise SystemExit(own(path) if is_ours(path) and not as_json else foreign(path, as_json))
+    if not given.path.exists():
+        parser.error(f"{given.path}: there is no such file or folder; check the path")
+    is_own = is_ours(given.path) and not given.json
+    raise SystemExit(own(given.path) if is_own else foreign(given.path, given.json))
 
 
 def demo() -> None:

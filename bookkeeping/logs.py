@@ -289,17 +289,6 @@ def metrics_in(row: Row) -> int:
     return len(row.keys() - BESIDES)
 
 
-def state_rows(text: str) -> Iterator[Row]:
-    """The entries of log_history, one by one: so a file that was cut off gives those it has."""
-    if '"log_history"' in text:
-        planned = re.search(r'"max_steps": *(\d{1,12})', text)
-        yield {"step": 0.0, "planned": float(planned[1]) if planned else 0.0}
-        for entry in FLAT.finditer(text, text.index('"log_history"')):
-            row = row_of(PAIR.findall(entry[0]))
-            if "step" in row and metrics_in(row):
-                yield row
-
-
 def json_rows(text: str) -> Iterator[Row]:
     """One object per line. verl keeps its numbers one level down, in "data"."""
     for line in text.split("\n"):
@@ -331,17 +320,13 @@ def table_rows(text: str) -> Iterator[Row]:
 
 
 def body_rows(head: list[str], body) -> Iterator[Row]:
-    titles = [cell.rpartition(" - ") for cell in head]
-    first_run = next((run for run, _, _ in titles if run), "")
+    run = next((cell.rpartition(" - ")[0] for cell in head if " - " in cell), "")
     shown = {"Training Loss": "loss", "Step": "step"}
-    kept = [
-        (i, shown.get(name, name))
-        for i, (run, _, name) in enumerate(titles)
-        if name and run in ("", first_run) and not name.endswith(("__MIN", "__MAX"))
-    ]
+    names = [shown.get(cell, cell).removeprefix(f"{run} - ") for cell in head]
+    names = ["" if " - " in name else name for name in names]  # of another run
     with suppress(csv.Error):
         for cells in body:
-            row = row_of((name, cells[i]) for i, name in kept if i < len(cells))
+            row = row_of(zip(names, cells))
             if "step" in row and metrics_in(row):
                 yield row
 
@@ -363,22 +348,25 @@ def prime_rows(text: str) -> Iterator[Row]:
 
 
 def dict_rows(text: str) -> Iterator[Row]:
-    """The dicts that transformers' Trainer prints. Other dicts stand in a console, too.
+    """The dicts of a trainer_state.json, or that transformers' Trainer prints.
 
-    So one counts with three names that TRL logs; and with an epoch, if any of them has one.
+    Other dicts stand there, too. So one counts with a step or with three names that TRL logs; and
+    with an epoch, if any of them has one. A file that was cut off gives those it has.
     """
+    if planned := re.search(r'"max_steps": *(\d{1,12})', text):
+        yield {"step": 0.0, "planned": float(planned[1])}
     found = [row_of(PAIR.findall(entry.replace("\n", ""))) for entry in FLAT.findall(text)]
-    rows = [row for row in found if metrics_in(row) > 2 or "eval_reward" in row]
+    is_row = lambda row: metrics_in(row) > 2 * ("step" not in row) or "eval_reward" in row
+    rows = [row for row in found if is_row(row)]
     yield from [row for row in rows if "epoch" in row] or rows
 
 
 READERS = [
-    ("trainer_state.json", state_rows),
     ("JSON lines", json_rows),
     ("table", table_rows),
     ("console text", verl_rows),
     ("console text", prime_rows),
-    ("console text", dict_rows),
+    ("dicts", dict_rows),
 ]
 
 

@@ -51,13 +51,15 @@ TEMPLATE = Path(__file__).parent / "viewer.html"
 def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dict:
     """summary.json: final numbers with 95% intervals.
 
-    gain: GRPO over SFT on the trained tasks, paired by task. An environment without exact answers
-    (swarm) has no exact, low, high and gain; every part of its reward has an interval instead.
+    eval: {tasks: {stage: {measure: {"mean", "low", "high", "n"}}}}. gain: GRPO over SFT on the
+    trained tasks, paired by task; an environment without exact answers (swarm) has none.
     """
     evals = [e for e in records.lines(folder / "evals.jsonl") if e["stage"] in STAGES]
     evals, results = records.with_exact(evals), {}
     for e in evals:
-        results.setdefault(e["tasks"], {})[e["stage"]] = result_of(e)
+        means = {name: tables.average(tables.values(e, name)) for name in tables.measures(e)}
+        found = {name: mean.dict() for name, mean in means.items()}
+        results.setdefault(e["tasks"], {})[e["stage"]] = found
     ends = [e for e in evals if e["trained"] and e["stage"] != "before"]
     sft, final = records.same_tasks(*ends)
     gains = {"gain": "exact", "gain_reward": "reward"}
@@ -77,21 +79,6 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
         "machine": machine,
         "config": config,
     }
-
-
-def result_of(e: dict) -> dict:
-    """One evaluation in summary.json."""
-    mean = lambda name: tables.average(tables.values(e, name))
-    ends = lambda i, low, high: {low: i.low, high: i.high}
-    others = [name for name in ("format", "reply_tokens", "truncated") if name in e]
-    reward, result = mean("reward"), {"n": len(e["reward"])}
-    if "exact" in e:
-        exact = mean("exact")
-        result |= {"exact": exact.mean} | ends(exact, "low", "high")
-    else:
-        result["components"] = {name: mean(name).dict() for name in tables.measures(e)}
-    result |= {"reward": reward.mean} | ends(reward, "reward_low", "reward_high")
-    return result | {name: float(np.mean(e[name])) for name in others}
 
 
 # ------------------------------------------------------------------------------ the numbers, once

@@ -170,7 +170,9 @@ def number(name: str, x: float) -> str:
 
 
 def cell(name: str, v: np.ndarray) -> str:
-    """The average of a measure."""
+    """The average of a measure. A count that never varies has no spread, and so no interval."""
+    if len(v) and v.min() > 1 and metrics.is_constant(v):
+        return f"{v[0]:g}, always"
     return average(v).text(*scale(name))
 
 

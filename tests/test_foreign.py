@@ -64,10 +64,10 @@ def columns(data: bytes) -> dict[str, list[float]]:
 
 WELL, SICK = [], ["no signal"]
 READ = {
-    "trl-healthy.log": ("TRL", "console text", WELL),
-    "trl-no-variance.log": ("TRL", "console text", SICK),
-    "trl-plain.json": ("TRL", "trainer_state.json", WELL),
-    "unsloth-no-variance.json": ("Unsloth", "trainer_state.json", SICK),
+    "trl-healthy.log": ("TRL", "dicts", WELL),
+    "trl-no-variance.log": ("TRL", "dicts", SICK),
+    "trl-plain.json": ("TRL", "dicts", WELL),
+    "unsloth-no-variance.json": ("Unsloth", "dicts", SICK),
     "verl-healthy.log": ("verl", "console text", WELL),
     "verl-no-variance.log": ("verl", "console text", SICK),
     "verl-no-variance.jsonl": ("verl", "JSON lines", SICK),
