@@ -376,26 +376,23 @@ def main(
     out: by default the folder `compare` beside the first run. ignore: further flags that do not
     make another arm, such as sft_steps if they were counted in seconds.
     """
-    with records.foreign(folders[0] if folders else ""):
-        return write(list(map(Path, folders)), out, ignore)
-
-
-def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Path:
     # runs/* contains earlier comparisons too.
     is_run = lambda folder: (folder / "config.json").exists()
     folders = [f for f in folders if is_run(f) or not (f / "compare.md").exists()]
     if len(folders) < 2:
         usage = "python -m bookkeeping.compare runs/a runs/b"
-        raise ValueError(f"compare needs two run folders or more: {usage}")
-    runs, out = [read(folder) for folder in folders], out or folders[0].parent / "compare"
-    envs = {run.config["env"] for run in runs}
-    if len(envs) > 1:
-        raise ValueError(f"runs of {' and '.join(sorted(envs))} share no task; compare one of them")
-    arms = group(runs, tuple(ignore))
-    page = text(arms, *compare(arms))
-    out.mkdir(parents=True, exist_ok=True)
-    records.write_whole(out / "compare.md", page)
-    tables.draw(out / "compare.png", f"Runs: {len(runs)}, arms: {len(arms)}", charts(arms))
+        raise SystemExit(f"compare needs two run folders or more: {usage}")
+    out = out or folders[0].parent / "compare"
+    with records.foreign(folders[0]):
+        runs = [read(folder) for folder in folders]
+        envs = sorted({run.config["env"] for run in runs})
+        if len(envs) > 1:
+            raise ValueError(f"runs of {' and '.join(envs)} share no task; compare one of them")
+        arms = group(runs, tuple(ignore))
+        page = text(arms, *compare(arms))
+        out.mkdir(parents=True, exist_ok=True)
+        records.write_whole(out / "compare.md", page)
+        tables.draw(out / "compare.png", f"Runs: {len(runs)}, arms: {len(arms)}", charts(arms))
     print(page)
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out

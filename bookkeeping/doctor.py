@@ -74,9 +74,7 @@ Lines = list[dict[str, float]]
 def cure(name: str, framework: str) -> str:
     """What to set. Unsloth takes TRL's flags."""
     illness = ILLNESSES[name]
-    if framework == OURS and "ours" in illness:
-        return illness["ours"]
-    cures = TEXTS["cure"][illness["cure"]]
+    cures = TEXTS["cure"][illness["cure"]] | illness.get("instead", {})
     return cures.get(framework, cures[logs.TRL])
 
 

@@ -221,10 +221,6 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     if len(began) > 1:
         steps = [f"{level} from update {update}" for level, update in reversed(began.items())]
         out.append(f"The curriculum: {', '.join(steps)}.")
-    start = tables.thinking_starts(lines)
-    if start is not None:
-        five = "in that update and the next four, most replies derive the answer"
-        out.append(f"It begins to think at update {start}: {five}.")
     out += told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
     return [*out, about_time(lines)]
 

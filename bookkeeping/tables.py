@@ -277,13 +277,6 @@ def rolling(lines: list[dict]) -> dict:
     return {"name": f"mean of the last {ROLLING}", "points": found}
 
 
-def thinking_starts(lines: list[dict]) -> int | None:
-    """The first of five updates in a row in which a majority of the replies derive the answer."""
-    shares = [line.get("habit_derives", 0.0) for line in lines]
-    starts = (i for i in range(len(shares) - 4) if min(shares[i : i + 5]) > 0.5)
-    return next((lines[i]["update"] for i in starts), None)
-
-
 def of_updates(lines: list[dict], env: str) -> list[dict]:
     """Charts of metrics.jsonl: reward, habits or tools, seconds; then small ones, on health."""
     each = points(lines, "reward", "reward_low", "reward_high")
@@ -293,9 +286,7 @@ def of_updates(lines: list[dict], env: str) -> list[dict]:
     out = chart("training reward", [rolling(lines), each], marks=marks)
     habits = dict.fromkeys(key for line in lines for key in line if key.startswith("habit_"))
     habits = {label(key): [100 * line.get(key, 0.0) for line in lines] for key in habits}
-    start = thinking_starts(lines)
-    marks = [] if start is None else [[start, "begins to think"]]
-    out += stacked("habits of the samples", lines, habits, "%", top=100, marks=marks)
+    out += stacked("habits of the samples", lines, habits, "%", top=100)
     if env == "swarm":
         title = "tool use of the samples, of the turns"
         out += stacked(title, lines, tools_used(lines), "%", top=100)

@@ -238,18 +238,6 @@ def test_what_is_wrong_is_told_and_its_absence_too():
     assert "nan" not in observed(bare)
 
 
-@pytest.mark.parametrize(
-    "shares, expected",
-    [([0.0] * 7 + [0.9] * 5, 8), ([0.9] * 5, 1), ([0.9] * 4 + [0.1] + [0.6] * 5, 6),
-     ([0.5] * 20, None), ([0.9] * 4, None), ([], None)],
-)  # fmt: skip
-def test_thinking_starts_at_the_first_of_five_updates_with_a_majority(shares, expected):
-    lines = [update_line(i, derives=share) for i, share in enumerate(shares, 1)]
-    assert tables.thinking_starts(lines) == expected
-    if lines:
-        assert (f"begins to think at update {expected}" in observed(lines)) == bool(expected)
-
-
 def test_a_curriculum_is_told_and_only_its_last_level_settles():
     rng = np.random.default_rng(0)
     reward = lambda i: (0.8 if i < 100 else 0.3) + rng.normal(0, 0.005)
