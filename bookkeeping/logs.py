@@ -366,7 +366,7 @@ READERS = [
     ("table", table_rows),
     ("console text", verl_rows),
     ("console text", prime_rows),
-    ("dicts", dict_rows),
+    ("Trainer's rows", dict_rows),
 ]
 
 

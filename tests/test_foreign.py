@@ -66,10 +66,10 @@ def columns(data: bytes) -> dict[str, list[float]]:
 
 WELL, SICK = [], ["no signal"]
 READ = {
-    "trl-healthy.log": ("TRL", "dicts", WELL),
-    "trl-no-variance.log": ("TRL", "dicts", SICK),
-    "trl-plain.json": ("TRL", "dicts", WELL),
-    "unsloth-no-variance.json": ("Unsloth", "dicts", SICK),
+    "trl-healthy.log": ("TRL", "Trainer's rows", WELL),
+    "trl-no-variance.log": ("TRL", "Trainer's rows", SICK),
+    "trl-plain.json": ("TRL", "Trainer's rows", WELL),
+    "unsloth-no-variance.json": ("Unsloth", "Trainer's rows", SICK),
     "verl-healthy.log": ("verl", "console text", WELL),
     "verl-no-variance.log": ("verl", "console text", SICK),
     "verl-no-variance.jsonl": ("verl", "JSON lines", SICK),
