@@ -169,12 +169,12 @@ def card(summary: dict, kind: str) -> str:
     rows = []
     for tasks, stages in summary["eval"].items():
         reached = [stages[stage] for stage in ("before", "after_sft", "final")]
-        n = reached[-1]["n"]
+        n = reached[-1]["reward"]["n"]
         if exact:
-            shares = [Interval(r["exact"], r["low"], r["high"], n).percent() for r in reached]
+            shares = [Interval(**found["exact"]).percent() for found in reached]
             rows.append(f"| {tasks}, exact answers | {' | '.join(shares)} | {n} |")
-        means = [Interval(r["reward"], r["reward_low"], r["reward_high"], n) for r in reached]
-        rows.append(f"| {tasks}, mean reward | {' | '.join(m.text() for m in means)} | {n} |")
+        means = [Interval(**found["reward"]).text() for found in reached]
+        rows.append(f"| {tasks}, mean reward | {' | '.join(means)} | {n} |")
     use, serve = USE_MERGED, f"vllm serve {where}"
     if is_adapter:
         room = next((r for r in RANKS if r >= rank), rank)  # vLLM takes these

@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import cures, logs
+from bookkeeping import logs
+from bookkeeping.doctor import ILLNESSES, cure
 from lab import claims
 from metrics import Interval
 from swarm import governance
@@ -675,12 +676,12 @@ def doctor() -> Iterable[list]:
     """What the doctor finds in others' logs, why, and the one thing to set first with TRL."""
     logged = {mine for names in logs.NAMES.values() for mine in names.values()}
     seen = {}
-    for name, illness in cures.ILLNESSES.items():
-        if not logged.issuperset(illness.columns[:1]):
+    for name, illness in ILLNESSES.items():
+        if not logged.issuperset(illness["columns"][:1]):
             continue  # only our own runs log what it looks at
-        cure = illness.cures[logs.TRL]
-        first = seen.setdefault(cure, name)
-        yield [name, illness.causes[0], cure if first == name else f"as *{first}*"]
+        flags = cure(name, logs.TRL)
+        first = seen.setdefault(flags, name)
+        yield [name, illness["causes"][0], flags if first == name else f"as *{first}*"]
 
 
 TABLES |= {

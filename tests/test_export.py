@@ -11,6 +11,7 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import metrics
 import settings
 import train
 from bookkeeping import presets, records, refusals
@@ -109,7 +110,7 @@ def test_the_card_says_what_was_measured(runs):
     assert data.base_model is None  # pico_base is no id of the hub …
     assert 'from_pretrained("models/pico_base")' in text  # … and the card is read elsewhere
     final = summary["eval"]["tier 2"]["final"]
-    interval = f"{final['reward']:.3f} [{final['reward_low']:.3f}, {final['reward_high']:.3f}]"
+    interval = metrics.Interval(**final["reward"]).text()
     assert f"{interval} | 4 |" in text and "--reward partial" in text and "--lr 0.003" in text
     summary["config"] |= {"model": "Qwen/Qwen3-0.6B", "lora_rank": 12}
     summary["warnings"] = {"collapse": "update 7: fell"}
