@@ -37,7 +37,7 @@ import tyro
 from safetensors import SafetensorError
 
 from bookkeeping import presets, records
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
+from bookkeeping.folder import find_checkpoint, load_checkpoint, readable
 from fast.logprobs import token_logprobs
 from fast.vllm_engine import RANKS
 from metrics import Interval

@@ -35,7 +35,7 @@ import tyro
 import env_swarm
 import settings
 from bookkeeping import refusals
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping.folder import find_checkpoint, load_checkpoint
 from evaluate import HELD_OUT_SEEDS
 from fast.machine import choose_model
 from fast.sampler import TorchSampler

@@ -213,7 +213,7 @@ def save(file: Path, lines: list[dict]) -> None:
 def test_a_run_and_its_report_tell_what_evaluations_show(tmp_path, capsys):
     evals = DEV["lost"][0]
     save(tmp_path / "evals.jsonl", evals)
-    run = Run(Config(sft_steps=50), tmp_path, tmp_path, None, State(update=30), keep=[])
+    run = Run(Config(sft_steps=50), tmp_path, None, State(update=30), [], tmp_path)
     run.log_evaluation({})
     said = capsys.readouterr().out
     assert run.state.warnings["lost"].startswith("update 30: since SFT exact answers went")

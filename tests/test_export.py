@@ -15,7 +15,7 @@ import metrics
 import settings
 import train
 from bookkeeping import presets, records, refusals
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bridges import export
 from policy import PICO, load_policy
 
