@@ -46,8 +46,7 @@ the following, which we chose (swarm/tools.py has the choices about single tools
                In v0.2 they return three steps later: the published appeal is granted to everybody,
                and there is no tool for it.
 
-Run me: `python -m swarm.economy` judges nonsense and work, pays for them, and shows how passing
-every turn ruins a reputation.
+Run me: `python -m swarm.economy` judges nonsense and work in both versions, and pays for them.
 """
 
 import math

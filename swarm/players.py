@@ -10,7 +10,7 @@ They see what the model sees (swarm/view.py) and nothing else. They return (thou
 arguments), which env_swarm.py writes as a reply. None of them knows which bots are deceptive.
 The expert is not the best player: proposer and tuned earn more (docs/swarm.md).
 
-Run me: `python -m swarm.players` lets each of them play the same scenario.
+Run me: `python -m swarm.players` shows what each of them does first in the same scenario.
 """
 
 import random
@@ -137,7 +137,7 @@ def proposer(seen: dict, rng: random.Random):
     """The grinder, but while there is no work it proposes fair trades; it accepts none."""
     work = grinder(seen, rng)
     free = work[1] == "pass_turn" and not seen["frozen"]
-    return free and propose(seen, rng) or work
+    return (propose(seen, rng) or work) if free else work
 
 
 def trader(seen: dict, rng: random.Random):

@@ -12,7 +12,8 @@ without these lists a small model acted on what was gone, in one call of nine. A
 be read off the messages so far (a test does so), with one exception: the reputation of a proposer
 is told with its proposal, and what becomes of it later is not.
 
-Run me: `python -m swarm.view` shows the first messages of a scenario, and the view behind the last.
+Run me: `python -m swarm.view` shows the first two messages of a scenario, and the view behind the
+second.
 """
 
 from swarm.bots import open_tasks

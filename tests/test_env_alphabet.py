@@ -213,14 +213,10 @@ def test_the_last_name_starts_at_the_first_capital_after_position_0(name, first,
 def test_only_the_names_of_the_turn_are_marked():
     by_last = Task("last", (("ZoeAbe", "AnaZola"), ("MiaLee",)))
     assert right_list(by_last, 1) == ["ZoeAbe", "MiaLee // new name!", "AnaZola"]
-    first, second = ["AnnBo", "CyDe"], ["AnnBo", "CyDe", "EvFo" + MARK]
-    lists = [first, second, ["AnnBo", "CyDe", "EvFo", "GigHu" + MARK]]
-    right = [block(*lines, turn=turn) for turn, lines in enumerate(lists)]
-    assert play(SMALL, right)["reward"] == 1.0
-    for wrong in ([*second, "GigHu" + MARK], [name + MARK for name in [*first, "EvFo", "GigHu"]]):
-        assert 0 < play(SMALL, [*right[:2], block(*wrong, turn=2)])["turn_3"] < 1
+    assert right_list(SMALL, 2) == ["AnnBo", "CyDe", "EvFo", "GigHu" + MARK]
     # "annbo\ncyde\nevfo" has 15 letters, the mark 13 more: 2 * 15 / (15 + 28)
-    assert play(SMALL, [right[0], block(*first, "EvFo", turn=1)])["turn_2"] == 30 / 43
+    said = [block("AnnBo", "CyDe"), block("AnnBo", "CyDe", "EvFo", turn=1)]
+    assert play(SMALL, said)["turn_2"] == 30 / 43
 
 
 # "cyde\nannbo" against "annbo\ncyde": the longest common piece is "annbo": 2 * 5 / (10 + 10)

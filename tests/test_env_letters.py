@@ -366,31 +366,25 @@ def test_the_script_survives_another_reward(new, tmp_path):
     assert fork.read_text() != source and run_bare(fork).count("'reward': ") == 6
 
 
-def overlap(tier: int) -> tuple[int, int, int]:
-    """How many development tasks have a text that a default run trained on; that GRPO alone trained
-    on; and with the same letters asked for."""
+def overlap(tier: int) -> tuple[int, int]:
+    """How many development tasks have a text that a default run trained on; and with the same
+    letters asked for."""
     cfg = Config(difficulty=tier)
     check(cfg)
     fill(cfg, by_size(1e6, "letters"))
+    by_rl = [seed for update in range(cfg.updates) for seed in task_seeds(cfg, update)]
     tasks = lambda seeds: [make_task(random.Random(seed), tier) for seed in seeds]
-    by_rl = tasks(seed for update in range(cfg.updates) for seed in task_seeds(cfg, update))
-    trained = by_rl + tasks(sft_seeds(cfg))
+    both = lambda task: (task.text, frozenset(task.letters))
+    trained = set(map(both, tasks([*by_rl, *sft_seeds(cfg)])))
     development = tasks(range(DEV_SEEDS, DEV_SEEDS + cfg.eval_n))
-    text = lambda task: task.text
-    whole = lambda task: (task.text, frozenset(task.letters))
-
-    def shared(seen: list[Task], key) -> int:
-        known = set(map(key, seen))
-        return sum(key(task) in known for task in development)
-
-    return shared(trained, text), shared(by_rl, text), shared(trained, whole)
+    known = [task for task in development if task.text in dict(trained)]
+    return len(known), sum(both(task) in trained for task in known)
 
 
 def test_how_many_development_words_were_trained_on_is_what_the_page_says():
     page = " ".join((ROOT / "docs" / "letters.md").read_text().split())
-    texts, _, whole = overlap(5)
-    assert f"it does in {texts} of tier 5's 256" in page
+    found = {tier: overlap(tier) for tier in range(1, 7)}
+    assert f"it does in {found[5][0]} of tier 5's 256" in page
     assert "five or fewer of each tier below, and never with the same letters" in page
-    below = [overlap(tier) for tier in (1, 2, 3, 4)]
-    assert max(texts for texts, *_ in below) == 5 and overlap(6) == (0, 0, 0)
-    assert whole == 0 and not any(whole for *_, whole in below)
+    assert max(found[tier][0] for tier in range(1, 5)) == 5 and found[6] == (0, 0)
+    assert not any(whole for _, whole in found.values())
