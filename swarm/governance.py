@@ -570,7 +570,7 @@ def draw(found: dict, path: str) -> None:
     for ax, key in zip(figure.subplots(1, 3), ("welfare", "toxicity", "quality_gap")):
         for name, cells in found.items():
             i = [over(cell[key]) for cell in cells.values()]
-            reach = [x.high - x.mean for x in i]
+            reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]
             ax.errorbar([n / AGENTS for n in SHARES], [x.mean for x in i], reach, label=name)
         ax.set(title=key.replace("_", " "), xlabel="share of deceptive agents")
     figure.legend(*ax.get_legend_handles_labels(), ncols=5, loc="outside lower center")
