@@ -26,11 +26,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from jinja2 import TemplateError
 
-from bookkeeping.pretrained import check_tokenizer, find_stops, load_checked
-from bookkeeping.pretrained import first_line as first_line  # for fast/
+from bookkeeping.pretrained import (  # noqa: F401 (fast/ takes the others from here)
+    first_line,
+    in_bfloat16,
+    load_checked,
+    pick_device,
+)
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
 # trained further on tool calls; worse at lists for it
@@ -137,25 +140,16 @@ def load_policy(
 ) -> Policy:
     """Load a causal LM with a chat template, freeze it and attach LoRA.
 
-    With rank 0 nothing is attached, and all of it learns. Weights are bfloat16 if they
-    are frozen and the GPU supports it, else float32: an Adam step of 5e-6 is lost in
-    bfloat16's 8 bits. Adapters are always float32. SystemExit with a one-sentence
-    message if the model cannot be loaded, or cannot chat.
+    With rank 0 nothing is attached, and all of it learns. Adapters are always float32.
+    SystemExit with a one-sentence message if the model cannot be loaded, or cannot
+    chat.
     """
-    first = pick_device(device)
+    base = EMBEDDED.get(name, name)
     try:
-        dtype = torch.bfloat16 if lora_rank and in_bfloat16(first) else torch.float32
-        tokenizer, lm = load_checked(EMBEDDED.get(name, name), dtype)
-        stop_ids = find_stops(tokenizer, lm)
-        check_tokenizer(tokenizer, lm)
+        found = load_checked(base, device, frozen=lora_rank > 0)
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
-    device = pick_device(device, lm.num_parameters())
-    if torch.device(device).type == "cuda":
-        # cuDNN plans attention anew for each shape, and every batch of ours has
-        # another. It has also read masks wrongly, without an error (pytorch#191612).
-        # torch's other kernels stay.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    tokenizer, lm, stop_ids, device = found
     lm.requires_grad_(lora_rank == 0)
     torch.manual_seed(seed)  # A is drawn at random
     model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm
@@ -165,13 +159,9 @@ def load_policy(
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
-    """The model with LoRA beside its weights. SystemExit if peft is not there."""
-    try:
-        from peft import get_peft_model
-    except ModuleNotFoundError:
-        why = "LoRA needs peft, which is not installed here"
-        cure = "`pip install peft`, or train all weights: --lora-rank 0"
-        raise SystemExit(f"--lora-rank {rank}: {why}; {cure}") from None
+    """The model with LoRA beside its weights."""
+    from peft import get_peft_model
+
     return get_peft_model(lm, lora_config(lm.config, rank, alpha))
 
 
@@ -356,56 +346,6 @@ def broken_up(text: str, tokens) -> str:
 def encode(policy: Policy, text: str) -> list[int]:
     """Token ids of a text as it is: no token is added before or after it."""
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-# ----------------------------------------------------------------------------- devices
-
-
-# parameters from which a Mac's GPU is taken: a guess, nobody has measured it
-FOR_MPS = 50e6
-
-
-def pick_device(device: str, n_parameters: float = 0) -> str:
-    """What --device means here, for a model of that size.
-
-    auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the
-    embedded ones, whose steps are dominated by the time it takes to start each
-    operation; else the CPU. SystemExit if there is no such device.
-    """
-    there = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
-    if device == "auto":
-        alone = not dist.is_initialized()  # gloo adds up no gradients on MPS
-        on_mac = there["mps"] and n_parameters > FOR_MPS and alone
-        return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
-    try:
-        asked = torch.device(device)
-        found = there.get(asked.type, False)
-        if asked.type == "cuda" and asked.index is not None:
-            found = found and asked.index < torch.cuda.device_count()
-    except RuntimeError:  # no such word
-        found = False
-    if not found:
-        known = [name for name, is_here in there.items() if is_here and name != "meta"]
-        why = f"torch finds none here; there is {', '.join(known)}"
-        raise SystemExit(f"--device {device}: {why}")
-    return device
-
-
-def in_bfloat16(device) -> bool:
-    """Does this device compute in bfloat16?
-
-    Not CPUs, Macs, or cards older than Ampere (a T4): those use float32. float16, which
-    a T4 would compute faster, ends at 65,504: its gradients would need to be scaled,
-    and nothing here does that.
-    """
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device)[0] >= 8
-    return device.type not in ("cpu", "mps")
 
 
 if __name__ == "__main__":
