@@ -71,12 +71,12 @@ def sft_step(
     optimizer.zero_grad(set_to_none=True)
     # One denominator for the whole batch, however it is cut.
     n = sum(e.reply_tokens for e in episodes)
-    loss, pad = 0.0, policy.tokenizer.pad_token_id
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
-    episodes = parallel.share(by_length)  # this process's
+    own = parallel.share(by_length)  # this process's
     logprobs_of = plain_logprobs if plain else token_logprobs
-    for piece in cut(episodes, micro_tokens):
-        batch = collate([episodes[i] for i in piece], pad, policy.device)
+    loss, pad = 0.0, policy.tokenizer.pad_token_id
+    for piece in cut(own, micro_tokens):
+        batch = collate([own[i] for i in piece], pad, policy.device)
         logprobs, _ = logprobs_of(policy, batch.ids, batch.mask)  # [M]
         part_loss = -logprobs.sum() / n
         part_loss.backward()

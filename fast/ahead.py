@@ -140,7 +140,7 @@ class InTurn:
 
 
 def play_job(policy: Policy, sampler, job: Job, clock: dict | None = None) -> list[list[Episode]]:
-    """Play a job with the weights as they are. clock: rollout.play adds its seconds to it.
+    """Play a job with the weights as they are. clock: gets the seconds of both parts.
 
     An evaluation (temperature 0) of conversations is played so many tasks at a time as the sampler
     can keep the caches of.
@@ -148,10 +148,30 @@ def play_job(policy: Policy, sampler, job: Job, clock: dict | None = None) -> li
     several_turns = getattr(job.make_env(), "max_turns", None) != 1
     most = getattr(sampler, "conversations", None)
     size = most if most and several_turns and job.temperature == 0 else max(1, len(job.seeds))
-    how, groups = (job.k, job.max_tokens, job.temperature, job.noise, clock), []
+    how, groups = (job.k, job.max_tokens, job.temperature, job.noise), []
+    timed, started = TimedSampler(sampler), time.perf_counter()
     for first in range(0, len(job.seeds), size):
-        groups += play(policy, sampler, job.make_env, job.seeds[first : first + size], *how)
+        groups += play(policy, timed, job.make_env, job.seeds[first : first + size], *how)
+    if clock is not None:
+        clock["rollout"] += timed.seconds
+        clock["environment"] += time.perf_counter() - started - timed.seconds
     return groups
+
+
+class TimedSampler:
+    """A sampler that counts the seconds in which it samples."""
+
+    def __init__(self, sampler):
+        self.sampler, self.seconds = sampler, 0.0
+
+    def __getattr__(self, name: str):
+        return getattr(self.sampler, name)
+
+    def sample(self, *given, **more):
+        started = time.perf_counter()
+        found = self.sampler.sample(*given, **more)
+        self.seconds += time.perf_counter() - started
+        return found
 
 
 def numbered(groups: list[list[Episode]]) -> list[list[Episode]]:
