@@ -168,19 +168,17 @@ PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
 PROMOTE_AFTER = 5
 
 
-def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, dict]:
-    """(model, environment, device, settings to keep), for fast.machine.choose_model.
+def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
+    """(model, environment, device, fixed settings): for fast.machine.choose_model.
 
-    Settings to keep: {flag: value} of what was typed (also if it is the default), or
-    set by a preset or by whoever calls train(). "auto" and None leave the choice.
+    Fixed settings: {flag: value} of what was typed (also if it is the default), or set
+    by a preset or by whoever calls train(). "auto" and None leave the choice.
     """
-    values, defaults = vars(cfg), vars(Config())
-    stays = {name for name in values if name in typed or values[name] != defaults[name]}
-    fixed = {
-        name: values[name]
-        for name in sorted(stays)
-        if values[name] not in ("auto", None)
-    }
+    fixed, defaults = {}, vars(Config())
+    for name, value in sorted(vars(cfg).items()):
+        by_user = name in typed or value != defaults[name]
+        if by_user and value not in ("auto", None):
+            fixed[name] = value
     return cfg.model, cfg.env, cfg.device, fixed
 
 

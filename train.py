@@ -22,11 +22,11 @@ import settings
 from bookkeeping import refusals
 from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
 from bookkeeping.run import finished, open_run
-from evaluate import evaluate_only, evaluate_policy
+from evaluate import evaluate_only, evaluate_policy, headline, summarize
 from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import choose_model, speak_utf8
-from grpo import advantages_of, check_names, update
+from grpo import advantages_of, update
 from learn.failures import put_in
 from policy import adam, checkpoint_activations, load_policy, set_learning_rate
 from settings import (
@@ -71,7 +71,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
             stats = update(policy, optimizer, groups, advantages, cfg, reference)
         # 4 look: log it; evaluate and save now and then
         state.update += 1
-        run.log(groups, stats, rollouts)
+        run.log(groups, summarize(groups) | stats, rollouts)
         last = finished(cfg, state)
         if state.update % cfg.eval_every == 0 and not last:
             evaluate(cfg, run, policy, rollouts, "train")
@@ -90,7 +90,7 @@ def begin(cfg: Config, typed: set[str]):
     """
     run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
-    chosen = choose_model(*settings.asked(cfg, typed))
+    chosen = choose_model(*settings.model_request(cfg, typed))
     path, why, fits = parallel.from_first(chosen)
     lora = (cfg.lora_rank, cfg.lora_alpha)
     load = partial(load_policy, path, *lora, cfg.device, cfg.seed)
@@ -112,7 +112,8 @@ def evaluate(cfg: Config, run, policy, rollouts, stage: str) -> None:
         done = run.state.update
         roll = partial(rollouts.greedy, update=done)
         about = (dev_seeds(cfg), run.folder, stage, done)
-        run.log_evaluation(evaluate_policy(policy, roll, eval_sets(cfg), *about))
+        played = evaluate_policy(policy, roll, eval_sets(cfg), *about)
+        run.log_evaluation({tasks: headline(some) for tasks, some in played.items()})
 
 
 def main() -> None:
@@ -128,8 +129,8 @@ def main() -> None:
         if cfg.eval_only:
             return evaluate_only(cfg, typed)
         if not cfg.resume and parallel.rank() == 0:
-            for refuse in (refusals.check, check_names, preflight):
-                refuse(cfg)
+            refusals.check(cfg)
+            preflight(cfg)
         train(cfg, typed)
         parallel.stop()
 

@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 
 from bookkeeping.presets import BY_ENV, PRESETS, by_env, kind
+from fast.measure import IMPORTANCE
+from grpo import LOSSES
 from settings import (
     MOST_UPDATES,
     SFT_SEEDS,
@@ -44,6 +46,8 @@ NUMBERS = [  # (flags, when a value is wrong, why)
     ("vllm_memory", lambda x: not 0 < x < 1, "must be a share of the card, between 0 and 1"),
     ("engine", lambda x: x not in ("auto", "torch", "vllm"), "choose auto, torch, vllm"),
     ("baseline", lambda x: x not in ("group", "batch", "none"), "choose group, batch, none"),
+    ("loss", lambda x: x not in LOSSES, f"choose {', '.join(LOSSES)}"),
+    ("importance", below(lambda x: x in IMPORTANCE), f"choose {', '.join(IMPORTANCE)}"),
     ("preset", lambda x: x and x not in PRESETS, f"choose {', '.join(PRESETS)}, or leave it out"),
 ]
 REFUSALS = [  # (flag, when a Config is wrong, why); a name in braces is that flag's value

@@ -28,12 +28,12 @@ from bookkeeping import doctor, progress, records, tables
 from bookkeeping import folder as run_folder
 from bookkeeping.checkpoint import restore, save_checkpoint
 from bookkeeping.records import append, write_json
-from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
 from fast.logprobs import token_logprobs
 from fast.machine import flush, peak_memory
 from policy import plain_logprobs
+from rollout import broken
 from settings import PROMOTE_AFTER, eval_sets, levels_of, promote_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,9 +154,12 @@ class Run:
         return self.after_sft or None
 
     def log(self, groups, stats: dict, rollouts) -> None:
-        """The line of an update: into metrics.jsonl, to wandb, onto the screen, past the doctor."""
+        """The line of an update: into metrics.jsonl, to wandb, onto the screen, past the doctor.
+
+        stats: what the batch earned (evaluate.summarize), and what the update says of itself.
+        """
         state, level, seconds = self.state, rollouts.level, rollouts.seconds
-        line = {"update": state.update, "level": level, **summarize(groups), **stats}
+        line = {"update": state.update, "level": level, **stats}
         line |= {f"seconds_{part}": seconds[part] for part in SECONDS}
         for part in SECONDS:
             state.seconds[part] += seconds[part]
@@ -188,17 +191,17 @@ class Run:
         self.state.tokens["sft"] += found["tokens"]
         self.state.tokens["trained"] += found["tokens"]
 
-    def log_evaluation(self, results: dict[str, list]) -> None:
+    def log_evaluation(self, results: dict[str, dict]) -> None:
         """An evaluation to wandb, past the doctor; evaluate.py has written evals.jsonl.
 
-        results: {tasks: episodes}.
+        results: {tasks: {measure: its interval}}.
         """
         evals = records.lines(self.folder / "evals.jsonl")
         # wandb has one row per update, and 0 is the update of both: before and after SFT.
         when = "eval" if evals[-1]["stage"] != "before" else "before"
         line = {"update": self.state.update}
-        for tasks, played in results.items():
-            line |= {f"{when}/{tasks}/{k}": v.mean for k, v in headline(played).items()}
+        for tasks, found in results.items():
+            line |= {f"{when}/{tasks}/{k}": v.mean for k, v in found.items()}
         self.to_wandb(line)
         self.tell(progress.symptoms(evals, self.state.rewards, asdict(self.cfg)))
 

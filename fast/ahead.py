@@ -387,11 +387,12 @@ def second_share(cfg, policy: Policy) -> float:
     return 1 - (trainer + machine.CONTEXT) / card.gib
 
 
-def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_seeds: Callable):
+def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None):
     """Who plays the episodes: this process (InTurn) or, with --async-rollouts, a second (Ahead).
 
-    load() -> the same policy again; make_env(level) -> an environment; task_seeds(update) -> seeds.
-    Also sets up torch on a CPU: half of its threads are for a second process.
+    load() -> the same policy again; make_env(level) -> an environment; task_seeds(update) -> seeds;
+    evaluations need none of them. Also sets up torch on a CPU: half of its threads are for a second
+    process.
     """
     threads = machine.cpu_threads(cfg, policy)
     half = max(1, threads // 2)

@@ -121,6 +121,8 @@ REFUSED = [  # (flags, what is said)
     ({"threads": 10**11}, "--threads 100000000000: must be at most"),
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
     ({"engine": "tpu"}, "--engine tpu: choose auto, torch, vllm"),
+    ({"loss": "ppo"}, "--loss ppo: choose reinforce, grpo, dr_grpo"),
+    ({"importance": "all"}, "--importance all: choose clip, none, token, sequence"),
     ({"baseline": "mean"}, "--baseline mean: choose group, batch, none"),
     ({"preset": "sede"}, "--preset sede: choose seed, swarm-published"),
     ({"loss": "reinforce", "epochs": 2}, "--loss reinforce: it has no importance ratio"),
@@ -265,7 +267,7 @@ def test_a_run_keeps_the_model_and_the_settings_that_auto_chose():
         settings.complete(cfg, 4e9, "because", path, {"micro_tokens": 4096})
         assert (cfg.model, cfg.micro_tokens) == (kept, 4096)
     words = "--env swarm --device cpu --micro-tokens None --vllm-memory 0.3 --no-plain"
-    model, env, device, asked = settings.asked(*settings.command_line(words.split()))
+    model, env, device, asked = settings.model_request(*settings.command_line(words.split()))
     assert (model, env, device) == ("auto", "swarm", "cpu")  # auto and None leave the choice
     assert asked == {"env": "swarm", "device": "cpu", "vllm_memory": 0.3, "plain": False}
 
