@@ -28,18 +28,26 @@ import numpy as np
 from tqdm import tqdm
 
 import metrics
-import settings
 from bookkeeping import folder as run_folder
 from bookkeeping import records
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bookkeeping.guard import guarded, preflight
-from bookkeeping.refusals import check
+from bookkeeping.refusals import check, tell_unread
 from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import choose_model
 from policy import Policy, load_policy
-from rollout import Episode, broken, play
-from settings import DEV_SEEDS, Config, dev_seeds, eval_sets, make_env, seeds_from
+from rollout import Episode, play
+from settings import (
+    DEV_SEEDS,
+    Config,
+    dev_seeds,
+    eval_sets,
+    make_env,
+    option,
+    seeds_from,
+    settable,
+)
 
 # Only this file and lab/study.py, which makes the final tables, may use it (a test
 # checks): if any file could play these tasks, they would soon not be held out.
@@ -84,7 +92,7 @@ def evaluate_policy(
             records.save_episodes(folder, update, stage, policy, worth_reading(groups))
         shown = "  ".join(f"{key} {value}" for key, value in headline(played).items())
         title = f"eval {stage:10} update {update:4}  {tasks}"
-        tqdm.write(f"{title}  {shown}{broken(groups)}")
+        tqdm.write(f"{title}  {shown}{records.broken(groups)}")
     return results
 
 
@@ -254,8 +262,6 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     results = evaluate_policy(policy, roll, sets, seeds, folder, "eval_only", update)
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
-    if cfg.env == "swarm":
-        print_players(cfg, seeds[0])
     if (folder / "summary.json").exists():  # a run that is not finished has no report
         from bookkeeping import report
 
@@ -272,7 +278,7 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     with the run's own.
     """
     own, own_rules = trained_set(cfg)[0], rules_of(cfg)
-    settings.tell_unread(cfg.env, typed)
+    tell_unread(cfg, typed)
     take_typed(cfg, given, typed)
     check(cfg)
     name, new_env = trained_set(cfg)  # of another difficulty, perhaps
@@ -299,9 +305,9 @@ def trained_set(cfg: Config) -> tuple[str, Callable]:
 def rules_of(cfg: Config) -> dict:
     """{rule: its value}, of the rules that a set's name does not say."""
     env = make_env(cfg, cfg.difficulty)
-    own = [name for name in settings.settable(cfg.env) if name not in IN_NAME]
-    flags = {"max_tokens", *({"reward"} & settings.reads(cfg.env))}
-    rules = {name: getattr(cfg, name) for name in sorted(flags)}
+    own = [name for name in settable(cfg.env) if name not in IN_NAME]
+    reward = {"reward": cfg.reward} if cfg.env == "letters" else {}
+    rules = {"max_tokens": cfg.max_tokens} | reward
     return rules | {name: getattr(env, name) for name in own}
 
 
@@ -313,41 +319,20 @@ def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
         if name == "set":
             value = [*cfg.set, *given.set]  # the later one counts
         if name not in RULES + COMPUTED and value != getattr(cfg, name):
-            has = f"this run has {getattr(cfg, name) or 'none'}"
-            why = f"{has}, and --eval-only cannot change it; leave it out"
-            raise SystemExit(f"--{name.strip('_').replace('_', '-')}: {why}")
+            has = f"{option(name)}: this run has {getattr(cfg, name) or 'none'}"
+            raise SystemExit(f"{has}, and --eval-only cannot change it; leave it out")
         setattr(cfg, name, value)
 
 
-def print_players(cfg: Config, first_seed: int) -> None:
-    """Swarm: what the scripted players earn on the same scenarios."""
-    import env_swarm
-
-    print("\nreward of the scripted players on the same scenarios:")
-    for player in env_swarm.STYLES:
-        env = make_env(cfg, cfg.difficulty)
-        env.style = player
-        reward = env_swarm.evaluate(env, cfg.eval_n, first_seed)["reward"]
-        print(f"  {player:22} {reward}")
-
-
 if __name__ == "__main__":
-    import tempfile
-
     from policy import PICO
 
-    print("pico_base, as it ships:")
-    cfg = Config(eval_n=8, eval_other_tiers=False, difficulty=3, max_tokens=320)
+    cfg = Config(eval_n=8, difficulty=3, max_tokens=320)
     check(cfg)
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    rollouts = open_rollouts(cfg, policy)
-    with tempfile.TemporaryDirectory() as name:
-        roll = partial(rollouts.greedy, update=0)
-        about = (dev_seeds(cfg), Path(name), "demo", 0)
-        results = evaluate_policy(policy, roll, eval_sets(cfg), *about)
-    for tasks, episodes in results.items():
-        print_components(tasks, episodes)
-    new_env = partial(make_env, cfg, cfg.difficulty)
+    rollouts, new_env = open_rollouts(cfg, policy), partial(make_env, cfg, 3)
+    groups = rollouts.greedy(new_env, dev_seeds(cfg), update=0)  # [8][1]
+    print_components("pico_base, tier 3", [group[0] for group in groups])
     groups = play(policy, rollouts.sampler, new_env, [1, 2, 3], 4, 320, 1.0, 0)
-    rounded = {key: round(value, 3) for key, value in summarize(groups).items()}
-    print("\n3 tasks, 4 samples each, at temperature 1:", rounded)
+    line = {key: round(value, 3) for key, value in summarize(groups).items()}
+    print("\n3 tasks, 4 samples each, at temperature 1:", line)

@@ -354,20 +354,16 @@ if __name__ == "__main__":
 
     # Two answers: a good one of one token, a bad one of three. After a step some of
     # their tokens have left the clip of 1 ± 0.2.
-    lengths = torch.tensor([1.0, 3.0])
     row = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()
-    cases = {
-        "on-policy: no token has moved": [0.25, 0.25, 0.25, 0.25],
-        "after a step": [0.36, 0.30, 0.19, 0.28],
-    }
-    for title, now in cases.items():
+    on_policy = ("on-policy: no token has moved", [0.25] * 4)
+    for title, now in (on_policy, ("after a step", [0.36, 0.30, 0.19, 0.28])):
         print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient of each log-prob")
         for name, loss_of in LOSSES.items():
             logprobs = torch.tensor(now).log().requires_grad_()
             batch = Batch([], None, None, row, old, proximal=old)
             batch.advantages = torch.tensor([1.0, -1.0])[row]
-            batch.weights = token_weights(name, lengths, max_tokens=4)[row]
+            batch.weights = token_weights(name, torch.tensor([1.0, 3.0]), 4)[row]
             out = Output(logprobs, entropy=None)
             loss = loss_of(batch, out, None)
             loss.backward()

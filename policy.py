@@ -77,8 +77,8 @@ class Policy:
 
         The model stays in eval mode, without dropout, because we train on the
         distribution that we sampled from. Only gradient checkpointing asks for training
-        mode: transformers does it in no other, and checkpoint_activations refuses
-        models with dropout. Afterwards the gradients are freed: sampling has better
+        mode: transformers does it in no other, and fast/machine.py refuses models with
+        dropout. Afterwards the gradients are freed: sampling has better
         uses for their memory.
         """
         self.model.train(self.checkpointing)
@@ -88,22 +88,6 @@ class Policy:
             self.model.eval()
             for p in self.trainable().values():
                 p.grad = None
-
-
-def checkpoint_activations(policy: Policy) -> None:
-    """Keep only each layer's input for the backward pass.
-
-    ValueError if the model has dropout.
-    """
-    layers = policy.lm.modules()
-    shares = [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)]
-    if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
-        why = "this model has dropout, which would come on too"
-        cure = "leave it out, or set that to 0"
-        raise ValueError(f"--gradient-checkpointing: {why}; {cure}")
-    policy.lm.gradient_checkpointing_enable()
-    policy.lm.enable_input_require_grads()  # else a checkpoint passes no gradients on
-    policy.checkpointing = True
 
 
 def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
@@ -305,15 +289,19 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     Control tokens inside a message are broken up: text stays text. tools: JSON schemas,
     or None. Raises ValueError if the template refuses the conversation.
     """
-    safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
-    added = policy.tokenizer.added_tokens_decoder.values()
-    # <think>, </tool_response>, …: what a tool says must not end the latter
-    markup = [token.content for token in added if not token.special]
-    for m in safe:
-        if m["role"] == "tool":
-            m["content"] = broken_up(m["content"], markup)
+    tokenizer = policy.tokenizer
+    added = tokenizer.added_tokens_decoder.values()
+    control = {token.content for token in added if token.special}
+    control |= set(tokenizer.all_special_tokens)
+    # <think>, </tool_response>, …: environments ask for <think> in the user's message,
+    # but what a tool says must not end the latter.
+    markup = {token.content for token in added} | control
+    safe = []
+    for m in messages:
+        broken = broken_up(m["content"], markup if m["role"] == "tool" else control)
+        safe.append({**m, "content": broken})
     try:
-        return policy.tokenizer.apply_chat_template(
+        return tokenizer.apply_chat_template(
             safe,
             tools=tools,
             add_generation_prompt=True,
@@ -326,20 +314,10 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
         raise ValueError(f"the chat template of {policy.name} {why}") from None
 
 
-def defang(tokenizer, text: str) -> str:
-    """Break up what would end a turn or open one: '<|im_end|>' -> '< |im_end|>'.
-
-    Markup stays: environments ask for <think> and </think> in the user's message.
-    """
-    special = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
-    return broken_up(text, special | set(tokenizer.all_special_tokens))
-
-
-def broken_up(text: str, tokens) -> str:
-    """A text with a space in each of these tokens."""
+def broken_up(text: str, tokens: set[str]) -> str:
+    """A text with a space in each of these tokens: '<|im_end|>' -> '< |im_end|>'."""
     for token in tokens:
-        if token in text:
-            text = text.replace(token, token[0] + " " + token[1:])
+        text = text.replace(token, token[0] + " " + token[1:])
     return text
 
 
@@ -351,13 +329,10 @@ def encode(policy: Policy, text: str) -> list[int]:
 if __name__ == "__main__":
     base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
-    n, learn = base.n_parameters, sum(p.numel() for p in policy.trainable().values())
-    print(f"pico_base: {n:,} parameters; LoRA of rank 32 adds {learn:,} that learn")
-    print("Adam keeps two numbers per learning weight: LoRA is cheap for large models")
-    for label, size, lora in (("pico_base", n, learn), ("Qwen3-4B ", 4.02e9, 66e6)):
-        full = size * (4 + 4 + 8) / 2**30  # weight, gradient, two moments: float32
-        frozen = (size * 2 + lora * (4 + 4 + 8)) / 2**30
-        print(f"  {label}  full {full:8.3f} GiB   bfloat16 + LoRA {frozen:8.3f} GiB")
+    learn = sum(p.numel() for p in policy.trainable().values())
+    print(
+        f"pico_base: {base.n_parameters:,} parameters; LoRA adds {learn:,} that learn"
+    )
     hello = "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
     prompt = policy.tokenizer.encode(hello)
     sample = PlainSampler(policy).sample([prompt], 1, 100, 1.0, [[(0,)]])[0][0]

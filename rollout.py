@@ -36,9 +36,12 @@ class Episode:
 
     seed: int  # of the task
     group: int  # episodes of one group share the task and the prompt
-    token_ids: list[int]  # the whole conversation
-    sampled: list[bool]  # True exactly where the policy chose the token
-    logprobs: list[float]  # of each token when it was sampled, in nats; else 0.0
+    # the whole conversation
+    token_ids: list[int] = field(default_factory=list)
+    # True exactly where the policy chose the token
+    sampled: list[bool] = field(default_factory=list)
+    # of each token when it was sampled, in nats; else 0.0
+    logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
     reward: float = 0.0
     # the rest of env.score()
@@ -69,15 +72,6 @@ def failure_ends(episode: Episode):
         episode.stop_reason, episode.error = "error", str(error)
 
 
-def broken(groups: list[list[Episode]]) -> str:
-    """What a person is told of failed episodes: how many, and the first."""
-    errors = [e.error for g in groups for e in g if e.stop_reason == "error"]
-    if not errors:
-        return ""
-    how_many = f"{len(errors)} of {sum(map(len, groups))} episodes"
-    return f"\n  {how_many} ended in an error and are left out: {errors[0]}"
-
-
 # ------------------------------------------------------------------ chat <-> token ids
 
 
@@ -104,9 +98,9 @@ def after_reply(
     A marker is rendered in the reply's place; what follows it is what we look for.
     """
     marker = "@@reply@@"
-    asked = {"role": "user", "content": "?"}
-    replied = {"role": "assistant", "content": marker}
-    text = render(policy, [asked, replied, *new], None, think)
+    asked = [{"role": "user", "content": "?"}]
+    replied = [{"role": "assistant", "content": marker}]
+    text = render(policy, asked + replied + new, None, think)
     _, found, after = text.partition(marker)
     if not found:
         why = "the chat template changes what the assistant said"
@@ -195,12 +189,12 @@ def open_group(
     If the prompt is too long, or not the same for all of them, their episodes have
     failed.
     """
-    group = []
-    for member in range(k):
-        episode = Episode(seed, number, [], [], [], stop_reason="")
-        group.append(Player(episode, make_env(), member))
-        with failure_ends(episode):
-            episode.messages = list(group[-1].env.reset(seed))
+    group = [
+        Player(Episode(seed, number, stop_reason=""), make_env(), n) for n in range(k)
+    ]
+    for p in group:
+        with failure_ends(p.episode):
+            p.episode.messages = list(p.env.reset(seed))
     ready = still_playing(group)
     if not ready:
         return group
@@ -239,9 +233,8 @@ def take_turn(
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    said = sample.token_ids
-    if sample.finished:
-        said = said[:-1]  # people need not read the end-of-turn token
+    # people need not read the end-of-turn token
+    said = sample.token_ids[:-1] if sample.finished else sample.token_ids
     reply = policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
     with failure_ends(episode):

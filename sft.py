@@ -31,7 +31,8 @@ def sft(
     somebody asked the run to stop. Call sft() inside `with policy.learning()`.
     """
     started = time.monotonic()
-    episodes = demonstrations(policy, make_env, seeds if cfg.sft_steps else [])
+    shown = seeds if cfg.sft_steps else []
+    episodes = [expert_episode(policy, make_env(), seed) for seed in shown]
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
@@ -46,13 +47,6 @@ def sft(
         stop_here()
     ends = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
     return {"losses": ends, "tokens": tokens, "seconds": time.monotonic() - started}
-
-
-def demonstrations(
-    policy: Policy, make_env: Callable, seeds: list[int]
-) -> list[Episode]:
-    """One expert episode per seed."""
-    return [expert_episode(policy, make_env(), seed) for seed in seeds]
 
 
 def sft_step(
@@ -104,12 +98,12 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
-    make_env = lambda: Letters(3, "binary", think=True, style="states")
-    episode = demonstrations(policy, make_env, [5])[0]
+    env = Letters(3, "binary", think=True, style="states")
+    episode = expert_episode(policy, env, seed=5)
     tokens = [policy.tokenizer.decode([t]) for t in episode.token_ids]
     print("learnt tokens stand in brackets:\n")
     print("".join(f"[{t}]" if s else t for t, s in zip(tokens, episode.sampled)))
     optimizer = adam(policy, 1e-4)  # the default for models of this size
     for step in range(5):
-        found = sft_step(policy, optimizer, [episode], 8192)
-        print(f"step {step}  loss {found['loss']:.3f}")
+        loss = sft_step(policy, optimizer, [episode], 8192)["loss"]
+        print(f"step {step}  loss {loss:.3f}")

@@ -18,23 +18,25 @@ from bookkeeping.folder import announce
 if __name__ == "__main__":
     announce(sys.argv[1:])  # before torch is imported, which takes seconds
 
-import settings
 from bookkeeping import refusals
 from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
 from bookkeeping.run import finished, open_run
 from evaluate import evaluate_only, evaluate_policy, headline, summarize
 from fast import parallel
 from fast.ahead import open_rollouts
-from fast.machine import choose_model, speak_utf8
+from fast.machine import checkpoint_activations, choose_model, speak_utf8
 from grpo import advantages_of, update
 from learn.failures import put_in
-from policy import adam, checkpoint_activations, load_policy, set_learning_rate
+from policy import adam, load_policy, set_learning_rate
 from settings import (
     Config,
+    command_line,
+    complete,
     dev_seeds,
     eval_sets,
     learning_rate,
     make_env,
+    model_request,
     sft_seeds,
     task_seeds,
 )
@@ -59,7 +61,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     reference = run.reference(policy)  # what --kl compares with
 
     # ---- GRPO: what scored above its group's mean becomes likelier -------------------
-    print(settings.healthy_loss(cfg))
+    print(refusals.healthy_loss(cfg))
     while not finished(cfg, state):
         # 1 sample: groups of k episodes of one task each, by the policy as it is now
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
@@ -90,12 +92,13 @@ def begin(cfg: Config, typed: set[str]):
     """
     run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
-    chosen = choose_model(*settings.model_request(cfg, typed))
+    chosen = choose_model(*model_request(cfg, typed))
     path, why, fits = parallel.from_first(chosen)
-    lora = (cfg.lora_rank, cfg.lora_alpha)
-    load = partial(load_policy, path, *lora, cfg.device, cfg.seed)
+    load = partial(
+        load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed
+    )
     policy = load()
-    settings.complete(cfg, policy.n_parameters, why, path, fits)
+    complete(cfg, policy.n_parameters, why, path, fits)
     refusals.check(cfg)
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
@@ -121,7 +124,7 @@ def main() -> None:
     speak_utf8()
     parallel.start()
     with one_sentence():
-        cfg, typed = settings.command_line(sys.argv[1:])
+        cfg, typed = command_line(sys.argv[1:])
         if cfg.api_base:
             from bridges.api import evaluate_api  # another model, over HTTP
 
@@ -129,6 +132,7 @@ def main() -> None:
         if cfg.eval_only:
             return evaluate_only(cfg, typed)
         if not cfg.resume and parallel.rank() == 0:
+            refusals.tell_unread(cfg, typed)
             refusals.check(cfg)
             preflight(cfg)
         train(cfg, typed)

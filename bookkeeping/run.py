@@ -33,7 +33,6 @@ from fast.ahead import SECONDS
 from fast.logprobs import token_logprobs
 from fast.machine import flush, peak_memory
 from policy import plain_logprobs
-from rollout import broken
 from settings import PROMOTE_AFTER, eval_sets, levels_of, promote_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,7 +170,7 @@ class Run:
         names = dict.fromkeys(name for e in played for name in e.components)
         self.lines.append(line)
         text = one_line(line, tables.own_parts(names, self.cfg.env)) + self.time_left()
-        tqdm.write(text + broken(groups))
+        tqdm.write(text + records.broken(groups))
         if level == state.level:  # not one that was sampled ahead, before the level was climbed
             state.rewards.append(line["reward"])
         newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)

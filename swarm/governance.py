@@ -321,7 +321,7 @@ def call_council(stack: Stack, series: list[float], watch: Watch, epochs_since: 
 
     The latter at most every five epochs: it takes time to see whether a meeting helped.
     """
-    if stack.always or metrics.change(series, stack.confidence) is not None:
+    if stack.always or len(metrics.cuts(np.array(series), stack.confidence)) > 1:
         return True
     return epochs_since >= 5 and too_kind(watch)
 

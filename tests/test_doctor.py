@@ -379,8 +379,8 @@ def test_replies_that_a_harder_level_cuts_short_are_no_broken_policy():
 
 
 def test_negative_rewards_fall_by_their_size():
-    assert doctor.metrics.collapsed([-10.0] * 20 + [-10.6] * 20) is None
-    assert doctor.metrics.collapsed([-10.0] * 20 + [-16.0] * 20) is not None
+    assert doctor.collapse([], [-10.0] * 20 + [-10.6] * 20) is None
+    assert doctor.collapse([], [-10.0] * 20 + [-16.0] * 20) is not None
     best, now = (
         {"update": u, "reward": [x] * 256, "trained": True}
         for u, x in ((20, -10.072), (40, -10.092))

@@ -13,9 +13,9 @@ import torch
 from bookkeeping import pretrained
 from fast import machine as plan
 from fast.logprobs import logit_scale, token_logprobs
-from fast.machine import choose_model, here, out_of_memory
+from fast.machine import checkpoint_activations, choose_model, here, out_of_memory
 from helpers import assert_one_sentence, random_rows, write_folder
-from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy, pick_device
+from policy import PICO, PICO_SWARM, PlainSampler, load_policy, pick_device
 from steps import assert_close, gradients, snapshot
 
 MASK = torch.ones(2, 9, dtype=torch.bool)
