@@ -28,18 +28,26 @@ import numpy as np
 from tqdm import tqdm
 
 import metrics
-import settings
 from bookkeeping import folder as run_folder
 from bookkeeping import records
 from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bookkeeping.guard import guarded, preflight
-from bookkeeping.refusals import check
+from bookkeeping.refusals import check, tell_unread
 from fast import parallel
-from fast.ahead import InTurn, make_sampler
-from fast.machine import choose_model, cpu_threads, here, use_cpu
+from fast.ahead import open_rollouts
+from fast.machine import choose_model
 from policy import Policy, load_policy
 from rollout import Episode, play
-from settings import Config, dev_seeds, eval_sets, make_env, seeds_from
+from settings import (
+    DEV_SEEDS,
+    Config,
+    dev_seeds,
+    eval_sets,
+    make_env,
+    option,
+    seeds_from,
+    settable,
+)
 
 # Only this file and lab/study.py, which makes the final tables, may use it (a test
 # checks): if any file could play these tasks, they would soon not be held out.
@@ -74,17 +82,17 @@ def evaluate_policy(
         failed = {
             i: e.error for i, e in enumerate(episodes) if e.stop_reason == "error"
         }
-        results[tasks] = played
         if not played:
             why = f"every episode of this evaluation ended in an error ({failed[0]})"
             raise ValueError(f"{tasks}: {why}; {MEND}")
+        results[tasks] = played
         line = eval_line(update, stage, tasks, trained, played, failed)
         records.append(folder / "evals.jsonl", line)
         if trained:
             records.save_episodes(folder, update, stage, policy, worth_reading(groups))
         shown = "  ".join(f"{key} {value}" for key, value in headline(played).items())
         title = f"eval {stage:10} update {update:4}  {tasks}"
-        tqdm.write(f"{title}  {shown}{broken(groups)}")
+        tqdm.write(f"{title}  {shown}{records.broken(groups)}")
     return results
 
 
@@ -98,11 +106,9 @@ def worth_reading(groups: list[list[Episode]]) -> list[list[Episode]]:
 
 def headline(episodes: list[Episode]) -> dict[str, metrics.Interval]:
     """What is printed of an evaluation: the reward, and exact answers if it has any."""
-    found = {"reward": metrics.mean([e.reward for e in episodes])}
-    exact = parts(episodes).get("exact")
-    if exact:
-        found["exact"] = metrics.mean(exact)
-    return found
+    found = {"reward": [e.reward for e in episodes]} | parts(episodes)
+    shown = [name for name in ("reward", "exact") if name in found]
+    return {name: metrics.mean(found[name]) for name in shown}
 
 
 def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
@@ -121,15 +127,6 @@ def parts(episodes: list[Episode]) -> dict[str, list[float | None]]:
 
 def known(values: list[float | None]) -> list[float]:
     return [x for x in values if x is not None]
-
-
-def broken(groups: list[list[Episode]]) -> str:
-    """What a person is told of failed episodes: how many, and the first."""
-    errors = [e.error for g in groups for e in g if e.stop_reason == "error"]
-    if not errors:
-        return ""
-    how_many = f"{len(errors)} of {sum(map(len, groups))} episodes"
-    return f"\n  {how_many} ended in an error and are left out: {errors[0]}"
 
 
 def eval_line(
@@ -182,27 +179,28 @@ def summarize(groups: list[list[Episode]]) -> dict:
         raise ValueError(f"{why}; {MEND}")
     # Episodes of a group share a task and are not independent: the interval is over
     # group means.
-    by_group = [sum(e.reward for e in g) / len(g) for g in played]
-    reward, n = metrics.mean(by_group), len(episodes)
+    reward = metrics.mean([sum(e.reward for e in g) / len(g) for g in played])
     # How far apart the rewards of a group are: partial credit compresses it, and what
     # is divided by a small deviation is mostly noise (picoRL's diagnosis).
     spread = [float(np.std([e.reward for e in g])) for g in played]
+    average = lambda values: sum(values) / len(values)
     line = {
         "reward": reward.mean,
         "reward_low": reward.low,
         "reward_high": reward.high,
-        "n": n,
-        "deviation": sum(spread) / len(spread),
+        "n": len(episodes),
+        "deviation": average(spread),
     }
     for name, values in parts(episodes).items():
-        line[name] = sum(known(values)) / len(known(values))
+        line[name] = average(known(values))
     exact = [e.reward for e in episodes if e.components.get("exact") == 1]
     if exact:
-        line["exact_reward"] = sum(exact) / len(exact)  # what an exact answer was paid
-    line["reply_tokens"] = sum(e.reply_tokens for e in episodes) / n
-    line["truncated"] = sum(e.stop_reason == "truncated" for e in episodes) / n
-    line["errors"] = sum(map(len, groups)) - n
-    return line
+        line["exact_reward"] = average(exact)  # what an exact answer was paid
+    return line | {
+        "reply_tokens": average([e.reply_tokens for e in episodes]),
+        "truncated": average([e.stop_reason == "truncated" for e in episodes]),
+        "errors": sum(map(len, groups)) - len(episodes),
+    }
 
 
 # ----------------------------------------------------------------- train.py --eval-only
@@ -253,114 +251,88 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     cfg = Config(**run_folder.read_config(folder, Config))
     run_folder.refuse_code(folder, cfg.env, given.env)
     check(cfg)  # a class of yours may have lost the level
-    own, own_rules = trained_set(cfg), rules_of(cfg)
-    settings.tell_unread(cfg.env, typed)
-    take_typed(cfg, given, typed)
-    check(cfg)
-    other = {name: x for name, x in rules_of(cfg).items() if own_rules[name] != x}
+    sets, seeds = chosen_tasks(cfg, given, typed)
     preflight(cfg)
     run_folder.tell_changed(saved, cfg.env)
     path, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed)
-    use_cpu(policy.device, cpu_threads(cfg, policy))
     update = load_checkpoint(saved, policy)[1]["update"]  # the moments are not kept
-    print(f"{folder} after {update} updates; {why}\n{here(cfg, policy)}")
-    rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
-    roll = partial(rollouts.greedy, update=update)
-    new = trained_set(cfg)  # of another difficulty, perhaps
-    # Other rules or held-out tasks get another name, so that nobody compares them with
-    # the run's.
-    rules = [f"{rule.replace('_', ' ')} {value}" for rule, value in other.items()]
-    name = ", ".join([new, *rules])
-    trained, seeds = name == own, dev_seeds(cfg)
-    if given.held_out:
-        name, trained = f"{name}, held-out", False
-        seeds = seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
-        if not seeds:
-            why = f"{cfg.env} has no tasks for it"
-            raise ValueError(f"--held-out: {why}; see docs/tasks.md")
-        print("held-out tasks: for a final table; choose nothing by them")
-    sets = {name: (trained, eval_sets(cfg)[new][1])}
+    print(f"{folder} after {update} updates; {why}")
+    roll = partial(open_rollouts(cfg, policy).greedy, update=update)
     results = evaluate_policy(policy, roll, sets, seeds, folder, "eval_only", update)
     for tasks, episodes in results.items():
         print_components(tasks, episodes)
-    if cfg.env == "swarm":
-        print_players(cfg, seeds[0])
-    kept = f"{folder}/evals.jsonl"
-    # A run that is not finished has no report yet.
-    if (folder / "summary.json").exists():
+    if (folder / "summary.json").exists():  # a run that is not finished has no report
         from bookkeeping import report
 
         with records.foreign(folder):
             report.write(folder)
-        kept += f" and {folder}/report.md"
     lock.release()
-    print(f"\nkept in {kept}")
+    print(f"\nkept in {folder}/evals.jsonl, and in its report if it has one")
 
 
-def trained_set(cfg: Config) -> str:
-    """The name of the set of tasks that a run is trained on."""
-    return next(name for name, (trained, _) in eval_sets(cfg).items() if trained)
+def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, list[int]]:
+    """(the set to evaluate, the seeds of its tasks), as typed; cfg gets what was typed.
+
+    Other rules or held-out tasks give the set another name, so that nobody compares it
+    with the run's own.
+    """
+    own, own_rules = trained_set(cfg)[0], rules_of(cfg)
+    tell_unread(cfg, typed)
+    take_typed(cfg, given, typed)
+    check(cfg)
+    name, new_env = trained_set(cfg)  # of another difficulty, perhaps
+    for rule, value in rules_of(cfg).items():
+        if value != own_rules[rule]:
+            name += f", {rule.replace('_', ' ')} {value}"
+    if given.held_out:
+        name += ", held-out"
+        print("held-out tasks: for a final table; choose nothing by them")
+    first = HELD_OUT_SEEDS if given.held_out else DEV_SEEDS
+    seeds = seeds_from(cfg, first, cfg.eval_n)
+    if not seeds:
+        why = f"{cfg.env} has no tasks for it"
+        raise ValueError(f"--held-out: {why}; see docs/tasks.md")
+    return {name: (name == own, new_env)}, seeds
+
+
+def trained_set(cfg: Config) -> tuple[str, Callable]:
+    """(name, make_env) of the set of tasks that a run is trained on."""
+    sets = eval_sets(cfg).items()
+    return next((name, new_env) for name, (trained, new_env) in sets if trained)
 
 
 def rules_of(cfg: Config) -> dict:
     """{rule: its value}, of the rules that a set's name does not say."""
     env = make_env(cfg, cfg.difficulty)
-    names = [name for name in settings.settable(cfg.env) if name not in IN_NAME]
-    own = {name: getattr(env, name) for name in names}
-    reward = {"reward": cfg.reward} if "reward" in settings.reads(cfg.env) else {}
-    return {"max_tokens": cfg.max_tokens} | reward | own
+    own = [name for name in settable(cfg.env) if name not in IN_NAME]
+    reward = {"reward": cfg.reward} if cfg.env == "letters" else {}
+    rules = {"max_tokens": cfg.max_tokens} | reward
+    return rules | {name: getattr(env, name) for name in own}
 
 
 def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
     """Put what was typed into a saved config; SystemExit if it cannot be changed."""
+    cfg.async_rollouts = 0  # there is no trainer to run ahead of
     for name in sorted(typed - {"eval_only", "held_out"}):
         value = getattr(given, name)
         if name == "set":
             value = [*cfg.set, *given.set]  # the later one counts
         if name not in RULES + COMPUTED and value != getattr(cfg, name):
-            flag = name.strip("_").replace("_", "-")
-            has = f"this run has {getattr(cfg, name) or 'none'}"
-            why = "and --eval-only cannot change it; leave it out"
-            raise SystemExit(f"--{flag}: {has}, {why}")
+            has = f"{option(name)}: this run has {getattr(cfg, name) or 'none'}"
+            raise SystemExit(f"{has}, and --eval-only cannot change it; leave it out")
         setattr(cfg, name, value)
 
 
-def print_players(cfg: Config, first_seed: int) -> None:
-    """Swarm: what the scripted players earn on the same scenarios."""
-    import env_swarm
-
-    print("\nreward of the scripted players on the same scenarios:")
-    for player in env_swarm.STYLES:
-        env = make_env(cfg, cfg.difficulty)
-        env.style = player
-        reward = env_swarm.evaluate(env, cfg.eval_n, first_seed)["reward"]
-        print(f"  {player:22} {reward}")
-
-
 if __name__ == "__main__":
-    import sys
-    import tempfile
-
-    from env_letters import Letters
     from policy import PICO
 
-    if sys.argv[1:]:
-        how = "a run: python train.py --eval-only runs/NAME"
-        raise SystemExit(f"this shows pico_base; {how}")
-    print("pico_base, as it ships:")
-    cfg = Config(eval_n=8, eval_other_tiers=False, difficulty=3, max_tokens=320)
+    cfg = Config(eval_n=8, difficulty=3, max_tokens=320)
     check(cfg)
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    rollouts = InTurn(cfg, policy, make_sampler(cfg, policy), None, None)
-    with tempfile.TemporaryDirectory() as name:
-        roll = partial(rollouts.greedy, update=0)
-        about = (dev_seeds(cfg), Path(name), "demo", 0)
-        results = evaluate_policy(policy, roll, eval_sets(cfg), *about)
-    for tasks, episodes in results.items():
-        print_components(tasks, episodes)
-    env = partial(Letters, 3, "binary", True, "states")
-    groups = play(policy, rollouts.sampler, env, [1, 2, 3], 4, 320, 1.0, sample_seed=0)
-    line = summarize(groups)
-    rounded = {key: round(value, 3) for key, value in line.items()}
-    print("\n3 tasks, 4 samples each, at temperature 1:", rounded)
+    rollouts, new_env = open_rollouts(cfg, policy), partial(make_env, cfg, 3)
+    groups = rollouts.greedy(new_env, dev_seeds(cfg), update=0)  # [8][1]
+    print_components("pico_base, tier 3", [group[0] for group in groups])
+    groups = play(policy, rollouts.sampler, new_env, [1, 2, 3], 4, 320, 1.0, 0)
+    line = {key: round(value, 3) for key, value in summarize(groups).items()}
+    print("\n3 tasks, 4 samples each, at temperature 1:", line)

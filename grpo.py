@@ -47,7 +47,7 @@ import torch
 from fast import parallel
 from fast.batches import Batch, collate, cut
 from fast.logprobs import token_logprobs
-from fast.measure import IMPORTANCE, UpdateLog, importance_weights, k3
+from fast.measure import UpdateLog, importance_weights, k3
 from policy import Policy, choices, plain_logits, swapped
 from rollout import Episode
 
@@ -267,8 +267,12 @@ def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[tuple]:
     changes nothing.
     """
     everything = cfg.kl > 0 or cfg.loss in NEEDS_LOGITS
-    pairs = [pair for group, row in zip(groups, advantages) for pair in zip(group, row)]
-    pairs = [(e, torch.as_tensor(a)) for e, a in pairs if trainable(e)]
+    pairs = [
+        (e, torch.as_tensor(advantage))
+        for group, row in zip(groups, advantages)
+        for e, advantage in zip(group, row)
+        if trainable(e)
+    ]
     lengths = torch.tensor([e.reply_tokens for e, _ in pairs], dtype=torch.float32)
     weights = token_weights(cfg.loss, lengths, cfg.max_tokens)  # [N]
     chosen = []
@@ -281,8 +285,7 @@ def with_signal(groups: list[list[Episode]], advantages, cfg) -> list[tuple]:
 
 def micro_batches(chosen: list[tuple], policy: Policy, cfg) -> list[Batch]:
     """This process's share of the work, cut into pieces of cfg.micro_tokens."""
-    mine = sorted(chosen, key=lambda one: len(one[0].token_ids))
-    mine = parallel.share(mine)
+    mine = parallel.share(sorted(chosen, key=lambda one: len(one[0].token_ids)))
     batches = []
     for piece in cut([e for e, *_ in mine], cfg.micro_tokens):
         episodes, advantages, weights = zip(*[mine[i] for i in piece])
@@ -324,15 +327,6 @@ def kl_to_reference(policy: Policy, reference, batch: Batch, out: Output, cfg):
     return (batch.weights * out.kl).sum()
 
 
-def check_names(cfg) -> None:
-    """ValueError if there is no such loss, or no such --importance."""
-    if cfg.loss not in LOSSES:
-        raise ValueError(f"--loss {cfg.loss}: choose one of {', '.join(LOSSES)}")
-    if cfg.importance not in (None, *IMPORTANCE):
-        choose = ", ".join(IMPORTANCE)
-        raise ValueError(f"--importance {cfg.importance}: choose one of {choose}")
-
-
 def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> float:
     """One optimizer step along the sum of all processes' gradients; returns its norm.
 
@@ -353,30 +347,23 @@ def take_step(policy: Policy, optimizer, loss: float, what: str = "loss") -> flo
 
 if __name__ == "__main__":
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
-    print("rewards of one group        ", rewards.tolist()[0])
-    centered = group_advantages(rewards, normalize=False)[0]
-    print("minus the mean              ", centered.tolist())
-    advantages = group_advantages(rewards)[0]
-    print("divided by the std          ", [round(a, 3) for a in advantages.tolist()])
-    equal = group_advantages(torch.ones(1, 4))[0]
-    print("all the same, nothing to say", equal.tolist())
+    print("rewards of one group        ", rewards[0])
+    print("minus the mean              ", group_advantages(rewards, normalize=False)[0])
+    print("divided by the std          ", group_advantages(rewards)[0])
+    print("all the same, nothing to say", group_advantages(torch.ones(1, 4))[0])
 
     # Two answers: a good one of one token, a bad one of three. After a step some of
     # their tokens have left the clip of 1 ± 0.2.
-    lengths = torch.tensor([1.0, 3.0])
     row = torch.tensor([0, 1, 1, 1])
     old = torch.full((4,), 0.25).log()
-    cases = {
-        "on-policy: no token has moved": [0.25, 0.25, 0.25, 0.25],
-        "after a step": [0.36, 0.30, 0.19, 0.28],
-    }
-    for title, now in cases.items():
+    on_policy = ("on-policy: no token has moved", [0.25] * 4)
+    for title, now in (on_policy, ("after a step", [0.36, 0.30, 0.19, 0.28])):
         print(f"\n{title}\n{'loss':10} {'ratio':24} value  gradient of each log-prob")
         for name, loss_of in LOSSES.items():
             logprobs = torch.tensor(now).log().requires_grad_()
             batch = Batch([], None, None, row, old, proximal=old)
             batch.advantages = torch.tensor([1.0, -1.0])[row]
-            batch.weights = token_weights(name, lengths, max_tokens=4)[row]
+            batch.weights = token_weights(name, torch.tensor([1.0, 3.0]), 4)[row]
             out = Output(logprobs, entropy=None)
             loss = loss_of(batch, out, None)
             loss.backward()

@@ -38,12 +38,11 @@ The second half looks at a metric over the updates of a run. Neighbouring values
 resemble each other, so a bootstrap that shuffles them promises too much; a peak
 flatters; and a run that stopped at a round number may still have been rising.
 
-    collapsed        has the reward fallen off a cliff? Asked after every update
     level            the mean of consecutive updates, allowing for autocorrelation
     distribution     mean, median, tails and peak, in one sentence
     trend            has it settled, is it moving, or can nobody tell yet?
     adaptive_window  how many of the last updates describe the present
-    change           when did the level last drop or rise?
+    cuts             where did the level drop or rise?
 
 docs/trust.md says how often these were wrong, on made-up runs whose truth is known.
 
@@ -154,9 +153,7 @@ def is_constant(values: np.ndarray) -> bool:
     return len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, abs(values[0]))
 
 
-def alike(
-    value: float, n: int, ends: tuple[float, float] = (0.0, 1.0), z2=Z2
-) -> Interval:
+def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0)) -> Interval:
     """The mean of n equal values (one value always is): values not seen yet may differ.
 
     How many of them is Wilson's bound for 0 of n. They may be anything between the
@@ -167,7 +164,7 @@ def alike(
     low, high = ends
     if not low <= value <= high:
         low, high = min(low, 2 * value), max(high, 2 * value)
-    others = z2 / (n + z2)  # the share of those that may differ
+    others = Z2 / (n + Z2)  # the share of those that may differ
     least = value - others * (value - low)
     most = value + others * (high - value)
     return Interval(value, least, most, n)
@@ -187,9 +184,8 @@ def gain(before, after) -> Interval:
         sizes = f"before has {before.shape} values and after {after.shape}"
         raise ValueError(f"gain: {sizes}; both must be the same tasks")
     both = np.concatenate([before, after])
-    most = 1.0  # that a task may have changed by
-    if len(both):
-        most = max(most, float(np.ptp(both)))
+    # what a task may have changed by
+    most = max(1.0, float(np.ptp(both))) if len(both) else 1.0
     found = of_any(after - before, (-most, most))
     if len(both) and 0 <= both.min() and both.max() <= 1:  # no difference is beyond 1
         low, high = max(-1.0, found.low), min(1.0, found.high)
@@ -203,30 +199,6 @@ STEP = 4.0  # a step of the level is this many standard errors high (cuts says w
 LEAST = 5  # and has at least this many updates on either side
 
 
-def collapsed(rewards: list[float], window: int = 5) -> str | None:
-    """Has a run fallen off a cliff? If so, one sentence that says how far.
-
-    Compared are means of `window` updates: the last against the best. Far means: under
-    60% of the best, by more than 0.1, and by more than 5.5 standard errors. Why not the
-    usual three? The question is asked after every update and picks the best of all
-    windows, so three raised a false alarm in most long noisy runs (31 of 40 simulated
-    ones). With 5.5 none of 40 did, in any of five settings, and a fall from 0.80 to
-    0.14 is still seen five updates later.
-    """
-    if len(rewards) < 2 * window:
-        return None
-    rolling = np.convolve(rewards, np.ones(window) / window, mode="valid")
-    best, last = rolling.max(), rolling[-1]
-    # The noise of a difference of two window means, from the differences of neighbours.
-    error = np.std(np.diff(rewards)) / np.sqrt(2 * window) * np.sqrt(2)
-    if best - last > max(0.4 * abs(best), 0.1, 5.5 * error):
-        fell = f"the mean reward of the last {window} updates is {last:.2f}"
-        was = f"was {best:.2f} at its best"
-        why = "most often because the learning rate is too high; try a third of it"
-        return f"{fell} and {was}: the policy has collapsed, {why}"
-    return None
-
-
 def series(values, who: str) -> np.ndarray:
     """The values as [n] floats. NaN and infinity would spread, and are refused."""
     values = np.asarray(values, dtype=float)
@@ -236,8 +208,7 @@ def series(values, who: str) -> np.ndarray:
     if not np.isfinite(values).all():
         bad = int(np.argmin(np.isfinite(values)))
         place = f"value {bad} of {len(values)} is {values[bad]}"
-        cure = "leave such updates out or fix what computes them"
-        raise ValueError(f"{who}: {place}; {cure}")
+        raise ValueError(f"{who}: {place}; leave such updates out")
     return values
 
 
@@ -395,17 +366,16 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
         unknown = Interval(NAN, NAN, NAN, n)
         return Trend("cannot tell", unknown, n, level(values), 1, tolerance, why)
     is_precise = lambda slope: slope.high - slope.low <= 1.2 * tolerance
+    windows = [shortest]
+    while windows[-1] < n:
+        windows.append(min(n, round(1.25 * windows[-1])))
+    precise = [w for w in windows if is_precise(line(values[-w:])[0])]
+    # If none is: the later half, since all would mix an early rise with today.
+    window = precise[0] if precise else max(shortest, n // 2)
     slope, residuals = line(values[-window:])
-    while window < n and not is_precise(slope):
-        window = min(n, round(1.25 * window))
-        slope, residuals = line(values[-window:])
-    precise = is_precise(slope)
-    if not precise:  # the later half only: all would mix an early rise with today
-        window = max(shortest, n // 2)
-        slope, residuals = line(values[-window:])
     within = -tolerance < slope.low and slope.high < tolerance
     early, late = residuals[: window // 2], residuals[window // 2 :]
-    verdict, why = "cannot tell", ""
+    verdict, since, why = "cannot tell", n - window + 1, ""
     if not within and (slope.low > 0 or slope.high < 0):
         verdict = "moving"
     elif not (precise and within):
@@ -415,11 +385,9 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
         went = f"went from {early.std():.3f} to {late.std():.3f}"
         why = f"over the last {window} the spread {went}"
     else:
-        since = min(n - window, cuts(values)[-1]) + 1
-        now = level(values[since - 1 :])
-        return Trend("settled", slope, window, now, since, tolerance, "")
-    now = level(values[-window:])
-    return Trend(verdict, slope, window, now, n - window + 1, tolerance, why)
+        verdict, since = "settled", min(n - window, cuts(values)[-1]) + 1
+    now = level(values[since - 1 :])
+    return Trend(verdict, slope, window, now, since, tolerance, why)
 
 
 def line(values: np.ndarray) -> tuple[Interval, np.ndarray]:
@@ -486,52 +454,22 @@ def adaptive_window(values) -> int:
 
     values = series(values, "adaptive_window")
     window = len(values) - cuts(values)[-1]
-    while window >= 2 * LEAST:
-        recent = values[-window:]
-        if np.ptp(recent) == 0:
-            break
-        if stats.linregress(np.arange(window), recent).pvalue > 0.2:
-            break
+    slopes = lambda recent: (
+        stats.linregress(np.arange(len(recent)), recent).pvalue < 0.2
+    )
+    while window >= 2 * LEAST and np.ptp(values[-window:]) and slopes(values[-window:]):
         window //= 2
     return window
 
 
-@dataclass(frozen=True)
-class Change:
-    update: int  # the first update (from 1) at the new level, roughly
-    before: Interval
-    after: Interval
-
-    def sentence(self) -> str:
-        verb = "dropped" if self.after.mean < self.before.mean else "rose"
-        levels = f"from {self.before.text(2)} to {self.after.text(2)}"
-        return f"{verb} {levels} at about update {self.update}"
-
-
-def change(values, threshold: float = STEP) -> Change | None:
-    """The latest step of the level, or None. Both sides need LEAST updates."""
-    values = series(values, "change")
-    last = cuts(values, threshold)[-1]
-    if last == 0:
-        return None
-    # The part before may have steps of its own.
-    earlier = cuts(values[:last], threshold)[-1]
-    return Change(last + 1, level(values[earlier:last]), level(values[last:]))
-
-
-def demo() -> None:
-    """How wide is an interval, and has a made-up run settled?"""
+if __name__ == "__main__":
     print("41% right. How sure are we?")
     for n in (32, 128, 256, 1024):
         p = proportion(round(0.41 * n), n)
         print(f"  n={n:5}  95% interval {100 * p.low:.0f}% to {100 * p.high:.0f}%")
-    was, now = proportion(13, 32), proportion(18, 32)
-    print("so on 32 tasks picoRL's 41% -> 56% is", was, "->", now, "and they overlap.")
-    assert was.high > now.low
     rng = np.random.default_rng(0)
     hard = rng.random(256)  # how hard each task is, for both policies
-    before = rng.random(256) < hard * 0.6
-    after = rng.random(256) < hard * 0.8
+    before, after = rng.random(256) < hard * 0.6, rng.random(256) < hard * 0.8
     print("\nthe same 256 tasks before and after:", mean(before), "->", mean(after))
     print("gain, paired:", gain(before, after))
     # A run that learns, and then has learnt.
@@ -539,9 +477,3 @@ def demo() -> None:
     print("\na made-up run:", distribution(rewards).sentence())
     for done in (20, 60, 150):
         print(f"  after {done:3} updates:", trend(rewards[:done]).sentence())
-    fallen = [*rewards, *rng.binomial(64, 0.3, 8) / 64]
-    print("  a fall:", change(fallen).sentence())
-
-
-if __name__ == "__main__":
-    demo()

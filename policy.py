@@ -26,11 +26,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from jinja2 import TemplateError
 
-from bookkeeping.pretrained import check_tokenizer, find_stops, load_checked
-from bookkeeping.pretrained import first_line as first_line  # for fast/
+from bookkeeping.pretrained import (  # noqa: F401 (fast/ takes the others from here)
+    first_line,
+    in_bfloat16,
+    load_checked,
+    pick_device,
+)
 
 PICO = Path(__file__).resolve().parent / "models" / "pico_base"
 # trained further on tool calls; worse at lists for it
@@ -74,8 +77,8 @@ class Policy:
 
         The model stays in eval mode, without dropout, because we train on the
         distribution that we sampled from. Only gradient checkpointing asks for training
-        mode: transformers does it in no other, and checkpoint_activations refuses
-        models with dropout. Afterwards the gradients are freed: sampling has better
+        mode: transformers does it in no other, and fast/machine.py refuses models with
+        dropout. Afterwards the gradients are freed: sampling has better
         uses for their memory.
         """
         self.model.train(self.checkpointing)
@@ -85,22 +88,6 @@ class Policy:
             self.model.eval()
             for p in self.trainable().values():
                 p.grad = None
-
-
-def checkpoint_activations(policy: Policy) -> None:
-    """Keep only each layer's input for the backward pass.
-
-    ValueError if the model has dropout.
-    """
-    layers = policy.lm.modules()
-    shares = [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)]
-    if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
-        why = "this model has dropout, which would come on too"
-        cure = "leave it out, or set that to 0"
-        raise ValueError(f"--gradient-checkpointing: {why}; {cure}")
-    policy.lm.gradient_checkpointing_enable()
-    policy.lm.enable_input_require_grads()  # else a checkpoint passes no gradients on
-    policy.checkpointing = True
 
 
 def adam(policy: Policy, lr: float) -> torch.optim.Optimizer:
@@ -137,25 +124,16 @@ def load_policy(
 ) -> Policy:
     """Load a causal LM with a chat template, freeze it and attach LoRA.
 
-    With rank 0 nothing is attached, and all of it learns. Weights are bfloat16 if they
-    are frozen and the GPU supports it, else float32: an Adam step of 5e-6 is lost in
-    bfloat16's 8 bits. Adapters are always float32. SystemExit with a one-sentence
-    message if the model cannot be loaded, or cannot chat.
+    With rank 0 nothing is attached, and all of it learns. Adapters are always float32.
+    SystemExit with a one-sentence message if the model cannot be loaded, or cannot
+    chat.
     """
-    first = pick_device(device)
+    base = EMBEDDED.get(name, name)
     try:
-        dtype = torch.bfloat16 if lora_rank and in_bfloat16(first) else torch.float32
-        tokenizer, lm = load_checked(EMBEDDED.get(name, name), dtype)
-        stop_ids = find_stops(tokenizer, lm)
-        check_tokenizer(tokenizer, lm)
+        found = load_checked(base, device, frozen=lora_rank > 0)
     except ValueError as error:
         raise SystemExit(f"--model {name}: {error}") from None
-    device = pick_device(device, lm.num_parameters())
-    if torch.device(device).type == "cuda":
-        # cuDNN plans attention anew for each shape, and every batch of ours has
-        # another. It has also read masks wrongly, without an error (pytorch#191612).
-        # torch's other kernels stay.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    tokenizer, lm, stop_ids, device = found
     lm.requires_grad_(lora_rank == 0)
     torch.manual_seed(seed)  # A is drawn at random
     model = attach_lora(lm, lora_rank, lora_alpha) if lora_rank else lm
@@ -165,13 +143,9 @@ def load_policy(
 
 
 def attach_lora(lm: torch.nn.Module, rank: int, alpha: int) -> torch.nn.Module:
-    """The model with LoRA beside its weights. SystemExit if peft is not there."""
-    try:
-        from peft import get_peft_model
-    except ModuleNotFoundError:
-        why = "LoRA needs peft, which is not installed here"
-        cure = "`pip install peft`, or train all weights: --lora-rank 0"
-        raise SystemExit(f"--lora-rank {rank}: {why}; {cure}") from None
+    """The model with LoRA beside its weights."""
+    from peft import get_peft_model
+
     return get_peft_model(lm, lora_config(lm.config, rank, alpha))
 
 
@@ -315,15 +289,19 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
     Control tokens inside a message are broken up: text stays text. tools: JSON schemas,
     or None. Raises ValueError if the template refuses the conversation.
     """
-    safe = [{**m, "content": defang(policy.tokenizer, m["content"])} for m in messages]
-    added = policy.tokenizer.added_tokens_decoder.values()
-    # <think>, </tool_response>, …: what a tool says must not end the latter
-    markup = [token.content for token in added if not token.special]
-    for m in safe:
-        if m["role"] == "tool":
-            m["content"] = broken_up(m["content"], markup)
+    tokenizer = policy.tokenizer
+    added = tokenizer.added_tokens_decoder.values()
+    control = {token.content for token in added if token.special}
+    control |= set(tokenizer.all_special_tokens)
+    # <think>, </tool_response>, …: environments ask for <think> in the user's message,
+    # but what a tool says must not end the latter.
+    markup = {token.content for token in added} | control
+    safe = []
+    for m in messages:
+        broken = broken_up(m["content"], markup if m["role"] == "tool" else control)
+        safe.append({**m, "content": broken})
     try:
-        return policy.tokenizer.apply_chat_template(
+        return tokenizer.apply_chat_template(
             safe,
             tools=tools,
             add_generation_prompt=True,
@@ -336,20 +314,10 @@ def render(policy: Policy, messages: list[dict], tools, think: bool) -> str:
         raise ValueError(f"the chat template of {policy.name} {why}") from None
 
 
-def defang(tokenizer, text: str) -> str:
-    """Break up what would end a turn or open one: '<|im_end|>' -> '< |im_end|>'.
-
-    Markup stays: environments ask for <think> and </think> in the user's message.
-    """
-    special = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
-    return broken_up(text, special | set(tokenizer.all_special_tokens))
-
-
-def broken_up(text: str, tokens) -> str:
-    """A text with a space in each of these tokens."""
+def broken_up(text: str, tokens: set[str]) -> str:
+    """A text with a space in each of these tokens: '<|im_end|>' -> '< |im_end|>'."""
     for token in tokens:
-        if token in text:
-            text = text.replace(token, token[0] + " " + token[1:])
+        text = text.replace(token, token[0] + " " + token[1:])
     return text
 
 
@@ -358,66 +326,13 @@ def encode(policy: Policy, text: str) -> list[int]:
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-# ----------------------------------------------------------------------------- devices
-
-
-# parameters from which a Mac's GPU is taken: a guess, nobody has measured it
-FOR_MPS = 50e6
-
-
-def pick_device(device: str, n_parameters: float = 0) -> str:
-    """What --device means here, for a model of that size.
-
-    auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the
-    embedded ones, whose steps are dominated by the time it takes to start each
-    operation; else the CPU. SystemExit if there is no such device.
-    """
-    there = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
-    if device == "auto":
-        alone = not dist.is_initialized()  # gloo adds up no gradients on MPS
-        on_mac = there["mps"] and n_parameters > FOR_MPS and alone
-        return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
-    try:
-        asked = torch.device(device)
-        found = there.get(asked.type, False)
-        if asked.type == "cuda" and asked.index is not None:
-            found = found and asked.index < torch.cuda.device_count()
-    except RuntimeError:  # no such word
-        found = False
-    if not found:
-        known = [name for name, is_here in there.items() if is_here and name != "meta"]
-        why = f"torch finds none here; there is {', '.join(known)}"
-        raise SystemExit(f"--device {device}: {why}")
-    return device
-
-
-def in_bfloat16(device) -> bool:
-    """Does this device compute in bfloat16?
-
-    Not CPUs, Macs, or cards older than Ampere (a T4): those use float32. float16, which
-    a T4 would compute faster, ends at 65,504: its gradients would need to be scaled,
-    and nothing here does that.
-    """
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device)[0] >= 8
-    return device.type not in ("cpu", "mps")
-
-
 if __name__ == "__main__":
     base = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
-    n, learn = base.n_parameters, sum(p.numel() for p in policy.trainable().values())
-    print(f"pico_base: {n:,} parameters; LoRA of rank 32 adds {learn:,} that learn")
-    print("Adam keeps two numbers per learning weight: LoRA is cheap for large models")
-    for label, size, lora in (("pico_base", n, learn), ("Qwen3-4B ", 4.02e9, 66e6)):
-        full = size * (4 + 4 + 8) / 2**30  # weight, gradient, two moments: float32
-        frozen = (size * 2 + lora * (4 + 4 + 8)) / 2**30
-        print(f"  {label}  full {full:8.3f} GiB   bfloat16 + LoRA {frozen:8.3f} GiB")
+    learn = sum(p.numel() for p in policy.trainable().values())
+    print(
+        f"pico_base: {base.n_parameters:,} parameters; LoRA adds {learn:,} that learn"
+    )
     hello = "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
     prompt = policy.tokenizer.encode(hello)
     sample = PlainSampler(policy).sample([prompt], 1, 100, 1.0, [[(0,)]])[0][0]

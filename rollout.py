@@ -22,8 +22,8 @@ its log-prob.
 """
 
 import math
-import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fast.sampler import sample_each
@@ -36,9 +36,12 @@ class Episode:
 
     seed: int  # of the task
     group: int  # episodes of one group share the task and the prompt
-    token_ids: list[int]  # the whole conversation
-    sampled: list[bool]  # True exactly where the policy chose the token
-    logprobs: list[float]  # of each token when it was sampled, in nats; else 0.0
+    # the whole conversation
+    token_ids: list[int] = field(default_factory=list)
+    # True exactly where the policy chose the token
+    sampled: list[bool] = field(default_factory=list)
+    # of each token when it was sampled, in nats; else 0.0
+    logprobs: list[float] = field(default_factory=list)
     turns: int = 0  # replies given
     reward: float = 0.0
     # the rest of env.score()
@@ -58,6 +61,15 @@ class Episode:
 
 class EnvironmentFailed(Exception):
     """An environment raised or gave no answer in time (bookkeeping/guard.py)."""
+
+
+@contextmanager
+def failure_ends(episode: Episode):
+    """What fails in this block ends its episode and no other: it has no score then."""
+    try:
+        yield
+    except (EnvironmentFailed, ValueError) as error:  # the template raises ValueError
+        episode.stop_reason, episode.error = "error", str(error)
 
 
 # ------------------------------------------------------------------ chat <-> token ids
@@ -86,11 +98,9 @@ def after_reply(
     A marker is rendered in the reply's place; what follows it is what we look for.
     """
     marker = "@@reply@@"
-    history = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": marker},
-    ]
-    text = render(policy, history + new, None, think)
+    asked = [{"role": "user", "content": "?"}]
+    replied = [{"role": "assistant", "content": marker}]
+    text = render(policy, asked + replied + new, None, think)
     _, found, after = text.partition(marker)
     if not found:
         why = "the chat template changes what the assistant said"
@@ -123,33 +133,24 @@ def play(
     max_tokens: int,
     temperature: float,
     sample_seed: int,
-    clock: dict[str, float] | None = None,
 ) -> list[list[Episode]]:
     """Play k episodes of each task to the end: groups [len(task_seeds)][k].
 
     max_tokens is for one turn. The same (sample_seed, task seed, member, turn) draws
     the same random numbers, whatever else is in the batch. An environment that raises
     EnvironmentFailed loses only that episode. Raises FloatingPointError if the policy
-    gives no probabilities any more. clock: seconds of sampling and of the rest are
-    added to its entries "rollout" and "environment".
+    gives no probabilities any more.
     """
     if not task_seeds:  # there are more processes than tasks
         return []
-    started, sampling = time.perf_counter(), 0.0
     max_context = longest_prompt(policy, sampler, max_tokens)
     players = []  # of all episodes, group after group
     for g, seed in enumerate(task_seeds):
-        group = []
-        for member in range(k):
-            env = make_env()
-            group.append(Player(open_episode(env, seed, g), env, member))
-        ask_first_question(policy, group, max_context)
-        players += group
+        players += open_group(policy, make_env, seed, g, k, max_context)
     # With caches, the next turn reads only what is new.
     keep_cache = getattr(players[0].env, "max_turns", None) != 1
     active = still_playing(players)
     while active:
-        now = time.perf_counter()
         prompts = [p.episode.token_ids for p in active]
         draws = [(p.episode.seed, p.member, p.episode.turns) for p in active]
         seeds = [(sample_seed, *draw) for draw in draws]
@@ -157,7 +158,6 @@ def play(
         samples = sample_each(
             sampler, prompts, seeds, caches, max_tokens, temperature, keep_cache
         )
-        sampling += time.perf_counter() - now
         for player, sample in zip(active, samples):
             take_turn(policy, player.episode, player.env, sample, max_context)
             player.cache = sample.cache if not player.episode.stop_reason else None
@@ -166,9 +166,6 @@ def play(
     for player in players:
         player.episode.policy_version = sampler.version
         finish(player.episode, player.env)
-    if clock is not None:
-        clock["rollout"] += sampling
-        clock["environment"] += time.perf_counter() - started - sampling
     episodes = [p.episode for p in players]
     return [episodes[g * k : (g + 1) * k] for g in range(len(task_seeds))]
 
@@ -184,36 +181,38 @@ def still_playing(players: list[Player]) -> list[Player]:
     return [p for p in players if p.episode.stop_reason == ""]
 
 
-def open_episode(env, seed: int, group: int) -> Episode:
-    """An episode whose task has been asked for; its tokens come later."""
-    episode = Episode(seed, group, [], [], [], stop_reason="")
-    try:
-        episode.messages = list(env.reset(seed))
-    except EnvironmentFailed as error:
-        fail(episode, error)
-    return episode
+def open_group(
+    policy: Policy, make_env: Callable, seed: int, number: int, k: int, max_context: int
+) -> list[Player]:
+    """k players of one task that have read its prompt.
 
-
-def ask_first_question(policy: Policy, group: list[Player], max_context: int) -> None:
-    """Give a group its prompt. If it is too long or not shared, all fail."""
-    group = still_playing(group)
-    if not group:
-        return
-    first, env = group[0].episode, group[0].env
-    ids = prompt_ids(policy, first.messages, env.tools, env.think)
+    If the prompt is too long, or not the same for all of them, their episodes have
+    failed.
+    """
+    group = [
+        Player(Episode(seed, number, stop_reason=""), make_env(), n) for n in range(k)
+    ]
+    for p in group:
+        with failure_ends(p.episode):
+            p.episode.messages = list(p.env.reset(seed))
+    ready = still_playing(group)
+    if not ready:
+        return group
+    opening, env = ready[0].episode.messages, ready[0].env
+    ids = prompt_ids(policy, opening, env.tools, env.think)
     why = ""
-    if any(p.episode.messages != first.messages for p in group):
-        two = f"reset({first.seed}) gave two openings"
-        why = f"{two}, and a group must share one task"
+    if any(p.episode.messages != opening for p in ready):
+        why = f"reset({seed}) gave two openings, and a group must share one task"
     elif len(ids) > max_context:
         full = f"a prompt of {len(ids)} tokens leaves no room for a reply"
         cure = "give a lower --max-tokens or shorter tasks"
-        why = f"task {first.seed}: {full}; at most {max(max_context, 0)} do: {cure}"
-    for p in group:
+        why = f"task {seed}: {full}; at most {max(max_context, 0)} do: {cure}"
+    for p in ready:
         if why:
-            fail(p.episode, why)
+            p.episode.stop_reason, p.episode.error = "error", why
         else:
             append_given(p.episode, ids)
+    return group
 
 
 def take_turn(
@@ -234,33 +233,21 @@ def take_turn(
     episode.sampled += [True] * len(sample.token_ids)
     episode.logprobs += sample.logprobs
     episode.turns += 1
-    said = sample.token_ids
-    if sample.finished:
-        said = said[:-1]  # people need not read the end-of-turn token
+    # people need not read the end-of-turn token
+    said = sample.token_ids[:-1] if sample.finished else sample.token_ids
     reply = policy.tokenizer.decode(said, skip_special_tokens=False)
     episode.messages.append({"role": "assistant", "content": reply})
-    try:
+    with failure_ends(episode):
         new_messages, done = env.step(reply)
-        if not sample.finished:
-            episode.stop_reason = "truncated"  # it ran out of tokens
-            return
-        if done:
-            episode.stop_reason = "done"
+        if done or not sample.finished:  # over, or it ran out of tokens
+            episode.stop_reason = "done" if sample.finished else "truncated"
             return
         _, ids = after_reply(policy, new_messages, env.think)
-    except (EnvironmentFailed, ValueError) as error:
-        fail(episode, error)  # ValueError: the template refused a message
-        return
-    if len(episode.token_ids) + len(ids) > max_context:
-        episode.stop_reason = "truncated"  # the next reply would not fit
-        return
-    episode.messages += new_messages
-    append_given(episode, ids)
-
-
-def fail(episode: Episode, why: object) -> None:
-    """The environment failed: the episode ends here, and says why."""
-    episode.stop_reason, episode.error = "error", str(why)
+        if len(episode.token_ids) + len(ids) > max_context:
+            episode.stop_reason = "truncated"  # the next reply would not fit
+            return
+        episode.messages += new_messages
+        append_given(episode, ids)
 
 
 def append_given(episode: Episode, ids: list[int]) -> None:
@@ -274,30 +261,25 @@ def finish(episode: Episode, env) -> None:
     """Ask for the score. A failed episode has none: it is in no mean and in no loss."""
     if episode.stop_reason == "error":
         return
-    try:
+    with failure_ends(episode):
         marks = dict(env.score())
-    except EnvironmentFailed as error:
-        fail(episode, error)
-        return
-    episode.reward = float(marks.pop("reward"))
-    episode.components = {name: float(value) for name, value in marks.items()}
+        episode.reward = float(marks.pop("reward"))
+        episode.components = {name: float(value) for name, value in marks.items()}
 
 
 def expert_episode(policy: Policy, env, seed: int) -> Episode:
     """An Episode spoken by the scripted expert, for SFT. ValueError if it fails."""
-    player = Player(open_episode(env, seed, 0), env, 0)
-    ask_first_question(policy, [player], 10**9)
+    endless = 10**9  # a demonstration may be as long as it likes
+    (player,) = open_group(policy, lambda: env, seed, 0, 1, endless)
     episode = player.episode
     # Not always eos_token: Gemma ends a turn with one token and a text with another.
     end, _ = after_reply(policy, [], env.think)
     end = end or [policy.tokenizer.eos_token_id]
     while episode.stop_reason == "":
-        try:
+        with failure_ends(episode):
             said = encode(policy, env.expert_reply()) + end
             sample = Sample(said, [0.0] * len(said), finished=True)
-            take_turn(policy, episode, env, sample, 10**9)
-        except EnvironmentFailed as error:
-            fail(episode, error)
+            take_turn(policy, episode, env, sample, endless)
     finish(episode, env)
     if episode.stop_reason == "error":
         raise ValueError(f"the expert's episode of task {seed} failed: {episode.error}")
@@ -310,13 +292,10 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=0, lora_alpha=64)
-    make_env = lambda: Letters(
-        difficulty=2, reward_kind="binary", think=True, style="bare"
-    )
-    [[episode]] = play(policy, TorchSampler(policy), make_env, [3], 1, 200, 1.0, 0)
+    make_env = lambda: Letters(2, "binary", think=True, style="bare")
+    [[e]] = play(policy, TorchSampler(policy), make_env, [3], 1, 200, 1.0, 0)
     print("token              sampled  log-prob")
-    rows = zip(episode.token_ids, episode.sampled, episode.logprobs)
-    for token, sampled, logprob in rows:
+    for token, sampled, logprob in zip(e.token_ids, e.sampled, e.logprobs):
         said = f"policy {logprob:9.3f}" if sampled else "."
         print(f"{policy.tokenizer.decode([token])!r:18} {said}")
-    print(f"\nreward {episode.reward:.2f}, {episode.stop_reason}, {episode.components}")
+    print(f"\nreward {e.reward:.2f}, {e.stop_reason}, {e.components}")

@@ -12,8 +12,10 @@ Run me: `python settings.py` prints every flag with its default.
 
 import importlib.util
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, get_args, get_type_hints
@@ -21,7 +23,6 @@ from typing import Annotated, get_args, get_type_hints
 import tyro
 
 from bookkeeping.presets import (
-    BY_ENV,
     PRESETS,
     SMALL_ERROR_PENALTY,
     SMALL_MODEL,
@@ -153,34 +154,18 @@ class Config:
     wandb: bool = True
 
 
-# A flag of every environment and the field of its class that it sets; the others have
-# --set.
-OF_ENVIRONMENTS = {
-    "difficulty": "difficulty",
-    "reward": "reward_kind",
-    "think": "think",
-    "sft_style": "style",
-}
-# What a curriculum climbs, the easiest first.
-LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
-# It goes up if the mean of this measure, over PROMOTE_AFTER updates, is so high.
-PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
-PROMOTE_AFTER = 5
+# ---------------------------------------------------------- what depends on the model
 
 
-def asked(cfg: Config, typed: set[str] = frozenset()) -> tuple[str, str, str, dict]:
-    """(model, environment, device, settings to keep), for fast.machine.choose_model.
+def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
+    """(model, environment, device, fixed settings): for fast.machine.choose_model.
 
-    Settings to keep: {flag: value} of what was typed (also if it is the default), or
-    set by a preset or by whoever calls train(). "auto" and None leave the choice.
+    Fixed settings: {flag: value} of what was typed (also if it is the default), or set
+    by a preset or by whoever calls train(). "auto" and None leave the choice.
     """
-    values, defaults = vars(cfg), vars(Config())
-    stays = {name for name in values if name in typed or values[name] != defaults[name]}
-    fixed = {
-        name: values[name]
-        for name in sorted(stays)
-        if values[name] not in ("auto", None)
-    }
+    defaults, values = vars(Config()), sorted(vars(cfg).items())
+    mine = {x: y for x, y in values if x in typed or y != defaults[x]}
+    fixed = {x: y for x, y in mine.items() if y not in ("auto", None)}
     return cfg.model, cfg.env, cfg.device, fixed
 
 
@@ -194,8 +179,7 @@ def complete(
     path differs there. fits: settings with which that model fits the card; the run
     keeps them, too.
     """
-    for name, value in (fits or {}).items():
-        setattr(cfg, name, value)
+    vars(cfg).update(fits or {})
     if path and cfg.model == "auto":
         cfg.model = Path(path).name if Path(path).parent == MODELS else path
     if cfg.async_rollouts:
@@ -211,28 +195,6 @@ def complete(
     chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
     size = f"{n_parameters / 1e6:.1f}M parameters"
     print(f"{why}\nchosen for {size}: {chosen}, max_tokens {cfg.max_tokens}")
-
-
-def healthy_loss(cfg: Config) -> str:
-    """A line to print: what is healthy on-policy, and what to watch."""
-    if cfg.epochs > 1 or cfg.async_rollouts:
-        return (
-            "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
-        )
-    if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
-        return (
-            "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
-        )
-    # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor
-    # is a KL term
-    return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
-
-
-def short(env: str) -> str:
-    """Its name in run folders: CLASS of FILE.py:CLASS, ROWS of jsonl:ROWS.jsonl."""
-    if kind(env) == "known":
-        return Path(env.partition(":")[2].partition(",")[0]).stem
-    return env.rpartition(":")[2]
 
 
 def fill(cfg: Config, defaults: dict) -> None:
@@ -256,7 +218,7 @@ def learning_rate(cfg: Config, update: int) -> float:
     return cfg.lr * min(rise, fall)
 
 
-# --------------------------------------------------------------- tasks and environments
+# ------------------------------------------------------------------------------- tasks
 
 
 def task_seeds(cfg: Config, update: int) -> list[int]:
@@ -285,6 +247,39 @@ def seeds_from(cfg: Config, first: int, n: int) -> list[int]:
     return [first + i for i in range(min(n, most))]
 
 
+# ------------------------------------------------------------------------ environments
+
+# A flag of every environment and the field of its class that it sets; the others have
+# --set.
+OF_ENVIRONMENTS = {
+    "difficulty": "difficulty",
+    "reward": "reward_kind",
+    "think": "think",
+    "sft_style": "style",
+}
+# What a curriculum climbs, the easiest first.
+LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
+# It goes up if the mean of this measure, over PROMOTE_AFTER updates, is so high.
+PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
+PROMOTE_AFTER = 5
+
+
+def short(env: str) -> str:
+    """Its name in run folders: CLASS of FILE.py:CLASS, ROWS of jsonl:ROWS.jsonl."""
+    if kind(env) == "known":
+        return Path(env.partition(":")[2].partition(",")[0]).stem
+    return env.rpartition(":")[2]
+
+
+def class_of(env: str) -> type | None:
+    """The class of an environment; None for known tasks, which have no settings."""
+    if kind(env) == "known":
+        return None
+    if kind(env) == "yours":
+        return yours(env)
+    return getattr(import_module(f"env_{env}"), env.capitalize())
+
+
 @cache  # an environment is made for every episode
 def yours(env: str) -> type:
     """The class of `--env FILE.py:CLASS` (docs/fork.md has one).
@@ -311,48 +306,20 @@ def yours(env: str) -> type:
 
 def levels_of(env: str) -> list:
     """What a curriculum climbs; a class of yours may have `levels`, too."""
-    if kind(env) == "yours":
-        return getattr(yours(env), "levels", [])
-    return LEVELS.get(env, [])
+    return LEVELS.get(env) or getattr(class_of(env), "levels", [])
 
 
 def promote_of(env: str) -> tuple[str, float]:
     """(measure, how high its mean has to be); a class of yours may have `promote`."""
-    usual = PROMOTE.get(env, PROMOTE["letters"])
-    if kind(env) == "yours":
-        return getattr(yours(env), "promote", usual)
-    return usual
-
-
-def class_of(env: str) -> type | None:
-    """The class of an environment; None for known tasks, which have no settings."""
-    if kind(env) == "yours":
-        return yours(env)
-    if env == "letters":
-        from env_letters import Letters
-
-        return Letters
-    if env == "alphabet":
-        from env_alphabet import Alphabet
-
-        return Alphabet
-    if env == "swarm":
-        from env_swarm import Swarm
-
-        return Swarm
-    return None
+    return getattr(class_of(env), "promote", PROMOTE.get(env, PROMOTE["letters"]))
 
 
 def settable(env: str) -> dict[str, type]:
     """{setting: its type} of what --set can give: the fields of the dataclass."""
     cls = class_of(env)
-    if not is_dataclass(cls):
-        return {}
-    hints, flags = get_type_hints(cls), OF_ENVIRONMENTS.values()
-    ours = kind(env) != "yours"
-    return {
-        f.name: hints[f.name] for f in fields(cls) if not (ours and f.name in flags)
-    }
+    own = fields(cls) if is_dataclass(cls) else ()
+    flags = () if kind(env) == "yours" else OF_ENVIRONMENTS.values()
+    return {f.name: get_type_hints(cls)[f.name] for f in own if f.name not in flags}
 
 
 def given(cfg: Config) -> dict:
@@ -367,10 +334,8 @@ def given(cfg: Config) -> dict:
             raise ValueError(f"--set {word}: give NAME=VALUE")
         if name not in types:
             cure = f"choose {', '.join(types)}" if types else "leave it out"
-            flags = {own: flag for flag, own in OF_ENVIRONMENTS.items()}
-            flags |= {flag: flag for flag in OF_ENVIRONMENTS}
-            if name in flags and kind(cfg.env) != "yours":
-                cure = f"it is the flag --{flags[name].replace('_', '-')}"
+            if name in OF_ENVIRONMENTS and kind(cfg.env) != "yours":
+                cure = f"it is the flag {option(name)}"
             raise ValueError(
                 f"--set {word}: {short(cfg.env)} has no such setting; {cure}"
             )
@@ -378,19 +343,21 @@ def given(cfg: Config) -> dict:
     return values
 
 
+READERS = {  # {type of a field: how its text is read}
+    NoneType: lambda text: {"none": None}[text.lower()],
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+    int: int,
+    float: float,
+    str: str,
+}
+
+
 def read_value(kind_of: type, text: str, word: str):
     """'3' as an int, 'false' as a bool, 'none' as None …: as the field's type says."""
     kinds = get_args(kind_of) or (kind_of,)
-    if NoneType in kinds and text.lower() == "none":
-        return None
-    for one in kinds:
-        if one is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if one in (int, float, str):
-            try:
-                return one(text)
-            except ValueError:
-                continue
+    for one in sorted(kinds, key=lambda one: one is str):  # any text is a str: last
+        with suppress(KeyError, ValueError):
+            return READERS[one](text)
     names = " or ".join("none" if one is NoneType else one.__name__ for one in kinds)
     raise ValueError(f"--set {word}: the value has to be of type {names}")
 
@@ -407,10 +374,10 @@ def make_env(cfg: Config, difficulty):
         if levels_of(cfg.env):
             env.level = difficulty
         return env
-    values = {name: getattr(cfg, flag) for flag, name in OF_ENVIRONMENTS.items()}
-    values["difficulty"] = difficulty
+    values = vars(cfg) | {"difficulty": difficulty}
     own = {f.name for f in fields(cls)}
-    return cls(**{name: x for name, x in values.items() if name in own}, **given(cfg))
+    flags = {name: values[x] for x, name in OF_ENVIRONMENTS.items() if name in own}
+    return cls(**flags, **given(cfg))
 
 
 def sources(env: str) -> list[Path]:
@@ -423,8 +390,8 @@ def sources(env: str) -> list[Path]:
     if kind(env) == "known":
         from bridges.known import open_source
 
-        known = here / "bridges" / "known.py"
-        return list(dict.fromkeys([letters, known, *open_source(env).files]))
+        files = [letters, here / "bridges" / "known.py", *open_source(env).files]
+        return list(dict.fromkeys(files))
     rules = sorted((here / "swarm").glob("*.py")) if env == "swarm" else []
     return [*dict.fromkeys([letters, here / f"env_{env}.py"]), *rules]
 
@@ -434,55 +401,39 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
 
     The same name means the same tasks.
     """
-    name = short(cfg.env)
-    if kind(cfg.env) == "yours" and not levels_of(cfg.env):
-        return {name: (True, partial(make_env, cfg, 0))}
+    own, env = cfg.difficulty, make_env(cfg, cfg.difficulty)
+    levels = levels_of(cfg.env) if cfg.eval_other_tiers else [own]
+    sets = {short(cfg.env): own}
     if kind(cfg.env) == "known":
-        return {make_env(cfg, 0).source.name: (True, partial(make_env, cfg, 0))}
-    if cfg.env == "letters":
-        tiers = sorted({*(EVAL_TIERS if cfg.eval_other_tiers else ()), cfg.difficulty})
-        sets = {f"tier {tier}": tier for tier in tiers}
-    elif kind(cfg.env) == "yours":
-        others = levels_of(cfg.env) if cfg.eval_other_tiers else [cfg.difficulty]
-        sets = {f"{name}, level {level}": level for level in others}
+        sets = {env.source.name: own}
+    elif cfg.env == "letters":
+        tiers = {own, *EVAL_TIERS} if cfg.eval_other_tiers else {own}
+        sets = {f"tier {tier}": tier for tier in sorted(tiers)}
     elif cfg.env == "swarm":
-        version = make_env(cfg, cfg.difficulty).version
-        sets = {f"{cfg.difficulty} v{version}": cfg.difficulty}
-    else:
-        env = make_env(cfg, 0)
-        span = lambda low, high: str(low) if low == high else f"{low}-{high}"
-        turns = span(env.min_turns, env.max_turns)
-        names = span(env.min_names, env.max_names)
-        name = f"{turns} turns, {names} names, power {env.similarity_power:g}"
-        sets = {name + (" a turn" if env.power_per_turn else ""): 0}
-    trained = 0 if cfg.env == "alphabet" else cfg.difficulty
+        sets = {f"{own} v{env.version}": own}
+    elif cfg.env == "alphabet":
+        sets = {lists_of(env): own}
+    elif levels_of(cfg.env):
+        sets = {f"{short(cfg.env)}, level {level}": level for level in levels}
     return {
-        name: (level == trained, partial(make_env, cfg, level))
+        name: (level == own, partial(make_env, cfg, level))
         for name, level in sets.items()
     }
+
+
+def lists_of(env) -> str:
+    """What the lists of an Alphabet are: '3 turns, 1-4 names, power 8'."""
+    span = lambda low, high: str(low) if low == high else f"{low}-{high}"
+    turns = span(env.min_turns, env.max_turns)
+    names = span(env.min_names, env.max_names)
+    a_turn = " a turn" if env.power_per_turn else ""
+    return f"{turns} turns, {names} names, power {env.similarity_power:g}{a_turn}"
 
 
 # --------------------------------------------------------------------- the command line
 
 
-# {flag: the one without which it changes nothing}; api_… is one of api_base
-ONLY_WITH = {"max_updates": "until_converged", "lora_alpha": "lora_rank"}
-
-
 def command_line(words: list[str]) -> tuple[Config, set[str]]:
-    """read_flags; flags that this environment does not read are named."""
-    cfg, typed = read_flags(words)
-    if not (cfg.resume or cfg.eval_only):
-        tell_unread(cfg.env, typed)
-        for name in sorted(typed):
-            other = "api_base" if name.startswith("api_") else ONLY_WITH.get(name, name)
-            if other != name and not getattr(cfg, other):
-                flag, without = (x.replace("_", "-") for x in (name, other))
-                print(f"--{flag} changes nothing without --{without}")
-    return cfg, typed
-
-
-def read_flags(words: list[str]) -> tuple[Config, set[str]]:
     """(the Config that these words ask for, the names of the flags that were typed)."""
     words = without_bare_eval_only(words)
     cfg = tyro.cli(Config, args=words)
@@ -493,11 +444,10 @@ def read_flags(words: list[str]) -> tuple[Config, set[str]]:
         cfg = tyro.cli(Config, args=words, default=replace(Config(), **defaults))
         if cfg.env != defaults.get("env", cfg.env):
             cfg.set = typed_settings  # those of the preset are of another environment
-    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
     flags = {flag.removeprefix("--").replace("-", "_") for flag in flags}
-    return cfg, {
-        f.name for f in fields(Config) if {f.name.rstrip("_"), f"no_{f.name}"} & flags
-    }
+    ways = lambda name: {name.rstrip("_"), f"no_{name}"}
+    return cfg, {name for name in vars(cfg) if ways(name) & flags}
 
 
 def mistake(name: str) -> dict:
@@ -509,26 +459,9 @@ def mistake(name: str) -> dict:
     return failures.settings(name)
 
 
-def reads(env: str) -> set[str]:
-    """Which of the flags that only some environments read this one does."""
-    if kind(env) == "yours":
-        return {"difficulty", "eval_other_tiers"}
-    if kind(env) == "known":
-        return {"think"}
-    own = {f.name for f in fields(class_of(env))}
-    found = {flag for flag, name in OF_ENVIRONMENTS.items() if name in own}
-    return found | {"eval_other_tiers"} if env == "letters" else found
-
-
-def tell_unread(env: str, typed: set[str]) -> None:
-    """Name the flags that were typed and that this environment does not read."""
-    if kind(env) not in BY_ENV:
-        return  # check refuses it
-    useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - reads(env))
-    if useless:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
-        change = "they change" if len(useless) > 1 else "it changes"
-        print(f"--env {env} does not read {names}; {change} nothing")
+def option(name: str) -> str:
+    """A field of Config as it is typed: lora_rank is --lora-rank."""
+    return f"--{name.strip('_').replace('_', '-')}"
 
 
 def without_bare_eval_only(words: list[str]) -> list[str]:
@@ -540,6 +473,5 @@ def without_bare_eval_only(words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    for field in fields(Config):
-        flag = field.name.strip("_").replace("_", "-")
-        print(f"--{flag:24} {getattr(Config(), field.name)!r}")
+    for name, value in vars(Config()).items():
+        print(f"{option(name):26} {value!r}")

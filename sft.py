@@ -31,7 +31,8 @@ def sft(
     somebody asked the run to stop. Call sft() inside `with policy.learning()`.
     """
     started = time.monotonic()
-    episodes = demonstrations(policy, make_env, seeds if cfg.sft_steps else [])
+    shown = seeds if cfg.sft_steps else []
+    episodes = [expert_episode(policy, make_env(), seed) for seed in shown]
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
     losses, tokens = [], 0
     batches = sft_batches(episodes, cfg.sft_batch, cfg.sft_steps, cfg.seed)
@@ -46,13 +47,6 @@ def sft(
         stop_here()
     ends = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
     return {"losses": ends, "tokens": tokens, "seconds": time.monotonic() - started}
-
-
-def demonstrations(
-    policy: Policy, make_env: Callable, seeds: list[int]
-) -> list[Episode]:
-    """One expert episode per seed."""
-    return [expert_episode(policy, make_env(), seed) for seed in seeds]
 
 
 def sft_step(
@@ -71,12 +65,12 @@ def sft_step(
     optimizer.zero_grad(set_to_none=True)
     # One denominator for the whole batch, however it is cut.
     n = sum(e.reply_tokens for e in episodes)
-    loss, pad = 0.0, policy.tokenizer.pad_token_id
     by_length = sorted(episodes, key=lambda e: len(e.token_ids))
-    episodes = parallel.share(by_length)  # this process's
+    own = parallel.share(by_length)  # this process's
     logprobs_of = plain_logprobs if plain else token_logprobs
-    for piece in cut(episodes, micro_tokens):
-        batch = collate([episodes[i] for i in piece], pad, policy.device)
+    loss, pad = 0.0, policy.tokenizer.pad_token_id
+    for piece in cut(own, micro_tokens):
+        batch = collate([own[i] for i in piece], pad, policy.device)
         logprobs, _ = logprobs_of(policy, batch.ids, batch.mask)  # [M]
         part_loss = -logprobs.sum() / n
         part_loss.backward()
@@ -104,12 +98,12 @@ if __name__ == "__main__":
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=32, lora_alpha=64)
-    make_env = lambda: Letters(3, "binary", think=True, style="states")
-    episode = demonstrations(policy, make_env, [5])[0]
+    env = Letters(3, "binary", think=True, style="states")
+    episode = expert_episode(policy, env, seed=5)
     tokens = [policy.tokenizer.decode([t]) for t in episode.token_ids]
     print("learnt tokens stand in brackets:\n")
     print("".join(f"[{t}]" if s else t for t, s in zip(tokens, episode.sampled)))
     optimizer = adam(policy, 1e-4)  # the default for models of this size
     for step in range(5):
-        found = sft_step(policy, optimizer, [episode], 8192)
-        print(f"step {step}  loss {found['loss']:.3f}")
+        loss = sft_step(policy, optimizer, [episode], 8192)["loss"]
+        print(f"step {step}  loss {loss:.3f}")

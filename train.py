@@ -18,23 +18,25 @@ if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":  # torchrun's 
     # before torch is imported
     print("torch is loading, which takes seconds", flush=True)
 
-import settings
 from bookkeeping import refusals
 from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
 from bookkeeping.run import open_run
-from evaluate import evaluate_only, evaluate_policy
+from evaluate import evaluate_only, evaluate_policy, headline, summarize
 from fast import parallel
 from fast.ahead import open_rollouts
-from fast.machine import choose_model, speak_utf8
-from grpo import advantages_of, check_names, update
+from fast.machine import checkpoint_activations, choose_model, speak_utf8
+from grpo import advantages_of, update
 from learn.failures import put_in
-from policy import adam, checkpoint_activations, load_policy, set_learning_rate
+from policy import adam, load_policy, set_learning_rate
 from settings import (
     Config,
+    command_line,
+    complete,
     dev_seeds,
     eval_sets,
     learning_rate,
     make_env,
+    model_request,
     sft_seeds,
     task_seeds,
 )
@@ -59,7 +61,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     reference = run.reference(policy)  # what --kl compares with
 
     # ---- GRPO: what scored above its group's mean becomes likelier -------------------
-    print(settings.healthy_loss(cfg))
+    print(refusals.healthy_loss(cfg))
     while not run.finished():
         # 1 sample: groups of k episodes of one task each, by the policy as it is now
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
@@ -71,7 +73,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
             stats = update(policy, optimizer, groups, advantages, cfg, reference)
         # 4 look: log it; evaluate and save now and then
         state.update += 1
-        run.log(groups, stats, rollouts)
+        run.log(groups, summarize(groups) | stats, rollouts)
         last = run.finished()
         if state.update % cfg.eval_every == 0 and not last:
             evaluate(cfg, run, policy, rollouts, "train")
@@ -90,12 +92,13 @@ def begin(cfg: Config, typed: set[str]):
     """
     run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
     put_in(cfg.break_)  # a mistake on purpose; "" makes none
-    chosen = choose_model(*settings.asked(cfg, typed))
+    chosen = choose_model(*model_request(cfg, typed))
     path, why, fits = parallel.from_first(chosen)
-    lora = (cfg.lora_rank, cfg.lora_alpha)
-    load = partial(load_policy, path, *lora, cfg.device, cfg.seed)
+    load = partial(
+        load_policy, path, cfg.lora_rank, cfg.lora_alpha, cfg.device, cfg.seed
+    )
     policy = load()
-    settings.complete(cfg, policy.n_parameters, why, path, fits)
+    complete(cfg, policy.n_parameters, why, path, fits)
     refusals.check(cfg)
     if cfg.gradient_checkpointing:
         checkpoint_activations(policy)
@@ -112,7 +115,8 @@ def evaluate(cfg: Config, run, policy, rollouts, stage: str) -> None:
         done = run.state.update
         roll = partial(rollouts.greedy, update=done)
         about = (dev_seeds(cfg), run.folder, stage, done)
-        run.log_evaluation(evaluate_policy(policy, roll, eval_sets(cfg), *about))
+        played = evaluate_policy(policy, roll, eval_sets(cfg), *about)
+        run.log_evaluation({tasks: headline(some) for tasks, some in played.items()})
 
 
 def main() -> None:
@@ -120,7 +124,7 @@ def main() -> None:
     speak_utf8()
     parallel.start()
     with one_sentence():
-        cfg, typed = settings.command_line(sys.argv[1:])
+        cfg, typed = command_line(sys.argv[1:])
         if cfg.api_base:
             from bridges.api import evaluate_api  # another model, over HTTP
 
@@ -128,8 +132,9 @@ def main() -> None:
         if cfg.eval_only:
             return evaluate_only(cfg, typed)
         if not cfg.resume and parallel.rank() == 0:
-            for refuse in (refusals.check, check_names, preflight):
-                refuse(cfg)
+            refusals.tell_unread(cfg, typed)
+            refusals.check(cfg)
+            preflight(cfg)
         train(cfg, typed)
         parallel.stop()
 

@@ -1,7 +1,8 @@
 """Is it a model that can be trained in a chat, and is it safe to load? Said in one sentence.
 
 A folder may come from anywhere. What is loaded is safetensors, without code of the model's own; and
-a model needs a chat template, an end-of-turn token, and a tokenizer that can write replies.
+a model needs a chat template, an end-of-turn token, and a tokenizer that can write replies. The end
+of the file says on which device it runs, and in which number format.
 
 Run me: `python -m bookkeeping.pretrained` loads pico_base and says how it ends a turn.
 """
@@ -10,12 +11,30 @@ import json
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from bookkeeping.records import printable
 
 
-def load_checked(name: str, dtype: torch.dtype):
-    """(tokenizer, causal LM) of a folder or hub id. ValueError if it is no model for chatting."""
+def load_checked(name: str, device: str, frozen: bool) -> tuple:
+    """(tokenizer, causal LM, the tokens that end a turn, device) of a folder or hub id.
+
+    frozen: its weights will not learn. They are then bfloat16 if the device supports it, else
+    float32: an Adam step of 5e-6 is lost in bfloat16's 8 bits. ValueError if it is no model for
+    chatting, SystemExit if there is no such device.
+    """
+    dtype = torch.bfloat16 if frozen and in_bfloat16(pick_device(device)) else torch.float32
+    tokenizer, lm = load_safely(name, dtype)
+    stop_ids = find_stops(tokenizer, lm)
+    check_tokenizer(tokenizer, lm)
+    # cuDNN plans attention anew for each shape, and every batch of ours has another. It has also
+    # read masks wrongly, without an error (pytorch#191612). torch's other kernels stay.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return tokenizer, lm, stop_ids, pick_device(device, lm.num_parameters())
+
+
+def load_safely(name: str, dtype: torch.dtype):
+    """(tokenizer, causal LM), from safetensors and without code of the model's own."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     ours = name.startswith(("runs/", "models/"))  # mistyped: nobody's name on the hub
@@ -98,9 +117,49 @@ def first_line(error: Exception) -> str:
     return printable(line[:300])
 
 
+# ----------------------------------------------------------------------------------------- devices
+
+FOR_MPS = 50e6  # parameters from which a Mac's GPU is taken: a guess, nobody has measured it
+
+
+def pick_device(device: str, n_parameters: float = 0) -> str:
+    """What --device means here, for a model of that size.
+
+    auto: an NVIDIA card; else a Mac's GPU (MPS), but not for a model as small as the embedded ones,
+    whose steps are dominated by the time it takes to start each operation; else the CPU. SystemExit
+    if there is no such device.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device == "auto":
+        alone = not dist.is_initialized()  # gloo adds up no gradients on MPS
+        on_mac = there["mps"] and n_parameters > FOR_MPS and alone
+        return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
+    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
+    kind, _, index = device.partition(":")
+    found = there.get(kind, False)
+    if index:
+        found = found and index.isdigit() and int(index) < torch.cuda.device_count()
+    if not found:
+        known = [name for name, is_here in there.items() if is_here and name != "meta"]
+        why = f"torch finds none here; there is {', '.join(known)}"
+        raise SystemExit(f"--device {device}: {why}")
+    return device
+
+
+def in_bfloat16(device) -> bool:
+    """Does this device compute in bfloat16?
+
+    Not CPUs, Macs, or cards older than Ampere (a T4): those use float32. float16, which a T4 would
+    compute faster, ends at 65,504: its gradients would need to be scaled, and nothing here does
+    that.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return device.type not in ("cpu", "mps")
+
+
 if __name__ == "__main__":
     models = Path(__file__).resolve().parents[1] / "models"
-    tokenizer, lm = load_checked(str(models / "pico_base"), torch.float32)
-    print(
-        "pico_base ends a turn with", tokenizer.convert_ids_to_tokens([*find_stops(tokenizer, lm)])
-    )
+    tokenizer, _, ends, device = load_checked(str(models / "pico_base"), "auto", frozen=True)
+    print("pico_base ends a turn with", tokenizer.convert_ids_to_tokens([*ends]), "on", device)

@@ -248,6 +248,15 @@ def thin(path: Path, most: int = MOST_BYTES) -> None:
         write_lines(path, [e for e in episodes if e["update"] in keep])
 
 
+def broken(groups: list[list]) -> str:
+    """What a person is told of failed episodes: how many, and the first."""
+    errors = [e.error for group in groups for e in group if e.stop_reason == "error"]
+    if not errors:
+        return ""
+    how_many = f"{len(errors)} of {sum(map(len, groups))} episodes"
+    return f"\n  {how_many} ended in an error and are left out: {errors[0]}"
+
+
 if __name__ == "__main__":
     import tempfile
 

@@ -9,20 +9,26 @@ Run me: `python -m bookkeeping.refusals` shows a refusal.
 
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
 
 from bookkeeping.presets import BY_ENV, PRESETS, by_env, kind
 from fast import parallel
+from fast.measure import IMPORTANCE
+from grpo import LOSSES
 from settings import (
     MOST_UPDATES,
+    OF_ENVIRONMENTS,
     SFT_SEEDS,
     TRAIN_SEEDS,
     Config,
+    class_of,
     fill,
     given,
     levels_of,
     make_env,
     mistake,
+    option,
     short,
 )
 
@@ -45,6 +51,8 @@ REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); 
     ("vllm_memory", lambda c, x: not 0 < x < 1, "must be a share of the card, between 0 and 1"),
     ("engine", lambda c, x: x not in ("auto", "torch", "vllm"), "choose auto, torch, vllm"),
     ("baseline", lambda c, x: x not in ("group", "batch", "none"), "choose group, batch, none"),
+    ("loss", lambda c, x: x not in LOSSES, f"choose {', '.join(LOSSES)}"),
+    ("importance", number(lambda x: x in IMPORTANCE), f"choose {', '.join(IMPORTANCE)}"),
     (
         "preset",
         lambda c, x: x and x not in PRESETS,
@@ -208,6 +216,47 @@ def check_level(cfg: Config) -> None:
         some = f"has {', '.join(found)}" if levels else "has no levels"
         refuse(cfg, "difficulty", f"{short(cfg.env)} {some}; see docs/fork.md")
     cfg.difficulty = found[str(cfg.difficulty)]  # "1" is a word if the class says so
+
+
+# {flag: the one without which it changes nothing}
+ONLY_WITH = {
+    "max_updates": "until_converged",
+    "lora_alpha": "lora_rank",
+    "api_concurrency": "api_base",
+}
+
+
+def tell_unread(cfg: Config, typed: set[str]) -> None:
+    """Name the flags that were typed, and that change nothing in this run."""
+    if kind(cfg.env) not in BY_ENV:
+        return  # check refuses it
+    useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - read_by(cfg.env))
+    if useless:
+        print(f"--env {cfg.env} does not read {', '.join(map(option, useless))}: without effect")
+    for name in sorted(typed & ONLY_WITH.keys()):
+        if not getattr(cfg, ONLY_WITH[name]):
+            print(f"{option(name)} changes nothing without {option(ONLY_WITH[name])}")
+
+
+def read_by(env: str) -> set[str]:
+    """Which of the flags that only some environments read this one does."""
+    others = {"yours": {"difficulty", "eval_other_tiers"}, "known": {"think"}}
+    if kind(env) in others:
+        return others[kind(env)]
+    own = {field.name for field in fields(class_of(env))}
+    found = {name for name, field in OF_ENVIRONMENTS.items() if field in own}
+    return found | {"eval_other_tiers"} if env == "letters" else found
+
+
+def healthy_loss(cfg: Config) -> str:
+    """A line to print: what is healthy on-policy, and what to watch."""
+    if cfg.epochs > 1 or cfg.async_rollouts:
+        return "the ratio leaves 1.000 here: watch the reward, clip_fraction and approx_kl"
+    if cfg.loss in ("grpo", "gspo") and cfg.baseline != "none" and not cfg.kl:
+        return "a loss near 0 and a ratio of 1.000 are healthy on-policy; watch the reward"
+    # dr_grpo and dapo weigh by length; the value of a log-prob is nowhere near 0, nor
+    # is a KL term
+    return "a ratio of 1.000 is healthy on-policy, any loss is; watch the reward"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ import metrics
 from bookkeeping import doctor, progress, records, tables
 from bookkeeping import folder as run_folder
 from bookkeeping.folder import load_checkpoint, save_checkpoint
-from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
 from fast.logprobs import token_logprobs
@@ -140,9 +139,12 @@ class Run:
         return self.after_sft or None
 
     def log(self, groups, stats: dict, rollouts) -> None:
-        """The line of an update: into metrics.jsonl, to wandb, onto the screen, past the doctor."""
+        """The line of an update: into metrics.jsonl, to wandb, onto the screen, past the doctor.
+
+        stats: what the batch earned (evaluate.summarize), and what the update says of itself.
+        """
         state, seconds = self.state, rollouts.seconds
-        line = {"update": state.update, "level": rollouts.level, **summarize(groups), **stats}
+        line = {"update": state.update, "level": rollouts.level, **stats}
         for part in SECONDS:
             line[f"seconds_{part}"] = seconds[part]
             state.seconds[part] += seconds[part]
@@ -156,7 +158,7 @@ class Run:
         minutes = (self.cfg.updates - state.update) * sum(seconds[part] for part in SECONDS) / 60
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
         own = tables.own_parts(names, self.cfg.env)
-        tqdm.write(one_line(line, own) + left + broken(groups))
+        tqdm.write(one_line(line, own) + left + records.broken(groups))
         newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)
         self.tell(doctor.symptoms(newest, self.rewards(), first_gap))
         if self.cfg.curriculum and state.level != self.cfg.difficulty:
@@ -193,17 +195,17 @@ class Run:
         self.state.tokens["sft"] += found["tokens"]
         self.state.tokens["trained"] += found["tokens"]
 
-    def log_evaluation(self, results: dict[str, list]) -> None:
+    def log_evaluation(self, results: dict[str, dict]) -> None:
         """An evaluation to wandb, past the doctor; evaluate.py has written evals.jsonl.
 
-        results: {tasks: episodes}.
+        results: {tasks: {measure: its interval}}.
         """
         evals = records.lines(self.folder / "evals.jsonl")
         # wandb has one row per update, and 0 is the update of both: before and after SFT.
         when = "eval" if evals[-1]["stage"] != "before" else "before"
         line = {"update": self.state.update}
-        for tasks, played in results.items():
-            line |= {f"{when}/{tasks}/{k}": v.mean for k, v in headline(played).items()}
+        for tasks, found in results.items():
+            line |= {f"{when}/{tasks}/{k}": v.mean for k, v in found.items()}
         self.to_wandb(line)
         self.tell(progress.symptoms(evals, self.rewards(), asdict(self.cfg)))
 

@@ -140,7 +140,7 @@ class InTurn:
 
 
 def play_job(policy: Policy, sampler, job: Job, clock: dict | None = None) -> list[list[Episode]]:
-    """Play a job with the weights as they are. clock: rollout.play adds its seconds to it.
+    """Play a job with the weights as they are. clock: gets the seconds of both parts.
 
     An evaluation (temperature 0) of conversations is played so many tasks at a time as the sampler
     can keep the caches of.
@@ -148,10 +148,30 @@ def play_job(policy: Policy, sampler, job: Job, clock: dict | None = None) -> li
     several_turns = getattr(job.make_env(), "max_turns", None) != 1
     most = getattr(sampler, "conversations", None)
     size = most if most and several_turns and job.temperature == 0 else max(1, len(job.seeds))
-    how, groups = (job.k, job.max_tokens, job.temperature, job.noise, clock), []
+    how, groups = (job.k, job.max_tokens, job.temperature, job.noise), []
+    timed, started = TimedSampler(sampler), time.perf_counter()
     for first in range(0, len(job.seeds), size):
-        groups += play(policy, sampler, job.make_env, job.seeds[first : first + size], *how)
+        groups += play(policy, timed, job.make_env, job.seeds[first : first + size], *how)
+    if clock is not None:
+        clock["rollout"] += timed.seconds
+        clock["environment"] += time.perf_counter() - started - timed.seconds
     return groups
+
+
+class TimedSampler:
+    """A sampler that counts the seconds in which it samples."""
+
+    def __init__(self, sampler):
+        self.sampler, self.seconds = sampler, 0.0
+
+    def __getattr__(self, name: str):
+        return getattr(self.sampler, name)
+
+    def sample(self, *given, **more):
+        started = time.perf_counter()
+        found = self.sampler.sample(*given, **more)
+        self.seconds += time.perf_counter() - started
+        return found
 
 
 def numbered(groups: list[list[Episode]]) -> list[list[Episode]]:
@@ -367,11 +387,12 @@ def second_share(cfg, policy: Policy) -> float:
     return 1 - (trainer + machine.CONTEXT) / card.gib
 
 
-def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_seeds: Callable):
+def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None):
     """Who plays the episodes: this process (InTurn) or, with --async-rollouts, a second (Ahead).
 
-    load() -> the same policy again; make_env(level) -> an environment; task_seeds(update) -> seeds.
-    Also sets up torch on a CPU: half of its threads are for a second process.
+    load() -> the same policy again; make_env(level) -> an environment; task_seeds(update) -> seeds;
+    evaluations need none of them. Also sets up torch on a CPU: half of its threads are for a second
+    process.
     """
     threads = machine.cpu_threads(cfg, policy)
     half = max(1, threads // 2)

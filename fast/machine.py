@@ -541,6 +541,21 @@ def where_is(model: str) -> str:
         return ""
 
 
+def checkpoint_activations(policy: Policy) -> None:
+    """Keep only each layer's input for the backward pass.
+
+    ValueError if the model has dropout.
+    """
+    layers = policy.lm.modules()
+    shares = [layer.p for layer in layers if isinstance(layer, torch.nn.Dropout)]
+    if any(shares) or getattr(policy.lm.config, "attention_dropout", 0):
+        why = "this model has dropout, which would come on too; leave one of them out"
+        raise ValueError(f"--gradient-checkpointing: {why}")
+    policy.lm.gradient_checkpointing_enable()
+    policy.lm.enable_input_require_grads()  # else a checkpoint passes no gradients on
+    policy.checkpointing = True
+
+
 if __name__ == "__main__":
     print(f"{sys.platform}: at most {peak_memory():.2f} GiB held so far")
     print(f"cores: {os.cpu_count()}, of which a container may use: {quota() or 'all'}")

@@ -305,7 +305,7 @@ def call_council(series: list[float], watch: Watch, epochs_since: int, confidenc
     The step has to be of so many standard errors. A kind proxy calls at most every five epochs: it
     takes time to see whether a meeting helped.
     """
-    stepped = metrics.change(series, confidence) is not None
+    stepped = len(metrics.cuts(np.array(series), confidence)) > 1
     return stepped or (epochs_since >= 5 and too_kind(watch))
 
 

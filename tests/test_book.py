@@ -45,7 +45,7 @@ def test_a_command_of_the_pages_can_be_given(command):
     """Its file or module is there, and train.py knows its flags."""
     words = shlex.split(command)
     if "train.py" in words:
-        settings.read_flags(words[words.index("train.py") + 1 :])
+        settings.command_line(words[words.index("train.py") + 1 :])
     elif "-m" in words:
         place = words[words.index("-m") + 1].replace(".", "/")
         ours = place.split("/")[0] in FOLDERS

@@ -70,7 +70,7 @@ def test_each_claim_has_its_numbers_and_commands(name, capsys):
     for line in runs.splitlines():
         if "train.py" in line:
             words = line.replace("SEED", "1").split("train.py")[1]
-            refusals.check(settings.read_flags(shlex.split(words))[0])
+            refusals.check(settings.command_line(shlex.split(words))[0])
     found = claims.checks(name)
     assert any(check.decides for check in found)
     for check in found + claims.checks(name, beside=True):

@@ -364,7 +364,9 @@ def test_replies_that_a_harder_level_cuts_short_are_no_broken_policy():
     assert "broken" in " ".join(doctor.look_at([line | {"level": 7} for line in lines]))
 
 
-def test_a_fall_that_is_small_beside_the_reward_is_not_past_its_best():
+def test_negative_rewards_fall_by_their_size():
+    assert doctor.collapse([], [-10.0] * 20 + [-10.6] * 20) is None
+    assert doctor.collapse([], [-10.0] * 20 + [-16.0] * 20) is not None
     best, now = ({"update": u, "reward": [x] * 256} for u, x in ((20, -10.072), (40, -10.092)))
     assert progress.past_its_best(best, now) == {}
     assert progress.past_its_best(best, now | {"reward": [-12.0] * 256})

@@ -180,15 +180,6 @@ def test_the_interval_is_over_tasks_because_episodes_of_one_task_are_alike():
     )  # premise: 32 episodes would look surer
 
 
-def test_the_reward_is_in_the_middle_of_its_interval_when_episodes_have_failed():
-    groups = [
-        [episode(1.0, exact=1.0), *[episode(stop="error")] * 7],
-        *[[episode(0.0, exact=0.0)] * 8] * 3,
-    ]
-    line = summarize(groups)  # 1 of 25 episodes, but 1 of 4 tasks
-    assert line["reward"] == 0.25 and line["reward_low"] < 0.25 < line["reward_high"]
-
-
 def test_a_group_that_broke_altogether_is_no_task():
     whole = [[episode(1.0, exact=1.0)] * 2, [episode(0.2, exact=0.0)] * 2]
     line = summarize([whole[0], [episode(stop="error")] * 2, whole[1]])

@@ -142,7 +142,7 @@ def test_what_fails_half_way_leaves_no_folder(runs, tmp_path, monkeypatch):
 )
 def test_the_flags_on_the_card_give_the_run_again(words):
     def complete(words: list[str]) -> settings.Config:
-        cfg, _ = settings.read_flags(words)
+        cfg, _ = settings.command_line(words)
         refusals.check(cfg)
         settings.fill(cfg, presets.by_size(900_000, cfg.env))
         return cfg

@@ -146,8 +146,10 @@ def test_a_mistake_that_would_not_be_made_is_refused(flags):
             ValueError,
             match=f"--break {name}: .* leave out --plain, --engine vllm and --async-rollouts",
         ):
-            refusals.check(settings.read_flags(["--break", name, *flags])[0])
-    refusals.check(settings.read_flags(["--break", "off-policy"])[0])  # its own flag samples ahead
+            refusals.check(settings.command_line(["--break", name, *flags])[0])
+    refusals.check(
+        settings.command_line(["--break", "off-policy"])[0]
+    )  # its own flag samples ahead
 
 
 def test_the_chapter_shows_itself():

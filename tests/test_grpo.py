@@ -2,16 +2,12 @@
 
 That one is written from the formulas as plain loops over episodes and tokens, with ratios away
 from 1, so that clipping is at work.
-
-Samples that another policy drew are tried with a policy so small that every episode it can play is
-in the batch, as often as it is played: an unbiased gradient is then the true one, and no estimate.
 """
 
 import itertools
 import math
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +16,9 @@ from hypothesis import strategies as st
 
 import grpo
 import settings
+from bookkeeping import refusals
+from fast.measure import IMPORTANCE
 from grpo import (
-    IMPORTANCE,
     LOSSES,
     Batch,
     Output,
@@ -352,7 +349,7 @@ def test_a_loss_near_0_is_called_healthy_where_it_is(load, flags):
     reference = {name: p.detach() * 0.5 for name, p in policy.trainable().items()}
     groups = make_groups(policy, REWARDS, noise=0.0)
     stats = train_on(policy, frozen(policy), groups, reference, **flags)
-    said = settings.healthy_loss(settings.Config(**flags))
+    said = refusals.healthy_loss(settings.Config(**flags))
     assert stats["ratio"] == pytest.approx(1, abs=1e-4)
     assert "ratio of 1.000" in said and "watch the reward" in said
     assert (abs(stats["loss"]) < 1e-4) == ("loss near 0" in said), stats["loss"]
@@ -474,20 +471,6 @@ def test_the_gradient_of_stale_samples_is_that_of_the_formulas(load, loss, impor
     check_gradient(policy, now, loss, share=1e-3, factors=factors)
 
 
-@pytest.mark.parametrize("importance", ["token", "sequence"])
-@pytest.mark.parametrize("loss", ["grpo", "dapo"])
-def test_the_kl_term_of_stale_samples_weighs_a_token_as_the_loss_does(load, loss, importance):
-    policy = load("qwen3", 4, awake=True)
-    groups = make_groups(policy, REWARDS, noise=0.0)
-    stir(policy, 0.05, seed=9)
-    reference = {name: 0.9 * p.detach() for name, p in policy.trainable().items()}
-    options = dict(kl=0.5, reference=reference)
-    factors = naive_factors(policy, groups, importance)
-    now = as_if_sampled_now(policy, groups, factors)
-    stats = run(policy, groups, loss, importance=importance, **options)
-    check_gradient(policy, now, loss, stats["loss"], factors=factors, **options)
-
-
 def test_importance_weights_by_hand():
     log_ratio = torch.tensor([0.5, 1.2, 0.0, -0.3]).log1p()  # ratios 1.5, 2.2 | 1, 0.7
     row = torch.tensor([0, 0, 2, 2])
@@ -497,83 +480,6 @@ def test_importance_weights_by_hand():
     assert weights("sequence", log_ratio, row, 5.0) == pytest.approx([3.3, 3.3, 0.7, 0.7])
     huge = torch.tensor([1e30, -1e30, 50.0, 80.0])  # what float32 cannot hold is held at the cap
     assert weights("token", huge, row) == pytest.approx([2.0, 0.0, 2.0, 2.0])
-
-
-class Table:
-    """A policy that says two words of three: three logits, then three for each first word."""
-
-    device, tokenizer = torch.device("cpu"), SimpleNamespace(pad_token_id=0)
-
-    def __init__(self, logits: torch.Tensor):
-        """logits [12]"""
-        first, second = logits[:3], logits[3:].view(3, 3)
-        self.parameters = {
-            "first": torch.nn.Parameter(first.clone()),
-            "second": torch.nn.Parameter(second.clone()),
-        }
-
-    def trainable(self) -> dict[str, torch.nn.Parameter]:
-        return self.parameters
-
-    def logprobs(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [N, 3], a 0 and two words from 1 on -> [N, 2]"""
-        first, second = (p.log_softmax(-1) for p in self.parameters.values())
-        return torch.stack([first[ids[:, 1] - 1], second[ids[:, 1] - 1, ids[:, 2] - 1]], 1)
-
-
-WORDS = list(itertools.product((1, 2, 3), repeat=2))
-PAYS = dict(zip(WORDS, (1.0, 0.0, 0.3, 0.0, 0.7, 0.2, 0.5, 0.0, 0.9)))
-EVERYTHING = torch.tensor([[0, *words] for words in WORDS])  # [9, 3]
-CHANCES = [2, 1, 1, 1, 1, 2, 2, 1, 1, 1, 2, 1]  # quarters
-SAMPLER = (torch.tensor(CHANCES) / 4).log()
-
-
-def distances(loss: str, moved: list[float]) -> tuple[dict, dict]:
-    """({importance: |gradient - true gradient| / |true gradient|}, {importance: share capped}).
-
-    The samples are SAMPLER's, the policy is `moved` away from it. The group holds 16 episodes:
-    everything that the sampler can say, each as often as its probability.
-    """
-    policy = Table(SAMPLER + torch.tensor(moved))
-    pays = torch.tensor(list(PAYS.values()))
-    expected_reward = (policy.logprobs(EVERYTHING).sum(1).exp() * pays).sum()
-    expected_reward.backward()
-    flat = lambda: torch.cat([g.flatten() for g in gradients(policy).values()])
-    truth, group = flat(), []
-    with torch.no_grad():
-        drawn = Table(SAMPLER).logprobs(EVERYTHING).tolist()
-    for words, logp in zip(WORDS, drawn):
-        ids, sampled, old = [0, *words], [False, True, True], [0.0, *logp]
-        one = Episode(0, 0, ids, sampled, old, turns=1, reward=PAYS[words])
-        group += [replace(one) for _ in range(round(16 * math.exp(sum(logp))))]
-    assert len(group) == 16
-    share = 1 / (16 * MAX_TOKENS) if loss == "dr_grpo" else 1 / 32  # of a token in the loss
-    of_table = lambda policy, ids, mask, _: (policy.logprobs(ids)[mask], torch.zeros(mask.sum()))
-    far, capped = {}, {}
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (grpo,):
-            patch.setattr(module, "token_logprobs", of_table)
-        for importance in IMPORTANCE[1:]:
-            stats = run(policy, [group], loss, importance=importance)
-            ours = -flat() / (16 * share)
-            far[importance] = ((ours - truth).norm() / truth.norm()).item()
-            capped[importance] = stats.get("capped", 0.0)
-    return far, capped
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_importance_by_episode_is_unbiased_and_by_token_better_than_none(loss):
-    moved = [0.2, -0.15, -0.1, 0.1, -0.2, 0.1, -0.1, 0.2, 0.0, 0.2, 0.0, -0.2]
-    far, capped = distances(loss, moved)
-    assert capped == {"none": 0, "token": 0, "sequence": 0}
-    assert far["sequence"] < 1e-4 < far["token"] < 0.8 * far["none"]
-
-
-def test_beyond_the_cap_importance_is_biased_and_still_better_than_none():
-    moved = [-1.2, 0.9, 0.3, -0.5, 0.2, 0.1, 0.3, 1.0, -0.8, -0.2, 0.4, 0.6]
-    far, capped = distances("grpo", moved)
-    assert 0 < capped["token"] < 1 and 0 < capped["sequence"] < 1
-    assert 1e-2 < far["sequence"] < far["none"] and far["token"] < far["none"]
 
 
 # --------------------------------------- what a forker writes (docs/fork.md), in at most ten lines

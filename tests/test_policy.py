@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import policy as policy_module
+from bookkeeping import pretrained
 from fast import machine as plan
 from fast.logprobs import logit_scale, token_logprobs
-from fast.machine import choose_model, here, out_of_memory
+from fast.machine import checkpoint_activations, choose_model, here, out_of_memory
 from helpers import assert_one_sentence, random_rows, write_folder
-from policy import PICO, PICO_SWARM, PlainSampler, checkpoint_activations, load_policy, pick_device
+from policy import PICO, PICO_SWARM, PlainSampler, load_policy, pick_device
 from steps import assert_close, gradients, snapshot
 
 MASK = torch.ones(2, 9, dtype=torch.bool)
@@ -236,7 +236,7 @@ def test_a_mac_has_its_gpu_for_a_model_that_is_not_small(monkeypatch):
     assert pick_device("auto", 0.9e6) == pick_device("auto") == "cpu"
     assert pick_device("auto", 0.6e9) == pick_device("mps") == "mps"
     assert "0.9M parameters are faster here than on MPS" in placed("cpu", 0.9e6)
-    monkeypatch.setattr(policy_module.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(pretrained.dist, "is_initialized", lambda: True)
     assert pick_device("auto", 0.6e9) == "cpu"  # gloo adds up no gradients on MPS
 
 

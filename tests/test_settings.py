@@ -99,14 +99,13 @@ def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, aft
         ("--env sums.py:Sums --reward binary --no-think --k 4", "does not read --reward, --think"),
         ("--env alphabet --difficulty 6", "--env alphabet does not read --difficulty"),
         ("--env swarm --difficulty easy --set floor=1 --no-think", ""),
-        ("--resume runs/x --env alphabet --difficulty 1", ""),  # the folder says which it is
         ("--max-updates 30", "--max-updates changes nothing without --until-converged"),
         ("--lora-rank 0 --lora-alpha 8", "--lora-alpha changes nothing without --lora-rank"),
         ("--max-updates 30 --until-converged", ""),
     ],
 )
 def test_flags_that_change_nothing_are_named(capsys, words, told):
-    settings.command_line(words.split())
+    refusals.tell_unread(*settings.command_line(words.split()))
     said = capsys.readouterr().out
     assert told in said and bool(said) == bool(told)
 
@@ -122,6 +121,8 @@ REFUSED = [  # (flags, what is said)
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
     ({"engine": "vllm"}, "--engine vllm: in several processes it needs one of its own"),
     ({"engine": "tpu"}, "--engine tpu: choose auto, torch, vllm"),
+    ({"loss": "ppo"}, "--loss ppo: choose reinforce, grpo, dr_grpo"),
+    ({"importance": "all"}, "--importance all: choose clip, none, token, sequence"),
     ({"baseline": "mean"}, "--baseline mean: choose group, batch, none"),
     ({"preset": "sede"}, "--preset sede: choose seed, swarm-published"),
     ({"loss": "reinforce", "epochs": 2}, "--loss reinforce: it has no importance ratio"),
@@ -268,7 +269,7 @@ def test_a_run_keeps_the_model_and_the_settings_that_auto_chose():
         settings.complete(cfg, 4e9, "because", path, {"micro_tokens": 4096})
         assert (cfg.model, cfg.micro_tokens) == (kept, 4096)
     words = "--env swarm --device cpu --micro-tokens None --vllm-memory 0.3 --no-plain"
-    model, env, device, asked = settings.asked(*settings.command_line(words.split()))
+    model, env, device, asked = settings.model_request(*settings.command_line(words.split()))
     assert (model, env, device) == ("auto", "swarm", "cpu")  # auto and None leave the choice
     assert asked == {"env": "swarm", "device": "cpu", "vllm_memory": 0.3, "plain": False}
 

@@ -102,9 +102,9 @@ def test_every_arm_can_be_run_and_the_results_have_what_was_planned(name):
         assert [seed["seed"] for seed in kept["seeds"]] == list(range(planned))
         assert set(a["worlds"]) <= table.worlds.keys() and (a["of"] or arm) in table.arms
         for flags in {*a["sweep"]} or {""}:
-            settings.read_flags(table.flags_of(arm, flags).split())
+            settings.command_line(table.flags_of(arm, flags).split())
     for flags in table.worlds.values():
-        settings.read_flags(f"{table.flags} {flags}".split())
+        settings.command_line(f"{table.flags} {flags}".split())
 
 
 # ------------------------------------------------------------------------------- replies begun

@@ -404,7 +404,7 @@ def evaluated(folder: Path, *flags) -> tuple[dict, str]:
 def test_eval_only_plays_the_checkpoint_on_other_scenarios_and_keeps_the_result(economy):
     line, said = evaluated(economy, "--env", "swarm", "--difficulty", "hard", "--eval-n", 3)
     assert (line["tasks"], line["trained"], len(line["reward"])) == ("hard v0.2", False, 3)
-    assert "expert" in said and "n=3" in said and "payoff" in said
+    assert "n=3" in said and "payoff" in said
     done = run("--eval-only", economy, "--lr", "0.5")
     assert done.returncode == 1 and "--lr" in done.stderr and "Traceback" not in done.stderr
 
