@@ -20,8 +20,7 @@ import torch
 import warm
 from bookkeeping.records import lines
 from fast import parallel
-from fast.ahead import numbered
-from rollout import Episode, play
+from rollout import play
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -187,13 +186,6 @@ def test_there_is_a_card_for_every_rank_or_a_sentence(monkeypatch):
         parallel.start()
 
 
-def test_a_size_without_a_rank_is_a_sentence(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with pytest.raises(SystemExit, match="start it with torchrun, or unset WORLD_SIZE"):
-        parallel.start()
-
-
 @pytest.mark.parametrize("named", ["0,1", "-1", ""])
 def test_cards_that_are_named_and_not_there_are_no_cards(monkeypatch, named):
     joined = []
@@ -206,12 +198,6 @@ def test_cards_that_are_named_and_not_there_are_no_cards(monkeypatch, named):
     monkeypatch.setattr(parallel, "rank", lambda: 0)
     parallel.start()
     assert joined == ["gloo"]
-
-
-def test_groups_of_several_processes_have_numbers_of_their_own():
-    # each process counted from 0
-    two = [[Episode(seed, 0, [1], [True], [0.0]) for _ in range(2)] for seed in (7, 8)]
-    assert [[e.group for e in group] for group in numbered(two)] == [[0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize("rank, silent", [(0, False), (1, True)])
