@@ -158,6 +158,10 @@ def player(pipe, load_policy: Callable, make_sampler: Callable, threads: int) ->
             policy = load_policy()
             machine.use_cpu(policy.device, threads)
             sampler = make_sampler(policy)
+            if policy.device.type == "cuda" and isinstance(sampler, TorchSampler):
+                # It decodes as many rows as there is memory for, and takes fewer if there is none.
+                # A trainer cannot, so half of the card is its own. vLLM has a share as it is.
+                torch.cuda.set_per_process_memory_fraction(0.5, policy.device.index)
             while True:
                 weights, job, version = pipe.recv()
                 with torch.no_grad():
@@ -236,18 +240,6 @@ class Ahead(InTurn):
         self.sampler.close()
 
 
-def second_sampler(cfg, policy: Policy):
-    """The sampler of a second process, which leaves the trainer its half of a card.
-
-    Our own decodes as many rows as there is memory for: if none is left it takes fewer. A trainer
-    cannot, so without a limit its first update would end the run. vLLM has a share of its own.
-    """
-    sampler = make_sampler(cfg, policy)
-    if policy.device.type == "cuda" and isinstance(sampler, TorchSampler):
-        torch.cuda.set_per_process_memory_fraction(0.5, policy.device.index)
-    return sampler
-
-
 def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_seeds: Callable):
     """Who plays the episodes: this process (InTurn) or, with --async-rollouts, a second (Ahead).
 
@@ -260,7 +252,7 @@ def open_rollouts(cfg, policy: Policy, load: Callable, make_env: Callable, task_
     machine.use_cpu(policy.device, threads)
     print(machine.here(cfg, policy))
     if cfg.async_rollouts:
-        second = SecondProcess(load, partial(second_sampler, cfg), threads)
+        second = SecondProcess(load, partial(make_sampler, cfg), threads)
         return Ahead(cfg, policy, second, make_env, task_seeds)
     return InTurn(cfg, policy, make_sampler(cfg, policy), make_env, task_seeds)
 

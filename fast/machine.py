@@ -93,8 +93,7 @@ def in_time(seconds: float, call: Callable, *given):
     expressions included, but not C code that never comes back to Python. It rings again every
     second, in case the call swallows it.
     """
-    main = threading.current_thread() is threading.main_thread()
-    if not (main and hasattr(signal, "setitimer") and hasattr(signal, "SIGALRM")):
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         return in_thread(seconds, call, *given)
 
     def ring(*_):
@@ -252,7 +251,7 @@ def here(cfg, policy: Policy) -> str:
 # A run's peak is what it always holds (CUDA's context, the weights, what learns and its two moments
 # in Adam) and the larger of sampling (a second copy of the weights, keys and values) and training
 # (gradients, activations, the logits of a chunk). --model auto takes the largest model of ROOMY
-# that fits and has room, and the first of MENDS that makes it fit. They change how an update is
+# that fits and has room, and the first of TRIES that makes it fit. They change how an update is
 # computed and never what is learnt; all that was typed stays as it is.
 #
 # GiB: weights in bfloat16; LoRA 32 in float32; and of 1,024 tokens the keys and values, an update's
@@ -295,14 +294,14 @@ DEFAULTS = {
 }
 # What may be set to make it fit: the first that does is taken. A third of the speed is lost last,
 # and vLLM is given up after that.
-SHARES = ({}, {"vllm_memory": 0.4}, {"vllm_memory": 0.5}, {"vllm_memory": 0.6})
+SHARES = [{"vllm_memory": share} for share in (0.4, 0.5, 0.6)]
 MENDS = (
     {},
     {"micro_tokens": 4096},
     {"gradient_checkpointing": True},
     {"gradient_checkpointing": True, "micro_tokens": 4096},
 )
-TRIES = [one | mend for one, mend in product((*SHARES, {"engine": "torch"}), MENDS)]
+TRIES = [first | mend for first, mend in product(({}, *SHARES, {"engine": "torch"}), MENDS)]
 
 
 @dataclass(frozen=True)
@@ -311,8 +310,7 @@ class Card:
     bfloat16: bool = True  # no: all of the plan in float32, twice as wide
 
     def __str__(self) -> str:
-        what = "" if self.bfloat16 else " in float32 (this card has no bfloat16)"
-        return f"{self.gib:.0f} GB of GPU memory{what}"
+        return f"{self.gib:.0f} GB of GPU memory"
 
 
 CARDS = {
@@ -422,16 +420,13 @@ def choose_model(
         return EMBEDDED.get(name, name), f"model {name}, as asked{advice}", {}
     why = "a CPU was asked for" if torch.cuda.is_available() else "no CUDA device"
     if on_card:
-        card, asked, away = card_of(device), asked or {}, []
-        flags = typed({flag: value for flag, value in asked.items() if flag in DEFAULTS})
-        why = f"{card} are too few for --env {env} {flags}".strip()
+        card, asked = card_of(device), asked or {}
         for model, settings, peak in choices(env, card, engine_for(asked, device), asked):
             if within_reach(model):
-                how = typed(settings) or "the defaults"
-                took = f"{model}: the choice for {card}, with {how} (about {peak:.0f} GB, computed)"
-                return model, f"{took}; {why}" if away else took, settings
-            away.append(model)
-            why = f"the hub cannot be reached for {', '.join(away)}"
+                how = f"with {typed(settings) or 'the defaults'} (about {peak:.0f} GB, computed)"
+                return model, f"{model}: the choice for {card}, {how}", settings
+        flags = typed({flag: value for flag, value in asked.items() if flag in DEFAULTS})
+        why = f"no Qwen3 fits {card} with --env {env} {flags}".strip() + " and can be reached"
     small = PICO_SWARM if env == "swarm" else PICO
     fallback = f"so the embedded {small.name} (0.9M parameters) plays the policy"
     return str(small), f"{why}, {fallback}", {}
@@ -472,11 +467,10 @@ def within_reach(model: str) -> bool:
     """Is it in the local cache, or does the hub answer?"""
     from huggingface_hub import hf_hub_download
 
-    try:
+    with suppress(Exception):  # no network, a proxy that says no, a hub that is down: all the same
         hf_hub_download(model, "config.json", etag_timeout=5)
         return True
-    except Exception:  # no network, a proxy that says no, a hub that is down: all the same here
-        return False
+    return False
 
 
 if __name__ == "__main__":

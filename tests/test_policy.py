@@ -187,7 +187,7 @@ def test_auto_takes_the_largest_model_that_has_room_and_the_mildest_settings_tha
     path, why, found = choose_model("auto", env, "auto", asked)
     small = str(PICO_SWARM if env == "swarm" else PICO)
     assert (path, found) == (model or small, fits) and not found.keys() & asked.keys()
-    assert why.startswith(f"{model}: the choice" if model else f"{memory:.0f} GB of GPU memory")
+    assert why.startswith(f"{model}: the choice" if model else "no Qwen3 fits")
 
 
 def test_without_card_or_hub_auto_takes_what_is_there_and_a_named_model_is_taken(card):
@@ -195,10 +195,10 @@ def test_without_card_or_hub_auto_takes_what_is_there_and_a_named_model_is_taken
     assert taken == [str(PICO), str(PICO_SWARM)]
     card(79.1, hub=lambda model: model == SIX)
     path, why, _ = choose_model("auto", asked={})
-    assert path == SIX and why.endswith(f"; the hub cannot be reached for {B16}, {T17}")
+    assert path == SIX and why.startswith(f"{SIX}: the choice")
     card(79.1, hub=lambda model: False)
     path, why, fits = choose_model("auto", asked={})
-    assert path == str(PICO) and why.startswith("the hub cannot be reached for") and not fits
+    assert path == str(PICO) and " and can be reached, so" in why and not fits
     path, why, _ = choose_model("auto", "letters", "cpu", {})
     assert path == str(PICO) and why.startswith("a CPU was asked for")
     card(39.4)
