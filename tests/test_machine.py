@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -142,10 +143,9 @@ def test_without_timer_signals_the_main_thread_has_a_limit_too(monkeypatch):
 
 def test_a_call_that_swallows_its_alarm_is_stopped_by_the_next_and_none_rings_later():
     def swallows():
-        try:
+        with suppress(BaseException):
             time.sleep(9)
-        except BaseException:
-            time.sleep(9)
+        time.sleep(9)
 
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(Hung):
@@ -239,14 +239,12 @@ PAGE = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
 
 def test_the_plan_has_the_defaults_of_the_settings():
     """fast/ may not import settings.py, where each is declared."""
-    turns_of = {"letters": 1, "alphabet": 3, "swarm": 25, "yours": 1}
+    defaults = {name: getattr(Config, name) for name in machine.DEFAULTS}
     for env, (turns, tokens, between) in machine.TALK.items():
         large = presets.by_size(1e9, env)
-        assert (turns, tokens) == (turns_of[env], large["max_tokens"])
-        longest, opening = turns * tokens + between, tokens + between
-        assert between > 150 and machine.conversation(env) == (longest, opening)
-        defaults = {name: getattr(Config, name) for name in machine.DEFAULTS}
         assert machine.DEFAULTS == defaults | {name: large[name] for name in ("micro_tokens", "k")}
+        longest, opening = turns * tokens + between, tokens + between
+        assert tokens == large["max_tokens"] and machine.conversation(env) == (longest, opening)
     assert machine.conversation("letters", 100) == (292, 292)
     assert machine.conversation("mine.py:Mine") == machine.conversation("yours")
 
@@ -322,12 +320,10 @@ def test_a_plan_adds_up():
     # weights, copy, gradient, two moments: float32
     full = machine.plan(BIG, "letters", A100, "torch", {"lora_rank": 0})
     assert full.training > 5 * 2 * weights > A100.gib - 5
-
-
-def test_vllm_needs_room_for_the_longest_conversation():
-    """25 replies of 2,048 are longer than the 32,768 tokens that it has room for otherwise."""
-    share = (7.5 + machine.VLLM_ROOM + 6) / A100.gib
-    asked = {"gradient_checkpointing": True, "vllm_memory": share}
-    short, long = (asked | {"max_tokens": n} for n in (512, 2048))
-    assert machine.plan(BIG, "swarm", A100, "vllm", long).sampling == float("inf")
-    assert machine.plan(BIG, "swarm", A100, "vllm", short).sampling < A100.gib
+    # vLLM's cache needs room for the longest conversation: 25 replies of 2,048 are longer than the
+    # 32,768 tokens that it has room for otherwise
+    share = {"vllm_memory": (7.5 + machine.VLLM_ROOM + 6) / A100.gib}
+    sampling = lambda n: (
+        machine.plan(BIG, "swarm", A100, "vllm", share | {"max_tokens": n}).sampling
+    )
+    assert sampling(512) < A100.gib and sampling(2048) == float("inf")
