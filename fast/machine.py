@@ -1,11 +1,11 @@
 """The machine that a run finds: its system, its memory, its engine, and the model that fits.
 
     what                    Linux            macOS            Windows
-    most memory so far      resource, KiB    resource, bytes  psutil
+    most memory so far      resource, KiB    resource, bytes  psutil: the present
     a call's limit in time  SIGALRM          SIGALRM          a thread, abandoned if late
     a file on the disk      fsync            fsync            fsync of what may be written
     a folder's names        fsync            fsync            the system's business
-    a container's quota     cgroup           no such thing    no such thing
+    a container's quota     cgroup, v2       no such thing    no such thing
 
 Only Linux is run by us; tests/test_machine.py takes away what the others lack. The second half of
 the file plans the memory of a card, and chooses the model and settings that fit it.
@@ -15,17 +15,18 @@ Run me: `python -m fast.machine` says what this machine has, and what fits on wh
 
 import ctypes
 import importlib.util
-import json
 import os
 import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -40,31 +41,26 @@ WINDOWS = os.name == "nt"
 
 
 def peak_memory() -> float:
-    """GiB that this process has held at once, at most; what it holds, if nobody counts that."""
+    """GiB that this process has held at once, at most; on Windows, what it holds now."""
     try:
         import resource
-    except ImportError:  # Windows
+    except ImportError:
         import psutil
 
-        memory = psutil.Process().memory_info()
-        return getattr(memory, "peak_wset", memory.rss) / 2**30
+        return psutil.Process().memory_info().rss / 2**30
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """How many cores this container may use at a time (docker --cpus).
+    """How many cores this container may use at a time (docker --cpus); None: no limit.
 
-    None: no limit, or none that can be read. torch counts all cores that it sees.
+    torch counts all cores that it sees.
     """
     try:
-        if (root / "cpu.max").exists():  # version 2
-            most, period = (root / "cpu.max").read_text(encoding="utf-8").split()
-        else:
-            files = (root / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
-            most, period = (file.read_text(encoding="utf-8") for file in files)
-        return int(most) / int(period) if int(most) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):  # ValueError: "max"
+        most, period = (root / "cpu.max").read_text(encoding="utf-8").split()
+        return int(most) / int(period)
+    except (OSError, ValueError):  # no such file, or "max"
         return None
 
 
@@ -97,28 +93,22 @@ def in_time(seconds: float, call: Callable, *given):
     expressions included, but not C code that never comes back to Python. It rings again every
     second, in case the call swallows it.
     """
-    main = threading.current_thread() is threading.main_thread()
-    if not (main and hasattr(signal, "setitimer") and hasattr(signal, "SIGALRM")):
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         return in_thread(seconds, call, *given)
-    armed = True
 
     def ring(*_):
-        if armed:
-            raise Hung(f"no answer within {seconds:g} seconds")
+        raise Hung(f"no answer within {seconds:g} seconds")
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-        return call(*given)
-    finally:
-        while True:  # it may ring in these very lines
-            try:
-                armed = False
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, before)
-                break
-            except Hung:
-                pass
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+            return call(*given)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # again, because it may have rung in the line above
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def in_thread(seconds: float, call: Callable, *given):
@@ -127,23 +117,22 @@ def in_thread(seconds: float, call: Callable, *given):
     Nobody can end a thread in Python. One that is late is left alone: a call that loops for ever
     goes on taking its share of this process, and only its result is ignored.
     """
-    answers: list = []
+    answer = Future()
 
     def work():
         try:
-            answers.append((call(*given), None))
+            answer.set_result(call(*given))
         except BaseException as error:  # whatever it is, it is the caller's
-            answers.append((None, error))
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not answers:
-        raise Hung(f"no answer within {seconds:g} seconds")
-    answer, error = answers[0]
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        error = answer.exception(timeout=seconds)
+    except TimeoutError:
+        raise Hung(f"no answer within {seconds:g} seconds") from None
     if error is not None:
         raise error
-    return answer
+    return answer.result()
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -166,9 +155,8 @@ NO_ROOM = (
 
 def out_of_memory(error: Exception) -> bool:
     """Is this a GPU without room?"""
-    if type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_ROOM)
+    said = isinstance(error, RuntimeError) and any(text in str(error) for text in NO_ROOM)
+    return said or isinstance(error, torch.OutOfMemoryError)
 
 
 def give_back_memory() -> None:
@@ -196,9 +184,8 @@ def cpu_threads(cfg, policy: Policy) -> int:
     most = torch.get_num_threads()
     if cfg.threads or "OMP_NUM_THREADS" in os.environ:
         return cfg.threads or most
-    if policy.lm.config.get_text_config().hidden_size <= NARROW:
-        most = min(most, MOST_THREADS)
-    return min(most, max(1, int(quota() or most)))
+    narrow = policy.lm.config.get_text_config().hidden_size <= NARROW
+    return max(1, int(min(most, MOST_THREADS if narrow else most, quota() or most)))
 
 
 def use_cpu(device, threads: int) -> None:
@@ -210,73 +197,53 @@ def use_cpu(device, threads: int) -> None:
     that were sampled: so its error is measured, here. (On a card it would mean TF32 or worse.)
     """
     torch.set_num_threads(threads)
-    if torch.device(device).type == "cpu" and product_error("medium") < 1e-5:
+    if torch.device(device).type == "cpu":
+        x, weight = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
+        exact = F.linear(x.double(), weight.double())
         torch.set_float32_matmul_precision("medium")
-
-
-def product_error(precision: str) -> float:
-    """The relative error of a float32 product at one of torch's matmul precisions."""
-    before = torch.get_float32_matmul_precision()
-    x, weight = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
-    exact = F.linear(x.double(), weight.double())
-    torch.set_float32_matmul_precision(precision)
-    found = F.linear(x, weight)
-    torch.set_float32_matmul_precision(before)
-    return ((found - exact).norm() / exact.norm()).item()
-
-
-def engine_of(device) -> str:
-    """What --engine auto means: vllm if it is installed, and the card computes in bfloat16."""
-    has_vllm = torch.device(device).type == "cuda" and importlib.util.find_spec("vllm")
-    return "vllm" if has_vllm and in_bfloat16(device) else "torch"
+        error = (F.linear(x, weight) - exact).norm() / exact.norm()
+        torch.set_float32_matmul_precision("medium" if error < 1e-5 else "highest")
 
 
 def which(cfg, device) -> tuple[str, str]:
     """(plain, torch or vllm, why) for cfg.engine on this device. ValueError if that cannot be."""
     if cfg.plain:
         return "plain", "--plain"
-    on_card = torch.device(device).type == "cuda"
-    if cfg.engine == "vllm" and on_card and not in_bfloat16(device) and cfg.lora_rank:
+    on_card, exact = torch.device(device).type == "cuda", not in_bfloat16(device)
+    if cfg.engine == "vllm" and on_card and exact and cfg.lora_rank:
         raise ValueError(  # its kernels assert it (vllm/lora/ops/triton_ops/lora_shrink_op.py)
             "--engine vllm: this card has no bfloat16, and vLLM has no LoRA in float32; "
             "take --engine torch"
         )
     if cfg.engine != "auto":
         return cfg.engine, f"--engine {cfg.engine}"
-    if engine_of(device) == "torch":
-        if not on_card:
-            return "torch", "vLLM is for NVIDIA cards"
-        installed = importlib.util.find_spec("vllm")
-        return "torch", "vLLM needs bfloat16" if installed else "vLLM is not installed"
-    if parallel.world() > 1 and not cfg.async_rollouts:
-        return "torch", "several processes train (--async-rollouts 1 uses vLLM)"
-    return "vllm", "vLLM is installed"
+    against = {
+        "vLLM is for NVIDIA cards": not on_card,
+        "vLLM is not installed": not importlib.util.find_spec("vllm"),
+        "vLLM needs bfloat16": exact,
+        "several processes train (--async-rollouts 1 uses vLLM)": (
+            parallel.world() > 1 and not cfg.async_rollouts
+        ),
+    }
+    why = next((reason for reason, holds in against.items() if holds), "")
+    return ("torch", why) if why else ("vllm", "vLLM is installed")
 
 
 def here(cfg, policy: Policy) -> str:
     """One line: on which device, in which number format and with which engine, and why."""
     engine, why = which(cfg, policy.device)
-    kind, size = policy.device.type, f"{policy.n_parameters / 1e6:.1f}M parameters"
     wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
-    reasons = [f"--device {cfg.device}"] if cfg.device != "auto" else []
+    kind, n = policy.device.type, torch.get_num_threads()
+    where = f"{platform.machine()} CPU with {n} thread{'s' * (n != 1)}"
+    reason = "no CUDA device" if cfg.device == "auto" else f"--device {cfg.device}"
     if kind == "cuda":
-        name = torch.cuda.get_device_name(policy.device)
-        where = f"{name} with {card_memory(policy.device):.0f} GB"
-        if not in_bfloat16(policy.device):
-            reasons.append("this card has no bfloat16")
-        elif wide == "float32":
-            reasons.append("all weights learn, and an Adam step is lost in bfloat16")
+        card = card_of(policy.device)
+        where = f"{torch.cuda.get_device_name(policy.device)} with {card.gib:.0f} GB"
+        reason = "" if card.bfloat16 else "this card has no bfloat16"
     elif kind == "mps":
-        where = "Apple's GPU (MPS), on which we have not run it"
-    else:
-        n = torch.get_num_threads()
-        where = f"{platform.machine()} CPU with {n} thread{'s' * (n != 1)}"
-        if torch.backends.mps.is_available() and not reasons:
-            reasons.append(f"a guess: {size} are faster here than on MPS, try --device mps")
-        elif not reasons:
-            reasons.append("no CUDA device")
+        where, reason = "Apple's GPU (MPS), on which we have not run it", ""
     own = {"plain": "the plain sampler", "torch": "our own sampler", "vllm": "vLLM"}[engine]
-    return f"here: {where}, {wide}, {own} ({'; '.join([*reasons, why])})"
+    return f"here: {where}, {wide}, {own} ({'; '.join(filter(None, [reason, why]))})"
 
 
 # ------------------------------------------------------------------------------- what fits a card
@@ -284,7 +251,7 @@ def here(cfg, policy: Policy) -> str:
 # A run's peak is what it always holds (CUDA's context, the weights, what learns and its two moments
 # in Adam) and the larger of sampling (a second copy of the weights, keys and values) and training
 # (gradients, activations, the logits of a chunk). --model auto takes the largest model of ROOMY
-# that fits and has room, and the first of MENDS that makes it fit. They change how an update is
+# that fits and has room, and the first of TRIES that makes it fit. They change how an update is
 # computed and never what is learnt; all that was typed stays as it is.
 #
 # GiB: weights in bfloat16; LoRA 32 in float32; and of 1,024 tokens the keys and values, an update's
@@ -312,30 +279,39 @@ TALK = {
     "swarm": (25, 512, 4700),
     "yours": (1, 512, 3584),
 }
-# What a run has unless it says otherwise: settings.py's defaults (a test compares).
+# What the plan reads of a run, and what it has unless it says otherwise: settings.py's defaults (a
+# test compares).
 DEFAULTS = {
     "lora_rank": 32,
     "k": 16,
+    "max_tokens": None,
     "micro_tokens": 8192,
     "gradient_checkpointing": False,
+    "engine": "auto",
+    "plain": False,
     "vllm_memory": 0.3,
     "vllm_sleep": True,
+    "async_rollouts": 0,
 }
-# What may be set to make it fit: the first that does is taken. A third of the speed is lost last.
+# What may be set to make it fit: the first that does is taken. A third of the speed is lost last,
+# and vLLM is given up after that.
+SHARES = [{"vllm_memory": share} for share in (0.4, 0.5, 0.6)]
 MENDS = (
     {},
     {"micro_tokens": 4096},
     {"gradient_checkpointing": True},
     {"gradient_checkpointing": True, "micro_tokens": 4096},
 )
-SHARES = ({}, {"vllm_memory": 0.4}, {"vllm_memory": 0.5}, {"vllm_memory": 0.6})  # if vLLM samples
-READ = {*DEFAULTS, "engine", "max_tokens", "async_rollouts", "plain"}  # flags that the plan reads
+TRIES = [first | mend for first, mend in product(({}, *SHARES, {"engine": "torch"}), MENDS)]
 
 
 @dataclass(frozen=True)
 class Card:
     gib: float  # usable, as torch reports it
     bfloat16: bool = True  # no: all of the plan in float32, twice as wide
+
+    def __str__(self) -> str:
+        return f"{self.gib:.0f} GB of GPU memory"
 
 
 CARDS = {
@@ -353,17 +329,9 @@ CARDS = {
 class Plan:
     """GiB on a card, of a run of a model of SIZES."""
 
-    sampling: float  # at the peak of sampling
+    sampling: float  # at the peak of sampling; infinite if vLLM has no room for its cache
     training: float  # at the peak of an update
-    trainer: float  # … without what the sampler keeps meanwhile
-    second: float  # of a second process on the same card, at its peak
-    starts: bool  # False: vLLM has no room for its cache
-
-    def peak(self, ahead: bool = False) -> float:
-        """ahead: a second process samples while this one trains, and nothing is lent."""
-        if not self.starts:
-            return float("inf")
-        return self.trainer + self.second if ahead else max(self.sampling, self.training)
+    ahead: float  # while a second process samples on the same card, which lends nothing
 
 
 def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = None) -> Plan:
@@ -371,93 +339,69 @@ def plan(model: str, env: str, card: Card, engine: str, settings: dict | None = 
     s = DEFAULTS | (settings or {})
     weights, adapter, kv, plain, checkpointed = SIZES[model]
     wide = 1 if card.bfloat16 else 2
-    talk = longest(env, s.get("max_tokens"))
-    activations = checkpointed if s["gradient_checkpointing"] else plain
-    activations *= max(s["micro_tokens"], talk) / 1024
+    talk, opening = conversation(env, s["max_tokens"])
     if s["lora_rank"]:
         learnt, copy = adapter * s["lora_rank"] / 32, wide * weights
-        policy = copy + learnt
-        update = wide * (LOGITS + activations)
+        policy, also = copy + learnt, 0
     else:  # all weights learn, in float32; the forward pass makes a bfloat16 copy of them
         learnt = copy = policy = 2 * weights
-        more = 1 if s["gradient_checkpointing"] else ALL_WEIGHTS
-        update = wide * (LOGITS + weights + more * activations)
+        plain, also = plain * ALL_WEIGHTS, weights
+    activations = checkpointed if s["gradient_checkpointing"] else plain
+    update = wide * (LOGITS + also + activations * max(s["micro_tokens"], talk) / 1024)
     held = CONTEXT + policy + 2 * learnt  # Adam has two moments of all that learns
     if engine == "vllm":
         rollout = s["vllm_memory"] * card.gib
-        # Its cache needs room for 32,768 tokens, or for one conversation.
-        least = wide * (weights + max(32, talk / 1024) * kv) + VLLM_ROOM
-        starts = rollout >= least
         idle = GRAPHS if s["vllm_sleep"] else rollout
+        # Its cache needs room for 32,768 tokens, or for one conversation.
+        if rollout < wide * (weights + max(32, talk / 1024) * kv) + VLLM_ROOM:
+            rollout = float("inf")
     else:  # our sampler's copy, and its keys and values, are as wide as the policy's weights
-        starts, idle = True, copy
-        tokens = sampled_at_once(env, s["k"], s.get("max_tokens"))
-        rollout = copy + 1.08 * kv * tokens / 1024 * copy / weights + 0.3
+        # A group's first replies, or a few whole conversations: from the second turn on each is
+        # sampled by itself.
+        tokens = max(s["k"] * opening, ROWS * talk)
+        rollout, idle = copy + 1.08 * kv * tokens / 1024 * copy / weights + 0.3, copy
     trainer = held + learnt + update  # a gradient is as large as what it is of
     second = rollout + CONTEXT + policy
-    return Plan(held + rollout, trainer + idle, trainer, second, starts)
+    # vLLM has its share of the card; our own sampler in a second process has half of it.
+    ahead = trainer + second if engine == "vllm" else 2 * max(trainer, second)
+    return Plan(held + rollout, trainer + idle, ahead)
 
 
-def longest(env: str, max_tokens: int | None = None) -> int:
-    """Tokens of the longest conversation, with replies of up to max_tokens."""
+def conversation(env: str, max_tokens: int | None = None) -> tuple[int, int]:
+    """Tokens of the longest conversation, and of its first turn, with replies of max_tokens."""
     replies, usual, between = TALK.get(env, TALK["yours"])
-    return replies * (max_tokens or usual) + between
-
-
-def sampled_at_once(env: str, k: int, max_tokens: int | None = None) -> int:
-    """Tokens that our own sampler must hold at least.
-
-    A group's first replies, or a few whole conversations: from the second turn on each is sampled
-    by itself.
-    """
-    _, usual, between = TALK.get(env, TALK["yours"])
-    return max(int(k * (between + (max_tokens or usual))), ROWS * longest(env, max_tokens))
-
-
-def card_memory(device) -> float:
-    return torch.cuda.get_device_properties(device).total_memory / 2**30
+    reply = max_tokens or usual
+    return replies * reply + between, reply + between
 
 
 def card_of(device) -> Card:
-    return Card(card_memory(device), in_bfloat16(device))
-
-
-def engines(device, asked: dict) -> list[str]:
-    """Which engines may sample, the preferred one first (`which` takes it)."""
-    if "engine" in asked:
-        return [asked["engine"]]
-    in_turn = parallel.world() > 1 and not asked.get("async_rollouts")
-    if engine_of(device) == "torch" or in_turn or asked.get("plain"):
-        return ["torch"]
-    return ["vllm", "torch"]
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return Card(memory / 2**30, in_bfloat16(device))
 
 
 def settings_that_fit(
-    model: str, env: str, card: Card, engines: list[str], asked: dict | None = None
+    model: str, env: str, card: Card, engine: str, asked: dict
 ) -> tuple[dict, float] | None:
     """(what to set so that a run of this model fits the card, GiB at its peak). None: nothing does.
 
-    engines: those that may sample, the preferred one first; asked: {flag: value} of what stays as
-    it is.
+    engine: the one that samples unless the fit wants another; asked: {flag: value} of what stays.
     """
-    asked, (first, *others) = asked or {}, engines
-    tries = [share | mend for share, mend in product(SHARES if first == "vllm" else [{}], MENDS)]
-    tries += [mend | {"engine": other} for other in others for mend in MENDS]
-    for more in tries:
-        if more.keys() & asked.keys():
-            continue
-        found = plan(model, env, card, more.get("engine", first), asked | more)
-        peak = found.peak(bool(asked.get("async_rollouts")))
-        if peak < card.gib:
-            return more, peak
+    for more in TRIES:
+        if not more.keys() & asked.keys():
+            found = plan(model, env, card, more.get("engine", engine), asked | more)
+            in_turn = max(found.sampling, found.training)
+            peak = found.ahead if asked.get("async_rollouts") else in_turn
+            if peak < card.gib:
+                return more, peak
     return None
 
 
-def fitting(env: str, card: Card, engines: list[str], asked: dict) -> dict[str, tuple[dict, float]]:
-    """{model: settings_that_fit} of those that auto may take on this card, the largest first."""
-    models = [model for model, least in ROOMY.items() if card.gib >= least]
-    found = {model: settings_that_fit(model, env, card, engines, asked) for model in models}
-    return {model: fits for model, fits in found.items() if fits}
+def choices(env: str, card: Card, engine: str, asked: dict) -> Iterator[tuple[str, dict, float]]:
+    """(model, what to set, GiB at the peak) of those that auto may take, the largest first."""
+    for model, least in ROOMY.items():
+        found = settings_that_fit(model, env, card, engine, asked)
+        if found and card.gib >= least:
+            yield model, *found
 
 
 def choose_model(
@@ -469,76 +413,65 @@ def choose_model(
     what stays as it is; None: nobody is going to train it. A model that was named gets no settings,
     but advice.
     """
-    device, trained, asked = pick_device(device), asked is not None, asked or {}
+    device = pick_device(device)
     on_card = torch.device(device).type == "cuda"
     if name != "auto":
-        advice = advise(name, env, device, asked) if on_card and trained and name in SIZES else ""
+        trained = on_card and asked is not None and name in SIZES
+        advice = advise(name, env, device, asked) if trained else ""
         return EMBEDDED.get(name, name), f"model {name}, as asked{advice}", {}
+    why = "a CPU was asked for" if torch.cuda.is_available() else "no CUDA device"
+    if on_card:
+        card, asked = card_of(device), asked or {}
+        for model, settings, peak in choices(env, card, engine_for(asked, device), asked):
+            if within_reach(model):
+                how = f"with {typed(settings) or 'the defaults'} (about {peak:.0f} GB, computed)"
+                return model, f"{model}: the choice for {card}, {how}", settings
+        flags = typed({flag: value for flag, value in asked.items() if flag in DEFAULTS})
+        why = f"no Qwen3 fits {card} with --env {env} {flags}".strip() + " and can be reached"
     small = PICO_SWARM if env == "swarm" else PICO
     fallback = f"so the embedded {small.name} (0.9M parameters) plays the policy"
-    if not on_card:
-        why = "a CPU was asked for" if torch.cuda.is_available() else "no CUDA device"
-        return str(small), f"{why}, {fallback}", {}
-    card, away = in_words(device), []
-    found = fitting(env, card_of(device), engines(device, asked), asked)
-    if not found:
-        flags = typed({flag: value for flag, value in asked.items() if flag in READ})
-        task = f"{list(ROOMY)[-1]} and --env {env} {flags}".strip()
-        return str(small), f"{card} are too few for {task}, {fallback}", {}
-    for model, (settings, peak) in found.items():
-        if where := where_is(model):
-            how = f"with {typed(settings)}" if settings else "as it is"
-            why = f"{model} from {where}: the choice for {card}, {how}"
-            why += f" (about {peak:.0f} GB, computed)"
-            why += f"; the hub cannot be reached for {', '.join(away)}" if away else ""
-            return model, why, settings
-        away.append(model)
-    return str(small), f"the hub cannot be reached for {', '.join(away)}, {fallback}", {}
+    return str(small), f"{why}, {fallback}", {}
 
 
-def in_words(device) -> str:
-    """A card's memory, and that it has no bfloat16."""
-    there = f"{card_memory(device):.0f} GB of GPU memory"
-    return there if in_bfloat16(device) else f"{there} in float32 (this card has no bfloat16)"
+def engine_for(asked: dict, device) -> str:
+    """What samples on a card if only this was asked for."""
+    return which(SimpleNamespace(**DEFAULTS | asked), device)[0]
 
 
 def advise(model: str, env: str, device, asked: dict) -> str:
-    """What to say of a model that was named and does not fit; "" if it does."""
-    found = settings_that_fit(model, env, card_of(device), engines(device, asked), asked)
+    """What to say of a model that was named and does not fit; "" if it does.
+
+    ValueError if a second process would not fit beside it: its first update would end the run.
+    """
+    card = card_of(device)
+    found = settings_that_fit(model, env, card, engine_for(asked, device), asked)
     if found and not found[0]:
         return ""
     more = f"it fits with {typed(found[0])}" if found else "no setting that we know makes it fit"
-    return f"; by the plan it does not fit {in_words(device)}: {more}"
+    told = f"by the plan it does not fit {card}: {more}"
+    if asked.get("async_rollouts"):
+        raise ValueError(f"{model} with --async-rollouts, whose second process shares it; {told}")
+    return f"; {told}"
 
 
 def typed(settings: dict) -> str:
     """Settings as they are typed: --micro-tokens 4096 --gradient-checkpointing --no-vllm-sleep."""
     words = []
     for name, value in settings.items():
-        no = "no-" if value is False else ""
-        words.append(f"--{no}{name.replace('_', '-')}")
-        if not isinstance(value, bool):
-            words.append(str(value))
+        flag = name.replace("_", "-")
+        on_off = f"--{flag}" if value else f"--no-{flag}"
+        words.append(on_off if isinstance(value, bool) else f"--{flag} {value}")
     return " ".join(words)
 
 
-def where_is(model: str) -> str:
-    """From where a model can be loaded; "" if it cannot."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
+def within_reach(model: str) -> bool:
+    """Is it in the local cache, or does the hub answer?"""
+    from huggingface_hub import hf_hub_download
 
-    cached = lambda file: try_to_load_from_cache(model, file)  # a path, or something else
-    index = cached("model.safetensors.index.json")
-    weights = {"model.safetensors"}
-    if isinstance(index, str):
-        weights = {*json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()}
-    # All of it: a download may have been broken off.
-    if all(isinstance(cached(file), str) for file in ("config.json", "tokenizer.json", *weights)):
-        return "the local cache"
-    try:
-        HfApi().model_info(model, timeout=5)
-        return "the hub"
-    except Exception:  # no network, a proxy that says no, a hub that is down: all the same here
-        return ""
+    with suppress(Exception):  # no network, a proxy that says no, a hub that is down: all the same
+        hf_hub_download(model, "config.json", etag_timeout=5)
+        return True
+    return False
 
 
 def checkpoint_activations(policy: Policy) -> None:
@@ -559,14 +492,8 @@ def checkpoint_activations(policy: Policy) -> None:
 if __name__ == "__main__":
     print(f"{sys.platform}: at most {peak_memory():.2f} GiB held so far")
     print(f"cores: {os.cpu_count()}, of which a container may use: {quota() or 'all'}")
-    for precision in ("highest", "medium"):
-        print(f"float32 products at {precision}: relative error {product_error(precision):.0e}")
-    for env in TALK:
-        print(f"--env {env}:", choose_model("auto", env)[1])
-    print("\nGiB of a run as --model auto takes it, with vLLM (on a T4 without):")
+    print("\nWhat --model auto takes, with vLLM (on a T4 without), and GiB at the peak:")
     for env, (name, card) in product(TALK, CARDS.items()):
         engine = "vllm" if card.bfloat16 else "torch"
-        for model, (settings, _) in list(fitting(env, card, [engine], {}).items())[:1]:
-            found = plan(model, env, card, engine, settings)
-            sizes = f"sampling {found.sampling:5.1f}  training {found.training:5.1f}"
-            print(f"  {env:9} {name:14} {sizes}  {model.split('/')[1]} {typed(settings)}")
+        for model, settings, peak in list(choices(env, card, engine, {}))[:1]:
+            print(f"  {env:9} {name:14} {peak:6.1f}  {model.split('/')[1]} {typed(settings)}")

@@ -48,22 +48,18 @@ def start() -> None:
 
     Call it before anything touches CUDA.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
+    if "LOCAL_RANK" not in os.environ or os.environ["WORLD_SIZE"] == "1" or dist.is_initialized():
         return
-    if "LOCAL_RANK" not in os.environ:
-        why = "WORLD_SIZE is set, and LOCAL_RANK is not, so torchrun has not started this process"
-        raise SystemExit(f"{why}; start it with torchrun, or unset WORLD_SIZE")
-    mine = int(os.environ["LOCAL_RANK"])
-    n, cards = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = cards.split(",")[:n] if cards else [str(i) for i in range(n)]
-    if cards and mine >= len(cards):
-        number = f"torchrun started a process number {mine + 1} here"
-        raise SystemExit(f"{number}, and there are {len(cards)} cards; lower --nproc-per-node")
-    if cards:
-        os.environ["CUDA_VISIBLE_DEVICES"] = cards[mine]
+    mine, n = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if n:
+        if mine >= n:
+            number = f"torchrun started a process number {mine + 1} here"
+            raise SystemExit(f"{number}, and there are {n} cards; lower --nproc-per-node")
+        cards = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(n)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = cards.split(",")[mine]
     # A rollout may keep the others waiting for long. A rank that dies ends torchrun and with it all
     # the others, so nothing is gained by timing out early.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cards else "gloo", timeout=timedelta(hours=3))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if n else "gloo", timeout=timedelta(hours=3))
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # processes started from here are no ranks
         del os.environ[name]
     if rank():
@@ -105,11 +101,7 @@ def gather(mine: list) -> list:
 
 def from_first(thing):
     """The first rank's `thing`, on every rank; what the others pass in is ignored."""
-    if world() == 1:
-        return thing
-    box = [thing]
-    dist.broadcast_object_list(box)
-    return box[0]
+    return gather([thing])[0]
 
 
 def any_rank(flag: bool) -> bool:
@@ -150,10 +142,8 @@ if __name__ == "__main__":
         loss = model(row).square().sum() / len(rows)  # divided by the rows of *all* ranks
         loss.backward()
     sum_gradients(model.parameters())
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-    print(f"{world()} process(es), gradient norm {norm:.6f}", flush=True)
+    print(f"{world()} process(es), gradient norm {model.weight.grad.norm():.6f}", flush=True)
     if world() == 1:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run([*torchrun, "--nproc-per-node", "2", __file__], check=True, env=environment)
+        torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+        subprocess.run([sys.executable, *torchrun, __file__], check=True)
     stop()

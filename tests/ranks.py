@@ -4,6 +4,7 @@ runs alone, as the one process to compare with."""
 import copy
 import sys
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -40,28 +41,14 @@ def batch() -> list[list[Episode]]:
 def batch_once() -> list[list[Episode]]:
     """3 groups of 4 episodes of different lengths and ages; one in error, one group that is all the
     same."""
-    generator = torch.Generator().manual_seed(0)
-    groups = []
-    for g in range(3):
-        group = []
-        for i in range(4):
-            n = 6 + 5 * i + g
-            ids = torch.randint(5, 900, (n + 8,), generator=generator).tolist()
-            sampled = [t >= 8 for t in range(n + 8)]
-            reward = 0.5 if g == 2 else float((i + g) % 3)
-            group.append(
-                Episode(
-                    g,
-                    g,
-                    ids,
-                    sampled,
-                    [0.0] * (n + 8),
-                    reward=reward,
-                    policy_version=i,
-                    stop_reason="error" if (g, i) == (0, 3) else "done",
-                )
-            )
-        groups.append(group)
+    generator, groups = torch.Generator().manual_seed(0), [[], [], []]
+    for g, i in product(range(3), range(4)):
+        n = 14 + 5 * i + g
+        ids = torch.randint(5, 900, (n,), generator=generator).tolist()
+        episode = Episode(g, g, ids, [t >= 8 for t in range(n)], [0.0] * n, policy_version=i)
+        episode.reward = 0.5 if g == 2 else float((i + g) % 3)
+        groups[g].append(episode)
+    groups[0][3].stop_reason = "error"
     everyone = [e for group in groups for e in group]
     with torch.no_grad():  # sampled by almost this policy: the ratio is near 1, on either side
         made = collate(everyone, 0, "cpu")
@@ -95,37 +82,22 @@ def fresh():
 
 def results() -> dict:
     """{case: (what update returned, the gradient of the last step, the weights after it)}"""
-    out = {}
+    out, flat = {}, lambda tensors: torch.cat([x.detach().flatten() for x in tensors])
     for name, settings in CASES.items():
         policy = fresh()
-        reference = (
-            {name: p.detach() * 0.9 for name, p in policy.trainable().items()}
-            if settings.get("kl")
-            else None
-        )
-        kept = []
-        optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.1)
-        optimizer.register_step_pre_hook(
-            lambda *_, p=policy, kept=kept: kept.append(
-                torch.cat([x.grad.flatten() for x in p.trainable().values()])
-            )
-        )
+        weights, kept = policy.trainable(), []
+        reference = {n: p.detach() * 0.9 for n, p in weights.items()} if "kl" in settings else None
+        optimizer = torch.optim.SGD(weights.values(), lr=0.1)
+        keep = lambda *_, w=weights, kept=kept: kept.append(flat(p.grad for p in w.values()))
+        optimizer.register_step_pre_hook(keep)
         everything = {"temperature": 0.8, "max_tokens": 32, "micro_tokens": 200, **settings}
         stats = train_on(policy, optimizer, batch(), reference, **everything)
-        out[name] = (
-            stats,
-            kept[-1],
-            torch.cat([p.detach().flatten() for p in policy.trainable().values()]),
-        )
+        out[name] = stats, kept[-1], flat(weights.values())
     policy = fresh()
     optimizer = torch.optim.SGD(policy.trainable().values(), lr=0.1)
     stats = sft_step(policy, optimizer, [e for group in batch() for e in group], 100)
-    weights = policy.trainable().values()
-    out["sft"] = (
-        stats,
-        torch.cat([p.grad.flatten() for p in weights]),
-        torch.cat([p.detach().flatten() for p in weights]),
-    )
+    weights = list(policy.trainable().values())
+    out["sft"] = stats, flat(p.grad for p in weights), flat(weights)
     return out
 
 

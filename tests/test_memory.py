@@ -11,6 +11,7 @@ import torch
 import settings
 import train
 from bookkeeping import refusals
+from bookkeeping.records import lines
 from fast import ahead
 from fast.sampler import FastDecoder, TorchSampler
 from policy import PICO, load_policy
@@ -74,23 +75,14 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
 
     At every play, plays: (names of gradients, optimizers alive, training mode?) and synced: (the
     sampler's version, are its folded weights the policy's?). updates: (the sampler's cache,
-    forward passes, gradients?).
+    gradients?).
     """
-    seen = SimpleNamespace(
-        sampler=None, plays=[], synced=[], updates=[], forwards=0, lines=[], asked=[]
-    )
+    seen = SimpleNamespace(sampler=None, plays=[], synced=[], updates=[], asked=[])
     optimizers, real_init = weakref.WeakSet(), torch.optim.Optimizer.__init__
 
     def init(self, *args, **kwargs):
         real_init(self, *args, **kwargs)
         optimizers.add(self)
-
-    def load_policy(*args, real=train.load_policy):
-        policy = real(*args)
-        policy.lm.model.layers[0].self_attn.register_forward_hook(
-            lambda *_: setattr(seen, "forwards", seen.forwards + 1)
-        )
-        return policy
 
     def make_sampler(cfg, policy, real=ahead.make_sampler):
         seen.sampler = real(cfg, policy)
@@ -99,21 +91,17 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
     def spied_play(policy, *args, real=ahead.play, **more):
         gradients = [name for name, p in policy.model.named_parameters() if p.grad is not None]
         seen.plays.append((gradients, len(optimizers), policy.model.training))
-        seen.synced.append(
-            (seen.sampler.version, same_weights(seen.sampler.decoder, FastDecoder(policy)))
-        )
+        same = same_weights(seen.sampler.decoder, FastDecoder(policy))
+        seen.synced.append((seen.sampler.version, same))
         groups = real(policy, *args, **more)
-        for group in groups:
-            for i, episode in enumerate(group):
-                # replies of 16 tokens earn nothing, and then nothing is trained
-                episode.reward = float(i % 2)
+        for i, episode in ((i, e) for group in groups for i, e in enumerate(group)):
+            episode.reward = float(i % 2)  # replies of 16 tokens earn nothing to train on
         return groups
 
     def update(policy, *args, real=train.update, **kwargs):
-        cache, before = cached(seen.sampler.decoder), seen.forwards
+        cache = cached(seen.sampler.decoder)
         stats = real(policy, *args, **kwargs)
-        gradients = any(p.grad is not None for p in policy.model.parameters())
-        seen.updates.append((cache, seen.forwards - before, gradients))
+        seen.updates.append((cache, any(p.grad is not None for p in policy.model.parameters())))
         return stats
 
     cfg = settings.Config(
@@ -124,21 +112,13 @@ def tiny_run(folder, checkpointing: bool) -> SimpleNamespace:
     refusals.check(cfg)
     fits = {"gradient_checkpointing": checkpointing}  # as --model auto does on a small card
     choose = lambda *asked: (seen.asked.append(asked), (str(PICO), "as planned", fits))[1]
-    spies = patch.multiple(train, load_policy=load_policy, update=update, choose_model=choose)
+    spies = patch.multiple(train, update=update, choose_model=choose)
     rollouts = patch.multiple(ahead, make_sampler=make_sampler, play=spied_play)
-    # else the plain run has another number of passes
-    whole_rows = patch("fast.logprobs.shares_prompts", lambda lm: False)
-    with spies, rollouts, whole_rows, patch.object(torch.optim.Optimizer, "__init__", init):
+    with spies, rollouts, patch.object(torch.optim.Optimizer, "__init__", init):
         folder = train.train(cfg, {"device", "vllm_sleep"})
-    seen.lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    seen.lines = lines(folder / "metrics.jsonl")
     seen.config = json.loads((folder / "config.json").read_text())
     return seen
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_no_gradients_and_one_optimizer_while_the_sampler_works(runs, checkpointing):
-    # three evaluations, two rollouts
-    assert runs[checkpointing].plays == [([], 1, False)] * (3 + 2)
 
 
 def same_weights(a: FastDecoder, b: FastDecoder) -> bool:
@@ -147,33 +127,28 @@ def same_weights(a: FastDecoder, b: FastDecoder) -> bool:
     return all(x is y is None or torch.equal(x, y) for x, y in pairs)
 
 
-def test_whatever_is_sampled_is_sampled_from_the_policy_as_it_is_then(runs):
-    """Before, after SFT, two batches, final: SFT and both updates have moved the weights."""
-    assert runs[False].synced == [(version, True) for version in [0, 0, 0, 1, 2]]
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_no_cache_while_the_trainer_works(runs, checkpointing):
-    found = [(cache, gradients) for cache, _, gradients in runs[checkpointing].updates]
-    assert found == [([], True)] * 2
+def test_sampler_and_trainer_lend_each_other_their_memory(runs, checkpointing):
+    run = runs[checkpointing]
+    # Three evaluations, two rollouts: no gradients, one optimizer, and each is sampled from the
+    # policy as it is then, which SFT and both updates have moved.
+    assert run.plays == [([], 1, False)] * (3 + 2)
+    assert run.synced == [(version, True) for version in [0, 0, 0, 1, 2]]
+    assert run.updates == [([], True)] * 2  # no cache while the trainer works
 
 
 def test_what_auto_sets_is_what_runs_and_is_kept(runs):
     for checkpointing, run in runs.items():
-        assert run.config["model"] == "pico_base"
-        assert run.config["gradient_checkpointing"] == checkpointing
-        [(model, env, device, asked)] = run.asked
-        assert (model, env, device) == ("auto", "letters", "cpu")
+        config = run.config["model"], run.config["gradient_checkpointing"]
+        assert config == ("pico_base", checkpointing)
+        [(*place, asked)] = run.asked
+        assert place == ["auto", "letters", "cpu"]
         assert asked["max_tokens"] == 16 and asked["vllm_sleep"] is True
-        assert "vllm_memory" not in asked and "micro_tokens" not in asked
+        assert not {"vllm_memory", "micro_tokens"} & asked.keys()
 
 
-def test_gradient_checkpointing_changes_the_memory_and_not_the_run(runs):
-    plain, checked = runs[False], runs[True]
-    assert type(plain.sampler.decoder) is type(checked.sampler.decoder) is FastDecoder
-    for (_, once, _), (_, twice, _) in zip(plain.updates, checked.updates, strict=True):
-        assert twice == 2 * once > 0  # every layer is computed again in the backward pass
-    for a, b in zip(plain.lines, checked.lines, strict=True):
+def test_gradient_checkpointing_does_not_change_the_run(runs):
+    for a, b in zip(runs[False].lines, runs[True].lines, strict=True):
         assert a["grad_norm"] > 0 and a.keys() == b.keys()
         for name in a:
             assert name.startswith("seconds_") or a[name] == pytest.approx(b[name], abs=1e-4), name

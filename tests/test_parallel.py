@@ -20,8 +20,7 @@ import torch
 import warm
 from bookkeeping.records import lines
 from fast import parallel
-from fast.ahead import numbered
-from rollout import Episode, play
+from rollout import play
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -147,15 +146,8 @@ def test_ctrl_c_stops_all_of_them_at_the_same_update(tmp_path):
     many = RUN.copy()
     many[many.index("--updates") + 1] = "500"
     command = [*TORCHRUN, "train.py", *many, "--runs", str(tmp_path), "--name", "stopped"]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=ENV,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, env=ENV, start_new_session=True, **said)
     metrics = tmp_path / "stopped" / "metrics.jsonl"
     until = time.time() + 300
     two_updates = lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2
@@ -178,59 +170,39 @@ def test_what_cannot_work_is_refused_once_and_in_a_sentence(tmp_path):
     assert done.returncode != 0 and "leave torchrun out" in done.stderr
 
 
-def test_there_is_a_card_for_every_rank_or_a_sentence(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(SystemExit, match="there are 1 cards; lower --nproc-per-node"):
-        parallel.start()
-
-
-def test_a_size_without_a_rank_is_a_sentence(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with pytest.raises(SystemExit, match="start it with torchrun, or unset WORLD_SIZE"):
-        parallel.start()
-
-
-@pytest.mark.parametrize("named", ["0,1", "-1", ""])
-def test_cards_that_are_named_and_not_there_are_no_cards(monkeypatch, named):
-    joined = []
-    join = lambda backend, **_: joined.append(backend)
-    monkeypatch.setattr(parallel.dist, "init_process_group", join)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    given = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1", "CUDA_VISIBLE_DEVICES": named}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(parallel, "rank", lambda: 0)
-    parallel.start()
-    assert joined == ["gloo"]
-
-
-def test_groups_of_several_processes_have_numbers_of_their_own():
-    # each process counted from 0
-    two = [[Episode(seed, 0, [1], [True], [0.0]) for _ in range(2)] for seed in (7, 8)]
-    assert [[e.group for e in group] for group in numbered(two)] == [[0, 0], [1, 1]]
-
-
-@pytest.mark.parametrize("rank, silent", [(0, False), (1, True)])
-def test_all_ranks_but_the_first_fall_silent(monkeypatch, rank, silent):
+@pytest.mark.parametrize("rank, named, n, backend, card", [
+    (1, "4,5", 2, "cpu:gloo,cuda:nccl", "5"), (0, "", 2, "cpu:gloo,cuda:nccl", "0"),
+    (1, "0,1", 0, "gloo", "0,1"), (1, "-1", 0, "gloo", "-1"),  # named, and not there
+])  # fmt: skip
+def test_a_rank_has_a_card_of_its_own_and_only_the_first_speaks(
+    monkeypatch, rank, named, n, backend, card
+):
     """Two progress bars and two logs on one screen are none."""
     from transformers.utils import logging
 
-    hidden, screen = [], sys.stdout
+    hidden, joined, screen = [], [], sys.stdout
     monkeypatch.setattr(logging, "disable_progress_bar", lambda: hidden.append("transformers"))
-    monkeypatch.setattr(parallel.dist, "init_process_group", lambda *_, **__: None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(parallel.dist, "init_process_group", lambda how, **_: joined.append(how))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n)
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setattr(parallel, "rank", lambda: rank)
-    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2)):
+    words = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "CUDA_VISIBLE_DEVICES": named}
+    for name, value in words.items():
         monkeypatch.setenv(name, str(value))
     parallel.start()
     bar = parallel.bar([1], file=open(os.devnull, "w"))
+    silent = rank > 0
     assert (bar.disable, sys.stdout is not screen, bool(hidden)) == (silent, silent, silent)
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(os.environ)  # nor what is started here
+    assert joined == [backend] and os.environ["CUDA_VISIBLE_DEVICES"] == card
+
+
+def test_there_is_a_card_for_every_rank_or_a_sentence(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(SystemExit, match="there are 1 cards; lower --nproc-per-node"):
+        parallel.start()
 
 
 def test_a_rank_without_tasks_plays_nothing():

@@ -551,15 +551,6 @@ def test_one_prompt_that_does_not_fit_says_what_to_do(load, monkeypatch):
         sampler.sample([[1, 2], [3]], 2, 4, 1.0, grid(2, 2))
 
 
-@pytest.mark.parametrize("processes, taken", [(1, "vllm"), (2, "ours")])
-def test_vllm_is_left_alone_if_several_processes_train(tiny, monkeypatch, processes, taken):
-    monkeypatch.setattr(machine, "engine_of", lambda device: "vllm")
-    monkeypatch.setattr(machine.parallel, "world", lambda: processes)
-    monkeypatch.setattr("fast.vllm_engine.VllmSampler", lambda *_, **__: "vllm")
-    sampler = make_sampler(settings_of(engine="auto"), tiny)
-    assert ("vllm" if sampler == "vllm" else "ours") == taken
-
-
 def test_the_decoder_makes_its_tensors_where_the_weights_are(model_folder, monkeypatch):
     """On a card a table left on the CPU fails at the first prompt.
 
