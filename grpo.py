@@ -34,7 +34,7 @@ N is the number of episodes. The ratio is one token's or, in gspo, one for the w
 episode ("sequence"); "held" means that it counts as a constant and gets no gradient.
 Weights are worked out once over the whole batch, so cutting it into micro-batches
 cannot change the gradient. Samples of an older policy, or of another engine, get one
-more weight: fast/measure.py (--importance).
+more weight: fast/batches.py (--importance).
 
 Run me: `python grpo.py` works the example through, number by number.
 """
@@ -45,9 +45,8 @@ from dataclasses import dataclass
 import torch
 
 from fast import parallel
-from fast.batches import Batch, collate, cut
+from fast.batches import Batch, UpdateLog, collate, cut, importance_weights, k3
 from fast.logprobs import token_logprobs
-from fast.measure import UpdateLog, importance_weights, k3
 from policy import Policy, choices, plain_logits, swapped
 from rollout import Episode
 
@@ -78,7 +77,7 @@ def update(
 
     advantages [G][k]: a number per episode (advantages_of), or a tensor [n] with one
     per sampled token. cfg: a settings.Config. reference: {name: weight} of the policy
-    that --kl compares with. Returns what to log, the columns of fast/measure.py. Raises
+    that --kl compares with. Returns what to log, the columns of fast/batches.py. Raises
     FloatingPointError if loss or gradient is not finite, before the step.
     """
     chosen = with_signal(groups, advantages, cfg)
@@ -310,7 +309,7 @@ def remember_old_policies(batch: Batch, out: Output, cfg) -> None:
 
     The *behaviour* policy drew the samples. The *proximal* policy is the denominator of
     the ratio: the behaviour policy with --importance clip, else the policy at the start
-    of the update (Hilton et al. 2022). fast/measure.py has the weights.
+    of the update (Hilton et al. 2022). fast/batches.py has the weights.
     """
     now = out.logprobs.detach()  # [M]
     batch.proximal = batch.behaviour if cfg.importance == "clip" else now

@@ -125,7 +125,7 @@ class Config:
     temperature: float = 1.0
     # longest reply of a turn; by model size and environment
     max_tokens: int | None = None
-    # clip, none, token, sequence (fast/measure.py); by size
+    # clip, none, token, sequence (fast/batches.py); by size
     importance: str | None = None
     # batches sampled ahead by a second process; 0 is strictly on-policy
     async_rollouts: int = 0

@@ -30,8 +30,8 @@ from bookkeeping.presets import kind
 from bookkeeping.records import printable
 from fast import machine
 from fast.ahead import SECONDS
+from fast.batches import COLUMNS
 from fast.machine import CannotGoOn, Hung, out_of_memory
-from fast.measure import COLUMNS
 from rollout import EnvironmentFailed
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, levels_of, make_env, promote_of
 

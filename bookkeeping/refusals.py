@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bookkeeping.presets import BY_ENV, PRESETS, by_env, kind
 from fast import parallel
-from fast.measure import IMPORTANCE
+from fast.batches import IMPORTANCE
 from grpo import LOSSES
 from settings import (
     MOST_UPDATES,

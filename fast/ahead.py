@@ -8,7 +8,7 @@
 
 `InTurn` and `Ahead` have the same methods: train.py's loop does not know which of them it has. The
 price of running ahead: from batch N = --async-rollouts on, every batch is N updates old when it is
-trained (Episode.age), and --importance says what is done about it (fast/measure.py). The lag is
+trained (Episode.age), and --importance says what is done about it (fast/batches.py). The lag is
 always the same, because batch u + N is asked for when update u begins, whoever is faster: an async
 run with the same seed gives the same numbers. (After --resume it does not: the batches that were
 under way are sampled by the weights of the checkpoint.)

@@ -1,16 +1,81 @@
-"""Episodes as tensors, cut into pieces that fit into memory.
+"""Episodes as tensors, cut into pieces that fit into memory; and what an update says about itself.
 
     episodes  ->  cut  ->  collate  ->  ids [N, T], mask [N, T-1], and [M] of each sampled token
 
 How a batch is cut changes memory and time, and never the gradient: what each token weighs is
 worked out over the whole batch before (grpo.token_weights).
 
+An update is measured in the same pass:
+
+    log = UpdateLog(policy, groups, advantages, chosen, cfg, score)
+    log.add(batch, out, loss)     after every micro-batch: sums over its tokens
+    log.end_epoch()               after each optimizer step's passes: of all processes
+    log.columns()                 at the end: means per token, the columns of metrics.jsonl
+
+The columns, means over tokens unless said otherwise:
+
+    groups_with_signal, advantage_abs   share of groups whose rewards differ; mean |advantage|
+    trained_tokens                      tokens in all epochs
+    off_policy_steps                    age of the samples, in updates
+    lr, loss, grad_norm                 of the last step; the norm before clipping
+    ratio, ratio_max, clip_fraction     the loss's importance ratio; share that is clipped
+    entropy, mismatch                   nats, before the first step: entropy; |log-prob now -
+                                        when sampled|
+    rounding, twice                     nats: the mismatch that rounding explains; only where
+                                        mismatch is larger: how far two equal passes differ
+    approx_kl, kl_ref                   nats: KL(sampler || policy); with kl, KL(policy ||
+                                        reference)
+    importance, capped                  importance weight; share of the tokens at the cap
+    stop_trained                        share of the ends of turns that are in the loss
+    stretch                             change of the loss's log-ratio per change of log-prob: 1,
+                                        or more where a reply's ratio counts as a token's
+
+Samples of another policy than the one that is trained come from an older policy
+(--async-rollouts), or from the same weights computed in another way (vLLM in bfloat16).
+`--importance` says what is done. On-policy, where every ratio is 1, all four are the same:
+
+    clip        the loss's own ratio is to the sampler, and its clip cuts off      Schulman 2017,
+                what is too far away                                               eq. 7
+    none        ignore it, treat the samples as on-policy: the loss's ratio is
+                to the policy at the start of the update
+    token       as none, but each token weighs min(π/π_sampler, C): truncated      Espeholt 2018,
+                importance sampling                                                §4.1
+    sequence    as token, with the ratio of the whole episode: unbiased up to
+                the cap, and far noisier
+
+π is the policy at the start of the update, so the weight is a constant and the clip still bounds
+the *step* ("decoupled", Hilton et al. 2022, §3).
+
+On samples that were 8 updates old, `none` and `token` fell to 0 within 30 updates; `clip` and
+`sequence` learnt (results/offpolicy). What seems to break the first two, in which the format of the
+replies falls apart first: replies in a habit that the policy has left still have a negative
+advantage, and their last tokens are those of every good reply (`</think>`, `<answer>`). Token by
+token these are as likely as ever, so `token` pushes them down at full weight. The reply as a whole
+is not likely any more, and only `sequence` sees that. If nothing is stale and only rounding
+differs, the ratio of 2,000 tokens is mostly noise, so `token` is the default there (not measured).
+
 Run me: `python -m fast.batches` shows a batch of two episodes.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
+
+from fast import parallel
+from policy import in_bfloat16
+
+IMPORTANCE = ("clip", "none", "token", "sequence")
+CAP = 2.0  # C above. Too small is a bias towards the sampler, too large is noise; not tuned here
+
+MEANS = (
+    "entropy", "ratio", "clip_fraction", "approx_kl", "mismatch", "kl_ref", "importance", "capped"
+)  # fmt: skip
+COLUMNS = (
+    *MEANS, "groups_with_signal", "advantage_abs", "trained_tokens", "off_policy_steps", "lr",
+    "loss", "grad_norm", "ratio_max", "rounding", "twice", "stop_trained", "stretch",
+)  # fmt: skip
+SUMS = ("loss", "tokens", *MEANS, "log_ratio", "moved", "ended", "stops")
 
 
 @dataclass
@@ -46,8 +111,6 @@ def collate(episodes: list, pad: int, device) -> Batch:
     logprobs = torch.zeros((N, T - 1))
     for n, e in enumerate(episodes):
         length = len(e.token_ids)
-        assert len(e.sampled) == len(e.logprobs) == length
-        assert not e.sampled[0], "nothing predicts the first token"
         ids[n, :length] = torch.tensor(e.token_ids)
         mask[n, : length - 1] = torch.tensor(e.sampled[1:])
         logprobs[n, : length - 1] = torch.tensor(e.logprobs[1:])
@@ -66,26 +129,147 @@ def cut(episodes: list, max_tokens: int) -> list[list[int]]:
     for e in episodes:
         longest[e.group] = max(longest.get(e.group, 0), len(e.token_ids))
     by_group = lambda n: (longest[episodes[n].group], episodes[n].group, lengths[n])
-    pieces, current, width = [], [], 0
-    for n in sorted(range(len(episodes)), key=by_group):
-        width = max(width, lengths[n])
-        if current and (len(current) + 1) * width > max_tokens:
-            pieces.append(current)
-            current, width = [], lengths[n]
-        current.append(n)
-    return pieces + [current] if current else pieces
+    return pieces(sorted(range(len(episodes)), key=by_group), lengths, max_tokens)
+
+
+def pieces(rows: list[int], widths: list[int], most: int) -> list[list[int]]:
+    """Cut rows, in this order, so that rows · widest <= most; one row may be wider."""
+    cut, widest = [], 0
+    for row in rows:
+        widest = max(widest, widths[row])
+        if not cut or (len(cut[-1]) + 1) * widest > most:
+            cut.append([])
+            widest = widths[row]
+        cut[-1].append(row)
+    return cut
+
+
+# ----------------------------------------------------------- what an update says about itself
+
+
+def importance_weights(
+    level: str, log_ratio: torch.Tensor, row: torch.Tensor, cap: float = CAP
+) -> torch.Tensor:
+    """min(π / π_sampler, cap) of each sampled token, [M].
+
+    log_ratio [M] is log π - log π_sampler, row [M] says which episode a token belongs to. level
+    "token" takes the ratio of the token, "sequence" that of its whole episode (Espeholt et al.
+    2018, §4.1). "clip" and "none" weigh nothing: every token counts 1.
+    """
+    if level in ("clip", "none"):
+        return torch.ones_like(log_ratio)
+    if level == "sequence":  # the product over an episode's tokens, all its turns together
+        total = log_ratio.new_zeros(int(row.max()) + 1).index_add(0, row, log_ratio)  # [rows]
+        log_ratio = total[row]
+    return log_ratio.clamp(max=math.log(cap)).exp()  # before exp: a long episode's would overflow
+
+
+def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """An estimate of KL(policy || reference), in nats, at each token that the policy sampled.
+
+    log-probs [M], [M] -> [M]: r - log r - 1 with r = p_reference / p, of low variance and never
+    negative (Schulman 2020, "Approximating KL divergence").
+    """
+    return (reference - logprobs).exp() - (reference - logprobs) - 1
+
+
+class UpdateLog:
+    """Sums over the tokens of an epoch; one optimizer step is one epoch."""
+
+    def __init__(self, policy, groups: list[list], advantages, chosen: list, cfg, score):
+        """advantages [G][k]: a number, or a tensor with one per sampled token; chosen: what is
+        trained on, (episode, …) each; cfg: a settings.Config; score: grpo's forward pass."""
+        self.policy, self.cfg, self.score = policy, cfg, score
+        # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
+        self.rounding = 0.03 if in_bfloat16(policy.device) else 1e-3
+        # Each episode with the size of its advantage; those in error do not count.
+        size = lambda advantage: float(torch.as_tensor(advantage).abs().mean())
+        sizes = [[size(a) for a in row] for row in advantages]
+        pairs = [pair for group, row in zip(groups, sizes) for pair in zip(group, row)]
+        pairs = [(e, size) for e, size in pairs if e.stop_reason != "error"]
+        n = max(1, len(pairs))
+        self.found = {
+            "groups_with_signal": sum(any(row) for row in sizes) / len(sizes),
+            "advantage_abs": sum(size for _, size in pairs) / n,
+            "off_policy_steps": sum(e.age for e, _ in pairs) / n,
+            "trained_tokens": sum(e.reply_tokens for e, *_ in chosen) * cfg.epochs,
+            "rounding": self.rounding,
+        }
+        self.look_twice = not any(e.age for group in groups for e in group)
+        # All sums exist from the start: a process without episodes has to add its zeros.
+        self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
+        self.last: dict[str, float] = {}  # the sums of the epoch before
+
+    def add(self, batch: Batch, out, loss: torch.Tensor) -> None:
+        """Add a micro-batch: what the policy said of it (grpo.Output), and its loss."""
+        logprobs, old = out.logprobs.detach(), batch.proximal
+        ratio = (logprobs - old).exp() if out.ratio is None else out.ratio  # a loss of yours
+        nothing = torch.zeros_like(logprobs)
+        of_token = {
+            "entropy": out.entropy.detach(),
+            "ratio": ratio,
+            "clip_fraction": nothing if out.clipped is None else out.clipped.float(),
+            "mismatch": (logprobs - batch.behaviour).abs(),
+            "approx_kl": k3(batch.behaviour, logprobs),  # KL(sampler || policy): how far it moved
+            "kl_ref": nothing if out.kl is None else out.kl.detach(),
+            "importance": batch.importance,
+            "capped": (batch.importance >= CAP * (1 - 1e-6)).float(),
+            # For doctor.py: is the loss's ratio one token's, is the end-of-turn token trained?
+            "log_ratio": ratio.clamp(min=1e-30).log().abs(),
+            "moved": (logprobs - old).abs(),
+        }
+        done = [(n, e) for n, e in enumerate(batch.episodes) if e.stop_reason == "done"]
+        sums = {name: values.sum().item() for name, values in of_token.items()} | {
+            "loss": loss.item(),
+            "tokens": len(logprobs),
+            "ended": len(done),
+            "stops": sum(batch.mask[n, len(e.token_ids) - 2].item() for n, e in done),
+        }
+        self.sums = {name: self.sums[name] + sums[name] for name in SUMS}
+        self.ratio_max = max(self.ratio_max, ratio.max().item())
+        # Log-probs are not those of the sampler? How far do two equal passes differ? It is asked
+        # at the first pass, if no sample is stale, and costs a healthy run nothing.
+        if self.look_twice and of_token["mismatch"].mean() > self.rounding:
+            with torch.no_grad():
+                again = self.score(self.policy, batch, self.cfg).logprobs
+            self.found["twice"] = (again - logprobs).abs().mean().item()
+        self.look_twice = False
+
+    def end_epoch(self) -> float:
+        """Add up all processes' sums; returns the loss."""
+        self.last = parallel.sum_numbers(self.sums)
+        self.largest = max(parallel.gather([self.ratio_max]))
+        self.sums, self.ratio_max = dict.fromkeys(SUMS, 0.0), 0.0
+        # Before the first step a ratio other than 1 can only be the sampler against the trainer.
+        first = {name: self.last[name] / self.last["tokens"] for name in ("entropy", "mismatch")}
+        self.found = first | self.found
+        return self.last["loss"]
+
+    def columns(self) -> dict[str, float]:
+        """Means per token of the last epoch, and two quotients for doctor.py."""
+        if not self.last:
+            return self.found | {"loss": 0.0}
+        sums, n = self.last, self.last["tokens"]
+        unused = set() if self.cfg.kl else {"kl_ref"}
+        if self.cfg.importance in ("clip", "none"):
+            unused |= {"importance", "capped"}
+        means = {name: sums[name] / n for name in MEANS if name not in unused}
+        moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another
+        stops = {"stop_trained": sums["stops"] / sums["ended"]} if sums["ended"] else {}
+        stretch = sums["log_ratio"] / sums["moved"] if moved else 1.0
+        whole = {"loss": sums["loss"], "stretch": stretch, "ratio_max": self.largest}
+        return means | self.found | stops | whole
 
 
 if __name__ == "__main__":
     from types import SimpleNamespace
 
-    made_up = [([5, 6, 7, 8], 2), ([5, 6, 9], 2)]  # tokens, and how many of them are the prompt
     episodes = []
-    for ids, n in made_up:
-        sampled = [t >= n for t in range(len(ids))]
+    for ids, prompt in (([5, 6, 7, 8], 2), ([5, 6, 9], 2)):
+        sampled = [t >= prompt for t in range(len(ids))]
         logprobs = [-1.0 if mine else 0.0 for mine in sampled]
-        episode = SimpleNamespace(token_ids=ids, sampled=sampled, logprobs=logprobs, group=0)
-        episodes.append(episode)
+        parts = {"token_ids": ids, "sampled": sampled, "logprobs": logprobs, "group": 0}
+        episodes.append(SimpleNamespace(**parts))
     batch = collate(episodes, 0, "cpu")
     print("ids\n", batch.ids, "\nmask: token t+1 was sampled\n", batch.mask.int())
     print("whose token:", batch.row.tolist(), "log-prob as sampled:", batch.behaviour.tolist())

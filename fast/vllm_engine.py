@@ -48,7 +48,7 @@ import numpy as np
 import torch
 
 from fast.machine import CannotGoOn, out_of_memory
-from fast.sampler import demo_prompt, largest_gap
+from fast.sampler import show
 from policy import Policy, Sample, first_line, in_bfloat16
 
 # Tokens of a conversation, unless a run's can be longer. vLLM sizes its tables by it: Qwen3-4B's
@@ -74,19 +74,22 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         ) from None
     rank, cuda = policy.lora_rank, policy.device.type == "cuda"
     if rank > RANKS[-1]:
-        why = f"vLLM takes adapters up to rank {RANKS[-1]}"
-        raise SystemExit(f"--lora-rank {rank}: {why}; lower it, or take --engine torch")
+        raise SystemExit(
+            f"--lora-rank {rank}: vLLM takes adapters up to rank {RANKS[-1]}; "
+            "lower it, or take --engine torch"
+        )
     if policy.device.index:  # vLLM takes the first card that it sees
-        n = policy.device.index
-        why = f"vLLM would take card 0; set CUDA_VISIBLE_DEVICES={n} and leave the number out"
-        raise SystemExit(f"--device {policy.device}: {why}")
+        raise SystemExit(
+            f"--device {policy.device}: vLLM would take card 0; set "
+            f"CUDA_VISIBLE_DEVICES={policy.device.index} and leave the number out"
+        )
     longest = max(LONGEST, longest)
-    most = getattr(policy.lm.config, "max_position_embeddings", None) or longest
+    context = getattr(policy.lm.config, "max_position_embeddings", None) or longest
     options = {
         "model": policy.lm.name_or_path,  # the folder or hub id that the policy was loaded from
         # what the trainer computes in
         "dtype": "bfloat16" if in_bfloat16(policy.device) else "float32",
-        "max_model_len": min(longest, most),
+        "max_model_len": min(longest, context),
         "max_num_seqs": 256,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # not the model's
@@ -95,10 +98,10 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         "enforce_eager": not cuda,  # CUDA graphs only with CUDA
         "enable_sleep_mode": cuda and sleeps,  # no such thing on a CPU
         "use_tqdm_on_load": False,
+        "enable_lora": rank > 0,
+        "max_loras": 1,
+        "max_lora_rank": next(r for r in RANKS if r >= rank),
     }
-    if rank:
-        allowed = next(r for r in RANKS if r >= rank)
-        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": allowed}
     if cuda:
         options["gpu_memory_utilization"] = memory
         torch.cuda.empty_cache()  # memory that torch holds unused looks taken to vLLM
@@ -110,15 +113,16 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         full = out_of_memory(error)
         if not full and not isinstance(error, (ValueError, OSError)):
             raise
-        text = " ".join(str(error).split())[:300]
-        if not full and "memory" not in str(error).lower():
-            why = f"vLLM cannot run {options['model']} ({text})"
-            raise SystemExit(f"--engine vllm: {why}; take --engine torch") from error
-        share = f"{memory:.0%} of the card" if cuda else f"{cpu_cache / 2**20:.0f} MB for its cache"
-        raise SystemExit(
-            f"--engine vllm: {share} is not enough for vLLM, or not free ({text}); "
-            "give it another share, free the card, or take --engine torch"
-        ) from error
+        why = f"vLLM cannot run {options['model']}; take --engine torch"
+        if full or "memory" in str(error).lower():
+            share = (
+                f"{memory:.0%} of the card" if cuda else f"{cpu_cache / 2**20:.0f} MB for a cache"
+            )
+            why = (
+                f"{share} is not enough for vLLM, or not free; "
+                "give it another share, free the card, or take --engine torch"
+            )
+        raise SystemExit(f"--engine vllm: {why} ({' '.join(str(error).split())[:300]})") from error
 
 
 def request_seed(seed: tuple[int, ...]) -> int:
@@ -176,8 +180,10 @@ class VllmSampler:
         try:
             self.llm.llm_engine.add_lora(self.adapter)
         except Exception as error:
-            why = f"vLLM does not take the adapter {folder} ({first_line(error)})"
-            raise CannotGoOn(f"{why}; take --engine torch") from error
+            raise CannotGoOn(
+                f"vLLM does not take the adapter {folder} ({first_line(error)}); "
+                "take --engine torch"
+            ) from error
         self._check_adapter()
         if old:
             shutil.rmtree(old.lora_path, ignore_errors=True)
@@ -202,8 +208,10 @@ class VllmSampler:
         weights = ((name, p.detach()) for name, p in self.policy.lm.state_dict().items())
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if not self.llm.reset_prefix_cache():
-            why = "vLLM still answers requests and so kept its prefix cache over a reload"
-            raise RuntimeError(f"{why}; sync between calls of sample only")
+            raise RuntimeError(
+                "vLLM still answers requests and so kept its prefix cache over a reload; "
+                "sync between calls of sample only"
+            )
 
     def sample(self, prompts, k, max_tokens, temperature, seeds, caches=None, keep=False):
         """k samples of each prompt, [len(prompts)][k]; arguments as in TorchSampler.sample.
@@ -222,10 +230,17 @@ class VllmSampler:
             )
         if self.adapter:
             self._check_adapter()
-        how = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "max_tokens": max_tokens}
-        how |= {"logprobs": 0, "flat_logprobs": True, "detokenize": False}
-        # End at the policy's stop tokens and no others.
-        how |= {"stop_token_ids": sorted(self.policy.stop_ids), "ignore_eos": True}
+        how = {
+            "temperature": temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+            "max_tokens": max_tokens,
+            "logprobs": 0,
+            "flat_logprobs": True,
+            "detokenize": False,
+            "stop_token_ids": sorted(self.policy.stop_ids),  # and no others
+            "ignore_eos": True,
+        }
         own = lambda seed: request_seed(seed) if self.seeded else None
         requests = [
             ({"prompt_token_ids": prompt}, SamplingParams(seed=own(seed), **how))
@@ -255,33 +270,29 @@ class VllmSampler:
         assert list(reply.logprobs.token_ids) == ids, "one log-prob per token, and of that token"
         return Sample(ids, list(reply.logprobs.logprobs), ids[-1] in self.policy.stop_ids)
 
-    def sleep(self) -> None:
-        """Give the card back: weights go to main memory, the cache is dropped. Nothing on a CPU."""
-        if self.policy.device.type == "cuda" and self.awake and self.sleeps:
-            self.llm.sleep(level=1)  # level 2 drops the weights: noise until the next sync
-            self.awake = False
-
-    def wake(self) -> None:
-        """Take the card again. CannotGoOn if too little of it is free."""
-        if not self.awake:
-            torch.cuda.empty_cache()  # torch still holds what the backward pass used
-            try:
-                self.llm.wake_up()
-            except RuntimeError as error:
-                why = f"vLLM found too little of the card free to wake up ({first_line(error)})"
-                lower = "lower --micro-tokens, or vLLM's share of the card"
-                raise CannotGoOn(f"{why}; {lower}") from error
-            self.awake = True
-
     @contextmanager
     def asleep(self):
-        """`with sampler.asleep():` the card is the trainer's.
+        """`with sampler.asleep():` the card is the trainer's. On a CPU nothing happens.
 
-        After an error in there the engine stays asleep: waking it could hide the error.
+        Weights go to main memory, the cache is dropped. After an error in there the engine stays
+        asleep: waking it could hide the error. CannotGoOn if too little of the card is free to wake
+        up.
         """
-        self.sleep()
+        if self.policy.device.type != "cuda" or not self.sleeps:
+            yield
+            return
+        self.llm.sleep(level=1)  # level 2 drops the weights: noise until the next sync
+        self.awake = False
         yield
-        self.wake()
+        torch.cuda.empty_cache()  # torch still holds what the backward pass used
+        try:
+            self.llm.wake_up()
+        except RuntimeError as error:
+            raise CannotGoOn(
+                f"vLLM found too little of the card free to wake up ({first_line(error)}); "
+                "lower --micro-tokens, or vLLM's share of the card"
+            ) from error
+        self.awake = True
 
     def close(self) -> None:
         """Drop the engine and its memory, before another one starts in this process."""
@@ -294,8 +305,8 @@ def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
     """vLLM's output for each request, in order. A batch too large for the memory goes in halves."""
     from vllm import RequestOutput
 
-    prompts, params = [prompt for prompt, _ in requests], [params for _, params in requests]
-    ids = llm.enqueue(prompts, params, lora_request=adapter, use_tqdm=False)
+    prompts, params = zip(*requests)
+    ids = llm.enqueue(list(prompts), list(params), lora_request=adapter, use_tqdm=False)
     try:
         outputs = llm.wait_for_completion(RequestOutput, use_tqdm=False)
         assert len(outputs) == len(requests), f"{len(outputs)} answers to {len(requests)} requests"
@@ -307,31 +318,19 @@ def answer(llm, requests: list[tuple[dict, object]], adapter) -> list:
         llm.reset_prefix_cache()  # it lists blocks before they are computed; these never were
         if len(requests) == 1:
             raise
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
     half = len(requests) // 2
     return answer(llm, requests[:half], adapter) + answer(llm, requests[half:], adapter)
 
 
 if __name__ == "__main__":
-    import time
-
     from policy import PICO, load_policy
 
     policy = load_policy(str(PICO), lora_rank=8, lora_alpha=16)
-    sampler, prompt = VllmSampler(policy), demo_prompt(policy)
-    for version in range(2):
-        started = time.perf_counter()
-        samples = sampler.sample([prompt], 32, 200, 1.0, [[(version, i) for i in range(32)]])[0]
-        seconds = time.perf_counter() - started
-        gap = max(largest_gap(policy, prompt, s) for s in samples)
-        n = sum(len(s.token_ids) for s in samples)
-        print(f"version {version}: {n} tokens in {seconds:.1f} s")
-        print(f"  log-probs differ from a plain forward pass by {gap:.0e} at most")
-        print(f"  {policy.tokenizer.decode(samples[0].token_ids)!r}")
-        assert gap < (1e-4 if policy.device.type == "cpu" else 0.3)  # bfloat16 on a card
-        with sampler.asleep(), torch.no_grad():  # an update that nobody would want: noise
-            for p in policy.trainable().values():
-                p.add_(0.05 * torch.randn_like(p))
-        sampler.sync(version + 1)
+    sampler = VllmSampler(policy)
+    show(sampler)
+    with sampler.asleep(), torch.no_grad():  # an update that nobody would want: noise
+        for p in policy.trainable().values():
+            p.add_(0.05 * torch.randn_like(p))
+    sampler.sync(1)
+    show(sampler)
     sampler.close()

@@ -24,7 +24,7 @@ import torch
 import grpo
 import metrics
 from env_letters import Task, make_task, score_reply
-from fast import measure, sampler
+from fast import batches, sampler
 from fast.batches import Batch
 from policy import plain_logprobs
 from swarm import governance
@@ -151,8 +151,8 @@ REAL = {
     "group_advantages": grpo.group_advantages,
     "token_weights": grpo.token_weights,
     "clipped_loss": clipped_loss,
-    "importance_weights": partial(measure.importance_weights, "sequence"),
-    "k3": measure.k3,
+    "importance_weights": partial(batches.importance_weights, "sequence"),
+    "k3": batches.k3,
     "wilson": lambda x, n: bounds(metrics.proportion(x, n)),
     "expect": lambda mean, var, spread, p, noise: governance.expect(
         governance.Belief(mean, var, spread), p, noise

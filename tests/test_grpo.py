@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import grpo
 import settings
 from bookkeeping import refusals
-from fast.measure import IMPORTANCE
+from fast.batches import IMPORTANCE
 from grpo import (
     LOSSES,
     Batch,

@@ -81,12 +81,12 @@ def test_after_an_error_in_the_update_the_engine_is_not_woken():
 
 def test_a_card_too_full_to_wake_up_is_said(monkeypatch):
     sampler = on_a_card()
-    sampler.sleep()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
     def full():
         raise RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:62")
 
     monkeypatch.setattr(sampler.llm, "wake_up", full)
-    with pytest.raises(RuntimeError) as caught:
-        sampler.wake()
+    with pytest.raises(RuntimeError) as caught, sampler.asleep():
+        pass
     assert "too little of the card free to wake up" in sentence(caught) and not sampler.awake
