@@ -438,7 +438,7 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
     if kind(cfg.env) == "yours" and not levels_of(cfg.env):
         return {name: (True, partial(make_env, cfg, 0))}
     if kind(cfg.env) == "known":
-        return {make_env(cfg, 0).source.name: (True, partial(make_env, cfg, 0))}
+        return {make_env(cfg, 0).name: (True, partial(make_env, cfg, 0))}
     if cfg.env == "letters":
         tiers = sorted({*(EVAL_TIERS if cfg.eval_other_tiers else ()), cfg.difficulty})
         sets = {f"tier {tier}": tier for tier in tiers}

@@ -130,10 +130,10 @@ def test_a_reset_in_the_middle_starts_anew_and_a_new_connection_knows_nothing(ur
         state = env.state()
         assert (state["step_count"], state["seed"], state["episode_id"]) == (0, 5, "again")
         assert [env.step(PASS).done for _ in range(25)] == [False] * 24 + [True]
-        with pytest.raises(RuntimeError, match="the episode is over; call reset"):
+        with pytest.raises(RuntimeError, match="there is no episode, or it is over; call reset"):
             env.step(PASS)
     with client(url) as again:
-        with pytest.raises(RuntimeError, match="there is no episode yet; call reset"):
+        with pytest.raises(RuntimeError, match="there is no episode, or it is over; call reset"):
             again.step(PASS)
         again.reset()
         assert 0 <= again.state()["seed"] < settings.SFT_SEEDS  # drawn from those of training

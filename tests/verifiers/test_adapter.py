@@ -108,7 +108,8 @@ def test_a_reply_is_put_together_again(message, text):
 def test_arguments_that_are_not_json_stay_an_error():
     call = {**CALL, "function": {"name": "vote", "arguments": '{"post_id": '}}
     said = picoswarm.written({"content": None, "tool_calls": [call]})
-    score = picoswarm.marks("swarm", config("swarm").environment.arguments(), 1, [said])
+    data = next(iter(vf.load_taskset(config("swarm")))).data
+    score = picoswarm.marks(data, [said])
     assert score["error_rate"] == 1 / 25
 
 

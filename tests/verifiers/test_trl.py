@@ -113,9 +113,8 @@ def test_a_loss_is_clipped_where_ours_is(loss):
     "flags, told",
     [
         (["--loss", "reinforce"], "--loss reinforce: TRL has grpo, dr_grpo, dapo, gspo, cispo"),
-        (["--baseline", "batch"], "--baseline, --epochs: TRL's are set behind"),
-        (["--importance", "token"], "--importance: TRL's is vllm_importance_sampling_mode"),
-        (["--lr-end", "0.5"], "--lr-end 0.5: train.py has it and TRL's trainer has not"),
+        (["--baseline", "batch"], "--baseline batch: TRL has its own"),
+        (["--lr-end", "0.5"], "--lr-end 0.5: TRL has its own, to be set behind `--`, or none"),
         (["--env", "letters", "--difficulty", "11"], "--difficulty 11"),
     ],
 )
