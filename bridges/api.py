@@ -328,7 +328,8 @@ def evaluate_api(cfg: Config) -> Path:
     records.write_whole(folder / "report.md", text)
     print(f"\n{text}\nkept in {folder}")
     if end.ended or not episodes:
-        raise SystemExit(f"{cfg.model}: {end.ended or 'every task failed'}; {missing[min(left)]}")
+        reasons = dict.fromkeys([end.ended or "every task failed", missing[min(left)]])
+        raise SystemExit(f"{cfg.model}: {'; '.join(reasons)}")
     return folder
 
 

@@ -13,9 +13,8 @@ bridges/api.py evaluates what is served.
 
 Merging is done once, in float32, from the checkpoint: W' = W + (alpha / rank) · B A. The result is
 saved in the type that the base had in training, float32 on a CPU and bfloat16 on a GPU, unless
---dtype says otherwise. What rounding costs is printed: the log-probs before and after are compared
-on a text (pico_base, saved as bfloat16: up to 0.2 nats). (In training nothing is ever merged in
-place; policy.py says why.)
+--dtype says otherwise. Rounding has its price: in bfloat16 pico_base's log-probs move by up to 0.2
+nats. (In training nothing is ever merged in place; policy.py says why.)
 
 The card (README.md) says what the model is and how to use it; below stands the run's own report:
 the evaluations with their intervals, the flags, the machine. What was not measured is not in it.
@@ -37,14 +36,8 @@ from safetensors import SafetensorError
 
 from bookkeeping import records, report
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
-from fast.logprobs import token_logprobs
 from fast.vllm_engine import RANKS
 from policy import EMBEDDED, first_line, load_policy
-
-TEXT = (
-    "RL reinforces what pays: the policy samples, the environment scores, "
-    "and what scored above its group's mean becomes likelier."
-)
 
 
 def base_of(summary: dict) -> str:
@@ -155,7 +148,8 @@ def export(
                 save_adapter(saved, policy.name, new)
             else:
                 load_checkpoint(saved, policy)
-                save_merged(policy, dtype, new)
+                merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
+                merged.to(getattr(torch, dtype)).save_pretrained(new)
             policy.tokenizer.save_pretrained(new)
             (new / "README.md").write_text(text, encoding="utf-8")
             for picture in run.glob("curves.png"):
@@ -176,27 +170,6 @@ def save_adapter(saved: Path, base: str, folder: Path) -> None:
     config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-
-
-def save_merged(policy, dtype: str, folder: Path) -> None:
-    """Merge in float32, save as dtype, and print what rounding does to the log-probs of a text."""
-    ids = torch.tensor([policy.tokenizer(TEXT)["input_ids"]])  # [1, T]
-    before = logprobs(policy, ids)
-    if policy.lora_rank:
-        policy.model, policy.lora_rank = policy.model.merge_and_unload(), 0
-    policy.model.to(getattr(torch, dtype)).save_pretrained(folder)
-    moved = (logprobs(policy, ids) - before).abs().max()
-    print(
-        f"merged in float32, saved as {dtype}: log-probs of a text of {ids.shape[1]} tokens "
-        f"move by at most {moved:.1g} nats"
-    )
-
-
-def logprobs(policy, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probs in nats of all tokens of a text but the first: ids [1, T] -> [T-1] float32."""
-    everything = torch.ones(1, ids.shape[1] - 1, dtype=torch.bool)
-    with torch.no_grad():
-        return token_logprobs(policy, ids, everything)[0]
 
 
 def main(words: list[str]) -> None:

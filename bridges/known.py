@@ -199,7 +199,7 @@ def load_function(place: str, files: list[Path]) -> Callable:
     """The function of FILE.py:FUNCTION; its file joins the others. Raises what its code raises."""
     file, _, name = place.rpartition(":")
     files.append(Path(file))
-    return runpy.run_path(file, run_name=f"yours_{Path(file).stem}")[name]
+    return runpy.run_path(file or place, run_name=f"yours_{Path(file).stem}")[name]
 
 
 # ------------------------------------------------------------------------------------------ rows
@@ -237,7 +237,7 @@ def read_rows(file: str) -> list[dict]:
             if raw.strip():
                 rows.append(read_row(raw) | {"file": file, "line": line})
         except Exception as error:
-            told = f"{type(error).__name__}: {str(error)[:200]}"
+            told = f"{type(error).__name__}: {str(error)[:80]}"
             raise ValueError(f"{file}, line {line}: {A_ROW} ({told})") from None
     return rows
 

@@ -228,11 +228,9 @@ def make_trainer(ours: list[str], theirs: list[str]):
     model, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     settings.complete(cfg, size_of(model), why)
     parser = HfArgumentParser(trl.GRPOConfig)
-    given = arguments(cfg, PartialState(cpu=cfg.device == "cpu").num_processes)
-    in_words = {name: value for name, value in given.items() if name != "model_init_kwargs"}
-    parser.set_defaults(**in_words)
+    processes = PartialState(cpu=cfg.device == "cpu").num_processes
+    parser.set_defaults(**arguments(cfg, processes))
     (args,) = parser.parse_args_into_dataclasses(theirs, look_for_args_file=False)
-    args.model_init_kwargs = args.model_init_kwargs or given["model_init_kwargs"]
     seeds = [seed for update in range(cfg.updates) for seed in settings.task_seeds(cfg, update)]
     lora = lora_config(AutoConfig.from_pretrained(model), cfg.lora_rank, cfg.lora_alpha)
     return trl.GRPOTrainer(

@@ -132,18 +132,17 @@ def clipped_loss(now, old, A, eps, eps_high):
     return torch.stack([of_token(*token) for token in zip(now[:, None], old[:, None], A[:, None])])
 
 
-def model_of(logits):
-    """A policy whose model gives these logits."""
-    return SimpleNamespace(model=lambda **_: SimpleNamespace(logits=logits[:, :-1]))
-
-
 REAL = {
     "partial_reward": lambda task, reply: score_reply(task, reply, "partial", True)["reward"],
     "conversation": conversation,
     "draw": lambda logits, uniform, temperature: tuple(
         found.item() for found in sampler.draw(logits[None], torch.tensor([uniform]), temperature)
     ),
-    "token_logprobs": lambda logits, ids, mask: plain_logprobs(model_of(logits), ids, mask)[0],
+    "token_logprobs": lambda logits, ids, mask: (
+        plain_logprobs(  # of a model that gives these logits
+            SimpleNamespace(model=lambda **_: SimpleNamespace(logits=logits[:, :-1])), ids, mask
+        )[0]
+    ),
     "group_advantages": grpo.group_advantages,
     "token_weights": grpo.token_weights,
     "clipped_loss": clipped_loss,
@@ -272,10 +271,9 @@ def with_slope(function):
 
 def verdict(name: str, function) -> str:
     """'right', 'not done yet', or 'not yet: …' with the first input on which it differs."""
-    yours, real, what = function, REAL[name], ""
+    yours, real = function, REAL[name]
     if name in WITH_SLOPE:
         yours, real = with_slope(yours), with_slope(real)
-        what = " (the values, then their gradient)"
     for case in cases()[name]:
         words = zip(inspect.signature(function).parameters, case)
         given = f"{name}({', '.join(f'{word}={shown(value)}' for word, value in words)})"
@@ -288,7 +286,7 @@ def verdict(name: str, function) -> str:
             told = " ".join(str(error).split())[:200]
             return f"not yet: {given} raises {type(error).__name__}: {told}"
         if not same(found, wanted):
-            return f"not yet: {given} gives {shown(found)} and should give {shown(wanted)}{what}"
+            return f"not yet: {given} gives {shown(found)} and should give {shown(wanted)}"
     return "right"
 
 

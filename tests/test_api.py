@@ -2,17 +2,13 @@
 endpoint says in fields reaches the environment as text, and back."""
 
 import json
-import os
-import signal
 import time
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 
 import settings
 import train
-import warm
 from bookkeeping import compare, records
 from bridges import api
 from endpoint import say, serving
@@ -21,7 +17,6 @@ from env_swarm import Swarm
 from settings import DEV_SEEDS
 from swarm.tools import write_call
 
-ROOT = Path(__file__).resolve().parent.parent
 HANGS = 40  # seconds; nothing below needs a tenth of them
 
 
@@ -167,19 +162,18 @@ def test_an_environment_that_breaks_costs_one_episode(endpoint, tmp_path, monkey
     assert line["reward"] == [1.0] * 3
 
 
-def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path):
-    url, seen = endpoint(lambda h, b: time.sleep(HANGS) if task(b)[0] >= 3 else say(right(b)))
-    words = ["train.py", "--eval-only", "--api-base", url, "--model", "m", "--env", "letters"]
-    words += ["--difficulty", "2", "--eval-n", "20", "--api-concurrency", "2"]
-    words += ["--runs", str(tmp_path), "--name", "run"]
-    run = warm.Run(words, ROOT, dict(os.environ), tmp_path, pictures=False)
-    until = time.monotonic() + HANGS
-    while len(seen) < 5 and time.monotonic() < until:
-        time.sleep(0.05)
-    os.kill(run.process.pid, signal.SIGINT)
-    done = run.end(HANGS)
-    assert done.returncode == 1 and "stopped by you" in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
+def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path, monkeypatch):
+    play = api.play_one
+
+    async def interrupted(end, make_env, seed, group):
+        if group == 3:
+            raise KeyboardInterrupt
+        return await play(end, make_env, seed, group)
+
+    monkeypatch.setattr(api, "play_one", interrupted)
+    url, _ = endpoint(lambda h, b: say(right(b)))
+    with pytest.raises(SystemExit, match="stopped by you"):
+        api.evaluate_api(config(tmp_path, url, eval_n=20, api_concurrency=1))
     (line,) = records.lines(tmp_path / "run" / "evals.jsonl")
     assert line["reward"] == [1.0] * 3 and len(line["missing"]) == 17
 
@@ -251,6 +245,8 @@ def read(response: dict, think: bool = True) -> str:
     return api.read_answer(end, json.dumps(response).encode(), think)[0]
 
 
+CALL = {"function": {"name": "post", "arguments": '{"content": "</tool_call>"}'}}
+POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}}\n</tool_call>'
 PARTS = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
 
 
@@ -268,21 +264,11 @@ PARTS = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "tex
             "<think>\nI\n</think>\nhi",
         ),
         ({"content": None, "reasoning": "hm"}, True, "<think>\nhm\n</think>"),
+        ({"content": "well", "tool_calls": [CALL]}, True, f"well\n{POST}"),
     ],
 )
 def test_what_the_environment_reads(message, think, text):
     assert read(say(None, message=message), think) == text
-
-
-def test_tool_calls_become_text_that_no_argument_can_end():
-    call = lambda given: {"function": {"name": "post", "arguments": given}}
-    text = read(say("well", message={"tool_calls": [call('{"content": "</tool_call> x"}')]}))
-    env = Swarm("medium")
-    env.reset(7)
-    env.step(text)
-    assert env.log[0].ok and env.log[0].arguments == {"content": "</tool_call> x"}
-    env.step(read(say(None, message={"tool_calls": [call("{oops")]})))
-    assert not env.log[1].ok and "not JSON" in env.log[1].result
 
 
 def test_out_of_tokens_counts_as_truncated(endpoint, tmp_path):

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import settings
 import train
-from bookkeeping import records, refusals
+from bookkeeping import refusals
 from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
 from bridges import export
-from policy import PICO, load_policy
+from policy import PICO, load_policy, plain_logprobs
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "Count the letters a and b in abcab. <think> a1"
@@ -58,11 +58,13 @@ def trained(run: Path):
 
 
 def logprobs(policy) -> torch.Tensor:
-    return export.logprobs(policy, torch.tensor([policy.tokenizer(TEXT)["input_ids"]]))
+    ids = torch.tensor([policy.tokenizer(TEXT)["input_ids"]])
+    with torch.no_grad():
+        return plain_logprobs(policy, ids, torch.ones(1, ids.shape[1] - 1, dtype=torch.bool))[0]
 
 
 @pytest.mark.parametrize("name", ["lora", "full", "half"])
-def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path, capsys):
+def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path):
     out, dtype = tmp_path / "out", "bfloat16" if name == "half" else "float32"
     export.main(["merge", str(runs[name]), str(out), "--dtype", dtype])
     base = logprobs(load_policy(export.base_of(summary_of(runs[name])), 0, 1, "cpu"))
@@ -71,19 +73,8 @@ def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path, capsys):
     torch.testing.assert_close(now, then, rtol=0, atol=rounding)
     assert (then - base).abs().max() > max(rounding, 1e-2), "the run has to have changed something"
     assert json.loads((out / "config.json").read_text())["dtype"] == dtype
-    assert f"saved as {dtype}" in capsys.readouterr().out
     plain = (out / "README.md").stat().st_mode  # as the umask says
     assert {file.stat().st_mode for file in out.iterdir()} == {plain}
-
-
-def test_a_merged_model_is_a_base_that_scores_as_the_run_did(runs, tmp_path):
-    export.main(["merge", str(runs["lora"]), str(tmp_path / "out")])
-    again = tiny_run(tmp_path, "again", model=str(tmp_path / "out"), updates=1)
-    evals = lambda run, stage: [
-        e for e in records.lines(run / "evals.jsonl") if e["stage"] == stage
-    ]
-    rewards = [e["reward"] for e in evals(runs["lora"], "final")]
-    assert rewards == [e["reward"] for e in evals(again, "before")] and sum(map(sum, rewards)) > 0
 
 
 def test_an_exported_adapter_is_loaded_by_peft_and_names_no_path(runs, tmp_path):

@@ -3,7 +3,6 @@ scorer cannot end a run. What needs reasoning-gym is in tests/verifiers/test_gym
 
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,10 +15,9 @@ import settings
 import warm
 from bookkeeping import folder as run_folder
 from bookkeeping import refusals
-from bookkeeping.guard import guarded, preflight
+from bookkeeping.guard import guarded
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
-from helpers import assert_one_sentence
 from helpers import write_lines as write
 from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS
 
@@ -96,7 +94,7 @@ def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line):
     file.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n\n" + line + b"\n")
     with pytest.raises(ValueError, match=f"{file}, line 3: {known.A_ROW} ") as told:
         refusals.check(settings.Config(env=f"jsonl:{file}"))
-    assert_one_sentence(told)
+    assert "\n" not in str(told.value) and len(str(told.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line):
         ("empty.jsonl", "leave none"),
         ("nowhere.jsonl", "No such file"),
         ("some.jsonl,scores=exact", "unexpected keyword argument 'scores'"),
-        ("some.jsonl,scorer=numbr", "numbr: FileNotFoundError"),
+        ("some.jsonl,scorer=numbr", "No such file or directory: '.*numbr'"),
     ],
 )
 def test_a_file_without_rows_or_a_wrong_option_is_refused(tmp_path, options, words):
@@ -158,12 +156,10 @@ def test_rows_of_a_held_out_file_are_never_trained_on(tmp_path):
 
 
 def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
-    """Five tasks played 256 times are five results. One that raises, or does not come, costs no
-    more than its own episode, later."""
+    """Five tasks played 256 times are five results. One that does not come, costs no more than its
+    own episode, later."""
 
     def draw(seed):
-        if seed == DEV_SEEDS + 7:
-            raise KeyError("no task")
         while seed == DEV_SEEDS + 8:
             pass
         return {"question": f"{seed % 5} + 1?"}
@@ -172,7 +168,7 @@ def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
     few.draw, few.seconds = draw, 0.1
     monkeypatch.setattr(known, "open_known", lambda env, think: few)
     cfg = settings.Config(env="reasoning_gym:five", eval_n=64)
-    assert settings.dev_seeds(cfg) == [DEV_SEEDS + i for i in (0, 1, 2, 3, 4, 7, 8)]
+    assert settings.dev_seeds(cfg) == [DEV_SEEDS + i for i in (0, 1, 2, 3, 4, 8)]
 
 
 # ---------------------------------------------------------------------------------------- scorers
@@ -275,17 +271,6 @@ def odd(answer, row):
 # ------------------------------------------------------------------- as any other environment
 
 
-def test_preflight_plays_it_and_says_what_it_is(tmp_path, capsys):
-    cfg = settings.Config(env=f"jsonl:{write(tmp_path / 'rows.jsonl', sums(100))}")
-    refusals.check(cfg)
-    preflight(cfg)
-    assert "rows to train on" in capsys.readouterr().out
-    (tmp_path / "mine.py").write_text("def show(row):\n    return 'no'\n")
-    cfg.env += f",expert={tmp_path}/mine.py:show"
-    with pytest.raises(ValueError, match="the expert earns 0 and an empty reply 0.*docs/tasks.md"):
-        preflight(cfg)
-
-
 @pytest.mark.parametrize("env", ["letters", "alphabet", "swarm", "jsonl:ROWS"])
 def test_every_file_of_ours_that_an_environment_imports_is_in_its_hash(env, tmp_path):
     rows = write(tmp_path / "rows.jsonl", sums(30))
@@ -327,28 +312,22 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
     assert done.returncode == 1 and "are not what they were" in done.stderr
 
 
-def test_without_the_package_it_is_said_in_one_sentence(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    known.open_source.cache_clear()
-    with pytest.raises(ValueError, match="reasoning_gym.*; see docs/tasks.md"):
-        refusals.check(settings.Config(env="reasoning_gym:letter_counting"))
-
-
 # -------------------------------------------------------------- answers that would be run as Python
 
 
-def test_only_small_sums_reach_a_scorer_that_runs_them():
-    small = ["6*(98 - 54) - 34", "-2.5/4", "-5*X**9 - 2*X**6/3 + C", "exp(x)*cos(x)", "(x + 1)**12"]
-    assert [text for text in small if not known.is_small_sum(text)] == []
-    large = ["9**9**9**9", "((9**99)**99)**99", "__import__('os')", "x.real", "exit()", "a[0]", "_"]
-    large += ["lambda: 1", "1e999", "9!", "'a'*9", "f(1)", "1 if 2 else 3", "sin(1, **x)"]
-    large += ["sin(1, a=__import__('os'))", "sin(*x)", "(" * 500, "1," * 9, "1+" * 5000 + "1"]
-    assert [text for text in large if known.is_small_sum(text)] == []
+SUMS = ["6*(98 - 54) - 34", "-2.5/4", "-5*X**9 - 2*X**6/3 + C", "exp(x)*cos(x)", "(x + 1)**12"]
+NO_SUMS = ["9**9**9**9", "((9**99)**99)**99", "__import__('os')", "x.real", "exit()", "a[0]", "_"]
+NO_SUMS += ["lambda: 1", "1e999", "9!", "'a'*9", "f(1)", "1 if 2 else 3", "sin(1, **x)", "sin(*x)"]
+NO_SUMS += ["sin(1, a=__import__('os'))", "(" * 500, "1," * 9, "1+" * 5000 + "1"]
+DATA = ["[['Q', '_'], ['_', 'Q']]", "_ Q _\nQ _ _", "[1, -2]", "ABCDE", "0 1 0"]
+NO_DATA = ["__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"]
 
 
-def test_only_data_reaches_a_scorer_that_evals_it():
-    for answer in ("[['Q', '_'], ['_', 'Q']]", "_ Q _\nQ _ _", "[1, -2]", "ABCDE", "0 1 0"):
-        assert known.is_data(answer), answer
-    wrong = ["__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"]
-    for answer in (*wrong, "1+" * 20_000 + "f()"):
-        assert not known.is_data(answer), answer
+@pytest.mark.parametrize(
+    "passes, good, bad",
+    [(known.is_small_sum, SUMS, NO_SUMS), (known.is_data, DATA, [*NO_DATA, "1+" * 20_000 + "f()"])],
+)
+def test_only_small_sums_and_data_reach_a_scorer_that_runs_them(passes, good, bad):
+    assert (
+        [text for text in good if not passes(text)] == [text for text in bad if passes(text)] == []
+    )

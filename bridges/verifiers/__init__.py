@@ -211,15 +211,6 @@ def sampled_text(ctx: vf.ModelContext, trace: vf.Trace, finished: bool) -> str |
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def answers(new: list[dict], calls: list[dict], turn: int) -> list[dict]:
-    """The environment's messages, each tool message with the id of the call that it answers.
-
-    The API wants that. It is the first call, because only that counts.
-    """
-    call_id = calls[0]["id"] if calls else f"turn_{turn}"
-    return [m | {"tool_call_id": call_id} if m["role"] == "tool" else m for m in new]
-
-
 # -------------------------------------------------------------------------------------- the episode
 
 
@@ -259,7 +250,9 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
                     break
                 said = {name: message[name] for name in SENT_BACK if name in message}
                 talk.append({"role": "assistant", "content": None} | said)
-                talk += answers(new, calls, len(replies))
+                # The API wants the id of the call that is answered: the first, only that counts.
+                called = {"tool_call_id": calls[0]["id"] if calls else f"turn_{len(replies)}"}
+                talk += [m | called if m["role"] == "tool" else m for m in new]
         return vf.ProgramResult(0, "", "")
 
 

@@ -113,14 +113,3 @@ def test_the_expert_of_the_page_earns_everything(tmp_path):
         env.reset(seed)
         env.step(env.expert_reply())
         assert env.score()["exact"] == 1 and "<think>" in env.reply
-
-
-def test_it_trains_and_is_evaluated(tmp_path):
-    words = "--env reasoning_gym:letter_counting,min_words=2,max_words=3 --updates 1 --sft-steps 1"
-    words += " --sft-examples 2 --sft-batch 2 --num-tasks 2 --k 2 --eval-n 2 --max-tokens 16"
-    run = f"{words} --threads 1 --no-wandb --name run --runs {tmp_path}"
-    again = f"--eval-only {tmp_path}/run --held-out"
-    for words, told in ((run, "with its own scorer"), (again, "held-out")):
-        command = [sys.executable, "train.py", *words.split()]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0 and told in done.stdout, done.stderr[-800:]
