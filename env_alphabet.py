@@ -47,7 +47,7 @@ Run me: `python env_alphabet.py` plays an episode, then scores three bad players
 import random
 import re
 from dataclasses import dataclass
-from difflib import Match, SequenceMatcher
+from difflib import SequenceMatcher
 
 from env_letters import check_choice, split_thinking
 
@@ -101,6 +101,9 @@ FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
 # The most characters that can follow the thinking; a longer reply is taken to have no
 # list. The longest right list has 6,000.
 MOST_ANSWER = 20_000
+# A block this much longer than twice the right list scores 0: it is no list, and to
+# compare it could take seconds.
+MOST_MORE = 500
 
 # How the scripted expert answers, and so what SFT teaches. Each gives the right list.
 STYLES = {
@@ -174,9 +177,8 @@ def question(task: Task, turn: int, think: bool) -> str:
         )
     else:
         shape = "Same format."
-    hint = "Do not think."
-    if think:
-        hint = "Think first inside <think> and </think> if that helps."
+    thinking = "Think first inside <think> and </think> if that helps."
+    hint = thinking if think else "Do not think."
     return f"Sort {which} by {task.by} name:\n{names}\n\n{shape}\n{hint}"
 
 
@@ -231,7 +233,9 @@ def similarity(predicted: list[str], expected: list[str]) -> float:
     """
     text = lambda lines: "\n".join(line.strip().lower() for line in lines)
     a, b = text(predicted), text(expected)
-    return 1.0 if a == b else QuickMatcher(a, b).ratio()
+    if len(a) > 2 * len(b) + MOST_MORE:
+        return 0.0
+    return 1.0 if a == b else SequenceMatcher(None, a, b).ratio()
 
 
 def find_blocks(reply: str, turn: int) -> list[str]:
@@ -257,21 +261,19 @@ def hides_thinking(reply: str, turn: int) -> bool:
 
 def habit_of(task: Task, replies: list[str]) -> str:
     """Which of HABITS the replies look like, judged by the last one that has a list."""
-    for turn, reply in reversed(list(enumerate(replies))):
-        blocks = find_blocks(reply, turn)
-        if not blocks:
-            continue
-        thinking = split_thinking(reply)[0]
-        keys = re.findall(r"^[A-Z][a-z]{2} [A-Z]", thinking, re.MULTILINE)
-        if len(keys) >= len(task.turns[turn]):
-            return "derives"
-        lines = blocks[-1].strip().split("\n")
-        names = [line.strip().removesuffix(NEW) for line in lines]
-        given = names_so_far(task, turn)
-        if names == given:
-            return "given"
-        return "string" if names == sorted(given) else "other"
-    return "other"
+    listed = [turn for turn, reply in enumerate(replies) if find_blocks(reply, turn)]
+    if not listed:
+        return "other"
+    turn, reply = listed[-1], replies[listed[-1]]
+    thinking, lines = split_thinking(reply)[0], find_blocks(reply, turn)[-1].strip()
+    keys = re.findall(r"^[A-Z][a-z]{2} [A-Z]", thinking, re.MULTILINE)
+    if len(keys) >= len(task.turns[turn]):
+        return "derives"
+    names = [line.strip().removesuffix(NEW) for line in lines.split("\n")]
+    given = names_so_far(task, turn)
+    if names == given:
+        return "given"
+    return "string" if names == sorted(given) else "other"
 
 
 @dataclass
@@ -289,19 +291,18 @@ class Alphabet:
     tools = None  # no tool calls here
 
     def __post_init__(self):
-        turns = f"--set min_turns={self.min_turns} max_turns={self.max_turns}"
-        names = f"min_names={self.min_names} max_names={self.max_names}"
         most = min(len(FIRST), len(LAST))
-        if not 1 <= self.min_turns <= self.max_turns:
-            raise ValueError(f"{turns}: need 1 <= min <= max")
-        if not 1 <= self.min_names <= self.max_names:
-            raise ValueError(f"--set {names}: need 1 <= min <= max")
-        if self.max_turns * self.max_names > most:
-            told = f"an episode can have at most {most} names"
-            raise ValueError(f"{turns} {names}: {told}")
-        if not 0 < self.similarity_power < float("inf"):
-            power = f"--set similarity_power={self.similarity_power}"
-            raise ValueError(f"{power}: must be positive, not inf")
+        fits = 1 <= self.min_turns <= self.max_turns <= most // max(1, self.max_names)
+        if not fits or not 1 <= self.min_names <= self.max_names:
+            turns = f"--set min_turns={self.min_turns} max_turns={self.max_turns}"
+            names = f"min_names={self.min_names} max_names={self.max_names}"
+            need = f"need 1 <= min <= max, and at most {most} names in an episode"
+            raise ValueError(f"{turns} {names}: {need}")
+        power = self.similarity_power
+        if not 0 < power < float("inf"):
+            raise ValueError(
+                f"--set similarity_power={power}: must be positive, not inf"
+            )
         check_choice("--sft-style", self.style, STYLES, "alphabet")
 
     def reset(self, seed: int) -> list[dict]:
@@ -352,75 +353,30 @@ class Alphabet:
         return write_reply(self.task, len(self.replies), style)
 
 
-# ------------------------------------------------------ difflib, safe from long replies
-
-
-class QuickMatcher(SequenceMatcher):
-    """SequenceMatcher(None, a, b) for lower-cased texts: the same matches, sooner.
-
-    difflib walks every pair of equal letters. A reply of 20,000 characters that is made
-    for it costs 5 seconds per turn, and a reward that replies can hold up is a way to
-    stop a training run. With str.find the worst that was found costs 0.1 s.
-    """
-
-    def __init__(self, a: str, b: str):
-        super().__init__(None, a, b)
-        # Frequent letters start no match: with no capitals about, an "A" matches none.
-        self.starts = "".join("A" if c in self.bpopular else c for c in b)
-        # starts[j : reach[j]] is the longest piece from j on that occurs in a at all
-        self.reach, end = [], 0
-        for j in range(len(b)):
-            end = max(end, j)
-            while end < len(b) and self.starts[j : end + 1] in a:
-                end += 1
-            self.reach.append(end)
-
-    def find_longest_match(self, alo: int, ahi: int, blo: int, bhi: int) -> Match:
-        """The longest common piece: of several the first in a, then the first in b."""
-        a, b, starts, reach = self.a, self.b, self.starts, self.reach
-        find = lambda j, size: a.find(starts[j : j + size], alo, ahi)
-        i, j, size = alo, blo, 0
-        for start in range(blo, bhi):
-            most = min(bhi, reach[start]) - start
-            while size < most and find(start, size + 1) >= 0:
-                size += 1
-        if size:
-            where = [k for k in range(blo, bhi - size + 1) if k + size <= reach[k]]
-            found = [(find(k, size), k) for k in where]
-            i, j = min(place for place in found if place[0] >= 0)
-        # frequent letters may lengthen a match, on both sides
-        while i > alo and j > blo and a[i - 1] == b[j - 1]:
-            i, j, size = i - 1, j - 1, size + 1
-        while i + size < ahi and j + size < bhi and a[i + size] == b[j + size]:
-            size += 1
-        return Match(i, j, size)
-
-
 if __name__ == "__main__":
     env = Alphabet(style="derives")
-    messages = env.reset(seed=14)
-    done = False
+    messages, done = env.reset(seed=14), False
     while not done:
         print("user      ", messages[-1]["content"].replace("\n", "\n           "))
         reply = env.expert_reply()
         print("assistant ", reply.replace("\n", "\n           "), "\n")
         messages, done = env.step(reply)
 
-    turns = range(len(env.task.turns))
-    right = [right_list(env.task, turn) for turn in turns]
-    given = [names_so_far(env.task, turn) for turn in turns]
-    in_order = [sorted(names) for names in given]
-    mark = lambda lists: [mark_new(lists[turn], env.task, turn) for turn in turns]
+    task, turns = env.task, range(len(env.task.turns))
     players = {
-        "expert": right,
-        "in the given order": mark(given),
-        "sorted as strings": mark(in_order),
-        "right, but no marks": [
-            [x.removesuffix(NEW) for x in lines] for lines in right
+        "expert": right_list,
+        "in the given order": lambda task, turn: mark_new(
+            names_so_far(task, turn), task, turn
+        ),
+        "sorted as strings": lambda task, turn: mark_new(
+            sorted(names_so_far(task, turn)), task, turn
+        ),
+        "right, but no marks": lambda task, turn: [
+            line.removesuffix(NEW) for line in right_list(task, turn)
         ],
     }
-    for player, lists in players.items():
-        env.replies = [write_block(lines, turn) for turn, lines in enumerate(lists)]
+    for player, lines in players.items():
+        env.replies = [write_block(lines(task, turn), turn) for turn in turns]
         parts = env.score().items()
         scores = {name: round(x, 2) for name, x in parts if "habit" not in name}
         print(f"{player:20}", scores)

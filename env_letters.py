@@ -278,10 +278,12 @@ if __name__ == "__main__":
     print("user      ", env.reset(seed=7)[0]["content"])
     print("truth     ", dict(zip(env.task.letters, env.task.counts)))
     zeros = f"<answer>{json.dumps(dict.fromkeys(env.task.letters, 0))}</answer>"
-    replies = {f"expert, {style}": write_reply(env.task, style) for style in STYLES}
-    replies["bad player, all zeros"] = zeros
-    replies["bad player, two answers"] = zeros + zeros
-    replies["bad player, prose"] = "There are probably two of them."
+    replies = {
+        **{f"expert, {style}": write_reply(env.task, style) for style in STYLES},
+        "bad player, all zeros": zeros,
+        "bad player, two answers": zeros + zeros,
+        "bad player, prose": "There are probably two of them.",
+    }
     for player, reply in replies.items():
         env.step(reply)
         parts = env.score().items()

@@ -59,6 +59,7 @@ play, and `--evaluate grinder --n 100` gives every metric with its 95% interval.
 """
 
 import argparse
+import json
 import math
 import random
 import sys
@@ -67,18 +68,26 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from env_letters import check_choice, split_thinking
-from swarm.bots import DIFFICULTIES, SCENARIOS, bots_act, draw_scenario, draw_tasks
-from swarm.economy import CREDITS, ME, Economy, Scenario, end_step, open_economy
-from swarm.players import HELP, PLAYERS, from_short
+from swarm.bots import (
+    DIFFICULTIES,
+    SCENARIOS,
+    draw_scenario,
+    draw_tasks,
+    finish_step,
+    pass_the_rest,
+)
+from swarm.economy import LAST_STEP, ME, Scenario, open_economy
+from swarm.players import PLAYERS
 from swarm.tools import (
     ACTIONS,
-    POST,
+    TOOLS,
     Refused,
-    pass_turn,
     read_call,
+    require,
     schemas,
     show,
     tool_names,
+    wrap_call,
     write_call,
 )
 from swarm.view import observe, opening, view
@@ -96,10 +105,8 @@ STYLES = {
     "trader": "trades alone, and accepts anything",
     "novice": "any tool that is possible now: the format without a plan",
     "random": "any tool, possible or not",
-    "crowd": "one of CROWD, drawn for each episode: demonstrations of mixed worth",
     "idle": "always passes",
 }
-CROWD = ("expert", "grinder", "trader", "novice", "idle")
 # How a gain is paid, in [0, 1]; share: a third of all bounties of the scenario.
 # The published formula is not known, only that it normalises the total payoff, and some
 # episodes: six of eight trained ones, with 4 or 5 works each, stood at exactly 1.
@@ -113,7 +120,6 @@ PAYOFFS = {
 }
 # In every environment, development tasks have seeds from here on.
 DEV_SEEDS = 2_000_000_000
-ONLY_FIRST = " (only the first of {} calls counts)"
 
 
 # ---------------------------------------------------------------------- the environment
@@ -150,28 +156,20 @@ class Swarm:
     # Times the share of turns lost to errors; train.py sets 0.5 for a small model.
     error_penalty: float = 0.0
     payoff_scale: str = "ours"  # one of PAYOFFS
-    trade_credit: str = Economy.trade_credit  # one of CREDITS
-    # The reputation that a post earns; None: the version's.
-    post_worth: float | None = Economy.post_worth
-    max_turns = 25
+    max_turns = LAST_STEP
 
     def __post_init__(self):
         check_choice("--set version=", self.version, WEIGHTS, "swarm")
         check_choice("--difficulty", self.difficulty, DIFFICULTIES, "swarm")
         check_choice("--sft-style", self.style, STYLES, "swarm")
+        check_choice("--set payoff_scale=", self.payoff_scale, PAYOFFS, "swarm")
         for name, weight in WEIGHTS[self.version].items():
             if getattr(self, name) is None:
                 setattr(self, name, weight)
-        check_choice("--set payoff_scale=", self.payoff_scale, PAYOFFS, "swarm")
-        check_choice("--set trade_credit=", self.trade_credit, CREDITS, "swarm")
-        if self.post_worth is None:
-            self.post_worth = POST[self.version]
-        prices = ("floor", "floor_penalty", "error_penalty", "post_worth")
-        for name in (*WEIGHTS[self.version], *prices):
+        for name in (*WEIGHTS[self.version], "floor", "floor_penalty", "error_penalty"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                setting = f"--set {name}={value}"
-                raise ValueError(f"{setting}: must be a number of at least 0")
+                raise ValueError(f"--set {name}={value}: must be a number, at least 0")
         self.tools = schemas(self.version)
         # a larger evaluation would repeat some
         self.most_tasks = SCENARIOS[self.version]
@@ -181,27 +179,23 @@ class Swarm:
 
     def start(self, scenario: Scenario) -> list[dict]:
         self.economy = open_economy(scenario, draw_tasks(scenario))
-        self.economy.trade_credit = self.trade_credit
-        self.economy.post_worth = self.post_worth
         self.log: list[Turn] = []
         self.used: Counter = Counter()  # successful calls of each tool
         self.dice = random.Random(scenario.dice + " player")
-        crowd = random.Random(scenario.dice + " crowd").choice(CROWD)
-        self.player = PLAYERS[crowd if self.style == "crowd" else self.style]
+        self.player = PLAYERS[self.style]
         self.seen = view(self.economy)
         text = opening(self.economy, self.think) + "\n\n" + observe(self.seen, "", "")
         return [{"role": "user", "content": text}]
 
     def step(self, reply: str) -> tuple[list[dict], bool]:
         economy = self.economy
-        if economy.step > economy.last_step:
+        if economy.step > LAST_STEP:
             return [], True
         turn = self.act(reply)
         self.log.append(turn)
         self.used[turn.tool] += turn.ok
-        bots_act(economy)
-        end_step(economy)
-        if economy.step > economy.last_step:
+        finish_step(economy)
+        if economy.step > LAST_STEP:
             return [], True
         hint = ""
         about_work = turn.ok and turn.tool in ("claim_task", "submit_work")
@@ -216,33 +210,29 @@ class Swarm:
     def act(self, reply: str) -> Turn:
         """Carry out a reply. Never raises, whatever the reply is."""
         economy, tool, arguments, calls = self.economy, "", {}, 1
-        me = economy.members[ME]
+        ok, own, me = True, False, economy.members[ME]
         try:
             tool, arguments, calls = read_call(reply, self.version)
-            if calls == 0:
-                pass_turn(economy, ME)
-                result = "no tool call found, so you passed"
-                return Turn(economy.step, "pass_turn", {}, True, result, 0)
-            if me.frozen_at and tool != "pass_turn":
-                raise Refused("you are frozen and can only pass")
-            before = reply.partition("<tool_call>")[0]
-            if not self.think and (before.strip() or "</think>" in reply):
-                raise Refused("you may not think here; give the tool call alone")
+            tool = tool or "pass_turn"
+            can_act = not me.frozen_at or tool == "pass_turn"
+            require(can_act, "you are frozen and can only pass")
+            silent = not reply.partition("<tool_call>")[0].strip()
+            may_speak = self.think or calls == 0 or silent and "</think>" not in reply
+            require(may_speak, "you may not think here; give the tool call alone")
             result = ACTIONS[tool](economy, ME, **arguments)
-            if calls > 1:
-                result += ONLY_FIRST.format(calls)
-            return Turn(economy.step, tool, arguments, True, result, calls)
+            if calls == 0:
+                result = "no tool call found, so you passed"
         except Refused as refusal:
+            ok, result = False, show(str(refusal), 160)
             # nothing was done, so the reputation decays as after a pass
             me.passed = True
-            proposal = economy.proposals.get(arguments.get("proposal_id"))
-            own = proposal is not None and proposal.proposer == ME
-            own = own and tool in ("accept_proposal", "reject_proposal")
-            result = show(str(refusal), 160)
             calls = max(calls, split_thinking(reply)[1].count("</tool_call>"))
-            if calls > 1:
-                result += ONLY_FIRST.format(calls)
-            return Turn(economy.step, tool, arguments, False, result, calls, own)
+            mine = [p.id for p in economy.proposals.values() if p.proposer == ME]
+            answered = tool in ("accept_proposal", "reject_proposal")
+            own = answered and arguments["proposal_id"] in mine
+        if calls > 1:
+            result += f" (only the first of {calls} calls counts)"
+        return Turn(economy.step, tool, arguments, ok, result, calls, own)
 
     def score(self) -> dict[str, float]:
         """The reward, its four parts, the two that can cost, and what is only measured.
@@ -250,10 +240,11 @@ class Swarm:
         An episode that was cut is scored as if the rest had been passed, so being cut
         never pays.
         """
-        cut = self.economy.step <= self.economy.last_step
-        economy = play_out(self.economy) if cut else self.economy
+        cut = self.economy.step <= LAST_STEP
+        economy = deepcopy(self.economy) if cut else self.economy
+        pass_the_rest(economy)
         me, n = economy.members[ME], max(1, len(self.log))
-        not_played = economy.last_step - len(self.log) if cut else 0
+        not_played = LAST_STEP - len(self.log) if cut else 0
         used = self.used + Counter(pass_turn=not_played)
         gain = me.resources - economy.scenario.resources
         share = sum(task.bounty for tasks in economy.to_come for task in tasks) / 3
@@ -271,7 +262,7 @@ class Swarm:
         }
         missing = max(0.0, self.floor - me.reputation) / 100
         # the turns after a cut count as passed, not as errors
-        errors = sum(not turn.ok for turn in self.log) / economy.last_step
+        errors = sum(not turn.ok for turn in self.log) / LAST_STEP
         paid = sum(getattr(self, name) * value for name, value in parts.items())
         return {
             "reward": paid - self.floor_penalty * missing - self.error_penalty * errors,
@@ -299,16 +290,6 @@ class Swarm:
     def expert_reply(self) -> str:
         thought, tool, arguments = self.player(self.seen, self.dice)
         return write_call(tool, arguments, thought if self.think else "")
-
-
-def play_out(economy: Economy) -> Economy:
-    """A copy of the economy after the model has passed all remaining turns."""
-    economy = deepcopy(economy)
-    while economy.step <= economy.last_step:
-        pass_turn(economy, ME)
-        bots_act(economy)
-        end_step(economy)
-    return economy
 
 
 def mean(values: list[float]) -> float:
@@ -340,69 +321,55 @@ def brief(turn: Turn) -> str:
     return " ".join([turn.tool, *map(short, turn.arguments.values())])
 
 
+def typed() -> str:
+    """What a person types, as a call; "" to quit.
+
+    The text comes last: 'claim_task task_3', 'propose_trade bot_1 2.5 fair data'.
+    """
+    tool, _, rest = sys.stdin.readline().strip().partition(" ")
+    names = TOOLS.get(tool, ("", {}))[1]
+    values = rest.split(maxsplit=max(0, len(names) - 1))
+    written = lambda name, text: text if names[name] == "number" else json.dumps(text)
+    pairs = zip(sorted(names, key=lambda name: name == "content"), values)
+    arguments = ", ".join(f'"{name}": {written(name, text)}' for name, text in pairs)
+    return "" if tool in ("", "quit") else wrap_call(tool, "{" + arguments + "}")
+
+
+def play_aloud(env: Swarm, seed: int, human: bool) -> None:
+    """An episode, message by message, of the scripted player or of a person."""
+    messages, done = env.reset(seed), False
+    if human:
+        print("; ".join(" ".join([tool, *names]) for tool, (_, names) in TOOLS.items()))
+    while not done:
+        print(f"{messages[0]['content']}\n")
+        reply = typed() if human else env.expert_reply()
+        if not reply:
+            print("scored as if the rest had been passed")
+            return
+        print(f"{reply}\n")
+        messages, done = env.step(reply)
+
+
+def print_turns(env: Swarm) -> None:
+    """One line per turn: the call, its result, and what else happened in that step."""
+    for turn in env.log:
+        events = [text for at, text in env.economy.events if at == turn.step]
+        news = "; ".join([turn.result, *events])
+        print(f"{turn.step:4}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
+
+
 def print_score(env: Swarm) -> None:
     scores, economy = env.score(), env.economy
     weights = {name: getattr(env, name) for name in WEIGHTS[env.version]}
-    paid = [f"{w:g} x {part} {scores[part]:.3f}" for part, w in weights.items() if w]
-    terms = " + ".join(paid)
-    if env.floor_penalty:
-        terms += f" - {env.floor_penalty:g} x {scores['floor_missing']:.3f}"
-    if env.error_penalty:
-        terms += f" - {env.error_penalty:g} x errors {scores['error_rate']:.3f}"
+    terms = [f"{w:g} x {part} {scores[part]:.3f}" for part, w in weights.items() if w]
     books = {name: x for name, x in economy.members[ME].books.items() if round(x, 1)}
     moved = ", ".join(f"{name} {x:+.1f}" for name, x in books.items())
     bots = [member for member in economy.members.values() if member.name != ME]
     kinds = ", ".join(f"{bot.name} {bot.kind}" for bot in bots)
     scenario = f"{env.difficulty}, v{env.version}, {economy.scenario.kind}"
-    print(f"\nreward {scores['reward']:.3f} = {terms}")
+    print(f"\nreward {scores['reward']:.3f} = {' + '.join(terms)}")
     print(f"gain {scores['gain']:+.1f}: {moved or 'nothing moved'}")
     print(f"scenario {economy.scenario.number} ({scenario}), bots: {kinds}")
-
-
-def show_episode(env: Swarm, seed: int, whole: bool) -> None:
-    """Print an episode of the scripted player: every message, or one line per turn."""
-    opening = env.reset(seed)[0]["content"]
-    print(f"-- user\n{opening}" if whole else opening.partition("\n\n")[0], "\n")
-    if not whole:
-        print("step  resources  reputation  call -> result, and what happened since")
-    done, told = False, 0
-    while not done:
-        reply, me = env.expert_reply(), env.economy.members[ME]
-        before = f"{env.economy.step:4}  {me.resources:9.1f}  {me.reputation:10.1f}"
-        messages, done = env.step(reply)
-        turn = env.log[-1]
-        if whole:
-            answer = messages[0]["content"] if messages else f"(the end: {turn.result})"
-            print(f"-- assistant\n{reply}\n\n-- tool\n{answer}\n")
-        else:
-            events = [text for _, text in env.economy.events[told:]]
-            news = "; ".join([turn.result, *events])
-            print(f"{before}  {brief(turn)} -> {'' if turn.ok else 'ERROR: '}{news}")
-        told = len(env.economy.events)
-    print_score(env)
-
-
-def play_human(env: Swarm, seed: int) -> None:
-    messages, done = env.reset(seed), False
-    print(messages[0]["content"], "\n", HELP, sep="\n")
-    while not done:
-        try:
-            line = input("\n> ").strip()
-        except (EOFError, KeyboardInterrupt):
-            line = "quit"
-        command = from_short(line)
-        if line == "quit":
-            print("\nscored as if the rest had been passed")
-            break
-        if command is None:
-            if line not in ("", "help"):
-                print("that is not a command, or something is missing")
-            print(HELP)
-            continue
-        messages, done = env.step(write_call(*command))
-        said = messages[0]["content"] if messages else f"the end: {env.log[-1].result}"
-        print("\n" + said)
-    print_score(env)
 
 
 def evaluate(env: Swarm, n: int, first_seed: int = DEV_SEEDS) -> dict:
@@ -416,35 +383,32 @@ def evaluate(env: Swarm, n: int, first_seed: int = DEV_SEEDS) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="env_swarm.py",
-        description="Play the swarm economy, or evaluate a scripted player on it.",
+        description="Play the swarm, or evaluate a player."
     )
     parser.error = lambda message: sys.exit(f"{message}; --help lists the flags")
-    flag, styles, most = parser.add_argument, list(STYLES), max(SCENARIOS.values())
-    flag("--play", choices=[*styles, "human"], help="a whole episode")
-    flag("--evaluate", choices=styles, help="every metric with its 95%% interval")
-    flag("--scenario", type=int, default=7, help=f"of the {most}; default %(default)s")
+    flag = parser.add_argument
+    flag("--play", choices=[*STYLES, "human"], help="a whole episode")
+    flag("--evaluate", choices=STYLES, help="every metric with its 95%% interval")
+    flag("--scenario", type=int, default=7, help="of --play; default %(default)s")
     flag("--n", type=int, default=100, help="of --evaluate; default %(default)s")
-    flag("--difficulty", default="medium", choices=list(DIFFICULTIES))
-    flag("--version", default="0.2", choices=list(WEIGHTS), help="default %(default)s")
+    flag("--difficulty", default="medium", choices=DIFFICULTIES)
+    flag("--version", default="0.2", choices=WEIGHTS, help="default %(default)s")
     args = parser.parse_args()
-    most, version = SCENARIOS[args.version], f"v{args.version}"
-    if not 0 <= args.scenario < most:
-        parser.error(f"--scenario {args.scenario}: {version} has 0 to {most - 1}")
-    if not 1 <= args.n <= most:
-        parser.error(f"--n {args.n}: {version} has 1 to {most} scenarios")
-    who = args.evaluate or args.play or "expert"
-    style = "expert" if who == "human" else who
+    style = args.evaluate or (args.play if args.play in STYLES else "expert")
     env = Swarm(args.difficulty, args.version, style=style)
+    if not 1 <= args.n <= env.most_tasks:
+        parser.error(f"--n {args.n}: there are 1 to {env.most_tasks} scenarios")
     if args.evaluate:
-        about = f"{who}, {args.difficulty}, {version}"
-        print(f"{about}: mean [95% interval] over {args.n} development scenarios")
+        print(f"mean [95% interval] over {args.n} development scenarios")
         for name, interval in evaluate(env, args.n).items():
             print(f"{name:22} {interval}")
-    elif who == "human":
-        play_human(env, args.scenario)
+        return
+    if args.play:
+        play_aloud(env, args.scenario, human=args.play == "human")
     else:
-        show_episode(env, args.scenario, whole=bool(args.play))
+        play(env, args.scenario)
+        print_turns(env)
+    print_score(env)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import metrics
 import settings
 from bookkeeping import folder as run_folder
 from bookkeeping import records
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bookkeeping.guard import guarded, preflight
 from bookkeeping.refusals import check
 from fast import parallel

@@ -9,19 +9,19 @@ Without a GPU or the Hugging Face hub it trains a model of models/. If a run was
 `--resume runs/NAME` continues it.
 """
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
 
-from bookkeeping.folder import announce
-
-if __name__ == "__main__":
-    announce(sys.argv[1:])  # before torch is imported, which takes seconds
+if __name__ == "__main__" and os.environ.get("RANK", "0") == "0":  # torchrun's first
+    # before torch is imported
+    print("torch is loading, which takes seconds", flush=True)
 
 import settings
 from bookkeeping import refusals
 from bookkeeping.guard import guarded, one_sentence, other_opening, preflight
-from bookkeeping.run import finished, open_run
+from bookkeeping.run import open_run
 from evaluate import evaluate_only, evaluate_policy
 from fast import parallel
 from fast.ahead import open_rollouts
@@ -60,7 +60,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
 
     # ---- GRPO: what scored above its group's mean becomes likelier -------------------
     print(settings.healthy_loss(cfg))
-    while not finished(cfg, state):
+    while not run.finished():
         # 1 sample: groups of k episodes of one task each, by the policy as it is now
         groups = rollouts.batch(state.update, state.level)  # [num_tasks][k]
         # 2 compare: how much better was each episode than the others of its group?
@@ -72,7 +72,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         # 4 look: log it; evaluate and save now and then
         state.update += 1
         run.log(groups, stats, rollouts)
-        last = finished(cfg, state)
+        last = run.finished()
         if state.update % cfg.eval_every == 0 and not last:
             evaluate(cfg, run, policy, rollouts, "train")
         if state.update % cfg.save_every == 0 or last or run.stop_asked():
@@ -80,7 +80,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
         run.stop_if_asked()
     evaluate(cfg, run, policy, rollouts, "final")
     rollouts.close()
-    return run.finish(policy)
+    return run.finish()
 
 
 def begin(cfg: Config, typed: set[str]):

@@ -22,8 +22,7 @@ from scipy import stats
 
 import metrics
 from bookkeeping import compare, records, tables
-from bookkeeping.curves import tool_shares
-from bookkeeping.tables import NAMES, PERCENT, average, interval, measures, moment, section, values
+from bookkeeping.tables import NAMES, PERCENT, cell, measures, moment, section, tool_shares, values
 from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
@@ -57,38 +56,32 @@ def changes(a: dict, b: dict) -> list[dict]:
         x, y = values(a, name), values(b, name)
         both = ~np.isnan(x + y)
         x, y = x[both], y[both]
-        if np.array_equal(x, y):
-            continue
-        p = compare.permutation_test(y - x)
-        rows.append({"name": name, "a": x, "b": y, "gain": metrics.gain(x, y), "p": p})
+        if not np.array_equal(x, y):
+            p = compare.permutation_test(y - x)
+            rows.append({"name": name, "a": x, "b": y, "gain": metrics.gain(x, y), "p": p})
     corrected = compare.holm([row["p"] for row in rows])
     return [row | {"corrected": p} for row, p in zip(rows, corrected)]
 
 
 def averages(a: dict, b: dict) -> dict:
     """The table of all measures."""
-    rows, n, table = changes(a, b), len(b["reward"]), []
+    rows, table = changes(a, b), []
     for row in rows:
         name, gain = row["name"], row["gain"]
         digits, factor, _ = tables.scale(name)
-        unit = " points" if name in PERCENT else ""
+        difference = gain.text(digits, factor, sign="+") + " points" * (name in PERCENT)
         direction = "up" if gain.mean > 0 else "down"
-        table.append([
-            tables.label(name), tables.cell(name, row["a"]), tables.cell(name, row["b"]),
-            gain.text(digits, factor, sign="+") + unit, compare.small(row["corrected"]),
-            direction if row["corrected"] < 0.05 else "cannot tell",
-        ])  # fmt: skip
+        clearly = direction if row["corrected"] < 0.05 else "cannot tell"
+        p = compare.small(row["corrected"])
+        means = [cell(name, row["a"]), cell(name, row["b"])]
+        table.append([tables.label(name), *means, difference, p, clearly])
     differ = {row["name"] for row in rows}
     same = [tables.label(name) for name in measures(a, b) if name not in differ]
-    rewards = values(a, "reward"), values(b, "reward")
-    up, down = (int((sign * (rewards[1] - rewards[0]) > 1e-9).sum()) for sign in (1, -1))
-    share = metrics.proportion(down, n).percent()
     text = [
-        f"Means over the same {n} scenarios ({b['tasks']}), greedy, with 95% intervals; "
-        "the difference is paired by scenario. p is corrected by Holm's method for the "
+        f"Means over the same {len(b['reward'])} scenarios ({b['tasks']}), greedy, with 95% "
+        "intervals; the difference is paired by scenario. p is corrected by Holm's method for the "
         f"{len(rows)} rows; up and down are said where it is below 0.05.",
         f"The same in every scenario, and so left out: {', '.join(same) or 'nothing'}.",
-        f"Reward rose in {up} of {n} scenarios and fell in {down}, {share}.",
     ]
     head = ["", moment(a), moment(b), "difference", "p corrected", "clearly"]
     return section(f"Behaviour: {moment(a)} → {moment(b)}", text, head, table)
@@ -96,15 +89,11 @@ def averages(a: dict, b: dict) -> dict:
 
 def tails(a: dict, b: dict) -> dict:
     """How the scenarios spread around those means."""
-
-    def cell(e: dict, name: str) -> str:
-        digits, factor, unit = tables.scale(name)
-        ends = np.nanquantile(values(e, name), [0.05, 0.5, 0.95, 1])
-        return " · ".join(f"{factor * x:.{digits}f}{unit}" for x in ends)
-
     known = lambda e, name: not np.isnan(values(e, name)).all()
+    ends = lambda e, name: np.nanquantile(values(e, name), [0.05, 0.5, 0.95, 1])
+    spread = lambda e, name: " · ".join(tables.number(name, x) for x in ends(e, name))
     names = [name for name in measures(a, b) if known(a, name) and known(b, name)]
-    rows = [[tables.label(name), cell(a, name), cell(b, name)] for name in names]
+    rows = [[tables.label(name), spread(a, name), spread(b, name)] for name in names]
     text = ["5% · 50% · 95% · the most, over the scenarios of each evaluation."]
     return section("Tails", text, ["", moment(a), moment(b)], rows, folded=True)
 
@@ -146,12 +135,10 @@ def best_episode(a: dict, b: dict, episodes: list[dict]) -> list[dict]:
     best, n = int(np.nanargmax(reward)), len(reward)
     for name in (name for name in measures(b) if name in NAMES and np.nanstd(values(b, name))):
         v = values(b, name)
-        mean, pays = average(v), stats.spearmanr(v, reward, nan_policy="omit")
-        distance = (v[best] - mean.mean) / float(np.nanstd(v, ddof=1))
-        digits, factor, unit = tables.scale(name)
-        mine = f"{factor * v[best]:.{digits}f}{unit}"
+        pays = stats.spearmanr(v, reward, nan_policy="omit")
+        distance = f"{(v[best] - np.nanmean(v)) / np.nanstd(v, ddof=1):+.1f}"
         told = f"{pays.statistic:+.2f} (p {compare.small(pays.pvalue)})"
-        rows.append([NAMES[name], mine, interval(name, mean), f"{distance:+.1f}", told])
+        rows.append([NAMES[name], tables.number(name, v[best]), cell(name, v), distance, told])
     text = [
         f"Scenario {best} earned {reward[best]:.3f}, the most of {n}, {moment(b)}; "
         f"the same scenario {moment(a)}: {a['reward'][best]:.3f}. "

@@ -34,7 +34,7 @@ import json
 import math
 import sys
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +43,10 @@ from scipy import stats
 from tyro.conf import Positional
 
 import metrics
-from bookkeeping import curves, records, tables
+from bookkeeping import records, tables
 from bookkeeping.records import answered, clean
 from metrics import Interval
 
-# What arms are compared by, if both have it. swarm has no exact answers, but its reward has parts;
-# those are compared on the trained tasks.
-MEASURES, PARTS = ("exact", "reward"), tables.PARTS
 EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that two arms are equal
 # Flags that do not make another arm.
 SAME = {
@@ -125,29 +122,22 @@ def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
     for run in runs:
         members.setdefault(json.dumps(flags_of(run, ignore), sort_keys=True), []).append(run)
     flags, arms = [json.loads(key) for key in members], []
-    for i, (mine, others) in enumerate(zip(flags, members.values())):
+    for letter, mine, others in zip(map(chr, count(ord("A"))), flags, members.values()):
         differ = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
         words = [f"{name}={mine[name]}" for name in sorted(mine) if differ(name)]
-        arms.append(Arm(chr(ord("A") + i), ", ".join(words) or "all runs", others))
+        arms.append(Arm(letter, ", ".join(words) or "all runs", others))
     return arms
 
 
 def flags_of(run: Run, ignore: tuple[str, ...]) -> dict:
     """The flags that make another arm."""
-    flags = {k: v for k, v in run.config.items() if k not in SAME and k not in ignore}
-    if run.config.get("api_base"):
-        flags = {k: v for k, v in flags.items() if k in API}
-    return flags
+    names = API if run.config.get("api_base") else run.config.keys() - SAME
+    return {k: v for k, v in run.config.items() if k in names and k not in ignore}
 
 
 def common(runs: list[Run], tasks: str) -> list[int]:
     """The numbers of the tasks that every run has a result of."""
     return sorted(set.intersection(*(set(answered(run.final[tasks])) for run in runs)))
-
-
-def environment_settings(config: dict) -> dict:
-    """{name: value} of the environment's settings that were given (--set)."""
-    return dict(word.split("=", 1) for word in config.get("set") or [])
 
 
 # -------------------------------------------------------------------------------------- statistics
@@ -231,7 +221,7 @@ def final_mean(arm: Arm, tasks: str, what: str) -> Interval | None:
         return metrics.mean(table[0])
     parts = [variance_of_mean(table.mean(axis=axis)) for axis in (1, 0)]
     found = by_variance(float(table.mean()), parts, table.shape[1], (0.0, 1.0))[0]
-    return tables.within(found, table.ravel(), headline([arm]) == "exact")
+    return tables.within(found, table.ravel())
 
 
 # --------------------------------------------------------------------------------------- comparing
@@ -262,27 +252,24 @@ def equal_within(difference: Interval, what: str) -> str:
     if not reach <= EQUAL:
         return "cannot tell"
     points = math.ceil(1000 * reach - 1e-6) / 10
-    within = f"{points:g} points" if what == "exact" else f"{points / 100:g}"
-    return f"equal within {within}"
+    return (
+        f"equal within {points:g} points" if what == "exact" else f"equal within {points / 100:g}"
+    )
 
 
 def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
     """The rows of two arms on one task set, a row per measure, and notes."""
-    runs, rows, notes = a.runs + b.runs, [], []
+    runs, both = a.runs + b.runs, f"{a.letter} and {b.letter}"
     finals, only = [run.final[tasks] for run in runs], common(runs, tasks)
-    measures = [*MEASURES, *(PARTS if finals[0]["trained"] else ())]
-    measures = [what for what in measures if all(what in line for line in finals)]
-    if any(paid_by(run) != paid_by(runs[0]) for run in runs):
-        measures = [what for what in measures if what != "reward"]
-        notes.append(
-            f"{a.letter} and {b.letter} were paid by different rewards (--reward, --set, or the "
-            f"environment's code): compared by {', '.join(measures) or 'nothing'}."
-        )
-    elif all(line["reward"] == line.get("exact") for line in finals):
-        measures.remove("reward")
     if not only:
-        both = f"{a.letter} and {b.letter} have no task of {tasks} that both had an answer to"
-        return [], [f"{both}; nothing to compare."]
+        why = f"have no task of {tasks} that both had an answer to; nothing to compare."
+        return [], [f"{both} {why}"]
+    measures = ["exact", "reward", *(tables.PARTS if finals[0]["trained"] else ())]
+    measures = [what for what in measures if all(what in line for line in finals)]
+    is_paid_alike = all(paid_by(run) == paid_by(runs[0]) for run in runs)
+    if not is_paid_alike or all(line["reward"] == line.get("exact") for line in finals):
+        measures.remove("reward")
+    rows = []
     for what in measures:
         x, y = a.table(tasks, what, only), b.table(tasks, what, only)
         difference, p, over = differ(x, y)
@@ -291,13 +278,17 @@ def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
             "n": len(only), "x": float(x.mean()), "y": float(y.mean()), "difference": difference,
             "p": p, "over": over,
         })  # fmt: skip
-    return rows, notes
+    note = (
+        f"{both} were paid by different rewards (--reward, --set, or the environment's code): "
+        f"compared by {', '.join(measures) or 'nothing'}."
+    )
+    return rows, [] if is_paid_alike else [note]
 
 
 def paid_by(run: Run) -> list:
     """What decides how much is paid: rewards under others are no longer the same measure."""
     what = (run.config.get(name) for name in ("reward", "environment_code"))
-    return [*what, environment_settings(run.config)]
+    return [*what, sorted(run.config.get("set") or [])]
 
 
 # ---------------------------------------------------------------------------------------- the page
@@ -316,17 +307,14 @@ def task_sets(arms: list[Arm]) -> list[str]:
 def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
     """compare.md."""
     runs, what = [run for arm in arms for run in arm.runs], headline(arms)
-    members, finals, told = [], [], []
+    members, finals = [], []
     for arm in arms:
         seeds, names = map(str, arm.seeds()), [run.name for run in arm.runs]
         members.append([f"**{arm.letter}**", arm.label, ", ".join(seeds), ", ".join(names)])
         means = [final_mean(arm, tasks, what) for tasks in task_sets(arms)]
-        cells = [tables.interval(what, mean) if mean else "" for mean in means]
+        cells = [mean.text(*tables.scale(what)) if mean else "" for mean in means]
         finals.append([f"{arm.letter}: {arm.label}", *cells])
-    for run in runs:
-        rewards, before = [e["reward"] for e in run.lines], records.before_last_level(run.lines)
-        sentence = tables.training_reward(rewards, before, what == "exact") if rewards else "none."
-        told.append(f"{run.name}: {sentence}")
+    told = [f"{run.name}: {tables.training_reward(run.lines)}" for run in runs]
     if len(arms) == 1:
         notes = ["All runs have the same flags: one arm, nothing to compare."]
     if any(row["over"] == "tasks only" for row in rows):
@@ -355,8 +343,8 @@ def verdicts(rows: list[dict]) -> dict:
     ]  # fmt: skip
     table = []
     for row in rows:
-        digits, scale, unit = tables.scale(row["what"])
-        means = [f"{scale * mean:.{digits}f}{unit}" for mean in (row["x"], row["y"])]
+        means = [tables.number(row["what"], mean) for mean in (row["x"], row["y"])]
+        digits, scale, _ = tables.scale(row["what"])
         table.append([
             tables.called(row), row["what"], f"{row['a'].letter} − {row['b'].letter}",
             ", ".join(means), row["difference"].text(digits, scale, sign="+"), row["over"],
@@ -372,19 +360,12 @@ def verdicts(rows: list[dict]) -> dict:
 
 
 def charts(arms: list[Arm]) -> list[dict]:
-    """compare.png: the training reward of every run, and the final results of every arm."""
-    training, final, sets = [], [], task_sets(arms)
+    """compare.png: the training reward of every run, an arm in one colour."""
+    series = []
     for i, arm in enumerate(arms):
-        name = f"{arm.letter}: {arm.label}"
-        training += [curves.rolling(run.lines, name=name, colour=i) for run in arm.runs]
-        means = [final_mean(arm, tasks, headline(arms)) for tasks in sets]
-        points = [[j + (i + 1) / 20, m.mean, m.low, m.high] for j, m in enumerate(means) if m]
-        final.append({"name": name, "points": points, "apart": True})
-    marks = [[place, tasks] for place, tasks in enumerate(sets)]
-    shown = "share exactly right" if headline(arms) == "exact" else "mean reward"
-    title = f"final, {shown} on development tasks, 95% intervals"
-    reward = curves.chart(f"training reward, mean of the last {curves.ROLLING} updates", training)
-    return reward + curves.chart(title, final, marks=marks)
+        look = {"name": f"{arm.letter}: {arm.label}", "colour": i}
+        series += [tables.rolling(run.lines) | look for run in arm.runs]
+    return tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)
 
 
 def main(
@@ -395,26 +376,23 @@ def main(
     out: by default the folder `compare` beside the first run. ignore: further flags that do not
     make another arm, such as sft_steps if they were counted in seconds.
     """
-    with records.foreign(folders[0] if folders else ""):
-        return write(list(map(Path, folders)), out, ignore)
-
-
-def write(folders: list[Path], out: Path | None, ignore: tuple[str, ...]) -> Path:
     # runs/* contains earlier comparisons too.
     is_run = lambda folder: (folder / "config.json").exists()
     folders = [f for f in folders if is_run(f) or not (f / "compare.md").exists()]
     if len(folders) < 2:
         usage = "python -m bookkeeping.compare runs/a runs/b"
-        raise ValueError(f"compare needs two run folders or more: {usage}")
-    runs, out = [read(folder) for folder in folders], out or folders[0].parent / "compare"
-    envs = {run.config["env"] for run in runs}
-    if len(envs) > 1:
-        raise ValueError(f"runs of {' and '.join(sorted(envs))} share no task; compare one of them")
-    arms = group(runs, tuple(ignore))
-    page = text(arms, *compare(arms))
-    out.mkdir(parents=True, exist_ok=True)
-    records.write_whole(out / "compare.md", page)
-    curves.draw(out / "compare.png", f"Runs: {len(runs)}, arms: {len(arms)}", charts(arms), 2)
+        raise SystemExit(f"compare needs two run folders or more: {usage}")
+    out = out or folders[0].parent / "compare"
+    with records.foreign(folders[0]):
+        runs = [read(folder) for folder in folders]
+        envs = sorted({run.config["env"] for run in runs})
+        if len(envs) > 1:
+            raise ValueError(f"runs of {' and '.join(envs)} share no task; compare one of them")
+        arms = group(runs, tuple(ignore))
+        page = text(arms, *compare(arms))
+        out.mkdir(parents=True, exist_ok=True)
+        records.write_whole(out / "compare.md", page)
+        tables.draw(out / "compare.png", f"Runs: {len(runs)}, arms: {len(arms)}", charts(arms))
     print(page)
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out

@@ -33,18 +33,19 @@ every evaluation bookkeeping/progress.py looks at evals.jsonl: did SFT help, did
 The same rules judge the logs of TRL, Unsloth, ms-swift, verl and prime-rl, which logs.py turns into
 such lines. Their columns allow some more, and so do trends over a whole log (TRENDS):
 
-    learning rate, far off, engine, thrown away; not a number, cut off more, KL, entropy collapse,
-    only in training, still, warm-up, resumed
+    learning rate, far off, engine, thrown away; not a number, KL, entropy collapse,
+    only in training, still, warm-up
 
-cures.py has each symptom's causes and cures, in every framework's flags.
+cures.toml has each symptom's causes and cures, in every framework's flags.
 
 Run me: `python -m bookkeeping.doctor RUN_OR_LOG [--json]`; without one, made-up runs are looked at.
 Exit status: 0 nothing was found, 1 a symptom was found, 2 the log cannot be read.
 """
 
+import argparse
 import json
 import math
-import sys
+import tomllib
 from collections.abc import Callable
 from operator import ge, gt, le
 from pathlib import Path
@@ -52,7 +53,7 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import cures, logs, progress, records
+from bookkeeping import logs, progress, records
 from bookkeeping.records import printable
 
 LOOKS_BACK = 50  # lines are enough
@@ -63,45 +64,59 @@ LOOKS = 3_000  # moments at which a log is looked at; a longer one at every seco
 LONGEST = 1_000  # lines whose rewards count
 # How much of an answer is right, from 0 to 1, if the environment says so: letters', alphabet's.
 PARTS = ("fraction", "similarity")
+OURS, JOURNAL = "picoswarm", "learn/FAILURES.md"
+TEXTS = tomllib.loads(Path(__file__).with_name("cures.toml").read_text(encoding="utf-8"))
+ILLNESSES = TEXTS["symptom"]
 
 Lines = list[dict[str, float]]
 
 
+def cure(name: str, framework: str) -> str:
+    """What to set. Unsloth takes TRL's flags."""
+    illness = ILLNESSES[name]
+    cures = TEXTS["cure"][illness["cure"]] | illness.get("instead", {})
+    return cures.get(framework, cures[logs.TRL])
+
+
 def symptoms(lines: Lines, rewards: list[float], began: float | None = None) -> dict[str, str]:
-    """{symptom: sentence} after an update.
+    """{symptom: "numbers: what they mean; what to do"} after an update, in our own flags.
 
     lines: the newest of metrics.jsonl, in order. rewards: the mean reward of every update so far
     (in a curriculum: at this level). began: first_gap of the run's first lines; None: not known.
     """
-    return sentences(signs(lines, rewards, began))
+    return {name: in_short(name, seen) for name, seen in signs(lines, rewards, began).items()}
 
 
-def sentences(seen: dict[str, str]) -> dict[str, str]:
-    """{symptom: "numbers: what they mean; what to do"}, in our own flags."""
-    means = {name: cures.ILLNESSES[name].causes[0] for name in seen}
-    return {n: f"{seen[n]}: {means[n]}; {cures.cure(n, cures.OURS)}" for n in seen}
-
-
-def moments(lines: Lines, began: float | None, stride: int = 1):
-    """(line, the rewards at its level so far, signs) of every line, or of every stride-th."""
-    for k in range(stride, len(lines) + 1, stride):
-        now, so_far = lines[k - 1], lines[max(0, k - LONGEST) : k]
-        # A curriculum never goes back to a level.
-        same = [line for line in so_far if line.get("level") == now.get("level")]
-        rewards = every(same, "reward").tolist()
-        yield now, rewards, signs(so_far[-LOOKS_BACK:], rewards, began)
+def in_short(name: str, seen: str) -> str:
+    return f"{seen}: {ILLNESSES[name]['causes'][0]}; {cure(name, OURS)}"
 
 
 def signs(lines: Lines, rewards: list[float], began: float | None) -> dict[str, str]:
     """{symptom: the numbers that show it}, in any framework's lines."""
     told = {name: rule(lines, rewards) for name, rule in RULES.items()}
-    told |= beyond(lines) | disagreement(lines, began)
-    if told["no signal"] and is_solved(rewards):
-        told["solved"] = told.pop("no signal")
+    told |= beyond(lines) | silent(lines, rewards) | disagreement(lines, began)
     # A broken run also has no signal, and its replies may never end; but that is not what to mend.
-    if told["stuck"] or told["broken"]:
+    if "stuck" in told or told["broken"]:
         told |= dict.fromkeys(("no signal", "few groups", "no gradient", "cut short"))
     return {name: seen for name, seen in told.items() if seen}
+
+
+def first_seen(lines: Lines, began: float | None) -> dict[str, tuple[dict, str]]:
+    """{symptom: (the line at which it is first seen, the numbers that show it)}"""
+    found: dict[str, tuple[dict, str]] = {}
+    stride = math.ceil(len(lines) / LOOKS) or 1
+    for k in range(stride, len(lines) + 1, stride):
+        for name, seen in signs(lines[max(0, k - LOOKS_BACK) : k], paid(lines[:k]), began).items():
+            found.setdefault(name, (lines[k - 1], seen))
+    return found
+
+
+def paid(lines: Lines) -> list[float]:
+    """The rewards at the level of the last line. A curriculum never goes back to a level."""
+    level = lines[-1].get("level") if lines else None
+    return every(
+        [line for line in lines[-LONGEST:] if line.get("level") == level], "reward"
+    ).tolist()
 
 
 def last(lines: Lines, name: str, n: int) -> np.ndarray:
@@ -109,12 +124,13 @@ def last(lines: Lines, name: str, n: int) -> np.ndarray:
 
     Every rule is told where a comparison is true, and none with NaN is.
     """
-    values = [line[name] for line in lines[-8 * n :] if name in line]
-    return np.array(values[-n:] if len(values) >= n else [math.nan] * n, dtype=float)
+    values = every(lines[-8 * n :], name)[-n:]
+    return values if len(values) == n else np.full(n, math.nan)
 
 
 def every(lines: Lines, name: str) -> np.ndarray:
-    return np.array([line[name] for line in lines if name in line], dtype=float)
+    values = np.array([line[name] for line in lines if name in line], dtype=float)
+    return values[np.isfinite(values)]
 
 
 def rise(values: np.ndarray, fewest: int = 20, n: int = 10) -> tuple[float, float, float, float]:
@@ -136,54 +152,41 @@ def rise(values: np.ndarray, fewest: int = 20, n: int = 10) -> tuple[float, floa
 
 def signal(line: dict) -> float:
     """Had any group rewards that differ? By whatever a framework logs; NaN if nothing says it."""
-    spreads = [line.get(n) for n in ("groups_with_signal", "advantage_std", "reward_std")]
-    if "advantage_max" in line and "advantage_min" in line:
-        spreads.insert(1, line["advantage_max"] - line["advantage_min"])
-    known = [spread for spread in spreads if spread is not None]
-    if known:
-        return known[0] if known[0] > 1e-6 else 0.0
-    ends = [line[name] for name in ("reward_max", "reward_min") if name in line]
+    get = lambda name: line.get(name, math.nan)
+    spread = get("advantage_max") - get("advantage_min")
+    spreads = (get("groups_with_signal"), spread, get("advantage_std"), get("reward_std"))
+    for spread in filter(math.isfinite, spreads):
+        return spread if spread > 1e-6 else 0.0
+    ends = (get("reward_max"), get("reward_min"))
     return 0.0 if line.get("trainable") == 0 or line.get("reward") in ends else math.nan
 
 
 def signals(lines: Lines, n: int) -> np.ndarray:
     """The newest n that are known. Where none is, a gradient of 0 at one reward shows the same."""
-    found = np.array([signal(line) for line in lines[-8 * n :]], dtype=float)
-    known = found[np.isfinite(found)]
+    known = every([{"signal": signal(line)} for line in lines[-8 * n :]], "signal")
     same = np.ptp(last(lines, "reward", n)) < 1e-9 and not last(lines, "grad_norm", n).any()
     if len(known) == 0 and same:
         return np.zeros(n)
     return known[-n:] if len(known) >= n else np.full(n, math.nan)
 
 
-def stuck(lines: Lines, rewards: list[float], n: int = 5) -> str | None:
-    """The policy repeats one token: no noise, no NaN, gradient 0. But it once scored.
-
-    A learning rate of 30 leaves such a policy.
-    """
-    was, now = np.mean([*rewards[:-n][:START]] or math.nan), np.mean(rewards[-n:] or math.nan)
-    if (signals(lines, n) == 0).all() and was >= 0.1 and now <= 0.5 * was:
-        return (
-            f"in the last {n} updates all samples of a task scored the same, {now:.2f} on average, "
-            f"and at the start it was {was:.2f}"
-        )
-
-
-def is_solved(rewards: list[float]) -> bool:
-    """All is right, and it was not always: a reward function that pays everything is no success."""
-    if not rewards or max(rewards) > 1.0001:
-        return False
-    return np.mean(rewards[-FEWEST:]) > 0.9 and min(rewards[:START]) < rewards[-1] - 0.02
-
-
-def no_signal(lines: Lines, rewards: list[float], n: int = 10) -> str | None:
+def silent(lines: Lines, rewards: list[float]) -> dict[str, str]:
     """A group whose rewards are all equal has advantages of 0, and so no gradient.
 
-    All groups, n updates: nothing moved. See grpo.group_advantages.
+    All groups: nothing moves. stuck: the policy repeats one token, but it once scored; a learning
+    rate of 30 leaves such a policy. solved: all is right, and it was not always; a reward function
+    that pays everything is no success.
     """
-    if (signals(lines, n) == 0).all():
-        mean = f" (mean {np.mean(rewards[-n:]):.2f})" if rewards else ""
-        return f"in the last {n} updates every group's rewards were all equal{mean}"
+    n, was, now = START, np.mean(rewards[:START] or math.nan), np.mean(rewards[-START:] or math.nan)
+    if (signals(lines, n) == 0).all() and len(rewards) > n and was >= 0.1 and now <= 0.5 * was:
+        told = f"all samples of a task scored the same, {now:.2f} on average"
+        return {"stuck": f"in the last {n} updates {told}, and at the start it was {was:.2f}"}
+    if not (signals(lines, FEWEST) == 0).all():
+        return {}
+    risen = bool(rewards) and max(rewards) <= 1.0001 and min(rewards[:n]) < rewards[-1] - 0.02
+    name = "solved" if risen and np.mean(rewards[-FEWEST:]) > 0.9 else "no signal"
+    mean = f" (mean {np.mean(rewards[-FEWEST:]):.2f})" if rewards else ""
+    return {name: f"in the last {FEWEST} updates every group's rewards were all equal{mean}"}
 
 
 def few_groups(lines: Lines, rewards: list[float], n: int = 30) -> str | None:
@@ -278,31 +281,25 @@ def pays_something_else(lines: Lines, rewards: list[float], n: int = 10) -> str 
     An environment may pay more than 1 for an exact answer: `exact_reward` is what it paid for one
     on average, in the updates that had any.
     """
-    reward, exact = last(lines, "reward", n), last(lines, "exact", n)
-    start, now = lines[:START], lines[-n:]
-    paid = max([1.0, *every(now, "exact_reward")])
-    if np.isnan(exact + reward).any() or (reward.mean() > paid and not exact.any()):
+    reward, exact = last(lines, "reward", n).mean(), last(lines, "exact", n).mean()
+    scale = max([1.0, *every(lines, "exact_reward")])
+    if reward > scale and not exact > 0:
         return None  # it pays on another scale, and what it pays for a right answer is not known
-    if reward.mean() / paid - exact.mean() > 0.75:  # --reward partial starts at 0.67, and learns
-        return (
-            f"the reward is {reward.mean():.2f} where {exact.mean():.0%} of the answers are exact"
-        )
-    was, was_exact = (
-        float(np.mean([line.get(name, 0.0) for line in start])) for name in ("reward", "exact")
-    )
-    risen, exact_risen = reward.mean() - was, exact.mean() - was_exact
-    sure = 4 * np.hypot(standard_error(start), standard_error(now))
-    if len(lines) >= n + START and paid * exact_risen <= 0.2 * risen and risen >= max(0.05, sure):
-        return (
-            f"the reward rose from {was:.2f} to {reward.mean():.2f}, and exact answers went from "
-            f"{was_exact:.0%} to {exact.mean():.0%}"
-        )
+    if reward / scale - exact > 0.75:  # --reward partial starts at 0.67, and learns
+        return f"the reward is {reward:.2f} where {exact:.0%} of the answers are exact"
+    return rises_alone(lines, "exact", scale)
 
 
-def standard_error(lines: Lines) -> float:
-    """Of the mean reward of these updates; a 95% interval is about four standard errors wide."""
-    errors = (every(lines, "reward_high") - every(lines, "reward_low")) / 4
-    return np.sqrt(np.sum(errors**2)) / len(lines)
+def rises_alone(lines: Lines, goal: str, scale: float = 1.0) -> str | None:
+    """The reward rises, and right answers do not. scale: what is paid for one."""
+    was, now, risen, errors = rise(every(lines, "reward"))
+    right_was, right, right_risen, _ = rise(every(lines, goal))
+    if risen >= 0.05 and errors >= SURE and scale * right_risen <= 0.2 * risen:
+        what = "exact answers" if goal == "exact" else goal.removeprefix("part:")
+        return (
+            f"the reward rose from {was:.2f} to {now:.2f}, and {what} went from {right_was:.2f} to "
+            f"{right:.2f}"
+        )
 
 
 # ------------------------------------------------------------------- rules: sampler and trainer
@@ -310,7 +307,8 @@ def standard_error(lines: Lines) -> float:
 
 def first_gap(lines: Lines) -> float | None:
     """The mismatch of the first update that measured one."""
-    return next((line["mismatch"] for line in lines if "mismatch" in line), None)
+    gaps = (line.get("mismatch", math.nan) for line in lines)
+    return next(filter(math.isfinite, gaps), None)
 
 
 def disagreement(lines: Lines, first: float | None, n: int = 3) -> dict[str, str]:
@@ -418,10 +416,8 @@ def beyond(lines: Lines) -> dict[str, str]:
 
 RULES: dict[str, Callable] = {
     "collapse": collapse,
-    "stuck": stuck,
     "broken": broken,
     "noise": noise,
-    "no signal": no_signal,
     "few groups": few_groups,
     "no gradient": no_gradient,
     "errors": errors,
@@ -435,14 +431,17 @@ RULES: dict[str, Callable] = {
 # Our own runs need none of them: their settings are refused, or their evaluations say more.
 
 
-def cut_off_more(log: logs.Log) -> str | None:
-    """Replies run into the limit more and more, before half of them do."""
-    first, now = (last(part, "truncated", START) for part in (log.lines[:START], log.lines[START:]))
-    if now.mean() - first.mean() >= 0.2 and now.min() > first.max():
-        return (
-            f"{first.mean():.0%} of the replies ran into the limit at the start, {now.mean():.0%} "
-            f"in the last {START} steps"
-        )
+def not_a_number(log: logs.Log) -> str | None:
+    """NaN or infinity where a number should be.
+
+    A norm that never was a number while the run learns is a logger's fault; if nothing is learnt,
+    it is the run's.
+    """
+    learns = any(abs(rise(every(log.lines, name))[3]) > SURE for name in ("reward", "loss"))
+    for name in ("loss", "grad_norm", "reward", "kl", "entropy"):
+        bad = [line for line in log.lines if not math.isfinite(line.get(name, 0.0))]
+        if bad and (name in log.theirs or (name in ("loss", "grad_norm") and not learns)):
+            return f"{name} is not a finite number in {len(bad)} rows, first at {bad[0]['step']}"
 
 
 def kl_runs_away(log: logs.Log) -> str | None:
@@ -454,15 +453,12 @@ def kl_runs_away(log: logs.Log) -> str | None:
 
 def entropy_collapse(log: logs.Log) -> str | None:
     """Entropy falls while a policy learns. Here it fell and nothing was learnt for it."""
-    first, end = (
-        last(log.lines[:FEWEST], "entropy", START).mean(),
-        last(log.lines, "entropy", START),
-    )
+    first = last(log.lines[:FEWEST], "entropy", START).mean()
+    end = last(log.lines, "entropy", START)
     was, now, risen, errors = rise(every(log.lines, "reward"))
     solved = now > 0.9 and was <= 1
-    if solved or last(log.lines, "groups_with_signal", START).mean() > 0.3:
-        return None
-    if end.max() <= min(0.1 * first, 0.3) and errors <= 2:
+    has_signal = last(log.lines, "groups_with_signal", START).mean() > 0.3
+    if end.max() <= min(0.1 * first, 0.3) and errors <= 2 and not (solved or has_signal):
         return (
             f"the entropy of a token was {first:.3g} nats and is {end.mean():.3g}, and the reward "
             f"went from {was:.2f} to {now:.2f}"
@@ -478,18 +474,11 @@ def pays_another_goal(log: logs.Log) -> str | None:
     rewards, right = every(log.lines, "reward"), every(log.lines, log.goal)
     if min(len(rewards), len(right)) < 20:
         return None
-    was, now, risen, errors = rise(rewards)
-    right_was, right_now, right_risen, _ = rise(right)
-    _, tokens, more_tokens, _ = rise(every(log.lines, "reply_tokens"))
-    name, noise = str(log.goal).removeprefix("part:"), np.std(np.diff(right))
-    if noise > 0.02 and np.std(np.diff(rewards)) < 0.3 * noise and right_now < now - 0.2:
-        return f"the reward is {now:.2f} and does not follow {name}, which is {right_now:.2f}"
-    if risen >= 0.05 and errors >= SURE and right_risen <= 0.2 * risen:
-        longer = f", while replies grew to {tokens:.0f} tokens" if more_tokens > tokens / 3 else ""
-        return (
-            f"the reward rose from {was:.2f} to {now:.2f}, and {name} went from {right_was:.2f} to "
-            f"{right_now:.2f}{longer}"
-        )
+    now, then, noise = rewards[-10:].mean(), right[-10:].mean(), np.std(np.diff(right))
+    if noise > 0.02 and np.std(np.diff(rewards)) < 0.3 * noise and then < now - 0.2:
+        name = log.goal.removeprefix("part:")
+        return f"the reward is {now:.2f} and does not follow {name}, which is {then:.2f}"
+    return rises_alone(log.lines, log.goal)
 
 
 def only_in_training(log: logs.Log) -> str | None:
@@ -530,44 +519,15 @@ def warm_up(log: logs.Log) -> str | None:
         )
 
 
-def resumed(log: logs.Log) -> str | None:
-    """A learning rate that starts again has lost its schedule, and most often Adam's moments."""
-    rates = every(log.lines, "lr")
-    highest = np.maximum.accumulate(rates)
-    for i in range(1, len(rates) - 2):
-        before, now, later = rates[i - 1], rates[i], rates[i + 1 : i + 20]
-        fell = now < 0.5 * highest[i - 1] and now < 0.7 * before
-        if fell and later.max() > 1.5 * max(now, 1e-30) and later[0] > now:
-            return (
-                f"the learning rate fell from {before:.2g} to {now:.2g} in one step and rose to "
-                f"{later.max():.2g} again: the schedule began anew"
-            )
-
-
 TRENDS: dict[str, Callable] = {
-    "cut off more": cut_off_more,
+    "not a number": not_a_number,
     "KL": kl_runs_away,
     "entropy collapse": entropy_collapse,
     "pays something else": pays_another_goal,
     "only in training": only_in_training,
     "still": still,
     "warm-up": warm_up,
-    "resumed": resumed,
 }
-
-
-def not_a_number(log: logs.Log) -> tuple[int, str] | None:
-    """NaN or infinity where a number should be: (the first step, what it is).
-
-    A norm that never was a number while the run learns is a logger's fault; if nothing is learnt,
-    it is the run's.
-    """
-    learns = any(abs(rise(every(log.lines, name))[3]) > SURE for name in ("reward", "loss"))
-    for name in ("loss", "grad_norm", "reward", "kl", "entropy"):
-        steps = log.not_numbers.get(name)
-        if steps and (name in log.theirs or (name in ("loss", "grad_norm") and not learns)):
-            return steps[0], f"{name} is not a finite number in {len(steps)} rows"
-
 
 # If the first is told, the others would speak of the same illness.
 HIDES = {
@@ -580,10 +540,11 @@ HIDES = {
     "entropy collapse": ("few groups",),
     "solved": ("no signal", "entropy collapse", "still", "few groups"),
     "no gradient": ("still", "few groups", "entropy collapse"),
-    "cut short": ("cut off more",),
-    "noise": ("cut off more",),
     "not a number": ("still", "no gradient"),
 }
+
+
+# ------------------------------------------------------------------- somebody else's log
 
 
 def look_at_log(log: logs.Log) -> dict[str, tuple[int, str]]:
@@ -591,33 +552,15 @@ def look_at_log(log: logs.Log) -> dict[str, tuple[int, str]]:
     gap = np.median(np.diff([0, *(line["step"] for line in log.lines[:FEWEST])]))
     whole = log.lines[0]["step"] <= max(1, gap)  # the log has the run's beginning
     # Steps without a reward (TRL, between two generations) say nothing that the rules ask for.
-    lines = [line for line in log.lines if "reward" in line] or log.lines
-    found: dict[str, tuple[int, str]] = {}
-    began = first_gap(log.lines) if whole else None
-    for now, _, seen in moments(lines, began, stride=math.ceil(len(lines) / LOOKS)):
-        for name, numbers in seen.items():
-            found.setdefault(name, (now["step"], numbers))
-    if seen := not_a_number(log):
-        found["not a number"] = seen
+    lines = [line for line in log.lines if len(every([line], "reward"))] or log.lines
+    seen = first_seen(lines, first_gap(log.lines) if whole else None)
+    found = {name: (line["step"], numbers) for name, (line, numbers) in seen.items()}
     for name, rule in TRENDS.items():
-        if seen := rule(log):
-            found.setdefault(name, (log.lines[-1]["step"], seen))
+        if numbers := rule(log):
+            found.setdefault(name, (log.lines[-1]["step"], numbers))
     hidden = {other for name in found for other in HIDES.get(name, ())}
     kept = [one for one in found.items() if one[0] not in hidden]
     return dict(sorted(kept, key=lambda one: one[1][0]))
-
-
-# ------------------------------------------------------------------- what is said of a foreign log
-
-# {rule: healthy test runs of TRL that log what it looks at}; it was told wrongly of none of them
-# (tests/test_foreign.py counts again). Other frameworks were not measured.
-MEASURED = dict.fromkeys(("stale", "two distributions", "KL", "thrown away"), 2)
-MEASURED |= dict.fromkeys(
-    ("collapse", "stuck", "no signal", "few groups", "no gradient", "noise", "cut short", "still")
-    + ("not a number", "cut off more", "entropy collapse", "learning rate", "far off", "warm-up")
-    + ("resumed",),
-    18,
-)
 
 
 def answer(log: logs.Log) -> dict:
@@ -625,25 +568,14 @@ def answer(log: logs.Log) -> dict:
     found, told = look_at_log(log), []
     if "solved" in found:
         log.notes.append(f"solved, so no illness: {found.pop('solved')[1]}")
-    for name in ("loss", "grad_norm"):
-        never = name in log.not_numbers and name not in log.theirs
-        if never and "not a number" not in found:
-            log.notes.append(f"{name} never is a number, yet the run learns: not looked at")
     for name, (step, seen) in found.items():
-        illness, journal = cures.ILLNESSES[name], cures.ILLNESSES[name].journal
-        measured = log.framework == logs.TRL and name in MEASURED
-        told.append(
-            {
-                "name": name,
-                "step": step,
-                "seen": seen,
-                "columns": [log.theirs[c] for c in (*illness.columns, log.goal) if c in log.theirs],
-                "causes": list(illness.causes),
-                "cure": cures.cure(name, log.framework),
-                "journal": f"{cures.JOURNAL}#{journal}" if journal else "",
-                "sure": f"wrong in 0 of {MEASURED[name]} healthy TRL runs" if measured else "",
-            }
-        )
+        illness = ILLNESSES[name]
+        columns = [log.theirs[c] for c in (*illness["columns"], log.goal) if c in log.theirs]
+        told.append({
+            "name": name, "step": step, "seen": seen, "columns": columns,
+            "causes": illness["causes"], "cure": cure(name, log.framework),
+            "journal": f"{JOURNAL}#{illness['journal']}" if "journal" in illness else "",
+        })  # fmt: skip
     unlogged = logs.UNLOGGED[log.framework]
     return {
         "files": log.files,
@@ -666,10 +598,15 @@ def nothing_found(log: logs.Log) -> str:
         return f"too short to tell: {n} steps, and most rules need {FEWEST} to 30"
     said = "nothing wrong was found in what was looked at"
     if "reward" not in log.theirs:
-        said += "; but this log has no reward, so most rules had nothing to look at"
-    elif len(loss) and np.median(np.abs(loss)) < 0.1 and np.sum(norms) > 0:
-        near_0 = cures.why_the_loss_is_near_0(log.framework)
-        said += f"; {near_0} (the gradient's norm is {np.median(norms):.2g} here)"
+        return f"{said}; but this log has no reward, so most rules had nothing to look at"
+    if len(loss) and np.median(np.abs(loss)) < 0.1 and np.sum(norms) > 0:
+        once = {logs.VERL: "ppo_epochs=1", logs.PRIME: "fresh samples"}
+        said += (
+            "; a loss near 0 is normal here, because advantages add up to 0 within each group and "
+            f"with {once.get(log.framework, 'num_iterations=1')} the ratio is 1 when it is "
+            "computed: the value cancels, its gradient does not (the gradient's norm is "
+            f"{np.median(norms):.2g} here)"
+        )
     return said
 
 
@@ -691,7 +628,6 @@ def text(found: dict) -> str:
             *(f"  or of       {cause}" for cause in one["causes"][1:]),
             f"  set         {one['cure']}",
             *(f"  see it      {page}" for page in [one["journal"]] if page),
-            *(f"  how sure    {sure}" for sure in [one["sure"]] if sure),
         ]
     out += ["", found["nothing_found"]] if found["nothing_found"] else []
     out += ["", "could not be looked at, because this log has no:"] if found["not_logged"] else []
@@ -719,23 +655,18 @@ def look_at(lines: Lines, evals: list[dict] = (), config: dict | None = None) ->
 
     lines: metrics.jsonl. evals: evals.jsonl. config: the run's flags.
     """
-    told: dict[str, str] = {}
+    seen = first_seen(lines, first_gap(lines)).items()
+    told = [(line["update"], name, in_short(name, numbers)) for name, (line, numbers) in seen]
     evals = [e for e in evals if e.get("stage") in progress.STAGES]
-
-    def tell(update: int, found: dict[str, str]) -> None:
-        for name, sentence in found.items():
-            told.setdefault(name, f"update {update}: {name}: {sentence}")
-
-    def after(update: int, rewards: list[float]) -> None:
-        if any(e["update"] == update for e in evals):
-            seen = [e for e in evals if e["update"] <= update]
-            tell(update, progress.symptoms(seen, rewards, config or {}))
-
-    after(0, [])
-    for now, rewards, seen in moments(lines, first_gap(lines)):
-        tell(now["update"], sentences(seen))
-        after(now["update"], rewards)
-    return list(told.values())
+    for update in dict.fromkeys(e["update"] for e in evals):
+        so_far = [e for e in evals if e["update"] <= update]
+        rewards = paid([line for line in lines if line["update"] <= update])
+        found = progress.symptoms(so_far, rewards, config or {})
+        told += [(update, name, sentence) for name, sentence in found.items()]
+    first: dict[str, str] = {}
+    for update, name, sentence in sorted(told, key=lambda one: one[0]):
+        first.setdefault(name, f"update {update}: {name}: {sentence}")
+    return list(first.values())
 
 
 def own(folder: Path) -> int:
@@ -743,12 +674,8 @@ def own(folder: Path) -> int:
     with records.foreign(folder):
         lines, evals = (records.lines(folder / f"{name}.jsonl") for name in ("metrics", "evals"))
         flags = folder / "config.json"
-        try:
-            told = look_at(lines, evals, records.read(flags) if flags.exists() else {})
-        except ModuleNotFoundError as missing:  # `pip install ".[doctor]"`: others' logs need numpy
-            cure = f"pip install {missing.name}"
-            raise ValueError(f"{folder}: a run of ours needs {missing.name}; {cure}") from None
-    looked = sorted({c for illness in cures.ILLNESSES.values() for c in illness.columns})
+        told = look_at(lines, evals, records.read(flags) if flags.exists() else {})
+    looked = sorted({c for illness in ILLNESSES.values() for c in illness["columns"]})
     looked = ", ".join(name for name in looked if any(name in line for line in lines))
     well = f"nothing wrong was found in {len(lines)} updates and {len(evals)} evaluations"
     print("\n".join(map(printable, told)) or f"{well}; looked at: {looked}")
@@ -757,26 +684,22 @@ def own(folder: Path) -> int:
 
 def is_ours(path: Path) -> bool:
     """Is this the folder of a run of ours? Others call their count `step`."""
-    lines = path / "metrics.jsonl"
-    if (path / "evals.jsonl").exists():
-        return True
-    return lines.is_file() and b'"update"' in lines.read_bytes()[:4096]
+    lines, evals = path / "metrics.jsonl", path / "evals.jsonl"
+    return evals.exists() or lines.is_file() and b'"update"' in lines.read_bytes()[:4096]
 
 
 def command() -> None:
     """`python -m bookkeeping.doctor`, and `picoswarm-doctor` if it is installed."""
-    words = [word for word in sys.argv[1:] if word != "--json"]
-    as_json = "--json" in sys.argv
-    if not words and not as_json:
+    parser = argparse.ArgumentParser("doctor", epilog="docs/doctor.md says what it reads")
+    parser.add_argument("path", nargs="?", type=Path, help="a run, a log, or a folder with one")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    given = parser.parse_args()
+    if given.path is None:
         return demo()
-    if len(words) != 1 or words[0].startswith("-"):
-        print("usage: doctor FILE_OR_FOLDER [--json]; docs/doctor.md says what it reads")
-        raise SystemExit(0 if words in (["-h"], ["--help"]) else 2)
-    path = Path(words[0])
-    if not path.exists():
-        print(f"{path}: there is no such file or folder; check the path", file=sys.stderr)
-        raise SystemExit(2)
-    raise SystemExit(own(path) if is_ours(path) and not as_json else foreign(path, as_json))
+    if not given.path.exists():
+        parser.error(f"{given.path}: there is no such file or folder; check the path")
+    is_own = is_ours(given.path) and not given.json
+    raise SystemExit(own(given.path) if is_own else foreign(given.path, given.json))
 
 
 def demo() -> None:

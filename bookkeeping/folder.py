@@ -1,31 +1,54 @@
-"""The run folder: where a run writes, how it is found again, and what a kill may cost.
+"""The run folder: where a run writes, how it goes on after any death, and what that may cost.
 
     runs/NAME/  config.json  metrics.jsonl  evals.jsonl  episodes.jsonl  summary.json
-                report.md  report.html  curves.png  checkpoint/  lock
+                report.md  report.html  curves.png  checkpoint/  checkpoint.old/  lock
 
-Three rules. A line is written when its number is known, and whole files are written beside the old
-one and renamed, so that a kill at any moment leaves something to read. On --resume, lines written
-after the last checkpoint are dropped: they will be written again. And only one process writes into
-a folder: it holds a lock, which the kernel takes back however the process ends.
+    checkpoint/      adapter (PEFT's format; with --lora-rank 0 the whole model),
+                     optimizer.pt, state.json, checksum
+    checkpoint.old/  the one before
 
-Run me: `python -m bookkeeping.folder` shows what a killed run keeps.
+Three rules for the logs. A line is written when its number is known, and whole files are written
+beside the old one and renamed, so that a kill at any moment leaves something to read. On --resume,
+lines written after the last checkpoint are dropped: they will be written again. And only one
+process writes into a folder: it holds a lock, which the kernel takes back however the process ends.
+
+Sooner or later a run dies in the middle of a write: a kill, a full disk, a lost node. So a new
+checkpoint is written in full beside the old one, flushed to the disk, and only then renamed. At
+every moment at least one whole checkpoint exists. A disk can also lie. A SHA-256 over all files
+tells a damaged checkpoint from a good one, and then the one before is taken, which costs
+`save_every` updates and not the run.
+
+    old | current          the older one is removed first, so there are never more than two
+          current | new    written, flushed
+    old |           new    current renamed to old … after a kill here, find_checkpoint takes old
+    old | current          … and new renamed to current
+
+Loading runs no code: weights are safetensors, the optimizer goes through torch's weights_only, the
+state is JSON.
+
+Run me: `python -m bookkeeping.folder` writes two checkpoints of pico_base, changes the newer, and
+finds the older.
 """
 
 import ast
+import errno
 import hashlib
-import itertools
 import json
-import os
 import re
 import shutil
-import time
-from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
+import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model
+from torch.optim import Optimizer
 
 import settings
-from bookkeeping.records import read, write_whole
+from bookkeeping.records import foreign, lines, printable, read, write_lines, write_whole
+from fast.machine import flush, out_of_memory
+from policy import Policy
 
 # On --resume these may change, because they do not change the experiment.
 MAY_CHANGE = (
@@ -39,21 +62,7 @@ LOGS = ("metrics.jsonl", "evals.jsonl", "episodes.jsonl")
 own: list[Path] = []
 
 
-def announce(words: list[str]) -> None:
-    """The first words of a run, before torch is imported.
-
-    That takes seconds, and on a busy machine a quarter of a minute, so nothing here needs torch.
-    """
-    first = not int(os.environ.get("RANK", 0))
-    if first and not {"-h", "--help"} & set(words):
-        print("torch is loading, which takes seconds", flush=True)
-
-
-def name_of(cfg, when: str) -> str:
-    """The name of a run's folder, if --name gives none."""
-    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
-    asked = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model) + "-" if cfg.api_base else ""
-    return cfg.name or f"{asked}{settings.short(cfg.env)}{level}-{when}"
+# -------------------------------------------------------------------------------------- the folder
 
 
 def claim(folder: Path) -> FileLock:
@@ -82,31 +91,20 @@ def refuse_taken(cfg) -> None:
 
 
 def make_folder(cfg) -> tuple[Path, FileLock]:
-    """(a new run folder, its lock: keep it, or it is released). SystemExit if it cannot be made.
-
-    Three seeds that are started in one line begin in the same second: they are NAME, NAME-2, NAME-3
-    unless --name was given.
-    """
+    """(a new run folder, its lock: keep it, or it is released)."""
     refuse_taken(cfg)
-    first = Path(cfg.runs) / name_of(cfg, time.strftime("%m%d-%H%M%S"))
-    others = (first.with_name(f"{first.name}-{n}") for n in itertools.count(2))
-    for folder in itertools.chain([first], others):
-        try:
-            folder.mkdir(parents=True, exist_ok=bool(cfg.name))
-            return folder, claim(folder)
-        except OSError as error:
-            if isinstance(error, FileExistsError) and not cfg.name:
-                continue
-            raise SystemExit(
-                f"--runs {cfg.runs}: {error.strerror}: {error.filename}; give a folder that can be "
-                "written"
-            ) from None
+    level = f"-{cfg.difficulty}" if cfg.difficulty else ""
+    over_api = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model) + "-" if cfg.api_base else ""
+    # Three seeds that are started in one line begin in the same second.
+    name = f"{over_api}{settings.short(cfg.env)}{level}-{datetime.now():%m%d-%H%M%S-%f}"
+    folder = Path(cfg.runs) / (cfg.name or name)
+    folder.mkdir(parents=True, exist_ok=bool(cfg.name))
+    return folder, claim(folder)
 
 
 def has_checkpoint() -> bool:
     """Has this process's run saved one? What there is not must not be promised."""
-    saved = ("checkpoint", "checkpoint.old")
-    return bool(own) and any((own[0] / name / "state.json").exists() for name in saved)
+    return any(any(home.glob("checkpoint*/state.json")) for home in own)
 
 
 def how_to_go_on() -> str:
@@ -124,8 +122,6 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     SystemExit with one sentence if there is nothing to resume, a flag cannot change, or the folder
     is in use.
     """
-    from bookkeeping.checkpoint import find_checkpoint  # torch, which announce must not import
-
     folder = Path(cfg.resume)
     if not (folder / "config.json").exists():
         raise SystemExit(
@@ -135,23 +131,18 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     lock = claim(folder)
     own[:] = [folder]
     mend(folder)
-    given = {name: getattr(cfg, name) for name in typed if name != "resume"}
-    vars(cfg).update(read_config(folder, type(cfg)))
-    planned = cfg.updates
+    given = {name: getattr(cfg, name) for name in sorted(typed - {"resume"})}
+    vars(cfg).update(read_config(folder, type(cfg)), resume="", eval_only="")
     refuse_code(folder, cfg.env, given.get("env"))
-    for name, value in sorted(given.items()):
+    if cfg.api_base:
+        raise SystemExit(f"--resume {folder}: it holds an evaluation over an API, and no training")
+    for name, value in given.items():
         if name not in MAY_CHANGE and value != getattr(cfg, name):
             raise SystemExit(
                 f"--{name.strip('_').replace('_', '-')} cannot change on --resume; "
                 "start a new run for another experiment"
             )
-        setattr(cfg, name, value)
-    if cfg.updates != planned:
-        print(
-            f"--updates was {planned} before: the learning rate falls until the last of "
-            f"{cfg.updates}, so it jumps here"
-        )
-    cfg.resume, cfg.eval_only = "", ""
+    vars(cfg).update(given)
     saved = find_checkpoint(folder / "checkpoint")
     if saved and saved.name != "checkpoint":  # else the next save would keep the damaged one
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -161,25 +152,16 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
 def read_config(folder: Path, config: type) -> dict:
     """config.json of a folder that may come from anywhere: fields of the dataclass `config`.
 
-    ValueError if it has others, or values of other types.
+    ValueError if it has others.
     """
-    saved, known = read(folder / "config.json"), vars(config())
-    for name, value in saved.items():
-        if name not in known or not is_plain(value, known[name]):
-            raise ValueError(
-                f"{folder}/config.json: there is no flag {name[:40]!a}, or not with that value; "
-                "check the path, or restore it"
-            )
+    saved = read(folder / "config.json")
+    unknown = saved.keys() - vars(config())
+    if unknown:
+        raise ValueError(
+            f"{folder}/config.json: there is no flag {min(unknown)[:40]!a}; check the path, or "
+            "restore it"
+        )
     return saved
-
-
-def is_plain(value, default) -> bool:
-    """Has a saved value the type of its flag?"""
-    if isinstance(value, list):
-        return isinstance(default, list) and all(type(word) is str for word in value)
-    if default is None or isinstance(default, float):
-        return isinstance(value, int | float | str | None)
-    return type(value) is type(default)
 
 
 # FILE:NAME. Commas and line ends may be part of a file's name.
@@ -204,13 +186,11 @@ def code_hash(env: str) -> str:
     Of Python neither comments nor layout count, of anything else every byte does.
     """
 
-    def meaning(file: Path) -> str:
+    total = hashlib.sha256()
+    for file in filter(Path.exists, settings.sources(env)):
         content = file.read_bytes()
-        python = file.suffix == ".py"
-        return ast.dump(ast.parse(content)) if python else hashlib.sha256(content).hexdigest()
-
-    source = "".join(map(meaning, filter(Path.exists, settings.sources(env))))
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
+        total.update(ast.dump(ast.parse(content)).encode() if file.suffix == ".py" else content)
+    return total.hexdigest()[:16]
 
 
 def tell_changed(saved: Path, env: str) -> None:
@@ -219,44 +199,179 @@ def tell_changed(saved: Path, env: str) -> None:
         print(f"{env}: its code or its rows are not what this run was trained with")
 
 
-def mend(folder: Path, keep: Callable[[str], bool] = lambda line: line.endswith("\n")) -> None:
-    """Drop lines of the logs: by default a last one that a kill cut in two.
+def mend(folder: Path) -> None:
+    """Drop a last line of a log that a kill cut in two: what is appended would be glued to it.
 
-    What is appended next would be glued to it.
     A log that is a link is replaced by a copy: nothing is appended where it points to.
     """
-    for path in (folder / name for name in LOGS):
-        if path.is_file():
-            with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
-                kept = "".join(filter(keep, lines))
-            write_whole(path, kept)
+    for path in filter(Path.is_file, (folder / name for name in LOGS)):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        write_whole(path, text[: text.rfind("\n") + 1])
 
 
-def trim(folder: Path, update: int | None) -> None:
+def trim(folder: Path, done: int) -> None:
     """Drop lines that a killed run wrote after its last checkpoint, and a final evaluation.
 
-    They will be written again. update: of that checkpoint; None: there is none.
+    They will be written again. done: updates at that checkpoint; -1: there is none.
     """
+    for path in filter(Path.exists, (folder / name for name in LOGS)):
+        with foreign(path):
+            kept = [line for line in lines(path) if line["update"] <= done]
+            kept = [line for line in kept if line.get("stage") != "final"]
+        write_lines(path, kept)
 
-    def stays(line: str) -> bool:
-        try:
-            record = json.loads(line)
-            final = record.get("stage") == "final"
-            before = update is not None and record["update"] <= update
-            return before and not final and line.endswith("\n")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return False  # cut in two by the kill; what is left may be valid JSON
 
-    mend(folder, stays)
+# --------------------------------------------------------------------------------- its checkpoints
+
+
+def sibling(folder: Path, ending: str) -> Path:
+    """checkpoint -> checkpoint.old or .new, beside it."""
+    return folder.with_name(f"{folder.name}.{ending}")
+
+
+def checksum(folder: Path) -> str:
+    """SHA-256 over names and contents of a checkpoint's files, except the checksum itself.
+
+    What a file manager leaves does not count either (.DS_Store, .ipynb_checkpoints).
+    """
+    total = hashlib.sha256()
+    for file in sorted({*folder.glob("[!.]*")} - {folder / "checksum"}):
+        with open(file, "rb") as f:  # in pieces: a 4B's weights are 16 GB
+            content = hashlib.file_digest(f, "sha256").hexdigest()
+        total.update(f"{file.name} {content}\n".encode())
+    return total.hexdigest()
+
+
+def readable(folder: Path, like: str) -> None:
+    """Let all files be read by whoever may read `like`, of which the umask has decided.
+
+    safetensors makes files that their owner alone can read.
+    """
+    for file in folder.iterdir():
+        shutil.copymode(folder / like, file)
+
+
+def save_checkpoint(
+    folder: Path, policy: Policy, optimizer: Optimizer | None, state: dict, reference=None
+) -> None:
+    """Write weights, optimizer and `state`; the checkpoint before it stays as `folder`.old.
+
+    reference: with --kl {name: weight} after SFT, kept in optimizer.pt (load_state_dict passes over
+    what it does not know).
+
+    A kill at any moment leaves a whole checkpoint. So does a disk that is full or read-only: that
+    raises OSError.
+    """
+    new, old = sibling(folder, "new"), sibling(folder, "old")
+    shutil.rmtree(new, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    try:
+        new.mkdir(parents=True)
+        if policy.lora_rank:
+            # Embeddings are frozen; the default, "auto", would ask the hub about them.
+            policy.model.save_pretrained(new, save_embedding_layers=False)
+        else:  # names as in memory: the hub's, one per expert, would have to be fused to be loaded
+            policy.model.save_pretrained(new, save_original_format=False, max_shard_size="1TB")
+            policy.tokenizer.save_pretrained(new)  # this makes the folder a model of its own
+        moments = optimizer.state_dict() if optimizer else {}
+        torch.save(moments | {"reference": reference}, new / "optimizer.pt")
+        (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        (new / "checksum").write_text(checksum(new), encoding="utf-8")
+        readable(new, "checksum")
+        for path in (*new.iterdir(), new):
+            flush(path)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(new, ignore_errors=True)  # half a checkpoint is no use, and takes room
+        if isinstance(error, OSError) and error.errno:
+            raise
+        # safetensors and torch.save report a full disk as SafetensorError and RuntimeError.
+        why = f"the checkpoint could not be written ({type(error).__name__}), is the disk full?"
+        raise OSError(errno.EIO, why, str(folder)) from error
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    flush(folder.parent)
+
+
+def is_whole(folder: Path) -> bool:
+    """Does a checkpoint hold what its checksum says?"""
+    try:
+        return checksum(folder).encode() == (folder / "checksum").read_bytes()
+    except OSError:  # no checksum file, or one of its files cannot be read
+        return False
+
+
+def find_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint: `folder`, or `folder`.old with a printed reason.
+
+    None if there never was one. SystemExit if all that exist are damaged.
+    """
+    places = [place for place in (folder, sibling(folder, "old")) if place.exists()]
+    for place in places:
+        if is_whole(place):
+            return place
+        print(f"{place} is damaged (its checksum does not match), so the one before it is taken")
+    if places:
+        raise SystemExit(f"{folder}: no checkpoint is whole; start again or restore it")
+    return None
+
+
+def load_checkpoint(folder: Path, policy: Policy, optimizer=None) -> tuple[dict, dict]:
+    """Load the saved weights into `policy` and the moments into `optimizer`.
+
+    Returns (the reference of --kl if there is an optimizer, the state), as they were saved.
+    SystemExit with a one-sentence message if the files are not those of such a policy.
+    """
+    reference = {}
+    try:
+        load_weights(folder, policy)
+        state = read(folder / "state.json")
+        if optimizer:
+            # A pickle can run any program; this reads tensors and plain values only.
+            saved = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
+            for was, now in zip(saved["param_groups"], optimizer.param_groups):
+                was["fused"] = now["fused"]  # of this device, and not of the one it was saved on
+            optimizer.load_state_dict(saved)
+            kept = saved["reference"] or {}
+            reference = {name: weight.to(policy.device) for name, weight in kept.items()}
+    except Exception as error:  # bytes that are no pickle raise anything
+        if out_of_memory(error):
+            raise
+        why = printable(" ".join(str(error).split()))[:200]
+        raise SystemExit(
+            f"{folder}: its weights, state.json or optimizer.pt are not those of a checkpoint of "
+            f"this run ({why}); start again or restore it"
+        ) from None
+    return reference, state
+
+
+def load_weights(folder: Path, policy: Policy) -> None:
+    """Every weight that learns, exactly. An error if one is missing, or one is not the policy's."""
+    if not policy.lora_rank:
+        load_model(policy.model, folder / "model.safetensors")  # a tied head is one weight to it
+        return
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    adapter = load_file(folder / "adapter_model.safetensors")
+    own = get_peft_model_state_dict(policy.model, save_embedding_layers=False)
+    alone = own.keys() ^ adapter.keys()
+    if alone:  # peft would pass them over without a word
+        one = min(alone)[:100]
+        raise ValueError(f"{len(alone)} weights are only in it or in the policy, {one!a} for one")
+    set_peft_model_state_dict(policy.model, adapter)
 
 
 if __name__ == "__main__":
     import tempfile
 
+    from policy import PICO, load_policy
+
+    policy = load_policy(str(PICO), lora_rank=8, lora_alpha=16)
     with tempfile.TemporaryDirectory() as name:
-        file = Path(name) / "metrics.jsonl"
-        # The kill came while line 4 was written; the last checkpoint was after update 2.
-        file.write_text('{"update": 1}\n{"update": 2}\n{"update": 3}\n{"upd', encoding="utf-8")
-        print("after a kill\n" + file.read_text(encoding="utf-8"))
-        trim(Path(name), update=2)
-        print("after --resume\n" + file.read_text(encoding="utf-8"))
+        folder = Path(name) / "checkpoint"
+        for update in (10, 20):
+            save_checkpoint(folder, policy, None, {"update": update})
+        (folder / "state.json").write_text('{"update": 30}', encoding="utf-8")
+        _, state = load_checkpoint(find_checkpoint(folder), policy)
+        print("continues after update", state["update"])

@@ -8,7 +8,7 @@ the same wrapper before a model is loaded, and there a failure ends the command.
 
 Whatever is known to go wrong with a run ends it with one sentence and no traceback: `one_sentence`.
 
-Run me: `python -m bookkeeping.guard` calls an environment that hangs and one that raises.
+Run me: `python -m bookkeeping.guard` calls an environment that hangs.
 """
 
 import json
@@ -55,10 +55,9 @@ TAKEN = {*COLUMNS, *(f"seconds_{part}" for part in SECONDS)} | {
 
 
 def messages_of(found) -> list[dict]:
-    if not (isinstance(found, list) and found and all(m["role"] in ROLES for m in found)):
+    if not (found and isinstance(found, list) and {m["role"] for m in found} <= {*ROLES}):
         raise ValueError
-    for m in found:
-        text_of(m["content"])
+    text_of("".join(m["content"] for m in found))
     json.dumps(found)  # episodes.jsonl keeps them, and what else a message may hold
     return found
 
@@ -167,38 +166,38 @@ def preflight(cfg) -> None:
     if page is None:
         return
     try:
+        promote = promote_of(cfg.env) if cfg.curriculum else None
         for level in levels_of(cfg.env) or [cfg.difficulty]:
-            score = check_environment(partial(make_env, cfg, level), cfg.sft_steps > 0)
-        if cfg.curriculum:
-            check_promotion(promote_of(cfg.env), score)
+            check_environment(partial(make_env, cfg, level), cfg.sft_steps > 0, promote)
     except ValueError as wrong:
         raise ValueError(f"--env {cfg.env}: {wrong}; see {page}") from None
     if kind(cfg.env) == "known":
         print(make_env(cfg, cfg.difficulty).about)
 
 
-def check_environment(new_env: Callable, expert: bool = True) -> dict[str, float]:
-    """Play a task of each range of seeds, with the expert and with empty replies; returns a score.
+def check_environment(new_env: Callable, expert: bool, promote) -> None:
+    """Play a task of each range of seeds, with the expert and with empty replies.
 
-    new_env() -> an environment; expert: is there one to learn from? ValueError if an answer is of
-    the wrong type, a seed is not a task, or the expert earns no more than silence.
+    new_env() -> an environment; expert: is there one to learn from? promote: by what a curriculum
+    goes up, or None. ValueError if an answer is of the wrong type, a seed is not a task, or the
+    expert earns no more than silence.
     """
 
-    def play(seed: int, reply: Callable, most: int = MOST_TURNS) -> dict[str, float]:
-        env = Guarded(new_env(), ValueError)
+    def play(seed: int, reply: Callable) -> tuple[dict[str, float], bool]:
+        env, done = Guarded(new_env(), ValueError), False
         env.reset(seed)
-        for _ in range(most):
-            if env.step(reply(env))[1]:
-                return env.score()
-        if reply is not silence:
-            where = place(env.env, "step")
-            raise ValueError(f"{where} did not end an episode of the expert in {most} turns")
-        return env.score()
+        for _ in range(MOST_TURNS):
+            done = done or env.step(reply(env))[1]
+        return env.score(), done
 
-    env, silence = Guarded(new_env(), ValueError), lambda env: ""
+    env = Guarded(new_env(), ValueError)
     seeds = (TRAIN_SEEDS, TRAIN_SEEDS + 1, SFT_SEEDS, DEV_SEEDS)
     openings = [Guarded(new_env(), ValueError).reset(seed) for seed in seeds]
-    reset = place(env.env, "reset")
+    silent = [play(seed, lambda env: "")[0] for seed in seeds]
+    shown_how = [play(seed, lambda env: env.expert_reply()) for seed in seeds if expert]
+    reset, step = place(env.env, "reset"), place(env.env, "step")
+    empty = sum(score["reward"] for score in silent) / 4
+    right = sum(score["reward"] for score, _ in shown_how) / 4
     for wrong, why in (
         (not isinstance(env.think, bool), f"think is {shown(env.think)}, and not True or False"),
         (
@@ -207,31 +206,23 @@ def check_environment(new_env: Callable, expert: bool = True) -> dict[str, float
         ),
         (openings != [env.reset(s) for s in seeds], f"{reset} gave two openings for one seed"),
         (openings == openings[:1] * 4, f"{reset} gave the same opening for every seed"),
+        (
+            not all(done for _, done in shown_how),
+            f"{step} did not end an episode of the expert in {MOST_TURNS} turns",
+        ),
+        (
+            expert and right <= empty,
+            f"the expert earns {right:g} and an empty reply {empty:g}; "
+            "SFT learns from the expert, so it should earn more",
+        ),
+        (
+            promote and not (isinstance(promote, tuple) and promote[0] in silent[0]),
+            f"promote is {shown(promote)}; it is a measure and how high its mean has to be, as in "
+            f'("reward", 0.75); the score has {", ".join(silent[0])}',
+        ),
     ):
         if wrong:
             raise ValueError(why)
-    score = play(seeds[0], silence, most=1)  # a run may cut an episode after any reply
-    silent = sum(play(seed, silence)["reward"] for seed in seeds)
-    if not expert:
-        return score
-    right = sum(play(seed, lambda env: env.expert_reply())["reward"] for seed in seeds)
-    if right <= silent:
-        raise ValueError(
-            f"the expert earns {right / 4:g} and an empty reply {silent / 4:g}; "
-            "SFT learns from the expert, so it should earn more"
-        )
-    return score
-
-
-def check_promotion(promote, score: dict[str, float]) -> None:
-    """A curriculum goes up by a measure that every score has."""
-    match promote:
-        case (str(measure), int() | float()) if measure in score:
-            return
-    raise ValueError(
-        f"promote is {shown(promote)}; it is a measure and how high its mean has to be, as in "
-        f'("reward", 0.75); the score has {", ".join(score)}'
-    )
 
 
 def other_opening(policy, env, seed: int) -> dict[str, str]:
@@ -316,10 +307,8 @@ def one_sentence():
 if __name__ == "__main__":
     from types import SimpleNamespace
 
-    print("an environment that hangs and one that raises cost their episode, not the run:")
-    bad = Guarded(SimpleNamespace(seconds=0.2, reset=time.sleep, step=lambda reply: {}[reply]))
-    for call, given in ((bad.reset, 1), (bad.step, "hello")):
-        try:
-            call(given)
-        except EnvironmentFailed as failed:
-            print(failed)
+    bad = Guarded(SimpleNamespace(seconds=0.2, reset=time.sleep))
+    try:
+        bad.reset(1)
+    except EnvironmentFailed as failed:
+        print("an environment that hangs costs its episode, not the run:", failed)

@@ -154,12 +154,11 @@ NO_GOAL = re.compile(r"format|length|tag|style|len\b|xml|think|short|long|repeat
 
 @dataclass
 class Log:
-    """What was read. lines: {our column: a finite number, "step": …}, in the order of the run."""
+    """What was read. lines: {our column: a number, "step": …}, in the order of the run."""
 
     framework: str
     lines: list[dict[str, float]]
-    theirs: dict[str, str]  # our column -> the name it has in this log
-    not_numbers: dict[str, list[int]]  # our column -> the steps at which it is NaN or infinite
+    theirs: dict[str, str]  # our column, if it ever was a finite number -> its name in this log
     notes: list[str]
     planned: float = 0.0  # steps, if trainer_state.json or ms-swift says it
     files: list[str] = field(default_factory=list)
@@ -290,17 +289,6 @@ def metrics_in(row: Row) -> int:
     return len(row.keys() - BESIDES)
 
 
-def state_rows(text: str) -> Iterator[Row]:
-    """The entries of log_history, one by one: so a file that was cut off gives those it has."""
-    if '"log_history"' in text:
-        planned = re.search(r'"max_steps": *(\d{1,12})', text)
-        yield {"step": 0.0, "planned": float(planned[1]) if planned else 0.0}
-        for entry in FLAT.finditer(text, text.index('"log_history"')):
-            row = row_of(PAIR.findall(entry[0]))
-            if "step" in row and metrics_in(row):
-                yield row
-
-
 def json_rows(text: str) -> Iterator[Row]:
     """One object per line. verl keeps its numbers one level down, in "data"."""
     for line in text.split("\n"):
@@ -332,17 +320,13 @@ def table_rows(text: str) -> Iterator[Row]:
 
 
 def body_rows(head: list[str], body) -> Iterator[Row]:
-    titles = [cell.rpartition(" - ") for cell in head]
-    first_run = next((run for run, _, _ in titles if run), "")
+    run = next((cell.rpartition(" - ")[0] for cell in head if " - " in cell), "")
     shown = {"Training Loss": "loss", "Step": "step"}
-    kept = [
-        (i, shown.get(name, name))
-        for i, (run, _, name) in enumerate(titles)
-        if name and run in ("", first_run) and not name.endswith(("__MIN", "__MAX"))
-    ]
+    names = [shown.get(cell, cell).removeprefix(f"{run} - ") for cell in head]
+    names = ["" if " - " in name else name for name in names]  # of another run
     with suppress(csv.Error):
         for cells in body:
-            row = row_of((name, cells[i]) for i, name in kept if i < len(cells))
+            row = row_of(zip(names, cells))
             if "step" in row and metrics_in(row):
                 yield row
 
@@ -364,22 +348,25 @@ def prime_rows(text: str) -> Iterator[Row]:
 
 
 def dict_rows(text: str) -> Iterator[Row]:
-    """The dicts that transformers' Trainer prints. Other dicts stand in a console, too.
+    """The dicts of a trainer_state.json, or that transformers' Trainer prints.
 
-    So one counts with three names that TRL logs; and with an epoch, if any of them has one.
+    Other dicts stand there, too. So one counts with a step or with three names that TRL logs; and
+    with an epoch, if any of them has one. A file that was cut off gives those it has.
     """
+    if planned := re.search(r'"max_steps": *(\d{1,12})', text):
+        yield {"step": 0.0, "planned": float(planned[1])}
     found = [row_of(PAIR.findall(entry.replace("\n", ""))) for entry in FLAT.findall(text)]
-    rows = [row for row in found if metrics_in(row) > 2 or "eval_reward" in row]
+    is_row = lambda row: metrics_in(row) > 2 * ("step" not in row) or "eval_reward" in row
+    rows = [row for row in found if is_row(row)]
     yield from [row for row in rows if "epoch" in row] or rows
 
 
 READERS = [
-    ("trainer_state.json", state_rows),
     ("JSON lines", json_rows),
     ("table", table_rows),
     ("console text", verl_rows),
     ("console text", prime_rows),
-    ("console text", dict_rows),
+    ("Trainer's rows", dict_rows),
 ]
 
 
@@ -412,65 +399,56 @@ def counted(rows: list[Row]) -> list[Row]:
 
 
 def collect(rows: list[Row]) -> Log:
-    """Rows in their order -> one Log under our names. Rows of one step are joined.
-
-    If the steps go back, later rows stand behind the earlier ones: nothing is overwritten.
-    """
+    """Rows in their order -> one Log under our names. Rows of one step are joined."""
     names = dict.fromkeys(name for row in rows for name in row)
     framework = max(NAMES, key=lambda one: sum(ours(one, name) is not None for name in names))
     best: dict[str, tuple[int, str]] = {}  # ours -> (line of the table, theirs)
     for name in list(names)[:MOST_COLUMNS]:
         if found := ours(framework, name):
             best[found[1]] = min((found[0], name), best.get(found[1], (found[0], name)))
-    passes, newest, not_numbers = [{}], -1, {}
-    for row in rows:
-        if not 0 <= row["step"] < 1e12:
-            continue
-        here = int(row["step"])
-        line: Row = {"step": here}
-        for mine, (_, name) in best.items():
-            value = row.get(name, math.nan)
-            if math.isfinite(value):
-                line[mine] = 1 - value if name.endswith("reward_zero_std") else value
-            elif name in row and not mine.startswith("part:"):  # that one may not apply: TRL's nan
-                not_numbers.setdefault(mine, []).append(here)
-        if len(line) == 1:
-            continue
-        if here < newest and len(line.keys() & passes[-1].get(here, {}).keys()) > 1:
-            passes.append({})
-            newest = here
-        newest = max(newest, here)
-        passes[-1].setdefault(here, {}).update(line)
-    lines, notes = one_run([one for one in passes if one])
+    lines = [translated(row, best) for row in rows if 0 <= row["step"] < 1e12]
+    lines, notes = one_run([line for line in lines if len(line) > 1])
     if any("rounded" in row for row in rows):
         notes.append("rates or norms of 0.000 were left out: below 0.0005, and maybe not 0")
-    logged = {name for line in lines for name in line}
-    # Of a loss and a norm that never are a number the doctor judges.
-    never = [mine for mine in not_numbers if mine not in logged | {"loss", "grad_norm"}]
+    logged = {name for line in lines for name, value in line.items() if math.isfinite(value)}
+    never = {name for line in lines for name in line} - logged
     if never:
-        notes.append(f"never a number, so not logged: {', '.join(best[mine][1] for mine in never)}")
+        notes.append(f"never a number: {', '.join(best[mine][1] for mine in sorted(never))}")
     theirs = {mine: printable(name) for mine, (_, name) in best.items() if mine in logged}
     if framework == TRL and UNSLOTH_HAS <= {name.removeprefix("train/") for name in names}:
         framework = UNSLOTH
     planned = max((row.get("planned", 0.0) for row in rows), default=0.0)
-    return Log(framework, lines, theirs, not_numbers, [printable(note) for note in notes], planned)
+    return Log(framework, lines, theirs, [printable(note) for note in notes], planned)
 
 
-def one_run(passes: list[dict[int, Row]]) -> tuple[list[Row], list[str]]:
-    """(the lines of the longest run, notes). A pass that starts where the first did is a run."""
-    runs: list[list[dict[int, Row]]] = []
-    notes = []
-    for found in passes:
-        if not runs or min(found) <= min(runs[-1][0]):
-            runs.append([])
-        runs[-1].append(found)
-    if len(runs) > 1:
-        notes.append(f"{len(runs)} runs stand in this log; the longest is looked at")
-    run = max(runs, key=lambda run: sum(map(len, run)), default=[])
-    for before, after in zip(run, run[1:]):
-        again = len(before.keys() & after.keys())
-        notes.append(f"resumed at step {min(after)}: {again} steps came twice")
-    return [found[step] for found in run for step in sorted(found)], notes[:10]
+def translated(row: Row, best: dict[str, tuple[int, str]]) -> Row:
+    """A row under our names, its step a whole number."""
+    line: Row = {"step": int(row["step"])}
+    for mine, (_, name) in best.items():
+        if name in row:
+            line[mine] = 1 - row[name] if name.endswith("reward_zero_std") else row[name]
+    return line
+
+
+def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:
+    """(the lines of the last run in a log, each step's joined; notes).
+
+    If the steps go back, the run was resumed: what follows stands behind what was there, and
+    nothing is overwritten. If they go back to the first one, another run begins.
+    """
+    parts: list[dict[int, Row]] = [{}]  # of the run, {step: its line}: a part for each resume
+    newest, notes = -1, []
+    for line in lines:
+        step = line["step"]
+        if step < newest and len(line.keys() & parts[-1].get(step, {}).keys()) > 1:
+            again = step <= min(parts[0])
+            what = "began" if again else "was resumed"
+            notes.append(f"a run {what} at step {step}")
+            parts = [{}] if again else [*parts, {}]
+            newest = step
+        newest = max(newest, step)
+        parts[-1].setdefault(step, {}).update(line)
+    return [part[step] for part in parts for step in sorted(part)], notes[:10]
 
 
 def demo() -> None:
@@ -481,7 +459,6 @@ def demo() -> None:
     for text in (verl, prime, trl):
         log = collect(rows_of(text)[1])
         print(f"{log.framework}:", *log.lines)
-        assert [(line["step"], line["reward"]) for line in log.lines] == [(1, 0.25), (2, 0.5)]
 
 
 if __name__ == "__main__":

@@ -102,19 +102,16 @@ def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
 
     Large: published recipes (RATES …). Small: what was stable on pico_base. all_weights: no LoRA.
     """
-    small = n_parameters <= SMALL_MODEL
     # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed).
-    defaults = {"micro_tokens": 8192, "importance": "clip" if small else "token"}
-    if small:
+    defaults = {"micro_tokens": 8192, "k": LARGE_K, "importance": "token"}
+    if n_parameters <= SMALL_MODEL:
         lr, updates, max_tokens = SMALL[env]
-        defaults |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
-        defaults |= {"k": 8, "sft_lr": 1e-4}
-    else:
-        lr = next(rate for most, rate in RATES if n_parameters <= most)
-        share = ALL_WEIGHTS if all_weights else 1
-        defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE, "k": LARGE_K}
-        defaults |= {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
-    return defaults
+        small = {"lr": lr, "updates": updates, "max_tokens": max_tokens, "sft_lr": 1e-4}
+        return defaults | small | {"k": 8, "importance": "clip"}
+    lr = next(rate for most, rate in RATES if n_parameters <= most)
+    share = ALL_WEIGHTS if all_weights else 1
+    defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE}
+    return defaults | {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 A folder may come from anywhere. What is loaded is safetensors, without code of the model's own; and
 a model needs a chat template, an end-of-turn token, and a tokenizer that can write replies.
 
-Run me: `python -m bookkeeping.pretrained` loads pico_base and refuses a folder that is none.
+Run me: `python -m bookkeeping.pretrained` loads pico_base and says how it ends a turn.
 """
 
 import json
@@ -27,10 +27,9 @@ def load_checked(name: str, dtype: torch.dtype):
         tokenizer = AutoTokenizer.from_pretrained(name, **safe)
         lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, use_safetensors=True, **safe)
     except Exception as error:  # a folder may hold anything, and transformers raises anything
-        why = f"cannot be loaded ({first_line(error)})"
-        raise ValueError(f"{why}; give a folder or a hub id of a causal LM") from None
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("its tokenizer has no chat template; use an instruct version of the model")
+        raise ValueError(
+            f"cannot be loaded ({first_line(error)}); give a folder or a hub id of a causal LM"
+        ) from None
     return tokenizer, lm
 
 
@@ -42,11 +41,13 @@ def refuse_pickles(folder: Path) -> None:
     files = [folder / name for name in ("model.safetensors.index.json", "config.json")]
     index, config = (json.loads(f.read_bytes()) if f.exists() else {} for f in files)
     named = config.get("transformers_weights") or "model.safetensors"
-    for file in sorted({str(f) for f in (named, *index.get("weight_map", {}).values())}):
+    for file in {str(f) for f in (named, *index.get("weight_map", {}).values())}:
         elsewhere = any(c in file for c in "/\\:")  # Windows knows three ways into another folder
         if elsewhere or not file.endswith((".safetensors", ".safetensors.index.json")):
-            where = f"its weights are said to be in {file}"
-            raise ValueError(f"{where}, and only safetensors beside the config are read")
+            raise ValueError(
+                f"its weights are said to be in {file}, and only safetensors beside the config are "
+                "read"
+            )
     if "/" in str(config.get("attn_implementation")):
         raise ValueError("its config asks for attention code from the hub")
 
@@ -71,18 +72,24 @@ def check_tokenizer(tokenizer, lm: torch.nn.Module) -> None:
     ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=False)
     if "".join(back.split()) != "".join(probe.split()):  # good tokenizers may differ in spaces
-        why = f"its tokenizer cannot write {probe!r}, it comes back as {back!r}"
-        raise ValueError(f"{why}; use a model that knows these characters")
+        raise ValueError(
+            f"its tokenizer cannot write {probe!r}, it comes back as {back!r}; use a model that "
+            "knows these characters"
+        )
     last, rows = max(tokenizer.get_vocab().values()), lm.get_input_embeddings().weight.shape[0]
     if last >= rows:
-        why = f"its tokenizer has a token {last} and the model embeds {rows}"
-        raise ValueError(f"{why}; the two do not belong together")
+        raise ValueError(
+            f"its tokenizer has a token {last} and the model embeds {rows}; the two do not belong "
+            "together"
+        )
     hello = [{"role": "user", "content": "?"}]
     try:
         tokenizer.apply_chat_template(hello, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # a template is a program in a sandbox, and may raise anything
-        why = f"its chat template fails ({first_line(error)})"
-        raise ValueError(f"{why}; mend chat_template.jinja or use another model") from None
+        raise ValueError(
+            f"it has no chat template, or one that fails ({first_line(error)[:120]}); mend "
+            "chat_template.jinja, or use an instruct version of the model"
+        ) from None
 
 
 def first_line(error: Exception) -> str:
@@ -92,11 +99,8 @@ def first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    root = Path(__file__).resolve().parents[1] / "models"
-    tokenizer, lm = load_checked(str(root / "pico_base"), torch.float32)
-    ends = [*find_stops(tokenizer, lm)]
-    print("pico_base ends a turn with", tokenizer.convert_ids_to_tokens(ends))
-    try:
-        load_checked(str(root), torch.float32)
-    except ValueError as error:
-        print("refused:", error)
+    models = Path(__file__).resolve().parents[1] / "models"
+    tokenizer, lm = load_checked(str(models / "pico_base"), torch.float32)
+    print(
+        "pico_base ends a turn with", tokenizer.convert_ids_to_tokens([*find_stops(tokenizer, lm)])
+    )

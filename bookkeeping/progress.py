@@ -28,7 +28,6 @@ SURE, SURE_AT_END = 4.0, 3.0  # standard errors between two evaluations that are
 MEASURABLE = 2.0  # … and that a 95% interval shows
 SMALL = 0.05  # a change that is no change, as compare.EQUAL
 STAGES = ("before", "after_sft", "train", "final")  # evaluations that belong to the run
-LOWER_RATE = "most often because the learning rate is too high"
 
 
 def symptoms(evals: list[dict], rewards: list[float], config: dict) -> dict[str, str]:
@@ -42,10 +41,11 @@ def symptoms(evals: list[dict], rewards: list[float], config: dict) -> dict[str,
         return {}
     told, sft, now = {}, of_stage["after_sft"], evals[-1]
     if "before" in of_stage and config.get("sft_steps"):
-        told |= sft_changed(of_stage["before"], sft)
+        told |= sft_changed(*records.same_tasks(of_stage["before"], sft))
     if now["stage"] in ("train", "final"):
         name = goal(*evals)
         best = max(evals[evals.index(sft) : -1], key=lambda e: np.mean(e[name]))
+        sft, now, best = records.same_tasks(sft, now, best)
         told |= (  # the first that is there: the others would speak of the same illness
             evaluations_pay_something_else(sft, now)
             or ({} if config.get("curriculum") else only_in_training(sft, now, rewards))
@@ -62,15 +62,22 @@ def goal(*evals: dict) -> str:
 
 
 def moved(before: dict, after: dict, name: str) -> float:
-    """By how many standard errors a measure rose, over the tasks that both have a result of.
+    """By how many standard errors a measure rose, over tasks that both have a result of.
 
     As in compare.permutation_test: if nothing has changed, every difference could as well have
     the other sign, and a sum of n such has the variance Σ difference². So z tasks squared have to
     change before this can reach z, however few there are.
     """
-    before, after = records.same_tasks(before, after)
     difference = np.array(after[name], dtype=float) - np.array(before[name], dtype=float)
     return float(difference.sum() / np.sqrt(max((difference**2).sum(), 1e-12)))
+
+
+def fallen(before: dict, after: dict, errors: float) -> str:
+    """How exact answers or the reward fell, by so many standard errors; "" if neither did."""
+    for name in dict.fromkeys((goal(before, after), "reward")):
+        if moved(before, after, name) < -errors:
+            return change(before, after, name)
+    return ""
 
 
 def sure(now: dict) -> float:
@@ -79,19 +86,16 @@ def sure(now: dict) -> float:
 
 def change(before: dict, after: dict, name: str) -> str:
     """'exact answers went from 19.5% to 12.5%, -7.0 points [-10.9, -3.1], n=256, paired'"""
-    before, after = records.same_tasks(before, after)
     gain = metrics.gain(before[name], after[name])
     was, now = np.mean(before[name]), np.mean(after[name])
+    went = f"the mean reward went from {was:.3f} to {now:.3f}, {gain.signed()}"
     if name == "exact":
         went = f"exact answers went from {100 * was:.1f}% to {100 * now:.1f}%, {gain.points()}"
-    else:
-        went = f"the mean reward went from {was:.3f} to {now:.3f}, {gain.signed()}"
     return f"{went}, n={gain.n}, paired"
 
 
 def equal(before: dict, after: dict, name: str) -> bool:
     """Is a change shown to be small? Its whole interval is, beside the values that there are."""
-    before, after = records.same_tasks(before, after)
     gain = metrics.gain(before[name], after[name])
     span = 1.0 if name == "exact" else np.ptp([*before[name], *after[name]])
     return max(abs(gain.low), abs(gain.high)) <= SMALL * span
@@ -99,19 +103,16 @@ def equal(before: dict, after: dict, name: str) -> bool:
 
 def sft_changed(before: dict, after: dict) -> dict[str, str]:
     """Did SFT do anything, and was it good?"""
-    for name in dict.fromkeys((goal(before, after), "reward")):
-        if moved(before, after, name) < -SURE_AT_END:
-            return {
-                "bad SFT": f"over SFT {change(before, after, name)}, on development tasks: the "
-                "demonstrations are worse than the model was, or SFT broke it; read what it says "
-                "after_sft in report.html, lower --sft-lr, or leave it out (--sft-steps 0)"
-            }
-    seen = ("exact", "reward", "format", "reply_tokens")
-    seen = [name for name in seen if name in before and name in after]
-    if any(abs(moved(before, after, name)) > MEASURABLE for name in seen):
-        return {}
+    if went := fallen(before, after, SURE_AT_END):
+        return {
+            "bad SFT": f"over SFT {went}, on development tasks: the "
+            "demonstrations are worse than the model was, or SFT broke it; read what it says "
+            "after_sft in report.html, lower --sft-lr, or leave it out (--sft-steps 0)"
+        }
+    seen = {"exact", "reward", "format", "reply_tokens"} & before.keys() & after.keys()
     name = goal(before, after)
-    if not equal(before, after, name):
+    still = all(abs(moved(before, after, name)) <= MEASURABLE for name in seen)
+    if not (still and equal(before, after, name)):
         return {}
     return {
         "no SFT": f"over SFT {change(before, after, name)}, on development tasks, and neither "
@@ -126,9 +127,8 @@ def evaluations_pay_something_else(sft: dict, now: dict) -> dict[str, str]:
 
     Two things come together, so exact answers need not have fallen as surely as the reward rose.
     """
-    if goal(sft, now) != "exact" or moved(sft, now, "reward") < sure(now):
-        return {}
-    if -moved(sft, now, "exact") < sure(now) - 1:
+    up = moved(sft, now, "reward") >= sure(now)
+    if not up or goal(sft, now) != "exact" or moved(sft, now, "exact") > 1 - sure(now):
         return {}
     return {
         "pays something else": f"on development tasks {change(sft, now, 'reward')}, and "
@@ -145,9 +145,7 @@ def only_in_training(sft: dict, now: dict, rewards: list[float], n: int = 10) ->
     if len(rewards) < 2 * n or moved(sft, now, "reward") > MEASURABLE:
         return {}
     start, end = metrics.level(rewards[:n]), metrics.level(rewards[-n:])
-    if end.mean - start.mean < 0.1 or end.low < start.high:
-        return {}
-    if end.low < metrics.mean(now["reward"]).high:
+    if end.mean - start.mean < 0.1 or end.low < max(start.high, metrics.mean(now["reward"]).high):
         return {}
     return {
         "only in training": f"the training reward rose from {start.mean:.2f} to {end.mean:.2f}, "
@@ -159,13 +157,12 @@ def only_in_training(sft: dict, now: dict, rewards: list[float], n: int = 10) ->
 
 def lost(sft: dict, now: dict) -> dict[str, str]:
     """GRPO has made the policy worse than SFT left it."""
-    for name in dict.fromkeys((goal(sft, now), "reward")):
-        if moved(sft, now, name) < -sure(now):
-            return {
-                "lost": f"since SFT {change(sft, now, name)}, on development tasks: GRPO makes the "
-                f"policy worse, {LOWER_RATE}, or because the reward pays something else; try a "
-                "third of --lr, and read in report.html what is paid"
-            }
+    if went := fallen(sft, now, sure(now)):
+        return {
+            "lost": f"since SFT {went}, on development tasks: GRPO makes the policy worse, most "
+            "often because the learning rate is too high, or because the reward pays something "
+            "else; try a third of --lr, and read in report.html what is paid"
+        }
     return {}
 
 
@@ -186,13 +183,10 @@ def past_its_best(best: dict, now: dict) -> dict[str, str]:
 
 def length(sft: dict, now: dict) -> dict[str, str]:
     """Replies that halve or double and are no better for it. What is nearly always right may."""
-    if not ("reply_tokens" in sft and "reply_tokens" in now):
-        return {}
     was, tokens = (float(np.mean(e["reply_tokens"])) for e in (sft, now))
-    factor = tokens / max(was, 1e-9)
+    factor, name = tokens / max(was, 1e-9), goal(sft, now)
     if 0.5 < factor < 2 or abs(moved(sft, now, "reply_tokens")) < SURE:
         return {}
-    name = goal(sft, now)
     if moved(sft, now, name) > MEASURABLE or (name == "exact" and np.mean(now[name]) > 0.95):
         return {}
     why = (

@@ -9,7 +9,7 @@ could not run.
 episodes.jsonl keeps episodes for a person to read in report.html: whole groups, each sampled token
 with its log-prob and with how much likelier the update that followed has made it.
 
-Run me: `python -m bookkeeping.records` reads a good line, a damaged file and a hostile name.
+Run me: `python -m bookkeeping.records` cleans a hostile name, and writes and reads a line.
 """
 
 import json
@@ -77,8 +77,6 @@ def answered(line: dict) -> list[int]:
 
 def same_tasks(*evals: dict) -> list[dict]:
     """These lines of evals.jsonl, cut to the tasks that all of them have a result of."""
-    if not any("missing" in e for e in evals):
-        return list(evals)
     common = set.intersection(*(set(answered(e)) for e in evals))
 
     def cut(e: dict, value):
@@ -144,15 +142,25 @@ def before_last_level(lines: list[dict]) -> int:
 # ----------------------------------------------------------------------------------------- writing
 
 
+def as_line(record: dict) -> str:
+    """A record as it stands in a .jsonl file."""
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
 def append(path: Path, record: dict) -> None:
     """Add one line to a .jsonl file."""
     with open(path, "a", encoding="utf-8") as f:
-        f.write(json.dumps(record, separators=(",", ":")) + "\n")
+        f.write(as_line(record))
 
 
 def write_json(path: Path, value: dict) -> None:
     """write_whole of a value as JSON."""
     write_whole(path, json.dumps(value, indent=1))
+
+
+def write_lines(path: Path, records: list[dict]) -> None:
+    """write_whole of records as a .jsonl file."""
+    write_whole(path, "".join(map(as_line, records)))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -204,10 +212,7 @@ def save_episodes(
 
 def one_number(advantage) -> float:
     """An episode's advantage, or the mean of those of its tokens."""
-    value = advantage.tolist()
-    if isinstance(value, list):
-        value = sum(value) / max(1, len(value))
-    return round(value, 4)
+    return round(float(advantage.sum()) / max(1, advantage.numel()), 4)
 
 
 def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
@@ -235,26 +240,20 @@ def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
 def thin(path: Path, most: int = MOST_BYTES) -> None:
     """Keep episodes.jsonl under `most` bytes: every second update in it goes, not the ends."""
     while path.exists() and path.stat().st_size > most:
-        kept = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        update_of = [json.loads(line)["update"] for line in kept]
-        updates = sorted(set(update_of))
+        episodes = lines(path)
+        updates = sorted({e["update"] for e in episodes})
         keep = {*updates[::2], updates[-1]}
         if len(keep) == len(updates):
             return  # one or two updates that are so large
-        write_whole(path, "".join(text for text, n in zip(kept, update_of) if n in keep))
+        write_lines(path, [e for e in episodes if e["update"] in keep])
 
 
 if __name__ == "__main__":
     import tempfile
 
+    name = "my\x1b[2Jrun | <img src=x> [click](http://x)"
+    print("a hostile name:", repr(name), "becomes", repr(clean(name)))
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "metrics.jsonl"
         append(file, {"update": 1, "reward": 0.25})
         print("read:", lines(file))
-        file.write_text('{"update": 1, "rew', encoding="utf-8")
-        try:
-            lines(file)
-        except ValueError as error:
-            print("cut short:", error)
-    name = "my\x1b[2Jrun | <img src=x> [click](http://x)"
-    print("a hostile name:", repr(name), "becomes", repr(clean(name)))

@@ -1,10 +1,10 @@
 """What cannot work is refused before anything is loaded, in one sentence that names the flag.
 
-REFUSALS is the table: a flag, when it is wrong, and why. What needs more than a line is a function
-below it. What only an environment knows (which versions swarm has) its class refuses itself, and
-bookkeeping/guard.py plays an episode of it.
+REFUSALS is the table: flags, when they are wrong, and why. What needs more than a line is a
+function below it. What only an environment knows (which versions swarm has) its class refuses
+itself, and bookkeeping/guard.py plays an episode of it.
 
-Run me: `python -m bookkeeping.refusals` shows three refusals.
+Run me: `python -m bookkeeping.refusals` shows a refusal.
 """
 
 import math
@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from bookkeeping.presets import BY_ENV, PRESETS, by_env, kind
+from fast import parallel
 from settings import (
     MOST_UPDATES,
     SFT_SEEDS,
@@ -31,90 +32,109 @@ FROM_ZERO = "updates sft_steps warmup lora_rank kl lr_end async_rollouts threads
 POSITIVE = "temperature lr sft_lr max_tokens micro_tokens lora_alpha"
 
 
-def below(enough):
-    """A test that a number is too small; None is chosen later, by the model's size."""
-    return lambda x: x is not None and not enough(x)
+def number(enough):
+    """A row's test: is a number not enough? None is chosen later, by the model's size."""
+    return lambda c, x: x is not None and not enough(x)
 
 
-NUMBERS = [  # (flags, when a value is wrong, why)
-    (COUNTS, below(lambda x: x >= 1), "must be at least 1"),
-    (FROM_ZERO, below(lambda x: x >= 0), "must be at least 0"),
-    (POSITIVE, below(lambda x: 0 < x < math.inf), "must be positive, not inf"),
-    ("threads", lambda x: x > MOST_THREADS, f"must be at most {MOST_THREADS}"),
-    ("vllm_memory", lambda x: not 0 < x < 1, "must be a share of the card, between 0 and 1"),
-    ("engine", lambda x: x not in ("auto", "torch", "vllm"), "choose auto, torch, vllm"),
-    ("baseline", lambda x: x not in ("group", "batch", "none"), "choose group, batch, none"),
-    ("preset", lambda x: x and x not in PRESETS, f"choose {', '.join(PRESETS)}, or leave it out"),
-]
-REFUSALS = [  # (flag, when a Config is wrong, why); a name in braces is that flag's value
+REFUSALS = [  # (flags, when a Config c and the flag's value x are wrong, why); {a flag's value}
+    (COUNTS, number(lambda x: x >= 1), "must be at least 1"),
+    (FROM_ZERO, number(lambda x: x >= 0), "must be at least 0"),
+    (POSITIVE, number(lambda x: 0 < x < math.inf), "must be positive, not inf"),
+    ("threads", lambda c, x: x > MOST_THREADS, f"must be at most {MOST_THREADS}"),
+    ("vllm_memory", lambda c, x: not 0 < x < 1, "must be a share of the card, between 0 and 1"),
+    ("engine", lambda c, x: x not in ("auto", "torch", "vllm"), "choose auto, torch, vllm"),
+    ("baseline", lambda c, x: x not in ("group", "batch", "none"), "choose group, batch, none"),
+    (
+        "preset",
+        lambda c, x: x and x not in PRESETS,
+        f"choose {', '.join(PRESETS)}, or leave it out",
+    ),
     (
         "loss",
-        lambda c: c.loss == "reinforce" and is_stale(c),
+        lambda c, x: c.loss == "reinforce" and is_stale(c),
         "it has no importance ratio, so nothing would correct for samples of an older policy; take "
         "another loss, or --epochs 1 and --importance sequence",
     ),
     (
         "env",
-        lambda c: c.break_ and c.env != "letters",
+        lambda c, x: c.break_ and c.env != "letters",
         "--break makes its mistakes in letters; leave one of the two out",
     ),
     (
-        "break",
-        lambda c: c.break_ and leaves_the_process(c),
+        "break_",
+        lambda c, x: c.break_ and leaves_the_process(c),
         "the mistake is in this process, and in what --plain leaves out; leave out --plain, "
         "--engine vllm and --async-rollouts",
     ),
     (
         "difficulty",
-        lambda c: c.env == "letters" and not isinstance(c.difficulty, int),
+        lambda c, x: c.env == "letters" and not isinstance(c.difficulty, int),
         "letters has tiers 1 to 10; choose one of them",
     ),
     (
         "curriculum",
-        lambda c: c.curriculum and len(levels_of(c.env)) < 2,
+        lambda c, x: c.curriculum and len(levels_of(c.env)) < 2,
         "{env} has no levels to climb; leave it out, or give your class two (docs/fork.md)",
     ),
     (
         "held_out",
-        lambda c: c.held_out,  # evaluate.py takes it out of the Config of --eval-only
+        lambda c, x: x,  # evaluate.py takes it out of the Config of --eval-only
         "a run looks at development tasks; use it with --eval-only",
     ),
     (
         "plain",
-        lambda c: c.plain and c.engine == "vllm",
+        lambda c, x: c.plain and c.engine == "vllm",
         "it has a sampler of its own; leave --engine vllm out",
     ),
     (
+        "engine",  # vLLM would take our process group for its own
+        lambda c, x: x == "vllm" and parallel.world() > 1 and not c.async_rollouts,
+        "in several processes it needs one of its own beside each of them; add --async-rollouts 1 "
+        "(for a 4B also --micro-tokens 4096: 94 GiB without)",
+    ),
+    (
         "k",
-        lambda c: c.k is not None and c.k < 2 and c.baseline == "group",
+        lambda c, x: x is not None and x < 2 and c.baseline == "group",
         "must be at least 2, a group of one has no baseline, every advantage would be 0; or use "
         "--baseline batch",
     ),
-    ("k", lambda c: c.k is not None and c.k < 1, "must be at least 1"),
+    ("k", number(lambda x: x >= 1), "must be at least 1"),
     (
         "k",
-        lambda c: c.baseline == "batch" and (c.k or 0) * (c.num_tasks or 0) == 1,
+        lambda c, x: c.baseline == "batch" and (c.k or 0) * (c.num_tasks or 0) == 1,
         "a batch of one episode has no baseline; use --num-tasks 2 or more",
     ),
     (
         "updates",
-        lambda c: c.until_converged and c.updates == 0,
+        lambda c, x: c.until_converged and c.updates == 0,
         "--until-converged watches the rewards of updates; use 1 or more",
     ),
     (
         "max_updates",
-        lambda c: c.until_converged and c.max_updates < (c.updates or 0),
+        lambda c, x: c.until_converged and c.max_updates < (c.updates or 0),
         "must be at least --updates {updates}",
     ),
     (
         "num_tasks",
-        lambda c: seeds_of(c) < 1,
+        lambda c, x: seeds_of(c) < 1,
         f"there are not so many tasks for {MOST_UPDATES} updates",
     ),
     (
         "updates",
-        lambda c: max(c.updates or 0, c.max_updates * c.until_converged) > MOST_UPDATES,
+        lambda c, x: max(c.updates or 0, c.max_updates * c.until_converged) > MOST_UPDATES,
         f"must be at most {MOST_UPDATES}, or the tasks of the next --seed would begin",
+    ),
+    (
+        "eval_n sft_examples",
+        lambda c, x: x > most_tasks(c),
+        "there are not so many different tasks; use fewer",
+    ),
+    (
+        "seed",
+        lambda c, x: not 0 <= x < seeds_of(c),
+        "must be 0 to {last_seed} (with --num-tasks {num_tasks}), or it would train on the tasks "
+        "of SFT or of the evaluation",
     ),
 ]
 
@@ -128,30 +148,24 @@ def check(cfg: Config) -> None:
     fill(cfg, by_env(cfg.env))
     if kind(cfg.env) == "yours":
         check_level(cfg)
-    for flags, wrong, why in NUMBERS:
+    for flags, wrong, why in REFUSALS:
         for flag in flags.split():
-            if wrong(getattr(cfg, flag)):
+            if wrong(cfg, getattr(cfg, flag)):
                 refuse(cfg, flag, why)
-    for flag, wrong, why in REFUSALS:
-        if wrong(cfg):
-            refuse(cfg, flag, why)
-    env = make_env(cfg, cfg.difficulty)
     cfg.set = [f"{name}={value}" for name, value in sorted(given(cfg).items())]
-    most = getattr(env, "most_tasks", None)  # None: every seed has another task
-    for flag in ("eval_n", "sft_examples"):
-        if most is not None and getattr(cfg, flag) > most:
-            refuse(cfg, flag, f"there are {most} different tasks; use as many or fewer")
-    if not 0 <= cfg.seed < seeds_of(cfg):
-        most, tasks = seeds_of(cfg) - 1, "the tasks of SFT or of the evaluation"
-        because = f"(with --num-tasks {cfg.num_tasks}), or it would train on {tasks}"
-        refuse(cfg, "seed", f"must be 0 to {most} {because}")
 
 
 def refuse(cfg: Config, flag: str, why: str) -> None:
     """ValueError: the flag, its value unless it is a switch, and why."""
-    value = getattr(cfg, "break_" if flag == "break" else flag)
+    value = getattr(cfg, flag)
     typed = "" if isinstance(value, bool) else f" {value}"
-    raise ValueError(f"--{flag.replace('_', '-')}{typed}: {why.format(**vars(cfg))}")
+    why = why.format(**vars(cfg), last_seed=seeds_of(cfg) - 1)
+    raise ValueError(f"--{flag.strip('_').replace('_', '-')}{typed}: {why}")
+
+
+def most_tasks(cfg: Config) -> float:
+    """How many different tasks the environment has; by default every seed has another."""
+    return getattr(make_env(cfg, cfg.difficulty), "most_tasks", None) or math.inf
 
 
 def is_stale(cfg: Config) -> bool:
@@ -167,20 +181,18 @@ def leaves_the_process(cfg: Config) -> bool:
 
 def seeds_of(cfg: Config) -> int:
     """How many values --seed may have, before its training tasks meet those of SFT."""
-    return (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * cfg.num_tasks)
+    return (SFT_SEEDS - TRAIN_SEEDS) // (MOST_UPDATES * (cfg.num_tasks or 1))
 
 
 def check_env(cfg: Config) -> None:
     """Refuse an environment that is not there, with what could have been meant."""
     if cfg.env.endswith(".py") and Path(cfg.env).is_file():
         text = Path(cfg.env).read_text(encoding="utf-8", errors="replace")
-        classes = ", ".join(re.findall(r"^class (\w+)", text, re.M))
-        found = f"its classes are {classes}" if classes else "there is no class in it"
-        refuse(cfg, "env", f"give FILE.py:CLASS; {found}")
+        classes = ", ".join(re.findall(r"^class (\w+)", text, re.M)) or "none"
+        refuse(cfg, "env", f"give FILE.py:CLASS; its classes are {classes}")
     if kind(cfg.env) not in BY_ENV or cfg.env in ("yours", "known"):
-        ours = ", ".join(name for name in BY_ENV if name not in ("yours", "known"))
-        others = "jsonl:FILE, reasoning_gym:NAME, or FILE.py:CLASS"
-        refuse(cfg, "env", f"there is no such environment; choose {ours}, {others}")
+        others = "letters, alphabet, swarm, jsonl:FILE, reasoning_gym:NAME, or FILE.py:CLASS"
+        refuse(cfg, "env", f"there is no such environment; choose {others}")
 
 
 def check_level(cfg: Config) -> None:
@@ -199,8 +211,7 @@ def check_level(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    for wrong in ({"k": 1}, {"env": "lettres"}, {"env": "swarm", "set": ["version=0.3"]}):
-        try:
-            check(Config(**wrong))
-        except ValueError as error:
-            print(error)
+    try:
+        check(Config(env="lettres"))
+    except ValueError as error:
+        print(error)

@@ -19,6 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
 
 import torch
 from tqdm import tqdm
@@ -26,8 +27,7 @@ from tqdm import tqdm
 import metrics
 from bookkeeping import doctor, progress, records, tables
 from bookkeeping import folder as run_folder
-from bookkeeping.checkpoint import restore, save_checkpoint
-from bookkeeping.records import append, write_json
+from bookkeeping.folder import load_checkpoint, save_checkpoint
 from evaluate import broken, headline, summarize
 from fast import parallel
 from fast.ahead import SECONDS
@@ -35,8 +35,6 @@ from fast.logprobs import token_logprobs
 from fast.machine import flush, peak_memory
 from policy import plain_logprobs
 from settings import PROMOTE_AFTER, eval_sets, levels_of, promote_of
-
-ROOT = Path(__file__).resolve().parent.parent
 
 # What the line of an update prints in addition to the reward, if the environment scores it.
 PRINTED = {"exact": "exact", "payoff": "payoff", "error_rate": "errors"}
@@ -46,12 +44,10 @@ CLOCKS = ("total", *SECONDS, "eval", "sft")  # what a run's seconds are counted 
 
 @dataclass
 class State:
-    """What a resumed run needs besides weights and optimizer: checkpoint/state.json."""
+    """What a resumed run needs besides weights, optimizer and logs: checkpoint/state.json."""
 
     update: int = 0  # updates done; the first checkpoint is after SFT
     level: int | str | None = None  # of a curriculum, or simply the difficulty
-    recent: list[float] = field(default_factory=list)  # what the curriculum watches, at this level
-    rewards: list[float] = field(default_factory=list)  # mean reward per update, at this level
     sft: dict = field(default_factory=dict)
     seconds: dict = field(default_factory=lambda: dict.fromkeys(CLOCKS, 0.0))
     tokens: dict = field(default_factory=lambda: {"sampled": 0, "trained": 0, "sft": 0})
@@ -64,17 +60,17 @@ class State:
 class Run:
     cfg: object
     home: Path | None  # the run folder; None: it is made when everything is ready to begin
-    folder: Path | None  # where this process writes: the run folder, or one that is thrown away
     saved: Path | None  # the last checkpoint; None: not even SFT is done
     state: State
     keep: object  # the folder's lock, or the throwaway folder: released when the Run goes
-    counted: float = field(default_factory=time.monotonic)  # until when the run's time is counted
-    machine: dict = field(default_factory=dict)  # where it runs, and by which code
-    lines: list[dict] = field(default_factory=list)  # of metrics.jsonl, for the doctor
+    folder: Path | None = None  # where this process writes: home, or a folder that is thrown away
+    began: float = field(default_factory=time.monotonic)  # a resumed run's: as if never stopped
+    stopping: Event = field(default_factory=Event)  # Ctrl-C or SIGTERM has come
+    lines: list[dict] = field(default_factory=list)  # of metrics.jsonl
     after_sft: dict = field(default_factory=dict)  # with --kl: the reference, {name: weight}
     wandb: object = None
 
-    def open(self, policy, optimizer) -> State:
+    def open(self, policy, optimizer) -> None:
         """Write the config; put the checkpoint, if there is one, into policy and optimizer."""
         cfg, first = self.cfg, parallel.rank() == 0
         if first and not self.home:
@@ -84,27 +80,27 @@ class Run:
         if not first:  # what the others log nobody reads
             self.keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
         self.folder = self.home if first else Path(self.keep.name)
-        began = f"into {self.folder}: metrics.jsonl grows, report.html comes at the end"
         if self.saved:
-            start = asdict(self.state)
-            state, self.after_sft = restore(self.saved, policy, optimizer, start)
-            self.state = State(**state)
-            self.refuse()
-            began = f"resumed {self.folder} after update {self.state.update}"
-        run_folder.trim(self.folder, self.state.update if self.saved else None)
-        write_json(self.folder / "config.json", asdict(cfg))
+            self.after_sft, state = load_checkpoint(self.saved, policy, optimizer)
+            with records.foreign(self.saved):
+                self.state = State(**state)
+                self.refuse()
+            print(f"resumed {self.folder} after update {self.state.update}")
+        else:
+            print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
+        run_folder.trim(self.folder, self.state.update if self.saved else -1)
+        records.write_json(self.folder / "config.json", asdict(cfg))
         flush(self.folder)
-        print(began)
         self.note_code()
         self.machine = machine(policy)
         parallel.same_weights(policy.trainable().values())
         # What an earlier end said is not true of the weights that follow.
         (self.folder / "summary.json").unlink(missing_ok=True)
-        self.lines = records.lines(self.folder / "metrics.jsonl")
-        self.stop = StopSignal()
+        self.lines = parallel.from_first(records.lines(self.folder / "metrics.jsonl"))
+        self.began -= self.state.seconds["total"]
+        hear_signals(self.stopping)
         self.state.wandb_id = self.state.wandb_id or secrets.token_hex(4)
         self.wandb = open_wandb(cfg, self.folder, self.state.wandb_id) if first else None
-        return self.state
 
     def note_code(self) -> None:
         """Keep a hash of the environment's code in the state; if it was edited, say so once.
@@ -113,39 +109,29 @@ class Run:
         bookkeeping/compare.py asks the hash.
         """
         state, now = self.state, run_folder.code_hash(self.cfg.env)
-        if state.code and not state.code.endswith(now):
+        state.code = state.code or now
+        if not state.code.endswith(now):
             state.code += f" then {now}"
             why = "its environment's code was edited: rewards before and after are not one measure"
             self.tell({"edited": why})
-        state.code = state.code or now
 
     def refuse(self) -> None:
         """ValueError if the run that was saved cannot go on with this config, or in this world."""
-        cfg, state = self.cfg, self.state
+        cfg, done = self.cfg, self.state.update
         most = max(cfg.updates, cfg.max_updates if cfg.until_converged else 0)
+        if done > most:
+            raise ValueError(
+                f"--resume {self.home}: it has done {done} updates, more than the {most} that are "
+                f"asked for; give --updates {done} or more"
+            )
         # A file of rows names its tasks after its contents, and those of its scorer.
         trained = {name for name, (own, _) in eval_sets(cfg).items() if own}
-        evals = records.lines(self.home / "evals.jsonl")  # .get: they may come from anywhere
-        played = {str(e.get("tasks")) for e in evals if e.get("trained")}
-        for wrong, why in (
-            (
-                state.update > most,
-                f"it has done {state.update} updates, more than the {most} that are asked for; "
-                f"give --updates {state.update} or more",
-            ),
-            (
-                cfg.curriculum and state.level not in levels_of(cfg.env),
-                f"it was at level {state.level}, which {cfg.env} has no more; give it back, or "
-                "start anew",
-            ),
-            (
-                played - trained,
-                f"the rows or the scorer of {cfg.env} are not what they were; give them back, or "
-                "start anew",
-            ),
-        ):
-            if wrong:
-                raise ValueError(f"--resume {self.home}: {why}")
+        evals = records.lines(self.home / "evals.jsonl")
+        if {e["tasks"] for e in evals if e["trained"]} - trained:
+            raise ValueError(
+                f"--resume {self.home}: the rows or the scorer of {cfg.env} are not what they "
+                "were; give them back, or start anew"
+            )
 
     def reference(self, policy) -> dict[str, torch.Tensor] | None:
         """With --kl: the weights after SFT, {name: weight}; each checkpoint keeps them."""
@@ -155,32 +141,51 @@ class Run:
 
     def log(self, groups, stats: dict, rollouts) -> None:
         """The line of an update: into metrics.jsonl, to wandb, onto the screen, past the doctor."""
-        state, level, seconds = self.state, rollouts.level, rollouts.seconds
-        line = {"update": state.update, "level": level, **summarize(groups), **stats}
-        line |= {f"seconds_{part}": seconds[part] for part in SECONDS}
+        state, seconds = self.state, rollouts.seconds
+        line = {"update": state.update, "level": rollouts.level, **summarize(groups), **stats}
         for part in SECONDS:
+            line[f"seconds_{part}"] = seconds[part]
             state.seconds[part] += seconds[part]
         played = [e for group in groups for e in group if e.stop_reason != "error"]
         state.tokens["sampled"] += sum(e.reply_tokens for e in played)
         state.tokens["trained"] += stats["trained_tokens"]
-        append(self.folder / "metrics.jsonl", line)
+        records.append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
-        names = dict.fromkeys(name for e in played for name in e.components)
         self.lines.append(line)
-        text = one_line(line, tables.own_parts(names, self.cfg.env)) + self.time_left()
-        tqdm.write(text + broken(groups))
-        if level == state.level:  # not one that was sampled ahead, before the level was climbed
-            state.rewards.append(line["reward"])
+        names = dict.fromkeys(name for e in played for name in e.components)
+        minutes = (self.cfg.updates - state.update) * sum(seconds[part] for part in SECONDS) / 60
+        left = f", {minutes:.0f} min left" if minutes > 0 else ""
+        own = tables.own_parts(names, self.cfg.env)
+        tqdm.write(one_line(line, own) + left + broken(groups))
         newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)
-        self.tell(doctor.symptoms(newest, state.rewards, first_gap))
-        if self.cfg.curriculum and level == state.level and level != self.cfg.difficulty:
-            climb(self.cfg, state, line)
+        self.tell(doctor.symptoms(newest, self.rewards(), first_gap))
+        if self.cfg.curriculum and state.level != self.cfg.difficulty:
+            self.climb()
 
-    def time_left(self) -> str:
-        """How long the updates that are left will take, by the last ten."""
-        left, last = self.cfg.updates - self.state.update, self.lines[-10:]
-        each = sum(line[f"seconds_{part}"] for line in last for part in SECONDS) / len(last)
-        return f", {left * each / 60:.0f} min left" if left > 0 else ""
+    def rewards(self, measure: str = "reward") -> list[float]:
+        """The mean of a measure in every update so far, at this level.
+
+        A harder level pays less, and that is no collapse. A batch that was sampled ahead before
+        the level was climbed is of the level below.
+        """
+        level = self.state.level
+        return [line.get(measure, 0.0) for line in self.lines if line.get("level") == level]
+
+    def climb(self) -> None:
+        """One level up if the last updates of this one were good enough (settings.promote_of)."""
+        measure, enough = promote_of(self.cfg.env)
+        last = self.rewards(measure)[-PROMOTE_AFTER:]
+        if len(last) == PROMOTE_AFTER and sum(last) / PROMOTE_AFTER >= enough:
+            levels = levels_of(self.cfg.env)
+            self.state.level = levels[levels.index(self.state.level) + 1]
+
+    def finished(self) -> bool:
+        """Are the updates done? With --until-converged: has the training reward settled as well?"""
+        cfg, done = self.cfg, self.state.update
+        if done < cfg.updates or not cfg.until_converged or done >= cfg.max_updates:
+            return done >= cfg.updates
+        rewards = self.rewards()
+        return bool(rewards) and metrics.trend(rewards).settled
 
     def log_sft(self, found: dict) -> None:
         """What sft() returns: first and last loss, tokens, seconds."""
@@ -200,7 +205,7 @@ class Run:
         for tasks, played in results.items():
             line |= {f"{when}/{tasks}/{k}": v.mean for k, v in headline(played).items()}
         self.to_wandb(line)
-        self.tell(progress.symptoms(evals, self.state.rewards, asdict(self.cfg)))
+        self.tell(progress.symptoms(evals, self.rewards(), asdict(self.cfg)))
 
     def to_wandb(self, line: dict) -> None:
         if self.wandb:
@@ -209,12 +214,11 @@ class Run:
 
     def tell(self, symptoms: dict[str, str]) -> None:
         """Print each {symptom: sentence} that was not told before, and keep it in the state."""
-        state = self.state
+        told = self.state.warnings
         for name, sentence in symptoms.items():
-            if name in state.warnings:
-                continue
-            state.warnings[name] = f"update {state.update}: {sentence}"
-            tqdm.write(f"{name.upper()} at {state.warnings[name]}")
+            if name not in told:
+                told[name] = f"update {self.state.update}: {sentence}"
+                tqdm.write(f"{name.upper()} at {told[name]}")
 
     @contextmanager
     def clock(self, part: str):
@@ -229,40 +233,35 @@ class Run:
         ratios = [[ratios_of(policy, e, self.cfg, update) for e in group] for group in shown]
         records.save_episodes(self.folder, update, "", policy, shown, advantages, ratios)
         records.thin(self.folder / "episodes.jsonl")
-        self.count_seconds()
+        self.state.seconds["total"] = time.monotonic() - self.began
         self.saved = self.home / "checkpoint"
         if parallel.rank() == 0:
             # Flush the logs first, so that after a power cut no checkpoint is newer than its lines.
             for path in filter(Path.exists, (self.folder / name for name in run_folder.LOGS)):
                 flush(path)
-            kept = asdict(self.state), self.after_sft
-            save_checkpoint(self.saved, policy, optimizer, *kept)
-
-    def count_seconds(self) -> None:
-        now = time.monotonic()  # time.time jumps with the clock
-        self.state.seconds["total"] += now - self.counted
-        self.counted = now
+            save_checkpoint(self.saved, policy, optimizer, asdict(self.state), self.after_sft)
 
     def stop_asked(self) -> bool:
         """Did somebody ask this run to stop (Ctrl-C, SIGTERM), in any of its processes?"""
-        return parallel.any_rank(self.stop.asked)
+        return parallel.any_rank(self.stopping.is_set())
 
     def stop_if_asked(self) -> None:
         """SystemExit, if somebody did; what was saved before is where --resume goes on."""
         if self.stop_asked():
             raise SystemExit(f"stopped{run_folder.how_to_go_on()}")
 
-    def finish(self, policy) -> Path:
+    def finish(self) -> Path:
         """summary.json, the report and its pictures; returns the run folder."""
         from bookkeeping import report  # it draws: not needed before
 
-        self.count_seconds()
+        self.state.seconds["total"] = time.monotonic() - self.began
         if self.folder != self.home:
             return self.home
         found = {"environment_code": self.state.code, "peak_rss_gb": round(peak_memory(), 3)}
-        where = self.machine | found
-        about = report.summarize_run(self.folder, asdict(self.cfg), asdict(self.state), where)
-        write_json(self.folder / "summary.json", about)
+        about = report.summarize_run(
+            self.folder, asdict(self.cfg), asdict(self.state), self.machine | found
+        )
+        records.write_json(self.folder / "summary.json", about)
         report.write(self.folder)
         if self.wandb:
             with may_fail():
@@ -287,40 +286,8 @@ def open_run(cfg, typed: set[str]) -> Run:
         run_folder.refuse_taken(cfg)
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
     vars(cfg).update(asdict(saved_cfg))
-    if first and cfg.engine == "vllm" and parallel.world() > 1 and not cfg.async_rollouts:
-        raise ValueError(  # vLLM would take our process group for its own
-            "--engine vllm in several processes needs one of its own beside each of them; "
-            "add --async-rollouts 1 (for a 4B also --micro-tokens 4096: 94 GiB without)"
-        )
-    if cfg.api_base:
-        raise ValueError(
-            f"--resume {home}: it holds an evaluation over an API, there is nothing to train; "
-            "start a run of its own"
-        )
-    state = State(level=levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty)
-    return Run(cfg, home, None, saved, state, keep)
-
-
-def finished(cfg, state: State) -> bool:
-    """Are the updates done? With --until-converged: has the training reward settled as well?"""
-    if state.update < cfg.updates or not cfg.until_converged:
-        return state.update >= cfg.updates
-    settled = bool(state.rewards) and metrics.trend(state.rewards).settled
-    return state.update >= cfg.max_updates or settled
-
-
-def climb(cfg, state: State, line: dict) -> None:
-    """One level up if the last updates of this one were good enough (settings.promote_of).
-
-    A harder level pays less, and that is no collapse: its rewards are counted anew.
-    """
-    measure, enough = promote_of(cfg.env)
-    state.recent = (state.recent + [line.get(measure, 0.0)])[-PROMOTE_AFTER:]
-    mastered = sum(state.recent) / PROMOTE_AFTER >= enough
-    if len(state.recent) == PROMOTE_AFTER and mastered:
-        levels = levels_of(cfg.env)
-        state.level = levels[levels.index(state.level) + 1]
-        state.recent, state.rewards = [], []
+    level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
+    return Run(cfg, home, saved, State(level=level), keep)
 
 
 @torch.no_grad()
@@ -347,46 +314,45 @@ def one_line(line: dict, own: list[str] = ()) -> str:
 
     own: entries of the score that somebody has added (tables.own_parts).
     """
-    interval = f"[{line['reward_low']:.2f}, {line['reward_high']:.2f}]"
-    text = f"update {line['update']:4}  reward {line['reward']:.2f} {interval}"
-    for name, title in (PRINTED | {name: tables.label(name) for name in own}).items():
-        text += f"  {title} {line[name]:.2f}" if name in line else ""
-    text += f"  length {line['reply_tokens']:5.1f}  signal {line['groups_with_signal']:.2f}"
+    titles = PRINTED | {name: tables.label(name) for name in own}
+    scores = [f"{title} {line[name]:.2f}" for name, title in titles.items() if name in line]
+    parts = [
+        f"update {line['update']:4}",
+        f"reward {line['reward']:.2f} [{line['reward_low']:.2f}, {line['reward_high']:.2f}]",
+        *scores,
+        f"length {line['reply_tokens']:5.1f}",
+        f"signal {line['groups_with_signal']:.2f}",
+    ]
     if "ratio" in line:
-        text += f"  entropy {line['entropy']:.3f}  grad {line['grad_norm']:.2f}"
-        text += f"  ratio {line['ratio']:.3f}  loss {line['loss']:+.4f}"
+        parts += [f"entropy {line['entropy']:.3f}", f"grad {line['grad_norm']:.2f}"]
+        parts += [f"ratio {line['ratio']:.3f}", f"loss {line['loss']:+.4f}"]
     waiting = sum(line[f"seconds_{part}"] for part in SECONDS if part != "train")
-    return text + f"  {waiting:.1f}s + {line['seconds_train']:.1f}s"
+    return "  ".join([*parts, f"{waiting:.1f}s + {line['seconds_train']:.1f}s"])
 
 
-class StopSignal:
+def hear_signals(stopping: Event) -> None:
     """Ctrl-C or SIGTERM asks for a clean stop at the next safe point; a second one is at once."""
 
-    def __init__(self):
-        self.asked = False
-        with suppress(ValueError):  # not in the main thread, as in some tests
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self.ask)
-
-    def ask(self, signum, frame):
+    def stop_soon(signum, frame):
         # torchrun passes on what the terminal has sent already: under it a second one is the first.
-        if self.asked and "TORCHELASTIC_RUN_ID" not in os.environ:
+        if stopping.is_set() and "TORCHELASTIC_RUN_ID" not in os.environ:
             raise KeyboardInterrupt
-        if not self.asked:
-            tqdm.write("stopping at the next safe point (once more to stop at once)")
-        self.asked = True
+        stopping.set()
+        tqdm.write("stopping at the next safe point (once more to stop at once)")
+
+    with suppress(ValueError):  # not in the main thread, as in some tests
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop_soon)
 
 
 def machine(policy) -> dict:
     """Where a result was obtained, and by which code: a commit, with -dirty if it was edited."""
     gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
     version = lambda name: getattr(sys.modules.get(name), "__version__", "not loaded")
-    words = ["git", "-C", str(ROOT), *"describe --always --dirty --abbrev=40 --exclude=*".split()]
-    try:
-        found = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=10, check=True)
-        commit = found.stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # a copy without its history, or no git
-        commit = None
+    git, commit = "git describe --always --dirty --abbrev=40 --exclude=*".split(), None
+    quiet = {"cwd": Path(__file__).parent, "stderr": subprocess.DEVNULL, "encoding": "utf-8"}
+    with suppress(OSError, subprocess.SubprocessError):  # a copy without its history, or no git
+        commit = subprocess.check_output(git, timeout=10, **quiet).strip()
     return {
         "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "python": platform.python_version(),
@@ -406,21 +372,21 @@ def open_wandb(cfg, folder: Path, name: str):
     with may_fail():
         import wandb
 
-        loggedin = wandb.login(prompt=False)
-        mode = os.environ.get("WANDB_MODE") or ("online" if loggedin else "offline")
+        mode = "online" if wandb.login(prompt=False) else "offline"
+        mode = os.environ.get("WANDB_MODE") or mode
         if mode == "offline":
             later = f"wandb sync {folder}/wandb/offline-run-*"
             print(f"wandb: not logged in, so logging offline; later: {later}")
-        where = {
-            "project": os.environ.get("WANDB_PROJECT", "picoswarm"),
-            "name": folder.name,
-            "dir": str(folder),
-            "mode": mode,
-            "id": name,
-            "resume": "allow",
-        }
-        quiet = wandb.Settings(silent=True, console="off")
-        return wandb.init(config=asdict(cfg), settings=quiet, **where)
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "picoswarm"),
+            name=folder.name,
+            dir=str(folder),
+            mode=mode,
+            id=name,
+            resume="allow",
+            config=asdict(cfg),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
 
 
 @contextmanager
@@ -434,6 +400,5 @@ def may_fail():
 
 if __name__ == "__main__":
     line = {"update": 1, "reward": 0.25, "reward_low": 0.1, "reward_high": 0.4, "exact": 0.25}
-    line |= {"reply_tokens": 120.5, "groups_with_signal": 0.5, "entropy": 0.21, "grad_norm": 0.9}
-    line |= {"ratio": 1.0, "loss": 0.0} | {f"seconds_{part}": 0.1 for part in SECONDS}
-    print(one_line(line))
+    line |= {"reply_tokens": 120.5, "groups_with_signal": 0.5}
+    print(one_line(line | {f"seconds_{part}": 0.1 for part in SECONDS}))

@@ -35,7 +35,7 @@ import tyro
 from safetensors import SafetensorError
 
 from bookkeeping import records, report
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, readable
+from bookkeeping.folder import find_checkpoint, load_checkpoint, readable
 from fast.vllm_engine import RANKS
 from policy import EMBEDDED, first_line, load_policy
 

@@ -289,7 +289,8 @@ def here(cfg, policy: Policy) -> str:
 #
 # GiB: weights in bfloat16; LoRA 32 in float32; and of 1,024 tokens the keys and values, an update's
 # activations, and those with gradient checkpointing. Computed from the models' shapes by
-# lab/speed/memory.py of commit 22b9273, which counted what autograd keeps; measured on no card yet.
+# lab/speed/memory.py of commit 22b9273, which counted what autograd keeps; an H100 took less
+# (docs/hardware.md).
 SIZES = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": (56.9, 0.1, 0.093, 7.15, 0.3),  # LoRA on attention only
     BIG: (7.5, 0.25, 0.141, 6.46, 0.41),

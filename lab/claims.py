@@ -42,6 +42,7 @@ CLAIMS = tomllib.loads((ROOT / "lab/claims.toml").read_text(encoding="utf8"))
 # Scripts play a number of units that was fixed before: one look, at 95%.
 LOOKS = (3, 6, 12)
 LEVEL = 1 - 0.05 / len(LOOKS)
+PLURAL = {"holds": "hold", "fails": "fail"}
 
 
 @dataclass(frozen=True)
@@ -106,27 +107,22 @@ def interval(rows: list | dict, level: float = 0.95, most: float = 1.0) -> Inter
 
 def verdict(check: Check, i: Interval) -> str:
     """holds, fails or undecided; empty if nothing is predicted."""
-    if not check.expect:
-        return ""
     low, high, margin = i.low - check.than, i.high - check.than, check.margin
-    if check.expect == "equal":
-        if -margin < low and high < margin:
-            return "holds"
-        return "fails" if low > margin or high < -margin else "undecided"
     if check.expect == "below":
         low, high = -high, -low
-    if high < max(margin, 0.0):
-        return "fails"
-    return "holds" if low > 0 else "undecided"
+    if check.expect == "equal":
+        holds, fails = -margin < low and high < margin, low > margin or high < -margin
+    else:
+        holds, fails = low > 0, high < max(margin, 0.0)
+    said = "fails" if fails else "holds" if holds else "undecided"
+    return said if check.expect else ""
 
 
 def in_parts(verdicts: list[str]) -> str:
     """'2 hold, 1 fails' of a claim of several parts that differ; else the verdict of all."""
     counts = [(verdicts.count(v), v) for v in ("holds", "fails", "undecided") if v in verdicts]
-    if len(counts) == 1:
-        return verdicts[0]
-    plural = {"holds": "hold", "fails": "fail"}
-    return ", ".join(f"{n} {v if n == 1 else plural.get(v, v)}" for n, v in counts)
+    several = ", ".join(f"{n} {v if n == 1 else PLURAL.get(v, v)}" for n, v in counts)
+    return several if len(counts) > 1 else verdicts[0]
 
 
 def parts(name: str) -> str:
@@ -165,25 +161,12 @@ def many(check: Check) -> str:
     return f"{n} {'units' if check.of_units else 'seeds'}"
 
 
-def commands(name: str) -> list[str]:
-    """What runs its arms. Equal flags are one run, named by the first claim that has it."""
-    run = lambda claim, arm: f"{claim['flags']} {arm}".strip()
-    first: dict[str, str] = {}
-    for other, claim in CLAIMS.items():
-        for arm, flags in claim.get("arms", {}).items():
-            first.setdefault(run(claim, flags), f"{other}-{arm}")
-    arms = [run(CLAIMS[name], flags) for flags in CLAIMS[name].get("arms", {}).values()]
-    return [f"python train.py {arm} --name {first[arm]}-SEED --seed SEED" for arm in arms]
-
-
-def show(check: Check) -> None:
-    """A number in a line; those with a star decide."""
-    line = f"  {'*' if check.decides else ' '} {check.text}: {measured(check)}, {many(check)}"
+def line(check: Check) -> str:
+    """A number; those with a star decide."""
+    text = f"  {'*' if check.decides else ' '} {check.text}: {measured(check)}, {many(check)}"
     if check.figure is not None:
-        line += f"; the document: {number(check.figure, check, check.figure)}"
-    if check.expect:
-        line += f"; predicted: {predicted(check)} -> {check.verdict}"
-    print(line)
+        text += f"; the document: {number(check.figure, check, check.figure)}"
+    return text + (f"; predicted: {predicted(check)} -> {check.verdict}" if check.expect else "")
 
 
 def main(name: str = "") -> None:
@@ -196,10 +179,10 @@ def main(name: str = "") -> None:
     claim = CLAIMS[name]
     print(f"{claim['sentence']}\n\nSource: {claim['source']}.\nAs tested: {claim['reading']}")
     print(f"{claim.get('ours', '')}\n\nresults/claims.json (* decides the claim):")
-    for check in checks(name) + checks(name, beside=True):
-        show(check)
+    print("\n".join(map(line, checks(name) + checks(name, beside=True))))
     print(f"\nIts runs, for the seeds 0 to {LOOKS[0] - 1} (more: LOOKS in lab/claims.py):")
-    print("\n".join(f"  {command}" for command in commands(name)) or "  none: scripts played it")
+    for arm, flags in claim.get("arms", {}).items():
+        print(f"  python train.py {claim['flags']} {flags} --name {name}-{arm}-SEED --seed SEED")
 
 
 if __name__ == "__main__":

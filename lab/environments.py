@@ -11,7 +11,7 @@ Strict     the swarm with each rule as tight as it ever is on hard scenarios
 """
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,16 +20,15 @@ from env_swarm import Swarm
 from swarm.bots import draw_scenario
 
 # The first level is tier 6, the last one tier 7; those between ask for tier 7's 12 to 20 letters.
-LEVELS = {"40-80": TIERS[6], "80-95": (80, 95), "95-110": (95, 110), "110-130": (110, 130)}
-LEVELS["80-150"] = TIERS[7]
-LENGTHS = {str(n): (n, n) for n in range(60, 151, 10)}
-SOURCE, _, _, P_SEVERAL, FEWEST, MOST = TIERS[7]
-for level, size in (LEVELS | LENGTHS).items():
-    TIERS[level] = size if len(size) > 2 else (SOURCE, *size, P_SEVERAL, FEWEST, MOST)
+BETWEEN = {"80-95": (80, 95), "95-110": (95, 110), "110-130": (110, 130)}
+EXACT = {str(n): (n, n) for n in range(60, 151, 10)}
+for level, size in (BETWEEN | EXACT).items():
+    TIERS[level] = (TIERS[7][0], *size, *TIERS[7][3:])
+TIERS.update({"40-80": TIERS[6], "80-150": TIERS[7]})
 
 
 class Lengths(Letters):
-    levels = list(LEVELS)
+    levels = ["40-80", *BETWEEN, "80-150"]
 
     def __init__(self):
         self.level = self.levels[-1]
@@ -41,7 +40,7 @@ class Lengths(Letters):
 
 
 class Exactly(Lengths):
-    levels = list(LENGTHS)
+    levels = list(EXACT)
 
 
 class Chance(Letters):
@@ -67,16 +66,11 @@ class Lawless(Swarm):
     """The bots and tasks are those that the seed draws; only the rules differ."""
 
     error_penalty: float = 0.5  # as for every small model
-    rules: dict = field(default_factory=lambda: LAWLESS)
+    rules = {"tax": 0.0, "audit": 0.0, "decay": 1.0, "threshold": 0.0, "shift": None}
 
     def reset(self, seed: int) -> list[dict]:
         return self.start(replace(draw_scenario(seed, self.difficulty, self.version), **self.rules))
 
 
-@dataclass
 class Strict(Lawless):
-    rules: dict = field(default_factory=lambda: STRICT)
-
-
-LAWLESS = {"tax": 0.0, "audit": 0.0, "decay": 1.0, "threshold": 0.0, "shift": None}
-STRICT = {"tax": 0.15, "audit": 0.3, "decay": 0.97, "threshold": 20.0, "shift": None}
+    rules = {"tax": 0.15, "audit": 0.3, "decay": 0.97, "threshold": 20.0, "shift": None}

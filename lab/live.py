@@ -22,7 +22,6 @@ import re
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 from unittest import mock
 
 import numpy as np
@@ -46,7 +45,8 @@ PAGE = ROOT / "docs" / "live"
 FLAGS = "--env letters --difficulty 6 --seed 0 --threads 1 --save-every 2 --no-wandb"
 FLAGS += " --no-eval-other-tiers"
 SHOWN = (0, 4, 8, 10, 12, 14, 16, 18, 20, 30, 60, 150)  # updates; it changes between 8 and 20
-MUST = {"env": "letters", "think": True, "lora_rank": 32, "lora_alpha": 64}
+MUST = {"env": ["letters"], "think": [True], "lora_rank": [32], "lora_alpha": [64]}
+MUST |= {"model": ["auto", "pico_base", str(PICO)]}
 TASKS = 64  # development questions that the page can ask
 SAMPLED, K = 64, 8  # development tasks, and samples of each, for the share of habits
 HABITS = ("derives", "states", "bare")
@@ -57,7 +57,7 @@ def read_json(path: Path):
 
 
 # ------------------------------------------------------------------------------- a run
-def train(name: str) -> Path:
+def train_run(name: str) -> Path:
     """train.py as it is, in this process; some checkpoints are copied before they go."""
     save = records.save_checkpoint
 
@@ -80,9 +80,7 @@ def snapshots_of(run: Path) -> dict[int, Path]:
     if not (last.exists() and (run / "summary.json").exists()):
         raise SystemExit(f"{run}: it is no folder of a finished run; train one first (--train)")
     cfg = read_json(run / "config.json")
-    wrong = [f"{name} {cfg[name]!r}" for name, value in MUST.items() if cfg[name] != value]
-    if cfg["model"] not in ("auto", "pico_base", str(PICO)):
-        wrong.append(f"model {cfg['model']!r}")
+    wrong = [f"{name} {cfg[name]!r}" for name, values in MUST.items() if cfg[name] not in values]
     if wrong:
         raise SystemExit(f"{run}: the page cannot show a run with {', '.join(wrong)}")
     kept = {int(file.stem): file for file in (run / "snapshots").glob("*.safetensors")}
@@ -91,30 +89,27 @@ def snapshots_of(run: Path) -> dict[int, Path]:
 
 
 # ------------------------------------------------------------------------------- weights as text
-PLACES = {name: f"self_attn.{name}_proj" for name in "qkvo"}  # in the order of the page's bytes
-PLACES |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+# {the page's name: the files'}, in the order of the page's bytes: what learns, then the norms
+LINEAR = {name: f"self_attn.{name}_proj" for name in "qkvo"}
+LINEAR |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
 NORMS |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
-MATRICES = [f"{layer}.{name}" for layer in range(4) for name in PLACES]  # what learns
-
-
-def long_name(name: str) -> str:
-    """As in the files: of "0.q", it is "model.layers.0.self_attn.q_proj"."""
-    layer, short = name.split(".")
-    return f"model.layers.{layer}.{(PLACES | NORMS)[short]}"
+MATRICES, SCALES = (
+    {f"{i}.{name}": f"model.layers.{i}.{place}" for i in range(4) for name, place in some.items()}
+    for some in (LINEAR, NORMS)
+)
 
 
 def lora_names(name: str) -> list[str]:
     """PEFT's names of A and B."""
-    return [f"base_model.model.{long_name(name)}.lora_{part}.weight" for part in "AB"]
+    return [f"base_model.model.{MATRICES[name]}.lora_{part}.weight" for part in "AB"]
 
 
 def base_weights() -> dict[str, torch.Tensor]:
     """The base under the page's short names, in the order of its bytes; bfloat16, as on disk."""
     w = load_file(PICO / "model.safetensors")  # the head is the embedding
-    names = MATRICES + [f"{layer}.{name}" for layer in range(4) for name in NORMS]
-    found = {"embed": w["model.embed_tokens.weight"], "norm": w["model.norm.weight"]}
-    return found | {name: w[long_name(name) + ".weight"] for name in names}
+    names = {"embed": "model.embed_tokens", "norm": "model.norm"} | MATRICES | SCALES
+    return {name: w[place + ".weight"] for name, place in names.items()}
 
 
 def rounded(adapter: dict[str, torch.Tensor]) -> dict[str, tuple[np.ndarray, ...]]:
@@ -137,8 +132,7 @@ def as_shipped(adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """PEFT's names again, with the numbers that the page computes with."""
     found = {}
     for name, (scales, A, B) in rounded(adapter).items():
-        r = len(A)
-        weights = (A * scales[:r, None], B * scales[None, r:])
+        weights = (A * scales[: len(A), None], B * scales[None, len(A) :])
         found |= dict(zip(lora_names(name), map(torch.tensor, weights)))
     return found
 
@@ -161,14 +155,10 @@ def measure(rollout, n: int) -> dict:
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])
     exact = metrics.mean(greedy["exact"])
-    return {
-        "exact": round(exact.mean, 4),
-        "low": round(exact.low, 4),
-        "high": round(exact.high, 4),
-        "n": exact.n,
-        "sampled_n": len(sampled["exact"]),
-        **{habit: round(float(np.mean(sampled[f"habit_{habit}"])), 4) for habit in HABITS},
-    }
+    shares = {"exact": exact.mean, "low": exact.low, "high": exact.high}
+    shares |= {habit: float(np.mean(sampled[f"habit_{habit}"])) for habit in HABITS}
+    counts = {"n": exact.n, "sampled_n": len(sampled["exact"])}
+    return counts | {name: round(share, 4) for name, share in shares.items()}
 
 
 def facts(run: Path, cfg: dict) -> dict:
@@ -199,26 +189,26 @@ def tokenizer_data() -> dict:
     }
 
 
-def tasks_of(make_env, n: int) -> list:
-    """The first development tasks of letters."""
+def tasks_of(make_env, n: int) -> list[list[str]]:
+    """[text, letters] of the first development tasks."""
     envs = [make_env() for _ in range(n)]
     for i, env in enumerate(envs):
         env.reset(settings.DEV_SEEDS + i)
-    return [env.task for env in envs]
+    return [[env.task.text, "".join(env.task.letters)] for env in envs]
 
 
 # ------------------------------------------------------------------------------- the page's files
 def write(run: Path, into: Path, eval_n: int) -> None:
     """data/*.js of the page, and the page itself if it is not there."""
-    kept, cfg = snapshots_of(run), read_json(run / "config.json")
-    shutil.rmtree(into / "data", ignore_errors=True)
-    (into / "data").mkdir(parents=True)
+    kept, cfg, data = snapshots_of(run), read_json(run / "config.json"), into / "data"
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True)
     if into.resolve() != PAGE:
         for file in ("index.html", "model.js", "page.js"):
             shutil.copy(PAGE / file, into / file)
         up = os.path.relpath(ROOT, into.resolve()).replace(os.sep, "/")
-        page = into / "index.html"
-        page.write_text(page.read_text().replace('"../../', f'"{up}/'))
+        page = (PAGE / "index.html").read_text().replace('"../../', f'"{up}/')
+        (into / "index.html").write_text(page)
     policy = load_policy(str(PICO), 32, 64, "cpu", cfg["seed"])
     make_env = partial(settings.make_env, settings.Config(**cfg), cfg["difficulty"])
     sampler, stops = TorchSampler(policy), []
@@ -228,29 +218,25 @@ def write(run: Path, into: Path, eval_n: int) -> None:
         name, adapter = f"{update:04}" if file else "base", file and load_file(file)
         put(policy, adapter and as_shipped(adapter))
         sampler.sync()
-        measured = measure(rollout, eval_n)
-        stops.append({"name": name, "update": update, **measured})
-        print(name, measured, flush=True)
+        stops.append({"name": name, "update": update, **measure(rollout, eval_n)})
+        print(stops[-1], flush=True)
         if adapter:
             arrays = [array for each in rounded(adapter).values() for array in each]
-            script(into, name, f'LIVE.adapters["{name}"]', text_of(*arrays))
+            left = f'LIVE.adapters["{name}"]'
+            (data / f"{name}.js").write_text(f'{left} = "{text_of(*arrays)}";\n')
     base = base_weights()
     halves = [x.view(torch.uint16).numpy() for x in base.values()]  # bfloat16, bit by bit
-    script(into, "base", "LIVE.base", text_of(*halves))
+    (data / "base.js").write_text(f'LIVE.base = "{text_of(*halves)}";\n')
     about = {
         **facts(run, cfg),
         "stops": stops,
         "entries": [[name, x.numel()] for name, x in base.items()],
-        "tasks": [[task.text, "".join(task.letters)] for task in tasks_of(make_env, TASKS)],
+        "tasks": tasks_of(make_env, TASKS),
         "tokenizer": tokenizer_data(),
     }
     safe = json.dumps(about, separators=(",", ":")).replace("<", "\\u003c")
-    (into / "data" / "run.js").write_text(f"var LIVE = {safe};\nLIVE.adapters = {{}};\n")
+    (data / "run.js").write_text(f"var LIVE = {safe};\nLIVE.adapters = {{}};\n")
     print(f"{into}/index.html: {len(stops)} stops; open it in a browser")
-
-
-def script(into: Path, name: str, left: str, text: str) -> None:
-    (into / "data" / f"{name}.js").write_text(f'{left} = "{text}";\n')
 
 
 # ------------------------------------------------------------------------------- links to lines
@@ -287,7 +273,7 @@ def function_at(source: str, line: int) -> str:
 
 def main(
     run: tyro.conf.Positional[str] = "",
-    train_: Annotated[bool, tyro.conf.arg(name="train")] = False,
+    train: bool = False,
     into: str = "",
     eval_n: int = 256,
     lines: bool = False,
@@ -298,7 +284,7 @@ def main(
         page = PAGE / "index.html"
         page.write_text(with_lines(page.read_text()))
         return
-    run = str(train("live-0")) if train_ else run
+    run = str(train_run("live-0")) if train else run
     write(Path(run), Path(into or f"{run}/live"), eval_n)
 
 

@@ -1,9 +1,8 @@
-"""How fast is it? A GRPO update and sampling, ours beside its peers; and a smoke run for a card.
+"""How fast is it? A GRPO update and sampling, ours beside its peers.
 
     python -m lab.speed                 # all that is installed here, into results/speed.json
     python -m lab.speed --model models/smollm2 --reply 64 --trl-batch 16 --trl-dtype bfloat16
     python -m lab.speed --rounds 1 --tasks 2 --k 2 --reply 8 --out /tmp/speed.json    # does it run?
-    python -m lab.speed card            # on a card, into results/card.json; without one, on the CPU
 
 The peers are TRL's trainer, transformers' generate and vLLM (requirements/peers.txt). All sides
 have the same weights, LoRA 32, prompts (token by token), tasks x k, temperature 1, longest reply,
@@ -30,13 +29,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import torch
 import tyro
 
 from env_letters import Letters
-from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
 from grpo import advantages_of, update
 from lab.tables import RESULTS, ROOT, spread, table, times_as_fast
@@ -57,7 +54,6 @@ SIDES = {  # and the package of each
 
 @dataclass
 class Setup:
-    what: tyro.conf.Positional[Literal["peers", "card"]] = "peers"
     model: str = "pico_base"
     tasks: int = 8
     k: int = 8  # samples per task
@@ -82,10 +78,10 @@ class Coin(Letters):
 new_env = partial(Coin, difficulty=6, reward_kind="binary", think=True, style="states")
 
 
-def load(setup: Setup, rank: int, device: str = "cpu") -> tuple[Policy, list[list[int]]]:
+def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
     """The policy, and the token ids of the prompts."""
     torch.set_num_threads(setup.threads)
-    policy = load_policy(setup.model, rank, 2 * rank, device)
+    policy = load_policy(setup.model, rank, 2 * rank, "cpu")
     tasks = [new_env().reset(SEEDS + i) for i in range(setup.tasks)]
     prompts = [prompt_ids(policy, messages, None, True) for messages in tasks]
     return replace(policy, stop_ids=frozenset([-1])) if setup.reply else policy, prompts
@@ -101,15 +97,13 @@ def second(batch) -> dict:
 
 
 def peak_mb() -> float:
-    """The most memory that this process ever had, or took of its card."""
-    if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_reserved() / 2**20
+    """The most memory that this process ever had."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 
 
 # ------------------------------------------------------------------------------- the sides
-def update_ours(setup: Setup, device: str = "cpu") -> dict:
-    policy, _ = load(setup, 32, device)
+def update_ours(setup: Setup) -> dict:
+    policy, _ = load(setup, 32)
     sampler, optimizer, longest = TorchSampler(policy), adam(policy, 1e-12), setup.reply or LONGEST
     cfg = Config(importance="clip", max_tokens=longest, micro_tokens=setup.micro_tokens)
 
@@ -119,7 +113,7 @@ def update_ours(setup: Setup, device: str = "cpu") -> dict:
         groups = play(policy, sampler, new_env, seeds, setup.k, longest, 1.0, step)
         with sampler.asleep(), policy.learning():
             stats = update(policy, optimizer, groups, advantages_of(groups, cfg), cfg)
-        return {"tokens": stats["trained_tokens"], "mismatch": stats["mismatch"]}
+        return {"tokens": stats["trained_tokens"]}
 
     return second(batch)
 
@@ -274,44 +268,19 @@ def rows(arms: dict) -> Iterator[list]:
         yield [model, side, package, spread(ends(rates[name])), faster, f"{peak:,.0f}"]
 
 
-# ------------------------------------------------------------------------------- a card
-@torch.no_grad()
-def same(setup: Setup, device: str) -> dict:
-    """The CPU is the reference: are the greedy replies the same, how far off are log-probs?"""
-    (home, prompts), (there, _) = load(setup, 0), load(setup, 0, device)
-    longest, seeds = setup.reply or LONGEST, [[(0, i)] for i in range(setup.tasks)]
-    both = [TorchSampler(p).sample(prompts, 1, longest, 0.0, seeds) for p in (home, there)]
-    gaps = []  # nats
-    for prompt, [reply] in zip(prompts, both[0]):
-        ids = torch.tensor([prompt + reply.token_ids])  # [1, T]
-        mask = (torch.arange(ids.shape[1] - 1) >= len(prompt) - 1)[None]  # [1, T-1]
-        ours = token_logprobs(home, ids, mask)[0]  # [M]
-        theirs = token_logprobs(there, ids.to(device), mask.to(device))[0].float().cpu()  # [M]
-        gaps += (ours - theirs).abs().tolist()
-    equal = sum(a[0].token_ids == b[0].token_ids for a, b in zip(*both))
-    return {"replies": setup.tasks, "equal": equal, "gap": statistics.mean(gaps), "most": max(gaps)}
-
-
 def save(out: Path, arms: dict) -> None:
     """Beside the arms that are in the file already."""
     there = json.loads(out.read_text())["arms"] if out.exists() else {}
     cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
-    head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": machine}
+    head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu}
     out.write_text(json.dumps(head | {"arms": there | arms}) + "\n")
 
 
 def main(setup: Setup) -> None:
-    if setup.what == "peers":
-        arms = peers(setup)
-        save(Path(setup.out or RESULTS / "speed.json"), arms)
-        head = "model | side | package | tokens per second | ours faster | peak MB"
-        return print(table(head, rows(arms)))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    for stage in (same, update_ours):
-        found = stage(setup, device) | {"mb": peak_mb(), "settings": asdict(setup)}
-        print(device, stage.__name__, found, flush=True)
-        save(Path(setup.out or RESULTS / "card.json"), {stage.__name__: found})
+    arms = peers(setup)
+    save(Path(setup.out or RESULTS / "speed.json"), arms)
+    head = "model | side | package | tokens per second | ours faster | peak MB"
+    print(table(head, rows(arms)))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ import tyro
 import env_swarm
 import settings
 from bookkeeping import refusals
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping.folder import find_checkpoint, load_checkpoint
 from evaluate import HELD_OUT_SEEDS
 from fast.machine import choose_model
 from fast.sampler import TorchSampler
@@ -43,18 +43,10 @@ from lab.tables import RESULTS, ROOT, digits, numbers
 from policy import encode, load_policy
 from rollout import play
 
-
-@dataclass(frozen=True)
-class Arm:  # lab/study.toml says what the fields are
-    what: str
-    flags: str = ""
-    sweep: tuple[str, ...] = ()
-    seeds: int = 99
-    worlds: tuple[str, ...] = ()
-    of: str = ""
-    begun: int = 0
-    best_of: int = 1
-    player: str = ""
+# What lab/study.toml need not say; it says what the fields are.
+TABLE = {"decodings": ["greedy", "sampled"]}
+ARM = {"flags": "", "sweep": [], "seeds": 99, "worlds": [], "of": "", "begun": 0}
+ARM |= {"best_of": 1, "player": ""}
 
 
 # ---------------------------------------------------------------------------- one run
@@ -81,7 +73,7 @@ def told(folder: Path, measure: str) -> dict:
 
 
 # ---------------------------------------------------------------------------- held-out tasks
-def play_world(table: "Table", arm: Arm, flags: str, folder: Path, seed: int) -> dict:
+def play_world(table: "Table", arm: dict, flags: str, folder: Path, seed: int) -> dict:
     """{decoding: {measure: values}} of held-out tasks, by the policy of this folder."""
     cfg, _ = settings.command_line(flags.split())
     refusals.check(cfg)
@@ -89,36 +81,26 @@ def play_world(table: "Table", arm: Arm, flags: str, folder: Path, seed: int) ->
     policy = load_policy(path, cfg.lora_rank, cfg.lora_alpha, cfg.device)
     settings.complete(cfg, policy.n_parameters, why)
     make_env = next(make for trained, make in settings.eval_sets(cfg).values() if trained)
-    seeds = held_out_seeds(cfg)
-    if arm.player:
-        marks = [scripted(make_env(), arm.player, number) for number in seeds]
-        return {"scripted": measured(marks, table.measures)}
+    seeds = settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
+    measured = lambda marks: {name: digits([m[name] for m in marks]) for name in table.measures}
+    if arm["player"]:
+        env = make_env()
+        env.style = arm["player"]
+        return {"scripted": measured([env_swarm.play(env, number) for number in seeds])}
     load_checkpoint(find_checkpoint(folder / "checkpoint"), policy)
     sampler, found = TorchSampler(policy), {}
     sampler.sync(0)
-    if arm.begun:
-        sampler = Begun(sampler, policy, arm.begun)
+    batches = [seeds]
+    if arm["begun"]:
+        sampler = Begun(sampler, policy, arm["begun"])
         make_env = partial(sampler.watch, make_env)
-    batches = [[number] for number in seeds] if arm.begun else [seeds]
-    for how in ("sampled",) if arm.best_of > 1 else table.decodings:
-        how_drawn = (arm.best_of, cfg.max_tokens, float(how == "sampled"), seed)
+        batches = [[number] for number in seeds]
+    for how in ["sampled"] if arm["best_of"] > 1 else table.decodings:
+        how_drawn = (arm["best_of"], cfg.max_tokens, float(how == "sampled"), seed)
         played = [play(policy, sampler, make_env, some, *how_drawn) for some in batches]
         best = [max(group, key=lambda e: e.reward) for groups in played for group in groups]
-        found[how] = measured([{"reward": e.reward} | e.components for e in best], table.measures)
+        found[how] = measured([{"reward": e.reward} | e.components for e in best])
     return found
-
-
-def measured(marks: list[dict], measures: list[str]) -> dict:
-    return {name: digits([mark[name] for mark in marks]) for name in measures}
-
-
-def held_out_seeds(cfg: settings.Config) -> list[int]:
-    return settings.seeds_from(cfg, HELD_OUT_SEEDS, cfg.eval_n)
-
-
-def scripted(env, player: str, number: int) -> dict[str, float]:
-    env.style = player
-    return env_swarm.play(env, number)
 
 
 @dataclass
@@ -141,32 +123,28 @@ class Begun:
         start = encode(self.policy, " ".join(words))
         prompts = [prompt + start for prompt in prompts]
         groups = self.inner.sample(prompts, k, max_tokens, temperature, seeds)
-        for sample in (sample for group in groups for sample in group):
+        for sample in sum(groups, []):
             sample.token_ids = start + sample.token_ids
             sample.logprobs = [0.0] * len(start) + sample.logprobs  # given, not drawn
         return groups
 
 
 # ---------------------------------------------------------------------------- a whole table
-@dataclass(frozen=True)
 class Table:
-    """What lab/study.toml says of a table, and where its runs and its results are."""
+    """A table of lab/study.toml, and where its runs and its results are."""
 
-    name: str
-    runs: Path
-    results: Path
-    flags: str
-    seeds: int
-    measures: list[str]
-    worlds: dict[str, str]
-    arms: dict[str, Arm]
-    decodings: tuple[str, ...] = ("greedy", "sampled")
-    threads: int = 1
+    def __init__(self, name: str, said: dict, runs: Path, results: Path, threads: int = 1):
+        said = TABLE | said
+        self.flags, self.seeds, self.worlds = said["flags"], said["seeds"], said["worlds"]
+        self.measures, self.decodings = said["measures"], said["decodings"]
+        self.arms = {arm: ARM | values for arm, values in said["arms"].items()}
+        self.name, self.runs, self.threads = name, runs / name, threads
+        self.file = results / f"{name}.json"
 
     def grow(self, name: str, seeds: int) -> None:
         """Run what the results do not have of an arm: its sweep, then its seeds."""
         arm, kept = self.arms[name], self.kept(name)
-        for setting in [s for s in arm.sweep if s not in kept["swept"]]:
+        for setting in [s for s in arm["sweep"] if s not in kept["swept"]]:
             said = told(self.run(name, setting, 0), self.measures[0])
             mean = float(numbers(said["development"]["final"]).mean())
             kept["swept"][setting] = {"development": mean, "work": said["work"]}
@@ -174,19 +152,20 @@ class Table:
         mean_of = lambda setting: kept["swept"][setting]["development"]
         best = max(kept["swept"], key=mean_of, default="")  # the first of equals, the cheapest
         kept["settings"] = self.flags_of(name, best)
-        for seed in range(len(kept["seeds"]), min(seeds, self.seeds, arm.seeds)):
+        for seed in range(len(kept["seeds"]), min(seeds, self.seeds, arm["seeds"])):
             kept["seeds"].append({"seed": seed} | self.play(name, best, seed))
             self.keep(name, kept)
 
     def play(self, name: str, setting: str, seed: int) -> dict:
         """Train and play the held-out tasks: what is kept of a seed."""
         arm = self.arms[name]
-        trained = arm.of or name
-        folder = self.runs if arm.player else self.run(trained, setting, seed)
+        trained = arm["of"] or name
+        folder = self.runs if arm["player"] else self.run(trained, setting, seed)
         flags = self.flags_of(trained, setting)
         play = lambda world: play_world(self, arm, f"{flags} {self.worlds[world]}", folder, seed)
-        found = {"held_out": {world: play(world) for world in arm.worlds or self.worlds}}
-        return found if arm.of or arm.player else found | told(folder, self.measures[0])
+        found = {"held_out": {world: play(world) for world in arm["worlds"] or self.worlds}}
+        alone = arm["of"] or arm["player"]
+        return found if alone else found | told(folder, self.measures[0])
 
     def run(self, name: str, setting: str, seed: int) -> Path:
         """The folder of a finished run."""
@@ -195,40 +174,34 @@ class Table:
         return folder
 
     def flags_of(self, name: str, setting: str) -> str:
-        return f"{self.flags} {self.arms[name].flags} {setting}"
+        return f"{self.flags} {self.arms[name]['flags']} {setting}"
 
     def read(self) -> dict:
-        file = self.results / f"{self.name}.json"
         new = {"made_by": f"python -m lab.study {self.name}", "raw": "", "arms": {}}
-        return json.loads(file.read_text(encoding="utf8")) if file.exists() else new
+        return json.loads(self.file.read_text(encoding="utf8")) if self.file.exists() else new
 
     def kept(self, name: str) -> dict:
-        new = {"what": self.arms[name].what, "settings": "", "swept": {}, "seeds": []}
+        new = {"what": self.arms[name]["what"], "settings": "", "swept": {}, "seeds": []}
         return self.read()["arms"].get(name, new)
 
     def keep(self, name: str, arm: dict) -> None:
+        """Compact, with a line for each entry and each arm, so that a diff shows what has grown."""
         data = self.read()  # again: another process may have added another arm
-        data["arms"][name] = arm
-        write(self.results / f"{self.name}.json", data)
+        arms = data.pop("arms") | {name: arm}
+        short = partial(json.dumps, separators=(",", ":"), ensure_ascii=False)
+        line = lambda item: f"{short(item[0])}:{short(item[1])}"
+        lines = [
+            *map(line, data.items()),
+            '"arms":{\n' + ",\n".join(map(line, arms.items())) + "\n}",
+        ]
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf8")
 
 
 def read_tables(runs: Path, results: Path = RESULTS, threads: int = 1) -> dict[str, Table]:
     """{name: table}, of lab/study.toml."""
     tables = tomllib.loads((ROOT / "lab" / "study.toml").read_text(encoding="utf8"))
-    for name, said in tables.items():
-        arms = {arm: Arm(**values) for arm, values in said.pop("arms").items()}
-        tables[name] = Table(name, runs / name, results, **said, arms=arms, threads=threads)
-    return tables
-
-
-def write(file: Path, data: dict) -> None:
-    """Compact, with a line for each entry and each arm, so that a diff shows what has grown."""
-    short = partial(json.dumps, separators=(",", ":"), ensure_ascii=False)
-    lines = [f"{short(key)}:{short(value)}" for key, value in data.items() if key != "arms"]
-    arms = [f"{short(key)}:{short(value)}" for key, value in data["arms"].items()]
-    lines.append('"arms":{\n' + ",\n".join(arms) + "\n}")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf8")
+    return {name: Table(name, said, runs, results, threads) for name, said in tables.items()}
 
 
 def main(

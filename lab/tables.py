@@ -3,8 +3,8 @@
     python -m lab.tables            # make every table again, in place, between its markers
     python -m lab.tables --check    # change nothing; say what does not agree
 
-A page holds `<!-- table: NAME -->`, the table, `<!-- end -->`; the function NAME below
-yields its rows.
+A page holds `<!-- table: NAME -->`, the table, `<!-- end -->`. TABLES has, for each NAME, the rows
+and the columns; `made` writes any of them.
 results/TABLE.json has one entry per arm and seed, with one digit or number per task, so that every
 interval can be computed again. An interval in a page's prose must stand in one of these tables, on
 any page: `wrong` names those that do not. tests/test_tables.py runs the check.
@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 import metrics
-from bookkeeping import cures, logs
+from bookkeeping import logs
+from bookkeeping.doctor import ILLNESSES, cure
 from lab import claims
 from metrics import Interval
 from swarm import governance
@@ -33,23 +34,12 @@ MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 INTERVAL = re.compile(
     r"[-+]?\d[\d,]*(?:\.\d+)?%?(?: points| s)? \[[-+]?[\d.,]*\d%?, [-+]?[\d.,]*\d%?\]"
 )
-
-
-TABLES: dict[str, Callable[[], str]] = {}
 WAYS = ("greedy", "sampled")
+Cell = str | Callable[[dict], object]
+TABLES: dict[str, Callable[[], str]] = {}
 
 
-def made(head: str) -> Callable:
-    """The function yields the rows of the table of its name. head: the titles of the columns."""
-
-    def keep(function: Callable) -> Callable:
-        TABLES[function.__name__] = lambda: table(head, function())
-        return function
-
-    return keep
-
-
-def read(name: str):
+def read(name: str) -> dict:
     """results/NAME.json."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf8"))
 
@@ -59,6 +49,22 @@ def table(head: str, rows: Iterable[list]) -> str:
     lines = [head, " | ".join(["---"] * len(head.split(" | ")))]
     lines += [" | ".join(map(str, row)) for row in rows]
     return "".join(f"| {line} |\n" for line in lines)
+
+
+def made(rows: Iterable[dict], columns: dict[str, Cell]) -> str:
+    """A table. columns: {title: cell}, with " | " in both if they are of several columns.
+
+    A cell is a format string of the row's fields, or a function of the row. It is empty if the row
+    lacks what it shows.
+    """
+
+    def text(cell: Cell, row: dict) -> object:
+        try:
+            return cell.format_map(row) if isinstance(cell, str) else cell(row)
+        except KeyError:
+            return ""
+
+    return table(" | ".join(columns), ([text(c, row) for c in columns.values()] for row in rows))
 
 
 # ------------------------------------------------------------------------------- intervals
@@ -99,213 +105,283 @@ def less(ours: list, theirs: list) -> Interval:
     return over([a - b for a, b in zip(ours, theirs)])
 
 
-def gained(seeds: list[dict]) -> list:
-    """[seeds][tasks] of development tasks: at the end minus after SFT."""
-    return [numbers(seed["final"]) - numbers(seed["after_sft"]) for seed in seeds]
+def share(right: float, n: int) -> str:
+    return metrics.proportion(right, n).percent()
+
+
+# ------------------------------------------------------------------------------- arms and cells
+def arms(table: str, *names: str) -> list[dict]:
+    """The arms of results/TABLE.json, or those named; each with its name, and beside the others."""
+    found = read(table)["arms"]
+    return [found[name] | {"name": name, "others": found} for name in names or found]
+
+
+def stages(table: str, **names: str) -> list[dict]:
+    """Arms under other names."""
+    return [arm | {"what": names[arm["name"]]} for arm in arms(table, *names)]
+
+
+def seeds(arm: dict) -> int:
+    return len(arm["seeds"])
+
+
+def of_seeds(arm: dict, key: str) -> list:
+    """[seeds][tasks] of a measure that stands beside the held-out tasks."""
+    return [numbers(seed[key]) for seed in arm["seeds"]]
 
 
 def work(arm: dict) -> str:
     """Its mean work, if it was trained."""
-    done = [seed["work"] for seed in arm["seeds"] if "work" in seed]
-    return f"{np.mean(done):.1f}" if done else ""
+    return f"{np.mean([seed['work'] for seed in arm['seeds']]):.1f}"
 
 
-def share(right: int, n: int) -> str:
-    return metrics.proportion(right, n).percent()
+def reward(how: str = "greedy", world: str = "") -> Cell:
+    return lambda arm: over(scores(arm, "reward", how, world)).text()
 
 
-def stages(table: str, **names: str) -> Iterable[tuple[str, dict, Callable]]:
-    """(what, arm, bold) of the arms that are named; bold marks a cell if the arm is GRPO."""
-    arms = read(table)["arms"]
-    for name, what in names.items():
-        yield what, arms[name], "**{}**".format if name == "grpo" else str
+def exact(how: str = "greedy") -> Cell:
+    return lambda arm: percent(scores(arm, "exact", how))
+
+
+def mean(measure: str, form: str, how: str = "greedy", scale: float = 1) -> Cell:
+    return lambda arm: format(scale * np.mean(scores(arm, measure, how)), form)
+
+
+def bold(cell: Cell) -> Cell:
+    """The cell, in bold type if it is GRPO's."""
+    return lambda arm: f"**{cell(arm)}**" if arm["name"] == "grpo" else cell(arm)
+
+
+def difference(arms: dict, a: str, b: str, how="greedy", world="", measure="reward") -> Interval:
+    """Arm a minus arm b."""
+    return less(*(scores(arms[name], measure, how, world) for name in (a, b)))
+
+
+def gain(ours: str, measure: str = "exact", how: str = "greedy", but: tuple = ()) -> Cell:
+    """An arm minus the row's, in points if a share. The rows of `but` have none."""
+
+    def cell(arm: dict) -> str:
+        found = difference(arm["others"], ours, arm["name"], how, "", measure)
+        text = found.points() if measure == "exact" else found.signed()
+        return "" if arm["name"] in (ours, *but) else text
+
+    return cell
 
 
 # ------------------------------------------------------------------------------- letters
-@made("letters, tier 6 | exactly right | held-out tasks | seeds")
-def letters():
-    """Before and after, on held-out tasks."""
-    for what, arm, bold in stages(
-        "letters",
-        base="the base, before anything",
-        begun="the base, each reply begun with the first two letters of a tally",
-        sft_derives="after SFT on 100 demonstrations of the method",
-        start="where GRPO begins: 50 steps of SFT on 100 demonstrations without the method",
-        grpo="after 150 updates of GRPO from there",
-    ):
-        rows = scores(arm)
-        yield [what, bold(percent(rows)), len(rows[0]), len(rows)]
-
-
-@made("arm | seeds | exactly right | GRPO minus this | work")
-def letters_arms():
-    """GRPO beside what might do as well."""
-    arms = read("letters")["arms"]
-    for name, arm in arms.items():
-        rows, alone = scores(arm), name in ("grpo", "begun", "best_of", "base")
-        gain = "" if alone else less(scores(arms["grpo"]), rows).points()
-        yield [arm["what"], len(rows), percent(rows), gain, work(arm)]
-
-
-@made("150 updates, development tasks | gain over SFT | each seed")
-def letters_no_thinking():
-    """What 150 updates add to the SFT, if thinking is not allowed: development tasks."""
-    arms = read("letters")["arms"]
-    for name in ("no_think", "no_think_partial"):
-        gains = gained([seed["development"] for seed in arms[name]["seeds"]])
-        each = " ".join(f"{100 * gain.mean():+.1f}" for gain in gains)
-        yield [arms[name]["what"], over(gains).points(), each]
-
-
-@made(
-    "letters, sampled at temperature 1 | after SFT | after 40 updates of GRPO | seeds | development n"
-)
-def passes():
+def passed(stage: str) -> Cell:
     """Sampled at temperature 1: pass@k without bias (Chen et al. 2021, eq. 1)."""
-    found = read("letters")["passes"]
-    n, stages = found["of"], [found["after SFT"], found["after 40 updates of GRPO"]]
-    miss = lambda k, right: comb(n - right, k) / comb(n, k)
-    for k in (1, 4, n):
-        both = [[[1 - miss(k, right) for right in seed] for seed in stage] for stage in stages]
-        yield [f"pass@{k}", *(percent(rows, 0) for rows in both), len(both[0]), len(both[0][0])]
+    miss = lambda row, right: comb(row["of"] - right, row["k"]) / comb(row["of"], row["k"])
+    return lambda row: percent([[1 - miss(row, right) for right in s] for s in row[stage]], 0)
 
 
-@made("what | after SFT | after GRPO | seconds | peak GB | seeds")
-def pico():
-    """pico.py beside train.py: the same task, in the same hour."""
-    data = read("pico")
-    n = data["development"]
-    for arm in data["arms"].values():
-        of = lambda stage, seeds=arm["seeds"]: sum(n * seed["exact"][stage] for seed in seeds)
-        right = [share(of(stage) / len(arm["seeds"]), n) for stage in ("after SFT", "after GRPO")]
-        seconds, memory = ([s[x] for s in arm["seeds"]] for x in ("seconds", "gigabytes"))
-        cells = [*right, f"{np.median(seconds):.0f}", f"{np.median(memory):.2f}", len(seconds)]
-        yield [arm["what"], *cells]
-
-
-@made(
-    "base | decoding | derives | before | begun for it | after GRPO | GRPO minus begun"
-    " | after SFT that derives | GRPO minus SFT | GRPO, no thinking"
-)
-def bases():
-    """Letters on bases that were made in other ways."""
+def bases() -> Iterable[dict]:
+    """Each base in both decodings, with [seeds][tasks] of its arms."""
     data = read("bases")
     for base, how in product(data["bases"], WAYS):
-        name = lambda arm, base=base: data["arms"][f"{base}_{arm}"]
-        rows = {arm: scores(name(arm), how=how) for arm in ("grpo", "begun", "sft_derives")}
-        derives = np.mean(scores(name("base"), "habit_derives", how))
-        yield [
-            data["bases"][base]["what"],
-            how,
-            f"{100 * derives:.1f}%",
-            percent(scores(name("base"), how=how)),
-            percent(rows["begun"]),
-            f"**{percent(rows['grpo'])}**",
-            less(rows["grpo"], rows["begun"]).points(),
-            percent(rows["sft_derives"]),
-            less(rows["grpo"], rows["sft_derives"]).points(),
-            percent(scores(name("no_think"), how=how)),
-        ]
+        names = ("base", "begun", "grpo", "sft_derives", "no_think")
+        found = {name: data["arms"][f"{base}_{name}"] for name in names}
+        derives = np.mean(scores(found["base"], "habit_derives", how))
+        row = {name: scores(arm, how=how) for name, arm in found.items()}
+        yield data["bases"][base] | row | {"how": how, "derives": derives}
 
 
-@made("base, sampled | derives | of these right | n")
-def bases_tally():
-    """How often a base derives when sampled, and how often that is right."""
-    data = read("bases")
-    for base in [{"what": "pico_base"} | data["pico_base"], *data["bases"].values()]:
-        right = share(base["right"], base["n"]) if base["n"] else ""
-        yield [base["what"], f"{100 * base['often']:.1f}%", right, base["n"]]
+def developed(stage: str) -> Cell:
+    """pico.py's share of right answers after a stage, over all its seeds."""
+    n = read("pico")["development"]
+    return lambda arm: share(n * np.mean([seed["exact"][stage] for seed in arm["seeds"]]), n)
 
 
-@made("arm | seeds | tier 7, greedy | sampled | climbs minus this, greedy | work")
-def longer_arms():
-    """Strings longer than any that the base was shown."""
-    arms = read("longer")["arms"]
-    for name, arm in arms.items():
-        rows, drawn = scores(arm), percent(scores(arm, how="sampled"))
-        gain = "" if name == "climbs" else less(scores(arms["climbs"]), rows).points()
-        yield [arm["what"], len(rows), f"**{percent(rows)}**", drawn, gain, work(arm)]
+def median(key: str, form: str) -> Cell:
+    return lambda arm: format(np.median([seed[key] for seed in arm["seeds"]]), form)
 
 
-@made("letters | climbs | tier 7 from the start | stays on tier 6 | begun | the base")
-def longer_lengths():
-    """The same by the length of the string, greedy."""
-    arms = read("longer")["arms"].values()
-    for n in range(60, 151, 10):
-        yield [n, *(percent(scores(arm, world=str(n))) for arm in arms)]
+def gained(arm: dict) -> list:
+    """[seeds][tasks] of development tasks: at the end minus after SFT."""
+    seeds = [seed.get("development", seed) for seed in arm["seeds"]]
+    return [numbers(seed["final"]) - numbers(seed["after_sft"]) for seed in seeds]
 
 
-@made("flags | exactly right | samples are old by | updates a minute | the trainer waits")
-def offpolicy():
-    """Running ahead, and old samples; only what had the machine alone is timed."""
-    for arm in read("offpolicy")["arms"].values():
-        (seed,) = arm["seeds"]
-        timed = ["", ""]
-        if "waits" in seed:
-            timed = [f"{seed['a_minute']:.1f}", f"{seed['waits']:.0%} of the time"]
-        right = metrics.mean(numbers(seed["development"])).percent()
-        yield [arm["what"], right, arm["old"], *timed]
-
-
-@made(
-    "held-out tasks | after SFT | after GRPO | gain of GRPO | the same on development tasks | seeds"
-)
-def known():
-    """Rows of a file, and a generator that others wrote."""
-    for arm in read("known")["arms"].values():
-        sft, grpo = ([numbers(s[x]) for s in arm["seeds"]] for x in ("held_out_sft", "held_out"))
-        gains = [less(grpo, sft).points(), over(gained(arm["seeds"])).points()]
-        yield [arm["what"], percent(sft), percent(grpo), *gains, len(sft)]
-
-
-@made("the base | after SFT | after GRPO | the same on held-out words | seeds")
-def fork():
-    """The environment of docs/fork.md, of which the base is the same in every seed."""
-    seeds = read("fork")["arms"]["vowels"]["seeds"]
-    stages = ("after_sft", "final", "held_out")
-    cells = [percent([numbers(seed[stage]) for seed in seeds]) for stage in stages]
-    yield [metrics.mean(numbers(seeds[0]["before"])).percent(), *cells, len(seeds)]
+TABLES |= {
+    "letters": lambda: made(  # before and after, on held-out tasks
+        stages(
+            "letters",
+            base="the base, before anything",
+            begun="the base, each reply begun with the first two letters of a tally",
+            sft_derives="after SFT on 100 demonstrations of the method",
+            start="where GRPO begins: 50 steps of SFT on 100 demonstrations without the method",
+            grpo="after 150 updates of GRPO from there",
+        ),
+        {
+            "letters, tier 6": "{what}",
+            "exactly right": bold(exact()),
+            "held-out tasks": lambda arm: len(scores(arm)[0]),
+            "seeds": seeds,
+        },
+    ),
+    "letters_arms": lambda: made(  # GRPO beside what might do as well
+        arms("letters"),
+        {
+            "arm": "{what}",
+            "seeds": seeds,
+            "exactly right": exact(),
+            "GRPO minus this": gain("grpo", but=("begun", "best_of", "base")),
+            "work": work,
+        },
+    ),
+    "letters_no_thinking": lambda: made(
+        arms("letters", "no_think", "no_think_partial"),
+        {
+            "150 updates, development tasks": "{what}",
+            "gain over SFT": lambda arm: over(gained(arm)).points(),
+            "each seed": lambda arm: " ".join(f"{100 * g.mean():+.1f}" for g in gained(arm)),
+        },
+    ),
+    "passes": lambda: made(
+        [read("letters")["passes"] | {"k": k} for k in (1, 4, 32)],
+        {
+            "letters, sampled at temperature 1": "pass@{k}",
+            "after SFT": passed("after SFT"),
+            "after 40 updates of GRPO": passed("after 40 updates of GRPO"),
+            "seeds": lambda row: len(row["after SFT"]),
+            "development n": lambda row: len(row["after SFT"][0]),
+        },
+    ),
+    "pico": lambda: made(  # pico.py beside train.py: the same task, in the same hour
+        arms("pico"),
+        {
+            "what": "{what}",
+            "after SFT": developed("after SFT"),
+            "after GRPO": developed("after GRPO"),
+            "seconds": median("seconds", ".0f"),
+            "peak GB": median("gigabytes", ".2f"),
+            "seeds": seeds,
+        },
+    ),
+    "bases": lambda: made(  # letters on bases that were made in other ways
+        bases(),
+        {
+            "base": "{what}",
+            "decoding": "{how}",
+            "derives": "{derives:.1%}",
+            "before": lambda row: percent(row["base"]),
+            "begun for it": lambda row: percent(row["begun"]),
+            "after GRPO": lambda row: f"**{percent(row['grpo'])}**",
+            "GRPO minus begun": lambda row: less(row["grpo"], row["begun"]).points(),
+            "after SFT that derives": lambda row: percent(row["sft_derives"]),
+            "GRPO minus SFT": lambda row: less(row["grpo"], row["sft_derives"]).points(),
+            "GRPO, no thinking": lambda row: percent(row["no_think"]),
+        },
+    ),
+    "bases_tally": lambda: made(  # how often a base derives when sampled, how often that is right
+        [{"what": "pico_base"} | read("bases")["pico_base"], *read("bases")["bases"].values()],
+        {
+            "base, sampled": "{what}",
+            "derives": "{often:.1%}",
+            "of these right": lambda base: share(base["right"], base["n"]) if base["n"] else "",
+            "n": "{n}",
+        },
+    ),
+    "longer_arms": lambda: made(  # strings longer than any that the base was shown
+        arms("longer"),
+        {
+            "arm": "{what}",
+            "seeds": seeds,
+            "tier 7, greedy": lambda arm: f"**{percent(scores(arm))}**",
+            "sampled": exact("sampled"),
+            "climbs minus this, greedy": gain("climbs"),
+            "work": work,
+        },
+    ),
+    "longer_lengths": lambda: made(  # the same by the length of the string, greedy
+        [{"n": n, "arms": arms("longer")} for n in range(60, 151, 10)],
+        {
+            "letters": "{n}",
+            "climbs | tier 7 from the start | stays on tier 6 | begun | the base": lambda row: (
+                " | ".join(percent(scores(arm, world=f"{row['n']}")) for arm in row["arms"])
+            ),
+        },
+    ),
+    "offpolicy": lambda: made(  # running ahead, and old samples; timed if alone on the machine
+        [arm | arm["seeds"][0] for arm in arms("offpolicy")],
+        {
+            "flags": "{what}",
+            "exactly right": lambda arm: percent([numbers(arm["development"])]),
+            "samples are old by": "{old}",
+            "updates a minute": "{a_minute:.1f}",
+            "the trainer waits": "{waits:.0%} of the time",
+        },
+    ),
+    "known": lambda: made(  # rows of a file, and a generator that others wrote
+        arms("known"),
+        {
+            "held-out tasks": "{what}",
+            "after SFT": lambda arm: percent(of_seeds(arm, "held_out_sft")),
+            "after GRPO": lambda arm: percent(of_seeds(arm, "held_out")),
+            "gain of GRPO": lambda arm: less(
+                of_seeds(arm, "held_out"), of_seeds(arm, "held_out_sft")
+            ).points(),
+            "the same on development tasks": lambda arm: over(gained(arm)).points(),
+            "seeds": seeds,
+        },
+    ),
+    "fork": lambda: made(  # docs/fork.md's environment, of which the base is the same in each seed
+        arms("fork"),
+        {
+            "the base": lambda arm: percent(of_seeds(arm, "before")[:1]),
+            "after SFT": lambda arm: percent(of_seeds(arm, "after_sft")),
+            "after GRPO": lambda arm: percent(of_seeds(arm, "final")),
+            "the same on held-out words": lambda arm: percent(of_seeds(arm, "held_out")),
+            "seeds": seeds,
+        },
+    ),
+}
 
 
 # ------------------------------------------------------------------------------- alphabet
-@made(
-    "alphabet | greedy: mean reward | all three turns perfect | sampled: mean reward | perfect | seeds"
-)
-def alphabet():
-    """Before and after, on held-out lists, greedy and sampled."""
-    for what, arm, bold in stages(
-        "alphabet",
-        base="the base, before anything",
-        start="after SFT on 100 demonstrations that do not show the algorithm",
-        grpo="after 80 updates of GRPO",
-    ):
-        perfect = [percent(scores(arm, "exact", how)) for how in WAYS]
-        pairs = zip(rewards(arm), perfect)
-        yield [what, *(bold(cell) for pair in pairs for cell in pair), len(arm["seeds"])]
-
-
-@made("arm | seeds | mean reward, greedy | sampled | GRPO minus this, greedy | work")
-def alphabet_arms():
-    """GRPO beside what might do as well."""
-    arms = read("alphabet")["arms"]
-    for name, arm in arms.items():
-        gain = "" if name == "grpo" else difference(arms, "grpo", name)
-        yield [arm["what"], len(arm["seeds"]), *rewards(arm), gain, work(arm)]
-
-
-@made("sampled | value")
-def alphabet_also():
+def alphabet_also() -> Iterable[list]:
     """What else the page says, all of it sampled."""
     data = read("alphabet")
-    of = lambda name, measure: scores(data["arms"][name], measure, "sampled")
-    gain = lambda name, measure: less(of("grpo", measure), of(name, measure))
     yield ["perfect where the base takes up the method by itself", share(**data["alone"])]
-    yield ["perfect with its derivation begun", percent(of("begun", "exact"))]
-    for name, what in {"begun": "begun", "sft_derives": "SFT that derives"}.items():
-        yield [f"GRPO minus {what}, mean reward", gain(name, "reward").signed()]
-        yield [f"GRPO minus {what}, perfect", gain(name, "exact").points()]
+    yield ["perfect with its derivation begun", exact("sampled")(data["arms"]["begun"])]
+    for arm in arms("alphabet", "begun", "sft_derives"):
+        what = "SFT that derives" if arm["name"] == "sft_derives" else "begun"
+        yield [f"GRPO minus {what}, mean reward", gain("grpo", "reward", "sampled")(arm)]
+        yield [f"GRPO minus {what}, perfect", gain("grpo", "exact", "sampled")(arm)]
     published = metrics.mean(np.mean(data["published"], axis=0))  # three like replies to a list
     yield ["the published run, mean reward over its 20 lists", published.text()]
+
+
+TABLES |= {
+    "alphabet": lambda: made(  # before and after, on held-out lists
+        stages(
+            "alphabet",
+            base="the base, before anything",
+            start="after SFT on 100 demonstrations that do not show the algorithm",
+            grpo="after 80 updates of GRPO",
+        ),
+        {
+            "alphabet": "{what}",
+            "greedy: mean reward": bold(reward()),
+            "all three turns perfect": bold(exact()),
+            "sampled: mean reward": bold(reward("sampled")),
+            "perfect": bold(exact("sampled")),
+            "seeds": seeds,
+        },
+    ),
+    "alphabet_arms": lambda: made(  # GRPO beside what might do as well
+        arms("alphabet"),
+        {
+            "arm": "{what}",
+            "seeds": seeds,
+            "mean reward, greedy": reward(),
+            "sampled": reward("sampled"),
+            "GRPO minus this, greedy": gain("grpo", "reward"),
+            "work": work,
+        },
+    ),
+    "alphabet_also": lambda: table("sampled | value", alphabet_also()),
+}
 
 
 # ------------------------------------------------------------------------------- governance
@@ -321,19 +397,10 @@ GAINS = {  # (better, worse): what the step from the second to the first is call
 
 def governed() -> dict[str, list[dict]]:
     """{governance: [the numbers of each share, a value per seed]}"""
-    arms = read("governance")["arms"]
-    return {name: list(arm["shares"].values()) for name, arm in arms.items()}
+    return {arm["name"]: list(arm["shares"].values()) for arm in arms("governance")}
 
 
-@made(f"welfare, deceptive: | {SHARES}")
-def governance_welfare():
-    """Per possible deal, in truth, of the last ten epochs."""
-    for name, cells in governed().items():
-        yield [name, *(governance.words(c["welfare"]) for c in cells)]
-
-
-@made(f"welfare gained by, deceptive: | {SHARES}")
-def governance_gains():
+def governance_gains() -> Iterable[list]:
     """Welfare at the same seeds: the first minus the second."""
     found = governed()
     for (better, worse), text in GAINS.items():
@@ -341,122 +408,78 @@ def governance_gains():
         yield [text, *(metrics.gain(a["welfare"], b["welfare"]).text(2) for a, b in pairs)]
 
 
-@made(
-    "37.5% deceptive | toxicity, in truth | as p says: soft / hard | worst 5% | "
-    "quality gap, in truth | thrash | audits per epoch | meetings | collapsed"
-)
-def governance_at_three():
-    """All measures at 37.5% deceptive."""
-    for name, cells in governed().items():
-        cell = cells[3]
-        mean = lambda key, digits, cell=cell: f"{governance.over(cell[key]).mean:.{digits}f}"
-        seen = f"{mean('toxicity_soft', 2)} / {mean('toxicity_hard', 2)}"
-        row = [name, governance.words(cell["toxicity"]), seen, mean("tail", 2)]
-        row += [governance.words(cell[key], 3) for key in ("quality_gap", "thrash")]
-        yield [*row, mean("audits", 1), mean("meetings", 1), governance.collapsed(cell)]
+def average(key: str, form: str) -> Cell:
+    return lambda cell: format(governance.over(cell[key]).mean, form)
+
+
+def words(key: str, digits: int = 2) -> Cell:
+    return lambda cell: governance.words(cell[key], digits)
+
+
+TABLES |= {
+    "governance_welfare": lambda: table(  # per possible deal, in truth, of the last ten epochs
+        f"welfare, deceptive: | {SHARES}",
+        ([name, *map(words("welfare"), cells)] for name, cells in governed().items()),
+    ),
+    "governance_gains": lambda: table(
+        f"welfare gained by, deceptive: | {SHARES}", governance_gains()
+    ),
+    "governance_at_three": lambda: made(  # all measures at 37.5% deceptive
+        [{"name": name} | cells[3] for name, cells in governed().items()],
+        {
+            "37.5% deceptive": "{name}",
+            "toxicity, in truth": words("toxicity"),
+            "as p says: soft / hard": lambda cell: " / ".join(
+                average(f"toxicity_{gate}", ".2f")(cell) for gate in ("soft", "hard")
+            ),
+            "worst 5%": average("tail", ".2f"),
+            "quality gap, in truth": words("quality_gap", 3),
+            "thrash": words("thrash", 3),
+            "audits per epoch": average("audits", ".1f"),
+            "meetings": average("meetings", ".1f"),
+            "collapsed": governance.collapsed,
+        },
+    ),
+}
 
 
 # ------------------------------------------------------------------------------- swarm
-def difference(arms: dict, a: str, b: str, how: str = "greedy", world: str = "") -> str:
-    """The reward of arm a minus that of b."""
-    return less(*(scores(arms[name], "reward", how, world) for name in (a, b))).signed()
-
-
-def rewards(arm: dict, world: str = "") -> list[str]:
-    """Its mean reward, greedy and sampled."""
-    return [over(scores(arm, "reward", how, world)).text() for how in WAYS]
-
-
-@made(
-    "swarm, medium | seeds | reward, greedy | reward, sampled | published scale | payoff"
-    " | quality | works | turns passed, of 25 | errors, % | errors sampled, %"
-)
-def swarm():
-    """Base, SFT and GRPO on held-out scenarios, greedy and sampled."""
-    for what, arm, bold in stages(
-        "swarm",
-        base="the base, before anything",
-        start="after SFT on 100 episodes of the scripted expert",
-        grpo="after GRPO",
-    ):
-        mean = lambda part, how="greedy", arm=arm: np.mean(scores(arm, part, how))
-        published = scores(arm, "reward", world="medium, published scale")
-        yield [
-            what,
-            len(published),
-            *map(bold, rewards(arm)),
-            over(published).text(),
-            *(f"{mean(part):.2f}" for part in ("payoff", "quality")),
-            *(f"{mean(part):.1f}" for part in ("used_submit_work", "used_pass_turn")),
-            *(f"{100 * mean('error_rate', how):.1f}" for how in WAYS),
-        ]
-
-
-@made("arm | seeds | greedy | sampled | GRPO minus this, greedy | GRPO minus this, sampled")
-def swarm_arms():
-    """GRPO beside what might do as well."""
-    arms = read("swarm")["arms"]
-    for name in ("grpo", "sft_tuned", "grpo_tuned", "no_sft", "more_sft", "no_think", "start"):
-        gains = [difference(arms, "grpo", name, how) for how in WAYS if name != "grpo"]
-        arm = arms[name]
-        yield [arm["what"], len(arm["seeds"]), *rewards(arm), *(gains or ["", ""])]
-
-
-@made("scripted player | idle | random | trader | grinder | expert | proposer | tuned")
-def swarm_players():
-    """Scripted players on development scenarios."""
-    players = read("swarm")["ranking"]["players"].values()
-    for part, what in {
-        "reward": f"mean reward (n = {len(next(iter(players))['reward'])} each)",
-        "reward_published": "on the published scale",
-    }.items():
-        yield [what, *(f"{np.mean(marks[part]):.3f}" for marks in players)]
-
-
-@made(
-    "world | GRPO, greedy | sampled | trained there, greedy | expert | GRPO minus expert, greedy | sampled"
-)
-def swarm_worlds():
-    """The three policies, trained on medium scenarios of v0.2, in other worlds."""
-    arms, trained_there = read("swarm")["arms"], {"hard": "hard", "medium, v0.1": "v01"}
-    for world in arms["expert"]["seeds"][0]["held_out"]:
-        if "scale" in world:
-            continue
-        there = rewards(arms[trained_there[world]], world)[0] if world in trained_there else ""
-        gains = [difference(arms, "grpo", "expert", how, world) for how in WAYS]
-        expert = over(scores(arms["expert"], "reward", "scripted", world)).text()
-        yield [world, *rewards(arms["grpo"], world), there, expert, *gains]
-
-
-@made("reward | greedy | sampled")
-def swarm_also():
+def swarm_also() -> Iterable[list]:
     """What else the page says."""
-    arms = read("swarm")["arms"]
+    found = read("swarm")["arms"]
     for what, a, b, world in (
         ("GRPO minus the proposer", "grpo", "proposer", "medium"),
         ("GRPO after SFT on the best player, minus that SFT", "grpo_tuned", "sft_tuned", "medium"),
         ("GRPO minus the base", "grpo", "base", "medium"),
         ("on hard scenarios, climbing minus hard all along", "climbs", "hard", "hard"),
     ):
-        yield [what, *(difference(arms, a, b, how, world) for how in WAYS)]
+        yield [what, *(difference(found, a, b, how, world).signed() for how in WAYS)]
     for what, name in (("climbing", "climbs"), ("hard all along", "hard")):
-        yield [f"on hard scenarios, {what}", *rewards(arms[name])]
+        yield [f"on hard scenarios, {what}", *(reward(how)(found[name]) for how in WAYS)]
 
 
-@made("what | adds to the reward")
-def swarm_rules():
-    """What the rules are worth that the published texts leave open, by scripted play."""
-    for what, found in read("swarm")["rules"]["adds"].items():
-        yield [what, Interval(**found).signed()]
+def swarm_worlds() -> Iterable[list]:
+    """The three policies, trained on medium scenarios of v0.2, in other worlds."""
+    found, trained_there = read("swarm")["arms"], {"hard": "hard", "medium, v0.1": "v01"}
+    for world in found["expert"]["seeds"][0]["held_out"]:
+        if "scale" in world:
+            continue
+        there = trained_there.get(world)
+        yield [
+            world,
+            *(reward(how, world)(found["grpo"]) for how in WAYS),
+            reward("greedy", world)(found[there]) if there else "",
+            reward("scripted", world)(found["expert"]),
+            *(difference(found, "grpo", "expert", how, world).signed() for how in WAYS),
+        ]
 
 
-@made("finding | published | here | verdict")
-def swarm_published():
+def swarm_published() -> Iterable[list]:
     """Which of the published findings come out again: sampled, from the base to after GRPO."""
     data = read("swarm")
     for said in data["findings"]:
-        arms = [data["arms"][arm] for arm in said["arms"]]
-        before, after = (scores(arm, said["measure"], "sampled") for arm in arms)
+        found = [data["arms"][arm] for arm in said["arms"]]
+        before, after = (scores(arm, said["measure"], "sampled") for arm in found)
         if len(before) == 1:
             change = less(after, before)
         else:  # of two versions the scenarios differ, so they are not paired
@@ -472,6 +495,71 @@ def verdict(change: Interval, side: int) -> str:
         return "it did change here" if moved else "no change can be told here either"
     said = {side: "**came out**", -side: "**came out the other way round**"}
     return said.get(moved, "cannot be told")
+
+
+def swarm_players() -> Iterable[list]:
+    """Scripted players on development scenarios."""
+    players = read("swarm")["ranking"]["players"].values()
+    n = len(next(iter(players))["reward"])
+    for part, what in {
+        "reward": f"mean reward (n = {n} each)",
+        "reward_published": "on the published scale",
+    }.items():
+        yield [what, *(f"{np.mean(marks[part]):.3f}" for marks in players)]
+
+
+TABLES |= {
+    "swarm": lambda: made(  # base, SFT and GRPO on held-out scenarios
+        stages(
+            "swarm",
+            base="the base, before anything",
+            start="after SFT on 100 episodes of the scripted expert",
+            grpo="after GRPO",
+        ),
+        {
+            "swarm, medium": "{what}",
+            "seeds": seeds,
+            "reward, greedy": bold(reward()),
+            "reward, sampled": bold(reward("sampled")),
+            "published scale": reward("greedy", "medium, published scale"),
+            "payoff": mean("payoff", ".2f"),
+            "quality": mean("quality", ".2f"),
+            "works": mean("used_submit_work", ".1f"),
+            "turns passed, of 25": mean("used_pass_turn", ".1f"),
+            "errors, %": mean("error_rate", ".1f", "greedy", 100),
+            "errors sampled, %": mean("error_rate", ".1f", "sampled", 100),
+        },
+    ),
+    "swarm_arms": lambda: made(  # GRPO beside what might do as well
+        arms("swarm", "grpo", "sft_tuned", "grpo_tuned", "no_sft", "more_sft", "no_think", "start"),
+        {
+            "arm": "{what}",
+            "seeds": seeds,
+            "greedy": reward(),
+            "sampled": reward("sampled"),
+            "GRPO minus this, greedy": gain("grpo", "reward"),
+            "GRPO minus this, sampled": gain("grpo", "reward", "sampled"),
+        },
+    ),
+    "swarm_players": lambda: table(
+        "scripted player | idle | random | trader | grinder | expert | proposer | tuned",
+        swarm_players(),
+    ),
+    "swarm_worlds": lambda: table(
+        "world | GRPO, greedy | sampled | trained there, greedy | expert"
+        " | GRPO minus expert, greedy | sampled",
+        swarm_worlds(),
+    ),
+    "swarm_also": lambda: table("reward | greedy | sampled", swarm_also()),
+    "swarm_rules": lambda: table(  # what the rules are worth that the published texts leave open
+        "what | adds to the reward",
+        (
+            [what, Interval(**found).signed()]
+            for what, found in read("swarm")["rules"]["adds"].items()
+        ),
+    ),
+    "swarm_published": lambda: table("finding | published | here | verdict", swarm_published()),
+}
 
 
 # ------------------------------------------------------------------------------- hardware
@@ -490,81 +578,93 @@ def times_as_fast(values: list[float]) -> str:
     return re.sub(r"^(\S+)(?= \[)", r"**\1**", spread(values, 1))
 
 
-@made(
-    "what | against | theirs | ours | times as fast, or as little [least, most] | ours, of the limit"
-)
-def speed():
-    """Ours beside TRL, transformers and vLLM, and the share of what the cores could do."""
-    for r in hardware("speed"):
-        how = (r.get("digits", 0), f" {r['unit']}" if "unit" in r else "")
-        sides = [spread(r[side], *how) if side in r else "" for side in ("theirs", "ours")]
-        ratio = times_as_fast(r["ratio"]) if "ratio" in r else ""
-        share = f"{r['of_limit']:.0%}" if "of_limit" in r else ""
-        yield [r["what"], r["against"], *sides, ratio, share]
+def of_side(side: str) -> Cell:
+    unit = lambda row: f" {row['unit']}" if "unit" in row else ""
+    return lambda row: spread(row[side], row.get("digits", 0), unit(row))
 
 
-@made("one run | machine | updates | minutes | peak GB")
-def cost():
-    """What a run of each environment costs on a CPU."""
-    for r in hardware("cost"):
-        run, minutes = f"`--env {r['env']}`, {r['model']}", f"{r['seconds'] / 60:.1f}"
-        yield [run, r["machine"], r["updates"], minutes, f"{r['gb']:.1f}"]
+def sampling(row: dict) -> str:
+    """GiB at its peak."""
+    return f"{max(row['gib']['rollout'], row['gib']['evaluation']):.1f}"
 
 
-def gib(phases: dict[str, float]) -> list[str]:
-    """At the peak of sampling, and of training."""
-    sampling = max(phases["rollout"], phases["evaluation"])
-    return [f"{sampling:.1f}", f"{phases['update']:.1f}"]
-
-
-@made("model | card | flags | sampling | training")
-def card():
-    """What fits on which card."""
-    for r in hardware("card"):
-        flags = f"`{r['flags']}`" if r["flags"] else "the defaults"
-        yield [r["model"], r["card"], flags, *gib(r["gib"])]
-
-
-@made(
-    "preset | tasks × samples | longest conversation, tokens | sampling, GiB | training, GiB | an update, s | the run, hours"
-)
-def presets():
-    """The presets of published runs: memory and time, on paper."""
-    for r in hardware("presets"):
-        name, tasks = f"`--preset {r['preset']}`", f"{r['num_tasks']} × {r['k']}"
-        seconds = " to ".join(f"{value:,.0f}" for value in r["seconds"])
-        hours = " to ".join(f"{value:.1f}" for value in r["hours"])
-        yield [name, tasks, f"{r['tokens']:,}", *gib(r["gib"]), seconds, hours]
-
-
-@made(
-    "what learns | cards | episodes | sampling, s | training, s | exchange, s | the rest, s | an update, s | episodes per second"
-)
-def scale_cards():
-    """One update of a 4B on 1, 8 and 64 cards, on paper."""
-    for r in hardware("scale_cards"):
-        what = f"LoRA {r['rank']}" if r["rank"] else "all weights"
-        exchange = r["exchange of gradients"] + r["exchange of episodes"]
-        rest = r["copy of the weights"] + r["environment"]
-        large = [f"{r[name]:.1f}" for name in ("sampling", "training")]
-        both = [f"{value:.2f}" for value in (exchange, rest)]
-        total = [f"{r[name]:.1f}" for name in ("seconds", "episodes_per_second")]
-        yield [what, r["cards"], f"{r['episodes']:,}", *large, *both, *total]
+TABLES |= {
+    "speed": lambda: (
+        made(  # beside TRL, transformers and vLLM; the share of what the cores could do
+            hardware("speed"),
+            {
+                "what": "{what}",
+                "against": "{against}",
+                "theirs": of_side("theirs"),
+                "ours": of_side("ours"),
+                "times as fast, or as little [least, most]": lambda row: times_as_fast(
+                    row["ratio"]
+                ),
+                "ours, of the limit": "{of_limit:.0%}",
+            },
+        )
+    ),
+    "cost": lambda: made(  # what a run of each environment costs on a CPU
+        hardware("cost"),
+        {
+            "one run": "`--env {env}`, {model}",
+            "machine": "{machine}",
+            "updates": "{updates}",
+            "minutes": lambda row: f"{row['seconds'] / 60:.1f}",
+            "peak GB": "{gb:.1f}",
+        },
+    ),
+    "card": lambda: made(  # what fits on which card
+        hardware("card"),
+        {
+            "model": "{model}",
+            "card": "{card}",
+            "flags": lambda row: f"`{row['flags']}`" if row["flags"] else "the defaults",
+            "sampling": sampling,
+            "training": "{gib[update]:.1f}",
+        },
+    ),
+    "presets": lambda: made(  # memory and time of published runs, on paper
+        hardware("presets"),
+        {
+            "preset": "`--preset {preset}`",
+            "tasks × samples": "{num_tasks} × {k}",
+            "longest conversation, tokens": "{tokens:,}",
+            "sampling, GiB": sampling,
+            "training, GiB": "{gib[update]:.1f}",
+            "an update, s": "{seconds[0]:,.0f} to {seconds[1]:,.0f}",
+            "the run, hours": "{hours[0]:.1f} to {hours[1]:.1f}",
+        },
+    ),
+    "scale_cards": lambda: made(  # one update of a 4B on 1, 8 and 64 cards, on paper
+        hardware("scale_cards"),
+        {
+            "what learns": lambda row: f"LoRA {row['rank']}" if row["rank"] else "all weights",
+            "cards": "{cards}",
+            "episodes": "{episodes:,}",
+            "sampling, s": "{sampling:.1f}",
+            "training, s": "{training:.1f}",
+            "exchange, s": lambda row: (
+                f"{row['exchange of gradients'] + row['exchange of episodes']:.2f}"
+            ),
+            "the rest, s": lambda row: f"{row['copy of the weights'] + row['environment']:.2f}",
+            "an update, s": "{seconds:.1f}",
+            "episodes per second": "{episodes_per_second:.1f}",
+        },
+    ),
+}
 
 
 # ------------------------------------------------------------------------------- trust
-@made("verdict | lesson")
-def lessons():
+def lessons() -> list[dict]:
     """The claims, each with the verdicts of its parts; those that hold whole come first."""
-    rows = []
-    for name, claim in claims.CLAIMS.items():
-        ours = " *Under rules of our own.*" if "ours" in claim else ""
-        rows.append([f"**{claims.parts(name)}**", claim["sentence"] + ours])
-    return sorted(rows, key=lambda r: 0 if r[0] == "**holds**" else 1 if "fail" in r[0] else 2)
+    rows = [claim | {"parts": claims.parts(name)} for name, claim in claims.CLAIMS.items()]
+    return sorted(
+        rows, key=lambda r: 0 if r["parts"] == "holds" else 1 if "fail" in r["parts"] else 2
+    )
 
 
-@made("claim | number | predicted | measured | n | verdict")
-def claim_numbers():
+def claim_numbers() -> Iterable[list]:
     """What decides each claim, and what a page cites beside it."""
     for name in claims.CLAIMS:
         for check in claims.checks(name):
@@ -572,25 +672,41 @@ def claim_numbers():
             yield [name, check.text, *row, f"**{check.verdict}**" if check.verdict else ""]
 
 
-@made("what was tried | how many | share")
-def trust():
-    """What was tried, how often it happened, and Wilson's interval of that share."""
-    for arm in read("trust")["arms"].values():
-        hits, n = arm["hits"], arm["n"]
-        yield [arm["what"], f"{hits:,} of {n:,}", share(hits, n)]
-
-
-@made("found | most often because | set, with TRL")
-def doctor():
+def doctor() -> Iterable[list]:
     """What the doctor finds in others' logs, why, and the one thing to set first with TRL."""
     logged = {mine for names in logs.NAMES.values() for mine in names.values()}
     seen = {}
-    for name, illness in cures.ILLNESSES.items():
-        if not logged.issuperset(illness.columns[:1]):
+    for name, illness in ILLNESSES.items():
+        if not logged.issuperset(illness["columns"][:1]):
             continue  # only our own runs log what it looks at
-        cure = illness.cures[logs.TRL]
-        first = seen.setdefault(cure, name)
-        yield [name, illness.causes[0], cure if first == name else f"as *{first}*"]
+        flags = cure(name, logs.TRL)
+        first = seen.setdefault(flags, name)
+        yield [name, illness["causes"][0], flags if first == name else f"as *{first}*"]
+
+
+TABLES |= {
+    "lessons": lambda: made(
+        lessons(),
+        {
+            "verdict": "**{parts}**",
+            "lesson": lambda claim: (
+                claim["sentence"] + (" *Under rules of our own.*" if "ours" in claim else "")
+            ),
+        },
+    ),
+    "claim_numbers": lambda: table(
+        "claim | number | predicted | measured | n | verdict", claim_numbers()
+    ),
+    "trust": lambda: made(  # what was tried, how often it happened, and Wilson's interval of that
+        arms("trust"),
+        {
+            "what was tried": "{what}",
+            "how many": "{hits:,} of {n:,}",
+            "share": lambda arm: share(arm["hits"], arm["n"]),
+        },
+    ),
+    "doctor": lambda: table("found | most often because | set, with TRL", doctor()),
+}
 
 
 # ------------------------------------------------------------------------------- pages

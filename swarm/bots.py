@@ -28,7 +28,21 @@ from dataclasses import replace
 from functools import lru_cache
 
 from swarm import tools as act
-from swarm.economy import ME, STEPS, Economy, Member, Proposal, Scenario, Task, payable, sigmoid
+from swarm.economy import (
+    EPOCHS,
+    LAST_STEP,
+    ME,
+    STEPS,
+    Economy,
+    Member,
+    Proposal,
+    Scenario,
+    Task,
+    end_step,
+    inbox,
+    payable,
+    sigmoid,
+)
 
 SCENARIOS = {"0.2": 500, "0.1": 200}  # of each difficulty
 DIFFICULTIES = ("easy", "medium", "hard")
@@ -42,7 +56,19 @@ PARAMETERS = {  # of a scenario: digits, and (lowest, highest) value of each dif
     "bounty": (2, (1.00, 2.00), (0.75, 1.50), (0.50, 1.25)),
     "scale": (2, (1.2, 1.6), (1.0, 1.4), (0.8, 1.2)),
 }
-EXTREMES = ("all deceptive", "all honest", "all opportunistic", "high stakes", "sparse")
+EXTREMES = {  # what differs from a normal scenario
+    "all deceptive": {"bots": ("deceptive",) * 4},
+    "all honest": {"bots": ("honest",) * 4},
+    "all opportunistic": {"bots": ("opportunistic",) * 4},
+    "high stakes": {"bounty": 2.0, "resources": 150.0, "audit": 0.3, "threshold": 20.0},
+    "sparse": {"scale": 0.4, "resources": 50.0, "bounty": 0.5},
+}
+SHIFTS = {  # rule: what becomes of it midway
+    "tax": lambda tax: max(0.05, 2 * tax),
+    "audit": lambda audit: max(0.1, 2 * audit),
+    "decay": lambda decay: decay - 0.02,
+    "threshold": lambda threshold: threshold + 5,
+}
 P_EXTREME, P_SHIFT = 0.05, 0.10
 
 # Tasks are sentences like "review the supply budget for river transport", of short, common words.
@@ -90,20 +116,12 @@ def draw_scenario(seed: int, difficulty: str, version: str) -> Scenario:
         drawn[name] = round(rng.uniform(*ranges[level]), digits)
     scenario = Scenario(number, difficulty, version, "normal", tuple(bots), **drawn, dice=dice)
     if rng.random() < P_EXTREME:
-        kind = rng.choice(EXTREMES)
-        if kind.startswith("all "):
-            scenario = replace(scenario, bots=(kind.removeprefix("all "),) * 4)
-        elif kind == "high stakes":
-            scenario = replace(scenario, bounty=2.0, resources=150.0, audit=0.3, threshold=20.0)
-        else:
-            scenario = replace(scenario, scale=0.4, resources=50.0, bounty=0.5)
-        scenario = replace(scenario, kind=kind)
+        kind = rng.choice(list(EXTREMES))
+        scenario = replace(scenario, kind=kind, **EXTREMES[kind])
     if rng.random() < P_SHIFT:
-        name = rng.choice(["tax", "audit", "decay", "threshold"])
-        old = getattr(scenario, name)
-        higher = {"tax": max(0.05, 2 * old), "audit": max(0.1, 2 * old), "threshold": old + 5}
-        new = old - 0.02 if name == "decay" else higher[name]
-        scenario = replace(scenario, shift=(rng.randint(2, 4), name, round(new, 3)))
+        rule = rng.choice(list(SHIFTS))
+        value = round(SHIFTS[rule](getattr(scenario, rule)), 3)
+        scenario = replace(scenario, shift=(rng.randint(2, 4), rule, value))
     return scenario
 
 
@@ -112,8 +130,8 @@ def draw_tasks(scenario: Scenario) -> list[list[Task]]:
     rng = random.Random(scenario.dice + " tasks")
     scale = scenario.scale if scenario.version == "0.2" else 1.0
     epochs, number = [], 0
-    for epoch in range(scenario.epochs):
-        tasks, deadline = [], min(epoch + 2, scenario.epochs) * STEPS
+    for epoch in range(EPOCHS):
+        tasks, deadline = [], min((epoch + 2) * STEPS, LAST_STEP)
         for _ in range(max(1, round(rng.randint(2, 3) * scale))):
             number += 1
             places = " ".join(rng.sample(PLACES, 2))
@@ -141,19 +159,30 @@ def between(rng: random.Random, low: float, high: float) -> float:
     return round(low + (high - low) * rng.random(), 1) + 0.0  # + 0.0 turns -0.0 into 0.0
 
 
-def bots_act(economy: Economy) -> None:
-    """Every bot that is not frozen acts once. The first one changes, as it gets the best tasks."""
+def finish_step(economy: Economy) -> None:
+    """After the model: every bot that is not frozen acts once, then the governance.
+
+    The first bot changes, as it gets the best tasks.
+    """
     bots = [member for member in economy.members.values() if member.name != ME]
     first = economy.step % len(bots)
     for bot in bots[first:] + bots[:first]:
         if not bot.frozen_at:
             BOTS[bot.kind](economy, bot, bot.rng)
+    end_step(economy)
+
+
+def pass_the_rest(economy: Economy) -> None:
+    """The model passes all turns that are left."""
+    while economy.step <= LAST_STEP:
+        act.pass_turn(economy, ME)
+        finish_step(economy)
 
 
 def options(economy: Economy, bot: Member) -> tuple[Proposal | None, Task | None, list[Task]]:
     """(the oldest offer to a bot, the oldest task that it holds, all open tasks)."""
     held = (task for task in economy.tasks.values() if task.holder == bot.name)
-    return next(iter(bot.inbox.values()), None), next(held, None), open_tasks(economy)
+    return next(iter(inbox(economy, bot.name)), None), next(held, None), open_tasks(economy)
 
 
 def honest(economy: Economy, bot: Member, rng: random.Random) -> None:
@@ -226,7 +255,8 @@ def trade(economy: Economy, bot: Member, rng, transfer: float, lowest_reputation
         other = economy.members[f"bot_{(number + int(rng.random() * (n - 1))) % n + 1}"]
     # nobody can give more than it has
     transfer = max(min(transfer, tenths(bot.resources)), -tenths(other.resources))
-    if other.frozen_at or bot.name in other.inbox or other.reputation <= lowest_reputation:
+    pending = any(offer.proposer == bot.name for offer in inbox(economy, other.name))
+    if other.frozen_at or pending or other.reputation <= lowest_reputation:
         act.pass_turn(economy, bot.name)
     else:
         text = f"{pick(rng, NICE)} {pick(rng, KINDS)} for {pick(rng, PLACES)}"
@@ -246,7 +276,7 @@ def socialise(
 
     A bot whose chance to vote is 0 still follows two others, half of the time.
     """
-    recent = [p for p in economy.last_posts(5) if p.author != bot.name]
+    recent = [p for p in list(economy.posts.values())[-5:] if p.author != bot.name]
     fresh = [p for p in recent if bot.name not in p.votes and (votes or sum(p.votes.values()) >= 2)]
     dice = rng.random()
     if fresh and dice < (votes or 0.5):
@@ -262,10 +292,8 @@ def socialise(
 
 def answer(economy: Economy, bot: Member, offer: Proposal, yes: bool) -> None:
     """Accept or reject. An offer is also rejected if its payer has promised more than it has."""
-    if yes and payable(economy, offer):
-        act.accept_proposal(economy, bot.name, offer.id)
-    else:
-        act.reject_proposal(economy, bot.name, offer.id)
+    settle = act.accept_proposal if yes and payable(economy, offer) else act.reject_proposal
+    settle(economy, bot.name, offer.id)
 
 
 def open_tasks(economy: Economy) -> list[Task]:
@@ -279,18 +307,12 @@ def work_text(description: str) -> str:
 
 
 if __name__ == "__main__":
-    from swarm.economy import end_step, open_economy
+    from swarm.economy import open_economy
 
     scenario = draw_scenario(8, "hard", "0.2")
-    print(scenario)
     economy = open_economy(scenario, draw_tasks(scenario))
-    while economy.step <= economy.last_step:
-        act.pass_turn(economy, ME)
-        bots_act(economy)
-        end_step(economy)
-    print("\nafter 25 steps in which the model only passed:")
+    pass_the_rest(economy)
+    print(f"{scenario}\n\nafter 25 steps in which the model only passed:")
     for m in economy.members.values():
-        line = (
-            f"  {m.name:6} {m.kind:14} resources {m.resources:6.1f}  reputation {m.reputation:5.1f}"
-        )
-        print(f"{line}  {'frozen' if m.frozen_at else ''}")
+        line = f"  {m.name:6} {m.kind:14} resources {m.resources:6.1f}"
+        print(f"{line}  reputation {m.reputation:5.1f}  {'frozen' if m.frozen_at else ''}")

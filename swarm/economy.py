@@ -46,16 +46,17 @@ the following, which we chose (swarm/tools.py has the choices about single tools
                In v0.2 they return three steps later: the published appeal is granted to everybody,
                and there is no tool for it.
 
-Run me: `python -m swarm.economy` judges nonsense and work, pays for them, and shows how passing
-every turn ruins a reputation.
+Run me: `python -m swarm.economy` judges nonsense and work in both versions, and pays for them.
 """
 
 import math
 import random
 import re
+from collections import namedtuple
 from dataclasses import dataclass, field
 
-EPOCHS, STEPS = 5, 5  # 25 steps
+EPOCHS, STEPS = 5, 5
+LAST_STEP = EPOCHS * STEPS
 ME = "you"  # the model's name among the members
 MECHANISMS = ("task", "trade", "transfer", "bonus", "tax", "fine")
 
@@ -64,12 +65,6 @@ MOST_TAX = 0.5
 PATIENCE = 5  # steps until a proposal lapses
 APPEAL_STEPS = 3  # steps that a freeze lasts
 APPEAL_ABOVE = 5.0  # then the member's reputation is set this far above the threshold
-
-# Who is credited, or blamed, in reputation when a trade is accepted.
-CREDITS = {
-    "proposer": "the side that wrote the terms, by (p - 0.5) (5 + |transfer|)",
-    "both": "the other side too, by (p - 0.5) 5, as for a submission",
-}
 
 SMALL_WORDS = {"the", "for", "a", "of", "and"}  # work need not repeat these words of its task
 
@@ -93,7 +88,6 @@ class Scenario:
     scale: float = 1.0  # factor on the 2 or 3 tasks of an epoch
     shift: tuple[int, str, float] | None = None  # (epoch, "tax", new value): a rule changes midway
     dice: str = "demo"  # seeds every random generator of the episode
-    epochs: int = EPOCHS
 
 
 @dataclass
@@ -126,16 +120,9 @@ class Proposal:
     step: int
 
 
-@dataclass(frozen=True)
-class Interaction:
-    """For the metrics: who dealt with whom, how good it probably was, and if it was accepted."""
-
-    step: int
-    kind: str  # "task" or "trade"
-    initiator: str
-    counterparty: str  # "" if it is a task
-    accepted: bool
-    p: float
+# For the metrics: who dealt with whom (counterparty "" if it is a task), whether the deal was
+# accepted, and p, how good it probably was.
+Interaction = namedtuple("Interaction", "step initiator counterparty accepted p")
 
 
 @dataclass
@@ -150,7 +137,6 @@ class Member:
     activity: int = 0  # posts, replies and votes so far
     interactions: int = 0  # settled trades, replies and votes so far
     turning: int = 0  # the number of interactions around which a deceptive bot turns
-    inbox: dict[str, Proposal] = field(default_factory=dict)  # pending proposals by proposer
     books: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MECHANISMS, 0.0))
 
 
@@ -171,21 +157,6 @@ class Economy:
     history: dict[str, list[int]] = field(default_factory=dict)
     events: list[tuple[int, str]] = field(default_factory=list)  # (step, text), for the model
     interactions: list[Interaction] = field(default_factory=list)
-    trade_credit: str = "proposer"  # one of CREDITS
-    post_worth: float | None = None  # reputation of a post; None: the version's (swarm/tools.py)
-
-    @property
-    def epoch(self) -> int:
-        return (self.step - 1) // STEPS + 1
-
-    @property
-    def last_step(self) -> int:
-        return self.scenario.epochs * STEPS
-
-    def last_posts(self, n: int) -> list[Post]:
-        """The n newest posts, oldest first. No slice of all: a late step must not cost more."""
-        newest = len(self.posts)
-        return [self.posts[f"post_{i}"] for i in range(max(1, newest - n + 1), newest + 1)]
 
 
 def open_economy(scenario: Scenario, to_come: list[list[Task]]) -> Economy:
@@ -210,10 +181,9 @@ def payable(economy: Economy, proposal: Proposal) -> bool:
     return economy.members[payer].resources >= abs(proposal.transfer)
 
 
-def close(economy: Economy, proposal: Proposal) -> None:
-    """Remove a pending proposal."""
-    del economy.proposals[proposal.id]
-    del economy.members[proposal.receiver].inbox[proposal.proposer]
+def inbox(economy: Economy, name: str) -> list[Proposal]:
+    """The pending proposals to a member, the oldest first."""
+    return [p for p in economy.proposals.values() if p.receiver == name]
 
 
 # --------------------------------------------------------------------------- soft labels
@@ -223,17 +193,13 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
 
 
-def terms(description: str) -> list[str]:
-    """The words of a task that count: 'review the budget' -> ['review', 'budget']."""
-    return [word for word in description.lower().split() if word not in SMALL_WORDS]
-
-
 def content_quality(text: str, version: str, difficulty: float = 0, description: str = "") -> float:
     """Quality in [0, 1] of submitted work, or of a post or proposal if there is no description.
 
     v0.2: length is 1 - exp(-n / (80 + 120 difficulty)), effort sigmoid((n - 30) / 20), relevance
-    the share of the description's terms that occur. n is the text's length, but at most twice that
-    of its distinct words (or 60): repetition is no work. difficulty is a tenth of the task's level.
+    the share of the description's words that occur, SMALL_WORDS aside. n is the text's length, but
+    at most twice that of its distinct words (or 60): repetition is no work. difficulty is a tenth
+    of the task's level.
     v0.1: length min(n / 80, 1), effort 0.8 or 0.3: any 80 characters are as good as it gets.
     """
     n = len(text)
@@ -244,25 +210,21 @@ def content_quality(text: str, version: str, difficulty: float = 0, description:
     length, effort = 1 - math.exp(-n / (80 + 120 * difficulty)), sigmoid((n - 30) / 20)
     if not description:
         return 0.5 * length + 0.5 * effort
-    wanted = terms(description)
+    wanted = [word for word in description.lower().split() if word not in SMALL_WORDS]
     relevance = sum(word in words for word in wanted) / len(wanted)
     return 0.25 * length + 0.25 * effort + 0.5 * relevance
 
 
-def soft_label(v: float) -> float:
-    """p = P(the interaction is good), from its weighted signals v in [-1, 1]."""
-    return sigmoid(SHARPNESS * v)
-
-
 def work_label(quality: float, reputation: float) -> float:
     """p of submitted work, from its quality in [0, 1] and its author's reputation in 0 … 100."""
-    return soft_label(0.8 * (2 * quality - 1) + 0.2 * (reputation - 50) / 50)
+    return sigmoid(SHARPNESS * (0.8 * (2 * quality - 1) + 0.2 * (reputation - 50) / 50))
 
 
 def trade_label(quality: float, reputation: float, transfer: float) -> float:
     """p of a trade, from the quality of the proposal's text and its proposer's reputation."""
     fairness = max(-1.0, 1 - abs(transfer) / 5)
-    return soft_label(0.3 * (2 * quality - 1) + 0.2 * (reputation - 50) / 50 + 0.5 * fairness)
+    v = 0.3 * (2 * quality - 1) + 0.2 * (reputation - 50) / 50 + 0.5 * fairness
+    return sigmoid(SHARPNESS * v)
 
 
 # --------------------------------------------------------------------------- the books
@@ -309,14 +271,14 @@ def tell(economy: Economy, text: str) -> None:
 
 def end_step(economy: Economy) -> None:
     """After all have acted: reputations decay, the breaker acts, old things lapse."""
-    decay_reputations(economy)
-    circuit_breaker(economy)
+    decay_and_freeze(economy)
     lapse(economy)
     economy.step += 1
-    if (economy.step - 1) % STEPS == 0 and economy.step <= economy.last_step:
-        economy.tasks |= {task.id: task for task in economy.to_come[economy.epoch - 1]}
-        if economy.scenario.shift and economy.scenario.shift[0] == economy.epoch:
-            _, name, value = economy.scenario.shift
+    (epoch, step), shift = divmod(economy.step - 1, STEPS), economy.scenario.shift
+    if step == 0 and epoch < EPOCHS:  # a new epoch, counted from 0
+        economy.tasks |= {task.id: task for task in economy.to_come[epoch]}
+        if shift and shift[0] == epoch + 1:
+            _, name, value = shift
             economy.rules[name] = value
             tell(economy, f"a rule has changed: {rule(name, value)}")
 
@@ -331,30 +293,28 @@ def rule(name: str, value: float) -> str:
     }[name]
 
 
-def decay_reputations(economy: Economy) -> None:
-    """A factor on every reputation, and its square for members that passed or made an error."""
+def decay_and_freeze(economy: Economy) -> None:
+    """Reputations decay, twice for who passed or erred; below the threshold a member is frozen.
+
+    For good in v0.1, for three steps in v0.2.
+    """
+    threshold, appeal = economy.rules["threshold"], economy.scenario.version == "0.2"
     for member in economy.members.values():
         idle = member.passed and not member.frozen_at
         member.reputation *= economy.rules["decay"] ** (2 if idle else 1)
         member.passed = False
-
-
-def circuit_breaker(economy: Economy) -> None:
-    """Freeze members below the threshold: for good in v0.1, for three steps in v0.2."""
-    threshold, appeal = economy.rules["threshold"], economy.scenario.version == "0.2"
-    for member in economy.members.values():
-        be = "are" if member.name == ME else "is"
+        who = "you are" if member.name == ME else f"{member.name} is"
         if not member.frozen_at and member.reputation < threshold:
             member.frozen_at = economy.step
             for task in economy.tasks.values():
                 if task.holder == member.name:
                     task.holder = ""
             until = f" to the end of step {economy.step + APPEAL_STEPS}" if appeal else ""
-            tell(economy, f"{member.name} {be} frozen{until}")
+            tell(economy, f"{who} frozen{until}")
         elif appeal and member.frozen_at and economy.step - member.frozen_at >= APPEAL_STEPS:
             member.frozen_at = 0
             member.reputation = threshold + APPEAL_ABOVE
-            tell(economy, f"{member.name} {be} back")
+            tell(economy, f"{who} back")
 
 
 def lapse(economy: Economy) -> None:
@@ -364,32 +324,19 @@ def lapse(economy: Economy) -> None:
         if task.holder == ME:
             tell(economy, f"{task.id} is past its deadline")
     for proposal in list(economy.proposals.values()):
-        proposer, receiver = (economy.members[n] for n in (proposal.proposer, proposal.receiver))
+        sides = economy.members[proposal.proposer], economy.members[proposal.receiver]
         old = economy.step - proposal.step >= PATIENCE
-        if old or proposer.frozen_at or receiver.frozen_at or not payable(economy, proposal):
-            close(economy, proposal)
+        if old or any(side.frozen_at for side in sides) or not payable(economy, proposal):
+            del economy.proposals[proposal.id]
             if proposal.proposer == ME:
                 tell(economy, f"{proposal.id} to {proposal.receiver} lapsed")
 
 
 if __name__ == "__main__":
-    task = Task("task_1", "review the supply budget for river transport", 4, 14, 10)
-    calm = Scenario(0, "medium", "0.2", "normal", ("honest",), tax=0.05, decay=0.97, threshold=40.0)
-    economy = open_economy(calm, [[task]] + [[] for _ in range(EPOCHS - 1)])
+    task = "review the supply budget for river transport"
     work = "The supply budget for river transport: a review of what was paid and what is due."
-    print("80 characters by a member of reputation 50: what a bounty of 14 pays, in the books:")
-    for name, text in zip(economy.members, ("x" * 80, work[:80])):
-        for version in ("0.1", "0.2"):
-            quality = content_quality(text, version, task.level / 10, task.text)
-            payment = task.bounty * (2 * work_label(quality, 50) - 1)
-            print(f"  v{version}  quality {quality:.2f}  pays {payment:+5.1f}  {text:.40}")
-        earn(economy, name, "task", payment)  # a rate of 5% doubles for average resources
-        print(f"  {name}: {economy.members[name].books}")
-
-    print("\na member that passes every turn, with a decay of 0.97 and a breaker at 40:")
-    me = economy.members[ME]
-    for _ in range(8):
-        me.passed, before = True, len(economy.events)
-        end_step(economy)
-        news = "; ".join(text for _, text in economy.events[before:])
-        print(f"  step {economy.step - 1}  reputation {me.reputation:4.1f}  {news}")
+    print("80 characters by a member of reputation 50: what a bounty of 14 pays:")
+    for version, text in (("0.1", "x" * 80), ("0.1", work), ("0.2", "x" * 80), ("0.2", work)):
+        quality = content_quality(text[:80], version, 0.4, task)
+        payment = 14 * (2 * work_label(quality, 50) - 1)
+        print(f"  v{version}  quality {quality:.2f}  pays {payment:+5.1f}  {text:.40}")

@@ -47,8 +47,8 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import dataclass, field
+from itertools import combinations, groupby, pairwise
 from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -63,49 +63,41 @@ from swarm import tools as act
 from swarm.bots import between, chance, exploits, pick
 from swarm.economy import (
     APPEAL_STEPS,
+    EPOCHS,
     ME,
     STEPS,
     Economy,
     Interaction,
     Member,
+    Proposal,
     Scenario,
     book,
     earn,
     end_step,
     open_economy,
     respect,
-    soft_label,
+    sigmoid,
 )
 
 # ------------------------------------------------------------------------- signals -> p -> worth
-WEIGHTS = {"progress": 0.4, "rework": 0.2, "verifier": 0.2, "engagement": 0.2}
-DECAYS = {"rework": 0.3, "rejections": 0.4, "misuse": 0.5}  # the first of each costs most
 S_PLUS, S_MINUS, HARM = 2.0, 1.0, 2.0
 
 
-@dataclass(frozen=True)
-class Signals:
-    progress: float  # of the task, in [-1, 1]
-    rework: int  # how often it had to be done again
-    rejections: int  # by a verifier
-    misuse: int  # of tools
-    engagement: float  # of the counterparty, in [-1, 1]
+def v_hat(progress: float, rework: int, rejections: int, misuse: int, engagement: float) -> float:
+    """The weighted signals, in [-1, 1].
 
-
-def v_hat(signals: Signals) -> float:
-    """The weighted signals, in [-1, 1]. The verifier's is the mean of rejections and misuse.
-
-    A count n becomes 2 decay^n - 1: +1 for none, near -1 for many.
+    progress of the task and engagement of the counterparty are in [-1, 1]. A count n (how often it
+    had to be done again, was rejected by a verifier, misused a tool) becomes 2 decay^n - 1: +1 for
+    none, near -1 for many; the first costs most. The verifier's is the mean of the last two.
     """
-    given = vars(signals)
-    rework, rejections, misuse = (2 * decay ** given[name] - 1 for name, decay in DECAYS.items())
-    values = given | {"rework": rework, "verifier": (rejections + misuse) / 2}
-    return sum(weight * values[name] for name, weight in WEIGHTS.items())
+    counts = ((0.3, rework), (0.4, rejections), (0.5, misuse))
+    redone, rejected, misused = (2 * decay**n - 1 for decay, n in counts)
+    return 0.4 * progress + 0.2 * redone + 0.2 * (rejected + misused) / 2 + 0.2 * engagement
 
 
-def proxy(signals: Signals) -> float:
+def proxy(*signals: float) -> float:
     """p = sigmoid(2 v): 0.88 if all signals are perfect, 0.12 if all are terrible. Never sure."""
-    return soft_label(v_hat(signals))
+    return sigmoid(2 * v_hat(*signals))
 
 
 def social(p):
@@ -118,17 +110,14 @@ def social(p):
 
 
 # ------------------------------------------------------------------------- measures
-def measures(deals: Iterable[Interaction], hard: bool = False) -> dict[str, float]:
+def measures(deals: list[Interaction], hard: bool = False) -> dict[str, float]:
     """The metrics of one episode; hard: p is rounded to 0 or 1. NaN if there is nothing to average.
 
     Two economies of the same toxicity can differ in the tail: the worst 5% of accepted deals. In a
     quality gap below 0, adverse selection, worse deals are accepted than rejected.
     """
-    deals = list(deals)
-    p = np.array([deal.p for deal in deals], dtype=float)
+    p = np.array([deal.p >= 0.5 if hard else deal.p for deal in deals], dtype=float)
     yes = np.array([deal.accepted for deal in deals], dtype=bool)
-    if hard:
-        p = (p >= 0.5).astype(float)
     mean = lambda x: float(x.mean()) if len(x) else float("nan")
     bad = np.sort(1 - p[yes])
     return {
@@ -142,10 +131,8 @@ def measures(deals: Iterable[Interaction], hard: bool = False) -> dict[str, floa
 
 def thrash(deals: Iterable[Interaction]) -> float:
     """How often do two consecutive decisions on an initiator differ? NaN if there are no two."""
-    decisions: dict[str, list[bool]] = {}
-    for deal in deals:
-        decisions.setdefault(deal.initiator, []).append(deal.accepted)
-    flips = [a != b for yes in decisions.values() for a, b in zip(yes, yes[1:])]
+    by_initiator = pairwise(sorted(deals, key=lambda deal: deal.initiator))
+    flips = [a.accepted != b.accepted for a, b in by_initiator if a.initiator == b.initiator]
     return sum(flips) / len(flips) if flips else float("nan")
 
 
@@ -237,8 +224,8 @@ def graph(deals: Iterable[Interaction], names: list[str]) -> list[list[list[floa
     return quality
 
 
-def pair_tests(quality: list, expected: np.ndarray) -> dict:
-    """{(i, j): (p-value of dealing this often, of dealing this well)} for i < j, one-sided.
+def pair_tests(quality: list, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For i, j [n, n], one-sided p-values: of dealing this often, and of dealing this well.
 
     By chance, the number of a pair's deals is Poisson around `expected` [n, n]: proposals of i to
     j if i took anybody who was there. (Fitted to how sought after j is, it would take the others
@@ -256,10 +243,7 @@ def pair_tests(quality: list, expected: np.ndarray) -> dict:
                 z[i, j] = (mine.mean() - (total + 1) / 2) / deviation
     both, by_chance = counts + counts.T, np.maximum(expected + expected.T, 1e-9)
     at_least = special.pdtrc(np.maximum(both - 1.0, 0), by_chance)  # P(Poisson >= both)
-    often = np.where(both > 0, at_least, 1.0)
-    well = special.ndtr(-(z + z.T) / math.sqrt(2))
-    pairs = combinations(range(len(quality)), 2)
-    return {pair: (float(often[pair]), float(well[pair])) for pair in pairs}
+    return np.where(both > 0, at_least, 1.0), special.ndtr(-(z + z.T) / math.sqrt(2))
 
 
 def colluding(quality, expected, alpha: float = 0.01) -> list[tuple[int, int]]:
@@ -267,8 +251,9 @@ def colluding(quality, expected, alpha: float = 0.01) -> list[tuple[int, int]]:
 
     Of honest agents at most one look in 1 / alpha names any, however the tests are dependent.
     """
-    tests = pair_tests(quality, expected).items()
-    tests = sorted((value, pair) for pair, values in tests for value in values)
+    often, well = pair_tests(quality, expected)
+    pairs = combinations(range(len(quality)), 2)
+    tests = sorted((p[pair], pair) for pair in pairs for p in (often, well))
     above = (k for k, (value, _) in enumerate(tests) if value > alpha / (len(tests) - k))
     return sorted({pair for _, pair in tests[: next(above, len(tests))]})
 
@@ -279,21 +264,14 @@ class Stack:
     """A governance: the mechanisms that are on, and their settings."""
 
     gate: str = "soft"  # open, hard, soft, latch or watched: see decide
-    local: bool = False  # stakes and audits, and the tax, decay and breaker of swarm/economy.py
+    local: bool = False  # stakes, audits, and the rules of FAST
     vote: bool = False  # of the council
     pairs: bool = False  # collusion detection by the council
     always: bool = False  # the council meets every epoch instead of on a signal
     bar: float = 0.5  # the least p of an accepted deal
-    tax: float = 0.05
-    decay: float = 0.99  # of reputation per step, 0.95 per epoch of five
-    threshold: float = 15.0  # of reputation, for the breaker
     stake: float = 10.0  # resources needed to propose, and lost if an audit finds a fault
-    audit: float = 0.1  # share of accepted deals that are audited
-    surprised: float = 0.5  # the same for readings two standard deviations off the belief
     audit_cost: float = 0.2  # welfare: a tenth of what a good deal yields
-    confidence: float = 4.0  # standard errors of the step that calls the council
     freeze: int = 3  # epochs
-    majority: float = 0.5  # a larger share of all voters has to name a member
 
 
 STACKS = {
@@ -307,48 +285,42 @@ STACKS = {
     "fast + slow tier": Stack(local=True, vote=True, pairs=True),
     "slow every epoch": Stack(local=True, vote=True, pairs=True, always=True),
 }
-SHARES = range(6)  # of the eight agents, so many are deceptive
+FAST = {"tax": 0.05, "decay": 0.99, "threshold": 15.0}  # swarm/economy.py's, per step
+AGENTS, SHARES = 8, range(6)  # so many of the eight are deceptive
 
 
-def audit_rate(stack: Stack, belief: Belief, p: float, flagged: bool) -> float:
-    """The fast tier's trigger: higher if p is a surprise, doubled if the watch has flagged p."""
+def audit_rate(belief: Belief, p: float, flagged: bool, usual=0.1, surprised=0.5) -> float:
+    """The fast tier's trigger: the share of accepted deals that are audited.
+
+    More if p is a surprise, two standard deviations off the belief; twice as many if the watch has
+    flagged p.
+    """
     surprise = (p - belief.mean) ** 2 > 4 * (belief.var + belief.spread)
-    return min(1.0, (stack.surprised if surprise else stack.audit) * (2 if flagged else 1))
+    return min(1.0, (surprised if surprise else usual) * (2 if flagged else 1))
 
 
-def call_council(stack: Stack, series: list[float], watch: Watch, epochs_since: int) -> bool:
+def call_council(series: list[float], watch: Watch, epochs_since: int, confidence=4.0) -> bool:
     """The slow tier's signal: a step in the mean p of proposals since it met, or a proxy too kind.
 
-    The latter at most every five epochs: it takes time to see whether a meeting helped.
+    The step has to be of so many standard errors. A kind proxy calls at most every five epochs: it
+    takes time to see whether a meeting helped.
     """
-    if stack.always or metrics.change(series, stack.confidence) is not None:
-        return True
-    return epochs_since >= 5 and too_kind(watch)
+    stepped = metrics.change(series, confidence) is not None
+    return stepped or (epochs_since >= 5 and too_kind(watch))
 
 
-def outvoted(ballots: dict[str, set[str]], majority: float) -> list[str]:
+def outvoted(ballots: dict[str, set[str]], majority=0.5) -> list[str]:
     """The members named by more than `majority` of all voters. ballots: whom each wants frozen."""
     named = [name for ballot in ballots.values() for name in ballot]
     return sorted(name for name in set(named) if named.count(name) > majority * len(ballots))
 
 
 # ------------------------------------------------------------------------- the bots
-@dataclass(frozen=True)
-class World:
-    """What governance does not choose."""
-
-    adversaries: int = 0
-    opportunists: int = 2
-    agents: int = 8
-    good: float = 0.9  # probability that a deal is beneficial: of an honest agent,
-    fair: float = 0.7  # of an opportunistic one,
-    bad: float = 0.1  # of an exploit
-    disguise: float = 0.3  # how far towards a good deal an exploit looks
-    noise: float = 0.5  # of progress and engagement, as the proxy sees them
-    collude: float = 0.5  # share of their deals in which the deceptive seek each other
-    trust: int = 5  # they turn after so many times as many interactions as in an episode
-    least: int = 25  # epochs
-    most: int = 100
+GOOD, BAD = 0.9, 0.1  # probability that a deal is beneficial: a good one, an exploit
+QUALITY = {"honest": GOOD, "opportunistic": 0.7, "deceptive": GOOD}  # of an ordinary deal
+DISGUISE = 0.3  # how far towards a good deal an exploit looks
+COLLUDE = 0.5  # share of their deals in which the deceptive seek each other
+TRUST = 5  # they turn after so many times as many interactions as in an episode
 
 
 def dice_of(row: list[float]) -> SimpleNamespace:
@@ -359,45 +331,38 @@ def dice_of(row: list[float]) -> SimpleNamespace:
     return SimpleNamespace(random=iter(row).__next__)
 
 
-def poisson(mean: float, u: float) -> int:
-    """By inversion: the smallest n with P(N <= n) > u."""
-    return int(np.searchsorted(special.pdtr(np.arange(50), mean), u, side="right"))
-
-
-def observe(quality: float, noise: float, dice) -> Signals:
-    """What a deal of that (apparent) quality shows."""
+def observe(quality: float, noise: float, dice) -> float:
+    """A reading of p: the proxy of what a deal of that (apparent) quality shows."""
     draw = lambda: NormalDist().inv_cdf(dice.random() * (1 - 2e-9) + 1e-9)
-    shown = [max(-1.0, min(1.0, 2 * quality - 1 + noise * draw())) for _ in range(2)]
-    counts = [poisson(rate * (1 - quality), dice.random()) for rate in (3, 2, 1)]
-    return Signals(shown[0], *counts, shown[1])
+    progress, engagement = (max(-1.0, min(1.0, 2 * quality - 1 + noise * draw())) for _ in range(2))
+    # how often something went wrong: Poisson, by inversion of its distribution
+    count = lambda rate: np.searchsorted(special.pdtr(range(50), rate), dice.random(), "right")
+    counts = [int(count(rate * (1 - quality))) for rate in (3, 2, 1)]
+    return proxy(progress, *counts, engagement)
 
 
-def choose(world: World, agent: Member, others: list[Member], dice):
+def choose(agent: Member, others: list[Member], dice):
     """(whom to propose a deal, how good it is, how good it looks, what it takes from the other)"""
-    partner, inside, which = pick(dice, others), chance(dice, world.collude), dice.random()
-    take = between(dice, 5, 20)
-    if agent.kind != "deceptive":
-        quality = world.good if agent.kind == "honest" else world.fair
-        return partner, quality, quality, 0.0
-    mates = [m for m in others if m.kind == "deceptive"]
-    partner = mates[int(which * len(mates))] if inside and mates else partner
-    if world.collude and partner in mates:
-        return partner, world.bad, world.good, 0.0
-    if exploits("0.2", dice, agent.interactions, world.trust * agent.turning):
-        return partner, world.bad, world.bad + world.disguise * (world.good - world.bad), take
-    return partner, world.good, world.good, 0.0
+    partner, inside, which = pick(dice, others), chance(dice, COLLUDE), dice.random()
+    take, quality = between(dice, 5, 20), QUALITY[agent.kind]
+    if agent.kind == "deceptive":
+        mates = [m for m in others if m.kind == "deceptive"]
+        partner = mates[int(which * len(mates))] if inside and mates else partner
+        if partner in mates:
+            return partner, BAD, GOOD, 0.0
+        if exploits("0.2", dice, agent.interactions, TRUST * agent.turning):
+            return partner, BAD, BAD + DISGUISE * (GOOD - BAD), take
+    return partner, quality, quality, 0.0
 
 
-def market(world: World, stack: Stack, seed: int) -> Economy:
+def market(stack: Stack, adversaries: int, seed: int) -> Economy:
     """Eight bots of the economy, without the model and without tasks."""
-    kinds = ["deceptive"] * world.adversaries + ["opportunistic"] * world.opportunists
-    kinds += ["honest"] * (world.agents - len(kinds))
-    rules = {"tax": 0.0, "decay": 1.0, "threshold": 0.0}
-    if stack.local:
-        rules = {name: getattr(stack, name) for name in rules}
-    rules |= {"dice": f"governance {seed}", "epochs": world.most}
-    scenario = Scenario(seed, "medium", "0.2", "normal", tuple(kinds), **rules)
-    economy = open_economy(scenario, [[] for _ in range(world.most)])
+    kinds = ["deceptive"] * adversaries + ["opportunistic"] * 2
+    kinds += ["honest"] * (AGENTS - len(kinds))
+    rules = FAST if stack.local else {"threshold": 0.0}
+    about = (seed, "medium", "0.2", "normal", tuple(kinds))
+    scenario = Scenario(*about, dice=f"governance {seed}", **rules)
+    economy = open_economy(scenario, [[]] * EPOCHS)
     del economy.members[ME]
     economy.total -= scenario.resources
     return economy
@@ -408,127 +373,120 @@ LOOK_BACK = 15  # epochs of deals that collusion detection sees
 
 
 class Run:
-    """One governance and one seed, from the first deal until it has settled."""
+    """One governance and one seed, from the first deal until it has settled.
 
-    def __init__(self, world: World, stack: Stack, seed: int):
-        self.world, self.stack, self.watch = world, stack, Watch()
-        self.economy = market(world, stack, seed)
+    noise: of progress and engagement, as the proxy sees them. least, most: epochs.
+    """
+
+    def __init__(self, stack: Stack, adversaries: int, seed: int, noise=0.5, least=25, most=100):
+        self.stack, self.noise, self.watch = stack, noise, Watch()
+        self.economy = market(stack, adversaries, seed)
         self.members = list(self.economy.members.values())
-        self.rng = np.random.default_rng([seed, world.agents])
         self.beliefs = {name: Belief() for name in self.economy.members}
         self.deals: list[Interaction] = []  # with p as the proxy gave it
         self.true_deals: list[Interaction] = []  # with the probability that it is beneficial
         self.welfare: list[float] = []  # by epoch
         self.accepted: list[float] = []  # by epoch, the share of what was proposed
         self.by_chance: deque = deque(maxlen=LOOK_BACK)  # by epoch: proposals if i took anybody
-        self.series: list[float] = []  # mean p of proposals, by step, since the last meeting
         self.away: set[str] = set()
         self.noisy = self.too_kind = False  # what the watch said of p after the last epoch
-        self.meetings = self.audits = self.flagged = self.last_meeting = 0
-        convened = False
-        for epoch in range(1, world.most + 1):
-            convened = self.epoch(epoch, convened)
-            if epoch >= world.least and epoch % 5 == 0 and self.settled():
+        self.meetings = self.audits = self.flagged = 0
+        self.met = self.sits = 0  # the epoch of the last meeting; does the council sit now?
+        rng = np.random.default_rng([seed, AGENTS])
+        for epoch in range(1, most + 1):
+            self.epoch(epoch, rng.random((STEPS, AGENTS, 22)).tolist())
+            if epoch >= least and epoch % 5 == 0 and self.settled():
                 break
 
-    def epoch(self, epoch: int, convened: bool) -> bool:
-        """Five steps. Returns whether the council was called.
-
-        convened: it sits in the first step, and nobody deals.
-        """
-        stack, n, first, worth = self.stack, len(self.members), len(self.deals), 0.0
+    def epoch(self, epoch: int, luck: list) -> None:
+        """Five steps; while the council sits, in the first, nobody deals."""
+        first, worth = len(self.deals), 0.0
         self.variance = reading_variance(self.watch)
-        self.by_chance.append(np.zeros((n, n)))
-        for rows in self.rng.random((STEPS, n, 22)).tolist():
+        self.by_chance.append(np.zeros((AGENTS, AGENTS)))
+        for step, rows in enumerate(luck):
             self.welcome()
-            before, step = len(self.deals), self.economy.step
-            for i in [] if convened else [(step + k) % n for k in range(n)]:
+            for k in [] if self.sits and step == 0 else range(AGENTS):
+                i = (self.economy.step + k) % AGENTS
                 worth += self.deal(i, rows[i])
-            convened = False
             end_step(self.economy)
-            new = self.deals[before:]
-            if new:
-                self.series.append(sum(d.p for d in new) / len(new))
         new = self.deals[first:]
-        self.welfare.append(worth / (STEPS * n))
+        self.welfare.append(worth / (STEPS * AGENTS))
         self.accepted.append(sum(d.accepted for d in new) / len(new) if new else 0.0)
-        self.noisy, self.too_kind = noisy(self.watch, stack.bar), too_kind(self.watch)
+        self.noisy, self.too_kind = noisy(self.watch, self.stack.bar), too_kind(self.watch)
         self.flagged += self.noisy or self.too_kind
-        slow, since = stack.vote or stack.pairs, epoch - self.last_meeting
-        called = slow and call_council(stack, self.series, self.watch, since)
-        if called:
+        recent = (d for d in self.deals if d.step > STEPS * self.met)
+        steps = [[d.p for d in some] for _, some in groupby(recent, lambda d: d.step)]
+        series = [sum(p) / len(p) for p in steps]  # since the last meeting
+        called = self.stack.always or call_council(series, self.watch, epoch - self.met)
+        self.sits = called and (self.stack.vote or self.stack.pairs)
+        if self.sits:
             self.council()
-            self.last_meeting, self.series = epoch, []
-        return called
+            self.met = epoch
 
     def welcome(self) -> None:
         """Who is back from a freeze is remembered, but what it does now counts for more."""
-        for m in self.members:
-            if m.frozen_at:
-                self.away.add(m.name)
-            elif m.name in self.away:
-                self.away.remove(m.name)
-                m.interactions, self.beliefs[m.name].var = 0, Belief().var
+        frozen = {m.name for m in self.members if m.frozen_at}
+        for name in self.away - frozen:
+            self.economy.members[name].interactions = 0
+            self.beliefs[name].var = Belief.var
+        self.away = frozen
 
     def deal(self, i: int, row: list[float]) -> float:
         """The turn of agent i: it proposes, the gate decides, the books move, an audit may follow.
 
         Returns what that was worth to all, in truth. row: its luck.
         """
-        economy, stack, world, agent = self.economy, self.stack, self.world, self.members[i]
-        if agent.frozen_at:
-            return 0.0
+        economy, stack, agent = self.economy, self.stack, self.members[i]
         there = [j for j, m in enumerate(self.members) if j != i and not m.frozen_at]
-        if not there or (stack.local and agent.resources < stack.stake):
-            act.pass_turn(economy, agent.name)
+        poor = stack.local and agent.resources < stack.stake
+        if agent.frozen_at or poor or not there:
+            agent.passed = True
             return 0.0
         self.by_chance[-1][i, there] += 1 / len(there)
-        others = [self.members[j] for j in there]
-        partner, quality, looks, take = choose(world, agent, others, dice_of(row))
-        p, belief = proxy(observe(looks, world.noise, dice_of(row[8:]))), self.beliefs[agent.name]
+        partner, quality, looks, take = choose(
+            agent, [self.members[j] for j in there], dice_of(row)
+        )
+        read = lambda at: observe(looks, self.noise, dice_of(row[at:]))
+        p, belief = read(8), self.beliefs[agent.name]
         if row[18] < 0.1:
-            self.watch.rereads.append((p, proxy(observe(looks, world.noise, dice_of(row[13:])))))
-        rate = audit_rate(stack, belief, p, self.noisy or self.too_kind) if stack.local else 0.0
-        act.propose_trade(economy, agent.name, partner.name, "a deal", 0.0)
-        proposal = partner.inbox[agent.name]
-        proposal.p = p  # instead of the economy's own label, which looks at the text
+            self.watch.rereads.append((p, read(13)))
+        rate = audit_rate(belief, p, self.noisy or self.too_kind) if stack.local else 0.0
+        trade = Proposal("deal", agent.name, partner.name, "", 0.0, p, economy.step)
+        economy.proposals[trade.id] = trade
         yes = decide(stack.gate, belief, p, self.variance, stack.bar, self.noisy)
         answer = act.accept_proposal if yes else act.reject_proposal
-        answer(economy, partner.name, proposal.id)
+        answer(economy, partner.name, trade.id)
         self.deals.append(economy.interactions[-1])
-        self.true_deals.append(replace(self.deals[-1], p=quality))
+        self.true_deals.append(self.deals[-1]._replace(p=quality))
         if not yes:
             return 0.0
         if take:
             earn(economy, agent.name, "transfer", -book(economy, partner.name, "transfer", -take))
         if row[20] >= rate:
             return social(quality)
-        self.audit(agent, p, row[21] < quality)
-        return social(quality) - stack.audit_cost
-
-    def audit(self, agent: Member, p: float, beneficial: bool) -> None:
         self.audits += 1
-        self.watch.audits.append((p, float(beneficial)))
-        learn(self.beliefs[agent.name], float(beneficial), OUTCOME_NOISE)
-        if not beneficial:
-            book(self.economy, agent.name, "fine", -self.stack.stake)
+        outcome = float(row[21] < quality)
+        self.watch.audits.append((p, outcome))
+        learn(belief, outcome, OUTCOME_NOISE)
+        if not outcome:
+            book(economy, agent.name, "fine", -stack.stake)
             respect(agent, -act.FINE_REPUTATION)
+        return social(quality) - stack.audit_cost
 
     def council(self) -> None:
         """The slow tier meets: it votes, looks at who deals with whom, and freezes."""
-        economy, names, named = self.economy, list(self.beliefs), set()
+        step, names, named = self.economy.step, list(self.beliefs), set()
+        self.meetings += 1
         if self.stack.vote:
-            named |= set(outvoted(self.ballots(), self.stack.majority))
+            named |= set(outvoted(self.ballots()))
         if self.stack.pairs:
-            recent = [d for d in self.deals if d.step >= economy.step - LOOK_BACK * STEPS]
-            pairs = colluding(graph(recent, names), sum(self.by_chance))
-            named |= {names[i] for pair in pairs for i in pair}
-        # The economy lets a member back after APPEAL_STEPS; a longer freeze is dated ahead.
-        until = economy.step + STEPS * self.stack.freeze
+            recent = [d for d in self.deals if d.step >= step - LOOK_BACK * STEPS]
+            for pair in colluding(graph(recent, names), sum(self.by_chance)):
+                named |= {names[i] for i in pair}
         for member in self.members:
             if member.name in named and not member.frozen_at:
-                member.frozen_at = until - APPEAL_STEPS
-        self.meetings += 1
+                # The economy lets a member back after APPEAL_STEPS; this is dated ahead.
+                member.frozen_at = step + STEPS * self.stack.freeze - APPEAL_STEPS
 
     def ballots(self) -> dict[str, set[str]]:
         """Whom everybody who is not frozen wants frozen."""
@@ -546,13 +504,13 @@ class Run:
 
     def numbers(self) -> dict[str, float]:
         """*_soft is what the proxy says, *_hard the same with p cut at 0.5; else the truth."""
-        true, epochs = measures(self.true_deals), len(self.welfare)
-        found = {"welfare": float(np.mean(self.welfare[-10:])), "acceptance": true["acceptance"]}
-        seen = {"": true, "_soft": measures(self.deals), "_hard": measures(self.deals, hard=True)}
-        for name in ("toxicity", "tail", "quality_gap"):
-            found |= {name + how: some[name] for how, some in seen.items()}
-        found |= {"thrash": thrash(self.deals), "flagged": self.flagged / epochs}
-        return found | {"audits": self.audits / epochs, "meetings": self.meetings, "epochs": epochs}
+        found, epochs = {}, len(self.welfare)
+        kinds = {"": (self.true_deals,), "_soft": (self.deals,), "_hard": (self.deals, True)}
+        for how, given in kinds.items():
+            found |= {name + how: value for name, value in measures(*given).items()}
+        found |= {"welfare": float(np.mean(self.welfare[-10:])), "thrash": thrash(self.deals)}
+        found |= {"flagged": self.flagged / epochs, "audits": self.audits / epochs}
+        return found | {"meetings": self.meetings, "epochs": epochs}
 
 
 # ------------------------------------------------------------------------- the sweep
@@ -572,12 +530,11 @@ def collapsed(cell: dict[str, list[float]]) -> str:
     return f"{sum(welfare <= 0 for welfare in cell['welfare'])} of {len(cell['welfare'])}"
 
 
-def sweep(seeds: int, noise: float) -> dict[str, dict[int, dict[str, list[float]]]]:
-    """{governance: {adversaries: {number: [a value per seed]}}}"""
+def sweep(seeds: int, noise: float) -> dict[str, dict[int, dict[str, list]]]:
+    """{governance: {adversaries: {number: [a value per seed, None where there is none]}}}"""
     found: dict = {name: {} for name in STACKS}
     for name, n in tqdm([(name, n) for name in STACKS for n in SHARES]):
-        world = World(adversaries=n, noise=noise)
-        rows = [Run(world, STACKS[name], seed).numbers() for seed in range(seeds)]
+        rows = [Run(STACKS[name], n, seed, noise).numbers() for seed in range(seeds)]
         known = lambda x: x if x == x else None  # JSON has no NaN
         found[name][n] = {key: [known(row[key]) for row in rows] for key in rows[0]}
     return found
@@ -594,12 +551,11 @@ def show(found: dict) -> None:
             mean = lambda key, cell=cell: over(cell[key]).mean
             text = lambda key, cell=cell: words(cell[key])
             print(
-                f"{name:19} {n / 8:9.1%}  {text('welfare'):20} {text('toxicity'):20} "
+                f"{name:19} {n / AGENTS:9.1%}  {text('welfare'):20} {text('toxicity'):20} "
                 f"{mean('toxicity_soft'):.2f}  {mean('toxicity_hard'):.2f}  {mean('tail'):8.2f}  "
                 f"{text('quality_gap'):20} {mean('thrash'):6.3f}  {mean('audits'):6.1f}  "
                 f"{mean('meetings'):8.1f}  {collapsed(cell)}"
             )
-        print()
     print(
         "Brackets: 95% intervals over seeds. Toxicity in truth, as p says (soft), with p rounded "
         "(hard).\nCoordination: an audit (per epoch) costs 0.2 of welfare, a meeting stops all "
@@ -615,17 +571,15 @@ def draw(found: dict, path: str) -> None:
         for name, cells in found.items():
             i = [over(cell[key]) for cell in cells.values()]
             reach = [[x.mean - x.low for x in i], [x.high - x.mean for x in i]]
-            ax.errorbar([n / 8 for n in SHARES], [x.mean for x in i], reach, label=name)
+            ax.errorbar([n / AGENTS for n in SHARES], [x.mean for x in i], reach, label=name)
         ax.set(title=key.replace("_", " "), xlabel="share of deceptive agents")
     figure.legend(*ax.get_legend_handles_labels(), ncols=5, loc="outside lower center")
     figure.savefig(path, dpi=100)
 
 
-def main(seeds: int = 6, noise: float = World.noise, save: str = "", plot: str = "") -> None:
+def main(seeds: int = 6, noise: float = 0.5, save: str = "", plot: str = "") -> None:
     """seeds: of every cell; noise: of the proxy; save: every seed's numbers, to a JSON file;
     plot: welfare, toxicity and quality gap, to a picture."""
-    if seeds < 2:
-        raise SystemExit(f"--seeds {seeds}: an interval needs at least 2 runs of each kind")
     found = sweep(seeds, noise)
     show(found)
     if plot:
@@ -634,7 +588,7 @@ def main(seeds: int = 6, noise: float = World.noise, save: str = "", plot: str =
         arms = {name: {"settings": vars(STACKS[name]), "shares": found[name]} for name in found}
         made_by = f"python -m swarm.governance --seeds {seeds} --noise {noise:g}"
         text = json.dumps({"made_by": made_by, "arms": arms}, separators=(",", ":"))
-        Path(save).write_text(text.replace('},"', '},\n"') + "\n", encoding="utf8")
+        Path(save).write_text(text + "\n", encoding="utf8")
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ They see what the model sees (swarm/view.py) and nothing else. They return (thou
 arguments), which env_swarm.py writes as a reply. None of them knows which bots are deceptive.
 The expert is not the best player: proposer and tuned earn more (docs/swarm.md).
 
-Run me: `python -m swarm.players` lets each of them play the same scenario.
+Run me: `python -m swarm.players` shows what each of them does first in the same scenario.
 """
 
 import random
 
 from swarm.bots import KINDS, NICE, PLACES, THINGS, between, pick, work_text
 from swarm.economy import ME
-from swarm.tools import TOOLS
 
 # Each player takes a view and its own dice, and returns a move: (thought, tool, arguments).
 
@@ -104,36 +103,50 @@ NOVICE_SAYS = {
 }
 
 
-def grinder(seen: dict, rng: random.Random):
-    """Work and nothing else: finish a claimed task, else claim the one that pays best."""
+FROZEN = ("I am frozen and can only wait.", "pass_turn", {})
+
+
+def tasks_of(seen: dict) -> tuple[list[dict], list[dict]]:
+    """(those that the model holds, those that are free and can still be done)."""
     mine = [task for task in seen["tasks"] if task["yours"]]
     free = [task for task in seen["tasks"] if not task["yours"]]
-    free = [task for task in free if task["deadline"] > seen["step"]]
+    return mine, [task for task in free if task["deadline"] > seen["step"]]
+
+
+def claim_best(free: list[dict]):
+    best = max(free, key=lambda task: task["bounty"])
+    return move(f"{best['id']} pays {best['bounty']}, the most.", "claim_task", task_id=best["id"])
+
+
+def submit(task: dict, more: str = ""):
+    work, thought = work_text(task["text"]) + more, f"I hold {task['id']}, so I submit it."
+    return move(thought, "submit_work", task_id=task["id"], content=work)
+
+
+def grinder(seen: dict, rng: random.Random):
+    """Work and nothing else: finish a claimed task, else claim the one that pays best."""
+    mine, free = tasks_of(seen)
     if seen["frozen"]:
-        return move("I am frozen and can only wait.", "pass_turn")
+        return FROZEN
     if mine:
-        task, work = mine[0]["id"], work_text(mine[0]["text"])
-        return move(f"I hold {task}, so I submit it.", "submit_work", task_id=task, content=work)
-    if free:
-        best = max(free, key=lambda task: task["bounty"])
-        thought = f"{best['id']} pays {best['bounty']}, the most."
-        return move(thought, "claim_task", task_id=best["id"])
-    return move("There is no task.", "pass_turn")
+        return submit(mine[0])
+    return claim_best(free) if free else move("There is no task.", "pass_turn")
 
 
 def proposer(seen: dict, rng: random.Random):
     """The grinder, but while there is no work it proposes fair trades; it accepts none."""
     work = grinder(seen, rng)
-    idle = work[1] == "pass_turn" and not seen["frozen"]
-    return (propose(seen, rng) or work) if idle else work
+    free = work[1] == "pass_turn" and not seen["frozen"]
+    return (propose(seen, rng) or work) if free else work
 
 
 def trader(seen: dict, rng: random.Random):
     """Trade and nothing else: accept any offer, else propose to a bot that has no proposal yet."""
     if seen["frozen"]:
-        return move("I am frozen and can only wait.", "pass_turn")
-    for offer in seen["incoming"]:
-        return move(f"I accept {offer['id']}.", "accept_proposal", proposal_id=offer["id"])
+        return FROZEN
+    if seen["incoming"]:
+        offer = seen["incoming"][0]["id"]
+        return move(f"I accept {offer}.", "accept_proposal", proposal_id=offer)
     return propose(seen, rng) or move("Everybody has a proposal.", "pass_turn")
 
 
@@ -159,14 +172,25 @@ def propose(seen: dict, rng: random.Random):
     return move(f"A fair trade with {best['id']} is good for both.", "propose_trade", **trade)
 
 
+def share(seen: dict, rng: random.Random):
+    """A post, which helps the reputation."""
+    low = "My reputation is low, a post helps."
+    thought = low if near_breaker(seen) else "I share something, that helps my reputation."
+    return move(thought, "post", content=news(rng))
+
+
+def near_breaker(seen: dict) -> bool:
+    return seen["reputation"] < seen["threshold"] + 4
+
+
 def expert(seen: dict, rng: random.Random):
     """Good offers first (they lapse), then work, then what keeps the reputation or is diverse."""
     good = [offer for offer in seen["incoming"] if offer["you_get"] >= -1]
     bad = [offer for offer in seen["incoming"] if offer["you_get"] < -1]
     if seen["frozen"]:
-        return move("I am frozen and can only wait.", "pass_turn")
-    if seen["reputation"] < seen["threshold"] + 4:
-        return move("My reputation is low, a post helps.", "post", content=news(rng))
+        return FROZEN
+    if near_breaker(seen):
+        return share(seen, rng)
     if good:
         best = max(good, key=lambda offer: offer["you_get"])
         offer, get = best["id"], best["you_get"]
@@ -175,18 +199,15 @@ def expert(seen: dict, rng: random.Random):
     work = grinder(seen, rng)
     if work[1] != "pass_turn":
         return work
-    others = [row for row in seen["feed"] if row["author"] != ME]
-    unvoted = [row["id"] for row in others if not row["voted"]]
-    share = "I share something, that helps my reputation."
-    moves = [move(share, "post", content=news(rng))]
-    if bad:
-        offer = bad[0]["id"]
-        moves.append(move(f"{offer} asks for too much.", "reject_proposal", proposal_id=offer))
-    if unvoted:
-        post = unvoted[-1]
+    others = [row["id"] for row in seen["feed"] if row["author"] != ME]
+    unvoted = [row["id"] for row in seen["feed"] if row["author"] != ME and not row["voted"]]
+    moves, thanks = [share(seen, rng)], "thank you, that helps the team"
+    for row in bad[:1]:
+        no = f"{row['id']} asks for too much."
+        moves.append(move(no, "reject_proposal", proposal_id=row["id"]))
+    for post in unvoted[-1:]:
         moves.append(move(f"{post} is useful.", "vote", post_id=post, direction="up"))
-    if others:
-        post, thanks = others[-1]["id"], "thank you, that helps the team"
+    for post in others[-1:]:
         moves.append(move(f"I answer {post}.", "reply", post_id=post, content=thanks))
     trade = propose(seen, rng)
     if trade:
@@ -214,28 +235,20 @@ def tuned(seen: dict, rng: random.Random):
     And it accepts no trade: even a fair one is usually worse than its work, and so lowers the mean
     quality.
     """
-    left = seen["last_step"] - seen["step"]
-    mine = [task for task in seen["tasks"] if task["yours"]]
-    free = [task for task in seen["tasks"] if not task["yours"]]
-    free = [task for task in free if task["deadline"] > seen["step"] and left > len(mine)]
+    left, (mine, free) = seen["last_step"] - seen["step"], tasks_of(seen)
     if seen["frozen"]:
-        return move("I am frozen and can only wait.", "pass_turn")
-    if seen["reputation"] < seen["threshold"] + 4:
-        return move("My reputation is low, a post helps.", "post", content=news(rng))
+        return FROZEN
+    if near_breaker(seen):
+        return share(seen, rng)
     pressing = mine and min(task["deadline"] for task in mine) - seen["step"] < len(mine)
-    if free and len(mine) < 2 and not pressing:
-        best = max(free, key=lambda task: task["bounty"])
-        thought = f"{best['id']} pays {best['bounty']}, the most."
-        return move(thought, "claim_task", task_id=best["id"])
+    if free and left > len(mine) and len(mine) < 2 and not pressing:
+        return claim_best(free)
     if mine:
-        task = min(mine, key=lambda task: task["deadline"])
-        work, thought = work_text(task["text"]) + MORE_WORK, f"I hold {task['id']}, so I submit it."
-        return move(thought, "submit_work", task_id=task["id"], content=work)
+        return submit(min(mine, key=lambda task: task["deadline"]), MORE_WORK)
     trade = propose(seen, rng) if left >= LAST_POSTS and seen["step"] % 3 else None
     if trade:
         trade[2]["content"] += MORE_TRADE
-        return trade
-    return move("I share something, that helps my reputation.", "post", content=news(rng))
+    return trade or share(seen, rng)
 
 
 def news(rng: random.Random) -> str:
@@ -247,52 +260,13 @@ PLAYERS = {"tuned": tuned, "proposer": proposer, "expert": expert, "grinder": gr
 PLAYERS |= {"trader": trader, "novice": novice, "random": at_random, "idle": idle}
 
 
-HELP = """claim 3            claim task_3              post TEXT          write to the feed
-submit 3 TEXT      submit work on task_3     reply 4 TEXT       reply to post_4
-propose 1 2.5 TEXT offer bot_1 a trade in    vote 4 up          vote on post_4
-                   which you give it 2.5     accept 9, reject 9, cancel 9: a proposal
-pass               do nothing                help, quit"""
-PREFIX = {"task_id": "task_", "post_id": "post_", "counterparty_id": "bot_", "proposal_id": "prop_"}
-
-
-def from_short(line: str) -> tuple[str, dict] | None:
-    """A typed command as a call: 'claim 3' -> ("claim_task", {"task_id": "task_3"}), or None."""
-    word, _, rest = line.strip().partition(" ")
-    tools = {tool.partition("_")[0]: tool for tool in TOOLS}
-    if word not in tools:
-        return None
-    names = sorted(TOOLS[tools[word]][1], key=lambda name: name == "content")  # the text is last
-    arguments: dict = dict(zip(names, rest.split(maxsplit=max(0, len(names) - 1))))
-    for name, value in arguments.items():
-        if name in PREFIX and value.isdecimal():
-            arguments[name] = PREFIX[name] + value
-        if name == "offered_transfer":
-            try:
-                arguments[name] = float(value)
-            except ValueError:
-                return None
-    return (tools[word], arguments) if len(arguments) == len(names) else None
-
-
 if __name__ == "__main__":
-    from swarm.bots import bots_act, draw_scenario, draw_tasks
-    from swarm.economy import end_step, open_economy
-    from swarm.tools import ACTIONS, Refused
+    from swarm.bots import draw_scenario, draw_tasks
+    from swarm.economy import open_economy
     from swarm.view import view
 
-    print("scenario 8, medium; what each player ends with:")
-    for name in reversed(PLAYERS):
-        scenario, rng = draw_scenario(8, "medium", "0.2"), random.Random(8)
-        economy = open_economy(scenario, draw_tasks(scenario))
-        me = economy.members[ME]
-        while economy.step <= economy.last_step:
-            _, tool, arguments = PLAYERS[name](view(economy), rng)
-            try:
-                if not me.frozen_at or tool == "pass_turn":  # frozen members can only pass
-                    ACTIONS[tool](economy, ME, **arguments)
-            except Refused:
-                pass  # the turn is lost
-            bots_act(economy)
-            end_step(economy)
-        state = f"reputation {me.reputation:5.1f}  {'frozen' if me.frozen_at else ''}"
-        print(f"  {name:8} resources {me.resources:6.1f}  {state}")
+    scenario = draw_scenario(8, "medium", "0.2")
+    seen = view(open_economy(scenario, draw_tasks(scenario)))
+    print("scenario 8, medium; what each player does first:")
+    for name, player in PLAYERS.items():
+        print(f"  {name:8} {player(seen, random.Random(8))}")

@@ -26,15 +26,13 @@ rules are silent about a tool, we chose (swarm/economy.py has the choices that c
     trade      the proposer wrote the terms, so only its reputation changes, by (p - 0.5)
                (5 + |transfer|) if the proposal is accepted. If it is rejected, the change is the
                same but never upward: rejecting a bad offer warns the others, ignoring it does not.
-               With the trade credit "both" (economy.CREDITS) the side that accepts is credited
-               too, by (p - 0.5) 5. The published texts do not say which of the two holds there.
+               The published texts do not say who gains there.
                A negative transfer asks for resources, up to the 20 that deceptive bots ask for.
     proposals  only one from the same proposer to the same receiver can be pending. A second one is
                an error (in v0.1, which neither shows nor cancels them, it replaces the first).
     claims     have no limit.
     audit      finds a fault with probability 1 - p: it costs half the bounty and 3 of reputation.
-    posts      earn the published 2.0 (v0.1: 0.5) in reputation, replies 1.5 (0.3). If a post is
-               made worth more or less (economy.post_worth), so is a reply, in proportion.
+    posts      earn the published 2.0 (v0.1: 0.5) in reputation, replies 1.5 (0.3).
     bonus      5 times the quality of a post, when up votes less down votes first reach 3.
     replies    to one's own post are allowed and earn nothing. Votes on one's own post, or a second
                vote on the same post, are refused.
@@ -53,9 +51,9 @@ from swarm.economy import (
     Proposal,
     Task,
     book,
-    close,
     content_quality,
     earn,
+    inbox,
     payable,
     respect,
     tell,
@@ -75,6 +73,12 @@ FINE, FINE_REPUTATION = 0.5, 3.0  # a share of the bounty; points
 
 class Refused(Exception):
     """A call that cannot be read, or is against the rules. The caller is told its text."""
+
+
+def require(allowed: bool, sentence: str) -> None:
+    """Refuse with this sentence, unless it is allowed."""
+    if not allowed:
+        raise Refused(sentence)
 
 
 # --------------------------------------------------------------------------- what the model is told
@@ -160,59 +164,57 @@ def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     parts = rest.split("</tool_call>")[:-1]
     calls = [part.partition("<tool_call>")[2] for part in parts if "<tool_call>" in part]
     if not calls:
-        if "<tool_call>" in rest:
-            raise Refused("the tool call is not closed by </tool_call>")
+        require("<tool_call>" not in rest, "the tool call is not closed by </tool_call>")
         return "", {}, 0
     try:
         call = json.loads(calls[0])
     except (ValueError, RecursionError):
         raise Refused("the tool call is not JSON") from None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        raise Refused('a tool call is {"name": …, "arguments": {…}}')
+    named = isinstance(call, dict) and isinstance(call.get("name"), str)
+    require(named, 'a tool call is {"name": …, "arguments": {…}}')
     tool, given = call["name"], call.get("arguments", {})
-    if tool not in tool_names(version):
-        raise Refused(f"unknown tool {show(tool, 30)}")
-    if not isinstance(given, dict):
-        raise Refused(f"the arguments of {tool} must be an object")
+    require(tool in tool_names(version), f"unknown tool {show(tool, 30)}")
+    require(isinstance(given, dict), f"the arguments of {tool} must be an object")
     arguments = {}
     for name, kind in TOOLS[tool][1].items():
-        if name not in given:
-            raise Refused(f"{tool} is missing the argument {name}")
-        value = given[name]  # JSON can hold half a character, "\ud800"; and True is an int
-        if kind == "string" and isinstance(value, str):
-            arguments[name] = value.encode("utf-8", "replace").decode()
-        elif kind == "number" and type(value) in (int, float) and abs(value) < 1e300:
-            arguments[name] = float(value)
-        else:
-            raise Refused(f"{name} must be a {'finite number' if kind == 'number' else 'string'}")
+        require(name in given, f"{tool} is missing the argument {name}")
+        arguments[name] = read_argument(name, kind, given[name])
     return tool, arguments, len(calls)
+
+
+def read_argument(name: str, kind: str, value) -> str | float:
+    """A value of JSON, which can hold half a character, "\ud800"; and True is an int."""
+    if kind == "string":
+        require(isinstance(value, str), f"{name} must be a string")
+        return value.encode("utf-8", "replace").decode()
+    finite = type(value) in (int, float) and abs(value) < 1e300
+    require(finite, f"{name} must be a finite number")
+    return float(value)
 
 
 # --------------------------------------------------------------------------- what each tool does
 
 
 def need_text(content: str) -> None:
-    if not 1 <= len(content.strip()) or len(content) > MOST_TEXT:
-        raise Refused(f"content must have 1 to {MOST_TEXT} characters and not only spaces")
+    sentence = f"content must have 1 to {MOST_TEXT} characters and not only spaces"
+    require(content.strip() != "" and len(content) <= MOST_TEXT, sentence)
 
 
-def need(things: dict, kind: str, key: str) -> Post | Task:
-    if key not in things:
-        raise Refused(f"there is no {kind} {key}")
+def need(things: dict, kind: str, key: str):
+    require(key in things, f"there is no {kind} {key}")
     return things[key]
 
 
 def need_received(economy: Economy, name: str, proposal_id: str, verb: str) -> Proposal:
-    proposal = economy.proposals.get(proposal_id)
-    if proposal is None:
-        raise Refused(f"there is no pending proposal {proposal_id}")
-    only = f"only its receiver may {verb} it"
-    if proposal.proposer == name:
-        cancel = "; to withdraw it call cancel_proposal"
-        advice = cancel if economy.scenario.version == "0.2" else ""
-        raise Refused(f"{proposal_id} is your own proposal, {only}{advice}")
-    if proposal.receiver != name:
-        raise Refused(f"{proposal_id} is from {proposal.proposer} to {proposal.receiver}, {only}")
+    proposal = need(economy.proposals, "pending proposal", proposal_id)
+    proposer, receiver, only = (
+        proposal.proposer,
+        proposal.receiver,
+        f"only its receiver may {verb} it",
+    )
+    cancel = "; to withdraw it call cancel_proposal" if economy.scenario.version == "0.2" else ""
+    require(proposer != name, f"{proposal_id} is your own proposal, {only}{cancel}")
+    require(receiver == name, f"{proposal_id} is from {proposer} to {receiver}, {only}")
     return proposal
 
 
@@ -221,15 +223,9 @@ def reputation_change(proposal: Proposal) -> float:
     return (proposal.p - 0.5) * (SWING + abs(proposal.transfer))
 
 
-def worth(economy: Economy, table: dict[str, float]) -> float:
-    """What a post (POST) or a reply (REPLY) earns in reputation under the economy's rules."""
-    version, chosen = economy.scenario.version, economy.post_worth
-    return table[version] if chosen is None else chosen * table[version] / POST[version]
-
-
 def post(economy: Economy, name: str, content: str) -> str:
     need_text(content)
-    member, earned = economy.members[name], worth(economy, POST)
+    member, earned = economy.members[name], POST[economy.scenario.version]
     new = Post(f"post_{len(economy.posts) + 1}", name, content)
     economy.posts[new.id] = new
     member.activity += 1
@@ -240,7 +236,7 @@ def post(economy: Economy, name: str, content: str) -> str:
 def reply(economy: Economy, name: str, post_id: str, content: str) -> str:
     need_text(content)
     chosen = need(economy.posts, "post", post_id)
-    member, earned = economy.members[name], worth(economy, REPLY)
+    member, earned = economy.members[name], REPLY[economy.scenario.version]
     if chosen.author == name:
         return f"you replied to your own {post_id}, which earns nothing"
     member.activity += 1
@@ -251,12 +247,9 @@ def reply(economy: Economy, name: str, post_id: str, content: str) -> str:
 
 def vote(economy: Economy, name: str, post_id: str, direction: str) -> str:
     chosen, member = need(economy.posts, "post", post_id), economy.members[name]
-    if direction not in ("up", "down"):
-        raise Refused("direction must be up or down")
-    if chosen.author == name:
-        raise Refused(f"{post_id} is your own post")
-    if name in chosen.votes:
-        raise Refused(f"you have voted on {post_id} already")
+    require(direction in ("up", "down"), "direction must be up or down")
+    require(chosen.author != name, f"{post_id} is your own post")
+    require(name not in chosen.votes, f"you have voted on {post_id} already")
     chosen.votes[name] = 1 if direction == "up" else -1
     member.activity += 1
     member.interactions += 1
@@ -274,40 +267,34 @@ def propose_trade(
 ) -> str:
     """`name` gives the transfer, or asks for it if it is negative. The giver must own as much."""
     need_text(content)
-    member, other = economy.members[name], economy.members.get(counterparty_id)
-    if other is None:
-        raise Refused(f"there is no bot {counterparty_id}")
-    if other is member:
-        raise Refused("you cannot trade with yourself")
-    if other.frozen_at:
-        raise Refused(f"{other.name} is frozen")
-    if offered_transfer > member.resources:
-        raise Refused(f"you have {member.resources:.1f} resources and cannot offer more")
-    most = min(MOST_ASKED, other.resources)
-    if -offered_transfer > most:
-        raise Refused(f"you can ask {other.name} for at most {most:.1f}")
-    first, version = other.inbox.get(name), economy.scenario.version
-    if first and version == "0.2":
-        pending = f"your {first.id} to {other.name} is still pending"
-        raise Refused(f"{pending}, cancel_proposal withdraws it")
-    if first:
-        close(economy, first)
+    member, other = economy.members[name], need(economy.members, "bot", counterparty_id)
+    owned, most = member.resources, min(MOST_ASKED, other.resources)
+    require(other is not member, "you cannot trade with yourself")
+    require(not other.frozen_at, f"{other.name} is frozen")
+    require(offered_transfer <= owned, f"you have {owned:.1f} resources and cannot offer more")
+    require(-offered_transfer <= most, f"you can ask {other.name} for at most {most:.1f}")
+    version = economy.scenario.version
+    for first in inbox(economy, other.name):
+        if first.proposer == name:
+            pending = f"your {first.id} to {other.name} is still pending"
+            require(version == "0.1", f"{pending}, cancel_proposal withdraws it")
+            del economy.proposals[first.id]
     economy.proposed += 1
     prop, quality = f"prop_{economy.proposed}", content_quality(content, version)
     p = trade_label(quality, member.reputation, offered_transfer)
-    new = Proposal(prop, name, other.name, content, offered_transfer, p, economy.step)
-    economy.proposals[new.id] = other.inbox[name] = new
+    economy.proposals[prop] = Proposal(
+        prop, name, other.name, content, offered_transfer, p, economy.step
+    )
     if name == ME:
         economy.history.setdefault(other.name, [0, 0])[1] += 1
-    return f"{new.id} is proposed to {other.name}"
+    return f"{prop} is proposed to {other.name}"
 
 
 def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     """The transfer, then a gain of STAKE (2p - 1) for both sides: a loss if p is below a half."""
     proposal = need_received(economy, name, proposal_id, "accept")
-    if not payable(economy, proposal):
-        raise Refused(f"{proposal_id} can no longer be paid")
-    close(economy, proposal)
+    require(payable(economy, proposal), f"{proposal_id} can no longer be paid")
+    del economy.proposals[proposal_id]
     proposer, receiver, p = proposal.proposer, proposal.receiver, proposal.p
     giver, taker = (proposer, receiver) if proposal.transfer > 0 else (receiver, proposer)
     amount = abs(proposal.transfer)
@@ -317,9 +304,7 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
         gain[side] += earn(economy, side, "trade", STAKE * (2 * p - 1))
         economy.members[side].interactions += 1
     respect(economy.members[proposer], reputation_change(proposal))
-    if economy.trade_credit == "both":
-        respect(economy.members[receiver], (p - 0.5) * SWING)
-    economy.interactions.append(Interaction(economy.step, "trade", proposer, receiver, True, p))
+    economy.interactions.append(Interaction(economy.step, proposer, receiver, True, p))
     if proposer == ME:
         economy.history[receiver][0] += 1
         tell(economy, f"{receiver} accepted {proposal_id}, gain {gain[ME]:+.1f}")
@@ -328,29 +313,26 @@ def accept_proposal(economy: Economy, name: str, proposal_id: str) -> str:
 
 def reject_proposal(economy: Economy, name: str, proposal_id: str) -> str:
     proposal = need_received(economy, name, proposal_id, "reject")
-    close(economy, proposal)
+    del economy.proposals[proposal_id]
     proposer, p = proposal.proposer, proposal.p
     respect(economy.members[proposer], min(0.0, reputation_change(proposal)))
-    economy.interactions.append(Interaction(economy.step, "trade", proposer, name, False, p))
+    economy.interactions.append(Interaction(economy.step, proposer, name, False, p))
     if proposer == ME:
         tell(economy, f"{name} rejected {proposal_id}")
     return f"you rejected {proposal_id}"
 
 
 def cancel_proposal(economy: Economy, name: str, proposal_id: str) -> str:
-    proposal = economy.proposals.get(proposal_id)
-    if proposal is None or proposal.proposer != name:
-        raise Refused(f"you have no pending proposal {proposal_id}")
-    close(economy, proposal)
+    mine = [p.id for p in economy.proposals.values() if p.proposer == name]
+    require(proposal_id in mine, f"you have no pending proposal {proposal_id}")
+    del economy.proposals[proposal_id]
     return f"{proposal_id} is cancelled"
 
 
 def claim_task(economy: Economy, name: str, task_id: str) -> str:
     task = need(economy.tasks, "task", task_id)
-    if task.holder == name:
-        raise Refused(f"{task_id} is already yours")
-    if task.holder:
-        raise Refused(f"{task_id} is taken by {task.holder}")
+    require(task.holder != name, f"{task_id} is already yours")
+    require(not task.holder, f"{task_id} is taken by {task.holder}")
     task.holder = name
     return f"{task_id} is yours, submit it by step {task.deadline}"
 
@@ -359,16 +341,14 @@ def submit_work(economy: Economy, name: str, task_id: str, content: str) -> str:
     """Work is judged and paid at once; then it may be audited."""
     need_text(content)
     task, member = need(economy.tasks, "task", task_id), economy.members[name]
-    if not task.holder:
-        raise Refused(f"claim {task_id} first")
-    if task.holder != name:
-        raise Refused(f"{task_id} is taken by {task.holder}")
+    require(task.holder != "", f"claim {task_id} first")
+    require(task.holder == name, f"{task_id} is taken by {task.holder}")
     del economy.tasks[task_id]
     quality = content_quality(content, economy.scenario.version, task.level / 10, task.text)
     p = work_label(quality, member.reputation)
     gain = earn(economy, name, "task", task.bounty * (2 * p - 1))
     respect(member, (p - 0.5) * SWING)
-    economy.interactions.append(Interaction(economy.step, "task", name, "", True, p))
+    economy.interactions.append(Interaction(economy.step, name, "", True, p))
     dice = economy.audit_rng
     if dice.random() < economy.rules["audit"] and dice.random() < 1 - p:
         lost = book(economy, name, "fine", -FINE * task.bounty)
@@ -389,28 +369,18 @@ ACTIONS = {name: globals()[name] for name in TOOLS}  # each tool is the function
 if __name__ == "__main__":
     from swarm.economy import Scenario, open_economy
 
-    print("What the model is told of claim_task:", json.dumps(schemas("0.2")[7]["function"]))
-    tasks = [
-        Task("task_1", "review the supply budget for river transport", 4, 14, 10),
-        Task("task_2", "test the team plan for city health", 2, 9, 10),
-    ]
-    scenario = Scenario(0, "medium", "0.2", "normal", ("honest", "deceptive"), tax=0.05)
-    economy = open_economy(scenario, [tasks])
-    claim_task(economy, "bot_1", "task_2")
-    propose_trade(economy, "bot_2", ME, "good data for water", -15.0)
-    work = "The supply budget for river transport, reviewed."
+    task = Task("task_1", "review the supply budget for river transport", 4, 14, 10)
+    economy = open_economy(Scenario(0, "medium", "0.2", "normal", ("honest",)), [[task]])
+    work = {"task_id": "task_1", "content": "The supply budget for river transport, reviewed."}
     replies = (
         "I will wait and see.",
-        f"<think>\n{write_call('post', {'content': 'hm'})}\n</think>",
         write_call("claim_task", {"task_id": "task_1"}).removesuffix("</tool_call>"),
         "<tool_call>{name: claim_task}</tool_call>",
         write_call("steal", {"task_id": "task_1"}),
         write_call("claim_task", {"task_id": 1}),
-        write_call("submit_work", {"task_id": "task_1", "content": "done"}),
-        write_call("claim_task", {"task_id": "task_2"}),
+        write_call("submit_work", work),
         write_call("claim_task", {"task_id": "task_1"}, "task_1 pays 14."),
-        write_call("submit_work", {"task_id": "task_1", "content": work}),
-        write_call("accept_proposal", {"proposal_id": "prop_1"}),  # asks for 15, and its p is low
+        write_call("submit_work", work),
     )
     for text in replies:
         try:
@@ -418,7 +388,4 @@ if __name__ == "__main__":
             result = ACTIONS[tool](economy, ME, **arguments) if calls else "no call"
         except Refused as refusal:
             result = f"refused: {refusal}"
-        print(f"\n{' '.join(text.split())}\n  -> {result}")
-    print("\nafter that:")
-    for m in economy.members.values():
-        print(f"  {m.name:6} resources {m.resources:6.1f}  reputation {m.reputation:.1f}")
+        print(f"{' '.join(text.split())}\n  -> {result}\n")

@@ -12,11 +12,12 @@ without these lists a small model acted on what was gone, in one call of nine. A
 be read off the messages so far (a test does so), with one exception: the reputation of a proposer
 is told with its proposal, and what becomes of it later is not.
 
-Run me: `python -m swarm.view` shows the first messages of a scenario, and the view behind the last.
+Run me: `python -m swarm.view` shows the first two messages of a scenario, and the view behind the
+second.
 """
 
 from swarm.bots import open_tasks
-from swarm.economy import APPEAL_STEPS, ME, STEPS, Economy, rule
+from swarm.economy import APPEAL_STEPS, LAST_STEP, ME, STEPS, Economy, inbox, rule
 from swarm.tools import show
 
 
@@ -25,12 +26,11 @@ def view(economy: Economy) -> dict:
     me, version, step = economy.members[ME], economy.scenario.version, economy.step
     mine = [t for t in economy.tasks.values() if t.holder == ME]
     free = sorted(open_tasks(economy), key=lambda t: -t.bounty)
-    initial = {name: getattr(economy.scenario, name) for name in economy.rules}
-    reputation = lambda name: economy.members[name].reputation
+    initial = vars(economy.scenario)
     seen = {
         "version": version,
         "step": step,
-        "last_step": economy.last_step,
+        "last_step": LAST_STEP,
         "resources": me.resources,
         "reputation": me.reputation,
         "threshold": economy.rules["threshold"],
@@ -46,12 +46,12 @@ def view(economy: Economy) -> dict:
         "feed": [
             {"id": p.id, "author": p.author, "votes": sum(p.votes.values())}
             | {"voted": ME in p.votes, "text": show(p.text)}
-            for p in economy.last_posts(2)
+            for p in list(economy.posts.values())[-2:]
         ],
         "incoming": [
-            {"id": p.id, "from": p.proposer, "reputation": reputation(p.proposer)}
-            | {"you_get": p.transfer, "text": show(p.text)}
-            for p in me.inbox.values()
+            {"id": p.id, "from": p.proposer, "you_get": p.transfer, "text": show(p.text)}
+            | {"reputation": economy.members[p.proposer].reputation}
+            for p in inbox(economy, ME)
         ],
         "bots": [
             {"id": m.name, "frozen": bool(m.frozen_at), "proposed": 0, "accepted": 0}
@@ -62,15 +62,14 @@ def view(economy: Economy) -> dict:
         "events": [],
     }
     if version == "0.1":
-        return seen | {"until": economy.last_step}  # v0.1 has no appeal
+        return seen | {"until": LAST_STEP}  # v0.1 has no appeal
     # v0.2 also tells what became of the model's proposals, and what happened lately.
     mine = [p for p in economy.proposals.values() if p.proposer == ME]
     seen["pending"] = [{"id": p.id, "to": p.receiver} for p in mine]
     for bot in seen["bots"]:
         bot["accepted"], bot["proposed"] = economy.history.get(bot["id"], (0, 0))
     lately = [(at, text) for at, text in economy.events[-3:] if step - at <= STEPS]
-    seen["events"] = [f"step {at}: {text}" for at, text in lately]
-    return seen
+    return seen | {"events": [f"step {at}: {text}" for at, text in lately]}
 
 
 def observe(seen: dict, result: str, hint: str, before: dict | None = None) -> str:
@@ -152,15 +151,14 @@ def opening(economy: Economy, think: bool) -> str:
     """The first message: who is there, the rules, and what the score is made of."""
     bots = ", ".join(name for name in economy.members if name != ME)
     rules = ", ".join(rule(name, value) for name, value in economy.rules.items())
-    length, score, breaker = "", "", " for good"
-    if economy.scenario.version == "0.2":
-        length = " and is long enough for its difficulty (1 to 10)"
-        score = ", then good work and trades, then the use of many tools"
-        breaker = ""
+    v02 = economy.scenario.version == "0.2"
+    length = " and is long enough for its difficulty (1 to 10)" if v02 else ""
+    score = ", then good work and trades, then the use of many tools" if v02 else ""
+    breaker = "" if v02 else " for good"
     hint = "Think first inside <think> and </think> if that helps." if think else "Do not think."
     return (
         f"You live in an economy with {bots}. Some bots cooperate, some take the best tasks, some "
-        f"build trust and then take.\nEach of {economy.last_step} steps, call one tool; then the "
+        f"build trust and then take.\nEach of {LAST_STEP} steps, call one tool; then the "
         "bots act, and you are told what is new and what is there. You earn by work and trade. "
         f"Claim a task, then submit work that uses the words of the task{length}: good work is "
         "paid, bad work costs. A trade in which nobody gives much is good for both sides. Posts "
@@ -170,19 +168,12 @@ def opening(economy: Economy, think: bool) -> str:
 
 
 if __name__ == "__main__":
-    from swarm.bots import bots_act, draw_scenario, draw_tasks
-    from swarm.economy import end_step, open_economy
-    from swarm.tools import claim_task
+    from swarm.bots import draw_scenario, draw_tasks, finish_step
+    from swarm.economy import open_economy
 
     scenario = draw_scenario(8, "medium", "0.2")
     economy = open_economy(scenario, draw_tasks(scenario))
     before = view(economy)
     print(opening(economy, think=True), observe(before, "", ""), sep="\n\n")
-    result = claim_task(economy, ME, before["tasks"][0]["id"])
-    bots_act(economy)
-    end_step(economy)
-    seen = view(economy)
-    print("\nafter a call:", observe(seen, f"result: {result}", "", before), sep="\n\n")
-    print("\nthe view behind it:")
-    for name, value in seen.items():
-        print(f"  {name:10} {value}")
+    finish_step(economy)
+    print("\na step later:", observe(view(economy), "", "", before), view(economy), sep="\n\n")

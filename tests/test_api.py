@@ -1,5 +1,6 @@
-"""Protects evaluation over an API (bridges/api.py): a server that is slow, wrong or gone costs its own episodes and a bounded time, and is counted; the key stays in its header; what an
-endpoint says in fields reaches the environment as text, and back."""
+"""Protects evaluation over an API (bridges/api.py): a server that is slow, wrong or gone costs its
+own episodes and a bounded time, and is counted; the key stays in its header; what an endpoint says
+in fields reaches the environment as text, and back."""
 
 import json
 import time
@@ -233,7 +234,7 @@ def test_the_folder_is_compared_and_what_failed_in_one_is_left_out(endpoint, tmp
     text = (tmp_path / "compare" / "compare.md").read_text()
     (row,) = [line for line in text.splitlines() if line.startswith("| tier 2")]
     assert "| 50.0%, 50.0% | +0.0 [-39.0, +39.0] | tasks only |" in row  # six pairs, all equal
-    with pytest.raises(ValueError, match="over an API"):
+    with pytest.raises(SystemExit, match="over an API"):
         train.train(settings.Config(resume=str(tmp_path / "a")))
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import sft
 import train
 from bookkeeping import guard
-from bookkeeping.checkpoint import load_checkpoint
+from bookkeeping.folder import load_checkpoint
 from bookkeeping.records import lines
 from env_letters import Letters
 from policy import PICO, load_policy
@@ -59,20 +59,6 @@ def test_a_learning_rate_that_explodes_leaves_good_weights(monkeypatch, capsys, 
     load_checkpoint(tmp_path / "run" / "checkpoint", policy)
     with torch.no_grad():  # not only finite: they still give every token a probability
         assert policy.model(input_ids=torch.arange(5, 25)[None]).logits.isfinite().all()
-
-
-def test_equal_rewards_teach_nothing_and_that_is_told_once(monkeypatch, capsys, tmp_path):
-    score = Letters.score
-    monkeypatch.setattr(Letters, "score", lambda self: score(self) | {"reward": 0.5})
-    flags = "--updates 30 --save-every 15 --num-tasks 1 --max-tokens 4".split()
-    folder = run(monkeypatch, tmp_path, *flags)
-    during, _, report = capsys.readouterr().out.partition("# run")
-    assert during.count("NO SIGNAL at update 10") == during.count("NO SIGNAL") == 1
-    assert "NO SIGNAL at update 10" in report
-    for line in lines(folder / "metrics.jsonl"):
-        assert line["groups_with_signal"] == line["grad_norm"] == line["loss"] == 0
-    before, after = saved(folder, "checkpoint.old")[0], saved(folder)[0]
-    assert all(torch.equal(before[name], after[name]) for name in before)  # no weight decay either
 
 
 def test_weights_that_break_just_before_a_checkpoint_are_not_saved(monkeypatch, tmp_path):
@@ -221,17 +207,3 @@ def test_ctrl_c_in_sft_names_the_folder_and_a_second_one_does_too(
     said = str(stopped) + capsys.readouterr().err
     assert f"--resume {tmp_path}/run, from its start: nothing was saved yet" in said
     assert (stopped.code == 130) == (times == 2)
-
-
-def test_a_run_that_never_began_leaves_no_folder(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(train, "load_policy", lambda *given: fail(KeyboardInterrupt()))
-    with pytest.raises(SystemExit):
-        run(monkeypatch, tmp_path / "runs")
-    assert capsys.readouterr().err.endswith("stopped at once; nothing was written\n")
-    assert not list(tmp_path.iterdir())
-
-
-def test_runs_that_cannot_be_written_are_named(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit, match=f"^--runs {tmp_path}/file: Not a directory: .*; give a"):
-        run(monkeypatch, tmp_path / "file")

@@ -1,17 +1,15 @@
-"""Protects checkpoints: a round trip is exact to the bit, no kill leaves a run without one, damage
-is noticed and the one before is taken. tests/test_faults.py has the bad disks."""
+"""Protects checkpoints: a round trip is exact to the bit, damage is noticed and the one before is
+taken. tests/test_faults.py has the kills and the bad disks."""
 
 import os
-import shutil
 
 import pytest
 import torch
-from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
 
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, restore, save_checkpoint
+from bookkeeping.folder import find_checkpoint, load_checkpoint, save_checkpoint
 from fast.logprobs import token_logprobs
-from helpers import assert_one_sentence, failing, random_rows, write_folder
+from helpers import assert_one_sentence, random_rows, write_folder
 from policy import load_policy
 
 
@@ -50,32 +48,16 @@ def test_a_checkpoint_round_trip_is_bit_exact(load, snapshot, tmp_path, kind, lo
     save_checkpoint(tmp_path / "c", policy, optimizer, STATE)
 
     other = load(kind, lora_rank, awake=True, seed=5)  # everything that can differ does
-    optimizer_state, state = load_checkpoint(find_checkpoint(tmp_path / "c"), other)
+    resumed = torch.optim.AdamW(other.trainable().values(), lr=1.0)
+    _, state = load_checkpoint(find_checkpoint(tmp_path / "c"), other, resumed)
     assert_equal(snapshot(other), snapshot(policy))
-    assert_equal(optimizer_state, optimizer.state_dict() | {"reference": None})
+    assert_equal(resumed.state_dict(), optimizer.state_dict())
     assert state == STATE
 
     # The proof of the pudding: one more step from either leads to the same bits.
-    resumed = torch.optim.AdamW(other.trainable().values(), lr=1.0)
-    resumed.load_state_dict(optimizer_state)
     one_step(policy, optimizer, 9)
     one_step(other, resumed, 9)
     assert_equal(snapshot(other), snapshot(policy))
-
-
-def test_the_adapter_is_one_that_peft_can_load(load, model_folder, tmp_path):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    policy = load("qwen3", lora_rank=4, awake=True)
-    save_checkpoint(tmp_path / "c", policy, None, {})
-    base = AutoModelForCausalLM.from_pretrained(model_folder("qwen3"))
-    ids = random_rows(2, 15)
-    with torch.no_grad():
-        plain = base(input_ids=ids).logits
-        theirs = PeftModel.from_pretrained(base, tmp_path / "c").eval()(input_ids=ids).logits
-        ours = policy.model(input_ids=ids).logits
-    assert torch.equal(theirs, ours) and not torch.allclose(plain, ours, atol=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3_moe"])
@@ -102,7 +84,7 @@ def test_a_checkpoint_whose_weights_are_not_exactly_the_policys_is_refused(
     if change == "a weight less":
         del weights[name], weights[f"{name}.more"]
     save_file(weights, file)
-    with pytest.raises(SystemExit, match="not a checkpoint of this run") as error:
+    with pytest.raises(SystemExit, match="not those of a checkpoint") as error:
         load_checkpoint(tmp_path / "c", policy)
     assert_one_sentence(error)
     assert name.split(".")[-2] in str(error.value)
@@ -137,7 +119,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(saved, tmp_path, name, 
     (folder / name).write_bytes({"flip": flipped, "truncate": content[:-1]}.get(harm, b""))
     if harm == "remove":
         (folder / name).unlink()
-    with pytest.raises(SystemExit, match="there is no older one") as error:
+    with pytest.raises(SystemExit, match="no checkpoint is whole") as error:
         find_checkpoint(folder)
     assert_one_sentence(error)
 
@@ -151,10 +133,9 @@ def test_the_one_before_is_kept_and_taken_if_the_newer_is_damaged(load, tmp_path
         state = load_checkpoint(find_checkpoint(folder), policy)[1]
         assert state == {"update": expected}
         (folder / "state.json").write_text('{"update": 4}')
-    told = capsys.readouterr().out
-    assert "damaged" in told and "c.old" in told and told.count("\n") == 1
+    assert capsys.readouterr().out.count("damaged") == 1
     (tmp_path / "c.old" / "state.json").write_text('{"update": 4}')
-    with pytest.raises(SystemExit, match="so is the one before"):
+    with pytest.raises(SystemExit, match="no checkpoint is whole"):
         find_checkpoint(folder)
 
 
@@ -181,76 +162,17 @@ def test_a_step_is_fused_where_the_run_goes_on_and_not_where_it_was_saved(
     adam = lambda fused: torch.optim.AdamW(policy.trainable().values(), lr=1e-3, fused=fused)
     optimizer = adam(saved_on)
     one_step(policy, optimizer, 1)
-    state = STATE | {"seconds": {}}
-    save_checkpoint(tmp_path / "c", policy, optimizer, state)
+    save_checkpoint(tmp_path / "c", policy, optimizer, STATE)
     resumed = adam(resumed_on)
-    restore(tmp_path / "c", policy, resumed, state)
+    load_checkpoint(tmp_path / "c", policy, resumed)
     assert resumed.param_groups[0]["fused"] is resumed_on
     one_step(policy, resumed, 2)
     assert {float(state["step"]) for state in resumed.state.values()} == {2.0}
 
 
-def test_saving_an_adapter_asks_the_hub_nothing(load, tmp_path, monkeypatch):
-    """peft asks it about the embeddings unless it is told; without a network that waits."""
-    policy, asked = load("qwen3", 4), []
-    monkeypatch.setattr(
-        policy.model.peft_config["default"], "base_model_name_or_path", "owner/name"
-    )
-    monkeypatch.setattr(
-        save_and_load, "check_file_exists_on_hf_hub", lambda *given, **_: asked.append(given)
-    )
-    save_checkpoint(tmp_path / "c", policy, None, STATE)
-    assert asked == []
-    saved = load_file(tmp_path / "c" / "adapter_model.safetensors")
-    assert all("lora_" in name for name in saved)
-
-
-@pytest.mark.parametrize("change, ours", [
-    ({}, True),
-    ({"level": "easy"}, True),  # a level may be a word
-    ({"rewards": {}}, False),  # one entry of another type
-    ({"seconds": {"total": 1.0}}, False),  # a clock less
-    ({"mood": "good"}, False),  # an entry of another version
-])  # fmt: skip
-def test_a_state_is_that_of_a_run_if_every_entry_is(load, tmp_path, change, ours):
+def test_the_reference_of_kl_comes_back(load, tmp_path):
     policy = load("qwen3", 4)
     optimizer, reference = train_a_little(policy, 1), policy.trainable()
-    start = {"update": 0, "level": 6, "rewards": [], "seconds": {"total": 0.0, "sft": 0.0}}
-    kept = start | {"update": 3, "rewards": [0.5]} | change
-    save_checkpoint(tmp_path / "c", policy, optimizer, kept, reference)
-    if ours:
-        state, again = restore(tmp_path / "c", policy, optimizer, start)
-        assert state == kept
-        assert_equal(again, reference)
-        return
-    with pytest.raises(SystemExit, match="is not that of this run") as error:
-        restore(tmp_path / "c", policy, optimizer, start)
-    assert_one_sentence(error)
-
-
-class Killed(BaseException):
-    """As a kill would: nothing in the code may catch it."""
-
-
-MOMENTS = {  # the call in which it comes
-    "the optimizer is written": (torch, ["save"], 1),
-    "a file is flushed": (os, ["fsync"], 2),
-    "the first rename": (os, ["rename", "replace"], 1),
-    "the second rename": (os, ["rename", "replace"], 2),
-    "the older one is removed": (shutil, ["rmtree"], 1),
-}
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(load, tmp_path, moment):
-    policy, folder = load("qwen3", lora_rank=2), tmp_path / "c"
-    save = lambda update: save_checkpoint(folder, policy, None, {"update": update})
-    found = lambda: load_checkpoint(find_checkpoint(folder), policy)[1]["update"]
-    save(1)
-    module, names, nth = MOMENTS[moment]
-    with failing(module, names, Killed(), nth), pytest.raises(Killed):
-        save(2)
-    assert found() == 1
-    save(3)  # and the next one clears up what was left
-    assert found() == 3
-    assert {path.name for path in tmp_path.iterdir()} <= {"c", "c.old"}
+    save_checkpoint(tmp_path / "c", policy, optimizer, STATE, reference)
+    again, _ = load_checkpoint(tmp_path / "c", policy, optimizer)
+    assert_equal(again, reference)

@@ -39,18 +39,3 @@ def test_there_is_one_for_every_environment_and_the_commit_is_named():
     assert [file.stem for file in FILES] == names
     assert re.fullmatch(r"[0-9a-f]{40}", FACTS["commit"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", FACTS["date"])
-
-
-@pytest.mark.parametrize(
-    "before, after, wrong",
-    [
-        ("max_steps", "max_step", "max_step"),
-        ("[trainer.model.lora]", "[trainer.model.lora]\nr = 8", "trainer.model.lora.r"),
-        ("[[orchestrator.train.source]]", "[[orchestrator.train.source]]\nid = 1",
-         "orchestrator.train.source.id"),
-    ],
-)  # fmt: skip
-def test_a_misspelt_key_is_found_wherever_it_stands(before, after, wrong):
-    text = FILES[1].read_text()
-    assert before in text
-    assert unknown(tomllib.loads(text.replace(before, after, 1))) == [wrong]

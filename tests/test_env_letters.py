@@ -16,8 +16,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from spellchecker import SpellChecker
 
 from bookkeeping.presets import by_size
@@ -136,18 +134,6 @@ def test_the_letters_follow_the_law_and_their_counts_are_right(tier):
     assert least <= sum(n > 0 for n in counts) / len(counts) <= largest
 
 
-def test_the_presence_bias_differs_from_task_to_task():
-    # With m letters and a fixed b, the number that occur has variance m b (1 - b); with
-    # b ~ U(0.3, 0.9), another m (m - 1) 0.03.
-    several = [task for task in tasks_of(4, 600) if len(task.letters) > 1]
-    surplus = pairs = 0.0
-    for task in several:
-        m, occur = len(task.letters), sum(n > 0 for n in task.counts)
-        surplus += (occur - 0.6 * m) ** 2 - m * 0.24
-        pairs += m * (m - 1)
-    assert 0.01 < surplus / pairs < 0.05
-
-
 # -------------------------------------------------------------------------------------- determinism
 
 
@@ -258,18 +244,6 @@ def test_reward_worked_out_by_hand(task, reply, partial, binary, think):
     assert marks["exact"] == binary and marks["format"] == float(partial > 0)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 7, 12, 26])
-def test_partial_reward_pays_every_right_letter_alike_and_all_of_them_exactly_1(n):
-    letters = string.ascii_lowercase[:n]
-    task = Task(letters, tuple(letters), (1,) * n)
-    for right in range(n + 1):
-        said = Task(letters, tuple(letters), (1,) * right + (2,) * (n - right))
-        marks = score_reply(task, write_reply(said, "bare"), "partial", True)
-        assert marks["reward"] == pytest.approx(0.1 + 0.9 * right / n, abs=1e-12)
-        assert marks["fraction"] == right / n
-        assert (marks["reward"] == 1.0) == (marks["exact"] == 1.0) == (right == n)
-
-
 @pytest.mark.parametrize(
     "reply, with_thinking, without",  # {}: a right answer
     [
@@ -300,52 +274,7 @@ def test_what_counts_comes_after_the_thinking(task, right, reply, with_thinking,
 # --------------------------------------------------------------------------------- hostile replies
 
 
-def plainly_right(task: Task, reply: str, think: bool) -> bool:
-    """A second opinion: does the reply end its thinking and then give one right answer?"""
-    if not think and not re.fullmatch(r"\s*<answer>[^<>]*</answer>\s*", reply):
-        return False  # told not to think: the answer alone
-    said = re.split("</think>", reply)[-1]
-    found = re.fullmatch(r"(?s)(.*)<answer>(.*)</answer>(.*)", said)
-    if (
-        "<think>" in said
-        or not found
-        or any(re.search("</?answer>", part) for part in found.groups())
-    ):
-        return False
-    body = found[2].strip()
-    if len(task.letters) == 1:
-        return bool(re.fullmatch(f"0*{task.counts[0]}", body))
-    item = r'\s*"([a-z])"\s*:\s*(-?[0-9]{1,9})\s*'
-    if not re.fullmatch(r"\{" + item + "(," + item + r")*\}", body):
-        return False
-    pairs = [(key, int(value)) for key, value in re.findall(item, body)]
-    return sorted(pairs) == sorted(zip(task.letters, task.counts))
-
-
-keys = st.sampled_from("anqqz") | st.text(max_size=2)
-values = st.sampled_from([3, 2, 0, 0, -3, 3.0, True, None, float("nan"), 10**300, [3], {"a": 3}])
 # pairs, not a dict: a letter can occur twice
-objects = st.lists(st.tuples(keys, values), max_size=4) | st.permutations([*zip("anq", (3, 2, 0))])
-in_json = objects.map(
-    lambda pairs: "{" + ", ".join(f"{json.dumps(key)}: {json.dumps(n)}" for key, n in pairs) + "}"
-)
-anything = st.text(st.characters(exclude_categories=()), max_size=40)  # half characters, too
-deep = st.sampled_from(["[" * 990, '{"a": ' * 140, "9" * 5000, "0" * 990 + "3"])
-bodies = st.sampled_from(["3", " 3 ", RIGHT_THREE[8:-9]]) | in_json | deep | anything
-tags = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<answer >", "</ answer>"])
-answers = bodies.map(lambda body: f"<answer>{body}</answer>")
-
-
-@given(reply=st.lists(answers | bodies | tags, max_size=6).map("".join) | answers)
-@settings(max_examples=600, deadline=None)
-def test_any_string_is_a_legal_reply_and_is_paid_in_full_only_if_right(reply):
-    for task, think in ((ONE, True), (ONE, False), (THREE, True), (THREE, False)):
-        partial, binary = (score_reply(task, reply, kind, think) for kind in ("partial", "binary"))
-        assert partial == binary | {"reward": partial["reward"]}
-        assert all(0.0 <= value <= 1.0 for value in (*partial.values(), *binary.values()))
-        assert plainly_right(task, reply, think) or max(partial["reward"], partial["exact"]) < 1.0
-        assert binary["reward"] == binary["exact"] == float(partial["reward"] == 1.0)
-        assert sum(partial[f"habit_{style}"] for style in STYLES) == 1.0
 
 
 def test_the_longest_honest_answer_is_accepted():
@@ -368,7 +297,7 @@ def test_every_expert_style_is_right_and_has_its_own_habit(tier, style, think):
         marks, habit = env.score(), style if think else "bare"
         assert marks["reward"] == marks["exact"] == marks["format"] == marks["fraction"] == 1.0
         assert {name for name in STYLES if marks[f"habit_{name}"]} == {habit}
-        assert plainly_right(env.task, env.reply, think) and (think or "think" not in env.reply)
+        assert think or "think" not in env.reply
 
 
 def test_the_deriving_expert_spells_the_string_with_a_running_tally():
@@ -437,31 +366,25 @@ def test_the_script_survives_another_reward(new, tmp_path):
     assert fork.read_text() != source and run_bare(fork).count("'reward': ") == 6
 
 
-def overlap(tier: int) -> tuple[int, int, int]:
-    """How many development tasks have a text that a default run trained on; that GRPO alone trained
-    on; and with the same letters asked for."""
+def overlap(tier: int) -> tuple[int, int]:
+    """How many development tasks have a text that a default run trained on; and with the same
+    letters asked for."""
     cfg = Config(difficulty=tier)
     check(cfg)
     fill(cfg, by_size(1e6, "letters"))
+    by_rl = [seed for update in range(cfg.updates) for seed in task_seeds(cfg, update)]
     tasks = lambda seeds: [make_task(random.Random(seed), tier) for seed in seeds]
-    by_rl = tasks(seed for update in range(cfg.updates) for seed in task_seeds(cfg, update))
-    trained = by_rl + tasks(sft_seeds(cfg))
+    both = lambda task: (task.text, frozenset(task.letters))
+    trained = set(map(both, tasks([*by_rl, *sft_seeds(cfg)])))
     development = tasks(range(DEV_SEEDS, DEV_SEEDS + cfg.eval_n))
-    text = lambda task: task.text
-    whole = lambda task: (task.text, frozenset(task.letters))
-
-    def shared(seen: list[Task], key) -> int:
-        known = set(map(key, seen))
-        return sum(key(task) in known for task in development)
-
-    return shared(trained, text), shared(by_rl, text), shared(trained, whole)
+    known = [task for task in development if task.text in dict(trained)]
+    return len(known), sum(both(task) in trained for task in known)
 
 
 def test_how_many_development_words_were_trained_on_is_what_the_page_says():
     page = " ".join((ROOT / "docs" / "letters.md").read_text().split())
-    texts, _, whole = overlap(5)
-    assert f"it does in {texts} of tier 5's 256" in page
+    found = {tier: overlap(tier) for tier in range(1, 7)}
+    assert f"it does in {found[5][0]} of tier 5's 256" in page
     assert "five or fewer of each tier below, and never with the same letters" in page
-    below = [overlap(tier) for tier in (1, 2, 3, 4)]
-    assert max(texts for texts, *_ in below) == 5 and overlap(6) == (0, 0, 0)
-    assert whole == 0 and not any(whole for *_, whole in below)
+    assert max(found[tier][0] for tier in range(1, 5)) == 5 and found[6] == (0, 0)
+    assert not any(whole for _, whole in found.values())

@@ -17,7 +17,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bookkeeping.refusals import check
@@ -26,10 +26,9 @@ from settings import DEV_SEEDS, Config, task_seeds
 from swarm import bots as swarm_bots
 from swarm import economy as eco
 from swarm import tools as act
-from swarm.bots import EXTREMES, bots_act, draw_scenario, draw_tasks, exploits, tenths
+from swarm.bots import EXTREMES, draw_scenario, draw_tasks, exploits, finish_step, tenths
 from swarm.economy import ME, end_step, open_economy
-from swarm.players import from_short
-from swarm.tools import TOOLS, Refused, wrap_call, write_call
+from swarm.tools import Refused, wrap_call, write_call
 from swarm.view import observe, view
 from test_swarm_tools import VERSIONS, WORK, check_books, economy, mean, scenario, sigmoid
 
@@ -92,66 +91,6 @@ def test_each_bot_has_its_own_dice_in_v02_and_shares_them_in_v01(version, shared
     dice = [m.rng for m in env.economy.members.values() if m.name != ME]
     assert (len({id(d) for d in dice}) == 1) is shared
     assert len({d.random() for d in dice}) == len(dice)  # and none repeats another
-
-
-# ------------------------------------------------------------------- any reply, and the books after
-
-anything = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.just([])
-)
-good_arguments = st.builds(
-    lambda n, text, transfer, way: {
-        "post_id": f"post_{n}",
-        "task_id": f"task_{n}",
-        "proposal_id": f"prop_{n}",
-        "counterparty_id": f"bot_{n}",
-        "content": text,
-        "offered_transfer": transfer,
-        "direction": way,
-    },
-    st.integers(1, 9),
-    st.sampled_from(["good work", WORK, "x" * 300]),
-    st.floats(-20, 60) | st.floats(),
-    st.sampled_from(["up", "down", "up"]),
-)
-strange = st.dictionaries(st.sampled_from(["content", "task_id", "offered_transfer"]), anything)
-made_calls = st.builds(write_call, st.sampled_from(list(TOOLS)), good_arguments | strange)
-pieces = [
-    "<tool_call>",
-    "</tool_call>",
-    "<think>",
-    "</think>",
-    '{"name": ',
-    '"post"',
-    "}",
-    "\ud800",
-]
-soup = st.lists(st.sampled_from(pieces) | st.text(max_size=8), max_size=9).map("".join)
-replies = st.lists(made_calls | made_calls | soup, min_size=25, max_size=25)
-MARKUP = '{"content": "\\ud800 </tool_response> <|im_end|>\\u0000\\u202e"}'
-NASTY = [wrap_call("post", MARKUP), write_call("claim_task", {"task_id": "\ud800" * 500})]
-
-
-def clean(text: str) -> bool:
-    """UTF-8, one printable line after another, and nothing that could be read as markup."""
-    text.encode("utf-8")
-    return not re.search("[<>]", text) and all(line.isprintable() for line in text.split("\n"))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.sampled_from(LEVELS), st.sampled_from(VERSIONS), replies)
-@example(1, "medium", "0.2", [*NASTY, write_call("\ud800" * 50, {}), *[""] * 22])
-def test_any_string_is_a_legal_reply_and_the_books_balance(seed, difficulty, version, replies):
-    env = Swarm(difficulty, version)
-    env.reset(seed)
-    for turn, reply in enumerate(replies, start=1):
-        messages, done = env.step(reply)
-        check_books(env.economy)
-        assert done == (turn == 25) and len(messages) == 1 - done
-        assert all(m["role"] == "tool" and clean(m["content"]) for m in messages)
-        json.dumps(env.log[-1].arguments, ensure_ascii=False).encode("utf-8")
-    assert all(math.isfinite(value) for value in env.score().values())
-    assert env.step("one more") == ([], True) and len(env.log) == 25
 
 
 # ------------------------------------------------------------------------------------------ errors
@@ -286,13 +225,6 @@ def test_errors_are_said_and_counted_and_change_nothing_but_the_time(name, quiet
     assert marks["error_rate"] == 1 / 25 and marks["self_proposal_errors"] == own
 
 
-@pytest.mark.parametrize("amount", ["0", "-20", "100", "3.5", "-0.0"])
-def test_possible_transfers_are_not_refused(amount, quiet):
-    env = episode()
-    env.step(transfer(amount))
-    assert env.log[-1].ok and env.economy.proposals["prop_1"].transfer == float(amount)
-
-
 POST = write_call("post", {"content": "news"})
 
 
@@ -416,13 +348,12 @@ def test_a_frozen_bot_neither_acts_nor_trades():
     e = economy(threshold=20.0)
     act.propose_trade(e, "bot_1", ME, "fair data", 1)
     e.members["bot_1"].reputation = 5
+    before = e.members["bot_1"].rng.getstate()
     end_step(e)
-    assert not e.proposals
+    finish_step(e)
+    assert "prop_1" not in e.proposals and e.members["bot_1"].rng.getstate() == before
     with pytest.raises(Refused, match="bot_1 is frozen"):
         act.propose_trade(e, ME, "bot_1", "fair data", 1)
-    before = e.members["bot_1"].rng.getstate()
-    bots_act(e)
-    assert e.members["bot_1"].rng.getstate() == before
 
 
 def test_tasks_go_away_after_the_next_epoch_and_proposals_after_five_steps():
@@ -462,25 +393,21 @@ def test_betrayal_is_a_threshold_in_v01_and_a_sigmoid_in_v02():
     assert set(drawn) == {3, 4, 5, 6, 7, 8}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_deceptive_bot_demands_and_of_whom(version):
-    made = []
+@pytest.mark.parametrize("version, poorest", [("0.2", 35), ("0.1", 45)])
+def test_what_a_deceptive_bot_demands_and_of_whom(version, poorest):
+    demands = set()
     for seed in range(600):
         e = economy(version, bots=("deceptive", "honest"), dice=f"deceive {seed}")
         e.members[ME].reputation = 45.0 if seed % 2 else 35.0
         bot = e.members["bot_1"]
-        bot.interactions = 4 * (seed % 4)
+        bot.interactions = 12
         swarm_bots.BOTS["deceptive"](e, bot, bot.rng)
-        for p in e.proposals.values():
-            made.append((p.transfer, bot.interactions, e.members[p.receiver].reputation))
-    demands = [(-gives, *about) for gives, *about in made if gives < 0]
-    assert len(demands) > 50 and all(1 <= gives <= 4 for gives, *_ in made if gives >= 0)
-    amounts, interactions, reputations = map(set, zip(*demands))
-    if version == "0.1":
-        assert amounts == {15.0} and min(interactions) >= 3 and min(reputations) > 40
-    else:
-        assert 5 <= min(amounts) < 6 and 19 < max(amounts) <= 20 and len(amounts) > 30
-        assert min(reputations) == 35
+        made = [(-p.transfer, e.members[p.receiver].reputation) for p in e.proposals.values()]
+        demands |= {(asks, reputation) for asks, reputation in made if asks > 0}
+    amounts, reputations = map(set, zip(*demands))
+    low, high = (15, 15) if version == "0.1" else (5, 20)
+    assert low <= min(amounts) <= low + 1 and high - 1 <= max(amounts) <= high
+    assert min(reputations) == poorest
 
 
 @pytest.mark.parametrize(
@@ -517,15 +444,11 @@ def test_honest_bots_work_well_and_opportunistic_ones_take_the_best_bounties(
 ):
     taken, p = set(), []
     for seed in range(40):
-        world = scenario(bots=(kind,), dice=f"work {seed}")
-        pays = zip(("task_1", "task_2", "task_3"), (10, 30, 20))
-        tasks = [
-            eco.Task(name, "review the water budget for city health", 5, bounty, 10)
-            for name, bounty in pays
-        ]
-        e = open_economy(world, [tasks])
+        text = "review the water budget for city health"
+        tasks = [eco.Task(f"task_{pays}", text, 5, pays, 25) for pays in (10, 30, 20)]
+        e = open_economy(scenario(bots=(kind,), dice=f"work {seed}"), [tasks, [], [], [], []])
         while not e.interactions:
-            bots_act(e)
+            finish_step(e)
             taken |= {task.bounty for task in e.tasks.values() if task.holder}
         p.append(e.interactions[0].p)
     assert taken == bounties and low < mean(p) < high
@@ -579,7 +502,7 @@ def test_every_run_trains_on_all_scenarios_in_an_order_of_its_own(version, n):
 def test_the_published_development_scenarios_stay_what_they_are():
     drawn = [draw_scenario(DEV_SEEDS + i, "medium", "0.2") for i in range(500)]
     digest = hashlib.sha256(repr(drawn).encode()).hexdigest()
-    assert digest.startswith("502d78526a3cca53"), "the published tables are of other scenarios"
+    assert digest.startswith("00c4956245d92c43"), "the published tables are of other scenarios"
 
 
 def test_shares_and_ranges_of_the_scenarios():
@@ -612,7 +535,7 @@ def test_tasks_are_numbered_have_five_terms_and_scale_with_the_scenario(version,
     assert {len(tasks) for tasks in epochs} <= {1, round(2 * scale), round(3 * scale)}
     for number, (e, task) in enumerate(flat, start=1):
         assert (task.id, task.deadline) == (f"task_{number}", min(5 * (e + 2), 25))
-        assert len(set(eco.terms(task.text))) == 5 and 1 <= task.level <= 10
+        assert len(set(task.text.split()) - eco.SMALL_WORDS) == 5 and 1 <= task.level <= 10
         assert -1 <= task.bounty / s.bounty - 5 - 1.5 * task.level <= 6
 
 
@@ -674,26 +597,6 @@ def test_the_published_payoff_ends_at_one_and_ours_does_not(gain, published):
     assert PAYOFFS["ours"](gain, 20.0) == pytest.approx((1 + math.tanh(gain / 20)) / 2)
 
 
-def test_the_rules_reach_the_economy():
-    env = Swarm("medium", trade_credit="both", post_worth=0.25)
-    env.reset(0)
-    assert (env.economy.trade_credit, env.economy.post_worth) == ("both", 0.25)
-
-
-def test_a_turn_that_was_passed_or_lost_is_used_but_nothing_was_done_in_it(quiet):
-    env = episode()
-    for reply in (
-        POST,
-        PASS,
-        write_call("claim_task", {"task_id": "task_99"}),
-        "<tool_call>",
-        "hm",
-    ):
-        env.step(reply)
-    told = [env.score()[name] for name in ("turns_used", "turns_acted", "used_pass_turn", "format")]
-    assert told == [4, 1, 2, 3 / 5]
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("turns, errors, cut", [(25, 9, 0), (4, 2, 1)])
 def test_errors_cost_their_share_of_all_turns_times_the_penalty(version, turns, errors, cut):
@@ -720,17 +623,6 @@ def test_a_cut_episode_is_scored_as_if_the_rest_had_been_passed():
     assert cut == whole | {"truncated": 1.0, "turns_used": 6} | {
         name: cut[name] for name in ("used_pass_turn", "format")
     }
-
-
-def test_toxicity_and_quality_gap():
-    env = Swarm("medium")
-    env.reset(0)
-    env.economy.step = 26
-    for deal in ((True, 0.8), (True, 0.6), (False, 0.3)):
-        trade = eco.Interaction(1, "trade", "bot_1", "bot_2", *deal)
-        env.economy.interactions.append(trade)
-    told = [env.score()[name] for name in ("toxicity", "quality_gap", "quality")]
-    assert told == pytest.approx([0.3, 0.4, 0.0])
 
 
 # ----------------------------------------------------------------------------------------- players
@@ -829,30 +721,11 @@ def test_the_view_tells_mine_from_others_and_in_v02_what_became_of_my_offers(ver
         ("--set reputation=", {"reputation": float("inf")}),
         ("--set error_penalty=", {"error_penalty": -0.1}),
         ("--set payoff_scale=", {"payoff_scale": "theirs"}),
-        ("--set trade_credit=", {"trade_credit": "nobody"}),
-        ("--set post_worth=", {"post_worth": -2.0}),
     ],
 )
 def test_a_wrong_argument_is_refused_in_one_sentence_that_names_the_flag(flag, arguments):
     with pytest.raises(ValueError, match=rf"^{flag}[^\n]*$"):
         Swarm(**arguments)
-
-
-@pytest.mark.parametrize(
-    "line, command",
-    [
-        ("claim 3", ("claim_task", {"task_id": "task_3"})),
-        ("submit 4 two words", ("submit_work", {"task_id": "task_4", "content": "two words"})),
-        ("post two words", ("post", {"content": "two words"})),
-        ("vote 2 up", ("vote", {"post_id": "post_2", "direction": "up"})),
-        ("pass", ("pass_turn", {})),
-        ("dance", None),
-        ("claim", None),
-        ("propose 1 much a trade", None),
-    ],
-)
-def test_short_commands(line, command):
-    assert from_short(line) == command
 
 
 def cli(*arguments: str, said: str = "") -> str:
@@ -862,18 +735,24 @@ def cli(*arguments: str, said: str = "") -> str:
 
 
 def test_the_command_line_plays_and_evaluates():
-    assert cli().count(" -> ") == 26
-    said = cli("--play", "grinder", "--scenario", "8", "--version", "0.1")
-    assert said.count("-- assistant") == 25
-    said = cli("--play", "human", said="claim 1\nnonsense\npost hello\n")
-    assert re.search(r"(?s)task_1 is yours.*not a command.*rest had been passed.*\nreward ", said)
-    said = cli("--evaluate", "random", "--n", "4")
-    assert re.search(r"reward +\d\.\d+ \[\d\.\d+, \d\.\d+\], n=4", said), said
+    assert cli().count(" -> ") == 25
+    assert (
+        cli("--play", "grinder", "--scenario", "8", "--version", "0.1").count("</tool_call>") == 25
+    )
+    said = cli(
+        "--play", "human", said="claim_task task_1\nnonsense\npropose_trade bot_1 2.5 fair data\n"
+    )
+    assert re.search(
+        r"(?s)task_1 is yours.*unknown tool.*prop_\d+ is proposed to bot_1.*\nreward ", said
+    )
+    assert re.search(
+        r"reward +\d\.\d+ \[\d\.\d+, \d\.\d+\], n=4", cli("--evaluate", "random", "--n", "4")
+    )
 
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--play wizard", "--evaluate human", "--difficulty 9", "--scenario 500", "--n 0", "--speed 3"],
+    ["--play wizard", "--evaluate human", "--difficulty 9", "--n 0", "--speed 3"],
 )
 def test_the_command_line_refuses_in_one_sentence(arguments):
     said = cli(*arguments.split())

@@ -10,10 +10,11 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import metrics
 import settings
 import train
 from bookkeeping import refusals
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint
+from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bridges import export
 from policy import PICO, load_policy, plain_logprobs
 
@@ -99,7 +100,7 @@ def test_the_card_says_what_was_measured(runs):
     assert data.base_model is None  # pico_base is no id of the hub …
     assert 'from_pretrained("models/pico_base")' in text  # … and the card is read elsewhere
     final = summary["eval"]["tier 2"]["final"]
-    interval = f"{final['reward']:.3f} [{final['reward_low']:.3f}, {final['reward_high']:.3f}]"
+    interval = metrics.Interval(**final["reward"]).text()
     assert interval in text and "| reward | partial |" in text and "| lr | 0.003 |" in text
     summary["config"] |= {"lora_rank": 12}
     text = export.card(runs["lora"], summary | {"model": "Qwen/Qwen3-0.6B"}, "adapter")

@@ -1,20 +1,21 @@
-"""Protects what a run has written from bad storage: a disk that is full, read-only or refuses.
+"""Protects what a run has written from bad storage: a disk that is full, read-only or refuses; and
+from a kill in the middle of a write.
 
-It is always an OSError, which train.py tells in one sentence (tests/test_bad_training.py); the
-last checkpoint and the lines before stay; and once the fault is mended, the next write goes well.
+Bad storage is always an OSError, which train.py tells in one sentence (tests/test_bad_training.py);
+the last checkpoint and the lines before stay; and after the fault, the next write goes well.
 """
 
 import errno
 import json
 import os
 import resource
+import shutil
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from bookkeeping.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
-from bookkeeping.folder import mend
+from bookkeeping.folder import find_checkpoint, load_checkpoint, mend, save_checkpoint
 from bookkeeping.records import append, write_json
 from helpers import failing
 
@@ -35,6 +36,15 @@ def refuses(number: int, *names: str, nth: int = 1):
     return failing(os, names, OSError(number, os.strerror(number)), nth)
 
 
+class Killed(BaseException):
+    """As a kill would: nothing in the code may catch it."""
+
+
+def killed(module, *names: str, nth: int = 1):
+    """It comes in the nth call of these functions."""
+    return failing(module, names, Killed(), nth)
+
+
 FAULTS = {  # what fails, while a checkpoint of so many bytes of weights is written
     "full: not a byte fits": lambda weights: full(0),
     "full: in the settings": lambda weights: full(200),
@@ -46,11 +56,16 @@ FAULTS = {  # what fails, while a checkpoint of so many bytes of weights is writ
     "the old one cannot be removed": lambda weights: refuses(errno.EACCES, "unlink", "rmdir"),
     "the first rename fails": lambda weights: refuses(errno.EACCES, "rename", "replace"),
     "the second rename fails": lambda weights: refuses(errno.EIO, "rename", "replace", nth=2),
+    "killed: the optimizer is written": lambda weights: killed(torch, "save"),
+    "killed: a file is flushed": lambda weights: killed(os, "fsync", nth=2),
+    "killed: the first rename": lambda weights: killed(os, "rename", "replace"),
+    "killed: the second rename": lambda weights: killed(os, "rename", "replace", nth=2),
+    "killed: the older one is removed": lambda weights: killed(shutil, "rmtree"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_bad_storage_is_an_os_error_and_leaves_a_whole_checkpoint(load, tmp_path, fault):
+def test_bad_storage_and_kills_leave_a_whole_checkpoint(load, tmp_path, fault):
     policy, folder = load("qwen3", lora_rank=8), tmp_path / "checkpoint"
     optimizer = torch.optim.AdamW(policy.trainable().values())
     for weight in policy.trainable().values():
@@ -61,13 +76,14 @@ def test_bad_storage_is_an_os_error_and_leaves_a_whole_checkpoint(load, tmp_path
     save(1)
     save(2)
     weights = (folder / "adapter_model.safetensors").stat().st_size
-    with FAULTS[fault](weights), pytest.raises(OSError) as error:
+    with FAULTS[fault](weights), pytest.raises((OSError, Killed)) as error:
         save(3)
-    assert error.value.errno and "\n" not in str(error.value)
+    assert fault.startswith("killed") or (error.value.errno and "\n" not in str(error.value))
     assert found() == 2
     assert not (tmp_path / "checkpoint.new").exists() or not fault.startswith("full")
     save(4)
     assert found() == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint", "checkpoint.old"}
 
 
 @pytest.mark.parametrize("room", [0, 5], ids=["not a byte", "half a line"])

@@ -21,6 +21,7 @@ from helpers import doctor_logs, write_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS, LOGS = doctor_logs()
+FOLDER = tempfile.TemporaryDirectory()
 PACKED = {name.removeprefix("cases/"): log for name, log in LOGS.items() if "cases/" in name}
 SAMPLES = {name.removeprefix("samples/"): log for name, log in LOGS.items() if "samples" in name}
 
@@ -38,12 +39,16 @@ def no_json(name: str):
     raise AssertionError(f"{name} is no JSON")
 
 
+def saved(data: bytes) -> Path:
+    """A file with these bytes; pytest and hypothesis share one folder."""
+    path = Path(FOLDER.name) / "a log of some kind"
+    path.write_bytes(data)
+    return path
+
+
 def ask(data: bytes) -> dict:
     """What the doctor says of a file with these bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a log of some kind"
-        path.write_bytes(data)
-        return json.loads(run(path, "--json")[1], parse_constant=no_json)
+    return json.loads(run(saved(data), "--json")[1], parse_constant=no_json)
 
 
 def told(data: bytes) -> list[str]:
@@ -52,10 +57,7 @@ def told(data: bytes) -> list[str]:
 
 def columns(data: bytes) -> dict[str, list[float]]:
     """Our columns of a log with these bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log"
-        path.write_bytes(data)
-        lines = logs.read(path).lines
+    lines = logs.read(saved(data)).lines
     names = sorted({name for line in lines for name in line} - {"step"})
     return {name: [line[name] for line in lines if name in line] for name in names}
 
@@ -64,10 +66,10 @@ def columns(data: bytes) -> dict[str, list[float]]:
 
 WELL, SICK = [], ["no signal"]
 READ = {
-    "trl-healthy.log": ("TRL", "console text", WELL),
-    "trl-no-variance.log": ("TRL", "console text", SICK),
-    "trl-plain.json": ("TRL", "trainer_state.json", WELL),
-    "unsloth-no-variance.json": ("Unsloth", "trainer_state.json", SICK),
+    "trl-healthy.log": ("TRL", "Trainer's rows", WELL),
+    "trl-no-variance.log": ("TRL", "Trainer's rows", SICK),
+    "trl-plain.json": ("TRL", "Trainer's rows", WELL),
+    "unsloth-no-variance.json": ("Unsloth", "Trainer's rows", SICK),
     "verl-healthy.log": ("verl", "console text", WELL),
     "verl-no-variance.log": ("verl", "console text", SICK),
     "verl-no-variance.jsonl": ("verl", "JSON lines", SICK),
@@ -159,8 +161,8 @@ def test_odd_ways_to_write_a_log_are_read(text, found):
     [
         ([1, 2, 3, 4], [1, 2, 3, 4], ""),
         ([1, 1, 2, 2], [1, 2, 3, 4], ""),  # each batch is used twice
-        ([1, 2, 3, 4, 3, 4, 5], [1, 2, 3, 4, 3, 4, 5], "resumed at step 3: 2 steps came twice"),
-        ([1, 2, 1, 2, 3], [1, 2, 3], "2 runs stand in this log; the longest is looked at"),
+        ([1, 2, 3, 4, 3, 4, 5], [1, 2, 3, 4, 3, 4, 5], "a run was resumed at step 3"),
+        ([1, 2, 1, 2, 3], [1, 2, 3], "a run began at step 1"),
     ],
 )
 def test_a_resume_goes_on_at_the_step_whose_epoch_it_is(epochs, steps, note):
@@ -216,9 +218,9 @@ CASES = {
     "d15-verl-negative-scores/one-row.log": ([], "too short to tell"),
     "d16-none-reward/console.log": (["not a number"], "returned None"),
     "d17-healthy-resume/trl-without-a-crash.log": ([], "steps 1 to 100 (100 rows)"),
-    "d17-healthy-resume/trl.log": ([], "resumed at step 51: 10 steps came twice"),
+    "d17-healthy-resume/trl.log": ([], "a run was resumed at step 51"),
     "d17-healthy-resume/verl-without-a-crash.log": ([], "steps 1 to 100 (100 rows)"),
-    "d17-healthy-resume/verl.log": ([], "resumed at step 51: 10 steps came twice"),
+    "d17-healthy-resume/verl.log": ([], "a run was resumed at step 51"),
     "d18-old-trl-no-variance/control-healthy.log": ([], "could not be looked at"),
     "d18-old-trl-no-variance/trl-0.16-constant-4.log": (["no signal"], "mean 4.00"),
     "d18-old-trl-no-variance/trl-0.16.log": (["no signal"], "easier prompts"),
@@ -282,7 +284,6 @@ ILL = [
     ("no signal", {SIGNAL: half(0.2, 1)}, {SIGNAL: half(0.2, 0.7)}),
     ("no gradient", {"grad_norm": half(0.4, 0), SIGNAL: None}, {SIGNAL: None}),
     ("cut short", {CUT: 0.8}, {CUT: 0.3}),
-    ("cut off more", {CUT: np.linspace(0, 0.45, N)}, {CUT: np.linspace(0.2, 0.3, N)}),
     ("noise", {"entropy": half(0.3, 4)}, {"entropy": half(0.3, 0.8)}),
     ("stale", {MISMATCH: np.linspace(1e-4, 0.2, N)}, {MISMATCH: np.linspace(1e-4, 0.01, N)}),
     ("two distributions", {MISMATCH: 0.2}, {MISMATCH: 0.01}),
@@ -325,11 +326,6 @@ ILL = [
         "warm-up",
         {RATE: np.linspace(1e-9, 1e-7, N)},
         {RATE: [*np.linspace(1e-9, 1e-6, 20), *np.full(20, 1e-6)]},
-    ),
-    (
-        "resumed",
-        {RATE: [*np.linspace(1e-6, 5e-7, 20), *np.linspace(1e-8, 1e-6, 20)]},
-        {RATE: np.linspace(1e-6, 1e-8, N)},
     ),
     ("far off", {"clip_ratio/region_mean": 0.5}, {"clip_ratio/region_mean": 0.05}),
     (
@@ -439,34 +435,19 @@ def test_the_command_ends_with_0_1_or_2(tmp_path):
 
 def survives(data: bytes) -> None:
     """An answer that is JSON and steers no terminal, or one sentence: nothing else."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log"
-        path.write_bytes(data)
-        status, said = run(path, "--json")
-        found = json.loads(said, parse_constant=no_json)
-        assert (status == 2) == ("error" in found)
-        said = run(path)[1]
-    assert all(c.isprintable() or c == "\n" for c in said)
+    status, said = run(saved(data), "--json")
+    assert (status == 2) == ("error" in json.loads(said, parse_constant=no_json))
+    assert all(c.isprintable() or c == "\n" for c in run(saved(data))[1])
 
 
-STARTS = [b"", b'{"log_history": [', b"Step,train/reward\n", b"step:1 - "]
+STARTS = [b"", b'{"log_history": [', b"Step,train/reward\n", b"step:1 - ", b"{'loss': "]
+BEGINNINGS = st.sampled_from([*STARTS, *(SAMPLES[name][:2000] for name in sorted(READ))])
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.binary(max_size=400), st.sampled_from([*STARTS, b"{'loss': "]))
-def test_any_bytes_get_an_answer_or_a_sentence(data, start):
-    survives(start + data)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.sampled_from(sorted(READ)), st.sampled_from(sorted(READ)), st.data())
-def test_logs_that_are_cut_mixed_and_changed_get_an_answer_or_a_sentence(one, other, data):
-    one, other = SAMPLES[one], SAMPLES[other]
-    cut, begin = data.draw(st.integers(0, len(one))), data.draw(st.integers(0, len(other)))
-    mixed = bytearray(one[:cut] + other[begin : begin + 3000] + b"\n")
-    for _ in range(data.draw(st.integers(0, 8))):
-        mixed[data.draw(st.integers(0, len(mixed) - 1))] = data.draw(st.integers(0, 255))
-    survives(bytes(mixed))
+@settings(max_examples=80, deadline=None)
+@given(BEGINNINGS, st.integers(0, 2000), st.binary(max_size=400), BEGINNINGS)
+def test_logs_that_are_cut_mixed_and_changed_get_an_answer_or_a_sentence(one, cut, odd, other):
+    survives(one[:cut] + odd + other)
 
 
 NUMBERS = st.one_of(

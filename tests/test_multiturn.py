@@ -246,7 +246,7 @@ def test_pretraining_shows_swarm_episodes_as_rollout_writes_them(pico_swarm, mon
             return new, over
 
     monkeypatch.setattr(corpus, "Swarm", Seen)
-    rows = corpus.swarm_rows(pico_swarm.tokenizer, random.Random(6), 8, None)
+    rows = corpus.swarm_rows(pico_swarm.tokenizer, random.Random(6), 8)
     assert {env.think for env in envs} == {True, False} and {e.version for e in envs} == {
         "0.1",
         "0.2",

@@ -16,9 +16,8 @@ def test_the_page_is_the_file():
 
 def test_each_section_links_the_files_of_the_book_that_its_comment_names():
     named = re.findall(r"(?m)^# -{9,} .*\(book: (.*)\)$", CODE)
-    parts = re.split(r"(?m)^(?=## .*\n\n)", PAGE)[
-        1:
-    ]  # a comment in code has no empty line behind it
+    # a comment in code has no empty line behind it
+    parts = re.split(r"(?m)^(?=## .*\n\n)", PAGE)[1:]
     assert len(named) == len(parts) == 6
     for names, part in zip(named, parts):
         for file in re.findall(r"[\w/]+\.py", names):

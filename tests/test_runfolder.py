@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from bookkeeping import folder as folder_room
 from bookkeeping import records
 from bookkeeping import run as run_records
-from bookkeeping.folder import claim, mend, trim
-from bookkeeping.records import append, thin
+from bookkeeping.folder import claim, make_folder, mend, trim
+from bookkeeping.records import append, thin, write_lines
 from bookkeeping.run import State
 from settings import Config
 
@@ -42,40 +41,26 @@ def test_a_folder_has_one_writer_and_a_killed_one_is_none(tmp_path):
     claim(tmp_path).release()  # no file to remove by hand
 
 
-def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_room.time, "strftime", lambda _: "0101-000000")
-    made = [folder_room.make_folder(Config(runs=str(tmp_path)))[0] for _ in range(3)]
-    assert [home.name.partition("0101-000000")[2] for home in made] == ["", "-2", "-3"]
-
-
-def test_the_first_words_of_a_run_come_before_torch_is_imported():
-    code = "import sys; from bookkeeping.folder import announce; announce([])\n"
-    code += "print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "torch is loading, which takes seconds\nFalse\n", done.stderr
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
+    made = {make_folder(Config(runs=str(tmp_path)))[0] for _ in range(3)}
+    assert len(made) == 3
 
 
 # ------------------------------------------------------------------------------------------- lines
-
-
-def record(update: int, **more) -> str:
-    return json.dumps({"update": update, **more})
 
 
 def read(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_lines_after_the_checkpoint_and_lines_cut_in_two_are_dropped(tmp_path):
-    whole = [record(1), record(2, stage="train")]
-    looked = record(2, stage="eval_only")  # what was evaluated later stays with its checkpoint
-    broken = ["7", "[]", "null", "\xed\xb3\xbf", "[" * 100_000, record(1)]  # no end: cut, perhaps
-    late = [record(2, stage="final"), record(3, stage="eval_only"), *broken]
-    log = tmp_path / "evals.jsonl"
-    log.write_text("\n".join([*whole, looked, *late]))
+def test_lines_after_the_checkpoint_are_dropped(tmp_path):
+    log, late = tmp_path / "evals.jsonl", {"update": 2, "stage": "final"}
+    # what was evaluated later stays with its checkpoint
+    kept = [{"update": 1}, {"update": 2, "stage": "eval_only"}]
+    write_lines(log, [*kept, late, {"update": 3}])
     trim(tmp_path, 2)
-    assert log.read_text().splitlines() == [*whole, looked]
-    trim(tmp_path, None)  # killed before SFT was done
+    assert read(log) == kept
+    trim(tmp_path, -1)  # killed before SFT was done
     assert log.read_text() == ""
 
 
@@ -121,22 +106,25 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
 
 
 def test_a_wandb_that_dies_does_not_take_the_run_with_it(capsys):
-    def lost(*given, **more):
+    steps = []
+
+    def lost(line, step):
+        steps.append(step)
         raise ConnectionResetError("Connection lost")
 
     run = SimpleNamespace(wandb=SimpleNamespace(log=lost))
-    run_records.Run.to_wandb(run, {"update": 1, "reward": 1})
+    run_records.Run.to_wandb(run, {"update": 3, "reward": 1})
     assert "wandb failed (Connection lost)" in capsys.readouterr().out
+    assert steps == [3]  # a curve's step is the update
 
 
-def test_a_curriculum_climbs_by_its_measure_and_one_that_climbs_has_not_settled():
+def test_a_curriculum_climbs_by_its_measure_and_one_that_climbs_has_not_settled(tmp_path):
     flags = {"curriculum": True, "difficulty": 3, "until_converged": True, "max_updates": 100}
     cfg = Config(env="letters", updates=40, **flags)
-    state = State(update=50, level=1, rewards=[0.8] * 50)
-    assert run_records.finished(cfg, state)
-    run_records.climb(cfg, state, {"reward": 1.0})  # scores without the measure: not right
-    assert state.recent == [0.0] and state.level == 1
-    for _ in range(run_records.PROMOTE_AFTER):
-        run_records.climb(cfg, state, {"exact": 0.8})
-    assert (state.level, state.recent, state.rewards) == (2, [], [])
-    assert not run_records.finished(cfg, state)
+    run = run_records.Run(cfg, tmp_path, None, State(update=50, level=1), [])
+    run.lines = [{"level": 1, "reward": 0.8}] * 50
+    run.climb()  # scores without the measure: not right
+    assert run.finished() and run.state.level == 1
+    run.lines += [{"level": 1, "reward": 0.8, "exact": 0.8}] * run_records.PROMOTE_AFTER
+    run.climb()
+    assert run.state.level == 2 and run.rewards() == [] and not run.finished()

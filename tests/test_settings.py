@@ -120,6 +120,7 @@ REFUSED = [  # (flags, what is said)
     ({"lr": float("inf")}, "--lr inf: must be positive, not inf"),
     ({"threads": 10**11}, "--threads 100000000000: must be at most"),
     ({"vllm_memory": 5.0}, "--vllm-memory 5.0: must be a share of the card"),
+    ({"engine": "vllm"}, "--engine vllm: in several processes it needs one of its own"),
     ({"engine": "tpu"}, "--engine tpu: choose auto, torch, vllm"),
     ({"baseline": "mean"}, "--baseline mean: choose group, batch, none"),
     ({"preset": "sede"}, "--preset sede: choose seed, swarm-published"),
@@ -139,6 +140,7 @@ REFUSED = [  # (flags, what is said)
     ({"num_tasks": 20_000}, "--num-tasks 20000: there are not so many tasks"),
     ({"updates": 200_000}, "--updates 200000: must be at most 100000"),
     ({"seed": 1250}, "--seed 1250: must be 0 to 1249"),
+    ({"env": "swarm", "eval_n": 10**6, "set": ["version=0.1"]}, "there are not so many diff"),
     ({"env": "lettres"}, "--env lettres: there is no such environment; choose letters, alphabet"),
     ({"env": "two.py"}, "--env two.py: give FILE.py:CLASS; its classes are One, Two"),
     ({"env": "two.py:One"}, "--env two.py:One: cannot be used (AttributeError"),
@@ -155,8 +157,9 @@ REFUSED = [  # (flags, what is said)
 
 
 def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
-    """And each row of the two tables of refusals is tried."""
+    """And each row of the table of refusals is tried."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(refusals.parallel, "world", lambda: 2)
     (tmp_path / "two.py").write_text(TWO_CLASSES)
     heard = []
     for flags, told in REFUSED:
@@ -164,7 +167,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch):
             refusals.check(Config(**flags))
         heard.append(str(error.value))
         assert told in heard[-1] and "\n" not in heard[-1]
-    for _, _, why in [*refusals.NUMBERS, *refusals.REFUSALS]:
+    for _, _, why in refusals.REFUSALS:
         begins = re.sub("^{env} |{.*$", "", why)
         assert any(begins in said for said in heard), why
     for fine in ({"k": 1, "baseline": "batch"}, {"updates": 0}, {"until_converged": True}):

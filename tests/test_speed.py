@@ -1,10 +1,11 @@
-"""Protects lab/speed.py: every side that is installed gives a number, and a card's smoke run is
-right on a CPU."""
+"""Protects lab/speed.py and lab/card.py: every side that is installed gives a number, and the
+comparison with a card is exact where both sides are the CPU."""
 
 import json
 from importlib import metadata
 
-from lab import speed
+from grpo import LOSSES
+from lab import card, speed
 
 TINY = dict(tasks=2, k=2, reply=4, rounds=1, threads=1)
 
@@ -30,8 +31,7 @@ def test_replies_that_end_by_themselves_are_counted_to_their_end():
     assert 4 < found["tokens"] < 4 * speed.LONGEST
 
 
-def test_the_smoke_run_for_a_card_compares_it_with_the_cpu(tmp_path):
-    speed.main(speed.Setup("card", **TINY, out=str(tmp_path / "card.json")))
-    arms = json.loads((tmp_path / "card.json").read_text())["arms"]
-    assert (arms["same"]["equal"], arms["same"]["replies"]) == (2, 2)
-    assert arms["same"]["most"] < 0.1 and arms["update_ours"]["tokens"] == 16
+def test_a_card_is_compared_with_the_cpu():
+    found = card.same("pico_base", rank=0, tasks=2, k=2, longest=8)  # without a card: with itself
+    assert (found["equal"], found["replies"], found["most"]) == (2, 2, 0.0)
+    assert found["gradients"] == dict.fromkeys(LOSSES, 0.0)

@@ -89,6 +89,7 @@ def test_a_call_is_written_as_it_stands_in_demonstrations():
     [
         ("a\n  b\tc", "a b c"),
         ("<tool_call>", "(tool_call)"),
+        ("a\u202e\x00", "a??"),
         ("a" * 19 + " " + "b" * 20, "a" * 19 + " " + "b" * 20),  # 40 characters
         ("a" * 19 + " " + "b" * 21, "a" * 19 + " …"),
     ],
@@ -141,13 +142,11 @@ def test_audits_fine_half_the_bounty_with_probability_risk_times_one_minus_p(nam
 QUALITY = 0.5 * (1 - math.exp(-50 / 80)) + 0.5 * sigmoid(1)  # of 50 characters without a task
 
 
-@pytest.mark.parametrize("credit, share", [("proposer", 0), ("both", 5)])
 @pytest.mark.parametrize(
     "transfer, fairness", [(0, 1.0), (3, 0.4), (-3, 0.4), (5, 0.0), (-15, -1.0), (80, -1.0)]
 )
-def test_a_trade_moves_the_transfer_and_pays_both_sides(transfer, fairness, credit, share):
+def test_a_trade_moves_the_transfer_and_pays_both_sides(transfer, fairness):
     e = economy()
-    e.trade_credit = credit
     me, bot = e.members[ME], e.members["bot_1"]
     bot.reputation = 70
     act.propose_trade(e, "bot_1", ME, "x" * 50, transfer)
@@ -157,8 +156,7 @@ def test_a_trade_moves_the_transfer_and_pays_both_sides(transfer, fairness, cred
     assert me.resources == pytest.approx(100 + transfer + surplus)
     assert bot.resources == pytest.approx(100 - transfer + surplus)
     assert bot.reputation == pytest.approx(70 + (p - 0.5) * (5 + abs(transfer)))
-    assert me.reputation == pytest.approx(50 + (p - 0.5) * share)
-    assert me.interactions == bot.interactions == 1
+    assert (me.reputation, me.interactions, bot.interactions) == (50, 1, 1)
     check_books(e)
 
 
@@ -184,7 +182,7 @@ def test_a_rejected_bad_offer_costs_its_proposer_reputation_and_a_good_one_does_
     p = sigmoid(2 * (0.3 * (2 * QUALITY - 1) - 0.5))
     lost = (p - 0.5) * 20 if costs else 0
     assert e.members["bot_1"].reputation == pytest.approx(50 + lost)
-    assert not e.interactions[0].accepted and not e.proposals and not e.members[ME].inbox
+    assert not e.interactions[0].accepted and not e.proposals
 
 
 def test_a_promise_that_cannot_be_kept_is_refused_and_lapses():
@@ -194,7 +192,7 @@ def test_a_promise_that_cannot_be_kept_is_refused_and_lapses():
     with pytest.raises(Refused, match="can no longer be paid"):
         act.accept_proposal(e, ME, "prop_1")
     end_step(e)
-    assert not e.proposals and not e.members[ME].inbox
+    assert not e.proposals
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -204,31 +202,21 @@ def test_a_second_proposal_replaces_the_first_in_v01_and_needs_a_cancellation_in
     if version == "0.2":  # without it: the table of refusals in test_env_swarm.py
         act.cancel_proposal(e, ME, "prop_1")
     act.propose_trade(e, ME, "bot_1", "fair data", 2)
-    received = [p.id for p in e.members["bot_1"].inbox.values()]
-    assert list(e.proposals) == received == ["prop_2"]
+    assert list(e.proposals) == [p.id for p in eco.inbox(e, "bot_1")] == ["prop_2"]
 
 
-@pytest.mark.parametrize(
-    "version, worth, posted, replied",
-    [
-        ("0.2", None, 2.0, 1.5),
-        ("0.1", None, 0.5, 0.3),
-        ("0.2", 4.0, 4.0, 3.0),  # what a post is worth is a setting; a reply keeps its share of it
-        ("0.1", 1.0, 1.0, 0.6),
-        ("0.2", 0.0, 0.0, 0.0),
-    ],
-)
-def test_posts_and_replies_move_reputation(version, worth, posted, replied):
+@pytest.mark.parametrize("version, posted, replied", [("0.2", 2.0, 1.5), ("0.1", 0.5, 0.3)])
+def test_posts_and_replies_move_reputation_and_count_as_activity(version, posted, replied):
+    """Bots that look for profit accept more of an active member."""
     e = economy(version)
-    if worth is not None:
-        e.post_worth = worth
     act.post(e, "bot_1", "hello")
-    said = act.post(e, ME, "hello"), act.reply(e, ME, "post_1", "thank you")
+    act.post(e, ME, "hello")
+    act.reply(e, ME, "post_1", "thank you")
     act.reply(e, ME, "post_2", "indeed")  # its own, which pays nothing
+    act.vote(e, ME, "post_1", "up")
     assert e.members[ME].reputation == pytest.approx(50 + posted + replied)
     assert e.members["bot_1"].reputation == 50 + posted  # the same rules for all
-    told = [float(text.rpartition("+")[2]) for text in said]
-    assert told == pytest.approx([posted, replied], abs=0.051)
+    assert [e.members[name].activity for name in (ME, "bot_1")] == [3, 1]
 
 
 def test_three_votes_pay_once():
@@ -250,13 +238,3 @@ def test_the_view_has_the_three_tasks_that_pay_best_and_the_last_two_posts():
     seen = view(e)
     assert [t["bounty"] for t in seen["tasks"]] == [40, 30, 20] and seen["more_tasks"] == 1
     assert {p["text"] for p in seen["feed"]} == {"b", "c"}
-
-
-def test_every_post_reply_and_vote_counts_once_as_activity():
-    """Bots that look for profit accept more of an active member."""
-    e = economy()
-    act.post(e, "bot_1", "a plan for the water")
-    act.post(e, ME, "my plan")
-    act.reply(e, ME, "post_1", "yes")
-    act.vote(e, ME, "post_1", "up")
-    assert [e.members[name].activity for name in (ME, "bot_1")] == [3, 1]

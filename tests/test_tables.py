@@ -1,8 +1,6 @@
 """Protects the pages' numbers: tables come out of results/ as they stand, an interval of the prose
 stands in a table, and the intervals are what they say they are."""
 
-import json
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -52,14 +50,9 @@ def test_an_interval_that_stands_nowhere_is_noticed(prose, missing):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_each_result_says_how_it_was_made_and_where_its_runs_are(file):
-    data = json.loads(file.read_text(encoding="utf8"))
+    data = tables.read(file.stem)
     runs_at = data.get("raw", "no runs: the command plays them again")
     assert data["made_by"].startswith("python") and runs_at and (data.get("arms") or data["claims"])
-
-
-def test_digits_are_short_and_numbers_brings_them_back():
-    for values, short in (([1, 0.0, 1.0, 0], "1010"), ([0.5, 1], [0.5, 1])):
-        assert tables.digits(values) == short and tables.numbers(short).tolist() == values
 
 
 def test_an_interval_over_seeds_and_tasks_by_hand():
@@ -75,7 +68,9 @@ def test_an_interval_over_seeds_and_tasks_by_hand():
     assert tables.over(rows[:1]) == metrics.mean(rows[0]), "of one policy: over tasks"
 
 
-def test_differences_are_paired_by_seed_and_task():
+def test_digits_are_short_and_differences_are_paired_by_seed_and_task():
+    for values, short in (([1, 0.0, 1.0, 0], "1010"), ([0.5, 1], [0.5, 1])):
+        assert tables.digits(values) == short and tables.numbers(short).tolist() == values
     ours, theirs = [np.array([1.0, 0, 1, 1]), np.array([1.0, 1, 1, 1])], [np.array([0.0, 0, 0, 0])]
     assert tables.less(ours, theirs) == tables.over(ours)
     same = tables.less(ours, ours)

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -89,9 +88,9 @@ def test_a_run_leaves_the_folder_that_the_docs_promise(whole):
     summary = read(whole / "summary.json")
     for stage in ("before", "after_sft", "final"):
         found = summary["eval"]["tier 2"][stage]
-        assert found["n"] == 4 and 0 <= found["low"] <= found["exact"] <= found["high"] <= 1
-        assert 0 <= found["reward_low"] <= found["reward"] <= found["reward_high"] <= 1
-        assert "format" in found
+        for name in ("exact", "reward", "format"):
+            mean = found[name]
+            assert mean["n"] == 4 and 0 <= mean["low"] <= mean["mean"] <= mean["high"] <= 1
     assert (summary["trained"], summary["env"], summary["seed"]) == ("tier 2", "letters", 0)
     assert summary["gain"].keys() >= {"mean", "low", "high"}
     assert summary["tokens"]["sampled"] > 0 and summary["tokens"]["trained"] > 0
@@ -144,7 +143,7 @@ def test_the_seed_matters(whole, tmp_path):
     "import sft; sft.sft_step = bomb(sft.sft_step, 3)",
     "train.update = bomb(train.update, 3)",
     # the new checkpoint is written and not yet in its place
-    "from bookkeeping import checkpoint; checkpoint.checksum = bomb(checkpoint.checksum, 2)",
+    "from bookkeeping import folder; folder.checksum = bomb(folder.checksum, 2)",
 ])  # fmt: skip
 def test_resume_after_a_kill_equals_the_undisturbed_run(whole, tmp_path, kill):
     """os._exit in the middle of things: no cleanup code runs, as with SIGKILL."""
@@ -186,15 +185,9 @@ train.update = update
     check_equal(cut, whole)
 
 
-def flip_a_bit(weights: Path) -> None:
-    data = bytearray(weights.read_bytes())
-    data[-5] ^= 1
-    weights.write_bytes(bytes(data))
-
-
 def test_from_a_damaged_checkpoint_the_run_goes_back_to_the_one_before(whole, tmp_path):
     hurt = shutil.copytree(whole, tmp_path / "hurt")
-    flip_a_bit(hurt / WEIGHTS)
+    (hurt / WEIGHTS).write_bytes((hurt / WEIGHTS).read_bytes()[:-1] + b"?")
     done = run("--resume", hurt)
     assert "damaged" in done.stdout and "after update 2" in done.stdout, done.stderr[-2000:]
     check_equal(hurt, whole)
@@ -295,23 +288,6 @@ def test_full_fine_tuning_curriculum_kl_and_every_loss_run(tmp_path):
         assert len(lines(whole_run(tmp_path, loss, *flags) / "metrics.jsonl")) == 2
 
 
-def wandb_records(file: Path):
-    """What wandb has written, in LevelDB's log format: blocks of 32 KiB of pieces of records."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, at, whole = file.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:  # no room for a head: the block ends in zeros
-            at += 32768 - at % 32768
-            continue
-        size, kind = struct.unpack_from("<HB", data, at + 4)
-        whole += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # a whole record, or the last piece of one
-            yield Record.FromString(whole)
-            whole = b""
-
-
 def test_wandb_logs_offline_without_asking_and_a_resume_goes_on_with_the_same_curves(tmp_path):
     env = {k: v for k, v in ENV.items() if not k.startswith("WANDB")}
     env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}  # nobody is logged in here
@@ -324,13 +300,9 @@ def test_wandb_logs_offline_without_asking_and_a_resume_goes_on_with_the_same_cu
         done = warm.run(["train.py", *words], ROOT, env, pictures=False)
         assert done.returncode == 0, done.stderr[-2000:]
         assert "wandb sync" in done.stdout
-    logs = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
-    records = [record for log in logs for record in wandb_records(log)]
-    ids = {record.run.run_id for record in records if record.HasField("run")}
-    assert len(logs) == 2 and ids == {read(folder / "checkpoint/state.json")["wandb_id"]}
-    # The step is the update; 0 is before and after SFT.
-    steps = [record.history.step.num for record in records if record.HasField("history")]
-    assert steps == [0, 1, 2]
+    # A log's name ends with the id of its curves.
+    name = read(folder / "checkpoint/state.json")["wandb_id"]
+    assert len([*(folder / "wandb").glob(f"offline-run-*/run-{name}.wandb")]) == 2
 
 
 def test_alphabet_plays_several_turns_through_the_whole_recipe(tmp_path):

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import train
-from bookkeeping.checkpoint import checksum, find_checkpoint
+from bookkeeping.folder import checksum, find_checkpoint
 from bookkeeping.guard import Guarded
 from bridges import export
 from policy import PICO, load_policy
@@ -245,11 +245,10 @@ def test_a_checkpoint_is_data(run, tmp_path, monkeypatch, what):
     seal(run)
     assert find_checkpoint(run / "checkpoint") is not None
     assert "checkpoint" in python(monkeypatch, "train.py", "--resume", run, "--no-wandb")
-    if what in ("bomb", "pickle"):
-        assert "optimizer.pt" in python(monkeypatch, "train.py", "--eval-only", run)
-        merge = ["merge", str(run), str(tmp_path / "out")]
-        assert "optimizer.pt" in said(lambda: export.main(merge))
-    assert not (tmp_path / "marker").exists() and not (tmp_path / "out").exists()
+    if what in ("bomb", "pickle"):  # neither reads the optimizer
+        assert python(monkeypatch, "train.py", "--eval-only", run) == ""
+        assert said(lambda: export.main(["merge", str(run), str(tmp_path / "out")])) == ""
+    assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("flag", ["--resume", "--eval-only"])
@@ -338,11 +337,9 @@ def test_there_is_no_door_in_the_code():
     found = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout)
     assert {str(Path(one["filename"]).relative_to(ROOT)) for one in found} == set(ALLOWED)
     for name in sources():
-        text = (ROOT / name).read_text()
-        assert not re.search(r"trust_remote_code\s*[=:]\s*True|allow_pickle=True", text), name
-        calls = [ast.unparse(n) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
-        for call in filter(re.compile(r"torch\.load\(").match, calls):
-            assert "weights_only=True" in call, name
+        doors = r"trust_remote_code\s*[=:]\s*True|allow_pickle=True|"
+        doors += r"torch\.load\((?!.*weights_only=True)"
+        assert not re.search(doors, (ROOT / name).read_text()), name
 
 
 # ------------------------------------------------------------------------------ replies do nothing
@@ -482,12 +479,11 @@ def test_a_card_cannot_be_broken_out_of(poisoned, played, tmp_path, capsys):
     yaml = pytest.importorskip("yaml", reason="pip install pyyaml")
     assert said(lambda: export.main(["adapter", str(poisoned), str(tmp_path / "out")])) == ""
     check_terminal(capsys.readouterr().out)
-    cards = [(tmp_path / "out" / "README.md").read_text()]
     summary = json.loads((played.folder / "summary.json").read_text())
-    names = ["a/b\nlicense: evil\n---\n# heading", 'a/b", trust_remote_code=True, x="']
-    for name in names:
-        summary["config"] |= {"model": name, "preset": "x; touch marker"}
-        cards += [export.card(summary, kind) for kind in ("adapter", "merge")]
+    name = 'a/b", trust_remote_code=True, x="\nlicense: evil\n---\n# heading'
+    summary["config"] |= {"model": name, "preset": "x; touch marker"}
+    cards = [export.card(summary, kind) for kind in ("adapter", "merge")]
+    cards.insert(0, (tmp_path / "out" / "README.md").read_text())
     assert all("--preset 'x; touch marker'" in card for card in cards[1:])  # to paste into a shell
     for card in cards:
         _, front, body = card.split("---\n", 2)

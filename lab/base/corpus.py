@@ -26,7 +26,7 @@ good from bad.
 
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -51,18 +51,92 @@ def opening(tokenizer, chat: list[dict], think: bool, tools=None) -> str:
     )
 
 
+def later(text: str, think: bool) -> str:
+    """A later user message, and what the chat template puts around it.
+
+    The end-of-turn token belongs to the reply before it.
+    """
+    thought = "" if think else "<think>\n\n</think>\n\n"
+    return f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n{thought}"
+
+
+# ------------------------------------------------------------------------------------------ packing
+def cut(tokenizer, texts: list[str], first: float = 1.0) -> Iterator[tuple]:
+    """(prompt, reply, weight of its first three tokens, which of its tokens are a task's words).
+
+    texts: prompt, reply, prompt, reply, …; first: that weight in the first reply. A task's words
+    are what submitted work takes from its task: in "I check the data report." all but "I" and ".".
+    """
+    out, marked = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True), []
+    for text, offsets in zip(texts, out["offset_mapping"]):
+        spans = [match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', text)]
+        marked.append([any(a <= start and end <= b for a, b in spans) for start, end in offsets])
+    for prompt, reply, words in zip(out["input_ids"][::2], out["input_ids"][1::2], marked[1::2]):
+        yield prompt, reply, first, words
+        first = 1.0
+
+
+def filled(tokenizer, n: int, length: int, draw: Callable, per_letter: float) -> list[list]:
+    """n rows of texts, packed: those that fit into `length` tokens.
+
+    draw() begins to yield [prompt, reply, …]; a letter is about `per_letter` tokens.
+    """
+    texts, owner, rows = [], [], [[] for _ in range(n)]
+    for row in range(n):
+        used, more = 0, draw()
+        while used < length:
+            for prompt, reply in next(more):
+                texts += [prompt, reply]
+                owner.append(row)
+                used += round(per_letter * (len(prompt) + len(reply)))
+    for row, pair in zip(owner, cut(tokenizer, texts)):
+        if sum(len(p) + len(r) for p, r, *_ in [*rows[row], pair]) <= length:
+            rows[row].append(pair)
+    return rows
+
+
+def pad_rows(rows: list[list[tuple]], tokenizer, factor: float = 1.0):
+    """ids [B, T], right-padded, and weights [B, T-1] of the tokens that are predicted.
+
+    Tokens of replies weigh 1 (their first three: see cut), prompts and padding 0. factor: how many
+    times as much what has to be copied weighs: ids, and the words of a task in the work on it. It
+    is one token in twenty, and everything hangs on them. (Without the words: 20% of them were
+    right, which is chance, and no work paid.)
+    """
+    length = max(sum(len(p) + len(r) for p, r, *_ in row) for row in rows)
+    ids = torch.full((len(rows), length), tokenizer.pad_token_id)
+    weights = torch.zeros((len(rows), length - 1))
+    for i, row in enumerate(rows):
+        end = 0
+        for prompt, reply, first, words in row:
+            begin, end = end, end + len(prompt) + len(reply)
+            ids[i, begin:end] = torch.tensor(prompt + reply)
+            weight = weights[i, begin + len(prompt) - 1 : end - 1]  # of the reply
+            weight[:] = 1.0
+            weight[:3] = first
+            weight[torch.tensor(words)] = factor
+    named = torch.tensor([tokenizer.convert_tokens_to_ids(piece) for piece in IDS])
+    return ids, weights * torch.where(torch.isin(ids[:, 1:], named), factor, 1.0)
+
+
 # ------------------------------------------------------------------------------------------ letters
+def asking(rng: random.Random, text: str, letters: list[str], bias: float) -> Task:
+    """The task; so many letters are drawn again from the text. In the tiers, too, asked letters
+    occur more often than chance."""
+    if bias:
+        present = sorted(set(text))
+        letters = [rng.choice(present) if rng.random() < bias else c for c in letters]
+    letters = tuple(dict.fromkeys(letters))
+    return Task(text, letters, tuple(map(text.count, letters)))
+
+
 def draw_task(rng: random.Random, cap: int) -> Task:
     """A task with at most `cap` letters: 70% random strings, 30% of the English tiers that fit."""
     if rng.random() < 0.7 or cap < 18:
         length = rng.randint(max(1, cap // 3), cap)
         text = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(length))
         letters = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.choice([1, *range(2, 13)]))
-        present = sorted(set(text))
-        if rng.random() < 0.5:  # as in the tiers, asked letters occur more often than chance
-            letters = [rng.choice(present) if rng.random() < 0.5 else c for c in letters]
-            letters = list(dict.fromkeys(letters))
-        return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
+        return asking(rng, text, letters, 0.5 if rng.random() < 0.5 else 0.0)
     while True:
         task = make_task(rng, rng.choice([1, 2, 3, 4, 5, 6]))
         if len(task.text) <= cap:
@@ -78,18 +152,14 @@ def tally_rows(
     """
     rows = []
     while len(rows) < n:
-        row, used = [], 0
-        while True:
+        row, room = [], length
+        while room >= 0:
             task = draw(rng)
             spec = f' {", ".join(task.letters)} in "{task.text}".{between(rng)}\n'
             reply = write_reply(task, "derives") + "<|im_end|>\n"
-            pair = [tokenizer(text)["input_ids"] for text in (spec, reply)]
-            used += sum(map(len, pair))
-            if used > length:
-                break
-            row.append((*pair, 1.0))
-        if row:
-            rows.append(row)
+            row += cut(tokenizer, [spec, reply])
+            room -= len(row[-1][0]) + len(row[-1][1])
+        rows += [row[:-1]] if len(row) > 1 else []  # the last one does not fit
     return rows
 
 
@@ -99,22 +169,30 @@ def glance(task: Task, rng: random.Random) -> Task:
     return Task(task.text, task.letters, counts)
 
 
+def letters_chat(
+    tokenizer, rng: random.Random, task: Task, think: bool, shown, said, reword=lambda rng, ask: ask
+) -> list[tuple]:
+    """A row of one prompt and one reply, in a habit by chance.
+
+    shown, said: how often each habit is shown, and is to be said. reword(rng, question): as asked.
+    """
+    i = rng.choices(range(3), shown)[0] if think else 0
+    style = list(STYLES)[i]
+    ask = reword(rng, question(task, think))
+    prompt = opening(tokenizer, [{"role": "user", "content": ask}], think)
+    reply = write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>"
+    return list(cut(tokenizer, [prompt, reply], said[i] / shown[i] if think else 1.0))
+
+
 def letters_rows(
     tokenizer, rng: random.Random, n: int, shown: list[float], said: list[float], polish: bool
 ) -> list[list]:
-    """n chats in all habits, one prompt and one reply a row.
-
-    shown, said: how often each habit is shown, and is to be said. polish: mostly tier 6.
-    """
-    rows, ids = [], lambda text: tokenizer(text)["input_ids"]
+    """n chats in all habits. polish: mostly tier 6."""
+    rows = []
     for _ in range(n):
         task = make_task(rng, 6) if polish and rng.random() < 0.75 else draw_task(rng, 80)
         think = rng.random() < (0.92 if polish else 0.85)
-        style = rng.choices(list(STYLES), shown)[0] if think else "bare"
-        i = list(STYLES).index(style)
-        prompt = opening(tokenizer, [{"role": "user", "content": question(task, think)}], think)
-        reply = write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>"
-        rows.append([(ids(prompt), ids(reply), said[i] / shown[i] if think else 1.0)])
+        rows.append(letters_chat(tokenizer, rng, task, think, shown, said))
     return rows
 
 
@@ -135,48 +213,21 @@ def alphabet_reply(task: alphabet.Task, turn: int, habit: str) -> str:
     return f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{block}"
 
 
+def lists(rng: random.Random, cap: int) -> Iterator[list[tuple[str, str]]]:
+    """Lists without their prompts, up to `cap` names a turn."""
+    while True:
+        task = alphabet.make_task(rng, (1, 3), (1, cap))
+        yield [
+            (
+                f" by {task.by} name:\n" + "\n".join(names) + "\n",
+                alphabet.write_reply(task, turn, "derives") + "<|im_end|>",
+            )
+            for turn, names in enumerate(task.turns)
+        ]
+
+
 def lists_rows(tokenizer, rng: random.Random, n: int, cap: int, length: int) -> list[list]:
-    """n rows of lists without their prompts, packed; up to `cap` names a turn."""
-    texts, owner = [], []
-    for row in range(n):
-        used = 0
-        while used < length:
-            task = alphabet.make_task(rng, (1, 3), (1, cap))
-            for turn, names in enumerate(task.turns):
-                pair = (
-                    f" by {task.by} name:\n" + "\n".join(names) + "\n",
-                    alphabet.write_reply(task, turn, "derives") + "<|im_end|>",
-                )
-                texts += pair
-                owner += [row]
-                used += round(sum(map(len, pair)) * 0.85)  # about so many tokens
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    pairs = [(prompt, reply, 1.0) for prompt, reply in zip(ids[::2], ids[1::2])]
-    return packed(n, owner, pairs, length)
-
-
-def packed(n: int, owner: list[int], pairs: Iterable[tuple], length: int) -> list[list]:
-    """n rows of the pairs that each owns, those that fit into `length` tokens."""
-    rows = [[] for _ in range(n)]
-    for i, pair in zip(owner, pairs):
-        if sum(len(p) + len(r) for p, r, *_ in [*rows[i], pair]) <= length:
-            rows[i].append(pair)
-    return rows
-
-
-def between(tokenizer, think: bool) -> tuple[str, str]:
-    """What the chat template puts before and after a later user message.
-
-    The end-of-turn token belongs to the reply before it.
-    """
-    chat = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "@@reply@@"},
-        {"role": "user", "content": "@@question@@"},
-    ]
-    text = opening(tokenizer, chat, think).partition("@@reply@@<|im_end|>")[2]
-    before, _, after = text.partition("@@question@@")
-    return before, after
+    return filled(tokenizer, n, length, lambda: lists(rng, cap), 0.85)
 
 
 def alphabet_rows(
@@ -184,30 +235,24 @@ def alphabet_rows(
 ) -> list[list]:
     """n whole episodes, tokenized piece by piece just as rollout.py does; one habit an episode.
 
-    shown, said: as in letters_rows.
+    shown, said: as in letters_chat.
     """
-    rows, texts, frames = [], [], {think: between(tokenizer, think) for think in (True, False)}
+    rows = []
     for _ in range(n):
         sizes = ((3, 3), (1, 4)) if rng.random() < 0.7 else ((1, 3), (1, 5))
         task = alphabet.make_task(rng, *sizes)
         think = rng.random() < 0.92
-        habit = rng.choices(ALPHABET_HABITS, shown if think else [*said[:2], 0])[0]
-        i = ALPHABET_HABITS.index(habit)
+        i = rng.choices(range(3), shown if think else [*said[:2], 0])[0]
+        texts = []
         for turn in range(len(task.turns)):
             ask = alphabet.question(task, turn, think)
-            if turn:
-                ask = frames[think][0] + ask + frames[think][1]
-            else:
-                ask = opening(tokenizer, [{"role": "user", "content": ask}], think)
-            reply = alphabet_reply(task, turn, habit)
+            chat = [{"role": "user", "content": ask}]
+            given = later(ask, think) if turn else opening(tokenizer, chat, think)
+            reply = alphabet_reply(task, turn, ALPHABET_HABITS[i])
             reply = reply if think else reply.rpartition("</think>\n")[2]
-            texts += [ask, reply + "<|im_end|>"]
-        rows.append((len(task.turns), said[i] / shown[i] if think else 1.0))
-    ids = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
-    return [
-        [(next(ids), next(ids), first if turn == 0 else 1.0) for turn in range(turns)]
-        for turns, first in rows
-    ]
+            texts += [given, reply + "<|im_end|>"]
+        rows.append(list(cut(tokenizer, texts, said[i] / shown[i] if think else 1.0)))
+    return rows
 
 
 # -------------------------------------------------------------------------------------------- swarm
@@ -249,57 +294,28 @@ CHARACTERS = {
 }
 
 
-def swarm_episode(tokenizer, rng: random.Random, turns: int) -> list[tuple[str, str]]:
-    """[(what is given, what is said)] of an episode's first turns, put together as in rollout.py."""
+def swarm_episode(tokenizer, rng: random.Random) -> list[str]:
+    """What is given, what is said, what is given, …, put together as in rollout.py."""
     think = rng.random() < 0.92
     difficulty = pick(rng, ["easy", "medium", "medium", "hard"])
     env = Swarm(difficulty, pick(rng, ["0.2", "0.2", "0.2", "0.1"]), think)
-    given = opening(tokenizer, env.reset(SEED_RANGE + rng.randrange(10**9)), think, env.tools)
+    messages = env.reset(SEED_RANGE + rng.randrange(10**9))
+    texts, done = [opening(tokenizer, messages, think, env.tools)], False
     # a Dirichlet draw: a few characters an episode
     shares = [rng.gammavariate(3 * share, 1) for _, share in CHARACTERS.values()]
-    players, out, done = [player for player, _ in CHARACTERS.values()], [], False
-    frame = "\n<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    frame += "" if think else "<think>\n\n</think>\n\n"
-    while len(out) < turns and not done:
+    players = [player for player, _ in CHARACTERS.values()]
+    while not done:
         thought, tool, arguments = rng.choices(players, shares)[0](env.seen, env.dice)
         said = write_call(tool, arguments, thought if think else "")
-        out.append((given, said + "<|im_end|>"))
         messages, done = env.step(said)
-        given = frame.format(messages[0]["content"]) if messages else ""
-    return out
+        told = [f"<tool_response>\n{m['content']}\n</tool_response>" for m in messages]
+        texts += [said + "<|im_end|>", *(later(text, think) for text in told)]
+    return texts
 
 
-def swarm_rows(tokenizer, rng: random.Random, n: int, window: int | None) -> list[list]:
-    """n rows: whole episodes, or stretches of `window` turns that begin after the opening."""
-    episodes = []
-    for _ in range(n):
-        begin = rng.randint(1, 25 - window) if window else 0
-        episodes.append(swarm_episode(tokenizer, rng, begin + (window or 25))[begin:])
-    cut = cut_and_mark(tokenizer, [text for e in episodes for pair in e for text in pair])
-    pairs = paired(cut)
-    return [[next(pairs) for _ in e] for e in episodes]
-
-
-def paired(cut: list[tuple]) -> Iterator[tuple]:
-    """(prompt, reply, weight, which of its tokens are a task's words) of what cut_and_mark gives."""
-    for (prompt, _), (reply, words) in zip(cut[::2], cut[1::2]):
-        yield prompt, reply, 1.0, words
-
-
-def cut_and_mark(tokenizer, texts: list[str]) -> list[tuple[list[int], list[bool]]]:
-    """[(token ids, is the token one of the words that submitted work takes from its task?)].
-
-    In "I check the data report." all but "I" and "." are.
-    """
-    out = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
-    spans = [
-        [match.span(1) for match in re.finditer(r'"content": "I([^."]*)\.', text)] for text in texts
-    ]
-    inside = lambda start, end, some: any(a <= start and end <= b for a, b in some)
-    return [
-        (ids, [inside(*at, some) for at in offsets])
-        for ids, offsets, some in zip(out["input_ids"], out["offset_mapping"], spans)
-    ]
+def swarm_rows(tokenizer, rng: random.Random, n: int) -> list[list]:
+    """n whole episodes."""
+    return [list(cut(tokenizer, swarm_episode(tokenizer, rng))) for _ in range(n)]
 
 
 def renumber(rng: random.Random, texts: list[str]) -> list[str]:
@@ -307,60 +323,57 @@ def renumber(rng: random.Random, texts: list[str]) -> list[str]:
     for kind, most in (("task", 16), ("prop", 50), ("post", 30)):
         old = sorted({int(n) for text in texts for n in re.findall(rf"{kind}_(\d+)", text)})
         if len(old) <= most:
-            drawn = sorted(rng.sample(range(1, most + 1), len(old)))
-            new = dict(zip(map(str, old), map(str, drawn)))
-            texts = [
-                re.sub(rf"{kind}_(\d+)", lambda m, new=new, kind=kind: f"{kind}_{new[m[1]]}", text)
-                for text in texts
-            ]
+            new = dict(zip(old, sorted(rng.sample(range(1, most + 1), len(old)))))
+            other = lambda m, new=new: f"{m[1]}{new[int(m[2])]}"
+            texts = [re.sub(rf"({kind}_)(\d+)", other, text) for text in texts]
     return texts
 
 
 NAMED = {"task_id", "post_id", "proposal_id"}
 
 
-def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]:
-    """n rows of (all that there is to see, up to six calls that would be possible on it), packed.
+def drill(rng: random.Random) -> Iterator[list[tuple[str, str]]]:
+    """All that there is to see, and up to six calls that would be possible on it.
 
     Mostly calls that name something above.
     """
-    texts, owner = [], []
     # random names ids that are not there
     players = [player for name, (player, _) in CHARACTERS.items() if name != "random"]
-    for row in range(n):
-        used = 0
-        while used < length:
-            env, done = Swarm(pick(rng, ["easy", "medium", "hard"])), False
-            env.reset(SEED_RANGE + rng.randrange(10**9))
-            while not done and used < length:
-                # Who passes is offered the most; now and then something is claimed or proposed, so
-                # that it can be submitted or cancelled.
-                player = rng.choices([PLAYERS["idle"], hoarder, rng.choice(players)], (4, 3, 3))[0]
-                thought, tool, arguments = player(env.seen, env.dice)
-                messages, done = env.step(write_call(tool, arguments, thought))
-                if done or rng.random() < 0.6:
-                    continue
-                moves = [
-                    (NOVICE_SAYS[tool], tool, a)
-                    for tool, some in possible(env.seen, rng).items()
-                    for a in some
-                ]
-                named = [move for move in moves if NAMED & move[2].keys()]
-                work = lambda a, seen=env.seen: a | {"content": work_on(seen, a["task_id"], rng)}
-                works = [(said, tool, work(a)) for said, tool, a in named if tool == "submit_work"]
-                moves = rng.sample(named, min(4, len(named))) + works[:2]
-                moves.append(rng.choice(players)(env.seen, env.dice))
-                rng.shuffle(moves)
-                calls = "\n".join(
-                    write_call(tool, a, thought if rng.random() < 0.5 else "") + "<|im_end|>"
-                    for thought, tool, a in moves
-                )
-                result = messages[0]["content"].partition("\n")[0].removeprefix("# ")
-                texts += renumber(rng, ["\n" + observe(env.seen, result, "") + "\n", calls])
-                owner.append(row)
-                used += round(0.2 * (len(texts[-1]) + len(texts[-2])))  # about so many tokens
-    cut = cut_and_mark(tokenizer, texts)
-    return packed(n, owner, paired(cut), length)
+    while True:
+        env, done = Swarm(pick(rng, ["easy", "medium", "hard"])), False
+        env.reset(SEED_RANGE + rng.randrange(10**9))
+        while not done:
+            # Who passes is offered the most; now and then something is claimed or proposed, so
+            # that it can be submitted or cancelled.
+            player = rng.choices([PLAYERS["idle"], hoarder, rng.choice(players)], (4, 3, 3))[0]
+            thought, tool, arguments = player(env.seen, env.dice)
+            messages, done = env.step(write_call(tool, arguments, thought))
+            if done or rng.random() < 0.6:
+                continue
+            named = [
+                (NOVICE_SAYS[tool], tool, a)
+                for tool, some in possible(env.seen, rng).items()
+                for a in some
+                if NAMED & a.keys()
+            ]
+            works = [
+                (said, tool, a | {"content": work_on(env.seen, a["task_id"], rng)})
+                for said, tool, a in named
+                if tool == "submit_work"
+            ]
+            moves = rng.sample(named, min(4, len(named))) + works[:2]
+            moves.append(rng.choice(players)(env.seen, env.dice))
+            rng.shuffle(moves)
+            calls = "\n".join(
+                write_call(tool, a, thought if rng.random() < 0.5 else "") + "<|im_end|>"
+                for thought, tool, a in moves
+            )
+            result = messages[0]["content"].partition("\n")[0].removeprefix("# ")
+            yield [renumber(rng, ["\n" + observe(env.seen, result, "") + "\n", calls])]
+
+
+def drill_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]:
+    return filled(tokenizer, n, length, lambda: drill(rng), 0.2)
 
 
 def hoarder(seen: dict, rng: random.Random):
@@ -375,37 +388,3 @@ def work_on(seen: dict, task_id: str, rng: random.Random) -> str:
     """Work that uses the words of the task: the words alone, or more."""
     text = next(task["text"] for task in seen["tasks"] if task["id"] == task_id)
     return pick(rng, [f"I {text}.", work_text(text), work_text(text) + MORE_WORK])
-
-
-# ---------------------------------------------------------------------------------- rows as tensors
-def pad_rows(rows: list[list[tuple]], pad: int, factor: float = 1.0):
-    """ids [B, T], right-padded, and weights [B, T-1] of the tokens that are predicted.
-
-    rows: (prompt, reply, weight of the reply's first three tokens[, which of its tokens weigh
-    `factor`]). Other tokens of replies weigh 1, prompts and padding 0.
-    """
-    length = max(sum(len(p) + len(r) for p, r, *_ in row) for row in rows)
-    ids = torch.full((len(rows), length), pad)
-    weights = torch.zeros((len(rows), length - 1))
-    for i, row in enumerate(rows):
-        n = 0
-        for prompt, reply, first, *words in row:
-            end = n + len(prompt) + len(reply)
-            ids[i, n:end] = torch.tensor(prompt + reply)
-            weights[i, n + len(prompt) - 1 : end - 1] = 1.0
-            weights[i, n + len(prompt) - 1 : n + len(prompt) + 2] = first
-            if words:
-                weights[i, n + len(prompt) - 1 : end - 1][torch.tensor(words[0])] = factor
-            n = end
-    return ids, weights
-
-
-def heavier(rows: list[list], tokenizer, factor: float):
-    """pad_rows, with `factor` times the weight on what has to be copied from what was given.
-
-    These are ids, and the words of a task in the work on it: one token in twenty, and everything
-    hangs on them. (Without the words: 20% of them were right, which is chance, and no work paid.)
-    """
-    ids, weights = pad_rows(rows, tokenizer.pad_token_id, factor)
-    named = torch.tensor([tokenizer.convert_tokens_to_ids(piece) for piece in IDS])
-    return ids, weights * torch.where(torch.isin(ids[:, 1:], named), factor, 1.0)

@@ -18,34 +18,17 @@ RL adds. The figures above were seen on the way; their runs are not kept.
 """
 
 import random
-import time
-from dataclasses import dataclass
-from pathlib import Path
 
-import torch
 import tyro
 
-from env_letters import STYLES, Task, english_words, make_task, question, write_reply
+from env_letters import Task, english_words, make_task
 from lab.base import corpus
-from lab.base.corpus import SEED_RANGE, glance, opening, pad_rows
-from lab.base.pretrain import Pretrain, make_model, optimizer_of, save, start_from, train_round
-from lab.base.tokenizer import build
+from lab.base.corpus import asking, letters_chat, pad_rows
+from lab.base.pretrain import POLISHED, Pretrain, dice, main
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MOST = 80  # letters of a string
-# as in pico_base; lab/base/corpus.py says what shown and said are
-SAID = dict(zip(STYLES, Pretrain().habits))
-SHOWN = dict(zip(STYLES, Pretrain().polish_shown))
-
-
-@dataclass
-class Long:
-    out: str = "models/pico_long"
-    start_from: str = "models/pico_base"
-    seed: int = 7
-    steps: int = 1500
-    lr: float = 2e-3
-    threads: int = 1
+LONG = Pretrain(out="models/pico_long", start_from="models/pico_base", seed=7, threads=1)
 
 
 def draw_task(rng: random.Random) -> Task:
@@ -58,12 +41,7 @@ def draw_task(rng: random.Random) -> Task:
         i, j = rng.randrange(n - k), rng.randrange(n - k)
         text = (text[:j] + text[i : i + k] + text[j + k :])[:n]
     letters = rng.sample(LETTERS, rng.choice([1, 2, 3, 5, 8, 10, 12, 14, 16, 18, 20]))
-    if rng.random() < 0.7:  # as in the tiers, asked letters occur more often than chance
-        bias, present = rng.uniform(0.3, 0.9), sorted(set(text))
-        letters = list(
-            dict.fromkeys(rng.choice(present) if rng.random() < bias else c for c in letters)
-        )
-    return Task(text, tuple(letters), tuple(text.count(c) for c in letters))
+    return asking(rng, text, letters, rng.uniform(0.3, 0.9) if rng.random() < 0.7 else 0.0)
 
 
 def words_between(rng: random.Random, most: int) -> str:
@@ -82,37 +60,27 @@ def tally_rows(tokenizer, rng: random.Random, n: int, length: int) -> list[list]
 
 def chat_rows(tokenizer, rng: random.Random, n: int) -> list[list]:
     """n chats in all habits: a third are of tier 6, half have words before or after the string."""
+
+    def reword(rng: random.Random, ask: str) -> str:
+        words = words_between(rng, rng.choice([0, 0, 60, 150]))
+        if words and rng.random() < 0.3:
+            return f"{words.strip()} {ask}"
+        return ask.replace('". ', f'".{words} ', 1) if words else ask
+
     rows = []
     for _ in range(n):
         task = make_task(rng, 6) if rng.random() < 0.35 else draw_task(rng)
         think = rng.random() < 0.92
-        style = rng.choices(list(STYLES), SHOWN.values())[0] if think else "bare"
-        ask, between = question(task, think), words_between(rng, rng.choice([0, 0, 60, 150]))
-        if between and rng.random() < 0.3:
-            ask = f"{between.strip()} {ask}"
-        elif between:
-            ask = ask.replace('". ', f'".{between} ', 1)
-        prompt = opening(tokenizer, [{"role": "user", "content": ask}], think)
-        reply = write_reply(task if style == "derives" else glance(task, rng), style) + "<|im_end|>"
-        first = SAID[style] / SHOWN[style] if think else 1.0
-        rows.append([(tokenizer(prompt)["input_ids"], tokenizer(reply)["input_ids"], first)])
+        rows.append(letters_chat(tokenizer, rng, task, think, POLISHED, LONG.habits, reword))
     return rows
 
 
-def main(cfg: Long) -> None:
-    torch.set_num_threads(cfg.threads)
-    tokenizer, began, log = build(), time.time(), []
-    model = make_model(tokenizer, cfg.seed)
-    start_from(model, tokenizer, Path(cfg.start_from))
-
-    def batch(step: int):
-        rng = random.Random(SEED_RANGE + cfg.seed * 1_000_000 + step)
-        kinds = (tally_rows(tokenizer, rng, 10, 512), chat_rows(tokenizer, rng, 16))
-        return [pad_rows(rows, tokenizer.pad_token_id) for rows in kinds], MOST
-
-    train_round(model, optimizer_of(model), batch, cfg.steps, cfg.lr, "long", log)
-    save(model, tokenizer, Path(cfg.out), began, log)
+def batch(cfg: Pretrain, tokenizer, step: int):
+    """10 rows of tallies and 16 chats."""
+    rng = dice(cfg, step)
+    kinds = (tally_rows(tokenizer, rng, 10, 512), chat_rows(tokenizer, rng, 16))
+    return [pad_rows(rows, tokenizer) for rows in kinds], MOST
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Long))
+    main(tyro.cli(Pretrain, default=LONG), {"long": batch})

@@ -1,10 +1,10 @@
 """How models/pico_base/ and models/pico_swarm/ were made: a Qwen3 of 0.9M parameters, from nothing.
 
-    python -m lab.base.pretrain --stop-after 6 --out models/pico_base      # two to three hours
-    python -m lab.base.pretrain --start-from models/pico_base --skip-rounds 6 --threads 1
+    python -m lab.base.pretrain --rounds skill polish lists both --out models/pico_base
+    python -m lab.base.pretrain --start-from models/pico_base --rounds calls all --threads 1
 
-The second makes models/pico_swarm, in 90 minutes on a busy machine. Both are seeded, and run on two
-CPU cores.
+The first takes two to three hours. The second makes models/pico_swarm, in 90 minutes on a busy
+machine. Both are seeded, and run on two CPU cores.
 
 What the base has to be: a chat model that *can* do the right thing and mostly does not. Then RL has
 something to find. So it is trained on replies in habits of different worth; lab/base/corpus.py says
@@ -50,12 +50,14 @@ import json
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 import tyro
+from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -64,7 +66,6 @@ from lab.base.corpus import (
     alphabet_rows,
     draw_task,
     drill_rows,
-    heavier,
     letters_rows,
     lists_rows,
     pad_rows,
@@ -73,32 +74,31 @@ from lab.base.corpus import (
 )
 from lab.base.tokenizer import build
 
+LR, LATER_LR = 3e-3, 2e-3  # the highest rate of the first round, and of each later one
+POLISHED = [0.08, 0.08, 0.84]  # how often each habit is shown after the first round
+STEPS = {  # of the later rounds, in this order
+    "polish": [1000, 500],  # chats, mostly long tallies
+    "lists": [2000],  # lists packed back to back, with rows of tallies beside them
+    "both": [800, 600],  # chats of both environments
+    "calls": [300],  # swarm's tool calls, with some lists and tallies beside them
+    "all": [300, 260, 180],  # chats of all three environments
+    "long": [1500],  # of pico_long: lab/base/long.py
+}
+
 
 @dataclass
 class Pretrain:
     out: str = "models/pico_swarm"  # folder to write, in Hugging Face format
     seed: int = 0
-    skill_steps: int = 2600  # optimizer steps of the first phase, about 0.32 s each
-    chat_steps: int = 800  # and of the second, about 0.5 s each
+    skill_steps: int = 2600  # optimizer steps of the first round on tallies, about 0.32 s each
+    chat_steps: int = 800  # and then on chats, about 0.5 s each
     batch: int = 64  # replies a step (chat); the skill phase packs 32 rows of 256 to 320 tokens
-    lr: float = 3e-3  # peak; linear warm-up over 100 steps, then cosine to zero over both phases
     # how often it says: bare, states, derives
     habits: list[float] = field(default_factory=lambda: [0.60, 0.28, 0.12])
-    # how often each is shown in the chat phase
+    # how often each is shown in the first round
     shown: list[float] = field(default_factory=lambda: [0.20, 0.20, 0.60])
-    # rounds of a third phase, mostly long tallies, each from a fresh learning rate to zero
-    polish_steps: list[int] = field(default_factory=lambda: [1000, 500])
-    polish_shown: list[float] = field(default_factory=lambda: [0.08, 0.08, 0.84])
-    polish_lr: float = 2e-3  # of every round after the first
-    lists_steps: int = 2000  # lists packed back to back, with rows of tallies beside them
-    # rounds of chats of both environments
-    both_steps: list[int] = field(default_factory=lambda: [800, 600])
-    calls_steps: int = 300  # swarm's tool calls, with some lists and tallies beside them
-    # rounds of chats of all three environments
-    all_steps: list[int] = field(default_factory=lambda: [300, 260, 180])
     start_from: str = ""  # a folder written by an earlier call
-    skip_rounds: int = 0  # those that it has been through (the first is skill and chat)
-    stop_after: int = 0  # stop after so many rounds; 0 does all
+    rounds: tuple[str, ...] = ()  # some of BATCHES; none: all of them
     threads: int = 2
 
 
@@ -110,10 +110,10 @@ dice = lambda cfg, at: random.Random(SEED_RANGE + cfg.seed * 1_000_000 + at)
 
 def halves(rows: list[list], tokenizer) -> list[tuple]:
     half = len(rows) // 2
-    return [pad_rows(part, tokenizer.pad_token_id) for part in (rows[:half], rows[half:])]
+    return [pad_rows(part, tokenizer) for part in (rows[:half], rows[half:])]
 
 
-def skill_batch(cfg: Pretrain, tokenizer, step: int):
+def tallies(cfg: Pretrain, tokenizer, step: int):
     """32 rows of tallies, whose strings grow."""
     rng = dice(cfg, step)
     cap = round(12 + 68 * min(1.0, step / (0.42 * cfg.skill_steps)))
@@ -121,75 +121,71 @@ def skill_batch(cfg: Pretrain, tokenizer, step: int):
     return halves(rows, tokenizer), cap
 
 
-def chat_batch(cfg: Pretrain, tokenizer, step: int, polish: bool):
+def chats(cfg: Pretrain, tokenizer, step: int, polish: bool = True):
     """Chats of letters in all habits."""
-    rng, shown = dice(cfg, 500_000 + step), cfg.polish_shown if polish else cfg.shown
+    rng, shown = dice(cfg, 500_000 + step), POLISHED if polish else cfg.shown
     rows = letters_rows(tokenizer, rng, cfg.batch, shown, cfg.habits, polish)
     rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))  # the shorter half is padded less
     return halves(rows, tokenizer), 80
 
 
-def skill_round(cfg: Pretrain, tokenizer, step: int):
+def skill(cfg: Pretrain, tokenizer, step: int):
     """Tallies, then chats."""
     if step < cfg.skill_steps:
-        return skill_batch(cfg, tokenizer, step)
-    return chat_batch(cfg, tokenizer, step - cfg.skill_steps, False)
+        return tallies(cfg, tokenizer, step)
+    return chats(cfg, tokenizer, step - cfg.skill_steps, polish=False)
 
 
-def polish_batch(cfg: Pretrain, tokenizer, step: int):
-    return chat_batch(cfg, tokenizer, cfg.chat_steps + step, True)
-
-
-def lists_batch(cfg: Pretrain, tokenizer, step: int):
+def lists(cfg: Pretrain, tokenizer, step: int):
     """20 rows of lists, which grow, and 16 shorter rows of tallies."""
-    cap = 2 + int(3 * min(1.0, step / (0.3 * cfg.lists_steps)))  # 2 … 5 names a turn
-    lists = halves(lists_rows(tokenizer, dice(cfg, 700_000 + step), 20, cap, 640), tokenizer)
-    tallies, _ = skill_batch(cfg, tokenizer, cfg.skill_steps + step)
-    return [tallies[0], *lists], cap
+    cap = 2 + int(3 * min(1.0, step / (0.3 * STEPS["lists"][0])))  # 2 … 5 names a turn
+    rows = lists_rows(tokenizer, dice(cfg, 700_000 + step), 20, cap, 640)
+    (shorter, _), _ = tallies(cfg, tokenizer, cfg.skill_steps + step)
+    return [shorter, *halves(rows, tokenizer)], cap
 
 
-def both_batch(cfg: Pretrain, tokenizer, step: int):
+def both(cfg: Pretrain, tokenizer, step: int):
     """Chats in all habits: 32 of letters and 16 of alphabet, which are four times as long."""
-    letters, _ = chat_batch(cfg, tokenizer, 100_000 + step, polish=True)
+    letters, _ = chats(cfg, tokenizer, 100_000 + step)
     rng = dice(cfg, 800_000 + step)
-    lists = alphabet_rows(tokenizer, rng, cfg.batch // 4, cfg.polish_shown, cfg.habits)
-    return [letters[step % 2], pad_rows(lists, tokenizer.pad_token_id)], 80
+    rows = alphabet_rows(tokenizer, rng, cfg.batch // 4, POLISHED, cfg.habits)
+    return [letters[step % 2], pad_rows(rows, tokenizer)], 80
 
 
-def calls_batch(cfg: Pretrain, tokenizer, step: int):
+def calls(cfg: Pretrain, tokenizer, step: int):
     """32 rows of drill; beside them, every other step, 16 rows of tallies or 10 of lists, so that
     they are not forgotten."""
-    drill = heavier(drill_rows(tokenizer, dice(cfg, 900_000 + step), 32, 512), tokenizer, 8.0)
+    drill = pad_rows(drill_rows(tokenizer, dice(cfg, 900_000 + step), 32, 512), tokenizer, 8.0)
     if step % 2:
         return [drill], 6
-    (tallies, *lists), _ = lists_batch(cfg, tokenizer, cfg.lists_steps + step)
-    return [drill, [tallies, lists[0]][step // 2 % 2]], 6
+    known, _ = lists(cfg, tokenizer, STEPS["lists"][0] + step)
+    return [drill, known[step // 2 % 2]], 6
 
 
-def all_batch(cfg: Pretrain, tokenizer, step: int):
+def all_three(cfg: Pretrain, tokenizer, step: int):
     """8 whole episodes of swarm, 4 rows of drill, and 32 chats of letters or 6 of alphabet in turn.
 
     After the first round, 12% of the calls that were sampled named something that was not there,
     and 3% of the lists were right: in the second, what has to be copied weighs twice as much, and
     there are 10 chats of alphabet.
     """
-    rng, again = dice(cfg, 950_000 + step), step >= cfg.all_steps[0]
-    whole = heavier(swarm_rows(tokenizer, rng, 8, None), tokenizer, 8.0 if again else 4.0)
-    drill = heavier(drill_rows(tokenizer, rng, 4, 512), tokenizer, 8.0)
+    rng, again = dice(cfg, 950_000 + step), step >= STEPS["all"][0]
+    whole = pad_rows(swarm_rows(tokenizer, rng, 8), tokenizer, 8.0 if again else 4.0)
+    drill = pad_rows(drill_rows(tokenizer, rng, 4, 512), tokenizer, 8.0)
     if step % 2:
-        letters, _ = chat_batch(cfg, tokenizer, 200_000 + step, polish=True)
+        letters, _ = chats(cfg, tokenizer, 200_000 + step)
         return [whole, drill, letters[step // 2 % 2]], 25
-    lists = alphabet_rows(tokenizer, rng, 10 if again else 6, cfg.polish_shown, cfg.habits)
-    return [whole, drill, pad_rows(lists, tokenizer.pad_token_id)], 25
+    rows = alphabet_rows(tokenizer, rng, 10 if again else 6, POLISHED, cfg.habits)
+    return [whole, drill, pad_rows(rows, tokenizer)], 25
 
 
 BATCHES = {
-    "skill": skill_round,
-    "polish": polish_batch,
-    "lists": lists_batch,
-    "both": both_batch,
-    "calls": calls_batch,
-    "all": all_batch,
+    "skill": skill,
+    "polish": lambda cfg, tokenizer, step: chats(cfg, tokenizer, cfg.chat_steps + step),
+    "lists": lists,
+    "both": both,
+    "calls": calls,
+    "all": all_three,
 }
 
 
@@ -214,8 +210,6 @@ def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
     Pieces that the older tokenizer has too keep their rows; new ones start as they are.
     RuntimeError if the base lacks a weight of the model, or has one that the model lacks.
     """
-    from safetensors.torch import load_file
-
     weights = load_file(folder / "model.safetensors")
     old, new = AutoTokenizer.from_pretrained(folder).get_vocab(), tokenizer.get_vocab()
     kept, name = [piece for piece in new if piece in old], "model.embed_tokens.weight"
@@ -227,9 +221,14 @@ def start_from(model: Qwen3ForCausalLM, tokenizer, folder: Path) -> int:
 
 
 def optimizer_of(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    rest = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    """Matrices decay, norms do not."""
+    groups = [
+        {
+            "params": [p for p in model.parameters() if (p.dim() >= 2) == matrix],
+            "weight_decay": decay,
+        }
+        for matrix, decay in ((True, 0.1), (False, 0.0))
+    ]
     return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
@@ -248,8 +247,7 @@ def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]):
         part_loss = (token_loss * weights[chosen]).sum() / total
         part_loss.backward()
         loss += part_loss.item()
-        misses = (logits.argmax(-1) != targets).float()
-        wrong.append(round(misses.mean().item(), 4))
+        wrong.append(round((logits.argmax(-1) != targets).float().mean().item(), 4))
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -278,31 +276,24 @@ def save(model, tokenizer, out: Path, began: float, log: list) -> None:
     print(f"wrote {out}/ after {minutes} minutes")
 
 
-def main(cfg: Pretrain) -> None:
+def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
     torch.set_num_threads(cfg.threads)
     tokenizer, began, log = build(), time.time(), []
     model = make_model(tokenizer, cfg.seed)
-    optimizer = optimizer_of(model)
-    lr = cfg.polish_lr
-    rounds = [
-        ("skill", cfg.skill_steps + cfg.chat_steps, cfg.lr),
-        *(("polish", n, lr) for n in cfg.polish_steps),
-        ("lists", cfg.lists_steps, lr),
-        *(("both", n, lr) for n in cfg.both_steps),
-        ("calls", cfg.calls_steps, lr),
-        *(("all", n, lr) for n in cfg.all_steps),
-    ]
-    rounds = rounds[: cfg.stop_after or None]
     if cfg.start_from:
         start_from(model, tokenizer, Path(cfg.start_from))
-    for number, (name, length, peak) in list(enumerate(rounds))[cfg.skip_rounds :]:
-        # A second round of a kind draws new tasks.
-        before = sum(n for other, n, _ in rounds[:number] if other == name)
+    optimizer = optimizer_of(model)
+    steps = {"skill": [cfg.skill_steps + cfg.chat_steps]} | STEPS
+    rounds = [(kind, i) for kind in cfg.rounds or batches for i in range(len(steps[kind]))]
+    for number, (kind, i) in enumerate(rounds):
         # Round as the saved file does, and forget Adam's moments: --start-from begins just here.
-        model.to(torch.bfloat16).float()
-        optimizer.state.clear()
-        batch = lambda at, name=name, before=before: BATCHES[name](cfg, tokenizer, before + at)
-        train_round(model, optimizer, batch, length, peak, f"{number} {name}", log)
+        if number or not cfg.start_from:
+            model.to(torch.bfloat16).float()
+            optimizer.state.clear()
+        before = sum(steps[kind][:i])  # a second round of a kind draws new tasks
+        batch = lambda at, kind=kind, before=before: batches[kind](cfg, tokenizer, before + at)
+        peak = LR if kind == "skill" else LATER_LR
+        train_round(model, optimizer, batch, steps[kind][i], peak, f"{number} {kind}", log)
     save(model, tokenizer, Path(cfg.out), began, log)
 
 

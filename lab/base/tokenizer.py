@@ -145,19 +145,11 @@ what nothing which much best found will us long many there can compare options o
 CAPITALISED = "Claim Posts Some The You Then Think Do Let Give JSON XML".split()
 
 
-def common_words(n: int) -> list[str]:
-    """The n most frequent plain English words of pyspellchecker's list."""
+def pieces() -> list[str]:
+    """Every piece after the special tokens and the 256 bytes, in order of id, without repeats."""
     from spellchecker import SpellChecker
 
-    counts = SpellChecker(language="en").word_frequency.dictionary
-    words = [w for w in counts if re.fullmatch("[a-z]{2,}", w)]
-    return sorted(words, key=lambda w: (-counts[w], w))[:n]
-
-
-def pieces(vocab_size: int) -> list[str]:
-    """Every piece after the special tokens and the 256 bytes, in order of id, without repeats."""
     chars = [chr(c) for c in range(32, 127)] + ["\n"]
-    room = vocab_size - 256 - len(SPECIAL) - len(MARKUP)
     spaced = lambda words: [" " + word for word in words]
     letters = spaced(string.ascii_letters + string.digits)
     calls = [
@@ -166,28 +158,33 @@ def pieces(vocab_size: int) -> list[str]:
         if given
     ]
     frames = FRAGMENTS + FRAMES + calls + prompt_frames()
-    words = spaced(WORDS + CAPITALISED + common_words(room))
-    return list(dict.fromkeys(chars + letters + frames + IDS + words))[:room]
+    counts = SpellChecker(language="en").word_frequency.dictionary  # of English words
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))
+    plain = [word for word in frequent if re.fullmatch("[a-z]{2,}", word)]
+    words = spaced(WORDS + CAPITALISED + plain)
+    return list(dict.fromkeys(chars + letters + frames + IDS + words))
 
 
-def build(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
+def build() -> PreTrainedTokenizerFast:
     """The tokenizer with its chat template."""
     byte_pieces = [f"<0x{b:02X}>" for b in range(256)]
     # Unigram maximises the sum of scores: -1 a piece takes the fewest pieces; the tiny length term
     # breaks ties towards long pieces on the left, so that the cut is unique. Bytes and specials are
     # never worth taking.
-    vocab = [(t, -100.0) for t in SPECIAL + MARKUP] + [(b, -100.0) for b in byte_pieces]
-    vocab += [(p, -1.0 + 1e-4 * min(len(p), 9) ** 2) for p in pieces(vocab_size)]
-    assert len(vocab) == vocab_size, len(vocab)
-    core = Tokenizer(models.Unigram(vocab, unk_id=len(SPECIAL + MARKUP), byte_fallback=True))
+    vocab = [(piece, -100.0) for piece in SPECIAL + MARKUP + byte_pieces]
+    vocab += [(p, -1.0 + 1e-4 * min(len(p), 9) ** 2) for p in pieces()]
+    unigram = models.Unigram(vocab[:VOCAB_SIZE], len(SPECIAL + MARKUP), byte_fallback=True)
+    core = Tokenizer(unigram)
     core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     core.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKUP])
-    how = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    how["clean_up_tokenization_spaces"] = False
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **how)
-    tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
-    return tokenizer
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        chat_template=(Path(__file__).parent / "chat_template.jinja").read_text(),
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,183 @@
+"""What only a card can show, into results/card.json. Without a card it runs on the CPU.
+
+    python -m lab.card same pico_base      # the CPU's numbers: log-probs, replies, gradients
+    python -m lab.card big 2 16 256        # Qwen3-4B's shape: seconds and memory, and the plan's
+
+`big` plays so many tasks with so many samples and so many tokens. A 4B needs no download: its
+weights are random, and no reply ends by itself. Our own sampler samples, and not vLLM.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import grpo
+from env_letters import Letters
+from fast import machine
+from fast.logprobs import token_logprobs
+from fast.sampler import TorchSampler
+from lab.tables import RESULTS
+from policy import PICO, adam, checkpoint_activations, load_policy
+from rollout import play
+from settings import Config
+
+SEEDS = 2_600_000_000  # tasks that are neither trained on nor part of any other result
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPE = dict(  # Qwen3-4B's
+    hidden_size=2560,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=9728,
+    vocab_size=151_936,
+    tie_word_embeddings=True,
+    max_position_embeddings=40_960,
+)
+new_env = partial(Letters, difficulty=6, reward_kind="partial", think=True, style="states")
+
+
+# ------------------------------------------------------------------------------- the same numbers
+def same(model: str, rank: int, tasks: int = 8, k: int = 4, longest: int = 128) -> dict:
+    """The CPU in float32 beside the card: greedy replies, log-probs [nats], gradients of the losses.
+
+    rank 0 trains all weights, in float32 on the card too; with LoRA its frozen weights are bfloat16.
+    What an update computes is bfloat16 there in both cases (fast/logprobs.py).
+    """
+    home, there = (load_policy(model, rank, 2 * rank, device) for device in ("cpu", DEVICE))
+    torch.set_float32_matmul_precision("highest")
+    seeds = [SEEDS + i for i in range(tasks)]
+    played = lambda policy, temperature, k: play(
+        policy, TorchSampler(policy), new_env, seeds, k, longest, temperature, 0
+    )
+    groups = played(home, 1.0, k)
+    both = [[group[0].token_ids for group in played(p, 0.0, 1)] for p in (home, there)]
+    found = {"replies": tasks, "equal": sum(a == b for a, b in zip(*both))}
+    gaps = torch.cat([gap(home, there, episode) for group in groups for episode in group])
+    found |= {"tokens": len(gaps), "gap": gaps.mean().item(), "most": gaps.max().item()}
+    found["gradients"] = {}
+    for loss in grpo.LOSSES:
+        ours, theirs = (gradient(policy, groups, loss) for policy in (home, there))
+        found["gradients"][loss] = ((ours - theirs).norm() / ours.norm()).item()
+    return found
+
+
+@torch.no_grad()
+def gap(home, there, episode) -> torch.Tensor:
+    """By how much the two differ about each sampled token's log-prob: [M]."""
+    ids = torch.tensor([episode.token_ids])  # [1, T]
+    mask = torch.tensor([episode.sampled])[:, 1:].bool()  # [1, T-1]
+    ours = token_logprobs(home, ids, mask)[0]  # [M]
+    theirs = token_logprobs(there, ids.to(DEVICE), mask.to(DEVICE))[0]  # [M]
+    return (ours - theirs.float().cpu()).abs()
+
+
+def gradient(policy, groups, loss: str) -> torch.Tensor:
+    """Of one update, in one row [P]. The adapter's B is 0 at first, so A's part is 0."""
+    cfg = Config(loss=loss, importance="clip", max_tokens=320, micro_tokens=8192)
+    tossed = torch.tensor([[1.0, -1.0] * (len(groups[0]) // 2)] * len(groups))  # [G, k]
+    with policy.learning():
+        grpo.update(policy, adam(policy, 0.0), groups, tossed, cfg)
+        found = [weight.grad.flatten().float().cpu() for weight in policy.trainable().values()]
+    return torch.cat(found)
+
+
+# ------------------------------------------------------------------------------- a 4B
+def random_model(folder: Path) -> Path:
+    """A chat model of SHAPE with random weights and pico_base's tokenizer."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shutil.copytree(PICO, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    config = Qwen3Config(**SHAPE, eos_token_id=2, pad_token_id=0, dtype=torch.bfloat16)
+    with torch.device(DEVICE):
+        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def gib() -> float:
+    """The most that tensors took since the last call."""
+    if DEVICE == "cpu":
+        return machine.peak_memory()
+    most = torch.cuda.max_memory_allocated() / 2**30
+    torch.cuda.reset_peak_memory_stats()
+    return most
+
+
+def clocked(act):
+    """(what it returns, seconds, GiB)."""
+    gib()
+    start = time.perf_counter()
+    found = act()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return found, time.perf_counter() - start, gib()
+
+
+def big(tasks: int = 8, k: int = 16, longest: int = 2048) -> dict:
+    """An update with a large model's defaults for letters; then one task's with what saves memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as room:
+        folder = random_model(Path(room) / "model")
+        policy = load_policy(str(folder), 32, 64, DEVICE)
+    sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
+    seeds = [SEEDS + i for i in range(tasks)]
+    held = gib()
+    act = partial(play, policy, sampler, new_env, seeds, k, longest, 1.0, 0)
+    groups, seconds, most = clocked(act)
+    replies = sum(sum(episode.sampled) for group in groups for episode in group)
+    sampling = {"seconds": seconds, "gib": most, "tokens": replies}
+    found = {
+        "parameters": policy.n_parameters,
+        "loaded": held,
+        "sampling": sampling,
+        "training": [],
+    }
+    card = machine.card_of(policy.device) if DEVICE == "cuda" else machine.Card(80.0)
+    tries = [
+        ({}, tasks),
+        ({}, 1),
+        ({"micro_tokens": 4096}, 1),
+        ({"gradient_checkpointing": True}, 1),
+    ]
+    for more, n in tries:
+        cfg = Config(importance="clip", max_tokens=longest, k=k, **{"micro_tokens": 8192} | more)
+        if cfg.gradient_checkpointing:
+            checkpoint_activations(policy)
+        some, toss = groups[:n], torch.tensor([[1.0, -1.0] * (k // 2)] * n)  # [n, k]
+        with sampler.asleep(), policy.learning():
+            act = partial(grpo.update, policy, optimizer, some, toss, cfg)
+            stats, seconds, most = clocked(act)
+        planned = machine.plan(machine.BIG, "letters", card, "torch", more | {"k": k})
+        line = {"settings": more, "tasks": n, "seconds": seconds, "gib": most}
+        line |= {"planned": planned.training, "tokens": stats["trained_tokens"]}
+        found["training"].append(line | {"mismatch": stats["mismatch"]})
+        found["planned_sampling"] = planned.sampling
+        print(line, flush=True)
+    return found
+
+
+def save(name: str, found: dict) -> None:
+    """Beside the arms that are in the file already."""
+    out = RESULTS / "card.json"
+    arms = json.loads(out.read_text())["arms"] if out.exists() else {}
+    card = torch.cuda.get_device_name() if DEVICE == "cuda" else "no card"
+    head = {"made_by": "python -m lab.card, with an arm's words", "machine": card}
+    head["torch"] = torch.__version__
+    out.write_text(json.dumps(head | {"arms": arms | {name: found}}) + "\n")
+
+
+def main(what: str = "same", *words: str) -> None:
+    if what == "big":
+        return save(f"big {' x '.join(words)}", big(*map(int, words)))
+    model = words[0] if words else "pico_base"
+    for rank, wide in ((0, "float32"), (32, "bfloat16")):
+        save(f"same {model} {wide}", same(model, rank))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
