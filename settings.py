@@ -405,7 +405,7 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
     levels = levels_of(cfg.env) if cfg.eval_other_tiers else [own]
     sets = {short(cfg.env): own}
     if kind(cfg.env) == "known":
-        sets = {env.source.name: own}
+        sets = {env.name: own}
     elif cfg.env == "letters":
         tiers = {own, *EVAL_TIERS} if cfg.eval_other_tiers else {own}
         sets = {f"tier {tier}": tier for tier in sorted(tiers)}

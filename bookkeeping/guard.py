@@ -172,7 +172,7 @@ def preflight(cfg) -> None:
     except ValueError as wrong:
         raise ValueError(f"--env {cfg.env}: {wrong}; see {page}") from None
     if kind(cfg.env) == "known":
-        print(make_env(cfg, cfg.difficulty).source.about)
+        print(make_env(cfg, cfg.difficulty).about)
 
 
 def check_environment(new_env: Callable, expert: bool, promote) -> None:

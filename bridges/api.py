@@ -10,12 +10,11 @@ stand in one table with a run of ours.
 A model of our own is evaluated this way, too, once it is served: `python -m bridges.export merge`,
 then `vllm serve`, or `transformers serve`.
 
-The endpoint may be slow, wrong, hostile or gone, so everything has an end: an answer has a largest
-size, a reply a time limit over all its retries, and so has the evaluation. The openai client
-retries what may pass (429, 5xx, a lost connection), waiting as long as Retry-After asks. An episode
-whose reply does not come fails: it is in no mean, and the report counts it beside n. Answers cost
-money, so each episode is written as soon as it is over. If nothing is ever answered, one sentence
-says why, and the rest is not tried.
+The endpoint may be slow, wrong or gone. The openai client retries what may pass (429, 5xx, a lost
+connection), waiting as long as Retry-After asks; a reply has a time limit over all its retries. An
+episode whose reply does not come fails: it is in no mean, and the report counts it beside n.
+Answers cost money, so each episode is written as soon as it is over, and Ctrl-C keeps what was
+played. If nothing is ever answered, one sentence says why, and the rest is not tried.
 
     text      Environments read text, endpoints may speak in fields. `tool_calls` become
               <tool_call>…</tool_call>, reasoning becomes <think>…</think> if the task allows
@@ -36,41 +35,34 @@ import json
 import math
 import os
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import httpx
 import openai
 from tqdm import tqdm
 
-import metrics
 from bookkeeping import records, report
 from bookkeeping.folder import code_hash, make_folder
 from bookkeeping.guard import Guarded, preflight
 from bookkeeping.presets import by_size, kind
-from bookkeeping.records import append, write_json
 from bookkeeping.refusals import check
 from env_letters import split_thinking
-from evaluate import eval_line, known, parts
+from evaluate import eval_line
 from rollout import EnvironmentFailed, Episode, finish
 from settings import Config, dev_seeds, eval_sets, fill
-from swarm.tools import wrap_call
+from swarm.tools import written
 
 RETRIES = 5  # of a request; the client doubles its pause each time, from half a second on
-SECONDS = 120.0  # that an endpoint may be silent, and …
-REPLY_SECONDS = 300.0  # … for one reply, all its retries included
-STOPPED = "stopped by you"
-MINUTES = 60.0  # for the evaluation; what is not done by then counts as failed
-LARGEST = 8_000_000  # bytes of an answer
-ADDRESS = r"https?://(\[[\da-fA-F:]+\]|[^\s@?#/:\[\]]+)(:\d{1,5})?(/[^\s@?#]*)?"
+SECONDS = 300.0  # for one reply, all its retries included
 HINTS = {
-    401: "; the key in OPENAI_API_KEY is missing or wrong",
-    403: "; the key in OPENAI_API_KEY may not do this",
-    404: "; check --model, and whether --api-base should end in /v1",
+    "AuthenticationError": "; the key in OPENAI_API_KEY is missing or wrong",
+    "PermissionDeniedError": "; the key in OPENAI_API_KEY may not do this",
+    "NotFoundError": "; check --model, and whether --api-base should end in /v1",
+    "APIConnectionError": "; start the server, or check --api-base",
+    "TimeoutError": f"no whole answer within {SECONDS:g} s",
 }
 # A word of a refusal: the field of ours that it is about, and what is done instead.
 OTHER_WAYS = {
@@ -92,10 +84,6 @@ To call one, write a JSON object with its name and arguments inside <tool_call><
 </tool_call>"""
 
 
-class Failure(Exception):
-    """No answer, and why, in one line."""
-
-
 class Endpoint:
     """Where and how is asked, and what it has cost.
 
@@ -103,10 +91,8 @@ class Endpoint:
     people put secrets there.
     """
 
-    client: openai.AsyncOpenAI  # while its event loop runs
-
     def __init__(self, cfg: Config):
-        if not re.fullmatch(ADDRESS, cfg.api_base):
+        if not re.fullmatch(r"https?://[^\s@?#/]+(/[^\s@?#]*)?", cfg.api_base):
             raise ValueError(
                 "--api-base: give an address such as https://HOST/v1, "
                 "without a user, a question mark or a key in it"
@@ -117,15 +103,21 @@ class Endpoint:
                 "--resume, --held-out and the folder of --eval-only"
             )
         self.cfg = cfg
-        self.url = cfg.api_base.rstrip("/").removesuffix("/chat/completions")
         self.key = os.environ.get("OPENAI_API_KEY", "").strip() or "none"  # never printed
-        # sent with every request
-        self.options = {"max_tokens": cfg.max_tokens, "temperature": 0.0}
-        if not cfg.think:  # vLLM's way to tell Qwen3
-            self.options["chat_template_kwargs"] = {"enable_thinking": False}
-        self.notes: list[str] = []  # fields that it refused, and what was done instead
+        self.client = openai.AsyncOpenAI(
+            base_url=cfg.api_base.rstrip("/").removesuffix("/chat/completions"),
+            api_key=self.key,
+            timeout=SECONDS,
+            max_retries=RETRIES,
+        )
+        self.notes: dict[str, str] = {}  # a field that it refused: what was done instead
         self.spent = Counter()  # answers, retries, prompt_tokens, completion_tokens
         self.ended = ""  # why the rest was not tried
+
+    def safe(self, text: str) -> str:
+        """Without the key (a short one is a placeholder and no secret), and fit for a file."""
+        text = text.replace(self.key, "***") if len(self.key) >= 8 else text
+        return text.encode("utf-8", "replace").decode()
 
 
 # ------------------------------------------------------------------------------------ the endpoint
@@ -133,27 +125,28 @@ class Endpoint:
 
 async def ask(end: Endpoint, talk: list[dict], env) -> tuple[str, dict, bool, int]:
     """The model's answer to a conversation, as read_answer has it. Raises whatever went wrong."""
-    tools, messages = env.tools or [], talk
-    if tools and OTHER_WAYS["tool"][1] in end.notes:
-        shown = "\n".join(json.dumps(tool) for tool in tools)
-        messages = [{"role": "system", "content": TOOLS_AS_TEXT.format(tools=shown)}, *talk]
-        tools = []
-    fields = end.options | ({"tools": tools} if tools else {})
+    fields = {"max_tokens": end.cfg.max_tokens, "temperature": 0.0}
+    if env.tools:
+        fields["tools"] = env.tools
+    if not end.cfg.think:  # vLLM's way to tell Qwen3
+        fields["chat_template_kwargs"] = {"enable_thinking": False}
+    messages = talk
+    for name in end.notes.keys() & fields.keys():
+        refused = fields.pop(name)
+        if name == "max_tokens":
+            fields["max_completion_tokens"] = refused
+        if name == "tools":
+            shown = TOOLS_AS_TEXT.format(tools="\n".join(map(json.dumps, refused)))
+            messages = [{"role": "system", "content": shown}, *talk]
     request = {"model": end.cfg.model, "messages": messages, "extra_body": fields}
-    create, raw = end.client.chat.completions.with_streaming_response.create, bytearray()
     try:
-        async with asyncio.timeout(REPLY_SECONDS), create(**request) as response:
-            async for piece in response.iter_bytes():
-                raw += piece
-                if len(raw) > LARGEST:
-                    raise Failure(f"an answer of more than {LARGEST / 1e6:g} MB")
-    except TimeoutError:
-        raise Failure(f"no whole answer within {REPLY_SECONDS:g} s") from None
-    except openai.APIStatusError as refusal:
+        async with asyncio.timeout(SECONDS):
+            response = await end.client.chat.completions.with_raw_response.create(**request)
+    except (openai.BadRequestError, openai.UnprocessableEntityError) as refusal:
         if adapt(end, fields, refusal):
             return await ask(end, talk, env)
         raise
-    answer = read_answer(end, raw, env.think)
+    answer = read_answer(end, response.content, env.think)
     end.spent.update(answers=1, retries=response.retries_taken)
     return answer
 
@@ -163,41 +156,25 @@ def adapt(end: Endpoint, fields: dict, refusal: openai.APIStatusError) -> bool:
 
     Then all further requests go that way.
     """
-    about_fields = refusal.status_code in (400, 422) and not too_long(refusal)
-    told = str(refusal.body) if about_fields else ""
     for word, (name, note) in OTHER_WAYS.items():
-        if word in told and name in fields:
-            if note not in end.notes:  # several requests may be refused at once
-                end.notes.append(note)
-            if end.options.pop(name, None) and name == "max_tokens":
-                end.options["max_completion_tokens"] = end.cfg.max_tokens
+        if word in str(refusal) and name in fields and not too_long(refusal):
+            end.notes[name] = note
             return True
     return False
 
 
 def too_long(error: Exception) -> bool:
     """Does the conversation not fit into the model's context?"""
-    told = str(error.body) if isinstance(error, openai.BadRequestError) else ""
-    return bool(re.search("context[ _]length", told, re.IGNORECASE))
+    refused = isinstance(error, openai.BadRequestError)
+    return refused and bool(re.search("context[ _]length", str(error), re.IGNORECASE))
 
 
 def why(end: Endpoint, error: Exception) -> str:
     """What went wrong, in one line without the key."""
-    if isinstance(error, openai.APIStatusError):
-        problem = error.body.get("message") if isinstance(error.body, dict) else error.body
-        told = f"HTTP {error.status_code}: {str(problem)[:300]}{HINTS.get(error.status_code, '')}"
-    elif isinstance(error.__cause__, httpx.ConnectError):
-        told = f"nobody listens there ({error.__cause__}); start the server, or check --api-base"
-    elif isinstance(error, Failure | EnvironmentFailed):
-        told = str(error)
-    else:
-        told = f"{type(error).__name__}: {error.__cause__ or error}"[:300]
-    return records.printable(blank(end, " ".join(told.split())))
-
-
-def blank(end: Endpoint, text: str) -> str:
-    """Without the key. A short one is a placeholder ("none") and no secret."""
-    return text.replace(end.key, "***") if len(end.key) >= 8 else text
+    name, told = type(error).__name__, str(error.__cause__ or error)[:300]
+    own = isinstance(error, ValueError | EnvironmentFailed)
+    told = told if own else f"{name}: {told}{HINTS.get(name, '')}"
+    return records.printable(end.safe(" ".join(told.split())))
 
 
 # --------------------------------------------------------------------------------- text and fields
@@ -206,47 +183,33 @@ def blank(end: Endpoint, text: str) -> str:
 def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool, int]:
     """b'{"choices": [{"message": …}], "usage": …}' -> (text, message, out of tokens?, tokens).
 
-    The text is as the environment reads it, the message as the endpoint wants it back. Failure if
-    there is no message in it that can be read.
+    The text is as the environment reads it, the message as the endpoint wants it back. ValueError
+    if there is no message in it that can be read.
     """
     try:
-        # Decoded twice: the key, or half a character that no file can hold, may be escaped in it.
-        plain = json.dumps(json.loads(raw), ensure_ascii=False).encode("utf-8", "replace")
-        response = json.loads(blank(end, plain.decode()))
-        choice = response["choices"][0]
+        response = json.loads(raw)
+        choice, usage = response["choices"][0], response.get("usage") or {}
         message, cut = choice["message"], choice.get("finish_reason") == "length"
-        content = message.get("content")
+        content, calls = message.get("content"), message.get("tool_calls") or []
         if isinstance(content, list):  # parts; we can only use text
             content = "".join(part["text"] for part in content if part.get("type") == "text")
         if content is None:
             content = message.get("refusal")
         thought = message.get("reasoning_content") or message.get("reasoning")
-        calls = message.get("tool_calls") or []
-        written = [(str(c["function"]["name"]), c["function"].get("arguments")) for c in calls]
-        text = "" if content is None else "" + content  # TypeError if it is no text
-        if thought and think and not split_thinking(text)[0]:
-            text = f"<think>\n{thought.strip()}\n</think>\n{text}"
+        said = {"content": "" if content is None else content, "tool_calls": calls}
+        if think and not split_thinking(said["content"])[0]:
+            said["reasoning"] = thought
+        text = end.safe(written(said))
+        spent = {name: int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
-        raise Failure("an answer that is no JSON, or has no readable message in choices") from None
+        raise ValueError("an answer that is no JSON, or has no readable message in it") from None
     if content is None and not (calls or thought or cut):
-        raise Failure("an answer whose message is empty (content is null)")
-    for name, given in written:
-        text += "\n" if text and text[-1] != "\n" else ""
-        given = given if isinstance(given, str) else json.dumps(given or {})
-        # `</` is written `<\/`, the same in JSON, so that no argument can end the call.
-        text += wrap_call(name, given.replace("</", "<\\/"))
-    back = {"role": "assistant", "content": content if calls else content or ""}
-    back |= {"tool_calls": calls} if calls else {}
-    usage = {name: count_of(response, name) for name in ("prompt_tokens", "completion_tokens")}
-    end.spent.update(usage)
-    return text, back, cut, usage["completion_tokens"]
-
-
-def count_of(response: dict, name: str) -> int:
-    """A number of tokens as the endpoint counts them; 0 if it does not say, or nothing sensible."""
-    usage = response.get("usage")
-    count = usage.get(name) if isinstance(usage, dict) else 0
-    return count if type(count) is int and 0 <= count < 10**7 else 0
+        raise ValueError("an answer whose message is empty (content is null)")
+    end.spent.update(spent)
+    back = {"role": "assistant", "content": content or ""} | (
+        {"tool_calls": calls} if calls else {}
+    )
+    return text, back, cut, spent["completion_tokens"]
 
 
 def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
@@ -255,14 +218,13 @@ def put_back(new: list[dict], calls: list[dict]) -> list[dict]:
     That is a tool message for every native call, and <tool_response> if there was none.
     """
     told = [m["content"] for m in new if m["role"] == "tool"]
-    if calls:
-        told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
-        tool = lambda call, text: {"role": "tool", "tool_call_id": call["id"], "content": text}
-        answers = [tool(call, text) for call, text in zip(calls, told)]
-    else:
+    others = [m for m in new if m["role"] != "tool"]
+    if not calls:
         wrapped = [f"<tool_response>\n{text}\n</tool_response>" for text in told]
-        answers = [{"role": "user", "content": text} for text in wrapped]
-    return answers + [m for m in new if m["role"] != "tool"]
+        return [{"role": "user", "content": text} for text in wrapped] + others
+    told = ["\n".join(told), *["not carried out: one call a turn"] * (len(calls) - 1)]
+    answer = lambda call, text: {"role": "tool", "tool_call_id": call["id"], "content": text}
+    return [answer(call, text) for call, text in zip(calls, told)] + others
 
 
 # ---------------------------------------------------------------------------------------- episodes
@@ -297,38 +259,6 @@ async def play_one(end: Endpoint, make_env: Callable, seed: int, group: int) -> 
     return episode
 
 
-async def play_all(
-    end: Endpoint, make_env: Callable, seeds: list[int], finished: Callable[[Episode], None]
-) -> None:
-    """Plays --api-concurrency episodes at a time, until nothing is ever answered.
-
-    Raises TimeoutError when the evaluation's time is over.
-    """
-    remaining, failed = iter(enumerate(seeds)), 0
-
-    async def player() -> None:
-        nonlocal failed
-        for group, seed in remaining:
-            episode = await play_one(end, make_env, seed, group)
-            finished(episode)
-            failed += episode.stop_reason == "error"
-            if not end.spent["answers"] and failed >= max(3, end.cfg.api_concurrency):
-                end.ended = f"nothing was answered in {failed} episodes, the rest is not tried"
-            if end.ended:
-                return
-
-    local = httpx.URL(end.url).host in ("127.0.0.1", "localhost", "::1")  # needs no proxy
-    end.client = openai.AsyncOpenAI(
-        base_url=end.url,
-        api_key=end.key,
-        timeout=SECONDS,
-        max_retries=RETRIES,
-        http_client=openai.DefaultAsyncHttpxClient(trust_env=not local),
-    )
-    async with asyncio.timeout(60 * MINUTES), end.client:
-        await asyncio.gather(*(player() for _ in range(end.cfg.api_concurrency)))
-
-
 # ----------------------------------------------------------------------------- train.py --api-base
 
 
@@ -344,86 +274,76 @@ def evaluate_api(cfg: Config) -> Path:
     fill(cfg, by_size(math.inf, kind(cfg.env)))
     end, started = Endpoint(cfg), time.monotonic()
     folder, lock = make_folder(cfg)  # noqa: F841  (the lock is kept while it lives)
-    write_json(folder / "config.json", asdict(cfg))
+    records.write_json(folder / "config.json", asdict(cfg))
     tasks, make_env = next((name, env) for name, (own, env) in eval_sets(cfg).items() if own)
-    print(
-        f"{cfg.model} at {cfg.api_base}, {cfg.env}, {tasks}: {cfg.eval_n} tasks, "
-        f"{cfg.api_concurrency} at a time, {MINUTES:g} minutes at most"
-    )
-    played = {}
+    remaining, played = iter(enumerate(seeds)), {}
 
-    def finished(episode: Episode) -> None:
-        played[episode.group] = episode
-        records.save_episodes(folder, 0, "final", None, [[episode]])
-        bar.update()
+    async def player() -> None:
+        for group, seed in remaining:
+            played[group] = await play_one(end, make_env, seed, group)
+            records.save_episodes(folder, 0, "final", None, [[played[group]]])
+            bar.update()
+            if not end.spent["answers"] and len(played) >= max(3, cfg.api_concurrency):
+                end.ended = "nothing was ever answered, the rest is not tried"
+            if end.ended:
+                return
 
-    with tqdm(total=cfg.eval_n, desc="eval", unit=" tasks") as bar:
+    async def players() -> None:
+        async with end.client:
+            await asyncio.gather(*(player() for _ in range(cfg.api_concurrency)))
+
+    with tqdm(total=cfg.eval_n, desc=f"{cfg.model}, {tasks}", unit=" tasks") as bar:
         try:
-            asyncio.run(play_all(end, make_env, seeds, finished))
-        except TimeoutError:
-            end.ended = f"the {MINUTES:g} minutes were over (MINUTES in bridges/api.py)"
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            end.ended = STOPPED
+            asyncio.run(players())
+        except KeyboardInterrupt:
+            end.ended = "stopped by you"
     episodes = [e for _, e in sorted(played.items()) if e.stop_reason != "error"]
     left = set(range(cfg.eval_n)) - {e.group for e in episodes}
     missing = {i: played[i].error if i in played else end.ended for i in sorted(left)}
-    columns = {"reward": [e.reward for e in episodes], **parts(episodes)} if episodes else {}
-    means = {name: metrics.mean(known(values)) for name, values in columns.items()}
     if episodes:
-        append(folder / "evals.jsonl", eval_line(0, "final", tasks, True, episodes, missing))
-    api = {
-        "n": len(episodes),
-        "failed": len(missing),
-        "truncated": sum(e.stop_reason == "truncated" for e in episodes),
-        "retries": end.spent["retries"],
-        "prompt_tokens": end.spent["prompt_tokens"],
-        "completion_tokens": end.spent["completion_tokens"],
-    }
+        line = eval_line(0, "final", tasks, True, episodes, missing)
+        records.append(folder / "evals.jsonl", line)
     summary = {
         "env": cfg.env,
         "model": cfg.model,
         "seed": cfg.seed,
         "trained": tasks,
         "updates": 0,
-        "api": {**api, "notes": end.notes, "ended": end.ended},
-        "eval": {tasks: {"final": {p: mean.dict() for p, mean in means.items()}}} if means else {},
+        "api": {
+            "n": len(episodes),
+            "failed": len(missing),
+            "retries": end.spent["retries"],
+            "notes": list(end.notes.values()),
+            "ended": end.ended,
+        },
         "seconds": {"total": round(time.monotonic() - started, 2)},
-        "tokens": {"prompt": api["prompt_tokens"], "sampled": api["completion_tokens"]},
+        "tokens": {"prompt": end.spent["prompt_tokens"], "sampled": end.spent["completion_tokens"]},
         "machine": {"environment_code": code_hash(cfg.env)},
         "config": asdict(cfg),
     }
-    write_json(folder / "summary.json", summary)
-    text = tell(summary, means, missing)
-    (folder / "report.md").write_text(text, encoding="utf-8")
+    records.write_json(folder / "summary.json", summary)
     report.write(folder)
+    head = report.text(report.collect(folder)[0]).partition("## Config")[0]
+    text = head + tell(summary["api"], missing)
+    records.write_whole(folder / "report.md", text)
     print(f"\n{text}\nkept in {folder}")
-    if end.ended == STOPPED or not episodes:
-        first = next(iter(missing.values()), "")
-        print(f"{cfg.model}: {end.ended or 'every task failed'}; {first}", file=sys.stderr)
-        raise SystemExit(130 if end.ended == STOPPED else 1)
+    if end.ended or not episodes:
+        reasons = dict.fromkeys([end.ended or "every task failed", missing[min(left)]])
+        raise SystemExit(f"{cfg.model}: {'; '.join(reasons)}")
     return folder
 
 
-def tell(summary: dict, means: dict, missing: dict[int, str]) -> str:
-    """report.md of an evaluation over an API. missing: {a task that failed: why}."""
-    api, reasons = summary["api"], Counter(missing.values()).most_common(12)
-    lost = f"; {len(missing)} more failed or were not played, and are in no mean" if missing else ""
-    out = [
-        f"# {summary['model']}\n",
-        f"{summary['env']}, {summary['trained']}, over an API (greedy, at most "
-        f"{summary['config']['max_tokens']} tokens a reply): n = {api['n']} development tasks"
-        f"{lost}.\n",
-        "| | mean [95% interval] |",
-        "|---|---|",
-        *(f"| {part} | {mean.text()} |" for part, mean in means.items()),
-        f"\n* {api['prompt_tokens']:,} prompt and {api['completion_tokens']:,} completion tokens, "
-        f"as the endpoint counts them; {summary['seconds']['total']:.0f} s, "
-        f"{api['retries']} retries before an answer came.",
-        f"* {api['truncated']} of {api['n']} episodes were truncated: out of tokens.",
+def tell(api: dict, missing: dict[int, str]) -> str:
+    """What report.md says of an evaluation over an API. missing: {a task that failed: why}."""
+    reasons = Counter(missing.values()).most_common(12)
+    lines = [
+        f"Over an API: n = {api['n']} development tasks; {api['failed']} more failed or were not "
+        "played, and are in no mean. Tokens are as the endpoint counts them; "
+        f"{api['retries']} retries before an answer came.\n",
         *(f"* The endpoint was asked another way: {note}." for note in api["notes"]),
         *(f"* {times} failed: {records.quote(reason)}" for reason, times in reasons),
     ]
-    return "\n".join(out) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ words of an --env it shows a task of that, and with `reasoning_gym` the names of
 """
 
 import ast
+import copy
 import hashlib
 import json
 import math
@@ -42,8 +43,9 @@ import re
 import runpy
 import sys
 import unicodedata
+from codecs import BOM_UTF8
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache, lru_cache, partial
@@ -56,7 +58,7 @@ RANGE = 1_000_000_000  # seeds in each range of settings.py: training, SFT, deve
 SIDES = ("training", "training", "development", "held-out")  # … by range; all later are held out
 TENTHS = 6 * ("training",) + 2 * ("development",) + 2 * ("held-out",)  # of all questions
 LONGEST_ANSWER = 10_000  # characters; what is longer is no answer
-OPTIONS = ("scorer", "expert", "held_out")  # of a file of rows
+A_ROW = 'a row is a JSON object in UTF-8 with a "question" or "prompt" and an "answer"'
 TRIES = 100  # for a generator's question on the right side: 0.8 ** 100 is nothing
 # Scorers that run the answer as Python (eval, or sympy's parse_expr), by what an answer may be.
 # coin_flip only reads a fraction, but 1e999999999 is one. A few integrals have "Integral(…)" for an
@@ -64,50 +66,34 @@ TRIES = 100  # for a generator's question on the right side: 0.8 ** 100 is nothi
 SUMS = """coin_flip countdown puzzle24 polynomial_multiplication simple_integration
 intermediate_integration""".split()
 LISTS = "n_queens string_insertion spiral_matrix binary_matrix".split()
-DATA = (
-    ast.Expression,
-    ast.List,
-    ast.Tuple,
-    ast.Constant,
-    ast.Name,
-    ast.Load,
-    ast.UnaryOp,
-    ast.USub,
-)
 MOST_BITS = 5_000  # of a sum's largest number: 9**9**9 would never come back
+A_LIST = re.compile(r"[\w\s,'\"\[\]-]*")  # of texts and numbers: nothing that could be called
 NO_EXPERT = "give expert=FILE.py:FUNCTION, or --sft-steps 0"
 HINT = "Think first inside <think> and </think> if that helps. Then give"
 ASK = "the answer inside <answer> and </answer>."
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where tasks come from. A task is a dict with its "question"."""
-
-    name: str  # of the set of tasks: the same name means the same tasks
-    about: str  # a sentence to print before a run
-    files: tuple[Path, ...]  # what decides the tasks: their hash is kept (checkpoint/state.json)
-    draw: Callable[[int], dict]  # seed -> its task
-    mark: Callable[[dict, str], object]  # task, answer -> a number, or a dict with "reward"
-    say: Callable[[dict, bool], str]  # task, may it think? -> a right reply, or ValueError
-    how_many: Callable[[str], int | None] = lambda side: None  # different ones; None: no end
 
 
 # ------------------------------------------------------------------------------- the environment
 
 
 class Known:
-    """One question at a time."""
+    """One question at a time. Rows and Generator, below, say which, and what an answer is worth:
+
+    name                of the set of tasks: the same name means the same tasks
+    about               a sentence to print before a run
+    files               what decides the tasks: their hash is kept (checkpoint/state.json)
+    draw(seed)          its task, a dict with its "question"
+    mark(task, answer)  a number, or a dict with "reward"
+    expert_reply()      a right reply, or ValueError
+    """
 
     tools = None
     max_turns = 1
     seconds = 20.0  # for a call: a regular expression may run away (bookkeeping/guard.py)
-
-    def __init__(self, source: Source, think: bool):
-        self.source, self.think = source, think
+    think = True
 
     def reset(self, seed: int) -> list[dict]:
-        self.task, self.reply = self.source.draw(seed), ""
+        self.task, self.reply = self.draw(seed), ""
         question = self.task["question"].strip()
         gap = "\n\n" if "\n" in question else " "
         hint = HINT if self.think else "Do not think. Give"
@@ -122,31 +108,26 @@ class Known:
         marks = {"reward": 0.0, "exact": 0.0, "format": float(answer is not None)}
         if answer is not None:
             try:
-                marks |= marks_of(self.source.mark(self.task, answer))
+                marks |= marks_of(self.mark(self.task, answer))
             except (Exception, SystemExit, Hung) as error:  # any code, and any reply, may be in it
                 failed = 1.0
                 tell_once(f"a scorer failed ({type(error).__name__}: {str(error)[:200]!a})")
         return marks | {"scorer_failed": failed}
 
-    def expert_reply(self) -> str:
-        return self.source.say(self.task, self.think)
-
     def how_many(self, seed: int) -> int | None:
-        """Different tasks in the range of this seed; None if there is no end of them."""
-        return self.source.how_many(side_of_seed(seed))
+        """Different tasks in the range of this seed; None if nobody knows."""
+        return None
 
 
 def answer_of(reply: str, think: bool) -> str | None:
     """The text of the one answer after the thinking, or None. Never raises, whatever the reply."""
     rest = split_thinking(reply)[1]
-    before, opened, inside = rest.partition("<answer>")
+    before, _, inside = rest.partition("<answer>")
     body, closed, after = inside.partition("</answer>")
-    if not (opened and closed) or "<answer>" in inside or "</answer>" in after:
-        return None
-    if not think and (before.strip() or after.strip() or "think>" in reply):
-        return None
+    once = closed and "<answer>" not in inside and "</answer>" not in after
+    alone = not (before.strip() or after.strip() or "think>" in reply)
     body = body.strip()
-    return body if 0 < len(body) <= LONGEST_ANSWER else None
+    return body if once and (think or alone) and 0 < len(body) <= LONGEST_ANSWER else None
 
 
 def marks_of(value) -> dict[str, float]:
@@ -171,18 +152,19 @@ def different(env: str, first: int, n: int) -> list[int]:
     tower_of_hanoi gives, 19 differ). A seed whose task cannot be had stays: it costs its own
     episode, when it is played.
     """
-    known, tasks = open_known(env, True), {}
+    known, seeds = open_known(env, True), {}
     for seed in range(first, first + n):
         try:
-            tasks.setdefault(in_time(known.seconds, known.reset, seed)[0]["content"], seed)
+            task = in_time(known.seconds, known.draw, seed)["question"]
         except (Exception, Hung):
-            tasks[seed] = seed
-    return list(tasks.values())
+            task = seed
+        seeds.setdefault(task, seed)
+    return list(seeds.values())
 
 
 @cache  # an environment is made for every episode
-def open_source(env: str) -> Source:
-    """The source that an --env names: 'jsonl:rows.jsonl,scorer=exact'.
+def open_source(env: str) -> Known:
+    """The tasks that an --env names: 'jsonl:rows.jsonl,scorer=exact'.
 
     ValueError, in one sentence, if there is no such file, row, generator or scorer.
     """
@@ -190,13 +172,17 @@ def open_source(env: str) -> Source:
     name, *others = re.split(r",(?=\w+=)", rest)
     options = dict(other.split("=", 1) for other in others)
     try:
-        return (open_rows if kind == "jsonl" else open_generator)(name, options)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--env {env}: {error}; see docs/tasks.md") from None
+        return (Rows if kind == "jsonl" else Generator)(name, **options)
+    except Exception as error:  # a scorer's file, or the package, may raise anything
+        ours = isinstance(error, ValueError | OSError)
+        why = str(error) if ours else f"{type(error).__name__}: {error}"
+        raise ValueError(f"--env {env}: {why}; see docs/tasks.md") from None
 
 
 def open_known(env: str, think: bool) -> Known:
-    return Known(open_source(env), think)
+    known = copy.copy(open_source(env))
+    known.think = think
+    return known
 
 
 def side_of_seed(seed: int) -> str:
@@ -210,15 +196,10 @@ def side_of(question: str) -> str:
 
 
 def load_function(place: str, files: list[Path]) -> Callable:
-    """The function of FILE.py:FUNCTION; its file joins the others. ValueError if there is none."""
+    """The function of FILE.py:FUNCTION; its file joins the others. Raises what its code raises."""
     file, _, name = place.rpartition(":")
-    if not Path(file).is_file():
-        raise ValueError(f"there is no file {file or place} of Python; give FILE.py:FUNCTION")
     files.append(Path(file))
-    try:
-        return runpy.run_path(file, run_name=f"yours_{Path(file).stem}")[name]
-    except Exception as error:  # it may be any code
-        raise ValueError(f"{place} cannot be used ({type(error).__name__}: {error})") from None
+    return runpy.run_path(file or place, run_name=f"yours_{Path(file).stem}")[name]
 
 
 # ------------------------------------------------------------------------------------------ rows
@@ -251,155 +232,126 @@ SCORERS = {"exact": as_words, "number": as_number}
 def read_rows(file: str) -> list[dict]:
     """All rows of a file. ValueError names the line that is not one."""
     rows = []
-    for line, raw in enumerate(Path(file).read_bytes().splitlines(), 1):
+    for line, raw in enumerate(Path(file).read_bytes().removeprefix(BOM_UTF8).splitlines(), 1):
         try:
-            if raw.strip(b"\xef\xbb\xbf \t"):  # a byte-order mark and white space are no row
-                rows.append(read_row(line, raw))
-        except ValueError as error:
-            raise ValueError(f"{file}, line {line}: {error}") from None
-    if not rows:
-        raise ValueError(f"{file}: there is no row in it")
+            if raw.strip():
+                rows.append(read_row(raw) | {"file": file, "line": line})
+        except Exception as error:
+            told = f"{type(error).__name__}: {str(error)[:80]}"
+            raise ValueError(f"{file}, line {line}: {A_ROW} ({told})") from None
     return rows
 
 
-def read_row(line: int, raw: bytes) -> dict:
+def read_row(raw: bytes) -> dict:
     """A row from its line: question, thought (the derivation, or ""), answer, and the whole object.
 
-    A scorer of one's own gets the whole object. ValueError says what is wrong with the line.
+    A scorer of one's own gets the whole object. Raises whatever if the line is no row.
     """
-    try:
-        whole = json.loads(raw.decode("utf-8-sig"))
-        json.dumps(whole, ensure_ascii=False).encode()  # half a character may be escaped in it
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON in UTF-8 ({str(error)[:200]})") from None
-    if not isinstance(whole, dict) or ("question" in whole) == ("prompt" in whole):
-        raise ValueError('a row is an object with one of "question" and "prompt", and an "answer"')
-    question, answer = whole.get("question", whole.get("prompt")), whole.get("answer")
-    if type(answer) in (int, float) and abs(answer) < 10**50:  # NaN is not
+    whole = json.loads(raw.decode())
+    # neither NaN nor half a character, which may be escaped in it
+    json.dumps(whole, ensure_ascii=False, allow_nan=False).encode()
+    question, answer = whole["question" if "question" in whole else "prompt"], whole["answer"]
+    if type(answer) in (int, float):
         answer = format(Decimal(repr(answer)), "f")  # 0.00001, not 1e-05
-    if not isinstance(question, str) or not isinstance(answer, str):
-        raise ValueError("a question is a text, and an answer a text or a number")
     thought, _, right = answer.rpartition("####")
-    if not question.strip() or not right.strip():
-        raise ValueError("its question or its answer is empty")
+    if not question.strip() or answer_of(f"<answer>{right}</answer>", True) is None:
+        raise ValueError("it asks nothing, or its answer could not be given inside <answer>")
     row = {"question": question, "thought": thought, "answer": right}
-    return {name: text.strip() for name, text in row.items()} | {"line": line, "whole": whole}
+    return {name: text.strip() for name, text in row.items()} | {"whole": whole}
 
 
-def open_rows(file: str, options: dict[str, str]) -> Source:
-    """The tasks of `--env jsonl:FILE`. ValueError if there are none, or if an option is wrong."""
-    if unknown := [name for name in options if name not in OPTIONS]:
-        raise ValueError(f"there is no option {unknown[0]}; {', '.join(OPTIONS)} are there")
-    rows, held_out = read_rows(file), options.get("held_out")
-    judged = read_rows(held_out) if held_out else []
-    paths = [Path(file), *([Path(held_out)] if held_out else [])]
-    kept, sides = without_repeats(rows, judged), {side: [] for side in TENTHS}
-    sides["held-out"] += without_repeats(judged, [])
-    for row in kept:
-        side = side_of(row["question"])
-        sides["training" if held_out and side == "held-out" else side].append(row)
-    if not (sides["training"] and sides["development"]):
-        raise ValueError(f"its {len(rows)} rows leave none to train on or none for development")
-    numbers = all(as_number(row["answer"]) is not None for row in rows)
-    scorer = options.get("scorer") or ("number" if numbers else "exact")
-    expert = load_function(options["expert"], paths) if "expert" in options else None
-    if read := SCORERS.get(scorer):
-        for row in rows + judged:
-            if read(row["answer"]) is None:
-                told = f"the scorer {scorer} cannot read the answer {row['answer'][:40]!a}"
-                raise ValueError(f"line {row['line']}: {told}")
-        mark = lambda row, answer: read(answer) == read(row["answer"])
-    else:
-        function = load_function(scorer, paths)
-        mark = lambda row, answer: function(answer, row["whole"])
+class Rows(Known):
+    """The tasks of `--env jsonl:FILE`. Raises whatever if there are none, or an option is wrong."""
 
-    @lru_cache(maxsize=4)
-    def order(side: str, which: int, turn: int) -> list[dict]:
-        """The rows of a side in the order of a pass over them."""
-        return random.Random(f"{which} {turn}").sample(sides[side], len(sides[side]))
+    def __init__(self, file: str, scorer: str = "", expert: str = "", held_out: str = ""):
+        rows = [row for name in (held_out, file) if name for row in read_rows(name)]
+        first = {}  # repeated questions are left out
+        for row in rows:
+            first.setdefault(" ".join(row["question"].split()), row)
+        self.sides = {side: [] for side in TENTHS}
+        for question, row in first.items():
+            side = side_of(question)
+            if held_out:  # all rows of that file, and none of this
+                side = "training" if side == "held-out" else side
+                side = "held-out" if row["file"] == held_out else side
+            self.sides[side].append(row)
+        if not (self.sides["training"] and self.sides["development"]):
+            raise ValueError(f"its {len(rows)} rows leave none to train on or none for development")
+        odd = [row for row in rows if as_number(row["answer"]) is None]
+        told = "".join(f" ({r['file']}, line {r['line']} has no number)" for r in odd[:1])
+        scorer = scorer or ("exact" if odd else "number")
+        if odd and scorer == "number":
+            raise ValueError(f"the scorer number cannot read all answers{told}")
+        self.files = [Path(name) for name in (file, held_out) if name]
+        self.expert = load_function(expert, self.files) if expert else None
+        self.read = SCORERS.get(scorer)
+        self.scorer = None if self.read else load_function(scorer, self.files)
+        counts = {side: len(some) for side, some in self.sides.items()}
+        self.about = (
+            f"{file}: {counts['training']} rows to train on, SFT's demonstrations among them; "
+            f"{counts['development']} for development, {counts['held-out']} held out"
+            f"{f' of {held_out}' if held_out else ''}; scored by {scorer}{told}. "
+            "Each is drawn once before any is drawn again, then in a new order. Left out: "
+            f"{len(rows) - sum(counts.values())} rows whose question was there before"
+        )
+        content = hashlib.sha256(b"".join(path.read_bytes() for path in self.files)).hexdigest()
+        self.name = f"{Path(file).stem} {content[:8]}"
 
-    def say(row: dict, think: bool) -> str:
-        """The expert's reply: it thinks the derivation, if there is one and it may, and answers."""
-        if expert:
-            return expert(row["whole"])
-        thought = f"<think>\n{row['thought']}\n</think>\n" if think and row["thought"] else ""
+    def draw(self, seed: int) -> dict:
+        rows, (which, i) = self.sides[side_of_seed(seed)], divmod(seed, RANGE)
+        turn, place = divmod(i, len(rows))
+        return rows[shuffled(len(rows), f"{which} {turn}")[place]]
+
+    def mark(self, row: dict, answer: str):
+        if self.scorer:
+            return self.scorer(answer, row["whole"])
+        return self.read(answer) == self.read(row["answer"])
+
+    def expert_reply(self) -> str:
+        """It thinks the derivation, if there is one and it may, and answers."""
+        row = self.task
+        if self.expert:
+            return self.expert(row["whole"])
+        thought = f"<think>\n{row['thought']}\n</think>\n" if self.think and row["thought"] else ""
         return f"{thought}<answer>{row['answer']}</answer>"
 
-    def draw(seed: int) -> dict:
-        side, (which, i) = side_of_seed(seed), divmod(seed, RANGE)
-        turn, place = divmod(i, len(sides[side]))
-        return order(side, which, turn)[place]
-
-    counts = {side: len(some) for side, some in sides.items()}
-    about = (
-        f"{file}: {counts['training']} rows to train on, SFT's demonstrations among them; "
-        f"{counts['development']} for development, {counts['held-out']} held out"
-        f"{f' of {held_out}' if held_out else ''}; scored by {scorer}. "
-        "Each is drawn once before any is drawn again, then in a new order. Left out: "
-        f"{len(rows) - len(kept)} rows whose question was there before"
-    )
-    content = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
-    name = f"{Path(file).stem} {content[:8]}"
-    return Source(name, about, tuple(paths), draw, mark, say, counts.get)
+    def how_many(self, seed: int) -> int:
+        return len(self.sides[side_of_seed(seed)])
 
 
-def without_repeats(rows: list[dict], others: list[dict]) -> list[dict]:
-    """The rows whose question stands neither in the others nor further up."""
-    words = lambda row: " ".join(row["question"].split())
-    first = {words(row): row for row in reversed([*others, *rows])}
-    return [row for row in rows if first[words(row)] is row]
+@lru_cache(maxsize=4)
+def shuffled(n: int, key: str) -> list[int]:
+    """0 … n-1 in the order of a pass over n rows."""
+    return random.Random(key).sample(range(n), n)
 
 
 # ------------------------------------------------------------------------------------ generators
 
 
-def generators():
-    """reasoning_gym's factory: DATASETS is {name: (its class, the class of its parameters)}."""
-    try:
-        from reasoning_gym import factory
-    except ImportError:
-        raise ValueError(
-            "the package reasoning-gym is not installed; pip install reasoning-gym==0.1.25"
-        ) from None
-    return factory
+class Generator(Known):
+    """The tasks of `--env reasoning_gym:NAME`. Raises whatever if there are none."""
 
+    def __init__(self, name: str, expert: str = "", **options: str):
+        from reasoning_gym.factory import DATASETS, create_dataset
 
-def open_generator(name: str, options: dict[str, str]) -> Source:
-    """The tasks of `--env reasoning_gym:NAME`. ValueError if there are none."""
-    factory = generators()
-    if name not in factory.DATASETS:
-        raise ValueError(
-            f"reasoning-gym has no {name or 'nameless generator'}; "
-            "`python -m bridges.known reasoning_gym` lists all"
-        )
-    of_tasks, of_parameters = factory.DATASETS[name]
-    files = [Path(sys.modules[of_tasks.__module__].__file__)]
-    values = {option: read_value(value) for option, value in options.items()}
-    expert = load_function(values.pop("expert"), files) if "expert" in values else None
-    takes = [f.name for f in fields(of_parameters) if f.name not in ("seed", "size")]
-    about = f"reasoning-gym's {name}({', '.join(takes)}), with its own scorer"
-    try:
-        make = partial(factory.create_dataset, name, size=1, **values)
-        scorer = make(seed=0)
-        scorer[0]
-    except Exception as error:  # an assertion of the package, or a parameter that there is not
-        raise ValueError(f"{about}, cannot be made ({type(error).__name__}: {error})") from None
+        if name not in DATASETS:
+            raise ValueError(
+                f"reasoning-gym has no {name or 'nameless generator'}; "
+                "`python -m bridges.known reasoning_gym` lists all"
+            )
+        of_tasks, of_parameters = DATASETS[name]
+        values = {option: read_value(value) for option, value in options.items()}
+        self.make = partial(create_dataset, name, size=1, **values)
+        self.scorer = self.make(seed=0)
+        self.files = [Path(sys.modules[of_tasks.__module__].__file__)]
+        self.expert = load_function(expert, self.files) if expert else None
+        takes = [f.name for f in fields(of_parameters) if f.name not in ("seed", "size")]
+        self.about = f"reasoning-gym's {name}({', '.join(takes)}), with its own scorer"
+        self.generator = name
+        self.name = ",".join([name, *(f"{option}={value}" for option, value in values.items())])
+        self.draw = lru_cache(maxsize=64)(self.draw)  # the k episodes of a group ask for one task
 
-    def say(entry: dict, think: bool) -> str:
-        if expert:
-            return expert(entry)
-        if not isinstance(entry["answer"], str):
-            raise ValueError(f"{name} tells no answer to show; {NO_EXPERT}")
-        return f"<answer>{entry['answer']}</answer>"
-
-    def mark(entry: dict, answer: str) -> float:
-        """The package's marks; none for an answer that must not be run as Python."""
-        if (name in SUMS and not is_small_sum(answer)) or (name in LISTS and not is_data(answer)):
-            return 0.0
-        return scorer.score_answer(answer, entry)
-
-    @lru_cache(maxsize=64)  # the k episodes of a group ask for the same task
-    def draw(seed: int) -> dict:
+    def draw(self, seed: int) -> dict:
         """The first of the seed's tries that is on its side."""
         side, state = side_of_seed(seed), random.getstate()
         try:
@@ -407,35 +359,41 @@ def open_generator(name: str, options: dict[str, str]) -> Source:
                 digest = hashlib.sha256(f"{seed} {i}".encode()).digest()
                 number = int.from_bytes(digest[:4], "big")  # below 2**32, as NumPy wants its seeds
                 random.seed(number)
-                entry = make(seed=number)[0]
+                entry = self.make(seed=number)[0]
                 if side_of(entry["question"]) == side:
                     return entry
         finally:
             random.setstate(state)
         raise ValueError(
-            f"{name} has no {side} question in {TRIES} tries: it has too few questions"
+            f"{self.name} has no {side} question in {TRIES} tries: it has too few questions"
         )
 
-    shown_name = ",".join([name, *(f"{option}={value}" for option, value in values.items())])
-    return Source(shown_name, about, tuple(files), draw, mark, say)
+    def mark(self, entry: dict, answer: str) -> float:
+        """The package's marks; none for an answer that must not be run as Python."""
+        if self.generator in SUMS and not is_small_sum(answer):
+            return 0.0
+        if self.generator in LISTS and not is_data(answer):
+            return 0.0
+        return self.scorer.score_answer(answer, entry)
+
+    def expert_reply(self) -> str:
+        if self.expert:
+            return self.expert(self.task)
+        if not isinstance(self.task["answer"], str):
+            raise ValueError(f"{self.name} tells no answer to show; {NO_EXPERT}")
+        return f"<answer>{self.task['answer']}</answer>"
 
 
 def read_value(text: str):
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, SyntaxError):
         return text
 
 
 def is_data(answer: str) -> bool:
-    """Is it no Python at all, or Python that is only lists, texts and numbers?"""
-    try:
-        tree = ast.parse(answer.strip(), mode="eval")
-    except (SyntaxError, ValueError):
-        return True  # eval would refuse it as well
-    except (RecursionError, MemoryError):  # which eval might not run into
-        return False
-    return all(isinstance(node, DATA) for node in ast.walk(tree))
+    """Is it only words, numbers and lists of them, without anything that could be called?"""
+    return bool(A_LIST.fullmatch(answer)) and "for" not in answer.split()
 
 
 def is_small_sum(answer: str) -> bool:
@@ -470,12 +428,14 @@ if __name__ == "__main__":
     rows = Path(__file__).resolve().parents[1] / "learn/vowels.jsonl"
     words = sys.argv[1] if sys.argv[1:] else f"jsonl:{rows}"
     if words == "reasoning_gym":
-        print(*sorted(generators().DATASETS), sep="\n")
+        from reasoning_gym.factory import DATASETS
+
+        print(*sorted(DATASETS), sep="\n")
         sys.exit()
     known = open_known(words, think=True)
-    print(f"{known.source.about}\n\n{known.reset(0)[0]['content']}\n")
-    said = known.expert_reply()
-    right = answer_of(said, True)
-    for reply in (said, f"<answer>{right}.00</answer>", "<answer>-1</answer>", right):
+    print(f"{known.about}\n\n{known.reset(0)[0]['content']}\n")
+    right = known.expert_reply()
+    decimals = right.replace("</answer>", ".00</answer>")
+    for reply in (right, decimals, "<answer>-1</answer>", "no tags"):
         known.step(reply)
         print(known.score()["reward"], repr(reply))

@@ -42,11 +42,11 @@ try:
     )
     from openenv.core.env_server.types import ConcurrencyConfig, Observation, State
 except ModuleNotFoundError:
-    why = "bridges/openenv_swarm.py needs openenv; pip install openenv"
-    raise (SystemExit if __name__ == "__main__" else ImportError)(why) from None
+    raise SystemExit("bridges/openenv_swarm.py needs openenv; pip install openenv") from None
 
 import settings
 from bookkeeping import refusals
+from bookkeeping.guard import one_sentence
 from env_swarm import Swarm
 from swarm.tools import show, write_call
 
@@ -76,7 +76,7 @@ class SwarmSession(Environment):
         self.make_swarm = make_swarm
         self.swarm: Swarm | None = None
         self.seed = self.episode_id = None
-        self.done = False
+        self.done = True
 
     def reset(self, seed: int | None = None, episode_id: str | None = None) -> Opening:
         """Start an episode, whatever became of the one before."""
@@ -91,11 +91,12 @@ class SwarmSession(Environment):
 
     def step(self, action: CallToolAction | ListToolsAction) -> Observation:
         if isinstance(action, ListToolsAction):  # asks, and takes no turn
-            return ListToolsObservation(tools=tools(self.make_swarm()))
-        if self.swarm is None:
-            raise ValueError("there is no episode yet; call reset first")
+            functions = [schema["function"] for schema in self.make_swarm().tools]
+            shown = [(f["name"], f["description"], f["parameters"]) for f in functions]
+            tools = [Tool(name=n, description=d, input_schema=p) for n, d, p in shown]
+            return ListToolsObservation(tools=tools)
         if self.done:
-            raise ValueError("the episode is over; call reset for another")
+            raise ValueError("there is no episode, or it is over; call reset")
         messages, self.done = self.swarm.step(write_call(action.tool_name, action.arguments))
         turn = self.swarm.log[-1]
         told = messages[-1]["content"] if messages else f"# {turn.result}\n# the end"
@@ -114,15 +115,6 @@ class SwarmSession(Environment):
             return Played()
         played = {"step_count": len(self.swarm.log), "seed": self.seed}
         return Played(episode_id=self.episode_id, score=self.swarm.score(), **played)
-
-
-def tools(swarm: Swarm) -> list[Tool]:
-    """The tools as the model is shown them, in OpenEnv's form."""
-    functions = [schema["function"] for schema in swarm.tools]
-    return [
-        Tool(name=f["name"], description=f["description"], input_schema=f["parameters"])
-        for f in functions
-    ]
 
 
 def app(cfg: settings.Config, sessions: int = 64):
@@ -147,13 +139,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--sessions", type=int, default=64, help="open at once")
     args, words = parser.parse_known_args()
-    try:
+    with one_sentence():
         cfg, _ = settings.command_line(["--env", "swarm", *words])
         refusals.check(cfg)
-        if cfg.env != "swarm":
-            raise ValueError(f"--env {cfg.env}: this serves the swarm; leave it out")
-    except ValueError as wrong:
-        raise SystemExit(str(wrong)) from None
     uvicorn.run(app(cfg, args.sessions), host=args.host, port=args.port, log_level="warning")
 
 

@@ -21,8 +21,8 @@ What is the same as in train.py, and what is not:
     differs    the learning rate starts at 0 and falls to 0; TRL's engine draws, so a seed does
                not repeat our samples; no SFT, no evaluation (train.py does both: docs/hardware.md);
                an episode that fails after its first reply earns 0, where train.py leaves it out
-    refused    --loss reinforce, --baseline batch or none, --epochs above 1, --importance: TRL has
-               other ones, to be set behind `--`
+    refused    --loss reinforce, --baseline, --epochs, --importance: TRL has other ones, to be set
+               behind `--`
 
 Run me: `python -m bridges.trl --updates 2 --num-tasks 2 --k 2 --max-tokens 64` is one process, and
 trains pico_base on letters (pip install -r requirements/all.txt).
@@ -36,7 +36,7 @@ import torch
 
 import settings
 from bookkeeping import refusals
-from bookkeeping.guard import guarded
+from bookkeeping.guard import guarded, one_sentence
 from fast.machine import choose_model
 from grpo import CLIP, MAX_GRAD_NORM
 from policy import Policy, Sample, in_bfloat16, lora_config, pick_device
@@ -105,7 +105,7 @@ class Engine:
 class Rollout:
     """TRL's rollout_func: plays the tasks that this process was given, one episode per prompt.
 
-    A prompt is a task's seed as text (`tasks`); the environment makes the real one from it.
+    A prompt is a task's seed as text; the environment makes the real one from it.
     """
 
     __name__ = "rollout"  # TRL asks
@@ -142,20 +142,10 @@ def reward_of(earned: list[float], **_) -> list[float]:
     return earned
 
 
-def tasks(cfg: settings.Config):
-    """The tasks of train.py's updates in their order, as a datasets.Dataset."""
-    from datasets import Dataset
-
-    seeds = [seed for update in range(cfg.updates) for seed in settings.task_seeds(cfg, update)]
-    return Dataset.from_list([{"prompt": str(seed)} for seed in seeds])
-
-
 def arguments(cfg: settings.Config, processes: int) -> dict:
     """Our settings as those of TRL's GRPOConfig. ValueError if TRL has no such thing."""
     if cfg.loss not in LOSSES:
         refusals.refuse(cfg, "loss", f"TRL has {', '.join(LOSSES)}; choose one of them")
-    if cfg.baseline != "group" or cfg.epochs != 1:
-        raise ValueError("--baseline, --epochs: TRL's are set behind `--`; leave them out")
     batch = cfg.num_tasks * cfg.k
     if batch % processes:
         why = f"{batch} episodes (--num-tasks times --k) cannot be shared by {processes} processes"
@@ -215,7 +205,7 @@ def size_of(model: str) -> int:
 # Flags that would change nothing here, by how they begin.
 UNREAD = tuple(
     "curriculum until_converged max_updates async_rollouts resume held_out break_ plain engine "
-    "lr_end micro_tokens threads sft_ eval_ vllm_ api_".split()
+    "lr_end baseline epochs importance micro_tokens threads sft_ eval_ vllm_ api_".split()
 )
 
 
@@ -226,29 +216,29 @@ def make_trainer(ours: list[str], theirs: list[str]):
     except ImportError:
         raise ValueError("bridges/trl.py needs trl; pip install trl==1.16.0") from None
     from accelerate import PartialState
+    from datasets import Dataset
     from transformers import AutoConfig, AutoTokenizer, HfArgumentParser
 
     cfg, typed = settings.command_line(ours)
     refusals.check(cfg)
     if unread := sorted(name for name in typed if name.startswith(UNREAD)):
-        refusals.refuse(cfg, unread[0], "train.py has it and TRL's trainer has not; leave it out")
-    if "importance" in typed:
-        raise ValueError("--importance: TRL's is vllm_importance_sampling_mode, behind `--`")
+        refusals.refuse(
+            cfg, unread[0], "TRL has its own, to be set behind `--`, or none; leave it out"
+        )
     model, why, _ = choose_model(cfg.model, cfg.env, cfg.device)
     settings.complete(cfg, size_of(model), why)
     parser = HfArgumentParser(trl.GRPOConfig)
-    given = arguments(cfg, PartialState(cpu=cfg.device == "cpu").num_processes)
-    in_words = {name: value for name, value in given.items() if name != "model_init_kwargs"}
-    parser.set_defaults(**in_words)
+    processes = PartialState(cpu=cfg.device == "cpu").num_processes
+    parser.set_defaults(**arguments(cfg, processes))
     (args,) = parser.parse_args_into_dataclasses(theirs, look_for_args_file=False)
-    args.model_init_kwargs = args.model_init_kwargs or given["model_init_kwargs"]
+    seeds = [seed for update in range(cfg.updates) for seed in settings.task_seeds(cfg, update)]
     lora = lora_config(AutoConfig.from_pretrained(model), cfg.lora_rank, cfg.lora_alpha)
     return trl.GRPOTrainer(
         model=model,
         processing_class=AutoTokenizer.from_pretrained(model),
         args=args,
         reward_funcs=reward_of,
-        train_dataset=tasks(cfg),
+        train_dataset=Dataset.from_list([{"prompt": str(seed)} for seed in seeds]),
         rollout_func=Rollout(partial(guarded, settings.make_env, cfg, cfg.difficulty)),
         peft_config=lora if cfg.lora_rank else None,
     )
@@ -256,10 +246,8 @@ def make_trainer(ours: list[str], theirs: list[str]):
 
 def main(words: list[str]) -> None:
     behind = words.index("--") if "--" in words else len(words)
-    try:
+    with one_sentence():
         trainer = make_trainer(words[:behind], words[behind + 1 :])
-    except ValueError as wrong:
-        raise SystemExit(str(wrong)) from None
     trainer.train()
     trainer.save_model()
 

@@ -17,6 +17,9 @@ Run me: `python -m learn.failures` lists them.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
+
+from env_letters import parse_answer
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Failure:
     cause: str
     told: str  # what bookkeeping/doctor.py calls it
     flags: dict = field(default_factory=dict)  # settings of train.py, beside those in SHORT
-    patch: Callable[[], None] = lambda: None  # puts the mistake in, for the rest of the process
+    # {a function of the book: the wrong one, which is given the right one first}
+    wrong: dict[str, Callable] = field(default_factory=dict)
 
 
 # Letters, tier 6, small evaluations: what happens shows in the updates.
@@ -40,127 +44,89 @@ SHORT = {
 }
 
 
-def forget_stop_token() -> None:
-    """`labels[eos == pad] = -100`: if padding and end-of-turn are one token, both are masked."""
-    import grpo
-    import sft
-
-    def without(e):
-        return replace(e, sampled=[*e.sampled[:-1], False]) if e.stop_reason == "done" else e
-
-    def micro_batches(chosen, *rest):  # of (episode, advantage of each token, weight of each)
-        episodes = [without(e) for e, *_ in chosen]
-        first = [e.reply_tokens for e in episodes]
-        shorter = [(e, a[:n], w[:n]) for e, n, (_, a, w) in zip(episodes, first, chosen)]
-        return right(shorter, *rest)
-
-    def collate(episodes, *rest):
-        return sft_collate([without(e) for e in episodes], *rest)
-
-    right, grpo.micro_batches = grpo.micro_batches, micro_batches
-    sft_collate, sft.collate = sft.collate, collate
+# `labels[eos == pad] = -100`: if padding and end-of-turn are one token, both are masked.
 
 
-def drop_out_in_update() -> None:
+def without_stop(e):
+    return replace(e, sampled=[*e.sampled[:-1], False]) if e.stop_reason == "done" else e
+
+
+def batches_without_stop(
+    right, chosen, *rest
+):  # of (episode, advantages and weights of its tokens)
+    shorter = [(without_stop(e), a, w) for e, a, w in chosen]
+    return right([(e, a[: e.reply_tokens], w[: e.reply_tokens]) for e, a, w in shorter], *rest)
+
+
+def demonstrations_without_stop(right, episodes, *rest):
+    return right([without_stop(e) for e in episodes], *rest)
+
+
+def with_dropout(right, policy, *rest):
     """`model.train()` around the update, and a config with dropout in it: the sampler had none."""
-    import grpo
-
-    def token_logprobs(policy, *rest):
-        attentions = [layer.self_attn for layer in policy.lm.base_model.layers]
-        for attention in attentions:
-            attention.attention_dropout = 0.1
-        policy.model.train()
-        found = right(policy, *rest)
-        policy.model.eval()
-        return found
-
-    right, grpo.token_logprobs = grpo.token_logprobs, token_logprobs
+    for layer in policy.lm.base_model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    policy.model.train()
+    found = right(policy, *rest)
+    policy.model.eval()
+    return found
 
 
-def ratio_of_sequences() -> None:
+def ratio_of_sequence(right, batch, out):
     """The ratio of a whole reply, clipped as if it were one token's.
 
     A product of 100 ratios leaves [0.8, 1.2] at once.
     """
-    import grpo
-
-    def token_ratio(batch, out):
-        gap = out.logprobs - batch.proximal  # [M]
-        total = gap.new_zeros(int(batch.row.max()) + 1).index_add(0, batch.row, gap)  # [N]
-        return total[batch.row].exp()
-
-    grpo.token_ratio = token_ratio
+    gap = out.logprobs - batch.proximal  # [M]
+    total = gap.new_zeros(int(batch.row.max()) + 1).index_add(0, batch.row, gap)  # [N]
+    return total[batch.row].exp()
 
 
-def another_template() -> None:
-    """SFT uses the model's chat template, RL sends plain text: two ways to make a prompt."""
-    import rollout
-    import sft
-
-    right, expert = rollout.prompt_ids, sft.expert_episode
-
-    def plain(policy, messages, tools, think):
-        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-        return rollout.encode(policy, text + "assistant: ")
-
-    def expert_episode(*given):
-        rollout.prompt_ids = right
-        try:
-            return expert(*given)
-        finally:
-            rollout.prompt_ids = plain
-
-    rollout.prompt_ids, sft.expert_episode = plain, expert_episode
+# SFT uses the model's chat template, RL sends plain text: two ways to make a prompt.
+demonstrating = []
 
 
-def never_sync() -> None:
+def plain_prompt(right, policy, messages, tools, think):
+    if demonstrating:
+        return right(policy, messages, tools, think)
+    from rollout import encode  # here, because settings.py reads this file
+
+    text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+    return encode(policy, text + "assistant: ")
+
+
+def templated_demonstration(right, *given):
+    demonstrating.append(True)
+    try:
+        return right(*given)
+    finally:
+        demonstrating.clear()
+
+
+def never_sync(right, sampler, version):
     """The sampler keeps SFT's weights: an adapter under a name that the engine has cached."""
-    from fast.sampler import TorchSampler
-
-    right = TorchSampler.sync
-
-    def sync(self, version):
-        if version == 0:
-            right(self, version)
-        self.version = version  # it says that it is new
-
-    TorchSampler.sync = sync
+    if version == 0:
+        right(sampler, version)
+    sampler.version = version  # it says that it is new
 
 
-def wrong_temperature() -> None:
+def at_temperature_1(right, policy, ids, mask, temperature=1.0):
     """Sampled at one temperature, trained on the log-probs of another."""
-    import grpo
-
-    right = grpo.token_logprobs
-    grpo.token_logprobs = lambda policy, ids, mask, temperature=1.0: right(policy, ids, mask)
+    return right(policy, ids, mask)
 
 
-def paid_is_correct() -> None:
+def paid_is_correct(right, env):
     """`correct = reward > 0`, where the reward pays parts."""
-    from env_letters import Letters
-
-    right = Letters.score
-
-    def score(self):
-        marks = right(self)
-        return marks | {"exact": float(marks["reward"] > 0)}
-
-    Letters.score = score
+    marks = right(env)
+    return marks | {"exact": float(marks["reward"] > 0)}
 
 
-def close_is_paid() -> None:
+def close_is_paid(right, env):
     """A count that is off by two is paid as if it were right."""
-    from env_letters import Letters, parse_answer
-
-    right = Letters.score
-
-    def score(self):
-        answer = parse_answer(self.reply, True) or {}
-        counts = zip(self.task.letters, self.task.counts)
-        near = [abs(answer.get(letter, 99) - n) <= 2 for letter, n in counts]
-        return right(self) | {"reward": sum(near) / len(near)}
-
-    Letters.score = score
+    answer = parse_answer(env.reply, True) or {}
+    counts = zip(env.task.letters, env.task.counts)
+    near = [abs(answer.get(letter, 99) - n) <= 2 for letter, n in counts]
+    return right(env) | {"reward": sum(near) / len(near)}
 
 
 FAILURES = {
@@ -184,7 +150,10 @@ FAILURES = {
         cause="the end-of-turn token is masked, most often as padding",
         told="stop token",
         flags={"updates": 10},
-        patch=forget_stop_token,
+        wrong={
+            "grpo.micro_batches": batches_without_stop,
+            "sft.collate": demonstrations_without_stop,
+        },
     ),
     "dropout": Failure(
         metric="mismatch",
@@ -194,21 +163,24 @@ FAILURES = {
         ),
         told="dropout",
         flags={"updates": 10},
-        patch=drop_out_in_update,
+        wrong={"grpo.token_logprobs": with_dropout},
     ),
     "sequence-ratio": Failure(
         metric="stretch",
         cause="the ratio of a whole reply, clipped with the ε of a token",
         told="sequence ratio",
         flags={"updates": 10, "epochs": 4},
-        patch=ratio_of_sequences,
+        wrong={"grpo.token_ratio": ratio_of_sequence},
     ),
     "template": Failure(
         metric="format",
         cause="the prompts of RL are not written as those of SFT: another chat template, or none",
         told="template",
         flags={"updates": 10},
-        patch=another_template,
+        wrong={
+            "rollout.prompt_ids": plain_prompt,
+            "sft.expert_episode": templated_demonstration,
+        },
     ),
     "stale-adapter": Failure(
         metric="mismatch",
@@ -217,7 +189,7 @@ FAILURES = {
             "cached, or a sync that was left out"
         ),
         told="stale",
-        patch=never_sync,
+        wrong={"fast.sampler.TorchSampler.sync": never_sync},
     ),
     "temperature": Failure(
         metric="mismatch",
@@ -227,21 +199,21 @@ FAILURES = {
         ),
         told="two distributions",
         flags={"updates": 10, "temperature": 0.7},
-        patch=wrong_temperature,
+        wrong={"grpo.token_logprobs": at_temperature_1},
     ),
     "reward-as-correct": Failure(
         metric="exact_reward",
         cause="`correct` is counted as reward > 0",
         told="not exact",
         flags={"reward": "partial", "updates": 5},
-        patch=paid_is_correct,
+        wrong={"env_letters.Letters.score": paid_is_correct},
     ),
     "generous-reward": Failure(
         metric="exact",
         cause="partial credit so generous that a guess is paid like an answer",
         told="pays something else",
         flags={"updates": 20},
-        patch=close_is_paid,
+        wrong={"env_letters.Letters.score": close_is_paid},
     ),
     "off-policy": Failure(
         metric="mismatch",
@@ -264,9 +236,14 @@ def settings(name: str) -> dict:
 
 def put_in(name: str) -> None:
     """Make the mistake, for the rest of this process; "" makes none."""
-    if name:
-        settings(name)
-        FAILURES[name].patch()
+    for place, wrong in FAILURES[name].wrong.items() if name else ():
+        owner, _, function = place.rpartition(".")
+        replace_function(resolve_name(owner), function, wrong)
+
+
+def replace_function(owner, name: str, wrong: Callable) -> None:
+    right = getattr(owner, name)
+    setattr(owner, name, lambda *given, **more: wrong(right, *given, **more))
 
 
 if __name__ == "__main__":

@@ -140,6 +140,20 @@ def wrap_call(tool: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": {json.dumps(tool)}, "arguments": {arguments}}}\n</tool_call>'
 
 
+def written(message: dict) -> str:
+    """A reply as the model writes it, from the fields that a server made of it.
+
+    {"content": "a", "tool_calls": […]} -> 'a\\n<tool_call>\\n{"name": …'.
+    """
+    thinking = message.get("reasoning_content") or message.get("reasoning")
+    parts = [f"<think>\n{thinking.strip()}\n</think>"] if thinking else []
+    parts += [message["content"]] if message.get("content") else []
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    # `</` is written `<\/`, the same in JSON, so that no argument can end the call
+    given = [(f["arguments"] or "{}").replace("</", "<\\/") for f in calls]
+    return "\n".join(parts + [wrap_call(f["name"], text) for f, text in zip(calls, given)])
+
+
 def read_call(reply: str, version: str) -> tuple[str, dict, int]:
     """(tool, arguments, number of calls); ("", {}, 0) if there is none. Refused says what is wrong.
 

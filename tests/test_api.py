@@ -1,19 +1,15 @@
-"""Protects evaluation over an API (bridges/api.py): a server that is slow, wrong, hostile or gone
-costs its own episodes and a bounded time, and is counted; the key stays in its header; what an
-endpoint says in fields reaches the environment as text, and back."""
+"""Protects evaluation over an API (bridges/api.py): a server that is slow, wrong or gone costs its
+own episodes and a bounded time, and is counted; the key stays in its header; what an endpoint says
+in fields reaches the environment as text, and back."""
 
 import json
-import os
-import signal
 import time
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import ExitStack, suppress
 
 import pytest
 
 import settings
 import train
-import warm
 from bookkeeping import compare, records
 from bridges import api
 from endpoint import say, serving
@@ -22,7 +18,6 @@ from env_swarm import Swarm
 from settings import DEV_SEEDS
 from swarm.tools import write_call
 
-ROOT = Path(__file__).resolve().parent.parent
 HANGS = 40  # seconds; nothing below needs a tenth of them
 
 
@@ -40,10 +35,8 @@ def config(folder, url: str, **more) -> settings.Config:
 
 def evaluate(folder, url: str, **more) -> tuple[dict, dict | None]:
     """(summary.json, the line of evals.jsonl or None), whether or not it ended with an error."""
-    try:
+    with suppress(SystemExit):
         api.evaluate_api(config(folder, url, **more))
-    except SystemExit as end:
-        assert end.code == 1
     lines = records.lines(folder / "run" / "evals.jsonl")
     return records.read(folder / "run" / "summary.json"), lines[0] if lines else None
 
@@ -86,11 +79,9 @@ FAULTS = {
     "says nothing": lambda h, b: time.sleep(HANGS),
     "drips": lambda h, b: drip(h, h.write(b"", Content_Length=10**6) or b" "),
     "drips headers": lambda h, b: drip(h, h.wfile.write(b"HTTP/1.1 200 OK\r\n") and b"X: y\r\n"),
-    "giant": lambda h, b: drip(h, h.write(b"", Content_Length=10**12) or b'"' * 400_000),
     "hangs up": lambda h, b: hang_up(h),
     "cut off": lambda h, b: h.write(b'{"choices": [{"mess', Content_Length=4000) or hang_up(h),
     "no HTTP": lambda h, b: h.wfile.write(b"\x00\xff SSH-2.0 hello\r\n\r\n") and hang_up(h),
-    "500": lambda h, b: (500, {"error": {"message": "oops"}}),
     "500 without a body": lambda h, b: h.write(b"", 500),
     "429": lambda h, b: (429, {"error": "slow down"}),
     "a page": lambda h, b: h.write(b"<html>Please log in</html>", Content_Type="text/html"),
@@ -100,7 +91,6 @@ FAULTS = {
     "a list": lambda h, b: h.write(b"[1, 2]"),
     "content null": lambda h, b: say(None),
     "content a number": lambda h, b: say(0),
-    "no choices": lambda h, b: {"choices": []},
     "message a text": lambda h, b: {"choices": [{"message": "yes"}]},
     "calls without a function": lambda h, b: say("", message={"tool_calls": [{"id": "1"}]}),
     "refuses for ever": lambda h, b: (400, {"error": {"message": "max_completion_tokens, tool"}}),
@@ -109,38 +99,27 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_is_counted_and_comes_to_an_end(endpoint, tmp_path, monkeypatch, fault):
-    monkeypatch.setattr(api, "LARGEST", 300_000)
-    monkeypatch.setattr(api, "SECONDS", 0.4)
-    monkeypatch.setattr(api, "REPLY_SECONDS", 1.0)
-    url, seen = endpoint(FAULTS[fault])
+    monkeypatch.setattr(api, "SECONDS", 0.5)
+    url, _ = endpoint(FAULTS[fault])
     summary, line = evaluate(tmp_path, url, eval_n=2)
     assert line is None  # nothing was answered, so there is no mean
-    assert (summary["api"]["n"], summary["api"]["failed"]) == (0, 2) and len(seen) >= 2
+    assert (summary["api"]["n"], summary["api"]["failed"]) == (0, 2)
     saved = records.lines(tmp_path / "run" / "episodes.jsonl")
     assert [e["stop_reason"] for e in saved] == ["error", "error"]
     assert all(e["error"].isprintable() and len(e["error"]) < 500 for e in saved)
 
 
-def test_nobody_listens(tmp_path, capsys):
-    summary, line = evaluate(tmp_path, "http://127.0.0.1:9/v1", eval_n=40)
-    assert line is None and summary["api"]["failed"] == 40
-    told = capsys.readouterr().err
-    assert "the rest is not tried; nobody listens there" in told and "check --api-base" in told
-
-
 @pytest.mark.parametrize(
     "status, hint",
-    [(401, "missing or wrong"), (403, "may not"), (404, "--model"), (500, "no such thing")],
+    [(None, "start the server"), (401, "missing or wrong"), (404, "--model"), (500, "no such")],
 )
-def test_if_nothing_is_ever_answered_it_ends_with_a_sentence(
-    endpoint, tmp_path, capsys, status, hint
-):
+def test_if_nothing_is_ever_answered_it_ends_with_a_sentence(endpoint, tmp_path, status, hint):
     url, seen = endpoint(lambda h, b: (status, {"error": {"message": "no such thing"}}))
-    summary, line = evaluate(tmp_path, url, eval_n=40)
-    assert line is None and summary["api"]["failed"] == 40 and len(seen) <= 4
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "nothing was answered in " in told
-    assert f"HTTP {status}: no such thing" in told and hint in told
+    url = url if status else "http://127.0.0.1:9/v1"  # where nobody listens
+    with pytest.raises(SystemExit, match=f"nothing was ever answered, the rest .*{hint}"):
+        api.evaluate_api(config(tmp_path, url, eval_n=40))
+    api_of = records.read(tmp_path / "run" / "summary.json")["api"]
+    assert (api_of["n"], api_of["failed"]) == (0, 40) and len(seen) <= 4
 
 
 def test_failed_episodes_are_in_no_mean_and_named(endpoint, tmp_path):
@@ -149,12 +128,11 @@ def test_failed_episodes_are_in_no_mean_and_named(endpoint, tmp_path):
     url, _ = endpoint(lambda h, b: answers.get(task(b)[0]) or say(right(b)))
     summary, line = evaluate(tmp_path, url, eval_n=6)
     assert line["reward"] == line["exact"] == [1.0, 0.0, 1.0, 1.0]
-    assert line["missing"] == {"1": "HTTP 500: oops", "2": "HTTP 400: filtered"}
+    assert list(line["missing"]) == ["1", "2"] and "oops" in line["missing"]["1"]
     assert line["tasks"] == "tier 2" and line["reply_tokens"] == [3] * 4
     assert (summary["api"]["n"], summary["api"]["failed"]) == (4, 2)
-    assert summary["eval"]["tier 2"]["final"]["reward"]["mean"] == pytest.approx(0.75)
     report = (tmp_path / "run" / "report.md").read_text()
-    assert "n = 4 development tasks; 2 more failed or were not played, and are in no" in report
+    assert "n = 4 development tasks; 2 more failed" in report and "75.0% [30.1, 95.4]" in report
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -185,27 +163,18 @@ def test_an_environment_that_breaks_costs_one_episode(endpoint, tmp_path, monkey
     assert line["reward"] == [1.0] * 3
 
 
-def test_the_time_limit_ends_it_and_keeps_what_was_done(endpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(api, "MINUTES", 2 / 60)
-    url, _ = endpoint(lambda h, b: time.sleep(HANGS) if task(b)[0] >= 2 else say(right(b)))
-    summary, line = evaluate(tmp_path, url, eval_n=5)
-    assert line["reward"] == [1.0, 1.0] and sorted(line["missing"]) == ["2", "3", "4"]
-    assert "minutes were over" in summary["api"]["ended"]
+def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path, monkeypatch):
+    play = api.play_one
 
+    async def interrupted(end, make_env, seed, group):
+        if group == 3:
+            raise KeyboardInterrupt
+        return await play(end, make_env, seed, group)
 
-def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path):
-    url, seen = endpoint(lambda h, b: time.sleep(HANGS) if task(b)[0] >= 3 else say(right(b)))
-    words = ["train.py", "--eval-only", "--api-base", url, "--model", "m", "--env", "letters"]
-    words += ["--difficulty", "2", "--eval-n", "20", "--api-concurrency", "2"]
-    words += ["--runs", str(tmp_path), "--name", "run"]
-    run = warm.Run(words, ROOT, dict(os.environ), tmp_path, pictures=False)
-    until = time.monotonic() + HANGS
-    while len(seen) < 5 and time.monotonic() < until:
-        time.sleep(0.05)
-    os.kill(run.process.pid, signal.SIGINT)
-    done = run.end(HANGS)
-    assert done.returncode == 130 and "stopped by you" in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.setattr(api, "play_one", interrupted)
+    url, _ = endpoint(lambda h, b: say(right(b)))
+    with pytest.raises(SystemExit, match="stopped by you"):
+        api.evaluate_api(config(tmp_path, url, eval_n=20, api_concurrency=1))
     (line,) = records.lines(tmp_path / "run" / "evals.jsonl")
     assert line["reward"] == [1.0] * 3 and len(line["missing"]) == 17
 
@@ -265,7 +234,7 @@ def test_the_folder_is_compared_and_what_failed_in_one_is_left_out(endpoint, tmp
     text = (tmp_path / "compare" / "compare.md").read_text()
     (row,) = [line for line in text.splitlines() if line.startswith("| tier 2")]
     assert "| 50.0%, 50.0% | +0.0 [-39.0, +39.0] | tasks only |" in row  # six pairs, all equal
-    with pytest.raises(ValueError, match="over an API"):
+    with pytest.raises(SystemExit, match="over an API"):
         train.train(settings.Config(resume=str(tmp_path / "a")))
 
 
@@ -277,6 +246,8 @@ def read(response: dict, think: bool = True) -> str:
     return api.read_answer(end, json.dumps(response).encode(), think)[0]
 
 
+CALL = {"function": {"name": "post", "arguments": '{"content": "</tool_call>"}'}}
+POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}}\n</tool_call>'
 PARTS = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
 
 
@@ -293,22 +264,12 @@ PARTS = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "tex
             True,
             "<think>\nI\n</think>\nhi",
         ),
-        ({"content": None, "reasoning": "hm"}, True, "<think>\nhm\n</think>\n"),
+        ({"content": None, "reasoning": "hm"}, True, "<think>\nhm\n</think>"),
+        ({"content": "well", "tool_calls": [CALL]}, True, f"well\n{POST}"),
     ],
 )
 def test_what_the_environment_reads(message, think, text):
     assert read(say(None, message=message), think) == text
-
-
-def test_tool_calls_become_text_that_no_argument_can_end():
-    call = lambda given: {"function": {"name": "post", "arguments": given}}
-    text = read(say("well", message={"tool_calls": [call('{"content": "</tool_call> x"}')]}))
-    env = Swarm("medium")
-    env.reset(7)
-    env.step(text)
-    assert env.log[0].ok and env.log[0].arguments == {"content": "</tool_call> x"}
-    env.step(read(say(None, message={"tool_calls": [call("{oops")]})))
-    assert not env.log[1].ok and "not JSON" in env.log[1].result
 
 
 def test_out_of_tokens_counts_as_truncated(endpoint, tmp_path):
@@ -319,13 +280,11 @@ def test_out_of_tokens_counts_as_truncated(endpoint, tmp_path):
     assert line["truncated"] == [False, True, True] and line["reward"] == [1.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "usage", [None, [], {"completion_tokens": 10**15}, {"completion_tokens": True}]
-)
+@pytest.mark.parametrize("usage", [None, [], {"completion_tokens": None}])
 def test_usage_that_is_none_is_counted_as_none(endpoint, tmp_path, usage):
     url, _ = endpoint(lambda h, b: {**say(right(b)), "usage": usage})
     summary, line = evaluate(tmp_path, url, eval_n=2)
-    assert summary["api"]["completion_tokens"] == 0 and line["reply_tokens"] == [0, 0]
+    assert summary["tokens"]["sampled"] == 0 and line["reply_tokens"] == [0, 0]
 
 
 CALLS = [

@@ -24,7 +24,7 @@ def test_the_committed_file_is_unsolved(capsys):
     assert list(REAL) == list(TOLD) == list(cases()) == defined
     assert main([], vars(exercises)) == 1
     told = capsys.readouterr().out
-    assert told.count("not done yet") == 11 and "0 of 11 right" in told and "--hint 1 helps" in told
+    assert told.count("not done yet") == 11 and "0 of 11 right" in told and "--hint N helps" in told
 
 
 def test_the_real_functions_solve_it(capsys):
@@ -148,12 +148,7 @@ MISTAKES = [
 def test_a_mistake_is_shown_the_input_that_tells(name, mistaken):
     said = verdict(name, mistaken)
     assert said.startswith(f"not yet: {name}(")
-    assert " and should give " in said or " raises ZeroDivisionError: " in said
-
-
-def test_the_first_input_that_differs_is_shown():
-    said = verdict("group_advantages", one_less)
-    assert "(rewards=[[1, 0, 0, 1]]) gives [[0.866, -0.866, -0.866, 0.866]] and should" in said
+    assert " and should give " in said or " raises " in said
 
 
 def test_another_order_of_sums_is_no_mistake_and_a_changed_input_is_not_seen():
@@ -170,10 +165,3 @@ def test_every_exercise_has_a_question_a_hint_and_an_answer(capsys, n, name):
     assert text.startswith(f"{n}. ") and "The real one: " in text and text.endswith("?")
     for flag, words in zip(("--hint", "--answer"), TOLD[name]):
         assert main([flag, str(n)], {}) == 0 and capsys.readouterr().out == words + "\n"
-
-
-@pytest.mark.parametrize("words", [["12"], ["k3"], ["--solve"]])
-def test_wrong_words_are_refused_in_one_sentence(words):
-    with pytest.raises(SystemExit) as end:
-        main(words, {})
-    assert isinstance(end.value.code, str) and "--help" in end.value.code

@@ -2,7 +2,6 @@
 says what was measured."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import metrics
 import settings
 import train
-from bookkeeping import presets, records, refusals
+from bookkeeping import refusals
 from bookkeeping.folder import find_checkpoint, load_checkpoint
 from bridges import export
-from policy import PICO, load_policy
+from policy import PICO, load_policy, plain_logprobs
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "Count the letters a and b in abcab. <think> a1"
@@ -60,11 +59,13 @@ def trained(run: Path):
 
 
 def logprobs(policy) -> torch.Tensor:
-    return export.logprobs(policy, torch.tensor([policy.tokenizer(TEXT)["input_ids"]]))
+    ids = torch.tensor([policy.tokenizer(TEXT)["input_ids"]])
+    with torch.no_grad():
+        return plain_logprobs(policy, ids, torch.ones(1, ids.shape[1] - 1, dtype=torch.bool))[0]
 
 
 @pytest.mark.parametrize("name", ["lora", "full", "half"])
-def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path, capsys):
+def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path):
     out, dtype = tmp_path / "out", "bfloat16" if name == "half" else "float32"
     export.main(["merge", str(runs[name]), str(out), "--dtype", dtype])
     base = logprobs(load_policy(export.base_of(summary_of(runs[name])), 0, 1, "cpu"))
@@ -73,19 +74,8 @@ def test_a_merged_model_computes_what_was_trained(runs, name, tmp_path, capsys):
     torch.testing.assert_close(now, then, rtol=0, atol=rounding)
     assert (then - base).abs().max() > max(rounding, 1e-2), "the run has to have changed something"
     assert json.loads((out / "config.json").read_text())["dtype"] == dtype
-    assert f"saved as {dtype}" in capsys.readouterr().out
     plain = (out / "README.md").stat().st_mode  # as the umask says
     assert {file.stat().st_mode for file in out.iterdir()} == {plain}
-
-
-def test_a_merged_model_is_a_base_that_scores_as_the_run_did(runs, tmp_path):
-    export.main(["merge", str(runs["lora"]), str(tmp_path / "out")])
-    again = tiny_run(tmp_path, "again", model=str(tmp_path / "out"), updates=1)
-    evals = lambda run, stage: [
-        e for e in records.lines(run / "evals.jsonl") if e["stage"] == stage
-    ]
-    rewards = [e["reward"] for e in evals(runs["lora"], "final")]
-    assert rewards == [e["reward"] for e in evals(again, "before")] and sum(map(sum, rewards)) > 0
 
 
 def test_an_exported_adapter_is_loaded_by_peft_and_names_no_path(runs, tmp_path):
@@ -104,18 +94,17 @@ def test_an_exported_adapter_is_loaded_by_peft_and_names_no_path(runs, tmp_path)
 
 def test_the_card_says_what_was_measured(runs):
     summary = summary_of(runs["lora"])
-    text = export.card(summary, "adapter")
+    text = export.card(runs["lora"], summary, "adapter")
     data = ModelCard(text).data
     assert data.library_name == "peft" and "lora" in data.tags
     assert data.base_model is None  # pico_base is no id of the hub …
     assert 'from_pretrained("models/pico_base")' in text  # … and the card is read elsewhere
     final = summary["eval"]["tier 2"]["final"]
     interval = metrics.Interval(**final["reward"]).text()
-    assert f"{interval} | 4 |" in text and "--reward partial" in text and "--lr 0.003" in text
-    summary["config"] |= {"model": "Qwen/Qwen3-0.6B", "lora_rank": 12}
-    summary["warnings"] = {"collapse": "update 7: fell"}
-    text = export.card(summary, "adapter")
-    assert ModelCard(text).data.base_model == "Qwen/Qwen3-0.6B" and "collapse: update 7" in text
+    assert interval in text and "| reward | partial |" in text and "| lr | 0.003 |" in text
+    summary["config"] |= {"lora_rank": 12}
+    text = export.card(runs["lora"], summary | {"model": "Qwen/Qwen3-0.6B"}, "adapter")
+    assert ModelCard(text).data.base_model == "Qwen/Qwen3-0.6B"
     assert "--max-lora-rank 16 " in text  # vLLM takes no 12
 
 
@@ -129,35 +118,13 @@ def test_what_fails_half_way_leaves_no_folder(runs, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "",
-        "--lora-rank 0 --loss dapo --no-think",
-        "--difficulty 3 --curriculum --kl 0.1 --seed 4",
-        "--env swarm --difficulty hard",
-        "--env alphabet",
-        "--preset swarm-published --async-rollouts 2 --importance token",
-    ],
-)
-def test_the_flags_on_the_card_give_the_run_again(words):
-    def complete(words: list[str]) -> settings.Config:
-        cfg, _ = settings.command_line(words)
-        refusals.check(cfg)
-        settings.fill(cfg, presets.by_size(900_000, cfg.env))
-        return cfg
-
-    cfg = complete(words.split())
-    assert complete(export.flags(asdict(cfg)).split()) == cfg
-
-
 def test_what_cannot_be_exported_is_said_in_a_sentence(runs, tmp_path):
-    api, out = tmp_path / "api", str(tmp_path / "out")
+    api, out = tmp_path / "api", str(tmp_path / "out")  # an evaluation over an API has no weights
     api.mkdir()
     (api / "summary.json").write_text(json.dumps({"api": {}, "config": {}, "machine": {}}))
     for words, why in (
         (["merge", str(tmp_path / "none"), out], "there is no summary.json"),
-        (["merge", str(api), out], "over an API has no weights"),
+        (["merge", str(api), out], "it has no checkpoint"),
         (["adapter", str(runs["full"]), out], "no adapter; use: python -m bridges.export merge"),
         (["merge", str(runs["lora"]), str(runs["full"])], "is there already"),
     ):

@@ -23,36 +23,12 @@ ROOT = Path(failures.__file__).resolve().parents[1]
 KEPT = json.loads((ROOT / "results" / "failures.json").read_text())["arms"]
 TOUCHED = [(grpo, "micro_batches"), (sft, "collate"), (grpo, "token_logprobs"), (grpo, "token_ratio"), (rollout, "prompt_ids"),
            (sft, "expert_episode"), (TorchSampler, "sync"), (Letters, "score")]  # fmt: skip
-SMALL = [
-    "--sft-steps",
-    "2",
-    "--sft-examples",
-    "4",
-    "--sft-batch",
-    "2",
-    "--num-tasks",
-    "2",
-    "--k",
-    "4",
-    "--eval-n",
-    "2",
-    # fmt: skip
-    "--difficulty",
-    "2",
-    "--max-tokens",
-    "48",
-    "--threads",
-    "1",
-    "--warmup",
-    "0",
-    "--no-wandb",
-    "--no-eval-other-tiers",
-]
+SMALL = """--sft-steps 2 --sft-examples 4 --sft-batch 2 --num-tasks 2 --k 4 --eval-n 2
+--difficulty 2 --max-tokens 48 --threads 1 --warmup 0 --no-wandb --no-eval-other-tiers""".split()
 MORE = {
     "learning-rate": ["--updates", "5", "--reward", "partial", "--warmup", "0"],
     "no-variance": ["--difficulty", "8", "--updates", "11", "--k", "2"],
     "stale-adapter": ["--lr", "1e-2", "--updates", "6", "--reward", "partial"],
-    # fmt: skip
     "reward-as-correct": ["--updates", "2"],
     "temperature": ["--updates", "6", "--k", "8", "--reward", "partial"],
 }
@@ -128,15 +104,6 @@ def test_the_kept_runs_without_a_mistake_are_well(name):
     assert doctor.look_at(KEPT[name]["lines"]) == []
 
 
-def test_wrong_names_are_told_in_one_sentence():
-    done = warm.run(["train.py", "--break", "nothing"], ROOT)
-    assert (
-        done.returncode == 1
-        and done.stderr.startswith("--break nothing: choose learning-rate, ")
-        and done.stderr.count("\n") == 1
-    )
-
-
 @pytest.mark.parametrize("flags", [["--plain"], ["--engine", "vllm"], ["--async-rollouts", "1"]])
 def test_a_mistake_that_would_not_be_made_is_refused(flags):
     """It is put into this process: a second one that samples, or another sampler, would not make
@@ -150,8 +117,3 @@ def test_a_mistake_that_would_not_be_made_is_refused(flags):
     refusals.check(
         settings.command_line(["--break", "off-policy"])[0]
     )  # its own flag samples ahead
-
-
-def test_the_chapter_shows_itself():
-    done = warm.run(["-m", "learn.failures"], ROOT)
-    assert done.returncode == 0 and all(f"\n{name}\n" in f"\n{done.stdout}" for name in FAILURES)

@@ -1,11 +1,8 @@
 """Protects known tasks (bridges/known.py): bad rows are refused by their line, sides never meet, a
 scorer cannot end a run. What needs reasoning-gym is in tests/verifiers/test_gym.py."""
 
-import ast
 import json
-import math
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +15,7 @@ import settings
 import warm
 from bookkeeping import folder as run_folder
 from bookkeeping import refusals
-from bookkeeping.guard import guarded, preflight
+from bookkeeping.guard import guarded
 from bridges import known
 from evaluate import HELD_OUT_SEEDS
 from helpers import write_lines as write
@@ -74,56 +71,46 @@ GOOD = b'{"question": "1 + 1?", "answer": 2}'
 
 
 @pytest.mark.parametrize(
-    "line, words",
+    "line",
     [
-        (b'{"question": "a", "answer": "b"', "no JSON"),
-        (b"[1, 2]", "a row is an object"),
-        (b'{"question": "a", "prompt": "a", "answer": "b"}', 'one of "question" and "prompt"'),
-        (b'{"question": "a"}', "a text or a number"),
-        (b'{"question": 3, "answer": "b"}', "a question is a text"),
-        (b'{"question": "  ", "answer": "b"}', "empty"),
-        (b'{"question": "a", "answer": true}', "a text or a number"),
-        (b'{"question": "a", "answer": NaN}', "a text or a number"),
-        (b'{"question": "a", "answer": ' + b"9" * 5000 + b"}", "no JSON"),
-        (b'{"question": "a", "answer": "why #### "}', "empty"),
-        (b'{"question": "\\ud800", "answer": "b"}', "surrogate"),
-        (b'{"question": "caf\xe9", "answer": "b"}', "UTF-8"),
-        ('{"question": "a", "answer": "b"}'.encode("utf-16"), "UTF-8"),
-        (b"[" * 100_000, "recursion"),
+        b'{"question": "a", "answer": "b"',
+        b"[1, 2]",
+        b'{"question": "a"}',
+        b'{"question": 3, "answer": "b"}',
+        b'{"question": "  ", "answer": "b"}',
+        b'{"question": "a", "answer": true}',
+        b'{"question": "a", "answer": NaN}',
+        b'{"question": "a", "answer": ' + b"9" * 5000 + b"}",
+        b'{"question": "a", "answer": "why #### "}',
+        b'{"question": "a", "answer": "</think> could never be right"}',
+        b'{"question": "\\ud800", "answer": "b"}',
+        b'{"question": "caf\xe9", "answer": "b"}',
+        '{"question": "a", "answer": "b"}'.encode("utf-16"),
+        b"[" * 100_000,
     ],
 )
-def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line, words):
+def test_a_bad_row_is_refused_with_its_line_number(tmp_path, line):
     file = tmp_path / "rows.jsonl"
-    file.write_bytes(GOOD + b"\n\n" + line + b"\n")
-    with pytest.raises(ValueError) as told:
+    file.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n\n" + line + b"\n")
+    with pytest.raises(ValueError, match=f"{file}, line 3: {known.A_ROW} ") as told:
         refusals.check(settings.Config(env=f"jsonl:{file}"))
-    assert words in str(told.value) and "line 3" in str(told.value)
-    assert len(str(told.value)) < 400 and "\n" not in str(told.value)
+    assert "\n" not in str(told.value) and len(str(told.value)) < 500
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
-        ("empty.jsonl", "there is no row"),
+        ("empty.jsonl", "leave none"),
         ("nowhere.jsonl", "No such file"),
-        ("one.jsonl", "leave none"),
-        ("some.jsonl,scores=exact", "no option scores"),
-        ("some.jsonl,scorer=nowhere.py:f", "there is no file nowhere.py"),
-        ("some.jsonl,scorer=numbr", "there is no file numbr"),
+        ("some.jsonl,scores=exact", "unexpected keyword argument 'scores'"),
+        ("some.jsonl,scorer=numbr", "No such file or directory: '.*numbr'"),
     ],
 )
 def test_a_file_without_rows_or_a_wrong_option_is_refused(tmp_path, options, words):
     (tmp_path / "empty.jsonl").write_bytes(b"\xef\xbb\xbf\n \r\n")
-    write(tmp_path / "one.jsonl", sums(1))
     write(tmp_path / "some.jsonl", sums(30))
     with pytest.raises(ValueError, match=words):
         env_of(tmp_path / options)
-
-
-def test_a_number_is_written_out_so_that_a_scorer_of_numbers_knows_it():
-    for answer, written in ((0.00001, "0.00001"), (1e20, "1" + "0" * 20)):
-        row = known.read_row(1, json.dumps({"question": "a?", "answer": answer}).encode())
-        assert row["answer"] == written and known.as_number(written) is not None
 
 
 # ------------------------------------------------------------------------------------------ sides
@@ -146,7 +133,7 @@ def test_the_sides_are_those_of_the_ranges_of_seeds():
 def test_training_development_and_held_out_rows_never_meet(tmp_path):
     file = write(tmp_path / "rows.jsonl", sums(200) + sums(50))  # the first fifty twice
     env = env_of(file)
-    assert "50 rows whose question was there before" in env.source.about
+    assert "50 rows whose question was there before" in env.about
     found = {side: questions(env, side) for side in RANGES}
     n = len(found["training"])
     assert sum(map(len, found.values())) == 200 == len(set().union(*found.values()))
@@ -163,27 +150,25 @@ def test_rows_of_a_held_out_file_are_never_trained_on(tmp_path):
     test = write(tmp_path / "test.jsonl", sums(60, first=80))
     env = env_of(train, f",held_out={test}")
     found = {side: set(questions(env, side)) for side in RANGES}
-    assert len(found["held-out"]) == 60 and "20 rows" in env.source.about
+    assert len(found["held-out"]) == 60 and "20 rows" in env.about
     assert len(found["training"]) + len(found["development"]) == 80
     assert not found["held-out"] & (found["training"] | found["development"])
 
 
 def test_a_generator_with_few_tasks_is_asked_each_once(monkeypatch):
-    """Five tasks played 256 times are five results. One that raises, or does not come, costs no
-    more than its own episode, later."""
+    """Five tasks played 256 times are five results. One that does not come, costs no more than its
+    own episode, later."""
 
     def draw(seed):
-        if seed == DEV_SEEDS + 7:
-            raise KeyError("no task")
         while seed == DEV_SEEDS + 8:
             pass
         return {"question": f"{seed % 5} + 1?"}
 
-    few = known.Known(known.Source("few", "", (), draw, None, None), True)
-    few.seconds = 0.1
+    few = known.Known()
+    few.draw, few.seconds = draw, 0.1
     monkeypatch.setattr(known, "open_known", lambda env, think: few)
     cfg = settings.Config(env="reasoning_gym:five", eval_n=64)
-    assert settings.dev_seeds(cfg) == [DEV_SEEDS + i for i in (0, 1, 2, 3, 4, 7, 8)]
+    assert settings.dev_seeds(cfg) == [DEV_SEEDS + i for i in (0, 1, 2, 3, 4, 8)]
 
 
 # ---------------------------------------------------------------------------------------- scorers
@@ -211,11 +196,12 @@ def test_scorers(tmp_path, scorer, right, earns, not_):
 
 
 def test_the_scorer_is_guessed_from_the_answers_and_has_to_read_them(tmp_path):
-    rows = [{"prompt": f"{i}?", "answer": i} for i in range(30)]
-    assert "scored by number" in env_of(write(tmp_path / "b.jsonl", rows)).source.about
+    answers = [*range(28), 0.00001, 1e20]
+    rows = [{"prompt": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]
+    assert "scored by number." in env_of(write(tmp_path / "b.jsonl", rows)).about
     file = write(tmp_path / "a.jsonl", [*rows, {"prompt": "?", "answer": "("}])
-    assert "scored by exact" in env_of(file).source.about
-    with pytest.raises(ValueError, match="line 31: the scorer number cannot read"):
+    assert f"scored by exact ({file}, line 31 has no number)" in env_of(file).about
+    with pytest.raises(ValueError, match="number cannot read all answers .*line 31"):
         env_of(file, ",scorer=number")
 
 
@@ -226,7 +212,6 @@ def test_the_scorer_is_guessed_from_the_answers_and_has_to_read_them(tmp_path):
         ("<think>8 <answer>8</answer></think> so <answer> 7 </answer>.", "7"),
         ("7", None),
         ("<answer>7", None),
-        ("</answer><answer>7</answer>", "7"),
         ("<answer>7</answer><answer>8</answer>", None),
         ("<think><answer>7</answer>", None),
         ("<answer></answer>", None),
@@ -279,22 +264,11 @@ def odd(answer, row):
     env.reset(0)
     for answer in ("nan", "text", "list", "no reward", "missing", "exit", "hang"):
         assert scored(env, answer) == FAILED, answer  # left out it would pay to break it
-    with pytest.raises(ValueError, match="mine.py:whole cannot be used"):
+    with pytest.raises(ValueError, match="mine.py:whole: KeyError"):
         env_of(file, f",scorer={tmp_path}/mine.py:whole")
 
 
 # ------------------------------------------------------------------- as any other environment
-
-
-def test_preflight_plays_it_and_says_what_it_is(tmp_path, capsys):
-    cfg = settings.Config(env=f"jsonl:{write(tmp_path / 'rows.jsonl', sums(100))}")
-    refusals.check(cfg)
-    preflight(cfg)
-    assert "rows to train on" in capsys.readouterr().out
-    (tmp_path / "mine.py").write_text("def show(row):\n    return 'no'\n")
-    cfg.env += f",expert={tmp_path}/mine.py:show"
-    with pytest.raises(ValueError, match="the expert earns 0 and an empty reply 0.*docs/tasks.md"):
-        preflight(cfg)
 
 
 @pytest.mark.parametrize("env", ["letters", "alphabet", "swarm", "jsonl:ROWS"])
@@ -338,45 +312,22 @@ def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):
     assert done.returncode == 1 and "are not what they were" in done.stderr
 
 
-def test_without_the_package_it_is_said_in_one_sentence(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    known.open_source.cache_clear()
-    with pytest.raises(ValueError, match="pip install reasoning-gym"):
-        refusals.check(settings.Config(env="reasoning_gym:letter_counting"))
-
-
 # -------------------------------------------------------------- answers that would be run as Python
 
 
-def test_only_small_sums_reach_a_scorer_that_runs_them():
-    small = ["6*(98 - 54) - 34", "-2.5/4", "-5*X**9 - 2*X**6/3 + C", "exp(x)*cos(x)", "(x + 1)**12"]
-    assert [text for text in small if not known.is_small_sum(text)] == []
-    large = ["9**9**9**9", "((9**99)**99)**99", "__import__('os')", "x.real", "exit()", "a[0]", "_"]
-    large += [
-        "lambda: 1",
-        "1e999",
-        "9!",
-        "'a'*9",
-        "f(1)",
-        "1 if 2 else 3",
-        "sin(1, **x)",
-        "print(1)",
-    ]
-    large += ["sin(1, a=__import__('os'))", "sin(*x)", "(" * 500, "1," * 9, "1+" * 5000 + "1"]
-    assert [text for text in large if known.is_small_sum(text)] == []
+SUMS = ["6*(98 - 54) - 34", "-2.5/4", "-5*X**9 - 2*X**6/3 + C", "exp(x)*cos(x)", "(x + 1)**12"]
+NO_SUMS = ["9**9**9**9", "((9**99)**99)**99", "__import__('os')", "x.real", "exit()", "a[0]", "_"]
+NO_SUMS += ["lambda: 1", "1e999", "9!", "'a'*9", "f(1)", "1 if 2 else 3", "sin(1, **x)", "sin(*x)"]
+NO_SUMS += ["sin(1, a=__import__('os'))", "(" * 500, "1," * 9, "1+" * 5000 + "1"]
+DATA = ["[['Q', '_'], ['_', 'Q']]", "_ Q _\nQ _ _", "[1, -2]", "ABCDE", "0 1 0"]
+NO_DATA = ["__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"]
 
 
-@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 60))
-@how(max_examples=50, deadline=None)
-def test_a_sum_is_not_larger_than_its_bits_say(a, b, n):
-    for text in (f"{a}*{b} + {a}", f"{a}**{n}", f"({a} - {b})**{n} * {b}", f"-{a}*(-{b})"):
-        found = known.bits(ast.parse(text, mode="eval").body)
-        assert math.log2(abs(eval(text)) + 1) <= found + 1
-
-
-def test_only_data_reaches_a_scorer_that_evals_it():
-    for answer in ("[['Q', '_'], ['_', 'Q']]", "_ Q _\nQ _ _", "[1, -2]", "ABCDE", "0 1 0"):
-        assert known.is_data(answer), answer
-    wrong = ["__import__('os').system('true')", "[x for x in y]", "9**9**9", "a.b", "f()"]
-    for answer in (*wrong, "1+" * 20_000 + "f()"):
-        assert not known.is_data(answer), answer
+@pytest.mark.parametrize(
+    "passes, good, bad",
+    [(known.is_small_sum, SUMS, NO_SUMS), (known.is_data, DATA, [*NO_DATA, "1+" * 20_000 + "f()"])],
+)
+def test_only_small_sums_and_data_reach_a_scorer_that_runs_them(passes, good, bad):
+    assert (
+        [text for text in good if not passes(text)] == [text for text in bad if passes(text)] == []
+    )

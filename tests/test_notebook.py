@@ -6,8 +6,6 @@ import json
 import os
 import platform
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[1] / "docs"
@@ -53,26 +51,3 @@ def test_its_links_lead_to_files():
     )
     links = re.findall(r"\]\(([^)]+)\)", prose)
     assert links and all((HOME / link).exists() for link in links)
-
-
-def test_the_first_code_cells_clone_outside_a_checkout_and_do_nothing_inside(tmp_path):
-    """A copy of two commits' worth of files is enough to be a repository."""
-    origin = tmp_path / "origin"
-    origin.mkdir()
-    (origin / "pico.py").write_text("")
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", origin]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *words], check=True)
-    cells = ["".join(cell["source"]) for cell in CODE[:2]]
-    run = lambda code, cwd: subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True
-    )
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    asked = run("\n".join(cells), elsewhere)
-    assert asked.returncode and "fill in REPOSITORY" in asked.stderr
-    address = re.sub('REPOSITORY = ""', f"REPOSITORY = {str(origin)!r}", cells[0])
-    for cwd, code in ((elsewhere, address), (origin, cells[0])):
-        done = run(f"{code}\n{cells[1]}", cwd)
-        assert done.returncode == 0 and done.stdout == "the book: pico.py\n", done.stderr
-    assert (elsewhere / "picoswarm" / "pico.py").exists() and not (origin / "picoswarm").exists()

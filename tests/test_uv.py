@@ -49,16 +49,6 @@ def test_what_pip_installs_asks_for_none_of_it():
     assert {re.split("[=<>~]", line)[0] for line in asked} == {"pyspellchecker", "numpy"}
 
 
-def test_linux_without_a_card_gets_a_torch_that_needs_no_package_of_cuda():
-    build = f"{GROUPS['cpu'][0].split('==')[1]}+cpu"
-    needs = {row["name"] for row in locked("torch")[build]["dependencies"]}
-    assert not [name for name in needs if re.match("nvidia|cuda|triton", name)]
-    asked = [row for row in OURS["dev-dependencies"]["cpu"] if row["name"] == "torch"]
-    assert len(asked) == 2
-    for row in asked:
-        assert ("sys_platform == 'linux'" in row["marker"]) == (row["version"] == build)
-
-
 def test_the_lock_names_public_places_and_a_hash_for_every_file():
     for package in (package for package in LOCK["package"] if package is not OURS):
         sdist = [package["sdist"]] if "sdist" in package else []

@@ -72,15 +72,15 @@ def import_world() -> tuple:
         from env_alphabet import Alphabet
         from env_letters import Letters
         from env_swarm import DEV_SEEDS, Swarm
-        from swarm.tools import wrap_call
+        from swarm.tools import written
     finally:
         sys.path.remove(str(folder))
         take_out()
         sys.modules.update(theirs)
-    return Letters, Alphabet, Swarm, DEV_SEEDS, wrap_call
+    return Letters, Alphabet, Swarm, DEV_SEEDS, written
 
 
-Letters, Alphabet, Swarm, DEV_SEEDS, wrap_call = import_world()
+Letters, Alphabet, Swarm, DEV_SEEDS, written = import_world()
 WORLDS = {"letters": Letters, "alphabet": Alphabet, "swarm": Swarm}
 # What Letters leaves to flags of train.py (settings.py, which imports torch; a test compares), and
 # how the scripted expert speaks, who is silent here.
@@ -90,17 +90,6 @@ ASIDE = {"letters": {"difficulty": 6, "reward_kind": "binary", "think": True, "s
 def make_env(environment: str, settings: dict[str, Any]):
     """A fresh environment."""
     return WORLDS[environment](**ASIDE.get(environment, {}) | settings)
-
-
-def marks(
-    environment: str, settings: dict[str, Any], seed: int, replies: list[str]
-) -> dict[str, float]:
-    """The score of an episode, from nothing but its seed and its replies."""
-    env = make_env(environment, settings)
-    env.reset(seed)
-    for reply in replies:
-        env.step(reply)
-    return env.score()
 
 
 # ------------------------------------------------------------------------------ tasks and settings
@@ -150,6 +139,15 @@ class SeedData(vf.TaskData):
     seed: int
 
 
+def marks(data: SeedData, replies: list[str]) -> dict[str, float]:
+    """The score of an episode, from nothing but its seed and its replies."""
+    env = make_env(data.environment, data.settings)
+    env.reset(data.seed)
+    for reply in replies:
+        env.step(reply)
+    return env.score()
+
+
 class SeedTask(vf.Task[SeedData]):
     """One seed of one environment. The replies are in trace.info, where the harness puts them."""
 
@@ -157,17 +155,14 @@ class SeedTask(vf.Task[SeedData]):
     def key(self) -> str:
         return str(self.data.seed)
 
-    def marks(self, trace: vf.Trace) -> dict[str, float]:
-        data = self.data
-        return marks(data.environment, data.settings, data.seed, trace.info.get("replies", []))
-
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
-        return self.marks(trace)["reward"]
+        return marks(self.data, trace.info.get("replies", []))["reward"]
 
     @vf.metric
     async def components(self, trace: vf.Trace) -> dict[str, float]:
-        return {name: value for name, value in self.marks(trace).items() if name != "reward"}
+        score = marks(self.data, trace.info.get("replies", []))
+        return {name: value for name, value in score.items() if name != "reward"}
 
 
 class Seeds(vf.Taskset[SeedTask, SeedsConfig]):
@@ -194,18 +189,6 @@ class Seeds(vf.Taskset[SeedTask, SeedsConfig]):
 SENT_BACK = ("content", "tool_calls", "reasoning", "reasoning_content", "reasoning_details")
 
 
-def written(message: dict[str, Any]) -> str:
-    """A reply as the model writes it, from the fields that a server made of it.
-
-    {"content": "a", "tool_calls": […]} -> 'a\\n<tool_call>\\n{"name": …'.
-    """
-    thinking = message.get("reasoning_content") or message.get("reasoning")
-    parts = [f"<think>\n{thinking.strip()}\n</think>"] if thinking else []
-    parts += [message["content"]] if message.get("content") else []
-    calls = [call["function"] for call in message.get("tool_calls") or []]
-    return "\n".join(parts + [wrap_call(f["name"], f["arguments"] or "{}") for f in calls])
-
-
 @lru_cache(maxsize=4)
 def tokenizer_of(model: str):
     from renderers.base import load_tokenizer
@@ -226,15 +209,6 @@ def sampled_text(ctx: vf.ModelContext, trace: vf.Trace, finished: bool) -> str |
     if finished and ids[-1] in tokenizer.all_special_ids:
         ids = ids[:-1]  # the end of the turn
     return tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def answers(new: list[dict], calls: list[dict], turn: int) -> list[dict]:
-    """The environment's messages, each tool message with the id of the call that it answers.
-
-    The API wants that. It is the first call, because only that counts.
-    """
-    call_id = calls[0]["id"] if calls else f"turn_{turn}"
-    return [m | {"tool_call_id": call_id} if m["role"] == "tool" else m for m in new]
 
 
 # -------------------------------------------------------------------------------------- the episode
@@ -276,7 +250,9 @@ class InProcess(vf.Harness[vf.HarnessConfig]):
                     break
                 said = {name: message[name] for name in SENT_BACK if name in message}
                 talk.append({"role": "assistant", "content": None} | said)
-                talk += answers(new, calls, len(replies))
+                # The API wants the id of the call that is answered: the first, only that counts.
+                called = {"tool_call_id": calls[0]["id"] if calls else f"turn_{len(replies)}"}
+                talk += [m | called if m["role"] == "tool" else m for m in new]
         return vf.ProgramResult(0, "", "")
 
 

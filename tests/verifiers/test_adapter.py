@@ -63,13 +63,6 @@ def test_the_defaults_are_those_of_training(environment):
     assert {"think", own[environment]} <= set(given)
 
 
-def test_settings_reach_the_environment():
-    taskset = vf.load_taskset(config("swarm", difficulty="hard", version="0.1", first_seed=7))
-    first = next(iter(taskset))
-    assert first.data.seed == 7
-    assert first.data.prompt_text == picoswarm.Swarm("hard", "0.1").reset(7)[0]["content"]
-
-
 @pytest.mark.parametrize(
     "environment, wrong",
     [("letters", {"difficulty": 11}), ("alphabet", {"min_turns": 4}), ("swarm", {"floor": -1.0})],
@@ -105,13 +98,6 @@ def test_a_reply_is_put_together_again(message, text):
     assert picoswarm.written(message) == text
 
 
-def test_arguments_that_are_not_json_stay_an_error():
-    call = {**CALL, "function": {"name": "vote", "arguments": '{"post_id": '}}
-    said = picoswarm.written({"content": None, "tool_calls": [call]})
-    score = picoswarm.marks("swarm", config("swarm").environment.arguments(), 1, [said])
-    assert score["error_rate"] == 1 / 25
-
-
 def launch(environment: str, answer):
     """Play the first task against a server, without the rest of verifiers; (replies, what the trace
     was told)."""
@@ -139,14 +125,15 @@ def refuses(status: int, why: str, after: int = 0):
 TOO_LONG = "the conversation exceeds the model's maximum context length of 100"
 
 
-def test_a_reply_that_runs_out_of_tokens_counts_and_ends_the_episode():
-    answer = lambda body: (200, completion("<alphabetical_sorted>", "length"))
-    assert launch("alphabet", answer) == (["<alphabetical_sorted>"], [])
-
-
-def test_a_conversation_that_outgrows_the_context_ends_there():
-    found = launch("swarm", refuses(400, TOO_LONG, after=3))
-    assert found == (["no", "no"], ["context_length"])
+@pytest.mark.parametrize(
+    "environment, answer, found",
+    [
+        ("alphabet", lambda _: (200, completion("<sorted>", "length")), (["<sorted>"], [])),
+        ("swarm", refuses(400, TOO_LONG, after=3), (["no", "no"], ["context_length"])),
+    ],
+)
+def test_an_episode_that_is_out_of_tokens_counts_and_ends(environment, answer, found):
+    assert launch(environment, answer) == found
 
 
 @pytest.mark.parametrize(

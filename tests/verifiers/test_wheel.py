@@ -67,7 +67,7 @@ for name in ("alphabet", "letters", "swarm"):
     task = next(iter(env.taskset))
     print(task.data.environment, task.data.seed)
 import picoswarm
-for thing in (picoswarm, picoswarm.Letters, picoswarm.Alphabet, picoswarm.Swarm, picoswarm.wrap_call):
+for thing in (picoswarm, picoswarm.Letters, picoswarm.Alphabet, picoswarm.Swarm, picoswarm.written):
     file = thing.__file__ if thing is picoswarm else getattr(thing, "step", thing).__code__.co_filename
     assert file.startswith({folder!r}), file
 assert picoswarm.make_env("swarm", {{}}).reset(1) == picoswarm.make_env("swarm", {{}}).reset(1)
