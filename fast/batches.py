@@ -183,10 +183,13 @@ class UpdateLog:
         # What of `mismatch` number formats explain: bfloat16 on a card, elsewhere float32.
         self.rounding = 0.03 if in_bfloat16(policy.device) else 1e-3
         # Each episode with the size of its advantage; those in error do not count.
-        size = lambda advantage: float(torch.as_tensor(advantage).abs().mean())
-        sizes = [[size(a) for a in row] for row in advantages]
-        pairs = [pair for group, row in zip(groups, sizes) for pair in zip(group, row)]
-        pairs = [(e, size) for e, size in pairs if e.stop_reason != "error"]
+        sizes = [[torch.as_tensor(a).abs().mean().item() for a in row] for row in advantages]
+        pairs = [
+            (e, size)
+            for group, row in zip(groups, sizes)
+            for e, size in zip(group, row)
+            if e.stop_reason != "error"
+        ]
         n = max(1, len(pairs))
         self.found = {
             "groups_with_signal": sum(any(row) for row in sizes) / len(sizes),
@@ -254,8 +257,8 @@ class UpdateLog:
         if self.cfg.importance in ("clip", "none"):
             unused |= {"importance", "capped"}
         means = {name: sums[name] / n for name in MEANS if name not in unused}
-        moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another
         stops = {"stop_trained": sums["stops"] / sums["ended"]} if sums["ended"] else {}
+        moved = sums["moved"] > 1e-4 * n  # else stretch would be one rounding over another
         stretch = sums["log_ratio"] / sums["moved"] if moved else 1.0
         whole = {"loss": sums["loss"], "stretch": stretch, "ratio_max": self.largest}
         return means | self.found | stops | whole

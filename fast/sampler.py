@@ -220,7 +220,7 @@ class PlainDecoder(Decoder):
         self.pad = self.pad[rows]
 
     def take(self, row: int) -> None:
-        return None
+        """Nothing was kept."""
 
 
 class FastDecoder(Decoder):
@@ -291,8 +291,8 @@ class FastDecoder(Decoder):
             for row, cache in enumerate(caches):
                 layer[:, row, :, starts[row] : ends[row]] = cache.pop(0)
             self.caches.append(layer)
-        positions = torch.arange(self.length, device=ids.device)[None]
-        cos, sin = self.trunk.rotary_emb(self.embed[:1], positions)  # [1, length, d] each
+        everywhere = torch.arange(self.length, device=ids.device)[None]
+        cos, sin = self.trunk.rotary_emb(self.embed[:1], everywhere)  # [1, length, d] each
         self.cos, self.sin = cos[0, :, None], sin[0, :, None].clone()  # [length, 1, d]
         self.sin[..., : self.head_dim // 2].neg_()
 
@@ -306,9 +306,9 @@ class FastDecoder(Decoder):
         query = key[begin:, None]  # [S, 1]
         # Query i sees key j if j <= i and j is no padding. Padding sees itself: no key gives NaN.
         seen = (key <= query) & (key >= self.pad[:, None, None]) | (key == query)  # [B, S, end]
-        mask = torch.zeros_like(seen, dtype=self.embed.dtype).masked_fill_(~seen, -torch.inf)
         # With a mask, enable_gqa leaves a card only the kernel that writes all scores down. So the
         # queries that share a head of keys become more queries of that head; no keys are copied.
+        mask = torch.where(seen, 0.0, -torch.inf).to(self.embed.dtype)
         mask = mask.repeat_interleave(group, 1)[:, None]  # [B, 1, S·group, end]
         positions = (query.T - self.pad[:, None]).clamp(min=0)
         cos, sin = self.cos[positions], self.sin[positions]  # [B, S, 1, d] each
@@ -346,15 +346,14 @@ class FastDecoder(Decoder):
 
 def joined(*linears) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight and bias of several projections of the same input as one."""
-    biases = [linear.bias for linear in linears]
-    bias = None if biases[0] is None else torch.cat(biases)
+    has_bias = linears[0].bias is not None
+    bias = torch.cat([linear.bias for linear in linears]) if has_bias else None
     return torch.cat([folded(linear) for linear in linears]), bias
 
 
 def folded(linear: torch.nn.Module) -> torch.Tensor:
     """The weight [out, in] that a linear layer computes with, its LoRA included."""
-    adapters = getattr(linear, "active_adapters", ())
-    changes = [linear.get_delta_weight(name) for name in adapters]
+    changes = [linear.get_delta_weight(name) for name in getattr(linear, "active_adapters", ())]
     return sum(changes, linear.weight).to(linear.weight.dtype)
 
 
@@ -390,8 +389,7 @@ def differences(fast: FastDecoder, policy: Policy) -> tuple[float, float]:
     The mean over 4 prompts of 16 tokens and 4 steps of what a sampled token's log-prob is off by:
     bfloat16 rounds a logit of 20 by 0.06, also those of tokens that are never sampled.
     """
-    V, device = policy.lm.config.vocab_size, policy.device
-    text = (torch.arange(1, 81, device=device) * 37 % V).view(4, 20)
+    text = torch.arange(1, 81, device=policy.device).view(4, 20) * 37 % policy.lm.config.vocab_size
 
     def own(padding: int) -> torch.Tensor:  # [4, 5, V]
         ids, seen = (F.pad(x, (padding, 0)) for x in (text, torch.ones_like(text)))
@@ -400,8 +398,8 @@ def differences(fast: FastDecoder, policy: Policy) -> tuple[float, float]:
         return policy.lm(input_ids=ids, **how).logits[:, -5:].float().log_softmax(-1)
 
     exact, padded = own(0), own(5)
-    first = fast.prefill(text[:, :16], text.new_zeros(4), 1, 4)
-    logits = [first, *(fast.run(token[:, None]) for token in text[:, 16:].T)]
+    logits = [fast.prefill(text[:, :16], text.new_zeros(4), 1, 4)]
+    logits += [fast.run(token[:, None]) for token in text[:, 16:].T]
     fast.forget()
     off = lambda x: (exact.exp() * (x - exact).abs()).sum(-1).mean().item()
     return off(torch.stack(logits, 1).log_softmax(-1)), off(padded)

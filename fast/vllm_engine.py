@@ -116,7 +116,7 @@ def load_engine(policy: Policy, memory: float, cpu_cache: int, sleeps: bool, lon
         why = f"vLLM cannot run {options['model']}; take --engine torch"
         if full or "memory" in str(error).lower():
             share = (
-                f"{memory:.0%} of the card" if cuda else f"{cpu_cache / 2**20:.0f} MB for a cache"
+                f"{memory:.0%} of the card" if cuda else f"{cpu_cache / 2**20:.0f} MB for its cache"
             )
             why = (
                 f"{share} is not enough for vLLM, or not free; "
@@ -159,7 +159,6 @@ class VllmSampler:
 
     def sync(self, version: int = 0) -> None:
         """Sample from the policy's current weights from now on. CannotGoOn if vLLM refuses."""
-        assert self.awake, "wake the engine before a sync"
         self.syncs += 1
         if self.policy.lora_rank:
             self._hand_over(f"version-{version}-sync-{self.syncs}")
