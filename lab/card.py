@@ -21,9 +21,10 @@ import grpo
 from env_letters import Letters
 from fast import machine
 from fast.logprobs import token_logprobs
+from fast.machine import checkpoint_activations
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS
-from policy import PICO, adam, checkpoint_activations, load_policy
+from policy import PICO, adam, load_policy
 from rollout import play
 from settings import Config
 

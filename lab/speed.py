@@ -211,7 +211,7 @@ def sampling_vllm(setup: Setup) -> dict:
     from fast.vllm_engine import load_engine
 
     policy, prompts = load(replace(setup, reply=0), 0)
-    engine = load_engine(policy, 0.3, 2**28)
+    engine = load_engine(policy, 0.3, 2**28, sleeps=False, longest=4096)
     params = SamplingParams(
         n=setup.k,
         temperature=1.0,
