@@ -30,7 +30,7 @@ from tqdm import tqdm
 import metrics
 from bookkeeping import folder as run_folder
 from bookkeeping import records
-from bookkeeping.folder import find_checkpoint, load_checkpoint
+from bookkeeping.folder import load_checkpoint
 from bookkeeping.guard import guarded, preflight
 from bookkeeping.refusals import check, tell_unread
 from fast import parallel
@@ -44,7 +44,6 @@ from settings import (
     dev_seeds,
     eval_sets,
     make_env,
-    option,
     seeds_from,
     settable,
 )
@@ -240,16 +239,9 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     if parallel.world() > 1:
         raise ValueError("--eval-only is for one process; leave torchrun out")
     folder = Path(given.eval_only)
-    if not (folder / "config.json").exists():
-        why = "there is no config.json in it, so it is no run folder"
-        raise SystemExit(f"--eval-only {folder}: {why}; check the path")
-    lock = run_folder.claim(folder)
-    run_folder.mend(folder)
-    saved = find_checkpoint(folder / "checkpoint")
+    cfg, saved, lock = run_folder.open_saved("--eval-only", folder, given)
     if saved is None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
-    cfg = Config(**run_folder.read_config(folder, Config))
-    run_folder.refuse_code(folder, cfg.env, given.env)
     check(cfg)  # a class of yours may have lost the level
     sets, seeds = chosen_tasks(cfg, given, typed)
     preflight(cfg)
@@ -279,7 +271,10 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     """
     own, own_rules = trained_set(cfg)[0], rules_of(cfg)
     tell_unread(cfg, typed)
-    take_typed(cfg, given, typed)
+    cfg.async_rollouts = 0  # there is no trainer to run ahead of
+    given.set = [*cfg.set, *given.set]  # the later one counts
+    names = typed - {"eval_only", "held_out"}
+    run_folder.take_typed("--eval-only", cfg, given, names, RULES + COMPUTED)
     check(cfg)
     name, new_env = trained_set(cfg)  # of another difficulty, perhaps
     for rule, value in rules_of(cfg).items():
@@ -309,19 +304,6 @@ def rules_of(cfg: Config) -> dict:
     reward = {"reward": cfg.reward} if cfg.env == "letters" else {}
     rules = {"max_tokens": cfg.max_tokens} | reward
     return rules | {name: getattr(env, name) for name in own}
-
-
-def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
-    """Put what was typed into a saved config; SystemExit if it cannot be changed."""
-    cfg.async_rollouts = 0  # there is no trainer to run ahead of
-    for name in sorted(typed - {"eval_only", "held_out"}):
-        value = getattr(given, name)
-        if name == "set":
-            value = [*cfg.set, *given.set]  # the later one counts
-        if name not in RULES + COMPUTED and value != getattr(cfg, name):
-            has = f"{option(name)}: this run has {getattr(cfg, name) or 'none'}"
-            raise SystemExit(f"{has}, and --eval-only cannot change it; leave it out")
-        setattr(cfg, name, value)
 
 
 if __name__ == "__main__":

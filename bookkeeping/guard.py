@@ -26,14 +26,13 @@ from pathlib import Path
 import rollout
 import sft
 from bookkeeping import folder
-from bookkeeping.presets import kind
 from bookkeeping.records import printable
 from fast import machine
 from fast.ahead import SECONDS
 from fast.batches import COLUMNS
 from fast.machine import CannotGoOn, Hung, out_of_memory
 from rollout import EnvironmentFailed
-from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, levels_of, make_env, promote_of
+from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, levels_of, make_env, promote_of
 
 # What a call of an environment may end with. A policy that writes exit() where replies are executed
 # would end the run with it; Ctrl-C still does.

@@ -3,8 +3,6 @@
     what                    Linux            macOS            Windows
     most memory so far      resource, KiB    resource, bytes  psutil: the present
     a call's limit in time  SIGALRM          SIGALRM          a thread, abandoned if late
-    a file on the disk      fsync            fsync            fsync of what may be written
-    a folder's names        fsync            fsync            the system's business
     a container's quota     cgroup, v2       no such thing    no such thing
 
 Only Linux is run by us; tests/test_machine.py takes away what the others lack. The second half of
@@ -34,9 +32,6 @@ import torch.nn.functional as F
 from fast import parallel
 from policy import BIG, EMBEDDED, PICO, PICO_SWARM, Policy, in_bfloat16, pick_device
 
-WINDOWS = os.name == "nt"
-
-
 # -------------------------------------------------------------------------------------- the system
 
 
@@ -62,17 +57,6 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         return int(most) / int(period)
     except (OSError, ValueError):  # no such file, or "max"
         return None
-
-
-def flush(path: Path) -> None:
-    """Put a file's bytes, or a folder's names, on the disk and not only into memory."""
-    if WINDOWS and path.is_dir():
-        return  # there a folder cannot be opened
-    handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def speak_utf8() -> None:
@@ -127,11 +111,9 @@ def in_thread(seconds: float, call: Callable, *given):
 
     threading.Thread(target=work, daemon=True).start()
     try:
-        error = answer.exception(timeout=seconds)
+        answer.exception(timeout=seconds)
     except TimeoutError:
         raise Hung(f"no answer within {seconds:g} seconds") from None
-    if error is not None:
-        raise error
     return answer.result()
 
 

@@ -24,7 +24,7 @@ from bookkeeping import guard, presets
 from bookkeeping.records import lines
 from fast import machine
 from fast.machine import BIG, CARDS, Hung
-from settings import Config
+from settings import Config, by_size
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -241,7 +241,7 @@ def test_the_plan_has_the_defaults_of_the_settings():
     """fast/ may not import settings.py, where each is declared."""
     defaults = {name: getattr(Config, name) for name in machine.DEFAULTS}
     for env, (turns, tokens, between) in machine.TALK.items():
-        large = presets.by_size(1e9, env)
+        large = by_size(1e9, env)
         assert machine.DEFAULTS == defaults | {name: large[name] for name in ("micro_tokens", "k")}
         longest, opening = turns * tokens + between, tokens + between
         assert tokens == large["max_tokens"] and machine.conversation(env) == (longest, opening)

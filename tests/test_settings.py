@@ -62,7 +62,7 @@ def test_eval_only_judges_a_run_by_the_default_reward_if_that_is_typed(tmp_path)
         take_typed(cfg, given, typed)
         assert settings.make_env(cfg, 6).reward_kind == reward
     given, typed = settings.command_line(["--eval-only", str(tmp_path), "--lora-rank", "32"])
-    with pytest.raises(SystemExit, match="--lora-rank: this run has 8"):
+    with pytest.raises(SystemExit, match="--lora-rank cannot change on --eval-only, this run has 8"):
         take_typed(saved(tmp_path, lora_rank=8), given, typed)
 
 
@@ -99,8 +99,6 @@ def test_resume_takes_a_flag_that_is_typed_with_its_default(tmp_path, words, aft
         ("--env sums.py:Sums --reward binary --no-think --k 4", "does not read --reward, --think"),
         ("--env alphabet --difficulty 6", "--env alphabet does not read --difficulty"),
         ("--env swarm --difficulty easy --set floor=1 --no-think", ""),
-        ("--max-updates 30", "--max-updates changes nothing without --until-converged"),
-        ("--lora-rank 0 --lora-alpha 8", "--lora-alpha changes nothing without --lora-rank"),
         ("--max-updates 30 --until-converged", ""),
     ],
 )
