@@ -36,6 +36,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -46,7 +47,7 @@ from safetensors.torch import load_file, load_model
 from torch.optim import Optimizer
 
 import settings
-from bookkeeping.records import flush, foreign, lines, printable, read, write_lines, write_whole
+from bookkeeping.records import flush, foreign, lines, printable, read, write_lines
 from fast.machine import out_of_memory
 from policy import Policy
 
@@ -148,7 +149,6 @@ def open_saved(flag: str, folder: Path, given) -> tuple:
             "that was stopped before it began; check the path, or start the same command again"
         )
     lock = claim(folder)
-    mend(folder)
     saved = read(folder / "config.json")
     unknown = saved.keys() - vars(given)
     if unknown:
@@ -201,14 +201,16 @@ def tell_changed(saved: Path, env: str) -> None:
         print(f"{env}: its code or its rows are not what this run was trained with")
 
 
-def mend(folder: Path) -> None:
-    """Drop a last line of a log that a kill cut in two: what is appended would be glued to it.
+def mend(folder: Path, keep: Callable = lambda line: True) -> None:
+    """Write the logs again with the lines to keep, and without a last one that a kill cut in two.
 
-    A log that is a link is replaced by a copy: nothing is appended where it points to.
+    What is appended would be glued to that. A log that is a link becomes a copy: nothing is written
+    where it points to.
     """
-    for path in filter(Path.is_file, (folder / name for name in LOGS)):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        write_whole(path, text[: text.rfind("\n") + 1])
+    for path in filter(Path.exists, (folder / name for name in LOGS)):
+        with foreign(path):
+            kept = [line for line in lines(path) if keep(line)]
+        write_lines(path, kept)
 
 
 def trim(folder: Path, done: int) -> None:
@@ -216,11 +218,7 @@ def trim(folder: Path, done: int) -> None:
 
     They will be written again. done: updates at that checkpoint; -1: there is none.
     """
-    for path in filter(Path.exists, (folder / name for name in LOGS)):
-        with foreign(path):
-            kept = [line for line in lines(path) if line["update"] <= done]
-            kept = [line for line in kept if line.get("stage") != "final"]
-        write_lines(path, kept)
+    mend(folder, lambda line: line["update"] <= done and line.get("stage") != "final")
 
 
 # --------------------------------------------------------------------------------- its checkpoints

@@ -130,16 +130,14 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     if there is no such device.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
     if device == "auto":
         alone = not dist.is_initialized()  # gloo adds up no gradients on MPS
         on_mac = there["mps"] and n_parameters > FOR_MPS and alone
         return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
-    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
     kind, _, index = device.partition(":")
-    found = there.get(kind, False)
-    if index:
-        found = found and index.isdigit() and int(index) < torch.cuda.device_count()
-    if not found:
+    in_range = not index or (index.isdigit() and int(index) < torch.cuda.device_count())
+    if not (there.get(kind) and in_range):
         known = [name for name, is_here in there.items() if is_here and name != "meta"]
         why = f"torch finds none here; there is {', '.join(known)}"
         raise SystemExit(f"--device {device}: {why}")
@@ -153,10 +151,9 @@ def in_bfloat16(device) -> bool:
     compute faster, ends at 65,504: its gradients would need to be scaled, and nothing here does
     that.
     """
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device)[0] >= 8
-    return device.type not in ("cpu", "mps")
+    kind = torch.device(device).type
+    ampere = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    return ampere or kind == "meta"
 
 
 if __name__ == "__main__":

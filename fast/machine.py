@@ -211,21 +211,20 @@ def which(cfg, device) -> tuple[str, str]:
     return ("torch", why) if why else ("vllm", "vLLM is installed")
 
 
+SAMPLERS = {"plain": "the plain sampler", "torch": "our own sampler", "vllm": "vLLM"}
+
+
 def here(cfg, policy: Policy) -> str:
     """One line: on which device, in which number format and with which engine, and why."""
     engine, why = which(cfg, policy.device)
-    wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
     kind, n = policy.device.type, torch.get_num_threads()
     where = f"{platform.machine()} CPU with {n} thread{'s' * (n != 1)}"
-    reason = "no CUDA device" if cfg.device == "auto" else f"--device {cfg.device}"
     if kind == "cuda":
-        card = card_of(policy.device)
-        where = f"{torch.cuda.get_device_name(policy.device)} with {card.gib:.0f} GB"
-        reason = "" if card.bfloat16 else "this card has no bfloat16"
+        where = f"{torch.cuda.get_device_name(policy.device)} with {card_of(policy.device)}"
     elif kind == "mps":
-        where, reason = "Apple's GPU (MPS), on which we have not run it", ""
-    own = {"plain": "the plain sampler", "torch": "our own sampler", "vllm": "vLLM"}[engine]
-    return f"here: {where}, {wide}, {own} ({'; '.join(filter(None, [reason, why]))})"
+        where = "Apple's GPU (MPS), on which we have not run it"
+    wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
+    return f"here: {where}, {wide}, {SAMPLERS[engine]} ({why})"
 
 
 # ------------------------------------------------------------------------------- what fits a card
