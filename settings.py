@@ -171,9 +171,9 @@ def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
     Fixed settings: {flag: value} of what was typed (also if it is the default), or set
     by a preset or by whoever calls train(). "auto" and None leave the choice.
     """
-    defaults = vars(Config())
-    mine = {x: y for x, y in vars(cfg).items() if x in typed or y != defaults[x]}
-    fixed = {x: y for x, y in sorted(mine.items()) if y not in ("auto", None)}
+    defaults, values = vars(Config()), sorted(vars(cfg).items())
+    mine = [(x, y) for x, y in values if x in typed or y != defaults[x]]
+    fixed = {x: y for x, y in mine if y not in ("auto", None)}
     return cfg.model, cfg.env, cfg.device, fixed
 
 

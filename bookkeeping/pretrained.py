@@ -23,20 +23,9 @@ def load_checked(name: str, device: str, frozen: bool) -> tuple:
     float32: an Adam step of 5e-6 is lost in bfloat16's 8 bits. ValueError if it is no model for
     chatting, SystemExit if there is no such device.
     """
-    dtype = torch.bfloat16 if frozen and in_bfloat16(pick_device(device)) else torch.float32
-    tokenizer, lm = load_safely(name, dtype)
-    stop_ids = find_stops(tokenizer, lm)
-    check_tokenizer(tokenizer, lm)
-    # cuDNN plans attention anew for each shape, and every batch of ours has another. It has also
-    # read masks wrongly, without an error (pytorch#191612). torch's other kernels stay.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    return tokenizer, lm, stop_ids, pick_device(device, lm.num_parameters())
-
-
-def load_safely(name: str, dtype: torch.dtype):
-    """(tokenizer, causal LM), from safetensors and without code of the model's own."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    dtype = torch.bfloat16 if frozen and in_bfloat16(pick_device(device)) else torch.float32
     ours = name.startswith(("runs/", "models/"))  # mistyped: nobody's name on the hub
     if not Path(name).exists() and (ours or name.count("/") != 1):
         raise ValueError("no such folder, and no hub id of the form owner/name; check the spelling")
@@ -49,7 +38,12 @@ def load_safely(name: str, dtype: torch.dtype):
         raise ValueError(
             f"cannot be loaded ({first_line(error)}); give a folder or a hub id of a causal LM"
         ) from None
-    return tokenizer, lm
+    stop_ids = find_stops(tokenizer, lm)
+    check_tokenizer(tokenizer, lm)
+    # cuDNN plans attention anew for each shape, and every batch of ours has another. It has also
+    # read masks wrongly, without an error (pytorch#191612). torch's other kernels stay.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return tokenizer, lm, stop_ids, pick_device(device, lm.num_parameters())
 
 
 def refuse_pickles(folder: Path) -> None:

@@ -208,8 +208,11 @@ class Run:
         # wandb has one row per update, and 0 is the update of both: before and after SFT.
         when = "eval" if evals[-1]["stage"] != "before" else "before"
         line = {"update": self.state.update}
-        for tasks, found in results.items():
-            line |= {f"{when}/{tasks}/{k}": v.mean for k, v in found.items()}
+        line |= {
+            f"{when}/{tasks}/{name}": found.mean
+            for tasks, measures in results.items()
+            for name, found in measures.items()
+        }
         self.to_wandb(line)
         self.tell(progress.symptoms(evals, self.rewards(), asdict(self.cfg)))
 
