@@ -14,7 +14,7 @@ run plays them and nothing is chosen by them. `train.py --eval-only runs/NAME
 An episode whose environment failed has no reward. It is in no mean, it is counted, and
 a comparison leaves its task out on both sides.
 
-    evals.jsonl     {"update": 20, "stage": "train", "tasks": "tier 6", "reward": [1, …
+    evals.jsonl     {"update": 20, "stage": "train", "tasks": "tier 6", "reward": [1.0 …
     metrics.jsonl   {"update": 20, "reward": 0.41, "reward_low": 0.33, …}
 
 Run me: `python evaluate.py` evaluates pico_base on eight tasks and prints both.
@@ -30,7 +30,7 @@ from tqdm import tqdm
 import metrics
 from bookkeeping import folder as run_folder
 from bookkeeping import records
-from bookkeeping.folder import find_checkpoint, load_checkpoint
+from bookkeeping.folder import load_checkpoint
 from bookkeeping.guard import guarded, preflight
 from bookkeeping.refusals import check, tell_unread
 from fast import parallel
@@ -44,7 +44,6 @@ from settings import (
     dev_seeds,
     eval_sets,
     make_env,
-    option,
     seeds_from,
     settable,
 )
@@ -90,9 +89,9 @@ def evaluate_policy(
         records.append(folder / "evals.jsonl", line)
         if trained:
             records.save_episodes(folder, update, stage, policy, worth_reading(groups))
-        shown = "  ".join(f"{key} {value}" for key, value in headline(played).items())
+        shown = [f"{name} {value}" for name, value in headline(played).items()]
         title = f"eval {stage:10} update {update:4}  {tasks}"
-        tqdm.write(f"{title}  {shown}{records.broken(groups)}")
+        tqdm.write("  ".join([title, *shown]) + records.broken(groups))
     return results
 
 
@@ -140,20 +139,15 @@ def eval_line(
     """A line of evals.jsonl: every task's result, in order.
 
     missing: {index of a failed task: why}. null stands for an entry that an episode's
-    score does not have. 1.0 is written as 1, because most results are 0 or 1 and a run
-    has thousands.
+    score does not have.
     """
-
-    def short(x, digits: int):
-        return int(x) if float(x).is_integer() else round(float(x), digits)
-
-    line = {"update": update, "stage": stage, "tasks": tasks, "trained": trained}
-    line["reward"] = [short(e.reward, 5) for e in episodes]
-    for part, values in parts(episodes).items():
-        line[part] = [None if x is None else short(x, 4) for x in values]
-    line["reply_tokens"] = [e.reply_tokens for e in episodes]
-    line["truncated"] = [e.stop_reason == "truncated" for e in episodes]
-    return line | ({"missing": missing} if missing else {})
+    about = {"update": update, "stage": stage, "tasks": tasks, "trained": trained}
+    scores = {"reward": [e.reward for e in episodes]} | parts(episodes)
+    rounded = lambda values: [x if x is None else round(x, 5) for x in values]
+    found = {name: rounded(values) for name, values in scores.items()}
+    found["reply_tokens"] = [e.reply_tokens for e in episodes]
+    found["truncated"] = [e.stop_reason == "truncated" for e in episodes]
+    return about | found | ({"missing": missing} if missing else {})
 
 
 def print_components(name: str, episodes: list[Episode]) -> None:
@@ -184,19 +178,18 @@ def summarize(groups: list[list[Episode]]) -> dict:
     # is divided by a small deviation is mostly noise (picoRL's diagnosis).
     spread = [float(np.std([e.reward for e in g])) for g in played]
     average = lambda values: sum(values) / len(values)
-    line = {
+    scores = {name: average(known(x)) for name, x in parts(episodes).items()}
+    exact = [e.reward for e in episodes if e.components.get("exact") == 1]
+    # what an exact answer was paid
+    paid = {"exact_reward": average(exact)} if exact else {}
+    return {
         "reward": reward.mean,
         "reward_low": reward.low,
         "reward_high": reward.high,
         "n": len(episodes),
         "deviation": average(spread),
-    }
-    for name, values in parts(episodes).items():
-        line[name] = average(known(values))
-    exact = [e.reward for e in episodes if e.components.get("exact") == 1]
-    if exact:
-        line["exact_reward"] = average(exact)  # what an exact answer was paid
-    return line | {
+        **scores,
+        **paid,
         "reply_tokens": average([e.reply_tokens for e in episodes]),
         "truncated": average([e.stop_reason == "truncated" for e in episodes]),
         "errors": sum(map(len, groups)) - len(episodes),
@@ -240,16 +233,10 @@ def evaluate_only(given: Config, typed: set[str]) -> None:
     if parallel.world() > 1:
         raise ValueError("--eval-only is for one process; leave torchrun out")
     folder = Path(given.eval_only)
-    if not (folder / "config.json").exists():
-        why = "there is no config.json in it, so it is no run folder"
-        raise SystemExit(f"--eval-only {folder}: {why}; check the path")
-    lock = run_folder.claim(folder)
+    cfg, saved, lock = run_folder.open_saved("--eval-only", folder, given)
     run_folder.mend(folder)
-    saved = find_checkpoint(folder / "checkpoint")
     if saved is None:
         raise SystemExit(f"--eval-only {folder}: it has no checkpoint yet; train first")
-    cfg = Config(**run_folder.read_config(folder, Config))
-    run_folder.refuse_code(folder, cfg.env, given.env)
     check(cfg)  # a class of yours may have lost the level
     sets, seeds = chosen_tasks(cfg, given, typed)
     preflight(cfg)
@@ -279,7 +266,10 @@ def chosen_tasks(cfg: Config, given: Config, typed: set[str]) -> tuple[dict, lis
     """
     own, own_rules = trained_set(cfg)[0], rules_of(cfg)
     tell_unread(cfg, typed)
-    take_typed(cfg, given, typed)
+    cfg.async_rollouts = 0  # there is no trainer to run ahead of
+    given.set = [*cfg.set, *given.set]  # the later one counts
+    names = typed - {"eval_only", "held_out"}
+    run_folder.take_typed("--eval-only", cfg, given, names, RULES + COMPUTED)
     check(cfg)
     name, new_env = trained_set(cfg)  # of another difficulty, perhaps
     for rule, value in rules_of(cfg).items():
@@ -309,19 +299,6 @@ def rules_of(cfg: Config) -> dict:
     reward = {"reward": cfg.reward} if cfg.env == "letters" else {}
     rules = {"max_tokens": cfg.max_tokens} | reward
     return rules | {name: getattr(env, name) for name in own}
-
-
-def take_typed(cfg: Config, given: Config, typed: set[str]) -> None:
-    """Put what was typed into a saved config; SystemExit if it cannot be changed."""
-    cfg.async_rollouts = 0  # there is no trainer to run ahead of
-    for name in sorted(typed - {"eval_only", "held_out"}):
-        value = getattr(given, name)
-        if name == "set":
-            value = [*cfg.set, *given.set]  # the later one counts
-        if name not in RULES + COMPUTED and value != getattr(cfg, name):
-            has = f"{option(name)}: this run has {getattr(cfg, name) or 'none'}"
-            raise SystemExit(f"{has}, and --eval-only cannot change it; leave it out")
-        setattr(cfg, name, value)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,19 @@ from typing import Annotated, get_args, get_type_hints
 import tyro
 
 from bookkeeping.presets import (
+    ALL_WEIGHTS,
+    BATCHES,
+    BY_ENV,
+    LARGE_K,
+    LARGE_UPDATES,
+    LONG_BATCHES,
+    LONGEST,
     PRESETS,
+    RATES,
+    SFT_RATE,
+    SMALL,
     SMALL_ERROR_PENALTY,
     SMALL_MODEL,
-    by_size,
-    kind,
 )
 
 # A task is drawn from a seed. These ranges never meet (check sees to it); pretraining
@@ -164,8 +172,8 @@ def model_request(cfg: Config, typed: set[str] = frozenset()) -> tuple:
     by a preset or by whoever calls train(). "auto" and None leave the choice.
     """
     defaults, values = vars(Config()), sorted(vars(cfg).items())
-    mine = {x: y for x, y in values if x in typed or y != defaults[x]}
-    fixed = {x: y for x, y in mine.items() if y not in ("auto", None)}
+    mine = [(x, y) for x, y in values if x in typed or y != defaults[x]]
+    fixed = {x: y for x, y in mine if y not in ("auto", None)}
     return cfg.model, cfg.env, cfg.device, fixed
 
 
@@ -186,11 +194,8 @@ def complete(
         # learnt fastest on old samples (results/offpolicy.json)
         fill(cfg, {"importance": "sequence"})
     fill(cfg, by_size(n_parameters, kind(cfg.env), not cfg.lora_rank))
-    if (
-        cfg.env == "swarm"
-        and n_parameters <= SMALL_MODEL
-        and "error_penalty" not in given(cfg)
-    ):
+    small_swarm = cfg.env == "swarm" and n_parameters <= SMALL_MODEL
+    if small_swarm and "error_penalty" not in given(cfg):
         cfg.set = [*cfg.set, f"error_penalty={SMALL_ERROR_PENALTY}"]
     chosen = f"lr {cfg.lr:g}, sft_lr {cfg.sft_lr:g}, updates {cfg.updates}"
     size = f"{n_parameters / 1e6:.1f}M parameters"
@@ -199,9 +204,32 @@ def complete(
 
 def fill(cfg: Config, defaults: dict) -> None:
     """Set what is still None to its default."""
-    for name, value in defaults.items():
-        if getattr(cfg, name) is None:
-            setattr(cfg, name, value)
+    missing = {name: x for name, x in defaults.items() if getattr(cfg, name) is None}
+    vars(cfg).update(missing)
+
+
+def by_env(env: str) -> dict:
+    """Defaults that depend on the environment."""
+    return BY_ENV[kind(env)] | (LONG_BATCHES if env == "swarm" else BATCHES)
+
+
+def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
+    """Defaults that depend on the model's size; env as kind() has it.
+
+    Large: published recipes (RATES …). Small: what was stable on pico_base.
+    all_weights: no LoRA.
+    """
+    # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115
+    # (computed)
+    found = {"micro_tokens": 8192, "k": LARGE_K, "importance": "token"}
+    if n_parameters <= SMALL_MODEL:
+        lr, updates, max_tokens = SMALL[env]
+        found |= {"lr": lr, "updates": updates, "max_tokens": max_tokens}
+        return found | {"sft_lr": 1e-4, "k": 8, "importance": "clip"}
+    lr = next(rate for most, rate in RATES if n_parameters <= most)
+    share = ALL_WEIGHTS if all_weights else 1
+    found |= {"lr": share * lr, "sft_lr": share * SFT_RATE}
+    return found | {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
 
 
 def learning_rate(cfg: Config, update: int) -> float:
@@ -262,6 +290,13 @@ LEVELS = {"letters": list(range(1, 11)), "swarm": ["easy", "medium", "hard"]}
 # It goes up if the mean of this measure, over PROMOTE_AFTER updates, is so high.
 PROMOTE = {"letters": ("exact", 0.75), "swarm": ("reward", 1.0)}
 PROMOTE_AFTER = 5
+
+
+def kind(env: str) -> str:
+    """Its name in tables: its own, "known", or "yours" for FILE.py:CLASS."""
+    if env.startswith(("jsonl:", "reasoning_gym:")):
+        return "known"
+    return "yours" if ".py:" in env else env
 
 
 def short(env: str) -> str:
@@ -401,23 +436,15 @@ def eval_sets(cfg: Config) -> dict[str, tuple]:
 
     The same name means the same tasks.
     """
-    own, env = cfg.difficulty, make_env(cfg, cfg.difficulty)
-    levels = levels_of(cfg.env) if cfg.eval_other_tiers else [own]
-    sets = {short(cfg.env): own}
-    if kind(cfg.env) == "known":
-        sets = {env.name: own}
-    elif cfg.env == "letters":
-        tiers = {own, *EVAL_TIERS} if cfg.eval_other_tiers else {own}
-        sets = {f"tier {tier}": tier for tier in sorted(tiers)}
-    elif cfg.env == "swarm":
-        sets = {f"{own} v{env.version}": own}
-    elif cfg.env == "alphabet":
-        sets = {lists_of(env): own}
-    elif levels_of(cfg.env):
-        sets = {f"{short(cfg.env)}, level {level}": level for level in levels}
+    own, levels = cfg.difficulty, levels_of(cfg.env)
+    others = {"letters": EVAL_TIERS, "yours": levels}.get(kind(cfg.env), ())
+    chosen = {own, *others} if cfg.eval_other_tiers else {own}
     return {
-        name: (level == own, partial(make_env, cfg, level))
-        for name, level in sets.items()
+        TASKS[kind(cfg.env)](make_env(cfg, level), cfg.env, level): (
+            level == own,
+            partial(make_env, cfg, level),
+        )
+        for level in [one for one in levels if one in chosen] or [own]
     }
 
 
@@ -430,12 +457,22 @@ def lists_of(env) -> str:
     return f"{turns} turns, {names} names, power {env.similarity_power:g}{a_turn}"
 
 
+TASKS = {  # how a set of tasks is called
+    "letters": lambda env, name, level: f"tier {level}",
+    "alphabet": lambda env, name, level: lists_of(env),
+    "swarm": lambda env, name, level: f"{level} v{env.version}",
+    "known": lambda env, name, level: env.name,
+    "yours": lambda env, name, level: (
+        f"{short(name)}, level {level}" if levels_of(name) else short(name)
+    ),
+}
+
+
 # --------------------------------------------------------------------- the command line
 
 
 def command_line(words: list[str]) -> tuple[Config, set[str]]:
     """(the Config that these words ask for, the names of the flags that were typed)."""
-    words = without_bare_eval_only(words)
     cfg = tyro.cli(Config, args=words)
     # again, with these as defaults: a typed flag wins
     if cfg.preset in PRESETS or cfg.break_:
@@ -462,14 +499,6 @@ def mistake(name: str) -> dict:
 def option(name: str) -> str:
     """A field of Config as it is typed: lora_rank is --lora-rank."""
     return f"--{name.strip('_').replace('_', '-')}"
-
-
-def without_bare_eval_only(words: list[str]) -> list[str]:
-    """With --api-base a bare --eval-only is dropped: there is no run folder to name."""
-    is_last = lambda i: i + 1 == len(words) or words[i + 1].startswith("--")
-    bare = lambda i: words[i] == "--eval-only" and is_last(i)
-    over_api = any(word.startswith(("--api-base", "--api_base")) for word in words)
-    return [word for i, word in enumerate(words) if not (over_api and bare(i))]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Run me: `python sft.py` prints an expert episode and marks which tokens are lear
 """
 
 import random
-import time
 from collections.abc import Callable
 
 from fast import parallel
@@ -25,12 +24,11 @@ from rollout import Episode, expert_episode
 def sft(
     policy: Policy, make_env: Callable, seeds: list[int], cfg, stop_here: Callable
 ) -> dict:
-    """cfg.sft_steps steps on one demonstration per seed -> losses, tokens, seconds.
+    """cfg.sft_steps steps on one demonstration per seed -> losses and tokens.
 
     make_env() -> an environment; stop_here() is called after every step, and raises if
     somebody asked the run to stop. Call sft() inside `with policy.learning()`.
     """
-    started = time.monotonic()
     shown = seeds if cfg.sft_steps else []
     episodes = [expert_episode(policy, make_env(), seed) for seed in shown]
     optimizer = adam(policy, cfg.sft_lr)  # its own: RL starts with fresh moments
@@ -46,7 +44,7 @@ def sft(
         tokens += sum(e.reply_tokens for e in batch)
         stop_here()
     ends = {"loss_first": losses[0], "loss_last": losses[-1]} if losses else {}
-    return {"losses": ends, "tokens": tokens, "seconds": time.monotonic() - started}
+    return {"losses": ends, "tokens": tokens}
 
 
 def sft_step(

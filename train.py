@@ -26,7 +26,6 @@ from fast import parallel
 from fast.ahead import open_rollouts
 from fast.machine import checkpoint_activations, choose_model, speak_utf8
 from grpo import advantages_of, update
-from learn.failures import put_in
 from policy import adam, load_policy, set_learning_rate
 from settings import (
     Config,
@@ -51,7 +50,7 @@ def train(cfg: Config, typed: set[str] = frozenset()) -> Path:
     # ---- SFT: learn the form of a reply from a few demonstrations --------------------
     if not run.saved:  # a new run, or one that was stopped in SFT
         evaluate(cfg, run, policy, rollouts, "before")
-        with rollouts.paused(), policy.learning():
+        with run.clock("sft"), rollouts.paused(), policy.learning():
             new_env = partial(guarded, make_env, cfg, cfg.difficulty)
             losses = sft(policy, new_env, sft_seeds(cfg), cfg, run.stop_if_asked)
         run.log_sft(losses)
@@ -91,7 +90,10 @@ def begin(cfg: Config, typed: set[str]):
     Fills in the settings that depend on the model's size.
     """
     run = open_run(cfg, typed)  # the run's folder, and its checkpoint on --resume
-    put_in(cfg.break_)  # a mistake on purpose; "" makes none
+    if cfg.break_:
+        from learn.failures import put_in  # a mistake on purpose
+
+        put_in(cfg.break_)
     chosen = choose_model(*model_request(cfg, typed))
     path, why, fits = parallel.from_first(chosen)
     load = partial(

@@ -487,14 +487,14 @@ def pays_another_goal(log: logs.Log) -> str | None:
     Or the one stands high and still while the other goes up and down: right answers hardly count
     in it.
     """
-    rewards, right = every(log.lines, "reward"), every(log.lines, log.goal)
+    rewards, right = every(log.lines, "reward"), every(log.lines, logs.goal(log))
     if min(len(rewards), len(right)) < 20:
         return None
     now, then, noise = rewards[-10:].mean(), right[-10:].mean(), np.std(np.diff(right))
     if noise > 0.02 and np.std(np.diff(rewards)) < 0.3 * noise and then < now - 0.2:
-        name = log.goal.removeprefix("part:")
+        name = logs.goal(log).removeprefix("part:")
         return f"the reward is {now:.2f} and does not follow {name}, which is {then:.2f}"
-    return rises_alone(log.lines, log.goal)
+    return rises_alone(log.lines, logs.goal(log))
 
 
 def only_in_training(log: logs.Log) -> str | None:
@@ -586,7 +586,7 @@ def answer(log: logs.Log) -> dict:
         log.notes.append(f"solved, so no illness: {found.pop('solved')[1]}")
     for name, (step, seen) in found.items():
         illness = ILLNESSES[name]
-        columns = [log.theirs[c] for c in (*illness["columns"], log.goal) if c in log.theirs]
+        columns = [log.theirs[c] for c in (*illness["columns"], logs.goal(log)) if c in log.theirs]
         told.append({
             "name": name, "step": step, "seen": seen, "columns": columns,
             "causes": illness["causes"], "cure": cure(name, log.framework),

@@ -36,6 +36,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -46,8 +47,8 @@ from safetensors.torch import load_file, load_model
 from torch.optim import Optimizer
 
 import settings
-from bookkeeping.records import foreign, lines, printable, read, write_lines, write_whole
-from fast.machine import flush, out_of_memory
+from bookkeeping.records import flush, foreign, lines, printable, read, write_lines
+from fast.machine import out_of_memory
 from policy import Policy
 
 # On --resume these may change, because they do not change the experiment.
@@ -95,9 +96,10 @@ def make_folder(cfg) -> tuple[Path, FileLock]:
     refuse_taken(cfg)
     level = f"-{cfg.difficulty}" if cfg.difficulty else ""
     over_api = re.sub("[^A-Za-z0-9._-]+", "-", cfg.model) + "-" if cfg.api_base else ""
+    name = cfg.name or f"{over_api}{settings.short(cfg.env)}{level}-{datetime.now():%m%d-%H%M%S}"
     # Three seeds that are started in one line begin in the same second.
-    name = f"{over_api}{settings.short(cfg.env)}{level}-{datetime.now():%m%d-%H%M%S-%f}"
-    folder = Path(cfg.runs) / (cfg.name or name)
+    folders = [Path(cfg.runs) / f"{name}{more}" for more in ("", *(f"-{n}" for n in range(2, 100)))]
+    folder = next(one for one in folders if cfg.name or not one.exists())
     folder.mkdir(parents=True, exist_ok=bool(cfg.name))
     return folder, claim(folder)
 
@@ -123,61 +125,63 @@ def resume_folder(cfg, typed: set[str]) -> tuple[Path, Path | None, FileLock]:
     is in use.
     """
     folder = Path(cfg.resume)
+    saved_cfg, checkpoint, lock = open_saved("--resume", folder, cfg)
+    own[:] = [folder]
+    if saved_cfg.api_base:
+        raise SystemExit(f"--resume {folder}: it holds an evaluation over an API, and no training")
+    take_typed("--resume", saved_cfg, cfg, typed - {"resume"}, MAY_CHANGE)
+    vars(cfg).update(vars(saved_cfg), resume="", eval_only="")
+    if checkpoint and checkpoint.name != "checkpoint":  # else the next save would keep the damaged
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    return folder, checkpoint, lock
+
+
+def open_saved(flag: str, folder: Path, given) -> tuple:
+    """(Config, newest whole checkpoint or None, lock) of a folder that may come from anywhere.
+
+    given: the Config of the command line. An environment or a scorer that is somebody's code has
+    to be typed as well. SystemExit or ValueError with one sentence if this is no run folder of
+    ours, or in use.
+    """
     if not (folder / "config.json").exists():
         raise SystemExit(
-            f"--resume {folder}: there is no config.json in it, so it is no run folder, or one "
+            f"{flag} {folder}: there is no config.json in it, so it is no run folder, or one "
             "that was stopped before it began; check the path, or start the same command again"
         )
     lock = claim(folder)
-    own[:] = [folder]
-    mend(folder)
-    given = {name: getattr(cfg, name) for name in sorted(typed - {"resume"})}
-    vars(cfg).update(read_config(folder, type(cfg)), resume="", eval_only="")
-    refuse_code(folder, cfg.env, given.get("env"))
-    if cfg.api_base:
-        raise SystemExit(f"--resume {folder}: it holds an evaluation over an API, and no training")
-    for name, value in given.items():
-        if name not in MAY_CHANGE and value != getattr(cfg, name):
-            raise SystemExit(
-                f"--{name.strip('_').replace('_', '-')} cannot change on --resume; "
-                "start a new run for another experiment"
-            )
-    vars(cfg).update(given)
-    saved = find_checkpoint(folder / "checkpoint")
-    if saved and saved.name != "checkpoint":  # else the next save would keep the damaged one
-        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-    return folder, saved, lock
-
-
-def read_config(folder: Path, config: type) -> dict:
-    """config.json of a folder that may come from anywhere: fields of the dataclass `config`.
-
-    ValueError if it has others.
-    """
     saved = read(folder / "config.json")
-    unknown = saved.keys() - vars(config())
+    unknown = saved.keys() - vars(given)
     if unknown:
         raise ValueError(
             f"{folder}/config.json: there is no flag {min(unknown)[:40]!a}; check the path, or "
             "restore it"
         )
-    return saved
+    cfg = type(given)(**saved)
+    if CODE.search(cfg.env) and cfg.env != given.env:
+        raise SystemExit(
+            f"{folder}: this run's environment is somebody's code, {cfg.env[:200]!a}; read it, and "
+            "if you trust it add --env and that"
+        )
+    return cfg, find_checkpoint(folder / "checkpoint"), lock
+
+
+def take_typed(flag: str, cfg, given, names: set[str], may_change) -> None:
+    """Put the settings with these names, as they were typed, into a saved config.
+
+    SystemExit if one of them cannot change.
+    """
+    for name in sorted(names):
+        value, was = getattr(given, name), getattr(cfg, name)
+        if name not in may_change and value != was:
+            raise SystemExit(
+                f"{settings.option(name)} cannot change on {flag}, this run has {was or 'none'}; "
+                "leave it out, or start a new run for another experiment"
+            )
+        setattr(cfg, name, value)
 
 
 # FILE:NAME. Commas and line ends may be part of a file's name.
 CODE = re.compile(r"^(?!jsonl:|reasoning_gym:).*:|,(scorer|expert)=.*:", re.DOTALL)
-
-
-def refuse_code(folder: Path, env: str, typed: str | None) -> None:
-    """SystemExit if the environment or its scorer is somebody's code, and was not typed as well.
-
-    The folder may come from anywhere.
-    """
-    if CODE.search(env) and env != typed:
-        raise SystemExit(
-            f"{folder}: this run's environment is somebody's code, {env[:200]!a}; read it, and if "
-            "you trust it add --env and that"
-        )
 
 
 def code_hash(env: str) -> str:
@@ -185,12 +189,10 @@ def code_hash(env: str) -> str:
 
     Of Python neither comments nor layout count, of anything else every byte does.
     """
-
-    total = hashlib.sha256()
-    for file in filter(Path.exists, settings.sources(env)):
-        content = file.read_bytes()
-        total.update(ast.dump(ast.parse(content)).encode() if file.suffix == ".py" else content)
-    return total.hexdigest()[:16]
+    tree = lambda file: ast.dump(ast.parse(file.read_bytes())).encode()
+    content = lambda file: tree(file) if file.suffix == ".py" else file.read_bytes()
+    whole = b"".join(content(file) for file in settings.sources(env) if file.exists())
+    return hashlib.sha256(whole).hexdigest()[:16]
 
 
 def tell_changed(saved: Path, env: str) -> None:
@@ -199,14 +201,16 @@ def tell_changed(saved: Path, env: str) -> None:
         print(f"{env}: its code or its rows are not what this run was trained with")
 
 
-def mend(folder: Path) -> None:
-    """Drop a last line of a log that a kill cut in two: what is appended would be glued to it.
+def mend(folder: Path, keep: Callable = lambda line: True) -> None:
+    """Write the logs again with the lines to keep, and without a last one that a kill cut in two.
 
-    A log that is a link is replaced by a copy: nothing is appended where it points to.
+    What is appended would be glued to that. A log that is a link becomes a copy: nothing is written
+    where it points to.
     """
-    for path in filter(Path.is_file, (folder / name for name in LOGS)):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        write_whole(path, text[: text.rfind("\n") + 1])
+    for path in filter(Path.exists, (folder / name for name in LOGS)):
+        with foreign(path):
+            kept = [line for line in lines(path) if keep(line)]
+        write_lines(path, kept)
 
 
 def trim(folder: Path, done: int) -> None:
@@ -214,11 +218,7 @@ def trim(folder: Path, done: int) -> None:
 
     They will be written again. done: updates at that checkpoint; -1: there is none.
     """
-    for path in filter(Path.exists, (folder / name for name in LOGS)):
-        with foreign(path):
-            kept = [line for line in lines(path) if line["update"] <= done]
-            kept = [line for line in kept if line.get("stage") != "final"]
-        write_lines(path, kept)
+    mend(folder, lambda line: line["update"] <= done and line.get("stage") != "final")
 
 
 # --------------------------------------------------------------------------------- its checkpoints
@@ -279,7 +279,8 @@ def save_checkpoint(
         (new / "state.json").write_text(json.dumps(state), encoding="utf-8")
         (new / "checksum").write_text(checksum(new), encoding="utf-8")
         readable(new, "checksum")
-        for path in (*new.iterdir(), new):
+        # The logs first: after a power cut no checkpoint is newer than its lines.
+        for path in (*folder.parent.glob("*.jsonl"), *new.iterdir(), new):
             flush(path)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(new, ignore_errors=True)  # half a checkpoint is no use, and takes room

@@ -26,14 +26,13 @@ from pathlib import Path
 import rollout
 import sft
 from bookkeeping import folder
-from bookkeeping.presets import kind
 from bookkeeping.records import printable
 from fast import machine
 from fast.ahead import SECONDS
 from fast.batches import COLUMNS
 from fast.machine import CannotGoOn, Hung, out_of_memory
 from rollout import EnvironmentFailed
-from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, levels_of, make_env, promote_of
+from settings import DEV_SEEDS, SFT_SEEDS, TRAIN_SEEDS, kind, levels_of, make_env, promote_of
 
 # What a call of an environment may end with. A policy that writes exit() where replies are executed
 # would end the run with it; Ctrl-C still does.
@@ -115,7 +114,8 @@ class Guarded:
     def _ask(self, method: str, *given):
         read, right = ANSWERS[method]
         try:
-            found = in_time(self.env, getattr(self.env, method), *given)
+            seconds = getattr(self.env, "seconds", ENV_SECONDS)
+            found = machine.in_time(seconds, getattr(self.env, method), *given)
         except ENDS as error:
             raise self.failure(told(error)) from None
         try:
@@ -130,11 +130,6 @@ class Guarded:
 def guarded(make_env: Callable, *given) -> Guarded:
     """make_env(*given), wrapped. partial(guarded, make_env, …) can be pickled."""
     return Guarded(make_env(*given))
-
-
-def in_time(env, call: Callable, *given):
-    """call(*given), or Hung after env.seconds or ENV_SECONDS; fast/machine.py says how."""
-    return machine.in_time(getattr(env, "seconds", ENV_SECONDS), call, *given)
 
 
 def told(error: BaseException) -> str:

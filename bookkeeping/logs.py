@@ -164,12 +164,12 @@ class Log:
     files: list[str] = field(default_factory=list)
     kind: str = "made up"
 
-    @property
-    def goal(self) -> str | None:
-        """The one reward function that counts right answers, by its name."""
-        parts = [name for name in self.theirs if name.startswith("part:")]
-        named = [p for p in parts if GOAL.search(p.replace("_", " ")) and not NO_GOAL.search(p)]
-        return named[0] if len(named) == 1 and len(parts) > 1 else None
+
+def goal(log: Log) -> str | None:
+    """The one reward function that counts right answers, by its name."""
+    parts = [name for name in log.theirs if name.startswith("part:")]
+    named = [p for p in parts if GOAL.search(p.replace("_", " ")) and not NO_GOAL.search(p)]
+    return named[0] if len(named) == 1 and len(parts) > 1 else None
 
 
 @lru_cache(maxsize=10_000)

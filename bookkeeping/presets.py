@@ -1,7 +1,7 @@
 """Defaults that depend on the environment or on the model's size, and the settings of known runs.
 
 A flag whose default is None in settings.Config gets it from here: by_env before a model is loaded,
-by_size after. PRESETS are whole runs (--preset).
+by_size after (settings.py has the two). PRESETS are whole runs (--preset).
 
 Run me: `python -m bookkeeping.presets` prints what each environment gets.
 """
@@ -85,36 +85,7 @@ PRESETS = {
 SMALL_ERROR_PENALTY = 0.5
 
 
-def kind(env: str) -> str:
-    """Its name in the tables above: its own, "known", or "yours" for FILE.py:CLASS."""
-    if env.startswith(("jsonl:", "reasoning_gym:")):
-        return "known"
-    return "yours" if ".py:" in env else env
-
-
-def by_env(env: str) -> dict:
-    """Defaults that depend on the environment."""
-    return BY_ENV[kind(env)] | (LONG_BATCHES if env == "swarm" else BATCHES)
-
-
-def by_size(n_parameters: int, env: str, all_weights: bool = False) -> dict:
-    """Defaults that depend on the model's size; env as kind() has it.
-
-    Large: published recipes (RATES …). Small: what was stable on pico_base. all_weights: no LoRA.
-    """
-    # 8192: a 4B then takes 63 of an A100's 80 GB, with 16,384 it would take 115 (computed).
-    defaults = {"micro_tokens": 8192, "k": LARGE_K, "importance": "token"}
-    if n_parameters <= SMALL_MODEL:
-        lr, updates, max_tokens = SMALL[env]
-        small = {"lr": lr, "updates": updates, "max_tokens": max_tokens, "sft_lr": 1e-4}
-        return defaults | small | {"k": 8, "importance": "clip"}
-    lr = next(rate for most, rate in RATES if n_parameters <= most)
-    share = ALL_WEIGHTS if all_weights else 1
-    defaults |= {"lr": share * lr, "sft_lr": share * SFT_RATE}
-    return defaults | {"updates": LARGE_UPDATES, "max_tokens": LONGEST[env]}
-
-
 if __name__ == "__main__":
-    for name in BY_ENV:
-        shown = BY_ENV[name] | by_size(1e6, name)
-        print(f"--env {name}:", ", ".join(f"{key} {value}" for key, value in shown.items()))
+    for name, found in BY_ENV.items():
+        lr, updates, max_tokens = SMALL[name]
+        print(f"--env {name}: {found}; small models: lr {lr:g}, {updates} updates of {max_tokens}")

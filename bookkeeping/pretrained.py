@@ -23,20 +23,9 @@ def load_checked(name: str, device: str, frozen: bool) -> tuple:
     float32: an Adam step of 5e-6 is lost in bfloat16's 8 bits. ValueError if it is no model for
     chatting, SystemExit if there is no such device.
     """
-    dtype = torch.bfloat16 if frozen and in_bfloat16(pick_device(device)) else torch.float32
-    tokenizer, lm = load_safely(name, dtype)
-    stop_ids = find_stops(tokenizer, lm)
-    check_tokenizer(tokenizer, lm)
-    # cuDNN plans attention anew for each shape, and every batch of ours has another. It has also
-    # read masks wrongly, without an error (pytorch#191612). torch's other kernels stay.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    return tokenizer, lm, stop_ids, pick_device(device, lm.num_parameters())
-
-
-def load_safely(name: str, dtype: torch.dtype):
-    """(tokenizer, causal LM), from safetensors and without code of the model's own."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    dtype = torch.bfloat16 if frozen and in_bfloat16(pick_device(device)) else torch.float32
     ours = name.startswith(("runs/", "models/"))  # mistyped: nobody's name on the hub
     if not Path(name).exists() and (ours or name.count("/") != 1):
         raise ValueError("no such folder, and no hub id of the form owner/name; check the spelling")
@@ -49,7 +38,12 @@ def load_safely(name: str, dtype: torch.dtype):
         raise ValueError(
             f"cannot be loaded ({first_line(error)}); give a folder or a hub id of a causal LM"
         ) from None
-    return tokenizer, lm
+    stop_ids = find_stops(tokenizer, lm)
+    check_tokenizer(tokenizer, lm)
+    # cuDNN plans attention anew for each shape, and every batch of ours has another. It has also
+    # read masks wrongly, without an error (pytorch#191612). torch's other kernels stay.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return tokenizer, lm, stop_ids, pick_device(device, lm.num_parameters())
 
 
 def refuse_pickles(folder: Path) -> None:
@@ -130,16 +124,14 @@ def pick_device(device: str, n_parameters: float = 0) -> str:
     if there is no such device.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
     if device == "auto":
         alone = not dist.is_initialized()  # gloo adds up no gradients on MPS
         on_mac = there["mps"] and n_parameters > FOR_MPS and alone
         return "cuda" if there["cuda"] else "mps" if on_mac else "cpu"
-    there |= {"cpu": True, "meta": True}  # meta holds no numbers: tests plan on it
     kind, _, index = device.partition(":")
-    found = there.get(kind, False)
-    if index:
-        found = found and index.isdigit() and int(index) < torch.cuda.device_count()
-    if not found:
+    in_range = not index or (index.isdigit() and int(index) < torch.cuda.device_count())
+    if not (there.get(kind) and in_range):
         known = [name for name, is_here in there.items() if is_here and name != "meta"]
         why = f"torch finds none here; there is {', '.join(known)}"
         raise SystemExit(f"--device {device}: {why}")
@@ -153,10 +145,9 @@ def in_bfloat16(device) -> bool:
     compute faster, ends at 65,504: its gradients would need to be scaled, and nothing here does
     that.
     """
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device)[0] >= 8
-    return device.type not in ("cpu", "mps")
+    kind = torch.device(device).type
+    ampere = kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    return ampere or kind == "meta"
 
 
 if __name__ == "__main__":

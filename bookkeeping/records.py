@@ -20,25 +20,30 @@ from pathlib import Path
 
 # Episodes to read may take so many bytes: a run of days would save gigabytes that nobody reads.
 MOST_BYTES = 64 * 2**20
+WINDOWS = os.name == "nt"
 
 # What code raises that meets a record no run has written.
 NOT_OURS = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
 
-def an_object(text: str, nan: bool = True) -> dict:
-    """A JSON object, and nothing else that JSON can hold. nan=False: NaN becomes None."""
-    found = json.loads(text) if nan else json.loads(text, parse_constant=lambda _: None)
-    if not isinstance(found, dict):
-        raise ValueError("an object is expected")
-    return found
+def an_object(text: bytes, place: str) -> dict:
+    """The JSON object that stands at a place; ValueError names the place if there is none.
 
-
-def read(path: Path, nan: bool = True) -> dict:
-    """config.json or summary.json as it is. ValueError if it is damaged."""
+    NaN, which a browser cannot read, becomes None.
+    """
     try:
-        return an_object(path.read_text(encoding="utf-8"), nan)
+        found = json.loads(text.decode("utf-8"), parse_constant=lambda _: None)
+        if isinstance(found, dict):
+            return found
+        raise ValueError("an object is expected")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it, or give another run") from None
+        cure = "mend or restore it, or give another run"
+        raise ValueError(f"{place} is damaged ({error}); {cure}") from None
+
+
+def read(path: Path) -> dict:
+    """config.json or summary.json as it is."""
+    return an_object(path.read_bytes(), str(path))
 
 
 def record(path: Path) -> dict:
@@ -46,24 +51,14 @@ def record(path: Path) -> dict:
     return clean(read(path))
 
 
-def lines(path: Path, for_page: bool = False) -> list[dict]:
-    """A .jsonl file of a run; empty if there is none. ValueError names the line that is damaged.
+def lines(path: Path) -> list[dict]:
+    """A .jsonl file of a run; empty if there is none.
 
-    for_page: the run may still be going, so a last line that is cut in two is left out; and NaN,
-    which a browser cannot read, becomes None.
+    The run may still be going, or have been killed: a last line without an end is left out.
     """
-    texts = path.read_bytes().split(b"\n") if path.exists() else []
-    texts = [text for text in texts if text.strip()]
-    found = []
-    for i, text in enumerate(texts, 1):
-        try:
-            found.append(an_object(text.decode("utf-8"), nan=not for_page))
-        except (ValueError, RecursionError) as error:
-            if for_page and i == len(texts):
-                break
-            cure = "mend or remove that line, or give another run"
-            raise ValueError(f"{path} is damaged: line {i} is not JSON ({error}); {cure}") from None
-    return found
+    *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    numbered = [(i, text) for i, text in enumerate(whole, 1) if text.strip()]
+    return [an_object(text, f"{path}, line {i},") for i, text in numbered]
 
 
 def answered(line: dict) -> list[int]:
@@ -78,13 +73,15 @@ def answered(line: dict) -> list[int]:
 def same_tasks(*evals: dict) -> list[dict]:
     """These lines of evals.jsonl, cut to the tasks that all of them have a result of."""
     common = set.intersection(*(set(answered(e)) for e in evals))
-
-    def cut(e: dict, value):
-        if not isinstance(value, list):
-            return value
-        return [v for i, v in zip(answered(e), value) if i in common]
-
-    return [{name: cut(e, v) for name, v in e.items() if name != "missing"} for e in evals]
+    cut = lambda e, values: [v for i, v in zip(answered(e), values) if i in common]
+    return [
+        {
+            name: cut(e, v) if isinstance(v, list) else v
+            for name, v in e.items()
+            if name != "missing"
+        }
+        for e in evals
+    ]
 
 
 # ----------------------------------------------------------------------------------- anybody's text
@@ -171,11 +168,21 @@ def write_whole(path: Path, text: str) -> None:
     """
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
-    with open(new, "w", encoding="utf-8", newline="\n") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
+    new.write_text(text, encoding="utf-8", newline="\n")
+    flush(new)
     new.replace(path)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Put a file's bytes, or a folder's names, on the disk and not only into memory."""
+    if WINDOWS and path.is_dir():
+        return  # there a folder cannot be opened
+    handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def save_episodes(
@@ -208,6 +215,7 @@ def save_episodes(
                 "segments": segments(policy, e, None if stage else ratios[g][i]),
             }
             append(folder / "episodes.jsonl", record)
+    thin(folder / "episodes.jsonl")
 
 
 def one_number(advantage) -> float:
@@ -220,20 +228,18 @@ def segments(policy, episode, ratios: list[float] | None) -> list[dict]:
 
     ratios: the importance ratio of each sampled token, [episode.reply_tokens], or None.
     """
-    out, numbers = [], iter(ratios or [])
+    decode, numbers, out = policy.tokenizer.decode, iter(ratios or []), []
     tokens = zip(episode.token_ids, episode.sampled, episode.logprobs)
     for sampled, part in groupby(tokens, key=lambda token: token[1]):
         ids, _, logprobs = zip(*part)
-        if not sampled:
-            out.append({"role": "given", "text": policy.tokenizer.decode(list(ids))})
-            continue
+        given = {"role": "given", "text": decode(list(ids))}
         words = {
             "role": "policy",
-            "tokens": [policy.tokenizer.decode([t]) for t in ids],
+            "tokens": [decode([t]) for t in ids],
             "logprobs": [round(x, 4) for x in logprobs],
-            "ratios": ratios and [round(next(numbers), 4) for _ in ids],
+            "ratios": ratios and [round(next(numbers), 4) for _ in ids if sampled],
         }
-        out.append(words)
+        out.append(words if sampled else given)
     return out
 
 

@@ -12,7 +12,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from bookkeeping.presets import BY_ENV, PRESETS, by_env, kind
+from bookkeeping.presets import BY_ENV, PRESETS
 from fast import parallel
 from fast.batches import IMPORTANCE
 from grpo import LOSSES
@@ -22,9 +22,11 @@ from settings import (
     SFT_SEEDS,
     TRAIN_SEEDS,
     Config,
+    by_env,
     class_of,
     fill,
     given,
+    kind,
     levels_of,
     make_env,
     mistake,
@@ -168,7 +170,7 @@ def refuse(cfg: Config, flag: str, why: str) -> None:
     value = getattr(cfg, flag)
     typed = "" if isinstance(value, bool) else f" {value}"
     why = why.format(**vars(cfg), last_seed=seeds_of(cfg) - 1)
-    raise ValueError(f"--{flag.strip('_').replace('_', '-')}{typed}: {why}")
+    raise ValueError(f"{option(flag)}{typed}: {why}")
 
 
 def most_tasks(cfg: Config) -> float:
@@ -218,14 +220,6 @@ def check_level(cfg: Config) -> None:
     cfg.difficulty = found[str(cfg.difficulty)]  # "1" is a word if the class says so
 
 
-# {flag: the one without which it changes nothing}
-ONLY_WITH = {
-    "max_updates": "until_converged",
-    "lora_alpha": "lora_rank",
-    "api_concurrency": "api_base",
-}
-
-
 def tell_unread(cfg: Config, typed: set[str]) -> None:
     """Name the flags that were typed, and that change nothing in this run."""
     if kind(cfg.env) not in BY_ENV:
@@ -233,9 +227,6 @@ def tell_unread(cfg: Config, typed: set[str]) -> None:
     useless = sorted(typed & {*OF_ENVIRONMENTS, "eval_other_tiers"} - read_by(cfg.env))
     if useless:
         print(f"--env {cfg.env} does not read {', '.join(map(option, useless))}: without effect")
-    for name in sorted(typed & ONLY_WITH.keys()):
-        if not getattr(cfg, ONLY_WITH[name]):
-            print(f"{option(name)} changes nothing without {option(ONLY_WITH[name])}")
 
 
 def read_by(env: str) -> set[str]:

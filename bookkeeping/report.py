@@ -92,11 +92,11 @@ def collect(folder: Path, which: tuple[str, str] | None = None) -> tuple[dict, l
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; give a run folder, such as runs/NAME")
     names = ("metrics", "evals", "episodes")
-    lines, evals, episodes = (records.lines(folder / f"{n}.jsonl", for_page=True) for n in names)
+    lines, evals, episodes = (records.lines(folder / f"{n}.jsonl") for n in names)
     lines = [{k: v for k, v in line.items() if v is not None} for line in lines]
     evals = records.with_exact(evals)
     found = [folder / name for name in ("config.json", "summary.json")]  # at the end it has both
-    config, summary = (records.read(f, nan=False) if f.exists() else {} for f in found)
+    config, summary = (records.read(f) if f.exists() else {} for f in found)
     if not (summary or lines or evals or episodes):
         files = "summary.json, metrics.jsonl, evals.jsonl or episodes.jsonl"
         raise ValueError(f"{folder} holds no {files}, so it is no run folder")
@@ -130,7 +130,6 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
     """[label, value] pairs, as far as they are known."""
     config, machine, sft = (summary.get(name) or {} for name in ("config", "machine", "sft"))
     seconds, peak = summary.get("seconds") or {}, summary.get("peak_rss_gb")
-    minutes = [f"{name} {value / 60:.1f}" for name, value in seconds.items() if value]
     tokens = [f"{count:,} {name}" for name, count in (summary.get("tokens") or {}).items()]
     pairs = {
         "environment": summary["env"],
@@ -139,7 +138,7 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
         "seed": summary.get("seed", config.get("seed")),
         "SFT loss": f"{sft['loss_first']:.2f} → {sft['loss_last']:.2f}" if sft else None,
         "updates": summary.get("updates", lines[-1]["update"] if lines else None),
-        "time": f"{', '.join(minutes)} minutes" if minutes else None,
+        "time": f"{seconds['total'] / 60:.1f} minutes" if seconds else None,
         "machine": machine.get("device"),
         "peak memory": f"{peak:.2f} GB" if peak else None,
         "tokens": ", ".join(tokens),

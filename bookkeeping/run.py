@@ -25,18 +25,29 @@ import torch
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import doctor, progress, records, tables
+from bookkeeping import doctor, progress, records
 from bookkeeping import folder as run_folder
 from bookkeeping.folder import load_checkpoint, save_checkpoint
 from fast import parallel
 from fast.ahead import SECONDS
-from fast.logprobs import token_logprobs
-from fast.machine import flush, peak_memory
-from policy import plain_logprobs
+from fast.batches import collate
+from fast.machine import peak_memory
+from grpo import score
 from settings import PROMOTE_AFTER, eval_sets, levels_of, promote_of
 
-# What the line of an update prints in addition to the reward, if the environment scores it.
-PRINTED = {"exact": "exact", "payoff": "payoff", "error_rate": "errors"}
+# What the line of an update prints: a column of metrics.jsonl, its title, and how it is written.
+# Without a signal nothing was trained: then there is no entropy and no ratio.
+PRINTED = (
+    ("exact", "exact", ".2f"),
+    ("payoff", "payoff", ".2f"),
+    ("error_rate", "errors", ".2f"),
+    ("reply_tokens", "length", "5.1f"),
+    ("groups_with_signal", "signal", ".2f"),
+    ("entropy", "entropy", ".3f"),
+    ("grad_norm", "grad", ".2f"),
+    ("ratio", "ratio", ".3f"),
+    ("loss", "loss", "+.4f"),
+)
 
 CLOCKS = ("total", *SECONDS, "eval", "sft")  # what a run's seconds are counted by
 
@@ -52,7 +63,8 @@ class State:
     tokens: dict = field(default_factory=lambda: {"sampled": 0, "trained": 0, "sft": 0})
     warnings: dict[str, str] = field(default_factory=dict)  # symptoms that were told (doctor.py)
     code: str = ""  # hash of the environment's code; "OLD then NEW" if it was edited and resumed
-    wandb_id: str = ""  # wandb's name of this run: a resume goes on with the same curves
+    # wandb's name of this run: a resume goes on with the same curves
+    wandb_id: str = field(default_factory=lambda: secrets.token_hex(4))
 
 
 @dataclass
@@ -74,23 +86,17 @@ class Run:
         cfg, first = self.cfg, parallel.rank() == 0
         if first and not self.home:
             self.home, self.keep = run_folder.make_folder(cfg)
-        self.home = parallel.from_first(self.home)
+        self.home = self.folder = parallel.from_first(self.home)
         run_folder.own[:] = [self.home]
         if not first:  # what the others log nobody reads
             self.keep = tempfile.TemporaryDirectory(prefix="picoswarm-")
-        self.folder = self.home if first else Path(self.keep.name)
+            self.folder = Path(self.keep.name)
         if self.saved:
-            self.after_sft, state = load_checkpoint(self.saved, policy, optimizer)
-            with records.foreign(self.saved):
-                self.state = State(**state)
-                self.refuse()
-            print(f"resumed {self.folder} after update {self.state.update}")
+            self.go_on(policy, optimizer)
         else:
             print(f"into {self.folder}: metrics.jsonl grows, report.html comes at the end")
         run_folder.trim(self.folder, self.state.update if self.saved else -1)
         records.write_json(self.folder / "config.json", asdict(cfg))
-        flush(self.folder)
-        self.note_code()
         self.machine = machine(policy)
         parallel.same_weights(policy.trainable().values())
         # What an earlier end said is not true of the weights that follow.
@@ -98,19 +104,22 @@ class Run:
         self.lines = parallel.from_first(records.lines(self.folder / "metrics.jsonl"))
         self.began -= self.state.seconds["total"]
         hear_signals(self.stopping)
-        self.state.wandb_id = self.state.wandb_id or secrets.token_hex(4)
         self.wandb = open_wandb(cfg, self.folder, self.state.wandb_id) if first else None
 
-    def note_code(self) -> None:
-        """Keep a hash of the environment's code in the state; if it was edited, say so once.
+    def go_on(self, policy, optimizer) -> None:
+        """Take policy, optimizer and state from the checkpoint.
 
-        Flags do not tell two rewards apart if somebody has edited score_reply between two runs;
-        bookkeeping/compare.py asks the hash.
+        Flags do not tell two rewards apart if somebody has edited score_reply between two runs, so
+        the state keeps a hash of the environment's code; bookkeeping/compare.py asks it.
         """
-        state, now = self.state, run_folder.code_hash(self.cfg.env)
-        state.code = state.code or now
-        if not state.code.endswith(now):
-            state.code += f" then {now}"
+        code = self.state.code
+        self.after_sft, state = load_checkpoint(self.saved, policy, optimizer)
+        with records.foreign(self.saved):
+            self.state = State(**state)
+            self.refuse()
+        print(f"resumed {self.folder} after update {self.state.update}")
+        if not self.state.code.endswith(code):
+            self.state.code += f" then {code}"
             why = "its environment's code was edited: rewards before and after are not one measure"
             self.tell({"edited": why})
 
@@ -143,22 +152,18 @@ class Run:
 
         stats: what the batch earned (evaluate.summarize), and what the update says of itself.
         """
-        state, seconds = self.state, rollouts.seconds
+        state, seconds = self.state, {part: rollouts.seconds[part] for part in SECONDS}
         line = {"update": state.update, "level": rollouts.level, **stats}
-        for part in SECONDS:
-            line[f"seconds_{part}"] = seconds[part]
-            state.seconds[part] += seconds[part]
+        line |= {f"seconds_{part}": count for part, count in seconds.items()}
+        state.seconds |= {part: state.seconds[part] + count for part, count in seconds.items()}
         played = [e for group in groups for e in group if e.stop_reason != "error"]
         state.tokens["sampled"] += sum(e.reply_tokens for e in played)
         state.tokens["trained"] += stats["trained_tokens"]
         records.append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
         self.lines.append(line)
-        names = dict.fromkeys(name for e in played for name in e.components)
-        minutes = (self.cfg.updates - state.update) * sum(seconds[part] for part in SECONDS) / 60
-        left = f", {minutes:.0f} min left" if minutes > 0 else ""
-        own = tables.own_parts(names, self.cfg.env)
-        tqdm.write(one_line(line, own) + left + records.broken(groups))
+        minutes = max(0, self.cfg.updates - state.update) * sum(seconds.values()) / 60
+        tqdm.write(f"{one_line(line)}, {minutes:.0f} min left{records.broken(groups)}")
         newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)
         self.tell(doctor.symptoms(newest, self.rewards(), first_gap))
         if self.cfg.curriculum and state.level != self.cfg.difficulty:
@@ -190,10 +195,9 @@ class Run:
         return bool(rewards) and metrics.trend(rewards).settled
 
     def log_sft(self, found: dict) -> None:
-        """What sft() returns: first and last loss, tokens, seconds."""
-        self.state.sft, self.state.seconds["sft"] = found["losses"], found["seconds"]
-        self.state.tokens["sft"] += found["tokens"]
-        self.state.tokens["trained"] += found["tokens"]
+        """What sft() returns: first and last loss, and how many tokens were shown."""
+        self.state.sft, tokens = found["losses"], found["tokens"]
+        self.state.tokens |= {"sft": tokens, "trained": tokens}
 
     def log_evaluation(self, results: dict[str, dict]) -> None:
         """An evaluation to wandb, past the doctor; evaluate.py has written evals.jsonl.
@@ -204,8 +208,11 @@ class Run:
         # wandb has one row per update, and 0 is the update of both: before and after SFT.
         when = "eval" if evals[-1]["stage"] != "before" else "before"
         line = {"update": self.state.update}
-        for tasks, found in results.items():
-            line |= {f"{when}/{tasks}/{k}": v.mean for k, v in found.items()}
+        line |= {
+            f"{when}/{tasks}/{name}": found.mean
+            for tasks, measures in results.items()
+            for name, found in measures.items()
+        }
         self.to_wandb(line)
         self.tell(progress.symptoms(evals, self.rewards(), asdict(self.cfg)))
 
@@ -234,13 +241,9 @@ class Run:
         update, shown = self.state.update, (groups or [])[:2]
         ratios = [[ratios_of(policy, e, self.cfg, update) for e in group] for group in shown]
         records.save_episodes(self.folder, update, "", policy, shown, advantages, ratios)
-        records.thin(self.folder / "episodes.jsonl")
         self.state.seconds["total"] = time.monotonic() - self.began
         self.saved = self.home / "checkpoint"
         if parallel.rank() == 0:
-            # Flush the logs first, so that after a power cut no checkpoint is newer than its lines.
-            for path in filter(Path.exists, (self.folder / name for name in run_folder.LOGS)):
-                flush(path)
             save_checkpoint(self.saved, policy, optimizer, asdict(self.state), self.after_sft)
 
     def stop_asked(self) -> bool:
@@ -259,9 +262,9 @@ class Run:
         self.state.seconds["total"] = time.monotonic() - self.began
         if self.folder != self.home:
             return self.home
-        found = {"environment_code": self.state.code, "peak_rss_gb": round(peak_memory(), 3)}
+        self.machine |= {"environment_code": self.state.code, "peak_rss_gb": peak_memory()}
         about = report.summarize_run(
-            self.folder, asdict(self.cfg), asdict(self.state), self.machine | found
+            self.folder, asdict(self.cfg), asdict(self.state), self.machine
         )
         records.write_json(self.folder / "summary.json", about)
         report.write(self.folder)
@@ -270,8 +273,10 @@ class Run:
                 self.wandb.summary.update({name: about[name] for name in ("eval", "seconds")})
                 self.wandb.finish()
         text = (self.folder / "report.md").read_text(encoding="utf-8").split("## Config")[0]
-        print(f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png")
-        print(f"next, was it luck? The same command with --seed {self.cfg.seed + 1}")
+        print(
+            f"\n{text}\nall of it: {self.folder}/report.html, report.md and curves.png\n"
+            f"next, was it luck? The same command with --seed {self.cfg.seed + 1}"
+        )
         return self.folder
 
 
@@ -289,7 +294,7 @@ def open_run(cfg, typed: set[str]) -> Run:
     saved_cfg, home, saved = parallel.from_first((cfg, home, saved))
     vars(cfg).update(asdict(saved_cfg))
     level = levels_of(cfg.env)[0] if cfg.curriculum else cfg.difficulty
-    return Run(cfg, home, saved, State(level=level), keep)
+    return Run(cfg, home, saved, State(level=level, code=run_folder.code_hash(cfg.env)), keep)
 
 
 @torch.no_grad()
@@ -301,35 +306,20 @@ def ratios_of(policy, e, cfg, update: int) -> list[float]:
     """
     if not e.token_ids:  # the environment gave no task
         return []
-    logprobs_of = plain_logprobs if cfg.plain else token_logprobs
-    ids = torch.tensor([e.token_ids], device=policy.device)  # [1, T]
-    mask = torch.tensor([e.sampled[1:]], device=policy.device)  # [1, T - 1]
-    now, _ = logprobs_of(policy, ids, mask, cfg.temperature)  # [M]
+    batch = collate([e], policy.tokenizer.pad_token_id, policy.device)
+    now = score(policy, batch, cfg).logprobs  # [M]
     if not now.isfinite().all():
         raise FloatingPointError(f"after update {update} the policy's log-probs are not finite")
-    old = torch.tensor(e.logprobs)[torch.tensor(e.sampled)]  # [M]
-    return (now.cpu() - old).exp().tolist()
+    return (now - batch.behaviour).exp().tolist()
 
 
-def one_line(line: dict, own: list[str] = ()) -> str:
-    """What is printed of an update. Without signal nothing was trained, and nothing measured.
-
-    own: entries of the score that somebody has added (tables.own_parts).
-    """
-    titles = PRINTED | {name: tables.label(name) for name in own}
-    scores = [f"{title} {line[name]:.2f}" for name, title in titles.items() if name in line]
-    parts = [
-        f"update {line['update']:4}",
-        f"reward {line['reward']:.2f} [{line['reward_low']:.2f}, {line['reward_high']:.2f}]",
-        *scores,
-        f"length {line['reply_tokens']:5.1f}",
-        f"signal {line['groups_with_signal']:.2f}",
-    ]
-    if "ratio" in line:
-        parts += [f"entropy {line['entropy']:.3f}", f"grad {line['grad_norm']:.2f}"]
-        parts += [f"ratio {line['ratio']:.3f}", f"loss {line['loss']:+.4f}"]
+def one_line(line: dict) -> str:
+    """What is printed of an update."""
+    low, high = line["reward_low"], line["reward_high"]
+    reward = f"update {line['update']:4}  reward {line['reward']:.2f} [{low:.2f}, {high:.2f}]"
+    shown = [f"{title} {line[name]:{how}}" for name, title, how in PRINTED if name in line]
     waiting = sum(line[f"seconds_{part}"] for part in SECONDS if part != "train")
-    return "  ".join([*parts, f"{waiting:.1f}s + {line['seconds_train']:.1f}s"])
+    return "  ".join([reward, *shown, f"{waiting:.1f}s + {line['seconds_train']:.1f}s"])
 
 
 def hear_signals(stopping: Event) -> None:
@@ -349,14 +339,19 @@ def hear_signals(stopping: Event) -> None:
 
 def machine(policy) -> dict:
     """Where a result was obtained, and by which code: a commit, with -dirty if it was edited."""
-    gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else None
     version = lambda name: getattr(sys.modules.get(name), "__version__", "not loaded")
-    git, commit = "git describe --always --dirty --abbrev=40 --exclude=*".split(), None
-    quiet = {"cwd": Path(__file__).parent, "stderr": subprocess.DEVNULL, "encoding": "utf-8"}
+    gpu, commit = policy.device.type == "cuda", None
     with suppress(OSError, subprocess.SubprocessError):  # a copy without its history, or no git
-        commit = subprocess.check_output(git, timeout=10, **quiet).strip()
+        commit = subprocess.check_output(
+            "git describe --always --dirty --abbrev=40 --exclude=*".split(),
+            cwd=Path(__file__).parent,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            timeout=10,
+        ).strip()
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     return {
-        "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name() if gpu else cpu,
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "peft")},
         "model": policy.name,
@@ -377,8 +372,9 @@ def open_wandb(cfg, folder: Path, name: str):
         mode = "online" if wandb.login(prompt=False) else "offline"
         mode = os.environ.get("WANDB_MODE") or mode
         if mode == "offline":
-            later = f"wandb sync {folder}/wandb/offline-run-*"
-            print(f"wandb: not logged in, so logging offline; later: {later}")
+            print(
+                f"wandb: not logged in, so offline; later: wandb sync {folder}/wandb/offline-run-*"
+            )
         return wandb.init(
             project=os.environ.get("WANDB_PROJECT", "picoswarm"),
             name=folder.name,

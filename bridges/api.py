@@ -1,7 +1,7 @@
 """Evaluate any model: our tasks over any OpenAI-compatible endpoint, so that GPT, Llama and Qwen
 stand in one table with a run of ours.
 
-    OPENAI_API_KEY=… python train.py --eval-only --api-base https://HOST/v1 --model NAME
+    OPENAI_API_KEY=… python train.py --api-base https://HOST/v1 --model NAME
     python -m bookkeeping.compare runs/NAME runs/my-run
 
     seed -> env.reset -> messages -> ask -> text -> env.step -> … -> env.score
@@ -47,12 +47,11 @@ from tqdm import tqdm
 from bookkeeping import records, report
 from bookkeeping.folder import code_hash, make_folder
 from bookkeeping.guard import Guarded, preflight
-from bookkeeping.presets import by_size, kind
 from bookkeeping.refusals import check
 from env_letters import split_thinking
 from evaluate import eval_line
 from rollout import EnvironmentFailed, Episode, finish
-from settings import Config, dev_seeds, eval_sets, fill
+from settings import Config, by_size, dev_seeds, eval_sets, fill, kind
 from swarm.tools import written
 
 RETRIES = 5  # of a request; the client doubles its pause each time, from half a second on

@@ -85,12 +85,12 @@ class InTurn:
         """The groups [num_tasks][k] of an update; asks for those of the next N updates, too."""
         cfg, started = self.cfg, time.monotonic()
         end = cfg.max_updates if cfg.until_converged else cfg.updates
-        for number in range(update, min(update + cfg.async_rollouts + 1, end)):
-            if number not in self.asked:
-                seeds = parallel.share(self.task_seeds(number))
-                how = (cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed)
-                job = (partial(self.make_env, level), seeds, *how)
-                self.asked[number] = level, self.ask(job, update)
+        newest = max(self.asked, default=update - 1)
+        for number in range(newest + 1, min(update + cfg.async_rollouts + 1, end)):
+            seeds = parallel.share(self.task_seeds(number))
+            how = (cfg.k, cfg.max_tokens, cfg.temperature, cfg.seed)
+            job = (partial(self.make_env, level), seeds, *how)
+            self.asked[number] = level, self.ask(job, update)
         self.level, answer = self.asked.pop(update)  # a curriculum may have gone up since
         groups, self.seconds = answer()
         answered = time.monotonic()
@@ -132,19 +132,18 @@ def play_job(policy: Policy, sampler, job: tuple, version: int) -> tuple[list, d
     functools.partial and not lambda. Conversations are played so many tasks at a time as the
     sampler can keep the caches of.
     """
-    seconds, started = dict.fromkeys(SECONDS, 0.0), time.monotonic()
+    started = time.monotonic()
     sampler.sync(version)
-    seconds["sync"] = time.monotonic() - started
+    synced, timed = time.monotonic(), TimedSampler(sampler)
     make_env, seeds, *how = job
     groups, size = [], getattr(sampler, "conversations", None)
     if not size or getattr(make_env(), "max_turns", None) == 1:
         size = max(1, len(seeds))
-    timed, started = TimedSampler(sampler), time.monotonic()
     for first in range(0, len(seeds), size):
         groups += play(policy, timed, make_env, seeds[first : first + size], *how)
-    seconds["rollout"] = timed.seconds
-    seconds["environment"] = time.monotonic() - started - timed.seconds
-    return groups, seconds
+    environment = time.monotonic() - synced - timed.seconds
+    seconds = {"rollout": timed.seconds, "environment": environment, "sync": synced - started}
+    return groups, dict.fromkeys(SECONDS, 0.0) | seconds
 
 
 class TimedSampler:
@@ -266,9 +265,8 @@ def open_rollouts(cfg, policy: Policy, load=None, make_env=None, task_seeds=None
     evaluations need none of them. Also sets up torch on a CPU: half of its threads are for a second
     process.
     """
-    threads = machine.cpu_threads(cfg, policy)
-    if cfg.async_rollouts:
-        threads = max(1, threads // 2)
+    processes = 2 if cfg.async_rollouts else 1
+    threads = max(1, machine.cpu_threads(cfg, policy) // processes)
     machine.use_cpu(policy.device, threads)
     print(machine.here(cfg, policy))
     if cfg.async_rollouts:

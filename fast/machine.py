@@ -3,8 +3,6 @@
     what                    Linux            macOS            Windows
     most memory so far      resource, KiB    resource, bytes  psutil: the present
     a call's limit in time  SIGALRM          SIGALRM          a thread, abandoned if late
-    a file on the disk      fsync            fsync            fsync of what may be written
-    a folder's names        fsync            fsync            the system's business
     a container's quota     cgroup, v2       no such thing    no such thing
 
 Only Linux is run by us; tests/test_machine.py takes away what the others lack. The second half of
@@ -34,9 +32,6 @@ import torch.nn.functional as F
 from fast import parallel
 from policy import BIG, EMBEDDED, PICO, PICO_SWARM, Policy, in_bfloat16, pick_device
 
-WINDOWS = os.name == "nt"
-
-
 # -------------------------------------------------------------------------------------- the system
 
 
@@ -62,17 +57,6 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         return int(most) / int(period)
     except (OSError, ValueError):  # no such file, or "max"
         return None
-
-
-def flush(path: Path) -> None:
-    """Put a file's bytes, or a folder's names, on the disk and not only into memory."""
-    if WINDOWS and path.is_dir():
-        return  # there a folder cannot be opened
-    handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def speak_utf8() -> None:
@@ -127,11 +111,9 @@ def in_thread(seconds: float, call: Callable, *given):
 
     threading.Thread(target=work, daemon=True).start()
     try:
-        error = answer.exception(timeout=seconds)
+        answer.exception(timeout=seconds)
     except TimeoutError:
         raise Hung(f"no answer within {seconds:g} seconds") from None
-    if error is not None:
-        raise error
     return answer.result()
 
 
@@ -229,21 +211,20 @@ def which(cfg, device) -> tuple[str, str]:
     return ("torch", why) if why else ("vllm", "vLLM is installed")
 
 
+SAMPLERS = {"plain": "the plain sampler", "torch": "our own sampler", "vllm": "vLLM"}
+
+
 def here(cfg, policy: Policy) -> str:
     """One line: on which device, in which number format and with which engine, and why."""
     engine, why = which(cfg, policy.device)
-    wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
     kind, n = policy.device.type, torch.get_num_threads()
     where = f"{platform.machine()} CPU with {n} thread{'s' * (n != 1)}"
-    reason = "no CUDA device" if cfg.device == "auto" else f"--device {cfg.device}"
     if kind == "cuda":
-        card = card_of(policy.device)
-        where = f"{torch.cuda.get_device_name(policy.device)} with {card.gib:.0f} GB"
-        reason = "" if card.bfloat16 else "this card has no bfloat16"
+        where = f"{torch.cuda.get_device_name(policy.device)} with {card_of(policy.device)}"
     elif kind == "mps":
-        where, reason = "Apple's GPU (MPS), on which we have not run it", ""
-    own = {"plain": "the plain sampler", "torch": "our own sampler", "vllm": "vLLM"}[engine]
-    return f"here: {where}, {wide}, {own} ({'; '.join(filter(None, [reason, why]))})"
+        where = "Apple's GPU (MPS), on which we have not run it"
+    wide = str(next(policy.lm.parameters()).dtype).removeprefix("torch.")
+    return f"here: {where}, {wide}, {SAMPLERS[engine]} ({why})"
 
 
 # ------------------------------------------------------------------------------- what fits a card

@@ -235,8 +235,8 @@ def settings(name: str) -> dict:
 
 
 def put_in(name: str) -> None:
-    """Make the mistake, for the rest of this process; "" makes none."""
-    for place, wrong in FAILURES[name].wrong.items() if name else ():
+    """Make the mistake, for the rest of this process."""
+    for place, wrong in FAILURES[name].wrong.items():
         owner, _, function = place.rpartition(".")
         replace_function(resolve_name(owner), function, wrong)
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -142,19 +141,6 @@ def test_conversations_are_played_in_slices_if_the_sampler_asks_for_it(monkeypat
     assert seen == asked
     played = lambda groups: [(e.seed, e.token_ids, e.reward) for (e,) in groups]
     assert played(sliced) == played(whole)
-
-
-@pytest.mark.parametrize("device, limits", [("cuda", [0.5]), ("cpu", [])])
-def test_our_own_sampler_leaves_the_trainer_half_of_a_card(monkeypatch, device, limits):
-    found, there = [], SimpleNamespace(device=torch.device(device))
-    limit = lambda share, device: found.append(share)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # it is run in this process
-    ours = lambda policy: object.__new__(TorchSampler)
-    trainer, pipe = Pipe()
-    trainer.close()
-    ahead_room.player(pipe, lambda: there, ours, torch.get_num_threads())
-    assert found == limits
 
 
 # ------------------------------------------------------------------------------------------- killed

@@ -9,6 +9,7 @@ import signal
 import sys
 from asyncio import CancelledError
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -93,6 +94,7 @@ def test_a_finished_run_that_goes_on_and_is_stopped_has_no_summary(monkeypatch, 
 
 def test_one_episode_of_64_that_hangs_is_left_out(monkeypatch, capsys, tmp_path):
     step, asked = Letters.step, []
+    Letters(2, "partial", True, "states").reset(0)  # loads the list of words
 
     def hangs(self, reply):
         asked.append(1)
@@ -162,20 +164,10 @@ def test_an_environment_that_exits_costs_its_own_episode_and_ctrl_c_still_ends_t
 
 def stopped_in_sft(monkeypatch, runs: Path, happens) -> SystemExit:
     """Run until the first step of SFT, where something happens."""
-    step = sft.sft_step
-
-    def steps(*given):
-        happens()
-        return step(*given)
-
-    monkeypatch.setattr(sft, "sft_step", steps)
+    monkeypatch.setattr(sft, "sft_step", happens)
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, runs)
     return stopped.value
-
-
-def fail(error: BaseException):
-    raise error
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "evals.jsonl")
@@ -184,15 +176,16 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "evals.jsonl")
 @pytest.mark.parametrize(
     "happens, told",
     [
-        (lambda: fail(FULL), "make room or mend the path, then start again"),
-        (lambda: fail(torch.OutOfMemoryError("full")), "start again with a lower --micro-tokens"),
-        (lambda: fail(FloatingPointError("a loss is nan")), "start again with a lower --sft-lr"),
+        (FULL, "make room or mend the path, then start again"),
+        (torch.OutOfMemoryError("full"), "start again with a lower --micro-tokens"),
+        (FloatingPointError("a loss is nan"), "start again with a lower --sft-lr"),
         # Python's own sentence does not say where it was: ours does
-        (lambda: dict([(1, 2, 3)]), r"2 is required \(.*test_bad_training\.py:\d+\)$"),
+        (lambda *given: dict([(1, 2, 3)]), r"2 is required \(.*test_bad_training\.py:\d+\)$"),
     ],
     ids=["full disk", "no memory", "nan", "bug"],
 )
 def test_what_goes_wrong_before_a_checkpoint_speaks_of_none(monkeypatch, tmp_path, happens, told):
+    happens = happens if callable(happens) else Mock(side_effect=happens)
     said = str(stopped_in_sft(monkeypatch, tmp_path, happens))
     assert re.search(told, said) and "\n" not in said
     assert "is kept" not in said and "--resume" not in said
@@ -202,8 +195,14 @@ def test_what_goes_wrong_before_a_checkpoint_speaks_of_none(monkeypatch, tmp_pat
 def test_ctrl_c_in_sft_names_the_folder_and_a_second_one_does_too(
     monkeypatch, capsys, tmp_path, times
 ):
-    interrupt = lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(times)]
-    stopped = stopped_in_sft(monkeypatch, tmp_path, interrupt)
+    right = sft.sft_step
+
+    def interrupted(*given):
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+        return right(*given)
+
+    stopped = stopped_in_sft(monkeypatch, tmp_path, interrupted)
     said = str(stopped) + capsys.readouterr().err
     assert f"--resume {tmp_path}/run, from its start: nothing was saved yet" in said
     assert (stopped.code == 130) == (times == 2)

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from spellchecker import SpellChecker
 
-from bookkeeping.presets import by_size
 from bookkeeping.refusals import check
 from env_letters import (
     STYLES,
@@ -30,7 +29,7 @@ from env_letters import (
     words_between,
     write_reply,
 )
-from settings import DEV_SEEDS, Config, fill, sft_seeds, task_seeds
+from settings import DEV_SEEDS, Config, by_size, fill, sft_seeds, task_seeds
 
 ROOT = Path(__file__).resolve().parent.parent
 N = 300  # seeds a tier

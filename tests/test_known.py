@@ -284,10 +284,11 @@ def test_every_file_of_ours_that_an_environment_imports_is_in_its_hash(env, tmp_
 
 @pytest.mark.parametrize("code", ["jsonl:r.jsonl,scorer=a,b.py:f", "reasoning_gym:x,expert=a.py:f"])
 def test_a_run_folder_cannot_bring_its_own_scorer(tmp_path, code):
+    (tmp_path / "config.json").write_text(json.dumps({"env": code}))
     with pytest.raises(SystemExit, match="somebody's code"):
-        run_folder.refuse_code(tmp_path, code, None)
-    run_folder.refuse_code(tmp_path, code, code)  # typed again
-    run_folder.refuse_code(tmp_path, "jsonl:r.jsonl,held_out=t.jsonl,scorer=number", None)
+        run_folder.open_saved("--resume", tmp_path, settings.Config())
+    assert run_folder.open_saved("--resume", tmp_path, settings.Config(env=code))[0].env == code
+    assert not run_folder.CODE.search("jsonl:r.jsonl,held_out=t.jsonl,scorer=number")
 
 
 def test_a_run_on_rows_trains_resumes_and_is_evaluated(tmp_path):

@@ -27,7 +27,7 @@ import pico
 import settings
 import train
 import warm
-from bookkeeping import presets, refusals
+from bookkeeping import refusals
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
 from policy import PICO, encode, load_policy, render
@@ -89,7 +89,7 @@ def test_its_numbers_are_those_of_the_model_and_of_the_settings():
     assert config["rope_parameters"]["rope_theta"] == pico.ROPE_BASE
     cfg = settings.Config()
     refusals.check(cfg)
-    settings.fill(cfg, presets.by_size(0.9e6, "letters"))
+    settings.fill(cfg, settings.by_size(0.9e6, "letters"))
     same = {name: name.upper() for name in "sft_steps sft_batch sft_lr k max_tokens lr".split()}
     same |= {"lora_rank": "RANK", "lora_alpha": "ALPHA", "num_tasks": "TASKS"}
     same |= {"warmup": "WARMUP", "lr_end": "LR_END"}

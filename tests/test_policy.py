@@ -224,8 +224,10 @@ def placed(device: str, n_parameters: float = 0.6e9, engine: str = "auto") -> st
 
 def test_device_format_and_engine_are_said_in_one_line_with_the_reason(card, monkeypatch):
     card(14.6, (7, 5), vllm=True)
-    why = "(this card has no bfloat16; vLLM needs bfloat16)"
-    assert placed("cuda") == f"here: a card with 15 GB, float32, our own sampler {why}"
+    why = "(vLLM needs bfloat16)"
+    assert (
+        placed("cuda") == f"here: a card with 15 GB of GPU memory, float32, our own sampler {why}"
+    )
     with pytest.raises(ValueError, match="--engine vllm: this card has no bfloat16"):
         placed("cuda", engine="vllm")
     card(23.6, (8, 6), vllm=True)

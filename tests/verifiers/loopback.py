@@ -14,7 +14,6 @@ import picoswarm
 
 import endpoint
 import settings
-from bookkeeping import presets
 from settings import DEV_SEEDS
 
 STYLE = {"letters": "derives", "alphabet": "derives", "swarm": "expert"}
@@ -23,7 +22,7 @@ STYLE = {"letters": "derives", "alphabet": "derives", "swarm": "expert"}
 def make_env(environment: str):
     """The environment as train.py makes it, with its defaults; nothing of the adapter's."""
     cfg = settings.Config(env=environment, sft_style=STYLE[environment])
-    settings.fill(cfg, presets.by_env(environment))
+    settings.fill(cfg, settings.by_env(environment))
     return settings.make_env(cfg, cfg.difficulty)
 
 

@@ -23,7 +23,6 @@ from loopback import chat, completion, make_env, serving
 from pydantic import ValidationError
 
 import settings
-from bookkeeping import presets
 from settings import DEV_SEEDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +53,7 @@ def test_the_defaults_are_those_of_training(environment):
     """They are declared twice, because settings.py imports torch. Where it goes by the model's
     size, the adapter means the large ones."""
     cfg = settings.Config(env=environment)
-    settings.fill(cfg, presets.by_env(environment) | presets.by_size(4_000_000_000, environment))
+    settings.fill(cfg, settings.by_env(environment) | settings.by_size(4_000_000_000, environment))
     given = config(environment).environment.arguments()
     trained = settings.make_env(cfg, cfg.difficulty)
     for name, value in given.items():

@@ -69,7 +69,7 @@ def server(trained):
 
 
 def over_api(server: str, model: str, folder: Path, n: int) -> dict:
-    flags = f"--eval-only --api-base {server} --model {model} --name {model} --eval-n {n}"
+    flags = f"--api-base {server} --model {model} --name {model} --eval-n {n}"
     flags += " --env letters --difficulty 6 --reward partial --max-tokens 64"
     run("train.py", *flags.split(), "--runs", str(folder))
     return lines(folder / model / "evals.jsonl")[-1]
