@@ -22,7 +22,7 @@ from fast import machine
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
 from lab.tables import RESULTS, keep
-from policy import PICO, adam, checkpoint_activations, load_policy
+from policy import PICO, adam, load_policy
 from rollout import play
 from settings import Config
 
@@ -126,7 +126,7 @@ def big(tasks: int = 8, k: int = 16, longest: int = 2048) -> dict:
     for more, n in (({}, tasks), ({}, 1), *((flags, 1) for flags in saving)):
         cfg = Config(importance="clip", max_tokens=longest, k=k, **{"micro_tokens": 8192} | more)
         if cfg.gradient_checkpointing:
-            checkpoint_activations(policy)
+            machine.checkpoint_activations(policy)
         toss = torch.tensor([[1.0, -1.0] * (k // 2)] * n)  # [n, k]
         with sampler.asleep(), policy.learning():
             stats, line = clocked(partial(grpo.update, policy, optimizer, groups[:n], toss, cfg))

@@ -52,6 +52,7 @@ class Check:  # lab/claims.toml says what the fields are
     expect: str = ""
     than: float = 0.0
     margin: float = 0.0
+    figure: float | None = None
     most: float = 1.0
     decides: bool = True
     scale: float = 1.0
@@ -178,7 +179,8 @@ def main(name: str = "") -> None:
         f"{claim.get('ours', '')}\n\nresults/claims.json: number | predicted | measured | n | verdict"
     )
     for check in checks(name) + checks(name, beside=True):
-        print("  " + " | ".join(row(check)))
+        said = "" if check.figure is None else number(check.figure, check, check.figure)
+        print("  " + " | ".join([*row(check), said and f"the document: {said}"]))
     print(f"\nIts runs, for the seeds 0 to {LOOKS[0] - 1} (more: LOOKS in lab/claims.py):")
     for arm, flags in claim.get("arms", {}).items():
         print(f"  python train.py {claim['flags']} {flags} --name {name}-{arm}-SEED --seed SEED")

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -35,7 +35,7 @@ import tyro
 
 from env_letters import Letters
 from fast.sampler import TorchSampler
-from grpo import advantages_of, update
+from grpo import update
 from lab.tables import RESULTS, ROOT, keep, spread, table, times_as_fast
 from policy import Policy, adam, load_policy
 from rollout import play, prompt_ids
@@ -65,16 +65,7 @@ class Setup:
     out: str = ""
 
 
-class Coin(Letters):
-    """Letters, paid 0 and 1 in turn."""
-
-    toss = itertools.cycle((0.0, 1.0))
-
-    def score(self) -> dict[str, float]:
-        return super().score() | {"reward": next(self.toss)}
-
-
-new_env = partial(Coin, difficulty=6, reward_kind="binary", think=True, style="states")
+new_env = partial(Letters, difficulty=6, reward_kind="binary", think=True, style="states")
 
 
 def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
@@ -86,33 +77,33 @@ def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
     return replace(policy, stop_ids=frozenset([-1])), prompts  # no token ends a reply
 
 
-def second(batch) -> dict:
-    """What batch(step) returns, with its seconds. The first call warms up."""
-    for step in range(2):
-        start = time.perf_counter()
-        found = batch(step)
-        found["seconds"] = time.perf_counter() - start
-    return found
+def seconds(batch: Callable[[int], object]) -> float:
+    """Of batch(1). batch(0) warms up."""
+    batch(0)
+    start = time.perf_counter()
+    batch(1)
+    return time.perf_counter() - start
 
 
 # ------------------------------------------------------------------------------- the sides
-def update_ours(setup: Setup) -> dict:
+# Each returns the seconds of one batch of tasks x k replies.
+def update_ours(setup: Setup) -> float:
     policy, _ = load(setup, 32)
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
+    toss = torch.tensor([[1.0, -1.0] * (setup.k // 2)] * setup.tasks)  # [tasks, k]
     cfg = Config(importance="clip", max_tokens=setup.reply, micro_tokens=setup.micro_tokens)
 
-    def batch(step: int) -> dict:  # as in train.py
+    def batch(step: int) -> None:  # as in train.py
         sampler.sync(step)
         seeds = [SEEDS + step * setup.tasks + i for i in range(setup.tasks)]
         groups = play(policy, sampler, new_env, seeds, setup.k, setup.reply, 1.0, step)
         with sampler.asleep(), policy.learning():
-            stats = update(policy, optimizer, groups, advantages_of(groups, cfg), cfg)
-        return {"tokens": stats["trained_tokens"]}
+            update(policy, optimizer, groups, toss, cfg)
 
-    return second(batch)
+    return seconds(batch)
 
 
-def update_trl(setup: Setup) -> dict:
+def update_trl(setup: Setup) -> float:
     import trl
     from datasets import Dataset
     from peft import LoraConfig
@@ -165,72 +156,52 @@ def update_trl(setup: Setup) -> dict:
         peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear"),
         callbacks=[Timed()],
     ).train()
-    return {"tokens": episodes * setup.reply, "seconds": ends[1] - ends[0]}
+    return ends[1] - ends[0]
 
 
-def sampling_ours(setup: Setup) -> dict:
+def sampling_ours(setup: Setup) -> float:
     policy, prompts = load(setup, 0)
     sampler, k = TorchSampler(policy), setup.k
-
-    def batch(step: int) -> dict:
-        seeds = [[(step, g, i) for i in range(k)] for g in range(len(prompts))]
-        groups = sampler.sample(prompts, k, setup.reply, 1.0, seeds)
-        return {"tokens": sum(len(one.token_ids) for group in groups for one in group)}
-
-    return second(batch)
+    seeds = lambda step: [[(step, g, i) for i in range(k)] for g in range(setup.tasks)]
+    return seconds(lambda step: sampler.sample(prompts, k, setup.reply, 1.0, seeds(step)))
 
 
-def sampling_generate(setup: Setup) -> dict:
+def sampling_generate(setup: Setup) -> float:
     policy, prompts = load(setup, 0)
     rows = [prompt for prompt in prompts for _ in range(setup.k)]
     policy.tokenizer.padding_side = "left"
     given = policy.tokenizer.pad({"input_ids": rows}, return_tensors="pt")  # ids, mask: [N, P]
     how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": -1}
     how |= {"max_new_tokens": setup.reply, "pad_token_id": policy.tokenizer.pad_token_id}
-
-    def batch(step: int) -> dict:
-        with torch.inference_mode():
-            out = policy.lm.generate(**given, **how)[:, given.input_ids.shape[1] :]  # [N, T]
-        return {"tokens": out.numel()}
-
-    return second(batch)
+    with torch.inference_mode():
+        return seconds(lambda step: policy.lm.generate(**given, **how))
 
 
-def sampling_vllm(setup: Setup) -> dict:
+def sampling_vllm(setup: Setup) -> float:
     from vllm import SamplingParams
 
     from fast.vllm_engine import load_engine
 
     policy, prompts = load(setup, 0)
     engine = load_engine(policy, 0.3, 2**28)
-    params = SamplingParams(
-        n=setup.k,
-        temperature=1.0,
-        max_tokens=setup.reply,
-        logprobs=0,
-        ignore_eos=True,
-        detokenize=False,
-    )
-
-    def batch(step: int) -> dict:
-        asked = [{"prompt_token_ids": ids} for ids in prompts]
-        outs = engine.generate(asked, params, use_tqdm=False)
-        return {"tokens": sum(len(one.token_ids) for out in outs for one in out.outputs)}
-
-    return second(batch)
+    how = {"temperature": 1.0, "max_tokens": setup.reply, "logprobs": 0, "ignore_eos": True}
+    params = SamplingParams(n=setup.k, detokenize=False, **how)
+    asked = [{"prompt_token_ids": ids} for ids in prompts]
+    return seconds(lambda step: engine.generate(asked, params, use_tqdm=False))
 
 
 # ------------------------------------------------------------------------------- the comparison
 def alone(side: str, setup: Setup) -> dict:
-    """A side in a process of its own: {seconds, tokens, mb}."""
+    """A side in a process of its own: {seconds, mb, tokens}."""
     code = "from lab.speed import *; from fast.machine import peak_memory; "
-    code += f"found = {side}({setup!r}) | {{'mb': 1024 * peak_memory()}}; "
+    code += f"found = {{'seconds': {side}({setup!r}), 'mb': 1024 * peak_memory()}}; "
     code += "print('FOUND', json.dumps(found))"
     env = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True)
     if done.returncode:
         raise SystemExit(f"{side}: {done.stderr.decode()[-800:]}")
-    return json.loads(done.stdout.decode().rpartition("FOUND")[2])
+    found = json.loads(done.stdout.decode().rpartition("FOUND")[2])
+    return found | {"tokens": setup.tasks * setup.k * setup.reply}
 
 
 def peers(setup: Setup) -> dict:
