@@ -6,12 +6,10 @@ from functools import partial
 
 import pytest
 
-import env_swarm
 import settings
 import warm
 from env_alphabet import Alphabet
 from env_letters import Letters
-from env_swarm import Swarm
 from fast.sampler import TorchSampler
 from lab import environments, study, tables
 from lab.study import Begun, Table
@@ -139,13 +137,3 @@ def test_by_chance_right_answers_earn_as_much_as_wrong_ones_and_exact_tells_them
     assert 0.4 < sum(m["reward"] for m in found) / 400 < 0.6
     assert {m["exact"] for m in found} == {float(right)}
     assert [m["reward"] for m in found[:200]] != [m["reward"] for m in found[200:]]
-
-
-def test_other_rules_keep_bots_and_tasks_and_the_tighter_they_are_the_less_is_earned():
-    worlds = [environments.Strict, partial(Swarm, error_penalty=0.5), environments.Lawless]
-    envs = [make(style="tuned") for make in worlds]
-    earned = [sum(env_swarm.play(env, seed)["reward"] for seed in range(12)) for env in envs]
-    assert earned == sorted(earned)
-    strict, plain, _ = (env.economy.scenario for env in envs)
-    assert (strict.bots, strict.bounty, strict.dice) == (plain.bots, plain.bounty, plain.dice)
-    assert (strict.tax, strict.audit, strict.threshold) == (0.15, 0.3, 20.0)

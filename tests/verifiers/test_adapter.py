@@ -79,23 +79,6 @@ CALL = {
     "type": "function",
     "function": {"name": "vote", "arguments": '{"post_id": "post_1"}'},
 }
-WRITTEN = '<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>'
-
-
-@pytest.mark.parametrize(
-    "message, text",
-    [
-        ({"content": "no"}, "no"),
-        ({"content": None}, ""),
-        ({"content": "<think>\nhm\n</think>\nno"}, "<think>\nhm\n</think>\nno"),
-        ({"content": "no", "reasoning_content": "\nhm\n"}, "<think>\nhm\n</think>\nno"),
-        ({"content": "no", "reasoning": "hm"}, "<think>\nhm\n</think>\nno"),
-        ({"content": None, "tool_calls": [CALL]}, WRITTEN),
-        ({"content": "a", "tool_calls": [CALL, CALL]}, f"a\n{WRITTEN}\n{WRITTEN}"),
-    ],
-)
-def test_a_reply_is_put_together_again(message, text):
-    assert picoswarm.written(message) == text
 
 
 def launch(environment: str, answer):
