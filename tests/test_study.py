@@ -38,7 +38,7 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
     one = Table("tiny", table, tmp_path / "runs", tmp_path)
     for arm in ARMS:
         one.grow(arm, seeds=9)
-    data = one.read()
+    data = json.loads(one.file.read_text())
     assert len(said) == 3, "two settings, and the base once"
     assert data["made_by"] == "python -m lab.study tiny" and list(data["arms"]) == list(ARMS)
     swept, best_of, base = data["arms"].values()
@@ -53,7 +53,7 @@ def test_a_tiny_table_from_nothing(tmp_path, monkeypatch):
     (tmp_path / "tiny.json").unlink()
     one.grow("swept", seeds=9)
     assert len(said) == 4 and "--resume" in said[-1], "a run that was cut goes on"
-    assert one.read()["arms"]["swept"]["swept"] == swept["swept"]
+    assert one.kept("swept")["swept"] == swept["swept"]
 
 
 @pytest.fixture
@@ -79,19 +79,19 @@ def made_up(tmp_path, monkeypatch):
 
 def test_the_first_of_the_best_on_development_tasks_gets_the_seeds(made_up):
     made_up.grow("swept", 2)
-    arm = made_up.read()["arms"]["swept"]
+    arm = made_up.kept("swept")
     assert arm["settings"].endswith("--b") and arm["swept"]["--b"]["development"] == 0.75
     assert [seed["held_out"]["tier 6"]["greedy"]["exact"] for seed in arm["seeds"]] == ["0", "0"]
     assert arm["seeds"][0]["work"] == 1 + 3 * 0.2
     made_up.grow("swept", 99)
-    again = made_up.read()["arms"]["swept"]["seeds"]
+    again = made_up.kept("swept")["seeds"]
     assert again[:2] == arm["seeds"] and [seed["seed"] for seed in again] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", study.read_tables(tables.ROOT))
 def test_every_arm_can_be_run_and_the_results_have_what_was_planned(name):
     table = study.read_tables(tables.ROOT)[name]
-    assert list(table.read()["arms"]) == list(table.arms)
+    assert list(tables.read(name)["arms"]) == list(table.arms)
     for arm, a in table.arms.items():
         kept = table.kept(arm)
         assert a.keys() == {"what", *study.ARM}, "nothing unknown is said of an arm"
