@@ -17,16 +17,15 @@ from pathlib import Path
 import torch
 
 import grpo
-from env_letters import Letters
 from fast import machine
 from fast.logprobs import token_logprobs
 from fast.sampler import TorchSampler
+from lab.speed import SEEDS, new_env
 from lab.tables import RESULTS, keep
 from policy import PICO, adam, load_policy
 from rollout import play
 from settings import Config
 
-SEEDS = 2_600_000_000  # tasks that are neither trained on nor part of any other result
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = dict(  # Qwen3-4B's
     hidden_size=2560,
@@ -39,7 +38,6 @@ SHAPE = dict(  # Qwen3-4B's
     tie_word_embeddings=True,
     max_position_embeddings=40_960,
 )
-new_env = partial(Letters, difficulty=6, reward_kind="partial", think=True, style="states")
 
 
 # ------------------------------------------------------------------------------- the same numbers

@@ -9,7 +9,6 @@ the 32 directions, 0.3 MB each; what the page shows of a snapshot (accuracy, hab
 here on exactly those rounded weights. tests/test_live.py holds the page's JavaScript to torch.
 """
 
-import ast
 import base64
 import html
 import json
@@ -215,7 +214,7 @@ LINK = re.compile(r'(<a\s+data-line="([^"]*)"\s+href="\.\./\.\./([\w/]+\.py)#L)\
 
 
 def with_lines(page: str) -> str:
-    """The page with the number and the function of each line that its links name by its text.
+    """The page with the number of each line that its links name by its text.
 
     SystemExit if a line is not there, or not one.
     """
@@ -228,18 +227,9 @@ def with_lines(page: str) -> str:
             raise SystemExit(
                 f"{file} has {len(lines)} lines with {text!r}; mend docs/live/index.html"
             )
-        shown = f"{function_at(source, lines[0])}{file}:{lines[0]}"
-        return f"{link[1]}{lines[0]}{link[4]}{shown}{link[5]}"
+        return f"{link[1]}{lines[0]}{link[4]}{file}:{lines[0]}{link[5]}"
 
     return LINK.sub(renew, page)
-
-
-def function_at(source: str, line: int) -> str:
-    """The name of the innermost function or class around the line, as a link says it."""
-    named = (ast.FunctionDef, ast.ClassDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, named)]
-    around = [node for node in nodes if node.lineno <= line <= node.end_lineno]
-    return max(around, key=lambda node: node.lineno).name + ",&nbsp;" if around else ""
 
 
 def main(words: list[str]) -> None:

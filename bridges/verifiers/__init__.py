@@ -40,6 +40,7 @@ What is the same as in rollout.py, and what is not:
 import itertools
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,9 @@ def make_env(environment: dict[str, Any]):
     """
     settings = dict(environment)
     name = settings.pop("type")
+    text = {f.name for f in fields(WORLDS[name]) if f.type is str}
+    # pydantic_config makes a number of version = "0.2"
+    settings = {key: str(x) if key in text else x for key, x in settings.items()}
     return WORLDS[name](**ASIDE.get(name, {}) | settings)
 
 
