@@ -161,4 +161,5 @@ def test_the_configs_for_prime_rl_name_environments_that_exist(path):
         assert type(vf.load_environment(env)).__name__ == "Local"
     training, testing = (vf.resolve_env_config(b["env"]).taskset for b in (source, held_out))
     assert training.first_seed == settings.TRAIN_SEEDS and testing.first_seed == DEV_SEEDS
-    assert training.environment == testing.environment
+    same = training.environment, testing.environment
+    assert picoswarm.make_env(same[0]) == picoswarm.make_env(same[1])
