@@ -203,14 +203,12 @@ def read(response: dict, think: bool = True) -> str:
 
 CALL = {"function": {"name": "post", "arguments": '{"content": "</tool_call>"}'}}
 POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}}\n</tool_call>'
-PARTS = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
 
 
 @pytest.mark.parametrize(
     "message, think, text",
     [
         ({"content": "hi"}, True, "hi"),
-        ({"content": PARTS}, True, "ab"),
         ({"content": None, "refusal": "I will not"}, True, "I will not"),
         ({"content": "hi", "reasoning_content": "hm"}, True, "<think>\nhm\n</think>\nhi"),
         ({"content": "hi", "reasoning": "hm"}, False, "hi"),
