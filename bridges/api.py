@@ -111,7 +111,6 @@ class Endpoint:
         )
         self.notes: dict[str, str] = {}  # a field that it refused: what was done instead
         self.spent = Counter()  # answers, retries, prompt_tokens, completion_tokens
-        self.ended = ""  # why the rest was not tried
 
     def safe(self, text: str) -> str:
         """Without the key (a short one is a placeholder and no secret), and fit for a file."""
@@ -190,10 +189,7 @@ def read_answer(end: Endpoint, raw: bytes, think: bool) -> tuple[str, dict, bool
         choice, usage = response["choices"][0], response.get("usage") or {}
         message, cut = choice["message"], choice.get("finish_reason") == "length"
         content, calls = message.get("content"), message.get("tool_calls") or []
-        if isinstance(content, list):  # parts; we can only use text
-            content = "".join(part["text"] for part in content if part.get("type") == "text")
-        if content is None:
-            content = message.get("refusal")
+        content = message.get("refusal") if content is None else content
         thought = message.get("reasoning_content") or message.get("reasoning")
         said = {"content": "" if content is None else content, "tool_calls": calls}
         if think and not split_thinking(said["content"])[0]:
@@ -275,7 +271,7 @@ def evaluate_api(cfg: Config) -> Path:
     folder, lock = make_folder(cfg)  # noqa: F841  (the lock is kept while it lives)
     records.write_json(folder / "config.json", asdict(cfg))
     tasks, make_env = next((name, env) for name, (own, env) in eval_sets(cfg).items() if own)
-    remaining, played = iter(enumerate(seeds)), {}
+    remaining, played, ended = iter(enumerate(seeds)), {}, ""
 
     async def player() -> None:
         for group, seed in remaining:
@@ -283,9 +279,7 @@ def evaluate_api(cfg: Config) -> Path:
             records.save_episodes(folder, 0, "final", None, [[played[group]]])
             bar.update()
             if not end.spent["answers"] and len(played) >= max(3, cfg.api_concurrency):
-                end.ended = "nothing was ever answered, the rest is not tried"
-            if end.ended:
-                return
+                raise TimeoutError("nothing was ever answered, the rest is not tried")
 
     async def players() -> None:
         async with end.client:
@@ -294,11 +288,11 @@ def evaluate_api(cfg: Config) -> Path:
     with tqdm(total=cfg.eval_n, desc=f"{cfg.model}, {tasks}", unit=" tasks") as bar:
         try:
             asyncio.run(players())
-        except KeyboardInterrupt:
-            end.ended = "stopped by you"
+        except (KeyboardInterrupt, TimeoutError) as stop:
+            ended = str(stop) or "stopped by you"
     episodes = [e for _, e in sorted(played.items()) if e.stop_reason != "error"]
     left = set(range(cfg.eval_n)) - {e.group for e in episodes}
-    missing = {i: played[i].error if i in played else end.ended for i in sorted(left)}
+    missing = {i: played[i].error if i in played else ended for i in sorted(left)}
     if episodes:
         line = eval_line(0, "final", tasks, True, episodes, missing)
         records.append(folder / "evals.jsonl", line)
@@ -313,7 +307,7 @@ def evaluate_api(cfg: Config) -> Path:
             "failed": len(missing),
             "retries": end.spent["retries"],
             "notes": list(end.notes.values()),
-            "ended": end.ended,
+            "ended": ended,
         },
         "seconds": {"total": round(time.monotonic() - started, 2)},
         "tokens": {"prompt": end.spent["prompt_tokens"], "sampled": end.spent["completion_tokens"]},
@@ -322,12 +316,13 @@ def evaluate_api(cfg: Config) -> Path:
     }
     records.write_json(folder / "summary.json", summary)
     report.write(folder)
-    head = report.text(report.collect(folder)[0]).partition("## Config")[0]
-    text = head + tell(summary["api"], missing)
+    text = report.text(report.collect(folder)[0]).partition("## Config")[0]
+    text += tell(summary["api"], missing)
     records.write_whole(folder / "report.md", text)
     print(f"\n{text}\nkept in {folder}")
-    if end.ended or not episodes:
-        reasons = dict.fromkeys([end.ended or "every task failed", missing[min(left)]])
+    if ended or not episodes:
+        errors = [e.error for e in played.values() if e.error]
+        reasons = [ended or "every task failed", *errors[:1]]
         raise SystemExit(f"{cfg.model}: {'; '.join(reasons)}")
     return folder
 

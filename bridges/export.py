@@ -27,7 +27,6 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 import torch
@@ -140,25 +139,20 @@ def export(
         on_cpu = not rank or "CPU" in summary["machine"]["device"]
         dtype = "float32" if on_cpu else "bfloat16"
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=out.parent) as room:  # whole or not at all
-            new = Path(room) / "new"
-            new.mkdir()
-            if kind == "adapter":
-                save_adapter(saved, policy.name, new)
-            else:
-                load_checkpoint(saved, policy)
-                merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
-                merged.to(getattr(torch, dtype)).save_pretrained(new)
-            policy.tokenizer.save_pretrained(new)
-            (new / "README.md").write_text(text, encoding="utf-8")
-            for picture in run.glob("curves.png"):
-                shutil.copy(picture, new)
-            readable(new, "README.md")
-            if out.exists():
-                out.rmdir()
-            new.rename(out)
+        out.mkdir(parents=True, exist_ok=True)
+        if kind == "adapter":
+            save_adapter(saved, policy.name, out)
+        else:
+            load_checkpoint(saved, policy)
+            merged = policy.model.merge_and_unload() if rank else policy.model  # in float32
+            merged.to(getattr(torch, dtype)).save_pretrained(out)
+        policy.tokenizer.save_pretrained(out)
+        (out / "README.md").write_text(text, encoding="utf-8")
+        for picture in run.glob("curves.png"):
+            shutil.copy(picture, out)
+        readable(out, "README.md")
     except (OSError, SafetensorError) as error:
+        shutil.rmtree(out, ignore_errors=True)
         cure = "make room, or choose another folder"
         raise SystemExit(f"{out}: {first_line(error)}; nothing was exported, {cure}") from None
     print(f"{kind} of {run}: {out}, with a card in {out / 'README.md'}")

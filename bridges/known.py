@@ -45,7 +45,6 @@ import sys
 import unicodedata
 from codecs import BOM_UTF8
 from collections.abc import Callable
-from dataclasses import fields
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache, lru_cache, partial
@@ -339,14 +338,13 @@ class Generator(Known):
                 f"reasoning-gym has no {name or 'nameless generator'}; "
                 "`python -m bridges.known reasoning_gym` lists all"
             )
-        of_tasks, of_parameters = DATASETS[name]
+        of_tasks, _ = DATASETS[name]
         values = {option: read_value(value) for option, value in options.items()}
         self.make = partial(create_dataset, name, size=1, **values)
         self.scorer = self.make(seed=0)
         self.files = [Path(sys.modules[of_tasks.__module__].__file__)]
         self.expert = load_function(expert, self.files) if expert else None
-        takes = [f.name for f in fields(of_parameters) if f.name not in ("seed", "size")]
-        self.about = f"reasoning-gym's {name}({', '.join(takes)}), with its own scorer"
+        self.about = f"{self.scorer.config}, of reasoning-gym, with its own scorer"
         self.generator = name
         self.name = ",".join([name, *(f"{option}={value}" for option, value in values.items())])
         self.draw = lru_cache(maxsize=64)(self.draw)  # the k episodes of a group ask for one task
@@ -435,7 +433,6 @@ if __name__ == "__main__":
     known = open_known(words, think=True)
     print(f"{known.about}\n\n{known.reset(0)[0]['content']}\n")
     right = known.expert_reply()
-    decimals = right.replace("</answer>", ".00</answer>")
-    for reply in (right, decimals, "<answer>-1</answer>", "no tags"):
+    for reply in (right, f"So: {right}", "<answer>-1</answer>", "no tags"):
         known.step(reply)
         print(known.score()["reward"], repr(reply))

@@ -7,7 +7,6 @@
 weights are random, and no reply ends by itself. Our own sampler samples, and not vLLM.
 """
 
-import json
 import shutil
 import sys
 import tempfile
@@ -18,17 +17,15 @@ from pathlib import Path
 import torch
 
 import grpo
-from env_letters import Letters
 from fast import machine
 from fast.logprobs import token_logprobs
-from fast.machine import checkpoint_activations
 from fast.sampler import TorchSampler
-from lab.tables import RESULTS
+from lab.speed import SEEDS, new_env
+from lab.tables import RESULTS, keep
 from policy import PICO, adam, load_policy
 from rollout import play
 from settings import Config
 
-SEEDS = 2_600_000_000  # tasks that are neither trained on nor part of any other result
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = dict(  # Qwen3-4B's
     hidden_size=2560,
@@ -41,7 +38,6 @@ SHAPE = dict(  # Qwen3-4B's
     tie_word_embeddings=True,
     max_position_embeddings=40_960,
 )
-new_env = partial(Letters, difficulty=6, reward_kind="partial", think=True, style="states")
 
 
 # ------------------------------------------------------------------------------- the same numbers
@@ -101,83 +97,54 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
-def gib() -> float:
-    """The most that tensors took since the last call."""
-    if DEVICE == "cpu":
-        return machine.peak_memory()
-    most = torch.cuda.max_memory_allocated() / 2**30
-    torch.cuda.reset_peak_memory_stats()
-    return most
-
-
-def clocked(act):
-    """(what it returns, seconds, GiB)."""
-    gib()
-    start = time.perf_counter()
+def clocked(act) -> tuple[object, dict]:
+    """What it returns, and its seconds and GiB: what tensors took on the card, at most."""
+    on_card, start = DEVICE == "cuda", time.perf_counter()
+    if on_card:
+        torch.cuda.reset_peak_memory_stats()
     found = act()
-    if DEVICE == "cuda":
+    if on_card:
         torch.cuda.synchronize()
-    return found, time.perf_counter() - start, gib()
+    seconds = time.perf_counter() - start
+    most = torch.cuda.max_memory_allocated() / 2**30 if on_card else machine.peak_memory()
+    return found, {"seconds": seconds, "gib": most}
 
 
 def big(tasks: int = 8, k: int = 16, longest: int = 2048) -> dict:
     """An update with a large model's defaults for letters; then one task's with what saves memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as room:
-        folder = random_model(Path(room) / "model")
-        policy = load_policy(str(folder), 32, 64, DEVICE)
+        policy = load_policy(str(random_model(Path(room) / "model")), 32, 64, DEVICE)
     sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
     seeds = [SEEDS + i for i in range(tasks)]
-    held = gib()
-    act = partial(play, policy, sampler, new_env, seeds, k, longest, 1.0, 0)
-    groups, seconds, most = clocked(act)
-    replies = sum(sum(episode.sampled) for group in groups for episode in group)
-    sampling = {"seconds": seconds, "gib": most, "tokens": replies}
-    found = {
-        "parameters": policy.n_parameters,
-        "loaded": held,
-        "sampling": sampling,
-        "training": [],
-    }
+    groups, sampling = clocked(partial(play, policy, sampler, new_env, seeds, k, longest, 1.0, 0))
+    sampling["tokens"] = sum(sum(episode.sampled) for group in groups for episode in group)
+    found = {"parameters": policy.n_parameters, "sampling": sampling, "training": []}
     card = machine.card_of(policy.device) if DEVICE == "cuda" else machine.Card(80.0)
-    tries = [
-        ({}, tasks),
-        ({}, 1),
-        ({"micro_tokens": 4096}, 1),
-        ({"gradient_checkpointing": True}, 1),
-    ]
-    for more, n in tries:
+    saving = ({"micro_tokens": 4096}, {"gradient_checkpointing": True})
+    for more, n in (({}, tasks), ({}, 1), *((flags, 1) for flags in saving)):
         cfg = Config(importance="clip", max_tokens=longest, k=k, **{"micro_tokens": 8192} | more)
         if cfg.gradient_checkpointing:
-            checkpoint_activations(policy)
-        some, toss = groups[:n], torch.tensor([[1.0, -1.0] * (k // 2)] * n)  # [n, k]
+            machine.checkpoint_activations(policy)
+        toss = torch.tensor([[1.0, -1.0] * (k // 2)] * n)  # [n, k]
         with sampler.asleep(), policy.learning():
-            act = partial(grpo.update, policy, optimizer, some, toss, cfg)
-            stats, seconds, most = clocked(act)
+            stats, line = clocked(partial(grpo.update, policy, optimizer, groups[:n], toss, cfg))
         planned = machine.plan(machine.BIG, "letters", card, "torch", more | {"k": k})
-        line = {"settings": more, "tasks": n, "seconds": seconds, "gib": most}
-        line |= {"planned": planned.training, "tokens": stats["trained_tokens"]}
-        found["training"].append(line | {"mismatch": stats["mismatch"]})
-        found["planned_sampling"] = planned.sampling
-        print(line, flush=True)
-    return found
-
-
-def save(name: str, found: dict) -> None:
-    """Beside the arms that are in the file already."""
-    out = RESULTS / "card.json"
-    arms = json.loads(out.read_text())["arms"] if out.exists() else {}
-    card = torch.cuda.get_device_name() if DEVICE == "cuda" else "no card"
-    head = {"made_by": "python -m lab.card, with an arm's words", "machine": card}
-    head["torch"] = torch.__version__
-    out.write_text(json.dumps(head | {"arms": arms | {name: found}}) + "\n")
+        line |= {"settings": more, "tasks": n, "planned": planned.training}
+        line |= {"tokens": stats["trained_tokens"], "mismatch": stats["mismatch"]}
+        found["training"].append(line)
+    return found | {"planned_sampling": planned.sampling}
 
 
 def main(what: str = "same", *words: str) -> None:
-    if what == "big":
-        return save(f"big {' x '.join(words)}", big(*map(int, words)))
     model = words[0] if words else "pico_base"
-    for rank, wide in ((0, "float32"), (32, "bfloat16")):
-        save(f"same {model} {wide}", same(model, rank))
+    if what == "big":
+        arms = {f"big {' x '.join(words)}": big(*map(int, words))}
+    else:
+        wide = {"float32": 0, "bfloat16": 32}
+        arms = {f"same {model} {name}": same(model, rank) for name, rank in wide.items()}
+    card = torch.cuda.get_device_name() if DEVICE == "cuda" else "no card"
+    head = {"made_by": "python -m lab.card, with an arm's words", "machine": card}
+    keep(RESULTS / "card.json", head | {"torch": torch.__version__}, arms)
 
 
 if __name__ == "__main__":

@@ -161,12 +161,9 @@ def many(check: Check) -> str:
     return f"{n} {'units' if check.of_units else 'seeds'}"
 
 
-def line(check: Check) -> str:
-    """A number; those with a star decide."""
-    text = f"  {'*' if check.decides else ' '} {check.text}: {measured(check)}, {many(check)}"
-    if check.figure is not None:
-        text += f"; the document: {number(check.figure, check, check.figure)}"
-    return text + (f"; predicted: {predicted(check)} -> {check.verdict}" if check.expect else "")
+def row(check: Check) -> list[str]:
+    """A check in five columns."""
+    return [check.text, predicted(check), measured(check), many(check), check.verdict]
 
 
 def main(name: str = "") -> None:
@@ -178,8 +175,12 @@ def main(name: str = "") -> None:
         sys.exit(f"{name}: there is no such claim; choose one of {', '.join(CLAIMS)}")
     claim = CLAIMS[name]
     print(f"{claim['sentence']}\n\nSource: {claim['source']}.\nAs tested: {claim['reading']}")
-    print(f"{claim.get('ours', '')}\n\nresults/claims.json (* decides the claim):")
-    print("\n".join(map(line, checks(name) + checks(name, beside=True))))
+    print(
+        f"{claim.get('ours', '')}\n\nresults/claims.json: number | predicted | measured | n | verdict"
+    )
+    for check in checks(name) + checks(name, beside=True):
+        said = "" if check.figure is None else number(check.figure, check, check.figure)
+        print("  " + " | ".join([*row(check), said and f"the document: {said}"]))
     print(f"\nIts runs, for the seeds 0 to {LOOKS[0] - 1} (more: LOOKS in lab/claims.py):")
     for arm, flags in claim.get("arms", {}).items():
         print(f"  python train.py {claim['flags']} {flags} --name {name}-{arm}-SEED --seed SEED")

@@ -1,33 +1,26 @@
 """docs/live: the trained model in a page, with the snapshots of one run to slide through.
 
-    python -m lab.live --train         # train.py's letters run, seed 0, with snapshots: runs/live-0
-    python -m lab.live runs/live-0 --into docs/live      # the data of the committed page
-    python -m lab.live runs/NAME       # a page for a run of yours: runs/NAME/live/index.html
-    python -m lab.live --lines         # the lines of the page's links, after a chapter has changed
+    python -m lab.live             # the page's data; trains the run first, if runs/live-0 is not there
+    python -m lab.live --lines     # the lines of the page's links, after a chapter has changed
 
-A run overwrites its checkpoint, so a run of `train.py` alone has one snapshot, the last: the slider
-then has the base and the end. --train runs the same train.py and copies the adapter at the updates
-that the slider shows. Adapters are shipped as int8 with a float32 scale for each of the 32
-directions, 0.3 MB each; what the page shows of a snapshot (accuracy, habits) is measured here on
-exactly those rounded weights. tests/test_live.py holds the page's JavaScript to torch.
+The run is train.py's letters run, seed 0. A run overwrites its checkpoint, so the adapter is copied
+at the updates that the slider shows. Adapters are shipped as int8 with a float32 scale for each of
+the 32 directions, 0.3 MB each; what the page shows of a snapshot (accuracy, habits) is measured
+here on exactly those rounded weights. tests/test_live.py holds the page's JavaScript to torch.
 """
 
-import ast
 import base64
 import html
 import json
-import os
-import platform
 import re
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import torch
-import transformers
-import tyro
 from safetensors.torch import load_file
 
 import metrics
@@ -43,11 +36,10 @@ from rollout import play
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "live"
 FLAGS = "--env letters --difficulty 6 --seed 0 --threads 1 --save-every 2 --no-wandb"
-FLAGS += " --no-eval-other-tiers"
+FLAGS += " --no-eval-other-tiers --name live-0"
 SHOWN = (0, 4, 8, 10, 12, 14, 16, 18, 20, 30, 60, 150)  # updates; it changes between 8 and 20
-MUST = {"env": ["letters"], "think": [True], "lora_rank": [32], "lora_alpha": [64]}
-MUST |= {"model": ["auto", "pico_base", str(PICO)]}
 TASKS = 64  # development questions that the page can ask
+EXACT = 256  # development tasks per snapshot, greedy
 SAMPLED, K = 64, 8  # development tasks, and samples of each, for the share of habits
 HABITS = ("derives", "states", "bare")
 
@@ -57,8 +49,8 @@ def read_json(path: Path):
 
 
 # ------------------------------------------------------------------------------- a run
-def train_run(name: str) -> Path:
-    """train.py as it is, in this process; some checkpoints are copied before they go."""
+def train_run() -> Path:
+    """train.py as it is, in this process; the checkpoints that are shown are copied in time."""
     save = records.save_checkpoint
 
     def save_and_keep(folder, policy, optimizer, state, *more):
@@ -68,24 +60,10 @@ def train_run(name: str) -> Path:
             to.parent.mkdir(exist_ok=True)
             shutil.copy(folder / "adapter_model.safetensors", to)
 
-    cfg, typed = settings.command_line([*FLAGS.split(), "--name", name])
+    cfg, typed = settings.command_line(FLAGS.split())
     refusals.check(cfg)
     with mock.patch.object(records, "save_checkpoint", save_and_keep):
         return recipe.train(cfg, typed)
-
-
-def snapshots_of(run: Path) -> dict[int, Path]:
-    """{update: adapter}: those that were kept, and the last. SystemExit if it is no such run."""
-    last = run / "checkpoint" / "adapter_model.safetensors"
-    if not (last.exists() and (run / "summary.json").exists()):
-        raise SystemExit(f"{run}: it is no folder of a finished run; train one first (--train)")
-    cfg = read_json(run / "config.json")
-    wrong = [f"{name} {cfg[name]!r}" for name, values in MUST.items() if cfg[name] not in values]
-    if wrong:
-        raise SystemExit(f"{run}: the page cannot show a run with {', '.join(wrong)}")
-    kept = {int(file.stem): file for file in (run / "snapshots").glob("*.safetensors")}
-    kept[read_json(last.with_name("state.json"))["update"]] = last
-    return dict(sorted(kept.items()))
 
 
 # ------------------------------------------------------------------------------- weights as text
@@ -149,9 +127,9 @@ def put(policy: Policy, adapter: dict[str, torch.Tensor] | None) -> None:
 
 
 # ------------------------------------------------------------------------------- what is measured
-def measure(rollout, n: int) -> dict:
-    """Exact answers on n development tasks, greedy; the share of each habit at temperature 1."""
-    seeds = [settings.DEV_SEEDS + i for i in range(n)]
+def measure(rollout) -> dict:
+    """Exact answers, greedy; the share of each habit at temperature 1. On development tasks."""
+    seeds = [settings.DEV_SEEDS + i for i in range(EXACT)]
     greedy = parts([g[0] for g in rollout(seeds, 1, temperature=0.0)])
     sampled = parts([e for g in rollout(seeds[:SAMPLED], K, temperature=1.0) for e in g])
     exact = metrics.mean(greedy["exact"])
@@ -164,14 +142,12 @@ def measure(rollout, n: int) -> dict:
 def facts(run: Path, cfg: dict) -> dict:
     """Which run the page shows."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    machine = read_json(run / "summary.json")["machine"]
     return {
         "run": run.name,
         "tier": cfg["difficulty"],
         **{name: cfg[name] for name in ("seed", "updates", "lr", "num_tasks", "k", "max_tokens")},
-        "commit": read_json(run / "summary.json").get("machine", {}).get("commit"),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
+        **{name: machine[name] for name in ("commit", "torch", "transformers", "python")},
         "eval_seeds": settings.DEV_SEEDS,
         # A batch of update u was sampled by the policy after u - 1 updates.
         "batches": [[x["update"] - 1, round(x["exact"], 4)] for x in lines],
@@ -189,36 +165,31 @@ def tokenizer_data() -> dict:
     }
 
 
-def tasks_of(make_env, n: int) -> list[list[str]]:
+def tasks_of(make_env) -> list[list[str]]:
     """[text, letters] of the first development tasks."""
-    envs = [make_env() for _ in range(n)]
+    envs = [make_env() for _ in range(TASKS)]
     for i, env in enumerate(envs):
         env.reset(settings.DEV_SEEDS + i)
     return [[env.task.text, "".join(env.task.letters)] for env in envs]
 
 
 # ------------------------------------------------------------------------------- the page's files
-def write(run: Path, into: Path, eval_n: int) -> None:
-    """data/*.js of the page, and the page itself if it is not there."""
-    kept, cfg, data = snapshots_of(run), read_json(run / "config.json"), into / "data"
+def write(run: Path, data: Path) -> None:
+    """data/*.js of the page, of a finished run with its snapshots."""
+    kept, cfg = sorted((run / "snapshots").iterdir()), read_json(run / "config.json")
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
-    if into.resolve() != PAGE:
-        for file in ("index.html", "model.js", "page.js"):
-            shutil.copy(PAGE / file, into / file)
-        up = os.path.relpath(ROOT, into.resolve()).replace(os.sep, "/")
-        page = (PAGE / "index.html").read_text().replace('"../../', f'"{up}/')
-        (into / "index.html").write_text(page)
     policy = load_policy(str(PICO), 32, 64, "cpu", cfg["seed"])
     make_env = partial(settings.make_env, settings.Config(**cfg), cfg["difficulty"])
     sampler, stops = TorchSampler(policy), []
     how = {"max_tokens": cfg["max_tokens"], "sample_seed": 0}
     rollout = partial(play, policy, sampler, make_env, **how)
-    for update, file in {-1: None, **kept}.items():
-        name, adapter = f"{update:04}" if file else "base", file and load_file(file)
+    for file in [None, *kept]:
+        name, adapter = file.stem if file else "base", file and load_file(file)
         put(policy, adapter and as_shipped(adapter))
         sampler.sync()
-        stops.append({"name": name, "update": update, **measure(rollout, eval_n)})
+        update = int(name) if file else -1
+        stops.append({"name": name, "update": update, **measure(rollout)})
         print(stops[-1], flush=True)
         if adapter:
             arrays = [array for each in rounded(adapter).values() for array in each]
@@ -231,12 +202,11 @@ def write(run: Path, into: Path, eval_n: int) -> None:
         **facts(run, cfg),
         "stops": stops,
         "entries": [[name, x.numel()] for name, x in base.items()],
-        "tasks": tasks_of(make_env, TASKS),
+        "tasks": tasks_of(make_env),
         "tokenizer": tokenizer_data(),
     }
     safe = json.dumps(about, separators=(",", ":")).replace("<", "\\u003c")
     (data / "run.js").write_text(f"var LIVE = {safe};\nLIVE.adapters = {{}};\n")
-    print(f"{into}/index.html: {len(stops)} stops; open it in a browser")
 
 
 # ------------------------------------------------------------------------------- links to lines
@@ -244,7 +214,7 @@ LINK = re.compile(r'(<a\s+data-line="([^"]*)"\s+href="\.\./\.\./([\w/]+\.py)#L)\
 
 
 def with_lines(page: str) -> str:
-    """The page with the number and the function of each line that its links name by its text.
+    """The page with the number of each line that its links name by its text.
 
     SystemExit if a line is not there, or not one.
     """
@@ -257,36 +227,19 @@ def with_lines(page: str) -> str:
             raise SystemExit(
                 f"{file} has {len(lines)} lines with {text!r}; mend docs/live/index.html"
             )
-        shown = f"{function_at(source, lines[0])}{file}:{lines[0]}"
-        return f"{link[1]}{lines[0]}{link[4]}{shown}{link[5]}"
+        return f"{link[1]}{lines[0]}{link[4]}{file}:{lines[0]}{link[5]}"
 
     return LINK.sub(renew, page)
 
 
-def function_at(source: str, line: int) -> str:
-    """The name of the innermost function or class around the line, as a link says it."""
-    named = (ast.FunctionDef, ast.ClassDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, named)]
-    around = [node for node in nodes if node.lineno <= line <= node.end_lineno]
-    return max(around, key=lambda node: node.lineno).name + ",&nbsp;" if around else ""
-
-
-def main(
-    run: tyro.conf.Positional[str] = "",
-    train: bool = False,
-    into: str = "",
-    eval_n: int = 256,
-    lines: bool = False,
-) -> None:
-    """run: a run folder. --train: make one first, runs/live-0. into: where the page goes; empty:
-    RUN/live. eval_n: development tasks per snapshot. --lines: only bring the links up to date."""
-    if lines:
+def main(words: list[str]) -> None:
+    if words == ["--lines"]:
         page = PAGE / "index.html"
         page.write_text(with_lines(page.read_text()))
         return
-    run = str(train_run("live-0")) if train else run
-    write(Path(run), Path(into or f"{run}/live"), eval_n)
+    run = ROOT / "runs" / "live-0"
+    write(run if (run / "summary.json").exists() else train_run(), PAGE / "data")
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(sys.argv[1:])

@@ -5,9 +5,9 @@
     python -m lab.speed --rounds 1 --tasks 2 --k 2 --reply 8 --out /tmp/speed.json    # does it run?
 
 The peers are TRL's trainer, transformers' generate and vLLM (requirements/peers.txt). All sides
-have the same weights, LoRA 32, prompts (token by token), tasks x k, temperature 1, longest reply,
-threads, AdamW, and one optimizer step. Rewards are 0 and 1 in turn, so that every group has a
-signal. TRL gets what makes it fast: no checkpointing, no logs, and the batch and number format
+have the same weights, LoRA 32, prompts (token by token), tasks x k, temperature 1, threads, AdamW,
+and one optimizer step. No reply ends before its time. Rewards are 0 and 1 in turn, so that every
+group has a signal. TRL gets what makes it fast: no checkpointing, no logs, and the batch and number format
 that you name.
 
 In each round every side runs once, in a process of its own, which warms up before it is timed. The
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -35,14 +35,13 @@ import tyro
 
 from env_letters import Letters
 from fast.sampler import TorchSampler
-from grpo import advantages_of, update
-from lab.tables import RESULTS, ROOT, spread, table, times_as_fast
+from grpo import update
+from lab.tables import RESULTS, ROOT, keep, spread, table, times_as_fast
 from policy import Policy, adam, load_policy
 from rollout import play, prompt_ids
 from settings import Config
 
 SEEDS = 2_600_000_000  # tasks that are neither trained on nor part of any other result
-LONGEST = 320  # tokens, where replies end by themselves: the default of letters
 SIDES = {  # and the package of each
     "update_ours": "torch",
     "update_trl": "trl",
@@ -57,7 +56,7 @@ class Setup:
     model: str = "pico_base"
     tasks: int = 8
     k: int = 8  # samples per task
-    reply: int = 256  # tokens of each, with no end-of-turn token; 0: replies end by themselves
+    reply: int = 256  # tokens of each
     micro_tokens: int = 8192  # of our update
     rounds: int = 7
     threads: int = 2
@@ -66,16 +65,7 @@ class Setup:
     out: str = ""
 
 
-class Coin(Letters):
-    """Letters, paid 0 and 1 in turn."""
-
-    toss = itertools.cycle((0.0, 1.0))
-
-    def score(self) -> dict[str, float]:
-        return super().score() | {"reward": next(self.toss)}
-
-
-new_env = partial(Coin, difficulty=6, reward_kind="binary", think=True, style="states")
+new_env = partial(Letters, difficulty=6, reward_kind="binary", think=True, style="states")
 
 
 def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
@@ -84,56 +74,50 @@ def load(setup: Setup, rank: int) -> tuple[Policy, list[list[int]]]:
     policy = load_policy(setup.model, rank, 2 * rank, "cpu")
     tasks = [new_env().reset(SEEDS + i) for i in range(setup.tasks)]
     prompts = [prompt_ids(policy, messages, None, True) for messages in tasks]
-    return replace(policy, stop_ids=frozenset([-1])) if setup.reply else policy, prompts
+    return replace(policy, stop_ids=frozenset([-1])), prompts  # no token ends a reply
 
 
-def second(batch) -> dict:
-    """What batch(step) returns, with its seconds. The first call warms up."""
-    for step in range(2):
-        start = time.perf_counter()
-        found = batch(step)
-        found["seconds"] = time.perf_counter() - start
-    return found
-
-
-def peak_mb() -> float:
-    """The most memory that this process ever had."""
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+def seconds(batch: Callable[[int], object]) -> float:
+    """Of batch(1). batch(0) warms up."""
+    batch(0)
+    start = time.perf_counter()
+    batch(1)
+    return time.perf_counter() - start
 
 
 # ------------------------------------------------------------------------------- the sides
-def update_ours(setup: Setup) -> dict:
+# Each returns the seconds of one batch of tasks x k replies.
+def update_ours(setup: Setup) -> float:
     policy, _ = load(setup, 32)
-    sampler, optimizer, longest = TorchSampler(policy), adam(policy, 1e-12), setup.reply or LONGEST
-    cfg = Config(importance="clip", max_tokens=longest, micro_tokens=setup.micro_tokens)
+    sampler, optimizer = TorchSampler(policy), adam(policy, 1e-12)
+    toss = torch.tensor([[1.0, -1.0] * (setup.k // 2)] * setup.tasks)  # [tasks, k]
+    cfg = Config(importance="clip", max_tokens=setup.reply, micro_tokens=setup.micro_tokens)
 
-    def batch(step: int) -> dict:  # as in train.py
+    def batch(step: int) -> None:  # as in train.py
         sampler.sync(step)
         seeds = [SEEDS + step * setup.tasks + i for i in range(setup.tasks)]
-        groups = play(policy, sampler, new_env, seeds, setup.k, longest, 1.0, step)
+        groups = play(policy, sampler, new_env, seeds, setup.k, setup.reply, 1.0, step)
         with sampler.asleep(), policy.learning():
-            stats = update(policy, optimizer, groups, advantages_of(groups, cfg), cfg)
-        return {"tokens": stats["trained_tokens"]}
+            update(policy, optimizer, groups, toss, cfg)
 
-    return second(batch)
+    return seconds(batch)
 
 
-def update_trl(setup: Setup) -> dict:
+def update_trl(setup: Setup) -> float:
     import trl
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, TrainerCallback
 
     policy, _ = load(setup, 0)
-    episodes, ends, counts = setup.tasks * setup.k, [], []
+    episodes, ends = setup.tasks * setup.k, []
     batch = setup.trl_batch or episodes
 
     class Timed(TrainerCallback):
         def on_step_end(self, *_, **__):
             ends.append(time.perf_counter())
 
-    def reward(completions, completion_ids, **_):
-        counts.append(sum(map(len, completion_ids)))
+    def reward(completions, **_):
         return [float(i % 2) for i in range(len(completions))]
 
     args = trl.GRPOConfig(
@@ -142,8 +126,8 @@ def update_trl(setup: Setup) -> dict:
         num_generations=setup.k,
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=episodes // batch,
-        max_completion_length=setup.reply or LONGEST,
-        generation_kwargs={"min_new_tokens": setup.reply} if setup.reply else None,
+        max_completion_length=setup.reply,
+        generation_kwargs={"min_new_tokens": setup.reply},
         temperature=1.0,
         top_k=0,
         top_p=1.0,
@@ -172,74 +156,52 @@ def update_trl(setup: Setup) -> dict:
         peft_config=LoraConfig(r=32, lora_alpha=64, target_modules="all-linear"),
         callbacks=[Timed()],
     ).train()
-    return {"tokens": counts[-1], "seconds": ends[1] - ends[0]}
+    return ends[1] - ends[0]
 
 
-def sampling_ours(setup: Setup) -> dict:
+def sampling_ours(setup: Setup) -> float:
     policy, prompts = load(setup, 0)
-    sampler, k, longest = TorchSampler(policy), setup.k, setup.reply or LONGEST
-
-    def batch(step: int) -> dict:
-        seeds = [[(step, g, i) for i in range(k)] for g in range(len(prompts))]
-        groups = sampler.sample(prompts, k, longest, 1.0, seeds)
-        return {"tokens": sum(len(one.token_ids) for group in groups for one in group)}
-
-    return second(batch)
+    sampler, k = TorchSampler(policy), setup.k
+    seeds = lambda step: [[(step, g, i) for i in range(k)] for g in range(setup.tasks)]
+    return seconds(lambda step: sampler.sample(prompts, k, setup.reply, 1.0, seeds(step)))
 
 
-def sampling_generate(setup: Setup) -> dict:
+def sampling_generate(setup: Setup) -> float:
     policy, prompts = load(setup, 0)
     rows = [prompt for prompt in prompts for _ in range(setup.k)]
     policy.tokenizer.padding_side = "left"
     given = policy.tokenizer.pad({"input_ids": rows}, return_tensors="pt")  # ids, mask: [N, P]
-    stops = sorted(policy.stop_ids)  # -1 if no reply may end
-    how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": stops}
-    how |= {"max_new_tokens": setup.reply or LONGEST, "pad_token_id": policy.tokenizer.pad_token_id}
-
-    def batch(step: int) -> dict:
-        with torch.inference_mode():
-            out = policy.lm.generate(**given, **how)[:, given.input_ids.shape[1] :]  # [N, T]
-        stop = torch.isin(out, torch.tensor(stops)).int()  # [N, T]
-        return {"tokens": int((stop.cumsum(1) - stop == 0).sum())}  # up to the first stop
-
-    return second(batch)
+    how = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": -1}
+    how |= {"max_new_tokens": setup.reply, "pad_token_id": policy.tokenizer.pad_token_id}
+    with torch.inference_mode():
+        return seconds(lambda step: policy.lm.generate(**given, **how))
 
 
-def sampling_vllm(setup: Setup) -> dict:
+def sampling_vllm(setup: Setup) -> float:
     from vllm import SamplingParams
 
     from fast.vllm_engine import load_engine
 
-    policy, prompts = load(replace(setup, reply=0), 0)
+    policy, prompts = load(setup, 0)
     engine = load_engine(policy, 0.3, 2**28, sleeps=False, longest=4096)
-    params = SamplingParams(
-        n=setup.k,
-        temperature=1.0,
-        max_tokens=setup.reply or LONGEST,
-        logprobs=0,
-        ignore_eos=bool(setup.reply),
-        stop_token_ids=None if setup.reply else sorted(policy.stop_ids),
-        detokenize=False,
-    )
-
-    def batch(step: int) -> dict:
-        asked = [{"prompt_token_ids": ids} for ids in prompts]
-        outs = engine.generate(asked, params, use_tqdm=False)
-        return {"tokens": sum(len(one.token_ids) for out in outs for one in out.outputs)}
-
-    return second(batch)
+    how = {"temperature": 1.0, "max_tokens": setup.reply, "logprobs": 0, "ignore_eos": True}
+    params = SamplingParams(n=setup.k, detokenize=False, **how)
+    asked = [{"prompt_token_ids": ids} for ids in prompts]
+    return seconds(lambda step: engine.generate(asked, params, use_tqdm=False))
 
 
 # ------------------------------------------------------------------------------- the comparison
 def alone(side: str, setup: Setup) -> dict:
-    """A side in a process of its own: {seconds, tokens, mb}."""
-    code = f"from lab.speed import *; print('FOUND', json.dumps({side}({setup!r}) | "
-    code += "{'mb': peak_mb()}))"
+    """A side in a process of its own: {seconds, mb, tokens}."""
+    code = "from lab.speed import *; from fast.machine import peak_memory; "
+    code += f"found = {{'seconds': {side}({setup!r}), 'mb': 1024 * peak_memory()}}; "
+    code += "print('FOUND', json.dumps(found))"
     env = {**os.environ, "OMP_NUM_THREADS": str(setup.threads)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True)
     if done.returncode:
         raise SystemExit(f"{side}: {done.stderr.decode()[-800:]}")
-    return json.loads(done.stdout.decode().rpartition("FOUND")[2])
+    found = json.loads(done.stdout.decode().rpartition("FOUND")[2])
+    return found | {"tokens": setup.tasks * setup.k * setup.reply}
 
 
 def peers(setup: Setup) -> dict:
@@ -268,19 +230,13 @@ def rows(arms: dict) -> Iterator[list]:
         yield [model, side, package, spread(ends(rates[name])), faster, f"{peak:,.0f}"]
 
 
-def save(out: Path, arms: dict) -> None:
-    """Beside the arms that are in the file already."""
-    there = json.loads(out.read_text())["arms"] if out.exists() else {}
-    cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
-    head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu}
-    out.write_text(json.dumps(head | {"arms": there | arms}) + "\n")
-
-
 def main(setup: Setup) -> None:
     arms = peers(setup)
-    save(Path(setup.out or RESULTS / "speed.json"), arms)
-    head = "model | side | package | tokens per second | ours faster | peak MB"
-    print(table(head, rows(arms)))
+    cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
+    head = {"made_by": "python -m lab.speed, with the settings of the arm", "machine": cpu}
+    keep(Path(setup.out or RESULTS / "speed.json"), head, arms)
+    columns = "model | side | package | tokens per second | ours faster | peak MB"
+    print(table(columns, rows(arms)))
 
 
 if __name__ == "__main__":

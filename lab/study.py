@@ -39,7 +39,7 @@ from bookkeeping.folder import find_checkpoint, load_checkpoint
 from evaluate import HELD_OUT_SEEDS
 from fast.machine import choose_model
 from fast.sampler import TorchSampler
-from lab.tables import RESULTS, ROOT, digits, numbers
+from lab.tables import RESULTS, ROOT, digits, keep, numbers
 from policy import encode, load_policy
 from rollout import play
 
@@ -176,26 +176,14 @@ class Table:
     def flags_of(self, name: str, setting: str) -> str:
         return f"{self.flags} {self.arms[name]['flags']} {setting}"
 
-    def read(self) -> dict:
-        new = {"made_by": f"python -m lab.study {self.name}", "raw": "", "arms": {}}
-        return json.loads(self.file.read_text(encoding="utf8")) if self.file.exists() else new
-
     def kept(self, name: str) -> dict:
+        """What the results have of an arm. Another process may have added to them."""
         new = {"what": self.arms[name]["what"], "settings": "", "swept": {}, "seeds": []}
-        return self.read()["arms"].get(name, new)
+        arms = json.loads(self.file.read_text())["arms"] if self.file.exists() else {}
+        return arms.get(name, new)
 
     def keep(self, name: str, arm: dict) -> None:
-        """Compact, with a line for each entry and each arm, so that a diff shows what has grown."""
-        data = self.read()  # again: another process may have added another arm
-        arms = data.pop("arms") | {name: arm}
-        short = partial(json.dumps, separators=(",", ":"), ensure_ascii=False)
-        line = lambda item: f"{short(item[0])}:{short(item[1])}"
-        lines = [
-            *map(line, data.items()),
-            '"arms":{\n' + ",\n".join(map(line, arms.items())) + "\n}",
-        ]
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf8")
+        keep(self.file, {"made_by": f"python -m lab.study {self.name}"}, {name: arm})
 
 
 def read_tables(runs: Path, results: Path = RESULTS, threads: int = 1) -> dict[str, Table]:

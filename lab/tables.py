@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import comb
 from pathlib import Path
@@ -42,6 +43,21 @@ TABLES: dict[str, Callable[[], str]] = {}
 def read(name: str) -> dict:
     """results/NAME.json."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf8"))
+
+
+def keep(file: Path, head: dict, arms: dict) -> None:
+    """Put arms into a result, beside those that it has. A line for each, so that a diff shows
+    what has grown."""
+    data = json.loads(file.read_text(encoding="utf8")) if file.exists() else {}
+    arms = data.pop("arms", {}) | arms
+    short = partial(json.dumps, separators=(",", ":"), ensure_ascii=False)
+    line = lambda item: f"{short(item[0])}:{short(item[1])}"
+    lines = [
+        *map(line, (data | head).items()),
+        '"arms":{\n' + ",\n".join(map(line, arms.items())) + "\n}",
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf8")
 
 
 def table(head: str, rows: Iterable[list]) -> str:
@@ -668,8 +684,8 @@ def claim_numbers() -> Iterable[list]:
     """What decides each claim, and what a page cites beside it."""
     for name in claims.CLAIMS:
         for check in claims.checks(name):
-            row = [claims.predicted(check), claims.measured(check), claims.many(check)]
-            yield [name, check.text, *row, f"**{check.verdict}**" if check.verdict else ""]
+            *row, verdict = claims.row(check)
+            yield [name, *row, f"**{verdict}**" if verdict else ""]
 
 
 def doctor() -> Iterable[list]:

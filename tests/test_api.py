@@ -9,8 +9,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 import settings
-import train
-from bookkeeping import compare, records
+from bookkeeping import records
 from bridges import api
 from endpoint import say, serving
 from env_letters import Letters, write_reply
@@ -136,33 +135,6 @@ def test_failed_episodes_are_in_no_mean_and_named(endpoint, tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_what_passes_is_tried_again_and_not_before_the_server_said(endpoint, tmp_path, monkeypatch):
-    def behave(handler, body):
-        if len(seen) == 1:
-            return handler.write(b"{}", 429, Retry_After="1")
-        return (503, {}) if len(seen) == 2 else say(right(body))
-
-    monkeypatch.setattr(api, "RETRIES", 2)
-    url, seen = endpoint(behave)
-    summary, line = evaluate(tmp_path, url, eval_n=1)
-    assert line["reward"] == [1.0] and "missing" not in line and summary["api"]["retries"] == 2
-    assert seen[1]["at"] - seen[0]["at"] >= 0.95
-
-
-def test_an_environment_that_breaks_costs_one_episode(endpoint, tmp_path, monkeypatch):
-    """If it hangs, too: bookkeeping/guard.py."""
-    finished = Letters.score
-
-    def score(self):
-        return finished(self) if self.reply != "poison" else {}["oops"]
-
-    monkeypatch.setattr(Letters, "score", score)
-    url, _ = endpoint(lambda h, b: say("poison" if task(b)[0] == 1 else right(b)))
-    _, line = evaluate(tmp_path, url)
-    assert list(line["missing"]) == ["1"] and line["missing"]["1"].startswith("KeyError: 'oops'")
-    assert line["reward"] == [1.0] * 3
-
-
 def test_control_c_leaves_what_was_evaluated(endpoint, tmp_path, monkeypatch):
     play = api.play_one
 
@@ -221,23 +193,6 @@ def test_what_cannot_work_is_refused_without_a_secret(tmp_path, given, told):
     assert "hunter2" not in str(refusal.value) and not list(tmp_path.iterdir())
 
 
-def test_the_folder_is_compared_and_what_failed_in_one_is_left_out(endpoint, tmp_path):
-    """The same number of failures in both, on other tasks: as the lists stand they are no pairs."""
-    for name, lost in (("a", 0), ("b", 7)):
-
-        def behave(handler, body, lost=lost):
-            number, answer = task(body)
-            return (500, {}) if number == lost else say(answer if number % 2 else "?")
-
-        api.evaluate_api(config(tmp_path, endpoint(behave)[0], eval_n=8, name=name, model=name))
-    compare.main([tmp_path / "a", tmp_path / "b"])
-    text = (tmp_path / "compare" / "compare.md").read_text()
-    (row,) = [line for line in text.splitlines() if line.startswith("| tier 2")]
-    assert "| 50.0%, 50.0% | +0.0 [-39.0, +39.0] | tasks only |" in row  # six pairs, all equal
-    with pytest.raises(SystemExit, match="over an API"):
-        train.train(settings.Config(resume=str(tmp_path / "a")))
-
-
 # --------------------------------------------------------------------------------- text and fields
 
 
@@ -248,14 +203,12 @@ def read(response: dict, think: bool = True) -> str:
 
 CALL = {"function": {"name": "post", "arguments": '{"content": "</tool_call>"}'}}
 POST = '<tool_call>\n{"name": "post", "arguments": {"content": "<\\/tool_call>"}}\n</tool_call>'
-PARTS = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
 
 
 @pytest.mark.parametrize(
     "message, think, text",
     [
         ({"content": "hi"}, True, "hi"),
-        ({"content": PARTS}, True, "ab"),
         ({"content": None, "refusal": "I will not"}, True, "I will not"),
         ({"content": "hi", "reasoning_content": "hm"}, True, "<think>\nhm\n</think>\nhi"),
         ({"content": "hi", "reasoning": "hm"}, False, "hi"),

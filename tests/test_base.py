@@ -3,11 +3,10 @@ base starts from all of it."""
 
 import random
 import re
-import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from lab.base import corpus
 from lab.base.pretrain import Pretrain, main, make_model, start_from
@@ -30,24 +29,12 @@ def test_an_older_base_is_loaded_whole_and_new_pieces_start_as_they_are(tokenize
     assert moved.sum() == known < len(tokenizer) and model.lm_head.weight is embedding
 
 
-def test_an_older_base_that_is_another_model_is_refused(tokenizer, tmp_path):
-    """strict=False would drop what it does not know, without a word."""
-    shutil.copytree(PICO, tmp_path / "base")
-    weights = load_file(PICO / "model.safetensors")
-    weights["old_name"] = weights.pop("model.norm.weight")
-    save_file(weights, tmp_path / "base" / "model.safetensors")
-    told = "(?s)Missing key.*model.norm.weight.*Unexpected key.*old_name"
-    with pytest.raises(RuntimeError, match=told):
-        start_from(make_model(tokenizer, 0), tokenizer, tmp_path / "base")
-
-
 def test_a_short_round_leaves_a_model_to_chat_with(tokenizer, tmp_path):
     small = {"skill_steps": 1, "chat_steps": 1, "batch": 4, "threads": 1}
     main(Pretrain(out=str(tmp_path), rounds=("skill",), **small))
     policy = load_policy(str(tmp_path), 4, 8, "cpu")
-    log = (tmp_path / "pretrain_log.json").read_text()
     size = sum(p.numel() for p in make_model(tokenizer, 0).parameters())
-    assert policy.n_parameters == size and '"0 skill"' in log
+    assert policy.n_parameters == size
 
 
 def test_renumbered_ids_keep_their_order_and_who_is_who():

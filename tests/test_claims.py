@@ -39,11 +39,6 @@ def test_the_verdict_follows_the_interval(expect, margin, low, high, said):
     assert verdict(replace(check, than=0.5), moved) == said
 
 
-def test_parts_are_counted():
-    assert claims.in_parts(["holds", "fails", "holds"]) == "2 hold, 1 fails"
-    assert claims.in_parts(["holds", "holds"]) == "holds"
-
-
 # ------------------------------------------------------------------------------- intervals
 def test_three_seeds_give_the_textbook_interval():
     i = interval([1.0, 2.0, 3.0])  # mean 2, sd 1: 2 ± 4.303 / sqrt(3)

@@ -3,13 +3,9 @@ scorer cannot end a run. What needs reasoning-gym is in tests/verifiers/test_gym
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as how
-from hypothesis import strategies as st
 
 import settings
 import warm
@@ -120,16 +116,6 @@ def questions(env, side: str) -> list[str]:
     return [asked(env, RANGES[side] + i) for i in range(env.how_many(RANGES[side]))]
 
 
-def test_the_sides_are_those_of_the_ranges_of_seeds():
-    assert {side: known.side_of_seed(first) for side, first in RANGES.items()} == {
-        side: side for side in RANGES
-    }
-    assert known.side_of_seed(SFT_SEEDS) == "training"
-    shares = Counter(known.side_of(f"question {i}") for i in range(3000))
-    assert all(abs(shares[side] / 300 - known.TENTHS.count(side)) < 0.4 for side in RANGES)
-    assert known.side_of("a  b\n") == known.side_of("a b")
-
-
 def test_training_development_and_held_out_rows_never_meet(tmp_path):
     file = write(tmp_path / "rows.jsonl", sums(200) + sums(50))  # the first fifty twice
     env = env_of(file)
@@ -221,19 +207,6 @@ def test_the_scorer_is_guessed_from_the_answers_and_has_to_read_them(tmp_path):
 def test_one_answer_after_the_thinking_is_read(reply, answer):
     assert known.answer_of(reply, True) == answer
     assert known.answer_of(f"so {reply}", False) is None
-
-
-PIECES = ["<answer>", "</answer>", "<think>", "</think>", "7", " ", "\x00", "9" * 400, "/", "."]
-
-
-@given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
-@how(max_examples=100, deadline=None)
-def test_any_reply_is_scored(reply):
-    env = known.open_known(f"jsonl:{ROOT}/learn/vowels.jsonl", True)
-    env.reset(3)
-    env.step(reply)
-    marks = env.score()
-    assert marks["reward"] in (0, 1) and marks["scorer_failed"] == 0
 
 
 def test_a_scorer_of_ones_own_gets_the_row_and_cannot_end_a_run(tmp_path, capsys):

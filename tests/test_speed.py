@@ -26,11 +26,6 @@ def test_every_installed_side_gives_tokens_seconds_and_memory(tmp_path, capsys):
     assert f"| {speed.Setup().model} | update_ours |" in capsys.readouterr().out
 
 
-def test_replies_that_end_by_themselves_are_counted_to_their_end():
-    found = speed.sampling_generate(speed.Setup(**TINY | {"reply": 0}))
-    assert 4 < found["tokens"] < 4 * speed.LONGEST
-
-
 def test_a_card_is_compared_with_the_cpu():
     found = card.same("pico_base", rank=0, tasks=2, k=2, longest=8)  # without a card: with itself
     assert (found["equal"], found["replies"], found["most"]) == (2, 2, 0.0)

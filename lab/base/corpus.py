@@ -213,7 +213,7 @@ def alphabet_reply(task: alphabet.Task, turn: int, habit: str) -> str:
     return f"<think>\nLet me sort the names by {task.by} name.\n</think>\n{block}"
 
 
-def lists(rng: random.Random, cap: int) -> Iterator[list[tuple[str, str]]]:
+def some_lists(rng: random.Random, cap: int) -> Iterator[list[tuple[str, str]]]:
     """Lists without their prompts, up to `cap` names a turn."""
     while True:
         task = alphabet.make_task(rng, (1, 3), (1, cap))
@@ -224,10 +224,6 @@ def lists(rng: random.Random, cap: int) -> Iterator[list[tuple[str, str]]]:
             )
             for turn, names in enumerate(task.turns)
         ]
-
-
-def lists_rows(tokenizer, rng: random.Random, n: int, cap: int, length: int) -> list[list]:
-    return filled(tokenizer, n, length, lambda: lists(rng, cap), 0.85)
 
 
 def alphabet_rows(

@@ -79,7 +79,7 @@ def batch(cfg: Pretrain, tokenizer, step: int):
     """10 rows of tallies and 16 chats."""
     rng = dice(cfg, step)
     kinds = (tally_rows(tokenizer, rng, 10, 512), chat_rows(tokenizer, rng, 16))
-    return [pad_rows(rows, tokenizer) for rows in kinds], MOST
+    return [pad_rows(rows, tokenizer) for rows in kinds]
 
 
 if __name__ == "__main__":

@@ -46,10 +46,8 @@ of ids was told again only if it had changed; in 60 of its 75 errors on offers t
 The last round reads today's.
 """
 
-import json
 import math
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,9 +64,10 @@ from lab.base.corpus import (
     alphabet_rows,
     draw_task,
     drill_rows,
+    filled,
     letters_rows,
-    lists_rows,
     pad_rows,
+    some_lists,
     swarm_rows,
     tally_rows,
 )
@@ -103,8 +102,7 @@ class Pretrain:
 
 
 # --------------------------------------------------------------------------------------- the rounds
-# Each gives the parts of one step, [(ids [B, T], weights [B, T-1])], and a size for the log: the
-# longest string, the most names a turn, calls, turns.
+# Each gives the parts of one step, [(ids [B, T], weights [B, T-1])].
 dice = lambda cfg, at: random.Random(SEED_RANGE + cfg.seed * 1_000_000 + at)
 
 
@@ -118,7 +116,7 @@ def tallies(cfg: Pretrain, tokenizer, step: int):
     rng = dice(cfg, step)
     cap = round(12 + 68 * min(1.0, step / (0.42 * cfg.skill_steps)))
     rows = tally_rows(tokenizer, rng, 32, 256 if cap < 50 else 320, lambda rng: draw_task(rng, cap))
-    return halves(rows, tokenizer), cap
+    return halves(rows, tokenizer)
 
 
 def chats(cfg: Pretrain, tokenizer, step: int, polish: bool = True):
@@ -126,7 +124,7 @@ def chats(cfg: Pretrain, tokenizer, step: int, polish: bool = True):
     rng, shown = dice(cfg, 500_000 + step), POLISHED if polish else cfg.shown
     rows = letters_rows(tokenizer, rng, cfg.batch, shown, cfg.habits, polish)
     rows.sort(key=lambda row: len(row[0][0]) + len(row[0][1]))  # the shorter half is padded less
-    return halves(rows, tokenizer), 80
+    return halves(rows, tokenizer)
 
 
 def skill(cfg: Pretrain, tokenizer, step: int):
@@ -139,17 +137,18 @@ def skill(cfg: Pretrain, tokenizer, step: int):
 def lists(cfg: Pretrain, tokenizer, step: int):
     """20 rows of lists, which grow, and 16 shorter rows of tallies."""
     cap = 2 + int(3 * min(1.0, step / (0.3 * STEPS["lists"][0])))  # 2 … 5 names a turn
-    rows = lists_rows(tokenizer, dice(cfg, 700_000 + step), 20, cap, 640)
-    (shorter, _), _ = tallies(cfg, tokenizer, cfg.skill_steps + step)
-    return [shorter, *halves(rows, tokenizer)], cap
+    rng = dice(cfg, 700_000 + step)
+    rows = filled(tokenizer, 20, 640, lambda: some_lists(rng, cap), 0.85)
+    shorter, _ = tallies(cfg, tokenizer, cfg.skill_steps + step)
+    return [shorter, *halves(rows, tokenizer)]
 
 
 def both(cfg: Pretrain, tokenizer, step: int):
     """Chats in all habits: 32 of letters and 16 of alphabet, which are four times as long."""
-    letters, _ = chats(cfg, tokenizer, 100_000 + step)
+    letters = chats(cfg, tokenizer, 100_000 + step)
     rng = dice(cfg, 800_000 + step)
     rows = alphabet_rows(tokenizer, rng, cfg.batch // 4, POLISHED, cfg.habits)
-    return [letters[step % 2], pad_rows(rows, tokenizer)], 80
+    return [letters[step % 2], pad_rows(rows, tokenizer)]
 
 
 def calls(cfg: Pretrain, tokenizer, step: int):
@@ -157,9 +156,9 @@ def calls(cfg: Pretrain, tokenizer, step: int):
     they are not forgotten."""
     drill = pad_rows(drill_rows(tokenizer, dice(cfg, 900_000 + step), 32, 512), tokenizer, 8.0)
     if step % 2:
-        return [drill], 6
-    known, _ = lists(cfg, tokenizer, STEPS["lists"][0] + step)
-    return [drill, known[step // 2 % 2]], 6
+        return [drill]
+    known = lists(cfg, tokenizer, STEPS["lists"][0] + step)
+    return [drill, known[step // 2 % 2]]
 
 
 def all_three(cfg: Pretrain, tokenizer, step: int):
@@ -173,10 +172,10 @@ def all_three(cfg: Pretrain, tokenizer, step: int):
     whole = pad_rows(swarm_rows(tokenizer, rng, 8), tokenizer, 8.0 if again else 4.0)
     drill = pad_rows(drill_rows(tokenizer, rng, 4, 512), tokenizer, 8.0)
     if step % 2:
-        letters, _ = chats(cfg, tokenizer, 200_000 + step)
-        return [whole, drill, letters[step // 2 % 2]], 25
+        letters = chats(cfg, tokenizer, 200_000 + step)
+        return [whole, drill, letters[step // 2 % 2]]
     rows = alphabet_rows(tokenizer, rng, 10 if again else 6, POLISHED, cfg.habits)
-    return [whole, drill, pad_rows(rows, tokenizer)], 25
+    return [whole, drill, pad_rows(rows, tokenizer)]
 
 
 BATCHES = {
@@ -232,53 +231,36 @@ def optimizer_of(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
-def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]):
-    """(loss, share of wrong tokens by part) of one step on [(ids [B, T], weights [B, T-1])]."""
-    total = sum(weights.sum() for _, weights in parts)
-    loss, wrong = 0.0, []
+def take_step(model, optimizer: torch.optim.Optimizer, parts: list[tuple]) -> float:
+    """The loss of one step on [(ids [B, T], weights [B, T-1])]."""
+    total, loss = sum(weights.sum() for _, weights in parts), 0.0
     for ids, weights in parts:
         # 1.5 times float32's speed where the CPU has AVX-512 bfloat16
         with torch.autocast("cpu", torch.bfloat16):
             hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state  # [B, T-1, D]
         chosen = weights > 0  # [B, T-1]: where a reply token is predicted
         logits = model.lm_head(hidden.float()[chosen])  # [N, V]
-        targets = ids[:, 1:][chosen]  # [N]
-        token_loss = F.cross_entropy(logits, targets, reduction="none")  # [N]
+        token_loss = F.cross_entropy(logits, ids[:, 1:][chosen], reduction="none")  # [N]
         part_loss = (token_loss * weights[chosen]).sum() / total
         part_loss.backward()
         loss += part_loss.item()
-        wrong.append(round((logits.argmax(-1) != targets).float().mean().item(), 4))
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return loss, wrong
+    return loss
 
 
-def train_round(model, optimizer, batch, length: int, peak: float, name: str, log: list) -> None:
+def train_round(model, optimizer, batch, length: int, peak: float, name: str) -> None:
     """Steps on batch(0), batch(1), …, from a fresh learning rate down to nothing."""
     for at in (bar := tqdm(range(length), desc=name, mininterval=5)):
         for group in optimizer.param_groups:  # up over 100 steps, then along a cosine
             group["lr"] = peak * min((at + 1) / 100, 0.5 * (1 + math.cos(math.pi * at / length)))
-        parts, size = batch(at)
-        loss, wrong = take_step(model, optimizer, parts)
-        if at % 20 == 0:
-            said = {"round": name, "step": at, "size": size, "loss": round(loss, 4), "wrong": wrong}
-            log.append(said)
-            bar.set_postfix(said)
-
-
-def save(model, tokenizer, out: Path, began: float, log: list) -> None:
-    """In Hugging Face format."""
-    model.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    minutes = round((time.time() - began) / 60, 1)
-    (out / "pretrain_log.json").write_text(json.dumps({"minutes": minutes, "log": log}))
-    print(f"wrote {out}/ after {minutes} minutes")
+        bar.set_postfix(loss=take_step(model, optimizer, batch(at)))
 
 
 def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
     torch.set_num_threads(cfg.threads)
-    tokenizer, began, log = build(), time.time(), []
+    tokenizer = build()
     model = make_model(tokenizer, cfg.seed)
     if cfg.start_from:
         start_from(model, tokenizer, Path(cfg.start_from))
@@ -293,8 +275,9 @@ def main(cfg: Pretrain, batches: dict[str, Callable] = BATCHES) -> None:
         before = sum(steps[kind][:i])  # a second round of a kind draws new tasks
         batch = lambda at, kind=kind, before=before: batches[kind](cfg, tokenizer, before + at)
         peak = LR if kind == "skill" else LATER_LR
-        train_round(model, optimizer, batch, steps[kind][i], peak, f"{number} {kind}", log)
-    save(model, tokenizer, Path(cfg.out), began, log)
+        train_round(model, optimizer, batch, steps[kind][i], peak, f"{number} {kind}")
+    model.to(torch.bfloat16).save_pretrained(cfg.out)
+    tokenizer.save_pretrained(cfg.out)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 searched, and nothing is asked of another server.
 """
 
+import os
 import re
+import tomllib
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
@@ -61,12 +63,16 @@ def test_the_links_hold_and_a_broken_one_is_found(built):
 
 
 def test_every_chapter_has_its_page_in_the_navigation(built):
+    """In the order of the tables of docs/README.md and README.md."""
+    config = tomllib.loads((site.ROOT / "docs/zensical.toml").read_text())
+    nav = [page for entry in config["project"]["nav"] for page in entry.values()]
+    docs = re.findall(r"(?m)^\| \[.+?\]\((.+?)\) \|", (site.ROOT / "docs/README.md").read_text())
+    book = re.findall(r"(?m)^\| (?:\*\*)?`(\w+\.py)`", (site.ROOT / "README.md").read_text())
+    pages = [site.page_of(os.path.normpath(f"docs/{link}")) for link in docs]
+    assert nav == ["README.md", *pages, *map(site.page_of, book), "docs/README.md"]
     start = (built / "index.html").read_text()
-    for title, file in site.chapters():
-        page = site.built(file)
-        assert (built / page).exists(), file
-        linked = re.search(rf'href="(\./)?{re.escape(page)}"', start)
-        assert linked or file == "README.md", title
+    for page in nav[1:]:
+        assert re.search(rf'href="(\./)?{re.escape(site.built(page))}"', start), page
 
 
 def test_the_live_page_leads_to_lines_of_code(built):

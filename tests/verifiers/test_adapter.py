@@ -5,6 +5,7 @@ not taken for an answer, and the environments stay free of all this.
 
 import asyncio
 import tomllib
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,11 +55,11 @@ def test_the_defaults_are_those_of_training(environment):
     size, the adapter means the large ones."""
     cfg = settings.Config(env=environment)
     settings.fill(cfg, settings.by_env(environment) | settings.by_size(4_000_000_000, environment))
-    given = config(environment).environment.arguments()
+    given = vars(picoswarm.make_env({"type": environment}))
     trained = settings.make_env(cfg, cfg.difficulty)
-    for name, value in given.items():
-        assert value in (None, getattr(trained, name)), name
     own = {"letters": "reward_kind", "alphabet": "max_turns", "swarm": "version"}
+    for name in {f.name for f in fields(picoswarm.WORLDS[environment])} - {"style"}:
+        assert given[name] in (None, getattr(trained, name)), name
     assert {"think", own[environment]} <= set(given)
 
 
@@ -69,7 +70,7 @@ def test_the_defaults_are_those_of_training(environment):
 def test_a_wrong_setting_is_refused_in_a_sentence(environment, wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         config(environment, **wrong)
-    with pytest.raises(ValidationError, match="Extra inputs"):
+    with pytest.raises(ValidationError, match="unexpected keyword argument 'no_such_setting'"):
         config(environment, no_such_setting=1)
 
 
@@ -78,23 +79,6 @@ CALL = {
     "type": "function",
     "function": {"name": "vote", "arguments": '{"post_id": "post_1"}'},
 }
-WRITTEN = '<tool_call>\n{"name": "vote", "arguments": {"post_id": "post_1"}}\n</tool_call>'
-
-
-@pytest.mark.parametrize(
-    "message, text",
-    [
-        ({"content": "no"}, "no"),
-        ({"content": None}, ""),
-        ({"content": "<think>\nhm\n</think>\nno"}, "<think>\nhm\n</think>\nno"),
-        ({"content": "no", "reasoning_content": "\nhm\n"}, "<think>\nhm\n</think>\nno"),
-        ({"content": "no", "reasoning": "hm"}, "<think>\nhm\n</think>\nno"),
-        ({"content": None, "tool_calls": [CALL]}, WRITTEN),
-        ({"content": "a", "tool_calls": [CALL, CALL]}, f"a\n{WRITTEN}\n{WRITTEN}"),
-    ],
-)
-def test_a_reply_is_put_together_again(message, text):
-    assert picoswarm.written(message) == text
 
 
 def launch(environment: str, answer):
@@ -172,8 +156,9 @@ def test_the_configs_for_prime_rl_name_environments_that_exist(path):
     name = path.stem.removeprefix("prime_rl_")
     for block in (source, held_out):
         env = vf.resolve_env_config(block["env"])
-        assert env.taskset.environment.type == name and env.agent.runtime.type == "subprocess"
+        assert env.taskset.environment["type"] == name and env.agent.runtime.type == "subprocess"
         assert type(vf.load_environment(env)).__name__ == "Local"
     training, testing = (vf.resolve_env_config(b["env"]).taskset for b in (source, held_out))
     assert training.first_seed == settings.TRAIN_SEEDS and testing.first_seed == DEV_SEEDS
-    assert training.environment == testing.environment
+    same = training.environment, testing.environment
+    assert picoswarm.make_env(same[0]) == picoswarm.make_env(same[1])

@@ -65,12 +65,13 @@ import verifiers.v1 as vf
 for name in ("alphabet", "letters", "swarm"):
     env = vf.load_environment(vf.resolve_env_config({{"taskset": {{"id": "picoswarm", "environment": {{"type": name}}}}}}))
     task = next(iter(env.taskset))
-    print(task.data.environment, task.data.seed)
+    print(task.data.environment["type"], task.data.seed)
 import picoswarm
 for thing in (picoswarm, picoswarm.Letters, picoswarm.Alphabet, picoswarm.Swarm, picoswarm.written):
     file = thing.__file__ if thing is picoswarm else getattr(thing, "step", thing).__code__.co_filename
     assert file.startswith({folder!r}), file
-assert picoswarm.make_env("swarm", {{}}).reset(1) == picoswarm.make_env("swarm", {{}}).reset(1)
+swarm_env = lambda: picoswarm.make_env({{"type": "swarm"}})
+assert swarm_env().reset(1) == swarm_env().reset(1)
 assert sys.modules["swarm"] is swarm and swarm.Agent == "another package's"
 import swarm.agents
 assert not [name for name in sys.modules if name.startswith(("env_", "metrics", "swarm.tools"))]
