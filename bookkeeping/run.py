@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import doctor, progress, records, tables
+from bookkeeping import doctor, records, tables
 from bookkeeping import folder as run_folder
 from bookkeeping.folder import load_checkpoint, save_checkpoint
 from fast import parallel
@@ -159,8 +159,7 @@ class Run:
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
         own = tables.own_parts(names, self.cfg.env)
         tqdm.write(one_line(line, own) + left + records.broken(groups))
-        newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)
-        self.tell(doctor.symptoms(newest, self.rewards(), first_gap))
+        self.tell(doctor.symptoms(self.lines))
         if self.cfg.curriculum and state.level != self.cfg.difficulty:
             self.climb()
 
@@ -207,7 +206,8 @@ class Run:
         for tasks, found in results.items():
             line |= {f"{when}/{tasks}/{k}": v.mean for k, v in found.items()}
         self.to_wandb(line)
-        self.tell(progress.symptoms(evals, self.rewards(), asdict(self.cfg)))
+        evals = doctor.of_run(evals, self.cfg.sft_steps)
+        self.tell(doctor.symptoms(evals, doctor.EVALUATED))
 
     def to_wandb(self, line: dict) -> None:
         if self.wandb:
