@@ -304,9 +304,8 @@ def pays_something_else(lines: Lines, n: int = 10) -> Found | None:
     """
     reward, exact = last(lines, "reward", n).mean(), last(lines, "exact", n).mean()
     scale = max([1.0, *every(lines, "exact_reward")])
-    if reward > scale and not exact > 0:
-        return None  # it pays on another scale, and what it pays for a right answer is not known
-    if reward / scale - exact > 0.75:  # --reward partial starts at 0.67, and learns
+    # Beyond the scale, and nothing right: it pays on another one. --reward partial starts at 0.67.
+    if (exact > 0 or reward <= scale) and reward / scale - exact > 0.75:
         return {
             "pays something else": f"the reward is {reward:.2f} where {exact:.0%} of the answers "
             "are exact"
@@ -396,8 +395,8 @@ def beyond(lines: Lines) -> Found:
     found, here = {}, at_level(lines)
     for symptom, column, n, compare, limit, times, sentence in LIMITS:
         values, was = last(here, column, n), np.median(last(here[:START], column, START))
-        enough = compare(values, max(times * was, limit) if times else limit).all()
-        if enough and not (symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1):
+        old = symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1
+        if compare(values, max(times * was, limit) if times else limit).all() and not old:
             found[symptom] = f"in the last {n} updates {sentence.format(values.mean(), was)}"
     return found
 
@@ -414,8 +413,7 @@ RULES = [
 
 def of_run(evals: list[dict], sft_steps: int) -> Lines:
     """The evaluations of evals.jsonl that its rules look at: of the trained tasks, in the run."""
-    stages = STAGES if sft_steps else STAGES[1:]
-    return [e for e in evals if e.get("trained") and e.get("stage") in stages]
+    return [e for e in evals if e.get("trained") and e.get("stage") in STAGES[not sft_steps :]]
 
 
 def went(before: dict, after: dict, name: str) -> tuple[float, str]:
@@ -441,8 +439,11 @@ def after_sft(evals: Lines) -> Found | None:
     if [e["stage"] for e in evals[-2:]] != ["before", "after_sft"]:
         return None
     before, sft = evals[-2:]
-    measures = ("exact", "reward", "format", "reply_tokens")
-    seen = [name for name in measures if name in sft and name in before]
+    seen = [
+        name
+        for name in ("exact", "reward", "format", "reply_tokens")
+        if name in sft and name in before
+    ]
     errors, told = went(before, sft, seen[0])
     if errors < -SURE_AT_END:
         return {"bad SFT": f"over SFT {told}"}
@@ -487,8 +488,10 @@ def not_a_number(lines: Lines) -> Found | None:
     for name in ("loss", "grad_norm", "reward"):
         bad = [line["update"] for line in lines if not math.isfinite(line.get(name, 0.0))]
         if bad and (len(every(lines, name)) or not learns):
-            told = f"{name} is not a finite number in {len(bad)} rows, first at {bad[0]}"
-            return {"not a number": told}
+            return {
+                "not a number": f"{name} is not a finite number in {len(bad)} rows, "
+                f"first at {bad[0]}"
+            }
 
 
 def entropy_collapse(lines: Lines) -> Found | None:
@@ -538,8 +541,9 @@ def only_in_training(lines: Lines) -> Found | None:
 
 def still(lines: Lines) -> Found | None:
     """Nothing moves although there is a signal: steps that are too small to see."""
-    columns = [every(lines, name) for name in ("reward", "entropy", "reply_tokens")]
-    reward, entropy, tokens = (rise(values, fewest=30) for values in columns)
+    reward, entropy, tokens = (
+        rise(every(lines, name), fewest=30) for name in ("reward", "entropy", "reply_tokens")
+    )
     norm, share = last(lines, "grad_norm", 20), last(lines, "groups_with_signal", 20)
     stands = abs(entropy[2]) <= 0.1 * entropy[0] and not abs(tokens[3]) > MEASURABLE
     if share.mean() < 0.1 or not norm.max() > 0:
@@ -651,8 +655,8 @@ def command() -> None:
         still = {"update": 30, "groups_with_signal": 0.2, "reward": 0.3}
         return print(symptoms([still] * 30))
     try:
-        is_ours = (given.path / "evals.jsonl").exists()
-        found = answer(of_ours(given.path) if is_ours else logs.read(given.path))
+        reader = of_ours if (given.path / "evals.jsonl").exists() else logs.read
+        found = answer(reader(given.path))
         said, status = text(found), 1 if found["symptoms"] else 0
     except (ValueError, OSError, *records.NOT_OURS) as error:
         said = printable(str(error))[:500]

@@ -282,8 +282,10 @@ def dict_rows(text: str) -> Iterator[Row]:
 
 def rows_of(text: str) -> list[Row]:
     """By the reader that finds most of them."""
-    readers = (dict_rows, table_rows, console_rows)
-    found = [[row for row in reader(text) if row.keys() - BESIDES] for reader in readers]
+    found = [
+        [row for row in reader(text) if row.keys() - BESIDES]
+        for reader in (dict_rows, table_rows, console_rows)
+    ]
     rows = counted(max(found, key=len))
     if planned := re.findall(r'max_steps": *"?(?:\d{1,12}/)?(\d{1,12})', text):
         rows[-1:] = [row | {"planned": float(planned[0])} for row in rows[-1:]]
