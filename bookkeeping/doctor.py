@@ -287,11 +287,13 @@ def not_exact(lines: Lines) -> Found | None:
     reward of 0, 0.5 and 1 looks the same whether 0.5 is for half an answer or for a whole one that
     was not derived.
     """
-    now = lines[-1]
-    part = now.get("fraction", now.get("similarity", math.nan))
-    if part <= now.get("exact", math.nan) - 1e-6:
+    part, exact = (
+        lines[-1].get(name, math.nan)
+        for name in ("fraction" if "fraction" in lines[-1] else "similarity", "exact")
+    )
+    if part <= exact - 1e-6:
         return {
-            "not exact": f"{now['exact']:.0%} of the answers count as exact, and on average "
+            "not exact": f"{exact:.0%} of the answers count as exact, and on average "
             f"{part:.0%} of an answer is right"
         }
 
