@@ -396,7 +396,8 @@ def beyond(lines: Lines) -> Found:
     """Columns that are beyond their limit. Samples of older weights may disagree."""
     found, here = {}, at_level(lines)
     for symptom, column, n, compare, limit, times, sentence in LIMITS:
-        values, was = last(here, column, n), np.median(last(here[:START], column, START))
+        values, first = last(here, column, n), every(here[:-n][:START], column)
+        was = np.median(first) if len(first) else math.nan
         old = symptom == "engine" and last(lines, "off_policy_steps", n).min() > 1
         if compare(values, max(times * was, limit) if times else limit).all() and not old:
             found[symptom] = f"in the last {n} updates {sentence.format(values.mean(), was)}"
