@@ -1,6 +1,6 @@
 """Reading a log of another trainer, whatever it is: a file or a folder becomes lines like ours.
 
-    trainer_state.json      TRL and Unsloth (transformers' Trainer); the newest checkpoint's
+    trainer_state.json      TRL and Unsloth (transformers' Trainer); the longest of a run's
     console text            TRL, Unsloth, ms-swift, verl, prime-rl; of 2025 and of today, with
                             colours, progress bars, or rows that somebody broke when pasting
     *.jsonl                 verl's file logger, prime-rl's metrics.jsonl, ms-swift's logging.jsonl
@@ -11,37 +11,26 @@ rows wins. A row counts only if it has names that a framework logs (NAMES), so a
 console prints for another reason is no row. The step is the log's own; rows without one are
 counted, and where their epoch goes back (a resume), the count goes back with it.
 
-Anybody may have written a log, so it is data and nothing else: nothing in it is executed, no path
-in it is followed, links are left alone, and no more is read than the limits below. What nobody can
-read is a ValueError of one sentence.
+A log is data: nothing in it is executed, and no path in it is followed. What is no log, or has more
+than MOST_BYTES, is a ValueError of one sentence.
 
-Run me: `python -m bookkeeping.logs FILE_OR_FOLDER` prints the last of what was read; without one,
-three made-up logs.
+Run me: `python -m bookkeeping.logs` reads two made-up rows.
 """
 
 import csv
-import json
 import math
-import os
 import re
-import sys
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 
-from bookkeeping.records import printable
-
-MOST_BYTES = 64 << 20  # of one file; of a longer one, the beginning
-MOST_LINE = 1 << 18  # characters of a line of JSON
-MOST_ROWS, MOST_COLUMNS = 100_000, 2_000
-MOST_FILES = 2_000  # that are looked at in a folder
+MOST_BYTES = 64 << 20  # of one file
 KINDS = ("trainer_state.json", "metrics.jsonl", ".jsonl", ".csv", ".tsv", ".log", ".out", ".txt")
 
-TRL, UNSLOTH, VERL, PRIME = "TRL", "Unsloth", "verl", "prime-rl"
+TRL, VERL, PRIME = "TRL", "verl", "prime-rl"
 
 # {framework: {their name, a regular expression: ours}}; where two of theirs become one of ours, the
 # upper one is read. Ours are those of metrics.jsonl, or are explained where doctor.py reads them.
@@ -49,7 +38,7 @@ TRL, UNSLOTH, VERL, PRIME = "TRL", "Unsloth", "verl", "prime-rl"
 # columns), verl of 2025 and 0.10.0.dev, prime-rl of 2025 and 0.8.0.
 NAMES = {
     TRL: {
-        "loss": "loss",
+        "loss|Training Loss": "loss",  # the latter in a notebook
         "grad_norm": "grad_norm",
         "learning_rate": "lr",
         "reward": "reward",
@@ -60,7 +49,7 @@ NAMES = {
         "completions/mean_length|completion_length": "reply_tokens",
         "completions/clipped_ratio": "truncated",
         "entropy": "entropy",
-        "kl": "kl",
+        "kl": "kl_ref",
         "clip_ratio/region_mean|clip_ratio": "clipped",
         "sampling/sampling_logp_difference/mean": "mismatch",
         "sampling/importance_sampling_ratio/mean": "kept_ratio",
@@ -70,7 +59,6 @@ NAMES = {
         "critic/score/mean": "reward",
         "critic/rewards/mean": "reward",
         "critic/score/max": "reward_max",
-        "critic/score/min": "reward_min",
         "critic/advantages/max": "advantage_max",
         "critic/advantages/min": "advantage_min",
         "response_length/mean": "reply_tokens",
@@ -79,7 +67,7 @@ NAMES = {
         "actor/pg_loss": "loss",
         "actor/grad_norm": "grad_norm",
         "actor/lr": "lr",
-        "actor/kl_loss|actor/reward_kl_penalty": "kl",
+        "actor/kl_loss|actor/reward_kl_penalty": "kl_ref",
         "actor/pg_clipfrac": "clipped",
         "training/rollout_probs_diff_mean": "mismatch_probability",
         "rollout_corr/k3_kl": "mismatch_kl",
@@ -95,7 +83,6 @@ NAMES = {
         r"(?:.+/)?advantages?/min": "advantage_min",
         r"(?:.+/)?advantages?/(?:std|abs_mean)": "advantage_std",
         r"(?:train/agg/all/[^/]+/)?reward(?:/all)?/max": "reward_max",
-        r"(?:train/agg/all/[^/]+/)?reward(?:/all)?/min": "reward_min",
         r"train/agg/all/[^/]+/rewards/([^/]+)/mean": "part",
         r"(?:train/agg/all/(?:[^/]+/)?)?num_output_tokens/mean": "reply_tokens",
         r"decode_len(?:/all)?/mean": "reply_tokens",
@@ -121,20 +108,19 @@ NAMES = {
         r"Eval Reward|Val\. Reward": "eval_reward",
     },
 }
-UNSLOTH_HAS = {"completion_length", "completions/mean_length"}  # it adds TRL's older name
 
 # {framework: {our column: what to set, so that it is logged}}
 UNLOGGED = {
     TRL: {
         "mismatch": "use_vllm=True with vllm_importance_sampling_correction=True",
-        "kl": "beta above 0",
+        "kl_ref": "beta above 0",
         "groups_with_signal": "TRL 0.18 or newer",
         "eval_reward": 'eval_strategy="steps" and an eval_dataset',
         "entropy": "TRL 0.19 or newer",
     },
     VERL: {
         "mismatch_probability": "actor_rollout_ref.rollout.calculate_log_probs=True",
-        "kl": "actor_rollout_ref.actor.use_kl_loss=True",
+        "kl_ref": "actor_rollout_ref.actor.use_kl_loss=True",
         "groups_with_signal": "not logged; the largest and smallest advantage stand in for it",
         "eval_reward": "trainer.test_freq above 0",
         "entropy": "actor_rollout_ref.actor.calculate_entropy=True",
@@ -146,30 +132,22 @@ UNLOGGED = {
         "eval_reward": "[[orchestrator.eval.source]] and orchestrator.eval.interval",
     },
 }
-UNLOGGED[UNSLOTH] = UNLOGGED[TRL]
-
 GOAL = re.compile(r"exact|correct|accura|\bacc\b|solved|pass(ed)?\b|answer|verif|match", re.I)
 NO_GOAL = re.compile(r"format|length|tag|style|len\b|xml|think|short|long|repeat|language", re.I)
+
+Row = dict[str, float]
 
 
 @dataclass
 class Log:
-    """What was read. lines: {our column: a number, "step": …}, in the order of the run."""
+    """What was read. lines: {our column: a number, "update": the step}, in the order of the run."""
 
     framework: str
-    lines: list[dict[str, float]]
+    lines: list[Row]
     theirs: dict[str, str]  # our column, if it ever was a finite number -> its name in this log
     notes: list[str]
-    planned: float = 0.0  # steps, if trainer_state.json or ms-swift says it
     files: list[str] = field(default_factory=list)
-    kind: str = "made up"
-
-
-def goal(log: Log) -> str | None:
-    """The one reward function that counts right answers, by its name."""
-    parts = [name for name in log.theirs if name.startswith("part:")]
-    named = [p for p in parts if GOAL.search(p.replace("_", " ")) and not NO_GOAL.search(p)]
-    return named[0] if len(named) == 1 and len(parts) > 1 else None
+    evals: list[dict] = field(default_factory=list)  # of a run of ours
 
 
 @lru_cache(maxsize=10_000)
@@ -190,79 +168,55 @@ def ours(framework: str, name: str) -> tuple[int, str] | None:
 
 
 def choose(folder: Path) -> list[Path]:
-    """The files of one run in a folder, of the best kind that is there. Links are left alone."""
-    inside = (Path(place, name) for place, _, names in os.walk(folder) for name in sorted(names))
-    found = [
-        path for path in islice(inside, MOST_FILES) if path.is_file() and not path.is_symlink()
-    ]
+    """The files of one run in a folder, of the best kind that is there."""
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for kind in KINDS:
         logs = [p for p in found if kind in (p.name, p.suffix) and p.name != "requirements.txt"]
         if {p.parent.name for p in logs} == {"trainer", "orchestrator"}:
             return logs  # prime-rl writes two
-        if logs:
-            return [max(logs, key=lambda p: (checkpoint(p), p.stat().st_size))]
+        if logs:  # each checkpoint's trainer_state.json has all that was logged until then
+            return [max(logs, key=lambda p: p.stat().st_size)]
     raise ValueError(
         f"{folder} has no log in it ({', '.join(KINDS)}); give the folder of a run, or one file"
     )
 
 
-def checkpoint(path: Path) -> int:
-    """How new a trainer_state.json is: its checkpoint's number; of the run itself, the newest."""
-    number = re.fullmatch(r"checkpoint-(\d{1,9})", path.parent.name)
-    return int(number[1]) if number else 10**9
-
-
-def content(path: Path) -> str:
-    """The first MOST_BYTES of a file, without colours."""
-    if not path.is_file():  # a pipe never ends
-        raise ValueError(f"{path} is no plain file; give a log, or the folder that it is in")
-    with open(path, "rb") as f:
-        data = f.read(MOST_BYTES)
-    if b"\0" in data[:4096]:
-        advice = "of wandb or TensorBoard, give the run's CSV export or its console text"
-        raise ValueError(f"{path} is binary; {advice}")
-    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    return COLOUR.sub("", re.sub(r"\r\n?", "\n", text))
-
-
 def read(path: Path) -> Log:
     """The log of a file or folder. ValueError of one sentence if there is none."""
-    files = choose(path) if path.is_dir() else [path]
-    found = [rows_of(content(file)) for file in files]
-    log = collect([row for _, rows in found for row in rows])
+    files, text = choose(path) if path.is_dir() else [path], ""
+    for file in files:
+        if file.stat().st_size > MOST_BYTES:
+            raise ValueError(f"{file} has more than {MOST_BYTES >> 20} MiB; give its beginning")
+        text += file.read_text(encoding="utf-8", errors="replace") + "\n"
+    plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # without colours
+    log = collect(rows_of(plain.replace("\r", "\n")))
     if not log.lines:
-        what = "has no row of numbers that TRL, Unsloth, ms-swift, verl or prime-rl would log"
-        raise ValueError(f"{path} {what}; give trainer_state.json, a .jsonl, a .csv, or its text")
-    log.files, log.kind = [printable(str(file)) for file in files], found[0][0]
-    if any(file.stat().st_size > MOST_BYTES or len(found[0][1]) == MOST_ROWS for file in files):
-        log.notes.append(f"only the first {MOST_BYTES >> 20} MiB or {MOST_ROWS:,} rows were read")
+        raise ValueError(
+            f"{path} has no row of numbers that TRL, Unsloth, ms-swift, verl or prime-rl log; "
+            "give trainer_state.json, a .jsonl, a .csv (of wandb: its export), or its text"
+        )
+    log.files = [str(file) for file in files]
     return log
 
 
 # ------------------------------------------------------------------------------------------- rows
 
-Row = dict[str, float]
 FLAT = re.compile(r"\{[^{}]{2,100000}\}")  # across lines: people break long rows when they paste
 # 'name': 0.5, "name": "0.5" (newer transformers quote numbers), 'name': np.float64(0.5)
 PAIR = re.compile(
     r"""['"]([^'"]{1,200})['"]\s*:\s*(?:np\.float(?:32|64)\()?['"]?([^,'"{}()\s]{1,60})"""
 )
 # step:5 - actor/entropy:0.31 - critic/score/mean:np.float64(0.5)
-VERL_LINE = re.compile(r"(?:^|\s)step:(\d{1,12}) - (.+)", re.M)
-VERL_PAIR = re.compile(r"(?:^|\s)([\w./@-]{1,200}):(?:np\.\w+\()?([^\s()]{1,60})")
 # 12:00:00 SUCCESS Step 5 | 12.3s | Reward 0.5000 | Truncation 3.1% (in 2025: Reward: 0.5000)
-PRIME_LINE = re.compile(r"\b(?:Step (\d{1,12}) \||Evaluated \S{1,200} \(Step (\d{1,12})\) \|)(.+)")
-PRIME_PAIR = re.compile(r"\s*([A-Z][\w. -]{0,40}?):? ([-+]?(?:nan|inf|[\d.]+(?:e[-+]?\d+)?))(%?)")
-BROKEN = re.compile(r" ([-|]) ?\n *(?=[A-Za-z])| ?\n *([-|]) (?=[A-Za-z])")  # a line of either
-COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
+# Evaluated aime (Step 5) | …
+STEP = re.compile(r"(?:^|\s)(Evaluated \S{1,200} \()?[Ss]tep[: ](\d{1,12})\)? [-|]")
+BETWEEN = re.compile(r"\s*[|\n]\s*(?:- )?|\s-\s")  # a row may be broken into lines
+SHOWN = re.compile(
+    r"\s*(.{1,200}?):? ?(?:np\.\w+\()?([-+]?(?:nan|inf|\.?\d[\d.]*(?:e[-+]?\d+)?))(%?)(?=[\s/)]|$)"
+)
 ROUNDED = re.compile(r"[-+]?0\.0{2,3}")  # below 0.005 or 0.0005, and nobody knows whether it is 0
-STEPS = ("train/global_step", "global_step", "step", "_step", "global_step/max_steps")
+STEPS = ("train/global_step", "global_step", "Step", "step", "_step", "global_step/max_steps")
 BESIDES = {*STEPS, "epoch", "planned", "rounded"}  # what is in a row and no metric
-
-
-@lru_cache(maxsize=10_000)
-def is_known(name: str) -> bool:
-    return name in BESIDES or any(ours(framework, name) for framework in NAMES)
 
 
 def row_of(pairs) -> Row:
@@ -271,37 +225,17 @@ def row_of(pairs) -> Row:
     "rounded" says that a rate or a norm was left out, because it is printed as 0.000.
     """
     row: Row = {}
-    for name, value in pairs:
-        name = re.sub(r" */ *", "/", name.strip()[:200])  # a notebook shows "rewards / x / mean"
-        text, _, planned = str(value)[:60].strip().partition("/")  # ms-swift's step is "5/3766"
-        if not is_known(name) or (planned and name not in STEPS):
+    for name, text in pairs:
+        name = re.sub(r" */ *", "/", name.strip())  # a notebook shows "rewards / x / mean"
+        if name not in BESIDES and not any(ours(framework, name) for framework in NAMES):
             continue
         if ROUNDED.fullmatch(text) and re.search(r"(norm|lr|learning_rate)$", name, re.I):
             name = "rounded"
         with suppress(ValueError):
-            row[name] = float(text)
-            row |= {"planned": float(planned)} if planned else {}
+            number = float(text.partition("/")[0])  # ms-swift's step is "5/3766"
+            row[name] = 1 - number if name.endswith("reward_zero_std") else number
     step = [row[name] for name in STEPS if name in row]
     return row | {"step": step[0]} if step else row
-
-
-def metrics_in(row: Row) -> int:
-    return len(row.keys() - BESIDES)
-
-
-def json_rows(text: str) -> Iterator[Row]:
-    """One object per line. verl keeps its numbers one level down, in "data"."""
-    for line in text.split("\n"):
-        if not line.startswith("{") or len(line) > MOST_LINE:
-            continue
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        inner = found.get("data")
-        row = row_of((found | inner if isinstance(inner, dict) else found).items())
-        if metrics_in(row):
-            yield row
 
 
 def table_rows(text: str) -> Iterator[Row]:
@@ -309,72 +243,53 @@ def table_rows(text: str) -> Iterator[Row]:
 
     A notebook's: Step | Training Loss | reward | completions / clipped_ratio
     """
-    csv.field_size_limit(MOST_LINE)
-    lines = text.split("\n")
-    for at, line in enumerate(lines[:2_000]):
-        for delimiter in (",", "\t", "|"):
-            head = [cell.strip(' "') for cell in line[:MOST_LINE].split(delimiter)]
-            if len(head) > 1 and {cell.lower() for cell in head} & set(STEPS):
-                yield from body_rows(head, csv.reader(lines[at + 1 :], delimiter=delimiter))
-                return
+    csv.field_size_limit(MOST_BYTES)
+    names: list[str] = []
+    for line in text.split("\n"):
+        delimiter = max(",\t|", key=line.count)
+        cells = [cell.strip() for row in csv.reader([line], delimiter=delimiter) for cell in row]
+        if names:
+            yield row_of(zip(names, cells))
+        elif len(cells) > 1 and {*STEPS} & {*cells}:
+            run = next((cell.rpartition(" - ")[0] for cell in cells if " - " in cell), "")
+            names = [cell.removeprefix(f"{run} - ") for cell in cells]
 
 
-def body_rows(head: list[str], body) -> Iterator[Row]:
-    run = next((cell.rpartition(" - ")[0] for cell in head if " - " in cell), "")
-    shown = {"Training Loss": "loss", "Step": "step"}
-    names = [shown.get(cell, cell).removeprefix(f"{run} - ") for cell in head]
-    names = ["" if " - " in name else name for name in names]  # of another run
-    with suppress(csv.Error):
-        for cells in body:
-            row = row_of(zip(names, cells))
-            if "step" in row and metrics_in(row):
-                yield row
-
-
-def verl_rows(text: str) -> Iterator[Row]:
-    for line in VERL_LINE.finditer(BROKEN.sub(r" \1\2 ", text)):
-        yield row_of([("step", line[1]), *VERL_PAIR.findall(line[2])])
-
-
-def prime_rows(text: str) -> Iterator[Row]:
+def console_rows(text: str) -> Iterator[Row]:
     """'Step 5 | 1.2s | Reward 0.5000 | Truncation 3.1%' -> {"step": 5, "Reward": 0.5, …}"""
-    for line in PRIME_LINE.finditer(BROKEN.sub(r" \1\2 ", text)):
-        pairs = [("step", line[1] or line[2])]
-        for part in line[3].split("|")[:50]:
-            if pair := PRIME_PAIR.match(part):
-                name = "Eval " * (line[2] is not None) + pair[1]
-                pairs.append((name, f"{pair[2]}e-2" if pair[3] else pair[2]))
-        yield row_of(pairs)
+    _, *found = STEP.split(text)
+    for evaluated, step, body in zip(found[::3], found[1::3], found[2::3]):
+        shown = [SHOWN.match(part) for part in BETWEEN.split(body)]
+        pairs = [
+            ("Eval " * bool(evaluated) + one[1], f"{one[2]}e-2" if one[3] else one[2])
+            for one in shown
+            if one
+        ]
+        yield row_of([*pairs, ("step", step)])
 
 
 def dict_rows(text: str) -> Iterator[Row]:
-    """The dicts of a trainer_state.json, or that transformers' Trainer prints.
+    """JSON, one object per line or trainer_state.json; the dicts that the Trainer prints.
 
-    Other dicts stand there, too. So one counts with a step or with three names that TRL logs; and
-    with an epoch, if any of them has one. A file that was cut off gives those it has.
+    Other dicts stand there, too. So one counts with a step, an epoch or three names that somebody
+    logs; and with an epoch, if any of them has one. A file that was cut off gives those it has.
     """
-    if planned := re.search(r'"max_steps": *(\d{1,12})', text):
-        yield {"step": 0.0, "planned": float(planned[1])}
-    found = [row_of(PAIR.findall(entry.replace("\n", ""))) for entry in FLAT.findall(text)]
-    is_row = lambda row: metrics_in(row) > 2 * ("step" not in row) or "eval_reward" in row
-    rows = [row for row in found if is_row(row)]
+    entries = FLAT.findall(re.sub(r'"data": ?\{', "", text))  # verl's are one level down
+    rows = [row_of(PAIR.findall(entry.replace("\n", ""))) for entry in entries]
+    rows = [row for row in rows if row.keys() & {"step", "epoch"} or len(row) > 2]
     yield from [row for row in rows if "epoch" in row] or rows
 
 
-READERS = [
-    ("JSON lines", json_rows),
-    ("table", table_rows),
-    ("console text", verl_rows),
-    ("console text", prime_rows),
-    ("Trainer's rows", dict_rows),
-]
-
-
-def rows_of(text: str) -> tuple[str, list[Row]]:
-    """(what kind of log this is, its rows): by the reader that finds most of them."""
-    found = [(kind, list(islice(reader(text), MOST_ROWS))) for kind, reader in READERS]
-    kind, rows = max(found, key=lambda one: len(one[1]))
-    return kind, counted(rows)
+def rows_of(text: str) -> list[Row]:
+    """By the reader that finds most of them."""
+    found = [
+        [row for row in reader(text) if row.keys() - BESIDES]
+        for reader in (dict_rows, table_rows, console_rows)
+    ]
+    rows = counted(max(found, key=len))
+    if planned := re.findall(r'max_steps": *"?(?:\d{1,12}/)?(\d{1,12})', text):
+        rows[-1:] = [row | {"planned": float(planned[0])} for row in rows[-1:]]
+    return rows
 
 
 def counted(rows: list[Row]) -> list[Row]:
@@ -399,35 +314,31 @@ def counted(rows: list[Row]) -> list[Row]:
 
 
 def collect(rows: list[Row]) -> Log:
-    """Rows in their order -> one Log under our names. Rows of one step are joined."""
+    """Rows in their order -> one Log under our names. Rows of one step are joined.
+
+    The one reward function that counts right answers, by its name, is the column "goal".
+    """
     names = dict.fromkeys(name for row in rows for name in row)
     framework = max(NAMES, key=lambda one: sum(ours(one, name) is not None for name in names))
-    best: dict[str, tuple[int, str]] = {}  # ours -> (line of the table, theirs)
-    for name in list(names)[:MOST_COLUMNS]:
-        if found := ours(framework, name):
-            best[found[1]] = min((found[0], name), best.get(found[1], (found[0], name)))
-    lines = [translated(row, best) for row in rows if 0 <= row["step"] < 1e12]
+    known = sorted((*found, name) for name in names if (found := ours(framework, name)))
+    theirs = {mine: name for _, mine, name in reversed(known)}  # the upper line of the table wins
+    parts = [mine for mine in theirs if mine.startswith("part:")]
+    goals = [p for p in parts if GOAL.search(p.replace("_", " ")) and not NO_GOAL.search(p)]
+    if len(goals) == 1 and len(parts) > 1:
+        theirs["goal"] = theirs[goals[0]]
+    theirs["planned"] = "planned"
+    lines = [
+        {mine: row[name] for mine, name in theirs.items() if name in row}
+        | {"update": int(row["step"])}
+        for row in rows
+        if math.isfinite(row["step"])
+    ]
     lines, notes = one_run([line for line in lines if len(line) > 1])
     if any("rounded" in row for row in rows):
         notes.append("rates or norms of 0.000 were left out: below 0.0005, and maybe not 0")
     logged = {name for line in lines for name, value in line.items() if math.isfinite(value)}
-    never = {name for line in lines for name in line} - logged
-    if never:
-        notes.append(f"never a number: {', '.join(best[mine][1] for mine in sorted(never))}")
-    theirs = {mine: printable(name) for mine, (_, name) in best.items() if mine in logged}
-    if framework == TRL and UNSLOTH_HAS <= {name.removeprefix("train/") for name in names}:
-        framework = UNSLOTH
-    planned = max((row.get("planned", 0.0) for row in rows), default=0.0)
-    return Log(framework, lines, theirs, [printable(note) for note in notes], planned)
-
-
-def translated(row: Row, best: dict[str, tuple[int, str]]) -> Row:
-    """A row under our names, its step a whole number."""
-    line: Row = {"step": int(row["step"])}
-    for mine, (_, name) in best.items():
-        if name in row:
-            line[mine] = 1 - row[name] if name.endswith("reward_zero_std") else row[name]
-    return line
+    theirs = {mine: name for mine, name in theirs.items() if mine in logged - {"planned"}}
+    return Log(framework, lines, theirs, notes)
 
 
 def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:
@@ -436,33 +347,22 @@ def one_run(lines: list[Row]) -> tuple[list[Row], list[str]]:
     If the steps go back, the run was resumed: what follows stands behind what was there, and
     nothing is overwritten. If they go back to the first one, another run begins.
     """
-    parts: list[dict[int, Row]] = [{}]  # of the run, {step: its line}: a part for each resume
-    newest, notes = -1, []
+    run: list[Row] = []
+    at: dict[int, Row] = {}  # {step: its line}, since the last resume
+    notes = []
     for line in lines:
-        step = line["step"]
-        if step < newest and len(line.keys() & parts[-1].get(step, {}).keys()) > 1:
-            again = step <= min(parts[0])
-            what = "began" if again else "was resumed"
-            notes.append(f"a run {what} at step {step}")
-            parts = [{}] if again else [*parts, {}]
-            newest = step
-        newest = max(newest, step)
-        parts[-1].setdefault(step, {}).update(line)
-    return [part[step] for part in parts for step in sorted(part)], notes[:10]
-
-
-def demo() -> None:
-    """The same two steps as verl, prime-rl and TRL print them."""
-    verl = "step:1 - critic/score/mean:0.25 - actor/lr:1e-06\nstep:2 - critic/score/mean:0.5"
-    prime = "12:00 Step 1 | 1s | Reward 0.25 | Max Off-Policy 0\nStep 2 | 1s | Reward: 0.5"
-    trl = "{'loss': 0, 'reward': 0.25, 'kl': 0} 9%|# {'loss': nan, 'reward': '0.5', 'kl': 0}"
-    for text in (verl, prime, trl):
-        log = collect(rows_of(text)[1])
-        print(f"{log.framework}:", *log.lines)
+        step = line["update"]
+        twice = line.keys() & at.get(step, {}).keys() - {"update", "planned"}
+        if twice and step < run[-1]["update"]:
+            again = step <= run[0]["update"]
+            notes.append(f"a run {'began' if again else 'was resumed'} at step {step}")
+            run, at = ([] if again else run), {}
+        if step not in at:
+            at[step] = {}
+            run.append(at[step])
+        at[step].update(line)
+    return run, notes
 
 
 if __name__ == "__main__":
-    for given in sys.argv[1:]:
-        print(*read(Path(given)).lines[-3:], sep="\n")
-    if len(sys.argv) == 1:
-        demo()
+    print(*rows_of("step:1 - critic/score/mean:0.25\n12:00 Step 2 | 1s | Reward: 0.5"), sep="\n")

@@ -211,8 +211,11 @@ def trajectory(lines: list[dict], evals: list[dict], env: str) -> list[dict]:
 
 def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[str]:
     """What the data says, each sentence with its numbers."""
-    paid = [line for line in lines if "reward" in line]
-    told = [f"Found wrong at {seen}." for seen in doctor.look_at(paid, evals, summary["config"])]
+    found = summary.get("warnings")
+    if found is None:  # the run is still going
+        seen = doctor.look_at(lines, doctor.of_run(evals, summary["config"].get("sft_steps", 0)))
+        found = {name: f"update {at}: {why}" for name, (at, why) in seen.items()}
+    told = [f"Found wrong: {name} at {why}." for name, why in found.items()]
     if not lines:
         return ["No GRPO updates in this run.", *told]
     out = [f"Training reward. {tables.training_reward(lines)}"]

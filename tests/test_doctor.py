@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import warm
-from bookkeeping import doctor, progress, report
+from bookkeeping import doctor, report
 from bookkeeping.run import Run, State
-from helpers import doctor_logs
+from helpers import doctor_logs, write_lines
 from settings import Config
 
 ROOT = Path(doctor.__file__).resolve().parents[1]
@@ -52,7 +52,7 @@ ILL = {
         25,
         "raise --difficulty",
     ),
-    "no gradient": ({"grad_norm": half(0.1, 0)}, 20, "enable_input_require_grads"),
+    "no gradient": ({"grad_norm": half(0.1, 0)}, 25, "enable_input_require_grads"),
     "noise": ({"entropy": half(0.3, 4.0)}, 18, "learning rate"),
     "cut short": ({"truncated": half(0.1, 0.9)}, 20, "--max-tokens"),
     "errors": ({"errors": half(0, 8), "n": half(64, 56)}, 18, "environment"),
@@ -69,13 +69,21 @@ TEN = {
 }
 
 
+def told(lines: list[dict], rules=None) -> dict[str, tuple[int, str]]:
+    """What a run is told while it trains: {symptom: (update, sentence)}."""
+    found = {}
+    for k in range(1, len(lines) + 1):
+        for name, sentence in doctor.symptoms(lines[:k], rules).items():
+            found.setdefault(name, (lines[k - 1]["update"], sentence))
+    return found
+
+
 @pytest.mark.parametrize("symptom", ILL)
-def test_a_symptom_is_told_once_when_it_is_there(symptom):
+def test_a_symptom_is_told_when_it_is_there(symptom):
     values, update, names = ILL[symptom]
-    seen = doctor.look_at(made_up(**values))
-    (told,) = [sentence for sentence in seen if f": {symptom}: " in sentence]
-    assert told.startswith(f"update {update}: ") and names in told and "\n" not in told
-    assert len(seen) == 1 or symptom == "stuck" and len(seen) == 2 and ": collapse: " in seen[0]
+    found = told(made_up(**values))
+    assert found[symptom][0] == update and names in found[symptom][1]
+    assert found.keys() == {symptom} | ({"collapse"} if symptom == "stuck" else set())
 
 
 @pytest.mark.parametrize(
@@ -94,22 +102,13 @@ def test_a_symptom_is_told_once_when_it_is_there(symptom):
     ],
 )
 def test_what_is_no_symptom_is_not_told(values):
-    assert doctor.look_at(made_up(**values)) == []
+    assert told(made_up(**values)) == {} == doctor.look_at(made_up(**values))
 
 
 def test_a_run_that_never_scored_is_not_stuck_but_has_no_signal():
-    values = {
-        "reward": np.where(np.arange(30) == 3, 0.05, 0.0),
-        "groups_with_signal": np.where(np.arange(30) == 3, 0.1, 0.0),
-    }
-    (told,) = doctor.look_at(made_up(**values))
-    assert "no signal" in told and "update 14" in told
-
-
-def test_a_run_of_one_line_and_lines_without_an_entropy_are_survived():
-    assert doctor.symptoms([], []) == {} and doctor.look_at(made_up()[:1]) == []
-    quiet = [{k: v for k, v in line.items() if k != "entropy"} for line in made_up()]
-    assert doctor.look_at(quiet) == []  # no group had a signal, so nothing was computed
+    once = np.where(np.arange(30) == 3, 0.05, 0.0)
+    found = told(made_up(reward=once, groups_with_signal=once))
+    assert [(name, update) for name, (update, _) in found.items()] == [("no signal", 14)]
 
 
 # -------------------------------------------------------------------- exact, and paid
@@ -127,7 +126,7 @@ def test_a_run_of_one_line_and_lines_without_an_entropy_are_survived():
     ],
 )
 def test_more_exact_answers_than_right_parts_are_named(line, told):
-    assert ("not exact" in doctor.symptoms([{"update": 1, **line}], [0.5])) == told
+    assert ("not exact" in doctor.symptoms([{"update": 1, "reward": 0.5} | line])) == told
 
 
 # -------------------------------------------------------------------- development evaluations
@@ -154,129 +153,112 @@ def evaluation(
 
 
 BEFORE, SFT = evaluation("before", 0, 0.1, tokens=44), evaluation("after_sft", 0, 0.45)
-FLAGS = {"sft_steps": 50}
 FLAT = {"reward": np.full(30, 0.45)}
 
-# {symptom: (evaluations after SFT, or all; the update that tells it; what the sentence must say)}
+# {symptom: (evaluations, the update that tells it, what the sentence must say)}
 DEV = {
-    "no SFT": ([evaluation("before", 0, 0.45), SFT], 0, ("+0.0 points [-1.5, +1.5]", "--sft-lr")),
-    "bad SFT": ([evaluation("before", 0, 0.6), SFT], 0, ("-15.2 points [", "--sft-lr")),
+    "no SFT": ([evaluation("before", 0, 0.45), SFT], 0, ("+0.000 [-0.015, +0.015]", "--sft-lr")),
+    "bad SFT": ([evaluation("before", 0, 0.6), SFT], 0, ("-0.152 [", "--sft-lr")),
     "pays something else": (
-        [BEFORE, evaluation("after_sft", 0, 0.45, 0.3), evaluation("final", 30, 0.43, 0.416)], 30,
-        ("+0.116 [", "-2.0 points [", "pays something else")),
-    "lost": ([BEFORE, SFT, evaluation("final", 30, 0.37)], 30, ("from 44.9% to 37.1%, -7.8 points [", "n=256", "learning rate")),
-    "past its best": ([BEFORE, SFT, evaluation("train", 10, 0.8), evaluation("train", 20, 0.7)], 20,
-                      ("since update 10", "-10.2 points [", "--updates 10")),
-    "length": ([BEFORE, evaluation("after_sft", 0, 0.45, tokens=104), evaluation("train", 20, 0.45, tokens=44)], 20,
-               ("from 104 to 44 tokens", "+0.0 points [")),
-    "only in training": ([BEFORE, SFT, evaluation("final", 30, 0.46)], 30, ("from 0.47 to 0.77", "+0.012 [", "reset(seed)")),
-}  # fmt: skip
+        [BEFORE, evaluation("after_sft", 0, 0.45, 0.3), evaluation("final", 30, 0.43, 0.416)],
+        30,
+        ("+0.116 [", "-0.020 [", "pays something else"),
+    ),
+    "lost": (
+        [BEFORE, SFT, evaluation("final", 30, 0.37)],
+        30,
+        ("from 0.449 to 0.371, -0.078 [", "n=256", "learning rate"),
+    ),
+    "past its best": (
+        [BEFORE, SFT, evaluation("train", 10, 0.8), evaluation("train", 20, 0.7)],
+        20,
+        ("since update 10", "-0.102 [", "fewer --updates"),
+    ),
+}
 
 
-def rewards_of(symptom: str) -> dict:
-    return {"reward": np.linspace(0.4, 0.84, 30)} if symptom == "only in training" else FLAT
+def evaluated(evals: list[dict], sft_steps: int = 50) -> dict[str, tuple[int, str]]:
+    return told(doctor.of_run(evals, sft_steps), doctor.EVALUATED)
 
 
 @pytest.mark.parametrize("symptom", DEV)
 def test_what_evaluations_show_is_told_with_its_interval(symptom):
     evals, update, says = DEV[symptom]
-    (told,) = doctor.look_at(made_up(**rewards_of(symptom)), evals, FLAGS)
-    assert told.startswith(f"update {update}: {symptom}: ") and "\n" not in told
-    assert all(words in told for words in says), told
+    ((name, (when, sentence)),) = evaluated(evals).items()
+    assert (name, when) == (symptom, update) and all(words in sentence for words in says)
+
+
+MISSING = evaluation("final", 30, 0.37, n=N - 1) | {"missing": {"0": "it raised"}}
 
 
 @pytest.mark.parametrize(
-    "evals,rewards,flags",
+    "evals, sft_steps",
     [
-        ([BEFORE, SFT, evaluation("final", 30, 0.43)], FLAT, FLAGS),  # 2 points: nobody can tell
-        ([BEFORE, SFT, evaluation("train", 20, 0.40)], FLAT, FLAGS),  # 13 tasks of 256: not often enough while a run trains
-        ([BEFORE, SFT, evaluation("final", 30, 0.2) | {"trained": False}], FLAT, FLAGS),  # tasks that are not trained
+        ([BEFORE, SFT, evaluation("final", 30, 0.43)], 50),  # 2 points: nobody can tell
+        ([BEFORE, SFT, evaluation("train", 20, 0.40)], 50),  # 13 tasks, while a run trains
+        ([BEFORE, SFT, evaluation("final", 30, 0.2) | {"trained": False}], 50),
         # four tasks show nothing, nor its absence
-        ([evaluation("before", 0, 0.45, n=4), evaluation("after_sft", 0, 0.45, n=4)], FLAT, FLAGS),
-        ([evaluation("before", 0, 0.45), SFT], FLAT, {"sft_steps": 0}),  # there was none
-        ([BEFORE, evaluation("after_sft", 0, 0.97), evaluation("final", 30, 0.98, tokens=44)], FLAT, FLAGS),  # all right, and shorter
-        ([BEFORE, SFT, evaluation("final", 30, 0.9, tokens=250)], FLAT, FLAGS),  # it has learnt to think
-        # easier tasks in training, as asked
-        ([BEFORE, SFT, evaluation("final", 30, 0.46)], rewards_of("only in training"), FLAGS | {"curriculum": True}),
-        # samples catch up with greedy replies
-        ([BEFORE, evaluation("after_sft", 0, 0.9), evaluation("final", 30, 0.9)], rewards_of("only in training"), FLAGS),
+        ([evaluation("before", 0, 0.45, n=4), evaluation("after_sft", 0, 0.45, n=4)], 50),
+        ([evaluation("before", 0, 0.45), SFT], 0),  # there was none
+        ([BEFORE, SFT, evaluation("final", 30, 0.9, tokens=250)], 50),  # it has learnt to think
+        # a task without a result is left out of both
+        ([BEFORE, SFT, MISSING | {name: SFT[name][1:] for name in ("exact", "reward")}], 50),
+        # sure, and too small to act on
+        ([SFT | {"reward": [-10.0] * N}, SFT | {"update": 9, "reward": [-10.02] * N}], 50),
     ],
-)  # fmt: skip
-def test_what_evaluations_do_not_show_is_not_told(evals, rewards, flags):
-    assert doctor.look_at(made_up(**rewards), evals, flags) == []
+)
+def test_what_evaluations_do_not_show_is_not_told(evals, sft_steps):
+    assert evaluated(evals, sft_steps) == {}
 
 
-def save(file: Path, lines: list[dict]) -> None:
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def test_what_only_training_earns_is_told_at_the_end():
+    evals = [SFT, evaluation("train", 20, 0.46), evaluation("final", 30, 0.46)]
+    rises = np.linspace(0.4, 0.84, 30)
+    seen = doctor.look_at(made_up(reward=rises), evals)
+    assert "evaluations went from 0.45 to 0.46" in seen["only in training"][1]
+    for lines in (FLAT, {"reward": rises, "level": half(2, 3)}, {"reward": rises - 0.38}):
+        assert doctor.look_at(made_up(**lines), evals) == {}
 
 
 def test_a_run_and_its_report_tell_what_evaluations_show(tmp_path, capsys):
-    evals = DEV["lost"][0]
-    save(tmp_path / "evals.jsonl", evals)
+    write_lines(tmp_path / "evals.jsonl", DEV["lost"][0])
     run = Run(Config(sft_steps=50), tmp_path, None, State(update=30), [], tmp_path)
     run.log_evaluation({})
-    said = capsys.readouterr().out
     assert run.state.warnings["lost"].startswith("update 30: since SFT exact answers went")
-    assert "LOST at update 30" in said
-    at_0 = [e | {"update": 0} for e in evals]
-    found = report.observations({"config": {}}, [], at_0)[-1]
-    assert "Found wrong at update 0: lost: since SFT" in found
-
-
-def test_tasks_without_a_result_are_left_out_of_both():
-    now = evaluation("final", 30, 0.37, n=N - 1) | {"missing": {"0": "it raised"}}
-    now["exact"] = now["reward"] = SFT["exact"][1:]
-    assert doctor.look_at(made_up(**FLAT), [BEFORE, SFT, now], FLAGS) == []
+    assert "LOST at update 30" in capsys.readouterr().out
+    found = report.observations({"warnings": run.state.warnings, "config": {}}, [], [])[-1]
+    assert "Found wrong: lost at update 30: since SFT" in found
 
 
 def test_an_environment_that_says_exact_only_now_and_then_does_not_end_a_run():
     whole = evaluation("before", 0, 0.2)
     bare = {name: v for name, v in whole.items() if name not in ("exact", "format")}
     evals = [bare, SFT, {**bare, "stage": "train", "update": 20}, evaluation("final", 30, 0.2)]
-    (told,) = doctor.look_at(made_up(**FLAT), evals, FLAGS)
-    assert "lost" in told and "the mean reward went from 0.449 to 0.199" in told
+    assert "the mean reward went from 0.449 to 0.199" in evaluated(evals)["lost"][1]
 
 
-def flat_run(rng, n: int, looks: int, paid_in_parts: bool) -> tuple[list[dict], list[float]]:
+def flat_run(rng, n: int, looks: int, paid_in_parts: bool) -> list[dict]:
     """A run that SFT helps and GRPO does nothing to.
 
     Every evaluation draws every task anew, more noise than greedy replies have.
     """
     hard = rng.beta(0.5, 0.5, n)
-
-    def look(stage: str, update: int, known: float) -> dict:
-        right = (rng.random(n) < known * hard).astype(float)
+    stages = [("before", 0), ("after_sft", 0), *(("train", 20 * i) for i in range(1, looks))]
+    evals = []
+    for stage, update in [*stages, ("final", 20 * looks)]:
+        right = (rng.random(n) < (0.3 if stage == "before" else 1) * hard).astype(float)
         paid = np.maximum(right, 0.9 * hard * rng.random(n)) if paid_in_parts else right
-        tokens = rng.lognormal(4.5, 0.3, n)
-        return {
-            "update": update,
-            "stage": stage,
-            "trained": True,
-            "reward": paid,
-            "exact": right,
-            "reply_tokens": tokens,
-        }
-
-    last = 20 * looks
-    stages = [
-        ("before", 0, 0.3),
-        ("after_sft", 0, 1),
-        *(("train", 20 * i, 1) for i in range(1, looks)),
-        ("final", last, 1),
-    ]
-    return [look(*stage) for stage in stages], list(0.5 + 0.05 * rng.normal(size=last))
+        at = {"update": update, "stage": stage, "trained": True, "exact": right.tolist()}
+        tokens = rng.lognormal(4.5, 0.3, n).tolist()
+        evals.append(at | {"reward": paid.tolist(), "reply_tokens": tokens})
+    return evals
 
 
 def test_flat_runs_are_rarely_told_anything_however_often_they_are_looked_at():
-    """The docstring's rate, from fewer runs: of 120 runs of 20 looks each, four at most."""
-    rng, told = np.random.default_rng(0), 0
-    for i in range(120):
-        evals, rewards = flat_run(rng, n=(32, 128, 256)[i % 3], looks=20, paid_in_parts=i % 2 == 0)
-        told += any(
-            progress.symptoms(evals[: k + 1], rewards[: 20 * (k - 1)], FLAGS)
-            for k in range(1, len(evals))
-        )
-    assert told <= 4
+    """The docstring's rate: of 40 runs of 20 looks each, two at most."""
+    rng = np.random.default_rng(0)
+    runs = [flat_run(rng, (32, 128, 256)[i % 3], 20, i % 2 == 0) for i in range(40)]
+    assert sum(bool(evaluated(evals)) for evals in runs) <= 2
 
 
 # -------------------------------------------------------------------- runs that were made
@@ -297,24 +279,21 @@ MADE = {
 @pytest.mark.parametrize("run", MADE)
 def test_runs_that_people_looked_at_are_told_what_they_have(run):
     lines = [json.loads(line) for line in doctor_logs()[1][f"ours/{run}"].splitlines()]
-    assert {told.split(": ")[1] for told in doctor.look_at(lines)} == MADE[run]
+    assert told(lines).keys() == MADE[run]
+    assert doctor.look_at(lines).keys() <= MADE[run] | {"still"}
 
 
 def test_the_command_line(tmp_path):
     ask = lambda *words: warm.run(["-m", "bookkeeping.doctor", *words], ROOT)
-    assert "nothing wrong" in ask().stdout
-    save(tmp_path / "metrics.jsonl", made_up(**FLAT | ILL["noise"][0]))
-    save(tmp_path / "evals.jsonl", DEV["lost"][0])
-    told = ask(str(tmp_path))
-    assert told.returncode == 1 and told.stdout.startswith("update 18: noise: ")
-    assert "\nupdate 30: lost: " in told.stdout
-    save(tmp_path / "metrics.jsonl", made_up())
-    save(tmp_path / "evals.jsonl", [])
-    told = ask(str(tmp_path))
-    assert told.returncode == 0 and told.stdout.startswith("nothing wrong was found in 30 updates")
-    assert "looked at: entropy, errors, groups_with_signal, reward, truncated" in told.stdout
-    missing = ask(str(tmp_path / "no"))
-    assert missing.returncode == 2 and "check the path" in missing.stderr
+    assert "few groups" in ask().stdout
+    (tmp_path / "config.json").write_text('{"sft_steps": 50}')
+    write_lines(tmp_path / "metrics.jsonl", made_up(**FLAT | ILL["noise"][0]))
+    write_lines(tmp_path / "evals.jsonl", DEV["lost"][0])
+    found = ask(str(tmp_path))
+    assert found.returncode == 1 and "\nstep 18: noise: " in found.stdout
+    assert "\nstep 30: lost: " in found.stdout
+    found = json.loads(ask(str(tmp_path), "--json").stdout)
+    assert [one["name"] for one in found["symptoms"]] == ["noise", "lost"]
 
 
 def test_a_sampler_that_falls_behind_late_is_named_although_the_beginning_is_far_back():
@@ -327,46 +306,38 @@ def test_a_sampler_that_falls_behind_late_is_named_although_the_beginning_is_far
         {"update": i + 1, "reward": 0.5, "mismatch": gap, "off_policy_steps": 0.0, "rounding": 1e-3}
         for i, gap in enumerate(gaps)
     ]
-    known = {"reward_low": 0.4, "reward_high": 0.6, "n": 64}
-    (told,) = doctor.look_at([line | known for line in lines])
-    assert told.startswith("update 103: stale: ")
+    found = told([line | {"n": 64} for line in lines])
+    assert [(name, update) for name, (update, _) in found.items()] == [("stale", 103)]
 
 
 def test_samples_that_are_corrected_are_not_called_uncorrected_after_an_update_without_a_signal():
     """Such an update has measured nothing, so its line says nothing of the correction."""
-    silent = {"off_policy_steps": 3.0}
+    silent = {"update": 1, "off_policy_steps": 3.0}
     old = silent | {"mismatch": 0.1, "ratio": 1.0}
-    assert "the ratio is 1.000" in doctor.uncorrected([silent, old, old, old], [])
-    assert doctor.uncorrected([*[old | {"importance": 1.0}] * 3, silent], []) is None
+    assert "uncorrected" in doctor.disagreement([silent, old, old, old])
+    assert doctor.disagreement([*[old | {"importance": 1.0}] * 3, silent]) is None
 
 
-def test_what_is_reported_only_when_it_is_right_may_be_missing_at_the_start():
-    lines = [
-        {"update": i, "reward": 0.1 + 0.02 * i, "reward_low": 0.1, "reward_high": 0.9, "n": 8}
-        for i in range(30)
-    ]
-    lines = [line | ({"exact": 0.02} if line["update"] >= 5 else {}) for line in lines]
-    assert "pays something else" in doctor.symptoms(lines, [line["reward"] for line in lines])
-
-
-def test_a_reward_on_another_scale_is_not_held_against_a_share_before_anything_was_right():
-    lines = [
-        {"update": i, "reward": 22.75, "reward_low": 20, "reward_high": 25, "exact": 0.0, "n": 8}
-        for i in range(30)
-    ]
-    assert "pays something else" not in doctor.symptoms(lines, [22.75] * 30)
+@pytest.mark.parametrize(
+    "exact, reward, seen",
+    [
+        (0.02, RISES, True),  # reported only when it is right, so it is missing at first
+        (0.0, [22.75] * 30, False),  # another scale, and nothing was right yet
+    ],
+)
+def test_a_reward_is_held_against_exact_answers_on_its_scale(exact, reward, seen):
+    lines = made_up(reward=reward)
+    lines = lines[:5] + [line | {"exact": exact} for line in lines[5:]]
+    assert ("pays something else" in told(lines)) == seen
 
 
 def test_replies_that_a_harder_level_cuts_short_are_no_broken_policy():
     lines = made_up(truncated=half(0.0, 0.97), format=half(0.97, 0.03), level=half(7, 8))
-    told = " ".join(doctor.look_at(lines))
-    assert "cut short" in told and "broken" not in told
-    assert "broken" in " ".join(doctor.look_at([line | {"level": 7} for line in lines]))
+    assert told(lines).keys() == {"cut short"}
+    assert "broken" in told([line | {"level": 7} for line in lines])
 
 
 def test_negative_rewards_fall_by_their_size():
-    assert doctor.collapse([], [-10.0] * 20 + [-10.6] * 20) is None
-    assert doctor.collapse([], [-10.0] * 20 + [-16.0] * 20) is not None
-    best, now = ({"update": u, "reward": [x] * 256} for u, x in ((20, -10.072), (40, -10.092)))
-    assert progress.past_its_best(best, now) == {}
-    assert progress.past_its_best(best, now | {"reward": [-12.0] * 256})
+    for fall, seen in ((0.6, False), (6, True)):
+        lines = [{"update": i, "reward": -10 - fall * (i >= 20)} for i in range(40)]
+        assert bool(doctor.collapse(lines)) == seen

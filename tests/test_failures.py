@@ -95,13 +95,13 @@ def test_the_kept_run_names_it(name):
     kept, told = KEPT[name], FAILURES[name].told
     assert kept["settings"] == f"--break {name}" and told in kept["warnings"]
     again = doctor.look_at(kept["lines"])  # by the code as it is now
-    assert any(f": {told}: " in sentence for sentence in again)
+    assert told in again
     assert any(FAILURES[name].metric in line for line in kept["lines"])
 
 
 @pytest.mark.parametrize("name", ["healthy", "healthy-epochs", "healthy-partial"])
 def test_the_kept_runs_without_a_mistake_are_well(name):
-    assert doctor.look_at(KEPT[name]["lines"]) == []
+    assert doctor.look_at(KEPT[name]["lines"]) == {}
 
 
 @pytest.mark.parametrize("flags", [["--plain"], ["--engine", "vllm"], ["--async-rollouts", "1"]])

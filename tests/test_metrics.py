@@ -187,8 +187,8 @@ def test_an_interval_prints_as_a_person_reads_it():
 
 def alarms(rewards) -> list[int]:
     """After which updates a run would have heard the alarm: it is asked after every one."""
-    lengths = range(1, len(rewards) + 1)
-    return [n for n in lengths if doctor.collapse([], list(rewards[:n]))]
+    lines = [{"reward": reward} for reward in rewards]
+    return [n for n in range(1, len(lines) + 1) if doctor.collapse(lines[:n])]
 
 
 def test_a_fall_is_noticed_within_five_updates_and_a_healthy_run_is_no_collapse():
@@ -199,8 +199,8 @@ def test_a_fall_is_noticed_within_five_updates_and_a_healthy_run_is_no_collapse(
     assert alarms(np.linspace(0.25, 0.9, 100) + rng.normal(0, 0.05, 100)) == []
     assert alarms([0.3] * 60) == alarms([0.8] * 30 + [0.0] + [0.8] * 10) == []
     for healthy in (5, 20, 100):
-        sentence = doctor.collapse([], [0.8] * healthy + [0.14] * 5)
-        assert "0.14" in sentence and "0.80" in sentence
+        found = doctor.collapse([{"reward": x} for x in [0.8] * healthy + [0.14] * 5])
+        assert "0.14" in found["collapse"] and "0.80" in found["collapse"]
 
 
 # --------------------------------------------------------------------- level, line, distribution

@@ -232,7 +232,7 @@ def test_what_is_wrong_is_told_and_its_absence_too():
     assert "Nothing was found wrong" in observed(lines)
     silent = [line | {"groups_with_signal": 0.0, "reward": 0.0} for line in lines]
     text = observed(silent)
-    assert "Found wrong at update 10: no signal: " in text and "Nothing was found" not in text
+    assert "Found wrong: no signal at update 10: " in text and "Nothing was found" not in text
     measured = ("update", "reward", "groups_with_signal", "reply_tokens")
     bare = [{name: line[name] for name in measured} for line in silent]  # no gradient at all
     assert "nan" not in observed(bare)
