@@ -168,9 +168,8 @@ def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0)) -> Inter
     if not low <= value <= high:
         low, high = min(low, 2 * value), max(high, 2 * value)
     others = Z2 / (n + Z2)  # the share of those that may differ
-    least = value - others * (value - low)
-    most = value + others * (high - value)
-    return Interval(value, least, most, n)
+    reach = (value - others * (value - low), value + others * (high - value))
+    return Interval(value, *reach, n)
 
 
 def score_interval(share: float, q2: float) -> tuple[float, float]:

@@ -297,7 +297,7 @@ def charts(arms: list[Arm]) -> list[dict]:
     series = []
     for i, arm in enumerate(arms):
         look = {"name": f"{arm.letter}: {arm.label}", "colour": i}
-        series += [report.rolling(run.lines) | look for run in arm.runs.values()]
+        series += [report.rolling(run.lines) | look for run in arm.runs.values() if run.lines]
     return [report.chart(f"training reward, mean of the last {report.ROLLING} updates", series)]
 
 

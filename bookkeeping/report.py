@@ -90,6 +90,8 @@ ROLLING = 10  # updates
 SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
 LONG = ("components", "error", "policy_version", "segments", "messages")  # the rest of it
 HEALTH = ("reply_tokens", "groups_with_signal", "entropy")  # columns with a curve of their own
+GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
+BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
 STYLE = {  # of curves.png
     "font.size": 8, "figure.titlesize": 10, "axes.titlesize": 9, "legend.fontsize": 7,
     "legend.loc": "lower right", "axes.grid": True, "grid.alpha": 0.25,
@@ -175,7 +177,6 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
     minutes = [f"{name} {value / 60:.1f}" for name, value in seconds.items() if value]
     # In turn, the trainer waits for all but itself.
     others = seconds.get("wait") or sum(seconds.get(part, 0.0) for part in SAMPLING)
-    waits = 100 * others / max(others + seconds.get("train", 0.0), 1e-9)
     tokens = [f"{count:,} {name}" for name, count in (summary.get("tokens") or {}).items()]
     pairs = {
         "environment": summary["env"],
@@ -185,7 +186,9 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
         "SFT loss": f"{sft['loss_first']:.2f} → {sft['loss_last']:.2f}" if sft else None,
         "updates": summary.get("updates", lines[-1]["update"] if lines else None),
         "time": f"{', '.join(minutes)} minutes" if minutes else None,
-        "the trainer waits": f"{waits:.0f}% of an update" if others else None,
+        "the trainer waits": f"{100 * others / (others + seconds['train']):.0f}% of an update"
+        if others
+        else None,
         "machine": machine.get("device"),
         "peak memory": f"{peak:.2f} GB" if peak else None,
         "tokens": ", ".join(tokens),
@@ -304,9 +307,8 @@ def evaluations(title: str, evals: list[dict]) -> list[dict]:
     names = [*goals(evals), *(name for name in (*OVER_TIME, *own_parts(found)) if name in found)]
     cells = lambda e: [cell(name, values(e, name)) for name in names]
     rows = [[moment(e), called(e), str(len(e["reward"])), *cells(e)] for e in evals]
-    text = ["Greedy, the same development tasks every time; means with 95% intervals."]
     head = ["", "tasks", "n", *map(label, names)]
-    return [section(title, text, head, rows, folded=True)] if evals else []
+    return [section(title, [GREEDY], head, rows, folded=True)] if evals else []
 
 
 def mean_of(lines: list[dict], key: str) -> float:
@@ -326,9 +328,8 @@ def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
         level = metrics.level([line["reward"] for line in block]).text(2)
         cells = [f"{mean_of(block, name):.3g}".replace("nan", "") for name in names]
         rows.append([f"{block[0]['update']}–{block[-1]['update']}", level, *cells])
-    text = "Means over blocks of updates; reward with the 95% interval of its level."
     head = ["updates", "reward", *map(label, names)]
-    return [section("Trajectory", [text], head, rows, folded=True)] if lines else []
+    return [section("Trajectory", [BLOCKS], head, rows, folded=True)] if lines else []
 
 
 def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[str]:
@@ -363,8 +364,8 @@ def training_reward(lines: list[dict]) -> str:
 def chart(title: str, series: list[dict], unit="", marks=()) -> dict:
     values = [v for s in series for point in s["points"] for v in point[1:] if v is not None]
     top = 100 if unit == "%" else 1.05 * max([0.0, *values]) or 1.0
-    about = {"title": title, "unit": unit, "low": min([0.0, *values]), "high": top}
-    return about | {"series": series, "marks": list(marks)}
+    axis = {"unit": unit, "low": min([0.0, *values]), "high": top}
+    return {"title": title, "series": series, "marks": list(marks)} | axis
 
 
 def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
@@ -389,12 +390,12 @@ def curves(evals: list[dict], measure: str) -> list[dict]:
     """A series per task set, rounded as in the tables: page, picture and report.md agree."""
     digits, factor, _ = scale(measure)
     series = {}
-    for e in sorted(evals, key=lambda e: not e["trained"]):
+    answered = (e for e in evals if e["reward"])  # everything may have failed
+    for e in sorted(answered, key=lambda e: not e["trained"]):
         mean = average(values(e, measure))
         ends = [round(factor * v, digits) for v in (mean.mean, mean.low, mean.high)]
         empty = {"name": e["tasks"], "plain": not e["trained"], "points": []}
-        found = series.setdefault(e["tasks"], empty)
-        found["points"].append([time_of(e), *(ends if mean.n else [None] * 3)])
+        series.setdefault(e["tasks"], empty)["points"].append([time_of(e), *ends])
     return list(series.values())
 
 
@@ -459,8 +460,8 @@ def write(folder: Path) -> None:
 
 def text(run: dict) -> str:
     """report.md: the head, which is printed at the end of a run, the settings, the sections."""
-    known = "; ".join(f"{label}: {value}" for label, value in run["facts"])
-    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"], known]
+    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"]]
+    lead.append("; ".join(f"{label}: {value}" for label, value in run["facts"]))
     config = section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())])
     sections = markdown([run["headline"] | {"text": lead}, config, *run["tables"]])
     return f"# {records.clean(run['name'])}\n\n{sections}\n![curves](curves.png)\n"
