@@ -3,7 +3,7 @@
     python -m bookkeeping.report runs/NAME              step 0, after SFT, against the end
 
     evals.jsonl -> averages with paired differences and tails, rows per scenario, tool use over
-                   time, the best episode -> sections (bookkeeping/report.py)
+                   time, the best episode -> sections (bookkeeping/tables.py)
 
 Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for both. The p
 of a difference comes from flipping the signs of the scenarios' differences: if nothing changed,
@@ -19,8 +19,8 @@ import numpy as np
 from scipy import stats
 
 import metrics
-from bookkeeping import compare, records, report
-from bookkeeping.report import NAMES, cell, label, measures, moment, section, values
+from bookkeeping import compare, records, tables
+from bookkeeping.tables import NAMES, cell, label, measures, moment, section, values
 from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
@@ -51,7 +51,7 @@ def wasted(e: dict) -> dict:
 
 
 def number(name: str, x: float) -> str:
-    digits, factor, unit = report.scale(name)
+    digits, factor, unit = tables.scale(name)
     return f"{factor * x:.{digits}f}{unit}"
 
 
@@ -80,7 +80,7 @@ def averages(a: dict, b: dict) -> dict:
     rows, table = changes(a, b), []
     for row in rows:
         name, gain = row["name"], row["gain"]
-        digits, factor, unit = report.scale(name)
+        digits, factor, unit = tables.scale(name)
         difference = gain.text(digits, factor, sign="+") + " points" * (unit == "%")
         direction = "up" if gain.mean > 0 else "down"
         clearly = direction if row["corrected"] < 0.05 else "cannot tell"

@@ -43,7 +43,7 @@ from scipy import stats
 from tyro.conf import Positional
 
 import metrics
-from bookkeeping import records, report
+from bookkeeping import records, tables
 from bookkeeping.records import clean
 from metrics import Interval
 
@@ -272,13 +272,13 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
     for arm in arms:
         names = ", ".join(run.name for run in arm.runs.values())
         means = [final_mean(arm, tasks, what) for tasks in lines]
-        cells = [mean.text(*report.scale(what)) if mean else "" for mean in means]
+        cells = [mean.text(*tables.scale(what)) if mean else "" for mean in means]
         seeds = ", ".join(map(str, arm.runs))
         members.append([f"**{arm.letter}**", arm.label, seeds, names, *cells])
     for row in rows:
-        digits, scale, _ = report.scale(row["what"])
+        digits, scale, _ = tables.scale(row["what"])
         difference = row["difference"].text(digits, scale, sign="+")
-        about = [report.called(row), row["what"], f"{row['a'].letter} − {row['b'].letter}"]
+        about = [tables.called(row), row["what"], f"{row['a'].letter} − {row['b'].letter}"]
         told = [small(row["p"]), small(row["corrected"]), f"**{row['verdict']}**"]
         verdicts.append([*about, difference, row["over"], str(row["difference"].n), *told])
     measure = "Exactly right" if what == "exact" else "Mean reward"
@@ -286,10 +286,10 @@ def text(arms: list[Arm], rows: list[dict]) -> str:
     head = ["tasks", "measure", "arms", "difference", "varies in the interval", "n tasks"]
     head += ["p", "p corrected", "verdict"]
     page = [
-        report.section("Arms", [over], ["", "arm", "seeds", "runs", *lines], members),
-        report.section("Verdicts", [SENTENCE if rows else NOTHING], head, verdicts),
+        tables.section("Arms", [over], ["", "arm", "seeds", "runs", *lines], members),
+        tables.section("Verdicts", [SENTENCE if rows else NOTHING], head, verdicts),
     ]
-    return f"# Arms: {len(arms)}\n\n{report.markdown(page)}\n![compare](compare.png)\n"
+    return f"# Arms: {len(arms)}\n\n{tables.markdown(page)}\n![compare](compare.png)\n"
 
 
 def charts(arms: list[Arm]) -> list[dict]:
@@ -297,8 +297,8 @@ def charts(arms: list[Arm]) -> list[dict]:
     series = []
     for i, arm in enumerate(arms):
         look = {"name": f"{arm.letter}: {arm.label}", "colour": i}
-        series += [report.rolling(run.lines) | look for run in arm.runs.values() if run.lines]
-    return [report.chart(f"training reward, mean of the last {report.ROLLING} updates", series)]
+        series += [tables.rolling(run.lines) | look for run in arm.runs.values() if run.lines]
+    return [tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)]
 
 
 def main(folders: Positional[list[Path]], out: Path | None = None) -> Path:
@@ -317,7 +317,7 @@ def main(folders: Positional[list[Path]], out: Path | None = None) -> Path:
         page = text(arms, compare(arms))
         out.mkdir(parents=True, exist_ok=True)
         records.write_whole(out / "compare.md", page)
-        report.draw(out / "compare.png", "Training", charts(arms))
+        tables.draw(out / "compare.png", "Training", charts(arms))
     print(page)
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out

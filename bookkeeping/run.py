@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 import metrics
-from bookkeeping import doctor, progress, records, report
+from bookkeeping import doctor, progress, records, report, tables
 from bookkeeping import folder as run_folder
 from bookkeeping.folder import load_checkpoint, save_checkpoint
 from fast import parallel
@@ -157,7 +157,7 @@ class Run:
         names = dict.fromkeys(name for e in played for name in e.components)
         minutes = (self.cfg.updates - state.update) * sum(seconds[part] for part in SECONDS) / 60
         left = f", {minutes:.0f} min left" if minutes > 0 else ""
-        own = report.own_parts(names)
+        own = tables.own_parts(names)
         tqdm.write(one_line(line, own) + left + records.broken(groups))
         newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)
         self.tell(doctor.symptoms(newest, self.rewards(), first_gap))
@@ -312,9 +312,9 @@ def ratios_of(policy, e, cfg, update: int) -> list[float]:
 def one_line(line: dict, own: list[str] = ()) -> str:
     """What is printed of an update. Without signal nothing was trained, and nothing measured.
 
-    own: entries of the score that somebody has added (report.own_parts).
+    own: entries of the score that somebody has added (tables.own_parts).
     """
-    titles = PRINTED | {name: report.label(name) for name in own}
+    titles = PRINTED | {name: tables.label(name) for name in own}
     scores = [f"{title} {line[name]:.2f}" for name, title in titles.items() if name in line]
     parts = [
         f"update {line['update']:4}",

@@ -15,7 +15,7 @@ from scipy import stats
 
 import made_up
 import metrics
-from bookkeeping import behaviour, records, report
+from bookkeeping import behaviour, records, tables
 from env_swarm import DEV_SEEDS, Swarm, play
 
 N = 24
@@ -48,9 +48,9 @@ def test_averages_are_those_of_the_games(run):
     scores = [[play(Swarm(style=s), DEV_SEEDS + i) for i in range(N)] for s in ("random", "expert")]
     number = lambda cell: float(re.match(r"[-+]?[\d.]+", cell)[0])
     for name in ("reward", "quality", "used_submit_work", "gain", "error_rate"):
-        digits, factor, _ = report.scale(name)
+        digits, factor, _ = tables.scale(name)
         x, y = (factor * np.mean([score[name] for score in played]) for played in scores)
-        *cells, _, clearly = rows[report.NAMES[name]][:5]
+        *cells, _, clearly = rows[tables.NAMES[name]][:5]
         expected = pytest.approx([x, y, y - x], abs=0.51 * 10**-digits)
         assert [number(cell) for cell in cells] == expected
         assert clearly == ("up" if y > x else "down")

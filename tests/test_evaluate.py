@@ -8,7 +8,7 @@ import math
 import pytest
 
 import metrics
-from bookkeeping import report
+from bookkeeping import tables
 from bookkeeping.records import lines
 from evaluate import evaluate_policy, headline, print_components, summarize
 from rollout import Episode
@@ -127,8 +127,8 @@ def test_an_entry_that_only_some_episodes_have_is_null_in_the_others_and_in_no_m
     judged(tiny, tmp_path, {"mine": (True, mixed)}, 3)
     (line,) = lines(tmp_path / "evals.jsonl")
     assert line["turn_1"] == [0.5, 1.0, 0.0] and line["turn_2"] == [None, 0.25, 0.75]
-    found = report.average(report.values(line, "turn_2"))
-    assert found == metrics.mean([0.25, 0.75]) and "turn_2" in report.measures(line)
+    found = tables.average(tables.values(line, "turn_2"))
+    assert found == metrics.mean([0.25, 0.75]) and "turn_2" in tables.measures(line)
     print_components("mine", mixed)
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.split(maxsplit=1) == ["turn_2", str(metrics.mean([0.25, 0.75]))]

@@ -14,7 +14,7 @@ import made_up
 import metrics
 import settings
 import train
-from bookkeeping import records, refusals, report
+from bookkeeping import records, refusals, report, tables
 from helpers import write_lines
 from made_up import CONFIG, MACHINE, TIERS, N, update_line
 
@@ -133,7 +133,7 @@ def test_every_number_of_the_report_follows_from_the_run(run):
 def test_the_page_shows_the_numbers_of_the_report(run):
     numbers, _ = report.collect(run)
     text = (run / "report.md").read_text()
-    assert report.markdown(numbers["tables"]) in text
+    assert tables.markdown(numbers["tables"]) in text
     titles = ["development, exact", "development, reward", "training reward", "reply tokens"]
     assert [c["title"] for c in numbers["charts"]] == [*titles, "groups with signal", "entropy"]
     for series in numbers["charts"][0]["series"]:
@@ -272,8 +272,8 @@ def test_curves_are_drawn_from_the_charts():
 
     ax = Figure().subplots()
     points = [[-1, 0.1, 0.0, 0.2], [0, 0.5, 0.4, 0.6], [10, -3.0, -4.0, -2.0]]
-    chart = report.chart("t", [{"name": "a", "points": points}], marks=[[5, "harder"]])
-    report.draw_chart(ax, chart)
+    chart = tables.chart("t", [{"name": "a", "points": points}], marks=[[5, "harder"]])
+    tables.draw_chart(ax, chart)
     curve, mark = ax.lines
     assert list(curve.get_xdata()) == [-1, 0, 10] and list(curve.get_ydata()) == [0.1, 0.5, -3.0]
     assert mark.get_xdata()[0] == 5 and ax.texts[0].get_text() == " harder"

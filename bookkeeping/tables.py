@@ -1,0 +1,168 @@
+"""Cells, tables and charts, for the report, the behaviour tables and the comparison alike.
+
+    a line of evals.jsonl {"reward": [n], "format": [n], …} -> averages with intervals -> cells
+    section: title, sentences, head, rows -> Markdown here, a table on the page
+    chart: {"title", "unit", "low", "high", "series": [{"name", "points": [[update, value, low end,
+        high end], …]}], "marks": [[update, words]]} -> drawn by draw here, by the page itself there
+
+A series may be "plain" (drawn thin) and have a "colour", a number. A value that was not measured is
+None, because JSON has no NaN. An evaluation before SFT stands at -1 on the axis of updates.
+
+`python -m bookkeeping.report runs/NAME` writes them. They serve every environment.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+import metrics
+from bookkeeping.records import clean
+
+# Names in the order of the tables. A measure that is not listed comes last, under its own name.
+NAMES = {
+    "reward": "reward", "payoff": "payoff", "quality": "interaction quality",
+    "diversity": "action diversity", "reputation": "reputation, of 1", "turns_used": "turns used",
+    "turns_acted": "turns in which something was done",
+    "used_claim_task": "tasks claimed", "used_submit_work": "tasks submitted",
+    "waste": "claims never submitted",
+    "used_propose_trade": "trades proposed", "used_accept_proposal": "trades accepted",
+    "used_reject_proposal": "trades rejected", "used_cancel_proposal": "proposals cancelled",
+    "used_post": "posts", "used_reply": "replies", "used_vote": "votes",
+    "used_pass_turn": "turns passed", "error_rate": "errors, of the turns",
+    "truncated": "cut short", "survival": "not frozen at the end", "gain": "resources gained",
+}  # fmt: skip
+PERCENT = ("error_rate", "format", "truncated", "survival", "exact")
+DIGITS = {
+    "gain": 1, "reply_tokens": 1, "waste": 2, "turns_used": 2, "turns_acted": 2, "extra_calls": 2,
+    "self_proposal_errors": 2,
+}  # fmt: skip
+# Entries of our environments' scores that have their places in the report, or are left out of it.
+OURS = (
+    *NAMES, "exact", "format", "fraction", "similarity", "reply_tokens", "floor_missing",
+    "self_proposal_errors", "extra_calls", "toxicity", "quality_gap",
+)  # fmt: skip
+MOMENTS = {
+    "before": "before SFT",
+    "after_sft": "after SFT",
+    "final": "update {} (final)",
+    "eval_only": "update {} (evaluated later)",
+}
+ROLLING = 10  # updates
+STYLE = {  # of curves.png
+    "font.size": 8, "figure.titlesize": 10, "axes.titlesize": 9, "legend.fontsize": 7,
+    "legend.loc": "lower right", "axes.grid": True, "grid.alpha": 0.25,
+    "text.parse_math": False,  # a name may contain a $
+}  # fmt: skip
+
+
+def own_parts(names) -> list[str]:
+    """Of the entries of a score, those that somebody has added: a bonus, say, in a fork."""
+    return [name for name in names if name not in OURS and not name.startswith(("habit_", "turn_"))]
+
+
+def moment(e: dict) -> str:
+    """What an evaluation is called."""
+    return MOMENTS.get(e["stage"], "update {}").format(e["update"])
+
+
+def called(e: dict) -> str:
+    """The name of its tasks."""
+    return f"{e['tasks']} (trained)" if e["trained"] else e["tasks"]
+
+
+def values(e: dict, name: str) -> np.ndarray:
+    """[n] floats; NaN for an episode that has none."""
+    return np.array(e.get(name, []), dtype=float)
+
+
+def measures(*evals: dict) -> list[str]:
+    """The measures that all of these evaluations have, in the tables' order."""
+    names = dict.fromkeys([*NAMES, *evals[0]])
+    return [name for name in names if all(isinstance(e.get(name), list) for e in evals)]
+
+
+def average(v: np.ndarray) -> metrics.Interval:
+    """The mean of those that have a value."""
+    return metrics.mean(v[~np.isnan(v)])
+
+
+def label(name: str) -> str:
+    return NAMES.get(name, name.removeprefix("habit_").replace("_", " "))
+
+
+def scale(name: str) -> tuple[int, float, str]:
+    """(digits, factor, unit) of a measure."""
+    if name in PERCENT:
+        return 1, 100, "%"
+    return DIGITS.get(name, 2 if name.startswith("used_") else 3), 1, ""
+
+
+def cell(name: str, v: np.ndarray) -> str:
+    """The average of a measure. A count that never varies has no spread, and so no interval."""
+    if len(v) and v.min() > 1 and metrics.is_constant(v):
+        return f"{v[0]:g}, always"
+    return average(v).text(*scale(name)) if len(v) else ""
+
+
+def section(title: str, text: list[str], head: tuple = (), rows: tuple = (), **more) -> dict:
+    """more: folded, on the page; listed, the sentences are a list; episode, the number of one that
+    can be looked at."""
+    return {"title": title, "text": text, "head": list(head), "rows": list(rows), **more}
+
+
+def markdown(sections: list[dict]) -> str:
+    out = []
+    for s in clean(sections):
+        table = [s["head"], ["---"] * len(s["head"]), *s["rows"]] if s["rows"] else []
+        texts = [f"* {text}" if s.get("listed") else f"{text}\n" for text in s["text"]]
+        out += [f"## {s['title']}", "", *texts, *(f"| {' | '.join(row)} |" for row in table), ""]
+    return "\n".join(out)
+
+
+def mean_of(lines: list[dict], key: str) -> float:
+    """Of the updates that have the number: one without signal measures no entropy, say."""
+    values = [line[key] for line in lines if key in line]
+    return float(np.mean(values)) if values else float("nan")
+
+
+def chart(title: str, series: list[dict], unit="", marks=()) -> dict:
+    values = [v for s in series for point in s["points"] for v in point[1:] if v is not None]
+    top = 100 if unit == "%" else 1.05 * max([0.0, *values]) or 1.0
+    axis = {"unit": unit, "low": min([0.0, *values]), "high": top}
+    return {"title": title, "series": series, "marks": list(marks)} | axis
+
+
+def rolling(lines: list[dict]) -> dict:
+    """A series: the mean reward of the last updates."""
+    recent = [lines[max(0, i + 1 - ROLLING) : i + 1] for i in range(len(lines))]
+    found = [[last[-1]["update"], mean_of(last, "reward"), None, None] for last in recent]
+    return {"name": f"mean of the last {ROLLING}", "points": found}
+
+
+def draw(path: Path, title: str, charts: list[dict]) -> None:
+    """All charts in one picture, three to a row. matplotlib is loaded when something is drawn."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    rows, columns = math.ceil(max(1, len(charts)) / 3), max(1, min(3, len(charts)))
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(4.8 * columns, 3.4 * rows), layout="constrained")
+        fig.suptitle(clean(title))
+        for i, chart in enumerate(clean(charts), 1):
+            draw_chart(fig.add_subplot(rows, columns, i), chart)
+        path.unlink(missing_ok=True)  # a link is somebody's: it is replaced, not followed
+        fig.savefig(path, dpi=100)
+
+
+def draw_chart(ax, chart: dict) -> None:
+    for i, s in enumerate(chart["series"]):
+        x, y, low, high = np.array(s["points"], dtype=float).reshape(-1, 4).T
+        width, colour = (0.9 if s.get("plain") else 2.0), f"C{s.get('colour', i)}"
+        ax.fill_between(x, low, high, alpha=0.16, lw=0, color=colour)
+        ax.plot(x, y, "o-", color=colour, lw=width, ms=width, label=s["name"], clip_on=False)
+    for update, words in chart["marks"]:
+        ax.axvline(update, color="black", ls="--", lw=1)
+        ax.text(update, 0.02, f" {words}", transform=ax.get_xaxis_transform())
+    ax.set(title=chart["title"], ylim=(chart["low"], chart["high"]))
+    ax.legend(ncols=1 + len(chart["series"]) // 5)
