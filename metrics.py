@@ -50,7 +50,8 @@ Run me: `python metrics.py` shows how wide an interval is at 32, 128 and 256 tas
 asks a made-up run whether it has settled.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -91,6 +92,10 @@ class Interval:
         """A difference of two percentages: '+12.5 points [-3.1, +28.1]'"""
         return self.text(1, 100, " points", "+")
 
+    def within(self, low: float, high: float) -> "Interval":
+        """The same mean; the ends reach no further than what is possible."""
+        return replace(self, low=max(low, self.low), high=min(high, self.high))
+
     def dict(self) -> dict:
         return asdict(self)
 
@@ -99,17 +104,14 @@ def proportion(successes: float, n: int) -> Interval:
     """A share with Wilson's 95% interval. n = 0 gives (nan, 0, 1)."""
     if n == 0:
         return Interval(NAN, 0.0, 1.0, 0)
-    from scipy import special
-
     share = successes / n
-    z2 = float(special.ndtri(0.975)) ** 2
-    low, high = score_interval(round(successes) / n, z2 / n)
+    low, high = score_interval(round(successes) / n, Z2 / n)
     # Rounding must not part an end from a share of 0 or 1.
-    return Interval(share, max(0.0, min(low, share)), min(1.0, max(high, share)), n)
+    return Interval(share, min(low, share), max(high, share), n).within(0.0, 1.0)
 
 
 FEW = 100  # values; with fewer the bootstrap covers too little
-Z2 = 1.96**2
+Z2 = NormalDist().inv_cdf(0.975) ** 2
 
 
 def mean(values) -> Interval:
@@ -120,8 +122,7 @@ def mean(values) -> Interval:
     n = len(values)
     if n and np.isin(values, (0, 1)).all():
         return proportion(values.sum(), n)
-    is_share = n > 0 and 0 <= values.min() and values.max() <= 1
-    if n >= FEW or not is_share or is_constant(values):
+    if n >= FEW or not are_shares(values) or is_constant(values):
         return of_any(values, (0.0, 1.0))
     middle = float(values.mean())
     spread = values.var(ddof=1) / (middle * (1 - middle))  # of 0s and 1s it would be 1
@@ -148,6 +149,10 @@ def of_any(values: np.ndarray, ends: tuple[float, float]) -> Interval:
     return Interval(middle, float(low), float(high), n)
 
 
+def are_shares(values: np.ndarray) -> bool:
+    return len(values) > 0 and 0 <= np.min(values) and np.max(values) <= 1
+
+
 def is_constant(values: np.ndarray) -> bool:
     """Are there no two values that differ by more than rounding?"""
     return len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, abs(values[0]))
@@ -159,15 +164,12 @@ def alike(value: float, n: int, ends: tuple[float, float] = (0.0, 1.0)) -> Inter
     How many of them is Wilson's bound for 0 of n. They may be anything between the
     ends, which reach to twice the value if it lies outside.
     """
-    if n == 0:
-        return Interval(NAN, NAN, NAN, 0)
     low, high = ends
     if not low <= value <= high:
         low, high = min(low, 2 * value), max(high, 2 * value)
     others = Z2 / (n + Z2)  # the share of those that may differ
-    least = value - others * (value - low)
-    most = value + others * (high - value)
-    return Interval(value, least, most, n)
+    reach = (value - others * (value - low), value + others * (high - value))
+    return Interval(value, *reach, n)
 
 
 def score_interval(share: float, q2: float) -> tuple[float, float]:
@@ -187,10 +189,7 @@ def gain(before, after) -> Interval:
     # what a task may have changed by
     most = max(1.0, float(np.ptp(both))) if len(both) else 1.0
     found = of_any(after - before, (-most, most))
-    if len(both) and 0 <= both.min() and both.max() <= 1:  # no difference is beyond 1
-        low, high = max(-1.0, found.low), min(1.0, found.high)
-        return Interval(found.mean, low, high, found.n)
-    return found
+    return found.within(-1.0, 1.0) if are_shares(both) else found
 
 
 # ---------------------------------------------------------- over the updates of a run
@@ -199,16 +198,11 @@ STEP = 4.0  # a step of the level is this many standard errors high (cuts says w
 LEAST = 5  # and has at least this many updates on either side
 
 
-def series(values, who: str) -> np.ndarray:
+def series(values) -> np.ndarray:
     """The values as [n] floats. NaN and infinity would spread, and are refused."""
     values = np.asarray(values, dtype=float)
-    if values.ndim != 1:
-        shape = f"the values have shape {values.shape}"
-        raise ValueError(f"{who}: {shape}; give one number per update")
-    if not np.isfinite(values).all():
-        bad = int(np.argmin(np.isfinite(values)))
-        place = f"value {bad} of {len(values)} is {values[bad]}"
-        raise ValueError(f"{who}: {place}; leave such updates out")
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise ValueError("give one finite number per update, and leave the others out")
     return values
 
 
@@ -240,98 +234,38 @@ def level(values) -> Interval:
     """The mean of consecutive updates; its interval allows for autocorrelation.
 
     A series that rises has no level, and gets a wide interval. So do two values
-    (Student's t with one degree of freedom).
+    (Student's t with one degree of freedom). That of shares lies between 0 and 1.
     """
-    values = series(values, "level")
+    values = series(values)
     n = len(values)
     middle = float(values.mean()) if n else NAN
     if is_constant(values):
         return alike(middle, n)
     reach = slow_noise(values - middle, 1) / np.sqrt(n)
-    return Interval(middle, float(middle - reach), float(middle + reach), n)
+    found = Interval(middle, float(middle - reach), float(middle + reach), n)
+    return found.within(0.0, 1.0) if are_shares(values) else found
 
 
-@dataclass(frozen=True)
-class Distribution:
-    mean: Interval  # see level
-    median: float
-    q05: float
-    q95: float
-    peak: float
-    peak_index: int  # from 0; -1 without values. Sentences count updates from 1
-    overstates: float  # by how many percent of the mean the peak lies above it
-    flips: float  # share of steps that turn around: up then down, or down then up
-    n: int
-
-    def sentence(self) -> str:
-        if self.n == 0:
-            return "no updates"
-        text = (
-            f"mean {self.mean.text(2)} over {self.n} updates, "
-            f"median {self.median:.2f}, 5% to 95%: {self.q05:.2f} to {self.q95:.2f}; "
-            f"the peak of {self.peak:.2f} (update {self.peak_index + 1}) "
-            f"overstates the mean by {self.overstates:.0f}%"
-        )
-        if np.isnan(self.flips):
-            return text
-        turn = f"{100 * self.flips:.0f}% of the steps turn around"
-        return f"{text}; {turn} (67% is what pure noise does)"
-
-
-def distribution(values) -> Distribution:
-    """Mean, median, tails and peak of a metric over updates.
-
-    flips: of three independent values the middle one is highest or lowest in 4 of 6
-    orders, so white noise turns around in 2/3 of its steps (the turning-point test,
-    Bienaymé 1874). Far below that the curve is smooth; near it, single updates say
-    nothing.
-    """
-    values = series(values, "distribution")
-    n = len(values)
-    if n == 0:
-        return Distribution(level([]), NAN, NAN, NAN, NAN, -1, NAN, NAN, 0)
-    mean = level(values)
-    peak = float(values.max())
-    low, median, high = (float(q) for q in np.quantile(values, [0.05, 0.5, 0.95]))
-    # Equal neighbours, of which shares have many, go up or down by chance. Left out
-    # they would bias it: independent batches of 64 episodes at 97% would turn around in
-    # 75% of their steps.
-    ties = 1e-9 * np.random.default_rng(0).random(n) if np.ptp(values) else np.zeros(n)
-    steps = np.diff(values + ties)
-    turns = steps[1:] * steps[:-1]
-    turns = turns[turns != 0]
-    flips = float(np.mean(turns < 0)) if len(turns) else NAN
-    overstates = 0.0 if peak == 0 else float("inf")
-    if mean.mean:
-        overstates = 100 * (peak - mean.mean) / abs(mean.mean)
-    top = int(values.argmax())
-    return Distribution(mean, median, low, high, peak, top, overstates, flips, n)
+def distribution(values) -> str:
+    """Mean, median, tails and peak of a metric over updates, in one sentence."""
+    values = series(values)
+    average, peak = level(values), values.max()
+    low, median, high = np.quantile(values, [0.05, 0.5, 0.95])
+    beyond = 100 * (peak - average.mean) / max(abs(average.mean), 1e-9)
+    return (
+        f"mean {average.text(2)} over {len(values)} updates, median {median:.2f}, "
+        f"5% to 95%: {low:.2f} to {high:.2f}; the peak of {peak:.2f} "
+        f"(update {values.argmax() + 1}) overstates the mean by {beyond:.0f}%"
+    )
 
 
 @dataclass(frozen=True)
 class Trend:
-    verdict: str  # "settled", "moving" or "cannot tell"
+    settled: bool
+    sentence: str  # settled, still moving, or what is missing to tell
     slope: Interval  # per 10 updates, over the last `window`
     window: int  # updates the slope was fitted to
-    level: Interval  # if settled: since `since`; otherwise of the window
-    since: int  # the update (from 1) since which the level holds, roughly
-    tolerance: float
-    why: str  # what is missing, if it cannot tell
-
-    @property
-    def settled(self) -> bool:
-        return self.verdict == "settled"
-
-    def sentence(self, before: int = 0) -> str:
-        """before: updates of the run before the first value."""
-        slope = self.slope.text(unit=" per 10 updates", sign="+")
-        if self.verdict == "settled":
-            since = f"since about update {before + self.since}"
-            within = f"{slope}, within ±{self.tolerance:g}"
-            return f"settled at {self.level.text(2)} {since} ({within})"
-        if self.verdict == "moving":
-            return f"still moving, {slope} over the last {self.window}"
-        return f"cannot tell yet: {self.why}"
+    level: Interval  # if settled: as long as it holds, roughly; else of the window
 
 
 def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
@@ -353,18 +287,13 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
     the future: a run that waits 150 updates before it takes off has settled, until it
     takes off.
     """
-    values = series(values, "trend")
-    if not tolerance > 0 or shortest < 10:
-        raise ValueError(
-            f"trend: {tolerance=} must be positive and {shortest=} at least 10 updates"
-        )
-    from scipy import stats
-
+    values = series(values)
     n, window = len(values), shortest
     if n < shortest:
-        why = f"{n} updates are too few, {shortest} is the least"
-        unknown = Interval(NAN, NAN, NAN, n)
-        return Trend("cannot tell", unknown, n, level(values), 1, tolerance, why)
+        why = f"cannot tell yet: {n} updates are too few, {shortest} is the least"
+        return Trend(False, why, Interval(NAN, NAN, NAN, n), n, level(values))
+    from scipy import stats
+
     is_precise = lambda slope: slope.high - slope.low <= 1.2 * tolerance
     windows = [shortest]
     while windows[-1] < n:
@@ -375,19 +304,24 @@ def trend(values, tolerance: float = 0.01, shortest: int = 30) -> Trend:
     slope, residuals = line(values[-window:])
     within = -tolerance < slope.low and slope.high < tolerance
     early, late = residuals[: window // 2], residuals[window // 2 :]
-    verdict, since, why = "cannot tell", n - window + 1, ""
+    shown, over = (
+        slope.text(unit=" per 10 updates", sign="+"),
+        f"over the last {window}",
+    )
+    now, settled = level(values[-window:]), False
     if not within and (slope.low > 0 or slope.high < 0):
-        verdict = "moving"
+        why = f"still moving, {shown} {over}"
     elif not (precise and within):
         ends = f"from {slope.low:+.3f} to {slope.high:+.3f} per 10 updates"
-        why = f"over the last {window} the slope may be anything {ends}"
+        why = f"cannot tell yet: {over} the slope may be anything {ends}"
     elif np.ptp(residuals) > 1e-9 and stats.levene(early, late).pvalue < 0.01:
-        went = f"went from {early.std():.3f} to {late.std():.3f}"
-        why = f"over the last {window} the spread {went}"
+        went = f"from {early.std():.3f} to {late.std():.3f}"
+        why = f"cannot tell yet: {over} the spread went {went}"
     else:
-        verdict, since = "settled", min(n - window, cuts(values)[-1]) + 1
-    now = level(values[since - 1 :])
-    return Trend(verdict, slope, window, now, since, tolerance, why)
+        settled, now = True, level(values[min(n - window, cuts(values)[-1]) :])
+        span = f"over the last {now.n} updates"
+        why = f"settled at {now.text(2)} {span} ({shown}, within ±{tolerance:g})"
+    return Trend(settled, why, slope, window, now)
 
 
 def line(values: np.ndarray) -> tuple[Interval, np.ndarray]:
@@ -452,7 +386,7 @@ def adaptive_window(values) -> int:
     """
     from scipy import stats
 
-    values = series(values, "adaptive_window")
+    values = series(values)
     window = len(values) - cuts(values)[-1]
     slopes = lambda recent: (
         stats.linregress(np.arange(len(recent)), recent).pvalue < 0.2
@@ -474,6 +408,6 @@ if __name__ == "__main__":
     print("gain, paired:", gain(before, after))
     # A run that learns, and then has learnt.
     rewards = rng.binomial(64, 0.93 - 0.78 * np.exp(-np.arange(150) / 15)) / 64
-    print("\na made-up run:", distribution(rewards).sentence())
+    print("\na made-up run:", distribution(rewards))
     for done in (20, 60, 150):
-        print(f"  after {done:3} updates:", trend(rewards[:done]).sentence())
+        print(f"  after {done:3} updates:", trend(rewards[:done]).sentence)

@@ -1,11 +1,9 @@
 """How did the behaviour of a swarm run change, and what did its best episode do?
 
-    python -m bookkeeping.report runs/NAME              after SFT against the end
-    python -m bookkeeping.report runs/NAME before 40    any two: an update, or before, after_sft,
-                                                        final
+    python -m bookkeeping.report runs/NAME              step 0, after SFT, against the end
 
-    evals.jsonl -> averages with paired differences, tails, rows per scenario, tool use over time,
-                   the best episode -> sections (bookkeeping/tables.py) -> report.md, report.html
+    evals.jsonl -> averages with paired differences and tails, rows per scenario, tool use over
+                   time, the best episode -> sections (bookkeeping/tables.py)
 
 Why paired? Every evaluation plays the same scenarios, and a poor scenario is poor for both. The p
 of a difference comes from flipping the signs of the scenarios' differences: if nothing changed,
@@ -22,7 +20,7 @@ from scipy import stats
 
 import metrics
 from bookkeeping import compare, records, tables
-from bookkeeping.tables import NAMES, PERCENT, cell, measures, moment, section, tool_shares, values
+from bookkeeping.tables import NAMES, cell, label, measures, moment, section, values
 from env_swarm import Turn, brief
 from swarm.tools import Refused, read_call
 
@@ -33,14 +31,28 @@ BY_SCENARIO = (
 )  # fmt: skip
 
 
-def find(evals: list[dict], which: str) -> dict:
-    """The evaluation of the trained tasks after an update, or before, after_sft or final."""
-    names = {e["stage"]: e for e in evals if e["stage"] != "train"}
-    names |= {str(e["update"]): e for e in reversed(evals) if e["stage"] != "before"}
-    if which not in names:
-        choice = f"choose of {', '.join(names)}"
-        raise ValueError(f"there is no evaluation {which} of the trained tasks; {choice}")
-    return names[which]
+def sections(evals: list[dict], episodes: list[dict]) -> list[dict]:
+    """The tables of two evaluations: after SFT, or else the first, and the last.
+
+    Empty while there is only one.
+    """
+    during = [e for e in evals if e["trained"] and e["stage"] != "eval_only"]
+    # Cut to the scenarios with a result in all of them; these are counted from 0.
+    mine = [e | wasted(e) for e in records.same_tasks(*during)] if during else []
+    if len(mine) < 2:
+        return []
+    a, b = next((e for e in mine[:-1] if e["stage"] == "after_sft"), mine[0]), mine[-1]
+    return [averages(a, b), by_scenario(a, b), tool_use(mine), best_episode(a, b, episodes)]
+
+
+def wasted(e: dict) -> dict:
+    """One more measure: the tasks that were claimed and never submitted."""
+    return {"waste": (values(e, "used_claim_task") - values(e, "used_submit_work")).tolist()}
+
+
+def number(name: str, x: float) -> str:
+    digits, factor, unit = tables.scale(name)
+    return f"{factor * x:.{digits}f}{unit}"
 
 
 # ------------------------------------------------------------------------------------ what changed
@@ -64,38 +76,33 @@ def changes(a: dict, b: dict) -> list[dict]:
 
 
 def averages(a: dict, b: dict) -> dict:
-    """The table of all measures."""
+    """The table of all measures that changed."""
     rows, table = changes(a, b), []
     for row in rows:
         name, gain = row["name"], row["gain"]
-        digits, factor, _ = tables.scale(name)
-        difference = gain.text(digits, factor, sign="+") + " points" * (name in PERCENT)
+        digits, factor, unit = tables.scale(name)
+        difference = gain.text(digits, factor, sign="+") + " points" * (unit == "%")
         direction = "up" if gain.mean > 0 else "down"
         clearly = direction if row["corrected"] < 0.05 else "cannot tell"
-        p = compare.small(row["corrected"])
-        means = [cell(name, row["a"]), cell(name, row["b"])]
-        table.append([tables.label(name), *means, difference, p, clearly])
+        found = [cell(name, row["a"]), cell(name, row["b"]), difference]
+        told = [compare.small(row["corrected"]), clearly, tails(name, row["a"])]
+        table.append([label(name), *found, *told, tails(name, row["b"])])
     differ = {row["name"] for row in rows}
-    same = [tables.label(name) for name in measures(a, b) if name not in differ]
+    same = [label(name) for name in measures(a, b) if name not in differ]
     text = [
         f"Means over the same {len(b['reward'])} scenarios ({b['tasks']}), greedy, with 95% "
         "intervals; the difference is paired by scenario. p is corrected by Holm's method for the "
-        f"{len(rows)} rows; up and down are said where it is below 0.05.",
+        f"{len(rows)} rows; up and down are said where it is below 0.05. Tails: 5% · 50% · 95% · "
+        "the most, over the scenarios.",
         f"The same in every scenario, and so left out: {', '.join(same) or 'nothing'}.",
     ]
     head = ["", moment(a), moment(b), "difference", "p corrected", "clearly"]
+    head += [f"tails, {moment(e)}" for e in (a, b)]
     return section(f"Behaviour: {moment(a)} → {moment(b)}", text, head, table)
 
 
-def tails(a: dict, b: dict) -> dict:
-    """How the scenarios spread around those means."""
-    known = lambda e, name: not np.isnan(values(e, name)).all()
-    ends = lambda e, name: np.nanquantile(values(e, name), [0.05, 0.5, 0.95, 1])
-    spread = lambda e, name: " · ".join(tables.number(name, x) for x in ends(e, name))
-    names = [name for name in measures(a, b) if known(a, name) and known(b, name)]
-    rows = [[tables.label(name), spread(a, name), spread(b, name)] for name in names]
-    text = ["5% · 50% · 95% · the most, over the scenarios of each evaluation."]
-    return section("Tails", text, ["", moment(a), moment(b)], rows, folded=True)
+def tails(name: str, v: np.ndarray) -> str:
+    return " · ".join(number(name, x) for x in np.quantile(v, [0.05, 0.5, 0.95, 1]))
 
 
 def by_scenario(a: dict, b: dict) -> dict:
@@ -105,7 +112,16 @@ def by_scenario(a: dict, b: dict) -> dict:
     rows = [[str(i), *(cell(name, i) for name in names)] for i in range(min(SHOWN, n))]
     first = f"the first {len(rows)} of {n} scenarios, one greedy episode each."
     text = [f"{moment(a)} → {moment(b)}, {first}"]
-    return section("Scenario by scenario", text, ["scenario", *map(tables.label, names)], rows)
+    return section("Scenario by scenario", text, ["scenario", *map(label, names)], rows)
+
+
+def tool_shares(e: dict) -> dict:
+    """{tool: [n] its share of the turns of an evaluation's episodes}, errors and passing last."""
+    used = {name.removeprefix("used_"): values(e, name) for name in e if name.startswith("used_")}
+    errors, calls = values(e, "error_rate"), np.maximum(sum(used.values()), 1)
+    shares = {name: (1 - errors) * n / calls for name, n in used.items()}
+    passed = shares.pop("pass_turn")
+    return shares | {"errors": errors, "pass_turn": passed}
 
 
 def tool_use(evals: list[dict]) -> dict:
@@ -125,39 +141,34 @@ def tool_use(evals: list[dict]) -> dict:
 # ------------------------------------------------------------------------------- the best episode
 
 
-def best_episode(a: dict, b: dict, episodes: list[dict]) -> list[dict]:
-    """The episode of b with the highest reward: its numbers, and its calls.
+def best_episode(a: dict, b: dict, episodes: list[dict]) -> dict:
+    """The episode of b with the highest reward.
 
     What it did differently stands some deviations from the mean; whether that pays in general, the
     rank correlation (Spearman's) says.
     """
     reward, rows = values(b, "reward"), []
-    best, n = int(np.nanargmax(reward)), len(reward)
+    best, n = int(reward.argmax()), len(reward)
     for name in (name for name in measures(b) if name in NAMES and np.nanstd(values(b, name))):
         v = values(b, name)
         pays = stats.spearmanr(v, reward, nan_policy="omit")
         distance = f"{(v[best] - np.nanmean(v)) / np.nanstd(v, ddof=1):+.1f}"
         told = f"{pays.statistic:+.2f} (p {compare.small(pays.pvalue)})"
-        rows.append([NAMES[name], tables.number(name, v[best]), cell(name, v), distance, told])
+        rows.append([NAMES[name], number(name, v[best]), cell(name, v), distance, told])
     text = [
         f"Scenario {best} earned {reward[best]:.3f}, the most of {n}, {moment(b)}; "
         f"the same scenario {moment(a)}: {a['reward'][best]:.3f}. "
-        f"Above the mean by {reward[best] - np.nanmean(reward):.3f}. "
+        f"Above the mean by {reward[best] - reward.mean():.3f}. "
         "The most of many is luck as well, of the scenario above all: an idea to test, not a "
-        "result.",
+        "result. report.html has its calls.",
     ]
     distance = "standard deviations from it"
     head = ["", "this episode", f"mean of the {n}", distance, "rank correlation with reward"]
-    found = section("The best episode", text, head, rows)
-    for i, e in enumerate(episodes):
-        saved = (e.get("source"), e["update"], e["stage"]) == ("eval", b["update"], b["stage"])
-        # evals.jsonl is rounded
-        if saved and e["reward"] is not None and abs(e["reward"] - reward[best]) < 1e-4:
-            calls = [[str(step), *call] for step, call in enumerate(calls_of(e["messages"]), 1)]
-            title, head = f"Its {len(calls)} calls", ["step", "call", "result"]
-            return [found | {"episode": i}, section(title, [], head, calls, said=(1, 2))]
-    text.append("Its conversation is not among the saved episodes.")
-    return [found]
+    at = ("eval", b["update"], b["stage"])
+    mine = [i for i, e in enumerate(episodes) if (e["source"], e["update"], e["stage"]) == at]
+    # evals.jsonl is rounded
+    saved = [i for i in mine if abs((episodes[i]["reward"] or 0) - reward[best]) < 1e-4]
+    return section("The best episode", text, head, rows, episode=next(iter(saved), None))
 
 
 def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
@@ -174,35 +185,3 @@ def calls_of(messages: list[dict]) -> list[tuple[str, str]]:
         call = brief(Turn(0, tool, arguments, True, "", calls))
         out.append((call, answer.removeprefix("# ").removeprefix("result: ")))
     return out
-
-
-# ------------------------------------------------------------------------------------- all of it
-
-
-def wasted(e: dict) -> dict:
-    """One more measure: the tasks that were claimed and never submitted."""
-    names = ("used_claim_task", "used_submit_work")
-    if not all(name in e for name in names):
-        return {}
-    return {"waste": (values(e, names[0]) - values(e, names[1])).tolist()}
-
-
-def sections(
-    evals: list[dict], episodes: list[dict], which: tuple[str, str] | None = None
-) -> list[dict]:
-    """Everything above for two evaluations; by default after SFT (or the first) and the last.
-
-    Empty while there is only one.
-    """
-    during = [e for e in evals if e["trained"] and e["stage"] != "eval_only"]
-    # Cut to the scenarios with a result in all of them; these are counted from 0.
-    mine = [e | wasted(e) for e in records.same_tasks(*during)]
-    if len(mine) < 2:
-        return []
-    a, b = next((e for e in mine[:-1] if e["stage"] == "after_sft"), mine[0]), mine[-1]
-    if which:
-        a, b = (find(mine, name) for name in which)
-    if a is b:
-        raise ValueError(f"{which[0]} and {which[1]} are the same evaluation; choose two")
-    best = best_episode(a, b, episodes)
-    return [averages(a, b), tails(a, b), by_scenario(a, b), tool_use(mine), *best]

@@ -7,7 +7,8 @@
 Runs that differ only in seed, name and the like are one arm; arms are told apart by the flags in
 which they differ. Every pair of arms is compared on every task set that both were evaluated on at
 the end. Tasks of the same label are the same tasks in the same order, so the comparison is paired:
-a hard task is hard for both, and cancels. If one arm has more of them, the first ones are taken.
+a hard task is hard for both, and cancels. If one arm has more of them, the first ones are taken. Of
+two runs of an arm that have the same seed, the later one counts.
 
 What the interval and the p-value cover depends on the seeds:
 
@@ -32,7 +33,6 @@ so that a table of hundreds of rows can still have a winner.
 
 import json
 import math
-import sys
 from dataclasses import dataclass
 from itertools import combinations, count
 from pathlib import Path
@@ -44,18 +44,26 @@ from tyro.conf import Positional
 
 import metrics
 from bookkeeping import records, tables
-from bookkeeping.records import answered, clean
+from bookkeeping.records import clean
 from metrics import Interval
 
 EQUAL = 0.05  # a 95% interval that reaches no further to either side shows that two arms are equal
+PARTS = ("payoff", "reputation", "quality", "diversity")  # of the swarm's reward
 # Flags that do not make another arm.
 SAME = {
     "seed", "name", "runs", "resume", "threads", "wandb", "device", "save_every", "eval_every",
     "eval_other_tiers", "micro_tokens", "gradient_checkpointing", "vllm_memory", "vllm_sleep",
     "api_concurrency",
 }  # fmt: skip
-# Those that do, of an evaluation over an API, which trained nothing.
-API = {"model", "api_base", "env", "difficulty", "think", "max_tokens", "set", "environment_code"}
+SENTENCE = (
+    "First minus second, with its 95% interval; p corrected by Holm's method for the number of "
+    "comparisons, winner at 0.05 from the corrected p alone. Tasks only: an arm has a single seed, "
+    "so how much another seed would change is not in the interval. Cannot tell does not mean "
+    "equal: the interval says how large a difference may be hiding. Equal does: its whole interval "
+    f"lies within {100 * EQUAL:g} points (rewards: {EQUAL}). Rewards are compared only if both "
+    "were paid alike (the same --reward, --set, and code of the environment)."
+)
+NOTHING = "Nothing to compare: all runs have the same flags, or no two arms have a task in common."
 
 
 @dataclass
@@ -70,22 +78,7 @@ class Run:
 class Arm:
     letter: str
     label: str
-    runs: list[Run]
-
-    def seeds(self) -> list[int]:
-        return sorted({run.config["seed"] for run in self.runs})
-
-    def table(self, tasks: str, what: str, only: list[int] | None = None) -> np.ndarray:
-        """[seeds, tasks] final results. Runs of the same seed are not independent: take their mean.
-
-        only: numbers of the tasks to take. None: all that every run of the arm has an answer to.
-        """
-        only = common(self.runs, tasks) if only is None else only
-        by_seed: dict[int, list] = {seed: [] for seed in self.seeds()}
-        for run in self.runs:
-            by_task = dict(zip(answered(run.final[tasks]), run.final[tasks][what]))
-            by_seed[run.config["seed"]].append([by_task[i] for i in only])
-        return np.array([np.mean(rows, axis=0) for rows in by_seed.values()], dtype=float)
+    runs: dict[int, Run]  # by seed
 
 
 # ----------------------------------------------------------------------------------------- reading
@@ -93,51 +86,50 @@ class Arm:
 
 def read(folder: Path) -> Run:
     """A finished run. ValueError with a sentence if it is none."""
-    cure = f"go on with python train.py --resume {folder}"
-    needed = {
-        "config.json": "it is no run folder; check the path",
-        "summary.json": f"the run has not finished; {cure}",
-    }
-    for name, why in needed.items():
-        if not (folder / name).exists():
-            raise ValueError(f"{folder} has no {name}, so {why}")
-    config, summary = (records.record(folder / f"{name}.json") for name in ("config", "summary"))
-    config["environment_code"] = summary.get("machine", {}).get("environment_code")
+    config = records.record(folder / "config.json")
     evals = clean(records.lines(folder / "evals.jsonl"))
     final = {line["tasks"]: line for line in evals if line["stage"] == "final"}
-    if not final:
-        raise ValueError(f"{folder}/evals.jsonl has no final evaluation; {cure}")
+    if not final or not (folder / "summary.json").exists():
+        cure = f"go on with python train.py --resume {folder}"
+        raise ValueError(f"{folder}: the run has not finished; {cure}")
+    machine = records.record(folder / "summary.json").get("machine", {})
+    config["environment_code"] = machine.get("environment_code")
     return Run(clean(folder.name), config, final, records.lines(folder / "metrics.jsonl"))
 
 
-def group(runs: list[Run], ignore: tuple[str, ...] = ()) -> list[Arm]:
-    """Runs with the same flags, apart from SAME and `ignore`, are one arm, in order of first run.
+def group(runs: list[Run]) -> list[Arm]:
+    """Runs with the same flags, apart from SAME, are one arm, in order of first run.
 
     An arm is called by the flags in which the arms differ.
     """
-    for name in ignore:
-        if not any(name in run.config for run in runs):
-            raise ValueError(f"--ignore {name}: no run has such a flag; config.json lists them")
-    members: dict[str, list[Run]] = {}
+    members: dict[str, dict[int, Run]] = {}
     for run in runs:
-        members.setdefault(json.dumps(flags_of(run, ignore), sort_keys=True), []).append(run)
+        flags = {name: value for name, value in run.config.items() if name not in SAME}
+        key = json.dumps(flags, sort_keys=True)
+        members.setdefault(key, {})[run.config["seed"]] = run
     flags, arms = [json.loads(key) for key in members], []
-    for letter, mine, others in zip(map(chr, count(ord("A"))), flags, members.values()):
+    for letter, mine, by_seed in zip(map(chr, count(ord("A"))), flags, members.values()):
         differ = lambda name: len({str(f[name]) for f in flags if name in f}) > 1
         words = [f"{name}={mine[name]}" for name in sorted(mine) if differ(name)]
-        arms.append(Arm(letter, ", ".join(words) or "all runs", others))
+        arms.append(Arm(letter, ", ".join(words) or "all runs", by_seed))
     return arms
 
 
-def flags_of(run: Run, ignore: tuple[str, ...]) -> dict:
-    """The flags that make another arm."""
-    names = API if run.config.get("api_base") else run.config.keys() - SAME
-    return {k: v for k, v in run.config.items() if k in names and k not in ignore}
+def finals(tasks: str, *arms: Arm) -> list[list[dict]]:
+    """The final results of each arm's runs, cut to the tasks that all have a result of.
+
+    Empty if a run was not evaluated on them.
+    """
+    runs = [run for arm in arms for run in arm.runs.values()]
+    if not all(tasks in run.final for run in runs):
+        return []
+    same = iter(records.same_tasks(*(run.final[tasks] for run in runs)))
+    return [[next(same) for _ in arm.runs] for arm in arms]
 
 
-def common(runs: list[Run], tasks: str) -> list[int]:
-    """The numbers of the tasks that every run has a result of."""
-    return sorted(set.intersection(*(set(answered(run.final[tasks])) for run in runs)))
+def table(lines: list[dict], what: str) -> np.ndarray:
+    """[seeds, tasks] of one measure."""
+    return np.array([line[what] for line in lines], dtype=float)
 
 
 # -------------------------------------------------------------------------------------- statistics
@@ -214,149 +206,90 @@ def final_mean(arm: Arm, tasks: str, what: str) -> Interval | None:
 
     None if not every run was evaluated on them.
     """
-    if not all(tasks in run.final for run in arm.runs):
+    found = finals(tasks, arm)
+    if not found:
         return None
-    table = arm.table(tasks, what)  # [seeds, tasks]
-    if len(table) == 1:
-        return metrics.mean(table[0])
-    parts = [variance_of_mean(table.mean(axis=axis)) for axis in (1, 0)]
-    found = by_variance(float(table.mean()), parts, table.shape[1], (0.0, 1.0))[0]
-    return tables.within(found, table.ravel())
+    rows = table(found[0], what)  # [seeds, tasks]
+    if len(rows) == 1:
+        return metrics.mean(rows[0])
+    parts = [variance_of_mean(rows.mean(axis=axis)) for axis in (1, 0)]
+    mean, _ = by_variance(float(rows.mean()), parts, rows.shape[1], (0.0, 1.0))
+    return mean.within(0.0, 1.0) if metrics.are_shares(rows.ravel()) else mean
 
 
 # --------------------------------------------------------------------------------------- comparing
 
 
-def compare(arms: list[Arm]) -> tuple[list[dict], list[str]]:
-    """A row per pair of arms, task set and measure, corrected by Holm; notes on what is missing."""
-    rows, notes = [], []
+def compare(arms: list[Arm]) -> list[dict]:
+    """A row per pair of arms, task set and measure, corrected by Holm."""
+    rows = []
     for a, b in combinations(arms, 2):
-        shared = [t for t in a.runs[0].final if all(t in run.final for run in a.runs + b.runs)]
-        if not shared:
-            both = f"{a.letter} and {b.letter}"
-            notes.append(f"{both} were evaluated on different task sets; nothing to compare.")
-        for tasks in shared:
-            found, told = compare_on(tasks, a, b)
-            rows += found
-            notes += told
+        for tasks in next(iter(a.runs.values())).final:
+            rows += rows_of(tasks, a, b)
     for row, p in zip(rows, holm([row["p"] for row in rows])):
-        better = row["a"] if row["difference"].mean > 0 else row["b"]
-        unsure = equal_within(row["difference"], row["what"])
+        difference = row["difference"]
+        better = row["a"] if difference.mean > 0 else row["b"]
+        is_equal = -EQUAL <= difference.low and difference.high <= EQUAL
+        unsure = "equal" if is_equal else "cannot tell"
         row |= {"corrected": p, "verdict": f"{better.letter} better" if p < 0.05 else unsure}
-    return rows, list(dict.fromkeys(notes))
+    return rows
 
 
-def equal_within(difference: Interval, what: str) -> str:
-    """The verdict if no difference was found: the whole interval may be too narrow to hide one."""
-    reach = max(abs(difference.low), abs(difference.high))
-    if not reach <= EQUAL:
-        return "cannot tell"
-    points = math.ceil(1000 * reach - 1e-6) / 10
-    return (
-        f"equal within {points:g} points" if what == "exact" else f"equal within {points / 100:g}"
-    )
-
-
-def compare_on(tasks: str, a: Arm, b: Arm) -> tuple[list[dict], list[str]]:
-    """The rows of two arms on one task set, a row per measure, and notes."""
-    runs, both = a.runs + b.runs, f"{a.letter} and {b.letter}"
-    finals, only = [run.final[tasks] for run in runs], common(runs, tasks)
-    if not only:
-        why = f"have no task of {tasks} that both had an answer to; nothing to compare."
-        return [], [f"{both} {why}"]
-    measures = ["exact", "reward", *(tables.PARTS if finals[0]["trained"] else ())]
-    measures = [what for what in measures if all(what in line for line in finals)]
-    is_paid_alike = all(paid_by(run) == paid_by(runs[0]) for run in runs)
-    if not is_paid_alike or all(line["reward"] == line.get("exact") for line in finals):
+def rows_of(tasks: str, a: Arm, b: Arm) -> list[dict]:
+    """A row for each measure of one task set; none if they have no task in common."""
+    found = finals(tasks, a, b)
+    lines = [line for arm in found for line in arm]
+    if not lines or not lines[0]["reward"]:
+        return []
+    measures = [what for what in ("exact", "reward") if all(what in line for line in lines)]
+    measures += [what for what in PARTS if what in lines[0] and lines[0]["trained"]]
+    if not paid_alike(a, b) or all(line["reward"] == line.get("exact") for line in lines):
         measures.remove("reward")
     rows = []
     for what in measures:
-        x, y = a.table(tasks, what, only), b.table(tasks, what, only)
-        difference, p, over = differ(x, y)
-        rows.append({
-            "a": a, "b": b, "tasks": tasks, "what": what, "trained": finals[0]["trained"],
-            "n": len(only), "x": float(x.mean()), "y": float(y.mean()), "difference": difference,
-            "p": p, "over": over,
-        })  # fmt: skip
-    note = (
-        f"{both} were paid by different rewards (--reward, --set, or the environment's code): "
-        f"compared by {', '.join(measures) or 'nothing'}."
-    )
-    return rows, [] if is_paid_alike else [note]
+        difference, p, over = differ(*(table(lines, what) for lines in found))
+        row = {"a": a, "b": b, "tasks": tasks, "what": what, "trained": lines[0]["trained"]}
+        rows.append(row | {"difference": difference, "p": p, "over": over})
+    return rows
 
 
-def paid_by(run: Run) -> list:
-    """What decides how much is paid: rewards under others are no longer the same measure."""
-    what = (run.config.get(name) for name in ("reward", "environment_code"))
-    return [*what, sorted(run.config.get("set") or [])]
+def paid_alike(a: Arm, b: Arm) -> bool:
+    """Else their rewards are not the same measure."""
+    names = ("reward", "environment_code", "set")
+    paid = [[str(run.config.get(n)) for n in names] for arm in (a, b) for run in arm.runs.values()]
+    return all(each == paid[0] for each in paid)
 
 
 # ---------------------------------------------------------------------------------------- the page
 
 
-def headline(arms: list[Arm]) -> str:
-    """What the arms are shown by: exact answers, or the mean reward if one has no such thing."""
-    finals = [line for arm in arms for run in arm.runs for line in run.final.values()]
-    return "exact" if all("exact" in line for line in finals) else "reward"
-
-
-def task_sets(arms: list[Arm]) -> list[str]:
-    return list(dict.fromkeys(tasks for arm in arms for run in arm.runs for tasks in run.final))
-
-
-def text(arms: list[Arm], rows: list[dict], notes: list[str]) -> str:
+def text(arms: list[Arm], rows: list[dict]) -> str:
     """compare.md."""
-    runs, what = [run for arm in arms for run in arm.runs], headline(arms)
-    members, finals = [], []
+    runs = [run for arm in arms for run in arm.runs.values()]
+    lines = {tasks: line for run in runs for tasks, line in run.final.items()}
+    what = "exact" if all("exact" in line for line in lines.values()) else "reward"
+    members, verdicts = [], []
     for arm in arms:
-        seeds, names = map(str, arm.seeds()), [run.name for run in arm.runs]
-        members.append([f"**{arm.letter}**", arm.label, ", ".join(seeds), ", ".join(names)])
-        means = [final_mean(arm, tasks, what) for tasks in task_sets(arms)]
+        names = ", ".join(run.name for run in arm.runs.values())
+        means = [final_mean(arm, tasks, what) for tasks in lines]
         cells = [mean.text(*tables.scale(what)) if mean else "" for mean in means]
-        finals.append([f"{arm.letter}: {arm.label}", *cells])
-    told = [f"{run.name}: {tables.training_reward(run.lines)}" for run in runs]
-    if len(arms) == 1:
-        notes = ["All runs have the same flags: one arm, nothing to compare."]
-    if any(row["over"] == "tasks only" for row in rows):
-        alone = "an arm has a single seed, so how much another seed would change is not in"
-        notes = [f"Tasks only: {alone} the interval, the p or the verdict.", *notes]
-    if any(len(arm.runs) > len(arm.seeds()) for arm in arms):
-        notes = [*notes, "Several runs of one seed were averaged and count as one."]
-    measure = "Exactly right" if what == "exact" else "Mean reward"
-    over = f"{measure}, with 95% intervals (over tasks; over seeds too where an arm has several)."
-    page = [
-        tables.section("Arms", [], ["", "arm", "seeds", "runs"], members),
-        verdicts(rows),
-        tables.section("Notes", notes, listed=True),
-        tables.section("Final results", [over], ["arm", *task_sets(arms)], finals),
-        tables.section("Training reward", told, listed=True),
-    ]
-    title = f"# Runs: {len(runs)}, arms: {len(arms)}"
-    return f"{title}\n\n{tables.markdown(page)}\n![compare](compare.png)\n"
-
-
-def verdicts(rows: list[dict]) -> dict:
-    """The table of all comparisons."""
-    head = [
-        "tasks", "measure", "arms", "means", "difference", "varies in the interval", "n tasks", "p",
-        "p corrected", "verdict",
-    ]  # fmt: skip
-    table = []
+        seeds = ", ".join(map(str, arm.runs))
+        members.append([f"**{arm.letter}**", arm.label, seeds, names, *cells])
     for row in rows:
-        means = [tables.number(row["what"], mean) for mean in (row["x"], row["y"])]
         digits, scale, _ = tables.scale(row["what"])
-        table.append([
-            tables.called(row), row["what"], f"{row['a'].letter} − {row['b'].letter}",
-            ", ".join(means), row["difference"].text(digits, scale, sign="+"), row["over"],
-            str(row["n"]), small(row["p"]), small(row["corrected"]), f"**{row['verdict']}**",
-        ])  # fmt: skip
-    sentence = (
-        "First minus second, with its 95% interval; p corrected by Holm's method for the number of "
-        f'comparisons ({len(rows)}), winner at 0.05 from the corrected p alone. "Cannot '
-        'tell" does not mean equal: the interval says how large a difference may be hiding. '
-        f'"Equal" does: its whole interval lies within {100 * EQUAL:g} points (rewards: {EQUAL}).'
-    )
-    return tables.section("Verdicts", [sentence], head, table)
+        difference = row["difference"].text(digits, scale, sign="+")
+        about = [tables.called(row), row["what"], f"{row['a'].letter} − {row['b'].letter}"]
+        told = [small(row["p"]), small(row["corrected"]), f"**{row['verdict']}**"]
+        verdicts.append([*about, difference, row["over"], str(row["difference"].n), *told])
+    measure = "Exactly right" if what == "exact" else "Mean reward"
+    over = f"{measure} at the end, with 95% intervals (over tasks; over seeds too if several)."
+    head = ["tasks", "measure", "arms", "difference", "varies in the interval", "n tasks"]
+    head += ["p", "p corrected", "verdict"]
+    page = [
+        tables.section("Arms", [over], ["", "arm", "seeds", "runs", *lines], members),
+        tables.section("Verdicts", [SENTENCE if rows else NOTHING], head, verdicts),
+    ]
+    return f"# Arms: {len(arms)}\n\n{tables.markdown(page)}\n![compare](compare.png)\n"
 
 
 def charts(arms: list[Arm]) -> list[dict]:
@@ -364,41 +297,31 @@ def charts(arms: list[Arm]) -> list[dict]:
     series = []
     for i, arm in enumerate(arms):
         look = {"name": f"{arm.letter}: {arm.label}", "colour": i}
-        series += [tables.rolling(run.lines) | look for run in arm.runs]
-    return tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)
+        series += [tables.rolling(run.lines) | look for run in arm.runs.values() if run.lines]
+    return [tables.chart(f"training reward, mean of the last {tables.ROLLING} updates", series)]
 
 
-def main(
-    folders: Positional[list[Path]], out: Path | None = None, ignore: tuple[str, ...] = ()
-) -> Path:
+def main(folders: Positional[list[Path]], out: Path | None = None) -> Path:
     """Write compare.md and compare.png into `out` and return it.
 
-    out: by default the folder `compare` beside the first run. ignore: further flags that do not
-    make another arm, such as sft_steps if they were counted in seconds.
+    out: by default the folder `compare` beside the first run.
     """
     # runs/* contains earlier comparisons too.
-    is_run = lambda folder: (folder / "config.json").exists()
-    folders = [f for f in folders if is_run(f) or not (f / "compare.md").exists()]
+    folders = [folder for folder in folders if not (folder / "compare.md").exists()]
     if len(folders) < 2:
         usage = "python -m bookkeeping.compare runs/a runs/b"
         raise SystemExit(f"compare needs two run folders or more: {usage}")
     out = out or folders[0].parent / "compare"
     with records.foreign(folders[0]):
-        runs = [read(folder) for folder in folders]
-        envs = sorted({run.config["env"] for run in runs})
-        if len(envs) > 1:
-            raise ValueError(f"runs of {' and '.join(envs)} share no task; compare one of them")
-        arms = group(runs, tuple(ignore))
-        page = text(arms, *compare(arms))
+        arms = group([read(folder) for folder in folders])
+        page = text(arms, compare(arms))
         out.mkdir(parents=True, exist_ok=True)
         records.write_whole(out / "compare.md", page)
-        tables.draw(out / "compare.png", f"Runs: {len(runs)}, arms: {len(arms)}", charts(arms))
+        tables.draw(out / "compare.png", "Training", charts(arms))
     print(page)
     print(f"wrote {out}/compare.md and {out}/compare.png")
     return out
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        raise SystemExit(__doc__)
     tyro.cli(main, description=__doc__)

@@ -4,15 +4,12 @@ Everything is computed from the run folder alone, so a report can be written aga
 report.html while a run is still going:
 
     python -m bookkeeping.report runs/NAME
-    python -m bookkeeping.report runs/NAME before 40    swarm: the behaviour of any two evaluations
 
-    summary.json, metrics.jsonl, evals.jsonl -> collect -> one dict of facts, curves and sections
+    summary.json, metrics.jsonl, evals.jsonl -> collect -> one dict of facts, charts and sections
         (bookkeeping/tables.py) -> report.md, curves.png, and with episodes.jsonl report.html
 
-It has the shape of a lab's training report: config, SFT warm-up, evaluations, trajectory,
-observations, curves. The observations are computed too; nobody writes one by hand. A run of swarm
-also gets the sections of bookkeeping/behaviour.py, which is loaded only then: training letters
-loads no swarm.
+The observations are computed too; nobody writes one by hand. A run of swarm also gets the sections
+of bookkeeping/behaviour.py, which is loaded only then: training letters loads no swarm.
 
 report.html is every curve and every token in one file that opens from disk. The page only draws;
 nothing is counted there. It needs no network: the content security policy at its top forbids it to
@@ -36,16 +33,43 @@ import tyro
 from tyro.conf import Positional
 
 import metrics
-from bookkeeping import doctor, records, tables
+from bookkeeping import doctor, records
+from bookkeeping.tables import (
+    average,
+    called,
+    cell,
+    chart,
+    draw,
+    label,
+    markdown,
+    mean_of,
+    measures,
+    moment,
+    own_parts,
+    rolling,
+    scale,
+    section,
+    values,
+)
 from metrics import Interval
 
 STAGES = ("before", "after_sft", "final")  # evaluations that are results; the others are a curve
-TRAJECTORY = ("exact", "payoff", "quality", "diversity", "reputation", "error_rate", "format")
-HEALTH = (
+TEMPLATE = Path(__file__).parent / "viewer.html"
+OVER_TIME = (
+    "payoff", "quality", "diversity", "reputation", "turns_used",
+    "turns_acted", "error_rate", "format", "truncated", "reply_tokens",
+)  # fmt: skip
+TRAJECTORY = (
+    "exact", "payoff", "quality", "diversity", "reputation", "error_rate", "format",
     "reply_tokens", "groups_with_signal", "deviation", "entropy", "grad_norm", "mismatch",
     "off_policy_steps",
 )  # fmt: skip
-TEMPLATE = Path(__file__).parent / "viewer.html"
+SAMPLING = ("rollout", "environment", "sync")  # what the seconds of an update go to, and "train"
+SHORT = ("member", "reward", "advantage", "reply_tokens", "stop_reason")  # of an episode
+LONG = ("components", "error", "policy_version", "segments", "messages")  # the rest of it
+HEALTH = ("reply_tokens", "groups_with_signal", "entropy")  # columns with a curve of their own
+GREEDY = "Greedy, the same development tasks every time; means with 95% intervals."
+BLOCKS = "Means over blocks of updates; reward with the 95% interval of its level."
 
 
 def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dict:
@@ -57,10 +81,9 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     evals = [e for e in records.lines(folder / "evals.jsonl") if e["stage"] in STAGES]
     evals, results = records.with_exact(evals), {}
     for e in evals:
-        means = {name: tables.average(tables.values(e, name)) for name in tables.measures(e)}
-        found = {name: mean.dict() for name, mean in means.items()}
+        found = {name: average(values(e, name)).dict() for name in measures(e)}
         results.setdefault(e["tasks"], {})[e["stage"]] = found
-    ends = [e for e in evals if e["trained"] and e["stage"] != "before"]
+    ends = (e for e in evals if e["trained"] and e["stage"] != "before")
     sft, final = records.same_tasks(*ends)
     gains = {"gain": "exact", "gain_reward": "reward"}
     return {
@@ -81,47 +104,43 @@ def summarize_run(folder: Path, config: dict, state: dict, machine: dict) -> dic
     }
 
 
-# ------------------------------------------------------------------------------ the numbers, once
+# --------------------------------------------------------------------------- one dict of it all
 
 
-def collect(folder: Path, which: tuple[str, str] | None = None) -> tuple[dict, list[dict]]:
-    """(everything that the three pages of a run show; its episodes).
-
-    which: the two evaluations of a swarm run to compare, see behaviour.find.
-    """
+def collect(folder: Path) -> tuple[dict, list[dict]]:
+    """(everything that the three pages of a run show; its episodes)"""
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder; give a run folder, such as runs/NAME")
     names = ("metrics", "evals", "episodes")
     lines, evals, episodes = (records.lines(folder / f"{n}.jsonl") for n in names)
-    lines = [{k: v for k, v in line.items() if v is not None} for line in lines]
+    known = [line for line in lines if line.get("reward") is not None]
+    lines = [{k: v for k, v in line.items() if v is not None} for line in known]
     evals = records.with_exact(evals)
     found = [folder / name for name in ("config.json", "summary.json")]  # at the end it has both
     config, summary = (records.read(f) if f.exists() else {} for f in found)
     if not (summary or lines or evals or episodes):
         files = "summary.json, metrics.jsonl, evals.jsonl or episodes.jsonl"
-        raise ValueError(f"{folder} holds no {files}, so it is no run folder")
+        raise ValueError(f"{folder} holds no {files}, so it is no run folder, such as runs/NAME")
     summary = {"config": config, "env": config.get("env", "")} | summary
-    env = summary["env"]
     later = [e for e in evals if e["stage"] == "eval_only"]  # they get their own table
     during = [e for e in evals if e["stage"] != "eval_only"]
-    sections = tables.evaluations("Evaluation", during, env) + trajectory(lines, during, env)
-    told = observations(summary, lines, during)
-    sections.append(tables.section("Observations (computed)", told, listed=True))
-    if env == "swarm":
+    told = section("Observations (computed)", observations(summary, lines, during), listed=True)
+    sections = [*evaluations("Evaluation", during), *trajectory(lines, during), told]
+    if summary["env"] == "swarm":
         from bookkeeping import behaviour
 
-        sections += behaviour.sections(evals, episodes, which)
+        sections += behaviour.sections(evals, episodes)
     given = (summary.get("machine") or {}) | summary["config"]
     run = {
         "name": folder.resolve().name,
-        "env": env,
+        "env": summary["env"],
         "api": "api" in summary,
         "facts": facts(summary, lines),
         "settings": {name: str(v) for name, v in given.items() if v not in ("", None)},
         "headline": headline(during),
         "notes": notes(summary),
-        "charts": tables.of_evaluations(during, env) + tables.of_updates(lines, env),
-        "tables": sections + tables.evaluations("Evaluated later (--eval-only)", later, env),
+        "charts": charts(lines, during),
+        "tables": sections + evaluations("Evaluated later (--eval-only)", later),
     }
     return run, episodes
 
@@ -130,6 +149,9 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
     """[label, value] pairs, as far as they are known."""
     config, machine, sft = (summary.get(name) or {} for name in ("config", "machine", "sft"))
     seconds, peak = summary.get("seconds") or {}, summary.get("peak_rss_gb")
+    parts = [f"{n} {value / 60:.1f}" for n, value in seconds.items() if value and n != "total"]
+    # In turn, the trainer waits for all but itself.
+    others = seconds.get("wait") or sum(seconds.get(part, 0.0) for part in SAMPLING)
     tokens = [f"{count:,} {name}" for name, count in (summary.get("tokens") or {}).items()]
     pairs = {
         "environment": summary["env"],
@@ -138,7 +160,10 @@ def facts(summary: dict, lines: list[dict]) -> list[list[str]]:
         "seed": summary.get("seed", config.get("seed")),
         "SFT loss": f"{sft['loss_first']:.2f} → {sft['loss_last']:.2f}" if sft else None,
         "updates": summary.get("updates", lines[-1]["update"] if lines else None),
-        "time": f"{seconds['total'] / 60:.1f} minutes" if seconds else None,
+        "time": f"{seconds['total'] / 60:.1f} minutes: {', '.join(parts)}" if seconds else None,
+        "the trainer waits": f"{100 * others / (others + seconds['train']):.0f}% of an update"
+        if others
+        else None,
         "machine": machine.get("device"),
         "peak memory": f"{peak:.2f} GB" if peak else None,
         "tokens": ", ".join(tokens),
@@ -151,62 +176,62 @@ def headline(evals: list[dict]) -> dict:
     """Before SFT, after SFT and the last evaluation: a row per task set, the trained one first."""
     last = max((e["update"] for e in evals), default=0)
     ends = [e for e in evals if e["stage"] in STAGES[:2] or e["update"] == last]
-    moments = list(dict.fromkeys(map(tables.moment, ends)))
+    moments, names = list(dict.fromkeys(map(moment, ends))), goals(evals)
     cells = {}
     for e in sorted(ends, key=lambda e: not e["trained"]):
-        cells.setdefault(tables.called(e), {})[tables.moment(e)] = shown(e)
+        shown = ", reward ".join(cell(name, values(e, name)) for name in names)
+        cells.setdefault(called(e), {})[moment(e)] = shown
     rows = [[tasks, *(found.get(m, "") for m in moments)] for tasks, found in cells.items()]
-    what = "exact answers" if any("exact" in e for e in evals) else "mean reward"
-    return tables.section(f"Result: {what}", [], ["", *moments], rows)
-
-
-def shown(e: dict) -> str:
-    """Exact answers, and the mean reward if it is another number."""
-    names = [name for name in ("exact", "reward") if name in e]
-    if e.get("exact") == e["reward"]:
-        names = ["exact"]
-    return ", reward ".join(tables.cell(name, tables.values(e, name)) for name in names)
+    what = "exact answers" if "exact" in names else "mean reward"
+    return section(f"Result: {what}", [], ["", *moments], rows)
 
 
 def notes(summary: dict) -> list[str]:
     """Sentences under the headline: the gain, and what the doctor warned of."""
-    gains = {"gain": ("exact answers", Interval.points)}
-    if summary.get("gain_reward") != summary.get("gain"):
-        gains["gain_reward"] = ("mean reward", Interval.signed)
-    told = []
-    for name in [name for name in gains if name in summary]:
-        (what, form), gain = gains[name], Interval(**summary[name])
+    told, has_exact = [], "gain" in summary
+    name, what = ("gain", "exact answers") if has_exact else ("gain_reward", "mean reward")
+    if name in summary:
+        gain = Interval(**summary[name])
         lost = "lost" if gain.high < 0 else "neither gained nor lost measurably"
         verdict = "gained" if gain.low > 0 else lost
-        told.append(f"GRPO {verdict} over SFT in {what}: {form(gain)}, n={gain.n}, paired by task.")
+        change = gain.points() if has_exact else gain.signed()
+        told.append(f"GRPO {verdict} over SFT in {what}: {change}, n={gain.n}, paired by task.")
     return told + [f"{name.upper()} at {why}" for name, why in summary.get("warnings", {}).items()]
 
 
-# ------------------------------------------------------------------------- trajectory, observations
+def goals(evals: list[dict]) -> list[str]:
+    """What evaluations are about: exact answers, and the mean reward if it is another number."""
+    if all(e.get("exact") == e["reward"] for e in evals):
+        return ["exact"]
+    return [name for name in ("exact", "reward") if name in evals[0]]
 
 
-def mean_of(lines: list[dict], key: str) -> float:
-    """Of the updates that have the number: one without signal measures no entropy, say."""
-    values = [line[key] for line in lines if key in line]
-    return float(np.mean(values)) if values else float("nan")
+# ------------------------------------------------------------------- evaluations, trajectory, words
 
 
-def trajectory(lines: list[dict], evals: list[dict], env: str) -> list[dict]:
+def evaluations(title: str, evals: list[dict]) -> list[dict]:
+    """One section: a row per evaluation and task set, a column per measure. None without any."""
+    found = dict.fromkeys(name for e in evals for name in measures(e))
+    names = [*goals(evals), *(name for name in (*OVER_TIME, *own_parts(found)) if name in found)]
+    cells = lambda e: [cell(name, values(e, name)) for name in names]
+    rows = [[moment(e), called(e), str(len(e["reward"])), *cells(e)] for e in evals]
+    head = ["", "tasks", "n", *map(label, names)]
+    return [section(title, [GREEDY], head, rows, folded=True)] if evals else []
+
+
+def trajectory(lines: list[dict], evals: list[dict]) -> list[dict]:
     """One section, of ten blocks of updates; none without updates."""
     known = dict.fromkeys(key for line in lines for key in line)
-    own = tables.own_parts(dict.fromkeys(name for e in evals for name in tables.measures(e)), env)
+    own = own_parts(dict.fromkeys(name for e in evals for name in measures(e)))
     habits = [key for key in known if key.startswith("habit_")]
-    names = [key for key in (*TRAJECTORY, *own, *habits, *HEALTH) if key in known]
+    names = [key for key in (*TRAJECTORY, *own, *habits) if key in known]
     size, rows = max(1, len(lines) // 10), []
     for block in (lines[i : i + size] for i in range(0, len(lines), size)):
-        rewards = [line["reward"] for line in block if "reward" in line]
-        level = tables.level(rewards).text(2) if rewards else ""
-        means = [mean_of(block, name) for name in names]
-        cells = ["" if np.isnan(mean) else f"{mean:.3g}" for mean in means]
+        level = metrics.level([line["reward"] for line in block]).text(2)
+        cells = [f"{mean_of(block, name):.3g}".replace("nan", "") for name in names]
         rows.append([f"{block[0]['update']}–{block[-1]['update']}", level, *cells])
-    text = "Means over blocks of updates; reward with the 95% interval of its level."
-    head = ["updates", "reward", *map(tables.label, names)]
-    return [tables.section("Trajectory", [text], head, rows, folded=True)] if lines else []
+    head = ["updates", "reward", *map(label, names)]
+    return [section("Trajectory", [BLOCKS], head, rows, folded=True)] if lines else []
 
 
 def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[str]:
@@ -218,45 +243,91 @@ def observations(summary: dict, lines: list[dict], evals: list[dict]) -> list[st
     told = [f"Found wrong: {name} at {why}." for name, why in found.items()]
     if not lines:
         return ["No GRPO updates in this run.", *told]
-    out = [f"Training reward. {tables.training_reward(lines)}"]
+    out = [f"Training reward. {training_reward(lines)}"]
     began = {line["level"]: line["update"] for line in reversed(lines) if "level" in line}
     if len(began) > 1:
         steps = [f"{level} from update {update}" for level, update in reversed(began.items())]
         out.append(f"The curriculum: {', '.join(steps)}.")
     out += told or ["Nothing was found wrong with the run (bookkeeping/doctor.py)."]
-    return [*out, about_time(lines)]
+    return out
 
 
-def about_time(lines: list[dict]) -> str:
-    """Where an update's time went, and how long the trainer waited: in turn, for all but itself."""
-    mean = {part: mean_of(lines, f"seconds_{part}") for part in tables.SECONDS}
-    mean = {part: value for part, value in mean.items() if value > 0}
-    others = mean.get("wait") or sum(mean.values()) - mean.get("train", 0.0)
-    waits = 100 * others / max(others + mean.get("train", 0.0), 1e-9)
-    parts = ", ".join(f"{part} {value:.2f} s" for part, value in mean.items())
-    return f"An update, on average: {parts}; the trainer waits {waits:.0f}% of the time."
+def training_reward(lines: list[dict]) -> str:
+    """Its distribution, its present level, and whether it has settled."""
+    rewards, before = [line["reward"] for line in lines], records.before_last_level(lines)
+    recent, at = rewards[before:], f", at level {lines[-1]['level']}" if before else ""
+    now = metrics.level(recent[-metrics.adaptive_window(recent) :])
+    return (
+        f"Update by update: {metrics.distribution(rewards)}. Now{at}: {now.text(2)}, the mean of "
+        f"the last {now.n} updates, as many as describe the present. "
+        f"Has it settled{at}? {metrics.trend(recent).sentence.capitalize()}."
+    )
 
 
-# ---------------------------------------------------------------------------------------- the pages
+# ------------------------------------------------------------------------------------------ curves
 
 
-def write(folder: Path, which: tuple[str, str] | None = None) -> None:
+def charts(lines: list[dict], evals: list[dict]) -> list[dict]:
+    """Development tasks: exact answers, mean reward. Updates: reward, length, signal, entropy."""
+    each = points(lines, "reward", "reward_low", "reward_high")
+    series = [rolling(lines), {"name": "each update", "points": each, "plain": True}]
+    moves = [b for a, b in zip(lines, lines[1:]) if a.get("level") != b.get("level")]
+    marks = [[line["update"], str(line["level"])] for line in moves]
+    out = [
+        *(chart(f"development, {g}", curves(evals, g), scale(g)[2]) for g in goals(evals)),
+        chart("training reward", series, marks=marks),
+        *(
+            chart(label(key), [{"name": label(key), "points": points(lines, key)}])
+            for key in HEALTH
+        ),
+    ]
+    measured = lambda s: any(point[1] is not None for point in s["points"])
+    return [c for c in out if any(map(measured, c["series"]))]
+
+
+def curves(evals: list[dict], measure: str) -> list[dict]:
+    """A series per task set, rounded as in the tables: page, picture and report.md agree."""
+    digits, factor, _ = scale(measure)
+    series = {}
+    answered = (e for e in evals if e["reward"])  # everything may have failed
+    for e in sorted(answered, key=lambda e: not e["trained"]):
+        mean = average(values(e, measure))
+        ends = [round(factor * v, digits) for v in (mean.mean, mean.low, mean.high)]
+        empty = {"name": e["tasks"], "plain": not e["trained"], "points": []}
+        series.setdefault(e["tasks"], empty)["points"].append([time_of(e), *ends])
+    return list(series.values())
+
+
+def time_of(e: dict) -> int:
+    """Its place on the axis of updates, where before SFT is -1."""
+    return -1 if e["stage"] == "before" else e["update"]
+
+
+def points(lines: list[dict], name: str, low: str = "", high: str = "") -> list[list]:
+    """A column of metrics.jsonl, and those of its interval."""
+    return [[line["update"], *(line.get(key) for key in (name, low, high))] for line in lines]
+
+
+# --------------------------------------------------------------------------------------- the pages
+
+
+def write(folder: Path) -> None:
     """report.html, and of a finished run report.md and curves.png, from what is in the folder."""
-    run, episodes = collect(folder, which)
+    run, episodes = collect(folder)
     # An evaluation over an API writes its own report.md (bridges/api.py).
     if (folder / "summary.json").exists() and not run["api"]:
         title = ", ".join(f"{label} {value}" for label, value in run["facts"][:4])
-        tables.draw(folder / "curves.png", f"{run['name']}: {title}", run["charts"])
+        draw(folder / "curves.png", f"{run['name']}: {title}", run["charts"])
         records.write_whole(folder / "report.md", text(run))
     records.write_whole(folder / "report.html", page(run, episodes))
 
 
 def text(run: dict) -> str:
     """report.md: the head, which is printed at the end of a run, the settings, the sections."""
-    known = "; ".join(f"{label}: {value}" for label, value in run["facts"])
-    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"], known]
-    config = tables.section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())])
-    sections = tables.markdown([run["headline"] | {"text": lead}, config, *run["tables"]])
+    lead = ["Greedy, development tasks, 95% intervals.", *run["notes"]]
+    lead.append("; ".join(f"{label}: {value}" for label, value in run["facts"]))
+    config = section("Config", [], ["flag", "value"], [*map(list, run["settings"].items())])
+    sections = markdown([run["headline"] | {"text": lead}, config, *run["tables"]])
     return f"# {records.clean(run['name'])}\n\n{sections}\n![curves](curves.png)\n"
 
 
@@ -286,46 +357,27 @@ def index_episodes(episodes: list[dict], env: str) -> tuple[dict, list[dict]]:
     episodes are of the same task if their seed and their prompt agree: several kinds of task may
     share their seeds.
     """
-    stops, tasks, entries, bodies, ratios = {}, {}, [], [], []
+    stops, tasks, entries, bodies = {}, {}, [], []
     for e in episodes:
-        messages, stage = e.get("messages") or [], e.get("stage") or ""
-        prompt = next((str(m.get("content")) for m in messages if m.get("role") == "user"), "")
-        stop = (e.get("source"), e.get("update") or 0, stage)
-        task = (e.get("tasks") or "", e.get("seed"), prompt)
-        entries.append({
-            "at": stops.setdefault(stop, len(stops)), "task": tasks.setdefault(task, len(tasks)),
-            "member": e.get("member", 0), "reward": e.get("reward"),
-            "advantage": e.get("advantage"), "tokens": e.get("reply_tokens"),
-            "end": e.get("stop_reason") or "",
-        })  # fmt: skip
-        body = {name: e.get(name) for name in ("components", "error", "policy_version")}
-        segments = e.get("segments") or []
-        body |= {"segments": segments} if segments else {"messages": messages}
-        ratios += [r for s in segments for r in s.get("ratios") or [] if r]
+        prompt = next((str(m["content"]) for m in e["messages"] if m["role"] == "user"), "")
+        stop = (e["source"], time_of(e), e["stage"], moment(e))
+        task = (e.get("tasks", ""), e["seed"], prompt)
+        at, task = stops.setdefault(stop, len(stops)), tasks.setdefault(task, len(tasks))
+        entries.append({name: e.get(name) for name in SHORT} | {"at": at, "task": task})
+        bodies.append({name: e.get(name) for name in LONG})
         if env == "swarm":
             from bookkeeping import behaviour
 
-            body["calls"] = behaviour.calls_of(messages)
-        bodies.append(body)
+            bodies[-1]["calls"] = behaviour.calls_of(e["messages"])
+    segments = (s for body in bodies for s in body["segments"] or [])
+    ratios = [r for s in segments for r in s.get("ratios") or [] if r]
     index = {
-        "stops": [stop_of(*stop) for stop in stops],
+        "stops": [dict(zip(("source", "u", "stage", "name"), stop)) for stop in stops],
         "tasks": [{"label": t[0], "seed": t[1], "prompt": title_of(*t[1:])[:160]} for t in tasks],
         "episodes": entries,
         "ratio": float(np.quantile(np.abs(np.log(ratios)), 0.99)) if ratios else None,
     }
     return index, bodies
-
-
-def stop_of(source: str, update: int, stage: str) -> dict:
-    e = {"update": update, "stage": stage}
-    u = tables.time_of(e)
-    return {
-        "source": source,
-        "u": u,
-        "stage": stage,
-        "key": f"{u}.{stage}",
-        "name": tables.moment(e),
-    }
 
 
 def title_of(seed: int | None, prompt: str) -> str:
@@ -337,11 +389,9 @@ def title_of(seed: int | None, prompt: str) -> str:
     return f"scenario {(seed or 0) % 1_000_000_000}: {state}" if state else prompt
 
 
-def main(folder: Positional[Path], moments: Positional[tuple[str, str] | None] = None) -> None:
-    """moments: of a swarm run, the two evaluations (an update, before, after_sft or final) whose
-    behaviour is compared; by default after SFT and the last."""
+def main(folder: Positional[Path]) -> None:
     with records.foreign(folder):
-        write(folder, moments)
+        write(folder)
     if (folder / "report.md").exists():
         print((folder / "report.md").read_text(encoding="utf-8"))
     print(f"wrote {records.printable(str(folder))}/report.html")

@@ -25,11 +25,7 @@ import torch
 from tqdm import tqdm
 
 import metrics
-<<<<<<< HEAD
-from bookkeeping import doctor, progress, records
-=======
-from bookkeeping import doctor, records, tables
->>>>>>> w5-doc
+from bookkeeping import doctor, records, report
 from bookkeeping import folder as run_folder
 from bookkeeping.folder import load_checkpoint, save_checkpoint
 from fast import parallel
@@ -166,19 +162,9 @@ class Run:
         records.append(self.folder / "metrics.jsonl", line)
         self.to_wandb(line)
         self.lines.append(line)
-<<<<<<< HEAD
         minutes = max(0, self.cfg.updates - state.update) * sum(seconds.values()) / 60
         tqdm.write(f"{one_line(line)}, {minutes:.0f} min left{records.broken(groups)}")
-        newest, first_gap = self.lines[-doctor.LOOKS_BACK :], doctor.first_gap(self.lines)
-        self.tell(doctor.symptoms(newest, self.rewards(), first_gap))
-=======
-        names = dict.fromkeys(name for e in played for name in e.components)
-        minutes = (self.cfg.updates - state.update) * sum(seconds[part] for part in SECONDS) / 60
-        left = f", {minutes:.0f} min left" if minutes > 0 else ""
-        own = tables.own_parts(names, self.cfg.env)
-        tqdm.write(one_line(line, own) + left + records.broken(groups))
         self.tell(doctor.symptoms(self.lines))
->>>>>>> w5-doc
         if self.cfg.curriculum and state.level != self.cfg.difficulty:
             self.climb()
 
@@ -271,8 +257,6 @@ class Run:
 
     def finish(self) -> Path:
         """summary.json, the report and its pictures; returns the run folder."""
-        from bookkeeping import report  # it draws: not needed before
-
         self.state.seconds["total"] = time.monotonic() - self.began
         if self.folder != self.home:
             return self.home

@@ -62,22 +62,11 @@ def test_wilson_against_the_published_table(successes, n, low, high):
     assert ends(metrics.proportion(successes, n)) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_thirty_two_tasks_cannot_tell_41_from_56_percent():
-    """Why the module exists: the claim in its docstring."""
-    low, high = wilson(13, 32)
-    claim = f"reaches from {100 * low:.0f}% to {100 * high:.0f}%"
-    assert claim in " ".join(metrics.__doc__.split())
-    assert metrics.proportion(13, 32).high > metrics.proportion(18, 32).low
-    assert metrics.proportion(104, 256).high < metrics.proportion(144, 256).low  # 256 tasks can
-
-
 def test_the_bootstrap_interval_is_as_wide_as_theory_says_and_always_the_same():
     values = np.random.default_rng(2).normal(0.0, 1.0, 400)
     interval = metrics.mean(values)
     assert interval.mean == pytest.approx(values.mean()) and interval.n == 400
-    assert interval.low < interval.mean < interval.high
     assert interval.high - interval.low == pytest.approx(2 * Z * values.std() / 20, rel=0.1)
-    np.random.seed(99)  # the global state has no say
     assert metrics.mean(list(values)) == interval
     rng = np.random.default_rng(1)
     assert coverage(lambda: rng.normal(3.0, 2.0, 120), 3.0, runs=80) >= 0.88
@@ -168,10 +157,9 @@ def test_a_gain_stays_within_what_is_possible_and_says_that_it_may_be_a_loss():
     assert ends(metrics.gain(rewards, rewards)) == pytest.approx((-others, others), rel=1e-3)
 
 
-@pytest.mark.parametrize("after", [[0, 1], [1]])  # numpy would broadcast the second
-def test_gain_over_different_tasks_is_refused(after):
+def test_gain_over_different_tasks_is_refused():
     with pytest.raises(ValueError, match=r"before has \(3,\) values .* must be the same tasks"):
-        metrics.gain([0, 1, 1], after)
+        metrics.gain([0, 1, 1], [1])  # numpy would broadcast
 
 
 def test_an_interval_prints_as_a_person_reads_it():
@@ -206,13 +194,17 @@ def test_a_fall_is_noticed_within_five_updates_and_a_healthy_run_is_no_collapse(
 # --------------------------------------------------------------------- level, line, distribution
 
 
-@pytest.mark.parametrize("name", ["level", "distribution", "trend", "adaptive_window"])
-def test_what_is_no_series_is_refused_by_name(name):
-    bad = [0.5] * 3 + [float("nan")] + [0.5] * 36
-    with pytest.raises(ValueError, match=f"{name}: value 3 of 40"):
-        getattr(metrics, name)(bad)
-    with pytest.raises(ValueError, match="one number per update"):
-        getattr(metrics, name)([[0.5, 0.6], [0.7, 0.8]])
+@pytest.mark.parametrize("bad", [[0.5, float("nan")], [[0.5, 0.6], [0.7, 0.8]]])
+def test_what_is_no_series_is_refused(bad):
+    for of in (metrics.level, metrics.distribution, metrics.trend, metrics.adaptive_window):
+        with pytest.raises(ValueError, match="one finite number per update"):
+            of(bad)
+
+
+def test_the_level_of_shares_lies_between_0_and_1():
+    """Student's does not: two updates of 0.9 and 1.0 reach from 0.3 to 1.6."""
+    assert ends(metrics.level([0.9, 1.0])) == (pytest.approx(0.315, abs=0.01), 1.0)
+    assert metrics.level([1.5, 1.0]).high > 2  # a reward that is no share
 
 
 def test_few_values_get_the_textbook_intervals_of_level_and_slope():
@@ -247,24 +239,11 @@ def test_level_and_slope_are_covered_although_neighbours_resemble_each_other(r, 
 
 def test_the_peak_of_a_metric_overstates_its_mean():
     """Mean 0.53, peak 0.70: reporting the peak misleads by 32%, as in a published blog post."""
-    d = metrics.distribution([0.53] * 87 + [0.70] + [0.53 - 0.17 / 12] * 12)
-    assert (d.mean.mean, d.peak, d.peak_index, d.n) == (pytest.approx(0.53), 0.70, 87, 100)
-    assert "the peak of 0.70 (update 88) overstates the mean by 32%" in d.sentence()
-    line = metrics.distribution(np.arange(101) / 100)
-    assert (line.median, line.q05, line.q95) == pytest.approx((0.5, 0.05, 0.95))
-    nothing = metrics.distribution([])
-    assert nothing.n == 0 and nothing.sentence() == "no updates"
-    assert metrics.distribution([0.0, 0.0]).overstates == 0.0
-    assert metrics.distribution([-1.0, 1.0]).overstates == math.inf
-
-
-def test_noise_turns_around_in_two_thirds_of_its_steps_and_a_line_never():
-    rng = np.random.default_rng(1)
-    flips = lambda values: metrics.distribution(values).flips
-    for noise in (rng.normal(size=9000), rng.binomial(64, 0.97, 9000) / 64):  # with equal values
-        assert flips(noise) == pytest.approx(2 / 3, abs=0.01)
-    assert flips(np.arange(9)) == 0.0 and flips([0, 1] * 10) == 1.0
-    assert math.isnan(flips([0.5] * 9))
+    said = metrics.distribution([0.53] * 87 + [0.70] + [0.53 - 0.17 / 12] * 12)
+    assert said.startswith("mean 0.53 [") and "over 100 updates, median 0.53" in said
+    assert "the peak of 0.70 (update 88) overstates the mean by 32%" in said
+    assert "5% to 95%: 0.05 to 0.95" in metrics.distribution(np.arange(101) / 100)
+    assert "overstates the mean by 0%" in metrics.distribution([0.0, 0.0])
 
 
 # ----------------------------------------------------------------------------------------- trend
@@ -285,12 +264,13 @@ def first_settled(rewards) -> int | None:
 def test_few_updates_are_never_called_settled():
     """Not significantly different from 0 is not the same as 0."""
     for n in (0, 1, 29):
-        t = metrics.trend([0.5] * n)
-        assert t.verdict == "cannot tell" and f"{n} updates are too few" in t.sentence()
+        said = metrics.trend([0.5] * n).sentence
+        assert said.startswith(f"cannot tell yet: {n} updates are too few")
     assert metrics.trend([0.5] * 30).settled
     for seed in range(10):
         t = metrics.trend(np.random.default_rng(seed).normal(0.5, 0.1, 30))
-        assert t.verdict == "moving" or "may be anything from" in t.sentence()
+        assert not t.settled
+        assert "still moving" in t.sentence or "may be anything from" in t.sentence
 
 
 def test_a_run_that_has_learnt_is_called_settled_near_its_level():
@@ -298,19 +278,20 @@ def test_a_run_that_has_learnt_is_called_settled_near_its_level():
         rewards = learning(seed, 220)
         stop = first_settled(rewards)
         t = metrics.trend(rewards[:stop])
-        assert 80 <= stop <= 220 and 20 <= t.since <= stop - 29
+        assert 80 <= stop <= 220 and 30 <= t.level.n <= stop - 19
         assert t.level.mean == pytest.approx(0.92, abs=0.03)
         assert -0.01 < t.slope.low <= t.slope.mean <= t.slope.high < 0.01
-        assert t.sentence().startswith(f"settled at {t.level.text(2)} since about update {t.since}")
+        said = f"settled at {t.level.text(2)} over the last {t.level.n} updates"
+        assert t.sentence.startswith(said)
 
 
 def test_a_run_that_rises_falls_or_bends_is_never_called_settled():
     rng = np.random.default_rng(0)
     assert first_settled(rng.binomial(64, 0.15 + 0.002 * np.arange(250)) / 64) is None
     rising = metrics.trend(0.1 + 0.005 * np.arange(100))
-    assert rising.sentence().startswith("still moving, +0.050 per 10 updates [+0.050, +0.050] over")
+    assert rising.sentence.startswith("still moving, +0.050 per 10 updates [+0.050, +0.050] over")
     falling = metrics.trend(learning(0, 100)[::-1])
-    assert falling.verdict == "moving" and falling.slope.high < 0
+    assert "still moving" in falling.sentence and falling.slope.high < 0
     collapse = np.r_[rng.binomial(64, 0.9, 60), rng.binomial(64, 0.15, 40)] / 64
     assert not any(metrics.trend(collapse[:n]).settled for n in range(61, 85))
     for n in (30, 45, 60):  # up and down again: the line is flat, the residuals are a slow wave
@@ -318,7 +299,7 @@ def test_a_run_that_rises_falls_or_bends_is_never_called_settled():
         assert abs(metrics.line(hump)[0].mean) < 0.02 and not metrics.trend(hump).settled
     calm, wild = rng.normal(0.5, 0.004, 40), rng.normal(0.5, 0.03, 15)
     spread = metrics.trend(np.r_[calm, wild], tolerance=0.02)
-    assert "the spread went from 0.00" in spread.sentence()
+    assert "the spread went from 0.00" in spread.sentence
 
 
 def test_noisier_metrics_get_longer_windows_and_a_tolerance_is_a_tolerance():
@@ -326,9 +307,6 @@ def test_noisier_metrics_get_longer_windows_and_a_tolerance_is_a_tolerance():
     assert 30 == noisy(0.005) < noisy(0.03) < noisy(0.1)
     steady = 0.2 + 0.0008 * np.arange(100)  # 0.008 per 10 updates
     assert metrics.trend(steady).settled and not metrics.trend(steady, tolerance=0.005).settled
-    for tolerance, shortest in ((0.0, 30), (float("nan"), 30), (0.01, 9)):
-        with pytest.raises(ValueError, match="tolerance"):
-            metrics.trend(steady, tolerance, shortest)
 
 
 # ------------------------------------------------------------------------- adaptive window, cuts

@@ -378,8 +378,7 @@ def test_until_converged_goes_on_until_the_reward_has_settled_or_the_cap(tmp_pat
 import dataclasses, metrics
 real = metrics.trend
 def trend(values):  # settles after the sixth update
-    verdict = "settled" if len(values) >= 6 else "moving"
-    return dataclasses.replace(real(values), verdict=verdict)
+    return dataclasses.replace(real(values), settled=len(values) >= 6)
 metrics.trend = trend
 """
     flags = ["--until-converged", "--max-updates", most, "--eval-n", 2, "--sft-steps", 0]
